@@ -1,0 +1,117 @@
+/* The boundary between everything that decides (sessions, decoding, evaluation, command line) and everything that
+ * computes. A backend is a table of verbs on opaque objects; the level is the model step, so that each backend can fuse
+ * as its hardware wants. Nothing above this folder names a backend.
+ *
+ * Objects
+ *   backend_model   weights of a verifier, optionally with its drafter and f_theta, on one device
+ *   backend_cache   the K/V memory of one timeline
+ *
+ * A cache has `length` committed positions. A forward computes rows behind them; these rows are *pending* until
+ * cache_commit keeps the first n of them (0 <= n <= pending) and drops the others without a trace. Committing also
+ * extends the drafter's context and the f_theta latents by the kept rows, from aux hidden states that the forward left on
+ * the device. Position rule of the attention policies (docs/restoration.md): a decode row at position t sees position j
+ * exactly if j < sink or j > t - window; a prompt row sees as evicted what the last committed decode row of an earlier
+ * turn had evicted; the layer's own causal/sliding mask applies on top. */
+#ifndef KAKEYA_BACKEND_BACKEND_H
+#define KAKEYA_BACKEND_BACKEND_H
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "model/dflash.h"
+#include "model/f_theta.h"
+#include "model/gemma4.h"
+
+enum {
+    BACKEND_MAX_DRAFT = 16,                     /* tokens drafted after the bonus token */
+    BACKEND_MAX_DECODE_ROWS = BACKEND_MAX_DRAFT + 1, /* rows of one decode segment */
+};
+
+typedef struct backend_model backend_model;
+typedef struct backend_cache backend_cache;
+typedef struct backend_ops backend_ops;
+
+typedef struct backend_model_options {
+    const gemma4_model *verifier; /* outlives the backend model */
+    const dflash_model *drafter;  /* or NULL */
+    const f_theta_model *f_theta; /* or NULL; needs the drafter */
+    kakeya_precision precision;   /* F32 or BF16 */
+    const char *isa;              /* CPU: NULL or the name of a kernel set */
+    int threads;                  /* CPU: 0 = one per physical core */
+    bool drafter_scaled_embedding;
+    bool drafter_block_bidirectional;
+    mem_account *account;
+} backend_model_options;
+
+typedef struct backend_cache_options {
+    int context_tokens;
+    kakeya_attention attention;
+    kakeya_restore_layers restore_layers;
+    int sink, window, draft_window;
+    dtype kv_dtype; /* DTYPE_F32 or DTYPE_BF16 */
+    bool keep_draft_context; /* false: AR or n-gram decoding without restoration; nothing is kept for the drafter */
+    mem_account *account;
+    /* Diagnostics of the evaluation harness: evicted K/V are mixed in pre-norm space as
+     * mix_alpha * own + (1 - mix_alpha) * f_theta. 0 = plain restoration, 1 = identity restore. Needs `restored`; own raw K/V
+     * are then kept for every position (tag kv.latent), so this is never a bounded-memory mode. */
+    bool diagnostics;
+    float mix_alpha;
+} backend_cache_options;
+
+typedef enum segment_kind { SEGMENT_PROMPT = 0, SEGMENT_DECODE } segment_kind;
+
+/* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
+ * the bounded policies. A cache takes part at most once in a call. */
+typedef struct backend_segment {
+    backend_cache *cache;
+    const int32_t *tokens; /* [n] ids inside the vocabulary */
+    int n;
+    segment_kind kind;
+    int first_logit_row;  /* logits of rows [first_logit_row, n) are written; n: none */
+    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32 */
+    float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
+} backend_segment;
+
+typedef struct backend_cache_bytes {
+    size_t full, sliding, latent, draft;
+} backend_cache_bytes;
+
+struct backend_ops {
+    const char *name; /* "cpu" */
+
+    kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
+    void (*model_destroy)(backend_model *model);
+    const char *(*model_description)(const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
+    int (*model_prompt_chunk)(const backend_model *model);        /* preferred (and largest) tokens per prompt segment */
+
+    kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
+                                  kakeya_error *error);
+    void (*cache_destroy)(backend_cache *cache);
+    int (*cache_length)(const backend_cache *cache);
+    int (*cache_pending)(const backend_cache *cache);
+    /* The smallest length that cache_truncate can still go back to. */
+    int (*cache_min_truncate)(const backend_cache *cache);
+
+    /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
+     * failure no cache has changed. */
+    kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
+    kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
+    /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
+    kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
+    kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out, kakeya_error *error);
+    backend_cache_bytes (*cache_bytes)(const backend_cache *cache); /* what the formula of the layout says; tests compare it with the account */
+    /* Snapshot of the committed state (nothing pending). Portable between backends: little-endian, logical order. */
+    size_t (*cache_snapshot_bytes)(const backend_cache *cache);
+    kakeya_status (*cache_snapshot)(const backend_cache *cache, void *data, size_t bytes, kakeya_error *error);
+    kakeya_status (*cache_restore)(backend_cache *cache, const void *data, size_t bytes, kakeya_error *error);
+
+    /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */
+    kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+    /* Forgets the drafter's context and rebuilds nothing: the harness's "unfused" reference replays it by forwards. */
+    /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
+    kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+};
+
+/* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */
+const backend_ops *backend_find(const char *name, kakeya_error *error);
+
+#endif

@@ -1,0 +1,40 @@
+/* Tagged allocation. "Resident" in every report is what these counters hold: every byte of weights made in memory,
+ * K/V, latents and workspace comes from here, so that a report never has to compute a figure from a formula. */
+#ifndef KAKEYA_BASE_ALLOC_H
+#define KAKEYA_BASE_ALLOC_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+typedef enum mem_tag {
+    MEM_WEIGHTS = 0, /* weights held in memory (mapped files are not allocations) */
+    MEM_KV_FULL,     /* full-attention layers: exact K/V */
+    MEM_KV_SLIDING,  /* sliding layers: exact K/V */
+    MEM_KV_LATENT,   /* f_theta latents and their norms */
+    MEM_KV_DRAFT,    /* drafter context K/V */
+    MEM_WORKSPACE,   /* activations, packed operands, pending aux rows */
+    MEM_TAG_COUNT
+} mem_tag;
+
+/* Counters of one owner (an engine, a session). With a parent, every allocation also counts there and obeys its limit. */
+typedef struct mem_account {
+    struct mem_account *parent;
+    size_t limit_bytes; /* 0: none; compared with the sum over tags */
+    atomic_size_t bytes[MEM_TAG_COUNT];
+    atomic_size_t total_bytes;
+    atomic_size_t peak_bytes;
+} mem_account;
+
+void mem_account_init(mem_account *account, mem_account *parent, size_t limit_bytes);
+
+/* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is
+ * exhausted. The account must outlive the allocation. */
+void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes);
+void mem_free(void *pointer); /* NULL is fine */
+size_t mem_rounded(size_t bytes);
+
+size_t mem_bytes(const mem_account *account, mem_tag tag);
+size_t mem_total(const mem_account *account);
+const char *mem_tag_name(mem_tag tag); /* "weights", "kv.full", ... */
+
+#endif

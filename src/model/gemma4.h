@@ -1,0 +1,121 @@
+/* Gemma 4 text models: configuration and weight binding. No arithmetic lives here.
+ * Source of every rule: the published configuration keys and transformers 5.17 (modeling_gemma4.py). */
+#ifndef KAKEYA_MODEL_GEMMA4_H
+#define KAKEYA_MODEL_GEMMA4_H
+
+#include <stdbool.h>
+
+#include "base/alloc.h"
+#include "base/dtype.h"
+#include "base/error.h"
+
+enum { GEMMA4_MAX_LAYERS = 128, GEMMA4_MAX_STOP_TOKENS = 16 };
+
+typedef enum gemma4_layer_type { GEMMA4_SLIDING = 0, GEMMA4_FULL } gemma4_layer_type;
+
+typedef struct gemma4_layer_config {
+    gemma4_layer_type type;
+    int head_dim;
+    int kv_heads;
+    bool k_eq_v;      /* no v_proj: V = rms(k_proj x), K = RoPE(k_norm * rms(k_proj x)) */
+    int kv_source;    /* layer whose K/V this layer attends: itself, or an earlier one where K/V are shared */
+    int intermediate; /* width of the dense MLP */
+} gemma4_layer_config;
+
+typedef struct gemma4_rope {
+    float theta;
+    int rotated_pairs; /* pairs (j, j + head_dim/2), j < rotated_pairs, turn; the others pass (proportional RoPE) */
+    float factor;      /* divides all inverse frequencies */
+} gemma4_rope;
+
+typedef struct gemma4_config {
+    int layers;
+    int hidden;
+    int heads; /* query heads, all layers */
+    int vocab;
+    int max_context;
+    int sliding_window; /* a query sees itself and the sliding_window - 1 positions before it */
+    float rms_eps;
+    float logit_softcap; /* 0: none */
+    bool tied_head;
+    bool moe;
+    int experts, experts_per_token, expert_intermediate;
+    int ple_width; /* hidden_size_per_layer_input; 0: no per-layer embeddings */
+    int ple_vocab;
+    int shared_kv_layers; /* the last n layers attend an earlier layer's K/V */
+    gemma4_rope rope[2];  /* by gemma4_layer_type */
+    gemma4_layer_config layer[GEMMA4_MAX_LAYERS];
+    dtype checkpoint_dtype;
+    int bos_token, pad_token;
+    int stop_tokens[GEMMA4_MAX_STOP_TOKENS];
+    int n_stop_tokens;
+    int suppress_tokens[GEMMA4_MAX_STOP_TOKENS]; /* logits set to -inf before sampling */
+    int n_suppress_tokens;
+    char variant[32]; /* "26b-a4b", ... where the shape is a known one, else "gemma4" */
+} gemma4_config;
+
+/* A weight matrix [out][in] row-major, or a vector (out = 1). data points into a mapped file or into MEM_WEIGHTS memory;
+ * bf16/f16 data is 2-byte aligned at least, f32 data 4-byte aligned. data == NULL: the model has no such tensor. */
+typedef struct weight {
+    const void *data;
+    dtype type;
+    int out, in;
+} weight;
+
+typedef struct gemma4_layer_weights {
+    weight q_proj, k_proj, v_proj, o_proj; /* k/v NULL where shared; v NULL where k_eq_v */
+    const float *q_norm, *k_norm;          /* [head_dim]; all norms are converted to float32 on loading */
+    weight gate_proj, up_proj, down_proj;
+    const float *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm; /* [hidden] */
+    const float *post_ffn_norm_1, *pre_ffn_norm_2, *post_ffn_norm_2;              /* [hidden], MoE only */
+    weight router_proj;              /* [experts][hidden] */
+    const float *router_scale;       /* [hidden] */
+    const float *router_expert_scale; /* [experts] */
+    weight experts_gate_up;          /* [experts * 2 * expert_intermediate][hidden]: per expert gate rows, then up rows */
+    weight experts_down;             /* [experts * hidden][expert_intermediate] */
+    weight ple_gate, ple_proj;       /* [ple_width][hidden], [hidden][ple_width] */
+    const float *post_ple_norm;      /* [hidden] */
+    float layer_scalar;
+} gemma4_layer_weights;
+
+typedef struct gemma4_weights {
+    weight embed;      /* [vocab][hidden] */
+    weight head;       /* the LM head; equals embed where tied */
+    const float *final_norm;
+    weight ple_embed;  /* [ple_vocab][layers * ple_width] */
+    weight ple_model_proj; /* [layers * ple_width][hidden] */
+    const float *ple_proj_norm; /* [ple_width] */
+    gemma4_layer_weights layer[GEMMA4_MAX_LAYERS];
+} gemma4_weights;
+
+typedef struct gemma4_model {
+    gemma4_config config;
+    gemma4_weights weights;
+    struct checkpoint *checkpoint; /* owns the mapping; NULL for synthetic weights */
+    void **owned;                  /* MEM_WEIGHTS blocks */
+    size_t n_owned;
+    size_t mapped_bytes;           /* bytes of mapped tensors that are bound */
+    char note[256];                /* "" or one line worth telling the user, e.g. vision tensors skipped */
+} gemma4_model;
+
+/* Parses config.json text (and generation_config.json text, may be NULL) of either published dialect. `name` is the file
+ * name used in messages. */
+kakeya_status gemma4_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,
+                                  size_t generation_bytes, gemma4_config *out, kakeya_error *error);
+
+/* Opens a checkpoint directory (config.json, model.safetensors or an index with shards), maps it, binds and checks every
+ * tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
+kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error);
+
+/* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b", optionally
+ * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32". Values are deterministic, small and finite; every tensor
+ * is MEM_WEIGHTS memory in huge pages where the system allows. */
+kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
+                                      kakeya_error *error);
+
+/* The configuration of a published variant without any weights (for `kakeya info` and synthetic weights). */
+kakeya_status gemma4_config_variant(const char *description, gemma4_config *out, kakeya_error *error);
+
+void gemma4_model_close(gemma4_model *model);
+
+#endif
