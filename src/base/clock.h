@@ -1,0 +1,13 @@
+/* Monotonic time in seconds, for statistics and for choosing draft lengths; never for anything that decides tokens. */
+#ifndef KAKEYA_BASE_CLOCK_H
+#define KAKEYA_BASE_CLOCK_H
+
+#include <time.h>
+
+static inline double clock_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+#endif
