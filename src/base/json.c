@@ -1,0 +1,170 @@
+#include "base/json.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static kakeya_status syntax_error(const char *name, const char *text, size_t position, const char *what,
+                                  kakeya_error *error) {
+    size_t line = 1;
+    for (size_t i = 0; i < position; i++) line += text[i] == '\n';
+    return error_set(error, KAKEYA_FORMAT, "%s: malformed JSON at line %zu, byte %zu: %s", name, line, position, what);
+}
+
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+/* cJSON recurses; the depth is checked before it sees the text. Returns `bytes` or the position of the bracket that is
+ * too deep. Strings are skipped; anything else that is wrong is left to the parser. */
+static size_t too_deep(const char *text, size_t bytes) {
+    size_t depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < bytes; i++) {
+        char c = text[i];
+        if (in_string) {
+            if (c == '\\') i++;
+            else if (c == '"') in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > JSON_MAX_DEPTH) return i;
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        }
+    }
+    return bytes;
+}
+
+kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
+    *out = NULL;
+    size_t deep = too_deep(text, bytes);
+    if (deep < bytes) {
+        char what[64];
+        snprintf(what, sizeof what, "nested deeper than %d levels", JSON_MAX_DEPTH);
+        return syntax_error(name, text, deep, what, error);
+    }
+    size_t start = 0;
+    while (start < bytes && is_space(text[start])) start++;
+    if (start == bytes) return syntax_error(name, text, bytes, "no value", error);
+
+    const char *end = text;
+    cJSON *value = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
+    size_t position = (size_t)(end - text);
+    if (!value) return syntax_error(name, text, position < bytes ? position : bytes, "unexpected text or end", error);
+    while (position < bytes && is_space(text[position])) position++;
+    if (position < bytes) {
+        cJSON_Delete(value);
+        return syntax_error(name, text, position, "text behind the value", error);
+    }
+    *out = value;
+    return KAKEYA_OK;
+}
+
+kakeya_status json_parse_object(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
+    kakeya_status status = json_parse(name, text, bytes, out, error);
+    if (status != KAKEYA_OK) return status;
+    if (cJSON_IsObject(*out)) return KAKEYA_OK;
+    cJSON_Delete(*out);
+    *out = NULL;
+    return error_set(error, KAKEYA_FORMAT, "%s: not a JSON object", name);
+}
+
+bool json_is_integer(const cJSON *item, double min, double max) {
+    if (!cJSON_IsNumber(item)) return false;
+    double value = item->valuedouble;
+    return value >= min && value <= max && floor(value) == value;
+}
+
+void json_fail(json_reader *reader, kakeya_status status, const char *format, ...) {
+    if (reader->status != KAKEYA_OK) return;
+    char message[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    reader->status = error_set(reader->error, status, "%s: %s", reader->name, message);
+}
+
+const cJSON *json_get(const cJSON *object, const char *key) {
+    const cJSON *item = object ? cJSON_GetObjectItemCaseSensitive(object, key) : NULL;
+    return item && !cJSON_IsNull(item) ? item : NULL;
+}
+
+int json_int(json_reader *reader, const cJSON *object, const char *key, int min, int max, int fallback) {
+    const cJSON *item = json_get(object, key);
+    if (!item) return fallback;
+    if (json_is_integer(item, min, max)) return (int)item->valuedouble;
+    if (cJSON_IsNumber(item))
+        json_fail(reader, KAKEYA_FORMAT, "%s is %.17g, expected an integer from %d to %d", key, item->valuedouble, min, max);
+    else
+        json_fail(reader, KAKEYA_FORMAT, "%s is not a number", key);
+    return fallback;
+}
+
+int json_required_int(json_reader *reader, const cJSON *object, const char *key, int min, int max) {
+    if (!json_get(object, key)) json_fail(reader, KAKEYA_FORMAT, "%s is missing", key);
+    return json_int(reader, object, key, min, max, min);
+}
+
+double json_number(json_reader *reader, const cJSON *object, const char *key, double min, double max, double fallback) {
+    const cJSON *item = json_get(object, key);
+    if (!item) return fallback;
+    if (!cJSON_IsNumber(item)) {
+        json_fail(reader, KAKEYA_FORMAT, "%s is not a number", key);
+        return fallback;
+    }
+    double value = item->valuedouble;
+    if (value >= min && value <= max) return value;
+    json_fail(reader, KAKEYA_FORMAT, "%s is %g, expected a number from %g to %g", key, value, min, max);
+    return fallback;
+}
+
+bool json_bool(json_reader *reader, const cJSON *object, const char *key, bool fallback) {
+    const cJSON *item = json_get(object, key);
+    if (!item) return fallback;
+    if (cJSON_IsBool(item)) return cJSON_IsTrue(item);
+    json_fail(reader, KAKEYA_FORMAT, "%s is neither true nor false", key);
+    return fallback;
+}
+
+const char *json_string(json_reader *reader, const cJSON *object, const char *key, const char *fallback) {
+    const cJSON *item = json_get(object, key);
+    if (!item) return fallback;
+    if (cJSON_IsString(item)) return item->valuestring;
+    json_fail(reader, KAKEYA_FORMAT, "%s is not a string", key);
+    return fallback;
+}
+
+const cJSON *json_object(json_reader *reader, const cJSON *object, const char *key) {
+    const cJSON *item = json_get(object, key);
+    if (!item || cJSON_IsObject(item)) return item;
+    json_fail(reader, KAKEYA_FORMAT, "%s is not an object", key);
+    return NULL;
+}
+
+const cJSON *json_array(json_reader *reader, const cJSON *object, const char *key) {
+    const cJSON *item = json_get(object, key);
+    if (!item || cJSON_IsArray(item)) return item;
+    json_fail(reader, KAKEYA_FORMAT, "%s is not an array", key);
+    return NULL;
+}
+
+int json_int_array(json_reader *reader, const cJSON *object, const char *key, int min, int max, int *out,
+                   int capacity) {
+    const cJSON *array = json_array(reader, object, key);
+    const cJSON *item;
+    int n = 0;
+    cJSON_ArrayForEach(item, array) {
+        if (n == capacity) {
+            json_fail(reader, KAKEYA_FORMAT, "%s has %d entries, at most %d are supported", key,
+                      cJSON_GetArraySize(array), capacity);
+            return 0;
+        }
+        if (!json_is_integer(item, min, max)) {
+            json_fail(reader, KAKEYA_FORMAT, "%s[%d] is not an integer from %d to %d", key, n, min, max);
+            return 0;
+        }
+        out[n++] = (int)item->valuedouble;
+    }
+    return n;
+}
