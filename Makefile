@@ -1,0 +1,42 @@
+# The front door. Building is CMake's and Ninja's business (CMakeLists.txt); these targets only call them.
+
+BUILD ?= build
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+.DEFAULT_GOAL := all
+.PHONY: all demo test fuzz coverage install uninstall clean help
+
+all:
+	@tools/bootstrap.sh build
+	@tools/build.sh $(BUILD) kakeya_cli
+
+demo: all
+	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt
+
+test:
+	@BUILD=$(BUILD) tools/run_tests.sh
+
+fuzz:
+	@tools/fuzz.sh $${SECONDS_PER_TARGET:-600}
+
+coverage:
+	@tools/coverage.sh
+
+install: all
+	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+
+uninstall:
+	@tools/uninstall.sh $(BUILD) "$(DESTDIR)"
+
+clean:
+	rm -rf build build-sanitize build-fuzz build-coverage
+
+help:
+	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name)"
+	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
+	@echo "make test       build and run every test; the last line counts them"
+	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
+	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
+	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"
+	@echo "make clean      remove every build directory"

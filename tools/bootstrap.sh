@@ -1,0 +1,85 @@
+#!/bin/sh
+# Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
+# usage: tools/bootstrap.sh build|test|fuzz|coverage
+# `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller decides.
+set -eu
+
+task=${1:?usage: tools/bootstrap.sh build|test|fuzz|coverage}
+missing=""
+
+need_command() { # command, package
+    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+need_library() { # pkg-config name, package
+    command -v pkg-config >/dev/null 2>&1 && pkg-config --exists "$1" || missing="$missing $2"
+}
+
+need_build() {
+    need_command cc gcc
+    need_command cmake cmake
+    need_command ninja ninja-build
+    need_command pkg-config pkg-config
+    # a compiler without the C library's headers cannot build anything
+    if command -v cc >/dev/null 2>&1 && ! echo '#include <stdio.h>' | cc -E -x c - >/dev/null 2>&1; then
+        missing="$missing libc6-dev"
+    fi
+    need_library libcjson libcjson-dev
+    need_library yajl libyajl-dev
+    need_library hwloc libhwloc-dev
+    need_library libedit libedit-dev
+}
+
+case $task in
+build) need_build ;;
+test)
+    need_build
+    need_library cmocka libcmocka-dev
+    need_command jq jq
+    need_command c++ g++
+    ;;
+fuzz)
+    need_build
+    need_command clang clang
+    if command -v clang >/dev/null 2>&1; then
+        runtime=$(clang -print-file-name=libclang_rt.fuzzer-x86_64.a)
+        [ -e "$runtime" ] || [ "$(uname -m)" != x86_64 ] ||
+            missing="$missing libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
+    fi
+    ;;
+coverage)
+    need_build
+    need_library cmocka libcmocka-dev
+    need_command gcovr gcovr
+    ;;
+*)
+    echo "usage: tools/bootstrap.sh build|test|fuzz|coverage" >&2
+    exit 2
+    ;;
+esac
+
+[ -n "$missing" ] || exit 0
+
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "kakeya needs these Debian packages, or what your system calls them, before it can go on:$missing" >&2
+    exit 1
+fi
+as_root=""
+if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null 2>&1; then
+        echo "kakeya needs these Debian packages (run as root: apt-get install$missing)" >&2
+        exit 1
+    fi
+    as_root=sudo
+fi
+echo "installing Debian packages:$missing"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# shellcheck disable=SC2086  # word splitting of the package list is wanted
+if ! { $as_root apt-get update -q && $as_root apt-get install -q -y --no-install-recommends $missing; } >"$log" 2>&1; then
+    tail -n 5 "$log" >&2
+    echo "installing failed; install them by hand and try again:$missing" >&2
+    exit 1
+fi
+# clang brings its sanitizer runtime in a package of its own, whose name depends on the version just installed
+case " $missing " in *" clang "*) exec "$0" "$task" ;; esac

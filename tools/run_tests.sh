@@ -1,0 +1,110 @@
+#!/bin/sh
+# Every test: unit tests, command line, example program, the same again under sanitizers, and a short fuzz of the parsers.
+# The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
+# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program)
+set -eu
+
+build=${BUILD:-build}
+fuzz_seconds=${FUZZ_SECONDS:-5}
+test_timeout=${TEST_TIMEOUT:-600}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+results=$work/results # one line "passed failed skipped" per test program
+: >"$results"
+
+# Runs one test program that prints TAP lines ("ok ...", "not ok ...", "... # SKIP"), counts them, and shows what failed.
+# A program that dies, times out or reports nothing is itself one failed test.
+run_tap() { # title, command...
+    title=$1
+    shift
+    started=$(date +%s)
+    status=0
+    timeout -k 10 "$test_timeout" "$@" >"$work/output" 2>"$work/errors" </dev/null || status=$?
+    skipped=$(grep -c -i -E '^(not )?ok\b.*# skip' "$work/output" || true)
+    failed=$(grep -i -v '# skip' "$work/output" | grep -c '^not ok\b' || true)
+    passed=$(grep -i -v '# skip' "$work/output" | grep -c '^ok\b' || true)
+    broken=""
+    if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
+        failed=1
+        broken="ended with status $status after $passed passed tests"
+        [ "$status" -eq 124 ] && broken="timed out after $test_timeout seconds"
+    elif [ $((passed + failed + skipped)) -eq 0 ]; then
+        failed=1
+        broken="reported no test"
+    fi
+    echo "$passed $failed $skipped" >>"$results"
+    line="$title: $passed passed"
+    [ "$failed" -eq 0 ] || line="$line, $failed failed"
+    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+    echo "$line ($(($(date +%s) - started)) s)"
+    if [ "$failed" -ne 0 ]; then
+        [ -z "$broken" ] || echo "  $broken"
+        { grep -A12 '^not ok\b' "$work/output" || tail -n 20 "$work/output"; } | sed 's/^/  /'
+        tail -n 40 "$work/errors" | sed 's/^/  /'
+    fi
+}
+
+# A step that either works or is one failed test: compiling a variant, for example.
+run_step() { # title, command...
+    title=$1
+    shift
+    if "$@" >"$work/output" 2>&1; then
+        return 0
+    fi
+    echo "0 1 0" >>"$results"
+    echo "$title: failed"
+    tail -n 40 "$work/output" | sed 's/^/  /'
+    return 1
+}
+
+skip() { # title, reason
+    echo "0 0 1" >>"$results"
+    echo "$1: skipped ($2)"
+}
+
+run_unit_tests() { # build directory, suffix of the title
+    for program in "$1"/tests/test_*; do
+        [ -x "$program" ] || continue
+        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$(basename "$program")$2" "$program"
+    done
+}
+
+finish() {
+    awk '{ p += $1; f += $2; s += $3 }
+         END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"
+}
+
+tools/bootstrap.sh test
+
+echo "== Release build"
+if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON; then
+    finish
+    exit 1
+fi
+run_unit_tests "$build" ""
+for script in tests/cli/test_*.sh; do
+    [ -e "$script" ] || continue
+    KAKEYA=$build/kakeya BUILD=$build run_tap "$(basename "$script" .sh)" sh "$script"
+done
+
+echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
+if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
+    export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    run_unit_tests build-sanitize " (sanitized)"
+    if [ -x build-sanitize/kakeya ]; then
+        KAKEYA=build-sanitize/kakeya BUILD=build-sanitize run_tap "test_bad_input (sanitized)" sh tests/cli/test_bad_input.sh
+    fi
+    unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+echo "== fuzzing, $fuzz_seconds seconds per target"
+if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
+    skip "fuzz" "clang with libFuzzer is not installed and could not be"
+elif run_step "fuzz build" tools/fuzz.sh build; then
+    for target in build-fuzz/fuzz/fuzz_*; do
+        [ -x "$target" ] || continue
+        run_tap "$(basename "$target")" tools/fuzz.sh one "$target" "$fuzz_seconds"
+    done
+fi
+
+finish
