@@ -35,7 +35,8 @@ kakeya_status error_prefix(kakeya_error *error, kakeya_status status, const char
         size_t used = strlen(prefix);
         if (used > sizeof error->message / 2) used = sizeof error->message / 2;
         memcpy(error->message, prefix, used);
-        snprintf(error->message + used, sizeof error->message - used, ": %s", message);
+        int room = (int)(sizeof error->message - used) - 3; /* ": " and the NUL */
+        snprintf(error->message + used, sizeof error->message - used, ": %.*s", room, message);
         make_one_line(error->message);
         error->status = status;
     }
