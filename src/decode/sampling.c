@@ -1,0 +1,236 @@
+#include "decode/sampling.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/random.h"
+
+kakeya_status sampling_validate(const kakeya_sampling *p, kakeya_error *error) {
+    if (!isfinite(p->temperature) || p->temperature < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "temperature is %g, must be finite and at least 0",
+                         (double)p->temperature);
+    if (p->top_k < 0) return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_k is %d, must be at least 0", p->top_k);
+    if (!(p->top_p >= 0 && p->top_p <= 1))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_p is %g, must be between 0 and 1", (double)p->top_p);
+    if (!(p->min_p >= 0 && p->min_p <= 1))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "min_p is %g, must be between 0 and 1", (double)p->min_p);
+    if (!isfinite(p->repetition_penalty) || p->repetition_penalty <= 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "repetition_penalty is %g, must be finite and above 0",
+                         (double)p->repetition_penalty);
+    return KAKEYA_OK;
+}
+
+void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, mem_account *account) {
+    *s = (sampler){.vocab = vocab, .suppress = suppress, .n_suppress = n_suppress, .account = account};
+}
+
+void sampler_free(sampler *s) {
+    mem_free(s->adjusted);
+    mem_free(s->candidates);
+    mem_free(s->seen);
+    s->adjusted = NULL;
+    s->candidates = NULL;
+    s->seen = NULL;
+}
+
+static kakeya_status ensure(sampler *s, void **buffer, size_t element_bytes, kakeya_error *error) {
+    if (*buffer) return KAKEYA_OK;
+    *buffer = mem_alloc(s->account, MEM_WORKSPACE, (size_t)s->vocab * element_bytes);
+    if (*buffer) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "sampling workspace of %zu bytes: out of memory",
+                     (size_t)s->vocab * element_bytes);
+}
+
+kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, kakeya_error *error) {
+    kakeya_status status = sampling_validate(parameters, error);
+    bool penalty = parameters->repetition_penalty != 1.0f;
+    if (status == KAKEYA_OK && (penalty || s->n_suppress))
+        status = ensure(s, (void **)&s->adjusted, sizeof *s->adjusted, error);
+    if (status == KAKEYA_OK && penalty) status = ensure(s, (void **)&s->seen, sizeof *s->seen, error);
+    if (status == KAKEYA_OK && parameters->temperature > 0)
+        status = ensure(s, (void **)&s->candidates, sizeof *s->candidates, error);
+    if (status == KAKEYA_OK) s->parameters = *parameters;
+    return status;
+}
+
+bool sampler_suppresses(const sampler *s, int32_t token) {
+    for (int i = 0; i < s->n_suppress; i++)
+        if (s->suppress[i] == token) return true;
+    return false;
+}
+
+/* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL). */
+static void penalise(sampler *s, const int32_t *history, size_t n) {
+    if (++s->seen_mark == 0) {
+        memset(s->seen, 0, (size_t)s->vocab * sizeof *s->seen);
+        s->seen_mark = 1;
+    }
+    float penalty = s->parameters.repetition_penalty;
+    for (size_t i = 0; i < n; i++) {
+        int32_t token = history[i];
+        if (s->seen[token] == s->seen_mark) continue;
+        s->seen[token] = s->seen_mark;
+        float logit = s->adjusted[token];
+        s->adjusted[token] = logit > 0 ? logit / penalty : logit * penalty;
+    }
+}
+
+/* Largest logit and its lowest id. NaN and +inf are failures of the computation and never become a token. */
+static kakeya_status row_maximum(const float *logits, int vocab, int32_t *best, float *maximum, kakeya_error *error) {
+    enum { LANES = 16 };
+    float top[LANES];
+    int invalid[LANES] = {0};
+    for (int j = 0; j < LANES; j++) top[j] = -INFINITY;
+    int i = 0;
+    for (; i + LANES <= vocab; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            float x = logits[i + j];
+            top[j] = x > top[j] ? x : top[j];
+            invalid[j] |= x != x;
+        }
+    }
+    for (; i < vocab; i++) {
+        top[0] = logits[i] > top[0] ? logits[i] : top[0];
+        invalid[0] |= logits[i] != logits[i];
+    }
+    for (int j = 1; j < LANES; j++) {
+        top[0] = top[j] > top[0] ? top[j] : top[0];
+        invalid[0] |= invalid[j];
+    }
+    if (invalid[0] || isinf(top[0])) {
+        for (int32_t t = 0; t < vocab; t++)
+            if (isnan(logits[t]) || logits[t] == INFINITY)
+                return error_set(error, KAKEYA_BACKEND, "the logit of token %d is %g, not a finite number", (int)t,
+                                 (double)logits[t]);
+        return error_set(error, KAKEYA_BACKEND, "all %d logits are -inf, no token can be sampled", vocab);
+    }
+    int32_t token = 0;
+    while (logits[token] != top[0]) token++;
+    *best = token;
+    *maximum = top[0];
+    return KAKEYA_OK;
+}
+
+/* The one total order of candidates: heavier first, then lower id. */
+static bool before(sampling_candidate a, sampling_candidate b) {
+    return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+}
+
+static void swap_candidates(sampling_candidate *a, sampling_candidate *b) {
+    sampling_candidate t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* heap[0] is the worst of the kept candidates. */
+static void sift_down(sampling_candidate *heap, size_t n, size_t at) {
+    for (;;) {
+        size_t worst = at, left = 2 * at + 1, right = left + 1;
+        if (left < n && before(heap[worst], heap[left])) worst = left;
+        if (right < n && before(heap[worst], heap[right])) worst = right;
+        if (worst == at) return;
+        swap_candidates(&heap[at], &heap[worst]);
+        at = worst;
+    }
+}
+
+static size_t select_top_k(sampling_candidate *heap, size_t k, const float *logits, int vocab) {
+    for (size_t i = 0; i < k; i++) heap[i] = (sampling_candidate){logits[i], (int32_t)i};
+    for (size_t i = k / 2; i-- > 0;) sift_down(heap, k, i);
+    for (int32_t t = (int32_t)k; t < vocab; t++) {
+        if (logits[t] > heap[0].weight) { /* an equal logit has a higher id and stays out */
+            heap[0] = (sampling_candidate){logits[t], t};
+            sift_down(heap, k, 0);
+        }
+    }
+    return k;
+}
+
+/* Moves the smallest leading set (in the order of `before`) whose weight reaches `mass` to the front and returns its
+ * size: quickselect by accumulated weight, linear in n on average. */
+static size_t select_mass(sampling_candidate *c, size_t n, double mass) {
+    size_t low = 0, high = n;
+    double accepted = 0;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2, last = high - 1;
+        if (before(c[middle], c[low])) swap_candidates(&c[middle], &c[low]);
+        if (before(c[last], c[low])) swap_candidates(&c[last], &c[low]);
+        if (before(c[middle], c[last])) swap_candidates(&c[middle], &c[last]); /* c[last] is the median of three */
+        sampling_candidate pivot = c[last];
+        size_t store = low;
+        double left = 0;
+        for (size_t i = low; i < last; i++) {
+            if (!before(c[i], pivot)) continue;
+            left += (double)c[i].weight;
+            swap_candidates(&c[i], &c[store++]);
+        }
+        swap_candidates(&c[store], &c[last]);
+        if (store > low && accepted + left >= mass) {
+            high = store;
+        } else if (accepted + left + (double)pivot.weight >= mass) {
+            return store + 1;
+        } else {
+            accepted += left + (double)pivot.weight;
+            low = store + 1;
+        }
+    }
+    return low ? low : 1;
+}
+
+static int32_t draw(sampler *s, const float *logits, float maximum, size_t position) {
+    const kakeya_sampling *p = &s->parameters;
+    sampling_candidate *c = s->candidates;
+    size_t n = 0;
+    if (p->top_k > 0 && p->top_k < s->vocab) {
+        size_t kept = select_top_k(c, (size_t)p->top_k, logits, s->vocab);
+        for (size_t i = 0; i < kept; i++) {
+            float weight = expf((c[i].weight - maximum) / p->temperature);
+            if (weight > 0) c[n++] = (sampling_candidate){weight, c[i].token};
+        }
+    } else {
+        /* exp underflows to 0 below -104: such tokens cannot be drawn, and their exp need not be computed */
+        const float negligible = -104.0f;
+        for (int32_t t = 0; t < s->vocab; t++) {
+            float x = (logits[t] - maximum) / p->temperature;
+            if (x < negligible) continue;
+            float weight = expf(x);
+            if (weight > 0) c[n++] = (sampling_candidate){weight, t};
+        }
+    }
+    if (p->top_p < 1) {
+        double total = 0;
+        for (size_t i = 0; i < n; i++) total += (double)c[i].weight;
+        n = select_mass(c, n, (double)p->top_p * total);
+    }
+    if (p->min_p > 0) { /* weights are relative to the best token's, which is 1 */
+        size_t kept = 0;
+        for (size_t i = 0; i < n; i++)
+            if (c[i].weight >= p->min_p) c[kept++] = c[i];
+        n = kept;
+    }
+    double total = 0;
+    for (size_t i = 0; i < n; i++) total += (double)c[i].weight;
+    double rest = random_uniform_at(p->seed, position) * total;
+    for (size_t i = 0; i + 1 < n; i++) {
+        rest -= (double)c[i].weight;
+        if (rest < 0) return c[i].token;
+    }
+    return c[n - 1].token;
+}
+
+kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
+                             kakeya_error *error) {
+    bool penalty = s->parameters.repetition_penalty != 1.0f;
+    if (penalty || s->n_suppress) {
+        memcpy(s->adjusted, logits, (size_t)s->vocab * sizeof *logits);
+        for (int i = 0; i < s->n_suppress; i++)
+            if (s->suppress[i] >= 0 && s->suppress[i] < s->vocab) s->adjusted[s->suppress[i]] = -INFINITY;
+        if (penalty) penalise(s, history, position);
+        logits = s->adjusted;
+    }
+    float maximum = 0;
+    kakeya_status status = row_maximum(logits, s->vocab, token, &maximum, error);
+    if (status != KAKEYA_OK) return error_prefix(error, status, "sampling at position %zu", position);
+    if (s->parameters.temperature > 0) *token = draw(s, logits, maximum, position);
+    return KAKEYA_OK;
+}

@@ -1,0 +1,46 @@
+/* Choosing the token of one position from a row of logits.
+ *
+ * The result is a pure function of (parameters, seed, position, logits, tokens before the position): that is what lets a
+ * draft be accepted exactly if it equals the sampled token, at any temperature.
+ *
+ * Order of the steps, as in Hugging Face's generate(): suppressed tokens, repetition penalty, temperature, top-k, top-p,
+ * min-p, draw. Ties always go to the lowest id. */
+#ifndef KAKEYA_DECODE_SAMPLING_H
+#define KAKEYA_DECODE_SAMPLING_H
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+typedef struct sampling_candidate {
+    float weight; /* a logit while top-k selects, exp((logit - max) / temperature) from then on */
+    int32_t token;
+} sampling_candidate;
+
+typedef struct sampler {
+    kakeya_sampling parameters;
+    int vocab;
+    const int32_t *suppress; /* borrowed */
+    int n_suppress;
+    mem_account *account;
+    float *adjusted;               /* [vocab]: logits after suppression and penalty; NULL while neither is used */
+    sampling_candidate *candidates; /* [vocab]; NULL while only greedy decoding was asked for */
+    uint32_t *seen;                /* [vocab]: the value of seen_mark where a token has been penalised */
+    uint32_t seen_mark;
+} sampler;
+
+/* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty finite > 0. */
+kakeya_status sampling_validate(const kakeya_sampling *parameters, kakeya_error *error);
+
+void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, mem_account *account);
+void sampler_free(sampler *s);
+
+/* Validates and takes the parameters; allocates (MEM_WORKSPACE) what they need, so that sampling itself never does. */
+kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, kakeya_error *error);
+
+/* history[0..position) are the tokens before the position. KAKEYA_BACKEND for logits that are not numbers. */
+kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
+                             kakeya_error *error);
+
+bool sampler_suppresses(const sampler *s, int32_t token);
+
+#endif
