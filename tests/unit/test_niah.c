@@ -1,0 +1,129 @@
+/* Protects the reproducibility of needle prompts: the generator must draw exactly what Python's random.Random draws.
+ * The expected values were computed with CPython 3.11. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "eval/hash.h"
+#include "eval/niah.h"
+#include "eval/random.h"
+
+static void draws_equal_cpython(void **state) {
+    (void)state;
+    mt19937 generator;
+    mt19937_seed(&generator, 42);
+    assert_int_equal(mt19937_next(&generator), 2746317213u);
+    assert_int_equal(mt19937_next(&generator), 478163327u);
+    assert_int_equal(mt19937_next(&generator), 107420369u);
+
+    /* A seed of two words, past the first turn of the state. */
+    mt19937_seed(&generator, (UINT64_C(1) << 40) + 7);
+    for (int i = 0; i < 997; i++) (void)mt19937_next(&generator);
+    assert_int_equal(mt19937_next(&generator), 1655322389u);
+    assert_int_equal(mt19937_next(&generator), 98279371u);
+    assert_int_equal(mt19937_next(&generator), 3133584645u);
+
+    static const int between[] = {7, 1, 9, -2, -1, 0, 8, -2, 3, -2, -1, 10};
+    mt19937_seed(&generator, 7);
+    for (size_t i = 0; i < sizeof between / sizeof between[0]; i++)
+        assert_int_equal(mt19937_between(&generator, -3, 12), between[i]);
+}
+
+typedef struct expected_sample {
+    uint64_t seed;
+    int min_lines, max_lines;
+    int index; /* of the sample in its data set */
+    int lines;
+    const char *answer;
+    int needle_line;
+    size_t prompt_bytes;
+    uint64_t prompt_hash;
+} expected_sample;
+
+static const expected_sample expected[] = {
+    {42, 60, 80, 0, 80, "BETA-1409", 39, 6485, UINT64_C(0x80f86d6b613433d5)},
+    {42, 60, 80, 1, 67, "DELTA-3286", 51, 5446, UINT64_C(0x5e952757ea6c2f72)},
+    {42, 60, 80, 2, 63, "ORCHID-9935", 9, 5127, UINT64_C(0x06f681d39d4b0120)},
+    {0, 60, 60, 0, 60, "MAPLE-7890", 6, 4886, UINT64_C(0x34b196ee9720ba96)},
+    {0, 60, 60, 1, 60, "IOTA-8961", 29, 4885, UINT64_C(0xd1dd50f086352234)},
+    {0, 60, 60, 2, 60, "THETA-6866", 41, 4886, UINT64_C(0xfb51011f50d9fb5f)},
+    {42, 10, 10, 0, 10, "ALPHA-5506", 4, 886, UINT64_C(0xffab61f6f9cf1108)},
+    {42, 10, 10, 1, 10, "GAMMA-2679", 6, 886, UINT64_C(0x4704888d99c3d105)},
+    {UINT64_C(12345678901), 12, 12, 2, 12, "DELTA-6726", 6, 1046, UINT64_C(0xa85d80ac3d4712ea)},
+    {UINT64_MAX, 10, 400, 2, 384, "PINE-1890", 102, 30805, UINT64_C(0x0e71731a90a382b3)},
+};
+
+static void data_sets_equal_the_reference(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        const expected_sample *want = &expected[i];
+        niah_options options;
+        niah_options_init(&options);
+        options.samples = want->index + 1;
+        options.seed = want->seed;
+        options.min_lines = want->min_lines;
+        options.max_lines = want->max_lines;
+        niah_dataset dataset;
+        kakeya_error error;
+        assert_int_equal(niah_generate(&options, &dataset, &error), KAKEYA_OK);
+        assert_int_equal(dataset.n, want->index + 1);
+        const niah_sample *got = &dataset.samples[want->index];
+        print_message("seed %llu lines %d..%d sample %d\n", (unsigned long long)want->seed, want->min_lines,
+                      want->max_lines, want->index);
+        assert_int_equal(got->lines, want->lines);
+        assert_string_equal(got->answer, want->answer);
+        assert_int_equal(got->needle_line, want->needle_line);
+        assert_int_equal(strlen(got->prompt), want->prompt_bytes);
+        assert_true(hash_bytes(HASH_INITIAL, got->prompt, strlen(got->prompt)) == want->prompt_hash);
+        assert_non_null(strstr(got->prompt, got->needle));
+        assert_non_null(strstr(got->needle, got->answer));
+        niah_dataset_free(&dataset);
+    }
+}
+
+static void refuse(niah_options options, const char *word) {
+    niah_dataset dataset;
+    kakeya_error error = {0};
+    assert_int_equal(niah_generate(&options, &dataset, &error), KAKEYA_INVALID_ARGUMENT);
+    if (!strstr(error.message, word)) fail_msg("message '%s' does not mention '%s'", error.message, word);
+    assert_null(dataset.samples);
+}
+
+static void impossible_options_are_refused(void **state) {
+    (void)state;
+    niah_options options;
+    niah_options_init(&options);
+    niah_options bad = options;
+    bad.samples = 0;
+    refuse(bad, "samples");
+    bad = options;
+    bad.min_lines = 81;
+    refuse(bad, "81");
+    bad = options;
+    bad.min_lines = 9;
+    refuse(bad, "9");
+    bad = options;
+    bad.max_lines = 2000000000;
+    refuse(bad, "2000000000");
+    bad = options;
+    bad.n_prefixes = 0;
+    refuse(bad, "prefixes");
+    bad = options;
+    bad.min_code = 5;
+    bad.max_code = 4;
+    refuse(bad, "code");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(draws_equal_cpython),
+        cmocka_unit_test(data_sets_equal_the_reference),
+        cmocka_unit_test(impossible_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
