@@ -1,0 +1,23 @@
+/* Rules that turn model-wide values into per-layer ones; shared by the parser and the table of published variants. */
+#ifndef KAKEYA_MODEL_GEMMA4_LAYERS_H
+#define KAKEYA_MODEL_GEMMA4_LAYERS_H
+
+#include "model/gemma4.h"
+
+/* Layer types are set; fills kv_source and the dense MLP widths. Layers from `layers - shared_kv_layers` on attend the
+ * K/V of the last earlier layer of their own type; with double_wide their dense MLP is twice as wide. False where such a
+ * layer does not exist (*layer names the layer without a source). */
+bool gemma4_share_kv(gemma4_config *config, int intermediate, bool double_wide, int *layer);
+
+/* Proportional RoPE turns floor(partial * head_dim / 2) pairs; their frequencies are those of the whole head. */
+int gemma4_rotated_pairs(double partial_rotary_factor, int head_dim);
+
+/* The head dimension of the first layer of a type; 0 where there is none. */
+int gemma4_head_dim(const gemma4_config *config, gemma4_layer_type type);
+
+const char *gemma4_layer_type_name(gemma4_layer_type type); /* "sliding_attention", "full_attention" */
+
+/* Writes the published name of this shape into config->variant, or "gemma4". */
+void gemma4_name_variant(gemma4_config *config);
+
+#endif
