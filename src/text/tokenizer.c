@@ -1,0 +1,249 @@
+#include "text/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/tokenizer_private.h"
+#include "text/utf8.h"
+
+void tokenizer_close(tokenizer *t) {
+    if (!t) return;
+    free(t->text);
+    free(t->pieces);
+    free(t->piece_slots);
+    free(t->merges);
+    free(t->added_lengths);
+    free(t);
+}
+
+int tokenizer_vocab_size(const tokenizer *t) { return (int)t->n_pieces; }
+
+static const piece *piece_at(const tokenizer *t, int32_t id) {
+    return id >= 0 && (size_t)id < t->n_pieces ? &t->pieces[id] : NULL;
+}
+
+const char *tokenizer_piece(const tokenizer *t, int32_t id, size_t *bytes) {
+    const piece *p = piece_at(t, id);
+    if (bytes) *bytes = p ? p->bytes : 0;
+    return p ? t->text + p->offset : NULL;
+}
+
+int32_t tokenizer_id(const tokenizer *t, const char *text) { return tokenizer_find(t, text, strlen(text)); }
+
+bool tokenizer_is_special(const tokenizer *t, int32_t id) {
+    const piece *p = piece_at(t, id);
+    return p && (p->flags & PIECE_SPECIAL);
+}
+
+int tokenizer_byte(const tokenizer *t, int32_t id) {
+    const piece *p = piece_at(t, id);
+    return p ? p->byte : -1;
+}
+
+/* ---------------------------------------------------------------------------------------------- encoding
+ *
+ * A stretch of text between added tokens becomes a list of symbols: one per character that is a piece, else one per
+ * byte. Then the adjacent pair of lowest rank, leftmost among equals, is merged until no pair is left. The pairs wait
+ * in a heap; the symbols are a doubly linked list in an array. A heap entry is stale when the symbols it joined have
+ * since changed. */
+
+typedef struct symbol {
+    int32_t id;             /* -1: merged into the symbol before it */
+    int32_t previous, next; /* -1: none */
+} symbol;
+
+typedef struct candidate {
+    uint64_t order; /* rank << 32 | position of the left symbol */
+    const merge *merge;
+} candidate;
+
+typedef struct encoder {
+    const tokenizer *t;
+    symbol *symbols;
+    size_t symbol_capacity;
+    candidate *heap;
+    size_t n_heap, heap_capacity;
+    int32_t *ids;
+    size_t n_ids, id_capacity;
+} encoder;
+
+static bool reserve(void **items, size_t *capacity, size_t needed, size_t item_bytes) {
+    if (needed <= *capacity) return true;
+    size_t larger = *capacity ? *capacity : 256;
+    while (larger < needed) larger += larger / 2;
+    void *moved = realloc(*items, larger * item_bytes);
+    if (!moved) return false;
+    *items = moved;
+    *capacity = larger;
+    return true;
+}
+
+static bool emit(encoder *e, int32_t id) {
+    void *ids = e->ids;
+    if (!reserve(&ids, &e->id_capacity, e->n_ids + 1, sizeof *e->ids)) return false;
+    e->ids = ids;
+    e->ids[e->n_ids++] = id;
+    return true;
+}
+
+/* The pair of symbols at `left` and behind it, if they merge. The heap has room: see encode_stretch. */
+static void push_candidate(encoder *e, int32_t left) {
+    if (left < 0 || e->symbols[left].next < 0) return;
+    const merge *m = tokenizer_find_merge(e->t, e->symbols[left].id, e->symbols[e->symbols[left].next].id);
+    if (!m) return;
+    candidate added = {.order = (uint64_t)m->rank << 32 | (uint32_t)left, .merge = m};
+    size_t at = e->n_heap++;
+    while (at > 0 && added.order < e->heap[(at - 1) / 2].order) {
+        e->heap[at] = e->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    e->heap[at] = added;
+}
+
+static candidate pop_candidate(encoder *e) {
+    candidate top = e->heap[0], last = e->heap[--e->n_heap];
+    size_t at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= e->n_heap) break;
+        if (child + 1 < e->n_heap && e->heap[child + 1].order < e->heap[child].order) child++;
+        if (last.order <= e->heap[child].order) break;
+        e->heap[at] = e->heap[child];
+        at = child;
+    }
+    e->heap[at] = last;
+    return top;
+}
+
+static size_t make_symbols(encoder *e, const char *text, size_t bytes) {
+    const tokenizer *t = e->t;
+    size_t n = 0;
+    for (size_t at = 0, length; at < bytes; at += length) {
+        length = utf8_length(text + at, bytes - at);
+        int32_t id = text[at] == ' ' ? t->space_id : tokenizer_find(t, text + at, length);
+        if (id >= 0) {
+            e->symbols[n++].id = id;
+            continue;
+        }
+        bool space = text[at] == ' ';
+        const char *spelled = space ? TOKENIZER_SPACE : text + at;
+        size_t spelled_bytes = space ? TOKENIZER_SPACE_BYTES : length;
+        for (size_t i = 0; i < spelled_bytes; i++) e->symbols[n++].id = t->byte_ids[(unsigned char)spelled[i]];
+    }
+    for (size_t i = 0; i < n; i++) {
+        e->symbols[i].previous = (int32_t)i - 1;
+        e->symbols[i].next = i + 1 < n ? (int32_t)i + 1 : -1;
+    }
+    return n;
+}
+
+static bool encode_stretch(encoder *e, const char *text, size_t bytes) {
+    if (bytes == 0) return true;
+    /* At most one symbol per byte, or three where the space is not a piece. Each merge removes a symbol and adds at
+     * most two candidates to the first n - 1. */
+    size_t most = e->t->space_id >= 0 ? bytes : bytes * TOKENIZER_SPACE_BYTES;
+    void *items = e->symbols;
+    if (!reserve(&items, &e->symbol_capacity, most, sizeof *e->symbols)) return false;
+    e->symbols = items;
+    size_t n = make_symbols(e, text, bytes);
+    items = e->heap;
+    if (!reserve(&items, &e->heap_capacity, 3 * n, sizeof *e->heap)) return false;
+    e->heap = items;
+
+    symbol *symbols = e->symbols;
+    e->n_heap = 0;
+    for (size_t i = 0; i + 1 < n; i++) push_candidate(e, (int32_t)i);
+    while (e->n_heap > 0) {
+        candidate top = pop_candidate(e);
+        int32_t left = (int32_t)(uint32_t)top.order;
+        int32_t right = symbols[left].next;
+        if (symbols[left].id != top.merge->left || right < 0 || symbols[right].id != top.merge->right) continue;
+        symbols[left].id = top.merge->product;
+        symbols[left].next = symbols[right].next;
+        if (symbols[right].next >= 0) symbols[symbols[right].next].previous = left;
+        symbols[right].id = -1;
+        push_candidate(e, symbols[left].previous);
+        push_candidate(e, left);
+    }
+    for (int32_t i = 0; i >= 0; i = symbols[i].next) {
+        if (!emit(e, symbols[i].id)) return false;
+    }
+    return true;
+}
+
+static bool encode_text(encoder *e, const char *text, size_t bytes) {
+    if (!e->t->splits_at_newlines) return encode_stretch(e, text, bytes);
+    for (size_t begin = 0, end; begin < bytes; begin = end) {
+        bool newlines = text[begin] == '\n';
+        for (end = begin + 1; end < bytes && (text[end] == '\n') == newlines;) end++;
+        if (!encode_stretch(e, text + begin, end - begin)) return false;
+    }
+    return true;
+}
+
+/* The longest added token at text[0]; -1 if there is none. Those marked special count only where the caller parses
+ * them. */
+static int32_t match_added(const tokenizer *t, const char *text, size_t bytes, bool parse_special) {
+    if (!t->added_first_byte[(unsigned char)text[0]]) return -1;
+    for (size_t i = 0; i < t->n_added_lengths; i++) {
+        uint32_t length = t->added_lengths[i];
+        if (length > bytes) continue;
+        int32_t id = tokenizer_find(t, text, length);
+        if (id < 0 || !(t->pieces[id].flags & PIECE_ADDED)) continue;
+        if (parse_special || !(t->pieces[id].flags & PIECE_SPECIAL)) return id;
+    }
+    return -1;
+}
+
+static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_encode_options options) {
+    const tokenizer *t = e->t;
+    for (size_t i = 0; options.add_special && i < t->n_prefix; i++) {
+        if (!emit(e, t->prefix[i])) return false;
+    }
+    size_t begin = 0, at = 0;
+    while (at < bytes) {
+        int32_t id = match_added(t, text + at, bytes - at, options.parse_special);
+        if (id < 0) {
+            at++;
+            continue;
+        }
+        if (!encode_text(e, text + begin, at - begin) || !emit(e, id)) return false;
+        at += t->pieces[id].bytes;
+        begin = at;
+    }
+    if (!encode_text(e, text + begin, bytes - begin)) return false;
+    for (size_t i = 0; options.add_special && i < t->n_suffix; i++) {
+        if (!emit(e, t->suffix[i])) return false;
+    }
+    return true;
+}
+
+kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text_bytes,
+                               tokenizer_encode_options options, int32_t **ids, size_t *n_ids, kakeya_error *error) {
+    *ids = NULL;
+    *n_ids = 0;
+    if (text_bytes > TOKENIZER_MAX_TEXT_BYTES) {
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "a text of %zu bytes is longer than the %zu that can be encoded", text_bytes,
+                         TOKENIZER_MAX_TEXT_BYTES);
+    }
+    size_t valid = utf8_valid_bytes(text, text_bytes);
+    if (valid != text_bytes) {
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "the text is not valid UTF-8: byte %zu is 0x%02X", valid,
+                         (unsigned char)text[valid]);
+    }
+    encoder e = {.t = t};
+    void *items = NULL;
+    bool done = reserve(&items, &e.id_capacity, 1, sizeof *e.ids);
+    e.ids = items;
+    done = done && encode_all(&e, text, text_bytes, options);
+    free(e.symbols);
+    free(e.heap);
+    if (!done) {
+        free(e.ids);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while encoding %zu bytes of text", text_bytes);
+    }
+    *ids = e.ids;
+    *n_ids = e.n_ids;
+    return KAKEYA_OK;
+}

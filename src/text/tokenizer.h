@@ -1,0 +1,53 @@
+/* Byte-pair encoding of the Gemma family, read from a checkpoint's tokenizer.json.
+ *
+ * The form accepted is Gemma's: model BPE with byte fallback; normalizer " " -> U+2581; a pre-tokenizer that splits at
+ * spaces (which the normalizer has removed, so nothing is ever split) or none; decoder U+2581 -> " ", byte fallback,
+ * fuse; added tokens matched verbatim before everything else. A file of any other form is refused by name rather than
+ * tokenised wrongly.
+ *
+ * A tokenizer is immutable after opening and may be shared by threads. */
+#ifndef KAKEYA_TEXT_TOKENIZER_H
+#define KAKEYA_TEXT_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+typedef struct tokenizer tokenizer;
+
+/* Reads a tokenizer.json. *out is released by tokenizer_close. */
+kakeya_status tokenizer_open(const char *path, tokenizer **out, kakeya_error *error);
+/* The same from memory, which is not needed afterwards; `name` stands for the path in messages. */
+kakeya_status tokenizer_open_memory(const char *name, const char *data, size_t bytes, tokenizer **out,
+                                    kakeya_error *error);
+void tokenizer_close(tokenizer *t); /* NULL is fine */
+
+typedef struct tokenizer_encode_options {
+    bool add_special;   /* put what the file's post-processor adds around a text (Gemma: <bos> in front, or nothing) */
+    bool parse_special; /* special-token strings in the text become their ids; otherwise they are ordinary text */
+} tokenizer_encode_options;
+
+/* Text to ids; *ids is malloc'ed (never NULL on success), freed by the caller. The text must be valid UTF-8 of at most
+ * TOKENIZER_MAX_TEXT_BYTES bytes and may hold NUL. Takes O(n log n) time.
+ *
+ * {true, true} equals a Hugging Face tokenizer's encode(text), {false, true} its encode(text,
+ * add_special_tokens=False); {false, false} is for text that nobody vouches for, such as the words of a chat's user. */
+kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text_bytes,
+                               tokenizer_encode_options options, int32_t **ids, size_t *n_ids, kakeya_error *error);
+
+#define TOKENIZER_MAX_TEXT_BYTES ((size_t)512 << 20)
+
+int tokenizer_vocab_size(const tokenizer *t); /* ids are 0 .. size - 1 */
+/* The piece as the vocabulary spells it (spaces as U+2581, bytes as "<0xNN>"), NUL-terminated; NULL if there is no such
+ * id. `bytes` may be NULL. */
+const char *tokenizer_piece(const tokenizer *t, int32_t id, size_t *bytes);
+/* The id of a piece spelled exactly so, -1 if there is none. */
+int32_t tokenizer_id(const tokenizer *t, const char *piece);
+/* Whether the id is an added token marked special: control, not text. False for ids outside the vocabulary. */
+bool tokenizer_is_special(const tokenizer *t, int32_t id);
+/* The byte that a "<0xNN>" piece stands for, -1 for other pieces. */
+int tokenizer_byte(const tokenizer *t, int32_t id);
+
+#endif
