@@ -147,6 +147,7 @@ static kakeya_status add_pieces(tokenizer *t, const vocab_source *source, kakeya
                      .flags = entry->flags,
                      .defined = true};
         t->n_pieces++;
+        if (entry->text.bytes > t->longest_piece_bytes) t->longest_piece_bytes = entry->text.bytes;
     }
     /* Ids are distinct, so n_pieces of them fill 0 .. n_pieces - 1 unless one lies beyond. */
     for (size_t id = 0; id < t->n_pieces; id++) {
@@ -169,8 +170,7 @@ static kakeya_status add_merges(tokenizer *t, const vocab_source *source, kakeya
     size_t capacity = table_capacity(source->n_merges);
     t->merge_mask = capacity - 1;
     t->merges = malloc(capacity * sizeof *t->merges);
-    size_t longest = 0;
-    for (size_t i = 0; i < t->n_pieces; i++) longest = t->pieces[i].bytes > longest ? t->pieces[i].bytes : longest;
+    size_t longest = t->longest_piece_bytes;
     char *product = malloc(longest + 1);
     if (!t->merges || !product) {
         free(product);

@@ -30,7 +30,7 @@ typedef struct merge {
 struct tokenizer {
     char *text;
     piece *pieces; /* by id */
-    size_t n_pieces;
+    size_t n_pieces, longest_piece_bytes;
 
     /* Open addressing with linear probing; capacities are powers of two, at least twice the entries. */
     int32_t *piece_slots; /* piece -> id, -1: empty */
