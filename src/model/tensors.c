@@ -1,0 +1,256 @@
+#include "model/tensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LISTED_NAMES = 6, VECTOR_ALIGN_FLOATS = 16 };
+
+int64_t tensor_slot_elements(const tensor_slot *slot) {
+    int64_t n = 1;
+    for (int i = 0; i < slot->dims; i++) n *= slot->shape[i];
+    return n;
+}
+
+void tensor_memory_release(tensor_memory *memory) {
+    for (size_t i = 0; i < memory->n_owned; i++) mem_free(memory->owned[i]);
+    free(memory->owned);
+    *memory = (tensor_memory){0};
+}
+
+/* A MEM_WEIGHTS block that `memory` owns; NULL when out of memory. */
+static void *own_block(tensor_memory *memory, mem_account *account, size_t bytes) {
+    void **owned = realloc(memory->owned, (memory->n_owned + 1) * sizeof *owned);
+    if (!owned) return NULL;
+    memory->owned = owned;
+    void *block = mem_alloc(account, MEM_WEIGHTS, bytes);
+    if (block) owned[memory->n_owned++] = block;
+    return block;
+}
+
+/* Vectors of a model lie one after the other in a single block. */
+static size_t vector_floats(const tensor_slot *slot) {
+    size_t n = (size_t)tensor_slot_elements(slot);
+    return (n + VECTOR_ALIGN_FLOATS - 1) / VECTOR_ALIGN_FLOATS * VECTOR_ALIGN_FLOATS;
+}
+
+static kakeya_status count_vector(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    if (slot->kind == SLOT_VECTOR) *(size_t *)context += vector_floats(slot);
+    return KAKEYA_OK;
+}
+
+static kakeya_status make_vector_block(tensor_walk walk, const void *shape, mem_account *account, tensor_memory *memory,
+                                       float **block, kakeya_error *error) {
+    size_t floats = 0;
+    kakeya_status status = walk(shape, count_vector, &floats, error);
+    if (status != KAKEYA_OK) return status;
+    *block = own_block(memory, account, floats * sizeof(float));
+    if (*block) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of norm weights", floats * sizeof(float));
+}
+
+static weight make_weight(const tensor_slot *slot, const void *data, dtype type) {
+    int64_t in = slot->shape[slot->dims - 1];
+    return (weight){.data = data, .type = type, .out = (int)(tensor_slot_elements(slot) / in), .in = (int)in};
+}
+
+/* ----------------------------------------------------------------------------------------------- binding */
+
+typedef struct name_list {
+    char text[640];
+    size_t used, count;
+} name_list;
+
+static void name_list_add(name_list *list, const char *name, const char *detail) {
+    if (list->count++ >= LISTED_NAMES || list->used >= sizeof list->text) return;
+    int wrote = snprintf(list->text + list->used, sizeof list->text - list->used, "%s%s%s", list->count > 1 ? ", " : "",
+                         name, detail);
+    list->used += (size_t)wrote;
+}
+
+typedef struct binder {
+    checkpoint *ck;
+    const char *prefix;
+    char *base;
+    mem_account *account;
+    tensor_memory *memory;
+    bool *used; /* by index of the checkpoint's tensors */
+    float *vectors;
+    name_list missing;
+} binder;
+
+static float element(const tensor *t, dtype type, size_t i) {
+    if (type == DTYPE_F32) {
+        float value;
+        memcpy(&value, t->data + i * 4, sizeof value);
+        return value;
+    }
+    uint16_t bits;
+    memcpy(&bits, t->data + i * 2, sizeof bits);
+    return type == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    binder *b = context;
+    char name[SLOT_NAME_BYTES + 64], expected[80], found[128];
+    snprintf(name, sizeof name, "%s%s", slot->unprefixed ? "" : b->prefix, slot->name);
+    ptrdiff_t index = checkpoint_find(b->ck, name);
+    if (index >= 0) b->used[index] = true;
+    if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
+
+    tensor_shape_text(slot->dims, slot->shape, expected, sizeof expected);
+    if (index < 0) {
+        char detail[96];
+        snprintf(detail, sizeof detail, " %s", expected);
+        name_list_add(&b->missing, name, detail);
+        return KAKEYA_OK; /* reported together at the end */
+    }
+    const tensor *t = b->ck->tensors[index];
+    bool same = t->dims == slot->dims;
+    for (int i = 0; same && i < t->dims; i++) same = t->shape[i] == slot->shape[i];
+    if (!same)
+        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has shape %s, expected %s", b->ck->directory, name,
+                         tensor_shape_text(t->dims, t->shape, found, sizeof found), expected);
+    dtype type;
+    if (!tensor_dtype(t, &type))
+        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has dtype %s, expected F32, F16 or BF16", b->ck->directory,
+                         name, tensor_type_name(t->type));
+
+    char *binding = b->base + slot->offset;
+    if (slot->kind == SLOT_MATRIX) {
+        const void *data = NULL;
+        kakeya_status status = checkpoint_aligned(b->ck, t, b->account, &data, error);
+        if (status != KAKEYA_OK) return status;
+        if (data == t->data) b->memory->mapped_bytes += t->bytes;
+        *(weight *)(void *)binding = make_weight(slot, data, type);
+    } else if (slot->kind == SLOT_VECTOR) {
+        size_t n = (size_t)t->shape[0];
+        for (size_t i = 0; i < n; i++) b->vectors[i] = element(t, type, i);
+        *(const float **)(void *)binding = b->vectors;
+        b->vectors += vector_floats(slot);
+    } else {
+        *(float *)(void *)binding = element(t, type, 0);
+    }
+    return KAKEYA_OK;
+}
+
+/* Every tensor of the file must have been asked for or be one to skip. */
+static kakeya_status check_names(binder *b, tensor_skip skip, kakeya_error *error) {
+    name_list unexpected = {0};
+    for (size_t i = 0; i < b->ck->n_tensors; i++) {
+        const char *name = b->ck->tensors[i]->name;
+        if (b->used[i]) continue;
+        if (skip && skip(name)) b->memory->skipped++;
+        else name_list_add(&unexpected, name, "");
+    }
+    const char *directory = b->ck->directory;
+    if (b->missing.count && unexpected.count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s; %zu unexpected: %s", directory, b->missing.count,
+                         b->missing.text, unexpected.count, unexpected.text);
+    if (b->missing.count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s", directory, b->missing.count, b->missing.text);
+    if (unexpected.count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu unexpected tensor(s): %s", directory, unexpected.count, unexpected.text);
+    return KAKEYA_OK;
+}
+
+kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
+                           tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error) {
+    binder b = {.ck = ck, .prefix = prefix, .base = base, .account = account, .memory = memory};
+    b.used = calloc(ck->n_tensors + 1, sizeof *b.used);
+    if (!b.used) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its tensor list", ck->directory);
+    kakeya_status status = make_vector_block(walk, shape, account, memory, &b.vectors, error);
+    if (status == KAKEYA_OK) status = walk(shape, bind_slot, &b, error);
+    if (status == KAKEYA_OK) status = check_names(&b, skip, error);
+    free(b.used);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------- synthesis */
+
+/* Matrices are cut from an endless repetition of one tile of random values. Its length is prime, so that the rows of a
+ * matrix start at different places of it; at 2 MB in bf16 it stays in the cache while gigabytes are filled. */
+enum { TILE_ELEMENTS = 1000003, MAX_TILES = 8 };
+
+typedef struct tile {
+    float deviation;
+    unsigned char *values;
+} tile;
+
+typedef struct synthesizer {
+    char *base;
+    dtype type;
+    mem_account *account;
+    tensor_memory *memory;
+    float *vectors;
+    tile tiles[MAX_TILES]; /* by standard deviation */
+    int n_tiles;
+    uint64_t state;
+} synthesizer;
+
+static uint64_t next_random(uint64_t *state) { /* splitmix64 */
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* The tile of uniform values with this standard deviation; NULL when out of memory. */
+static const unsigned char *find_tile(synthesizer *s, float deviation) {
+    for (int i = 0; i < s->n_tiles; i++) {
+        if (s->tiles[i].deviation == deviation) return s->tiles[i].values;
+    }
+    if (s->n_tiles == MAX_TILES) return NULL;
+    size_t width = dtype_bytes(s->type);
+    unsigned char *values = malloc(TILE_ELEMENTS * width);
+    if (!values) return NULL;
+    uint64_t state = 1;
+    const float half_range = deviation * 1.7320508f; /* uniform on [-h, h] has deviation h / sqrt(3) */
+    for (size_t i = 0; i < TILE_ELEMENTS; i++) {
+        float unit = (float)(next_random(&state) >> 40) * 0x1p-23f - 1.0f;
+        float value = unit * half_range;
+        uint16_t narrow = f32_to_bf16(value);
+        memcpy(values + i * width, s->type == DTYPE_F32 ? (const void *)&value : (const void *)&narrow, width);
+    }
+    s->tiles[s->n_tiles++] = (tile){.deviation = deviation, .values = values};
+    return values;
+}
+
+static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    synthesizer *s = context;
+    char *binding = s->base + slot->offset;
+    size_t elements = (size_t)tensor_slot_elements(slot);
+    if (slot->kind == SLOT_VECTOR) {
+        for (size_t i = 0; i < elements; i++) s->vectors[i] = slot->synthetic;
+        *(const float **)(void *)binding = s->vectors;
+        s->vectors += vector_floats(slot);
+    } else if (slot->kind == SLOT_SCALAR) {
+        *(float *)(void *)binding = slot->synthetic;
+    } else if (slot->kind == SLOT_MATRIX) {
+        size_t width = dtype_bytes(s->type);
+        const unsigned char *values = find_tile(s, slot->synthetic);
+        unsigned char *data = values ? own_block(s->memory, s->account, elements * width) : NULL;
+        if (!data)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic tensor %s", elements * width,
+                             slot->name);
+        size_t from = next_random(&s->state) % TILE_ELEMENTS;
+        for (size_t done = 0; done < elements;) {
+            size_t n = TILE_ELEMENTS - from < elements - done ? TILE_ELEMENTS - from : elements - done;
+            memcpy(data + done * width, values + from * width, n * width);
+            done += n;
+            from = 0;
+        }
+        *(weight *)(void *)binding = make_weight(slot, data, s->type);
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
+                                 tensor_memory *memory, kakeya_error *error) {
+    synthesizer s = {.base = base, .type = type, .account = account, .memory = memory, .state = 2};
+    kakeya_status status = make_vector_block(walk, shape, account, memory, &s.vectors, error);
+    if (status == KAKEYA_OK) status = walk(shape, synthesize_slot, &s, error);
+    for (int i = 0; i < s.n_tiles; i++) free(s.tiles[i].values);
+    return status;
+}

@@ -1,0 +1,74 @@
+/* One list of tensors per model kind, walked by everything that needs it: binding to a checkpoint, making synthetic
+ * weights, counting parameters. A walk visits slots; a slot says what the tensor is called, its shape, and where its
+ * binding is stored. */
+#ifndef KAKEYA_MODEL_TENSORS_H
+#define KAKEYA_MODEL_TENSORS_H
+
+#include "formats/checkpoint.h"
+#include "model/gemma4.h"
+
+typedef enum tensor_kind {
+    SLOT_MATRIX = 0, /* a `weight`; leading dimensions are folded into its rows */
+    SLOT_VECTOR,     /* a `const float *`, converted */
+    SLOT_SCALAR,     /* a `float`, converted */
+    SLOT_IGNORED,    /* may be in the file, is not bound */
+} tensor_kind;
+
+typedef enum tensor_group {
+    GROUP_EMBEDDING = 0,
+    GROUP_HEAD, /* untied models only */
+    GROUP_PLE_TABLE,
+    GROUP_PLE,
+    GROUP_ATTENTION,
+    GROUP_DENSE_MLP,
+    GROUP_EXPERTS,
+    GROUP_ROUTER,
+    GROUP_NORMS, /* norms and layer scalars */
+    GROUP_COUNT
+} tensor_group;
+
+enum { SLOT_NAME_BYTES = 96 };
+
+typedef struct tensor_slot {
+    char name[SLOT_NAME_BYTES]; /* without the checkpoint's prefix, unless `unprefixed` */
+    bool unprefixed;
+    tensor_kind kind;
+    tensor_group group;
+    int dims;
+    int64_t shape[3];
+    size_t offset;   /* of the binding inside the structure that is filled */
+    float synthetic; /* matrices: standard deviation of the values; vectors and scalars: the value */
+} tensor_slot;
+
+typedef kakeya_status (*tensor_visit)(void *context, const tensor_slot *slot, kakeya_error *error);
+/* Visits every slot of the model that `shape` describes; stops at the first failure. */
+typedef kakeya_status (*tensor_walk)(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+
+int64_t tensor_slot_elements(const tensor_slot *slot);
+
+/* Names that a checkpoint may hold beside the model's own. */
+typedef bool (*tensor_skip)(const char *name);
+
+/* Memory behind bindings. */
+typedef struct tensor_memory {
+    void **owned; /* MEM_WEIGHTS blocks; the array itself is malloc'ed */
+    size_t n_owned;
+    size_t mapped_bytes; /* of matrices that point into the mapped files */
+    size_t skipped;      /* tensors that `skip` accepted */
+} tensor_memory;
+
+void tensor_memory_release(tensor_memory *memory);
+
+/* Binds every slot to the tensor prefix + name of the checkpoint and stores the bindings at `base`. Strict: a tensor that
+ * is missing, of another shape or of another type, or one that nobody knows, is an error that names it (up to six). */
+kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
+                           tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error);
+
+/* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of type `type`. */
+kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
+                                 tensor_memory *memory, kakeya_error *error);
+
+/* The list of a Gemma 4 model: shape is a gemma4_config, base a gemma4_weights. */
+kakeya_status gemma4_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+
+#endif
