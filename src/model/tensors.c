@@ -44,7 +44,7 @@ static kakeya_status make_vector_block(tensor_walk walk, const void *shape, mem_
                                        float **block, kakeya_error *error) {
     size_t floats = 0;
     kakeya_status status = walk(shape, count_vector, &floats, error);
-    if (status != KAKEYA_OK) return status;
+    if (status != KAKEYA_OK || floats == 0) return status;
     *block = own_block(memory, account, floats * sizeof(float));
     if (*block) return KAKEYA_OK;
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of norm weights", floats * sizeof(float));
