@@ -75,6 +75,13 @@ typedef struct backend_cache_bytes {
     size_t full, sliding, latent, draft;
 } backend_cache_bytes;
 
+/* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
+typedef struct backend_probe {
+    double read_bytes_per_second; /* passes over memory far larger than every cache */
+    double flops_per_second;      /* the matrix product's inner instruction on registers, a multiply-add counted as 2 */
+    int threads;
+} backend_probe;
+
 struct backend_ops {
     const char *name; /* "cpu" */
 
@@ -109,6 +116,7 @@ struct backend_ops {
     /* Forgets the drafter's context and rebuilds nothing: the harness's "unfused" reference replays it by forwards. */
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+    kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
 };
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */
