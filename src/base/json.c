@@ -22,8 +22,10 @@ static size_t too_deep(const char *text, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) {
         char c = text[i];
         if (in_string) {
-            if (c == '\\') i++;
-            else if (c == '"') in_string = false;
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
@@ -95,7 +97,8 @@ int json_int(json_reader *reader, const cJSON *object, const char *key, int min,
     if (!item) return fallback;
     if (json_is_integer(item, min, max)) return (int)item->valuedouble;
     if (cJSON_IsNumber(item))
-        json_fail(reader, KAKEYA_FORMAT, "%s is %.17g, expected an integer from %d to %d", key, item->valuedouble, min, max);
+        json_fail(reader, KAKEYA_FORMAT, "%s is %.17g, expected an integer from %d to %d", key, item->valuedouble, min,
+                  max);
     else
         json_fail(reader, KAKEYA_FORMAT, "%s is not a number", key);
     return fallback;

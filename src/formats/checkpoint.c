@@ -53,7 +53,8 @@ static kakeya_status open_placed_shards(checkpoint *ck, const char *index_path, 
             if (!path) return no_memory(index_path, error);
             kakeya_status status = KAKEYA_OK;
             if (!file_exists(path))
-                status = error_set(error, KAKEYA_IO, "%s: names shard %s, which is not in the directory", index_path, shard);
+                status =
+                    error_set(error, KAKEYA_IO, "%s: names shard %s, which is not in the directory", index_path, shard);
             else
                 status = add_shard(ck, path, error);
             free(path);
@@ -89,7 +90,8 @@ static kakeya_status open_index(checkpoint *ck, const char *index_path, kakeya_e
     const cJSON *item;
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item)) {
-            status = error_set(error, KAKEYA_FORMAT, "%s: weight_map entry %s is not a file name", index_path, item->string);
+            status =
+                error_set(error, KAKEYA_FORMAT, "%s: weight_map entry %s is not a file name", index_path, item->string);
             goto done;
         }
         placed[n++] = (placement){.tensor = item->string, .shard = item->valuestring};
@@ -110,7 +112,8 @@ static int compare_tensors(const void *a, const void *b) {
 /* Path of the shard that holds a tensor, for messages. */
 static const char *shard_path(const checkpoint *ck, const tensor *t) {
     for (size_t i = 0; i < ck->n_shards; i++) {
-        if (t >= ck->shards[i]->tensors && t < ck->shards[i]->tensors + ck->shards[i]->count) return ck->shards[i]->path;
+        if (t >= ck->shards[i]->tensors && t < ck->shards[i]->tensors + ck->shards[i]->count)
+            return ck->shards[i]->path;
     }
     return ck->directory;
 }
@@ -138,10 +141,14 @@ static kakeya_status open_tensors(checkpoint *ck, const char *weights_name, kake
     char *single = path_join(ck->directory, weights_name);
     char *index = path_join(ck->directory, index_name);
     kakeya_status status;
-    if (!single || !index) status = no_memory(ck->directory, error);
-    else if (file_exists(index)) status = open_index(ck, index, error);
-    else if (file_exists(single)) status = add_shard(ck, single, error);
-    else status = error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", ck->directory, weights_name, index_name);
+    if (!single || !index)
+        status = no_memory(ck->directory, error);
+    else if (file_exists(index))
+        status = open_index(ck, index, error);
+    else if (file_exists(single))
+        status = add_shard(ck, single, error);
+    else
+        status = error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", ck->directory, weights_name, index_name);
     free(single);
     free(index);
     return status == KAKEYA_OK ? merge_tensors(ck, error) : status;
@@ -158,7 +165,8 @@ static kakeya_status read_texts(checkpoint *ck, const char *config_name, kakeya_
     else
         status = file_read(ck->config_path, max_config_bytes, &ck->config, &ck->config_bytes, error);
     if (status == KAKEYA_OK && file_exists(generation_path))
-        status = file_read(generation_path, max_config_bytes, &ck->generation_config, &ck->generation_config_bytes, error);
+        status =
+            file_read(generation_path, max_config_bytes, &ck->generation_config, &ck->generation_config_bytes, error);
     free(generation_path);
     return status;
 }
@@ -215,8 +223,9 @@ kakeya_status checkpoint_aligned(checkpoint *ck, const tensor *t, mem_account *a
     ck->copies = copies;
     void *copy = mem_alloc(account, MEM_WEIGHTS, t->bytes);
     if (!copy)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for %zu bytes of tensor %s, which is not aligned in the file",
-                         ck->directory, t->bytes, t->name);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY,
+                         "%s: no memory for %zu bytes of tensor %s, which is not aligned in the file", ck->directory,
+                         t->bytes, t->name);
     memcpy(copy, t->data, t->bytes);
     copies[ck->n_copies++] = copy;
     *out = copy;

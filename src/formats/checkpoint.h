@@ -21,7 +21,8 @@ typedef struct checkpoint {
     size_t n_copies;
 } checkpoint;
 
-/* Opens `directory`/`config_name` and `directory`/`weights_name`, or the shards of `directory`/`weights_name`.index.json. */
+/* Opens `directory`/`config_name` and `directory`/`weights_name`, or the shards of
+ * `directory`/`weights_name`.index.json. */
 kakeya_status checkpoint_open(const char *directory, const char *config_name, const char *weights_name,
                               checkpoint **out, kakeya_error *error);
 void checkpoint_close(checkpoint *ck); /* NULL is fine */
@@ -35,9 +36,9 @@ kakeya_status checkpoint_aligned(checkpoint *ck, const tensor *t, mem_account *a
 /* Asks the system to read the mapped files ahead. Advice only. */
 void checkpoint_prefetch(const checkpoint *ck);
 
-/* The directory that a user means by `name_or_path`: an existing directory as it is, otherwise a model name ("org/name")
- * in the local Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub), without any network.
- * *directory is freed with free. */
+/* The directory that a user means by `name_or_path`: an existing directory as it is, otherwise a model name
+ * ("org/name") in the local Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub), without any
+ * network. *directory is freed with free. */
 kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kakeya_error *error);
 
 #endif

@@ -113,13 +113,15 @@ kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kak
         if (model) {
             *directory = main_snapshot(model);
             if (!*directory) *directory = newest_snapshot(model);
-            if (end < sizeof looked) end += (size_t)snprintf(looked + end, sizeof looked - end, "%s%s", end ? ", " : "", model);
+            if (end < sizeof looked)
+                end += (size_t)snprintf(looked + end, sizeof looked - end, "%s%s", end ? ", " : "", model);
         }
         free(model);
         free(cache);
     }
     free(folder);
     if (*directory) return KAKEYA_OK;
-    return error_set(error, KAKEYA_IO, "%s: no such directory, and no snapshot in the Hugging Face cache (looked in %s)",
-                     name_or_path, *looked ? looked : "no place: HF_HUB_CACHE, HF_HOME and HOME are not set");
+    return error_set(error, KAKEYA_IO,
+                     "%s: no such directory, and no snapshot in the Hugging Face cache (looked in %s)", name_or_path,
+                     *looked ? looked : "no place: HF_HUB_CACHE, HF_HOME and HOME are not set");
 }

@@ -28,10 +28,17 @@ size_t tensor_type_bytes(tensor_type type) { return types[type].bytes; }
 
 bool tensor_dtype(const tensor *t, dtype *out) {
     switch (t->type) {
-    case TENSOR_F32: *out = DTYPE_F32; return true;
-    case TENSOR_F16: *out = DTYPE_F16; return true;
-    case TENSOR_BF16: *out = DTYPE_BF16; return true;
-    default: return false;
+    case TENSOR_F32:
+        *out = DTYPE_F32;
+        return true;
+    case TENSOR_F16:
+        *out = DTYPE_F16;
+        return true;
+    case TENSOR_BF16:
+        *out = DTYPE_BF16;
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -108,8 +115,9 @@ static kakeya_status read_entry(const char *path, const cJSON *item, const unsig
                          "%s: tensor %s: ends at byte %llu of the data, but the file holds only %zu (truncated?)", path,
                          name, (unsigned long long)end, data_bytes);
     if (end - begin != out->bytes)
-        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s: %s of shape %s takes %zu bytes, but data_offsets span %llu",
-                         path, name, types[out->type].name, shape_text, out->bytes, (unsigned long long)(end - begin));
+        return error_set(error, KAKEYA_FORMAT,
+                         "%s: tensor %s: %s of shape %s takes %zu bytes, but data_offsets span %llu", path, name,
+                         types[out->type].name, shape_text, out->bytes, (unsigned long long)(end - begin));
     out->data = data + begin;
     return KAKEYA_OK;
 }
@@ -131,8 +139,9 @@ static kakeya_status check_coverage(const safetensors *file, const unsigned char
                                "%s: tensor %s begins at byte %zu of the data, inside tensor %s, which ends at %zu",
                                file->path, t->name, begin, order[i - 1]->name, reached);
         else if (t->data > covered)
-            status = error_set(error, KAKEYA_FORMAT, "%s: bytes %zu to %zu of the data, before tensor %s, belong to no tensor",
-                               file->path, reached, begin, t->name);
+            status = error_set(error, KAKEYA_FORMAT,
+                               "%s: bytes %zu to %zu of the data, before tensor %s, belong to no tensor", file->path,
+                               reached, begin, t->name);
         covered = t->data + t->bytes;
     }
     if (status == KAKEYA_OK && (size_t)(covered - data) != data_bytes)
@@ -144,8 +153,7 @@ static kakeya_status check_coverage(const safetensors *file, const unsigned char
 
 static kakeya_status read_header(safetensors *file, const unsigned char *bytes, size_t size, kakeya_error *error) {
     const char *path = file->path;
-    if (size < 8)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu bytes, too short for a safetensors file", path, size);
+    if (size < 8) return error_set(error, KAKEYA_FORMAT, "%s: %zu bytes, too short for a safetensors file", path, size);
     uint64_t header_bytes = 0;
     for (int i = 7; i >= 0; i--) header_bytes = header_bytes << 8 | bytes[i];
     if (header_bytes > max_header_bytes)
@@ -206,8 +214,10 @@ kakeya_status safetensors_open(const char *path, safetensors **out, kakeya_error
     kakeya_status status = file_map_open(path, &map, error);
     if (status != KAKEYA_OK) return status;
     status = safetensors_parse(path, map.data, map.bytes, out, error);
-    if (status == KAKEYA_OK) (*out)->map = map;
-    else file_map_close(&map);
+    if (status == KAKEYA_OK)
+        (*out)->map = map;
+    else
+        file_map_close(&map);
     return status;
 }
 
@@ -308,16 +318,17 @@ kakeya_status safetensors_writer_open(const char *path, const safetensors_entry 
 kakeya_status safetensors_writer_write(safetensors_writer *writer, const void *data, size_t bytes,
                                        kakeya_error *error) {
     if (bytes > writer->data_bytes - writer->written)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu bytes written, but its tensors hold %zu", writer->path,
-                         writer->written + bytes, writer->data_bytes);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu bytes written, but its tensors hold %zu",
+                         writer->path, writer->written + bytes, writer->data_bytes);
     writer->written += bytes;
     return file_writer_write(writer->file, data, bytes, error);
 }
 
 kakeya_status safetensors_writer_commit(safetensors_writer *writer, kakeya_error *error) {
     if (writer->written != writer->data_bytes) {
-        kakeya_status status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu bytes written, but its tensors hold %zu",
-                                         writer->path, writer->written, writer->data_bytes);
+        kakeya_status status =
+            error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu bytes written, but its tensors hold %zu", writer->path,
+                      writer->written, writer->data_bytes);
         safetensors_writer_abort(writer);
         return status;
     }

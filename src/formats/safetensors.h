@@ -62,7 +62,7 @@ kakeya_status safetensors_open(const char *path, safetensors **out, kakeya_error
 /* The same for bytes in memory, which must outlive *out. */
 kakeya_status safetensors_parse(const char *path, const unsigned char *data, size_t bytes, safetensors **out,
                                 kakeya_error *error);
-void safetensors_close(safetensors *file);                            /* NULL is fine */
+void safetensors_close(safetensors *file);                                 /* NULL is fine */
 const tensor *safetensors_find(const safetensors *file, const char *name); /* NULL where absent */
 
 /* Writing: all names and shapes first, then the tensors' bytes in the same order, in pieces of any size. */
@@ -76,8 +76,7 @@ typedef struct safetensors_entry {
 typedef struct safetensors_writer safetensors_writer;
 kakeya_status safetensors_writer_open(const char *path, const safetensors_entry *entries, size_t count,
                                       safetensors_writer **out, kakeya_error *error);
-kakeya_status safetensors_writer_write(safetensors_writer *writer, const void *data, size_t bytes,
-                                       kakeya_error *error);
+kakeya_status safetensors_writer_write(safetensors_writer *writer, const void *data, size_t bytes, kakeya_error *error);
 /* Refuses (and removes the file) if fewer bytes were written than the entries announce. Frees the writer. */
 kakeya_status safetensors_writer_commit(safetensors_writer *writer, kakeya_error *error);
 void safetensors_writer_abort(safetensors_writer *writer); /* NULL is fine */

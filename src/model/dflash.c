@@ -9,7 +9,14 @@
 #include "base/json.h"
 #include "model/tensors.h"
 
-enum { MAX_WIDTH = 1 << 17, MAX_HEADS = 1024, MAX_HEAD_DIM = 4096, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28, MAX_BLOCK = 256 };
+enum {
+    MAX_WIDTH = 1 << 17,
+    MAX_HEADS = 1024,
+    MAX_HEAD_DIM = 4096,
+    MAX_VOCAB = 1 << 24,
+    MAX_CONTEXT = 1 << 28,
+    MAX_BLOCK = 256
+};
 
 /* ------------------------------------------------------------------------------------------ configuration */
 
@@ -27,7 +34,8 @@ static void read_layer_types(json_reader *r, const cJSON *top, dflash_config *c)
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "(not a string)";
         if (strcmp(name, "sliding_attention") == 0) {
-            if (!window) json_fail(r, KAKEYA_FORMAT, "layer_types[%d] is sliding_attention, but sliding_window is missing", i);
+            if (!window)
+                json_fail(r, KAKEYA_FORMAT, "layer_types[%d] is sliding_attention, but sliding_window is missing", i);
             c->sliding_window[i] = window;
         } else if (strcmp(name, "full_attention") != 0) {
             json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
@@ -40,7 +48,8 @@ static void read_drafting(json_reader *r, const cJSON *top, dflash_config *c) {
     const cJSON *own = json_object(r, top, "dflash_config");
     const cJSON *targets = json_array(r, own, "target_layer_ids");
     if (!targets || !targets->child) {
-        json_fail(r, KAKEYA_FORMAT, "does not look like a DFlash drafter checkpoint: dflash_config.target_layer_ids is missing or empty");
+        json_fail(r, KAKEYA_FORMAT,
+                  "does not look like a DFlash drafter checkpoint: dflash_config.target_layer_ids is missing or empty");
         return;
     }
     c->target_layers_total = json_int(r, top, "num_target_layers", 1, GEMMA4_MAX_LAYERS, 0);
@@ -65,7 +74,8 @@ static void read_config(json_reader *r, const cJSON *top, dflash_config *c) {
     c->logit_softcap = (float)json_number(r, top, "final_logit_softcapping", 0, 1e6, 0);
 
     const char *activation = json_string(r, top, "hidden_act", "silu");
-    if (strcmp(activation, "silu") != 0) json_fail(r, KAKEYA_UNSUPPORTED, "hidden_act \"%s\" is not supported (silu)", activation);
+    if (strcmp(activation, "silu") != 0)
+        json_fail(r, KAKEYA_UNSUPPORTED, "hidden_act \"%s\" is not supported (silu)", activation);
     if (json_bool(r, top, "attention_bias", false)) json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
     if (json_get(top, "rope_scaling")) json_fail(r, KAKEYA_UNSUPPORTED, "rope_scaling is not supported");
     if (json_get(top, "quantization_config"))
@@ -88,7 +98,8 @@ kakeya_status dflash_config_parse(const char *name, const char *json, size_t jso
     json_reader reader = {.name = name, .error = error};
     /* Said first: a verifier's directory given by mistake has all the other keys. */
     if (!json_get(json_get(top, "dflash_config"), "target_layer_ids"))
-        json_fail(&reader, KAKEYA_FORMAT, "does not look like a DFlash drafter checkpoint: dflash_config.target_layer_ids is missing or empty");
+        json_fail(&reader, KAKEYA_FORMAT,
+                  "does not look like a DFlash drafter checkpoint: dflash_config.target_layer_ids is missing or empty");
     else
         read_config(&reader, top, out);
     cJSON_Delete(top);
@@ -98,18 +109,19 @@ kakeya_status dflash_config_parse(const char *name, const char *json, size_t jso
 static kakeya_status check_verifier(const char *name, const dflash_config *c, const gemma4_config *verifier,
                                     kakeya_error *error) {
     if (c->hidden != verifier->hidden)
-        return error_set(error, KAKEYA_FORMAT, "%s: the drafter's hidden_size is %d, the verifier's %d", name, c->hidden,
-                         verifier->hidden);
+        return error_set(error, KAKEYA_FORMAT, "%s: the drafter's hidden_size is %d, the verifier's %d", name,
+                         c->hidden, verifier->hidden);
     if (c->vocab != verifier->vocab)
         return error_set(error, KAKEYA_FORMAT, "%s: the drafter's vocab_size is %d, the verifier's %d", name, c->vocab,
                          verifier->vocab);
     if (c->target_layers_total && c->target_layers_total != verifier->layers)
-        return error_set(error, KAKEYA_FORMAT, "%s: the drafter was made for a verifier of %d layers (num_target_layers), this one has %d",
+        return error_set(error, KAKEYA_FORMAT,
+                         "%s: the drafter was made for a verifier of %d layers (num_target_layers), this one has %d",
                          name, c->target_layers_total, verifier->layers);
     for (int i = 0; i < c->targets; i++) {
         if (c->target_layer[i] >= verifier->layers)
-            return error_set(error, KAKEYA_FORMAT, "%s: target_layer_ids[%d] is %d, the verifier has %d layers", name, i,
-                             c->target_layer[i], verifier->layers);
+            return error_set(error, KAKEYA_FORMAT, "%s: target_layer_ids[%d] is %d, the verifier has %d layers", name,
+                             i, c->target_layer[i], verifier->layers);
     }
     return KAKEYA_OK;
 }
@@ -125,10 +137,14 @@ typedef struct walker {
 } walker;
 
 /* Fan-in scaling keeps activations of any width near one; the model has no norm behind its projections. */
-static void visit(walker *w, tensor_kind kind, tensor_group group, const char *path, size_t offset, int dims, int64_t a,
-                  int64_t b) {
+static void visit(walker *w, tensor_kind kind, parameter_group group, const char *path, size_t offset, int dims,
+                  int64_t a, int64_t b) {
     if (w->status != KAKEYA_OK) return;
-    tensor_slot slot = {.kind = kind, .group = group, .dims = dims, .shape = {a, b}, .offset = offset,
+    tensor_slot slot = {.kind = kind,
+                        .group = group,
+                        .dims = dims,
+                        .shape = {a, b},
+                        .offset = offset,
                         .synthetic = kind == SLOT_MATRIX ? 1.0f / sqrtf((float)b) : 1.0f};
     if (w->layer >= 0) {
         snprintf(slot.name, sizeof slot.name, "layers.%d.%s", w->layer, path);
@@ -141,25 +157,30 @@ static void visit(walker *w, tensor_kind kind, tensor_group group, const char *p
 
 #define IN_LAYER(field) offsetof(dflash_layer_weights, field)
 
-static kakeya_status dflash_walk(const void *shape, tensor_visit visitor, void *context, kakeya_error *error) {
+kakeya_status dflash_walk(const void *shape, tensor_visit visitor, void *context, kakeya_error *error) {
     const dflash_config *c = shape;
     walker w = {.visit = visitor, .context = context, .error = error, .layer = -1};
     int64_t hidden = c->hidden, queries = (int64_t)c->heads * c->head_dim, keys = (int64_t)c->kv_heads * c->head_dim;
-    visit(&w, SLOT_MATRIX, GROUP_ATTENTION, "fc.weight", offsetof(dflash_model, fc), 2, hidden, c->targets * hidden);
-    visit(&w, SLOT_VECTOR, GROUP_NORMS, "hidden_norm.weight", offsetof(dflash_model, hidden_norm), 1, hidden, 0);
-    visit(&w, SLOT_VECTOR, GROUP_NORMS, "norm.weight", offsetof(dflash_model, norm), 1, hidden, 0);
+    visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "fc.weight", offsetof(dflash_model, fc), 2, hidden,
+          c->targets * hidden);
+    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "hidden_norm.weight", offsetof(dflash_model, hidden_norm), 1, hidden, 0);
+    visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "norm.weight", offsetof(dflash_model, norm), 1, hidden, 0);
     for (w.layer = 0; w.layer < c->layers; w.layer++) {
-        visit(&w, SLOT_VECTOR, GROUP_NORMS, "input_layernorm.weight", IN_LAYER(input_norm), 1, hidden, 0);
-        visit(&w, SLOT_VECTOR, GROUP_NORMS, "post_attention_layernorm.weight", IN_LAYER(post_attention_norm), 1, hidden, 0);
-        visit(&w, SLOT_MATRIX, GROUP_ATTENTION, "self_attn.q_proj.weight", IN_LAYER(q_proj), 2, queries, hidden);
-        visit(&w, SLOT_MATRIX, GROUP_ATTENTION, "self_attn.k_proj.weight", IN_LAYER(k_proj), 2, keys, hidden);
-        visit(&w, SLOT_MATRIX, GROUP_ATTENTION, "self_attn.v_proj.weight", IN_LAYER(v_proj), 2, keys, hidden);
-        visit(&w, SLOT_MATRIX, GROUP_ATTENTION, "self_attn.o_proj.weight", IN_LAYER(o_proj), 2, hidden, queries);
-        visit(&w, SLOT_VECTOR, GROUP_NORMS, "self_attn.q_norm.weight", IN_LAYER(q_norm), 1, c->head_dim, 0);
-        visit(&w, SLOT_VECTOR, GROUP_NORMS, "self_attn.k_norm.weight", IN_LAYER(k_norm), 1, c->head_dim, 0);
-        visit(&w, SLOT_MATRIX, GROUP_DENSE_MLP, "mlp.gate_proj.weight", IN_LAYER(gate_proj), 2, c->intermediate, hidden);
-        visit(&w, SLOT_MATRIX, GROUP_DENSE_MLP, "mlp.up_proj.weight", IN_LAYER(up_proj), 2, c->intermediate, hidden);
-        visit(&w, SLOT_MATRIX, GROUP_DENSE_MLP, "mlp.down_proj.weight", IN_LAYER(down_proj), 2, hidden, c->intermediate);
+        visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "input_layernorm.weight", IN_LAYER(input_norm), 1, hidden, 0);
+        visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "post_attention_layernorm.weight", IN_LAYER(post_attention_norm), 1,
+              hidden, 0);
+        visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "self_attn.q_proj.weight", IN_LAYER(q_proj), 2, queries, hidden);
+        visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "self_attn.k_proj.weight", IN_LAYER(k_proj), 2, keys, hidden);
+        visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "self_attn.v_proj.weight", IN_LAYER(v_proj), 2, keys, hidden);
+        visit(&w, SLOT_MATRIX, PARAMETERS_ATTENTION, "self_attn.o_proj.weight", IN_LAYER(o_proj), 2, hidden, queries);
+        visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "self_attn.q_norm.weight", IN_LAYER(q_norm), 1, c->head_dim, 0);
+        visit(&w, SLOT_VECTOR, PARAMETERS_NORMS, "self_attn.k_norm.weight", IN_LAYER(k_norm), 1, c->head_dim, 0);
+        visit(&w, SLOT_MATRIX, PARAMETERS_DENSE_MLP, "mlp.gate_proj.weight", IN_LAYER(gate_proj), 2, c->intermediate,
+              hidden);
+        visit(&w, SLOT_MATRIX, PARAMETERS_DENSE_MLP, "mlp.up_proj.weight", IN_LAYER(up_proj), 2, c->intermediate,
+              hidden);
+        visit(&w, SLOT_MATRIX, PARAMETERS_DENSE_MLP, "mlp.down_proj.weight", IN_LAYER(down_proj), 2, hidden,
+              c->intermediate);
     }
     return w.status;
 }
@@ -173,7 +194,8 @@ kakeya_status dflash_model_open(const char *directory, const gemma4_config *veri
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the drafter", directory);
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
     checkpoint *ck = model->checkpoint;
-    if (status == KAKEYA_OK) status = dflash_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
+    if (status == KAKEYA_OK)
+        status = dflash_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
     if (status == KAKEYA_OK) status = check_verifier(ck->config_path, &model->config, verifier, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
@@ -202,8 +224,8 @@ static void spread_targets(int verifier_layers, dflash_config *c) {
         c->target_layer[i] = (int)lround(1 + (double)i * (verifier_layers - 4) / (c->targets - 1));
 }
 
-/* Published drafters: 32 heads at hidden 2816, 64 at 5376 (multiples of the 8 K/V heads near hidden / 88), five layers of
- * which four slide, an MLP twice as wide as the hidden size. */
+/* Published drafters: 32 heads at hidden 2816, 64 at 5376 (multiples of the 8 K/V heads near hidden / 88), five layers
+ * of which four slide, an MLP twice as wide as the hidden size. */
 static void published_shape(const gemma4_config *verifier, dflash_config *c) {
     int head_groups = (int)lround(verifier->hidden / (88.0 * 8));
     *c = (dflash_config){

@@ -13,9 +13,16 @@ enum { MAX_HEADS = 1024, MAX_HEAD_DIM = 4096, MAX_RANK = 1 << 16 };
 /* ------------------------------------------------------------------------------------------ configuration */
 
 static void refuse_unknown_keys(json_reader *r, const cJSON *top) {
-    static const char *const known[] = {"drafter_num_layers", "drafter_num_kv_heads", "drafter_head_dim", "verifier_num_layers",
-                                        "verifier_num_kv_heads", "verifier_head_dim", "rank", "verifier_layer_kv_heads",
-                                        "verifier_layer_head_dims", "input"};
+    static const char *const known[] = {"drafter_num_layers",
+                                        "drafter_num_kv_heads",
+                                        "drafter_head_dim",
+                                        "verifier_num_layers",
+                                        "verifier_num_kv_heads",
+                                        "verifier_head_dim",
+                                        "rank",
+                                        "verifier_layer_kv_heads",
+                                        "verifier_layer_head_dims",
+                                        "input"};
     const cJSON *item;
     cJSON_ArrayForEach(item, top) {
         bool found = false;
@@ -25,7 +32,8 @@ static void refuse_unknown_keys(json_reader *r, const cJSON *top) {
 }
 
 /* A list with one entry per verifier layer; null or absent: the uniform value everywhere. */
-static void read_layer_list(json_reader *r, const cJSON *top, const char *key, int max, int uniform, int layers, int *out) {
+static void read_layer_list(json_reader *r, const cJSON *top, const char *key, int max, int uniform, int layers,
+                            int *out) {
     for (int i = 0; i < layers; i++) out[i] = uniform;
     if (!json_get(top, key)) return;
     int n = json_int_array(r, top, key, 1, max, out, GEMMA4_MAX_LAYERS);
@@ -52,9 +60,12 @@ kakeya_status f_theta_config_parse(const char *name, const char *json, size_t js
         read_layer_list(r, top, "verifier_layer_head_dims", MAX_HEAD_DIM, head_dim, out->layers, out->head_dim);
     }
     const char *input = json_string(r, top, "input", "drafter_kv");
-    if (strcmp(input, "drafter_context_kv") == 0) out->input = F_THETA_DRAFTER_CONTEXT_KV;
-    else if (strcmp(input, "drafter_kv") == 0) out->input = F_THETA_DRAFTER_TOKEN_KV;
-    else json_fail(r, KAKEYA_UNSUPPORTED, "input \"%s\" is not supported (drafter_context_kv, drafter_kv)", input);
+    if (strcmp(input, "drafter_context_kv") == 0)
+        out->input = F_THETA_DRAFTER_CONTEXT_KV;
+    else if (strcmp(input, "drafter_kv") == 0)
+        out->input = F_THETA_DRAFTER_TOKEN_KV;
+    else
+        json_fail(r, KAKEYA_UNSUPPORTED, "input \"%s\" is not supported (drafter_context_kv, drafter_kv)", input);
     cJSON_Delete(top);
     return reader.status;
 }
@@ -91,19 +102,22 @@ static kakeya_status check_fit(const char *name, const f_theta_config *c, const 
 
 /* ------------------------------------------------------------------------------------------ tensor list */
 
-static kakeya_status visit_matrix(tensor_visit visit, void *context, const char *name, size_t offset, int64_t out, int64_t in,
-                                  kakeya_error *error) {
-    tensor_slot slot = {.kind = SLOT_MATRIX, .group = GROUP_ATTENTION, .dims = 2, .shape = {out, in}, .offset = offset};
+static kakeya_status visit_matrix(tensor_visit visit, void *context, const char *name, size_t offset, int64_t out,
+                                  int64_t in, kakeya_error *error) {
+    tensor_slot slot = {
+        .kind = SLOT_MATRIX, .group = PARAMETERS_ATTENTION, .dims = 2, .shape = {out, in}, .offset = offset};
     snprintf(slot.name, sizeof slot.name, "%s", name);
     return visit(context, &slot, error);
 }
 
-static kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error) {
+kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error) {
     const f_theta_config *c = shape;
     int64_t in = (int64_t)c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
-    kakeya_status status = visit_matrix(visit, context, "encoder_k.weight", offsetof(f_theta_model, encoder_k), c->rank, in, error);
+    kakeya_status status =
+        visit_matrix(visit, context, "encoder_k.weight", offsetof(f_theta_model, encoder_k), c->rank, in, error);
     if (status == KAKEYA_OK)
-        status = visit_matrix(visit, context, "encoder_v.weight", offsetof(f_theta_model, encoder_v), c->rank, in, error);
+        status =
+            visit_matrix(visit, context, "encoder_v.weight", offsetof(f_theta_model, encoder_v), c->rank, in, error);
     for (int i = 0; i < c->layers && status == KAKEYA_OK; i++) {
         char name[SLOT_NAME_BYTES];
         int64_t out = (int64_t)c->kv_heads[i] * c->head_dim[i];
@@ -112,7 +126,8 @@ static kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *c
         status = visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_k) + place, out, c->rank, error);
         snprintf(name, sizeof name, "decoders_v.%d.weight", i);
         if (status == KAKEYA_OK)
-            status = visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_v) + place, out, c->rank, error);
+            status =
+                visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_v) + place, out, c->rank, error);
     }
     return status;
 }
@@ -130,9 +145,11 @@ static const char *find_weights(const char *directory, kakeya_error *error) {
         if (!found) continue;
         if (i < CONVERTIBLE) return names[i];
         error_set(error, KAKEYA_UNSUPPORTED,
-                  "%s: f_theta_weights.pt is a Python pickle, which is not read; convert it once there with: python3 -c \"import torch, "
+                  "%s: f_theta_weights.pt is a Python pickle, which is not read; convert it once there with: python3 "
+                  "-c \"import torch, "
                   "safetensors.torch as s; s.save_file({k: v.contiguous() for k, v in torch.load('f_theta_weights.pt', "
-                  "weights_only=True).items()}, 'f_theta_weights.safetensors')\"", directory);
+                  "weights_only=True).items()}, 'f_theta_weights.safetensors')\"",
+                  directory);
         return NULL;
     }
     error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", directory, names[0], names[1]);
@@ -150,7 +167,8 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for f_theta", directory);
     kakeya_status status = checkpoint_open(directory, "f_theta_config.json", weights, &model->checkpoint, error);
     checkpoint *ck = model->checkpoint;
-    if (status == KAKEYA_OK) status = f_theta_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
+    if (status == KAKEYA_OK)
+        status = f_theta_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
     if (status == KAKEYA_OK) status = check_fit(ck->config_path, &model->config, verifier, drafter, error);
     if (status == KAKEYA_OK) {
         const f_theta_config *c = &model->config;

@@ -26,18 +26,22 @@ static bool is_one_of(const char *text, const char *const *names, size_t n) {
 
 static void check_architecture(json_reader *r, const cJSON *top, const cJSON *text) {
     static const char *const model_types[] = {"gemma4", "gemma4_unified", "gemma4_text", "gemma4_unified_text"};
-    static const char *const architectures[] = {"Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
-                                                "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"};
+    static const char *const architectures[] = {"Gemma4ForConditionalGeneration",
+                                                "Gemma4UnifiedForConditionalGeneration", "Gemma4ForCausalLM",
+                                                "Gemma4UnifiedForCausalLM"};
     const char *model_type = json_string(r, top, "model_type", NULL);
     const cJSON *list = json_array(r, top, "architectures");
     const char *architecture = list && cJSON_IsString(list->child) ? list->child->valuestring : NULL;
     if (!model_type && !architecture)
         json_fail(r, KAKEYA_UNSUPPORTED, "neither model_type nor architectures says that this is a Gemma 4 model");
     if (architecture && !is_one_of(architecture, architectures, 4))
-        json_fail(r, KAKEYA_UNSUPPORTED, "architecture \"%s\" is not supported (Gemma4ForConditionalGeneration, "
-                  "Gemma4UnifiedForConditionalGeneration, Gemma4ForCausalLM)", architecture);
+        json_fail(r, KAKEYA_UNSUPPORTED,
+                  "architecture \"%s\" is not supported (Gemma4ForConditionalGeneration, "
+                  "Gemma4UnifiedForConditionalGeneration, Gemma4ForCausalLM)",
+                  architecture);
     if (model_type && !is_one_of(model_type, model_types, 4))
-        json_fail(r, KAKEYA_UNSUPPORTED, "model_type \"%s\" is not supported (gemma4, gemma4_unified, gemma4_text)", model_type);
+        json_fail(r, KAKEYA_UNSUPPORTED, "model_type \"%s\" is not supported (gemma4, gemma4_unified, gemma4_text)",
+                  model_type);
     const char *text_type = text != top ? json_string(r, text, "model_type", NULL) : NULL;
     if (text_type && !is_one_of(text_type, model_types + 2, 2))
         json_fail(r, KAKEYA_UNSUPPORTED, "text_config.model_type \"%s\" is not supported (gemma4_text)", text_type);
@@ -50,7 +54,8 @@ static void check_fixed_choices(json_reader *r, const cJSON *text) {
     const char *activation = json_string(r, text, "hidden_activation", "gelu_pytorch_tanh");
     if (strcmp(activation, "gelu_pytorch_tanh") != 0)
         json_fail(r, KAKEYA_UNSUPPORTED, "hidden_activation \"%s\" is not supported (gelu_pytorch_tanh)", activation);
-    if (json_bool(r, text, "attention_bias", false)) json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
+    if (json_bool(r, text, "attention_bias", false))
+        json_fail(r, KAKEYA_UNSUPPORTED, "attention_bias is not supported");
     const cJSON *bidirectional = json_get(text, "use_bidirectional_attention");
     bool vision_only = cJSON_IsString(bidirectional) && strcmp(bidirectional->valuestring, "vision") == 0;
     if (bidirectional && !cJSON_IsFalse(bidirectional) && !vision_only)
@@ -73,9 +78,12 @@ static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c
     int i = 0;
     cJSON_ArrayForEach(type, types) {
         const char *name = cJSON_IsString(type) ? type->valuestring : "(not a string)";
-        if (strcmp(name, "sliding_attention") == 0) c->layer[i].type = GEMMA4_SLIDING;
-        else if (strcmp(name, "full_attention") == 0) c->layer[i].type = GEMMA4_FULL;
-        else json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
+        if (strcmp(name, "sliding_attention") == 0)
+            c->layer[i].type = GEMMA4_SLIDING;
+        else if (strcmp(name, "full_attention") == 0)
+            c->layer[i].type = GEMMA4_FULL;
+        else
+            json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
         i++;
     }
 }
@@ -87,14 +95,17 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
         char *end;
         long index = strtol(item->string, &end, 10);
         if (end == item->string || *end || index < 0 || index >= c->layers || !cJSON_IsObject(item)) {
-            json_fail(r, KAKEYA_FORMAT, "per_layer_config: \"%s\" is not one of the %d layers", item->string, c->layers);
+            json_fail(r, KAKEYA_FORMAT, "per_layer_config: \"%s\" is not one of the %d layers", item->string,
+                      c->layers);
             return;
         }
         const cJSON *value;
         cJSON_ArrayForEach(value, item) {
             if (strcmp(value->string, "head_dim") != 0 && strcmp(value->string, "num_key_value_heads") != 0)
-                json_fail(r, KAKEYA_UNSUPPORTED, "per_layer_config: layer %ld overrides \"%s\", only head_dim and "
-                          "num_key_value_heads are supported", index, value->string);
+                json_fail(r, KAKEYA_UNSUPPORTED,
+                          "per_layer_config: layer %ld overrides \"%s\", only head_dim and "
+                          "num_key_value_heads are supported",
+                          index, value->string);
         }
         gemma4_layer_config *l = &c->layer[index];
         l->head_dim = json_int(r, item, "head_dim", 2, MAX_HEAD_DIM, l->head_dim);
@@ -122,15 +133,16 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
     int dim_layer[2] = {-1, -1}; /* RoPE frequencies exist once per layer type */
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_config *l = &c->layer[i];
-        if (l->head_dim % 2)
-            json_fail(r, KAKEYA_FORMAT, "head dimension %d of layer %d is odd", l->head_dim, i);
+        if (l->head_dim % 2) json_fail(r, KAKEYA_FORMAT, "head dimension %d of layer %d is odd", l->head_dim, i);
         if (c->heads % l->kv_heads)
-            json_fail(r, KAKEYA_FORMAT, "%d attention heads of layer %d cannot share %d K/V heads evenly", c->heads, i, l->kv_heads);
+            json_fail(r, KAKEYA_FORMAT, "%d attention heads of layer %d cannot share %d K/V heads evenly", c->heads, i,
+                      l->kv_heads);
         int first = dim_layer[l->type];
-        if (first < 0) dim_layer[l->type] = i;
+        if (first < 0)
+            dim_layer[l->type] = i;
         else if (c->layer[first].head_dim != l->head_dim)
-            json_fail(r, KAKEYA_UNSUPPORTED, "%s layers %d and %d have head dimensions %d and %d", gemma4_layer_type_name(l->type),
-                      first, i, c->layer[first].head_dim, l->head_dim);
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s layers %d and %d have head dimensions %d and %d",
+                      gemma4_layer_type_name(l->type), first, i, c->layer[first].head_dim, l->head_dim);
     }
 }
 
@@ -152,10 +164,12 @@ static void read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
             rope->factor = (float)json_number(r, own, "factor", 1e-3, 1e6, 1);
         } else if (strcmp(kind, "default") == 0) {
             if (json_number(r, own, "partial_rotary_factor", 0, 1, 1) < 1)
-                json_fail(r, KAKEYA_UNSUPPORTED, "rope_parameters.%s: partial_rotary_factor needs rope_type \"proportional\"",
+                json_fail(r, KAKEYA_UNSUPPORTED,
+                          "rope_parameters.%s: partial_rotary_factor needs rope_type \"proportional\"",
                           gemma4_layer_type_name(type));
         } else {
-            json_fail(r, KAKEYA_UNSUPPORTED, "rope_parameters.%s: rope_type \"%s\" is not supported (default, proportional)",
+            json_fail(r, KAKEYA_UNSUPPORTED,
+                      "rope_parameters.%s: rope_type \"%s\" is not supported (default, proportional)",
                       gemma4_layer_type_name(type), kind);
         }
     }
@@ -166,7 +180,8 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
     bool double_wide = json_bool(r, text, "use_double_wide_mlp", false);
     c->shared_kv_layers = json_int(r, text, "num_kv_shared_layers", 0, GEMMA4_MAX_LAYERS, 0);
     if (c->shared_kv_layers >= c->layers && r->status == KAKEYA_OK)
-        json_fail(r, KAKEYA_FORMAT, "num_kv_shared_layers is %d of %d layers: none is left to share from", c->shared_kv_layers, c->layers);
+        json_fail(r, KAKEYA_FORMAT, "num_kv_shared_layers is %d of %d layers: none is left to share from",
+                  c->shared_kv_layers, c->layers);
     int orphan = 0;
     if (r->status == KAKEYA_OK && !gemma4_share_kv(c, intermediate, double_wide, &orphan))
         json_fail(r, KAKEYA_FORMAT, "num_kv_shared_layers is %d, but layer %d has no earlier %s layer to share from",
@@ -184,7 +199,8 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
         c->experts_per_token = json_required_int(r, text, "top_k_experts", 1, MAX_EXPERTS);
         c->expert_intermediate = json_required_int(r, text, "moe_intermediate_size", 1, MAX_WIDTH);
         if (c->experts_per_token > c->experts)
-            json_fail(r, KAKEYA_FORMAT, "top_k_experts is %d, but there are %d experts", c->experts_per_token, c->experts);
+            json_fail(r, KAKEYA_FORMAT, "top_k_experts is %d, but there are %d experts", c->experts_per_token,
+                      c->experts);
         if ((long long)c->experts * 2 * c->expert_intermediate > INT_MAX || (long long)c->experts * c->hidden > INT_MAX)
             json_fail(r, KAKEYA_FORMAT, "%d experts of width %d are too large", c->experts, c->expert_intermediate);
     }
@@ -194,7 +210,8 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
     c->ple_vocab = json_int(r, text, "vocab_size_per_layer_input", 1, MAX_VOCAB, 262144);
     if (!c->ple_width) c->ple_vocab = 0;
     if ((long long)c->ple_width * c->layers > INT_MAX / 4)
-        json_fail(r, KAKEYA_FORMAT, "hidden_size_per_layer_input %d is too large for %d layers", c->ple_width, c->layers);
+        json_fail(r, KAKEYA_FORMAT, "hidden_size_per_layer_input %d is too large for %d layers", c->ple_width,
+                  c->layers);
 }
 
 /* Adds an integer or a list of integers to a set. */
@@ -225,7 +242,8 @@ static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, jso
     add_tokens(r, text, "eos_token_id", c->vocab, c->stop_tokens, &c->n_stop_tokens);
     if (r->status == KAKEYA_OK) {
         add_tokens(generation_reader, generation, "eos_token_id", c->vocab, c->stop_tokens, &c->n_stop_tokens);
-        add_tokens(generation_reader, generation, "suppress_tokens", c->vocab, c->suppress_tokens, &c->n_suppress_tokens);
+        add_tokens(generation_reader, generation, "suppress_tokens", c->vocab, c->suppress_tokens,
+                   &c->n_suppress_tokens);
     }
     if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
 }

@@ -5,8 +5,8 @@
 #include "model/gemma4.h"
 
 /* Layer types are set; fills kv_source and the dense MLP widths. Layers from `layers - shared_kv_layers` on attend the
- * K/V of the last earlier layer of their own type; with double_wide their dense MLP is twice as wide. False where such a
- * layer does not exist (*layer names the layer without a source). */
+ * K/V of the last earlier layer of their own type; with double_wide their dense MLP is twice as wide. False where such
+ * a layer does not exist (*layer names the layer without a source). */
 bool gemma4_share_kv(gemma4_config *config, int intermediate, bool double_wide, int *layer);
 
 /* Proportional RoPE turns floor(partial * head_dim / 2) pairs; their frequencies are those of the whole head. */

@@ -13,25 +13,81 @@ typedef struct variant {
     bool k_eq_v, moe, double_wide;
 } variant;
 
-enum { VOCAB = 262144, HEAD_DIM = 256, FULL_HEAD_DIM = 512, EXPERTS = 128, EXPERTS_PER_TOKEN = 8, EXPERT_INTERMEDIATE = 704 };
+enum {
+    VOCAB = 262144,
+    HEAD_DIM = 256,
+    FULL_HEAD_DIM = 512,
+    EXPERTS = 128,
+    EXPERTS_PER_TOKEN = 8,
+    EXPERT_INTERMEDIATE = 704
+};
 
 static const variant variants[] = {
-    {.name = "26b-a4b", .layers = 30, .hidden = 2816, .heads = 16, .kv_heads = 8, .full_kv_heads = 2, .intermediate = 2112,
-     .pattern = 6, .sliding_window = 1024, .max_context = 262144, .k_eq_v = true, .moe = true},
-    {.name = "31b", .layers = 60, .hidden = 5376, .heads = 32, .kv_heads = 16, .full_kv_heads = 4, .intermediate = 21504,
-     .pattern = 6, .sliding_window = 1024, .max_context = 262144, .k_eq_v = true},
-    {.name = "12b", .layers = 48, .hidden = 3840, .heads = 16, .kv_heads = 8, .full_kv_heads = 1, .intermediate = 15360,
-     .pattern = 6, .sliding_window = 1024, .max_context = 262144, .k_eq_v = true},
-    {.name = "e4b", .layers = 42, .hidden = 2560, .heads = 8, .kv_heads = 2, .full_kv_heads = 2, .intermediate = 10240,
-     .pattern = 6, .shared_kv_layers = 18, .ple_width = 256, .sliding_window = 512, .max_context = 131072},
-    {.name = "e2b", .layers = 35, .hidden = 1536, .heads = 8, .kv_heads = 1, .full_kv_heads = 1, .intermediate = 6144,
-     .pattern = 5, .shared_kv_layers = 20, .ple_width = 256, .sliding_window = 512, .max_context = 131072, .double_wide = true},
+    {.name = "26b-a4b",
+     .layers = 30,
+     .hidden = 2816,
+     .heads = 16,
+     .kv_heads = 8,
+     .full_kv_heads = 2,
+     .intermediate = 2112,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 262144,
+     .k_eq_v = true,
+     .moe = true},
+    {.name = "31b",
+     .layers = 60,
+     .hidden = 5376,
+     .heads = 32,
+     .kv_heads = 16,
+     .full_kv_heads = 4,
+     .intermediate = 21504,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 262144,
+     .k_eq_v = true},
+    {.name = "12b",
+     .layers = 48,
+     .hidden = 3840,
+     .heads = 16,
+     .kv_heads = 8,
+     .full_kv_heads = 1,
+     .intermediate = 15360,
+     .pattern = 6,
+     .sliding_window = 1024,
+     .max_context = 262144,
+     .k_eq_v = true},
+    {.name = "e4b",
+     .layers = 42,
+     .hidden = 2560,
+     .heads = 8,
+     .kv_heads = 2,
+     .full_kv_heads = 2,
+     .intermediate = 10240,
+     .pattern = 6,
+     .shared_kv_layers = 18,
+     .ple_width = 256,
+     .sliding_window = 512,
+     .max_context = 131072},
+    {.name = "e2b",
+     .layers = 35,
+     .hidden = 1536,
+     .heads = 8,
+     .kv_heads = 1,
+     .full_kv_heads = 1,
+     .intermediate = 6144,
+     .pattern = 5,
+     .shared_kv_layers = 20,
+     .ple_width = 256,
+     .sliding_window = 512,
+     .max_context = 131072,
+     .double_wide = true},
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
 
-/* The first `layers` layers of a variant. Layers that share K/V keep their place: a prefix that ends before the first of
- * them has none, so every sharing layer still finds its source. */
+/* The first `layers` layers of a variant. Layers that share K/V keep their place: a prefix that ends before the first
+ * of them has none, so every sharing layer still finds its source. */
 static void fill(const variant *v, int layers, dtype type, gemma4_config *c) {
     int first_shared = v->layers - v->shared_kv_layers;
     memset(c, 0, sizeof *c);
@@ -53,7 +109,9 @@ static void fill(const variant *v, int layers, dtype type, gemma4_config *c) {
         .ple_vocab = v->ple_width ? VOCAB : 0,
         .shared_kv_layers = layers > first_shared ? layers - first_shared : 0,
         .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = HEAD_DIM / 2, .factor = 1},
-                 [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = gemma4_rotated_pairs(0.25, FULL_HEAD_DIM), .factor = 1}},
+                 [GEMMA4_FULL] = {.theta = 1e6f,
+                                  .rotated_pairs = gemma4_rotated_pairs(0.25, FULL_HEAD_DIM),
+                                  .factor = 1}},
         .checkpoint_dtype = type,
         .bos_token = 2,
         .pad_token = 0,
@@ -82,8 +140,9 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
             found = &variants[i];
     }
     if (!found)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "synthetic model \"%s\": unknown variant \"%.*s\" (26b-a4b, 31b, 12b, e4b, e2b)",
-                         description, (int)name_length, description);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "synthetic model \"%s\": unknown variant \"%.*s\" (26b-a4b, 31b, 12b, e4b, e2b)", description,
+                         (int)name_length, description);
 
     int layers = found->layers;
     dtype type = DTYPE_BF16;
@@ -94,15 +153,17 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
         if (strncmp(option, "layers=", 7) == 0) {
             long value = strtol(option + 7, &end, 10);
             if (end == option + 7 || end != option + length || value < 1 || value > found->layers)
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "synthetic model \"%s\": \"%.*s\" is not layers=1 to layers=%d",
-                                 description, (int)length, option, found->layers);
+                return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                                 "synthetic model \"%s\": \"%.*s\" is not layers=1 to layers=%d", description,
+                                 (int)length, option, found->layers);
             layers = (int)value;
         } else if (length == 9 && strncmp(option, "dtype=f32", 9) == 0) {
             type = DTYPE_F32;
         } else if (length == 10 && strncmp(option, "dtype=bf16", 10) == 0) {
             type = DTYPE_BF16;
         } else {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16)",
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16)",
                              description, (int)length, option);
         }
         option += length;

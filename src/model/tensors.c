@@ -114,8 +114,8 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
                          tensor_shape_text(t->dims, t->shape, found, sizeof found), expected);
     dtype type;
     if (!tensor_dtype(t, &type))
-        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has dtype %s, expected F32, F16 or BF16", b->ck->directory,
-                         name, tensor_type_name(t->type));
+        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has dtype %s, expected F32, F16 or BF16",
+                         b->ck->directory, name, tensor_type_name(t->type));
 
     char *binding = b->base + slot->offset;
     if (slot->kind == SLOT_MATRIX) {
@@ -141,17 +141,21 @@ static kakeya_status check_names(binder *b, tensor_skip skip, kakeya_error *erro
     for (size_t i = 0; i < b->ck->n_tensors; i++) {
         const char *name = b->ck->tensors[i]->name;
         if (b->used[i]) continue;
-        if (skip && skip(name)) b->memory->skipped++;
-        else name_list_add(&unexpected, name, "");
+        if (skip && skip(name))
+            b->memory->skipped++;
+        else
+            name_list_add(&unexpected, name, "");
     }
     const char *directory = b->ck->directory;
     if (b->missing.count && unexpected.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s; %zu unexpected: %s", directory, b->missing.count,
-                         b->missing.text, unexpected.count, unexpected.text);
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s; %zu unexpected: %s", directory,
+                         b->missing.count, b->missing.text, unexpected.count, unexpected.text);
     if (b->missing.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s", directory, b->missing.count, b->missing.text);
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s", directory, b->missing.count,
+                         b->missing.text);
     if (unexpected.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu unexpected tensor(s): %s", directory, unexpected.count, unexpected.text);
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu unexpected tensor(s): %s", directory, unexpected.count,
+                         unexpected.text);
     return KAKEYA_OK;
 }
 
@@ -232,8 +236,8 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
         const unsigned char *values = find_tile(s, slot->synthetic);
         unsigned char *data = values ? own_block(s->memory, s->account, elements * width) : NULL;
         if (!data)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic tensor %s", elements * width,
-                             slot->name);
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic tensor %s",
+                             elements * width, slot->name);
         size_t from = next_random(&s->state) % TILE_ELEMENTS;
         for (size_t done = 0; done < elements;) {
             size_t n = TILE_ELEMENTS - from < elements - done ? TILE_ELEMENTS - from : elements - done;

@@ -5,7 +5,7 @@
 #define KAKEYA_MODEL_TENSORS_H
 
 #include "formats/checkpoint.h"
-#include "model/gemma4.h"
+#include "model/sizes.h"
 
 typedef enum tensor_kind {
     SLOT_MATRIX = 0, /* a `weight`; leading dimensions are folded into its rows */
@@ -14,26 +14,13 @@ typedef enum tensor_kind {
     SLOT_IGNORED,    /* may be in the file, is not bound */
 } tensor_kind;
 
-typedef enum tensor_group {
-    GROUP_EMBEDDING = 0,
-    GROUP_HEAD, /* untied models only */
-    GROUP_PLE_TABLE,
-    GROUP_PLE,
-    GROUP_ATTENTION,
-    GROUP_DENSE_MLP,
-    GROUP_EXPERTS,
-    GROUP_ROUTER,
-    GROUP_NORMS, /* norms and layer scalars */
-    GROUP_COUNT
-} tensor_group;
-
 enum { SLOT_NAME_BYTES = 96 };
 
 typedef struct tensor_slot {
     char name[SLOT_NAME_BYTES]; /* without the checkpoint's prefix, unless `unprefixed` */
     bool unprefixed;
     tensor_kind kind;
-    tensor_group group;
+    parameter_group group;
     int dims;
     int64_t shape[3];
     size_t offset;   /* of the binding inside the structure that is filled */
@@ -59,8 +46,9 @@ typedef struct tensor_memory {
 
 void tensor_memory_release(tensor_memory *memory);
 
-/* Binds every slot to the tensor prefix + name of the checkpoint and stores the bindings at `base`. Strict: a tensor that
- * is missing, of another shape or of another type, or one that nobody knows, is an error that names it (up to six). */
+/* Binds every slot to the tensor prefix + name of the checkpoint and stores the bindings at `base`. Strict: a tensor
+ * that is missing, of another shape or of another type, or one that nobody knows, is an error that names it (up to
+ * six). */
 kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
                            tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error);
 
@@ -68,7 +56,10 @@ kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk,
 kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
                                  tensor_memory *memory, kakeya_error *error);
 
-/* The list of a Gemma 4 model: shape is a gemma4_config, base a gemma4_weights. */
+/* The lists: of a gemma4_config for a gemma4_weights, of a dflash_config for a dflash_model, of an f_theta_config for
+ * an f_theta_model. */
 kakeya_status gemma4_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+kakeya_status dflash_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
+kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error);
 
 #endif
