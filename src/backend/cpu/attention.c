@@ -1,0 +1,578 @@
+/* Flash attention of the verifier. Keys are walked in blocks of 16 absolute positions with an online softmax; no T x T
+ * matrix exists. What a query at position t does depends on t and the policy only, never on chunking, batch or threads:
+ *
+ *   pass 1  sinks      [0, sink)       exact       (only once something is evicted)
+ *   pass 2  restored   [sink, E)       from latents (policy `restored`)
+ *   pass 3  exact      [E, t]          exact
+ *
+ * all cut by the layer's own causal / sliding mask. E is t - window + 1 for decode rows and the cache's frontier for prompt
+ * rows; nothing is evicted while E <= sink. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in
+ * latent space (sum of p * v_norm scalar * e_v) and are decoded once per query at the end:
+ *   sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
+ * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order; with few
+ * queries the partitions are spread over threads, with the same merges. */
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+
+typedef struct flash_state {
+    float *m, *l, *o; /* [queries], [queries], [queries][dim] */
+    int dim;
+} flash_state;
+
+typedef struct attention_tile {
+    backend_model *model;
+    const backend_cache *cache;
+    const layer_store *store;
+    const gemma4_layer_config *config;
+    int layer;  /* whose queries */
+    int source; /* whose K/V */
+    int head, group, tokens, queries;
+    int row;      /* first row of the forward */
+    int position; /* of that row */
+    int chunk_begin;     /* positions from here on lie in the chunk buffers (INT_MAX: all stored) */
+    int chunk_row;       /* their first row there */
+    segment_kind kind;
+    int frontier;
+    bool bounded, restored;
+    thread_scratch *scratch;
+} attention_tile;
+
+typedef struct key_range {
+    int begin, end;
+} key_range;
+
+typedef enum attention_pass { PASS_SINK, PASS_RESTORED, PASS_EXACT } attention_pass;
+
+static int group_of(const gemma4_config *c, const gemma4_layer_config *l) { return c->heads / l->kv_heads; }
+
+int attention_max_queries(const backend_model *m) {
+    int largest = CPU_TILE_QUERIES;
+    for (int i = 0; i < m->config->layers; i++) {
+        int g = group_of(m->config, &m->config->layer[i]);
+        if (g * BACKEND_MAX_DECODE_ROWS > largest) largest = g * BACKEND_MAX_DECODE_ROWS;
+    }
+    if (m->options.drafter) {
+        int g = m->options.drafter->config.heads / m->options.drafter->config.kv_heads;
+        if (g * BACKEND_MAX_DECODE_ROWS > largest) largest = g * BACKEND_MAX_DECODE_ROWS;
+    }
+    return largest;
+}
+
+static int state_dim(const backend_model *m) {
+    int dim = m->options.f_theta ? m->options.f_theta->config.rank : 0;
+    for (int i = 0; i < m->config->layers; i++) {
+        if (m->config->layer[i].head_dim > dim) dim = m->config->layer[i].head_dim;
+    }
+    if (m->options.drafter && m->options.drafter->config.head_dim > dim) dim = m->options.drafter->config.head_dim;
+    return dim;
+}
+
+size_t attention_state_floats(const backend_model *m) {
+    return (size_t)attention_max_queries(m) * (size_t)(state_dim(m) + 2);
+}
+
+/* Partitions in flight when one decode step is split over threads. */
+static int wave_partitions(const backend_model *m) { return 2 * m->threads; }
+
+size_t attention_partial_floats(const backend_model *m, int context) {
+    if (context <= CPU_PARTITION_FULL) return 0;
+    size_t per_query = 2 * (size_t)(state_dim(m) + 2);
+    return (size_t)wave_partitions(m) * (size_t)m->config->heads * BACKEND_MAX_DECODE_ROWS * per_query;
+}
+
+static flash_state state_at(float *memory, int queries, int dim) {
+    return (flash_state){memory, memory + queries, memory + 2 * (size_t)queries, dim};
+}
+
+static void state_reset(flash_state s, int queries) {
+    for (int i = 0; i < queries; i++) {
+        s.m[i] = -INFINITY;
+        s.l[i] = 0;
+    }
+    memset(s.o, 0, (size_t)queries * (size_t)s.dim * sizeof(float));
+}
+
+/* into = into + part. A state that has seen no key is neutral, exactly. */
+static void state_merge(const cpu_kernels *kernels, flash_state into, flash_state part, int queries) {
+    for (int i = 0; i < queries; i++) {
+        float *o = into.o + (size_t)i * (size_t)into.dim;
+        const float *p = part.o + (size_t)i * (size_t)part.dim;
+        if (part.l[i] == 0) continue;
+        if (into.l[i] == 0) {
+            into.m[i] = part.m[i];
+            into.l[i] = part.l[i];
+            memcpy(o, p, (size_t)into.dim * sizeof(float));
+            continue;
+        }
+        float m = into.m[i] > part.m[i] ? into.m[i] : part.m[i];
+        float a = expf(into.m[i] - m), b = expf(part.m[i] - m);
+        into.l[i] = into.l[i] * a + part.l[i] * b;
+        into.m[i] = m;
+        kernels->scale(a, into.dim, o);
+        kernels->axpy(b, p, into.dim, o);
+    }
+}
+
+/* Keys that the query at position t attends in one pass. */
+static key_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
+    const backend_cache_options *o = &tile->cache->options;
+    int lo = 0;
+    if (tile->config->type == GEMMA4_SLIDING) {
+        lo = t - tile->model->config->sliding_window + 1;
+        if (lo < 0) lo = 0;
+    }
+    int evicted_end = 0;
+    if (tile->bounded) {
+        evicted_end = tile->kind == SEGMENT_DECODE ? t - o->window + 1 : tile->frontier;
+        if (evicted_end <= o->sink) evicted_end = 0;
+    }
+    key_range r = {0, 0};
+    if (pass == PASS_EXACT) {
+        r.begin = evicted_end > lo ? evicted_end : lo;
+        r.end = t + 1;
+    } else if (evicted_end) {
+        r.begin = pass == PASS_SINK || o->sink < lo ? lo : o->sink;
+        r.end = pass == PASS_SINK ? o->sink : evicted_end;
+    }
+    if (r.end < r.begin) r.end = r.begin;
+    return r;
+}
+
+typedef struct key_block {
+    const void *k, *v;
+    dtype k_type, v_type;
+    size_t k_stride, v_stride; /* elements */
+    int v_dim;
+    const float *v_scale;
+    float scale_memory[ATTENTION_BLOCK];
+    int packing; /* which packed queries meet these keys: 0 stored type, 1 float32 */
+} key_block;
+
+/* Copies up to 16 rows of this head, found one by one, into `to`; rows not wanted become zero. */
+static const void *gather_rows(const attention_tile *tile, int base, key_range wanted, bool sink, bool is_k, void *to) {
+    const backend_cache *c = tile->cache;
+    const layer_store *s = tile->store;
+    size_t element = kv_element_bytes(c), d = (size_t)tile->config->head_dim, bytes = d * element;
+    size_t head_offset = (size_t)tile->head * bytes;
+    for (int i = 0; i < ATTENTION_BLOCK; i++) {
+        int p = base + i;
+        unsigned char *out = (unsigned char *)to + (size_t)i * bytes;
+        const unsigned char *row = NULL;
+        if (p < wanted.begin || p >= wanted.end) {
+            row = NULL;
+        } else if (sink) {
+            row = (is_k ? s->sink_k : s->sink_v) + (size_t)p * (size_t)s->kv_dim * element;
+        } else if (p >= tile->chunk_begin) {
+            size_t chunk_row = (size_t)(tile->chunk_row + p - tile->chunk_begin);
+            row = (const unsigned char *)(is_k ? tile->model->chunk_k : tile->model->chunk_v) +
+                  chunk_row * (size_t)s->kv_dim * element;
+        } else {
+            row = store_row(c, s, p, is_k);
+        }
+        if (row) memcpy(out, row + head_offset, bytes);
+        else memset(out, 0, bytes);
+    }
+    return to;
+}
+
+/* Where the 16 stored rows of a block lie; gathered when they are not contiguous. Sets pointer and stride. */
+static void locate_rows(const attention_tile *tile, int base, key_range wanted, bool sink, bool is_k, void *temporary,
+                        const void **rows, size_t *stride) {
+    const backend_cache *c = tile->cache;
+    const layer_store *s = tile->store;
+    size_t element = kv_element_bytes(c), d = (size_t)tile->config->head_dim;
+    size_t row_bytes = (size_t)s->kv_dim * element;
+    *stride = (size_t)s->kv_dim;
+    if (!sink && base >= tile->chunk_begin) {
+        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin);
+        *rows = (const unsigned char *)(is_k ? tile->model->chunk_k : tile->model->chunk_v) + row * row_bytes +
+                (size_t)tile->head * d * element;
+    } else if (!sink && base + ATTENTION_BLOCK <= tile->chunk_begin) {
+        *rows = store_row(c, s, base, is_k) + (size_t)tile->head * d * element;
+    } else {
+        *rows = gather_rows(tile, base, wanted, sink, is_k, temporary);
+        *stride = d;
+    }
+}
+
+/* K = RoPE(k_norm * V): the keys of a K = V layer are derived from the stored values. */
+static void derive_keys(const attention_tile *tile, int base, const void *v, size_t v_stride, dtype type, float *keys) {
+    const backend_model *m = tile->model;
+    const cpu_kernels *kernels = m->kernels;
+    const rope_table *rope = &m->rope[tile->config->type];
+    const float *norm = m->weights->layer[tile->source].k_norm;
+    int d = tile->config->head_dim;
+    for (int i = 0; i < ATTENTION_BLOCK; i++) {
+        float *k = keys + (size_t)i * (size_t)d;
+        kernels->load(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), d, k);
+        for (int j = 0; j < d; j++) k[j] *= norm[j];
+        size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
+        kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+    }
+}
+
+static void exact_block(const attention_tile *tile, int base, key_range wanted, bool sink, key_block *b) {
+    dtype type = tile->cache->options.kv_dtype;
+    thread_scratch *x = tile->scratch;
+    b->v_type = type;
+    b->v_dim = tile->config->head_dim;
+    b->v_scale = NULL;
+    locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_stride);
+    if (tile->store->has_k) {
+        b->k_type = type;
+        b->packing = 0;
+        locate_rows(tile, base, wanted, sink, true, x->key_block, &b->k, &b->k_stride);
+    } else {
+        derive_keys(tile, base, b->v, b->v_stride, type, x->key_block);
+        b->k = x->key_block;
+        b->k_type = DTYPE_F32;
+        b->k_stride = (size_t)tile->config->head_dim;
+        b->packing = 1;
+    }
+}
+
+/* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16). */
+static void decode_latents(const attention_tile *tile, int base, bool is_k, float *out) {
+    const backend_model *m = tile->model;
+    const cpu_kernels *kernels = m->kernels;
+    const f_theta_model *f = m->options.f_theta;
+    int rank = f->config.rank, d = tile->config->head_dim;
+    const weight *decoder = is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source];
+    dtype type = tile->cache->options.kv_dtype;
+    for (int i = 0; i < ATTENTION_BLOCK; i++) {
+        const unsigned char *code = latent_code(tile->cache, base + i);
+        float *row = tile->scratch->latent_block + (size_t)i * (size_t)rank;
+        kernels->load(type, code + (is_k ? 0 : (size_t)rank * dtype_bytes(type)), rank, row);
+    }
+    kernels->pack_rows(decoder->type, false, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK, rank,
+                       tile->scratch->latent_packed);
+    kernels->matmul(decoder->type, false, tile->scratch->latent_packed, ATTENTION_BLOCK, rank, decoder->data,
+                    (size_t)rank, tile->head * d, (tile->head + 1) * d, out, (size_t)d);
+}
+
+/* Raw rows are mixed with the layer's own raw K/V before the norms (identity restore and the mix-alpha sweep). */
+static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float *rows) {
+    const backend_cache *c = tile->cache;
+    int d = tile->config->head_dim, kv_dim = tile->store->kv_dim;
+    float alpha = c->options.mix_alpha;
+    for (int i = 0; i < ATTENTION_BLOCK && base + i < c->options.context_tokens; i++) {
+        const float *own = c->own_raw[tile->source] + ((size_t)(base + i) * 2 + (is_k ? 0 : 1)) * (size_t)kv_dim +
+                           (size_t)tile->head * (size_t)d;
+        float *row = rows + (size_t)i * (size_t)d;
+        for (int j = 0; j < d; j++) row[j] = alpha * own[j] + (1 - alpha) * row[j];
+    }
+}
+
+static void restored_block(const attention_tile *tile, int base, key_block *b) {
+    const backend_model *m = tile->model;
+    const backend_cache *c = tile->cache;
+    const rope_table *rope = &m->rope[tile->config->type];
+    int d = tile->config->head_dim, rank = m->options.f_theta->config.rank;
+    float *keys = tile->scratch->key_block, eps = m->config->rms_eps;
+
+    decode_latents(tile, base, true, keys);
+    if (c->options.diagnostics) mix_own_rows(tile, base, true, keys);
+    for (int i = 0; i < ATTENTION_BLOCK; i++) {
+        float *k = keys + (size_t)i * (size_t)d;
+        m->kernels->rms_norm(k, m->weights->layer[tile->source].k_norm, d, eps, k);
+        size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
+        m->kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+    }
+    b->k = keys;
+    b->k_type = DTYPE_F32;
+    b->k_stride = (size_t)d;
+    b->packing = 1;
+    if (c->options.diagnostics) {
+        float *values = tile->scratch->value_block;
+        decode_latents(tile, base, false, values);
+        mix_own_rows(tile, base, false, values);
+        for (int i = 0; i < ATTENTION_BLOCK; i++) {
+            float *v = values + (size_t)i * (size_t)d;
+            m->kernels->rms_norm(v, NULL, d, eps, v);
+        }
+        *b = (key_block){.k = keys, .k_type = DTYPE_F32, .k_stride = (size_t)d, .packing = 1, .v = values,
+                         .v_type = DTYPE_F32, .v_stride = (size_t)d, .v_dim = d};
+        return;
+    }
+    dtype type = c->options.kv_dtype;
+    b->v = latent_code(c, base) + (size_t)rank * dtype_bytes(type);
+    b->v_type = type;
+    b->v_stride = 2 * (size_t)rank;
+    b->v_dim = rank;
+    int head = c->latent.head_offset[tile->source] + tile->head;
+    for (int i = 0; i < ATTENTION_BLOCK; i++) b->scale_memory[i] = latent_scales(c, base + i)[head];
+    b->v_scale = b->scale_memory;
+}
+
+/* One pass over the keys of [partition.begin, partition.end) into `state`. */
+static void attend_pass(const attention_tile *tile, attention_pass pass, key_range partition, flash_state state) {
+    thread_scratch *x = tile->scratch;
+    int first = INT_MAX, last = 0;
+    for (int token = 0; token < tile->tokens; token++) {
+        key_range r = pass_range(tile, pass, tile->position + token);
+        if (r.begin < partition.begin) r.begin = partition.begin;
+        if (r.end > partition.end) r.end = partition.end;
+        if (r.begin >= r.end) continue;
+        if (r.begin < first) first = r.begin;
+        if (r.end > last) last = r.end;
+    }
+    if (first >= last) return;
+    for (int base = first / ATTENTION_BLOCK * ATTENTION_BLOCK; base < last; base += ATTENTION_BLOCK) {
+        bool any = false;
+        for (int token = 0; token < tile->tokens; token++) {
+            key_range r = pass_range(tile, pass, tile->position + token);
+            int lo = (r.begin > partition.begin ? r.begin : partition.begin) - base;
+            int hi = (r.end < partition.end ? r.end : partition.end) - base;
+            if (lo < 0) lo = 0;
+            if (hi > ATTENTION_BLOCK) hi = ATTENTION_BLOCK;
+            if (hi > lo) any = true;
+            else lo = hi = 0;
+            for (int g = 0; g < tile->group; g++) {
+                x->lo[token * tile->group + g] = lo;
+                x->hi[token * tile->group + g] = hi;
+            }
+        }
+        if (!any) continue;
+        key_block b;
+        if (pass == PASS_RESTORED) restored_block(tile, base, &b);
+        else exact_block(tile, base, (key_range){first, last}, pass == PASS_SINK, &b);
+        tile->model->kernels->attend_block(tile->queries, x->lo, x->hi, x->q_packed[b.packing], tile->config->head_dim,
+                                           b.k_type, b.k, b.k_stride, b.v_dim, b.v_type, b.v, b.v_stride, b.v_scale,
+                                           state.m, state.l, state.o, (size_t)state.dim);
+    }
+}
+
+static void pack_queries(const attention_tile *tile) {
+    const backend_model *m = tile->model;
+    int d = tile->config->head_dim;
+    size_t row = (size_t)(m->config->heads * d);
+    dtype stored = tile->cache->options.kv_dtype;
+    for (int packing = 0; packing < 2; packing++) {
+        bool needed = packing == 0 ? tile->store->has_k : (!tile->store->has_k || tile->restored);
+        if (!needed) continue;
+        dtype type = packing == 0 ? stored : DTYPE_F32;
+        size_t bytes = m->kernels->pack_row_bytes(type, false, d);
+        for (int token = 0; token < tile->tokens; token++) {
+            const float *q = m->q + (size_t)(tile->row + token) * row + (size_t)(tile->head * tile->group * d);
+            m->kernels->pack_rows(type, false, q, (size_t)d, tile->group, d,
+                                  (char *)tile->scratch->q_packed[packing] + (size_t)(token * tile->group) * bytes);
+        }
+    }
+}
+
+/* Decodes the restored part, joins it with the exact part and writes the attention output over the queries. */
+static void finish_tile(const attention_tile *tile, flash_state exact, flash_state restored) {
+    backend_model *m = tile->model;
+    const cpu_kernels *kernels = m->kernels;
+    int d = tile->config->head_dim;
+    float *decoded = restored.o;
+    size_t decoded_stride = (size_t)restored.dim;
+    if (tile->restored && !tile->cache->options.diagnostics) {
+        const f_theta_model *f = m->options.f_theta;
+        const weight *decoder = &f->decoder_v[tile->source];
+        int rank = f->config.rank;
+        kernels->pack_rows(decoder->type, false, restored.o, (size_t)rank, tile->queries, rank, tile->scratch->q_packed[0]);
+        decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
+        decoded_stride = (size_t)d;
+        kernels->matmul(decoder->type, false, tile->scratch->q_packed[0], tile->queries, rank, decoder->data,
+                        (size_t)rank, tile->head * d, (tile->head + 1) * d, decoded, (size_t)d);
+    }
+    size_t row = (size_t)(m->config->heads * d);
+    for (int i = 0; i < tile->queries; i++) {
+        int token = i / tile->group, g = i % tile->group;
+        float *out = m->q + (size_t)(tile->row + token) * row + (size_t)((tile->head * tile->group + g) * d);
+        float *o = exact.o + (size_t)i * (size_t)d;
+        float l = exact.l[i];
+        if (tile->restored && restored.l[i] > 0) {
+            float top = exact.m[i] > restored.m[i] ? exact.m[i] : restored.m[i];
+            float a = expf(exact.m[i] - top), b = expf(restored.m[i] - top);
+            l = exact.l[i] * a + restored.l[i] * b;
+            kernels->scale(a, d, o);
+            kernels->axpy(b, decoded + (size_t)i * decoded_stride, d, o);
+        }
+        kernels->scale(1.0f / l, d, o);
+        memcpy(out, o, (size_t)d * sizeof(float));
+    }
+}
+
+static int partitions_of(const attention_tile *tile) {
+    if (tile->config->type == GEMMA4_SLIDING) return 1;
+    return (tile->position + tile->tokens - 1) / CPU_PARTITION_FULL + 1;
+}
+
+static key_range partition_at(const attention_tile *tile, int index) {
+    if (tile->config->type == GEMMA4_SLIDING) return (key_range){0, INT_MAX};
+    return (key_range){index * CPU_PARTITION_FULL, (index + 1) * CPU_PARTITION_FULL};
+}
+
+static int restored_dim(const attention_tile *tile) {
+    if (!tile->restored) return 0;
+    return tile->cache->options.diagnostics ? tile->config->head_dim : tile->model->options.f_theta->config.rank;
+}
+
+static void attend_partition(const attention_tile *tile, int index, flash_state exact, flash_state restored) {
+    key_range partition = partition_at(tile, index);
+    state_reset(exact, tile->queries);
+    if (tile->bounded) attend_pass(tile, PASS_SINK, partition, exact);
+    if (tile->restored) {
+        state_reset(restored, tile->queries);
+        attend_pass(tile, PASS_RESTORED, partition, restored);
+    }
+    attend_pass(tile, PASS_EXACT, partition, exact);
+}
+
+static void run_tile(const attention_tile *tile) {
+    thread_scratch *x = tile->scratch;
+    int q = tile->queries, d = tile->config->head_dim, r = restored_dim(tile);
+    const cpu_kernels *kernels = tile->model->kernels;
+    pack_queries(tile);
+    flash_state total = state_at(x->state[2], q, d), total_restored = state_at(x->state[3], q, r);
+    int partitions = partitions_of(tile);
+    if (partitions == 1) {
+        attend_partition(tile, 0, total, total_restored);
+    } else {
+        flash_state part = state_at(x->state[0], q, d), part_restored = state_at(x->state[1], q, r);
+        state_reset(total, q);
+        if (tile->restored) state_reset(total_restored, q);
+        for (int p = 0; p < partitions; p++) {
+            attend_partition(tile, p, part, part_restored);
+            state_merge(kernels, total, part, q);
+            if (tile->restored) state_merge(kernels, total_restored, part_restored, q);
+        }
+    }
+    finish_tile(tile, total, total_restored);
+}
+
+typedef struct attention_context {
+    backend_model *model;
+    int layer;
+    const attention_segment *segments;
+    int n_segments;
+    int first_partition, first_slot, n_slots; /* split form: the wave in flight */
+} attention_context;
+
+static attention_tile make_tile(const attention_context *a, const attention_segment *s, int head, int first, int tokens,
+                                int thread) {
+    backend_model *m = a->model;
+    const gemma4_layer_config *lc = &m->config->layer[a->layer];
+    int source = lc->kv_source, group = group_of(m->config, lc);
+    attention_tile tile = {
+        .model = m, .cache = s->cache, .store = &s->cache->layer[source], .config = lc, .layer = a->layer,
+        .source = source, .head = head, .group = group, .tokens = tokens, .queries = tokens * group,
+        .row = s->first_row + first, .position = s->position + first, .chunk_begin = INT_MAX, .kind = s->kind,
+        .frontier = cache_frontier(s->cache), .bounded = cache_bounds_layer(s->cache, source),
+        .restored = cache_restores_layer(s->cache, source), .scratch = &m->scratch[thread],
+    };
+    /* New prompt rows of a ring live in the chunk buffers until the ring's last reader is done (forward.c). */
+    if (tile.store->kind == STORE_RING && s->kind == SEGMENT_PROMPT) {
+        tile.chunk_begin = s->position;
+        tile.chunk_row = s->first_row;
+    }
+    return tile;
+}
+
+static int tile_tokens(const attention_context *a, const attention_segment *s) {
+    int group = group_of(a->model->config, &a->model->config->layer[a->layer]);
+    if (s->rows <= BACKEND_MAX_DECODE_ROWS) return s->rows;
+    return CPU_TILE_QUERIES / group > 0 ? CPU_TILE_QUERIES / group : 1;
+}
+
+static void run_tiles(void *context, size_t begin, size_t end, int thread) {
+    attention_context *a = context;
+    size_t heads = (size_t)a->model->config->layer[a->layer].kv_heads;
+    size_t index = 0;
+    for (int i = 0; i < a->n_segments; i++) {
+        const attention_segment *s = &a->segments[i];
+        int tokens = tile_tokens(a, s);
+        size_t tiles = (size_t)((s->rows + tokens - 1) / tokens);
+        for (size_t t = 0; t < tiles * heads; t++, index++) {
+            if (index < begin || index >= end) continue;
+            int first = (int)(t / heads) * tokens;
+            int n = s->rows - first < tokens ? s->rows - first : tokens;
+            attention_tile tile = make_tile(a, s, (int)(t % heads), first, n, thread);
+            run_tile(&tile);
+        }
+    }
+}
+
+/* Split form: few queries over a long context. Partitions run in waves; slot 0 of m->partial ends up with the total. */
+static float *partial_state(const attention_context *a, const attention_tile *tile, int slot, bool restored) {
+    size_t per_query = (size_t)(state_dim(a->model) + 2), queries = (size_t)tile->queries;
+    size_t index = ((size_t)slot * (size_t)tile->config->kv_heads + (size_t)tile->head) * 2 + (restored ? 1 : 0);
+    return a->model->partial + index * queries * per_query;
+}
+
+static void run_partitions(void *context, size_t begin, size_t end, int thread) {
+    attention_context *a = context;
+    const attention_segment *s = a->segments;
+    int heads = a->model->config->layer[a->layer].kv_heads;
+    for (size_t item = begin; item < end; item++) {
+        attention_tile tile = make_tile(a, s, (int)item % heads, 0, s->rows, thread);
+        int offset = (int)item / heads, slot = a->first_slot + offset;
+        pack_queries(&tile);
+        attend_partition(&tile, a->first_partition + offset,
+                         state_at(partial_state(a, &tile, slot, false), tile.queries, tile.config->head_dim),
+                         state_at(partial_state(a, &tile, slot, true), tile.queries, restored_dim(&tile)));
+    }
+}
+
+static void merge_heads(void *context, size_t begin, size_t end, int thread) {
+    attention_context *a = context;
+    const attention_segment *s = a->segments;
+    for (size_t head = begin; head < end; head++) {
+        attention_tile tile = make_tile(a, s, (int)head, 0, s->rows, thread);
+        for (int slot = 1; slot < a->first_slot + a->n_slots; slot++) {
+            for (int restored = 0; restored <= (tile.restored ? 1 : 0); restored++) {
+                int dim = restored ? restored_dim(&tile) : tile.config->head_dim;
+                state_merge(a->model->kernels, state_at(partial_state(a, &tile, 0, restored), tile.queries, dim),
+                            state_at(partial_state(a, &tile, slot, restored), tile.queries, dim), tile.queries);
+            }
+        }
+    }
+}
+
+static void finish_heads(void *context, size_t begin, size_t end, int thread) {
+    attention_context *a = context;
+    const attention_segment *s = a->segments;
+    for (size_t head = begin; head < end; head++) {
+        attention_tile tile = make_tile(a, s, (int)head, 0, s->rows, thread);
+        finish_tile(&tile, state_at(partial_state(a, &tile, 0, false), tile.queries, tile.config->head_dim),
+                    state_at(partial_state(a, &tile, 0, true), tile.queries, restored_dim(&tile)));
+    }
+}
+
+static void run_split(attention_context *a, int partitions) {
+    backend_model *m = a->model;
+    size_t heads = (size_t)m->config->layer[a->layer].kv_heads;
+    int wave = wave_partitions(m);
+    for (int first = 0; first < partitions; first += a->n_slots) {
+        a->first_slot = first == 0 ? 0 : 1; /* from the second wave on, slot 0 is the total so far */
+        int room = wave - a->first_slot, left = partitions - first;
+        a->n_slots = left < room ? left : room;
+        a->first_partition = first;
+        thread_pool_for(m->pool, (size_t)a->n_slots * heads, 1, run_partitions, a);
+        thread_pool_for(m->pool, heads, 1, merge_heads, a);
+    }
+    thread_pool_for(m->pool, heads, 1, finish_heads, a);
+}
+
+void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments) {
+    const gemma4_layer_config *lc = &m->config->layer[layer];
+    attention_context context = {.model = m, .layer = layer, .segments = segments, .n_segments = n_segments};
+    const attention_segment *only = &segments[0];
+    int partitions = (only->position + only->rows - 1) / CPU_PARTITION_FULL + 1;
+    bool few = n_segments == 1 && only->rows <= BACKEND_MAX_DECODE_ROWS && lc->kv_heads < 4 * m->threads;
+    if (few && lc->type == GEMMA4_FULL && partitions > 1 && m->threads > 1) {
+        run_split(&context, partitions);
+        return;
+    }
+    size_t items = 0;
+    for (int i = 0; i < n_segments; i++) {
+        int tokens = tile_tokens(&context, &segments[i]);
+        items += (size_t)((segments[i].rows + tokens - 1) / tokens) * (size_t)lc->kv_heads;
+    }
+    thread_pool_for(m->pool, items, 1, run_tiles, &context);
+}

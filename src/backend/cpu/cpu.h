@@ -1,0 +1,248 @@
+/* Private face of the CPU backend: the model with its workspace, and the cache of one timeline.
+ *
+ *   model.c      creation, RoPE tables, workspace          forward.c    the decoder layers over segments
+ *   matrix.c     batches of matrix products on the pool    attention.c  flash attention over blocks of 16 keys
+ *   experts.c    router and mixture of experts             cache.c      K/V stores, commit, truncate, fork
+ *   draft.c      drafter context, latents, block drafting  snapshot.c   cache <-> bytes
+ *   probe.c      what the machine allows                   kernels*.c   the inner loops, one table per instruction set */
+#ifndef KAKEYA_BACKEND_CPU_CPU_H
+#define KAKEYA_BACKEND_CPU_CPU_H
+
+#include <stdbool.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
+#include "base/threads.h"
+
+enum {
+    CPU_MAX_THREADS = 256,
+    CPU_MAX_ROWS = 512,          /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
+    CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
+    CPU_PARTITION_FULL = 1024,   /* key positions of one independent flash state in full-attention layers */
+    CPU_AUX_BACKLOG = 32,        /* committed rows whose aux hidden states wait for a batched drafter extension */
+    CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
+    CPU_SERIAL_ROWS = 2,         /* up to so many rows, per-row work runs on the calling thread */
+};
+
+/* cos/sin of position * inverse frequency, [position][pairs], grown on demand. */
+typedef struct rope_table {
+    int pairs, half;
+    float *inverse_frequency; /* [pairs] */
+    float *cosine, *sine;
+    int positions;
+} rope_table;
+
+/* Rows of activations packed for every weight type of the model that may meet them. */
+typedef struct packed_rows {
+    void *data[DTYPE_COUNT]; /* NULL where no weight has that type */
+    size_t row_bytes[DTYPE_COUNT];
+    int rows, k;
+} packed_rows;
+
+typedef struct thread_scratch {
+    void *q_packed[2];        /* queries packed for stored keys, and for derived (float32) keys */
+    float *key_block;         /* [16][max head_dim] derived or gathered keys */
+    float *value_block;       /* [16][max head_dim] gathered or mixed values */
+    float *latent_block;      /* [16][rank] */
+    void *latent_packed;      /* 16 packed latents */
+    int *lo, *hi;             /* [max query rows] */
+    float *state[6];          /* flash states: partition exact, partition restored, totals (see attention.c) */
+    float *row;               /* [max row length] */
+} thread_scratch;
+
+struct backend_model {
+    backend_model_options options;
+    const gemma4_config *config;
+    const gemma4_weights *weights;
+    const cpu_kernels *kernels;
+    thread_pool *pool;
+    mem_account *account;
+    bool round; /* activations are rounded to bf16 before a product */
+    char description[64];
+
+    int max_rows;       /* rows of one forward */
+    unsigned weight_types, draft_types; /* bit per dtype present */
+    rope_table rope[2]; /* by gemma4_layer_type */
+    rope_table draft_rope;
+    float embed_scale;
+
+    /* workspace, [max_rows][...] float32 unless noted */
+    float *h;          /* residual stream */
+    float *x;          /* normed input of a product */
+    float *q;          /* queries, later attention output */
+    float *k, *v;      /* raw projections, [max kv_dim] */
+    float *branch;     /* [hidden] output of a block before its post-norm */
+    float *gate_up;    /* [2 * max intermediate] */
+    float *moe;        /* [hidden] */
+    float *ple;        /* [layers * ple_width] */
+    float *ple_gate;   /* [ple_width] */
+    float *router_logits;   /* [experts] */
+    int *expert_of;         /* [experts_per_token] */
+    float *expert_weight;   /* [experts_per_token] */
+    int *expert_rows;       /* [max_rows * experts_per_token] slot -> row, grouped by expert */
+    int *expert_slot;       /* [max_rows * experts_per_token] (row, rank) -> slot */
+    int *expert_begin;      /* [experts + 1] */
+    float *expert_gate_up;  /* [slots][2 * expert_intermediate] */
+    float *expert_out;      /* [slots][hidden] */
+    packed_rows packed, packed_moe, packed_slots, packed_act, packed_act_slots;
+    void *chunk_k, *chunk_v;     /* K/V of the current layer's new rows in the stored type (float32-sized), + a block */
+    float *aux;             /* [max_rows][targets * hidden] */
+    float *partial;         /* flash states of partitions when one step is split over threads */
+    size_t partial_floats;
+    thread_scratch scratch[CPU_MAX_THREADS];
+    int threads;
+    struct matrix_job *jobs;
+    int max_jobs;
+
+    /* drafter workspace */
+    float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_context; /* rows x ... */
+    void *d_block_k, *d_block_v;
+    float *d_logits;  /* [BACKEND_MAX_DECODE_ROWS][vocab] */
+    packed_rows d_packed, d_packed_aux, d_packed_act;
+    float *latent_in, *latent_out;
+    packed_rows packed_latent_in;
+};
+
+typedef enum store_kind { STORE_NONE = 0, STORE_RING, STORE_PAGES } store_kind;
+
+/* Exact K/V of one layer. Rows are [kv_heads][head_dim] in the cache's type; K=V layers hold V only. A ring keeps
+ * position p in slot p % capacity; pages hold KV_PAGE positions each and may be freed from below. */
+typedef struct layer_store {
+    store_kind kind;
+    int kv_dim;
+    bool has_k;
+    int capacity;            /* ring */
+    unsigned char *k, *v;    /* ring */
+    unsigned char *sink_k, *sink_v; /* bounded policies: positions < sink */
+    unsigned char **pages;   /* [max_pages]: V rows, then K rows */
+    int n_pages;             /* pages [first_page, n_pages) exist */
+    int first_page;
+} layer_store;
+
+/* Rows of latents: e_k[rank], e_v[rank] in the cache's type, and per restored (layer, head) the v_norm scalar. */
+typedef struct latent_store {
+    bool ring;
+    int capacity;
+    unsigned char *codes; /* ring: [capacity][2 * rank] */
+    float *scales;        /* ring: [capacity][heads] */
+    unsigned char **pages; /* KV_PAGE positions: codes, then scales */
+    int n_pages;
+    int heads;            /* sum of kv_heads over restored layers */
+    int head_offset[GEMMA4_MAX_LAYERS]; /* first head of a layer, or -1 */
+} latent_store;
+
+typedef struct draft_store {
+    int capacity;
+    unsigned char *k, *v; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
+    int window;           /* positions attended */
+} draft_store;
+
+/* A run of committed decode rows, for the eviction frontier after truncation. */
+typedef struct decode_run {
+    int begin, end;
+} decode_run;
+
+struct backend_cache {
+    backend_model *model;
+    backend_cache_options options;
+    mem_account *account;
+    int length, pending;
+    int high;               /* one past the highest position ever written since the last compaction */
+    segment_kind pending_kind;
+    int held_from;          /* rings hold nothing older (set when they change size) */
+    bool decoding;          /* sliding stores are in their bounded (evicted) form */
+    layer_store layer[GEMMA4_MAX_LAYERS];
+    latent_store latent;
+    draft_store draft[DFLASH_MAX_LAYERS];
+    int draft_length;       /* positions whose context K/V (and latents) exist */
+    int draft_from;         /* oldest position whose context K/V are valid */
+    float *aux_backlog;     /* [CPU_AUX_BACKLOG][targets * hidden] of positions [draft_length, length) and pending rows */
+    decode_run *runs;
+    int n_runs, max_runs;
+    float **own_raw;        /* diagnostics: per layer [context][2][kv_dim] own raw K and V */
+};
+
+/* --- matrix.c */
+typedef struct matrix_job {
+    const packed_rows *input;
+    int first_row, rows;
+    const weight *w;
+    int o_begin, o_end; /* output range inside w */
+    float *y;           /* [rows][ldy], column 0 = o_begin */
+    size_t ldy;
+    size_t first_piece;
+    int piece;
+    bool exact_input;   /* input was packed without rounding */
+} matrix_job;
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types, kakeya_error *error);
+void packed_rows_destroy(packed_rows *p);
+/* Packs rows [0, rows) of x into rows [at, at + rows). Parallel where it pays. */
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round);
+void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
+matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
+/* Per-row work over [0, rows): inline for few rows, on the pool otherwise. */
+void rows_run(backend_model *m, int rows, range_task task, void *context);
+
+/* --- model.c */
+kakeya_status rope_table_reserve(backend_model *m, rope_table *table, int positions, kakeya_error *error);
+
+/* --- experts.c */
+void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows);
+void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemma4_layer_config *lc, int rows);
+
+/* --- attention.c */
+typedef struct attention_segment {
+    backend_cache *cache;
+    int first_row, rows;   /* rows of the forward */
+    int position;          /* of first_row */
+    segment_kind kind;
+} attention_segment;
+/* m->q [rows][heads * head_dim] (normed, rotated) -> attention output in place. */
+void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments);
+size_t attention_partial_floats(const backend_model *m, int context);
+size_t attention_state_floats(const backend_model *m);
+int attention_max_queries(const backend_model *m);
+
+/* --- cache.c */
+kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out, kakeya_error *error);
+void cpu_cache_destroy(backend_cache *c);
+/* Makes room for n rows of this kind: grows pages, switches sliding stores between their prompt and bounded forms. */
+kakeya_status cache_prepare(backend_cache *c, segment_kind kind, int n, kakeya_error *error);
+kakeya_status cache_reserve(backend_cache *c, int positions, kakeya_error *error);
+kakeya_status cpu_cache_commit(backend_cache *c, int n, kakeya_error *error);
+kakeya_status cpu_cache_truncate(backend_cache *c, int length, kakeya_error *error);
+kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error);
+backend_cache_bytes cpu_cache_bytes(const backend_cache *c);
+int cpu_cache_min_truncate(const backend_cache *c);
+/* Positions in [sink, frontier) are evicted for prompt rows; decode rows at t use t - window + 1. 0 = none. */
+int cache_frontier(const backend_cache *c);
+/* Address of a stored row; position must be held. is_k is only valid for stores that have keys. */
+unsigned char *store_row(const backend_cache *c, const layer_store *s, int position, bool is_k);
+bool cache_restores_layer(const backend_cache *c, int layer);
+bool cache_bounds_layer(const backend_cache *c, int layer);
+size_t kv_element_bytes(const backend_cache *c);
+unsigned char *latent_code(const backend_cache *c, int position);
+float *latent_scales(const backend_cache *c, int position);
+
+/* --- snapshot.c */
+size_t cpu_cache_snapshot_bytes(const backend_cache *c);
+kakeya_status cpu_cache_snapshot(const backend_cache *c, void *data, size_t bytes, kakeya_error *error);
+kakeya_status cpu_cache_restore(backend_cache *c, const void *data, size_t bytes, kakeya_error *error);
+
+/* --- draft.c */
+/* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden]. */
+void draft_extend(backend_cache *c, const float *aux, int rows, int position);
+/* Extends by the committed rows that wait in the aux backlog. */
+void draft_flush(backend_cache *c);
+/* Hidden states after the drafter's final norm, [n + 1][drafter hidden], of the block [bonus, mask x n]. */
+kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *hidden, kakeya_error *error);
+kakeya_status cpu_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+kakeya_status cpu_cache_restoration_error(const backend_cache *c, double relative_mse[2], kakeya_error *error);
+
+/* --- probe.c */
+kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *error);
+
+/* --- forward.c */
+kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
+
+#endif

@@ -1,0 +1,131 @@
+/* Batches of matrix products. All products of one stage of a layer (q, k, v; gate, up and every chosen expert; ...) are one
+ * fork-join: their output rows are cut into pieces that threads take from a common counter. No output element is ever
+ * split over k, so results do not depend on threads or pieces. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+
+/* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance. */
+static const size_t piece_bytes_streaming = (size_t)96 << 10;
+/* Multiply-adds of one piece when many rows make it compute-bound. */
+static const size_t piece_products = (size_t)6 << 20;
+enum { PIECE_ALIGN = 8 };
+
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types, kakeya_error *error) {
+    memset(p, 0, sizeof *p);
+    p->rows = rows;
+    p->k = k;
+    for (int t = 0; t < DTYPE_COUNT; t++) {
+        if (!(types & (1u << t))) continue;
+        size_t rounded = m->kernels->pack_row_bytes((dtype)t, true, k);
+        size_t exact = m->kernels->pack_row_bytes((dtype)t, false, k);
+        p->row_bytes[t] = rounded > exact ? rounded : exact;
+        p->data[t] = mem_alloc(m->account, MEM_WORKSPACE, p->row_bytes[t] * (size_t)rows);
+        if (!p->data[t]) {
+            packed_rows_destroy(p);
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d packed rows of %d values", rows, k);
+        }
+    }
+    return KAKEYA_OK;
+}
+
+void packed_rows_destroy(packed_rows *p) {
+    for (int t = 0; t < DTYPE_COUNT; t++) {
+        mem_free(p->data[t]);
+        p->data[t] = NULL;
+    }
+}
+
+void rows_run(backend_model *m, int rows, range_task task, void *context) {
+    if (rows <= CPU_SERIAL_ROWS) {
+        task(context, 0, (size_t)rows, 0);
+        return;
+    }
+    int grain = rows / (4 * m->threads);
+    if (grain < 1) grain = 1;
+    if (grain > 16) grain = 16;
+    thread_pool_for(m->pool, (size_t)rows, (size_t)grain, task, context);
+}
+
+typedef struct pack_context {
+    backend_model *model;
+    packed_rows *p;
+    const float *x;
+    size_t ldx;
+    int k;
+    unsigned types;
+    bool round;
+} pack_context;
+
+static void pack_range(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    pack_context *c = context;
+    for (int t = 0; t < DTYPE_COUNT; t++) {
+        if (!(c->types & (1u << t))) continue;
+        size_t bytes = c->model->kernels->pack_row_bytes((dtype)t, c->round, c->k);
+        c->model->kernels->pack_rows((dtype)t, c->round, c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
+                                     (char *)c->p->data[t] + begin * bytes);
+    }
+}
+
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round) {
+    pack_context context = {m, p, x, ldx, k, types, round};
+    rows_run(m, rows, pack_range, &context);
+}
+
+matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy) {
+    return (matrix_job){.input = input, .rows = rows, .w = w, .o_end = w->out, .y = y, .ldy = ldy};
+}
+
+typedef struct batch_context {
+    backend_model *model;
+    matrix_job *jobs;
+    int n_jobs;
+} batch_context;
+
+static void run_pieces(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    batch_context *b = context;
+    const cpu_kernels *kernels = b->model->kernels;
+    int low = 0, high = b->n_jobs - 1;
+    while (low < high) { /* the last job whose first piece is <= begin */
+        int middle = (low + high + 1) / 2;
+        if (b->jobs[middle].first_piece <= begin) low = middle;
+        else high = middle - 1;
+    }
+    int j = low;
+    for (size_t piece = begin; piece < end; piece++) {
+        while (j + 1 < b->n_jobs && b->jobs[j + 1].first_piece <= piece) j++;
+        const matrix_job *job = &b->jobs[j];
+        int o = job->o_begin + (int)(piece - job->first_piece) * job->piece;
+        int o_end = o + job->piece < job->o_end ? o + job->piece : job->o_end;
+        bool round = b->model->round && !job->exact_input;
+        const weight *w = job->w;
+        size_t row_bytes = kernels->pack_row_bytes(w->type, round, w->in);
+        const char *packed = (const char *)job->input->data[w->type] + (size_t)job->first_row * row_bytes;
+        kernels->matmul(w->type, round, packed, job->rows, w->in, w->data, (size_t)w->in, o, o_end,
+                        job->y + (o - job->o_begin), job->ldy);
+    }
+}
+
+void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
+    size_t pieces = 0;
+    for (int j = 0; j < n_jobs; j++) {
+        matrix_job *job = &jobs[j];
+        size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
+        size_t by_stream = piece_bytes_streaming / row_bytes;
+        size_t by_products = piece_products / ((size_t)job->rows * (size_t)job->w->in);
+        size_t piece = by_stream > by_products ? by_stream : by_products;
+        if (job->rows <= BACKEND_MAX_DECODE_ROWS) piece = by_stream;
+        int outputs = job->o_end - job->o_begin;
+        size_t share = ((size_t)outputs + (size_t)m->threads - 1) / (size_t)m->threads;
+        if (piece > share) piece = share;
+        piece = (piece + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
+        job->piece = (int)piece;
+        job->first_piece = pieces;
+        pieces += ((size_t)outputs + piece - 1) / piece;
+    }
+    batch_context context = {m, jobs, n_jobs};
+    thread_pool_for(m->pool, pieces, 1, run_pieces, &context);
+}

@@ -1,0 +1,131 @@
+/* The forward pass against vectors computed by Hugging Face transformers in float32: random models of every text form,
+ * logits, hidden states and greedy continuations. Protects arithmetic and layer order. */
+#include "golden.h"
+
+typedef struct loaded {
+    mem_account account;
+    gemma4_model *model;
+    backend_model *backend;
+    const backend_ops *ops;
+    safetensors *vectors;
+} loaded;
+
+static void load(loaded *l, const char *name, const char *isa, int threads) {
+    char path[512];
+    memset(l, 0, sizeof *l);
+    mem_account_init(&l->account, NULL, 0);
+    snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
+    REQUIRE_OK(gemma4_model_open(path, &l->account, &l->model, error));
+    snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
+    REQUIRE_OK(safetensors_open(path, &l->vectors, error));
+    l->ops = backend_find("cpu", NULL);
+    backend_model_options options = {.verifier = l->model, .precision = KAKEYA_PRECISION_F32, .isa = isa,
+                                     .threads = threads, .account = &l->account};
+    REQUIRE_OK(l->ops->model_create(&options, &l->backend, error));
+}
+
+static void unload(loaded *l) {
+    l->ops->model_destroy(l->backend);
+    gemma4_model_close(l->model);
+    safetensors_close(l->vectors);
+    assert_int_equal(mem_total(&l->account), 0);
+}
+
+static backend_cache *new_cache(loaded *l, int context) {
+    backend_cache *cache = NULL;
+    backend_cache_options options = {.context_tokens = context, .kv_dtype = DTYPE_F32, .account = &l->account};
+    REQUIRE_OK(l->ops->cache_create(l->backend, &options, &cache, error));
+    return cache;
+}
+
+static const float *floats(loaded *l, const char *name, size_t count) {
+    const tensor *t = safetensors_find(l->vectors, name);
+    assert_non_null(t);
+    assert_int_equal(t->bytes, count * 4);
+    return (const float *)(const void *)t->data;
+}
+
+static void forward_one(loaded *l, backend_cache *cache, const int32_t *tokens, int n, segment_kind kind, int first_logit,
+                        float *logits, float *hidden) {
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = first_logit,
+                               .logits = logits, .hidden_states = hidden};
+    REQUIRE_OK(l->ops->forward(l->backend, &segment, 1, error));
+    REQUIRE_OK(l->ops->cache_commit(cache, n, error));
+}
+
+static void check_model(const char *name, const char *isa) {
+    loaded l;
+    load(&l, name, isa, 2);
+    const gemma4_config *c = &l.model->config;
+    size_t vocab = (size_t)c->vocab, hidden = (size_t)c->hidden, layers = (size_t)c->layers;
+    enum { T = 60, GREEDY = 24 };
+    const int32_t *ids = (const int32_t *)(const void *)safetensors_find(l.vectors, "input_ids")->data;
+    const int32_t *greedy = (const int32_t *)(const void *)safetensors_find(l.vectors, "greedy")->data;
+    float *logits = calloc(T * vocab, sizeof *logits), *states = calloc((layers + 1) * T * hidden, sizeof *states);
+    float *again = calloc(T * vocab, sizeof *again);
+
+    backend_cache *cache = new_cache(&l, 128);
+    forward_one(&l, cache, ids, T, SEGMENT_PROMPT, 0, logits, states);
+    assert_close("logits", logits, floats(&l, "logits", T * vocab), T * vocab, 3e-3);
+    const float *expected = floats(&l, "hidden_states", (layers + 1) * T * hidden);
+    for (size_t i = 0; i <= layers; i++) {
+        char what[64];
+        snprintf(what, sizeof what, "%s %s hidden state %zu", name, isa, i);
+        assert_close_relative(what, states + i * T * hidden, expected + i * T * hidden, T * hidden, 3e-4);
+    }
+    /* Chunks of any size and single decode rows give the same bits. */
+    static const int chunks[] = {1, 7, 16, 23, 59};
+    for (size_t k = 0; k < sizeof chunks / sizeof chunks[0]; k++) {
+        backend_cache *other = new_cache(&l, 128);
+        for (int at = 0; at < T; at += chunks[k]) {
+            int n = T - at < chunks[k] ? T - at : chunks[k];
+            forward_one(&l, other, ids + at, n, n == 1 ? SEGMENT_DECODE : SEGMENT_PROMPT, 0, again + (size_t)at * vocab, NULL);
+        }
+        assert_same_bits("chunked logits", again, logits, T * vocab);
+        l.ops->cache_destroy(other);
+    }
+    int32_t token = 0;
+    const float *row = logits + (T - 1) * vocab;
+    for (int step = 0; step < GREEDY; step++) {
+        token = 0;
+        for (size_t v = 1; v < vocab; v++) {
+            if (row[v] > row[token]) token = (int32_t)v;
+        }
+        if (token != greedy[step]) fail_msg("%s: greedy step %d gives %d, expected %d", name, step, token, greedy[step]);
+        forward_one(&l, cache, &token, 1, SEGMENT_DECODE, 0, again, NULL);
+        row = again;
+    }
+    l.ops->cache_destroy(cache);
+    free(logits);
+    free(states);
+    free(again);
+    unload(&l);
+}
+
+static void check_form(const char *name) {
+    for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) check_model(name, *isa);
+}
+
+static void moe_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-moe");
+}
+
+static void dense_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-dense");
+}
+
+static void per_layer_embedding_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-ple");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(moe_form),
+        cmocka_unit_test(dense_form),
+        cmocka_unit_test(per_layer_embedding_form),
+    };
+    return cmocka_run_group_tests_name("forward", tests, NULL, NULL);
+}
