@@ -1,7 +1,8 @@
-/* Fork: the caller publishes the task and advances `generation`. Join: it waits until `running` is zero. Both sides spin
- * for SPIN_NS, give up their time slice for YIELD_NS, then sleep on a condition variable. A sleeper first raises its
- * `*_parked` flag and then looks at the awaited variable once more, the waker first writes that variable and then looks at
- * the flag (all sequentially consistent), so that one of the two always sees the other and no wake-up is lost.
+/* Fork: the caller publishes the task and advances `generation`. Join: it waits until `running` is zero. Both sides
+ * spin for SPIN_NS, give up their time slice for YIELD_NS, then sleep on a condition variable. A sleeper first raises
+ * its
+ * `*_parked` flag and then looks at the awaited variable once more, the waker first writes that variable and then looks
+ * at the flag (all sequentially consistent), so that one of the two always sees the other and no wake-up is lost.
  *
  * Workers are bound to one physical core each, starting behind the core on which the creating thread runs. The caller's
  * own affinity is never touched: it belongs to the program. With every other core taken by a bound worker the scheduler
@@ -137,7 +138,7 @@ static void *worker_main(void *argument) {
     }
 }
 
-/* --- placement ------------------------------------------------------------------------------------------------------ */
+/* --- placement -------------------------------------------------------------------------------------------------- */
 
 typedef struct placement {
     hwloc_topology_t topology;
@@ -204,7 +205,7 @@ static void placement_bind(const placement *place, pthread_t thread, int index) 
     if (set) hwloc_bitmap_free(set);
 }
 
-/* --- create and destroy --------------------------------------------------------------------------------------------- */
+/* --- create and destroy ----------------------------------------------------------------------------------------- */
 
 /* Signals are for the program's own threads. */
 static int create_thread_without_signals(worker *self) {
@@ -281,7 +282,7 @@ void thread_pool_destroy(thread_pool *pool) {
 
 int thread_pool_size(const thread_pool *pool) { return pool->threads; }
 
-/* --- runs ----------------------------------------------------------------------------------------------------------- */
+/* --- runs ------------------------------------------------------------------------------------------------------- */
 
 void thread_pool_run(thread_pool *pool, thread_task task, void *context) {
     if (pool->threads == 1) {

@@ -7,9 +7,9 @@
 #include "backend/cpu/kernels_private.h"
 
 enum {
-    LANES = 16,         /* partial sums of a dot product; packed rows are padded to it */
-    ROWS_TOGETHER = 8,  /* rows that share one expansion of the weights */
-    PROBE_CHAINS = 64,  /* independent accumulators of the arithmetic probe */
+    LANES = 16,        /* partial sums of a dot product; packed rows are padded to it */
+    ROWS_TOGETHER = 8, /* rows that share one expansion of the weights */
+    PROBE_CHAINS = 64, /* independent accumulators of the arithmetic probe */
 };
 
 static size_t padded(int k) { return ((size_t)k + LANES - 1) / LANES * LANES; }
@@ -59,7 +59,7 @@ static void store(dtype type, const float *x, int n, void *out) {
     }
 }
 
-/* --- matrix product ------------------------------------------------------------------------------------------------- */
+/* --- matrix product --------------------------------------------------------------------------------------------- */
 
 static size_t pack_row_bytes(dtype w, bool round_to_bf16, int k) {
     (void)w;
@@ -116,7 +116,7 @@ static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int row
     }
 }
 
-/* --- attention ------------------------------------------------------------------------------------------------------ */
+/* --- attention -------------------------------------------------------------------------------------------------- */
 
 static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
                          const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
@@ -153,7 +153,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
     }
 }
 
-/* --- vectors -------------------------------------------------------------------------------------------------------- */
+/* --- vectors ---------------------------------------------------------------------------------------------------- */
 
 static float rms_scale(const float *x, int n, float eps) {
     double sum = 0;
@@ -197,7 +197,7 @@ static void soft_cap(float cap, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] = cap * tanhf(y[i] / cap);
 }
 
-/* --- probes --------------------------------------------------------------------------------------------------------- */
+/* --- probes ----------------------------------------------------------------------------------------------------- */
 
 static float probe_read(const void *data, size_t bytes) {
     const uint64_t *words = data;

@@ -1,0 +1,373 @@
+/* Attention, elementwise functions, norms and probes of the vector tables, written once against a simd_*.h vocabulary.
+ * Elementwise functions treat the last few elements with masked loads and the same operations, so an element's result
+ * does not depend on its place. */
+#ifndef KAKEYA_BACKEND_CPU_KERNELS_VECTOR_H
+#define KAKEYA_BACKEND_CPU_KERNELS_VECTOR_H
+
+#include <math.h>
+
+#include "backend/cpu/kernels_matmul.h"
+
+/* --- functions -------------------------------------------------------------------------------------------------- */
+
+/* x = n ln 2 + f with whole n and |f| <= ln 2 / 2; returns e^f - 1. Taylor series through f^7 / 7!: the rest is below
+ * 6e-9 of e^f. */
+SIMD_INLINE simd_f32 exp_reduced_minus_1(simd_f32 x, simd_f32 *n) {
+    const simd_f32 log2_e = simd_set1(0x1.715476p+0f);
+    /* ln 2 in two parts, the first short enough for n * part to be exact. */
+    const simd_f32 minus_ln2_high = simd_set1(-0x1.62e4p-1f), minus_ln2_low = simd_set1(-0x1.7f7d1cp-20f);
+    *n = simd_round(simd_mul(x, log2_e));
+    simd_f32 f = simd_fma(*n, minus_ln2_low, simd_fma(*n, minus_ln2_high, x));
+    simd_f32 p = simd_set1(1.0f / 5040);
+    p = simd_fma(p, f, simd_set1(1.0f / 720));
+    p = simd_fma(p, f, simd_set1(1.0f / 120));
+    p = simd_fma(p, f, simd_set1(1.0f / 24));
+    p = simd_fma(p, f, simd_set1(1.0f / 6));
+    p = simd_fma(p, f, simd_set1(1.0f / 2));
+    return simd_fma(simd_mul(f, f), p, f);
+}
+
+/* Relative error below 2e-7 (results below 2^-126 within one subnormal unit); 1 at 0, 0 at -infinity, NaN at NaN. */
+SIMD_INLINE simd_f32 simd_exp(simd_f32 x) {
+    /* Beyond these bounds the result is 0 or infinity. */
+    x = simd_min(simd_set1(89.0f), simd_max(simd_set1(-105.0f), x));
+    simd_f32 n;
+    simd_f32 e = exp_reduced_minus_1(x, &n);
+    return simd_scale2(simd_add(e, simd_set1(1.0f)), n);
+}
+
+/* tanh |x| = -d / (2 + d) with d = e^(-2 |x|) - 1, which keeps the relative error small near 0 as well. */
+SIMD_INLINE simd_f32 simd_tanh(simd_f32 x) {
+    simd_f32 z = simd_max(simd_set1(-40.0f), simd_mul(simd_abs(x), simd_set1(-2.0f)));
+    simd_f32 n;
+    simd_f32 e = exp_reduced_minus_1(z, &n);
+    simd_f32 power = simd_scale2(simd_set1(1.0f), n);
+    simd_f32 d = simd_fma(e, power, simd_sub(power, simd_set1(1.0f)));
+    return simd_with_sign(simd_abs(simd_div(d, simd_add(d, simd_set1(2.0f)))), x);
+}
+
+/* z / (1 + e^-x): z * logistic(x). */
+SIMD_INLINE simd_f32 times_logistic(simd_f32 z, simd_f32 x) {
+    return simd_div(z, simd_add(simd_set1(1.0f), simd_exp(simd_sub(simd_zero(), x))));
+}
+
+SIMD_INLINE simd_f32 simd_silu(simd_f32 z) { return times_logistic(z, z); }
+
+/* 0.5 z (1 + tanh u) = z * logistic(2 u), u = sqrt(2 / pi) (z + 0.044715 z^3). */
+SIMD_INLINE simd_f32 simd_gelu_tanh(simd_f32 z) {
+    const simd_f32 linear = simd_set1(1.5957691216057308f), cubic = simd_set1(0.071354816272f);
+    simd_f32 twice_u = simd_mul(z, simd_fma(simd_mul(z, z), cubic, linear));
+    return times_logistic(z, twice_u);
+}
+
+/* --- elementwise ------------------------------------------------------------------------------------------------ */
+
+/* Runs `full` for whole vectors and `rest` for the last n - i elements. */
+#define FOR_VECTORS(i, n, full, rest)                                                                                  \
+    do {                                                                                                               \
+        int i = 0;                                                                                                     \
+        for (; i + SIMD_LANES <= (n); i += SIMD_LANES) full;                                                           \
+        if (i < (n)) rest;                                                                                             \
+    } while (0)
+
+static void gated(int activation, const float *gate, const float *up, int n, float *out) {
+    if (activation == 0) {
+        FOR_VECTORS(i, n, simd_store(out + i, simd_mul(simd_gelu_tanh(simd_load(gate + i)), simd_load(up + i))),
+                    simd_store_first(
+                        out + i, n - i,
+                        simd_mul(simd_gelu_tanh(simd_load_first(gate + i, n - i)), simd_load_first(up + i, n - i))));
+    } else {
+        FOR_VECTORS(
+            i, n, simd_store(out + i, simd_mul(simd_silu(simd_load(gate + i)), simd_load(up + i))),
+            simd_store_first(out + i, n - i,
+                             simd_mul(simd_silu(simd_load_first(gate + i, n - i)), simd_load_first(up + i, n - i))));
+    }
+}
+
+SIMD_INLINE void rotate(simd_f32 *a, simd_f32 *b, simd_f32 cosine, simd_f32 sine) {
+    simd_f32 rotated = simd_sub(simd_mul(*a, cosine), simd_mul(*b, sine));
+    *b = simd_add(simd_mul(*b, cosine), simd_mul(*a, sine));
+    *a = rotated;
+}
+
+static void rope(float *x, int half, int pairs, const float *cosine, const float *sine) {
+    for (int i = 0; i < pairs; i += SIMD_LANES) {
+        int n = pairs - i < SIMD_LANES ? pairs - i : SIMD_LANES;
+        simd_f32 a = simd_load_first(x + i, n), b = simd_load_first(x + half + i, n);
+        rotate(&a, &b, simd_load_first(cosine + i, n), simd_load_first(sine + i, n));
+        simd_store_first(x + i, n, a);
+        simd_store_first(x + half + i, n, b);
+    }
+}
+
+static void axpy(float a, const float *x, int n, float *y) {
+    simd_f32 factor = simd_set1(a);
+    FOR_VECTORS(
+        i, n, simd_store(y + i, simd_fma(factor, simd_load(x + i), simd_load(y + i))),
+        simd_store_first(y + i, n - i, simd_fma(factor, simd_load_first(x + i, n - i), simd_load_first(y + i, n - i))));
+}
+
+static void scale(float a, int n, float *y) {
+    simd_f32 factor = simd_set1(a);
+    FOR_VECTORS(i, n, simd_store(y + i, simd_mul(simd_load(y + i), factor)),
+                simd_store_first(y + i, n - i, simd_mul(simd_load_first(y + i, n - i), factor)));
+}
+
+static void soft_cap(float cap, int n, float *y) {
+    simd_f32 limit = simd_set1(cap);
+    FOR_VECTORS(
+        i, n, simd_store(y + i, simd_mul(limit, simd_tanh(simd_div(simd_load(y + i), limit)))),
+        simd_store_first(y + i, n - i, simd_mul(limit, simd_tanh(simd_div(simd_load_first(y + i, n - i), limit)))));
+}
+
+static void store(dtype type, const float *x, int n, void *out) {
+    if (type == DTYPE_F32) {
+        memmove(out, x, (size_t)n * sizeof *x);
+        return;
+    }
+    uint16_t *values = out;
+    FOR_VECTORS(i, n, simd_store_16(type, values + i, simd_load(x + i)),
+                simd_store_16_first(type, values + i, n - i, simd_load_first(x + i, n - i)));
+}
+
+static void load(dtype type, const void *x, int n, float *out) {
+    if (type == DTYPE_F32) {
+        memmove(out, x, (size_t)n * sizeof *out);
+        return;
+    }
+    const uint16_t *values = x;
+    FOR_VECTORS(i, n, simd_store(out + i, simd_load_16(type, values + i)),
+                simd_store_first(out + i, n - i, simd_load_16_first(type, values + i, n - i)));
+}
+
+/* --- norms ------------------------------------------------------------------------------------------------------ */
+
+/* Four accumulators take whole vectors in turn, the rest goes to the first: an order that depends on n alone. */
+static float rms_scale(const float *x, int n, float eps) {
+    simd_f32 sums[4] = {simd_zero(), simd_zero(), simd_zero(), simd_zero()};
+    int i = 0;
+    for (; i + 4 * SIMD_LANES <= n; i += 4 * SIMD_LANES) {
+        UNROLL for (int j = 0; j < 4; j++) {
+            simd_f32 value = simd_load(x + i + j * SIMD_LANES);
+            sums[j] = simd_fma(value, value, sums[j]);
+        }
+    }
+    for (; i < n; i += SIMD_LANES) {
+        simd_f32 value = simd_load_first(x + i, n - i < SIMD_LANES ? n - i : SIMD_LANES);
+        sums[0] = simd_fma(value, value, sums[0]);
+    }
+    float sum = simd_sum(simd_add(simd_add(sums[0], sums[1]), simd_add(sums[2], sums[3])));
+    return 1.0f / sqrtf(sum / (float)n + eps);
+}
+
+static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
+    simd_f32 factor = simd_set1(rms_scale(x, n, eps));
+    if (weight) {
+        FOR_VECTORS(i, n, simd_store(out + i, simd_mul(simd_mul(simd_load(x + i), factor), simd_load(weight + i))),
+                    simd_store_first(
+                        out + i, n - i,
+                        simd_mul(simd_mul(simd_load_first(x + i, n - i), factor), simd_load_first(weight + i, n - i))));
+    } else {
+        FOR_VECTORS(i, n, simd_store(out + i, simd_mul(simd_load(x + i), factor)),
+                    simd_store_first(out + i, n - i, simd_mul(simd_load_first(x + i, n - i), factor)));
+    }
+}
+
+/* --- attention -------------------------------------------------------------------------------------------------- */
+
+/* Scores come from the matrix product above with the 16 keys as outputs; the value product runs its lanes along the
+ * value dimension and takes the keys in order, so a row's result does not know of the other rows. Bounds: few rows, the
+ * bytes of K and V; many, the multiply-add rate. */
+
+enum {
+    ATTEND_ROWS = SIMD_REGISTERS / 4, /* rows that share one reading of V */
+    ATTEND_VECTORS = 2,               /* accumulators per row: ATTEND_ROWS * ATTEND_VECTORS fill half the registers */
+    BLOCK_VECTORS = ATTENTION_BLOCK / SIMD_LANES,
+};
+
+SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
+}
+SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
+}
+
+typedef struct value_call {
+    const unsigned char *v;
+    size_t v_row_bytes;
+    int v_dim;
+    const float *kept;    /* [R] factor of the old output */
+    const float *weights; /* [R][ATTENTION_BLOCK] */
+    float *o;
+    size_t ldo;
+} value_call;
+
+typedef void (*value_function)(const value_call *call);
+
+SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
+    const int width = ATTEND_VECTORS * SIMD_LANES;
+    int c = 0;
+    for (; c + width <= call->v_dim; c += width) {
+        simd_f32 sums[ATTEND_ROWS][ATTEND_VECTORS];
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
+                sums[r][i] =
+                    simd_mul(simd_load(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES), simd_set1(call->kept[r]));
+            }
+        }
+        const unsigned char *v = call->v;
+        for (int j = 0; j < ATTENTION_BLOCK; j++, v += call->v_row_bytes) {
+            simd_f32 values[ATTEND_VECTORS];
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) values[i] = load_as(type, v, (size_t)(c + i * SIMD_LANES));
+            UNROLL for (int r = 0; r < R; r++) {
+                simd_f32 weight = simd_set1(call->weights[r * ATTENTION_BLOCK + j]);
+                UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) sums[r][i] = simd_fma(weight, values[i], sums[r][i]);
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
+                simd_store(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES, sums[r][i]);
+            }
+        }
+    }
+    for (; c < call->v_dim; c += SIMD_LANES) {
+        int n = call->v_dim - c < SIMD_LANES ? call->v_dim - c : SIMD_LANES;
+        for (int r = 0; r < R; r++) {
+            float *out = call->o + (size_t)r * call->ldo + c;
+            simd_f32 sum = simd_mul(simd_load_first(out, n), simd_set1(call->kept[r]));
+            for (int j = 0; j < ATTENTION_BLOCK; j++) {
+                simd_f32 values = load_first_as(type, call->v + (size_t)j * call->v_row_bytes, (size_t)c, n);
+                sum = simd_fma(simd_set1(call->weights[r * ATTENTION_BLOCK + j]), values, sum);
+            }
+            simd_store_first(out, n, sum);
+        }
+    }
+}
+
+#define DEFINE_ADD_VALUES(kind, R)                                                                                     \
+    static void add_values_##kind##_##R(const value_call *call) { add_values(DTYPE_##kind, R, call); }
+#define ADD_VALUES_ENTRY(kind, R) [DTYPE_##kind][R] = add_values_##kind##_##R,
+#if defined(__AVX512F__)
+#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4) X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8)
+#else
+#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4)
+#endif
+VALUE_TILES(DEFINE_ADD_VALUES, F32)
+VALUE_TILES(DEFINE_ADD_VALUES, F16)
+VALUE_TILES(DEFINE_ADD_VALUES, BF16)
+static const value_function value_functions[DTYPE_COUNT][ATTEND_ROWS + 1] = {
+    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, F16) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
+
+/* Turns a row's 16 scores into value weights, updates m and l, and returns the factor of the old output. */
+SIMD_INLINE float soft_max_step(float scores[ATTENTION_BLOCK], int lo, int hi, const float *v_scale, float *m,
+                                float *l) {
+    simd_f32 s[BLOCK_VECTORS];
+    simd_f32 top = simd_set1(*m);
+    UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
+        int first = i * SIMD_LANES;
+        int begin = lo - first < 0 ? 0 : lo - first < SIMD_LANES ? lo - first : SIMD_LANES;
+        int end = hi - first < 0 ? 0 : hi - first < SIMD_LANES ? hi - first : SIMD_LANES;
+        s[i] = simd_select_range(simd_load(scores + first), simd_set1(-INFINITY), begin, end);
+        top = simd_max(top, s[i]);
+    }
+    float new_m = simd_max_lane(top);
+    top = simd_set1(new_m);
+    simd_f32 sum = simd_zero();
+    UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
+        simd_f32 p = simd_exp(simd_sub(s[i], top));
+        sum = simd_add(sum, p);
+        if (v_scale) p = simd_mul(p, simd_load(v_scale + i * SIMD_LANES));
+        simd_store(scores + i * SIMD_LANES, p);
+    }
+    float kept;
+    simd_store_first(&kept, 1, simd_exp(simd_sub(simd_set1(*m), top)));
+    *l = *l * kept + simd_sum(sum);
+    *m = new_m;
+    return kept;
+}
+
+static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
+                         const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
+                         const float *v_scale, float *m, float *l, float *o, size_t ldo) {
+    const size_t q_row_bytes = pack_row_bytes(k_type, false, k_dim);
+    for (int r = 0; r < rows;) {
+        int n = 0; /* rows in a run without empty ranges */
+        while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
+        if (n == 0) {
+            r++;
+            continue;
+        }
+        float weights[ATTEND_ROWS][ATTENTION_BLOCK], kept[ATTEND_ROWS];
+        matmul(k_type, false, (const unsigned char *)q_packed + (size_t)r * q_row_bytes, n, k_dim, k, k_stride, 0,
+               ATTENTION_BLOCK, weights[0], ATTENTION_BLOCK);
+        for (int i = 0; i < n; i++) {
+            kept[i] = soft_max_step(weights[i], lo[r + i], hi[r + i], v_scale, &m[r + i], &l[r + i]);
+        }
+        value_call call = {
+            .v = v,
+            .v_row_bytes = v_stride * dtype_bytes(v_type),
+            .v_dim = v_dim,
+            .kept = kept,
+            .weights = weights[0],
+            .o = o + (size_t)r * ldo,
+            .ldo = ldo,
+        };
+        value_functions[v_type][n](&call);
+        r += n;
+    }
+}
+
+/* --- probes ----------------------------------------------------------------------------------------------------- */
+
+static float probe_read(const void *data, size_t bytes) {
+    const unsigned char *p = data;
+    simd_pairs sums[8];
+    UNROLL for (int j = 0; j < 8; j++) sums[j] = simd_pairs_load(p);
+    for (size_t i = 0; i < bytes; i += 8 * sizeof(simd_pairs)) {
+        UNROLL for (int j = 0; j < 8; j++) sums[j] =
+            simd_pairs_xor(sums[j], simd_pairs_load(p + i + (size_t)j * sizeof *sums));
+    }
+    UNROLL for (int j = 1; j < 8; j++) sums[0] = simd_pairs_xor(sums[0], sums[j]);
+    return simd_sum(simd_pairs_even(sums[0]));
+}
+
+static double probe_flops(bool round_to_bf16, size_t iterations) {
+    enum { CHAINS = MAX_TILE_SUMS / 2 };
+    volatile float source = 0.0f;
+    simd_f32 sums[CHAINS];
+    UNROLL for (int j = 0; j < CHAINS; j++) sums[j] = simd_set1(source);
+    double operations = 2.0 * SIMD_LANES * CHAINS * (double)iterations;
+#ifdef SIMD_DOT_PAIRS
+    if (round_to_bf16) {
+        float zeros[SIMD_LANES];
+        simd_store(zeros, simd_set1(source));
+        simd_pairs x = simd_pairs_load(zeros);
+        for (size_t i = 0; i < iterations; i++) {
+            UNROLL for (int j = 0; j < CHAINS; j++) sums[j] = SIMD_DOT_PAIRS(sums[j], x, x);
+        }
+        operations *= 2;
+    } else
+#endif
+    {
+        (void)round_to_bf16;
+        simd_f32 x = simd_set1(source);
+        for (size_t i = 0; i < iterations; i++) {
+            UNROLL for (int j = 0; j < CHAINS; j++) sums[j] = simd_fma(sums[j], x, x);
+        }
+    }
+    UNROLL for (int j = 1; j < CHAINS; j++) sums[0] = simd_add(sums[0], sums[j]);
+    source = simd_sum(sums[0]);
+    return operations;
+}
+
+#define VECTOR_TABLE(table_name)                                                                                       \
+    {                                                                                                                  \
+        .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
+        .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
+        .axpy = axpy, .scale = scale, .soft_cap = soft_cap, .store = store, .load = load, .probe_read = probe_read,    \
+        .probe_flops = probe_flops,                                                                                    \
+    }
+
+#endif

@@ -1,0 +1,161 @@
+/* The vector vocabulary of kernels_vector.h for AVX2 with FMA and F16C: 8 lanes, 16 registers. */
+#ifndef KAKEYA_BACKEND_CPU_SIMD_AVX2_H
+#define KAKEYA_BACKEND_CPU_SIMD_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/dtype.h"
+
+#define SIMD_INLINE static inline __attribute__((always_inline))
+
+enum { SIMD_LANES = 8, SIMD_REGISTERS = 16 };
+typedef __m256 simd_f32;
+
+SIMD_INLINE simd_f32 simd_zero(void) { return _mm256_setzero_ps(); }
+SIMD_INLINE simd_f32 simd_set1(float x) { return _mm256_set1_ps(x); }
+SIMD_INLINE simd_f32 simd_load(const void *p) { return _mm256_loadu_ps(p); }
+SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm256_storeu_ps(p, x); }
+SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm256_add_ps(a, b); }
+SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm256_sub_ps(a, b); }
+SIMD_INLINE simd_f32 simd_mul(simd_f32 a, simd_f32 b) { return _mm256_mul_ps(a, b); }
+SIMD_INLINE simd_f32 simd_div(simd_f32 a, simd_f32 b) { return _mm256_div_ps(a, b); }
+SIMD_INLINE simd_f32 simd_fma(simd_f32 a, simd_f32 b, simd_f32 c) { return _mm256_fmadd_ps(a, b, c); }
+/* The second operand where either is NaN. */
+SIMD_INLINE simd_f32 simd_max(simd_f32 a, simd_f32 b) { return _mm256_max_ps(a, b); }
+SIMD_INLINE simd_f32 simd_min(simd_f32 a, simd_f32 b) { return _mm256_min_ps(a, b); }
+SIMD_INLINE simd_f32 simd_round(simd_f32 x) {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+SIMD_INLINE simd_f32 simd_abs(simd_f32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+/* Magnitude of `magnitude` (not negative), sign of `sign`. */
+SIMD_INLINE simd_f32 simd_with_sign(simd_f32 magnitude, simd_f32 sign) {
+    return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+/* x * 2^n for whole n in [-152, 130]; subnormal results are rounded once. Two factors, since 2^n itself may not be a
+ * float32: the first product is exact as long as |x| is near 1. */
+SIMD_INLINE simd_f32 simd_scale2(simd_f32 x, simd_f32 n) {
+    __m256i exponent = _mm256_cvtps_epi32(n);
+    __m256i first = _mm256_srai_epi32(exponent, 1);
+    __m256i second = _mm256_sub_epi32(exponent, first);
+    const __m256i bias = _mm256_set1_epi32(127);
+    x = _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(first, bias), 23)));
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(second, bias), 23)));
+}
+
+SIMD_INLINE __m256i simd_mask_first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+/* The first n lanes (0 <= n <= SIMD_LANES), the others zero; memory behind them is not touched. */
+SIMD_INLINE simd_f32 simd_load_first(const void *p, int n) { return _mm256_maskload_ps(p, simd_mask_first(n)); }
+SIMD_INLINE void simd_store_first(void *p, int n, simd_f32 x) { _mm256_maskstore_ps(p, simd_mask_first(n), x); }
+/* x in lanes [begin, end), `other` elsewhere. */
+SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, int end) {
+    __m256i mask = _mm256_andnot_si256(simd_mask_first(begin), simd_mask_first(end));
+    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(mask));
+}
+
+/* --- 16-bit types ----------------------------------------------------------------------------------------------- */
+
+SIMD_INLINE simd_f32 simd_from_16(dtype type, __m128i x) {
+    if (type == DTYPE_F16) return _mm256_cvtph_ps(x);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+SIMD_INLINE simd_f32 simd_load_16(dtype type, const void *p) {
+    return simd_from_16(type, _mm_loadu_si128((const __m128i *)p));
+}
+/* There are no masked 16-bit loads here: the few values go through a buffer. */
+SIMD_INLINE simd_f32 simd_load_16_first(dtype type, const void *p, int n) {
+    uint16_t values[SIMD_LANES] = {0};
+    memcpy(values, p, (size_t)n * sizeof *values);
+    return simd_load_16(type, values);
+}
+
+/* x rounded to bf16 as in f32_to_bf16; the result stays a float32 (low half zero). */
+SIMD_INLINE simd_f32 simd_round_to_bf16(simd_f32 x) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+    return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32((int)0xffff0000)));
+}
+SIMD_INLINE __m128i simd_to_16(dtype type, simd_f32 x) {
+    if (type == DTYPE_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i bits = _mm256_srli_epi32(_mm256_castps_si256(simd_round_to_bf16(x)), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+}
+SIMD_INLINE void simd_store_16(dtype type, void *p, simd_f32 x) { _mm_storeu_si128((__m128i *)p, simd_to_16(type, x)); }
+SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
+    uint16_t values[SIMD_LANES];
+    simd_store_16(type, values, x);
+    memcpy(p, values, (size_t)n * sizeof *values);
+}
+
+/* --- 2 * SIMD_LANES bf16 values as they lie, seen as pairs ------------------------------------------------------ */
+
+typedef __m256i simd_pairs;
+
+SIMD_INLINE simd_pairs simd_pairs_load(const void *p) { return _mm256_loadu_si256(p); }
+SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
+    uint16_t values[2 * SIMD_LANES] = {0};
+    memcpy(values, p, (size_t)n * sizeof *values);
+    return simd_pairs_load(values);
+}
+SIMD_INLINE simd_pairs simd_pairs_xor(simd_pairs a, simd_pairs b) { return _mm256_xor_si256(a, b); }
+SIMD_INLINE simd_f32 simd_pairs_even(simd_pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+SIMD_INLINE simd_f32 simd_pairs_odd(simd_pairs x) {
+    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000)));
+}
+/* Elements 0, 2, 4, ... and 1, 3, 5, ... of the 2 * SIMD_LANES values in a, b. */
+SIMD_INLINE void simd_deinterleave(simd_f32 a, simd_f32 b, simd_f32 *even, simd_f32 *odd) {
+    simd_f32 low = _mm256_permute2f128_ps(a, b, 0x20), high = _mm256_permute2f128_ps(a, b, 0x31);
+    *even = _mm256_shuffle_ps(low, high, 0x88);
+    *odd = _mm256_shuffle_ps(low, high, 0xdd);
+}
+
+/* --- sums over lanes -------------------------------------------------------------------------------------------- */
+
+/* Every sum over lanes halves the vector: lane j takes lane j + 4, then + 2, + 1. simd_sum does it for one vector, the
+ * other two for eight or four at a time with the same additions, so all give the same bits. */
+SIMD_INLINE float simd_sum(simd_f32 x) {
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+/* simd_halve_w turns two vectors into one: of each group of 2 w lanes of a its w sums take the lower half of the
+ * group's place, those of b the upper half. One shuffle each; the blends run on any port. */
+SIMD_INLINE simd_f32 simd_halve_4(simd_f32 a, simd_f32 b) {
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
+}
+SIMD_INLINE simd_f32 simd_halve_2(simd_f32 a, simd_f32 b) {
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xcc), _mm256_shuffle_ps(a, b, 0x4e));
+}
+SIMD_INLINE simd_f32 simd_halve_1(simd_f32 a, simd_f32 b) {
+    return _mm256_add_ps(_mm256_blend_ps(a, b, 0xaa), _mm256_permute_ps(_mm256_blend_ps(b, a, 0xaa), 0xb1));
+}
+/* The tree below leaves sums in bit-reversed order, so it takes its leaves in that order too. */
+SIMD_INLINE simd_f32 simd_halve_four(simd_f32 v0, simd_f32 v1, simd_f32 v2, simd_f32 v3) {
+    return simd_halve_2(simd_halve_4(v0, v2), simd_halve_4(v1, v3));
+}
+/* out[i] = sum over lanes of v[i], for SIMD_LANES vectors. */
+SIMD_INLINE void simd_sum_full(const simd_f32 *v, float *out) {
+    _mm256_storeu_ps(out,
+                     simd_halve_1(simd_halve_four(v[0], v[2], v[4], v[6]), simd_halve_four(v[1], v[3], v[5], v[7])));
+}
+/* The same for SIMD_LANES / 2 vectors. */
+SIMD_INLINE void simd_sum_half(const simd_f32 *v, float *out) {
+    simd_f32 x = simd_halve_four(v[0], v[1], v[2], v[3]);
+    x = _mm256_add_ps(x, _mm256_permute_ps(x, 0xb1));
+    _mm_storeu_ps(out, _mm_shuffle_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1), 0x88));
+}
+SIMD_INLINE float simd_max_lane(simd_f32 x) {
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+#endif

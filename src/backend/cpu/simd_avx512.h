@@ -1,0 +1,151 @@
+/* The vector vocabulary of kernels_vector.h for AVX-512 (F, BW, DQ, VL): 16 lanes, 32 registers. */
+#ifndef KAKEYA_BACKEND_CPU_SIMD_AVX512_H
+#define KAKEYA_BACKEND_CPU_SIMD_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+#define SIMD_INLINE static inline __attribute__((always_inline))
+
+enum { SIMD_LANES = 16, SIMD_REGISTERS = 32 };
+typedef __m512 simd_f32;
+
+SIMD_INLINE simd_f32 simd_zero(void) { return _mm512_setzero_ps(); }
+SIMD_INLINE simd_f32 simd_set1(float x) { return _mm512_set1_ps(x); }
+SIMD_INLINE simd_f32 simd_load(const void *p) { return _mm512_loadu_ps(p); }
+SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm512_storeu_ps(p, x); }
+SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm512_add_ps(a, b); }
+SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm512_sub_ps(a, b); }
+SIMD_INLINE simd_f32 simd_mul(simd_f32 a, simd_f32 b) { return _mm512_mul_ps(a, b); }
+SIMD_INLINE simd_f32 simd_div(simd_f32 a, simd_f32 b) { return _mm512_div_ps(a, b); }
+SIMD_INLINE simd_f32 simd_fma(simd_f32 a, simd_f32 b, simd_f32 c) { return _mm512_fmadd_ps(a, b, c); }
+/* The second operand where either is NaN. */
+SIMD_INLINE simd_f32 simd_max(simd_f32 a, simd_f32 b) { return _mm512_max_ps(a, b); }
+SIMD_INLINE simd_f32 simd_min(simd_f32 a, simd_f32 b) { return _mm512_min_ps(a, b); }
+SIMD_INLINE simd_f32 simd_round(simd_f32 x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+SIMD_INLINE simd_f32 simd_abs(simd_f32 x) { return _mm512_abs_ps(x); }
+/* Magnitude of `magnitude` (not negative), sign of `sign`. */
+SIMD_INLINE simd_f32 simd_with_sign(simd_f32 magnitude, simd_f32 sign) {
+    return _mm512_or_ps(magnitude, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+}
+/* x * 2^n for whole n in [-152, 130]; subnormal results are rounded once. */
+SIMD_INLINE simd_f32 simd_scale2(simd_f32 x, simd_f32 n) { return _mm512_scalef_ps(x, n); }
+
+SIMD_INLINE __mmask16 simd_mask_first(int n) { return (__mmask16)((1u << n) - 1u); }
+
+/* The first n lanes (0 <= n <= SIMD_LANES), the others zero; memory behind them is not touched. */
+SIMD_INLINE simd_f32 simd_load_first(const void *p, int n) { return _mm512_maskz_loadu_ps(simd_mask_first(n), p); }
+SIMD_INLINE void simd_store_first(void *p, int n, simd_f32 x) { _mm512_mask_storeu_ps(p, simd_mask_first(n), x); }
+/* x in lanes [begin, end), `other` elsewhere. */
+SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, int end) {
+    return _mm512_mask_blend_ps((__mmask16)(simd_mask_first(end) & ~simd_mask_first(begin)), other, x);
+}
+
+/* --- 16-bit types ----------------------------------------------------------------------------------------------- */
+
+SIMD_INLINE simd_f32 simd_from_16(dtype type, __m256i x) {
+    if (type == DTYPE_F16) return _mm512_cvtph_ps(x);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+SIMD_INLINE simd_f32 simd_load_16(dtype type, const void *p) {
+    return simd_from_16(type, _mm256_loadu_si256((const __m256i *)p));
+}
+SIMD_INLINE simd_f32 simd_load_16_first(dtype type, const void *p, int n) {
+    return simd_from_16(type, _mm256_maskz_loadu_epi16(simd_mask_first(n), p));
+}
+
+/* x rounded to bf16 as in f32_to_bf16; the result stays a float32 (low half zero). */
+SIMD_INLINE simd_f32 simd_round_to_bf16(simd_f32 x) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32((int)0xffff0000)));
+}
+SIMD_INLINE __m256i simd_to_16(dtype type, simd_f32 x) {
+    if (type == DTYPE_F16) return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(simd_round_to_bf16(x)), 16));
+}
+SIMD_INLINE void simd_store_16(dtype type, void *p, simd_f32 x) {
+    _mm256_storeu_si256((__m256i *)p, simd_to_16(type, x));
+}
+SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
+    _mm256_mask_storeu_epi16(p, simd_mask_first(n), simd_to_16(type, x));
+}
+
+/* --- 2 * SIMD_LANES bf16 values as they lie, seen as pairs ------------------------------------------------------ */
+
+typedef __m512i simd_pairs;
+
+SIMD_INLINE simd_pairs simd_pairs_load(const void *p) { return _mm512_loadu_si512(p); }
+SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
+    return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1u), p);
+}
+SIMD_INLINE simd_pairs simd_pairs_xor(simd_pairs a, simd_pairs b) { return _mm512_xor_si512(a, b); }
+SIMD_INLINE simd_f32 simd_pairs_even(simd_pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+SIMD_INLINE simd_f32 simd_pairs_odd(simd_pairs x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000)));
+}
+/* Elements 0, 2, 4, ... and 1, 3, 5, ... of the 2 * SIMD_LANES values in a, b. */
+SIMD_INLINE void simd_deinterleave(simd_f32 a, simd_f32 b, simd_f32 *even, simd_f32 *odd) {
+    const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *even = _mm512_permutex2var_ps(a, index, b);
+    *odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(index, _mm512_set1_epi32(1)), b);
+}
+
+/* --- sums over lanes -------------------------------------------------------------------------------------------- */
+
+/* Every sum over lanes halves the vector: lane j takes lane j + 8, then + 4, + 2, + 1. simd_sum does it for one vector,
+ * the other two for sixteen or eight at a time with the same additions, so all give the same bits. */
+SIMD_INLINE float simd_sum(simd_f32 x) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+/* simd_halve_w turns two vectors into one: of each group of 2 w lanes of a its w sums take the lower half of the
+ * group's place, those of b the upper half. One shuffle each; the blends run on any port. */
+SIMD_INLINE simd_f32 simd_halve_8(simd_f32 a, simd_f32 b) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, a, b), _mm512_shuffle_f32x4(a, b, 0x4e));
+}
+SIMD_INLINE simd_f32 simd_halve_4(simd_f32 a, simd_f32 b) {
+    const __m512i crossed = _mm512_setr_epi32(4, 5, 6, 7, 16, 17, 18, 19, 12, 13, 14, 15, 24, 25, 26, 27);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, a, b), _mm512_permutex2var_ps(a, crossed, b));
+}
+SIMD_INLINE simd_f32 simd_halve_2(simd_f32 a, simd_f32 b) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, a, b), _mm512_shuffle_ps(a, b, 0x4e));
+}
+SIMD_INLINE simd_f32 simd_halve_1(simd_f32 a, simd_f32 b) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, a, b),
+                         _mm512_permute_ps(_mm512_mask_blend_ps(0xaaaa, b, a), 0xb1));
+}
+
+/* The tree below leaves sums in bit-reversed order, so it takes its leaves in that order too. */
+SIMD_INLINE simd_f32 simd_halve_eight(simd_f32 v0, simd_f32 v1, simd_f32 v2, simd_f32 v3, simd_f32 v4, simd_f32 v5,
+                                      simd_f32 v6, simd_f32 v7) {
+    simd_f32 low = simd_halve_4(simd_halve_8(v0, v4), simd_halve_8(v2, v6));
+    simd_f32 high = simd_halve_4(simd_halve_8(v1, v5), simd_halve_8(v3, v7));
+    return simd_halve_2(low, high);
+}
+/* out[i] = sum over lanes of v[i], for SIMD_LANES vectors. */
+SIMD_INLINE void simd_sum_full(const simd_f32 *v, float *out) {
+    simd_f32 even = simd_halve_eight(v[0], v[2], v[4], v[6], v[8], v[10], v[12], v[14]);
+    simd_f32 odd = simd_halve_eight(v[1], v[3], v[5], v[7], v[9], v[11], v[13], v[15]);
+    _mm512_storeu_ps(out, simd_halve_1(even, odd));
+}
+/* The same for SIMD_LANES / 2 vectors. */
+SIMD_INLINE void simd_sum_half(const simd_f32 *v, float *out) {
+    simd_f32 x = simd_halve_eight(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
+    x = _mm512_add_ps(x, _mm512_permute_ps(x, 0xb1));
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(even, x)));
+}
+SIMD_INLINE float simd_max_lane(simd_f32 x) { return _mm512_reduce_max_ps(x); }
+
+#endif

@@ -1,0 +1,740 @@
+/* What every kernel table must keep: results within rounding of a double-precision reference, the same bits for a row
+ * and an output whatever else a call computes, and no access outside the operands. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/cpu/kernels.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static const int odd_sizes[] = {1, 7, 31, 33, 100, 704, 2816};
+
+/* --- operands --------------------------------------------------------------------------------------------------- */
+
+/* splitmix64, mapped to a roughly normal distribution (sum of four uniforms) with standard deviation `scale`. */
+static float random_value(uint64_t *state, float scale) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    double sum = 0;
+    for (int i = 0; i < 4; i++) sum += (double)((z >> (16 * i)) & 0xffff) / 65536.0 - 0.5;
+    return (float)(sum * sqrt(3.0)) * scale;
+}
+
+static float *random_floats(size_t n, uint64_t seed, float scale) {
+    float *x = malloc((n ? n : 1) * sizeof *x);
+    assert_non_null(x);
+    for (size_t i = 0; i < n; i++) x[i] = random_value(&seed, scale);
+    return x;
+}
+
+static float element(dtype type, const void *data, size_t i) {
+    uint16_t half;
+    float value;
+    if (type == DTYPE_F32) {
+        memcpy(&value, (const char *)data + 4 * i, 4);
+        return value;
+    }
+    memcpy(&half, (const char *)data + 2 * i, 2);
+    return type == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+static void *aligned(size_t bytes) {
+    void *p = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    assert_non_null(p);
+    return p;
+}
+
+/* `n` random weights of a type, at a distance of one element from an aligned address. *allocation is to be freed. */
+static void *random_weights(dtype type, size_t n, uint64_t seed, void **allocation) {
+    float *values = random_floats(n, seed, 0.05f);
+    *allocation = aligned((n + 1) * dtype_bytes(type));
+    void *w = (char *)*allocation + dtype_bytes(type);
+    cpu_kernels_find("scalar")->store(type, values, (int)n, w);
+    free(values);
+    return w;
+}
+
+static void *packed_rows(const cpu_kernels *kernels, dtype type, bool rounded, const float *x, size_t ldx, int rows,
+                         int k) {
+    size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
+    assert_int_equal(row_bytes % 64, 0);
+    void *packed = aligned(row_bytes * (size_t)rows);
+    kernels->pack_rows(type, rounded, x, ldx, rows, k, packed);
+    return packed;
+}
+
+static void check_near(const char *what, const char *table, long place, double got, double want, double bound) {
+    if (!(fabs(got - want) <= bound))
+        fail_msg("%s, table %s, element %ld: %.9g instead of %.9g (bound %.3g)", what, table, place, got, want, bound);
+}
+
+static void check_same_bits(const char *what, const char *table, long place, float got, float want) {
+    if (memcmp(&got, &want, sizeof got) != 0)
+        fail_msg("%s, table %s, element %ld: %.9g and %.9g differ in bits", what, table, place, (double)got,
+                 (double)want);
+}
+
+#define FOR_TABLES(kernels)                                                                                            \
+    for (const char *const *name_ = cpu_kernels_supported(); *name_; name_++)                                          \
+        for (const cpu_kernels *kernels = cpu_kernels_find(*name_); kernels; kernels = NULL)
+
+/* --- dispatch --------------------------------------------------------------------------------------------------- */
+
+static void finds_tables_by_name(void **state) {
+    (void)state;
+    const char *const *names = cpu_kernels_supported();
+    assert_non_null(names[0]);
+    assert_string_equal(cpu_kernels_find(NULL)->name, names[0]);
+    const char *last = NULL;
+    for (; *names; names++) {
+        assert_string_equal(cpu_kernels_find(*names)->name, *names);
+        last = *names;
+    }
+    assert_string_equal(last, "scalar");
+    assert_null(cpu_kernels_find("no such table"));
+    assert_null(cpu_kernels_find(""));
+}
+
+/* --- matrix product --------------------------------------------------------------------------------------------- */
+
+static void matmul_agrees_with_double(void **state) {
+    (void)state;
+    static const int row_counts[] = {1, 2, 3, 4, 6, 8, 11, 17};
+    const int max_rows = 17, outputs = 19;
+    FOR_TABLES(kernels)
+    for (dtype type = 0; type < DTYPE_COUNT; type++)
+        for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+            int k = odd_sizes[ki];
+            size_t ldx = (size_t)k + 5, ldw = (size_t)k + 3, ldy = (size_t)outputs + 2;
+            void *allocation;
+            void *w = random_weights(type, ldw * (size_t)outputs, 7 + (uint64_t)k, &allocation);
+            float *x = random_floats(ldx * (size_t)max_rows, 11 + (uint64_t)k, 1.0f);
+            float *y = malloc(ldy * (size_t)max_rows * sizeof *y);
+            for (int rounded = 0; rounded < 2; rounded++)
+                for (size_t ri = 0; ri < COUNT(row_counts); ri++) {
+                    int rows = row_counts[ri], o_begin = 2;
+                    void *packed = packed_rows(kernels, type, rounded, x, ldx, rows, k);
+                    for (size_t i = 0; i < ldy * (size_t)max_rows; i++) y[i] = -77.0f;
+                    kernels->matmul(type, rounded, packed, rows, k, w, ldw, o_begin, outputs, y, ldy);
+                    for (int r = 0; r < max_rows; r++)
+                        for (size_t c = 0; c < ldy; c++) {
+                            char what[128];
+                            snprintf(what, sizeof what, "matmul %s rounded %d rows %d k %d, row %d column",
+                                     dtype_name(type), rounded, rows, k, r);
+                            float got = y[(size_t)r * ldy + c];
+                            if (r >= rows || (int)c >= outputs - o_begin) {
+                                check_same_bits(what, kernels->name, (long)c, got, -77.0f);
+                                continue;
+                            }
+                            double sum = 0, magnitude = 0;
+                            for (int i = 0; i < k; i++) {
+                                float value = x[(size_t)r * ldx + (size_t)i];
+                                if (rounded) value = bf16_to_f32(f32_to_bf16(value));
+                                double term =
+                                    (double)value * (double)element(type, w, (c + (size_t)o_begin) * ldw + (size_t)i);
+                                sum += term;
+                                magnitude += fabs(term);
+                            }
+                            /* Two roundings per value in the longest chain (at least eight chains), and those of the
+                             * final tree. */
+                            check_near(what, kernels->name, (long)c, (double)got, sum,
+                                       0x1p-24 * (k / 4 + 8) * magnitude);
+                        }
+                    free(packed);
+                }
+            free(y);
+            free(x);
+            free(allocation);
+        }
+}
+
+/* One row, one output at a time is what every other call must reproduce. */
+static float *matmul_one_by_one(const cpu_kernels *kernels, dtype type, bool rounded, const void *packed, int rows,
+                                int k, const void *w, size_t ldw, int outputs) {
+    float *y = malloc((size_t)rows * (size_t)outputs * sizeof *y);
+    size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < outputs; o++) {
+            kernels->matmul(type, rounded, (const char *)packed + (size_t)r * row_bytes, 1, k, w, ldw, o, o + 1,
+                            &y[(size_t)r * (size_t)outputs + (size_t)o], 1);
+        }
+    return y;
+}
+
+static void matmul_bits_do_not_depend_on_the_call(void **state) {
+    (void)state;
+    static const int sizes[] = {33, 704, 2816};
+    const int max_rows = 64, outputs = 29;
+    FOR_TABLES(kernels)
+    for (dtype type = 0; type < DTYPE_COUNT; type++)
+        for (int rounded = 0; rounded < 2; rounded++)
+            for (size_t ki = 0; ki < COUNT(sizes); ki++) {
+                int k = sizes[ki];
+                void *allocation;
+                void *w = random_weights(type, (size_t)k * (size_t)outputs, 3, &allocation);
+                float *x = random_floats((size_t)k * (size_t)max_rows, 5, 1.0f);
+                void *packed = packed_rows(kernels, type, rounded, x, (size_t)k, max_rows, k);
+                float *want = matmul_one_by_one(kernels, type, rounded, packed, max_rows, k, w, (size_t)k, outputs);
+                float *y = malloc((size_t)max_rows * (size_t)outputs * sizeof *y);
+                for (int rows = 1; rows <= max_rows; rows += rows < 26 ? 1 : 19) {
+                    /* All outputs at once, then pieces of every width. */
+                    for (int piece = outputs; piece > 0; piece = piece > 12 ? piece - 8 : piece - 1) {
+                        for (int o = 0; o < outputs; o += piece) {
+                            int end = o + piece < outputs ? o + piece : outputs;
+                            kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, o, end, y + o,
+                                            (size_t)outputs);
+                        }
+                        for (int i = 0; i < rows * outputs; i++) {
+                            char what[128];
+                            if (memcmp(&y[i], &want[i], sizeof *y) == 0) continue;
+                            snprintf(what, sizeof what, "matmul %s rounded %d rows %d k %d piece %d", dtype_name(type),
+                                     rounded, rows, k, piece);
+                            check_same_bits(what, kernels->name, i, y[i], want[i]);
+                        }
+                    }
+                }
+                free(y);
+                free(want);
+                free(packed);
+                free(x);
+                free(allocation);
+            }
+}
+
+static void packed_rows_are_independent(void **state) {
+    (void)state;
+    FOR_TABLES(kernels)
+    for (dtype type = 0; type < DTYPE_COUNT; type++)
+        for (int rounded = 0; rounded < 2; rounded++)
+            for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+                int k = odd_sizes[ki];
+                const int rows = 5;
+                float *x = random_floats((size_t)k * (size_t)rows, 17, 1.0f);
+                size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
+                void *together = aligned(row_bytes * (size_t)rows), *alone = aligned(row_bytes);
+                memset(together, 0xa5, row_bytes * (size_t)rows);
+                kernels->pack_rows(type, rounded, x, (size_t)k, rows, k, together);
+                for (int r = 0; r < rows; r++) {
+                    memset(alone, 0x5a, row_bytes);
+                    kernels->pack_rows(type, rounded, x + (size_t)r * (size_t)k, 1, 1, k, alone);
+                    if (memcmp(alone, (char *)together + (size_t)r * row_bytes, row_bytes) != 0)
+                        fail_msg("pack_rows %s rounded %d k %d, table %s: row %d differs from the row alone",
+                                 dtype_name(type), rounded, k, kernels->name, r);
+                }
+                free(alone);
+                free(together);
+                free(x);
+            }
+}
+
+/* Memory whose last byte lies before a page that must not be touched. */
+typedef struct guarded {
+    char *map, *end;
+    size_t bytes;
+} guarded;
+
+static guarded guarded_open(size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    guarded memory = {.bytes = (bytes + page - 1) / page * page + page};
+    memory.map = mmap(NULL, memory.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory.map != MAP_FAILED);
+    memory.end = memory.map + memory.bytes - page;
+    assert_int_equal(mprotect(memory.end, page, PROT_NONE), 0);
+    return memory;
+}
+
+static void no_access_behind_the_operands(void **state) {
+    (void)state;
+    static const int row_counts[] = {1, 2, 5, 8, 12, 13};
+    const int outputs = 11, max_rows = 13;
+    FOR_TABLES(kernels)
+    for (dtype type = 0; type < DTYPE_COUNT; type++)
+        for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+            int k = odd_sizes[ki];
+            size_t w_bytes = (size_t)k * (size_t)outputs * dtype_bytes(type);
+            size_t x_bytes = (size_t)k * (size_t)max_rows * sizeof(float),
+                   y_bytes = (size_t)outputs * (size_t)max_rows * sizeof(float);
+            guarded w_memory = guarded_open(w_bytes), x_memory = guarded_open(x_bytes),
+                    y_memory = guarded_open(y_bytes);
+            void *w = w_memory.end - w_bytes;
+            float *x = (float *)(void *)(x_memory.end - x_bytes);
+            memset(w, 0, w_bytes);
+            for (int rounded = 0; rounded < 2; rounded++)
+                for (size_t ri = 0; ri < COUNT(row_counts); ri++) {
+                    int rows = row_counts[ri];
+                    size_t packed_bytes = kernels->pack_row_bytes(type, rounded, k) * (size_t)rows;
+                    guarded packed_memory = guarded_open(packed_bytes);
+                    void *packed = packed_memory.end - packed_bytes;
+                    kernels->pack_rows(type, rounded, x + (size_t)k * (size_t)(max_rows - rows), (size_t)k, rows, k,
+                                       packed);
+                    float *y = (float *)(void *)(y_memory.end - (size_t)rows * (size_t)outputs * sizeof *y);
+                    kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, 0, outputs, y, (size_t)outputs);
+                    munmap(packed_memory.map, packed_memory.bytes);
+                }
+            /* Elementwise functions on vectors that end at the page. */
+            float *vector = (float *)(void *)(x_memory.end - (size_t)k * sizeof(float));
+            float *other = x;
+            memset(x, 0, x_bytes);
+            void *stored = w_memory.end - (size_t)k * dtype_bytes(type);
+            kernels->store(type, vector, k, stored);
+            kernels->load(type, stored, k, vector);
+            kernels->rms_norm(vector, vector, k, 1e-6f, vector);
+            kernels->gated(0, vector, vector, k, vector);
+            kernels->gated(1, vector, vector, k, vector);
+            kernels->axpy(2.0f, vector, k, other);
+            kernels->scale(2.0f, k, vector);
+            kernels->soft_cap(30.0f, k, vector);
+            if (k % 2 == 0) kernels->rope(vector, k / 2, k / 2, vector + k / 2, vector + k / 2);
+            munmap(w_memory.map, w_memory.bytes);
+            munmap(x_memory.map, x_memory.bytes);
+            munmap(y_memory.map, y_memory.bytes);
+        }
+}
+
+/* --- attention -------------------------------------------------------------------------------------------------- */
+
+typedef struct attention_case {
+    int rows, k_dim, v_dim;
+    dtype k_type, v_type;
+    bool scaled;
+} attention_case;
+
+typedef struct attention_state {
+    float *m, *l, *o;
+} attention_state;
+
+static attention_state attention_state_new(int rows, size_t ldo) {
+    attention_state s = {malloc((size_t)rows * sizeof *s.m), calloc((size_t)rows, sizeof *s.l),
+                         calloc((size_t)rows * ldo, sizeof *s.o)};
+    for (int r = 0; r < rows; r++) s.m[r] = -INFINITY;
+    return s;
+}
+
+static void attention_state_free(attention_state *s) {
+    free(s->m);
+    free(s->l);
+    free(s->o);
+}
+
+enum { TEST_BLOCKS = 3, TEST_KEYS = TEST_BLOCKS * ATTENTION_BLOCK };
+
+/* The range of keys that row r sees in block b, in the middle of the first and last block it touches. */
+static void ranges_of_block(int rows, int block, int *lo, int *hi) {
+    for (int r = 0; r < rows; r++) {
+        int begin = (r * 5) % 23, end = begin + 1 + (r * 7) % 25;
+        if (r % 6 == 5) end = begin; /* sees nothing at all */
+        lo[r] = begin - block * ATTENTION_BLOCK;
+        hi[r] = end - block * ATTENTION_BLOCK;
+        if (lo[r] < 0) lo[r] = 0;
+        if (hi[r] > ATTENTION_BLOCK) hi[r] = ATTENTION_BLOCK;
+        if (hi[r] <= lo[r]) lo[r] = hi[r] = 0;
+    }
+}
+
+static void run_attention(const cpu_kernels *kernels, const attention_case *c, const float *q, int first_row, int rows,
+                          const void *k, size_t k_stride, const void *v, size_t v_stride, const float *v_scale,
+                          attention_state *s, size_t ldo) {
+    void *packed = packed_rows(kernels, c->k_type, false, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim,
+                               rows, c->k_dim);
+    for (int b = 0; b < TEST_BLOCKS; b++) {
+        int lo[64], hi[64];
+        ranges_of_block(c->rows, b, lo, hi);
+        size_t first_key = (size_t)b * ATTENTION_BLOCK;
+        kernels->attend_block(rows, lo + first_row, hi + first_row, packed, c->k_dim, c->k_type,
+                              (const char *)k + first_key * k_stride * dtype_bytes(c->k_type), k_stride, c->v_dim,
+                              c->v_type, (const char *)v + first_key * v_stride * dtype_bytes(c->v_type), v_stride,
+                              v_scale ? v_scale + first_key : NULL, s->m, s->l, s->o, ldo);
+    }
+    free(packed);
+}
+
+static void check_attention(const cpu_kernels *kernels, const attention_case *c) {
+    size_t k_stride = (size_t)c->k_dim + 2, v_stride = (size_t)c->v_dim + 6, ldo = (size_t)c->v_dim + 3;
+    void *k_allocation, *v_allocation;
+    void *k = random_weights(c->k_type, k_stride * TEST_KEYS, 21, &k_allocation);
+    void *v = random_weights(c->v_type, v_stride * TEST_KEYS, 22, &v_allocation);
+    float *q = random_floats((size_t)c->rows * (size_t)c->k_dim, 23, 4.0f);
+    float v_scale[TEST_KEYS];
+    for (int j = 0; j < TEST_KEYS; j++) v_scale[j] = 0.5f + 0.1f * (float)(j % 11);
+    const float *used_scale = c->scaled ? v_scale : NULL;
+    attention_state s = attention_state_new(c->rows, ldo);
+    run_attention(kernels, c, q, 0, c->rows, k, k_stride, v, v_stride, used_scale, &s, ldo);
+
+    char what[128];
+    snprintf(what, sizeof what, "attend_block rows %d k %d %s v %d %s scaled %d", c->rows, c->k_dim,
+             dtype_name(c->k_type), c->v_dim, dtype_name(c->v_type), c->scaled);
+    for (int r = 0; r < c->rows; r++) {
+        int begin = (r * 5) % 23, end = r % 6 == 5 ? begin : begin + 1 + (r * 7) % 25;
+        double scores[TEST_KEYS], top = -INFINITY, sum = 0, magnitude = 0;
+        for (int j = begin; j < end; j++) {
+            scores[j] = 0;
+            double terms = 0;
+            for (int i = 0; i < c->k_dim; i++) {
+                double term = (double)q[(size_t)r * (size_t)c->k_dim + (size_t)i] *
+                              (double)element(c->k_type, k, (size_t)j * k_stride + (size_t)i);
+                scores[j] += term;
+                terms += fabs(term);
+            }
+            if (scores[j] > top) top = scores[j];
+            if (terms > magnitude) magnitude = terms;
+        }
+        /* An absolute error of a score becomes a relative error of its weight. */
+        double relative = 2e-6 + 2 * 0x1p-24 * (c->k_dim / 4 + 8) * magnitude;
+        for (int j = begin; j < end; j++) sum += exp(scores[j] - top);
+        if (begin == end) {
+            check_same_bits(what, kernels->name, r, s.m[r], -INFINITY);
+            check_same_bits(what, kernels->name, r, s.l[r], 0.0f);
+        } else {
+            check_near(what, kernels->name, r, (double)s.m[r], top, relative);
+            check_near(what, kernels->name, r, (double)s.l[r], sum, relative * sum);
+        }
+        for (int i = 0; i < c->v_dim; i++) {
+            double value = 0, terms = 0;
+            for (int j = begin; j < end; j++) {
+                double term = exp(scores[j] - top) * (c->scaled ? (double)v_scale[j] : 1.0) *
+                              (double)element(c->v_type, v, (size_t)j * v_stride + (size_t)i);
+                value += term;
+                terms += fabs(term);
+            }
+            check_near(what, kernels->name, (long)r * c->v_dim + i, (double)s.o[(size_t)r * ldo + (size_t)i], value,
+                       relative * terms);
+        }
+        for (size_t i = (size_t)c->v_dim; i < ldo; i++)
+            check_same_bits(what, kernels->name, (long)i, s.o[(size_t)r * ldo + i], 0.0f);
+    }
+
+    /* A row alone gives the same bits. */
+    for (int r = 0; r < c->rows; r++) {
+        attention_state alone = attention_state_new(1, ldo);
+        run_attention(kernels, c, q, r, 1, k, k_stride, v, v_stride, used_scale, &alone, ldo);
+        check_same_bits(what, kernels->name, r, alone.m[0], s.m[r]);
+        check_same_bits(what, kernels->name, r, alone.l[0], s.l[r]);
+        for (int i = 0; i < c->v_dim; i++)
+            check_same_bits(what, kernels->name, i, alone.o[i], s.o[(size_t)r * ldo + (size_t)i]);
+        attention_state_free(&alone);
+    }
+
+    /* Keys that nobody sees (the ranges end before key 47) and the keys outside a row's range do not count. */
+    size_t hidden = (size_t)(TEST_KEYS - 1);
+    memset((char *)k + hidden * k_stride * dtype_bytes(c->k_type), 0x3f, (size_t)c->k_dim * dtype_bytes(c->k_type));
+    memset((char *)v + hidden * v_stride * dtype_bytes(c->v_type), 0x3f, (size_t)c->v_dim * dtype_bytes(c->v_type));
+    attention_state changed = attention_state_new(c->rows, ldo);
+    run_attention(kernels, c, q, 0, c->rows, k, k_stride, v, v_stride, used_scale, &changed, ldo);
+    for (int r = 0; r < c->rows; r++) {
+        check_same_bits(what, kernels->name, r, changed.l[r], s.l[r]);
+        for (int i = 0; i < c->v_dim; i++)
+            check_same_bits(what, kernels->name, i, changed.o[(size_t)r * ldo + (size_t)i],
+                            s.o[(size_t)r * ldo + (size_t)i]);
+    }
+    attention_state_free(&changed);
+    attention_state_free(&s);
+    free(q);
+    free(k_allocation);
+    free(v_allocation);
+}
+
+static void attention_agrees_with_double(void **state) {
+    (void)state;
+    static const attention_case cases[] = {
+        {1, 256, 256, DTYPE_BF16, DTYPE_BF16, false}, {2, 256, 256, DTYPE_BF16, DTYPE_BF16, true},
+        {8, 512, 512, DTYPE_BF16, DTYPE_BF16, true},  {33, 64, 96, DTYPE_F32, DTYPE_F32, false},
+        {13, 33, 41, DTYPE_F32, DTYPE_BF16, true},    {7, 100, 7, DTYPE_F16, DTYPE_F16, false},
+        {12, 16, 24, DTYPE_BF16, DTYPE_F32, true},
+    };
+    FOR_TABLES(kernels) for (size_t i = 0; i < COUNT(cases); i++) check_attention(kernels, &cases[i]);
+}
+
+/* One row whose range moves over a block: every mask, with weights far from the first maximum. */
+static void attention_masks(void **state) {
+    (void)state;
+    FOR_TABLES(kernels) for (int lo = 0; lo < ATTENTION_BLOCK; lo++) for (int hi = lo; hi <= ATTENTION_BLOCK; hi++) {
+        float k[ATTENTION_BLOCK], v[ATTENTION_BLOCK], q = 1.0f;
+        for (int j = 0; j < ATTENTION_BLOCK; j++) {
+            k[j] = j % 3 == 0 ? -200.0f : 0.25f * (float)j;
+            v[j] = (float)(1 << j);
+        }
+        void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+        float m = -1.5f, l = 3.0f, o = 5.0f;
+        kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
+        free(packed);
+        double top = -1.5;
+        for (int j = lo; j < hi; j++) top = fmax(top, (double)k[j]);
+        double want_l = 3.0 * exp(-1.5 - top), want_o = 5.0 * exp(-1.5 - top);
+        for (int j = lo; j < hi; j++) {
+            want_l += exp((double)k[j] - top);
+            want_o += exp((double)k[j] - top) * (double)v[j];
+        }
+        char what[64];
+        snprintf(what, sizeof what, "attend_block range [%d, %d)", lo, hi);
+        check_near(what, kernels->name, 0, (double)m, top, 0);
+        check_near(what, kernels->name, 1, (double)l, want_l, 2e-6 * want_l);
+        check_near(what, kernels->name, 2, (double)o, want_o, 2e-6 * want_o);
+        if (lo == hi && (m != -1.5f || l != 3.0f || o != 5.0f)) fail_msg("%s: an empty range changed the state", what);
+    }
+}
+
+/* --- vectors ---------------------------------------------------------------------------------------------------- */
+
+/* exp has no entry of its own: attention with one key after another shows it as the factor of l. */
+static double exp_through_attention(const cpu_kernels *kernels, float x) {
+    float k[ATTENTION_BLOCK] = {0}, v[ATTENTION_BLOCK] = {0}, q = 1.0f, m = x, l = 1.0f, o = 0.0f;
+    int lo = 0, hi = 1;
+    void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+    v[0] = 0.0f;
+    kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
+    free(packed);
+    return (double)l - 1.0; /* the key itself has weight 1 */
+}
+
+static void exp_is_accurate(void **state) {
+    (void)state;
+    FOR_TABLES(kernels) {
+        if (exp_through_attention(kernels, 0.0f) != 1.0) fail_msg("exp(0), table %s: not exactly 1", kernels->name);
+        if (exp_through_attention(kernels, -INFINITY) != 0.0)
+            fail_msg("exp(-inf), table %s: not exactly 0", kernels->name);
+        /* The key's weight against an old maximum far above: l = 1 + exp(-d), o = exp(-d) exactly as rounded. */
+        for (float d = 0.0f; d < 110.0f; d += 0.0371f) {
+            float k[ATTENTION_BLOCK] = {0}, v[ATTENTION_BLOCK] = {0}, q = 1.0f, m = d, l = 0.0f, o = 0.0f;
+            int lo = 3, hi = 4;
+            v[3] = 1.0f;
+            void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+            kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
+            free(packed);
+            double want = exp(-(double)d);
+            check_near("exp, argument in units of -0.0371", kernels->name, lrintf(d / 0.0371f), (double)o, want,
+                       2e-7 * want + 0x1p-149);
+        }
+    }
+}
+
+static double gelu_tanh(double z) {
+    return 0.5 * z * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (z + 0.044715 * z * z * z)));
+}
+static double silu(double z) { return z / (1 + exp(-z)); }
+
+static void gates_and_caps_are_accurate(void **state) {
+    (void)state;
+    enum { N = 4099 };
+    float *gate = malloc(N * sizeof *gate), *up = random_floats(N, 31, 1.0f), *out = malloc(N * sizeof *out);
+    for (int i = 0; i < N; i++) gate[i] = (float)(i - N / 2) * 0.01f;
+    static const float extremes[] = {1e30f, -1e30f, 3e38f, -3e38f, 1e-30f, -1e-30f, 0.0f, -0.0f, 100.0f, -100.0f};
+    for (size_t i = 0; i < COUNT(extremes); i++) gate[i * 17] = extremes[i];
+    FOR_TABLES(kernels) {
+        for (int activation = 0; activation < 2; activation++) {
+            kernels->gated(activation, gate, up, N, out);
+            for (int i = 0; i < N; i++) {
+                double z = (double)gate[i], f = activation == 0 ? gelu_tanh(z) : silu(z);
+                if (activation == 0 && fabs(z) > 1e12) f = z > 0 ? z : 0;
+                double want = f * (double)up[i];
+                check_near(activation == 0 ? "gated gelu" : "gated silu", kernels->name, i, (double)out[i], want,
+                           1e-6 * (fabs(z) > 1 ? 1 : fabs(z)) * fabs((double)up[i]) + 4e-7 * fabs(want));
+            }
+        }
+        memcpy(out, gate, N * sizeof *out);
+        kernels->soft_cap(30.0f, N, out);
+        for (int i = 0; i < N; i++) {
+            double want = 30 * tanh((double)gate[i] / 30);
+            check_near("soft_cap", kernels->name, i, (double)out[i], want, 30e-6);
+            if (fabs((double)out[i]) > 30)
+                fail_msg("soft_cap, table %s: %.9g is beyond 30", kernels->name, (double)out[i]);
+        }
+        /* An element's result does not depend on its place or on the length. */
+        for (int begin = 0; begin < 40; begin++)
+            for (int n = 1; n < 40; n += 6) {
+                float part[40];
+                kernels->gated(0, gate + 2000 + begin, up + 2000 + begin, n, part);
+                kernels->gated(0, gate, up, N, out);
+                for (int i = 0; i < n; i++)
+                    check_same_bits("gated part", kernels->name, i, part[i], out[2000 + begin + i]);
+            }
+    }
+    free(gate);
+    free(up);
+    free(out);
+}
+
+static void norms_are_accurate(void **state) {
+    (void)state;
+    static const float scales[] = {1.0f, 1e-4f, 300.0f};
+    FOR_TABLES(kernels) for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) for (size_t si = 0; si < COUNT(scales); si++) {
+        int n = odd_sizes[ki];
+        float eps = 1e-6f;
+        float *x = random_floats((size_t)n, 41, scales[si]), *weight = random_floats((size_t)n, 42, 1.0f),
+              *out = malloc((size_t)n * sizeof *out);
+        double sum = 0;
+        for (int i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+        double want = 1 / sqrt(sum / n + (double)eps);
+        char what[64];
+        snprintf(what, sizeof what, "rms n %d scale %g", n, (double)scales[si]);
+        check_near(what, kernels->name, 0, (double)kernels->rms_scale(x, n, eps), want, 3e-6 * want);
+        kernels->rms_norm(x, weight, n, eps, out);
+        for (int i = 0; i < n; i++) {
+            double value = (double)x[i] * want * (double)weight[i];
+            check_near(what, kernels->name, i, (double)out[i], value, 4e-6 * fabs(value));
+        }
+        kernels->rms_norm(x, NULL, n, eps, out);
+        kernels->rms_norm(x, NULL, n, eps, x);
+        for (int i = 0; i < n; i++) check_same_bits("rms_norm in place", kernels->name, i, x[i], out[i]);
+        free(x);
+        free(weight);
+        free(out);
+    }
+}
+
+static void rope_axpy_scale(void **state) {
+    (void)state;
+    static const int pair_counts[] = {1, 7, 32, 33, 64, 128};
+    FOR_TABLES(kernels) for (size_t pi = 0; pi < COUNT(pair_counts); pi++) {
+        int pairs = pair_counts[pi], half = 128;
+        float *x = random_floats(256, 51, 1.0f), *before = malloc(256 * sizeof *before),
+              *y = random_floats(256, 52, 1.0f);
+        memcpy(before, x, 256 * sizeof *x);
+        float cosine[128], sine[128];
+        for (int i = 0; i < 128; i++) {
+            cosine[i] = cosf((float)i);
+            sine[i] = sinf((float)i);
+        }
+        kernels->rope(x, half, pairs, cosine, sine);
+        for (int j = 0; j < half; j++) {
+            double a = (double)before[j], b = (double)before[j + half], c = j < pairs ? (double)cosine[j] : 1,
+                   s = j < pairs ? (double)sine[j] : 0;
+            double bound = j < pairs ? 2e-7 * (fabs(a) + fabs(b)) : 0;
+            check_near("rope", kernels->name, j, (double)x[j], a * c - b * s, bound);
+            check_near("rope", kernels->name, j + half, (double)x[j + half], b * c + a * s, bound);
+        }
+        memcpy(before, y, 256 * sizeof *y);
+        kernels->axpy(1.7f, x, pairs, y);
+        for (int i = 0; i < 256; i++) {
+            double want = i < pairs ? (double)before[i] + (double)1.7f * (double)x[i] : (double)before[i];
+            check_near("axpy", kernels->name, i, (double)y[i], want,
+                       i < pairs ? 2e-7 * (fabs((double)before[i]) + 2 * fabs((double)x[i])) : 0);
+        }
+        memcpy(before, y, 256 * sizeof *y);
+        kernels->scale(0.3f, pairs, y);
+        for (int i = 0; i < 256; i++)
+            check_same_bits("scale", kernels->name, i, y[i], i < pairs ? before[i] * 0.3f : before[i]);
+        free(x);
+        free(before);
+        free(y);
+    }
+}
+
+static void stored_types_round_trip(void **state) {
+    (void)state;
+    enum { ALL = 65536 };
+    uint16_t *halves = malloc(ALL * sizeof *halves), *again = malloc(ALL * sizeof *again);
+    float *floats = malloc(ALL * sizeof *floats);
+    for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
+    FOR_TABLES(kernels) for (dtype type = DTYPE_F16; type <= DTYPE_BF16; type++) {
+        kernels->load(type, halves, ALL, floats);
+        kernels->store(type, floats, ALL, again);
+        for (int i = 0; i < ALL; i++) {
+            float want = type == DTYPE_BF16 ? bf16_to_f32((uint16_t)i) : f16_to_f32((uint16_t)i);
+            if (isnan(want)) {
+                if (!isnan(floats[i]) || !isnan(element(type, again, (size_t)i)))
+                    fail_msg("%s 0x%04x, table %s: NaN is lost", dtype_name(type), (unsigned)i, kernels->name);
+                continue;
+            }
+            check_same_bits("load", kernels->name, i, floats[i], want);
+            if (again[i] != i)
+                fail_msg("%s 0x%04x, table %s: stored as 0x%04x", dtype_name(type), (unsigned)i, kernels->name,
+                         again[i]);
+        }
+    }
+    free(halves);
+    free(again);
+    free(floats);
+}
+
+/* Every table rounds as dtype.h does, and f16 to the nearer neighbour, ties to even. */
+static void storing_rounds_to_nearest_even(void **state) {
+    (void)state;
+    enum { N = 20011 };
+    float *x = malloc(N * sizeof *x);
+    uint16_t *stored = malloc(N * sizeof *stored);
+    uint64_t seed = 61;
+    for (int i = 0; i < N; i++) x[i] = random_value(&seed, ldexpf(1.0f, i % 60 - 40));
+    static const uint32_t ties[] = {0x3f808000, 0x3f818000, 0x7f7fffff, 0x00008000, 0x3f801000, 0x3f803000, 0x33000000,
+                                    0x33000001, 0x477fefff, 0x477ff000, 0x7f800000, 0xff800000, 0x80000000};
+    memcpy(x, ties, sizeof ties);
+    FOR_TABLES(kernels) {
+        kernels->store(DTYPE_BF16, x, N, stored);
+        for (int i = 0; i < N; i++) {
+            if (stored[i] != f32_to_bf16(x[i]))
+                fail_msg("store BF16 %.9g, table %s: 0x%04x instead of 0x%04x", (double)x[i], kernels->name, stored[i],
+                         f32_to_bf16(x[i]));
+        }
+        kernels->store(DTYPE_F16, x, N, stored);
+        for (int i = 0; i < N; i++) {
+            double value = (double)x[i], got = (double)f16_to_f32(stored[i]);
+            if (fabs(value) >= 65520) {
+                if (!isinf(got)) fail_msg("store F16 %.9g, table %s: %.9g is not infinite", value, kernels->name, got);
+                continue;
+            }
+            for (int step = -1; step <= 1; step += 2) {
+                uint16_t neighbour = (uint16_t)(stored[i] + step);
+                if ((stored[i] & 0x7fff) == 0 && step < 0) continue;
+                double other = (neighbour & 0x7fff) == 0x7c00 ? copysign(65536, value) : (double)f16_to_f32(neighbour);
+                double distance = fabs(got - value), to_other = fabs(other - value);
+                if (distance > to_other || (distance == to_other && (stored[i] & 1)))
+                    fail_msg("store F16 %.9g, table %s: %.9g although %.9g is nearer or even", value, kernels->name,
+                             got, other);
+            }
+        }
+    }
+    free(x);
+    free(stored);
+}
+
+static void probes_do_what_they_report(void **state) {
+    (void)state;
+    enum { BYTES = 1 << 16 };
+    unsigned char *data = aligned(BYTES);
+    memset(data, 0, BYTES);
+    FOR_TABLES(kernels) {
+        double few = kernels->probe_flops(false, 1000), many = kernels->probe_flops(false, 3000);
+        assert_true(few > 0 && many == 3 * few);
+        assert_true(kernels->probe_flops(true, 1000) >= few);
+        /* Every byte that could be skipped changes the checksum. */
+        float nothing = kernels->probe_read(data, BYTES);
+        for (int i = 0; i < BYTES; i += 64) {
+            uint16_t value = 0x3f80;
+            memcpy(data + i, &value, sizeof value);
+            if (kernels->probe_read(data, BYTES) == nothing)
+                fail_msg("probe_read, table %s: byte %d was not read", kernels->name, i);
+            memset(data + i, 0, sizeof value);
+        }
+    }
+    free(data);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(finds_tables_by_name),
+        cmocka_unit_test(matmul_agrees_with_double),
+        cmocka_unit_test(matmul_bits_do_not_depend_on_the_call),
+        cmocka_unit_test(packed_rows_are_independent),
+        cmocka_unit_test(no_access_behind_the_operands),
+        cmocka_unit_test(attention_agrees_with_double),
+        cmocka_unit_test(attention_masks),
+        cmocka_unit_test(exp_is_accurate),
+        cmocka_unit_test(gates_and_caps_are_accurate),
+        cmocka_unit_test(norms_are_accurate),
+        cmocka_unit_test(rope_axpy_scale),
+        cmocka_unit_test(stored_types_round_trip),
+        cmocka_unit_test(storing_rounds_to_nearest_even),
+        cmocka_unit_test(probes_do_what_they_report),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
