@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "eval/random.h"
+#include "eval/mt19937.h"
 
 enum {
     MIN_LINES = 10,

@@ -1,7 +1,7 @@
 /* The Mersenne Twister as CPython seeds and draws from it, so that a data set made from a seed here is the data set
  * that Python's random.Random(seed) makes. Used for evaluation data only; sampling has its own generator (decode/). */
-#ifndef KAKEYA_EVAL_RANDOM_H
-#define KAKEYA_EVAL_RANDOM_H
+#ifndef KAKEYA_EVAL_MT19937_H
+#define KAKEYA_EVAL_MT19937_H
 
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-#include "eval/random.h"
+#include "eval/mt19937.h"
 
 /* Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998); seeding by array as in their 2002 revision, which
  * is what CPython uses for integer seeds of any size. */
