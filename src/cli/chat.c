@@ -1,0 +1,154 @@
+/* kakeya run without a prompt: a conversation. Every turn renders the whole conversation and synchronises the session with
+ * it, which computes only what the session does not hold yet. */
+#include <histedit.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "cli/input.h"
+#include "cli/run.h"
+#include "cli/terminal.h"
+
+typedef struct conversation {
+    kakeya_message *messages; /* contents are malloc'ed */
+    size_t n, capacity;
+} conversation;
+
+static void conversation_cut(conversation *c, size_t n) {
+    while (c->n > n) free((void *)(uintptr_t)c->messages[--c->n].content);
+}
+
+/* Takes a copy of the content. False when out of memory. */
+static bool conversation_add(conversation *c, const char *role, const char *content) {
+    if (c->n == c->capacity) {
+        size_t capacity = c->capacity ? 2 * c->capacity : 16;
+        kakeya_message *larger = realloc(c->messages, capacity * sizeof *larger);
+        if (!larger) return false;
+        c->messages = larger;
+        c->capacity = capacity;
+    }
+    char *copy = strdup(content);
+    if (!copy) return false;
+    c->messages[c->n++] = (kakeya_message){.role = role, .content = copy};
+    return true;
+}
+
+static const char *prompt_text(EditLine *editor) {
+    (void)editor;
+    return "> ";
+}
+
+static void print_commands(void) {
+    printf("/help    this list\n"
+           "/reset   forget the conversation\n"
+           "/exit    leave (Ctrl-D as well)\n"
+           "Ctrl-C ends an answer; at the prompt, twice leaves.\n");
+}
+
+/* One user turn. A failure is told and the turn forgotten; the chat goes on. */
+static void answer_turn(const run_options *options, kakeya_engine *engine, kakeya_session *session, conversation *talk,
+                        const char *line) {
+    kakeya_error error = {0};
+    run_stream stream = {0};
+    kakeya_stats stats;
+    int32_t *ids = NULL;
+    size_t n = 0, before = talk->n;
+
+    if (input_check_utf8("the message", line, strlen(line), &error)) goto failed;
+    if (!conversation_add(talk, "user", line)) {
+        error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+        goto failed;
+    }
+    terminal_clear_interrupt();
+    if (kakeya_chat_tokens(engine, talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
+    if (kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
+    terminal_clear_progress();
+    if (run_generate(options, session, &stream, &stats, &error)) goto failed;
+    if (!stream.ends_with_newline) terminal_write("\n", 1);
+    run_print_figures(session, &stats);
+    if (!conversation_add(talk, "model", stream.text ? stream.text : "")) {
+        error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+        goto failed;
+    }
+    goto done;
+failed:
+    terminal_clear_progress();
+    if (stream.wrote_any && !stream.ends_with_newline) terminal_write("\n", 1);
+    fprintf(stderr, "kakeya run: %s\n", error.message);
+    conversation_cut(talk, before);
+done:
+    terminal_clear_interrupt();
+    run_stream_free(&stream);
+    kakeya_free(ids);
+}
+
+int run_chat(const run_options *options, kakeya_engine *engine, kakeya_session *session) {
+    if (!kakeya_engine_has_tokenizer(engine)) {
+        fprintf(stderr, "kakeya run: a chat needs a tokenizer, and the model has none; give --ids-file\n");
+        return CLI_FAILED;
+    }
+    int result = CLI_FAILED;
+    conversation talk = {0};
+    size_t first = 0; /* messages that /reset keeps */
+    HistEvent event;
+    EditLine *editor = el_init("kakeya", stdin, stdout, stderr);
+    History *past = history_init();
+    if (!editor || !past) {
+        fprintf(stderr, "kakeya run: the line editor does not start on this terminal\n");
+        goto done;
+    }
+    history(past, &event, H_SETSIZE, 1000);
+    el_set(editor, EL_PROMPT, prompt_text);
+    el_set(editor, EL_EDITOR, "emacs");
+    el_set(editor, EL_HIST, history, past);
+    el_source(editor, NULL); /* the user's ~/.editrc */
+    if (options->system) {
+        if (!conversation_add(&talk, "system", options->system)) goto done;
+        first = 1;
+    }
+
+    printf("%s%s on %s; /help lists the commands%s\n", terminal_dim(STDOUT_FILENO), "kakeya", kakeya_engine_backend(engine),
+           terminal_plain(STDOUT_FILENO));
+    bool interrupted_before = false;
+    for (;;) {
+        int length = 0;
+        terminal_clear_interrupt();
+        const char *line = el_gets(editor, &length);
+        if (!line || length <= 0) {
+            if (!terminal_interrupted()) break; /* Ctrl-D, or the terminal has gone */
+            if (interrupted_before) break;
+            interrupted_before = true;
+            el_reset(editor);
+            printf("\n(Ctrl-C again or /exit leaves)\n");
+            continue;
+        }
+        interrupted_before = false;
+        char *text = strndup(line, strcspn(line, "\r\n"));
+        if (!text) break;
+        if (*text) history(past, &event, H_ENTER, line);
+        if (strcmp(text, "/exit") == 0) {
+            free(text);
+            break;
+        }
+        if (strcmp(text, "/help") == 0) {
+            print_commands();
+        } else if (strcmp(text, "/reset") == 0) {
+            conversation_cut(&talk, first);
+            printf("(the conversation starts anew)\n");
+        } else if (*text == '/' && strchr(text, ' ') == NULL) {
+            printf("unknown command %s; /help lists the commands\n", text);
+        } else if (*text) {
+            answer_turn(options, engine, session, &talk, text);
+        }
+        free(text);
+    }
+    result = CLI_DONE;
+done:
+    conversation_cut(&talk, 0);
+    free(talk.messages);
+    if (past) history_end(past);
+    if (editor) el_end(editor);
+    return result;
+}

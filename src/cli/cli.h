@@ -1,0 +1,54 @@
+/* The command line: one function per verb, and what the verbs share. argv[0] of a verb is its name; a verb returns the exit
+ * status (options.h). */
+#ifndef KAKEYA_CLI_CLI_H
+#define KAKEYA_CLI_CLI_H
+
+#include "cli/options.h"
+#include "kakeya.h"
+
+struct cJSON;
+
+int cli_run(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_score(int argc, char **argv);
+int cli_info(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+int cli_eval(int argc, char **argv);
+int cli_gate(int argc, char **argv);
+
+/* Values of the options that every verb with a model understands. */
+typedef struct cli_shared {
+    const char *model, *synthetic, *drafter, *f_theta, *backend, *isa;
+    bool drafter_scaled_embedding, drafter_block_bidirectional;
+    int attention, restore_layers, precision, kv_format; /* indices of choices = values of the public enums */
+    int sink, window, draft_window, threads, context;
+    size_t memory_limit_bytes;
+    bool json;
+    char *model_path; /* what cli_shared_model found; freed by cli_shared_free */
+} cli_shared;
+
+enum { CLI_SHARED_OPTIONS = 24 };
+
+/* Sets the defaults and fills `table` with entries that point into *shared. */
+void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]);
+void cli_shared_free(cli_shared *shared);
+
+/* The model directory or name: --model, else $KAKEYA_MODEL, else the bundled demo beside the executable; NULL with
+ * --synthetic. */
+kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_error *error);
+
+/* Options for the library. The engine's progress goes to the terminal. */
+kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error);
+void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options);
+
+extern const char *const cli_attention_names[]; /* by kakeya_attention */
+extern const char *const cli_mode_names[];      /* by kakeya_mode */
+extern const char *const cli_finish_names[];    /* by kakeya_finish */
+
+/* Prints "kakeya VERB: message" on stderr as one line and returns CLI_FAILED. */
+int cli_fail(const char *verb, const kakeya_error *error);
+
+/* Prints a value as one line on stdout; NULL stands for a value that memory did not suffice for. */
+kakeya_status cli_print_json(const struct cJSON *json, kakeya_error *error);
+
+#endif

@@ -1,0 +1,61 @@
+/* kakeya VERB [OPTION]...: finds the verb and hands over. */
+#include <locale.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/terminal.h"
+
+typedef struct verb {
+    const char *name;
+    const char *summary;
+    int (*run)(int argc, char **argv);
+} verb;
+
+static const verb verbs[] = {
+    {"run", "answer a prompt, or chat", cli_run},
+    {"tokenize", "text to token ids and back", cli_tokenize},
+    {"score", "log-likelihood of given tokens, logits and hidden states", cli_score},
+    {"info", "architecture, parameters and memory of a model, before loading it", cli_info},
+    {"bench", "speed beside what the hardware allows", cli_bench},
+};
+
+enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
+
+static const char usage_line[] = "usage: kakeya VERB [OPTION]...   (kakeya --help lists the verbs)\n";
+
+static void print_help(void) {
+    printf("usage: kakeya VERB [OPTION]...\n\n"
+           "kakeya runs Gemma 4 models with bounded K/V memory and lossless speculative decoding.\n\n"
+           "Verbs:\n");
+    for (int i = 0; i < VERB_COUNT; i++) printf("  %-10s  %s\n", verbs[i].name, verbs[i].summary);
+    printf("\nkakeya VERB --help explains a verb; kakeya --version prints the version.\n"
+           "The model is --model DIR, else $KAKEYA_MODEL, else the bundled demo.\n\n"
+           "Example:\n"
+           "  kakeya run \"def fibonacci(n):\" --raw --max-tokens 64\n");
+}
+
+int main(int argc, char **argv) {
+    setlocale(LC_CTYPE, "");
+    terminal_start();
+    if (argc < 2) {
+        fputs(usage_line, stderr);
+        return CLI_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_help();
+        return terminal_finish("help", CLI_DONE);
+    }
+    if (strcmp(name, "--version") == 0) {
+        printf("kakeya %s\n", kakeya_version());
+        return terminal_finish("--version", CLI_DONE);
+    }
+    for (int i = 0; i < VERB_COUNT; i++) {
+        if (strcmp(name, verbs[i].name) == 0) {
+            return terminal_finish(name, verbs[i].run(argc - 1, argv + 1));
+        }
+    }
+    fprintf(stderr, "kakeya: unknown %s '%s'\n%s", name[0] == '-' ? "option" : "verb", name, usage_line);
+    return CLI_USAGE;
+}

@@ -1,0 +1,63 @@
+/* Command-line options as tables: one entry names an option, says what it takes, where the value goes and what is allowed.
+ * Parsing (getopt_long), checks, error lines and help texts all come from the same entries. */
+#ifndef KAKEYA_CLI_OPTIONS_H
+#define KAKEYA_CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CLI_DONE = 0, CLI_FAILED = 1, CLI_USAGE = 2 }; /* exit statuses */
+
+typedef enum cli_kind {
+    CLI_FLAG,   /* bool: takes no value, sets true */
+    CLI_INT,    /* int in [min, max] */
+    CLI_UINT64, /* uint64_t */
+    CLI_FLOAT,  /* float in [min, max] */
+    CLI_BYTES,  /* size_t: a number with an optional K, M, G or T (powers of 1,024) */
+    CLI_TEXT,   /* const char *: points into argv */
+    CLI_CHOICE, /* int: the index of the value in `choices` */
+    CLI_TEXTS,  /* cli_texts: every use adds one */
+    CLI_INTS,   /* cli_ints: comma-separated, each in [min, max] */
+} cli_kind;
+
+enum { CLI_MAX_VALUES = 64 };
+
+typedef struct cli_texts {
+    const char *text[CLI_MAX_VALUES];
+    size_t n;
+} cli_texts;
+
+typedef struct cli_ints {
+    int value[CLI_MAX_VALUES];
+    size_t n;
+} cli_ints;
+
+typedef struct cli_option {
+    const char *name;     /* "max-tokens"; NULL ends the table */
+    const char *argument; /* "N", shown in the help; NULL for flags */
+    const char *help;     /* one line */
+    cli_kind kind;
+    void *target;
+    double min, max;            /* CLI_INT, CLI_FLOAT, CLI_INTS */
+    const char *const *choices; /* CLI_CHOICE, NULL-terminated */
+} cli_option;
+
+typedef struct cli_command {
+    const char *name;    /* "run" */
+    const char *summary; /* one line, shown by `kakeya --help` too */
+    const char *operands; /* "[PROMPT]" or "" */
+    const char *examples; /* whole lines */
+    const char *details;  /* whole lines below the summary, or NULL */
+} cli_command;
+
+/* Parses argv[1..argc) against up to two tables (`shared` may be NULL). Returns true to go on, with *first_operand set;
+ * false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line are on
+ * stderr). */
+bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
+               int *first_operand, int *status);
+
+/* A wrong use that parsing alone cannot see: one line and the usage line on stderr; returns CLI_USAGE. */
+int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,202 @@
+/* kakeya score: teacher-forced likelihood of given tokens, and the logits and hidden states behind it. */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "cli/cli.h"
+#include "cli/input.h"
+#include "cli/terminal.h"
+#include "formats/safetensors.h"
+
+typedef struct score_options {
+    cli_shared shared;
+    const char *ids_file, *text_file, *out;
+    bool hidden_states;
+    int prompt_length;
+} score_options;
+
+static const cli_command command = {
+    .name = "score",
+    .summary = "Scores given tokens: row t predicts token t + 1.",
+    .operands = "",
+    .details = "JSON: tokens (how many were scored), nll (their summed negative log-likelihood, natural logarithm),\n"
+               "perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the first C tokens are a\n"
+               "prompt: only the tokens behind them are scored, and rows t >= C are decode rows under --attention.\n"
+               "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states, hidden_states\n"
+               "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n",
+    .examples = "  kakeya score --text-file README.md\n"
+                "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
+                "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n",
+};
+
+/* Sizes and buffers of one scoring. */
+typedef struct scoring {
+    int32_t *ids;
+    size_t n;
+    size_t vocab, hidden, layers;
+    float *nll;           /* [n - 1] */
+    float *logits;        /* [n][vocab], with --out */
+    float *hidden_states; /* [layers + 1][n][hidden], with --hidden-states */
+} scoring;
+
+static kakeya_status allocate(const score_options *options, scoring *s, kakeya_error *error) {
+    size_t logit_bytes = options->out ? s->n * s->vocab * sizeof(float) : 0;
+    size_t state_bytes = options->hidden_states ? (s->layers + 1) * s->n * s->hidden * sizeof(float) : 0;
+    size_t limit = options->shared.memory_limit_bytes;
+    if (limit && logit_bytes + state_bytes > limit) {
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "--out: %zu bytes of results are more than --memory-limit %zu",
+                         logit_bytes + state_bytes, limit);
+    }
+    s->nll = malloc((s->n + 1) * sizeof(float));
+    s->logits = logit_bytes ? malloc(logit_bytes) : NULL;
+    s->hidden_states = state_bytes ? malloc(state_bytes) : NULL;
+    if (!s->nll || (logit_bytes && !s->logits) || (state_bytes && !s->hidden_states)) {
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the results need %zu bytes", logit_bytes + state_bytes);
+    }
+    return KAKEYA_OK;
+}
+
+/* Opens the output before anything is computed, so that an unwritable path fails at once. */
+static kakeya_status open_output(const score_options *options, const scoring *s, safetensors_writer **writer,
+                                 kakeya_error *error) {
+    if (directory_exists(options->out)) return error_set(error, KAKEYA_IO, "--out: %s is a directory", options->out);
+    safetensors_entry entries[2] = {
+        {.name = "logits", .type = TENSOR_F32, .dims = 2, .shape = {(int64_t)s->n, (int64_t)s->vocab}},
+        {.name = "hidden_states", .type = TENSOR_F32, .dims = 3,
+         .shape = {(int64_t)s->layers + 1, (int64_t)s->n, (int64_t)s->hidden}},
+    };
+    return safetensors_writer_open(options->out, entries, options->hidden_states ? 2 : 1, writer, error);
+}
+
+static kakeya_status print_result(const score_options *options, const scoring *s, kakeya_error *error) {
+    size_t first = options->prompt_length > 0 ? (size_t)options->prompt_length - 1 : 0; /* row of the first scored token */
+    size_t end = s->n - 1;
+    double sum = 0;
+    for (size_t t = first; t < end; t++) sum += (double)s->nll[t];
+    size_t tokens = end > first ? end - first : 0;
+    if (!options->shared.json) {
+        if (tokens) {
+            printf("%zu tokens, negative log-likelihood %.6f, perplexity %.6f\n", tokens, sum, exp(sum / (double)tokens));
+        } else {
+            printf("0 tokens\n");
+        }
+        return KAKEYA_OK;
+    }
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddNumberToObject(json, "tokens", (double)tokens);
+    cJSON_AddNumberToObject(json, "nll", sum);
+    if (tokens) {
+        cJSON_AddNumberToObject(json, "perplexity", exp(sum / (double)tokens));
+    } else {
+        cJSON_AddNullToObject(json, "perplexity");
+    }
+    cJSON_AddItemToObject(json, "token_nll", cJSON_CreateFloatArray(s->nll + first, (int)tokens));
+    kakeya_status status = cli_print_json(json, error);
+    cJSON_Delete(json);
+    return status;
+}
+
+static kakeya_status read_tokens(const score_options *options, const kakeya_engine *engine, scoring *s,
+                                 kakeya_error *error) {
+    if (options->ids_file) return input_read_ids(options->ids_file, (int)s->vocab, &s->ids, &s->n, error);
+    char *text;
+    size_t bytes;
+    kakeya_status status = input_read_text(options->text_file, &text, &bytes, error);
+    if (status) return status;
+    status = kakeya_tokenize(engine, text, bytes, true, &s->ids, &s->n, error);
+    free(text);
+    return status;
+}
+
+static kakeya_status score(score_options *options, kakeya_error *error) {
+    kakeya_engine *engine = NULL;
+    kakeya_session *session = NULL;
+    safetensors_writer *writer = NULL;
+    scoring s = {0};
+    kakeya_engine_options engine_options;
+    kakeya_session_options session_options;
+
+    kakeya_status status = cli_shared_engine_options(&options->shared, &engine_options, error);
+    if (status) goto done;
+    status = kakeya_engine_open(&engine_options, &engine, error);
+    if (status) goto done;
+    s.vocab = (size_t)kakeya_engine_vocab_size(engine);
+    s.hidden = (size_t)kakeya_engine_hidden_size(engine);
+    s.layers = (size_t)kakeya_engine_layers(engine);
+    status = read_tokens(options, engine, &s, error);
+    if (status) goto done;
+    const char *source = options->ids_file ? options->ids_file : options->text_file;
+    if (s.n == 0) {
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: no tokens", source);
+        goto done;
+    }
+    if ((size_t)options->prompt_length > s.n) {
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--prompt-length %d: %s has only %zu tokens",
+                           options->prompt_length, source, s.n);
+        goto done;
+    }
+    cli_shared_session_options(&options->shared, &session_options);
+    status = kakeya_session_open(engine, &session_options, &session, error);
+    if (status) goto done;
+    if (options->out) status = open_output(options, &s, &writer, error);
+    if (status) goto done;
+    status = allocate(options, &s, error);
+    if (status) goto done;
+    status = kakeya_session_score(session, s.ids, s.n, (size_t)options->prompt_length, s.nll, s.logits, s.hidden_states,
+                                  terminal_progress, NULL, error);
+    terminal_clear_progress();
+    if (status) goto done;
+    if (writer) {
+        status = safetensors_writer_write(writer, s.logits, s.n * s.vocab * sizeof(float), error);
+        if (!status && s.hidden_states) {
+            status = safetensors_writer_write(writer, s.hidden_states, (s.layers + 1) * s.n * s.hidden * sizeof(float), error);
+        }
+        if (status) goto done;
+        status = safetensors_writer_commit(writer, error);
+        writer = NULL;
+        if (status) goto done;
+    }
+    status = print_result(options, &s, error);
+done:
+    safetensors_writer_abort(writer);
+    kakeya_session_close(session);
+    kakeya_engine_close(engine);
+    free(s.hidden_states);
+    free(s.logits);
+    free(s.nll);
+    kakeya_free(s.ids);
+    return status;
+}
+
+int cli_score(int argc, char **argv) {
+    score_options options = {0};
+    cli_option shared[CLI_SHARED_OPTIONS];
+    cli_shared_init(&options.shared, shared);
+    const cli_option own[] = {
+        {.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
+         .help = "token ids as they are, a JSON array ('-': standard input)"},
+        {.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.text_file,
+         .help = "text, tokenised with <bos> in front ('-': standard input)"},
+        {.name = "prompt-length", .argument = "C", .kind = CLI_INT, .target = &options.prompt_length, .min = 0, .max = 1 << 30,
+         .help = "the first C tokens are a prompt (0: all rows are prompt rows, all tokens are scored)"},
+        {.name = "out", .argument = "FILE", .kind = CLI_TEXT, .target = &options.out,
+         .help = "write the logits to a safetensors file"},
+        {.name = "hidden-states", .kind = CLI_FLAG, .target = &options.hidden_states,
+         .help = "hidden states into --out as well"},
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+    if (!options.ids_file == !options.text_file) return cli_usage_error(&command, "give either --ids-file or --text-file");
+    if (options.hidden_states && !options.out) return cli_usage_error(&command, "--hidden-states needs --out");
+
+    kakeya_error error = {0};
+    int result = score(&options, &error) ? cli_fail(command.name, &error) : CLI_DONE;
+    cli_shared_free(&options.shared);
+    return result;
+}

@@ -1,0 +1,163 @@
+#include "cli/cli.h"
+
+#include <cjson/cJSON.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "cli/terminal.h"
+
+static const char *const precision_names[] = {"auto", "f32", "bf16", NULL};
+static const char *const kv_format_names[] = {"auto", "f32", "bf16", NULL};
+static const char *const restore_layers_names[] = {"sliding", "all", NULL};
+const char *const cli_attention_names[] = {"native", "sink-window", "restored", NULL};
+const char *const cli_mode_names[] = {"auto", "ar", "speculative", "ngram", NULL};
+const char *const cli_finish_names[] = {"none", "stop", "length", "cancelled", NULL};
+
+void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
+    kakeya_session_options session;
+    kakeya_session_options_init(&session);
+    *shared = (cli_shared){.sink = session.sink, .window = session.window, .draft_window = session.draft_window};
+    const cli_option entries[] = {
+        {.name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
+         .help = "checkpoint directory, or a name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"},
+        {.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
+         .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"},
+        {.name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
+         .help = "DFlash drafter (MODEL-dflash beside the model, where it exists); 'none' goes without"},
+        {.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
+         .help = "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without"},
+        {.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
+         .help = "multiply the drafter's block embeddings by sqrt(hidden size)"},
+        {.name = "drafter-block-bidirectional", .kind = CLI_FLAG, .target = &shared->drafter_block_bidirectional,
+         .help = "no causal mask inside the block in the drafter's sliding layers"},
+        {.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
+         .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"},
+        {.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
+         .help = "CPU kernels: scalar, avx2, avx512, avx512bf16 (the best that runs here)"},
+        {.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
+         .choices = cli_attention_names, .help = "native, sink-window or restored (native)"},
+        {.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
+         .help = "first positions that always stay exact (4)"},
+        {.name = "window", .argument = "N", .kind = CLI_INT, .target = &shared->window, .min = 1, .max = 1 << 20,
+         .help = "last positions that stay exact (64)"},
+        {.name = "draft-window", .argument = "N", .kind = CLI_INT, .target = &shared->draft_window, .min = 1,
+         .max = 1 << 24, .help = "positions of context that the drafter keeps (1024)"},
+        {.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
+         .choices = restore_layers_names, .help = "sliding (full-attention layers stay exact) or all (sliding)"},
+        {.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
+         .choices = precision_names, .help = "what enters matrix products: auto, f32 or bf16 (auto: as the checkpoint)"},
+        {.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
+         .choices = kv_format_names, .help = "what resident K/V are stored in: auto, f32 or bf16 (auto: as precision)"},
+        {.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0, .max = 1024,
+         .help = "compute threads (0: one per physical core)"},
+        {.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0, .max = INT_MAX,
+         .help = "tokens that a session can hold (0: the model's maximum)"},
+        {.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES, .target = &shared->memory_limit_bytes,
+         .help = "refuse to allocate more than this, mapped weights aside (K, M, G may follow)"},
+        {.name = "json", .kind = CLI_FLAG, .target = &shared->json, .help = "print one JSON object on stdout"},
+        {.name = NULL},
+    };
+    _Static_assert(sizeof entries <= sizeof(cli_option) * CLI_SHARED_OPTIONS, "the callers' table must hold all entries");
+    memcpy(table, entries, sizeof entries);
+}
+
+void cli_shared_free(cli_shared *shared) {
+    free(shared->model_path);
+    shared->model_path = NULL;
+}
+
+/* The demo lies in models/ of the source tree (the executable in a build directory inside it) or in share/kakeya/ of the
+ * installation prefix. malloc'ed, or NULL. */
+static char *find_bundled_demo(void) {
+    char executable[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", executable, sizeof executable - 1);
+    if (length <= 0) return NULL;
+    executable[length] = '\0';
+    char *slash = strrchr(executable, '/');
+    if (!slash) return NULL;
+    *slash = '\0';
+    static const char *const places[] = {"../models/demo", "../share/kakeya/models/demo"};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        char *path = path_join(executable, places[i]);
+        if (!path) return NULL;
+        if (directory_exists(path)) {
+            char *resolved = realpath(path, NULL);
+            free(path);
+            return resolved;
+        }
+        free(path);
+    }
+    return NULL;
+}
+
+kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_error *error) {
+    *model = NULL;
+    if (shared->synthetic) {
+        if (shared->model) {
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "--model and --synthetic exclude each other");
+        }
+        return KAKEYA_OK;
+    }
+    const char *environment = getenv("KAKEYA_MODEL");
+    if (shared->model) {
+        *model = shared->model;
+    } else if (environment && *environment) {
+        *model = environment;
+    } else {
+        if (!shared->model_path) shared->model_path = find_bundled_demo();
+        if (!shared->model_path) {
+            return error_set(error, KAKEYA_IO, "no model: the bundled demo is not beside the executable; give --model "
+                                               "DIR or set KAKEYA_MODEL");
+        }
+        *model = shared->model_path;
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error) {
+    kakeya_engine_options_init(options);
+    kakeya_status status = cli_shared_model(shared, &options->model, error);
+    if (status) return status;
+    options->synthetic = shared->synthetic;
+    options->drafter = shared->drafter;
+    options->f_theta = shared->f_theta;
+    options->backend = shared->backend;
+    options->cpu_isa = shared->isa;
+    options->precision = (kakeya_precision)shared->precision;
+    options->threads = shared->threads;
+    options->drafter_scaled_embedding = shared->drafter_scaled_embedding;
+    options->drafter_block_bidirectional = shared->drafter_block_bidirectional;
+    options->memory_limit_bytes = shared->memory_limit_bytes;
+    options->progress = terminal_progress;
+    return KAKEYA_OK;
+}
+
+void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options) {
+    kakeya_session_options_init(options);
+    options->context_tokens = shared->context;
+    options->attention = (kakeya_attention)shared->attention;
+    options->restore_layers = (kakeya_restore_layers)shared->restore_layers;
+    options->sink = shared->sink;
+    options->window = shared->window;
+    options->draft_window = shared->draft_window;
+    options->kv_format = (kakeya_kv_format)shared->kv_format;
+}
+
+int cli_fail(const char *verb, const kakeya_error *error) {
+    terminal_clear_progress();
+    fprintf(stderr, "kakeya %s: %s\n", verb, error->message);
+    return CLI_FAILED;
+}
+
+kakeya_status cli_print_json(const struct cJSON *json, kakeya_error *error) {
+    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");
+    if (terminal_write(text, strlen(text))) terminal_write("\n", 1);
+    cJSON_free(text);
+    return KAKEYA_OK;
+}

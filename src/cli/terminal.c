@@ -1,0 +1,123 @@
+#include "cli/terminal.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "cli/options.h"
+
+static volatile sig_atomic_t interrupted;
+
+/* State of the one terminal that the process has. */
+static struct {
+    bool progress_shown;
+    double progress_next; /* when the line may be rewritten */
+    const char *progress_what;
+    int write_error; /* errno of the first failed write to stdout */
+} terminal;
+
+/* Work shorter than this shows no progress, and the line is not rewritten more often. */
+static const double progress_interval_seconds = 0.25;
+
+static void on_interrupt(int signal_number) {
+    (void)signal_number;
+    interrupted = 1;
+}
+
+void terminal_start(void) {
+    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: a waiting read returns */
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigemptyset(&ignore.sa_mask);
+    sigaction(SIGPIPE, &ignore, NULL);
+}
+
+bool terminal_interrupted(void) { return interrupted != 0; }
+
+void terminal_clear_interrupt(void) { interrupted = 0; }
+
+bool terminal_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)user;
+    if (interrupted) return false;
+    if (!isatty(STDERR_FILENO)) return true;
+    double now = clock_seconds();
+    if (!terminal.progress_what || strcmp(terminal.progress_what, what) != 0) {
+        terminal.progress_what = what;
+        terminal.progress_next = now + progress_interval_seconds;
+    }
+    if (done >= total) {
+        terminal_clear_progress();
+    } else if (now >= terminal.progress_next) {
+        terminal.progress_next = now + progress_interval_seconds;
+        fprintf(stderr, "\r%s%s %3.0f%%%s", terminal_dim(STDERR_FILENO), what, 100.0 * (double)done / (double)total,
+                terminal_plain(STDERR_FILENO));
+        fflush(stderr);
+        terminal.progress_shown = true;
+    }
+    return true;
+}
+
+void terminal_clear_progress(void) {
+    terminal.progress_what = NULL;
+    if (!terminal.progress_shown) return;
+    fputs("\r\033[K", stderr);
+    fflush(stderr);
+    terminal.progress_shown = false;
+}
+
+static bool coloured(int stream_descriptor) {
+    const char *no_color = getenv("NO_COLOR");
+    if (no_color && *no_color) return false;
+    const char *term = getenv("TERM");
+    return isatty(stream_descriptor) && !(term && strcmp(term, "dumb") == 0);
+}
+
+const char *terminal_dim(int stream_descriptor) { return coloured(stream_descriptor) ? "\033[2m" : ""; }
+
+const char *terminal_plain(int stream_descriptor) { return coloured(stream_descriptor) ? "\033[0m" : ""; }
+
+bool terminal_write(const char *text, size_t bytes) {
+    if (terminal.write_error) return false;
+    if ((bytes && fwrite(text, 1, bytes, stdout) != bytes) || fflush(stdout) != 0) {
+        terminal.write_error = errno ? errno : EIO;
+        return false;
+    }
+    return true;
+}
+
+int terminal_finish(const char *verb, int status) {
+    if (!terminal.write_error && (ferror(stdout) || fflush(stdout) != 0)) terminal.write_error = errno ? errno : EIO;
+    if (!terminal.write_error) return status;
+    if (terminal.write_error == EPIPE) return status;
+    fprintf(stderr, "kakeya %s: standard output: %s\n", verb, strerror(terminal.write_error));
+    return status == CLI_DONE ? CLI_FAILED : status;
+}
+
+const char *format_count(char buffer[32], uint64_t value) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+    char *out = buffer;
+    for (int i = 0; i < n; i++) {
+        if (i && (n - i) % 3 == 0) *out++ = ',';
+        *out++ = digits[i];
+    }
+    *out = '\0';
+    return buffer;
+}
+
+const char *format_bytes(char buffer[32], double bytes) {
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    size_t unit = 0;
+    while (bytes >= 999.5 && unit + 1 < sizeof units / sizeof units[0]) {
+        bytes /= 1000;
+        unit++;
+    }
+    int decimals = unit == 0 || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2;
+    snprintf(buffer, 32, "%.*f %s", decimals, bytes, units[unit]);
+    return buffer;
+}
