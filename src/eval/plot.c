@@ -1,0 +1,98 @@
+#include "eval/plot.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "eval/statistics.h"
+#include "eval/svg.h"
+
+static bool in_picture(const eval_row *row) { return !row->warmup && row->arm.mix_alpha < 0; }
+
+/* Medians over the samples of one arm and rung. */
+typedef struct rung_figures {
+    double prompt_tokens, recall, decode_speed, kv_bytes;
+} rung_figures;
+
+static rung_figures figures_of(const eval_rows *rows, const eval_row *of, double *scratch) {
+    rung_figures f = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < rows->n; i++) {
+        const eval_row *row = &rows->row[i];
+        if (!in_picture(row) || row->lines != of->lines || !eval_arm_equal(&row->arm, &of->arm)) continue;
+        f.prompt_tokens += (double)row->prompt_tokens;
+        f.recall += row->correct;
+        if ((double)row->kv.total > f.kv_bytes) f.kv_bytes = (double)row->kv.total;
+        scratch[n++] = eval_row_decode_speed(row);
+    }
+    f.decode_speed = statistics_median(scratch, n);
+    f.prompt_tokens /= (double)n;
+    f.recall /= (double)n;
+    return f;
+}
+
+/* Points stand in the order of their context. */
+static void add_point(svg_series *series, double x, double y) {
+    if (series->n == SVG_MAX_POINTS) return;
+    size_t i = series->n++;
+    for (; i && series->x[i - 1] > x; i--) {
+        series->x[i] = series->x[i - 1];
+        series->y[i] = series->y[i - 1];
+    }
+    series->x[i] = x;
+    series->y[i] = y;
+}
+
+enum { RECALL = 0, MEMORY, SPEED, PANELS, MAX_ARMS = 24 };
+
+static svg_series *find_series(svg_series *series, size_t *n, const eval_arm *arm) {
+    char name[96];
+    bool ar = strcmp(arm->mode, "ar") == 0;
+    snprintf(name, sizeof name, "%s, %s", arm->policy, arm->mode);
+    if (!ar && arm->draft_window)
+        snprintf(name + strlen(name), sizeof name - strlen(name), ", draft window %d", arm->draft_window);
+    for (size_t i = 0; i < *n; i++)
+        if (strcmp(series[i].name, name) == 0) return &series[i];
+    if (*n == MAX_ARMS) return NULL;
+    svg_series *added = &series[(*n)++];
+    *added = (svg_series){.dashed = ar};
+    memcpy(added->name, name, sizeof name);
+    return added;
+}
+
+static bool first_of_rung(const eval_rows *rows, size_t i) {
+    if (!in_picture(&rows->row[i])) return false;
+    for (size_t j = 0; j < i; j++)
+        if (in_picture(&rows->row[j]) && rows->row[j].lines == rows->row[i].lines &&
+            eval_arm_equal(&rows->row[j].arm, &rows->row[i].arm))
+            return false;
+    return true;
+}
+
+char *plot_niah(const eval_rows *rows) {
+    svg_series *series = calloc((size_t)PANELS * MAX_ARMS, sizeof *series);
+    double *scratch = calloc(rows->n + 1, sizeof *scratch);
+    char *text = NULL;
+    if (series && scratch) {
+        size_t n[PANELS] = {0};
+        for (size_t i = 0; i < rows->n; i++) {
+            if (!first_of_rung(rows, i)) continue;
+            rung_figures f = figures_of(rows, &rows->row[i], scratch);
+            const double value[PANELS] = {f.recall * 100, f.kv_bytes, f.decode_speed};
+            for (int p = 0; p < PANELS; p++) {
+                svg_series *line = find_series(series + p * MAX_ARMS, &n[p], &rows->row[i].arm);
+                if (line) add_point(line, f.prompt_tokens, value[p]);
+            }
+        }
+        const char *context = "prompt tokens";
+        const svg_panel panels[PANELS] = {
+            {"Recall", context, "needles found, %", series, n[RECALL], true, 100},
+            {"Resident K/V of a session", context, "bytes allocated", series + MAX_ARMS, n[MEMORY], true, 0},
+            {"Decoding", context, "tokens per second (median)", series + 2 * MAX_ARMS, n[SPEED], true, 0},
+        };
+        text = svg_chart("Needle in a haystack: attention policies side by side", panels, PANELS);
+    }
+    free(series);
+    free(scratch);
+    return text;
+}
