@@ -332,6 +332,7 @@ const backend_ops *cpu_backend(void) {
         .cache_restore = cpu_cache_restore,
         .draft = cpu_draft,
         .cache_restoration_error = cpu_cache_restoration_error,
+        .probe = cpu_probe,
     };
     return &ops;
 }

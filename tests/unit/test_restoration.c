@@ -1,0 +1,400 @@
+/* Drafter, f_theta and restored attention against reference vectors (float32), and what must hold for any policy: decode
+ * rows one by one = blocks, rejected rows leave no trace, truncation, fork and snapshot are exact. */
+#include "golden.h"
+
+#include "backend/cpu/cpu.h"
+
+typedef struct demo {
+    mem_account account;
+    gemma4_model *verifier;
+    dflash_model *drafter;
+    f_theta_model *f_theta;
+    backend_model *backend;
+    const backend_ops *ops;
+} demo;
+
+static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
+    memset(d, 0, sizeof *d);
+    mem_account_init(&d->account, NULL, 0);
+    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d->account, &d->verifier, error));
+    REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d->verifier->config, &d->account, &d->drafter, error));
+    REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d->verifier->config, &d->drafter->config, &d->account,
+                                  &d->f_theta, error));
+    d->ops = backend_find("cpu", NULL);
+    backend_model_options options = {.verifier = d->verifier, .drafter = d->drafter, .f_theta = d->f_theta,
+                                     .precision = precision, .isa = isa, .threads = 2, .account = &d->account};
+    REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
+}
+
+static void demo_close(demo *d) {
+    d->ops->model_destroy(d->backend);
+    f_theta_model_close(d->f_theta);
+    dflash_model_close(d->drafter);
+    gemma4_model_close(d->verifier);
+    assert_int_equal(mem_total(&d->account), 0);
+}
+
+static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, dtype kv, int window) {
+    backend_cache *cache = NULL;
+    backend_cache_options options = {.context_tokens = 2048, .attention = attention, .restore_layers = layers, .sink = 4,
+                                     .window = window, .draft_window = 1024, .kv_dtype = kv, .keep_draft_context = true,
+                                     .account = &d->account};
+    REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
+    return cache;
+}
+
+/* Rows [at, at + n) of one kind; keeps `kept` of them. */
+static void step(demo *d, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind, float *logits) {
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind,
+                               .first_logit_row = logits ? 0 : n, .logits = logits};
+    REQUIRE_OK(d->ops->forward(d->backend, &segment, 1, error));
+    REQUIRE_OK(d->ops->cache_commit(cache, kept, error));
+}
+
+static const float *floats(safetensors *file, const char *name, size_t count) {
+    const tensor *t = safetensors_find(file, name);
+    if (!t || t->bytes != count * 4) fail_msg("vector '%s' is missing or has another size", name);
+    return (const float *)(const void *)t->data;
+}
+
+/* ------------------------------------------------------------------------------------------ reference vectors */
+
+static void check_drafter(demo *d, const char *vectors, int context, int block) {
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(vectors, &file, error));
+    const dflash_config *c = &d->drafter->config;
+    size_t hidden = (size_t)c->hidden, vocab = (size_t)d->verifier->config.vocab;
+    const float *aux = floats(file, "aux", (size_t)(context * c->targets) * (size_t)d->verifier->config.hidden);
+    const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "block_ids")->data;
+    float *found = calloc((size_t)block * hidden, sizeof *found), *logits = calloc(vocab, sizeof *logits);
+    int32_t drafts[BACKEND_MAX_DRAFT];
+
+    /* The context built in one go, and in uneven pieces: the same block. */
+    for (int pieces = 0; pieces < 2; pieces++) {
+        backend_cache *cache = cache_of(d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+        REQUIRE_OK(rope_table_reserve(d->backend, &d->backend->draft_rope, context + 64, error));
+        for (int at = 0; at < context;) {
+            int n = pieces == 0 ? context : at % 7 + 1 < context - at ? at % 7 + 1 : context - at;
+            draft_extend(cache, aux + (size_t)(at * c->targets) * (size_t)d->verifier->config.hidden, n, at);
+            at += n;
+        }
+        cache->length = cache->draft_length = context;
+        REQUIRE_OK(draft_block_hidden(cache, ids[0], block - 1, found, error));
+        assert_close("drafter hidden", found, floats(file, "hidden", (size_t)block * hidden), (size_t)block * hidden, 2e-3);
+        REQUIRE_OK(d->ops->draft(cache, ids[0], block - 1, drafts, error));
+        const float *raw = floats(file, "logits_raw", (size_t)block * vocab);
+        for (int i = 1; i < block; i++) {
+            const float *row = raw + (size_t)i * vocab;
+            int best = 0;
+            for (int v = 1; v < (int)vocab; v++) {
+                if (v != c->mask_token && row[v] > row[best]) best = v;
+            }
+            if (drafts[i - 1] != best && row[best] - row[drafts[i - 1]] > 1e-3f) {
+                fail_msg("draft %d is %d, expected %d", i, (int)drafts[i - 1], best);
+            }
+        }
+        d->ops->cache_destroy(cache);
+    }
+    free(found);
+    free(logits);
+    safetensors_close(file);
+}
+
+static void drafter_of_demo(void **state) {
+    (void)state;
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    check_drafter(&d, KAKEYA_TEST_DATA "/golden/demo_dflash_golden.safetensors", 50, 8);
+    demo_close(&d);
+}
+
+static void drafter_tiny(void **state) {
+    (void)state;
+    demo d;
+    memset(&d, 0, sizeof d);
+    mem_account_init(&d.account, NULL, 0);
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", &file, error));
+    REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
+    /* The vectors bring their own embedding. */
+    d.verifier->weights.embed.data = safetensors_find(file, "embed")->data;
+    d.verifier->weights.head = d.verifier->weights.embed;
+    REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account, &d.drafter, error));
+    d.ops = backend_find("cpu", NULL);
+    backend_model_options options = {.verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32,
+                                     .threads = 1, .account = &d.account};
+    REQUIRE_OK(d.ops->model_create(&options, &d.backend, error));
+    check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", 37, 6);
+    demo_close(&d);
+    safetensors_close(file);
+}
+
+static void product(const cpu_kernels *k, const weight *w, const float *x, int rows, float *y) {
+    void *packed = aligned_alloc(64, k->pack_row_bytes(w->type, false, w->in) * (size_t)rows);
+    k->pack_rows(w->type, false, x, (size_t)w->in, rows, w->in, packed);
+    k->matmul(w->type, false, packed, rows, w->in, w->data, (size_t)w->in, 0, w->out, y, (size_t)w->out);
+    free(packed);
+}
+
+static void f_theta_map(void **state) {
+    (void)state;
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
+    const f_theta_model *f = d.f_theta;
+    enum { ROWS = 16 };
+    for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) {
+        const cpu_kernels *k = cpu_kernels_find(*isa);
+        float *latent = calloc(ROWS * (size_t)f->config.rank, sizeof *latent), *raw = calloc(ROWS * 4096, sizeof *raw);
+        for (int half = 0; half < 2; half++) {
+            product(k, half ? &f->encoder_v : &f->encoder_k,
+                    floats(file, half ? "f_theta.drafter_v" : "f_theta.drafter_k", ROWS * (size_t)f->encoder_in), ROWS, latent);
+            for (int i = 0; i < f->config.layers; i++) {
+                const weight *decoder = half ? &f->decoder_v[i] : &f->decoder_k[i];
+                char name[64];
+                snprintf(name, sizeof name, "f_theta.%c.%d", half ? 'v' : 'k', i);
+                product(k, decoder, latent, ROWS, raw);
+                assert_close(name, raw, floats(file, name, ROWS * (size_t)decoder->out), ROWS * (size_t)decoder->out, 2e-3);
+            }
+        }
+        free(latent);
+        free(raw);
+    }
+    safetensors_close(file);
+    demo_close(&d);
+}
+
+/* Rows kept in the vectors: C-1 .. C+2 and the last four. */
+static void check_policy(demo *d, safetensors *file, int index, const char *policy, kakeya_attention attention) {
+    char name[64];
+    snprintf(name, sizeof name, "case%d.input_ids", index);
+    const tensor *ids_tensor = safetensors_find(file, name);
+    const int32_t *ids = (const int32_t *)(const void *)ids_tensor->data;
+    int total = (int)ids_tensor->shape[0];
+    snprintf(name, sizeof name, "case%d.prompt_len", index);
+    int prompt = *(const int32_t *)(const void *)safetensors_find(file, name)->data;
+    size_t vocab = (size_t)d->verifier->config.vocab;
+    float *logits = calloc((size_t)total * vocab, sizeof *logits);
+    backend_cache *cache = cache_of(d, attention, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+    for (int at = 0; at < prompt;) {
+        int n = prompt - at < 400 ? prompt - at : 400;
+        step(d, cache, ids + at, n, n, SEGMENT_PROMPT, logits + (size_t)at * vocab);
+        at += n;
+    }
+    for (int at = prompt; at < total;) {
+        int n = total - at < 1 + at % 5 ? total - at : 1 + at % 5;
+        step(d, cache, ids + at, n, n, SEGMENT_DECODE, logits + (size_t)at * vocab);
+        at += n;
+    }
+    snprintf(name, sizeof name, "case%d.%s.logits", index, policy);
+    const float *expected = floats(file, name, 8 * vocab);
+    for (int i = 0; i < 8; i++) {
+        int row = i < 4 ? prompt - 1 + i : total - 8 + i;
+        char what[96];
+        snprintf(what, sizeof what, "%s, row %d", name, row);
+        assert_close(what, logits + (size_t)row * vocab, expected + (size_t)i * vocab, vocab, 2e-3);
+    }
+    free(logits);
+    d->ops->cache_destroy(cache);
+}
+
+static void policies_of_reference(void **state) {
+    (void)state;
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
+    for (int i = 0; i < 3; i++) {
+        check_policy(&d, file, i, "native", KAKEYA_ATTENTION_NATIVE);
+        check_policy(&d, file, i, "drop", KAKEYA_ATTENTION_SINK_WINDOW);
+        check_policy(&d, file, i, "restored", KAKEYA_ATTENTION_RESTORED);
+    }
+    safetensors_close(file);
+    demo_close(&d);
+}
+
+static void demo_hidden_states(void **state) {
+    (void)state;
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors", &file, error));
+    enum { T = 356, LAST = 8 };
+    size_t vocab = (size_t)d.verifier->config.vocab, hidden = (size_t)d.verifier->config.hidden;
+    size_t layers = (size_t)d.verifier->config.layers;
+    const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "input_ids")->data;
+    float *logits = calloc(LAST * vocab, sizeof *logits), *states = calloc((layers + 1) * T * hidden, sizeof *states);
+    backend_cache *cache = cache_of(&d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+    backend_segment segment = {.cache = cache, .tokens = ids, .n = T, .kind = SEGMENT_PROMPT, .first_logit_row = T - LAST,
+                               .logits = logits, .hidden_states = states};
+    REQUIRE_OK(d.ops->forward(d.backend, &segment, 1, error));
+    assert_close("logits", logits, floats(file, "logits_last8", LAST * vocab), LAST * vocab, 5e-4);
+    const float *expected = floats(file, "hidden_states_last8", (layers + 1) * LAST * hidden);
+    for (size_t i = 0; i <= layers; i++) {
+        assert_close_relative("hidden states", states + (i * T + T - LAST) * hidden, expected + i * LAST * hidden,
+                              LAST * hidden, 3e-4);
+    }
+    d.ops->cache_destroy(cache);
+    free(logits);
+    free(states);
+    safetensors_close(file);
+    demo_close(&d);
+}
+
+/* ----------------------------------------------------------------------------------------------- properties */
+
+typedef struct policy_case {
+    const char *name;
+    kakeya_attention attention;
+    kakeya_restore_layers layers;
+    int window;
+} policy_case;
+
+static const policy_case policies[] = {
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 64},
+    {"sink-window 64", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 64},
+    {"sink-window 20", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 20},
+    {"restored 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 64},
+    {"restored 24", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24},
+    {"restored all 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 64},
+    {"restored all 17", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 17},
+};
+enum { POLICIES = sizeof policies / sizeof policies[0] };
+
+enum { TURNS = 3, PROMPT = 150, ANSWER = 60 };
+
+static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
+
+static void random_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
+    for (int i = 0; i < n; i++) tokens[i] = (int32_t)((next_random(&seed) >> 8) % (uint32_t)vocab);
+}
+
+/* Three turns of prompt and answer. style 0: whole prompts, single decode rows. style 1: uneven prompt chunks, blocks with
+ * wrong drafts behind the right tokens, rejected. style 2: as 1, with detours through truncation, fork and snapshot. */
+static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const int32_t *tokens, float *logits) {
+    size_t vocab = (size_t)d->verifier->config.vocab;
+    backend_cache *cache = cache_of(d, p->attention, p->layers, kv, p->window);
+    float *discard = calloc(BACKEND_MAX_DECODE_ROWS * vocab, sizeof *discard);
+    uint32_t random = 99;
+    int at = 0;
+    for (int turn = 0; turn < TURNS; turn++) {
+        for (int end = at + PROMPT; at < end;) {
+            int n = style == 0 ? PROMPT : 1 + (int)((next_random(&random) >> 8) % 70u);
+            if (n > end - at) n = end - at;
+            step(d, cache, tokens + at, n, n, SEGMENT_PROMPT, logits + (size_t)at * vocab);
+            at += n;
+        }
+        for (int end = at + ANSWER; at < end;) {
+            int most = p->window < BACKEND_MAX_DECODE_ROWS ? p->window : BACKEND_MAX_DECODE_ROWS;
+            int n = style == 0 ? 1 : 1 + (int)((next_random(&random) >> 8) % (uint32_t)most);
+            int kept = style == 0 ? 1 : 1 + (int)((next_random(&random) >> 8) % (uint32_t)n);
+            if (kept > end - at) kept = end - at;
+            int32_t block[BACKEND_MAX_DECODE_ROWS];
+            for (int i = 0; i < n; i++) block[i] = i < kept ? tokens[at + i] : (int32_t)((next_random(&random) >> 8) % vocab);
+            step(d, cache, block, n, kept, SEGMENT_DECODE, discard);
+            memcpy(logits + (size_t)at * vocab, discard, (size_t)kept * vocab * sizeof *logits);
+            at += kept;
+            if (style < 2) continue;
+            int least = d->ops->cache_min_truncate(cache);
+            if (next_random(&random) >> 30 == 0 && at - 3 >= least && at - 3 > end - ANSWER) {
+                REQUIRE_OK(d->ops->cache_truncate(cache, at - 3, error));
+                for (int i = at - 3; i < at; i++) step(d, cache, tokens + i, 1, 1, SEGMENT_DECODE, discard);
+            }
+            if (next_random(&random) >> 30 == 0) {
+                backend_cache *copy = NULL;
+                REQUIRE_OK(d->ops->cache_fork(cache, &d->account, &copy, error));
+                size_t bytes = d->ops->cache_snapshot_bytes(cache);
+                assert_int_equal(bytes, d->ops->cache_snapshot_bytes(copy));
+                char *first = malloc(bytes), *second = malloc(bytes);
+                REQUIRE_OK(d->ops->cache_snapshot(cache, first, bytes, error));
+                REQUIRE_OK(d->ops->cache_snapshot(copy, second, bytes, error));
+                assert_memory_equal(first, second, bytes);
+                free(first);
+                free(second);
+                d->ops->cache_destroy(cache);
+                cache = copy;
+            }
+        }
+        backend_cache_bytes formula = d->ops->cache_bytes(cache);
+        assert_int_equal(formula.full, mem_bytes(&d->account, MEM_KV_FULL));
+        assert_int_equal(formula.sliding, mem_bytes(&d->account, MEM_KV_SLIDING));
+        assert_int_equal(formula.latent, mem_bytes(&d->account, MEM_KV_LATENT));
+        assert_int_equal(formula.draft, mem_bytes(&d->account, MEM_KV_DRAFT));
+    }
+    free(discard);
+    d->ops->cache_destroy(cache);
+}
+
+static void lossless_across_blocks(void **state) {
+    (void)state;
+    enum { TOTAL = TURNS * (PROMPT + ANSWER) };
+    for (int precision = 0; precision < 2; precision++) {
+        demo d;
+        demo_open(&d, precision ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32, NULL);
+        size_t vocab = (size_t)d.verifier->config.vocab;
+        float *reference = calloc(TOTAL * vocab, sizeof *reference), *other = calloc(TOTAL * vocab, sizeof *other);
+        int32_t tokens[TOTAL];
+        random_tokens(tokens, TOTAL, (int)vocab, 7);
+        for (int p = 0; p < POLICIES; p++) {
+            dtype kv = precision ? DTYPE_BF16 : DTYPE_F32;
+            run_turns(&d, &policies[p], kv, 0, tokens, reference);
+            for (int style = 1; style < 3; style++) {
+                run_turns(&d, &policies[p], kv, style, tokens, other);
+                for (int t = 0; t < TOTAL; t++) {
+                    char what[96];
+                    snprintf(what, sizeof what, "%s, style %d, %s, row %d", policies[p].name, style, dtype_name(kv), t);
+                    assert_same_bits(what, other + (size_t)t * vocab, reference + (size_t)t * vocab, vocab);
+                }
+            }
+        }
+        free(reference);
+        free(other);
+        demo_close(&d);
+    }
+}
+
+/* Identity restore: with mix_alpha 1 evicted positions carry the layer's own K/V, so restored = native up to rounding. */
+static void identity_restore_is_native(void **state) {
+    (void)state;
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    enum { TOTAL = 500, FIRST = 400 };
+    size_t vocab = (size_t)d.verifier->config.vocab;
+    int32_t tokens[TOTAL];
+    random_tokens(tokens, TOTAL, (int)vocab, 21);
+    float *native = calloc(TOTAL * vocab, sizeof *native), *identity = calloc(TOTAL * vocab, sizeof *identity);
+    for (int which = 0; which < 2; which++) {
+        backend_cache *cache = NULL;
+        backend_cache_options options = {.context_tokens = 512, .sink = 4, .window = 64, .draft_window = 256,
+                                         .attention = which ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE,
+                                         .restore_layers = KAKEYA_RESTORE_ALL, .kv_dtype = DTYPE_F32,
+                                         .keep_draft_context = true, .diagnostics = which == 1, .mix_alpha = 1,
+                                         .account = &d.account};
+        REQUIRE_OK(d.ops->cache_create(d.backend, &options, &cache, error));
+        float *logits = which ? identity : native;
+        step(&d, cache, tokens, FIRST, FIRST, SEGMENT_PROMPT, logits);
+        for (int at = FIRST; at < TOTAL; at += 5) step(&d, cache, tokens + at, 5, 5, SEGMENT_DECODE, logits + (size_t)at * vocab);
+        if (which) {
+            double error_by_type[2] = {0, 0};
+            REQUIRE_OK(d.ops->cache_restoration_error(cache, error_by_type, error));
+            assert_true(error_by_type[0] > 0.01 && error_by_type[0] < 2);
+            assert_true(error_by_type[1] > 0.01 && error_by_type[1] < 2);
+        }
+        d.ops->cache_destroy(cache);
+    }
+    assert_close("identity restore", identity, native, TOTAL * vocab, 2e-3);
+    free(native);
+    free(identity);
+    demo_close(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(demo_hidden_states),         cmocka_unit_test(drafter_tiny),
+        cmocka_unit_test(drafter_of_demo),            cmocka_unit_test(f_theta_map),
+        cmocka_unit_test(policies_of_reference),      cmocka_unit_test(lossless_across_blocks),
+        cmocka_unit_test(identity_restore_is_native),
+    };
+    return cmocka_run_group_tests_name("restoration", tests, NULL, NULL);
+}
