@@ -225,6 +225,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     if (kakeya_engine_open(&engine_options, &engine, error)) goto done;
     kakeya_session_options session_options;
     cli_shared_session_options(&local.shared, &session_options);
+    session_options.without_drafter = options->mode == KAKEYA_MODE_AR || options->mode == KAKEYA_MODE_NGRAM;
     if (!chat && prompt_tokens(options, engine, text, text_bytes, &ids, &n, error)) goto done;
     if (!chat && n == 0) {
         error_set(error, KAKEYA_INVALID_ARGUMENT, "the prompt has no tokens");

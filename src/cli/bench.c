@@ -1,0 +1,216 @@
+/* kakeya bench: what it does per second, beside what the hardware allows. */
+#include "cli/bench.h"
+
+#include <cjson/cJSON.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "cli/cli.h"
+#include "cli/terminal.h"
+
+typedef struct bench_arguments {
+    cli_shared shared;
+    cli_ints contexts, verify_rows;
+    int prompt_tokens, decode_tokens, repeats;
+    const char *csv;
+} bench_arguments;
+
+static const cli_command command = {
+    .name = "bench",
+    .summary = "Measures prompt and decode speed, the cost of verifying L tokens, and of drafting, at several contexts.",
+    .operands = "",
+    .details = "Before every measurement the same threads read memory far larger than the caches and run the product's inner\n"
+               "instruction on registers. The share says how much of what these two probes allow was reached: bytes that must be\n"
+               "read over read bandwidth, or operations over FLOP/s, whichever takes longer. Figures are medians; in brackets\n"
+               "the lowest and the highest.\n",
+    .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
+                "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n",
+};
+
+static const char *const what_names[] = {"prefill", "decode", "verify", "draft"}; /* by bench_what */
+
+/* Tokens per second of prompts and decoding; 0 for costs. */
+static double rate(const bench_row *row, double seconds) {
+    if (row->what != BENCH_PREFILL && row->what != BENCH_DECODE) return 0;
+    return seconds > 0 ? row->rows / seconds : 0;
+}
+
+static void print_table(const bench_result *result, const kakeya_engine *engine, const bench_arguments *arguments) {
+    const gemma4_config *c = &engine->verifier->config;
+    printf("%s, %d layers, %s attention, %s\n", c->variant, c->layers, cli_attention_names[arguments->shared.attention],
+           kakeya_engine_backend(engine));
+    printf("the machine reads %.1f GB/s (%.1f to %.1f) and computes %.0f GFLOP/s (%.0f to %.0f) with %d threads; %d repetitions\n\n",
+           result->read_bytes_per_second.median / 1e9, result->read_bytes_per_second.low / 1e9,
+           result->read_bytes_per_second.high / 1e9, result->flops_per_second.median / 1e9,
+           result->flops_per_second.low / 1e9, result->flops_per_second.high / 1e9, result->threads, arguments->repeats);
+    printf("%8s  %-12s %12s %22s  %-22s %s\n", "context", "what", "milliseconds", "", "result", "share of the bound");
+    for (size_t i = 0; i < result->n; i++) {
+        const bench_row *row = &result->row[i];
+        char what[32], figure[64] = "", spread[40];
+        snprintf(what, sizeof what, "%s %d", what_names[row->what], row->rows);
+        snprintf(spread, sizeof spread, "(%.3f to %.3f)", row->seconds.low * 1e3, row->seconds.high * 1e3);
+        if (rate(row, row->seconds.median) > 0) {
+            snprintf(figure, sizeof figure, "%.1f tokens/s", rate(row, row->seconds.median));
+        } else if (row->what == BENCH_VERIFY && row->cost > 0) {
+            snprintf(figure, sizeof figure, "%.2f x (bytes: %.2f x)", row->cost, row->cost_bound);
+        }
+        printf("%8d  %-12s %12.3f %22s  %-22s %3.0f %% of %s (%.0f to %.0f)\n", row->context, what, row->seconds.median * 1e3,
+               spread, figure, 100 * row->share.median, row->bound_by_bytes ? "read bandwidth" : "FLOP/s",
+               100 * row->share.low, 100 * row->share.high);
+    }
+}
+
+static void add_spread(cJSON *object, const char *key, const bench_spread *spread) {
+    cJSON *json = cJSON_AddObjectToObject(object, key);
+    cJSON_AddNumberToObject(json, "median", spread->median);
+    cJSON_AddNumberToObject(json, "low", spread->low);
+    cJSON_AddNumberToObject(json, "high", spread->high);
+}
+
+static cJSON *row_json(const bench_row *row) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "what", what_names[row->what]);
+    cJSON_AddNumberToObject(json, "context", row->context);
+    cJSON_AddNumberToObject(json, "rows", row->rows);
+    add_spread(json, "seconds", &row->seconds);
+    if (rate(row, row->seconds.median) > 0) {
+        cJSON_AddNumberToObject(json, "tokens_per_second", rate(row, row->seconds.median));
+    }
+    if (row->what == BENCH_VERIFY && row->cost > 0) {
+        cJSON_AddNumberToObject(json, "cost", row->cost);
+        cJSON_AddNumberToObject(json, "cost_bound", row->cost_bound);
+    }
+    cJSON_AddNumberToObject(json, "bytes", row->bytes);
+    cJSON_AddNumberToObject(json, "operations", row->operations);
+    cJSON_AddStringToObject(json, "bound", row->bound_by_bytes ? "read_bandwidth" : "flops");
+    add_spread(json, "bound_seconds", &row->bound_seconds);
+    add_spread(json, "share_of_bound", &row->share);
+    return json;
+}
+
+static cJSON *result_json(const bench_result *result, const kakeya_engine *engine, const bench_arguments *arguments) {
+    const gemma4_config *c = &engine->verifier->config;
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model", c->variant);
+    cJSON_AddNumberToObject(json, "layers", c->layers);
+    cJSON_AddStringToObject(json, "backend", kakeya_engine_backend(engine));
+    cJSON_AddStringToObject(json, "precision", engine->precision == KAKEYA_PRECISION_BF16 ? "bf16" : "f32");
+    cJSON_AddStringToObject(json, "attention", cli_attention_names[arguments->shared.attention]);
+    cJSON_AddNumberToObject(json, "threads", result->threads);
+    cJSON_AddNumberToObject(json, "repeats", arguments->repeats);
+    cJSON *probe = cJSON_AddObjectToObject(json, "probe");
+    add_spread(probe, "read_bytes_per_second", &result->read_bytes_per_second);
+    add_spread(probe, "flops_per_second", &result->flops_per_second);
+    cJSON *rows = cJSON_AddArrayToObject(json, "rows");
+    for (size_t i = 0; i < result->n; i++) cJSON_AddItemToArray(rows, row_json(&result->row[i]));
+    return json;
+}
+
+static kakeya_status write_csv(file_writer *writer, const bench_result *result, kakeya_error *error) {
+    static const char header[] = "what,context,rows,seconds,seconds_low,seconds_high,tokens_per_second,cost,cost_bound,"
+                                 "bytes,operations,bound,bound_seconds,share_of_bound\n";
+    kakeya_status status = file_writer_write(writer, header, sizeof header - 1, error);
+    for (size_t i = 0; i < result->n && !status; i++) {
+        const bench_row *row = &result->row[i];
+        char line[512];
+        int n = snprintf(line, sizeof line, "%s,%d,%d,%.9g,%.9g,%.9g,%.6g,%.6g,%.6g,%.0f,%.0f,%s,%.9g,%.6g\n",
+                         what_names[row->what], row->context, row->rows, row->seconds.median, row->seconds.low,
+                         row->seconds.high, rate(row, row->seconds.median), row->cost, row->cost_bound, row->bytes,
+                         row->operations, row->bound_by_bytes ? "read_bandwidth" : "flops", row->bound_seconds.median,
+                         row->share.median);
+        status = file_writer_write(writer, line, (size_t)n, error);
+    }
+    return status;
+}
+
+static kakeya_status check_contexts(const bench_arguments *arguments, const kakeya_engine *engine, kakeya_error *error) {
+    int maximum = arguments->shared.context ? arguments->shared.context : kakeya_engine_max_context(engine);
+    int measured = arguments->prompt_tokens > arguments->decode_tokens ? arguments->prompt_tokens : arguments->decode_tokens;
+    for (size_t i = 0; i < arguments->contexts.n; i++) {
+        int context = arguments->contexts.value[i];
+        if (context > maximum - measured - BACKEND_MAX_DECODE_ROWS - 1) {
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "--context-frontiers: %d tokens and the %d measured behind them do not fit a context of %d",
+                             context, measured + BACKEND_MAX_DECODE_ROWS + 1, maximum);
+        }
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
+    kakeya_engine *engine = NULL;
+    file_writer *csv = NULL;
+    bench_result result = {0};
+    kakeya_engine_options engine_options;
+    kakeya_status status = cli_shared_engine_options(&arguments->shared, &engine_options, error);
+    if (status) goto done;
+    if (arguments->csv) status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */
+    if (status) goto done;
+    status = kakeya_engine_open(&engine_options, &engine, error);
+    if (!status) status = check_contexts(arguments, engine, error);
+    if (status) goto done;
+    bench_options options = {.contexts = arguments->contexts.value,
+                             .n_contexts = arguments->contexts.n,
+                             .verify_rows = arguments->verify_rows.value,
+                             .n_verify_rows = arguments->verify_rows.n,
+                             .prompt_tokens = arguments->prompt_tokens,
+                             .decode_tokens = arguments->decode_tokens,
+                             .repeats = arguments->repeats,
+                             .progress = terminal_progress};
+    cli_shared_session_options(&arguments->shared, &options.session);
+    status = bench_measure(engine, &options, &result, error);
+    terminal_clear_progress();
+    if (status) goto done;
+    if (csv) {
+        status = write_csv(csv, &result, error);
+        if (status) goto done;
+        status = file_writer_commit(csv, error);
+        csv = NULL;
+        if (status) goto done;
+    }
+    if (arguments->shared.json) {
+        cJSON *json = result_json(&result, engine, arguments);
+        status = cli_print_json(json, error);
+        cJSON_Delete(json);
+    } else {
+        print_table(&result, engine, arguments);
+    }
+done:
+    bench_result_free(&result);
+    file_writer_abort(csv);
+    kakeya_engine_close(engine);
+    return status;
+}
+
+int cli_bench(int argc, char **argv) {
+    bench_arguments arguments = {.contexts = {.value = {0, 1024, 4096}, .n = 3},
+                                 .verify_rows = {.value = {1, 2, 4, 8, 16}, .n = 5},
+                                 .prompt_tokens = 512, .decode_tokens = 32, .repeats = 5};
+    cli_option shared[CLI_SHARED_OPTIONS];
+    cli_shared_init(&arguments.shared, shared);
+    const cli_option own[] = {
+        {.name = "context-frontiers", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.contexts, .min = 0,
+         .max = INT_MAX, .help = "contexts behind which to measure (0,1024,4096)"},
+        {.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt_tokens, .min = 1,
+         .max = 1 << 20, .help = "length of the measured prompt (512)"},
+        {.name = "decode-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.decode_tokens, .min = 1,
+         .max = 1 << 16, .help = "tokens of one decode measurement (32)"},
+        {.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows, .min = 1,
+         .max = BACKEND_MAX_DECODE_ROWS, .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"},
+        {.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
+         .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"},
+        {.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv, .help = "write the rows as CSV too"},
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+
+    kakeya_error error = {0};
+    int result = bench(&arguments, &error) ? cli_fail(command.name, &error) : CLI_DONE;
+    cli_shared_free(&arguments.shared);
+    return result;
+}

@@ -1,0 +1,96 @@
+/* The work that one call cannot avoid: bytes that must be read, operations that must be done. */
+#include <math.h>
+
+#include "cli/bench.h"
+
+static double weight_bytes(const weight *w) {
+    return w->data ? (double)w->out * (double)w->in * (double)dtype_bytes(w->type) : 0;
+}
+
+static double weight_elements(const weight *w) { return w->data ? (double)w->out * (double)w->in : 0; }
+
+/* Distinct experts that `rows` rows choose on average when every choice is equally likely. */
+static double expected_experts(const gemma4_config *c, int rows) {
+    double n = c->experts, k = c->experts_per_token;
+    return n * (1 - pow(1 - k / n, rows));
+}
+
+enum { SHARED_MATRICES = 10 };
+
+/* The matrices of a layer that every row passes. */
+static void shared_matrices(const gemma4_layer_weights *l, const weight *out[SHARED_MATRICES]) {
+    const weight *const all[SHARED_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,    &l->o_proj,      &l->gate_proj,
+                                                &l->up_proj,   &l->down_proj, &l->router_proj, &l->ple_gate, &l->ple_proj};
+    for (int i = 0; i < SHARED_MATRICES; i++) out[i] = all[i];
+}
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+/* Bytes of stored K/V that one query behind `context` positions attends in a layer. */
+static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int layer, int context) {
+    const gemma4_config *c = &engine->verifier->config;
+    const gemma4_layer_config *l = &c->layer[layer];
+    const gemma4_layer_config *source = &c->layer[l->kv_source];
+    double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
+    double row = (double)source->kv_heads * source->head_dim * (source->k_eq_v ? 1 : 2) * element;
+    int visible = l->type == GEMMA4_SLIDING ? min_int(context, c->sliding_window) : context;
+    bool bounded = session->attention != KAKEYA_ATTENTION_NATIVE &&
+                   (l->type == GEMMA4_SLIDING || (session->attention == KAKEYA_ATTENTION_RESTORED &&
+                                                  session->restore_layers == KAKEYA_RESTORE_ALL));
+    if (!bounded) return visible * row;
+    int exact = min_int(visible, session->sink + session->window);
+    if (session->attention == KAKEYA_ATTENTION_SINK_WINDOW) return exact * row;
+    double latent = engine->f_theta ? 2 * engine->f_theta->config.rank * element + source->kv_heads * 4.0 : 0;
+    return exact * row + (visible - exact) * latent;
+}
+
+double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
+    const gemma4_config *c = &engine->verifier->config;
+    const gemma4_weights *w = &engine->verifier->weights;
+    double bytes = weight_bytes(&w->head) + weight_bytes(&w->ple_model_proj);
+    double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *l = &w->layer[i];
+        const weight *shared[SHARED_MATRICES];
+        shared_matrices(l, shared);
+        for (int m = 0; m < SHARED_MATRICES; m++) bytes += weight_bytes(shared[m]);
+        bytes += experts * (weight_bytes(&l->experts_gate_up) + weight_bytes(&l->experts_down));
+        bytes += kv_read_bytes(engine, session, i, context);
+    }
+    return bytes;
+}
+
+double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows) {
+    const gemma4_config *c = &engine->verifier->config;
+    const gemma4_weights *w = &engine->verifier->weights;
+    double per_row = weight_elements(&w->ple_model_proj), attended = 0;
+    double chosen = c->moe ? (double)c->experts_per_token / c->experts : 0;
+    double mean_context = context + (rows + 1) / 2.0;
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *l = &w->layer[i];
+        const weight *shared[SHARED_MATRICES];
+        shared_matrices(l, shared);
+        for (int m = 0; m < SHARED_MATRICES; m++) per_row += weight_elements(shared[m]);
+        per_row += chosen * (weight_elements(&l->experts_gate_up) + weight_elements(&l->experts_down));
+        double visible = mean_context;
+        if (c->layer[i].type == GEMMA4_SLIDING && visible > c->sliding_window) visible = c->sliding_window;
+        attended += 2 * (double)c->heads * c->layer[i].head_dim * visible; /* queries by keys, weights by values */
+    }
+    return 2 * (rows * (per_row + attended) + logit_rows * weight_elements(&w->head));
+}
+
+double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
+    const dflash_model *d = engine->drafter;
+    double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
+    double bytes = weight_bytes(&engine->verifier->weights.head);
+    for (int i = 0; i < d->config.layers; i++) {
+        const dflash_layer_weights *l = &d->layer[i];
+        const weight *const matrices[] = {&l->q_proj,    &l->k_proj,  &l->v_proj,   &l->o_proj,
+                                          &l->gate_proj, &l->up_proj, &l->down_proj};
+        for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) bytes += weight_bytes(matrices[m]);
+        int own = d->config.sliding_window[i];
+        int visible = min_int(context, own ? min_int(own, session->draft_window) : session->draft_window);
+        bytes += 2.0 * visible * d->config.kv_heads * d->config.head_dim * element;
+    }
+    return bytes;
+}
