@@ -99,8 +99,8 @@ static inline char *scratch_replace(const char *text, const char *from, const ch
         fprintf(stderr, "\"%s\" does not occur in the text to be changed\n", from);
         exit(1);
     }
-    char *changed = malloc(strlen(text) + strlen(to) + 1);
-    sprintf(changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    char *changed = NULL;
+    if (asprintf(&changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)) < 0) exit(1);
     return changed;
 }
 

@@ -1,0 +1,353 @@
+/* Protects: both dialects of the published configurations give the same model; what cannot be run is refused by name.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "model/gemma4.h"
+#include "scratch.h"
+
+static kakeya_error error;
+static gemma4_config config;
+
+static kakeya_status parse(const char *json, const char *generation) {
+    return gemma4_config_parse("config.json", json, strlen(json), generation, generation ? strlen(generation) : 0,
+                               &config, &error);
+}
+
+/* A published-style dense configuration; tests change single keys of it. */
+static const char dense[] =
+    "{\"architectures\": [\"Gemma4ForConditionalGeneration\"], \"model_type\": \"gemma4\", \"eos_token_id\": [1, "
+    "106],\n"
+    " \"vision_config\": {\"hidden_size\": 1}, \"text_config\": {\n"
+    "  \"model_type\": \"gemma4_text\", \"num_hidden_layers\": 12, \"hidden_size\": 64, \"vocab_size\": 512,\n"
+    "  \"num_attention_heads\": 8, \"num_key_value_heads\": 4, \"head_dim\": 16, \"global_head_dim\": 32,\n"
+    "  \"num_global_key_value_heads\": 2, \"attention_k_eq_v\": true, \"intermediate_size\": 96, \"sliding_window\": "
+    "24,\n"
+    "  \"max_position_embeddings\": 1000, \"hidden_size_per_layer_input\": 0, \"num_kv_shared_layers\": 0,\n"
+    "  \"use_double_wide_mlp\": false, \"final_logit_softcapping\": 30.0, \"tie_word_embeddings\": true,\n"
+    "  \"use_bidirectional_attention\": \"vision\", \"enable_moe_block\": false, \"num_experts\": null,\n"
+    "  \"eos_token_id\": 1, \"dtype\": \"bfloat16\", \"rope_parameters\": {\n"
+    "   \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0},\n"
+    "   \"full_attention\": {\"rope_type\": \"proportional\", \"rope_theta\": 1000000.0, \"partial_rotary_factor\": "
+    "0.25}}}}";
+
+static void test_nested(void **state) {
+    (void)state;
+    assert_ok(parse(dense, "{\"eos_token_id\": [1, 106, 50], \"suppress_tokens\": [400, 401]}"));
+    assert_int_equal(config.layers, 12);
+    assert_int_equal(config.hidden, 64);
+    assert_int_equal(config.heads, 8);
+    assert_int_equal(config.max_context, 1000);
+    assert_int_equal(config.sliding_window, 24);
+    assert_true(config.rms_eps == 1e-6f && config.logit_softcap == 30.0f && config.tied_head);
+    assert_int_equal(config.checkpoint_dtype, DTYPE_BF16);
+    assert_string_equal(config.variant, "gemma4");
+    for (int i = 0; i < 12; i++) {
+        const gemma4_layer_config *l = &config.layer[i];
+        bool full = i == 5 || i == 11; /* the default pattern */
+        assert_int_equal(l->type, full ? GEMMA4_FULL : GEMMA4_SLIDING);
+        assert_int_equal(l->head_dim, full ? 32 : 16);
+        assert_int_equal(l->kv_heads, full ? 2 : 4);
+        assert_int_equal(l->k_eq_v, full);
+        assert_int_equal(l->kv_source, i);
+        assert_int_equal(l->intermediate, 96);
+    }
+    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 8);
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4);
+    assert_true(config.rope[GEMMA4_SLIDING].theta == 1e4f && config.rope[GEMMA4_FULL].theta == 1e6f);
+    assert_true(config.rope[GEMMA4_FULL].factor == 1.0f);
+    assert_int_equal(config.n_stop_tokens, 3);
+    assert_int_equal(config.stop_tokens[0], 1);
+    assert_int_equal(config.stop_tokens[1], 106);
+    assert_int_equal(config.stop_tokens[2], 50);
+    assert_int_equal(config.n_suppress_tokens, 2);
+    assert_int_equal(config.suppress_tokens[1], 401);
+    assert_int_equal(config.bos_token, 2);
+}
+
+static void test_flat_defaults(void **state) {
+    (void)state;
+    /* only what has no default */
+    assert_ok(parse(
+        "{\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 7, \"hidden_size\": 64, \"num_attention_heads\": 4,"
+        "\"num_key_value_heads\": 2, \"intermediate_size\": 96}",
+        NULL));
+    assert_int_equal(config.vocab, 262144);
+    assert_int_equal(config.sliding_window, 512);
+    assert_int_equal(config.ple_width, 256);
+    assert_int_equal(config.ple_vocab, 262144);
+    assert_true(config.logit_softcap == 0);
+    assert_int_equal(config.layer[5].type, GEMMA4_FULL);
+    assert_int_equal(config.layer[6].type, GEMMA4_FULL); /* the last one is forced */
+    assert_int_equal(config.layer[4].type, GEMMA4_SLIDING);
+    assert_int_equal(config.layer[0].head_dim, 256);
+    assert_int_equal(config.layer[5].head_dim, 512);
+    assert_int_equal(config.layer[5].kv_heads, 2);
+    assert_false(config.layer[5].k_eq_v);
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
+    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 128);
+    assert_int_equal(config.n_stop_tokens, 1);
+    assert_int_equal(config.stop_tokens[0], 1);
+    assert_int_equal(config.checkpoint_dtype, DTYPE_COUNT);
+}
+
+/* A re-saved configuration means the same model as the published one. */
+static void test_resaved(void **state) {
+    (void)state;
+    assert_ok(parse(dense, NULL));
+    gemma4_config published = config;
+    char *step = scratch_replace(dense, "\"global_head_dim\": 32,", "");
+    char *resaved = scratch_replace(step, "\"num_global_key_value_heads\": 2,",
+                                    "\"per_layer_config\": {\"05\": {\"head_dim\": 32, \"num_key_value_heads\": 2},"
+                                    "\"11\": {\"head_dim\": 32, \"num_key_value_heads\": 2}},");
+    assert_ok(parse(resaved, NULL));
+    assert_memory_equal(&config, &published, sizeof config);
+    char *bad = scratch_replace(resaved, "\"05\"", "\"12\"");
+    assert_refused(parse(bad, NULL), KAKEYA_FORMAT, "per_layer_config", "\"12\"", "12 layers");
+    free(bad);
+    bad = scratch_replace(resaved, "\"05\"", "\"five\"");
+    assert_refused(parse(bad, NULL), KAKEYA_FORMAT, "\"five\"");
+    free(bad);
+    bad = scratch_replace(resaved, "\"05\": {\"head_dim\"", "\"05\": {\"sliding_window\"");
+    assert_refused(parse(bad, NULL), KAKEYA_UNSUPPORTED, "layer 5 overrides \"sliding_window\"");
+    free(bad);
+    bad = scratch_replace(resaved, "\"05\": {\"head_dim\": 32", "\"05\": {\"head_dim\": 64");
+    assert_refused(parse(bad, NULL), KAKEYA_UNSUPPORTED, "full_attention layers 5 and 11", "64 and 32");
+    free(bad);
+    free(resaved);
+    free(step);
+}
+
+static void test_shared_kv(void **state) {
+    (void)state;
+    char *step = scratch_replace(dense, "\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 5");
+    char *json = scratch_replace(step, "\"use_double_wide_mlp\": false", "\"use_double_wide_mlp\": true");
+    assert_ok(parse(json, NULL));
+    static const int sources[12] = {0, 1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 5};
+    for (int i = 0; i < 12; i++) {
+        assert_int_equal(config.layer[i].kv_source, sources[i]);
+        assert_int_equal(config.layer[i].intermediate, i < 7 ? 96 : 192);
+    }
+    free(json);
+    free(step);
+    json = scratch_replace(dense, "\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 8");
+    assert_refused(parse(json, NULL), KAKEYA_FORMAT, "num_kv_shared_layers is 8",
+                   "layer 5 has no earlier full_attention");
+    free(json);
+    json = scratch_replace(dense, "\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 12");
+    assert_refused(parse(json, NULL), KAKEYA_FORMAT, "num_kv_shared_layers is 12 of 12");
+    free(json);
+}
+
+static void test_moe(void **state) {
+    (void)state;
+    char *json = scratch_replace(
+        dense, "\"enable_moe_block\": false, \"num_experts\": null",
+        "\"enable_moe_block\": true, \"num_experts\": 16, \"top_k_experts\": 4, \"moe_intermediate_size\": 8");
+    assert_ok(parse(json, NULL));
+    assert_true(config.moe);
+    assert_int_equal(config.experts, 16);
+    assert_int_equal(config.experts_per_token, 4);
+    assert_int_equal(config.expert_intermediate, 8);
+    char *bad = scratch_replace(json, "\"top_k_experts\": 4", "\"top_k_experts\": 17");
+    assert_refused(parse(bad, NULL), KAKEYA_FORMAT, "top_k_experts is 17", "16 experts");
+    free(bad);
+    bad = scratch_replace(json, "\"moe_intermediate_size\": 8", "\"other\": 8");
+    assert_refused(parse(bad, NULL), KAKEYA_FORMAT, "moe_intermediate_size is missing");
+    free(bad);
+    bad = scratch_replace(json, "\"num_experts\": 16", "\"num_experts\": 16384");
+    free(json);
+    json = scratch_replace(bad, "\"moe_intermediate_size\": 8", "\"moe_intermediate_size\": 131072");
+    assert_refused(parse(json, NULL), KAKEYA_FORMAT, "16384 experts of width 131072");
+    free(bad);
+    free(json);
+}
+
+static void test_values(void **state) {
+    (void)state;
+    char *json = scratch_replace(dense, "\"final_logit_softcapping\": 30.0", "\"final_logit_softcapping\": null");
+    assert_ok(parse(json, NULL));
+    assert_true(config.logit_softcap == 0);
+    free(json);
+    json = scratch_replace(dense, "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.3, \"factor\": 8.0");
+    assert_ok(parse(json, NULL));
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4); /* int(0.3 * 32 / 2) */
+    assert_true(config.rope[GEMMA4_FULL].factor == 8.0f);
+    free(json);
+    json = scratch_replace(dense, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    assert_ok(parse(json, NULL));
+    assert_false(config.tied_head);
+    free(json);
+    json = scratch_replace(dense, "\"dtype\": \"bfloat16\"", "\"torch_dtype\": \"torch.float16\"");
+    assert_ok(parse(json, NULL));
+    assert_int_equal(config.checkpoint_dtype, DTYPE_F16);
+    free(json);
+    assert_ok(parse(dense, "{\"eos_token_id\": 7}"));
+    assert_int_equal(config.n_stop_tokens, 3);
+    assert_int_equal(config.stop_tokens[2], 7);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to;
+        kakeya_status status;
+        const char *first, *second;
+    } cases[] = {
+        {"Gemma4ForConditionalGeneration", "LlamaForCausalLM", KAKEYA_UNSUPPORTED, "architecture", "LlamaForCausalLM"},
+        {"Gemma4ForConditionalGeneration", "Gemma4AssistantForCausalLM", KAKEYA_UNSUPPORTED, "architecture",
+         "Gemma4AssistantForCausalLM"},
+        {"\"model_type\": \"gemma4\"", "\"model_type\": \"gemma3\"", KAKEYA_UNSUPPORTED, "model_type", "gemma3"},
+        {"\"gemma4_text\"", "\"qwen3\"", KAKEYA_UNSUPPORTED, "text_config.model_type", "qwen3"},
+        {"\"gemma4_text\"", "17", KAKEYA_FORMAT, "model_type is not a string", ""},
+        {"\"vision_config\"", "\"quantization_config\"", KAKEYA_UNSUPPORTED, "quantization_config", ""},
+        {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": 129", KAKEYA_FORMAT, "num_hidden_layers is 129",
+         "1 to 128"},
+        {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": 0", KAKEYA_FORMAT, "num_hidden_layers is 0", ""},
+        {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": \"12\"", KAKEYA_FORMAT,
+         "num_hidden_layers is not a number", ""},
+        {"\"num_hidden_layers\": 12,", "", KAKEYA_FORMAT, "num_hidden_layers is missing", ""},
+        {"\"hidden_size\": 64", "\"hidden_size\": -64", KAKEYA_FORMAT, "hidden_size is -64", ""},
+        {"\"hidden_size\": 64", "\"hidden_size\": 64.5", KAKEYA_FORMAT, "hidden_size is 64.5", "integer"},
+        {"\"hidden_size\": 64", "\"hidden_size\": 1e18", KAKEYA_FORMAT, "hidden_size is 1e+18", ""},
+        {"\"vocab_size\": 512", "\"vocab_size\": 2147483648", KAKEYA_FORMAT, "vocab_size is 2147483648", ""},
+        {"\"num_key_value_heads\": 4", "\"num_key_value_heads\": 3", KAKEYA_FORMAT, "8 attention heads of layer 0",
+         "3 K/V heads"},
+        {"\"num_global_key_value_heads\": 2", "\"num_global_key_value_heads\": 5", KAKEYA_FORMAT,
+         "8 attention heads of layer 5", "5 K/V heads"},
+        {"\"head_dim\": 16", "\"head_dim\": 15", KAKEYA_FORMAT, "head dimension 15", "odd"},
+        {"\"intermediate_size\": 96", "\"intermediate_size\": 0", KAKEYA_FORMAT, "intermediate_size is 0", ""},
+        {"\"sliding_window\": 24", "\"sliding_window\": 0", KAKEYA_FORMAT, "sliding_window is 0", ""},
+        {"\"sliding_window\": 24", "\"attention_bias\": true", KAKEYA_UNSUPPORTED, "attention_bias", ""},
+        {"\"sliding_window\": 24", "\"hidden_activation\": \"silu\"", KAKEYA_UNSUPPORTED, "hidden_activation", "silu"},
+        {"\"vision\"", "\"all\"", KAKEYA_UNSUPPORTED, "use_bidirectional_attention", ""},
+        {"\"sliding_window\": 24", "\"layer_types\": [\"full_attention\"]", KAKEYA_FORMAT, "layer_types has 1 entries",
+         "12"},
+        {"\"sliding_window\": 24",
+         "\"layer_types\": "
+         "[\"full_attention\",\"full_attention\",\"full_attention\",\"linear_attention\",\"full_attention\",\"full_"
+         "attention\","
+         "\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\",\"full_"
+         "attention\"]",
+         KAKEYA_UNSUPPORTED, "layer_types[3]", "linear_attention"},
+        {"\"proportional\"", "\"yarn\"", KAKEYA_UNSUPPORTED, "rope_parameters.full_attention", "yarn"},
+        {"\"proportional\"", "\"default\"", KAKEYA_UNSUPPORTED, "partial_rotary_factor needs", ""},
+        {"\"rope_theta\": 1000000.0", "\"rope_theta\": 0", KAKEYA_FORMAT, "rope_theta is 0", ""},
+        {"\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 2", KAKEYA_FORMAT, "partial_rotary_factor is 2",
+         ""},
+        {"\"bfloat16\"", "\"int8\"", KAKEYA_UNSUPPORTED, "dtype \"int8\"", ""},
+        {"\"eos_token_id\": 1,", "\"eos_token_id\": 512,", KAKEYA_FORMAT, "eos_token_id", "512"},
+        {"[1, 106]", "[1, \"x\"]", KAKEYA_FORMAT, "eos_token_id", ""},
+        {"[1, 106]", "[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27]", KAKEYA_UNSUPPORTED, "more than 16", ""},
+        {"\"eos_token_id\": 1,", "\"bos_token_id\": 600,", KAKEYA_FORMAT, "bos_token_id is 600", "511"},
+        {"\"hidden_size_per_layer_input\": 0", "\"hidden_size_per_layer_input\": 131073", KAKEYA_FORMAT,
+         "hidden_size_per_layer_input is 131073", ""},
+        {"\"text_config\": {", "\"text_config\": 5, \"x\": {", KAKEYA_FORMAT, "text_config is not an object", ""},
+        {"\"head_dim\": 16,", "\"head_dim\": 16", KAKEYA_FORMAT, "malformed JSON at line 4", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *json = scratch_replace(dense, cases[i].from, cases[i].to);
+        assert_refused(parse(json, NULL), cases[i].status, "config.json: ", cases[i].first, cases[i].second);
+        free(json);
+    }
+    assert_refused(parse("{}", NULL), KAKEYA_UNSUPPORTED, "neither model_type nor architectures");
+    assert_refused(parse("[]", NULL), KAKEYA_FORMAT, "not a JSON object");
+    assert_refused(parse(dense, "{"), KAKEYA_FORMAT, "generation_config.json", "malformed JSON");
+    assert_refused(parse(dense, "{\"eos_token_id\": [512]}"), KAKEYA_FORMAT, "generation_config.json", "eos_token_id",
+                   "512");
+    assert_refused(parse(dense, "{\"suppress_tokens\": [-1]}"), KAKEYA_FORMAT, "generation_config.json",
+                   "suppress_tokens");
+}
+
+/* The files that the other tests run. */
+static void test_bundled(void **state) {
+    (void)state;
+    static const struct {
+        const char *path;
+        int layers, shared, ple, experts;
+    } cases[] = {{KAKEYA_MODELS "/demo/config.json", 12, 0, 0, 16},
+                 {KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe/config.json", 12, 0, 0, 12},
+                 {KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense/config.json", 6, 0, 0, 0},
+                 {KAKEYA_TEST_DATA "/golden/gemma4-tiny-ple/config.json", 10, 4, 24, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t bytes;
+        char *json = scratch_read(cases[i].path, &bytes);
+        assert_ok(gemma4_config_parse(cases[i].path, json, bytes, NULL, 0, &config, &error));
+        assert_int_equal(config.layers, cases[i].layers);
+        assert_int_equal(config.shared_kv_layers, cases[i].shared);
+        assert_int_equal(config.ple_width, cases[i].ple);
+        assert_int_equal(config.experts, cases[i].experts);
+        free(json);
+    }
+}
+
+static void test_variants(void **state) {
+    (void)state;
+    assert_ok(gemma4_config_variant("26b-a4b", &config, &error));
+    assert_int_equal(config.layers, 30);
+    for (int i = 0; i < 30; i++) assert_int_equal(config.layer[i].type, i % 6 == 5 ? GEMMA4_FULL : GEMMA4_SLIDING);
+    assert_int_equal(config.layer[5].kv_heads, 2);
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
+    assert_string_equal(config.variant, "26b-a4b");
+
+    assert_ok(gemma4_config_variant("e2b", &config, &error));
+    assert_int_equal(config.layer[34].kv_source, 14);
+    assert_int_equal(config.layer[33].kv_source, 13);
+    assert_int_equal(config.layer[15].intermediate, 12288);
+    assert_int_equal(config.layer[14].intermediate, 6144);
+    assert_ok(gemma4_config_variant("e4b", &config, &error));
+    assert_int_equal(config.layer[41].kv_source, 23);
+    assert_int_equal(config.layer[40].kv_source, 22);
+
+    /* prefixes: every layer has a source that stores K/V */
+    static const char *const names[] = {"26b-a4b", "31b", "12b", "e4b", "e2b"};
+    for (size_t v = 0; v < 5; v++) {
+        char description[64];
+        for (int layers = 1;
+             gemma4_config_variant(
+                 (snprintf(description, sizeof description, "%s:layers=%d", names[v], layers), description), &config,
+                 NULL) == KAKEYA_OK;
+             layers++) {
+            assert_int_equal(config.layers, layers);
+            for (int i = 0; i < layers; i++) {
+                int source = config.layer[i].kv_source;
+                assert_true(source <= i && config.layer[source].kv_source == source);
+                assert_int_equal(config.layer[source].type, config.layer[i].type);
+                assert_int_equal(source != i, i >= layers - config.shared_kv_layers);
+            }
+        }
+        assert_refused(gemma4_config_variant(description, &config, &error), KAKEYA_INVALID_ARGUMENT, description,
+                       "layers=1 to layers=");
+    }
+    assert_ok(gemma4_config_variant("31b:dtype=f32:layers=2", &config, &error));
+    assert_int_equal(config.checkpoint_dtype, DTYPE_F32);
+    assert_int_equal(config.layers, 2);
+
+    static const char *const bad[] = {"",
+                                      "27b",
+                                      "26b-a4b:",
+                                      "26b-a4b:layers=",
+                                      "26b-a4b:layers=0",
+                                      "26b-a4b:layers=31",
+                                      "26b-a4b:layers=2x",
+                                      "26b-a4b:dtype=f64",
+                                      "26b-a4b:dtype=f32x",
+                                      "26b-a4b:experts=2",
+                                      "e2b:layers=99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_refused(gemma4_config_variant(bad[i], &config, &error), KAKEYA_INVALID_ARGUMENT, "synthetic model",
+                       bad[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nested),    cmocka_unit_test(test_flat_defaults), cmocka_unit_test(test_resaved),
+        cmocka_unit_test(test_shared_kv), cmocka_unit_test(test_moe),           cmocka_unit_test(test_values),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_bundled),       cmocka_unit_test(test_variants),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
