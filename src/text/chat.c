@@ -1,0 +1,419 @@
+#include "text/chat.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/chat_private.h"
+#include "text/utf8.h"
+
+/* ------------------------------------------------------------------------------------------- the writer */
+
+void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) {
+    if (w->status) return;
+    char message[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    w->status = error_set(w->error, status, "%s", message);
+}
+
+static bool put_bytes(chat_writer *w, const char *text, size_t bytes) {
+    if (w->status) return false;
+    if (w->out.bytes + bytes + 1 > w->text_capacity) {
+        size_t larger = 2 * (w->out.bytes + bytes + 1);
+        char *moved = realloc(w->out.text, larger);
+        if (!moved) {
+            chat_fail(w, KAKEYA_OUT_OF_MEMORY, "out of memory while rendering %zu bytes of chat", w->out.bytes);
+            return false;
+        }
+        w->out.text = moved;
+        w->text_capacity = larger;
+    }
+    if (bytes) memcpy(w->out.text + w->out.bytes, text, bytes);
+    w->out.bytes += bytes;
+    w->out.text[w->out.bytes] = 0;
+    return true;
+}
+
+static void put_segment(chat_writer *w, const char *text, size_t bytes, bool control) {
+    size_t offset = w->out.bytes;
+    if (!put_bytes(w, text, bytes)) return;
+    chat_segment *last = w->out.n_segments ? &w->out.segments[w->out.n_segments - 1] : NULL;
+    if (last && !control && !last->control) {
+        last->bytes += bytes;
+        return;
+    }
+    if (w->out.n_segments == w->segment_capacity) {
+        size_t larger = w->segment_capacity ? 2 * w->segment_capacity : 32;
+        chat_segment *moved = realloc(w->out.segments, larger * sizeof *moved);
+        if (!moved) {
+            chat_fail(w, KAKEYA_OUT_OF_MEMORY, "out of memory while rendering %zu bytes of chat", w->out.bytes);
+            return;
+        }
+        w->out.segments = moved;
+        w->segment_capacity = larger;
+    }
+    w->out.segments[w->out.n_segments++] = (chat_segment){.offset = offset, .bytes = bytes, .control = control};
+}
+
+void chat_put_control(chat_writer *w, const char *token) { put_segment(w, token, strlen(token), true); }
+
+void chat_put(chat_writer *w, const char *text, size_t bytes) {
+    if (bytes) put_segment(w, text, bytes, false);
+}
+
+void chat_puts(chat_writer *w, const char *text) { chat_put(w, text, strlen(text)); }
+
+/* ------------------------------------------------------------------------------------------- text */
+
+/* Length of the white space character at text[0] in Python's sense (what jinja's trim removes), 0 if there is none. */
+static size_t space_length(const char *text, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)text;
+    if (bytes == 0) return 0;
+    if ((p[0] >= 0x09 && p[0] <= 0x0D) || (p[0] >= 0x1C && p[0] <= 0x20)) return 1;
+    if (bytes >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
+    if (bytes < 3) return 0;
+    unsigned code = (unsigned)(p[0] & 0x0F) << 12 | (unsigned)(p[1] & 0x3F) << 6 | (unsigned)(p[2] & 0x3F);
+    if ((p[0] & 0xF0) != 0xE0 || (p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return 0;
+    bool space = code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
+                 code == 0x202F || code == 0x205F || code == 0x3000;
+    return space ? 3 : 0;
+}
+
+static void trim(const char **text, size_t *bytes) {
+    for (size_t length; (length = space_length(*text, *bytes)) > 0;) {
+        *text += length;
+        *bytes -= length;
+    }
+    for (;;) {
+        size_t length = 1;
+        while (length <= 3 && length <= *bytes && space_length(*text + *bytes - length, length) != length) length++;
+        if (length > 3 || length > *bytes) return;
+        *bytes -= length;
+    }
+}
+
+/* Returns whether there was anything to write. */
+static bool put_trimmed(chat_writer *w, const char *text, size_t bytes) {
+    trim(&text, &bytes);
+    chat_put(w, text, bytes);
+    return bytes > 0;
+}
+
+/* Deletes what lies between each <|channel> and the next <channel|> (or the end), then trims. */
+static bool put_without_thinking(chat_writer *w, const char *text) {
+    static const char open[] = "<|channel>", close[] = "<channel|>";
+    char *kept = malloc(strlen(text) + 1);
+    if (!kept) {
+        chat_fail(w, KAKEYA_OUT_OF_MEMORY, "out of memory while rendering %zu bytes of chat", w->out.bytes);
+        return false;
+    }
+    size_t bytes = 0;
+    for (const char *part = text; part;) {
+        const char *end = strstr(part, close), *thought = strstr(part, open);
+        size_t length = end ? (size_t)(end - part) : strlen(part);
+        size_t keep = thought && (size_t)(thought - part) < length ? (size_t)(thought - part) : length;
+        memcpy(kept + bytes, part, keep);
+        bytes += keep;
+        part = end ? end + sizeof close - 1 : NULL;
+    }
+    bool any = put_trimmed(w, kept, bytes);
+    free(kept);
+    return any;
+}
+
+/* ------------------------------------------------------------------------------------------- messages */
+
+static bool role_is(const chat_message *message, const char *role) { return strcmp(message->role, role) == 0; }
+static bool is_model(const chat_message *message) { return role_is(message, "assistant") || role_is(message, "model"); }
+static bool is_system(const chat_message *message) {
+    return role_is(message, "system") || role_is(message, "developer");
+}
+
+static void put_response(chat_writer *w, const char *tool, const cJSON *response) {
+    chat_put_control(w, "<|tool_response>");
+    chat_puts(w, "response:");
+    chat_puts(w, tool);
+    chat_puts(w, "{");
+    if (cJSON_IsObject(response)) {
+        chat_put_fields(w, response);
+    } else {
+        chat_puts(w, "value:");
+        chat_put_value(w, response, false);
+    }
+    chat_puts(w, "}");
+    chat_put_control(w, "<tool_response|>");
+}
+
+/* A "tool" message: its texts joined, or null where it has no content. */
+static void put_tool_message(chat_writer *w, const char *tool, const chat_message *message) {
+    chat_put_control(w, "<|tool_response>");
+    chat_puts(w, "response:");
+    chat_puts(w, tool);
+    chat_puts(w, "{value:");
+    if (message->n_parts == 0 && !message->is_list) {
+        chat_puts(w, "null");
+    } else {
+        chat_put_control(w, CHAT_QUOTE);
+        for (size_t i = 0; i < message->n_parts; i++) chat_puts(w, message->parts[i]);
+        chat_put_control(w, CHAT_QUOTE);
+    }
+    chat_puts(w, "}");
+    chat_put_control(w, "<tool_response|>");
+}
+
+static void put_call(chat_writer *w, size_t index, const chat_tool_call *call) {
+    if (!call->name) {
+        chat_fail(w, KAKEYA_INVALID_ARGUMENT, "messages[%zu]: a tool call has no name", index);
+        return;
+    }
+    chat_put_control(w, "<|tool_call>");
+    chat_puts(w, "call:");
+    chat_puts(w, call->name);
+    chat_puts(w, "{");
+    if (call->arguments && call->arguments[0]) {
+        char where[96];
+        snprintf(where, sizeof where, "messages[%zu]: arguments of a tool call", index);
+        cJSON *arguments;
+        kakeya_status status = chat_json_parse(where, call->arguments, strlen(call->arguments), &arguments, w->error);
+        if (status) {
+            w->status = status;
+        } else if (cJSON_IsObject(arguments)) {
+            chat_put_fields(w, arguments);
+        } else if (!cJSON_IsNull(arguments)) {
+            chat_fail(w, KAKEYA_INVALID_ARGUMENT, "%s are not a JSON object", where);
+        }
+        cJSON_Delete(arguments);
+    }
+    chat_puts(w, "}");
+    chat_put_control(w, "<tool_call|>");
+}
+
+static bool same_id(const char *a, const char *b) { return a && b ? strcmp(a, b) == 0 : a == b; }
+
+/* The name of the call that a "tool" message answers, as the template finds it. */
+static const char *answered_tool(const chat_message *caller, const chat_message *answer) {
+    const char *name = answer->name && answer->name[0] ? answer->name : "unknown";
+    for (size_t i = 0; i < caller->n_tool_calls; i++) {
+        if (same_id(caller->tool_calls[i].id, answer->tool_call_id)) name = caller->tool_calls[i].name;
+    }
+    return name;
+}
+
+/* The results of the calls of messages[at]; returns whether there were any. */
+static bool put_results(chat_writer *w, const chat_message *messages, size_t n, size_t at) {
+    const chat_message *message = &messages[at];
+    for (size_t i = 0; i < message->n_tool_responses && !w->status; i++) {
+        const chat_tool_response *given = &message->tool_responses[i];
+        char where[96];
+        snprintf(where, sizeof where, "messages[%zu]: tool response %zu", at, i);
+        const char *text = given->response ? given->response : "null";
+        cJSON *response;
+        kakeya_status status = chat_json_parse(where, text, strlen(text), &response, w->error);
+        if (status) {
+            w->status = status;
+            return true;
+        }
+        put_response(w, given->name && given->name[0] ? given->name : "unknown", response);
+        cJSON_Delete(response);
+    }
+    if (message->n_tool_responses) return true;
+    if (message->n_tool_calls == 0) return false;
+    size_t next = at + 1;
+    for (; next < n && role_is(&messages[next], "tool"); next++) {
+        put_tool_message(w, answered_tool(message, &messages[next]), &messages[next]);
+    }
+    return next > at + 1;
+}
+
+static bool put_content(chat_writer *w, const chat_message *message) {
+    bool any = false;
+    for (size_t i = 0; i < message->n_parts; i++) {
+        const char *part = message->parts[i];
+        bool written = is_model(message) ? put_without_thinking(w, part) : put_trimmed(w, part, strlen(part));
+        any = any || written;
+    }
+    return any;
+}
+
+static void put_system(chat_writer *w, const chat_message *system, const chat_options *options, bool tools) {
+    chat_put_control(w, "<|turn>");
+    chat_puts(w, "system\n");
+    if (options->thinking) {
+        chat_put_control(w, "<|think|>");
+        chat_puts(w, "\n");
+    }
+    for (size_t i = 0; system && i < system->n_parts; i++) {
+        put_trimmed(w, system->parts[i], strlen(system->parts[i]));
+        if (system->is_list) chat_puts(w, " ");
+    }
+    if (tools) chat_put_tools(w, options->tools);
+    chat_put_control(w, "<turn|>");
+    chat_puts(w, "\n");
+}
+
+static void put_reasoning(chat_writer *w, const char *reasoning) {
+    chat_put_control(w, "<|channel>");
+    chat_puts(w, "thought\n");
+    chat_puts(w, reasoning);
+    chat_puts(w, "\n");
+    chat_put_control(w, "<channel|>");
+}
+
+/* How the last turn ended, which decides what opens the next. */
+typedef enum turn_end { TURN_END_PLAIN, TURN_END_CALL, TURN_END_RESULT } turn_end;
+
+static turn_end put_messages(chat_writer *w, const chat_message *messages, size_t n, size_t first,
+                             const chat_options *options) {
+    turn_end end = TURN_END_PLAIN;
+    size_t after_last_user = 0;
+    for (size_t i = first; i < n; i++) {
+        if (role_is(&messages[i], "user")) after_last_user = i + 1;
+    }
+    const chat_message *previous = NULL; /* the last that is not a "tool" message, as is `next` */
+    for (size_t i = first; i < n && !w->status; i++) {
+        const chat_message *message = &messages[i], *next = NULL;
+        if (role_is(message, "tool")) continue;
+        for (size_t j = i + 1; j < n && !next; j++) {
+            if (!role_is(&messages[j], "tool")) next = &messages[j];
+        }
+        if (!(is_model(message) && previous && is_model(previous))) {
+            chat_put_control(w, "<|turn>");
+            chat_puts(w, is_model(message) ? "model" : message->role);
+            chat_puts(w, "\n");
+        }
+        bool current = i >= after_last_user || (options->preserve_thinking && message->n_tool_calls);
+        if (message->reasoning && message->reasoning[0] && current) put_reasoning(w, message->reasoning);
+        for (size_t c = 0; c < message->n_tool_calls && !w->status; c++) put_call(w, i, &message->tool_calls[c]);
+        bool results = put_results(w, messages, n, i);
+        bool content = put_content(w, message);
+        end = results ? TURN_END_RESULT : message->n_tool_calls ? TURN_END_CALL : TURN_END_PLAIN;
+        if (end == TURN_END_CALL) {
+            chat_put_control(w, "<|tool_response>");
+        } else if (!(is_model(message) && next && is_model(next)) && !(results && !content && !next)) {
+            chat_put_control(w, "<turn|>");
+            chat_puts(w, "\n");
+        }
+        previous = message;
+    }
+    return end;
+}
+
+static void put_generation_prompt(chat_writer *w, turn_end end, const chat_options *options) {
+    if (end == TURN_END_PLAIN) {
+        chat_put_control(w, "<|turn>");
+        chat_puts(w, "model\n");
+        if (!options->thinking && options->style == CHAT_STYLE_EMPTY_THOUGHT) {
+            chat_put_control(w, "<|channel>");
+            chat_puts(w, "thought\n");
+            chat_put_control(w, "<channel|>");
+        }
+    } else if (end == TURN_END_RESULT && options->thinking) {
+        chat_put_control(w, "<|channel>");
+        chat_puts(w, "thought\n");
+    }
+}
+
+static kakeya_status check_messages(const chat_message *messages, size_t n, kakeya_error *error) {
+    for (size_t i = 0; i < n; i++) {
+        const chat_message *message = &messages[i];
+        if (!message->role) return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] has no role", i);
+        if (!is_system(message) && !is_model(message) && !role_is(message, "user") && !role_is(message, "tool")) {
+            return error_set(
+                error, KAKEYA_INVALID_ARGUMENT,
+                "messages[%zu].role is \"%s\"; it must be system, developer, user, assistant, model or tool", i,
+                message->role);
+        }
+    }
+    return KAKEYA_OK;
+}
+
+static bool is_empty_list(const char *json) {
+    json += strspn(json, " \t\r\n");
+    if (*json++ != '[') return false;
+    return json[strspn(json, " \t\r\n")] == ']';
+}
+
+kakeya_status chat_render(const chat_message *messages, size_t n_messages, const chat_options *options, chat_text *out,
+                          kakeya_error *error) {
+    *out = (chat_text){0};
+    kakeya_status status = check_messages(messages, n_messages, error);
+    if (status) return status;
+    chat_writer w = {.error = error};
+    const chat_message *system = n_messages && is_system(&messages[0]) ? &messages[0] : NULL;
+    bool tools = options->tools && !is_empty_list(options->tools);
+    chat_put_control(&w, "<bos>");
+    if (system || options->thinking || tools) put_system(&w, system, options, tools);
+    turn_end end = put_messages(&w, messages, n_messages, system ? 1 : 0, options);
+    if (options->add_generation_prompt) put_generation_prompt(&w, end, options);
+    if (w.status) {
+        chat_text_free(&w.out);
+        return w.status;
+    }
+    *out = w.out;
+    return KAKEYA_OK;
+}
+
+void chat_text_free(chat_text *text) {
+    free(text->text);
+    free(text->segments);
+    *text = (chat_text){0};
+}
+
+/* ------------------------------------------------------------------------------------------- ids */
+
+typedef struct id_list {
+    int32_t *ids;
+    size_t n, capacity;
+} id_list;
+
+static kakeya_status append_ids(id_list *list, const int32_t *ids, size_t n, kakeya_error *error) {
+    if (list->n + n > list->capacity) {
+        size_t larger = 2 * (list->n + n);
+        int32_t *moved = realloc(list->ids, larger * sizeof *moved);
+        if (!moved) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory after %zu tokens of chat", list->n);
+        list->ids = moved;
+        list->capacity = larger;
+    }
+    memcpy(list->ids + list->n, ids, n * sizeof *ids);
+    list->n += n;
+    return KAKEYA_OK;
+}
+
+static kakeya_status append_segment(id_list *list, const tokenizer *t, const char *text, const chat_segment *segment,
+                                    kakeya_error *error) {
+    int32_t *ids;
+    size_t n;
+    tokenizer_encode_options options = {.parse_special = segment->control};
+    kakeya_status status = tokenizer_encode(t, text + segment->offset, segment->bytes, options, &ids, &n, error);
+    if (status) return error_prefix(error, status, "chat text from byte %zu", segment->offset);
+    if (segment->control && (n != 1 || !tokenizer_is_special(t, ids[0]))) {
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "the vocabulary has no special token %.*s, which the chat format needs", (int)segment->bytes,
+                           text + segment->offset);
+    } else if (n) {
+        status = append_ids(list, ids, n, error);
+    }
+    free(ids);
+    return status;
+}
+
+kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, int32_t **ids, size_t *n_ids,
+                            kakeya_error *error) {
+    *ids = NULL;
+    *n_ids = 0;
+    id_list list = {0};
+    for (size_t i = 0; i < text->n_segments; i++) {
+        kakeya_status status = append_segment(&list, t, text->text, &text->segments[i], error);
+        if (status) {
+            free(list.ids);
+            return status;
+        }
+    }
+    *ids = list.ids;
+    *n_ids = list.n;
+    return KAKEYA_OK;
+}

@@ -1,0 +1,222 @@
+/* OpenAI-style JSON to messages. The strings stay in the parsed tree; arrays are allocated per kind and freed together.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/chat_private.h"
+
+struct chat_request_storage {
+    cJSON *root;
+    const char **parts;
+    chat_tool_call *calls;
+    chat_tool_response *responses;
+    size_t n_parts, n_calls, n_responses; /* handed out so far */
+};
+
+/* Where a failure is, such as messages[2].tool_calls[0]. */
+typedef struct place {
+    char name[96];
+} place;
+
+static kakeya_status wrong(const place *at, const char *key, const char *expected, kakeya_error *error) {
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s.%s is not %s", at->name, key, expected);
+}
+
+/* A string, or NULL where the key is absent or null. */
+static kakeya_status read_string(const cJSON *object, const char *key, const place *at, const char **out,
+                                 kakeya_error *error) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    *out = NULL;
+    if (!item || cJSON_IsNull(item)) return KAKEYA_OK;
+    if (!cJSON_IsString(item)) return wrong(at, key, "a string", error);
+    *out = item->valuestring;
+    return KAKEYA_OK;
+}
+
+/* A list, or NULL where the key is absent or null. */
+static kakeya_status read_list(const cJSON *object, const char *key, const place *at, cJSON **out,
+                               kakeya_error *error) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    *out = NULL;
+    if (!item || cJSON_IsNull(item)) return KAKEYA_OK;
+    if (!cJSON_IsArray(item)) return wrong(at, key, "a list", error);
+    *out = item;
+    return KAKEYA_OK;
+}
+
+/* Replaces a value by a string that holds its JSON text. */
+static kakeya_status flatten(cJSON *object, const char *key, const char **out, kakeya_error *error) {
+    char *text = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(object, key));
+    cJSON *string = text ? cJSON_CreateString(text) : NULL;
+    cJSON_free(text);
+    if (!string || !cJSON_ReplaceItemInObjectCaseSensitive(object, key, string)) {
+        cJSON_Delete(string);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
+    }
+    *out = string->valuestring;
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_content(struct chat_request_storage *storage, const cJSON *object, const place *at,
+                                  chat_message *message, kakeya_error *error) {
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(object, "content");
+    if (!content || cJSON_IsNull(content)) return KAKEYA_OK;
+    const char **parts = storage->parts + storage->n_parts;
+    message->parts = parts;
+    if (cJSON_IsString(content)) {
+        parts[message->n_parts++] = content->valuestring;
+    } else if (cJSON_IsArray(content)) {
+        message->is_list = true;
+        const cJSON *part;
+        cJSON_ArrayForEach(part, content) {
+            const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
+            const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
+            if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
+            if (strcmp(type->valuestring, "text") != 0) {
+                return error_set(error, KAKEYA_UNSUPPORTED,
+                                 "%s.content has a part of type \"%s\"; only \"text\" is supported", at->name,
+                                 type->valuestring);
+            }
+            if (!cJSON_IsString(text)) return wrong(at, "content", "a text or a list of parts with a text", error);
+            parts[message->n_parts++] = text->valuestring;
+        }
+    } else {
+        return wrong(at, "content", "a text or a list of parts", error);
+    }
+    storage->n_parts += message->n_parts;
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_call(cJSON *item, const place *at, chat_tool_call *call, kakeya_error *error) {
+    cJSON *function = cJSON_GetObjectItemCaseSensitive(item, "function");
+    cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
+    kakeya_status status = read_string(item, "id", at, &call->id, error);
+    if (!status) status = read_string(function, "name", at, &call->name, error);
+    if (status) return status;
+    if (!call->name) return wrong(at, "function", "an object with a name", error);
+    if (cJSON_IsObject(arguments)) return flatten(function, "arguments", &call->arguments, error);
+    return read_string(function, "arguments", at, &call->arguments, error);
+}
+
+static kakeya_status read_calls(struct chat_request_storage *storage, const cJSON *object, const place *at,
+                                chat_message *message, kakeya_error *error) {
+    cJSON *list, *item;
+    kakeya_status status = read_list(object, "tool_calls", at, &list, error);
+    chat_tool_call *calls = storage->calls + storage->n_calls;
+    message->tool_calls = calls;
+    cJSON_ArrayForEach(item, list) {
+        if (status) break;
+        place call_at;
+        snprintf(call_at.name, sizeof call_at.name, "%.48s.tool_calls[%zu]", at->name, message->n_tool_calls);
+        status = read_call(item, &call_at, &calls[message->n_tool_calls++], error);
+    }
+    storage->n_calls += message->n_tool_calls;
+    return status;
+}
+
+static kakeya_status read_responses(struct chat_request_storage *storage, const cJSON *object, const place *at,
+                                    chat_message *message, kakeya_error *error) {
+    cJSON *list, *item;
+    kakeya_status status = read_list(object, "tool_responses", at, &list, error);
+    chat_tool_response *responses = storage->responses + storage->n_responses;
+    message->tool_responses = responses;
+    cJSON_ArrayForEach(item, list) {
+        if (status) break;
+        chat_tool_response *response = &responses[message->n_tool_responses++];
+        status = read_string(item, "name", at, &response->name, error);
+        if (!status && cJSON_GetObjectItemCaseSensitive(item, "response")) {
+            status = flatten(item, "response", &response->response, error);
+        }
+    }
+    storage->n_responses += message->n_tool_responses;
+    return status;
+}
+
+static kakeya_status read_message(struct chat_request_storage *storage, const cJSON *object, size_t index,
+                                  chat_message *message, kakeya_error *error) {
+    place at;
+    snprintf(at.name, sizeof at.name, "messages[%zu]", index);
+    if (!cJSON_IsObject(object)) return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s is not an object", at.name);
+    const char *other_reasoning = NULL;
+    kakeya_status status = read_string(object, "role", &at, &message->role, error);
+    if (!status) status = read_string(object, "reasoning", &at, &message->reasoning, error);
+    if (!status) status = read_string(object, "reasoning_content", &at, &other_reasoning, error);
+    if (!status) status = read_string(object, "name", &at, &message->name, error);
+    if (!status) status = read_string(object, "tool_call_id", &at, &message->tool_call_id, error);
+    if (!status) status = read_content(storage, object, &at, message, error);
+    if (!status) status = read_calls(storage, object, &at, message, error);
+    if (!status) status = read_responses(storage, object, &at, message, error);
+    if (!message->reasoning || !message->reasoning[0]) message->reasoning = other_reasoning;
+    return status;
+}
+
+static size_t list_size(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsArray(item) ? (size_t)cJSON_GetArraySize(item) : 0;
+}
+
+static kakeya_status allocate(chat_request *request, const cJSON *messages, kakeya_error *error) {
+    struct chat_request_storage *storage = request->storage;
+    size_t parts = 0, calls = 0, responses = 0, n = (size_t)cJSON_GetArraySize(messages);
+    const cJSON *message;
+    cJSON_ArrayForEach(message, messages) {
+        parts += 1 + list_size(message, "content");
+        calls += list_size(message, "tool_calls");
+        responses += list_size(message, "tool_responses");
+    }
+    request->messages = calloc(n + 1, sizeof *request->messages);
+    storage->parts = calloc(parts + 1, sizeof *storage->parts);
+    storage->calls = calloc(calls + 1, sizeof *storage->calls);
+    storage->responses = calloc(responses + 1, sizeof *storage->responses);
+    if (!request->messages || !storage->parts || !storage->calls || !storage->responses) {
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu messages", n);
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, kakeya_error *error) {
+    request->storage = calloc(1, sizeof *request->storage);
+    if (!request->storage) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
+    kakeya_status status = chat_json_parse("chat request", json, bytes, &request->storage->root, error);
+    if (status) return status;
+    cJSON *root = request->storage->root;
+    const cJSON *messages = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "messages") : root;
+    if (!cJSON_IsArray(messages)) {
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: \"messages\" is not a list");
+    }
+    status = allocate(request, messages, error);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, messages) {
+        if (status) return status;
+        status =
+            read_message(request->storage, item, request->n_messages, &request->messages[request->n_messages], error);
+        request->n_messages++;
+    }
+    const cJSON *tools = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "tools") : NULL;
+    if (!status && tools && !cJSON_IsNull(tools)) {
+        request->tools = cJSON_PrintUnformatted(tools);
+        if (!request->tools) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
+    }
+    return status;
+}
+
+kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error) {
+    *out = (chat_request){0};
+    kakeya_status status = read_request(out, json, bytes, error);
+    if (status) chat_request_free(out);
+    return status;
+}
+
+void chat_request_free(chat_request *request) {
+    if (request->storage) {
+        cJSON_Delete(request->storage->root);
+        free(request->storage->parts);
+        free(request->storage->calls);
+        free(request->storage->responses);
+        free(request->storage);
+    }
+    free(request->messages);
+    cJSON_free(request->tools);
+    *request = (chat_request){0};
+}
