@@ -1,0 +1,113 @@
+# Shared by the command-line tests, which source it: one TAP line per check, and the tools to make checks.
+# KAKEYA is the program, BUILD its build directory; both come from tools/run_tests.sh.
+
+: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
+case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
+case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
+MODELS=$PWD/models
+EXAMPLES=$PWD/examples
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+unset KAKEYA_MODEL NO_COLOR HF_HOME HF_HUB_CACHE
+TEST_COUNT=0
+TEST_FAILED=0
+
+pass() {
+    TEST_COUNT=$((TEST_COUNT + 1))
+    echo "ok $TEST_COUNT - $1"
+}
+fail() { # description, explanation
+    TEST_COUNT=$((TEST_COUNT + 1))
+    TEST_FAILED=1
+    echo "not ok $TEST_COUNT - $1"
+    printf '%s\n' "$2" | sed 's/^/# /'
+}
+skip() { # description, reason
+    TEST_COUNT=$((TEST_COUNT + 1))
+    echo "ok $TEST_COUNT - $1 # SKIP $2"
+}
+
+# Runs kakeya; its output is in $WORK/out and $WORK/err, its exit status in $STATUS.
+run() {
+    STATUS=0
+    "$KAKEYA" "$@" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+}
+
+shown() { # what the last run did, for explanations
+    echo "status $STATUS"
+    echo "stdout: $(head -c 600 "$WORK/out")"
+    echo "stderr: $(head -c 600 "$WORK/err")"
+}
+
+check() { # description, command...: passes if the command succeeds
+    description=$1
+    shift
+    if "$@" >"$WORK/check" 2>&1; then
+        pass "$description"
+    else
+        fail "$description" "$* failed
+$(head -c 400 "$WORK/check")
+$(shown)"
+    fi
+}
+
+# A request that must fail: status 1, nothing on stdout, exactly one line on stderr that matches a pattern (grep -E).
+fails_with() { # description, pattern, arguments...
+    description=$1
+    pattern=$2
+    shift 2
+    run "$@"
+    if [ "$STATUS" -eq 1 ] && [ ! -s "$WORK/out" ] && [ "$(wc -l <"$WORK/err")" -eq 1 ] &&
+        grep -q -E -e "$pattern" "$WORK/err"; then
+        pass "$description"
+    else
+        fail "$description" "expected status 1 and one line with /$pattern/ from: kakeya $*
+$(shown)"
+    fi
+}
+
+# Wrong usage: status 2, nothing on stdout, the usage line on stderr.
+refuses() { # description, pattern, arguments...
+    description=$1
+    pattern=$2
+    shift 2
+    run "$@"
+    if [ "$STATUS" -eq 2 ] && [ ! -s "$WORK/out" ] && grep -q '^usage: kakeya' "$WORK/err" &&
+        grep -q -E -e "$pattern" "$WORK/err"; then
+        pass "$description"
+    else
+        fail "$description" "expected status 2, a usage line and /$pattern/ from: kakeya $*
+$(shown)"
+    fi
+}
+
+# A request that must work.
+works() { # description, arguments...
+    description=$1
+    shift
+    run "$@"
+    if [ "$STATUS" -eq 0 ]; then
+        pass "$description"
+    else
+        fail "$description" "expected status 0 from: kakeya $*
+$(shown)"
+    fi
+}
+
+# The last run's stdout is one JSON object for which a jq expression holds.
+json_holds() { # description, jq expression, [jq arguments...]
+    description=$1
+    expression=$2
+    shift 2
+    if [ "$(wc -l <"$WORK/out")" -eq 1 ] && jq -e "$@" "$expression" "$WORK/out" >"$WORK/check" 2>&1; then
+        pass "$description"
+    else
+        fail "$description" "jq $expression: $(cat "$WORK/check")
+$(shown)"
+    fi
+}
+
+finish() {
+    echo "1..$TEST_COUNT"
+    exit $TEST_FAILED
+}

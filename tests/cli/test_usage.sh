@@ -1,0 +1,62 @@
+# Verbs, options, help texts and exit statuses: what scripts rely on before any model is loaded.
+. tests/cli/common.sh
+
+refuses "no verb is wrong usage" '^usage: kakeya VERB'
+refuses "an unknown verb is named" "unknown verb 'walk'" walk
+refuses "an unknown global option is named" "unknown option '--walk'" --walk
+
+works "--help works" --help
+for verb in run tokenize score info bench; do
+    check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
+done
+works "--version works" --version
+check "--version prints a version" grep -q -E '^kakeya [0-9]+\.[0-9]+\.[0-9]+$' "$WORK/out"
+
+for verb in run tokenize score info bench; do
+    works "$verb --help works" $verb --help
+    check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
+    check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"
+    check "$verb --help lists the shared options" grep -q -e '--draft-window' "$WORK/out"
+    check "$verb --help is silent on stderr" test ! -s "$WORK/err"
+    check "$verb is in the manual page" grep -q "^\.SS $verb" docs/kakeya.1
+    refuses "$verb: an unknown option is named" "unknown option '--frobnicate'" $verb --frobnicate
+    refuses "$verb: a missing value is named" "option '--model' needs a value" $verb --model
+    refuses "$verb: a flag takes no value" "option '--json' takes no value" $verb --json=yes
+    refuses "$verb: a bad number names the option" "--threads: 'two' is not an integer" $verb --threads two
+    refuses "$verb: a number out of range names the option" "--window: '0' is not an integer from 1" $verb --window 0
+    refuses "$verb: an unknown policy names the choices" "--attention: 'exact' is not one of: native sink-window restored" \
+        $verb --attention exact
+    refuses "$verb: bytes are checked" "--memory-limit: '5X' is not a number of bytes" $verb --memory-limit 5X
+done
+
+# every option of every verb is in the manual page
+for verb in run tokenize score info bench; do
+    run $verb --help
+    missing=""
+    for option in $(grep -o -E '^  --[a-z-]+' "$WORK/out" | sed 's/^  --//'); do
+        pattern=$(printf '%s' "$option" | sed 's/-/\\\\-/g')
+        grep -q -e "\\\\-\\\\-$pattern" docs/kakeya.1 || missing="$missing --$option"
+    done
+    check "$verb: the manual page has every option" test -z "$missing"
+done
+
+refuses "run: a temperature must be a number" "--temperature: 'warm' is not a number from 0" run --temperature warm x
+refuses "run: a negative temperature is refused" "--temperature: '-1' is not a number from 0" run --temperature -1 x
+refuses "run: infinity is no number" "--temperature: 'inf' is not a number" run --temperature inf x
+refuses "run: --draft-length is at most 16" "--draft-length: '17' is not an integer from 0 to 16" run --draft-length 17 x
+refuses "run: an unknown mode names the choices" "--mode: 'fast' is not one of: auto ar speculative ngram" run --mode fast x
+refuses "run: two prompts are one too many" "more than one PROMPT \('world'\)" run hello world
+refuses "run: prompt sources exclude each other" "exclude each other" run --prompt-file a --ids-file b
+refuses "run: --system needs the turn format" "--system needs the turn format" run --raw --system s x
+refuses "run: an empty stop text is refused" "--stop: the text is empty" run --stop '' x
+refuses "run: a negative seed is refused" "--seed: '-1' is not a non-negative integer" run --seed -1 x
+refuses "run: a seed beyond 64 bits is refused" "--seed: .* is not an integer below 2\^64" run --seed 99999999999999999999 x
+refuses "score: no input" "give either --ids-file or --text-file" score
+refuses "score: two inputs" "give either --ids-file or --text-file" score --ids-file a --text-file b
+refuses "score: --hidden-states needs --out" "--hidden-states needs --out" score --ids-file a --hidden-states
+refuses "tokenize: --decode takes ids" "--decode takes --ids-file" tokenize --decode --text-file a
+refuses "tokenize: --ids-file needs --decode" "--ids-file needs --decode" tokenize --ids-file a
+refuses "bench: a list is checked item by item" "--context-frontiers: 'x' is not an integer" bench --context-frontiers 0,x
+refuses "info: no operands" "unexpected 'demo'" info demo
+
+finish
