@@ -1,0 +1,303 @@
+/* Protects: every tensor is bound where it belongs, whatever the prefix; what is missing, misshapen, mistyped or
+ * unknown is refused by name; synthetic weights are complete, deterministic and finite. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "copies.h"
+#include "model/gemma4.h"
+#include "scratch.h"
+
+static kakeya_error error;
+static mem_account account;
+
+#define GOLDEN KAKEYA_TEST_DATA "/golden/"
+
+static gemma4_model *open_model(const char *directory) {
+    gemma4_model *model;
+    assert_ok(gemma4_model_open(directory, &account, &model, &error));
+    return model;
+}
+
+static void close_model(gemma4_model *model) {
+    gemma4_model_close(model);
+    assert_int_equal(mem_total(&account), 0);
+}
+
+static void assert_weight(const weight *w, int out, int in, dtype type) {
+    assert_non_null(w->data);
+    assert_int_equal(w->out, out);
+    assert_int_equal(w->in, in);
+    assert_int_equal(w->type, type);
+    assert_int_equal((uintptr_t)w->data % dtype_bytes(type), 0);
+}
+
+static void test_demo(void **state) {
+    (void)state;
+    gemma4_model *m = open_model(KAKEYA_MODELS "/demo");
+    const gemma4_weights *w = &m->weights;
+    assert_weight(&w->embed, 8192, 256, DTYPE_BF16);
+    assert_ptr_equal(w->head.data, w->embed.data);
+    assert_null(w->ple_embed.data);
+    assert_string_equal(m->note, "");
+    for (int i = 0; i < 12; i++) {
+        const gemma4_layer_weights *l = &w->layer[i];
+        bool full = i == 5 || i == 11;
+        assert_weight(&l->q_proj, full ? 512 : 256, 256, DTYPE_BF16);
+        assert_weight(&l->k_proj, 128, 256, DTYPE_BF16);
+        assert_weight(&l->o_proj, 256, full ? 512 : 256, DTYPE_BF16);
+        if (full)
+            assert_null(l->v_proj.data);
+        else
+            assert_weight(&l->v_proj, 128, 256, DTYPE_BF16);
+        assert_weight(&l->experts_gate_up, 16 * 128, 256, DTYPE_BF16);
+        assert_weight(&l->experts_down, 16 * 256, 64, DTYPE_BF16);
+        assert_weight(&l->router_proj, 16, 256, DTYPE_BF16);
+        assert_non_null(l->post_ffn_norm_2);
+        assert_true(l->layer_scalar != 0);
+    }
+    assert_int_equal(m->config.n_stop_tokens, 2);
+    assert_int_equal(m->config.stop_tokens[1], 16);
+    /* matrices are not copied */
+    assert_true(m->mapped_bytes > 37000000);
+    assert_true(mem_total(&account) < 200000);
+    close_model(m);
+}
+
+/* The value of an element as the file holds it. */
+static float stored(const char *directory, const char *name, size_t i) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    safetensors *file;
+    assert_ok(safetensors_open(path, &file, &error));
+    const tensor *t = safetensors_find(file, name);
+    assert_non_null(t);
+    float value;
+    memcpy(&value, t->data + 4 * i, 4);
+    safetensors_close(file);
+    return value;
+}
+
+static void test_tiny(void **state) {
+    (void)state;
+    gemma4_model *m = open_model(GOLDEN "gemma4-tiny-moe"); /* nested configuration and prefix */
+    const gemma4_layer_weights *l = &m->weights.layer[7];
+#define MOE(name, i) stored(GOLDEN "gemma4-tiny-moe", "model.language_model.layers.7." name, i)
+    assert_weight(&l->experts_gate_up, 12 * 48, 64, DTYPE_F32);
+    assert_true(((const float *)l->experts_gate_up.data)[5000] == MOE("experts.gate_up_proj", 5000));
+    assert_true(((const float *)l->q_proj.data)[100] == MOE("self_attn.q_proj.weight", 100));
+    assert_true(l->q_norm[3] == MOE("self_attn.q_norm.weight", 3));
+    assert_true(l->k_norm[3] == MOE("self_attn.k_norm.weight", 3));
+    assert_true(l->input_norm[63] == MOE("input_layernorm.weight", 63));
+    assert_true(l->post_attention_norm[9] == MOE("post_attention_layernorm.weight", 9));
+    assert_true(l->pre_ffn_norm[9] == MOE("pre_feedforward_layernorm.weight", 9));
+    assert_true(l->post_ffn_norm[9] == MOE("post_feedforward_layernorm.weight", 9));
+    assert_true(l->post_ffn_norm_1[9] == MOE("post_feedforward_layernorm_1.weight", 9));
+    assert_true(l->pre_ffn_norm_2[9] == MOE("pre_feedforward_layernorm_2.weight", 9));
+    assert_true(l->post_ffn_norm_2[9] == MOE("post_feedforward_layernorm_2.weight", 9));
+    assert_true(l->router_scale[9] == MOE("router.scale", 9));
+    assert_true(l->router_expert_scale[11] == MOE("router.per_expert_scale", 11));
+    assert_true(l->layer_scalar == MOE("layer_scalar", 0));
+    close_model(m);
+
+    m = open_model(GOLDEN "gemma4-tiny-dense");
+    assert_null(m->weights.layer[5].v_proj.data);
+    assert_null(m->weights.layer[0].experts_gate_up.data);
+    assert_null(m->weights.layer[0].post_ffn_norm_1);
+    close_model(m);
+
+    m = open_model(GOLDEN "gemma4-tiny-ple");
+    assert_weight(&m->weights.ple_embed, 320, 240, DTYPE_F32);
+    assert_weight(&m->weights.ple_model_proj, 240, 64, DTYPE_F32);
+    assert_weight(&m->weights.layer[6].gate_proj, 192, 64, DTYPE_F32); /* double-wide */
+    assert_null(m->weights.layer[6].k_proj.data);                      /* shared */
+    assert_null(m->weights.layer[6].k_norm);
+    assert_non_null(m->weights.layer[6].q_norm);
+    assert_weight(&m->weights.layer[5].v_proj, 32, 64, DTYPE_F32);
+    assert_non_null(m->weights.ple_proj_norm);
+    assert_non_null(m->weights.layer[9].post_ple_norm);
+    close_model(m);
+}
+
+/* A changed copy of a tiny model in the scratch directory "c". */
+static kakeya_status open_changed(const char *name, copy_change change, gemma4_model **out) {
+    char source[512];
+    scratch_folder("c");
+    snprintf(source, sizeof source, GOLDEN "%s/config.json", name);
+    copy_file(source, "c/config.json");
+    snprintf(source, sizeof source, GOLDEN "%s/model.safetensors", name);
+    copy_safetensors(source, scratch_path("c/model.safetensors"), &change);
+    kakeya_status status = gemma4_model_open(scratch_path("c"), &account, out, &error);
+    if (status != KAKEYA_OK) assert_int_equal(mem_total(&account), 0);
+    return status;
+}
+
+static kakeya_status refuse_changed(const char *name, copy_change change) {
+    gemma4_model *model;
+    kakeya_status status = open_changed(name, change, &model);
+    gemma4_model_close(model);
+    return status;
+}
+
+#define CHANGE(...) ((copy_change){__VA_ARGS__})
+
+static void test_refusals(void **state) {
+    (void)state;
+    const char *dense = "gemma4-tiny-dense";
+    assert_refused(refuse_changed(dense, CHANGE(.drop = "model.layers.3.mlp.up_proj.weight")), KAKEYA_FORMAT,
+                   "1 missing", "model.layers.3.mlp.up_proj.weight [160, 64]");
+    assert_refused(refuse_changed(dense, CHANGE(.drop = "model.layers.3.layer_scalar")), KAKEYA_FORMAT,
+                   "model.layers.3.layer_scalar [1]");
+    assert_refused(refuse_changed(dense, CHANGE(.drop = "model.norm.weight")), KAKEYA_FORMAT, "model.norm.weight [64]");
+    assert_refused(refuse_changed(dense, CHANGE(.drop = "model.embed_tokens.weight")), KAKEYA_FORMAT,
+                   "model.embed_tokens.weight [320, 64]");
+    assert_refused(refuse_changed(dense, CHANGE(.reshape = "model.layers.0.self_attn.k_proj.weight")), KAKEYA_FORMAT,
+                   "model.layers.0.self_attn.k_proj.weight has shape [1, 64, 32]", "expected [32, 64]");
+    assert_refused(refuse_changed(dense, CHANGE(.reshape = "model.layers.0.self_attn.k_norm.weight")), KAKEYA_FORMAT,
+                   "k_norm.weight has shape [1, 16]", "expected [16]");
+    assert_refused(refuse_changed(dense, CHANGE(.retype = "model.layers.0.mlp.gate_proj.weight")), KAKEYA_FORMAT,
+                   "model.layers.0.mlp.gate_proj.weight has dtype I32", "F32, F16 or BF16");
+    assert_refused(refuse_changed(dense, CHANGE(.retype = "model.layers.0.layer_scalar")), KAKEYA_FORMAT,
+                   "layer_scalar has dtype I32");
+    assert_refused(refuse_changed(dense, CHANGE(.add = {"model.layers.6.layer_scalar", "extra"})), KAKEYA_FORMAT,
+                   "2 unexpected", "extra, model.layers.6.layer_scalar");
+    assert_refused(refuse_changed(dense, CHANGE(.rename = "model.norm.weight", .renamed = "model.final.weight")),
+                   KAKEYA_FORMAT, "1 missing tensor(s): model.norm.weight [64]", "1 unexpected: model.final.weight");
+    assert_refused(refuse_changed(dense, CHANGE(.from_prefix = "model.", .to_prefix = "net.")), KAKEYA_FORMAT,
+                   "missing", "model.embed_tokens.weight", "net.");
+    /* a K = V layer has no v_proj: one that is there means another model */
+    assert_refused(refuse_changed(dense, CHANGE(.add = {"model.layers.5.self_attn.v_proj.weight"})), KAKEYA_FORMAT,
+                   "1 unexpected");
+
+    gemma4_model *model;
+    assert_refused(gemma4_model_open(GOLDEN "dflash-tiny", &account, &model, &error), KAKEYA_UNSUPPORTED,
+                   "DFlashDraftModel");
+    assert_null(model);
+    mem_account small;
+    mem_account_init(&small, NULL, 1000);
+    assert_refused(gemma4_model_open(GOLDEN "gemma4-tiny-dense", &small, &model, &error), KAKEYA_OUT_OF_MEMORY,
+                   "no memory");
+    assert_int_equal(mem_total(&small), 0);
+}
+
+static void test_accepted_extras(void **state) {
+    (void)state;
+    gemma4_model *m;
+    assert_ok(open_changed("gemma4-tiny-moe",
+                           CHANGE(.add = {"model.vision_tower.encoder.w", "model.embed_vision.p",
+                                          "model.audio_tower.x.input_max", "model.language_model.rotary_emb.inv_freq"}),
+                           &m));
+    assert_non_null(strstr(m->note, "4 vision and audio tensors skipped"));
+    close_model(m);
+    assert_ok(
+        open_changed("gemma4-tiny-dense", CHANGE(.add = {"lm_head.weight"}), &m)); /* tied: a copy that is not needed */
+    assert_ptr_equal(m->weights.head.data, m->weights.embed.data);
+    assert_string_equal(m->note, "");
+    close_model(m);
+    /* K/V of layers that share another layer's */
+    assert_ok(
+        open_changed("gemma4-tiny-ple",
+                     CHANGE(.add = {"model.layers.7.self_attn.k_proj.weight", "model.layers.7.self_attn.v_proj.weight",
+                                    "model.layers.7.self_attn.k_norm.weight"}),
+                     &m));
+    assert_null(m->weights.layer[7].k_proj.data);
+    close_model(m);
+    assert_ok(
+        open_changed("gemma4-tiny-dense", CHANGE(.from_prefix = "model.", .to_prefix = "model.language_model."), &m));
+    assert_weight(&m->weights.embed, 320, 64, DTYPE_F32);
+    close_model(m);
+}
+
+static void test_untied(void **state) {
+    (void)state;
+    size_t bytes;
+    scratch_folder("c");
+    char *json = scratch_read(GOLDEN "gemma4-tiny-dense/config.json", &bytes);
+    char *untied = scratch_replace(json, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    copy_change none = {0};
+    copy_safetensors(GOLDEN "gemma4-tiny-dense/model.safetensors", scratch_path("c/model.safetensors"), &none);
+    scratch_text("c/config.json", untied);
+    gemma4_model *m;
+    assert_refused(gemma4_model_open(scratch_path("c"), &account, &m, &error), KAKEYA_FORMAT, "missing",
+                   "lm_head.weight [320, 64]");
+    free(untied);
+    free(json);
+}
+
+/* No dtype in the configuration: the checkpoint's own type decides. */
+static void test_dtype_from_tensors(void **state) {
+    (void)state;
+    size_t bytes;
+    scratch_folder("c");
+    char *json = scratch_read(GOLDEN "gemma4-tiny-dense/config.json", &bytes);
+    char *changed = scratch_replace(json, "\"dtype\": \"float32\"", "\"comment\": 1");
+    copy_change none = {0};
+    copy_safetensors(GOLDEN "gemma4-tiny-dense/model.safetensors", scratch_path("c/model.safetensors"), &none);
+    scratch_text("c/config.json", changed);
+    gemma4_model *m;
+    assert_ok(gemma4_model_open(scratch_path("c"), &account, &m, &error));
+    assert_int_equal(m->config.checkpoint_dtype, DTYPE_F32);
+    close_model(m);
+    free(changed);
+    free(json);
+}
+
+static float value_of(const weight *w, size_t i) {
+    if (w->type == DTYPE_F32) return ((const float *)w->data)[i];
+    return bf16_to_f32(((const uint16_t *)w->data)[i]);
+}
+
+static void test_synthetic(void **state) {
+    (void)state;
+    static const char *const descriptions[] = {"e2b:layers=1", "e2b:layers=1:dtype=f32"};
+    double sums[2];
+    for (int k = 0; k < 2; k++) {
+        gemma4_model *m;
+        assert_ok(gemma4_model_synthesize(descriptions[k], &account, &m, &error));
+        dtype type = k ? DTYPE_F32 : DTYPE_BF16;
+        assert_weight(&m->weights.embed, 262144, 1536, type);
+        assert_weight(&m->weights.layer[0].down_proj, 1536, 6144, type);
+        assert_weight(&m->weights.ple_embed, 262144, 256, type);
+        assert_true(m->weights.layer[0].input_norm[1535] == 1 && m->weights.layer[0].layer_scalar == 1);
+        assert_ptr_equal(m->weights.head.data, m->weights.embed.data);
+        assert_null(m->checkpoint);
+        assert_true(mem_bytes(&account, MEM_WEIGHTS) > (size_t)(262144 * (1536 + 256)) * dtype_bytes(type));
+        double sum = 0, squares = 0;
+        const size_t n = (size_t)1536 * 6144;
+        for (size_t i = 0; i < n; i++) {
+            double v = (double)value_of(&m->weights.layer[0].down_proj, i);
+            sum += v;
+            squares += v * v;
+        }
+        assert_true(fabs(sum / (double)n) < 1e-3);
+        assert_true(fabs(sqrt(squares / (double)n) - 0.02) < 1e-3);
+        /* rows of a table differ from each other */
+        assert_true(
+            memcmp(m->weights.embed.data, (const char *)m->weights.embed.data + 1536 * dtype_bytes(type), 1536) != 0);
+        sums[k] = sum;
+        close_model(m);
+    }
+    assert_true(fabs(sums[0] - sums[1]) < 1.0); /* the same values in both types, but for rounding */
+    gemma4_model *m;
+    mem_account small;
+    mem_account_init(&small, NULL, (size_t)100 << 20);
+    assert_refused(gemma4_model_synthesize("e2b:layers=1", &small, &m, &error), KAKEYA_OUT_OF_MEMORY, "no memory",
+                   "embed_tokens");
+    assert_int_equal(mem_total(&small), 0);
+    assert_refused(gemma4_model_synthesize("7b", &account, &m, &error), KAKEYA_INVALID_ARGUMENT, "7b");
+}
+
+int main(void) {
+    mem_account_init(&account, NULL, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_demo),      cmocka_unit_test(test_tiny),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_accepted_extras),
+        cmocka_unit_test(test_untied),    cmocka_unit_test(test_dtype_from_tensors),
+        cmocka_unit_test(test_synthetic),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
