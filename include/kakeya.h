@@ -83,7 +83,9 @@ typedef struct kakeya_engine kakeya_engine;
 typedef struct kakeya_engine_options {
     const char *model;     /* directory, or a name in the local Hugging Face cache; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    const char *drafter;   /* directory or name; NULL: none, unless the model directory's siblings "<model>-dflash" exist; "none" */
+    /* Directory or name; NULL: none, unless the model directory's sibling "<model>-dflash" exists; "none";
+     * "synthetic": weights made in memory, for a synthetic model. */
+    const char *drafter;
     const char *f_theta;   /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
     const char *backend;   /* "auto" (NULL), "cpu", "cuda" */
     const char *cpu_isa;   /* NULL: best available; "scalar", "avx2", "avx512", "avx512bf16": for tests and bench */
@@ -148,6 +150,7 @@ typedef struct kakeya_session_options {
     int draft_window; /* positions of drafter context; default 1024 */
     kakeya_kv_format kv_format;
     int prompt_chunk_tokens; /* 0: the backend's choice */
+    bool without_drafter; /* keep no drafter context: saves its memory and work; modes ar, ngram and auto without DFlash */
 } kakeya_session_options;
 
 void kakeya_session_options_init(kakeya_session_options *options);
@@ -195,8 +198,10 @@ typedef struct kakeya_sampling {
     uint64_t seed;     /* sampling at position p depends on (seed, p) and the logits only */
 } kakeya_sampling;
 
-/* One generated token. `text` holds the complete UTF-8 characters that this token finished, possibly none; NULL without
- * tokenizer. Return false to stop after this token. */
+/* One generated token. `text` holds the complete UTF-8 characters that became certain with this token, possibly none; NULL
+ * without tokenizer; not NUL-terminated. Text that may be the beginning of a stop string waits for later tokens; a token
+ * whose text is undecided is itself delivered only when the next token or the end is known. Return false to stop after
+ * this token: it is then the timeline's last. Must not use the session. */
 typedef bool (*kakeya_token_fn)(void *user, int32_t token, const char *text, size_t text_bytes);
 
 typedef struct kakeya_generate_options {

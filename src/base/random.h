@@ -1,6 +1,6 @@
-/* Counter-based random numbers: a value is a pure function of (seed, position), so that a token sampled at a position does
- * not depend on how many tokens were computed together, in which order, or on which thread.
- * Philox-4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11). */
+/* Counter-based random numbers: a value is a pure function of (seed, position), so that a token sampled at a position
+ * does not depend on how many tokens were computed together, in which order, or on which thread. Philox-4x32 with 10
+ * rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11). */
 #ifndef KAKEYA_BASE_RANDOM_H
 #define KAKEYA_BASE_RANDOM_H
 

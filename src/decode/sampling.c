@@ -59,7 +59,8 @@ bool sampler_suppresses(const sampler *s, int32_t token) {
     return false;
 }
 
-/* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL). */
+/* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL).
+ */
 static void penalise(sampler *s, const int32_t *history, size_t n) {
     if (++s->seen_mark == 0) {
         memset(s->seen, 0, (size_t)s->vocab * sizeof *s->seen);

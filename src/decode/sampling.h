@@ -1,10 +1,10 @@
 /* Choosing the token of one position from a row of logits.
  *
- * The result is a pure function of (parameters, seed, position, logits, tokens before the position): that is what lets a
- * draft be accepted exactly if it equals the sampled token, at any temperature.
+ * The result is a pure function of (parameters, seed, position, logits, tokens before the position): that is what lets
+ * a draft be accepted exactly if it equals the sampled token, at any temperature.
  *
- * Order of the steps, as in Hugging Face's generate(): suppressed tokens, repetition penalty, temperature, top-k, top-p,
- * min-p, draw. Ties always go to the lowest id. */
+ * Order of the steps, as in Hugging Face's generate(): suppressed tokens, repetition penalty, temperature, top-k,
+ * top-p, min-p, draw. Ties always go to the lowest id. */
 #ifndef KAKEYA_DECODE_SAMPLING_H
 #define KAKEYA_DECODE_SAMPLING_H
 
@@ -22,9 +22,9 @@ typedef struct sampler {
     const int32_t *suppress; /* borrowed */
     int n_suppress;
     mem_account *account;
-    float *adjusted;               /* [vocab]: logits after suppression and penalty; NULL while neither is used */
+    float *adjusted;                /* [vocab]: logits after suppression and penalty; NULL while neither is used */
     sampling_candidate *candidates; /* [vocab]; NULL while only greedy decoding was asked for */
-    uint32_t *seen;                /* [vocab]: the value of seen_mark where a token has been penalised */
+    uint32_t *seen;                 /* [vocab]: the value of seen_mark where a token has been penalised */
     uint32_t seen_mark;
 } sampler;
 

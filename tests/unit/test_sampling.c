@@ -36,8 +36,8 @@ static int by_logit(const void *a, const void *b) {
     return x < y ? -1 : 1;
 }
 
-/* The set that top-k, top-p and min-p keep, by full sort in double precision. Tokens within 1e-6 of the top-p border may
- * fall on either side: they are marked 2. */
+/* The set that top-k, top-p and min-p keep, by full sort in double precision. Tokens within 1e-6 of the top-p border
+ * may fall on either side: they are marked 2. */
 static void reference_set(const float *row, int vocab, const kakeya_sampling *p, char *keep) {
     int32_t *order = malloc((size_t)vocab * sizeof *order);
     for (int i = 0; i < vocab; i++) order[i] = i;
@@ -120,7 +120,8 @@ static void test_draw_follows_probabilities(void **state) {
     for (int i = 0; i < SMALL; i++) {
         double expected = exp((double)row[i] / 0.8) / total, sigma = sqrt(expected * (1 - expected) / DRAWS);
         double seen = (double)count[i] / DRAWS;
-        if (fabs(seen - expected) > 5 * sigma + 1e-9) fail_msg("token %d: frequency %g, probability %g", i, seen, expected);
+        if (fabs(seen - expected) > 5 * sigma + 1e-9)
+            fail_msg("token %d: frequency %g, probability %g", i, seen, expected);
     }
     sampler_free(&s);
 }
@@ -220,8 +221,8 @@ static void test_refuses_bad_values(void **state) {
         {.top_p = 1, .min_p = -0.1f, .repetition_penalty = 1},
         {.top_p = 1, .repetition_penalty = 0},
     };
-    static const char *const names[] = {"temperature", "temperature", "top_k", "top_p", "top_p", "min_p",
-                                        "repetition_penalty"};
+    static const char *const names[] = {"temperature", "temperature",       "top_k", "top_p", "top_p",
+                                        "min_p",       "repetition_penalty"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         kakeya_error error = {0};
         assert_int_equal(sampler_configure(&s, &bad[i], &error), KAKEYA_INVALID_ARGUMENT);

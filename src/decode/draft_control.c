@@ -1,0 +1,262 @@
+#include "decode/draft_control.h"
+
+#include <string.h>
+
+/* Share of the time that may go into probes and watched predictions. */
+static const double probe_share = 0.012;
+enum { BLOCKS_BETWEEN_PROBES = 6 };
+
+/* A probe is worth its loss only if the block could win were its cost estimate this much too high. */
+static const double cost_doubt = 0.4;
+
+/* Before anything is measured: each further row adds this share of a single row's time, and drafting costs this much.
+ */
+static const double assumed_row_share = 0.15;
+static const double assumed_draft_share = 0.3;
+
+/* Moving averages forget after about this many observations: text changes character within a few dozen tokens. */
+static const float acceptance_memory = 8;
+static const float assumed_dflash_rate = 0.8f;
+static const float assumed_ngram_rate[NGRAM_MAX_MATCH + 1] = {0, 0.2f, 0.4f, 0.6f, 0.75f}; /* first draft, by match */
+static const float assumed_ngram_next_rate = 0.8f;
+
+/* ------------------------------------------------------------------------------------------------- estimates */
+
+static void cost_add(cost_samples *samples, double seconds) {
+    samples->seconds[samples->next] = (float)seconds;
+    samples->next = (samples->next + 1) % COST_SAMPLES;
+    if (samples->n < COST_SAMPLES) samples->n++;
+}
+
+/* Median; of one or two samples the smaller, because a first run pays for cold caches. */
+static double cost_estimate(const cost_samples *samples) {
+    float sorted[COST_SAMPLES];
+    for (int i = 0; i < samples->n; i++) {
+        int at = i;
+        for (; at > 0 && sorted[at - 1] > samples->seconds[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = samples->seconds[i];
+    }
+    return (double)sorted[(samples->n - 1) / 2];
+}
+
+/* Nearest measured counts around `at`: between two of them costs are interpolated. */
+static void measured_neighbours(const cost_samples *table, int size, int at, int *below, int *above) {
+    *below = at;
+    while (*below > 0 && table[*below].n == 0) (*below)--;
+    *above = at;
+    while (*above < size && table[*above].n == 0) (*above)++;
+    if (*above == size) *above = 0;
+}
+
+double draft_control_verify_seconds(const draft_costs *costs, int rows) {
+    int below, above;
+    measured_neighbours(costs->verify, BACKEND_MAX_DECODE_ROWS + 1, rows, &below, &above);
+    double shape = 1 + assumed_row_share * (rows - 1);
+    if (below && above) {
+        double low = cost_estimate(&costs->verify[below]);
+        if (below == above) return low;
+        double high = cost_estimate(&costs->verify[above]);
+        return low + (high - low) * (rows - below) / (above - below);
+    }
+    int known = below ? below : above;
+    if (!known) return shape;
+    return cost_estimate(&costs->verify[known]) * shape / (1 + assumed_row_share * (known - 1));
+}
+
+double draft_control_draft_seconds(const draft_costs *costs, int drafts) {
+    int below, above;
+    measured_neighbours(costs->draft, BACKEND_MAX_DRAFT + 1, drafts, &below, &above);
+    if (!below && !above) return assumed_draft_share * draft_control_verify_seconds(costs, 1);
+    double low = cost_estimate(&costs->draft[below ? below : above]);
+    if (!below || !above || below == above) return low;
+    double high = cost_estimate(&costs->draft[above]);
+    return low + (high - low) * (drafts - below) / (above - below);
+}
+
+double draft_control_tokens(const draft_acceptance *acceptance, int length) {
+    double tokens = 1, reached = 1;
+    for (int i = 0; i < length; i++) {
+        reached *= (double)acceptance->rate[i];
+        tokens += reached;
+    }
+    return tokens;
+}
+
+static void acceptance_init(draft_acceptance *acceptance, float first, float next) {
+    for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
+        acceptance->rate[i] = i == 0 ? first : next;
+        acceptance->weight[i] = 1;
+    }
+}
+
+static void acceptance_add(draft_acceptance *acceptance, int position, bool accepted) {
+    float *rate = &acceptance->rate[position], *count = &acceptance->weight[position];
+    *rate += ((accepted ? 1.0f : 0.0f) - *rate) / (*count + 1);
+    if (*count < acceptance_memory) *count += 1;
+}
+
+/* -------------------------------------------------------------------------------------------------- planning */
+
+void draft_control_init(draft_control *control, int max_dflash, const draft_costs *costs) {
+    memset(control, 0, sizeof *control);
+    control->max_dflash = max_dflash < BACKEND_MAX_DRAFT ? max_dflash : BACKEND_MAX_DRAFT;
+    if (costs) control->costs = *costs;
+    acceptance_init(&control->dflash, assumed_dflash_rate, assumed_dflash_rate);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++)
+        acceptance_init(&control->ngram[m], assumed_ngram_rate[m], assumed_ngram_next_rate);
+}
+
+/* Expected tokens and seconds of a block. */
+typedef struct outlook {
+    double tokens, seconds;
+} outlook;
+
+static outlook outlook_of(const draft_control *control, draft_source source, int length, int match) {
+    outlook o = {1, draft_control_verify_seconds(&control->costs, length + 1)};
+    if (source == DRAFT_DFLASH) {
+        o.tokens = draft_control_tokens(&control->dflash, length);
+        o.seconds += draft_control_draft_seconds(&control->costs, length);
+    } else if (source == DRAFT_NGRAM) {
+        o.tokens = draft_control_tokens(&control->ngram[match], length);
+    }
+    return o;
+}
+
+static bool any_verify_cost(const draft_costs *costs) {
+    for (int rows = 1; rows <= BACKEND_MAX_DECODE_ROWS; rows++)
+        if (costs->verify[rows].n) return true;
+    return false;
+}
+
+static bool affordable(const draft_control *control, double loss) {
+    return control->probe_seconds + loss <= probe_share * control->elapsed_seconds;
+}
+
+/* The block lengths probed in turn: plain autoregression, the neighbours of the best length, the longest, and half. */
+enum probe_kind { PROBE_NONE = 0, PROBE_LONGER, PROBE_SHORTER, PROBE_LONGEST, PROBE_HALF, PROBE_KINDS };
+
+static draft_plan probe_plan(int kind, draft_plan best, int longest) {
+    draft_plan plan = {.source = DRAFT_DFLASH};
+    int current = best.source == DRAFT_DFLASH ? best.length : 0;
+    switch (kind) {
+    case PROBE_LONGER:
+        plan.length = current + 1;
+        break;
+    case PROBE_SHORTER:
+        plan.length = current - 1;
+        break;
+    case PROBE_LONGEST:
+        plan.length = longest;
+        break;
+    case PROBE_HALF:
+        plan.length = (longest + 1) / 2;
+        break;
+    default:
+        break;
+    }
+    if (plan.length > longest) plan.length = longest;
+    if (plan.length <= 0) plan = (draft_plan){.source = DRAFT_NONE};
+    return plan;
+}
+
+/* Replaces `best` by a probe if one is due, could teach something and fits the budget. */
+static void consider_probe(draft_control *control, draft_plan *best, int longest) {
+    if (control->blocks_since_probe < BLOCKS_BETWEEN_PROBES) return;
+    for (int tried = 0; tried < PROBE_KINDS; tried++) {
+        draft_plan plan = probe_plan(control->next_probe, *best, longest);
+        bool same = plan.source == best->source && plan.length == best->length;
+        outlook o = outlook_of(control, plan.source, plan.length, 0);
+        if (same || o.tokens < control->best_rate * o.seconds * cost_doubt) {
+            control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
+            continue;
+        }
+        double loss = o.seconds - o.tokens / control->best_rate;
+        if (loss > 0 && !affordable(control, loss)) return; /* its turn stays until the budget has grown */
+        control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
+        control->probing = true;
+        *best = plan;
+        return;
+    }
+}
+
+draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match) {
+    int longest = control->max_dflash < limit ? control->max_dflash : limit;
+    int longest_ngram = ngram_available < limit ? ngram_available : limit;
+    control->probing = false;
+
+    draft_plan best = {.source = DRAFT_NONE};
+    if (longest > 0 && !any_verify_cost(&control->costs)) {
+        best = (draft_plan){.source = DRAFT_DFLASH, .length = longest}; /* start in hope */
+        outlook o = outlook_of(control, best.source, best.length, 0);
+        control->best_rate = o.tokens / o.seconds;
+        return best;
+    }
+    outlook plain = outlook_of(control, DRAFT_NONE, 0, 0);
+    control->best_rate = plain.tokens / plain.seconds;
+    if (control->costs.verify[1].n == 0) return best; /* what everything is compared with must be known */
+
+    for (int length = 1; length <= longest; length++) {
+        outlook o = outlook_of(control, DRAFT_DFLASH, length, 0);
+        if (o.tokens <= control->best_rate * o.seconds) continue;
+        control->best_rate = o.tokens / o.seconds;
+        best = (draft_plan){.source = DRAFT_DFLASH, .length = length};
+    }
+    for (int length = 1; length <= longest_ngram; length++) {
+        outlook o = outlook_of(control, DRAFT_NGRAM, length, ngram_match);
+        if (o.tokens <= control->best_rate * o.seconds) continue;
+        control->best_rate = o.tokens / o.seconds;
+        best = (draft_plan){.source = DRAFT_NGRAM, .length = length};
+    }
+    if (best.source != DRAFT_NGRAM) consider_probe(control, &best, longest);
+    if (best.source != DRAFT_DFLASH && longest > 0 && control->shadow_dflash.at == control->shadow_dflash.n &&
+        affordable(control, draft_control_draft_seconds(&control->costs, longest)))
+        best.shadow_length = longest;
+    return best;
+}
+
+/* ---------------------------------------------------------------------------------------------------- learning */
+
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n) {
+    draft_shadow *shadow = source == DRAFT_DFLASH ? &control->shadow_dflash : &control->shadow_ngram;
+    if (shadow->at < shadow->n) return; /* the one being watched goes on */
+    memcpy(shadow->tokens, tokens, (size_t)n * sizeof *tokens);
+    shadow->n = n;
+    shadow->at = 0;
+    shadow->match = ngram_match;
+}
+
+static void shadow_step(draft_shadow *shadow, draft_acceptance *acceptance, int32_t token) {
+    if (shadow->at == shadow->n) return;
+    bool right = shadow->tokens[shadow->at] == token;
+    acceptance_add(acceptance, shadow->at, right);
+    shadow->at = right ? shadow->at + 1 : shadow->n;
+}
+
+void draft_control_token(draft_control *control, int32_t token) {
+    shadow_step(&control->shadow_dflash, &control->dflash, token);
+    shadow_step(&control->shadow_ngram, &control->ngram[control->shadow_ngram.match], token);
+}
+
+void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts) {
+    cost_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
+    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[block->drafted], block->draft_seconds);
+    if (shadow_drafts) cost_add(&control->costs.draft[shadow_drafts], shadow_seconds);
+
+    draft_acceptance *acceptance =
+        block->source == DRAFT_DFLASH ? &control->dflash : &control->ngram[block->ngram_match];
+    if (block->source != DRAFT_NONE) {
+        for (int i = 0; i < block->accepted; i++) acceptance_add(acceptance, i, true);
+        if (block->accepted < block->drafted) acceptance_add(acceptance, block->accepted, false);
+    }
+
+    double seconds = block->draft_seconds + block->verify_seconds;
+    control->elapsed_seconds += seconds + shadow_seconds;
+    control->probe_seconds += shadow_seconds;
+    control->blocks_since_probe++;
+    if (control->probing) {
+        control->probe_seconds += seconds - (block->accepted + 1) / control->best_rate;
+        if (control->probe_seconds < 0) control->probe_seconds = 0; /* a lucky probe saves up nothing */
+        control->blocks_since_probe = 0;
+        control->probing = false;
+    }
+}

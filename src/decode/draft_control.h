@@ -1,0 +1,94 @@
+/* How many tokens to draft in the next block, and where from: the choice behind the `auto` mode.
+ *
+ * A block of L drafts costs draft(L) + verify(L + 1) seconds and yields 1 + q1 + q1 q2 + ... + q1..qL tokens, where qi
+ * is the probability that draft i is accepted if all before it were. Costs are medians of measured blocks, the q are
+ * moving averages per draft position, and the choice is the L >= 0 (0: plain autoregression) and the source with the
+ * most tokens per second. What is not chosen goes stale, so a small share of the time is spent on finding out:
+ *   - predictions that were not verified are compared with the tokens that come anyway (free for n-grams; the drafter
+ * is asked now and then for this purpose only),
+ *   - a probe block of another length is run when the loss to be expected fits the budget.
+ *
+ * Only block lengths depend on this, never tokens. All times come from the caller, so tests can simulate them. */
+#ifndef KAKEYA_DECODE_DRAFT_CONTROL_H
+#define KAKEYA_DECODE_DRAFT_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "decode/ngram.h"
+
+typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_NGRAM } draft_source;
+
+enum { COST_SAMPLES = 5 };
+
+/* The last few measurements of one kind of block; the median ignores a disturbed one. */
+typedef struct cost_samples {
+    float seconds[COST_SAMPLES];
+    int n, next;
+} cost_samples;
+
+/* Costs belong to the machine and the policy, not to a text: they can be handed from session to session. */
+typedef struct draft_costs {
+    cost_samples verify[BACKEND_MAX_DECODE_ROWS + 1]; /* by rows, with commit */
+    cost_samples draft[BACKEND_MAX_DRAFT + 1];        /* DFlash, by drafts */
+} draft_costs;
+
+typedef struct draft_acceptance {
+    float rate[BACKEND_MAX_DRAFT];   /* conditional acceptance by draft position */
+    float weight[BACKEND_MAX_DRAFT]; /* observations behind it, capped: the average forgets */
+} draft_acceptance;
+
+/* A prediction that is compared with the tokens that follow. */
+typedef struct draft_shadow {
+    int32_t tokens[BACKEND_MAX_DRAFT];
+    int n, at; /* tokens[at] is compared with the next token; at == n: nothing is being watched */
+    int match; /* of an n-gram prediction */
+} draft_shadow;
+
+typedef struct draft_control {
+    draft_costs costs;
+    draft_acceptance dflash;
+    draft_acceptance ngram[NGRAM_MAX_MATCH + 1]; /* by length of the matched suffix */
+    draft_shadow shadow_dflash, shadow_ngram;
+    int max_dflash;                        /* 0: no drafter */
+    double elapsed_seconds, probe_seconds; /* all blocks; what probing has cost beyond the best choice */
+    int blocks_since_probe, next_probe;
+    bool probing;     /* the planned block is a probe */
+    double best_rate; /* tokens per second that the best choice promised when the block was planned */
+} draft_control;
+
+typedef struct draft_plan {
+    draft_source source;
+    int length;        /* tokens to draft and verify */
+    int shadow_length; /* > 0: also ask the drafter for this many, only to compare them with what comes */
+} draft_plan;
+
+typedef struct draft_block {
+    draft_source source;
+    int drafted, accepted;
+    int ngram_match;                      /* with DRAFT_NGRAM */
+    double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
+} draft_block;
+
+/* max_dflash: longest DFlash draft wanted, 0 without drafter. costs: known from earlier sessions, or NULL. */
+void draft_control_init(draft_control *control, int max_dflash, const draft_costs *costs);
+
+/* limit: drafts that fit into the context, the window and the remaining tokens. ngram_available drafts can be had from
+ * a suffix match of ngram_match tokens. */
+draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
+
+/* A prediction to be compared with the tokens passed to draft_control_token from now on. */
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n);
+void draft_control_token(draft_control *control, int32_t token);
+
+/* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. shadow_seconds:
+ * time spent for a prediction that was only watched. */
+void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts);
+
+/* Estimates, for tests and traces. */
+double draft_control_tokens(const draft_acceptance *acceptance, int length);
+double draft_control_verify_seconds(const draft_costs *costs, int rows);
+double draft_control_draft_seconds(const draft_costs *costs, int drafts);
+
+#endif

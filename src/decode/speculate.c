@@ -1,0 +1,208 @@
+#include "decode/speculate.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+
+static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE_NGRAM || o->mode == KAKEYA_MODE_AUTO; }
+
+kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
+                             kakeya_error *error) {
+    int rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
+    if (w->rows < rows) {
+        size_t bytes = (size_t)rows * (size_t)t->vocab * sizeof *w->logits;
+        mem_free(w->logits);
+        w->rows = 0;
+        w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
+        if (!w->logits)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", rows, bytes);
+        w->rows = rows;
+    }
+    if (uses_ngrams(o) && !w->ngram.last) return ngram_create(&w->ngram, t->vocab, t->capacity, w->account, error);
+    return KAKEYA_OK;
+}
+
+void decode_workspace_free(decode_workspace *w) {
+    mem_free(w->logits);
+    w->logits = NULL;
+    w->rows = 0;
+    sampler_free(&w->sampler);
+    ngram_free(&w->ngram);
+}
+
+/* One block being decoded. */
+typedef struct block_state {
+    draft_block block;
+    int32_t tokens[BACKEND_MAX_DECODE_ROWS]; /* bonus, drafts */
+    int taken;
+    double shadow_seconds;
+    int shadow_drafts;
+} block_state;
+
+static kakeya_status ask_drafter(decode_timeline *t, const decode_options *o, int n, int32_t *drafts, double *seconds,
+                                 kakeya_error *error) {
+    int32_t bonus = t->tokens[t->n - 1];
+    if (o->draft) {
+        double start = clock_seconds();
+        kakeya_status status = o->draft(o->draft_user, bonus, n, drafts, error);
+        *seconds = clock_seconds() - start;
+        return status;
+    }
+    pthread_mutex_lock(t->turn);
+    double start = clock_seconds();
+    kakeya_status status = t->ops->draft(t->cache, bonus, n, drafts, error);
+    *seconds = clock_seconds() - start;
+    pthread_mutex_unlock(t->turn);
+    return status;
+}
+
+/* Cuts drafts at the first one that can never be sampled. */
+static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n) {
+    for (int i = 0; i < n; i++)
+        if (drafts[i] < 0 || drafts[i] >= w->sampler.vocab || sampler_suppresses(&w->sampler, drafts[i])) return i;
+    return n;
+}
+
+/* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */
+static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, const decode_options *o, int limit,
+                                   block_state *b, kakeya_error *error) {
+    int32_t *drafts = b->tokens + 1;
+    int32_t found[BACKEND_MAX_DRAFT];
+    int n_found = 0, match = 0;
+    if (uses_ngrams(o)) {
+        ngram_extend(&w->ngram, t->tokens, t->n);
+        n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, found, &match);
+        n_found = usable_drafts(w, found, n_found);
+    }
+
+    draft_plan plan = {.source = DRAFT_NONE};
+    switch (o->mode) {
+    case KAKEYA_MODE_AUTO:
+        plan = draft_control_plan(&w->control, limit, n_found, match);
+        break;
+    case KAKEYA_MODE_SPECULATIVE:
+        plan = (draft_plan){.source = DRAFT_DFLASH, .length = limit};
+        break;
+    case KAKEYA_MODE_NGRAM:
+        plan = (draft_plan){.source = DRAFT_NGRAM, .length = n_found < limit ? n_found : limit};
+        break;
+    case KAKEYA_MODE_AR:
+        break;
+    }
+    if (plan.length <= 0) plan.source = DRAFT_NONE;
+
+    b->block.source = plan.source;
+    if (plan.source == DRAFT_DFLASH) {
+        kakeya_status status = ask_drafter(t, o, plan.length, drafts, &b->block.draft_seconds, error);
+        if (status != KAKEYA_OK) return status;
+        b->block.drafted = usable_drafts(w, drafts, plan.length);
+    } else if (plan.source == DRAFT_NGRAM) {
+        memcpy(drafts, found, (size_t)plan.length * sizeof *drafts);
+        b->block.drafted = plan.length;
+        b->block.ngram_match = match;
+    }
+    if (o->mode != KAKEYA_MODE_AUTO) return KAKEYA_OK;
+
+    if (plan.source != DRAFT_NGRAM && n_found) draft_control_watch(&w->control, DRAFT_NGRAM, match, found, n_found);
+    if (plan.shadow_length) {
+        int32_t watched[BACKEND_MAX_DRAFT];
+        kakeya_status status = ask_drafter(t, o, plan.shadow_length, watched, &b->shadow_seconds, error);
+        if (status != KAKEYA_OK) return status;
+        b->shadow_drafts = plan.shadow_length;
+        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, plan.shadow_length);
+    }
+    return KAKEYA_OK;
+}
+
+/* Samples the token behind tokens[0..n) and lets the output decide about it. */
+static kakeya_status take_next(decode_timeline *t, decode_workspace *w, const float *logits, bool last,
+                               decode_output *output, int32_t *token, output_verdict *verdict, kakeya_error *error) {
+    kakeya_status status = sampler_sample(&w->sampler, logits, t->tokens, t->n, token, error);
+    if (status == KAKEYA_OK) status = output_take(output, *token, last, verdict, error);
+    if (status != KAKEYA_OK) return status;
+    if (*verdict != OUTPUT_REFUSED) t->tokens[t->n++] = *token;
+    return KAKEYA_OK;
+}
+
+/* Keeps the block's first `taken` rows: exactly the tokens before the timeline's last one. */
+static kakeya_status commit_rows(decode_timeline *t, block_state *b, kakeya_error *error) {
+    pthread_mutex_lock(t->turn);
+    double start = clock_seconds();
+    kakeya_status status = t->ops->cache_commit(t->cache, b->taken, error);
+    b->block.verify_seconds += clock_seconds() - start;
+    if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
+    pthread_mutex_unlock(t->turn);
+    size_t length = (size_t)t->ops->cache_length(t->cache);
+    if (status == KAKEYA_OK)
+        memset(t->row_kind + length - (size_t)b->taken, SEGMENT_DECODE, (size_t)b->taken);
+    else if (t->n > length + 1)
+        t->n = length + 1;
+    return status;
+}
+
+static void add_to_stats(kakeya_stats *stats, const draft_block *block, double shadow_seconds) {
+    stats->verifier_forwards++;
+    stats->drafted_tokens += (uint64_t)block->drafted;
+    stats->accepted_tokens += (uint64_t)block->accepted;
+    for (int i = 0; i < block->drafted; i++) stats->drafted_at[i]++;
+    for (int i = 0; i < block->accepted; i++) stats->accepted_at[i]++;
+    stats->draft_seconds += block->draft_seconds + shadow_seconds;
+    stats->verify_seconds += block->verify_seconds;
+}
+
+static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const decode_options *o, size_t remaining,
+                                  decode_output *output, kakeya_stats *stats, output_verdict *verdict,
+                                  kakeya_error *error) {
+    block_state b = {.tokens = {t->tokens[t->n - 1]}};
+    int limit = o->draft_length < w->rows - 1 ? o->draft_length : w->rows - 1;
+    if ((size_t)limit > remaining - 1) limit = (int)(remaining - 1);
+    kakeya_status status = choose_drafts(t, w, o, limit, &b, error);
+    if (status != KAKEYA_OK) return status;
+
+    backend_segment segment = {
+        .cache = t->cache, .tokens = b.tokens, .n = b.block.drafted + 1, .kind = SEGMENT_DECODE, .logits = w->logits};
+    pthread_mutex_lock(t->turn);
+    double start = clock_seconds();
+    status = t->ops->forward(t->model, &segment, 1, error);
+    b.block.verify_seconds = clock_seconds() - start;
+    pthread_mutex_unlock(t->turn);
+    if (status != KAKEYA_OK) return status;
+
+    for (int row = 0; row < segment.n; row++) {
+        int32_t token;
+        const float *logits = w->logits + (size_t)row * (size_t)t->vocab;
+        bool last = remaining == (size_t)b.taken + 1;
+        status = take_next(t, w, logits, last, output, &token, verdict, error);
+        if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;
+        b.taken++;
+        if (o->mode == KAKEYA_MODE_AUTO) draft_control_token(&w->control, token);
+        bool accepted = row < b.block.drafted && token == b.tokens[row + 1];
+        b.block.accepted += accepted;
+        if (!accepted || *verdict == OUTPUT_TAKEN_LAST) break;
+    }
+    kakeya_status committed = commit_rows(t, &b, status == KAKEYA_OK ? error : NULL);
+    if (status == KAKEYA_OK) status = committed;
+    if (status != KAKEYA_OK) return status;
+
+    add_to_stats(stats, &b.block, b.shadow_seconds);
+    if (o->mode == KAKEYA_MODE_AUTO) draft_control_record(&w->control, &b.block, b.shadow_seconds, b.shadow_drafts);
+    if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = b.block, .taken = b.taken});
+    return KAKEYA_OK;
+}
+
+kakeya_status decode_run(decode_timeline *t, decode_workspace *w, const decode_options *o, decode_output *output,
+                         kakeya_stats *stats, kakeya_error *error) {
+    size_t start = t->n;
+    output_verdict verdict = OUTPUT_TAKEN;
+    kakeya_status status = KAKEYA_OK;
+    if (t->has_logits) {
+        int32_t token;
+        status = take_next(t, w, t->logits, o->max_tokens == 1, output, &token, &verdict, error);
+        t->has_logits = false; /* used up; after a failure the row is computed again */
+    }
+    while (status == KAKEYA_OK && verdict == OUTPUT_TAKEN)
+        status = decode_block(t, w, o, o->max_tokens - (t->n - start), output, stats, &verdict, error);
+    stats->completion_tokens += t->n > start ? t->n - start : 0;
+    stats->finish = output->finish;
+    return status;
+}

@@ -1,0 +1,146 @@
+#include "session/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+
+kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
+    mem_account_init(&engine->account, NULL, memory_limit_bytes);
+    if (pthread_mutex_init(&engine->turn, NULL) != 0) {
+        free(engine);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine lock: out of memory");
+    }
+    *out = engine;
+    return KAKEYA_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------- fingerprint
+ * Two engines may exchange snapshots if their K/V mean the same: equal shapes and equal weights. Hashing gigabytes
+ * would take longer than opening them, so of each tensor only its beginning, middle and end count. */
+
+static uint64_t hash_int(uint64_t hash, int value) { return hash_fnv1a(hash, &value, sizeof value); }
+
+static uint64_t hash_weight(uint64_t hash, const weight *w) {
+    enum { SAMPLE_BYTES = 256 };
+    hash = hash_int(hash, w->out);
+    hash = hash_int(hash, w->in);
+    hash = hash_int(hash, (int)w->type);
+    if (!w->data) return hash;
+    size_t bytes = (size_t)w->out * (size_t)w->in * dtype_bytes(w->type);
+    size_t sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
+    const unsigned char *data = w->data;
+    hash = hash_fnv1a(hash, data, sample);
+    hash = hash_fnv1a(hash, data + (bytes - sample) / 2, sample);
+    return hash_fnv1a(hash, data + bytes - sample, sample);
+}
+
+static uint64_t hash_weights(uint64_t hash, const weight *const *weights, size_t n) {
+    for (size_t i = 0; i < n; i++) hash = hash_weight(hash, weights[i]);
+    return hash;
+}
+
+static uint64_t hash_verifier(uint64_t hash, const gemma4_model *model) {
+    const gemma4_config *c = &model->config;
+    const int numbers[] = {c->layers, c->hidden, c->heads, c->vocab, c->sliding_window, c->experts, c->ple_width};
+    hash = hash_fnv1a(hash, numbers, sizeof numbers);
+    hash = hash_weight(hash, &model->weights.embed);
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *l = &model->weights.layer[i];
+        const weight *const weights[] = {&l->q_proj,          &l->k_proj,      &l->v_proj,    &l->o_proj,
+                                         &l->gate_proj,       &l->up_proj,     &l->down_proj, &l->router_proj,
+                                         &l->experts_gate_up, &l->experts_down};
+        hash = hash_int(hash, (int)c->layer[i].type);
+        hash = hash_weights(hash, weights, sizeof weights / sizeof weights[0]);
+    }
+    return hash;
+}
+
+static uint64_t hash_drafter(uint64_t hash, const dflash_model *model) {
+    hash = hash_weight(hash_int(hash, model->config.layers), &model->fc);
+    for (int i = 0; i < model->config.layers; i++) {
+        const dflash_layer_weights *l = &model->layer[i];
+        const weight *const weights[] = {&l->k_proj, &l->v_proj};
+        hash = hash_weights(hash, weights, sizeof weights / sizeof weights[0]);
+    }
+    return hash;
+}
+
+static uint64_t hash_f_theta(uint64_t hash, const f_theta_model *model) {
+    hash = hash_weight(hash, &model->encoder_k);
+    hash = hash_weight(hash, &model->encoder_v);
+    for (int i = 0; i < model->config.layers; i++) {
+        hash = hash_weight(hash, &model->decoder_k[i]);
+        hash = hash_weight(hash, &model->decoder_v[i]);
+    }
+    return hash;
+}
+
+/* -------------------------------------------------------------------------------------------------- life time */
+
+kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error) {
+    engine->ops = parts->ops;
+    engine->verifier = parts->verifier;
+    engine->drafter = parts->drafter;
+    engine->f_theta = parts->f_theta;
+    engine->tokenizer = parts->tokenizer;
+    engine->chat = parts->chat;
+    engine->precision = parts->precision;
+    if (engine->precision == KAKEYA_PRECISION_AUTO)
+        engine->precision =
+            parts->verifier->config.checkpoint_dtype == DTYPE_BF16 ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32;
+    engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
+    if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
+    if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);
+
+    const backend_model_options options = {
+        .verifier = parts->verifier,
+        .drafter = parts->drafter,
+        .f_theta = parts->f_theta,
+        .precision = engine->precision,
+        .isa = parts->cpu_isa,
+        .threads = parts->threads,
+        .drafter_scaled_embedding = parts->drafter_scaled_embedding,
+        .drafter_block_bidirectional = parts->drafter_block_bidirectional,
+        .account = &engine->account,
+    };
+    return engine->ops->model_create(&options, &engine->model, error);
+}
+
+void kakeya_engine_close(kakeya_engine *engine) {
+    if (!engine) return;
+    if (engine->model) engine->ops->model_destroy(engine->model);
+    if (engine->f_theta) f_theta_model_close(engine->f_theta);
+    if (engine->drafter) dflash_model_close(engine->drafter);
+    if (engine->verifier) gemma4_model_close(engine->verifier);
+    tokenizer_close(engine->tokenizer);
+    pthread_mutex_destroy(&engine->turn);
+    free(engine);
+}
+
+/* --------------------------------------------------------------------------------------------------- questions */
+
+int kakeya_engine_vocab_size(const kakeya_engine *engine) { return engine->verifier->config.vocab; }
+int kakeya_engine_hidden_size(const kakeya_engine *engine) { return engine->verifier->config.hidden; }
+int kakeya_engine_layers(const kakeya_engine *engine) { return engine->verifier->config.layers; }
+int kakeya_engine_max_context(const kakeya_engine *engine) { return engine->verifier->config.max_context; }
+bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->tokenizer != NULL; }
+bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter != NULL; }
+bool kakeya_engine_has_f_theta(const kakeya_engine *engine) { return engine->f_theta != NULL; }
+
+int kakeya_engine_drafter_block_size(const kakeya_engine *engine) {
+    return engine->drafter ? engine->drafter->config.block_size : 0;
+}
+
+const char *kakeya_engine_backend(const kakeya_engine *engine) { return engine->ops->model_description(engine->model); }
+kakeya_precision kakeya_engine_precision(const kakeya_engine *engine) { return engine->precision; }
+
+bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token) {
+    const gemma4_config *config = &engine->verifier->config;
+    for (int i = 0; i < config->n_stop_tokens; i++)
+        if (config->stop_tokens[i] == token) return true;
+    return false;
+}

@@ -1,0 +1,49 @@
+/* Inside of a kakeya_engine: models, tokenizer and the backend model that holds the weights. Immutable once open but
+ * for the account's counters and the draft costs, which `turn` protects. */
+#ifndef KAKEYA_SESSION_ENGINE_H
+#define KAKEYA_SESSION_ENGINE_H
+
+#include <pthread.h>
+
+#include "backend/backend.h"
+#include "decode/draft_control.h"
+#include "text/chat.h"
+
+enum { ENGINE_POLICIES = KAKEYA_ATTENTION_RESTORED + 1 };
+
+struct kakeya_engine {
+    const backend_ops *ops;
+    backend_model *model;
+    mem_account account;
+    gemma4_model *verifier;
+    dflash_model *drafter;  /* NULL: none */
+    f_theta_model *f_theta; /* NULL: none */
+    tokenizer *tokenizer;   /* NULL: none */
+    chat_template_info chat;
+    kakeya_precision precision;
+    uint64_t fingerprint;               /* of configurations and sampled weights: snapshots name it */
+    pthread_mutex_t turn;               /* held around backend work: sessions of one engine take turns */
+    draft_costs costs[ENGINE_POLICIES]; /* learned by earlier sessions, by attention policy */
+};
+
+/* What an engine is made of; everything but ops and verifier may be NULL. */
+typedef struct engine_parts {
+    const backend_ops *ops;
+    gemma4_model *verifier;
+    dflash_model *drafter;
+    f_theta_model *f_theta;
+    tokenizer *tokenizer;
+    chat_template_info chat;
+    kakeya_precision precision; /* AUTO follows the checkpoint */
+    const char *cpu_isa;
+    int threads;
+    bool drafter_scaled_embedding, drafter_block_bidirectional;
+} engine_parts;
+
+/* Opens an engine on any backend. The account that the parts were allocated from is the engine's, so an engine is
+ * created empty first, then completed. Takes ownership of the parts, also on failure (kakeya_engine_close frees both).
+ */
+kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error);
+kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error);
+
+#endif

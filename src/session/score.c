@@ -1,0 +1,109 @@
+#include <math.h>
+#include <string.h>
+
+#include "session/session.h"
+
+/* Logits of a whole prompt chunk would be large for a large vocabulary: scoring takes fewer rows at a time instead. */
+static const size_t logits_limit_bytes = (size_t)64 << 20;
+
+typedef struct scoring {
+    kakeya_session *session;
+    backend_cache *cache;
+    const int32_t *tokens;
+    size_t n;
+    float *chunk_logits; /* [rows][vocab]; NULL where the caller takes all logits */
+    float *chunk_hidden; /* [layers + 1][rows][hidden]; NULL where not wanted */
+    size_t rows;
+    float *nll, *logits, *hidden;
+} scoring;
+
+/* -log softmax(row)[target] in double precision; NaN where the row holds none of finite value. */
+static double negative_log_likelihood(const float *row, int vocab, int32_t target) {
+    double maximum = -INFINITY, sum = 0;
+    for (int i = 0; i < vocab; i++)
+        if ((double)row[i] > maximum) maximum = (double)row[i];
+    for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - maximum);
+    return log(sum) + maximum - (double)row[target];
+}
+
+/* Computes positions [from, from + n) as rows of one kind and takes their results. */
+static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind kind, kakeya_error *error) {
+    const decode_timeline *t = &s->session->timeline;
+    const gemma4_config *config = &s->session->engine->verifier->config;
+    size_t vocab = (size_t)config->vocab, hidden = (size_t)config->hidden, layers = (size_t)config->layers + 1;
+    float *rows = s->logits ? s->logits + from * vocab : s->chunk_logits;
+    backend_segment segment = {.cache = s->cache,
+                               .tokens = s->tokens + from,
+                               .n = (int)n,
+                               .kind = kind,
+                               .logits = rows,
+                               .hidden_states = s->chunk_hidden};
+    pthread_mutex_lock(t->turn);
+    kakeya_status status = t->ops->forward(t->model, &segment, 1, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_commit(s->cache, (int)n, error);
+    pthread_mutex_unlock(t->turn);
+    if (status != KAKEYA_OK) return status;
+
+    for (size_t layer = 0; s->hidden && layer < layers; layer++)
+        memcpy(s->hidden + (layer * s->n + from) * hidden, s->chunk_hidden + layer * n * hidden,
+               n * hidden * sizeof(float));
+    for (size_t i = 0; s->nll && i < n && from + i + 1 < s->n; i++) {
+        double nll = negative_log_likelihood(rows + i * vocab, config->vocab, s->tokens[from + i + 1]);
+        if (isnan(nll))
+            return error_set(error, KAKEYA_BACKEND, "scoring: the logits of position %zu are not finite numbers",
+                             from + i);
+        s->nll[from + i] = (float)nll;
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
+    kakeya_session *session = s->session;
+    const gemma4_config *config = &session->engine->verifier->config;
+    size_t row_bytes = (size_t)config->vocab * sizeof(float);
+    s->rows = logits_limit_bytes / row_bytes;
+    if (s->rows < BACKEND_MAX_DECODE_ROWS) s->rows = BACKEND_MAX_DECODE_ROWS;
+    if (s->rows > (size_t)session->options.prompt_chunk_tokens) s->rows = (size_t)session->options.prompt_chunk_tokens;
+    size_t buffer_rows = s->rows > BACKEND_MAX_DECODE_ROWS ? s->rows : BACKEND_MAX_DECODE_ROWS;
+    size_t hidden_bytes = ((size_t)config->layers + 1) * buffer_rows * (size_t)config->hidden * sizeof(float);
+    if (!s->logits) s->chunk_logits = mem_alloc(&session->account, MEM_WORKSPACE, buffer_rows * row_bytes);
+    if (s->hidden) s->chunk_hidden = mem_alloc(&session->account, MEM_WORKSPACE, hidden_bytes);
+    if ((s->logits || s->chunk_logits) && (!s->hidden || s->chunk_hidden)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "scoring workspace of %zu bytes: out of memory",
+                     (s->logits ? 0 : buffer_rows * row_bytes) + (s->hidden ? hidden_bytes : 0));
+}
+
+kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n, size_t prompt_length,
+                                   float *nll, float *logits, float *hidden_states, kakeya_progress_fn progress,
+                                   void *user, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    scoring s = {.session = session, .tokens = tokens, .n = n, .nll = nll, .logits = logits, .hidden = hidden_states};
+    kakeya_status status = session_check_tokens(session, tokens, n, error);
+    if (status != KAKEYA_OK) return status;
+    if (n == 0) return error_set(error, KAKEYA_INVALID_ARGUMENT, "scoring: there are no tokens");
+    if (prompt_length > n)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "scoring: prompt_length %zu exceeds the %zu tokens",
+                         prompt_length, n);
+    if (prompt_length == 0) prompt_length = n;
+
+    status = score_allocate(&s, error);
+    if (status == KAKEYA_OK) {
+        pthread_mutex_lock(t->turn);
+        status = t->ops->cache_create(t->model, &session->cache_options, &s.cache, error);
+        pthread_mutex_unlock(t->turn);
+    }
+    for (size_t from = 0; status == KAKEYA_OK && from < n;) {
+        segment_kind kind = from < prompt_length ? SEGMENT_PROMPT : SEGMENT_DECODE;
+        size_t end = kind == SEGMENT_PROMPT ? prompt_length : n;
+        size_t rows = kind == SEGMENT_PROMPT ? s.rows : (size_t)session_decode_rows(session);
+        size_t count = end - from < rows ? end - from : rows;
+        status = score_chunk(&s, from, count, kind, error);
+        from += count;
+        if (status == KAKEYA_OK && progress && !progress(user, "score", from, n) && from < n)
+            status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
+    }
+    if (s.cache) t->ops->cache_destroy(s.cache);
+    mem_free(s.chunk_logits);
+    mem_free(s.chunk_hidden);
+    return status;
+}

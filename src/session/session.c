@@ -1,0 +1,330 @@
+#include "session/session.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* ---------------------------------------------------------------------------------------------------- opening */
+
+void kakeya_session_options_init(kakeya_session_options *options) {
+    *options = (kakeya_session_options){.sink = 4, .window = 64, .draft_window = 1024};
+}
+
+static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_options *o, kakeya_error *error) {
+    int maximum = engine->verifier->config.max_context;
+    if (o->context_tokens == 0) o->context_tokens = maximum;
+    if (o->context_tokens < 1 || o->context_tokens > maximum)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "context of %d tokens, must be 1 to %d, the model's maximum",
+                         o->context_tokens, maximum);
+    if (o->attention < KAKEYA_ATTENTION_NATIVE || o->attention > KAKEYA_ATTENTION_RESTORED)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention %d is none of native, sink-window, restored",
+                         (int)o->attention);
+    if (o->attention == KAKEYA_ATTENTION_RESTORED && !engine->f_theta)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "attention 'restored' needs an f_theta, and the engine was opened without one");
+    if (o->restore_layers < KAKEYA_RESTORE_SLIDING || o->restore_layers > KAKEYA_RESTORE_ALL)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "restore_layers %d is none of sliding, all",
+                         (int)o->restore_layers);
+    if (o->sink < 0) return error_set(error, KAKEYA_INVALID_ARGUMENT, "sink is %d, must be at least 0", o->sink);
+    if (o->window < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "window is %d, must be at least 1", o->window);
+    if (o->draft_window < 1)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_window is %d, must be at least 1", o->draft_window);
+    if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_BF16)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16", (int)o->kv_format);
+    if (o->kv_format == KAKEYA_KV_AUTO)
+        o->kv_format = engine->precision == KAKEYA_PRECISION_BF16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
+    int largest = engine->ops->model_prompt_chunk(engine->model);
+    if (o->prompt_chunk_tokens < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "prompt_chunk_tokens is %d, must be at least 0",
+                         o->prompt_chunk_tokens);
+    if (o->prompt_chunk_tokens == 0 || o->prompt_chunk_tokens > largest) o->prompt_chunk_tokens = largest;
+    return KAKEYA_OK;
+}
+
+static backend_cache_options cache_options_of(kakeya_session *session, const session_diagnostics *diagnostics) {
+    const kakeya_session_options *o = &session->options;
+    bool drafter = session->engine->drafter != NULL;
+    return (backend_cache_options){
+        .context_tokens = o->context_tokens,
+        .attention = o->attention,
+        .restore_layers = o->restore_layers,
+        .sink = o->sink,
+        .window = o->window,
+        .draft_window = o->draft_window,
+        .kv_dtype = o->kv_format == KAKEYA_KV_BF16 ? DTYPE_BF16 : DTYPE_F32,
+        .keep_draft_context = drafter && (!o->without_drafter || o->attention == KAKEYA_ATTENTION_RESTORED),
+        .account = &session->account,
+        .diagnostics = diagnostics != NULL,
+        .mix_alpha = diagnostics ? diagnostics->mix_alpha : 0,
+    };
+}
+
+/* What all ways of making a session share; the cache is still missing. */
+static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_session_options *options,
+                                      kakeya_session **out, kakeya_error *error) {
+    kakeya_session *session = calloc(1, sizeof *session);
+    if (!session) return error_set(error, KAKEYA_OUT_OF_MEMORY, "session: out of memory");
+    session->engine = engine;
+    session->options = *options;
+    mem_account_init(&session->account, &engine->account, 0);
+
+    const gemma4_config *config = &engine->verifier->config;
+    size_t capacity = (size_t)options->context_tokens;
+    decode_timeline *t = &session->timeline;
+    *t = (decode_timeline){.ops = engine->ops,
+                           .model = engine->model,
+                           .turn = &engine->turn,
+                           .capacity = capacity,
+                           .vocab = config->vocab};
+    t->tokens = mem_alloc(&session->account, MEM_WORKSPACE, capacity * sizeof *t->tokens);
+    t->row_kind = mem_alloc(&session->account, MEM_WORKSPACE, capacity);
+    t->logits = mem_alloc(&session->account, MEM_WORKSPACE, (size_t)config->vocab * sizeof *t->logits);
+    session->workspace.account = &session->account;
+    sampler_init(&session->workspace.sampler, config->vocab, config->suppress_tokens, config->n_suppress_tokens,
+                 &session->account);
+    if (!t->tokens || !t->row_kind || !t->logits) {
+        kakeya_session_close(session);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "session with a context of %zu tokens: out of memory", capacity);
+    }
+    *out = session;
+    return KAKEYA_OK;
+}
+
+/* The longest draft: what the drafter was trained for, in what a block can hold. */
+static int longest_draft(const kakeya_session *session) {
+    if (!session->cache_options.keep_draft_context) return 0;
+    int length = session->engine->drafter->config.block_size - 1;
+    return length < BACKEND_MAX_DRAFT ? length : BACKEND_MAX_DRAFT;
+}
+
+kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *options,
+                           const session_diagnostics *diagnostics, kakeya_session **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_session_options resolved;
+    kakeya_session_options_init(&resolved);
+    if (options) resolved = *options;
+    kakeya_session *session = NULL;
+    kakeya_status status = check_options(engine, &resolved, error);
+    if (status == KAKEYA_OK) status = session_allocate(engine, &resolved, &session, error);
+    if (status != KAKEYA_OK) return status;
+
+    session->cache_options = cache_options_of(session, diagnostics);
+    pthread_mutex_lock(&engine->turn);
+    draft_control_init(&session->workspace.control, longest_draft(session), &engine->costs[resolved.attention]);
+    pthread_mutex_unlock(&engine->turn);
+    status = session_reset_cache(session, error);
+    if (status != KAKEYA_OK) {
+        kakeya_session_close(session);
+        return status;
+    }
+    *out = session;
+    return KAKEYA_OK;
+}
+
+kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
+                                  kakeya_error *error) {
+    return session_open(engine, options, NULL, out, error);
+}
+
+void kakeya_session_close(kakeya_session *session) {
+    if (!session) return;
+    if (session->timeline.cache) session->engine->ops->cache_destroy(session->timeline.cache);
+    decode_workspace_free(&session->workspace);
+    mem_free(session->timeline.tokens);
+    mem_free(session->timeline.row_kind);
+    mem_free(session->timeline.logits);
+    free(session);
+}
+
+int session_decode_rows(const kakeya_session *session) {
+    if (session->options.attention == KAKEYA_ATTENTION_NATIVE) return BACKEND_MAX_DECODE_ROWS;
+    int window = session->options.window;
+    return window < BACKEND_MAX_DECODE_ROWS ? window : BACKEND_MAX_DECODE_ROWS;
+}
+
+kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    kakeya_engine *engine = session->engine;
+    ngram_truncate(&session->workspace.ngram, t->tokens, 0);
+    t->n = 0;
+    t->has_logits = false;
+    pthread_mutex_lock(&engine->turn);
+    if (t->cache) engine->ops->cache_destroy(t->cache);
+    t->cache = NULL;
+    kakeya_status status = engine->ops->cache_create(engine->model, &session->cache_options, &t->cache, error);
+    pthread_mutex_unlock(&engine->turn);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ prompts */
+
+kakeya_status session_check_tokens(const kakeya_session *session, const int32_t *tokens, size_t n,
+                                   kakeya_error *error) {
+    if (n && !tokens) return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu tokens, but the array is NULL", n);
+    if (n > session->timeline.capacity)
+        return error_set(error, KAKEYA_CONTEXT_FULL, "%zu tokens do not fit into the session's context of %zu", n,
+                         session->timeline.capacity);
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || tokens[i] >= session->timeline.vocab)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %zu is %d, the vocabulary has ids 0 to %d", i,
+                             (int)tokens[i], session->timeline.vocab - 1);
+    return KAKEYA_OK;
+}
+
+/* The timeline becomes its first `keep` tokens or fewer; afterwards the cache holds all that is left of it. */
+static kakeya_status keep_prefix(kakeya_session *session, size_t keep, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    const backend_ops *ops = t->ops;
+    if (!t->cache) return session_reset_cache(session, error);
+    size_t length = (size_t)ops->cache_length(t->cache);
+    if (keep < length && (size_t)ops->cache_min_truncate(t->cache) > keep) return session_reset_cache(session, error);
+    if (keep < length) {
+        t->has_logits = false;
+        pthread_mutex_lock(t->turn);
+        kakeya_status status = ops->cache_truncate(t->cache, (int)keep, error);
+        pthread_mutex_unlock(t->turn);
+        if (status != KAKEYA_OK) return status;
+        length = keep;
+    }
+    if (t->n > length) {
+        ngram_truncate(&session->workspace.ngram, t->tokens, length);
+        t->n = length;
+    }
+    return KAKEYA_OK;
+}
+
+/* Computes tokens[t->n..n), of which the last row's logits are kept if `n` is the end of the prompt. */
+static kakeya_status append_chunk(decode_timeline *t, const int32_t *tokens, size_t n, bool end, kakeya_error *error) {
+    int rows = (int)(n - t->n);
+    backend_segment segment = {.cache = t->cache,
+                               .tokens = tokens + t->n,
+                               .n = rows,
+                               .kind = SEGMENT_PROMPT,
+                               .first_logit_row = end ? rows - 1 : rows,
+                               .logits = t->logits};
+    pthread_mutex_lock(t->turn);
+    kakeya_status status = t->ops->forward(t->model, &segment, 1, error);
+    if (status == KAKEYA_OK) {
+        status = t->ops->cache_commit(t->cache, rows, error);
+        if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
+    }
+    pthread_mutex_unlock(t->turn);
+    if (status != KAKEYA_OK) return status;
+    memmove(t->tokens + t->n, tokens + t->n, (size_t)rows * sizeof *tokens); /* may be the timeline's own array */
+    memset(t->row_kind + t->n, SEGMENT_PROMPT, (size_t)rows);
+    t->n = n;
+    t->has_logits = end;
+    return KAKEYA_OK;
+}
+
+static kakeya_status sync_tokens(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
+                                 kakeya_progress_fn progress, void *user, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    size_t cached = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0;
+    size_t common = 0;
+    while (common < n && common < t->n && common < cached && tokens[common] == t->tokens[common]) common++;
+    if (common == n && t->n == n && t->has_logits) {
+        *reused = n;
+        return KAKEYA_OK;
+    }
+    /* the last token is computed in any case: its row predicts what follows */
+    size_t keep = common == n && n > 0 ? n - 1 : common;
+    kakeya_status status = keep_prefix(session, keep, error);
+    if (status != KAKEYA_OK) return status;
+    *reused = t->n;
+    t->has_logits = false;
+
+    size_t chunk = (size_t)session->options.prompt_chunk_tokens, first = t->n;
+    while (t->n < n) {
+        size_t end = n - t->n > chunk ? t->n + chunk : n;
+        status = append_chunk(t, tokens, end, end == n, error);
+        if (status != KAKEYA_OK) return error_prefix(error, status, "prompt tokens %zu to %zu", t->n, end);
+        if (progress && !progress(user, "prompt", t->n - first, n - first) && t->n < n)
+            return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled after %zu of %zu tokens", t->n, n);
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    size_t reused;
+    if (t->has_logits || (size_t)t->ops->cache_length(t->cache) < t->n) return KAKEYA_OK;
+    return sync_tokens(session, t->tokens, t->n, &reused, NULL, NULL, error);
+}
+
+kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
+                                  kakeya_progress_fn progress, void *user, kakeya_error *error) {
+    size_t kept = 0;
+    kakeya_status status = session_check_tokens(session, tokens, n, error);
+    if (status == KAKEYA_OK) {
+        double start = clock_seconds();
+        status = sync_tokens(session, tokens, n, &kept, progress, user, error);
+        session->prefill_seconds += clock_seconds() - start;
+        session->prompt_tokens = n;
+        session->reused_tokens = kept;
+    }
+    if (reused) *reused = kept;
+    return status;
+}
+
+const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n) {
+    *n = session->timeline.n;
+    return session->timeline.tokens;
+}
+
+/* ------------------------------------------------------------------------------------------------- measurement */
+
+kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *session) {
+    kakeya_kv_bytes bytes = {
+        .full = mem_bytes(&session->account, MEM_KV_FULL),
+        .sliding = mem_bytes(&session->account, MEM_KV_SLIDING),
+        .latent = mem_bytes(&session->account, MEM_KV_LATENT),
+        .draft = mem_bytes(&session->account, MEM_KV_DRAFT),
+    };
+    bytes.total = bytes.full + bytes.sliding + bytes.latent + bytes.draft;
+    return bytes;
+}
+
+kakeya_status session_restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    if (!session->cache_options.diagnostics || !t->cache)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "restoration error: the session was opened without diagnostics");
+    pthread_mutex_lock(t->turn);
+    kakeya_status status = t->ops->cache_restoration_error(t->cache, relative_mse, error);
+    pthread_mutex_unlock(t->turn);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- fork */
+
+kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_session *copy = NULL;
+    const decode_timeline *from = &session->timeline;
+    if (!from->cache)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "fork: the session lost its memory in an earlier failure, sync it");
+    kakeya_status status = session_allocate(session->engine, &session->options, &copy, error);
+    if (status != KAKEYA_OK) return status;
+    copy->cache_options = session->cache_options;
+    copy->cache_options.account = &copy->account;
+    copy->workspace.control = session->workspace.control;
+
+    decode_timeline *to = &copy->timeline;
+    pthread_mutex_lock(to->turn);
+    status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);
+    pthread_mutex_unlock(to->turn);
+    if (status != KAKEYA_OK) {
+        kakeya_session_close(copy);
+        return status;
+    }
+    memcpy(to->tokens, from->tokens, from->n * sizeof *to->tokens);
+    memcpy(to->row_kind, from->row_kind, from->n);
+    memcpy(to->logits, from->logits, (size_t)to->vocab * sizeof *to->logits);
+    to->n = from->n;
+    to->has_logits = from->has_logits;
+    *out = copy;
+    return KAKEYA_OK;
+}

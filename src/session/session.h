@@ -1,0 +1,63 @@
+/* Inside of a kakeya_session, and what the evaluation harness needs beyond the public API: block traces, reference
+ * decode modes, cache diagnostics. */
+#ifndef KAKEYA_SESSION_SESSION_H
+#define KAKEYA_SESSION_SESSION_H
+
+#include "decode/speculate.h"
+#include "session/engine.h"
+
+struct kakeya_session {
+    kakeya_engine *engine;
+    kakeya_session_options options; /* resolved: no zeros that stand for defaults */
+    backend_cache_options cache_options;
+    mem_account account; /* child of the engine's */
+    /* The K/V memory is NULL after a failure that lost it; the next sync makes a new one. */
+    decode_timeline timeline;
+    decode_workspace workspace;
+    size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
+    double prefill_seconds;
+};
+
+/* Diagnostics of the evaluation harness (backend.h): NULL for the public behaviour. */
+typedef struct session_diagnostics {
+    float mix_alpha;
+} session_diagnostics;
+
+kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *options,
+                           const session_diagnostics *diagnostics, kakeya_session **out, kakeya_error *error);
+
+typedef enum session_reference {
+    SESSION_FUSED = 0, /* the product's own loop */
+    SESSION_REFORWARD, /* every token by recomputing the whole timeline in a fresh cache */
+    SESSION_UNFUSED,   /* every block drafted from a drafter context rebuilt by recomputing the timeline */
+} session_reference;
+
+typedef struct session_trace {
+    session_reference reference;
+    decode_trace_fn block; /* may be NULL */
+    void *user;
+} session_trace;
+
+/* kakeya_session_generate with a trace (may be NULL). All references give the same tokens, slowly. */
+kakeya_status session_generate(kakeya_session *session, const kakeya_generate_options *options,
+                               const session_trace *trace, kakeya_stats *stats, kakeya_error *error);
+
+/* A new cache of the session's options that holds tokens[0..n), each position computed as the kind of row it was
+ * computed as in the timeline (positions beyond the timeline's: decode rows). logits (may be NULL) receives the last
+ * row. */
+kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, size_t n, float *logits,
+                             backend_cache **out, kakeya_error *error);
+
+/* Rows that a decode segment may have under the session's policy. */
+int session_decode_rows(const kakeya_session *session);
+
+/* Relative MSE of restored against own K/V by layer type; needs diagnostics. */
+kakeya_status session_restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error);
+
+/* Inside: an empty cache in place of whatever there was. */
+kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error);
+/* After a cancelled or failed sync the cache may hold the last token without its logits: computes that row again. */
+kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *error);
+kakeya_status session_check_tokens(const kakeya_session *session, const int32_t *tokens, size_t n, kakeya_error *error);
+
+#endif

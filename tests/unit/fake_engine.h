@@ -1,0 +1,58 @@
+/* An engine on the fake backend. */
+#ifndef KAKEYA_TESTS_FAKE_ENGINE_H
+#define KAKEYA_TESTS_FAKE_ENGINE_H
+
+#include "fake_backend.h"
+#include "session/session.h"
+
+enum { FAKE_CONTEXT = 400, FAKE_STOP = 7, FAKE_BLOCK = 8 };
+
+/* draft_right 0.6, no failures, truncation as far back as wanted. */
+static fake_script fake_script_default(void) {
+    return (fake_script){.draft_right = 0.6, .peak = 1, .fail_after = -1, .nan_at = -1, .truncate_reach = -1};
+}
+
+typedef struct fake_engine_options {
+    int vocab; /* 0: FAKE_VOCAB */
+    bool no_drafter, f_theta;
+    int suppress;          /* > 0: this token is never sampled */
+    const char *tokenizer; /* path */
+} fake_engine_options;
+
+static kakeya_engine *fake_engine(fake_script *script, fake_engine_options options) {
+    kakeya_engine *engine = NULL;
+    kakeya_error error = {0};
+    engine_parts parts = {.ops = &fake_backend, .precision = KAKEYA_PRECISION_F32};
+    parts.verifier = calloc(1, sizeof *parts.verifier);
+    if (!options.no_drafter) parts.drafter = calloc(1, sizeof *parts.drafter);
+    if (options.f_theta) parts.f_theta = calloc(1, sizeof *parts.f_theta);
+    parts.verifier->config = (gemma4_config){.layers = 2,
+                                             .hidden = 3,
+                                             .vocab = options.vocab ? options.vocab : FAKE_VOCAB,
+                                             .max_context = FAKE_CONTEXT,
+                                             .stop_tokens = {FAKE_STOP},
+                                             .n_stop_tokens = 1,
+                                             .suppress_tokens = {options.suppress},
+                                             .n_suppress_tokens = options.suppress > 0};
+    if (parts.drafter) parts.drafter->config.block_size = FAKE_BLOCK;
+    if (options.tokenizer && tokenizer_open(options.tokenizer, &parts.tokenizer, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+    fake_next_script = script;
+    if (engine_create(0, &engine, &error) != KAKEYA_OK || engine_complete(engine, &parts, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+    return engine;
+}
+
+static kakeya_session *fake_session(kakeya_engine *engine, const kakeya_session_options *options) {
+    kakeya_session *session = NULL;
+    kakeya_error error = {0};
+    if (kakeya_session_open(engine, options, &session, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    return session;
+}
+
+/* A prompt of n tokens that depends on the seed. */
+static void fake_prompt(int32_t *tokens, size_t n, uint64_t seed, int vocab) {
+    for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(random_uniform_at(seed, i) * vocab);
+}
+
+#endif
