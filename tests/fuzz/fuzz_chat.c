@@ -1,0 +1,36 @@
+/* Any bytes as a chat request: refused with a message, or rendered so that the segments cover the text. */
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "text/chat.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    kakeya_error error = {0};
+    chat_request request;
+    if (size < 1) return 0;
+    if (chat_request_read((const char *)data + 1, size - 1, &request, &error)) {
+        if (error.message[0] == 0) abort();
+        return 0;
+    }
+    chat_options options = {
+        .style = data[0] & 1 ? CHAT_STYLE_EMPTY_THOUGHT : CHAT_STYLE_PLAIN,
+        .thinking = (data[0] & 2) != 0,
+        .preserve_thinking = (data[0] & 4) != 0,
+        .add_generation_prompt = (data[0] & 8) != 0,
+        .tools = request.tools,
+    };
+    chat_text text;
+    if (!chat_render(request.messages, request.n_messages, &options, &text, &error)) {
+        size_t bytes = 0;
+        for (size_t i = 0; i < text.n_segments; i++) {
+            if (text.segments[i].offset != bytes) abort();
+            bytes += text.segments[i].bytes;
+        }
+        if (bytes != text.bytes) abort();
+        chat_text_free(&text);
+    } else if (error.message[0] == 0) {
+        abort();
+    }
+    chat_request_free(&request);
+    return 0;
+}
