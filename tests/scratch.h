@@ -99,8 +99,12 @@ static inline char *scratch_replace(const char *text, const char *from, const ch
         fprintf(stderr, "\"%s\" does not occur in the text to be changed\n", from);
         exit(1);
     }
-    char *changed = NULL;
-    if (asprintf(&changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)) < 0) exit(1);
+    size_t before = (size_t)(at - text), added = strlen(to), rest = strlen(at) - strlen(from);
+    char *changed = malloc(before + added + rest + 1);
+    if (!changed) exit(1);
+    memcpy(changed, text, before);
+    memcpy(changed + before, to, added);
+    memcpy(changed + before + added, at + strlen(from), rest + 1);
     return changed;
 }
 

@@ -45,7 +45,7 @@ typedef struct gemma4_config {
     int shared_kv_layers; /* the last n layers attend an earlier layer's K/V */
     gemma4_rope rope[2];  /* by gemma4_layer_type */
     gemma4_layer_config layer[GEMMA4_MAX_LAYERS];
-    dtype checkpoint_dtype;
+    dtype checkpoint_dtype; /* DTYPE_COUNT after parsing where the file does not say; the embedding's once opened */
     int bos_token, pad_token;
     int stop_tokens[GEMMA4_MAX_STOP_TOKENS];
     int n_stop_tokens;
