@@ -249,20 +249,23 @@ typedef struct policy_case {
     kakeya_attention attention;
     kakeya_restore_layers layers;
     int window;
+    f_theta_input input;
 } policy_case;
 
 static const policy_case policies[] = {
-    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 64},
-    {"sink-window 64", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 64},
-    {"sink-window 20", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 20},
-    {"restored 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 64},
-    {"restored 24", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24},
-    {"restored all 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 64},
-    {"restored all 17", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 17},
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
+    {"sink-window 64", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
+    {"sink-window 20", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 20, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 64, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 24", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored all 64", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 64, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored all 17", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 17, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 24 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 24, F_THETA_DRAFTER_TOKEN_KV},
+    {"restored all 40 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 40, F_THETA_DRAFTER_TOKEN_KV},
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
-enum { TURNS = 3, PROMPT = 150, ANSWER = 60 };
+enum { TURNS = 3, PROMPT = 110, ANSWER = 40 }; /* wraps the demo's sliding ring of 272 positions */
 
 static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
 
@@ -338,8 +341,9 @@ static void lossless_across_blocks(void **state) {
         random_tokens(tokens, TOTAL, (int)vocab, 7);
         for (int p = 0; p < POLICIES; p++) {
             dtype kv = precision ? DTYPE_BF16 : DTYPE_F32;
+            d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);
-            for (int style = 1; style < 3; style++) {
+            for (int style = 2 - precision; style < 3; style++) {
                 run_turns(&d, &policies[p], kv, style, tokens, other);
                 for (int t = 0; t < TOTAL; t++) {
                     char what[96];

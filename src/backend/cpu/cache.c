@@ -210,6 +210,11 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
     for (int i = 0; !status && i < m->config->layers; i++) status = create_layer(c, i, error);
     if (!status && c->options.attention == KAKEYA_ATTENTION_RESTORED) status = create_latents(c, error);
     if (!status && c->options.keep_draft_context) status = create_drafter(c, error);
+    if (!status && c->options.attention == KAKEYA_ATTENTION_RESTORED &&
+        m->options.f_theta->config.input == F_THETA_DRAFTER_TOKEN_KV) {
+        c->tokens = mem_alloc(c->account, MEM_WORKSPACE, (size_t)c->options.context_tokens * sizeof *c->tokens);
+        if (!c->tokens) status = out_of_memory(error, "token ids", (size_t)c->options.context_tokens * sizeof *c->tokens);
+    }
     if (!status && c->options.diagnostics) status = create_own_raw(c, error);
     if (status) {
         cpu_cache_destroy(c);
@@ -240,6 +245,7 @@ void cpu_cache_destroy(backend_cache *c) {
         mem_free(c->draft[i].v);
     }
     mem_free(c->aux_backlog);
+    mem_free(c->tokens);
     free(c->own_raw);
     free(c->runs);
     free(c);
@@ -353,6 +359,9 @@ kakeya_status cache_prepare(backend_cache *c, segment_kind kind, int n, kakeya_e
         c->runs = runs;
         c->max_runs = grown;
     }
+    if (!status && c->tokens && kind == SEGMENT_DECODE && c->latent_length < c->draft_length) {
+        status = token_latents_prompt(c, error);
+    }
     if (!status && bounded && c->decoding != (kind == SEGMENT_DECODE)) {
         status = resize_rings(c, kind == SEGMENT_DECODE ? bounded_capacity(c) : native_capacity(c), error);
         if (!status) c->decoding = kind == SEGMENT_DECODE;
@@ -441,6 +450,7 @@ kakeya_status cpu_cache_truncate(backend_cache *c, int length, kakeya_error *err
         if (oldest > c->draft_from) c->draft_from = oldest < length ? oldest : length;
     }
     if (c->draft_length > length) c->draft_length = length;
+    if (c->latent_length > length) c->latent_length = length;
     release_tail_pages(c);
     while (c->n_runs && c->runs[c->n_runs - 1].begin >= length) c->n_runs--;
     if (c->n_runs && c->runs[c->n_runs - 1].end > length) c->runs[c->n_runs - 1].end = length;

@@ -157,6 +157,8 @@ struct backend_cache {
     int draft_length;       /* positions whose context K/V (and latents) exist */
     int draft_from;         /* oldest position whose context K/V are valid */
     float *aux_backlog;     /* [CPU_AUX_BACKLOG][targets * hidden] of positions [draft_length, length) and pending rows */
+    int32_t *tokens;        /* [context]: only where f_theta reads the drafter's pass over the tokens themselves */
+    int latent_length;      /* with tokens: positions whose latents exist */
     decode_run *runs;
     int n_runs, max_runs;
     float **own_raw;        /* diagnostics: per layer [context][2][kv_dim] own raw K and V */
@@ -230,6 +232,20 @@ kakeya_status cpu_cache_snapshot(const backend_cache *c, void *data, size_t byte
 kakeya_status cpu_cache_restore(backend_cache *c, const void *data, size_t bytes, kakeya_error *error);
 
 /* --- draft.c */
+/* Rows of the drafter in work: m->d_state [rows][hidden] is their residual stream, m->d_x their normed input. */
+typedef struct draft_step {
+    backend_cache *cache;
+    backend_model *model;
+    const dflash_config *config;
+    int rows, position; /* of the first row */
+    int layer;
+} draft_step;
+void draft_embed(draft_step *s, int row, int32_t token);
+void draft_norm(draft_step *s, const float *norm);
+/* m->d_q holds the attention output: o_proj, MLP and both residual additions. */
+void draft_layer_rest(draft_step *s);
+/* Latents of rows [first, rows) from raw K/V in m->d_context [rows][2 * layers * kv]. */
+void draft_extend_latents(draft_step *s, int first);
 /* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden]. */
 void draft_extend(backend_cache *c, const float *aux, int rows, int position);
 /* Extends by the committed rows that wait in the aux backlog. */
@@ -241,6 +257,12 @@ kakeya_status cpu_cache_restoration_error(const backend_cache *c, double relativ
 
 /* --- probe.c */
 kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *error);
+
+/* --- token_latents.c: f_theta's other input form, for checkpoints of the reference implementation */
+/* Latents of the prompt rows [latent_length, length): one non-causal drafter pass over their tokens. */
+kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error);
+/* Latents of n rows from `position` on, each token by itself. */
+void token_latents_alone(backend_cache *c, int position, int n);
 
 /* --- forward.c */
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);

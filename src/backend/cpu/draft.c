@@ -8,15 +8,6 @@
 
 #include "backend/cpu/cpu.h"
 
-typedef struct draft_step {
-    backend_cache *cache;
-    backend_model *model;
-    const dflash_config *config;
-    int rows, position;
-    int layer;
-    int32_t bonus;
-} draft_step;
-
 static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
 
 /* ------------------------------------------------------------------------------------------------ context */
@@ -64,7 +55,7 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
 
 /* Latents of rows [first, rows): e = encoder * raw context K (V), stored; and for every restored layer and head the scalar
  * of v_norm, computed from the stored (rounded) latent that attention will read. */
-static void extend_latents(draft_step *s, int first) {
+void draft_extend_latents(draft_step *s, int first) {
     backend_model *m = s->model;
     backend_cache *c = s->cache;
     const f_theta_model *f = m->options.f_theta;
@@ -140,7 +131,9 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
         jobs[2 * l + 1] = matrix_product(&m->d_packed, rows, &drafter->layer[l].v_proj, k + all, 2 * all);
     }
     matrix_run(m, jobs, 2 * d->layers);
-    if (restored) extend_latents(&s, rows > latents ? rows - latents : 0);
+    if (restored && m->options.f_theta->config.input == F_THETA_DRAFTER_CONTEXT_KV) {
+        draft_extend_latents(&s, rows > latents ? rows - latents : 0);
+    }
     rows_run(m, rows, context_store_rows, &s);
 }
 
@@ -148,24 +141,22 @@ void draft_flush(backend_cache *c) {
     int waiting = c->length - c->draft_length;
     if (!c->options.keep_draft_context || waiting == 0) return;
     draft_extend(c, c->aux_backlog, waiting, c->draft_length);
+    if (c->tokens) token_latents_alone(c, c->draft_length, waiting);
     c->draft_length = c->length;
 }
 
 /* -------------------------------------------------------------------------------------------------- block */
 
-static void block_embed(draft_step *s) {
+void draft_embed(draft_step *s, int row, int32_t token) {
     backend_model *m = s->model;
     const weight *e = &m->weights->embed;
     size_t hidden = (size_t)s->config->hidden;
-    for (int row = 0; row < s->rows; row++) {
-        int32_t token = row == 0 ? s->bonus : s->config->mask_token;
-        float *h = m->d_state + (size_t)row * hidden;
-        m->kernels->load(e->type, (const char *)e->data + (size_t)token * hidden * dtype_bytes(e->type), (int)hidden, h);
-        if (m->options.drafter_scaled_embedding) m->kernels->scale(m->embed_scale, (int)hidden, h);
-    }
+    float *h = m->d_state + (size_t)row * hidden;
+    m->kernels->load(e->type, (const char *)e->data + (size_t)token * hidden * dtype_bytes(e->type), (int)hidden, h);
+    if (m->options.drafter_scaled_embedding) m->kernels->scale(m->embed_scale, (int)hidden, h);
 }
 
-static void block_norm(draft_step *s, const float *norm) {
+void draft_norm(draft_step *s, const float *norm) {
     backend_model *m = s->model;
     size_t hidden = (size_t)s->config->hidden;
     for (int row = 0; row < s->rows; row++) {
@@ -266,28 +257,33 @@ static void block_attend(void *context, size_t begin, size_t end, int thread) {
     for (size_t head = begin; head < end; head++) block_attend_head(s, (int)head, &s->model->scratch[thread]);
 }
 
-static void block_layer(draft_step *s) {
+/* Norm, q, k, v, head norms and RoPE of the step's rows; K/V also in the stored type in m->d_block_k/v. */
+static void block_inputs(draft_step *s) {
     backend_model *m = s->model;
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
-    size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), kv = kv_width(d);
-    size_t width = (size_t)d->intermediate;
-    block_norm(s, w->input_norm);
-    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden,
+    draft_norm(s, w->input_norm);
+    pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, s->rows, d->hidden,
          1u << w->q_proj.type | 1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
-    matrix_job jobs[3] = {matrix_product(&m->d_packed, s->rows, &w->q_proj, m->d_q, q),
-                          matrix_product(&m->d_packed, s->rows, &w->k_proj, m->d_k, kv),
-                          matrix_product(&m->d_packed, s->rows, &w->v_proj, m->d_v, kv)};
+    matrix_job jobs[3] = {matrix_product(&m->d_packed, s->rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out),
+                          matrix_product(&m->d_packed, s->rows, &w->k_proj, m->d_k, kv_width(d)),
+                          matrix_product(&m->d_packed, s->rows, &w->v_proj, m->d_v, kv_width(d))};
     matrix_run(m, jobs, 3);
     block_heads(s);
-    thread_pool_for(m->pool, (size_t)d->kv_heads, 1, block_attend, s);
+}
+
+void draft_layer_rest(draft_step *s) {
+    backend_model *m = s->model;
+    const dflash_config *d = s->config;
+    const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
+    size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), width = (size_t)d->intermediate;
     pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, 1u << w->o_proj.type, m->round);
     matrix_job out = matrix_product(&m->d_packed, s->rows, &w->o_proj, m->d_x, hidden);
     matrix_run(m, &out, 1);
     for (int row = 0; row < s->rows; row++) {
         m->kernels->axpy(1.0f, m->d_x + (size_t)row * hidden, d->hidden, m->d_state + (size_t)row * hidden);
     }
-    block_norm(s, w->post_attention_norm);
+    draft_norm(s, w->post_attention_norm);
     pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden, 1u << w->gate_proj.type | 1u << w->up_proj.type, m->round);
     matrix_job gate_up[2] = {matrix_product(&m->d_packed, s->rows, &w->gate_proj, m->d_gate_up, 2 * width),
                              matrix_product(&m->d_packed, s->rows, &w->up_proj, m->d_gate_up + width, 2 * width)};
@@ -322,10 +318,14 @@ static kakeya_status run_block(backend_cache *c, int32_t bonus, int n, kakeya_er
     if (status) return status;
     draft_flush(c);
     const dflash_model *drafter = m->options.drafter;
-    draft_step s = {.cache = c, .model = m, .config = &drafter->config, .rows = n + 1, .position = c->length, .bonus = bonus};
-    block_embed(&s);
-    for (s.layer = 0; s.layer < drafter->config.layers; s.layer++) block_layer(&s);
-    block_norm(&s, drafter->norm);
+    draft_step s = {.cache = c, .model = m, .config = &drafter->config, .rows = n + 1, .position = c->length};
+    for (int row = 0; row <= n; row++) draft_embed(&s, row, row == 0 ? bonus : drafter->config.mask_token);
+    for (s.layer = 0; s.layer < drafter->config.layers; s.layer++) {
+        block_inputs(&s);
+        thread_pool_for(m->pool, (size_t)drafter->config.kv_heads, 1, block_attend, &s);
+        draft_layer_rest(&s);
+    }
+    draft_norm(&s, drafter->norm);
     return KAKEYA_OK;
 }
 

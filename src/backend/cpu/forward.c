@@ -443,6 +443,7 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
         backend_cache *c = segments[s].cache;
         status = cache_prepare(c, segments[s].kind, segments[s].n, error);
         if (status) return status;
+        if (c->tokens) memcpy(c->tokens + c->length, segments[s].tokens, (size_t)segments[s].n * sizeof *c->tokens);
         f.segments[s] = (attention_segment){c, f.rows, segments[s].n, c->length, segments[s].kind};
         for (int i = 0; i < segments[s].n; i++) f.positions[f.rows++] = c->length + i;
         if (c->length + segments[s].n > furthest) furthest = c->length + segments[s].n;

@@ -154,11 +154,11 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
     simd_f32 a[MAX_TILE_OUTPUTS], b[MAX_TILE_OUTPUTS];
     UNROLL for (int o = 0; o < O; o++) load_weights(kind, w + (size_t)o * w_row_bytes, n, &a[o], &b[o]);
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes);
+        simd_f32 value = simd_load(x + (size_t)r * x_bytes); __asm__("" : "+v"(value));
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, a[o], sums[r * O + o]);
     }
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes + x_bytes / 2);
+        simd_f32 value = simd_load(x + (size_t)r * x_bytes + x_bytes / 2); __asm__("" : "+v"(value));
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, b[o], sums[r * O + o]);
     }
 }
@@ -251,6 +251,18 @@ static const tile_function tile_functions[PRODUCT_COUNT][MAX_TILE_ROWS + 1][2] =
 
 /* --- blocks ----------------------------------------------------------------------------------------------------- */
 
+/* [R][steps] to [steps][R]. */
+static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, int steps, size_t x_bytes,
+                            unsigned char *out) {
+    for (int r = 0; r < R; r++) {
+        const unsigned char *row = x + (size_t)r * x_row_bytes;
+        unsigned char *to = out + (size_t)r * x_bytes;
+        for (int s = 0; s < steps; s++, row += x_bytes, to += (size_t)R * x_bytes) {
+            for (size_t c = 0; c < x_bytes; c += sizeof(simd_f32)) simd_store(to + c, simd_load(row + c));
+        }
+    }
+}
+
 /* Rows [0, R) of x against weight rows [0, outputs), all of k. */
 static void multiply_row_tile(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k,
                               const unsigned char *w, size_t w_row_bytes, int outputs, float *y, size_t ldy) {
@@ -278,12 +290,7 @@ static void multiply_row_tile(product kind, int R, const unsigned char *x, size_
             call.tail = k % STEP;
         }
         if (R > 1) {
-            unsigned char *out = x_block;
-            for (int s = begin; s < end; s++) {
-                for (int r = 0; r < R; r++, out += x_bytes) {
-                    memcpy(out, x + (size_t)r * x_row_bytes + (size_t)s * x_bytes, x_bytes);
-                }
-            }
+            interleave_rows(x + (size_t)begin * x_bytes, x_row_bytes, R, end - begin, x_bytes, x_block);
             call.x = x_block;
         }
         for (int o = 0; o < outputs;) {

@@ -3,6 +3,7 @@
  *
  *   header   magic, version, shape and policy (refused when they differ), length, draft_length, draft_from, decoding
  *   runs     [n_runs] begin, end
+ *   tokens   [length], where f_theta reads the drafter's pass over the tokens
  *   layers   per layer with a store: first position held, then rows [first, length): V row, K row (if kept); sink rows
  *   latents  first position, rows: code, scales
  *   drafter  per layer: first position, rows: K row, V row
@@ -14,7 +15,7 @@
 #include "model/sizes.h"
 
 static const uint32_t snapshot_magic = 0x314b564bu; /* "KVK1" */
-enum { SNAPSHOT_FIELDS = 18 };
+enum { SNAPSHOT_FIELDS = 19 };
 
 typedef struct snapshot_cursor {
     unsigned char *write;      /* NULL when only counting or when reading */
@@ -64,7 +65,7 @@ static void fill_header(const backend_cache *c, int32_t *f) {
         (int32_t)snapshot_magic, 1, m->config->layers, m->config->hidden, m->config->sliding_window, m->config->vocab,
         (int32_t)o->attention, (int32_t)o->restore_layers, o->sink, o->window, o->draft_window, (int32_t)o->kv_dtype,
         o->keep_draft_context ? m->options.drafter->config.layers : 0, c->length, c->draft_length, c->draft_from,
-        c->decoding, c->n_runs,
+        c->decoding, c->n_runs, c->latent_length,
     };
     memcpy(f, values, sizeof values);
 }
@@ -72,6 +73,7 @@ static void fill_header(const backend_cache *c, int32_t *f) {
 static void transfer_state(backend_cache *c, snapshot_cursor *s) {
     const gemma4_config *config = c->model->config;
     transfer(s, c->runs, (size_t)c->n_runs * sizeof *c->runs);
+    if (c->tokens) transfer(s, c->tokens, (size_t)c->length * sizeof *c->tokens);
     for (int i = 0; i < config->layers && !s->failed; i++) {
         layer_store *store = &c->layer[i];
         if (store->kind == STORE_NONE) continue;
@@ -159,7 +161,7 @@ static kakeya_status check_header(const backend_cache *c, const int32_t *found, 
     int length = found[13], draft_length = found[14], draft_from = found[15], n_runs = found[17];
     bool sane = length >= 0 && length <= c->options.context_tokens && draft_length >= 0 && draft_length <= length &&
                 draft_from >= 0 && draft_from <= length && (found[16] == 0 || found[16] == 1) && n_runs >= 0 &&
-                n_runs <= length;
+                n_runs <= length && found[18] >= 0 && found[18] <= length;
     if (c->options.keep_draft_context && length - draft_length > CPU_AUX_BACKLOG) sane = false;
     if (!sane) return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: length %d, drafter %d, runs %d", length, draft_length, n_runs);
     return KAKEYA_OK;
@@ -194,6 +196,7 @@ kakeya_status cpu_cache_restore(backend_cache *c, const void *data, size_t bytes
         fresh->draft_length = header[14];
         fresh->draft_from = header[15];
         fresh->n_runs = header[17];
+        fresh->latent_length = header[18];
         transfer_state(fresh, &s);
         bool runs_sane = !s.failed;
         for (int i = 0; runs_sane && i < fresh->n_runs; i++) {

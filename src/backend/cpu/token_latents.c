@@ -1,0 +1,195 @@
+/* f_theta's input "drafter_kv": raw k_proj/v_proj outputs of a drafter pass over the token embeddings, without context
+ * (the reference implementation's form; kept so that its checkpoints can be used).
+ *
+ * The reference ran that pass over the whole sequence, non-causally, and only ever for a prompt. Here each turn's prompt is
+ * one such pass, made when the turn's first decode step evicts, so it does not depend on how the prompt was cut; a
+ * generated token is a pass of its own (it attends itself alone), so it does not depend on blocks. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/cpu.h"
+
+typedef struct token_pass {
+    draft_step step;
+    int first, n;   /* rows of the pass */
+    int chunk;      /* first row of the chunk in work */
+    float *state;   /* [n][hidden] */
+    float *raw;     /* [n][2 * layers * kv]: raw K of all layers, then raw V */
+    float *keys;    /* [n + 16][kv] keys of the layer after k_norm and RoPE */
+    float *values;  /* [n + 16][kv] */
+    size_t kv, all;
+} token_pass;
+
+static size_t hidden_of(const token_pass *p) { return (size_t)p->step.config->hidden; }
+
+static void begin_chunk(token_pass *p, int chunk) {
+    backend_model *m = p->step.model;
+    p->chunk = chunk;
+    p->step.rows = p->n - chunk < m->max_rows ? p->n - chunk : m->max_rows;
+    p->step.position = p->first + chunk;
+    memcpy(m->d_state, p->state + (size_t)chunk * hidden_of(p), (size_t)p->step.rows * hidden_of(p) * sizeof(float));
+}
+
+/* Raw K and V of the chunk's rows in the current layer. */
+static void project_chunk(token_pass *p) {
+    backend_model *m = p->step.model;
+    const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
+    float *k = p->raw + (size_t)p->chunk * 2 * p->all + (size_t)p->step.layer * p->kv;
+    draft_norm(&p->step, w->input_norm);
+    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden,
+         1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
+    matrix_job jobs[2] = {matrix_product(&m->d_packed, p->step.rows, &w->k_proj, k, 2 * p->all),
+                          matrix_product(&m->d_packed, p->step.rows, &w->v_proj, k + p->all, 2 * p->all)};
+    matrix_run(m, jobs, 2);
+}
+
+static void rotate_heads(const token_pass *p, float *x, int heads, const float *norm, int position) {
+    const backend_model *m = p->step.model;
+    const dflash_config *d = p->step.config;
+    size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
+    for (int h = 0; h < heads; h++) {
+        float *head = x + (size_t)(h * d->head_dim);
+        m->kernels->rms_norm(head, norm, d->head_dim, d->rms_eps, head);
+        m->kernels->rope(head, m->draft_rope.half, m->draft_rope.pairs, m->draft_rope.cosine + angle,
+                         m->draft_rope.sine + angle);
+    }
+}
+
+static void rotate_keys(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    token_pass *p = context;
+    for (size_t row = begin; row < end; row++) {
+        const float *raw = p->raw + row * 2 * p->all + (size_t)p->step.layer * p->kv;
+        memcpy(p->keys + row * p->kv, raw, p->kv * sizeof(float));
+        memcpy(p->values + row * p->kv, raw + p->all, p->kv * sizeof(float));
+        rotate_heads(p, p->keys + row * p->kv, p->step.config->kv_heads,
+                     p->step.model->options.drafter->layer[p->step.layer].k_norm, p->first + (int)row);
+    }
+}
+
+static void project_queries(token_pass *p) {
+    backend_model *m = p->step.model;
+    const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
+    draft_norm(&p->step, w->input_norm);
+    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, 1u << w->q_proj.type, m->round);
+    matrix_job job = matrix_product(&m->d_packed, p->step.rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out);
+    matrix_run(m, &job, 1);
+}
+
+/* One (row, K/V head): its query group attends all rows of the pass. */
+static void attend_rows(void *context, size_t begin, size_t end, int thread) {
+    token_pass *p = context;
+    backend_model *m = p->step.model;
+    const dflash_config *d = p->step.config;
+    thread_scratch *x = &m->scratch[thread];
+    int group = d->heads / d->kv_heads;
+    size_t dim = (size_t)d->head_dim;
+    const float *q_norm = m->options.drafter->layer[p->step.layer].q_norm;
+    for (size_t item = begin; item < end; item++) {
+        size_t row = item / (size_t)d->kv_heads, head = item % (size_t)d->kv_heads;
+        float *q = m->d_q + (row * (size_t)d->heads + head * (size_t)group) * dim;
+        rotate_heads(p, q, group, q_norm, p->step.position + (int)row);
+        m->kernels->scale(1.0f / sqrtf((float)d->head_dim), group * d->head_dim, q);
+        m->kernels->pack_rows(DTYPE_F32, false, q, dim, group, d->head_dim, x->q_packed[0]);
+        float *state_m = x->state[0], *state_l = state_m + group, *state_o = state_m + 2 * (size_t)group;
+        for (int i = 0; i < group; i++) {
+            state_m[i] = -INFINITY;
+            state_l[i] = 0;
+            x->lo[i] = 0;
+        }
+        memset(state_o, 0, (size_t)group * dim * sizeof(float));
+        for (int base = 0; base < p->n; base += ATTENTION_BLOCK) {
+            for (int i = 0; i < group; i++) x->hi[i] = p->n - base < ATTENTION_BLOCK ? p->n - base : ATTENTION_BLOCK;
+            size_t at = (size_t)base * p->kv + head * dim;
+            m->kernels->attend_block(group, x->lo, x->hi, x->q_packed[0], d->head_dim, DTYPE_F32, p->keys + at, p->kv,
+                                     d->head_dim, DTYPE_F32, p->values + at, p->kv, NULL, state_m, state_l, state_o, dim);
+        }
+        for (int i = 0; i < group; i++) {
+            m->kernels->scale(1.0f / state_l[i], d->head_dim, state_o + (size_t)i * dim);
+        }
+        memcpy(q, state_o, (size_t)group * dim * sizeof(float));
+    }
+}
+
+/* Raw rows [skip, n) -> latents; rows that the latent ring would not hold any more are skipped. */
+static void store_latents(token_pass *p) {
+    backend_cache *c = p->step.cache;
+    backend_model *m = p->step.model;
+    int skip = c->latent.ring && p->n > c->latent.capacity ? p->n - c->latent.capacity : 0;
+    for (int row = skip; row < p->n; row += p->step.rows) {
+        p->step.rows = p->n - row < m->max_rows ? p->n - row : m->max_rows;
+        p->step.position = p->first + row;
+        memcpy(m->d_context, p->raw + (size_t)row * 2 * p->all, (size_t)p->step.rows * 2 * p->all * sizeof(float));
+        draft_extend_latents(&p->step, 0);
+    }
+}
+
+kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error) {
+    backend_model *m = c->model;
+    const dflash_config *d = &m->options.drafter->config;
+    token_pass p = {.step = {.cache = c, .model = m, .config = d}, .first = c->latent_length,
+                    .n = c->draft_length - c->latent_length, .kv = (size_t)(d->kv_heads * d->head_dim)};
+    p.all = (size_t)d->layers * p.kv;
+    size_t n = (size_t)p.n, padded = n + ATTENTION_BLOCK;
+    size_t floats = n * hidden_of(&p) + n * 2 * p.all + 2 * padded * p.kv;
+    float *memory = mem_alloc(c->account, MEM_WORKSPACE, floats * sizeof(float));
+    if (!memory) {
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's pass over %d prompt tokens needs %zu bytes",
+                         p.n, floats * sizeof(float));
+    }
+    p.state = memory;
+    p.raw = p.state + n * hidden_of(&p);
+    p.keys = p.raw + n * 2 * p.all;
+    p.values = p.keys + padded * p.kv;
+    for (int row = 0; row < p.n; row += p.step.rows) {
+        p.step.rows = p.n - row < m->max_rows ? p.n - row : m->max_rows;
+        for (int i = 0; i < p.step.rows; i++) draft_embed(&p.step, i, c->tokens[p.first + row + i]);
+        memcpy(p.state + (size_t)row * hidden_of(&p), m->d_state, (size_t)p.step.rows * hidden_of(&p) * sizeof(float));
+    }
+    for (p.step.layer = 0; p.step.layer < d->layers; p.step.layer++) {
+        for (int row = 0; row < p.n; row += p.step.rows) {
+            begin_chunk(&p, row);
+            project_chunk(&p);
+        }
+        if (p.step.layer + 1 == d->layers) break; /* nothing reads the last layer's output */
+        rows_run(m, p.n, rotate_keys, &p);
+        for (int row = 0; row < p.n; row += p.step.rows) {
+            begin_chunk(&p, row);
+            project_queries(&p);
+            rows_run(m, p.step.rows * d->kv_heads, attend_rows, &p);
+            draft_layer_rest(&p.step);
+            memcpy(p.state + (size_t)row * hidden_of(&p), m->d_state, (size_t)p.step.rows * hidden_of(&p) * sizeof(float));
+        }
+    }
+    store_latents(&p);
+    mem_free(memory);
+    c->latent_length = c->draft_length;
+    return KAKEYA_OK;
+}
+
+void token_latents_alone(backend_cache *c, int position, int n) {
+    backend_model *m = c->model;
+    const dflash_config *d = &m->options.drafter->config;
+    draft_step s = {.cache = c, .model = m, .config = d, .rows = n, .position = position};
+    size_t kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv, dim = (size_t)d->head_dim;
+    size_t group = (size_t)(d->heads / d->kv_heads);
+    for (int row = 0; row < n; row++) draft_embed(&s, row, c->tokens[position + row]);
+    for (s.layer = 0; s.layer < d->layers; s.layer++) {
+        const dflash_layer_weights *w = &m->options.drafter->layer[s.layer];
+        float *k = m->d_context + (size_t)s.layer * kv;
+        draft_norm(&s, w->input_norm);
+        pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden, 1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
+        matrix_job jobs[2] = {matrix_product(&m->d_packed, n, &w->k_proj, k, 2 * all),
+                              matrix_product(&m->d_packed, n, &w->v_proj, k + all, 2 * all)};
+        matrix_run(m, jobs, 2);
+        if (s.layer + 1 == d->layers) break;
+        for (size_t row = 0; row < (size_t)n; row++) { /* a lone key has weight one: every query's output is its value */
+            for (size_t h = 0; h < (size_t)d->heads; h++) {
+                memcpy(m->d_q + (row * (size_t)d->heads + h) * dim, k + row * 2 * all + all + h / group * dim, dim * sizeof(float));
+            }
+        }
+        draft_layer_rest(&s);
+    }
+    draft_extend_latents(&s, 0);
+    c->latent_length = position + n;
+}
