@@ -64,22 +64,22 @@ static size_t fold(uint64_t hash) {
     return (size_t)(hash ^ (hash >> 32));
 }
 
-static size_t hash_text(const char *text, size_t bytes) { return fold(hash_fnv1a(HASH_FNV1A_START, text, bytes)); }
-
 static size_t hash_pair(int32_t left, int32_t right) { return fold((uint64_t)(uint32_t)left << 32 | (uint32_t)right); }
 
-/* The slot that holds this piece, or the empty one where it belongs. */
-static size_t piece_slot(const tokenizer *t, const char *text, size_t bytes) {
-    size_t slot = hash_text(text, bytes) & t->piece_mask;
-    for (; t->piece_slots[slot] >= 0; slot = (slot + 1) & t->piece_mask) {
-        const piece *found = &t->pieces[t->piece_slots[slot]];
+/* The slot that holds this piece, or the empty one where it belongs. `hash` is FNV-1a of the text. */
+static piece_slot *find_slot(const tokenizer *t, uint64_t hash, const char *text, size_t bytes) {
+    uint32_t tag = (uint32_t)hash;
+    size_t at = fold(hash) & t->piece_mask;
+    for (; t->piece_slots[at].id >= 0; at = (at + 1) & t->piece_mask) {
+        if (t->piece_slots[at].tag != tag) continue;
+        const piece *found = &t->pieces[t->piece_slots[at].id];
         if (found->bytes == bytes && memcmp(t->text + found->offset, text, bytes) == 0) break;
     }
-    return slot;
+    return &t->piece_slots[at];
 }
 
 int32_t tokenizer_find(const tokenizer *t, const char *text, size_t bytes) {
-    return t->piece_slots[piece_slot(t, text, bytes)];
+    return find_slot(t, hash_fnv1a(HASH_FNV1A_START, text, bytes), text, bytes)->id;
 }
 
 static size_t merge_slot(const tokenizer *t, int32_t left, int32_t right) {
@@ -116,7 +116,7 @@ static kakeya_status add_pieces(tokenizer *t, const vocab_source *source, kakeya
     t->pieces = calloc(n_entries, sizeof *t->pieces);
     t->piece_slots = malloc(capacity * sizeof *t->piece_slots);
     if (!t->pieces || !t->piece_slots) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
-    for (size_t i = 0; i < capacity; i++) t->piece_slots[i] = -1;
+    for (size_t i = 0; i < capacity; i++) t->piece_slots[i].id = -1;
 
     for (size_t i = 0; i < n_entries; i++) {
         const vocab_entry *entry = &source->entries[i];
@@ -125,9 +125,10 @@ static kakeya_status add_pieces(tokenizer *t, const vocab_source *source, kakeya
             return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" has id %d, which does not fit %zu entries",
                              source->name, text, entry->id, n_entries);
         }
-        size_t slot = piece_slot(t, text, entry->text.bytes);
+        uint64_t hash = hash_fnv1a(HASH_FNV1A_START, text, entry->text.bytes);
+        piece_slot *slot = find_slot(t, hash, text, entry->text.bytes);
         piece *p = &t->pieces[entry->id];
-        int32_t other = t->piece_slots[slot];
+        int32_t other = slot->id;
         if (other == entry->id && (entry->flags & PIECE_ADDED) && !(p->flags & PIECE_ADDED)) {
             p->flags = entry->flags; /* an added token that the vocabulary lists as well */
             continue;
@@ -140,7 +141,7 @@ static kakeya_status add_pieces(tokenizer *t, const vocab_source *source, kakeya
             return error_set(error, KAKEYA_FORMAT, "%s: id %d belongs to both \"%s\" and \"%s\"", source->name,
                              entry->id, t->text + p->offset, text);
         }
-        t->piece_slots[slot] = entry->id;
+        *slot = (piece_slot){.id = entry->id, .tag = (uint32_t)hash};
         *p = (piece){.offset = entry->text.offset,
                      .bytes = entry->text.bytes,
                      .byte = byte_of_piece(text, entry->text.bytes),
@@ -185,11 +186,12 @@ static kakeya_status add_merges(tokenizer *t, const vocab_source *source, kakeya
         if (bytes > longest) continue;
         const char *left = source->merge_text.data + source->merges[rank].left.offset;
         const char *right = source->merge_text.data + source->merges[rank].right.offset;
-        int32_t left_id = tokenizer_find(t, left, left_bytes);
+        uint64_t hash = hash_fnv1a(HASH_FNV1A_START, left, left_bytes);
+        int32_t left_id = find_slot(t, hash, left, left_bytes)->id;
         int32_t right_id = tokenizer_find(t, right, right_bytes);
         memcpy(product, left, left_bytes);
         memcpy(product + left_bytes, right, right_bytes);
-        int32_t product_id = tokenizer_find(t, product, bytes);
+        int32_t product_id = find_slot(t, hash_fnv1a(hash, right, right_bytes), product, bytes)->id;
         if (left_id < 0 || right_id < 0 || product_id < 0) continue;
         if (mixes_newlines(product, bytes)) t->splits_at_newlines = false;
         /* Of a pair listed twice the later rank counts, as in Hugging Face tokenizers. */

@@ -21,6 +21,11 @@ typedef struct piece {
     bool defined;
 } piece;
 
+typedef struct piece_slot {
+    int32_t id;   /* -1: an empty slot */
+    uint32_t tag; /* hash bits that spare most comparisons of texts, which miss the cache */
+} piece_slot;
+
 typedef struct merge {
     int32_t left, right; /* left < 0: an empty slot */
     int32_t product;
@@ -33,7 +38,7 @@ struct tokenizer {
     size_t n_pieces, longest_piece_bytes;
 
     /* Open addressing with linear probing; capacities are powers of two, at least twice the entries. */
-    int32_t *piece_slots; /* piece -> id, -1: empty */
+    piece_slot *piece_slots; /* piece -> id */
     size_t piece_mask;
     merge *merges; /* (left, right) -> rank, product */
     size_t merge_mask;
