@@ -29,7 +29,7 @@ static void test_vectors(void **state) {
     (void)state;
     tokenizer *t = open_demo_tokenizer();
     cJSON *vectors = load_json(KAKEYA_TEST_DATA "/text/chat_vectors.json");
-    int compared = 0;
+    int compared = 0, same_as_whole = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, cJSON_GetObjectItem(vectors, "cases")) {
         const char *json = cJSON_GetObjectItem(item, "request")->valuestring;
@@ -63,12 +63,26 @@ static void test_vectors(void **state) {
         assert_int_equal(detokenize(t, ids, n, true, &decoded, &decoded_bytes, &error), KAKEYA_OK);
         assert_string_equal(decoded, expected);
         free(decoded);
+
+        /* Where the callers' words spell no control token, the ids are those of the whole text. */
+        int32_t *whole;
+        size_t n_whole, whole_special = 0;
+        tokenizer_encode_options parsed = {.parse_special = true};
+        assert_int_equal(tokenizer_encode(t, text.text, text.bytes, parsed, &whole, &n_whole, &error), KAKEYA_OK);
+        for (size_t i = 0; i < n_whole; i++) whole_special += tokenizer_is_special(t, whole[i]);
+        if (whole_special == controls) {
+            assert_int_equal(n_whole, n);
+            assert_memory_equal(whole, ids, n * sizeof *ids);
+            same_as_whole++;
+        }
+        free(whole);
         free(ids);
         chat_text_free(&text);
         chat_request_free(&request);
         compared++;
     }
     assert_int_equal(compared, 160);
+    assert_true(same_as_whole > 30);
     cJSON_Delete(vectors);
     tokenizer_close(t);
 }
