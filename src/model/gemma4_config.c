@@ -1,5 +1,7 @@
 /* config.json and generation_config.json of the Gemma 4 family. Two dialects: the published one (global_head_dim,
- * num_global_key_value_heads) and the re-saved one (per_layer_config); text fields at the top or in text_config. */
+ * num_global_key_value_heads) and the re-saved one (per_layer_config); text fields at the top or in text_config. Keys
+ * whose value is the configuration class's default are often left out of a nested text_config, so those defaults apply
+ * here. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,9 +66,9 @@ static void check_fixed_choices(json_reader *r, const cJSON *text) {
 
 static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c) {
     const cJSON *types = json_array(r, text, "layer_types");
-    if (!types) { /* five sliding, one full; the last layer is full */
-        for (int i = 0; i < c->layers; i++)
-            c->layer[i].type = (i + 1) % 6 == 0 || i == c->layers - 1 ? GEMMA4_FULL : GEMMA4_SLIDING;
+    if (!types) { /* five sliding, one full */
+        for (int i = 0; i < c->layers; i++) c->layer[i].type = (i + 1) % 6 == 0 ? GEMMA4_FULL : GEMMA4_SLIDING;
+        c->layer[c->layers - 1].type = GEMMA4_FULL;
         return;
     }
     int n = cJSON_GetArraySize(types);
@@ -86,6 +88,7 @@ static void read_layer_types(json_reader *r, const cJSON *text, gemma4_config *c
             json_fail(r, KAKEYA_UNSUPPORTED, "layer_types[%d]: unknown layer type \"%s\"", i, name);
         i++;
     }
+    c->layer[c->layers - 1].type = GEMMA4_FULL; /* whatever the list says, as the reference does */
 }
 
 /* {"05": {"head_dim": 512, "num_key_value_heads": 2}, ...} */
@@ -114,8 +117,8 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
 }
 
 static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) {
-    c->heads = json_required_int(r, text, "num_attention_heads", 1, MAX_HEADS);
-    int kv_heads = json_required_int(r, text, "num_key_value_heads", 1, MAX_HEADS);
+    c->heads = json_int(r, text, "num_attention_heads", 1, MAX_HEADS, 8);
+    int kv_heads = json_int(r, text, "num_key_value_heads", 1, MAX_HEADS, 4);
     int head_dim = json_int(r, text, "head_dim", 2, MAX_HEAD_DIM, 256);
     const cJSON *overrides = json_object(r, text, "per_layer_config");
     int full_head_dim = json_int(r, text, "global_head_dim", 2, MAX_HEAD_DIM, overrides ? head_dim : 512);
@@ -176,7 +179,7 @@ static void read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
 }
 
 static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
-    int intermediate = json_required_int(r, text, "intermediate_size", 1, MAX_WIDTH);
+    int intermediate = json_int(r, text, "intermediate_size", 1, MAX_WIDTH, 9216);
     bool double_wide = json_bool(r, text, "use_double_wide_mlp", false);
     c->shared_kv_layers = json_int(r, text, "num_kv_shared_layers", 0, GEMMA4_MAX_LAYERS, 0);
     if (c->shared_kv_layers >= c->layers && r->status == KAKEYA_OK)
@@ -271,14 +274,14 @@ static void read_config(json_reader *r, const cJSON *top, json_reader *generatio
     check_architecture(r, top, text);
     check_fixed_choices(r, text);
 
-    c->layers = json_required_int(r, text, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS);
-    c->hidden = json_required_int(r, text, "hidden_size", 1, MAX_WIDTH);
+    c->layers = json_int(r, text, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS, 30);
+    c->hidden = json_int(r, text, "hidden_size", 1, MAX_WIDTH, 2304);
     c->vocab = json_int(r, text, "vocab_size", 1, MAX_VOCAB, 262144);
     c->max_context = json_int(r, text, "max_position_embeddings", 1, MAX_CONTEXT, 131072);
     c->sliding_window = json_int(r, text, "sliding_window", 1, MAX_CONTEXT, 512);
     c->rms_eps = (float)json_number(r, text, "rms_norm_eps", 0, 1, 1e-6);
     c->logit_softcap = (float)json_number(r, text, "final_logit_softcapping", 0, 1e6, 0);
-    c->tied_head = json_bool(r, text, "tie_word_embeddings", json_bool(r, top, "tie_word_embeddings", true));
+    c->tied_head = json_bool(r, top, "tie_word_embeddings", json_bool(r, text, "tie_word_embeddings", true));
     c->checkpoint_dtype = read_dtype(r, top, text);
     if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
 
