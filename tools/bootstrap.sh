@@ -26,6 +26,7 @@ need_build() {
     need_library libcjson libcjson-dev
     need_library yajl libyajl-dev
     need_library hwloc libhwloc-dev
+    need_library zlib zlib1g-dev
     need_library libedit libedit-dev
 }
 

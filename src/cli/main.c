@@ -1,4 +1,5 @@
 /* kakeya VERB [OPTION]...: finds the verb and hands over. */
+#include <langinfo.h>
 #include <locale.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,8 @@ static const verb verbs[] = {
     {"score", "log-likelihood of given tokens, logits and hidden states", cli_score},
     {"info", "architecture, parameters and memory of a model, before loading it", cli_info},
     {"bench", "speed beside what the hardware allows", cli_bench},
+    {"eval", "recall, fidelity, speed and losslessness, with a report", cli_eval},
+    {"gate", "check reports of eval by their raw rows", cli_gate},
 };
 
 enum { VERB_COUNT = sizeof verbs / sizeof verbs[0] };
@@ -36,7 +39,8 @@ static void print_help(void) {
 }
 
 int main(int argc, char **argv) {
-    setlocale(LC_CTYPE, "");
+    /* Line editing works on characters; text is UTF-8 whatever the locale says. */
+    if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0) setlocale(LC_CTYPE, "C.UTF-8");
     terminal_start();
     if (argc < 2) {
         fputs(usage_line, stderr);

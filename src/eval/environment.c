@@ -1,13 +1,9 @@
-#include <dirent.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/files.h"
-#include "base/hash.h"
 #include "eval/report.h"
 
 /* The rest of the first line of a text file that starts with `prefix`, behind the separator; "" where there is none. */
@@ -48,52 +44,4 @@ cJSON *environment_describe(void) {
     cJSON_AddNumberToObject(object, "memory_bytes", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE));
     cJSON_AddStringToObject(object, "os", os);
     return object;
-}
-
-/* Hashing tens of gigabytes would take longer than most evaluations; a changed header, size or any training step shows
- * in the pages looked at. */
-enum { HEADER_BYTES = 65536, PAGE_BYTES = 4096, PAGES = 64 };
-
-static uint64_t hash_file(uint64_t hash, const char *directory, const char *name, bool whole) {
-    char *path = path_join(directory, name);
-    file_map map;
-    if (!path || file_map_open(path, &map, NULL) != KAKEYA_OK) {
-        free(path);
-        return hash;
-    }
-    hash = hash_fnv1a(hash, name, strlen(name));
-    unsigned char size[8];
-    for (int i = 0; i < 8; i++) size[i] = (unsigned char)((uint64_t)map.bytes >> (8 * i));
-    hash = hash_fnv1a(hash, size, sizeof size);
-    if (whole || map.bytes <= HEADER_BYTES + (size_t)PAGES * PAGE_BYTES) {
-        if (map.bytes) hash = hash_fnv1a(hash, map.data, map.bytes);
-    } else {
-        hash = hash_fnv1a(hash, map.data, HEADER_BYTES);
-        size_t span = (map.bytes - HEADER_BYTES) / PAGES;
-        for (size_t i = 0; i < PAGES; i++)
-            hash = hash_fnv1a(hash, map.data + HEADER_BYTES + i * span, span < PAGE_BYTES ? span : PAGE_BYTES);
-    }
-    file_map_close(&map);
-    free(path);
-    return hash;
-}
-
-static int is_weight_file(const struct dirent *entry) {
-    const char *dot = strrchr(entry->d_name, '.');
-    return dot && strcmp(dot, ".safetensors") == 0;
-}
-
-uint64_t environment_fingerprint(const char *directory) {
-    struct dirent **entries = NULL;
-    int n = scandir(directory, &entries, is_weight_file, alphasort);
-    if (n < 0) return 0;
-    uint64_t hash = HASH_FNV1A_START;
-    hash = hash_file(hash, directory, "config.json", true);
-    hash = hash_file(hash, directory, "f_theta_config.json", true);
-    for (int i = 0; i < n; i++) {
-        hash = hash_file(hash, directory, entries[i]->d_name, false);
-        free(entries[i]);
-    }
-    free(entries);
-    return hash == HASH_FNV1A_START ? 0 : hash;
 }

@@ -32,10 +32,7 @@ void eval_report_close(eval_report *report); /* NULL is fine */
 /* The whole report; freed by the caller with cJSON_Delete. NULL when out of memory. */
 cJSON *eval_report_to_json(const eval_report *report);
 
-/* What the machine, the model and the build are, apart from the engine: version, CPU, cores, memory, system, date. */
+/* What the machine and the build are: version, CPU, cores, memory, system, date. */
 cJSON *environment_describe(void);
-/* Fingerprint of a model directory: config.json, and of every weight file name, size, header and pages spread evenly
- * over it. 0 when nothing can be read. */
-uint64_t environment_fingerprint(const char *directory);
 
 #endif

@@ -1,0 +1,500 @@
+/* kakeya eval: policies and decode modes side by side, with a report that `kakeya gate` can check. */
+#include "eval/eval.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "cli/cli.h"
+#include "cli/eval.h"
+#include "cli/terminal.h"
+#include "eval/plot.h"
+
+/* Options of every evaluation, beside the shared ones. */
+typedef struct eval_command {
+    cli_shared shared;
+    cli_option shared_table[CLI_SHARED_OPTIONS];
+    const char *report, *plot, *policies;
+    const char *policy_names[CLI_MAX_VALUES];
+    char *policy_text; /* owns policy_names */
+    eval_setup setup;
+    const char *words[512]; /* the whole command line */
+} eval_command;
+
+/* ---------------------------------------------------------------------------------------------------- progress */
+
+typedef struct progress_state {
+    double started, shown;
+} progress_state;
+
+/* "eval 34/150, 1:20 left" on a terminal; cancels after Ctrl-C anywhere. */
+static bool show_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    static const double interval_seconds = 0.5;
+    progress_state *state = user;
+    if (terminal_interrupted()) return false;
+    if (!isatty(STDERR_FILENO)) return true;
+    double now = clock_seconds();
+    if (state->started <= 0) state->started = now;
+    if (now - state->shown < interval_seconds) return true;
+    state->shown = now;
+    char left[48] = "";
+    if (done) {
+        int seconds = (int)((now - state->started) * (double)(total - done) / (double)done);
+        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
+    }
+    fprintf(stderr, "\r\033[K%s%s %llu/%llu%s%s", terminal_dim(STDERR_FILENO), what, (unsigned long long)done,
+            (unsigned long long)total, left, terminal_plain(STDERR_FILENO));
+    fflush(stderr);
+    return true;
+}
+
+static void clear_progress(const progress_state *state) {
+    if (state->shown <= 0) return;
+    fputs("\r\033[K", stderr);
+    fflush(stderr);
+}
+
+/* ------------------------------------------------------------------------------------------------------ common */
+
+/* Takes an option out of the shared table: the evaluation has its own form of it, or decides by itself. */
+static void drop_option(cli_option *table, const char *name) {
+    cli_option *to = table;
+    for (const cli_option *from = table; from->name; from++)
+        if (strcmp(from->name, name) != 0) *to++ = *from;
+    *to = (cli_option){0};
+}
+
+static void command_init(eval_command *c, int argc, char **argv) {
+    *c = (eval_command){0};
+    cli_shared_init(&c->shared, c->shared_table);
+    drop_option(c->shared_table, "attention");
+    drop_option(c->shared_table, "restore-layers");
+    drop_option(c->shared_table, "context");
+    c->words[c->setup.argc++] = "kakeya";
+    c->words[c->setup.argc++] = "eval";
+    for (int i = 0; i < argc && c->setup.argc < (int)(sizeof c->words / sizeof c->words[0]); i++)
+        c->words[c->setup.argc++] = argv[i];
+    c->setup.argv = c->words;
+}
+
+static void command_free(eval_command *c) {
+    free(c->policy_text);
+    cli_shared_free(&c->shared);
+}
+
+/* "native,restored" -> names. */
+static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_error *error) {
+    *out = (eval_policies){.names = c->policy_names};
+    if (!c->policies) return KAKEYA_OK;
+    c->policy_text = strdup(c->policies);
+    if (!c->policy_text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    char *rest = c->policy_text;
+    for (char *name; (name = strsep(&rest, ",")) != NULL && out->n < CLI_MAX_VALUES;) c->policy_names[out->n++] = name;
+    return KAKEYA_OK;
+}
+
+static kakeya_status prepare(eval_command *c, eval_policies *policies, kakeya_error *error) {
+    kakeya_status status = cli_shared_engine_options(&c->shared, &c->setup.engine, error);
+    if (status == KAKEYA_OK) status = split_policies(c, policies, error);
+    if (status != KAKEYA_OK) return status;
+    cli_shared_session_options(&c->shared, &c->setup.session);
+    c->setup.report_path = c->report;
+    c->setup.progress = show_progress;
+    if (c->report && directory_exists(c->report))
+        return error_set(error, KAKEYA_IO, "--report: %s is a directory", c->report);
+    return KAKEYA_OK;
+}
+
+static kakeya_status write_plot(const eval_command *c, const eval_report *report, kakeya_error *error) {
+    char *svg = plot_niah(&report->rows);
+    if (!svg) return error_set(error, KAKEYA_OUT_OF_MEMORY, "--plot: out of memory");
+    file_writer *writer = NULL;
+    kakeya_status status = file_writer_open(c->plot, &writer, error);
+    if (status == KAKEYA_OK) status = file_writer_write(writer, svg, strlen(svg), error);
+    if (status == KAKEYA_OK) {
+        status = file_writer_commit(writer, error);
+    } else {
+        file_writer_abort(writer);
+    }
+    free(svg);
+    return status;
+}
+
+static kakeya_status print_report(const eval_command *c, const eval_report *report, kakeya_error *error) {
+    if (!c->shared.json) {
+        eval_print_tables(report);
+        if (c->report) printf("\nReport: %s\n", c->report);
+        return KAKEYA_OK;
+    }
+    cJSON *json = eval_report_to_json(report);
+    char *text = json ? cJSON_PrintUnformatted(json) : NULL;
+    cJSON_Delete(json);
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");
+    if (terminal_write(text, strlen(text))) terminal_write("\n", 1);
+    cJSON_free(text);
+    return KAKEYA_OK;
+}
+
+/* What every evaluation ends with; an interrupted one still shows what it has. */
+static int finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error) {
+    clear_progress(c->setup.user);
+    if (report && (status == KAKEYA_OK || report->rows.n)) {
+        kakeya_error late = {0};
+        kakeya_status shown = print_report(c, report, &late);
+        if (shown == KAKEYA_OK && c->plot) shown = write_plot(c, report, &late);
+        if (status == KAKEYA_OK && shown != KAKEYA_OK) {
+            status = shown;
+            *error = late;
+        }
+    }
+    if (status == KAKEYA_CANCELLED && report && c->report)
+        error_set(error, status, "interrupted; %s holds the %zu finished rows", c->report, report->rows.n);
+    eval_report_close(report);
+    command_free(c);
+    return status == KAKEYA_OK ? CLI_DONE : cli_fail(name, error);
+}
+
+#define REPORT_OPTION(c) \
+    {.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report, \
+     .help = "write raw rows and summary as JSON, for `kakeya gate`"}
+#define POLICIES_OPTION(c, defaults) \
+    {.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies, \
+     .help = "native, sink-window, restored, restored-all, with commas (" defaults ")"}
+#define MAX_TOKENS_OPTION(o, default_text) \
+    {.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1, .max = 1 << 20, \
+     .help = "generated tokens per run, at most (" default_text ")"}
+
+static const char all_policies[] = "native, sink-window and, with an f_theta, restored";
+
+/* -------------------------------------------------------------------------------------------------------- niah */
+
+static const cli_command niah_command = {
+    .name = "eval niah",
+    .summary = "Needle in a haystack: recall, resident K/V and speed of attention policies side by side.",
+    .operands = "",
+    .details = "Every policy runs one token at a time and in --mode on the same prompts. --mix-alpha and --identity-restore\n"
+               "add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta in all layers.\n",
+    .examples = "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json --plot r.svg\n"
+                "  kakeya eval niah --lines 60,280 --draft-window 64,256,1024\n"
+                "  kakeya eval niah --lines 12,40 --mix-alpha 0,0.25,0.5,0.75,1\n",
+};
+
+/* "0,0.25,1": fractions in [0, 1]. */
+static bool parse_fractions(const char *text, double out[CLI_MAX_VALUES], size_t *n) {
+    for (const char *at = text;; at++) {
+        char *end;
+        double value = strtod(at, &end);
+        if (end == at || *n + 1 >= CLI_MAX_VALUES || !(value >= 0 && value <= 1)) return false;
+        out[(*n)++] = value;
+        at = end;
+        if (!*at) return true;
+        if (*at != ',') return false;
+    }
+}
+
+static int run_niah(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    drop_option(c.shared_table, "draft-window");
+    cli_ints lines = {{12, 40, 60, 150, 280}, 5}, draft_windows = {{c.shared.draft_window}, 1};
+    const char *mix_alpha = NULL;
+    bool identity = false;
+    int mode = KAKEYA_MODE_AUTO;
+    double alphas[CLI_MAX_VALUES];
+    eval_niah_options o = {.samples = 5, .seed = 42, .max_tokens = 48, .mix_alpha = alphas};
+    const cli_option own[] = {
+        {.name = "lines", .argument = "LIST", .kind = CLI_INTS, .target = &lines, .min = 10, .max = 100000,
+         .help = "haystack lines of each rung (12,40,60,150,280)"},
+        {.name = "samples", .argument = "N", .kind = CLI_INT, .target = &o.samples, .min = 1, .max = 10000,
+         .help = "prompts per rung (5)"},
+        POLICIES_OPTION(c, "native,sink-window,restored"),
+        {.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
+         .help = "auto, ar, speculative or ngram, beside ar (auto)"},
+        {.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0, .max = 16,
+         .help = "drafts per block; 0: the drafter's block size - 1 (0)"},
+        {.name = "draft-window", .argument = "LIST", .kind = CLI_INTS, .target = &draft_windows, .min = 1, .max = 1 << 24,
+         .help = "positions of context that the drafter keeps, one arm each (1024)"},
+        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
+        MAX_TOKENS_OPTION(o, "48"),
+        {.name = "identity-restore", .kind = CLI_FLAG, .target = &identity,
+         .help = "diagnostic: own K/V put back at evicted positions; must equal native"},
+        {.name = "mix-alpha", .argument = "LIST", .kind = CLI_TEXT, .target = &mix_alpha,
+         .help = "diagnostic: shares of own K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"},
+        REPORT_OPTION(c),
+        {.name = "plot", .argument = "FILE", .kind = CLI_TEXT, .target = &c.plot,
+         .help = "draw recall, memory and speed against context as SVG"},
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&niah_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    if (argc > first) return cli_usage_error(&niah_command, "unexpected '%s'", argv[first]);
+    if (mix_alpha && !parse_fractions(mix_alpha, alphas, &o.n_mix_alpha))
+        return cli_usage_error(&niah_command, "--mix-alpha: '%s' is not a list of numbers from 0 to 1", mix_alpha);
+    for (size_t i = 0; i < o.n_mix_alpha; i++) identity &= alphas[i] < 1;
+    if (identity) alphas[o.n_mix_alpha++] = 1;
+    o.lines = lines.value;
+    o.n_lines = lines.n;
+    o.mode = (kakeya_mode)mode;
+    o.draft_windows = draft_windows.value;
+    o.n_draft_windows = draft_windows.n;
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    kakeya_status result = prepare(&c, &o.policies, &error);
+    if (result == KAKEYA_OK) result = eval_niah(&c.setup, &o, &report, &error);
+    return finish(&c, niah_command.name, result, report, &error);
+}
+
+/* ---------------------------------------------------------------------------------------------------- fidelity */
+
+static const cli_command fidelity_command = {
+    .name = "eval fidelity",
+    .summary = "Perplexity, top-1 agreement and KL divergence against native attention, teacher-forced.",
+    .operands = "[FILE]...",
+    .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a JSON object with\n"
+               "\"sequences\", an array of id arrays or of objects with \"input_ids\", and optionally \"prompt_length\".\n",
+    .examples = "  kakeya eval fidelity README.md --windows 32,64,128\n"
+                "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
+};
+
+static int run_fidelity(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    drop_option(c.shared_table, "window");
+    cli_ints windows = {{c.shared.window}, 1};
+    cli_texts texts = {{NULL}, 0};
+    eval_corpus corpus = {0};
+    eval_fidelity_options o = {.score_tokens = 64};
+    const cli_option own[] = {
+        {.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
+         .help = "a text file; may be given again (without any: the bundled sources)"},
+        {.name = "ids-json", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ids_json, .help = "sequences of token ids"},
+        {.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 0, .max = 1 << 24,
+         .help = "tokens of prompt in front of the scored ones (as the ids file says, else 600)"},
+        {.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1, .max = 1 << 24,
+         .help = "scored tokens per sequence of a text (64)"},
+        {.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0, .max = 1 << 24,
+         .help = "take only the first N sequences (0: all)"},
+        POLICIES_OPTION(c, "native,sink-window,restored"),
+        {.name = "windows", .argument = "LIST", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
+         .help = "last positions that stay exact, one arm each (64)"},
+        {.name = "window", .argument = "N", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
+         .help = "the same with one value"},
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&fidelity_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    for (; first < argc && texts.n < CLI_MAX_VALUES; first++) texts.text[texts.n++] = argv[first];
+    if (first < argc) return cli_usage_error(&fidelity_command, "more than %d text files", CLI_MAX_VALUES);
+    o.texts = texts.text;
+    o.n_texts = texts.n;
+    o.windows = windows.value;
+    o.n_windows = windows.n;
+    if (!texts.n && !o.ids_json) {
+        eval_corpus_find(&corpus);
+        o.texts = (const char *const *)corpus.paths;
+        o.n_texts = corpus.n;
+    }
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    kakeya_status result = prepare(&c, &o.policies, &error);
+    if (result == KAKEYA_OK) result = eval_fidelity(&c.setup, &o, &report, &error);
+    eval_corpus_free(&corpus);
+    return finish(&c, fidelity_command.name, result, report, &error);
+}
+
+/* -------------------------------------------------------------------------------------------------------- code */
+
+static const cli_command code_command = {
+    .name = "eval code",
+    .summary = "Continues source files: speculative against autoregressive speed by draft length.",
+    .operands = "[FILE]...",
+    .details = "The start of every file is the prompt; the answer ends by itself or at --max-tokens. Arms take turns; speeds are\n"
+               "medians over repetitions. Without files: the bundled sources.\n",
+    .examples = "  kakeya eval code --report c.json\n"
+                "  kakeya eval code src/base/alloc.c --draft-lengths 1,3,5,7 --repetitions 9\n",
+};
+
+static const char *const *files_or_corpus(int argc, char **argv, int first, eval_corpus *corpus, size_t *n) {
+    if (first < argc) {
+        *n = (size_t)(argc - first);
+        return (const char *const *)(argv + first);
+    }
+    eval_corpus_find(corpus);
+    *n = corpus->n;
+    return (const char *const *)corpus->paths;
+}
+
+static kakeya_status require_files(size_t n, kakeya_error *error) {
+    return n ? KAKEYA_OK
+             : error_set(error, KAKEYA_IO, "no source files: the bundled ones are not beside the executable, name some");
+}
+
+static int run_code(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    cli_ints lengths = {{2, 4, 8, 16}, 4};
+    eval_corpus corpus = {0};
+    eval_code_options o = {.prompt_tokens = 512, .max_tokens = 96, .repetitions = 5};
+    const cli_option own[] = {
+        {.name = "draft-lengths", .argument = "LIST", .kind = CLI_INTS, .target = &lengths, .min = 1, .max = 16,
+         .help = "tokens drafted per block, one arm each (2,4,8,16)"},
+        {.name = "repetitions", .argument = "N", .kind = CLI_INT, .target = &o.repetitions, .min = 1, .max = 1000,
+         .help = "runs of every arm on every file (5)"},
+        {.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &o.prompt_tokens, .min = 16, .max = 1 << 24,
+         .help = "taken from the start of each file (512)"},
+        MAX_TOKENS_OPTION(o, "96"),
+        POLICIES_OPTION(c, "native"),
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&code_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+    o.draft_lengths = lengths.value;
+    o.n_draft_lengths = lengths.n;
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    kakeya_status result = prepare(&c, &o.policies, &error);
+    if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+    if (result == KAKEYA_OK) result = eval_code(&c.setup, &o, &report, &error);
+    eval_corpus_free(&corpus);
+    return finish(&c, code_command.name, result, report, &error);
+}
+
+/* -------------------------------------------------------------------------------------------------- acceptance */
+
+static const cli_command acceptance_command = {
+    .name = "eval acceptance",
+    .summary = "How many drafts are accepted, by position, with both embedding forms of the drafter.",
+    .operands = "[FILE]",
+    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form), plain or gzip. Public engines disagree whether the\n"
+               "drafter's block embeddings are scaled by sqrt(hidden size); the form with more tokens per forward is the right one.\n",
+    .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
+};
+
+static int run_acceptance(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    eval_acceptance_options o = {.max_tokens = 96};
+    const cli_option own[] = {
+        {.name = "jsonl", .argument = "FILE", .kind = CLI_TEXT, .target = &o.jsonl, .help = "prompts, one JSON object a line"},
+        {.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 0, .max = 1 << 24,
+         .help = "take only the first N prompts (0: all)"},
+        {.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0, .max = 16,
+         .help = "drafts per block; 0: the drafter's block size - 1 (0)"},
+        MAX_TOKENS_OPTION(o, "96"),
+        {.name = "chat", .kind = CLI_FLAG, .target = &o.chat, .help = "prompts as user messages instead of texts to continue"},
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&acceptance_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    if (first < argc && !o.jsonl) o.jsonl = argv[first++];
+    if (first < argc) return cli_usage_error(&acceptance_command, "unexpected '%s'", argv[first]);
+    if (!o.jsonl) return cli_usage_error(&acceptance_command, "give --jsonl FILE");
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    eval_policies none;
+    kakeya_status result = prepare(&c, &none, &error);
+    if (result == KAKEYA_OK) result = eval_acceptance(&c.setup, &o, &report, &error);
+    return finish(&c, acceptance_command.name, result, report, &error);
+}
+
+/* ---------------------------------------------------------------------------------------------------- lossless */
+
+static const cli_command lossless_command = {
+    .name = "eval lossless",
+    .summary = "Compares the tokens of every decode mode with plain autoregression: the streams must be equal.",
+    .operands = "[FILE]...",
+    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids; temperatures 0,\n"
+               "0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native and restored attention. The\n"
+               "first few prompts also run the slow references: every token by a whole new forward, every block from a new\n"
+               "drafter context.\n",
+    .examples = "  kakeya eval lossless --prompts 200 --report l.json\n",
+};
+
+static int run_lossless(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    drop_option(c.shared_table, "threads");
+    eval_corpus corpus = {0};
+    eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
+    const cli_option own[] = {
+        {.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
+         .help = "prompts; every one runs in every mode (200)"},
+        MAX_TOKENS_OPTION(o, "32"),
+        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
+        {.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts, .min = 0, .max = 1 << 20,
+         .help = "prompts that also run the slow references (2)"},
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&lossless_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    eval_policies none;
+    kakeya_status result = prepare(&c, &none, &error);
+    if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+    if (result == KAKEYA_OK) result = eval_lossless_run(&c.setup, &o, &report, &error);
+    eval_corpus_free(&corpus);
+    return finish(&c, lossless_command.name, result, report, &error);
+}
+
+/* -------------------------------------------------------------------------------------------------------- verb */
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const cli_command *command;
+} evaluations[] = {
+    {"niah", run_niah, &niah_command},
+    {"fidelity", run_fidelity, &fidelity_command},
+    {"code", run_code, &code_command},
+    {"acceptance", run_acceptance, &acceptance_command},
+    {"lossless", run_lossless, &lossless_command},
+};
+enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0] };
+
+static const char usage[] = "usage: kakeya eval niah|fidelity|code|acceptance|lossless [OPTION]...\n";
+
+int cli_eval(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "kakeya eval: which evaluation?\n%s", usage);
+        return CLI_USAGE;
+    }
+    for (int i = 0; i < EVALUATIONS; i++)
+        if (strcmp(argv[1], evaluations[i].name) == 0) return evaluations[i].run(argc - 1, argv + 1);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        fputs(usage, stdout);
+        putchar('\n');
+        for (int i = 0; i < EVALUATIONS; i++) printf("  %-11s %s\n", evaluations[i].name, evaluations[i].command->summary);
+        printf("\nkakeya eval NAME --help explains one. Policies are compared with native attention; the default ones are\n%s.\n"
+               "\nExample:\n  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json && kakeya gate r.json\n",
+               all_policies);
+        return CLI_DONE;
+    }
+    fprintf(stderr, "kakeya eval: unknown %s '%s'\n%s", argv[1][0] == '-' ? "option" : "evaluation", argv[1], usage);
+    return CLI_USAGE;
+}

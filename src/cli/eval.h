@@ -1,0 +1,19 @@
+/* Shared by the files of `kakeya eval`. */
+#ifndef KAKEYA_CLI_EVAL_H
+#define KAKEYA_CLI_EVAL_H
+
+#include "eval/report.h"
+
+/* The report's figures as aligned tables on stdout. */
+void eval_print_tables(const eval_report *report);
+
+/* The bundled source files that stand in where no files are given: paths, malloc'ed, freed with eval_corpus_free. Empty
+ * when they are not beside the executable. */
+typedef struct eval_corpus {
+    char **paths;
+    size_t n;
+} eval_corpus;
+void eval_corpus_find(eval_corpus *out);
+void eval_corpus_free(eval_corpus *corpus);
+
+#endif

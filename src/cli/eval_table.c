@@ -1,0 +1,176 @@
+/* Tables of `kakeya eval`: the summary of a report, column by column. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/eval.h"
+#include "cli/terminal.h"
+#include "eval/summary.h"
+
+typedef enum column_form {
+    TEXT,
+    COUNT, /* 1,234 */
+    BYTES, /* 1.23 MB */
+    FIXED1,
+    FIXED2,
+    FIXED4,
+    PERCENT, /* of a fraction */
+} column_form;
+
+/* One column of a table of summary entries; `key` may reach into an object: "kv_bytes.total". */
+typedef struct column {
+    const char *title, *key;
+    column_form form;
+} column;
+
+enum { CELL_BYTES = 48, MAX_COLUMNS = 16 };
+
+static const cJSON *find(const cJSON *entry, const char *key) {
+    const char *dot = strchr(key, '.');
+    if (!dot) return cJSON_GetObjectItemCaseSensitive(entry, key);
+    char first[32];
+    snprintf(first, sizeof first, "%.*s", (int)(dot - key), key);
+    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(entry, first), dot + 1);
+}
+
+static void format_cell(const cJSON *item, column_form form, char out[CELL_BYTES]) {
+    char buffer[32];
+    double value = cJSON_IsNumber(item) ? item->valuedouble : 0;
+    if (cJSON_IsString(item)) {
+        snprintf(out, CELL_BYTES, "%s", item->valuestring);
+    } else if (cJSON_IsBool(item)) {
+        snprintf(out, CELL_BYTES, "%s", cJSON_IsTrue(item) ? "yes" : "no");
+    } else if (!cJSON_IsNumber(item)) {
+        snprintf(out, CELL_BYTES, "-");
+    } else if (form == COUNT || form == TEXT) {
+        snprintf(out, CELL_BYTES, "%s", format_count(buffer, (uint64_t)(value + 0.5)));
+    } else if (form == BYTES) {
+        snprintf(out, CELL_BYTES, "%s", format_bytes(buffer, value));
+    } else if (form == PERCENT) {
+        snprintf(out, CELL_BYTES, "%.1f%%", 100 * value);
+    } else {
+        snprintf(out, CELL_BYTES, "%.*f", form == FIXED1 ? 1 : form == FIXED2 ? 2 : 4, value);
+    }
+}
+
+static void print_table(const cJSON *entries, const column *columns, size_t n) {
+    int width[MAX_COLUMNS];
+    char cell[CELL_BYTES];
+    const cJSON *entry;
+    if (!entries || !entries->child) return;
+    for (size_t c = 0; c < n; c++) {
+        width[c] = (int)strlen(columns[c].title);
+        cJSON_ArrayForEach(entry, entries) {
+            format_cell(find(entry, columns[c].key), columns[c].form, cell);
+            if ((int)strlen(cell) > width[c]) width[c] = (int)strlen(cell);
+        }
+    }
+    for (size_t c = 0; c < n; c++)
+        printf("%s%*s", c ? "  " : "", columns[c].form == TEXT ? -width[c] : width[c], columns[c].title);
+    putchar('\n');
+    cJSON_ArrayForEach(entry, entries) {
+        for (size_t c = 0; c < n; c++) {
+            format_cell(find(entry, columns[c].key), columns[c].form, cell);
+            printf("%s%*s", c ? "  " : "", columns[c].form == TEXT ? -width[c] : width[c], cell);
+        }
+        putchar('\n');
+    }
+}
+
+#define PRINT(entries, ...)                                                                                            \
+    print_table(entries, (const column[]){__VA_ARGS__}, sizeof((const column[]){__VA_ARGS__}) / sizeof(column))
+
+static const cJSON *part(const cJSON *summary, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(summary, name);
+}
+
+static void print_lossless(const cJSON *summary) {
+    const cJSON *lossless = part(summary, "lossless"), *first = part(lossless, "first_difference");
+    printf("\nToken streams: %.0f compared with their reference, %.0f differ.\n",
+           part(lossless, "comparisons")->valuedouble, part(lossless, "differences")->valuedouble);
+    if (cJSON_IsObject(first))
+        printf("First difference: %s, token %.0f, %s.\n", part(first, "sample")->valuestring,
+               part(first, "position")->valuedouble, part(first, "arm")->valuestring);
+}
+
+static void print_speedups(const cJSON *summary) {
+    const cJSON *speedups = part(summary, "speedups");
+    if (!speedups || !speedups->child) return;
+    printf("\nDecoding against ar, median over samples:\n");
+    PRINT(speedups, {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft", "draft_length", COUNT},
+          {"draft window", "draft_window", COUNT}, {"samples", "samples", COUNT}, {"x ar", "ratio_to_ar", FIXED2});
+}
+
+static void print_niah(const cJSON *summary) {
+    PRINT(part(summary, "arms"), {"lines", "lines", COUNT}, {"prompt", "prompt_tokens_mean", COUNT},
+          {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft window", "draft_window", COUNT},
+          {"recall", "recall", PERCENT}, {"full", "kv_bytes.full", BYTES}, {"sliding", "kv_bytes.sliding", BYTES},
+          {"latent", "kv_bytes.latent", BYTES}, {"draft", "kv_bytes.draft", BYTES},
+          {"K/V total", "kv_bytes.total", BYTES}, {"prefill t/s", "prefill_tokens_per_second", COUNT},
+          {"decode t/s", "decode_tokens_per_second_median", COUNT}, {"tokens/forward", "tokens_per_forward", FIXED2});
+    print_speedups(summary);
+    print_lossless(summary);
+    const cJSON *diagnostics = part(summary, "diagnostics");
+    if (!diagnostics || !diagnostics->child) return;
+    printf("\nEvicted K/V as alpha * own + (1 - alpha) * f_theta, all layers; relative MSE of what is attended:\n");
+    PRINT(diagnostics, {"lines", "lines", COUNT}, {"alpha", "mix_alpha", FIXED2}, {"samples", "samples", COUNT},
+          {"recall", "recall", PERCENT}, {"sliding", "effective_relative_mse_sliding", FIXED4},
+          {"full", "effective_relative_mse_full", FIXED4});
+}
+
+static void print_fidelity(const cJSON *summary) {
+    PRINT(part(summary, "arms"), {"policy", "policy", TEXT}, {"sink", "sink", COUNT}, {"window", "window", COUNT},
+          {"sequences", "sequences", COUNT}, {"tokens", "scored_tokens", COUNT}, {"perplexity", "perplexity", FIXED4},
+          {"top-1 agreement", "top1_agreement", FIXED4}, {"KL from native", "kl_from_native", FIXED4});
+}
+
+static void print_code(const cJSON *summary) {
+    PRINT(part(summary, "arms"), {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft", "draft_length", COUNT},
+          {"files", "samples", COUNT}, {"runs", "rows", COUNT}, {"tokens", "completion_tokens", COUNT},
+          {"tokens/forward", "tokens_per_forward", FIXED2}, {"decode t/s", "decode_tokens_per_second_median", COUNT},
+          {"spread", "decode_spread", PERCENT});
+    print_speedups(summary);
+    printf("\nOver the fixed draft lengths:\n");
+    PRINT(part(summary, "sweeps"), {"policy", "policy", TEXT}, {"best length", "best_draft_length", COUNT},
+          {"best x ar", "best_ratio_to_ar", FIXED2}, {"mean x ar", "mean_ratio_to_ar", FIXED2},
+          {"auto x ar", "auto_ratio_to_ar", FIXED2});
+    print_lossless(summary);
+}
+
+/* One line per form, positions side by side. */
+static void print_positions(const cJSON *arms, const char *title, const char *key, const char *format) {
+    const cJSON *arm, *value;
+    printf("\n%s\n", title);
+    cJSON_ArrayForEach(arm, arms) {
+        printf("  %-9s", cJSON_IsTrue(part(arm, "drafter_scaled_embedding")) ? "scaled" : "unscaled");
+        cJSON_ArrayForEach(value, part(arm, key)) printf(format, value->valuedouble);
+        putchar('\n');
+    }
+}
+
+static void print_acceptance(const cJSON *summary) {
+    const cJSON *arms = part(summary, "arms");
+    PRINT(arms, {"scaled embedding", "drafter_scaled_embedding", TEXT}, {"draft", "draft_length", COUNT},
+          {"prompts", "samples", COUNT}, {"tokens", "completion_tokens", COUNT},
+          {"forwards", "verifier_forwards", COUNT}, {"tokens/forward", "tokens_per_forward", FIXED2},
+          {"drafted", "drafted_tokens", COUNT}, {"accepted", "accepted_tokens", COUNT},
+          {"decode t/s", "decode_tokens_per_second_median", COUNT});
+    print_positions(arms, "Accepted by draft position:", "acceptance_by_position", "%7.3f");
+    print_positions(arms, "Blocks by accepted drafts, from 0:", "blocks_by_accepted_length", "%7.0f");
+    print_lossless(summary);
+}
+
+static void print_lossless_report(const cJSON *summary) {
+    PRINT(part(summary, "modes"), {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"runs", "rows", COUNT},
+          {"tokens", "completion_tokens", COUNT}, {"drafted", "drafted_tokens", COUNT},
+          {"accepted", "accepted_tokens", COUNT});
+    print_lossless(summary);
+}
+
+void eval_print_tables(const eval_report *report) {
+    static void (*const print[EVAL_KIND_COUNT])(const cJSON *) = {print_niah, print_fidelity, print_code,
+                                                                  print_acceptance, print_lossless_report};
+    cJSON *summary = report->rows.n ? eval_summary_derive(report->kind, &report->rows) : NULL;
+    if (summary) print[report->kind](summary);
+    cJSON_Delete(summary);
+}
