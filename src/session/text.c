@@ -38,12 +38,14 @@ kakeya_status kakeya_chat_tokens(const kakeya_engine *engine, const kakeya_messa
     kakeya_status status = need_tokenizer(engine, error);
     if (status != KAKEYA_OK) return status;
     if (!engine->chat.gemma_turns)
-        return error_set(error, KAKEYA_UNSUPPORTED, "chat: the model's chat_template.jinja does not write Gemma 4 turns%s%s",
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "chat: the model's chat_template.jinja does not write Gemma 4 turns%s%s",
                          engine->chat.note[0] ? ": " : "", engine->chat.note);
     chat_message *turns = calloc(n_messages ? n_messages : 1, sizeof *turns);
     if (!turns) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
     for (size_t i = 0; i < n_messages; i++)
-        turns[i] = (chat_message){.role = messages[i].role, .parts = &messages[i].content, .n_parts = 1};
+        turns[i] = (chat_message){
+            .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
     const chat_options options = {.style = engine->chat.style, .thinking = thinking, .add_generation_prompt = true};
     chat_text text = {0};
     status = chat_render(turns, n_messages, &options, &text, error);
