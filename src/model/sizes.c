@@ -109,8 +109,7 @@ static size_t latent_bytes(const gemma4_config *config, const kv_policy *policy,
     size_t codes, norms;
     latent_row(config, policy, &codes, &norms);
     if (latents_grow(policy)) {
-        /* readers take whole blocks of KV_RING_STEP positions, so as many lie behind the last one */
-        size_t pages = ((size_t)positions + KV_RING_STEP + KV_PAGE_POSITIONS - 1) / KV_PAGE_POSITIONS;
+        size_t pages = ((size_t)positions + KV_PAGE_POSITIONS - 1) / KV_PAGE_POSITIONS;
         return pages * mem_rounded((codes + norms) * KV_PAGE_POSITIONS);
     }
     size_t ring = (size_t)kv_ring_positions(config->sliding_window);
