@@ -6,16 +6,15 @@
  * order. Where the CPU multiplies bf16 pairs itself (SIMD_DOT_PAIRS), a step is one instruction on two vectors as they
  * lie.
  *
- * Canonical order of one result (row r, output o): one accumulator vector; for every step first the even (lower), then
- * the odd (upper) vector is multiplied and added; at the end the lanes are summed by halving. Nothing else enters:
- * tiles of any shape, blocks of k (whose accumulators are put aside as whole vectors) and pieces of outputs change
- * which results are computed together, never how.
+ * Canonical order of one result (row r, output o). k is cut into chunks of equal numbers of steps. Within a chunk one
+ * accumulator vector takes, step by step, the product of the even (lower), then of the odd (upper) vectors; at its end
+ * the lanes are summed by halving. The chunks' sums are added in order. Nothing else enters: tiles of any shape, blocks
+ * and pieces of outputs change which results are computed together, never how.
  *
- * A tile is R rows by O outputs, held in registers. The expansion of a weight costs two operations and serves R rows,
- * so the arithmetic bound is R / (R + 1) of the multiply-add rate, and for few rows the bound is the memory bandwidth.
- * Block sizes: the activations of a tile are copied into an L1-sized buffer in the order of use (rows at a power-of-two
- * distance would fall on the same cache sets) and serve all outputs of a block; the weights of a block of outputs stay
- * in L2 for all row tiles. */
+ * Few rows (multiply_few): weights stream from memory through registers, expanded once for all rows; the bound is the
+ * memory bandwidth, then R / (R + 1) of the multiply-add rate. Many rows (multiply_many): the weights of PANEL_OUTPUTS
+ * outputs and one chunk are expanded into L1 and stay there while the rows of a block, which fit in L2, pass by; the
+ * bound is the multiply-add rate. */
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_MATMUL_H
 #define KAKEYA_BACKEND_CPU_KERNELS_MATMUL_H
 
@@ -35,13 +34,20 @@ typedef enum product { PRODUCT_F32, PRODUCT_F16, PRODUCT_BF16, PRODUCT_PAIRS, PR
 
 enum {
     STEP = 2 * SIMD_LANES, /* values of k */
-    MAX_TILE_ROWS = SIMD_REGISTERS == 32 ? 12 : 6,
+    MAX_CHUNK_STEPS = 768 / STEP,
+    MAX_CHUNK_STEPS_PAIRS = 1536 / STEP, /* half the bytes per step */
+
+    FEW_ROWS = SIMD_REGISTERS == 32 ? 8 : 6,
     MAX_TILE_OUTPUTS = 8,
     MAX_TILE_SUMS = SIMD_REGISTERS * 3 / 4, /* rows * outputs of a tile */
-    X_BLOCK_BYTES = 24 * 1024,              /* activations of a tile in L1 */
-    WEIGHT_BLOCK_BYTES = 384 * 1024,        /* weights of a block of outputs in L2 */
-    MAX_BLOCK_OUTPUTS = 128,
-    MAX_SET_ASIDE = 768, /* accumulators put aside between blocks of k */
+    FEW_BLOCK_BYTES = 28 * 1024,            /* activations in L1 */
+    FEW_BLOCK_OUTPUTS = 96,
+
+    PANEL_ROWS = 4,
+    PANEL_OUTPUTS = SIMD_REGISTERS == 32 ? 6 : 3,
+    X_AHEAD_BYTES = 256,     /* activations are fetched from L2 this much early */
+    PANEL_BLOCK_ROWS = 128,  /* activations of a chunk in L2 */
+    PANEL_BLOCK_GROUPS = 22, /* panels whose results are kept together */
 };
 
 static product product_of(dtype w, bool round_to_bf16) {
@@ -99,14 +105,27 @@ static void pack_rows(dtype w, bool round_to_bf16, const float *x, size_t ldx, i
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
+/* Steps of k, and how they are cut into chunks. */
+typedef struct k_chunks {
+    int steps, chunks, steps_per_chunk;
+} k_chunks;
+
+static k_chunks chunks_of(product kind, int k) {
+    int most = kind == PRODUCT_PAIRS ? MAX_CHUNK_STEPS_PAIRS : MAX_CHUNK_STEPS;
+    k_chunks c = {.steps = (k + STEP - 1) / STEP};
+    c.chunks = c.steps > most ? (c.steps + most - 1) / most : 1;
+    c.steps_per_chunk = (c.steps + c.chunks - 1) / c.chunks;
+    return c;
+}
+
 typedef struct tile_call {
-    const unsigned char *x; /* [steps, and one more for the tail][R][x_step_bytes] */
-    const unsigned char *w; /* first weight row, at the first k of this block of k */
+    const unsigned char *x; /* [steps][R][x_step_bytes] */
+    const unsigned char *w; /* first weight row, at the first k of this call */
     size_t w_row_bytes;
     size_t next_tile; /* bytes from here to the weights of the next tile, which are fetched ahead; 0 at the end */
-    int steps, tail;  /* whole steps, and values of k behind them (fewer than STEP) */
-    bool first, last; /* this block holds the beginning, the end of k */
-    simd_f32 *aside;  /* [R * O] accumulators between blocks of k */
+    int chunks, steps_per_chunk, steps; /* steps: of all chunks, the last of which may be shorter */
+    int tail;                           /* values of k in the last step, STEP if it is whole */
+    bool first;                         /* y is written, not added to */
     float *y;
     size_t ldy;
 } tile_call;
@@ -154,11 +173,11 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
     simd_f32 a[MAX_TILE_OUTPUTS], b[MAX_TILE_OUTPUTS];
     UNROLL for (int o = 0; o < O; o++) load_weights(kind, w + (size_t)o * w_row_bytes, n, &a[o], &b[o]);
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes); __asm__("" : "+v"(value));
+        simd_f32 value = simd_load(x + (size_t)r * x_bytes);
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, a[o], sums[r * O + o]);
     }
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes + x_bytes / 2); __asm__("" : "+v"(value));
+        simd_f32 value = simd_load(x + (size_t)r * x_bytes + x_bytes / 2);
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, b[o], sums[r * O + o]);
     }
 }
@@ -185,52 +204,54 @@ SIMD_INLINE void sum_lanes(const simd_f32 *sums, const int count, float *out) {
 }
 
 SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *call) {
-    simd_f32 sums[MAX_TILE_SUMS];
-    UNROLL for (int i = 0; i < R * O; i++) sums[i] = call->first ? simd_zero() : call->aside[i];
     const unsigned char *x = call->x, *w = call->w;
     const size_t w_row_bytes = call->w_row_bytes, next_tile = call->next_tile;
-    for (int s = 0; s < call->steps; s++) {
-        UNROLL for (int o = 0; o < O; o++)
-            _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T0);
-        multiply_step(kind, R, O, x, w, w_row_bytes, STEP, sums);
-        x += (size_t)R * x_step_bytes(kind);
-        w += w_step_bytes(kind);
+    int left = call->steps;
+    for (int chunk = 0; chunk < call->chunks; chunk++) {
+        simd_f32 sums[MAX_TILE_SUMS];
+        UNROLL for (int i = 0; i < R * O; i++) sums[i] = simd_zero();
+        int steps = left < call->steps_per_chunk ? left : call->steps_per_chunk;
+        left -= steps;
+        bool partial = left == 0 && call->tail < STEP;
+        for (int s = partial; s < steps; s++) {
+            UNROLL for (int o = 0; o < O; o++) {
+                _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T0);
+            }
+            multiply_step(kind, R, O, x, w, w_row_bytes, STEP, sums);
+            x += (size_t)R * x_step_bytes(kind);
+            w += w_step_bytes(kind);
+        }
+        if (partial) multiply_step(kind, R, O, x, w, w_row_bytes, call->tail, sums);
+        float results[MAX_TILE_SUMS + SIMD_LANES];
+        sum_lanes(sums, R * O, results);
+        UNROLL for (int r = 0; r < R; r++) {
+            float *y = call->y + (size_t)r * call->ldy;
+            UNROLL for (int o = 0; o < O; o++) {
+                y[o] = call->first && chunk == 0 ? results[r * O + o] : y[o] + results[r * O + o];
+            }
+        }
     }
-    if (call->tail) multiply_step(kind, R, O, x, w, w_row_bytes, call->tail, sums);
-    if (!call->last) {
-        UNROLL for (int i = 0; i < R * O; i++) call->aside[i] = sums[i];
-        return;
-    }
-    float results[MAX_TILE_SUMS + SIMD_LANES];
-    sum_lanes(sums, R * O, results);
-    UNROLL for (int r = 0; r < R; r++)
-        memcpy(call->y + (size_t)r * call->ldy, results + r * O, (size_t)O * sizeof *results);
 }
 
 #define TILE_NAME(kind, R, O) tile_##kind##_##R##x##O
 #define DEFINE_TILE(kind, R, O)                                                                                        \
     static void TILE_NAME(kind, R, O)(const tile_call *call) { tile(PRODUCT_##kind, R, O, call); }
 
-/* Outputs of the tile for each number of rows, and the tiles: TILES(X) calls X(R, O). */
+/* The tiles of multiply_few: TILES(X, kind) calls X(kind, R, O), for each R the widest and the single-output one. */
 #if defined(__AVX512F__)
 #define TILES(X, kind)                                                                                                 \
     X(kind, 1, 8)                                                                                                      \
     X(kind, 2, 8)                                                                                                      \
-    X(kind, 3, 8)                                                                                                      \
-    X(kind, 4, 6)                                                                                                      \
-    X(kind, 5, 4)                                                                                                      \
-    X(kind, 6, 4) X(kind, 7, 3) X(kind, 8, 3) X(kind, 9, 2) X(kind, 10, 2) X(kind, 11, 2) X(kind, 12, 2) X(kind, 1, 1) \
-        X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1) X(kind, 7, 1) X(kind, 8, 1)              \
-            X(kind, 9, 1) X(kind, 10, 1) X(kind, 11, 1) X(kind, 12, 1)
-static const int tile_outputs[MAX_TILE_ROWS + 1] = {0, 8, 8, 8, 6, 4, 4, 3, 3, 2, 2, 2, 2};
+    X(kind, 3, 8) X(kind, 4, 6) X(kind, 5, 4) X(kind, 6, 4) X(kind, 7, 3) X(kind, 8, 3) X(kind, 1, 1) X(kind, 2, 1)    \
+        X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1) X(kind, 7, 1) X(kind, 8, 1)
+static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 8, 8, 6, 4, 4, 3, 3};
 #else
 #define TILES(X, kind)                                                                                                 \
     X(kind, 1, 8)                                                                                                      \
     X(kind, 2, 4)                                                                                                      \
-    X(kind, 3, 2)                                                                                                      \
-    X(kind, 4, 2)                                                                                                      \
-    X(kind, 5, 2) X(kind, 6, 2) X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1)
-static const int tile_outputs[MAX_TILE_ROWS + 1] = {0, 8, 4, 2, 2, 2, 2};
+    X(kind, 3, 4) X(kind, 4, 3) X(kind, 5, 2) X(kind, 6, 2) X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1)    \
+        X(kind, 5, 1) X(kind, 6, 1)
+static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 4, 4, 3, 2, 2};
 #endif
 
 TILES(DEFINE_TILE, F32)
@@ -242,16 +263,16 @@ TILES(DEFINE_TILE, PAIRS)
 
 /* [product][rows][full width (1) or a single output (0)] */
 #define TILE_ENTRY(kind, R, O) [PRODUCT_##kind][R][(O) > 1] = TILE_NAME(kind, R, O),
-static const tile_function tile_functions[PRODUCT_COUNT][MAX_TILE_ROWS + 1][2] = {
+static const tile_function tile_functions[PRODUCT_COUNT][FEW_ROWS + 1][2] = {
     TILES(TILE_ENTRY, F32) TILES(TILE_ENTRY, F16) TILES(TILE_ENTRY, BF16)
 #ifdef SIMD_DOT_PAIRS
         TILES(TILE_ENTRY, PAIRS)
 #endif
 };
 
-/* --- blocks ----------------------------------------------------------------------------------------------------- */
+/* --- few rows --------------------------------------------------------------------------------------------------- */
 
-/* [R][steps] to [steps][R]. */
+/* [R][steps] to [steps][R]. Read where they lie, rows at a power-of-two distance would fall on the same cache sets. */
 static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, int steps, size_t x_bytes,
                             unsigned char *out) {
     for (int r = 0; r < R; r++) {
@@ -263,45 +284,223 @@ static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, i
     }
 }
 
-/* Rows [0, R) of x against weight rows [0, outputs), all of k. */
-static void multiply_row_tile(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k,
-                              const unsigned char *w, size_t w_row_bytes, int outputs, float *y, size_t ldy) {
-    alignas(64) unsigned char x_block[X_BLOCK_BYTES];
-    simd_f32 aside[MAX_SET_ASIDE];
+/* Rows [0, R) of x, R <= FEW_ROWS, against weight rows [0, outputs). */
+static void multiply_few(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k, const unsigned char *w,
+                         size_t w_row_bytes, int outputs, float *y, size_t ldy) {
+    alignas(64) unsigned char x_block[FEW_BLOCK_BYTES];
     const size_t x_bytes = x_step_bytes(kind), w_bytes = w_step_bytes(kind);
-    const int width = tile_outputs[R];
-
-    int steps = (k + STEP - 1) / STEP;
-    int most = (int)(X_BLOCK_BYTES / ((size_t)R * x_bytes));
-    int blocks = R == 1 ? 1 : (steps + most - 1) / most; /* one row needs no reordering: it is read where it lies */
-    if (blocks < 1) blocks = 1;
-    for (int block = 0; block < blocks; block++) {
-        int begin = (int)((long)steps * block / blocks), end = (int)((long)steps * (block + 1) / blocks);
+    const k_chunks cut = chunks_of(kind, k);
+    const size_t chunk_bytes = (size_t)cut.steps_per_chunk * (size_t)R * x_bytes;
+    /* Chunks that are multiplied in one go. One row needs no reordering: it is read where it lies. */
+    int together = R == 1 ? cut.chunks : chunk_bytes ? (int)(FEW_BLOCK_BYTES / chunk_bytes) : 1;
+    for (int chunk = 0; chunk < cut.chunks; chunk += together) {
+        int begin = chunk * cut.steps_per_chunk, end = begin + together * cut.steps_per_chunk;
+        if (end > cut.steps) end = cut.steps;
         tile_call call = {
             .x = x,
             .w_row_bytes = w_row_bytes,
+            .chunks = chunk + together < cut.chunks ? together : cut.chunks - chunk,
+            .steps_per_chunk = cut.steps_per_chunk,
             .steps = end - begin,
-            .first = block == 0,
-            .last = block == blocks - 1,
+            .tail = end == cut.steps && k % STEP ? k % STEP : STEP,
+            .first = chunk == 0,
             .ldy = ldy,
         };
-        if (call.last && k % STEP) {
-            call.steps--;
-            call.tail = k % STEP;
-        }
         if (R > 1) {
             interleave_rows(x + (size_t)begin * x_bytes, x_row_bytes, R, end - begin, x_bytes, x_block);
             call.x = x_block;
         }
         for (int o = 0; o < outputs;) {
-            int n = o + width <= outputs ? width : 1;
+            int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
             call.w = w + (size_t)o * w_row_bytes + (size_t)begin * w_bytes;
             call.next_tile = o + 2 * n <= outputs ? (size_t)n * w_row_bytes : 0;
-            call.aside = aside + o * R;
             call.y = y + o;
             tile_functions[kind][R][n > 1](&call);
             o += n;
         }
+    }
+}
+
+/* --- many rows -------------------------------------------------------------------------------------------------- */
+
+/* Weights of one chunk, ready to be multiplied: [steps][2][PANEL_OUTPUTS] vectors (for pairs [steps][PANEL_OUTPUTS]).
+ * Outputs beyond `outputs` and values beyond k are zero. */
+SIMD_INLINE void expand_panel(product kind, const unsigned char *w, size_t w_row_bytes, int outputs, int steps,
+                              int tail, unsigned char *panel) {
+    const size_t vector = sizeof(simd_f32);
+    const size_t step_bytes = (kind == PRODUCT_PAIRS ? 1 : 2) * PANEL_OUTPUTS * vector;
+    for (int o = 0; o < PANEL_OUTPUTS; o++, panel += vector) {
+        const unsigned char *row = w + (size_t)o * w_row_bytes;
+        unsigned char *out = panel;
+        if (o >= outputs) {
+            for (int s = 0; s < steps; s++, out += step_bytes) {
+                simd_store(out, simd_zero());
+                if (kind != PRODUCT_PAIRS) simd_store(out + PANEL_OUTPUTS * vector, simd_zero());
+            }
+            continue;
+        }
+        for (int s = 0; s < steps; s++, row += w_step_bytes(kind), out += step_bytes) {
+            int n = s == steps - 1 ? tail : STEP;
+            if (kind == PRODUCT_PAIRS) {
+                simd_pairs_store(out, n == STEP ? simd_pairs_load(row) : simd_pairs_load_first(row, n));
+            } else {
+                simd_f32 a, b;
+                load_weights(kind, row, n, &a, &b);
+                simd_store(out, a);
+                simd_store(out + PANEL_OUTPUTS * vector, b);
+            }
+        }
+    }
+}
+
+static void fill_panel(product kind, const unsigned char *w, size_t w_row_bytes, int outputs, int steps, int tail,
+                       unsigned char *panel) {
+    switch (kind) {
+    case PRODUCT_F32:
+        expand_panel(PRODUCT_F32, w, w_row_bytes, outputs, steps, tail, panel);
+        break;
+    case PRODUCT_F16:
+        expand_panel(PRODUCT_F16, w, w_row_bytes, outputs, steps, tail, panel);
+        break;
+    case PRODUCT_BF16:
+        expand_panel(PRODUCT_BF16, w, w_row_bytes, outputs, steps, tail, panel);
+        break;
+    default:
+        expand_panel(PRODUCT_PAIRS, w, w_row_bytes, outputs, steps, tail, panel);
+        break;
+    }
+}
+
+typedef struct panel_call {
+    const unsigned char *x; /* R rows at the chunk's first step */
+    size_t x_row_bytes;
+    const unsigned char *panel;
+    int steps;
+    bool first;
+    float *results; /* [R][PANEL_OUTPUTS], room for whole vectors */
+} panel_call;
+
+typedef void (*panel_function)(const panel_call *call);
+
+SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call *call) {
+    enum { O = PANEL_OUTPUTS };
+    const size_t vector = sizeof(simd_f32), x_row_bytes = call->x_row_bytes;
+    const unsigned char *x = call->x, *panel = call->panel;
+    simd_f32 sums[PANEL_ROWS * O];
+    UNROLL for (int i = 0; i < R * O; i++) sums[i] = simd_zero();
+#ifdef SIMD_DOT_PAIRS
+    if (pairs) {
+        for (int s = 0; s < call->steps; s++, x += vector, panel += O * vector) {
+            simd_pairs values[PANEL_ROWS];
+            UNROLL for (int r = 0; r < R; r++) {
+                values[r] = simd_pairs_load(x + (size_t)r * x_row_bytes);
+                _mm_prefetch((const char *)x + (size_t)r * x_row_bytes + X_AHEAD_BYTES, _MM_HINT_T0);
+            }
+            UNROLL for (int o = 0; o < O; o++) {
+                simd_pairs weights = simd_pairs_load(panel + (size_t)o * vector);
+                UNROLL for (int r = 0; r < R; r++) sums[r * O + o] =
+                    SIMD_DOT_PAIRS(sums[r * O + o], values[r], weights);
+            }
+        }
+    }
+#endif
+    if (!pairs) {
+        /* Even, then odd: two passes of the same code. */
+        for (int s = 0; s < 2 * call->steps; s++, x += vector, panel += O * vector) {
+            simd_f32 values[PANEL_ROWS];
+            UNROLL for (int r = 0; r < R; r++) {
+                values[r] = simd_load(x + (size_t)r * x_row_bytes);
+                _mm_prefetch((const char *)x + (size_t)r * x_row_bytes + X_AHEAD_BYTES, _MM_HINT_T0);
+            }
+            UNROLL for (int o = 0; o < O; o++) {
+                simd_f32 weights = simd_load(panel + (size_t)o * vector);
+                UNROLL for (int r = 0; r < R; r++) sums[r * O + o] = simd_fma(values[r], weights, sums[r * O + o]);
+            }
+        }
+    }
+    float results[MAX_TILE_SUMS + SIMD_LANES];
+    sum_lanes(sums, R * O, results);
+    UNROLL for (int i = 0; i < R * O; i++) call->results[i] = call->first ? results[i] : call->results[i] + results[i];
+}
+
+#define DEFINE_PANEL(name, pairs, R)                                                                                   \
+    static void panel_##name##_##R(const panel_call *call) { multiply_panel(pairs, R, call); }
+DEFINE_PANEL(single, false, 1)
+DEFINE_PANEL(single, false, 2)
+DEFINE_PANEL(single, false, 3)
+DEFINE_PANEL(single, false, 4)
+#ifdef SIMD_DOT_PAIRS
+DEFINE_PANEL(pairs, true, 1)
+DEFINE_PANEL(pairs, true, 2)
+DEFINE_PANEL(pairs, true, 3)
+DEFINE_PANEL(pairs, true, 4)
+#endif
+static const panel_function panel_functions[2][PANEL_ROWS + 1] = {
+    {NULL, panel_single_1, panel_single_2, panel_single_3, panel_single_4},
+#ifdef SIMD_DOT_PAIRS
+    {NULL, panel_pairs_1, panel_pairs_2, panel_pairs_3, panel_pairs_4},
+#endif
+};
+
+/* Up to PANEL_BLOCK_ROWS rows against up to PANEL_BLOCK_GROUPS panels of outputs. */
+static void multiply_block(product kind, int rows, const unsigned char *x, size_t x_row_bytes, int k,
+                           const unsigned char *w, size_t w_row_bytes, int outputs, float *y, size_t ldy) {
+    enum { TILES_OF_BLOCK = PANEL_BLOCK_ROWS / PANEL_ROWS, TILE_RESULTS = PANEL_ROWS * PANEL_OUTPUTS };
+    alignas(64) unsigned char panel[MAX_CHUNK_STEPS * 2 * PANEL_OUTPUTS * sizeof(simd_f32)];
+    alignas(64) float results[PANEL_BLOCK_GROUPS][TILES_OF_BLOCK][TILE_RESULTS];
+    const k_chunks cut = chunks_of(kind, k);
+    const size_t line = 64, x_bytes = x_step_bytes(kind), w_bytes = w_step_bytes(kind);
+    const int tiles = (rows + PANEL_ROWS - 1) / PANEL_ROWS, panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+
+    for (int chunk = 0; chunk < cut.chunks; chunk++) {
+        int begin = chunk * cut.steps_per_chunk;
+        int steps = cut.steps - begin < cut.steps_per_chunk ? cut.steps - begin : cut.steps_per_chunk;
+        int tail = begin + steps == cut.steps && k % STEP ? k % STEP : STEP;
+        const unsigned char *w_chunk = w + (size_t)begin * w_bytes;
+        for (int o = 0; o < outputs; o += PANEL_OUTPUTS) {
+            fill_panel(kind, w_chunk + (size_t)o * w_row_bytes, w_row_bytes, outputs - o, steps, tail, panel);
+            /* While the rows pass by, the next panel's weights are fetched, and this panel's share of the next chunk's
+             * activations (behind the last chunk comes the first, for the next block of outputs). */
+            const unsigned char *w_ahead = w_chunk + (size_t)(o + PANEL_OUTPUTS) * w_row_bytes;
+            const unsigned char *x_ahead = x + (size_t)((chunk + 1) % cut.chunks * cut.steps_per_chunk) * x_bytes;
+            const size_t share =
+                ((size_t)cut.steps_per_chunk * x_bytes / line + (size_t)panels - 1) / (size_t)panels * line;
+            for (int t = 0; t < tiles; t++) {
+                int R = rows - t * PANEL_ROWS < PANEL_ROWS ? rows - t * PANEL_ROWS : PANEL_ROWS;
+                panel_call call = {
+                    .x = x + (size_t)t * PANEL_ROWS * x_row_bytes + (size_t)begin * x_bytes,
+                    .x_row_bytes = x_row_bytes,
+                    .panel = panel,
+                    .steps = steps,
+                    .first = chunk == 0,
+                    .results = results[o / PANEL_OUTPUTS][t],
+                };
+                if (o + 2 * PANEL_OUTPUTS <= outputs) {
+                    for (size_t at = (size_t)t * line; at < (size_t)steps * w_bytes; at += (size_t)tiles * line) {
+                        for (int i = 0; i < PANEL_OUTPUTS; i++) {
+                            _mm_prefetch((const char *)w_ahead + (size_t)i * w_row_bytes + at, _MM_HINT_T1);
+                        }
+                    }
+                }
+                if (cut.chunks > 1) {
+                    const unsigned char *from =
+                        x_ahead + (size_t)t * PANEL_ROWS * x_row_bytes + (size_t)(o / PANEL_OUTPUTS) * share;
+                    for (int r = 0; r < R; r++, from += x_row_bytes) {
+                        for (size_t at = 0; at < share; at += line) _mm_prefetch((const char *)from + at, _MM_HINT_T1);
+                    }
+                }
+                panel_functions[kind == PRODUCT_PAIRS][R](&call);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const float *row = results[0][r / PANEL_ROWS] + r % PANEL_ROWS * PANEL_OUTPUTS;
+        float *out = y + (size_t)r * ldy;
+        int o = 0;
+        for (; o + PANEL_OUTPUTS <= outputs; o += PANEL_OUTPUTS, row += TILES_OF_BLOCK * TILE_RESULTS) {
+            memcpy(out + o, row, PANEL_OUTPUTS * sizeof *out);
+        }
+        if (o < outputs) memcpy(out + o, row, (size_t)(outputs - o) * sizeof *out);
     }
 }
 
@@ -310,27 +509,16 @@ static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int row
     const product kind = product_of(w_type, round_to_bf16);
     const size_t x_row_bytes = pack_row_bytes(w_type, round_to_bf16, k);
     const size_t w_row_bytes = ldw * dtype_bytes(w_type);
-    if (rows < 1) return;
-
-    /* Row tiles of nearly equal height: a low last tile would run at the low rate of few rows. */
-    int tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    int height = (rows + tiles - 1) / tiles;
-    int block = MAX_SET_ASIDE / height;
-    if (tiles > 1) {
-        int in_l2 = (int)(WEIGHT_BLOCK_BYTES / ((size_t)(k ? k : 1) * dtype_bytes(w_type)));
-        if (in_l2 < block) block = in_l2;
-    }
-    if (block > MAX_BLOCK_OUTPUTS) block = MAX_BLOCK_OUTPUTS;
-    block = block / tile_outputs[height] * tile_outputs[height];
-    if (block < tile_outputs[height]) block = tile_outputs[height];
-
-    for (int o = o_begin; o < o_end; o += block) {
-        int outputs = o_end - o < block ? o_end - o : block;
-        for (int t = 0; t < tiles; t++) {
-            int begin = (int)((long)rows * t / tiles), end = (int)((long)rows * (t + 1) / tiles);
-            multiply_row_tile(kind, end - begin, (const unsigned char *)packed + (size_t)begin * x_row_bytes,
-                              x_row_bytes, k, (const unsigned char *)w + (size_t)o * w_row_bytes, w_row_bytes, outputs,
-                              y + (size_t)begin * ldy + (size_t)(o - o_begin), ldy);
+    const bool few = rows <= FEW_ROWS;
+    const int block_rows = few ? FEW_ROWS : PANEL_BLOCK_ROWS;
+    const int block_outputs = few ? FEW_BLOCK_OUTPUTS : PANEL_BLOCK_GROUPS * PANEL_OUTPUTS;
+    for (int r = 0; r < rows; r += block_rows) {
+        for (int o = o_begin; o < o_end; o += block_outputs) {
+            (few ? multiply_few : multiply_block)(kind, rows - r < block_rows ? rows - r : block_rows,
+                                                  (const unsigned char *)packed + (size_t)r * x_row_bytes, x_row_bytes,
+                                                  k, (const unsigned char *)w + (size_t)o * w_row_bytes, w_row_bytes,
+                                                  o_end - o < block_outputs ? o_end - o : block_outputs,
+                                                  y + (size_t)r * ldy + (size_t)(o - o_begin), ldy);
         }
     }
 }

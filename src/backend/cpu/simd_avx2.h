@@ -104,6 +104,8 @@ SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
     memcpy(values, p, (size_t)n * sizeof *values);
     return simd_pairs_load(values);
 }
+SIMD_INLINE simd_pairs simd_pairs_zero(void) { return _mm256_setzero_si256(); }
+SIMD_INLINE void simd_pairs_store(void *p, simd_pairs x) { _mm256_storeu_si256(p, x); }
 SIMD_INLINE simd_pairs simd_pairs_xor(simd_pairs a, simd_pairs b) { return _mm256_xor_si256(a, b); }
 SIMD_INLINE simd_f32 simd_pairs_even(simd_pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 SIMD_INLINE simd_f32 simd_pairs_odd(simd_pairs x) {

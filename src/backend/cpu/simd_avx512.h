@@ -86,6 +86,8 @@ SIMD_INLINE simd_pairs simd_pairs_load(const void *p) { return _mm512_loadu_si51
 SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
     return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1u), p);
 }
+SIMD_INLINE simd_pairs simd_pairs_zero(void) { return _mm512_setzero_si512(); }
+SIMD_INLINE void simd_pairs_store(void *p, simd_pairs x) { _mm512_storeu_si512(p, x); }
 SIMD_INLINE simd_pairs simd_pairs_xor(simd_pairs a, simd_pairs b) { return _mm512_xor_si512(a, b); }
 SIMD_INLINE simd_f32 simd_pairs_even(simd_pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 SIMD_INLINE simd_f32 simd_pairs_odd(simd_pairs x) {
