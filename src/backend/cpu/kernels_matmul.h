@@ -328,7 +328,7 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
 SIMD_INLINE void expand_panel(product kind, const unsigned char *w, size_t w_row_bytes, int outputs, int steps,
                               int tail, unsigned char *panel) {
     const size_t vector = sizeof(simd_f32);
-    const size_t step_bytes = (kind == PRODUCT_PAIRS ? 1 : 2) * PANEL_OUTPUTS * vector;
+    const size_t step_bytes = (kind == PRODUCT_PAIRS ? 1u : 2u) * PANEL_OUTPUTS * vector;
     for (int o = 0; o < PANEL_OUTPUTS; o++, panel += vector) {
         const unsigned char *row = w + (size_t)o * w_row_bytes;
         unsigned char *out = panel;
