@@ -3,7 +3,7 @@
 # usage: tools/fuzz.sh SECONDS               every target, SECONDS each
 #        tools/fuzz.sh build                 only builds the targets into build-fuzz/
 #        tools/fuzz.sh one TARGET SECONDS    one built target
-# Seeds are tests/fuzz/corpus/NAME/ for fuzz_NAME. What is learned goes to build-fuzz/corpus/NAME/, a crashing input to
+# Seeds are tests/fuzz/corpus/NAME/ (or fuzz_NAME/) for fuzz_NAME. What is learned goes to build-fuzz/corpus/NAME/, a crashing input to
 # build-fuzz/crashes/; the command to repeat it is printed.
 set -eu
 
@@ -16,6 +16,7 @@ fuzz_one() { # target, seconds
     learned=build-fuzz/corpus/${name#fuzz_}
     seeds=tests/fuzz/corpus/${name#fuzz_}
     mkdir -p "$learned" build-fuzz/crashes
+    [ -d "$seeds" ] || seeds=tests/fuzz/corpus/$name
     [ -d "$seeds" ] || seeds=""
     log=$(mktemp)
     # shellcheck disable=SC2086  # an absent seed directory is no argument

@@ -77,7 +77,7 @@ typedef struct backend_cache_bytes {
 
 /* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
 typedef struct backend_probe {
-    double read_bytes_per_second; /* passes over memory far larger than every cache */
+    double read_bytes_per_second; /* over memory far larger than every cache */
     double flops_per_second;      /* the matrix product's inner instruction on registers, a multiply-add counted as 2 */
     int threads;
 } backend_probe;

@@ -1,10 +1,13 @@
 /* kakeya run without a prompt: a conversation. Every turn renders the whole conversation and synchronises the session with
  * it, which computes only what the session does not hold yet. */
+#include <errno.h>
 #include <histedit.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "base/error.h"
 #include "cli/input.h"
@@ -38,6 +41,23 @@ static bool conversation_add(conversation *c, const char *role, const char *cont
 static const char *prompt_text(EditLine *editor) {
     (void)editor;
     return "> ";
+}
+
+/* Reads one character for the editor. Its own reader would go on after the first Ctrl-C. */
+static int read_character(EditLine *editor, wchar_t *out) {
+    (void)editor;
+    char bytes[MB_LEN_MAX];
+    size_t n = 0;
+    while (n < sizeof bytes) {
+        ssize_t got = read(STDIN_FILENO, bytes + n, 1);
+        if (got < 0 && errno == EINTR && !terminal_interrupted()) continue; /* another signal */
+        if (got <= 0) return (int)got;
+        mbstate_t state = {0};
+        size_t length = mbrtowc(out, bytes, ++n, &state);
+        if (length != (size_t)-1 && length != (size_t)-2) return 1;
+        if (length == (size_t)-1) n = 0; /* not a character: dropped */
+    }
+    return 0;
 }
 
 static void print_commands(void) {
@@ -101,6 +121,7 @@ int run_chat(const run_options *options, kakeya_engine *engine, kakeya_session *
     }
     history(past, &event, H_SETSIZE, 1000);
     el_set(editor, EL_PROMPT, prompt_text);
+    el_set(editor, EL_GETCFN, read_character);
     el_set(editor, EL_EDITOR, "emacs");
     el_set(editor, EL_HIST, history, past);
     el_source(editor, NULL); /* the user's ~/.editrc */

@@ -1,0 +1,152 @@
+# The chat, on a pseudo-terminal: line editing, commands, Ctrl-C, colours, progress.
+. tests/cli/common.sh
+
+# Plays the script on stdin against kakeya run ARGUMENTS.
+play() { # description, arguments...
+    description=$1
+    shift
+    STATUS=0
+    "$BUILD/tools/pty" "$KAKEYA" "$@" >"$WORK/out" 2>"$WORK/err" || STATUS=$?
+    if [ "$STATUS" -eq 0 ]; then
+        pass "$description"
+    else
+        fail "$description" "$(shown)
+$(tail -c 400 "$WORK/out")"
+    fi
+}
+escape=$(printf '\033')
+
+play "a question is answered, /exit leaves" run --max-tokens 40 <<'SCRIPT'
+expect > 
+send Note 1: x. IMPORTANT: the secret code is MAPLE-7890. Question: what is the secret code? Answer:
+expect The secret code is MAPLE-7890.
+expect tokens per forward
+expect > 
+send /exit
+exit 0
+SCRIPT
+check "a terminal gets colours" grep -q "$escape\[2m" "$WORK/out"
+
+play "commands: /help, /reset, an unknown one; Ctrl-D leaves" run <<'SCRIPT'
+expect > 
+send /help
+expect /reset
+expect > 
+send /reset
+expect anew
+expect > 
+send /frobnicate
+expect unknown command /frobnicate
+expect > 
+end
+exit 0
+SCRIPT
+
+play "the second turn continues the first, /reset forgets it" run --max-tokens 24 <<'SCRIPT'
+expect > 
+send hello
+expect prompt tokens
+expect > 
+send again
+expect prompt tokens
+expect > 
+send /reset
+expect anew
+expect > 
+send hello
+expect prompt tokens
+expect > 
+end
+exit 0
+SCRIPT
+# prompt tokens of the three turns: the second holds the first turn too, the third is as the first
+tr '\r' '\n' <"$WORK/out" | grep -o '\[[0-9,]* prompt tokens' | tr -dc '0-9\n' >"$WORK/counts"
+first=$(sed -n 1p "$WORK/counts") second=$(sed -n 2p "$WORK/counts") third=$(sed -n 3p "$WORK/counts")
+check "the conversation grows and starts anew" test "$second" -gt "$first" -a "$third" -eq "$first"
+
+play "Ctrl-C ends the answer and keeps the chat" run --ignore-eos --max-tokens 100000 <<'SCRIPT'
+expect > 
+send def quicksort(items):
+expect def quicksort(items):
+output 40
+interrupt
+expect tokens per forward
+expect > 
+send /help
+expect /reset
+expect > 
+interrupt
+expect Ctrl-C again
+expect > 
+interrupt
+exit 0
+SCRIPT
+
+play "Ctrl-C at the prompt gives up the line" run <<'SCRIPT'
+expect > 
+type abc
+expect abc
+interrupt
+expect Ctrl-C again
+expect > 
+send /help
+expect /reset
+expect > 
+interrupt
+expect Ctrl-C again
+expect > 
+end
+exit 0
+SCRIPT
+
+play "history: the line before comes back with Ctrl-P" run --max-tokens 8 <<SCRIPT
+expect > 
+send /frobnicate
+expect unknown command /frobnicate
+expect > 
+send $(printf '\020')
+expect unknown command /frobnicate
+expect > 
+end
+exit 0
+SCRIPT
+
+play "characters of several bytes can be typed" run --max-tokens 8 <<'SCRIPT'
+expect > 
+send /naïve—漢字
+expect unknown command /naïve—漢字
+expect > 
+end
+exit 0
+SCRIPT
+
+play "a turn that does not fit is refused, the chat goes on" run --context 40 --max-tokens 4 <<'SCRIPT'
+expect > 
+send one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+expect kakeya run: 
+expect > 
+send x
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+
+export NO_COLOR=1
+play "NO_COLOR is honoured" run --max-tokens 8 <<'SCRIPT'
+expect > 
+send hello
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+check "no colour sequences with NO_COLOR" sh -c "! grep -q '$escape\[2m' '$WORK/out'"
+unset NO_COLOR
+
+play "a chat needs a tokenizer" run --model tests/data/golden/gemma4-tiny-moe <<'SCRIPT'
+expect kakeya run: a chat needs a tokenizer
+exit 1
+SCRIPT
+
+finish
