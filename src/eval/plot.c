@@ -45,19 +45,24 @@ static void add_point(svg_series *series, double x, double y) {
 
 enum { RECALL = 0, MEMORY, SPEED, PANELS, MAX_ARMS = 24 };
 
+/* The colour says the policy, the stroke the mode. */
 static svg_series *find_series(svg_series *series, size_t *n, const eval_arm *arm) {
-    char name[96];
+    static const char *const policies[] = {"native", "restored", "sink-window", "restored-all"};
     bool ar = strcmp(arm->mode, "ar") == 0;
-    snprintf(name, sizeof name, "%s, %s", arm->policy, arm->mode);
-    if (!ar && arm->draft_window)
-        snprintf(name + strlen(name), sizeof name - strlen(name), ", draft window %d", arm->draft_window);
-    for (size_t i = 0; i < *n; i++)
-        if (strcmp(series[i].name, name) == 0) return &series[i];
+    svg_series wanted = {.stroke = ar};
+    snprintf(wanted.name, sizeof wanted.name, "%s, %s", arm->policy, arm->mode);
+    size_t used = strlen(wanted.name);
+    if (!ar) snprintf(wanted.name + used, sizeof wanted.name - used, ", draft window %d", arm->draft_window);
+    while (wanted.colour < 3 && strcmp(policies[wanted.colour], arm->policy) != 0) wanted.colour++;
+    int others = 0; /* of this policy and not one token at a time: other draft windows */
+    for (size_t i = 0; i < *n; i++) {
+        if (strcmp(series[i].name, wanted.name) == 0) return &series[i];
+        others += series[i].colour == wanted.colour && series[i].stroke != 1;
+    }
     if (*n == MAX_ARMS) return NULL;
-    svg_series *added = &series[(*n)++];
-    *added = (svg_series){.dashed = ar};
-    memcpy(added->name, name, sizeof name);
-    return added;
+    if (!ar && others) wanted.stroke = 1 + others;
+    series[*n] = wanted;
+    return &series[(*n)++];
 }
 
 static bool first_of_rung(const eval_rows *rows, size_t i) {
@@ -75,6 +80,9 @@ char *plot_niah(const eval_rows *rows) {
     char *text = NULL;
     if (series && scratch) {
         size_t n[PANELS] = {0};
+        for (size_t i = 0; i < rows->n; i++) /* arms stand in the order of their first rows */
+            for (int p = 0; p < PANELS && rows->row[i].arm.mix_alpha < 0; p++)
+                find_series(series + p * MAX_ARMS, &n[p], &rows->row[i].arm);
         for (size_t i = 0; i < rows->n; i++) {
             if (!first_of_rung(rows, i)) continue;
             rung_figures f = figures_of(rows, &rows->row[i], scratch);

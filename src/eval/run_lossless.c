@@ -12,7 +12,7 @@ enum {
     CHUNKS = 4,
     ENGINES = 2,
     VARIANTS = 6,
-    MAX_PROMPT_TOKENS = 700,
+    MAX_PROMPT_TOKENS = 400,
     MIN_PROMPT_TOKENS = 24
 };
 static const char *const kind_names[KINDS] = {"needle", "code", "random"};
@@ -47,7 +47,7 @@ static kakeya_status needle_prompt(lossless_run *run, lossless_prompt *prompt, k
     niah_options_init(&options);
     options.samples = 1;
     options.min_lines = 10;
-    options.max_lines = 30;
+    options.max_lines = 16;
     options.seed = mt19937_next(&run->generator);
     kakeya_status status = niah_generate(&options, &dataset, error);
     if (status != KAKEYA_OK) return status;

@@ -117,15 +117,19 @@ static void put_lossless(cJSON *object, const eval_rows *rows) {
     put(first, "position", (double)result.position);
 }
 
+/* The first row of each arm, warm-up included, is where the arm stands in every table. */
+static bool first_of_arm(const eval_rows *rows, size_t i) {
+    for (size_t j = 0; j < i; j++)
+        if (eval_arm_equal(&rows->row[j].arm, &rows->row[i].arm)) return false;
+    return true;
+}
+
 /* One entry per non-AR arm that has AR rows beside it. */
 static bool put_speedups(cJSON *object, const eval_rows *rows) {
     cJSON *array = cJSON_AddArrayToObject(object, "speedups");
     for (size_t i = 0; i < rows->n; i++) {
         const eval_row *row = &rows->row[i];
-        bool seen = row->warmup || strcmp(row->arm.mode, "ar") == 0;
-        for (size_t j = 0; j < i && !seen; j++)
-            seen = !rows->row[j].warmup && eval_arm_equal(&rows->row[j].arm, &row->arm);
-        if (seen) continue;
+        if (!first_of_arm(rows, i) || strcmp(row->arm.mode, "ar") == 0) continue;
         eval_speedup speedup;
         if (eval_speedup_derive(rows, &row->arm, &speedup, NULL) != KAKEYA_OK) return false;
         if (!speedup.pairs) continue;
@@ -140,34 +144,63 @@ static bool put_speedups(cJSON *object, const eval_rows *rows) {
 
 /* -------------------------------------------------------------------------------------------------- by kind */
 
-static bool put_cells(cJSON *summary, const eval_rows *rows, bool diagnostics, double *scratch) {
-    cJSON *array = cJSON_AddArrayToObject(summary, diagnostics ? "diagnostics" : "arms");
+/* The first measured row of the arm in the rung, or NULL. */
+static const eval_row *find_cell(const eval_rows *rows, const eval_arm *arm, int lines) {
     for (size_t i = 0; i < rows->n; i++) {
         const eval_row *row = &rows->row[i];
-        if ((row->arm.mix_alpha >= 0) != diagnostics || !first_of_cell(rows, i)) continue;
-        cell c = cell_of(rows, i, scratch);
-        cJSON *entry = cJSON_CreateObject();
-        if (!entry) return false;
-        if (row->lines) put(entry, "lines", row->lines);
-        put_arm(entry, &row->arm);
-        if (row->expected) {
-            put(entry, "correct", (double)c.correct);
-            put(entry, "recall", ratio((double)c.correct, (double)c.n));
+        if (!row->warmup && row->lines == lines && eval_arm_equal(&row->arm, arm)) return row;
+    }
+    return NULL;
+}
+
+static bool first_of_rung(const eval_rows *rows, size_t i) {
+    if (rows->row[i].warmup) return false;
+    for (size_t j = 0; j < i; j++)
+        if (!rows->row[j].warmup && rows->row[j].lines == rows->row[i].lines) return false;
+    return true;
+}
+
+static cJSON *cell_entry(const eval_rows *rows, const eval_row *row, double *scratch) {
+    size_t at = (size_t)(row - rows->row);
+    cell c = cell_of(rows, at, scratch);
+    cJSON *entry = cJSON_CreateObject();
+    if (!entry) return NULL;
+    if (row->lines) put(entry, "lines", row->lines);
+    put_arm(entry, &row->arm);
+    if (row->expected) {
+        put(entry, "correct", (double)c.correct);
+        put(entry, "recall", ratio((double)c.correct, (double)c.n));
+    }
+    put_cell(entry, &c);
+    if (row->arm.mix_alpha < 0) return entry;
+
+    double mse[2] = {0, 0};
+    for (size_t j = at; j < rows->n; j++)
+        for (int k = 0; k < 2; k++)
+            if (same_cell(&rows->row[j], row)) mse[k] += rows->row[j].relative_mse[k] / (double)c.n;
+    double rest = (1 - row->arm.mix_alpha) * (1 - row->arm.mix_alpha);
+    put(entry, "mix_alpha", row->arm.mix_alpha);
+    put(entry, "relative_mse_sliding", mse[0]);
+    put(entry, "relative_mse_full", mse[1]);
+    put(entry, "effective_relative_mse_sliding", rest * mse[0]);
+    put(entry, "effective_relative_mse_full", rest * mse[1]);
+    return entry;
+}
+
+/* One entry per rung and arm: rungs in their order, arms in theirs. */
+static bool put_cells(cJSON *summary, const eval_rows *rows, bool diagnostics, double *scratch) {
+    cJSON *array = cJSON_AddArrayToObject(summary, diagnostics ? "diagnostics" : "arms");
+    for (size_t r = 0; r < rows->n; r++) {
+        if (!first_of_rung(rows, r)) continue;
+        for (size_t i = 0; i < rows->n; i++) {
+            const eval_arm *arm = &rows->row[i].arm;
+            if ((arm->mix_alpha >= 0) != diagnostics || !first_of_arm(rows, i)) continue;
+            const eval_row *row = find_cell(rows, arm, rows->row[r].lines);
+            if (!row) continue;
+            cJSON *entry = cell_entry(rows, row, scratch);
+            if (!entry) return false;
+            cJSON_AddItemToArray(array, entry);
         }
-        put_cell(entry, &c);
-        if (diagnostics) {
-            double mse[2] = {0, 0};
-            for (size_t j = i; j < rows->n; j++)
-                for (int k = 0; k < 2; k++)
-                    if (same_cell(&rows->row[j], row)) mse[k] += rows->row[j].relative_mse[k] / (double)c.n;
-            double rest = (1 - row->arm.mix_alpha) * (1 - row->arm.mix_alpha);
-            put(entry, "mix_alpha", row->arm.mix_alpha);
-            put(entry, "relative_mse_sliding", mse[0]);
-            put(entry, "relative_mse_full", mse[1]);
-            put(entry, "effective_relative_mse_sliding", rest * mse[0]);
-            put(entry, "effective_relative_mse_full", rest * mse[1]);
-        }
-        cJSON_AddItemToArray(array, entry);
     }
     return true;
 }

@@ -158,24 +158,25 @@ static void put_axes(FILE *out, const svg_panel *panel, double left, const axis 
     fputs("</text>\n", out);
 }
 
-static void put_stroke(FILE *out, size_t colour, bool dashed) {
-    fprintf(out, "stroke=\"%s\" stroke-width=\"2\"%s", colours[colour % COLOURS],
-            dashed ? " stroke-dasharray=\"6 4\"" : "");
+static void put_stroke(FILE *out, const svg_series *series) {
+    static const char *const dashes[] = {"", " stroke-dasharray=\"7 4\"", " stroke-dasharray=\"2 3\"",
+                                         " stroke-dasharray=\"9 3 2 3\""};
+    fprintf(out, "stroke=\"%s\" stroke-width=\"2\"%s", colours[series->colour % COLOURS], dashes[series->stroke % 4]);
 }
 
-static void put_series(FILE *out, const svg_series *series, size_t colour, const axis *x, const axis *y) {
+static void put_series(FILE *out, const svg_series *series, size_t index, const axis *x, const axis *y) {
     if (!series->n) return;
     fputs("<polyline fill=\"none\" ", out);
-    put_stroke(out, colour, series->dashed);
+    put_stroke(out, series);
     fputs(" points=\"", out);
     for (size_t i = 0; i < series->n; i++)
         fprintf(out, "%s%.1f,%.1f", i ? " " : "", at(x, series->x[i]), at(y, series->y[i]));
     fputs("\"/>\n", out);
     /* Smaller marks for later series, so that coinciding points all show. */
-    double radius = 5.5 - 0.9 * (double)(colour % 5);
+    double radius = 5.5 - 0.7 * (double)(index % 6);
     for (size_t i = 0; i < series->n; i++)
         fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\" fill=\"%s\"/>\n", at(x, series->x[i]),
-                at(y, series->y[i]), radius, colours[colour % COLOURS]);
+                at(y, series->y[i]), radius, colours[series->colour % COLOURS]);
 }
 
 static void put_legend(FILE *out, const svg_panel *panels, size_t n_panels, size_t columns, double top) {
@@ -189,7 +190,7 @@ static void put_legend(FILE *out, const svg_panel *panels, size_t n_panels, size
         if (!series) continue;
         double left = MARGIN + (double)(e % columns) * LEGEND_COLUMN, y = top + (double)(e / columns) * LEGEND_LINE;
         fprintf(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" ", left, y, left + 28, y);
-        put_stroke(out, e, series->dashed);
+        put_stroke(out, series);
         fprintf(out, "/>\n<text x=\"%.1f\" y=\"%.1f\">", left + 36, y + 4);
         put_text(out, series->name);
         fputs("</text>\n", out);

@@ -8,10 +8,11 @@
 enum { SVG_MAX_TICKS = 12, SVG_MAX_POINTS = 64 };
 
 typedef struct svg_series {
-    char name[96]; /* series of equal names share colour and legend entry across panels */
+    char name[96]; /* series of equal names share one legend entry across panels */
     double x[SVG_MAX_POINTS], y[SVG_MAX_POINTS];
     size_t n;
-    bool dashed;
+    int colour; /* any number: the palette goes round */
+    int stroke; /* 0 solid, 1 dashed, 2 dotted, 3 dash and dot; goes round */
 } svg_series;
 
 typedef struct svg_panel {

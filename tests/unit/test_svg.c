@@ -79,7 +79,7 @@ static void assert_well_formed(const char *document) {
 static void charts_hold_their_series(void **state) {
     (void)state;
     svg_series series[2] = {{.name = "a < b & \"c\"", .x = {0, 10, 20}, .y = {1, 2, 3}, .n = 3},
-                            {.name = "dashed\x01", .x = {0, 10}, .y = {5, 5}, .n = 2, .dashed = true}};
+                            {.name = "dashed\x01", .x = {0, 10}, .y = {5, 5}, .n = 2, .colour = 9, .stroke = 5}};
     const svg_panel panels[] = {{"one", "x", "y", series, 2, true, 0}, {"two", "x", "y", series, 1, false, 0}};
     char *document = svg_chart("title <&>", panels, 2);
     assert_non_null(document);
