@@ -7,15 +7,15 @@
 
 enum { ALIGNMENT = 64 };
 
-/* From this size on, ask for transparent huge pages: matrix walks are then not bound by TLB misses. */
-static const size_t huge_page_threshold_bytes = (size_t)4 << 20;
-static const size_t huge_page_bytes = (size_t)2 << 20;
+/* From this size on, blocks are mapped: zero without being touched, and in transparent huge pages where the system has
+ * them, so that matrix walks are not bound by TLB misses. */
+static const size_t mapping_threshold_bytes = (size_t)4 << 20;
 
 /* Sits in the 64 bytes before every allocation. */
 typedef struct mem_header {
     mem_account *account;
-    void *base;
     size_t counted_bytes;
+    size_t mapped_bytes; /* 0: from the heap */
     mem_tag tag;
 } mem_header;
 
@@ -62,16 +62,23 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
     size_t counted = mem_rounded(bytes);
     if (!account_add(account, tag, counted)) return NULL;
 
-    size_t align = counted >= huge_page_threshold_bytes ? huge_page_bytes : ALIGNMENT;
+    size_t mapped = counted >= mapping_threshold_bytes ? counted + ALIGNMENT : 0;
     void *base = NULL;
-    if (posix_memalign(&base, align, counted + ALIGNMENT) != 0) {
+    if (mapped) {
+        base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (base == MAP_FAILED) base = NULL;
+        else (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
+    } else if (posix_memalign(&base, ALIGNMENT, counted + ALIGNMENT) == 0) {
+        memset(base, 0, counted + ALIGNMENT);
+    } else {
+        base = NULL;
+    }
+    if (!base) {
         account_subtract(account, tag, counted);
         return NULL;
     }
-    if (align == huge_page_bytes) (void)madvise(base, counted, MADV_HUGEPAGE); /* advice only */
-    memset(base, 0, counted + ALIGNMENT);
     mem_header *header = base;
-    *header = (mem_header){.account = account, .base = base, .counted_bytes = counted, .tag = tag};
+    *header = (mem_header){.account = account, .counted_bytes = counted, .mapped_bytes = mapped, .tag = tag};
     return (char *)base + ALIGNMENT;
 }
 
@@ -79,7 +86,8 @@ void mem_free(void *pointer) {
     if (!pointer) return;
     mem_header *header = (mem_header *)(void *)((char *)pointer - ALIGNMENT);
     account_subtract(header->account, header->tag, header->counted_bytes);
-    free(header->base);
+    if (header->mapped_bytes) munmap(header, header->mapped_bytes);
+    else free(header);
 }
 
 size_t mem_bytes(const mem_account *account, mem_tag tag) { return atomic_load(&account->bytes[tag]); }

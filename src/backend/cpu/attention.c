@@ -208,7 +208,7 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         float *k = keys + (size_t)i * (size_t)d;
         kernels->load(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), d, k);
-        for (int j = 0; j < d; j++) k[j] *= norm[j];
+        kernels->multiply(norm, d, k);
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
         kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
     }

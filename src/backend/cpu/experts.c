@@ -19,7 +19,8 @@ static void router_inputs(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) {
         float *x = m->x + row * (size_t)hidden;
         m->kernels->rms_norm(m->h + row * (size_t)hidden, NULL, hidden, m->config->rms_eps, x);
-        for (int i = 0; i < hidden; i++) x[i] = x[i] * r->w->router_scale[i] * constant;
+        m->kernels->multiply(r->w->router_scale, hidden, x);
+        m->kernels->scale(constant, hidden, x);
     }
 }
 

@@ -56,6 +56,8 @@ typedef struct cpu_kernels {
     void (*axpy)(float a, const float *x, int n, float *y);
     /* y[i] *= a */
     void (*scale)(float a, int n, float *y);
+    /* y[i] *= w[i] */
+    void (*multiply)(const float *w, int n, float *y);
     /* y[i] = cap * tanh(y[i] / cap) */
     void (*soft_cap)(float cap, int n, float *y);
     /* float32 -> stored type, and back */

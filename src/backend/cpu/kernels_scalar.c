@@ -189,6 +189,10 @@ static void axpy(float a, const float *x, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] += a * x[i];
 }
 
+static void multiply(const float *w, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] *= w[i];
+}
+
 static void scale(float a, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] *= a;
 }
@@ -234,6 +238,7 @@ const cpu_kernels cpu_kernels_scalar = {
     .rope = rope,
     .axpy = axpy,
     .scale = scale,
+    .multiply = multiply,
     .soft_cap = soft_cap,
     .store = store,
     .load = load,

@@ -107,6 +107,11 @@ static void axpy(float a, const float *x, int n, float *y) {
         simd_store_first(y + i, n - i, simd_fma(factor, simd_load_first(x + i, n - i), simd_load_first(y + i, n - i))));
 }
 
+static void multiply_by(const float *w, int n, float *y) {
+    FOR_VECTORS(i, n, simd_store(y + i, simd_mul(simd_load(y + i), simd_load(w + i))),
+                simd_store_first(y + i, n - i, simd_mul(simd_load_first(y + i, n - i), simd_load_first(w + i, n - i))));
+}
+
 static void scale(float a, int n, float *y) {
     simd_f32 factor = simd_set1(a);
     FOR_VECTORS(i, n, simd_store(y + i, simd_mul(simd_load(y + i), factor)),
@@ -366,7 +371,7 @@ static double probe_flops(bool round_to_bf16, size_t iterations) {
     {                                                                                                                  \
         .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
-        .axpy = axpy, .scale = scale, .soft_cap = soft_cap, .store = store, .load = load, .probe_read = probe_read,    \
+        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .store = store, .load = load, .probe_read = probe_read,    \
         .probe_flops = probe_flops,                                                                                    \
     }
 
