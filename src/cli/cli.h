@@ -48,6 +48,8 @@ extern const char *const cli_finish_names[];    /* by kakeya_finish */
 /* Prints "kakeya VERB: message" on stderr as one line and returns CLI_FAILED. */
 int cli_fail(const char *verb, const kakeya_error *error);
 
+/* Adds text of any content, NUL included (cJSON's own strings end there), under a key. False when out of memory. */
+bool cli_json_add_text(struct cJSON *object, const char *key, const char *text, size_t bytes);
 /* Prints a value as one line on stdout; NULL stands for a value that memory did not suffice for. */
 kakeya_status cli_print_json(const struct cJSON *json, kakeya_error *error);
 

@@ -122,7 +122,7 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
     if (stream->as_ids) {
         cJSON_AddNullToObject(json, "text");
     } else {
-        cJSON_AddStringToObject(json, "text", stream->text ? stream->text : "");
+        cli_json_add_text(json, "text", stream->text ? stream->text : "", stream->bytes);
     }
     size_t n_tokens;
     const int32_t *tokens = kakeya_session_tokens(session, &n_tokens);

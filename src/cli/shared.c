@@ -154,6 +154,32 @@ int cli_fail(const char *verb, const kakeya_error *error) {
     return CLI_FAILED;
 }
 
+bool cli_json_add_text(struct cJSON *object, const char *key, const char *text, size_t bytes) {
+    char *literal = malloc(6 * bytes + 3); /* six characters for a byte at most, quotes, NUL */
+    if (!literal) return false;
+    char *out = literal;
+    *out++ = '"';
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        if (byte == '\n') {
+            *out++ = '\\';
+            *out++ = 'n';
+        } else if (byte == '"' || byte == '\\') {
+            *out++ = '\\';
+            *out++ = (char)byte;
+        } else if (byte < 0x20 || byte == 0x7f) {
+            out += snprintf(out, 7, "\\u%04x", byte);
+        } else {
+            *out++ = (char)byte;
+        }
+    }
+    *out++ = '"';
+    *out = '\0';
+    bool added = cJSON_AddRawToObject(object, key, literal) != NULL;
+    free(literal);
+    return added;
+}
+
 kakeya_status cli_print_json(const struct cJSON *json, kakeya_error *error) {
     char *text = json ? cJSON_PrintUnformatted(json) : NULL;
     if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");

@@ -86,7 +86,7 @@ static kakeya_status decode(const tokenize_options *options, const tokenizer *t,
     if (status) goto done;
     if (options->shared.json) {
         cJSON *json = cJSON_CreateObject();
-        cJSON_AddStringToObject(json, "text", text);
+        cli_json_add_text(json, "text", text, bytes);
         status = cli_print_json(json, error);
         cJSON_Delete(json);
     } else if (terminal_write(text, bytes) && (bytes == 0 || text[bytes - 1] != '\n')) {

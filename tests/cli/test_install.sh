@@ -1,0 +1,80 @@
+# Installation into a prefix of one's own: everything is there, works from there, and goes away again.
+. tests/cli/common.sh
+
+if [ -f "$BUILD/cmake_install.cmake" ]; then
+    DESTDIR=$WORK/root cmake --install "$BUILD" --prefix /opt/kakeya >"$WORK/install" 2>&1 && installed=0 || installed=$?
+else
+    installed=1
+fi
+: >"$WORK/out"
+cp "$WORK/install" "$WORK/err"
+STATUS=$installed
+check "cmake --install works" test "$installed" -eq 0
+prefix=$WORK/root/opt/kakeya
+for file in bin/kakeya include/kakeya.h lib/libkakeya.a lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 \
+    share/bash-completion/completions/kakeya share/kakeya/models/demo/config.json; do
+    check "$file is installed" test -f "$prefix/$file"
+done
+
+KAKEYA=$prefix/bin/kakeya
+cd "$WORK"
+works "the installed program finds the bundled demo" run --raw --max-tokens 4 'def f'
+works "and its drafter" info --json
+json_holds "beside it" '.drafter.block_size == 8 and .f_theta.rank == 128'
+cd - >/dev/null
+
+# a user's program, in C and in C++, by pkg-config alone
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+flags=$(pkg-config --cflags --libs kakeya 2>&1) || flags="pkg-config failed: $flags"
+# shellcheck disable=SC2086
+cc -std=c17 -Wall -Wextra -Werror examples/generate.c -o "$WORK/generate" $flags >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
+check "the example compiles with the flags of pkg-config" test "$STATUS" -eq 0
+check "and runs" "$WORK/generate" "$MODELS/demo" 'def f'
+cat >"$WORK/user.cpp" <<'CPP'
+#include <kakeya.h>
+#include <cstdio>
+int main() {
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = "/nonexistent";
+    kakeya_engine *engine = nullptr;
+    kakeya_error error{};
+    kakeya_status status = kakeya_engine_open(&options, &engine, &error);
+    std::printf("%s: %s\n", kakeya_status_name(status), error.message);
+    return status == KAKEYA_OK;
+}
+CPP
+# shellcheck disable=SC2086
+c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror "$WORK/user.cpp" -o "$WORK/user" $flags >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
+check "the header serves C++" test "$STATUS" -eq 0
+check "and the library links there" "$WORK/user"
+
+# the manual page and the completion are usable
+if command -v man >/dev/null 2>&1; then
+    check "the manual page has no mistakes" test -z "$(man --warnings -l "$prefix/share/man/man1/kakeya.1" 2>&1 >/dev/null)"
+else
+    skip "the manual page has no mistakes" "no man here"
+fi
+cat >"$WORK/complete.bash" <<'BASH'
+source "$1"
+COMP_WORDS=("$2" r) COMP_CWORD=1
+_kakeya "$2" r "$2"
+echo "${COMPREPLY[*]}"
+COMP_WORDS=("$2" run --prompt) COMP_CWORD=2
+_kakeya "$2" --prompt run
+echo "${COMPREPLY[*]}"
+COMP_WORDS=("$2" run --mode s) COMP_CWORD=3
+_kakeya "$2" s --mode
+echo "${COMPREPLY[*]}"
+BASH
+bash "$WORK/complete.bash" "$prefix/share/bash-completion/completions/kakeya" "$KAKEYA" >"$WORK/out" 2>"$WORK/err" || true
+check "completion offers verbs, options and values" test "$(cat "$WORK/out")" = "run
+--prompt-file
+speculative"
+
+tools/uninstall.sh "$BUILD" "$WORK/root" >"$WORK/out" 2>"$WORK/err" && STATUS=0 || STATUS=$?
+check "uninstall works" test "$STATUS" -eq 0
+check "and leaves no file" test -z "$(find "$WORK/root" -type f)"
+check "and no directory of ours" test ! -e "$prefix/share/kakeya"
+
+finish

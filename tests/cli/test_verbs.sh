@@ -1,0 +1,129 @@
+# tokenize, score, info, bench: what they print, and that it is right where a reference says so.
+. tests/cli/common.sh
+
+tiny=tests/data/golden/gemma4-tiny-moe
+
+# --- tokenize
+printf 'Hello world<bos>' >"$WORK/text.txt"
+works "tokenize works" tokenize --text-file "$WORK/text.txt" --json
+json_holds "with <bos> in front, special tokens in the text as ids" \
+    '.ids == [2,7634,1353,846,2] and (.tokens | length) == 5 and .tokens[0] == "<bos>"'
+works "tokenize --no-special-tokens works" tokenize --text-file "$WORK/text.txt" --no-special-tokens --json
+json_holds "without <bos> in front" '.ids == [7634,1353,846,2]'
+works "tokenize prints lines" tokenize --text-file "$WORK/text.txt"
+check "one per token" test "$(wc -l <"$WORK/out")" -eq 5
+echo '[2,7634,1353,846]' >"$WORK/ids.json"
+works "tokenize --decode works" tokenize --decode --ids-file "$WORK/ids.json" --json
+json_holds "ids become text" '.text == "<bos>Hello world"'
+works "tokenize --decode --no-special-tokens works" tokenize --decode --no-special-tokens --ids-file "$WORK/ids.json"
+check "special tokens are left out" test "$(cat "$WORK/out")" = "Hello world"
+: >"$WORK/empty.txt"
+works "an empty text has <bos> alone" tokenize --text-file "$WORK/empty.txt" --json
+json_holds "and nothing else" '.ids == [2]'
+
+# every string of the reference, there and back
+cases=tests/data/text/tokenizer_golden.json
+count=$(jq length "$cases") wrong=""
+i=0
+while [ "$i" -lt "$count" ]; do
+    jq -j ".[$i].text" "$cases" >"$WORK/text.txt"
+    run tokenize --text-file "$WORK/text.txt" --json
+    [ "$(jq -c .ids "$WORK/out")" = "$(jq -c ".[$i].ids" "$cases")" ] || wrong="$wrong $i"
+    run tokenize --text-file "$WORK/text.txt" --no-special-tokens --json
+    [ "$(jq -c .ids "$WORK/out")" = "$(jq -c ".[$i].ids_no_special" "$cases")" ] || wrong="$wrong $i(plain)"
+    jq -c ".[$i].ids_no_special" "$cases" >"$WORK/ids.json"
+    run tokenize --decode --ids-file "$WORK/ids.json" --json
+    [ "$(jq -c .text "$WORK/out")" = "$(jq -c ".[$i].decoded" "$cases")" ] || wrong="$wrong $i(decoded)"
+    i=$((i + 1))
+done
+check "all $count reference strings, wrong:${wrong:- none}" test -z "$wrong"
+
+# --- score
+echo '[2,436,418,297,377,457,289,387,352]' >"$WORK/ids.json"
+works "score works" score --ids-file "$WORK/ids.json" --json
+json_holds "every token but the first is scored" '.tokens == 8 and (.token_nll | length) == 8'
+json_holds "nll is their sum, perplexity its exponential mean" \
+    '((.token_nll | add) - .nll | fabs) < 1e-3 and ((.nll / .tokens | exp) - .perplexity | fabs) < 1e-6 * .perplexity'
+works "score prints a line" score --ids-file "$WORK/ids.json"
+check "with the perplexity" grep -q '^8 tokens, .* perplexity ' "$WORK/out"
+works "score --prompt-length works" score --ids-file "$WORK/ids.json" --prompt-length 6 --json
+json_holds "tokens behind the prompt are scored" '.tokens == 3'
+works "a prompt may be everything" score --ids-file "$WORK/ids.json" --prompt-length 9 --json
+json_holds "nothing is left to score" '.tokens == 0 and .nll == 0 and .perplexity == null'
+works "score --out works" score --ids-file "$WORK/ids.json" --out "$WORK/logits.safetensors" --hidden-states --json
+header_bytes=$(od -A n -t u8 -N 8 "$WORK/logits.safetensors" | tr -d ' ')
+tail -c +9 "$WORK/logits.safetensors" | head -c "$header_bytes" >"$WORK/header.json"
+check "the file names logits and hidden states with their shapes" jq -e '
+    .logits.dtype == "F32" and .logits.shape == [9, 8192] and
+    .hidden_states.dtype == "F32" and .hidden_states.shape == [13, 9, 256]' "$WORK/header.json"
+check "the file has their bytes and no more" \
+    test "$(wc -c <"$WORK/logits.safetensors")" -eq $((8 + header_bytes + 4 * (9 * 8192 + 13 * 9 * 256)))
+works "score overwrites" score --ids-file "$WORK/ids.json" --out "$WORK/logits.safetensors"
+check "with logits alone" test "$(wc -c <"$WORK/logits.safetensors")" -lt $((9000 + 4 * 9 * 8192))
+works "text can be scored" score --text-file examples/code/events.py --context 8192 --json
+json_holds "all of it" '.tokens > 100 and .perplexity > 1'
+
+# --- info
+works "info works" info --context 7300 --json
+json_holds "info describes the demo" '
+    .architecture.layers == 12 and .architecture.full_attention_layers == 2 and .architecture.experts == 16 and
+    .architecture.vocab == 8192 and .parameters.total > .parameters.active and .drafter.block_size == 8 and
+    .f_theta.rank == 128 and .context == 7300'
+json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 8'
+json_holds "sizes add up" '.sessions | all(.kv_bytes | .total == .full + .sliding + .latent + .draft)'
+json_holds "restored holds less than native" '
+    [.sessions[] | select(.kv_format == "bf16")] |
+    (map(select(.attention == "restored" and .restore_layers == "sliding"))[0].kv_bytes.total) <
+    (map(select(.attention == "native"))[0].kv_bytes.total)'
+native=$(jq '[.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes' "$WORK/out")
+works "info prints text" info --context 7300
+check "with the parameters" grep -q '^parameters  *18,884,812' "$WORK/out"
+works "info needs no weights" info --synthetic 26b-a4b --context 62000 --json
+json_holds "26B-A4B has 25.2 billion parameters, 3.8 of them active" \
+    '.parameters.total / 1e9 | floor == 25' 
+json_holds "its K = V layers are stored once" '
+    [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes.full / 62000 | . > 10200 and . < 10400'
+for shape in 31b 12b e2b e4b 26b-a4b:layers=6; do
+    works "info --synthetic $shape works" info --synthetic $shape --json
+done
+
+# what info computes is what a session holds
+works "a session of 1,604 tokens" run --prompt-file "$EXAMPLES/needle-60.txt" --ignore-eos --max-tokens 1 --json
+tokens=$(jq '.prompt_tokens + .completion_tokens' "$WORK/out")
+jq .stats.kv_bytes "$WORK/out" >"$WORK/held.json"
+works "info for as many tokens" info --context "$tokens" --json
+json_holds "the formula is what the allocator holds" '
+    [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes == $held[0]' --slurpfile held "$WORK/held.json"
+
+# --- bench
+works "bench works" bench --context-frontiers 0,64 --prompt-tokens 32 --decode-tokens 2 --verify-rows 1,4 --repeats 2 \
+    --csv "$WORK/bench.csv" --json
+json_holds "every case of every context, beside its bound" '
+    (.rows | length) == 10 and ([.rows[].what] | unique) == ["decode", "draft", "prefill", "verify"] and
+    (.rows | all(.seconds.median > 0 and .bytes > 0 and .share_of_bound.median > 0 and .bound_seconds.median > 0)) and
+    .probe.read_bytes_per_second.median > 0 and .probe.flops_per_second.median > 0'
+json_holds "one row costs one, by bytes four cost more" '
+    (.rows | map(select(.what == "verify" and .rows == 1)) | all(.cost == 1 and .cost_bound == 1)) and
+    (.rows | map(select(.what == "verify" and .rows == 4)) | all(.cost_bound > 1))'
+check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/bench.csv")" -eq 11
+works "bench prints a table" bench --context-frontiers 0 --prompt-tokens 16 --decode-tokens 1 --verify-rows 1,2 --repeats 1 \
+    --attention restored --drafter "$MODELS/demo-dflash"
+check "with shares of the bound" grep -q -E '^ +0  decode 1 .* % of (read bandwidth|FLOP/s)' "$WORK/out"
+works "bench measures a model without drafter" bench --model "$tiny" --context-frontiers 0 --prompt-tokens 16 \
+    --decode-tokens 1 --repeats 1 --json
+json_holds "then there is no draft row" '[.rows[].what] | index("draft") == null'
+fails_with "a context that does not fit" "--context-frontiers: 8192" bench --context-frontiers 8192
+
+# --- the example program
+example=$BUILD/examples/generate
+if [ -x "$example" ]; then
+    STATUS=0
+    "$example" "$MODELS/demo" 'def add(a, b):' >"$WORK/example" 2>"$WORK/example-figures" || STATUS=$?
+    check "the example program ends well" test "$STATUS" -eq 0
+    run run --raw --max-tokens 64 'def add(a, b):'
+    check "the example program answers as the command line does" test "$(cat "$WORK/example")" = "$(cat "$WORK/out")"
+else
+    fail "the example program is built" "no $example"
+fi
+
+finish
