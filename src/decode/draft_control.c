@@ -1,21 +1,36 @@
 #include "decode/draft_control.h"
 
+#include <math.h>
 #include <string.h>
 
-/* Share of the time that may go into probes and watched predictions. */
-static const double probe_share = 0.012;
+/* Shares of the time that may go into probe blocks and into drafts that are only watched. */
+static const double probe_share = 0.005;
+static const double shadow_share = 0.009;
 enum { BLOCKS_BETWEEN_PROBES = 6 };
 
 /* A probe is worth its loss only if the block could win were its cost estimate this much too high. */
-static const double cost_doubt = 0.4;
+static const double cost_doubt = 0.25;
+
+/* Between two measured lengths the costs in between are taken for this share of what interpolation says. */
+static const double hope = 0.6;
+
+/* Drafting is taken up only if it promises this much more than plain autoregression, and then kept while it promises
+ * anything: estimates are noisy, and changing back and forth costs more than either. */
+static const double advantage = 1.04;
 
 /* Before anything is measured: each further row adds this share of a single row's time, and drafting costs this much.
  */
 static const double assumed_row_share = 0.15;
 static const double assumed_draft_share = 0.3;
 
-/* Moving averages forget after about this many observations: text changes character within a few dozen tokens. */
-static const float acceptance_memory = 8;
+/* Moving averages forget after about this many observations. Where the same surprise comes several times in a row the
+ * text has changed its character, and what was learned before counts for little. */
+static const float acceptance_memory = 16;
+enum { SURPRISES = 3 };
+static const float memory_after_surprise = 3;
+
+/* Before any observation; worth this much of one, so that the first decides. */
+static const float assumed_weight = 0.5f;
 static const float assumed_dflash_rate = 0.8f;
 static const float assumed_ngram_rate[NGRAM_MAX_MATCH + 1] = {0, 0.2f, 0.4f, 0.6f, 0.75f}; /* first draft, by match */
 static const float assumed_ngram_next_rate = 0.8f;
@@ -28,15 +43,29 @@ static void cost_add(cost_samples *samples, double seconds) {
     if (samples->n < COST_SAMPLES) samples->n++;
 }
 
-/* Median; of one or two samples the smaller, because a first run pays for cold caches. */
+/* The second smallest: disturbances only ever add time. Of one or two samples the smaller, because a first run also
+ * pays for cold caches. */
 static double cost_estimate(const cost_samples *samples) {
-    float sorted[COST_SAMPLES];
+    float smallest = INFINITY, second = INFINITY;
     for (int i = 0; i < samples->n; i++) {
-        int at = i;
-        for (; at > 0 && sorted[at - 1] > samples->seconds[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = samples->seconds[i];
+        float x = samples->seconds[i];
+        if (x < smallest) {
+            second = smallest;
+            smallest = x;
+        } else if (x < second) {
+            second = x;
+        }
     }
-    return (double)sorted[(samples->n - 1) / 2];
+    return (double)(samples->n < 3 ? smallest : second);
+}
+
+/* More rows or drafts cannot cost less: a smaller figure measured further up holds below too. */
+static double cost_at_most(const cost_samples *table, int size, int at) {
+    double least = INFINITY;
+    for (int i = at; i < size; i++) {
+        if (table[i].n && cost_estimate(&table[i]) < least) least = cost_estimate(&table[i]);
+    }
+    return least;
 }
 
 /* Nearest measured counts around `at`: between two of them costs are interpolated. */
@@ -49,28 +78,28 @@ static void measured_neighbours(const cost_samples *table, int size, int at, int
 }
 
 double draft_control_verify_seconds(const draft_costs *costs, int rows) {
+    enum { SIZE = BACKEND_MAX_DECODE_ROWS + 1 };
     int below, above;
-    measured_neighbours(costs->verify, BACKEND_MAX_DECODE_ROWS + 1, rows, &below, &above);
+    measured_neighbours(costs->verify, SIZE, rows, &below, &above);
     double shape = 1 + assumed_row_share * (rows - 1);
     if (below && above) {
-        double low = cost_estimate(&costs->verify[below]);
+        double low = cost_at_most(costs->verify, SIZE, below);
         if (below == above) return low;
-        double high = cost_estimate(&costs->verify[above]);
-        return low + (high - low) * (rows - below) / (above - below);
+        double high = cost_at_most(costs->verify, SIZE, above);
+        /* in hope of a step in between: whatever is chosen gets measured */
+        return low + (high - low) * hope * (rows - below) / (above - below);
     }
     int known = below ? below : above;
     if (!known) return shape;
-    return cost_estimate(&costs->verify[known]) * shape / (1 + assumed_row_share * (known - 1));
+    return cost_at_most(costs->verify, SIZE, known) * shape / (1 + assumed_row_share * (known - 1));
 }
 
 double draft_control_draft_seconds(const draft_costs *costs, int drafts) {
+    enum { SIZE = BACKEND_MAX_DRAFT + 1 };
     int below, above;
-    measured_neighbours(costs->draft, BACKEND_MAX_DRAFT + 1, drafts, &below, &above);
+    measured_neighbours(costs->draft, SIZE, drafts, &below, &above);
     if (!below && !above) return assumed_draft_share * draft_control_verify_seconds(costs, 1);
-    double low = cost_estimate(&costs->draft[below ? below : above]);
-    if (!below || !above || below == above) return low;
-    double high = cost_estimate(&costs->draft[above]);
-    return low + (high - low) * (drafts - below) / (above - below);
+    return cost_at_most(costs->draft, SIZE, above ? above : below);
 }
 
 double draft_control_tokens(const draft_acceptance *acceptance, int length) {
@@ -85,12 +114,20 @@ double draft_control_tokens(const draft_acceptance *acceptance, int length) {
 static void acceptance_init(draft_acceptance *acceptance, float first, float next) {
     for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
         acceptance->rate[i] = i == 0 ? first : next;
-        acceptance->weight[i] = 1;
+        acceptance->weight[i] = assumed_weight;
+        acceptance->streak[i] = 0;
     }
 }
 
 static void acceptance_add(draft_acceptance *acceptance, int position, bool accepted) {
     float *rate = &acceptance->rate[position], *count = &acceptance->weight[position];
+    int *streak = &acceptance->streak[position];
+    if (accepted)
+        *streak = *streak > 0 ? *streak + 1 : 1;
+    else
+        *streak = *streak < 0 ? *streak - 1 : -1;
+    bool surprise = accepted ? *streak >= SURPRISES && *rate < 0.5f : *streak <= -SURPRISES && *rate > 0.5f;
+    if (surprise && *count > memory_after_surprise) *count = memory_after_surprise;
     *rate += ((accepted ? 1.0f : 0.0f) - *rate) / (*count + 1);
     if (*count < acceptance_memory) *count += 1;
 }
@@ -128,17 +165,13 @@ static bool any_verify_cost(const draft_costs *costs) {
     return false;
 }
 
-static bool affordable(const draft_control *control, double loss) {
-    return control->probe_seconds + loss <= probe_share * control->elapsed_seconds;
-}
+/* Probed in turn: plain autoregression, the neighbours of the best length, the longest, and every length one by one. */
+enum probe_kind { PROBE_NONE = 0, PROBE_LONGER, PROBE_SHORTER, PROBE_LONGEST, PROBE_EVERY, PROBE_KINDS };
 
-/* The block lengths probed in turn: plain autoregression, the neighbours of the best length, the longest, and half. */
-enum probe_kind { PROBE_NONE = 0, PROBE_LONGER, PROBE_SHORTER, PROBE_LONGEST, PROBE_HALF, PROBE_KINDS };
-
-static draft_plan probe_plan(int kind, draft_plan best, int longest) {
+static draft_plan probe_plan(const draft_control *control, draft_plan best, int longest) {
     draft_plan plan = {.source = DRAFT_DFLASH};
     int current = best.source == DRAFT_DFLASH ? best.length : 0;
-    switch (kind) {
+    switch (control->next_probe) {
     case PROBE_LONGER:
         plan.length = current + 1;
         break;
@@ -148,8 +181,8 @@ static draft_plan probe_plan(int kind, draft_plan best, int longest) {
     case PROBE_LONGEST:
         plan.length = longest;
         break;
-    case PROBE_HALF:
-        plan.length = (longest + 1) / 2;
+    case PROBE_EVERY:
+        plan.length = longest ? 1 + control->next_length % longest : 0;
         break;
     default:
         break;
@@ -159,20 +192,26 @@ static draft_plan probe_plan(int kind, draft_plan best, int longest) {
     return plan;
 }
 
+static void next_probe(draft_control *control) {
+    if (control->next_probe == PROBE_EVERY) control->next_length++;
+    control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
+}
+
 /* Replaces `best` by a probe if one is due, could teach something and fits the budget. */
 static void consider_probe(draft_control *control, draft_plan *best, int longest) {
     if (control->blocks_since_probe < BLOCKS_BETWEEN_PROBES) return;
     for (int tried = 0; tried < PROBE_KINDS; tried++) {
-        draft_plan plan = probe_plan(control->next_probe, *best, longest);
+        draft_plan plan = probe_plan(control, *best, longest);
         bool same = plan.source == best->source && plan.length == best->length;
         outlook o = outlook_of(control, plan.source, plan.length, 0);
+        double loss = o.seconds - o.tokens / control->best_rate;
         if (same || o.tokens < control->best_rate * o.seconds * cost_doubt) {
-            control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
+            next_probe(control);
             continue;
         }
-        double loss = o.seconds - o.tokens / control->best_rate;
-        if (loss > 0 && !affordable(control, loss)) return; /* its turn stays until the budget has grown */
-        control->next_probe = (control->next_probe + 1) % PROBE_KINDS;
+        /* too dear: its turn stays until the budget has grown */
+        if (loss > 0 && control->probe_seconds + loss > probe_share * control->elapsed_seconds) return;
+        next_probe(control);
         control->probing = true;
         *best = plan;
         return;
@@ -184,32 +223,36 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     int longest_ngram = ngram_available < limit ? ngram_available : limit;
     control->probing = false;
 
+    /* Start in hope: a full block, one without drafts to compare it with, and unless all was rejected a second full
+     * one, because the first also paid for cold caches. */
+    const cost_samples *verify = control->costs.verify;
     draft_plan best = {.source = DRAFT_NONE};
-    if (longest > 0 && !any_verify_cost(&control->costs)) {
-        best = (draft_plan){.source = DRAFT_DFLASH, .length = longest}; /* start in hope */
-        outlook o = outlook_of(control, best.source, best.length, 0);
-        control->best_rate = o.tokens / o.seconds;
-        return best;
-    }
-    outlook plain = outlook_of(control, DRAFT_NONE, 0, 0);
-    control->best_rate = plain.tokens / plain.seconds;
-    if (control->costs.verify[1].n == 0) return best; /* what everything is compared with must be known */
+    bool known = verify[1].n > 0;
+    bool again = known && verify[longest + 1].n == 1 && control->dflash.streak[0] > 0;
+    if (longest > 0 && (again || !any_verify_cost(&control->costs)))
+        best = (draft_plan){.source = DRAFT_DFLASH, .length = longest};
+    outlook first = outlook_of(control, best.source, best.length, 0);
+    control->best_rate = first.tokens / first.seconds;
+    if (best.source != DRAFT_NONE || !known) return best;
 
+    double threshold = control->best_rate * (control->drafting ? 1 : advantage);
     for (int length = 1; length <= longest; length++) {
         outlook o = outlook_of(control, DRAFT_DFLASH, length, 0);
-        if (o.tokens <= control->best_rate * o.seconds) continue;
-        control->best_rate = o.tokens / o.seconds;
+        if (o.tokens <= threshold * o.seconds) continue;
+        control->best_rate = threshold = o.tokens / o.seconds;
         best = (draft_plan){.source = DRAFT_DFLASH, .length = length};
     }
     for (int length = 1; length <= longest_ngram; length++) {
         outlook o = outlook_of(control, DRAFT_NGRAM, length, ngram_match);
-        if (o.tokens <= control->best_rate * o.seconds) continue;
-        control->best_rate = o.tokens / o.seconds;
+        if (o.tokens <= threshold * o.seconds) continue;
+        control->best_rate = threshold = o.tokens / o.seconds;
         best = (draft_plan){.source = DRAFT_NGRAM, .length = length};
     }
+    control->drafting = best.source != DRAFT_NONE;
     if (best.source != DRAFT_NGRAM) consider_probe(control, &best, longest);
     if (best.source != DRAFT_DFLASH && longest > 0 && control->shadow_dflash.at == control->shadow_dflash.n &&
-        affordable(control, draft_control_draft_seconds(&control->costs, longest)))
+        control->shadow_seconds + draft_control_draft_seconds(&control->costs, longest) <=
+            shadow_share * control->elapsed_seconds)
         best.shadow_length = longest;
     return best;
 }
@@ -251,7 +294,7 @@ void draft_control_record(draft_control *control, const draft_block *block, doub
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->elapsed_seconds += seconds + shadow_seconds;
-    control->probe_seconds += shadow_seconds;
+    control->shadow_seconds += shadow_seconds;
     control->blocks_since_probe++;
     if (control->probing) {
         control->probe_seconds += seconds - (block->accepted + 1) / control->best_rate;

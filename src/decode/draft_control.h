@@ -22,7 +22,7 @@ typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_NGRAM } draft_so
 
 enum { COST_SAMPLES = 5 };
 
-/* The last few measurements of one kind of block; the median ignores a disturbed one. */
+/* The last few measurements of one kind of block. */
 typedef struct cost_samples {
     float seconds[COST_SAMPLES];
     int n, next;
@@ -37,6 +37,7 @@ typedef struct draft_costs {
 typedef struct draft_acceptance {
     float rate[BACKEND_MAX_DRAFT];   /* conditional acceptance by draft position */
     float weight[BACKEND_MAX_DRAFT]; /* observations behind it, capped: the average forgets */
+    int streak[BACKEND_MAX_DRAFT];   /* equal outcomes in a row: > 0 accepted, < 0 rejected */
 } draft_acceptance;
 
 /* A prediction that is compared with the tokens that follow. */
@@ -51,9 +52,12 @@ typedef struct draft_control {
     draft_acceptance dflash;
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1]; /* by length of the matched suffix */
     draft_shadow shadow_dflash, shadow_ngram;
-    int max_dflash;                        /* 0: no drafter */
-    double elapsed_seconds, probe_seconds; /* all blocks; what probing has cost beyond the best choice */
-    int blocks_since_probe, next_probe;
+    int max_dflash;         /* 0: no drafter */
+    double elapsed_seconds; /* all blocks */
+    double probe_seconds;   /* what probe blocks have cost beyond the best choice */
+    double shadow_seconds;  /* what drafts have cost that were only watched */
+    int blocks_since_probe, next_probe, next_length;
+    bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
     double best_rate; /* tokens per second that the best choice promised when the block was planned */
 } draft_control;

@@ -1,0 +1,355 @@
+/* The parts of the decode loop by themselves: n-gram drafts against a search by definition, stop strings whatever the
+ * cuts, and the choice of draft lengths on simulated machines and texts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "base/random.h"
+#include "decode/draft_control.h"
+#include "decode/ngram.h"
+#include "decode/stop_text.h"
+
+/* ------------------------------------------------------------------------------------------------------ n-grams */
+
+/* Latest earlier place with the longest common suffix (of at most NGRAM_MAX_MATCH), by looking at all. */
+static int ngram_by_definition(const int32_t *tokens, size_t n, int max, int32_t *drafts, int *match) {
+    size_t best = 0;
+    *match = 0;
+    for (size_t place = n - 1; place-- > 0;) {
+        int length = 0;
+        while (length < NGRAM_MAX_MATCH && (size_t)length <= place &&
+               tokens[place - (size_t)length] == tokens[n - 1 - (size_t)length])
+            length++;
+        if (length > *match) {
+            *match = length;
+            best = place;
+        }
+    }
+    if (*match < NGRAM_MIN_MATCH) return 0;
+    for (int i = 0; i < max; i++) {
+        size_t source = best + 1 + (size_t)i;
+        drafts[i] = source < n ? tokens[source] : drafts[source - n];
+    }
+    return max;
+}
+
+static void test_ngram_matches_definition(void **state) {
+    (void)state;
+    enum { VOCAB = 6, N = 200, MAX = 12 };
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    ngram_index index;
+    assert_int_equal(ngram_create(&index, VOCAB, N, &account, NULL), KAKEYA_OK);
+    int32_t tokens[N], expected[MAX], found[MAX];
+    size_t n = 0;
+    for (uint64_t step = 0; step < 3000; step++) { /* grow, and now and then fall back and grow differently */
+        if (n == N || random_uniform_at(3, step) < 0.05) {
+            size_t keep = (size_t)(random_uniform_at(4, step) * (double)n);
+            ngram_truncate(&index, tokens, keep);
+            n = keep;
+        }
+        tokens[n++] = (int32_t)(random_uniform_at(5, step) * VOCAB);
+        if (step % 3) continue; /* several tokens at once */
+        ngram_extend(&index, tokens, n);
+        int match, expected_match;
+        int drafted = ngram_draft(&index, tokens, MAX, found, &match);
+        assert_int_equal(drafted, ngram_by_definition(tokens, n, MAX, expected, &expected_match));
+        assert_int_equal(match, expected_match);
+        if (memcmp(found, expected, (size_t)drafted * sizeof *found) != 0) fail_msg("step %d: other drafts", (int)step);
+    }
+    ngram_truncate(&index, tokens, 0);
+    for (int t = 0; t < VOCAB; t++) assert_int_equal(index.last[t], 0);
+    ngram_free(&index);
+    assert_int_equal(mem_total(&account), 0);
+}
+
+static void test_ngram_drafts_loops_at_full_length(void **state) {
+    (void)state;
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    ngram_index index;
+    assert_int_equal(ngram_create(&index, 10, 10, &account, NULL), KAKEYA_OK);
+    const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3};
+    const int32_t expected[] = {1, 2, 3, 1, 2, 3, 1, 2, 3, 1};
+    int32_t drafts[10];
+    int match;
+    ngram_extend(&index, tokens, 7);
+    assert_int_equal(ngram_draft(&index, tokens, 10, drafts, &match), 10);
+    assert_int_equal(match, 3);
+    assert_memory_equal(drafts, expected, sizeof expected);
+    ngram_free(&index);
+}
+
+/* -------------------------------------------------------------------------------------------------- stop strings */
+
+/* Where the stop string that is completed first begins (of those, the longest), or the length of the text. */
+static size_t stop_by_definition(const char *text, size_t bytes, const char *const *stops, size_t n, bool *stopped) {
+    for (size_t end = 1; end <= bytes; end++) {
+        size_t longest = 0;
+        for (size_t i = 0; i < n; i++) {
+            size_t length = strlen(stops[i]);
+            if (length <= end && length > longest && memcmp(text + end - length, stops[i], length) == 0)
+                longest = length;
+        }
+        if (longest) {
+            *stopped = true;
+            return end - longest;
+        }
+    }
+    *stopped = false;
+    return bytes;
+}
+
+static void test_stop_strings_whatever_the_cuts(void **state) {
+    (void)state;
+    static const char *const sets[][3] = {
+        {"aab", "never", "abc"}, {"b", "abcd", "cc"}, {"aaaa", "aba", "caab"}, {"abcabd", "bcabc", "zz"}};
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    for (uint64_t round = 0; round < 4000; round++) {
+        const char *const *stops = sets[round % 4];
+        char text[24], delivered[64] = "";
+        size_t bytes = 4 + (size_t)(random_uniform_at(round, 1000) * 20), n = 0, at = 0;
+        for (size_t i = 0; i < bytes; i++) text[i] = "abcd"[(int)(random_uniform_at(round, i) * (round % 3 ? 3 : 4))];
+        stop_text s;
+        assert_int_equal(stop_text_create(&s, stops, 3, &account, NULL), KAKEYA_OK);
+        bool stopped = false, expected_stop;
+        for (uint64_t cut = 0; at < bytes && !stopped; cut++) {
+            size_t piece = (size_t)(random_uniform_at(round, 2000 + cut) * 4);
+            if (piece > bytes - at) piece = bytes - at;
+            assert_int_equal(stop_text_push(&s, text + at, piece, &stopped, NULL), KAKEYA_OK);
+            memcpy(delivered + n, s.text, s.released);
+            n += s.released;
+            at += piece;
+        }
+        if (!stopped) { /* the flush adds to what the last push released */
+            n -= s.released;
+            assert_int_equal(stop_text_flush(&s, "!", 1, NULL), KAKEYA_OK);
+            memcpy(delivered + n, s.text, s.released);
+            n += s.released - 1;
+            assert_int_equal(delivered[n], '!');
+        }
+        size_t expected = stop_by_definition(text, bytes, stops, 3, &expected_stop);
+        if (stopped != expected_stop || n != expected || memcmp(delivered, text, n) != 0)
+            fail_msg("round %d: '%.*s' delivered '%.*s', expected %zu bytes", (int)round, (int)bytes, text, (int)n,
+                     delivered, expected);
+        stop_text_free(&s);
+    }
+    assert_int_equal(mem_total(&account), 0);
+}
+
+static void test_stop_strings_refused(void **state) {
+    (void)state;
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    static const char *const bad[] = {"", "\xff", "a\xC3", "\xA9"};
+    for (size_t i = 0; i < 4; i++) {
+        const char *const stops[] = {"fine", bad[i]};
+        stop_text s;
+        kakeya_error error = {0};
+        assert_int_equal(stop_text_create(&s, stops, 2, &account, &error), KAKEYA_INVALID_ARGUMENT);
+        assert_non_null(strstr(error.message, "stop string 1"));
+        assert_int_equal(mem_total(&account), 0);
+    }
+    stop_text s; /* pieces longer than any expected only make it grow */
+    assert_int_equal(stop_text_create(&s, NULL, 0, &account, NULL), KAKEYA_OK);
+    static char large[10000];
+    memset(large, 'x', sizeof large);
+    bool stopped;
+    assert_int_equal(stop_text_push(&s, large, sizeof large, &stopped, NULL), KAKEYA_OK);
+    assert_int_equal(s.released, sizeof large);
+    assert_memory_equal(s.text, large, sizeof large);
+    stop_text_free(&s);
+}
+
+/* ------------------------------------------------------------------------------------------------- draft lengths
+ * A simulated machine: verify(rows) by a cost shape, drafts at a fixed cost, times disturbed by noise and spikes. A
+ * simulated text: each draft is right with probability q given that all before it were. */
+
+enum shape { SHAPE_FREE = 0, SHAPE_MILD, SHAPE_HALF, SHAPE_DEAR, SHAPE_STEPS, SHAPES };
+
+static double verify_cost(int shape, int rows) {
+    static const double per_row[] = {0.02, 0.15, 0.45, 0.9};
+    if (shape == SHAPE_STEPS) return 1 + 0.8 * ((rows - 1) / 4);
+    return 1 + per_row[shape] * (rows - 1);
+}
+
+static const double draft_cost = 0.3;
+enum { LONGEST = 7 };
+
+typedef struct simulation {
+    int shape;
+    double q, ngram_q; /* ngram_q < 0: no matches */
+    uint64_t seed, draws;
+    double seconds;
+    long tokens, by_source[3];
+} simulation;
+
+static double uniform(simulation *s) { return random_uniform_at(s->seed, s->draws++); }
+
+static double disturbed(simulation *s, double seconds) {
+    double factor = 0.95 + 0.1 * uniform(s);
+    return uniform(s) < 0.03 ? 3 * factor * seconds : factor * seconds;
+}
+
+/* A prediction whose tokens are right with probability q each, until the first wrong one. */
+static void predict(simulation *s, double q, int n, int32_t *tokens) {
+    bool right = true;
+    for (int i = 0; i < n; i++) {
+        right = right && uniform(s) < q;
+        tokens[i] = right ? (int32_t)(s->tokens + i) : -1;
+    }
+}
+
+/* Token number i of the text is i, so a prediction can be checked by counting. */
+static void simulate(simulation *s, draft_control *control, long tokens) {
+    int32_t watched[LONGEST];
+    for (long end = s->tokens + tokens; s->tokens < end;) {
+        bool ngrams = s->ngram_q >= 0;
+        draft_plan plan = draft_control_plan(control, LONGEST, ngrams ? LONGEST : 0, ngrams ? 3 : 0);
+        draft_block block = {
+            .source = plan.source, .drafted = plan.length, .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
+        double verify = verify_cost(s->shape, plan.length + 1), shadow = 0;
+        block.verify_seconds = disturbed(s, verify);
+        s->seconds += verify;
+        if (plan.source == DRAFT_DFLASH) {
+            block.draft_seconds = disturbed(s, draft_cost);
+            s->seconds += draft_cost;
+        }
+        double q = plan.source == DRAFT_NGRAM ? s->ngram_q : s->q;
+        while (block.accepted < block.drafted && uniform(s) < q) block.accepted++;
+        if (plan.source != DRAFT_NGRAM && ngrams) {
+            predict(s, s->ngram_q, LONGEST, watched);
+            draft_control_watch(control, DRAFT_NGRAM, 3, watched, LONGEST);
+        }
+        if (plan.shadow_length) {
+            shadow = disturbed(s, draft_cost);
+            s->seconds += draft_cost;
+            predict(s, s->q, plan.shadow_length, watched);
+            draft_control_watch(control, DRAFT_DFLASH, 0, watched, plan.shadow_length);
+        }
+        for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
+        draft_control_record(control, &block, shadow, plan.shadow_length);
+        s->by_source[plan.source] += block.accepted + 1;
+    }
+}
+
+/* Seconds per token of the best fixed length, 0 included. */
+static double best_fixed(int shape, double q, double drafting) {
+    double best = verify_cost(shape, 1);
+    for (int length = 1; length <= LONGEST; length++) {
+        double tokens = 1, reached = 1;
+        for (int i = 0; i < length; i++) tokens += reached *= q;
+        double seconds = (verify_cost(shape, length + 1) + drafting) / tokens;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+/* At most 2 % slower than plain autoregression wherever that is best, and within 5 % of the best fixed length wherever
+ * drafting gains a fifth or more. */
+static void test_control_finds_the_best_length(void **state) {
+    (void)state;
+    static const double rates[] = {0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1};
+    enum { TOKENS = 3000, RUNS = 8 };
+    for (int shape = 0; shape < SHAPES; shape++) {
+        for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
+            double seconds = 0;
+            for (uint64_t run = 0; run < RUNS; run++) {
+                simulation s = {.shape = shape, .q = rates[r], .ngram_q = -1, .seed = 100 + run};
+                draft_control control;
+                draft_control_init(&control, LONGEST, NULL);
+                simulate(&s, &control, TOKENS);
+                seconds += s.seconds / (double)s.tokens / RUNS;
+            }
+            double best = best_fixed(shape, rates[r], draft_cost), plain = verify_cost(shape, 1);
+            double allowed = best * 1.2 <= plain ? best * 1.05 : plain * 1.02;
+            if (seconds > allowed)
+                fail_msg("shape %d, acceptance %g: %.4f per token, the best fixed length takes %.4f, plain %.4f", shape,
+                         rates[r], seconds, best, plain);
+        }
+    }
+}
+
+/* The text turns random, and back: drafting stops within a few blocks and is taken up again. */
+static void test_control_follows_the_text(void **state) {
+    (void)state;
+    for (int shape = SHAPE_FREE; shape <= SHAPE_MILD; shape++) {
+        simulation s = {.shape = shape, .q = 0.95, .ngram_q = -1, .seed = 7};
+        draft_control control;
+        draft_control_init(&control, LONGEST, NULL);
+        simulate(&s, &control, 400);
+        for (int phase = 0; phase < 3; phase++) {
+            double best_drafting = best_fixed(shape, 0.95, draft_cost), plain = verify_cost(shape, 1);
+            s.q = 0;
+            s.seconds = 0;
+            simulate(&s, &control, 400);
+            if (s.seconds > 400 * plain * 1.08)
+                fail_msg("shape %d: random text took %.1f, plain %.1f", shape, s.seconds, 400 * plain);
+            s.q = 0.95;
+            long before = s.tokens;
+            s.seconds = 0;
+            simulate(&s, &control, 1500);
+            double expected = (double)(s.tokens - before) * best_drafting;
+            if (s.seconds > expected * 1.25)
+                fail_msg("shape %d: easy text took %.1f, at best %.1f", shape, s.seconds, expected);
+        }
+    }
+}
+
+/* Without a drafter, and beside one: n-grams are used where they pay, and only there. */
+static void test_control_uses_ngrams(void **state) {
+    (void)state;
+    for (int drafter = 0; drafter < 2; drafter++) {
+        for (int good = 0; good < 2; good++) {
+            simulation s = {.shape = SHAPE_MILD, .q = 0.3, .ngram_q = good ? 0.95 : 0.02, .seed = 21};
+            draft_control control;
+            draft_control_init(&control, drafter ? LONGEST : 0, NULL);
+            simulate(&s, &control, 2000);
+            double per_token = s.seconds / (double)s.tokens;
+            double best = best_fixed(SHAPE_MILD, s.ngram_q, 0);
+            if (per_token > best * 1.05)
+                fail_msg("drafter %d, good %d: %.3f per token, best %.3f", drafter, good, per_token, best);
+            assert_true(good ? s.by_source[DRAFT_NGRAM] > 1800 : s.by_source[DRAFT_NGRAM] < 100);
+            if (!drafter) assert_int_equal(s.by_source[DRAFT_DFLASH], 0);
+        }
+    }
+}
+
+static void test_control_obeys_limits_and_learns_costs_once(void **state) {
+    (void)state;
+    draft_control control;
+    draft_control_init(&control, 16, NULL);
+    for (int limit = 0; limit <= 16; limit++) {
+        draft_plan plan = draft_control_plan(&control, limit, 0, 0);
+        assert_true(plan.length <= limit && plan.shadow_length <= limit);
+        assert_int_equal(plan.source, limit ? DRAFT_DFLASH : DRAFT_NONE);
+        assert_int_equal(plan.length, limit); /* the first block is full length */
+    }
+    /* costs handed over from an earlier session: the first block of a dear machine is not a full one */
+    simulation s = {.shape = SHAPE_DEAR, .q = 0.1, .ngram_q = -1, .seed = 5};
+    draft_control_init(&control, LONGEST, NULL);
+    simulate(&s, &control, 500);
+    draft_control next;
+    draft_control_init(&next, LONGEST, &control.costs);
+    assert_int_equal(draft_control_plan(&next, LONGEST, 0, 0).source, DRAFT_NONE);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ngram_matches_definition),
+        cmocka_unit_test(test_ngram_drafts_loops_at_full_length),
+        cmocka_unit_test(test_stop_strings_whatever_the_cuts),
+        cmocka_unit_test(test_stop_strings_refused),
+        cmocka_unit_test(test_control_finds_the_best_length),
+        cmocka_unit_test(test_control_follows_the_text),
+        cmocka_unit_test(test_control_uses_ngrams),
+        cmocka_unit_test(test_control_obeys_limits_and_learns_costs_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
