@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <cjson/cJSON.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,6 +344,53 @@ static void test_score_reference_logprobs(void **state) {
     }
 }
 
+typedef struct speaker {
+    kakeya_session *session;
+    const ids *prompt;
+    kakeya_mode mode;
+    kakeya_status status;
+} speaker;
+
+static void *speak(void *user) {
+    speaker *s = user;
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.max_tokens = 24;
+    go.ignore_stop_tokens = true;
+    go.mode = s->mode;
+    s->status = kakeya_session_sync(s->session, s->prompt->token, s->prompt->n, NULL, NULL, NULL, NULL);
+    if (s->status == KAKEYA_OK) s->status = kakeya_session_generate(s->session, &go, NULL, NULL);
+    return NULL;
+}
+
+/* Sessions of one engine on threads of their own say what they would have said alone. */
+static void test_sessions_take_turns(void **state) {
+    (void)state;
+    enum { SPEAKERS = 3 };
+    static ids prompts[SPEAKERS];
+    static const kakeya_mode modes[SPEAKERS] = {KAKEYA_MODE_SPECULATIVE, KAKEYA_MODE_AR, KAKEYA_MODE_AUTO};
+    speaker alone[SPEAKERS], together[SPEAKERS];
+    pthread_t threads[SPEAKERS];
+    for (int i = 0; i < SPEAKERS; i++) {
+        read_ids(golden_row(CODE_ROW + i), "input_ids", &prompts[i]);
+        prompts[i].n = 120;
+        alone[i] = (speaker){.session = open_session(f32, NULL), .prompt = &prompts[i], .mode = KAKEYA_MODE_AR};
+        speak(&alone[i]);
+        together[i] = (speaker){.session = open_session(f32, NULL), .prompt = &prompts[i], .mode = modes[i]};
+    }
+    for (int i = 0; i < SPEAKERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, speak, &together[i]), 0);
+    for (int i = 0; i < SPEAKERS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (int i = 0; i < SPEAKERS; i++) {
+        size_t n, m;
+        const int32_t *a = kakeya_session_tokens(together[i].session, &n),
+                      *b = kakeya_session_tokens(alone[i].session, &m);
+        assert_int_equal(together[i].status, KAKEYA_OK);
+        assert_same_tokens("together", a, n, b, m);
+        kakeya_session_close(together[i].session);
+        kakeya_session_close(alone[i].session);
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------- text */
 
 typedef struct streamed {
@@ -493,6 +541,7 @@ int main(void) {
         cmocka_unit_test(test_lossless_bounded),
         cmocka_unit_test(test_reference_modes),
         cmocka_unit_test(test_truncate_fork_snapshot),
+        cmocka_unit_test(test_sessions_take_turns),
         cmocka_unit_test(test_score_reference_logprobs),
         cmocka_unit_test(test_needle_chat),
         cmocka_unit_test(test_open_failures),
