@@ -16,13 +16,11 @@ need_library() { # pkg-config name, package
 
 need_build() {
     need_command cc gcc
+    # a compiler without the C library's headers cannot build anything
+    echo '#include <stdio.h>' | cc -E -x c - >/dev/null 2>&1 || missing="$missing libc6-dev"
     need_command cmake cmake
     need_command ninja ninja-build
     need_command pkg-config pkg-config
-    # a compiler without the C library's headers cannot build anything
-    if command -v cc >/dev/null 2>&1 && ! echo '#include <stdio.h>' | cc -E -x c - >/dev/null 2>&1; then
-        missing="$missing libc6-dev"
-    fi
     need_library libcjson libcjson-dev
     need_library yajl libyajl-dev
     need_library hwloc libhwloc-dev
