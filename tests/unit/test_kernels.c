@@ -212,6 +212,30 @@ static void matmul_bits_do_not_depend_on_the_call(void **state) {
             }
 }
 
+/* More rows, outputs and values of k than any block holds. */
+static void matmul_bits_do_not_depend_on_blocks(void **state) {
+    (void)state;
+    const int rows = 131, outputs = 139, k = 1700;
+    FOR_TABLES(kernels)
+    for (dtype type = 0; type < DTYPE_COUNT; type++)
+        for (int rounded = 0; rounded < 2; rounded++) {
+            void *allocation;
+            void *w = random_weights(type, (size_t)k * (size_t)outputs, 8, &allocation);
+            float *x = random_floats((size_t)k * (size_t)rows, 9, 1.0f);
+            void *packed = packed_rows(kernels, type, rounded, x, (size_t)k, rows, k);
+            float *want = matmul_one_by_one(kernels, type, rounded, packed, rows, k, w, (size_t)k, outputs);
+            float *y = malloc((size_t)rows * (size_t)outputs * sizeof *y);
+            kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, 0, outputs, y, (size_t)outputs);
+            for (int i = 0; i < rows * outputs; i++)
+                check_same_bits("matmul of many blocks", kernels->name, i, y[i], want[i]);
+            free(y);
+            free(want);
+            free(packed);
+            free(x);
+            free(allocation);
+        }
+}
+
 static void packed_rows_are_independent(void **state) {
     (void)state;
     FOR_TABLES(kernels)
@@ -724,6 +748,7 @@ int main(void) {
         cmocka_unit_test(finds_tables_by_name),
         cmocka_unit_test(matmul_agrees_with_double),
         cmocka_unit_test(matmul_bits_do_not_depend_on_the_call),
+        cmocka_unit_test(matmul_bits_do_not_depend_on_blocks),
         cmocka_unit_test(packed_rows_are_independent),
         cmocka_unit_test(no_access_behind_the_operands),
         cmocka_unit_test(attention_agrees_with_double),

@@ -38,16 +38,20 @@ enum {
     MAX_CHUNK_STEPS_PAIRS = 1536 / STEP, /* half the bytes per step */
 
     FEW_ROWS = SIMD_REGISTERS == 32 ? 8 : 6,
+    MAX_FEW_ROWS = 2 * FEW_ROWS,
     MAX_TILE_OUTPUTS = 8,
     MAX_TILE_SUMS = SIMD_REGISTERS * 3 / 4, /* rows * outputs of a tile */
     FEW_BLOCK_BYTES = 28 * 1024,            /* activations in L1 */
     FEW_BLOCK_OUTPUTS = 96,
+    /* Tiles of a block, at most MAX_TILE_OUTPUTS of them narrow, each with up to MAX_TILE_SUMS results. */
+    FEW_BLOCK_RESULTS = 2048,
 
-    PANEL_ROWS = 4,
-    PANEL_OUTPUTS = SIMD_REGISTERS == 32 ? 6 : 3,
-    X_AHEAD_BYTES = 256,     /* activations are fetched from L2 this much early */
-    PANEL_BLOCK_ROWS = 128,  /* activations of a chunk in L2 */
-    PANEL_BLOCK_GROUPS = 22, /* panels whose results are kept together */
+    PANEL_ROWS = SIMD_REGISTERS == 32 ? 4 : 3,
+    PANEL_OUTPUTS = SIMD_REGISTERS == 32 ? 6 : 4,
+    X_AHEAD_BYTES = 256,    /* activations are fetched from L2 this much early */
+    PANEL_BLOCK_TILES = 32, /* activations of a chunk in L2 */
+    PANEL_BLOCK_ROWS = PANEL_BLOCK_TILES * PANEL_ROWS,
+    MAX_BLOCK_PANELS = 22, /* their results are kept until the end of k */
 };
 
 static product product_of(dtype w, bool round_to_bf16) {
@@ -125,9 +129,8 @@ typedef struct tile_call {
     size_t next_tile; /* bytes from here to the weights of the next tile, which are fetched ahead; 0 at the end */
     int chunks, steps_per_chunk, steps; /* steps: of all chunks, the last of which may be shorter */
     int tail;                           /* values of k in the last step, STEP if it is whole */
-    bool first;                         /* y is written, not added to */
-    float *y;
-    size_t ldy;
+    bool first;                         /* results are written, not added to */
+    float *results;                     /* [R][O], room for whole vectors */
 } tile_call;
 
 typedef void (*tile_function)(const tile_call *call);
@@ -182,24 +185,18 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
     }
 }
 
-/* out[i] = sum over the lanes of sums[i]. */
-SIMD_INLINE void sum_lanes(const simd_f32 *sums, const int count, float *out) {
+/* results[i] (+)= sum over the lanes of sums[i]. results has room for whole vectors: ROOM(count) floats. */
+#define ROOM(count) (((count) + SIMD_LANES - 1) / SIMD_LANES * SIMD_LANES)
+
+SIMD_INLINE void add_lane_sums(const simd_f32 *sums, const int count, bool first, float *results) {
     simd_f32 group[SIMD_LANES];
-    int done = 0;
-    UNROLL for (int g = 0; g < MAX_TILE_SUMS / SIMD_LANES + 1; g++) {
-        if (count - done > SIMD_LANES / 2) {
-            UNROLL for (int i = 0; i < SIMD_LANES; i++) group[i] = done + i < count ? sums[done + i] : simd_zero();
-            simd_sum_full(group, out + done);
-            done += SIMD_LANES;
-        }
-    }
-    if (count - done > 2) {
-        UNROLL for (int i = 0; i < SIMD_LANES / 2; i++) group[i] = done + i < count ? sums[done + i] : simd_zero();
-        simd_sum_half(group, out + done);
-        done += SIMD_LANES / 2;
-    }
-    UNROLL for (int i = 0; i < 2; i++) {
-        if (done + i < count) out[done + i] = simd_sum(sums[done + i]);
+    UNROLL for (int g = 0; g < ROOM(MAX_TILE_SUMS) / SIMD_LANES; g++) {
+        const int done = g * SIMD_LANES, left = count - done;
+        if (left <= 0) break;
+        const int width = left > SIMD_LANES / 2 ? SIMD_LANES : SIMD_LANES / 2;
+        UNROLL for (int i = 0; i < width; i++) group[i] = i < left ? sums[done + i] : simd_zero();
+        simd_f32 sum = width == SIMD_LANES ? simd_sum_full(group) : simd_sum_half(group);
+        simd_store(results + done, first ? sum : simd_add(simd_load(results + done), sum));
     }
 }
 
@@ -215,21 +212,14 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
         bool partial = left == 0 && call->tail < STEP;
         for (int s = partial; s < steps; s++) {
             UNROLL for (int o = 0; o < O; o++) {
-                _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T0);
+                _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T1);
             }
             multiply_step(kind, R, O, x, w, w_row_bytes, STEP, sums);
             x += (size_t)R * x_step_bytes(kind);
             w += w_step_bytes(kind);
         }
         if (partial) multiply_step(kind, R, O, x, w, w_row_bytes, call->tail, sums);
-        float results[MAX_TILE_SUMS + SIMD_LANES];
-        sum_lanes(sums, R * O, results);
-        UNROLL for (int r = 0; r < R; r++) {
-            float *y = call->y + (size_t)r * call->ldy;
-            UNROLL for (int o = 0; o < O; o++) {
-                y[o] = call->first && chunk == 0 ? results[r * O + o] : y[o] + results[r * O + o];
-            }
-        }
+        add_lane_sums(sums, R * O, call->first && chunk == 0, call->results);
     }
 }
 
@@ -242,15 +232,21 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
 #define TILES(X, kind)                                                                                                 \
     X(kind, 1, 8)                                                                                                      \
     X(kind, 2, 8)                                                                                                      \
-    X(kind, 3, 8) X(kind, 4, 6) X(kind, 5, 4) X(kind, 6, 4) X(kind, 7, 3) X(kind, 8, 3) X(kind, 1, 1) X(kind, 2, 1)    \
-        X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1) X(kind, 7, 1) X(kind, 8, 1)
+    X(kind, 3, 8)                                                                                                      \
+    X(kind, 4, 6)                                                                                                      \
+    X(kind, 5, 4)                                                                                                      \
+    X(kind, 6, 4)                                                                                                      \
+    X(kind, 7, 3)                                                                                                      \
+    X(kind, 8, 3)                                                                                                      \
+    X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1) X(kind, 7, 1) X(kind, 8, 1)
 static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 8, 8, 6, 4, 4, 3, 3};
 #else
 #define TILES(X, kind)                                                                                                 \
     X(kind, 1, 8)                                                                                                      \
     X(kind, 2, 4)                                                                                                      \
-    X(kind, 3, 4) X(kind, 4, 3) X(kind, 5, 2) X(kind, 6, 2) X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1)    \
-        X(kind, 5, 1) X(kind, 6, 1)
+    X(kind, 3, 4)                                                                                                      \
+    X(kind, 4, 3)                                                                                                      \
+    X(kind, 5, 2) X(kind, 6, 2) X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1)
 static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 4, 4, 3, 2, 2};
 #endif
 
@@ -288,6 +284,7 @@ static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, i
 static void multiply_few(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k, const unsigned char *w,
                          size_t w_row_bytes, int outputs, float *y, size_t ldy) {
     alignas(64) unsigned char x_block[FEW_BLOCK_BYTES];
+    alignas(64) float results[FEW_BLOCK_RESULTS];
     const size_t x_bytes = x_step_bytes(kind), w_bytes = w_step_bytes(kind);
     const k_chunks cut = chunks_of(kind, k);
     const size_t chunk_bytes = (size_t)cut.steps_per_chunk * (size_t)R * x_bytes;
@@ -304,7 +301,7 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
             .steps = end - begin,
             .tail = end == cut.steps && k % STEP ? k % STEP : STEP,
             .first = chunk == 0,
-            .ldy = ldy,
+            .results = results,
         };
         if (R > 1) {
             interleave_rows(x + (size_t)begin * x_bytes, x_row_bytes, R, end - begin, x_bytes, x_block);
@@ -314,10 +311,17 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
             int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
             call.w = w + (size_t)o * w_row_bytes + (size_t)begin * w_bytes;
             call.next_tile = o + 2 * n <= outputs ? (size_t)n * w_row_bytes : 0;
-            call.y = y + o;
             tile_functions[kind][R][n > 1](&call);
+            call.results += ROOM(R * n);
             o += n;
         }
+    }
+    const float *result = results;
+    for (int o = 0; o < outputs;) {
+        int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
+        for (int r = 0; r < R; r++) memcpy(y + (size_t)r * ldy + o, result + r * n, (size_t)n * sizeof *y);
+        result += ROOM(R * n);
+        o += n;
     }
 }
 
@@ -418,9 +422,7 @@ SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call 
             }
         }
     }
-    float results[MAX_TILE_SUMS + SIMD_LANES];
-    sum_lanes(sums, R * O, results);
-    UNROLL for (int i = 0; i < R * O; i++) call->results[i] = call->first ? results[i] : call->results[i] + results[i];
+    add_lane_sums(sums, R * O, call->first, call->results);
 }
 
 #define DEFINE_PANEL(name, pairs, R)                                                                                   \
@@ -428,7 +430,9 @@ SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call 
 DEFINE_PANEL(single, false, 1)
 DEFINE_PANEL(single, false, 2)
 DEFINE_PANEL(single, false, 3)
+#if defined(__AVX512F__)
 DEFINE_PANEL(single, false, 4)
+#endif
 #ifdef SIMD_DOT_PAIRS
 DEFINE_PANEL(pairs, true, 1)
 DEFINE_PANEL(pairs, true, 2)
@@ -436,18 +440,26 @@ DEFINE_PANEL(pairs, true, 3)
 DEFINE_PANEL(pairs, true, 4)
 #endif
 static const panel_function panel_functions[2][PANEL_ROWS + 1] = {
-    {NULL, panel_single_1, panel_single_2, panel_single_3, panel_single_4},
+    {
+        NULL,
+        panel_single_1,
+        panel_single_2,
+        panel_single_3,
+#if defined(__AVX512F__)
+        panel_single_4,
+#endif
+    },
 #ifdef SIMD_DOT_PAIRS
     {NULL, panel_pairs_1, panel_pairs_2, panel_pairs_3, panel_pairs_4},
 #endif
 };
 
-/* Up to PANEL_BLOCK_ROWS rows against up to PANEL_BLOCK_GROUPS panels of outputs. */
+/* Up to PANEL_BLOCK_ROWS rows against up to MAX_BLOCK_PANELS panels of outputs. */
 static void multiply_block(product kind, int rows, const unsigned char *x, size_t x_row_bytes, int k,
                            const unsigned char *w, size_t w_row_bytes, int outputs, float *y, size_t ldy) {
-    enum { TILES_OF_BLOCK = PANEL_BLOCK_ROWS / PANEL_ROWS, TILE_RESULTS = PANEL_ROWS * PANEL_OUTPUTS };
+    enum { TILE_RESULTS = ROOM(PANEL_ROWS * PANEL_OUTPUTS) };
     alignas(64) unsigned char panel[MAX_CHUNK_STEPS * 2 * PANEL_OUTPUTS * sizeof(simd_f32)];
-    alignas(64) float results[PANEL_BLOCK_GROUPS][TILES_OF_BLOCK][TILE_RESULTS];
+    alignas(64) float results[MAX_BLOCK_PANELS][PANEL_BLOCK_TILES][TILE_RESULTS];
     const k_chunks cut = chunks_of(kind, k);
     const size_t line = 64, x_bytes = x_step_bytes(kind), w_bytes = w_step_bytes(kind);
     const int tiles = (rows + PANEL_ROWS - 1) / PANEL_ROWS, panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
@@ -497,7 +509,7 @@ static void multiply_block(product kind, int rows, const unsigned char *x, size_
         const float *row = results[0][r / PANEL_ROWS] + r % PANEL_ROWS * PANEL_OUTPUTS;
         float *out = y + (size_t)r * ldy;
         int o = 0;
-        for (; o + PANEL_OUTPUTS <= outputs; o += PANEL_OUTPUTS, row += TILES_OF_BLOCK * TILE_RESULTS) {
+        for (; o + PANEL_OUTPUTS <= outputs; o += PANEL_OUTPUTS, row += PANEL_BLOCK_TILES * TILE_RESULTS) {
             memcpy(out + o, row, PANEL_OUTPUTS * sizeof *out);
         }
         if (o < outputs) memcpy(out + o, row, (size_t)(outputs - o) * sizeof *out);
@@ -509,16 +521,31 @@ static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int row
     const product kind = product_of(w_type, round_to_bf16);
     const size_t x_row_bytes = pack_row_bytes(w_type, round_to_bf16, k);
     const size_t w_row_bytes = ldw * dtype_bytes(w_type);
-    const bool few = rows <= FEW_ROWS;
-    const int block_rows = few ? FEW_ROWS : PANEL_BLOCK_ROWS;
-    const int block_outputs = few ? FEW_BLOCK_OUTPUTS : PANEL_BLOCK_GROUPS * PANEL_OUTPUTS;
-    for (int r = 0; r < rows; r += block_rows) {
-        for (int o = o_begin; o < o_end; o += block_outputs) {
-            (few ? multiply_few : multiply_block)(kind, rows - r < block_rows ? rows - r : block_rows,
-                                                  (const unsigned char *)packed + (size_t)r * x_row_bytes, x_row_bytes,
-                                                  k, (const unsigned char *)w + (size_t)o * w_row_bytes, w_row_bytes,
-                                                  o_end - o < block_outputs ? o_end - o : block_outputs,
-                                                  y + (size_t)r * ldy + (size_t)(o - o_begin), ldy);
+    const unsigned char *x = packed, *weights = w;
+    if (rows <= MAX_FEW_ROWS) {
+        int tiles = (rows + FEW_ROWS - 1) / FEW_ROWS;
+        for (int o = o_begin; o < o_end; o += FEW_BLOCK_OUTPUTS) {
+            int outputs = o_end - o < FEW_BLOCK_OUTPUTS ? o_end - o : FEW_BLOCK_OUTPUTS;
+            for (int t = 0; t < tiles; t++) {
+                int begin = rows * t / tiles, end = rows * (t + 1) / tiles;
+                multiply_few(kind, end - begin, x + (size_t)begin * x_row_bytes, x_row_bytes, k,
+                             weights + (size_t)o * w_row_bytes, w_row_bytes, outputs,
+                             y + (size_t)begin * ldy + (size_t)(o - o_begin), ldy);
+            }
+        }
+        return;
+    }
+    int panels = (o_end - o_begin + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+    int blocks = (panels + MAX_BLOCK_PANELS - 1) / MAX_BLOCK_PANELS;
+    for (int r = 0; r < rows; r += PANEL_BLOCK_ROWS) {
+        int block_rows = rows - r < PANEL_BLOCK_ROWS ? rows - r : PANEL_BLOCK_ROWS;
+        for (int b = 0; b < blocks; b++) {
+            int o = o_begin + panels * b / blocks * PANEL_OUTPUTS;
+            int end = o_begin + panels * (b + 1) / blocks * PANEL_OUTPUTS;
+            if (end > o_end) end = o_end;
+            multiply_block(kind, block_rows, x + (size_t)r * x_row_bytes, x_row_bytes, k,
+                           weights + (size_t)o * w_row_bytes, w_row_bytes, end - o,
+                           y + (size_t)r * ldy + (size_t)(o - o_begin), ldy);
         }
     }
 }

@@ -143,16 +143,16 @@ SIMD_INLINE simd_f32 simd_halve_1(simd_f32 a, simd_f32 b) {
 SIMD_INLINE simd_f32 simd_halve_four(simd_f32 v0, simd_f32 v1, simd_f32 v2, simd_f32 v3) {
     return simd_halve_2(simd_halve_4(v0, v2), simd_halve_4(v1, v3));
 }
-/* out[i] = sum over lanes of v[i], for SIMD_LANES vectors. */
-SIMD_INLINE void simd_sum_full(const simd_f32 *v, float *out) {
-    _mm256_storeu_ps(out,
-                     simd_halve_1(simd_halve_four(v[0], v[2], v[4], v[6]), simd_halve_four(v[1], v[3], v[5], v[7])));
+/* Lane i: sum over the lanes of v[i], for SIMD_LANES vectors. */
+SIMD_INLINE simd_f32 simd_sum_full(const simd_f32 *v) {
+    return simd_halve_1(simd_halve_four(v[0], v[2], v[4], v[6]), simd_halve_four(v[1], v[3], v[5], v[7]));
 }
-/* The same for SIMD_LANES / 2 vectors. */
-SIMD_INLINE void simd_sum_half(const simd_f32 *v, float *out) {
+/* The same for SIMD_LANES / 2 vectors; the upper lanes are of no meaning. */
+SIMD_INLINE simd_f32 simd_sum_half(const simd_f32 *v) {
     simd_f32 x = simd_halve_four(v[0], v[1], v[2], v[3]);
     x = _mm256_add_ps(x, _mm256_permute_ps(x, 0xb1));
-    _mm_storeu_ps(out, _mm_shuffle_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1), 0x88));
+    __m128 sums = _mm_shuffle_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1), 0x88);
+    return _mm256_castps128_ps256(sums);
 }
 SIMD_INLINE float simd_max_lane(simd_f32 x) {
     __m128 b = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));

@@ -135,18 +135,18 @@ SIMD_INLINE simd_f32 simd_halve_eight(simd_f32 v0, simd_f32 v1, simd_f32 v2, sim
     simd_f32 high = simd_halve_4(simd_halve_8(v1, v5), simd_halve_8(v3, v7));
     return simd_halve_2(low, high);
 }
-/* out[i] = sum over lanes of v[i], for SIMD_LANES vectors. */
-SIMD_INLINE void simd_sum_full(const simd_f32 *v, float *out) {
+/* Lane i: sum over the lanes of v[i], for SIMD_LANES vectors. */
+SIMD_INLINE simd_f32 simd_sum_full(const simd_f32 *v) {
     simd_f32 even = simd_halve_eight(v[0], v[2], v[4], v[6], v[8], v[10], v[12], v[14]);
     simd_f32 odd = simd_halve_eight(v[1], v[3], v[5], v[7], v[9], v[11], v[13], v[15]);
-    _mm512_storeu_ps(out, simd_halve_1(even, odd));
+    return simd_halve_1(even, odd);
 }
-/* The same for SIMD_LANES / 2 vectors. */
-SIMD_INLINE void simd_sum_half(const simd_f32 *v, float *out) {
+/* The same for SIMD_LANES / 2 vectors; the upper lanes are of no meaning. */
+SIMD_INLINE simd_f32 simd_sum_half(const simd_f32 *v) {
     simd_f32 x = simd_halve_eight(v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]);
     x = _mm512_add_ps(x, _mm512_permute_ps(x, 0xb1));
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(even, x)));
+    return _mm512_permutexvar_ps(even, x);
 }
 SIMD_INLINE float simd_max_lane(simd_f32 x) { return _mm512_reduce_max_ps(x); }
 
