@@ -1,8 +1,11 @@
-/* Fork: the caller publishes the task and advances `generation`. Join: it waits until `running` is zero. Both sides
- * spin for SPIN_NS, give up their time slice for YIELD_NS, then sleep on a condition variable. A sleeper first raises
- * its
- * `*_parked` flag and then looks at the awaited variable once more, the waker first writes that variable and then looks
- * at the flag (all sequentially consistent), so that one of the two always sees the other and no wake-up is lost.
+/* A run is a word of state: its generation, whether it still admits workers, and how many have entered and not yet
+ * left. Fork: the caller writes the task and publishes the next generation. Join: of a run that needs every thread it
+ * waits until all have entered and left; a run over a range it closes when the last piece is taken, and waits only for
+ * those that are inside. So a worker whose core is busy with another program delays nobody unless it holds a piece.
+ *
+ * Both sides spin for SPIN_NS, give up their time slice for YIELD_NS, then sleep on a condition variable. A sleeper
+ * first raises its `*_parked` flag and then looks at the state once more, the waker first changes the state and then
+ * looks at the flag (all sequentially consistent), so that one of the two always sees the other and no wake-up is lost.
  *
  * Workers are bound to one physical core each, starting behind the core on which the creating thread runs. The caller's
  * own affinity is never touched: it belongs to the program. With every other core taken by a bound worker the scheduler
@@ -37,17 +40,26 @@ typedef struct worker {
     pthread_t thread;
 } worker;
 
+/* The state: generation in the upper half; below it two flags and two counters. */
+static const uint64_t generation_one = (uint64_t)1 << 32;
+static const uint64_t flag_open = (uint64_t)1 << 31;
+static const uint64_t flag_stop = (uint64_t)1 << 30;
+static const uint64_t entered_one = (uint64_t)1 << 12;
+static const uint64_t inside_one = 1;
+
+static uint32_t generation_of(uint64_t state) { return (uint32_t)(state >> 32); }
+static int entered_of(uint64_t state) { return (int)(state >> 12 & 0xfff); }
+static int inside_of(uint64_t state) { return (int)(state & 0xfff); }
+
 struct thread_pool {
     int threads;
     bool spins;
-    bool stopping; /* written before `generation` advances, like task and context */
-    thread_task task;
+    thread_task task; /* of the open run */
     void *context;
     pthread_mutex_t mutex;
     pthread_cond_t work_ready, work_done;
     worker *workers; /* [threads - 1] */
-    alignas(CACHE_LINE) atomic_uint generation;
-    alignas(CACHE_LINE) atomic_int running; /* workers that have not finished the current run */
+    alignas(CACHE_LINE) _Atomic uint64_t state;
     alignas(CACHE_LINE) atomic_int workers_parked;
     atomic_bool caller_parked;
 };
@@ -66,56 +78,56 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static bool has_new_generation(thread_pool *pool, unsigned seen) {
-    return atomic_load_explicit(&pool->generation, memory_order_acquire) != seen;
-}
+static bool is_newer(uint64_t state, uint32_t seen) { return generation_of(state) != seen; }
 
-static bool is_finished(thread_pool *pool, unsigned unused) {
-    (void)unused;
-    return atomic_load_explicit(&pool->running, memory_order_acquire) == 0;
+/* `expected`: how many workers must have entered. */
+static bool is_finished(uint64_t state, uint32_t expected) {
+    return inside_of(state) == 0 && entered_of(state) >= (int)expected;
 }
 
 /* Waits actively for a bounded time; returns whether the condition came true. */
-static bool wait_awake(thread_pool *pool, bool (*condition)(thread_pool *, unsigned), unsigned argument) {
-    if (condition(pool, argument)) return true;
+static bool wait_awake(thread_pool *pool, bool (*condition)(uint64_t, uint32_t), uint32_t argument) {
+    if (condition(atomic_load(&pool->state), argument)) return true;
     if (!pool->spins) return false;
     int64_t start = now_ns();
     int64_t elapsed = 0;
     while (elapsed < SPIN_NS) {
         for (int i = 0; i < PAUSES_PER_CLOCK_READ; i++) {
-            if (condition(pool, argument)) return true;
+            if (condition(atomic_load(&pool->state), argument)) return true;
             cpu_pause();
         }
         elapsed = now_ns() - start;
     }
     while (elapsed < SPIN_NS + YIELD_NS) {
-        if (condition(pool, argument)) return true;
+        if (condition(atomic_load(&pool->state), argument)) return true;
         sched_yield();
         elapsed = now_ns() - start;
     }
-    return condition(pool, argument);
+    return false;
 }
 
-static void wait_for_generation_after(thread_pool *pool, unsigned seen) {
-    if (wait_awake(pool, has_new_generation, seen)) return;
+static void wait_for_generation_after(thread_pool *pool, uint32_t seen) {
+    if (wait_awake(pool, is_newer, seen)) return;
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->workers_parked, 1);
-    while (atomic_load(&pool->generation) == seen) pthread_cond_wait(&pool->work_ready, &pool->mutex);
+    while (!is_newer(atomic_load(&pool->state), seen)) pthread_cond_wait(&pool->work_ready, &pool->mutex);
     atomic_fetch_sub(&pool->workers_parked, 1);
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static void wait_until_finished(thread_pool *pool) {
-    if (wait_awake(pool, is_finished, 0)) return;
+static void wait_until_finished(thread_pool *pool, uint32_t expected) {
+    if (wait_awake(pool, is_finished, expected)) return;
     pthread_mutex_lock(&pool->mutex);
     atomic_store(&pool->caller_parked, true);
-    while (atomic_load(&pool->running) != 0) pthread_cond_wait(&pool->work_done, &pool->mutex);
+    while (!is_finished(atomic_load(&pool->state), expected)) pthread_cond_wait(&pool->work_done, &pool->mutex);
     atomic_store(&pool->caller_parked, false);
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static void advance_generation(thread_pool *pool) {
-    atomic_fetch_add(&pool->generation, 1);
+/* Nobody is inside the last run, and it admits nobody, so the state is the caller's to write. */
+static void publish(thread_pool *pool, uint64_t flags) {
+    uint64_t generation = (uint64_t)(generation_of(atomic_load(&pool->state)) + 1u) * generation_one;
+    atomic_store(&pool->state, generation | flags);
     if (atomic_load(&pool->workers_parked) > 0) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_broadcast(&pool->work_ready);
@@ -123,18 +135,35 @@ static void advance_generation(thread_pool *pool) {
     }
 }
 
+static bool enter(thread_pool *pool, uint64_t state) {
+    uint32_t generation = generation_of(state);
+    while (generation_of(state) == generation && state & flag_open) {
+        if (atomic_compare_exchange_weak(&pool->state, &state, state + entered_one + inside_one)) return true;
+    }
+    return false;
+}
+
+static void leave(thread_pool *pool) {
+    uint64_t before = atomic_fetch_sub(&pool->state, inside_one);
+    if (inside_of(before) == 1 && atomic_load(&pool->caller_parked)) {
+        pthread_mutex_lock(&pool->mutex);
+        pthread_cond_signal(&pool->work_done);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+}
+
 static void *worker_main(void *argument) {
     worker *self = argument;
     thread_pool *pool = self->pool;
-    for (unsigned seen = 0;; seen++) {
+    uint32_t seen = 0;
+    for (;;) {
         wait_for_generation_after(pool, seen);
-        if (pool->stopping) return NULL;
+        uint64_t state = atomic_load(&pool->state);
+        if (state & flag_stop) return NULL;
+        seen = generation_of(state);
+        if (!enter(pool, state)) continue;
         pool->task(pool->context, self->index, pool->threads);
-        if (atomic_fetch_sub(&pool->running, 1) == 1 && atomic_load(&pool->caller_parked)) {
-            pthread_mutex_lock(&pool->mutex);
-            pthread_cond_signal(&pool->work_done);
-            pthread_mutex_unlock(&pool->mutex);
-        }
+        leave(pool);
     }
 }
 
@@ -218,8 +247,7 @@ static int create_thread_without_signals(worker *self) {
 }
 
 static void stop_workers(thread_pool *pool, int started) {
-    pool->stopping = true;
-    advance_generation(pool);
+    publish(pool, flag_stop);
     for (int i = 0; i < started; i++) pthread_join(pool->workers[i].thread, NULL);
 }
 
@@ -284,17 +312,21 @@ int thread_pool_size(const thread_pool *pool) { return pool->threads; }
 
 /* --- runs ------------------------------------------------------------------------------------------------------- */
 
+static void open_run(thread_pool *pool, thread_task task, void *context) {
+    pool->task = task;
+    pool->context = context;
+    publish(pool, flag_open);
+    task(context, 0, pool->threads);
+}
+
 void thread_pool_run(thread_pool *pool, thread_task task, void *context) {
     if (pool->threads == 1) {
         task(context, 0, 1);
         return;
     }
-    pool->task = task;
-    pool->context = context;
-    atomic_store_explicit(&pool->running, pool->threads - 1, memory_order_relaxed);
-    advance_generation(pool);
-    task(context, 0, pool->threads);
-    wait_until_finished(pool);
+    open_run(pool, task, context);
+    wait_until_finished(pool, (uint32_t)pool->threads - 1);
+    atomic_fetch_and(&pool->state, ~flag_open);
 }
 
 typedef struct range_run {
@@ -325,5 +357,11 @@ void thread_pool_for(thread_pool *pool, size_t count, size_t grain, range_task t
     }
     range_run run = {.task = task, .context = context, .count = count, .grain = grain};
     atomic_init(&run.next_piece, 0);
-    thread_pool_run(pool, take_pieces, &run);
+    if (pool->threads == 1) {
+        take_pieces(&run, 0, 1);
+        return;
+    }
+    open_run(pool, take_pieces, &run);
+    atomic_fetch_and(&pool->state, ~flag_open);
+    wait_until_finished(pool, 0);
 }
