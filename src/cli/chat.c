@@ -54,6 +54,8 @@ static int read_character(EditLine *editor, wchar_t *out) {
         if (got <= 0) return (int)got;
         mbstate_t state = {0};
         size_t length = mbrtowc(out, bytes, ++n, &state);
+        /* Ctrl-D typed while an answer ran, before the editor took the terminal over, arrives as NUL. */
+        if (length == 0) *out = L'\004';
         if (length != (size_t)-1 && length != (size_t)-2) return 1;
         if (length == (size_t)-1) n = 0; /* not a character: dropped */
     }
