@@ -1,0 +1,292 @@
+/* Protects the evaluations end to end, with the bundled demo model: the figures of the reference come out, every decode
+ * mode gives the tokens of plain decoding, and an interrupted run leaves its finished rows. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "eval/eval.h"
+#include "eval/gate.h"
+#include "eval/summary.h"
+#include "scratch.h"
+
+static const char *const command[] = {"kakeya", "eval", "test"};
+static const char *const source = KAKEYA_MODELS "/../examples/code/inventory.py";
+
+static eval_setup setup_for(kakeya_precision precision) {
+    eval_setup setup = {.argc = 3, .argv = command};
+    kakeya_engine_options_init(&setup.engine);
+    kakeya_session_options_init(&setup.session);
+    setup.engine.model = KAKEYA_MODELS "/demo";
+    setup.engine.precision = precision;
+    setup.engine.threads = 2;
+    return setup;
+}
+
+/* The gate's codes for the report, apart from those that small runs cannot satisfy. */
+static void assert_only(const eval_report *report, const char *allowed) {
+    cJSON *json = eval_report_to_json(report);
+    gate_result result;
+    kakeya_error error;
+    assert_int_equal(gate_check(json, &result, &error), KAKEYA_OK);
+    for (size_t i = 0; i < result.n_violations; i++)
+        if (!strstr(allowed, result.violation[i].code))
+            fail_msg("[%s] %s", result.violation[i].code, result.violation[i].message);
+    gate_result_free(&result);
+    cJSON_Delete(json);
+}
+
+static double number(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+/* Negative log-likelihoods of two sequences under four policies, by Hugging Face transformers in float32. */
+static void fidelity_reproduces_the_reference(void **state) {
+    (void)state;
+    const char *path = KAKEYA_TEST_DATA "/eval/fidelity.json";
+    static const char *const policies[] = {"native", "sink-window", "restored", "restored-all"};
+    const int windows[] = {64};
+    eval_setup setup = setup_for(KAKEYA_PRECISION_F32);
+    eval_fidelity_options options = {.ids_json = path, .policies = {policies, 4}, .windows = windows, .n_windows = 1};
+    eval_report *report;
+    kakeya_error error;
+    if (eval_fidelity(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+
+    char *text;
+    size_t bytes;
+    assert_int_equal(file_read(path, 1 << 24, &text, &bytes, &error), KAKEYA_OK);
+    cJSON *reference = cJSON_Parse(text);
+    free(text);
+    const cJSON *expected = cJSON_GetObjectItem(reference, "nll_per_sequence");
+    assert_int_equal(report->rows.n, 2 * 4);
+    for (size_t i = 0; i < report->rows.n; i++) {
+        const eval_row *row = &report->rows.row[i];
+        double want = cJSON_GetArrayItem(cJSON_GetObjectItem(expected, row->arm.policy), (int)(i / 4))->valuedouble;
+        assert_int_equal(row->scored_tokens, 64);
+        if (fabs(row->nll - want) > 0.01 * want)
+            fail_msg("%s, %s: nll %.6f, the reference has %.6f", row->sample, row->arm.policy, row->nll, want);
+    }
+    cJSON_Delete(reference);
+    assert_only(report, "SAMPLE_COUNT");
+    eval_report_close(report);
+}
+
+static void needles_are_found_under_every_policy(void **state) {
+    (void)state;
+    const int lines[] = {12}, draft_windows[] = {64, 1024};
+    const double alphas[] = {1};
+    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_niah_options options = {.lines = lines,
+                                 .n_lines = 1,
+                                 .samples = 1,
+                                 .seed = 42,
+                                 .max_tokens = 24,
+                                 .mode = KAKEYA_MODE_SPECULATIVE,
+                                 .draft_windows = draft_windows,
+                                 .n_draft_windows = 2,
+                                 .mix_alpha = alphas,
+                                 .n_mix_alpha = 1};
+    eval_report *report;
+    kakeya_error error;
+    if (eval_niah(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    /* three policies, each ar and with two draft windows, on a warm-up and a measured prompt; one diagnostic row */
+    assert_int_equal(report->rows.n, 2 * 3 * 3 + 1);
+    size_t drafted = 0, latents = 0;
+    for (size_t i = 0; i < report->rows.n; i++) {
+        const eval_row *row = &report->rows.row[i];
+        if (!row->correct)
+            fail_msg("%s %s: '%s' instead of %s", row->arm.policy, row->arm.mode, row->text, row->expected);
+        assert_string_equal(row->finish, "stop");
+        drafted += row->drafted_tokens > 0;
+        latents += row->kv.latent > 0;
+        /* own K/V in place of f_theta's: nothing is left of its error */
+        if (row->arm.mix_alpha >= 0) assert_true(row->relative_mse[0] > 0 && row->relative_mse[1] > 0);
+    }
+    assert_int_equal(drafted, 2 * 3 * 2);
+    assert_int_equal(latents, 2 * 3 + 1);
+    eval_lossless lossless;
+    eval_lossless_compare(&report->rows, &lossless);
+    assert_int_equal(lossless.comparisons, 2 * 3 * 2);
+    assert_int_equal(lossless.differences, 0);
+    /* one rung and one sample show neither bounds nor speed */
+    assert_only(report, "SAMPLE_COUNT MEMORY_UNPROVEN SPEED_TOKENS SPEED");
+    eval_report_close(report);
+}
+
+static void every_mode_gives_the_same_tokens(void **state) {
+    (void)state;
+    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_lossless_options options = {
+        .prompts = 5, .max_tokens = 12, .seed = 7, .files = &source, .n_files = 1, .reference_prompts = 1};
+    eval_report *report;
+    kakeya_error error;
+    if (eval_lossless_run(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    eval_lossless lossless;
+    eval_lossless_compare(&report->rows, &lossless);
+    assert_int_equal(lossless.streams, 5 * 2);
+    assert_int_equal(lossless.comparisons, 2 * (5 * 5 + 2));
+    if (lossless.differences) {
+        char label[160];
+        eval_arm_label(&lossless.different->arm, label, sizeof label);
+        fail_msg("%s, %s: token %zu differs", lossless.different->sample, label, lossless.position);
+    }
+    assert_only(report, "");
+    eval_report_close(report);
+}
+
+static void code_and_acceptance_leave_sound_reports(void **state) {
+    (void)state;
+    const int lengths[] = {3, 16};
+    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_code_options code = {.files = &source,
+                              .n_files = 1,
+                              .prompt_tokens = 64,
+                              .max_tokens = 16,
+                              .repetitions = 2,
+                              .draft_lengths = lengths,
+                              .n_draft_lengths = 2};
+    eval_report *report;
+    kakeya_error error;
+    if (eval_code(&setup, &code, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    assert_int_equal(report->rows.n, 4 * (1 + 2));
+    assert_only(report, "SAMPLE_COUNT SPEED");
+    eval_report_close(report);
+
+    static const char lines[] =
+        "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\"}\n{\"prompt\":\"int main(void) {\\n\"}\n";
+    eval_acceptance_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
+                                          .max_tokens = 16};
+    if (eval_acceptance(&setup, &acceptance, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    assert_int_equal(report->rows.n, 2 * (1 + 2));
+    assert_only(report, "SAMPLE_COUNT");
+    cJSON *summary = eval_summary_derive(EVAL_ACCEPTANCE, &report->rows);
+    const cJSON *arm;
+    cJSON_ArrayForEach(arm, cJSON_GetObjectItem(summary, "arms")) {
+        double blocks = 0, by_position = number(arm, "drafted_tokens"), accepted = 0;
+        const cJSON *count;
+        int length = 0;
+        cJSON_ArrayForEach(count, cJSON_GetObjectItem(arm, "blocks_by_accepted_length")) {
+            blocks += count->valuedouble;
+            accepted += count->valuedouble * length++;
+        }
+        assert_true(by_position > 0);
+        assert_true(fabs(blocks - number(arm, "blocks")) < 0.5);
+        assert_true(fabs(accepted - number(arm, "accepted_tokens")) < 0.5);
+    }
+    cJSON_Delete(summary);
+    eval_report_close(report);
+}
+
+typedef struct interruption {
+    uint64_t after;      /* finished rows */
+    uint64_t calls_left; /* until then: inside the next row */
+} interruption;
+
+static bool interrupt(void *user, const char *what, uint64_t done, uint64_t total) {
+    interruption *state = user;
+    (void)what;
+    assert_true(done <= total);
+    if (done < state->after) return true;
+    return state->calls_left && state->calls_left--;
+}
+
+static void interrupted_runs_leave_their_finished_rows(void **state) {
+    (void)state;
+    const int lines[] = {12}, draft_windows[] = {1024};
+    static const char *const policies[] = {"native"};
+    for (uint64_t calls = 0; calls < 6; calls += 5) { /* before a run, and in the middle of its tokens */
+        interruption plan = {.after = 1, .calls_left = calls};
+        const char *path = scratch_path("interrupted.json");
+        eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+        setup.report_path = path;
+        setup.progress = interrupt;
+        setup.user = &plan;
+        eval_niah_options options = {.lines = lines,
+                                     .n_lines = 1,
+                                     .samples = 1,
+                                     .seed = 1,
+                                     .max_tokens = 8,
+                                     .policies = {policies, 1},
+                                     .draft_windows = draft_windows,
+                                     .n_draft_windows = 1};
+        eval_report *report;
+        kakeya_error error;
+        assert_int_equal(eval_niah(&setup, &options, &report, &error), KAKEYA_CANCELLED);
+        assert_non_null(strstr(error.message, "1 of 4"));
+        assert_non_null(report);
+        assert_int_equal(report->rows.n, 1);
+        eval_report_close(report);
+
+        gate_result result;
+        assert_int_equal(gate_check_file(path, &result, &error), KAKEYA_OK);
+        assert_true(result.recognised);
+        assert_int_equal(result.rows, 1);
+        assert_true(result.n_violations > 0);
+        assert_string_equal(result.violation[0].code, "INCOMPLETE");
+        gate_result_free(&result);
+    }
+}
+
+static void wrong_requests_are_named(void **state) {
+    (void)state;
+    const int lines[] = {12}, draft_windows[] = {1024}, windows[] = {64};
+    static const char *const unknown[] = {"nativ"}, *const twice[] = {"native", "native"};
+    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_report *report;
+    kakeya_error error = {0};
+    eval_niah_options niah = {.lines = lines,
+                              .n_lines = 1,
+                              .samples = 1,
+                              .max_tokens = 8,
+                              .policies = {unknown, 1},
+                              .draft_windows = draft_windows,
+                              .n_draft_windows = 1};
+    assert_int_equal(eval_niah(&setup, &niah, &report, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "nativ"));
+    assert_null(report);
+    niah.policies = (eval_policies){twice, 2};
+    assert_int_equal(eval_niah(&setup, &niah, &report, &error), KAKEYA_INVALID_ARGUMENT);
+
+    static const struct {
+        const char *text, *word;
+    } files[] = {
+        {"{\"sequences\": []}", "sequences"},
+        {"{\"sequences\": [[1, 2, 99999999]], \"prompt_length\": 2}", "8192"},
+        {"{\"sequences\": [[1, 2, 3]], \"prompt_length\": 3}", "prompt of 3"},
+        {"{\"sequences\": [{\"ids\": [1]}]}", "input_ids"},
+        {"{\"sequences\": ", "ids.json"},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const char *path = scratch_write("ids.json", files[i].text, strlen(files[i].text));
+        eval_fidelity_options fidelity = {.ids_json = path, .windows = windows, .n_windows = 1};
+        assert_int_not_equal(eval_fidelity(&setup, &fidelity, &report, &error), KAKEYA_OK);
+        assert_null(report);
+        if (!strstr(error.message, files[i].word)) fail_msg("'%s' does not say '%s'", error.message, files[i].word);
+    }
+    setup.engine.drafter = "none";
+    const char *path = scratch_write("one.jsonl", "{\"prompt\":\"a\"}\n", 15);
+    eval_acceptance_options acceptance = {.jsonl = path, .max_tokens = 8};
+    assert_int_equal(eval_acceptance(&setup, &acceptance, &report, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "drafter"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fidelity_reproduces_the_reference),
+        cmocka_unit_test(needles_are_found_under_every_policy),
+        cmocka_unit_test(every_mode_gives_the_same_tokens),
+        cmocka_unit_test(code_and_acceptance_leave_sound_reports),
+        cmocka_unit_test(interrupted_runs_leave_their_finished_rows),
+        cmocka_unit_test(wrong_requests_are_named),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
