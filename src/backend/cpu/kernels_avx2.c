@@ -1,6 +1,6 @@
 /* Intel from Haswell on, AMD from Zen on. */
 #include "backend/cpu/simd_avx2.h"
 
-#include "backend/cpu/kernels_vector.h"
+#include "backend/cpu/kernels_attention.h"
 
 const cpu_kernels cpu_kernels_avx2 = VECTOR_TABLE("avx2");

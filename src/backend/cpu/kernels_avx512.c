@@ -1,6 +1,6 @@
 /* Intel from Skylake-SP on, AMD from Zen 4 on. */
 #include "backend/cpu/simd_avx512.h"
 
-#include "backend/cpu/kernels_vector.h"
+#include "backend/cpu/kernels_attention.h"
 
 const cpu_kernels cpu_kernels_avx512 = VECTOR_TABLE("avx512");

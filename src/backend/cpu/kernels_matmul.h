@@ -154,9 +154,9 @@ SIMD_INLINE void load_weights(product kind, const unsigned char *w, int n, simd_
     }
 }
 
-SIMD_INLINE void multiply_step(product kind, const int R, const int O, const unsigned char *x, const unsigned char *w,
-                               size_t w_row_bytes, int n, simd_f32 *sums) {
-    const size_t x_bytes = x_step_bytes(kind);
+/* One step of R rows of activations, x_stride bytes apart, and O rows of weights, of which n values are present. */
+SIMD_INLINE void multiply_step(product kind, const int R, const int O, const unsigned char *x, size_t x_stride,
+                               const unsigned char *w, size_t w_row_bytes, int n, simd_f32 *sums) {
 #ifdef SIMD_DOT_PAIRS
     if (kind == PRODUCT_PAIRS) {
         simd_pairs weights[MAX_TILE_OUTPUTS];
@@ -165,7 +165,7 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
             weights[o] = n == STEP ? simd_pairs_load(row) : simd_pairs_load_first(row, n);
         }
         UNROLL for (int r = 0; r < R; r++) {
-            simd_pairs values = simd_pairs_load(x + (size_t)r * x_bytes);
+            simd_pairs values = simd_pairs_load(x + (size_t)r * x_stride);
             UNROLL for (int o = 0; o < O; o++) {
                 sums[r * O + o] = SIMD_DOT_PAIRS(sums[r * O + o], values, weights[o]);
             }
@@ -176,11 +176,11 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
     simd_f32 a[MAX_TILE_OUTPUTS], b[MAX_TILE_OUTPUTS];
     UNROLL for (int o = 0; o < O; o++) load_weights(kind, w + (size_t)o * w_row_bytes, n, &a[o], &b[o]);
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes);
+        simd_f32 value = simd_load(x + (size_t)r * x_stride);
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, a[o], sums[r * O + o]);
     }
     UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_bytes + x_bytes / 2);
+        simd_f32 value = simd_load(x + (size_t)r * x_stride + x_step_bytes(kind) / 2);
         UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, b[o], sums[r * O + o]);
     }
 }
@@ -214,11 +214,11 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
             UNROLL for (int o = 0; o < O; o++) {
                 _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T1);
             }
-            multiply_step(kind, R, O, x, w, w_row_bytes, STEP, sums);
+            multiply_step(kind, R, O, x, x_step_bytes(kind), w, w_row_bytes, STEP, sums);
             x += (size_t)R * x_step_bytes(kind);
             w += w_step_bytes(kind);
         }
-        if (partial) multiply_step(kind, R, O, x, w, w_row_bytes, call->tail, sums);
+        if (partial) multiply_step(kind, R, O, x, x_step_bytes(kind), w, w_row_bytes, call->tail, sums);
         add_lane_sums(sums, R * O, call->first && chunk == 0, call->results);
     }
 }

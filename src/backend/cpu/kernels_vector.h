@@ -1,4 +1,4 @@
-/* Attention, elementwise functions, norms and probes of the vector tables, written once against a simd_*.h vocabulary.
+/* Elementwise functions, norms and probes of the vector tables, written once against a simd_*.h vocabulary.
  * Elementwise functions treat the last few elements with masked loads and the same operations, so an element's result
  * does not depend on its place. */
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_VECTOR_H
@@ -178,152 +178,6 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, floa
     }
 }
 
-/* --- attention -------------------------------------------------------------------------------------------------- */
-
-/* Scores come from the matrix product above with the 16 keys as outputs; the value product runs its lanes along the
- * value dimension and takes the keys in order, so a row's result does not know of the other rows. Bounds: few rows, the
- * bytes of K and V; many, the multiply-add rate. */
-
-enum {
-    ATTEND_ROWS = SIMD_REGISTERS / 4, /* rows that share one reading of V */
-    ATTEND_VECTORS = 2,               /* accumulators per row: ATTEND_ROWS * ATTEND_VECTORS fill half the registers */
-    BLOCK_VECTORS = ATTENTION_BLOCK / SIMD_LANES,
-};
-
-SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
-}
-SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
-}
-
-typedef struct value_call {
-    const unsigned char *v;
-    size_t v_row_bytes;
-    int v_dim;
-    const float *kept;    /* [R] factor of the old output */
-    const float *weights; /* [R][ATTENTION_BLOCK] */
-    float *o;
-    size_t ldo;
-} value_call;
-
-typedef void (*value_function)(const value_call *call);
-
-SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
-    const int width = ATTEND_VECTORS * SIMD_LANES;
-    int c = 0;
-    for (; c + width <= call->v_dim; c += width) {
-        simd_f32 sums[ATTEND_ROWS][ATTEND_VECTORS];
-        UNROLL for (int r = 0; r < R; r++) {
-            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
-                sums[r][i] =
-                    simd_mul(simd_load(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES), simd_set1(call->kept[r]));
-            }
-        }
-        const unsigned char *v = call->v;
-        for (int j = 0; j < ATTENTION_BLOCK; j++, v += call->v_row_bytes) {
-            simd_f32 values[ATTEND_VECTORS];
-            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) values[i] = load_as(type, v, (size_t)(c + i * SIMD_LANES));
-            UNROLL for (int r = 0; r < R; r++) {
-                simd_f32 weight = simd_set1(call->weights[r * ATTENTION_BLOCK + j]);
-                UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) sums[r][i] = simd_fma(weight, values[i], sums[r][i]);
-            }
-        }
-        UNROLL for (int r = 0; r < R; r++) {
-            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
-                simd_store(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES, sums[r][i]);
-            }
-        }
-    }
-    for (; c < call->v_dim; c += SIMD_LANES) {
-        int n = call->v_dim - c < SIMD_LANES ? call->v_dim - c : SIMD_LANES;
-        for (int r = 0; r < R; r++) {
-            float *out = call->o + (size_t)r * call->ldo + c;
-            simd_f32 sum = simd_mul(simd_load_first(out, n), simd_set1(call->kept[r]));
-            for (int j = 0; j < ATTENTION_BLOCK; j++) {
-                simd_f32 values = load_first_as(type, call->v + (size_t)j * call->v_row_bytes, (size_t)c, n);
-                sum = simd_fma(simd_set1(call->weights[r * ATTENTION_BLOCK + j]), values, sum);
-            }
-            simd_store_first(out, n, sum);
-        }
-    }
-}
-
-#define DEFINE_ADD_VALUES(kind, R)                                                                                     \
-    static void add_values_##kind##_##R(const value_call *call) { add_values(DTYPE_##kind, R, call); }
-#define ADD_VALUES_ENTRY(kind, R) [DTYPE_##kind][R] = add_values_##kind##_##R,
-#if defined(__AVX512F__)
-#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4) X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8)
-#else
-#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4)
-#endif
-VALUE_TILES(DEFINE_ADD_VALUES, F32)
-VALUE_TILES(DEFINE_ADD_VALUES, F16)
-VALUE_TILES(DEFINE_ADD_VALUES, BF16)
-static const value_function value_functions[DTYPE_COUNT][ATTEND_ROWS + 1] = {
-    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, F16) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
-
-/* Turns a row's 16 scores into value weights, updates m and l, and returns the factor of the old output. */
-SIMD_INLINE float soft_max_step(float scores[ATTENTION_BLOCK], int lo, int hi, const float *v_scale, float *m,
-                                float *l) {
-    simd_f32 s[BLOCK_VECTORS];
-    simd_f32 top = simd_set1(*m);
-    UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
-        int first = i * SIMD_LANES;
-        int begin = lo - first < 0 ? 0 : lo - first < SIMD_LANES ? lo - first : SIMD_LANES;
-        int end = hi - first < 0 ? 0 : hi - first < SIMD_LANES ? hi - first : SIMD_LANES;
-        s[i] = simd_select_range(simd_load(scores + first), simd_set1(-INFINITY), begin, end);
-        top = simd_max(top, s[i]);
-    }
-    float new_m = simd_max_lane(top);
-    top = simd_set1(new_m);
-    simd_f32 sum = simd_zero();
-    UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
-        simd_f32 p = simd_exp(simd_sub(s[i], top));
-        sum = simd_add(sum, p);
-        if (v_scale) p = simd_mul(p, simd_load(v_scale + i * SIMD_LANES));
-        simd_store(scores + i * SIMD_LANES, p);
-    }
-    float kept;
-    simd_store_first(&kept, 1, simd_exp(simd_sub(simd_set1(*m), top)));
-    *l = *l * kept + simd_sum(sum);
-    *m = new_m;
-    return kept;
-}
-
-static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
-                         const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
-                         const float *v_scale, float *m, float *l, float *o, size_t ldo) {
-    const size_t q_row_bytes = pack_row_bytes(k_type, false, k_dim);
-    for (int r = 0; r < rows;) {
-        int n = 0; /* rows in a run without empty ranges */
-        while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
-        if (n == 0) {
-            r++;
-            continue;
-        }
-        float weights[ATTEND_ROWS][ATTENTION_BLOCK], kept[ATTEND_ROWS];
-        matmul(k_type, false, (const unsigned char *)q_packed + (size_t)r * q_row_bytes, n, k_dim, k, k_stride, 0,
-               ATTENTION_BLOCK, weights[0], ATTENTION_BLOCK);
-        for (int i = 0; i < n; i++) {
-            kept[i] = soft_max_step(weights[i], lo[r + i], hi[r + i], v_scale, &m[r + i], &l[r + i]);
-        }
-        value_call call = {
-            .v = v,
-            .v_row_bytes = v_stride * dtype_bytes(v_type),
-            .v_dim = v_dim,
-            .kept = kept,
-            .weights = weights[0],
-            .o = o + (size_t)r * ldo,
-            .ldo = ldo,
-        };
-        value_functions[v_type][n](&call);
-        r += n;
-    }
-}
-
 /* --- probes ----------------------------------------------------------------------------------------------------- */
 
 static float probe_read(const void *data, size_t bytes) {
@@ -366,13 +220,5 @@ static double probe_flops(bool round_to_bf16, size_t iterations) {
     source = simd_sum(sums[0]);
     return operations;
 }
-
-#define VECTOR_TABLE(table_name)                                                                                       \
-    {                                                                                                                  \
-        .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
-        .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
-        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .store = store, .load = load,     \
-        .probe_read = probe_read, .probe_flops = probe_flops,                                                          \
-    }
 
 #endif

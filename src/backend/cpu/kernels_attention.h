@@ -1,0 +1,226 @@
+/* Attention over one block of keys for the vector tables, and the tables themselves.
+ *
+ * Scores are dot products as in kernels_matmul.h: lanes along k_dim, one accumulator per query and key from the first
+ * step to the last, lanes summed by halving. The value product runs its lanes along v_dim and takes the keys in order.
+ * So a row's result does not know of the other rows. Bounds: few rows, the bytes of K and V; many, R / (R + 1) of the
+ * multiply-add rate with R = SCORE_ROWS. */
+#ifndef KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
+#define KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
+
+#include "backend/cpu/kernels_vector.h"
+
+enum {
+    ATTEND_ROWS = SIMD_LANES / 2, /* rows that share one reading of V */
+    ATTEND_VECTORS = 2,           /* accumulators per row: ATTEND_ROWS * ATTEND_VECTORS fill half the registers */
+    SCORE_ROWS = 4,               /* rows that share one expansion of K */
+    BLOCK_VECTORS = ATTENTION_BLOCK / SIMD_LANES,
+};
+
+/* --- scores ----------------------------------------------------------------------------------------------------- */
+
+typedef struct score_call {
+    const unsigned char *q; /* [R] packed rows */
+    size_t q_row_bytes;
+    const unsigned char *k; /* [ATTENTION_BLOCK] rows */
+    size_t k_row_bytes;
+    int k_dim;
+    float *scores; /* [R][ATTENTION_BLOCK] */
+} score_call;
+
+typedef void (*score_function)(const score_call *call);
+
+/* K keys at a time; K divides ATTENTION_BLOCK. */
+SIMD_INLINE void score(product kind, const int R, const int K, const score_call *call) {
+    const int whole_steps = call->k_dim / STEP, tail = call->k_dim % STEP;
+    for (int key = 0; key < ATTENTION_BLOCK; key += K) {
+        const unsigned char *q = call->q, *k = call->k + (size_t)key * call->k_row_bytes;
+        simd_f32 sums[MAX_TILE_SUMS];
+        UNROLL for (int i = 0; i < R * K; i++) sums[i] = simd_zero();
+        for (int s = 0; s < whole_steps; s++, q += x_step_bytes(kind), k += w_step_bytes(kind)) {
+            multiply_step(kind, R, K, q, call->q_row_bytes, k, call->k_row_bytes, STEP, sums);
+        }
+        if (tail) multiply_step(kind, R, K, q, call->q_row_bytes, k, call->k_row_bytes, tail, sums);
+        float results[ROOM(MAX_TILE_SUMS)];
+        add_lane_sums(sums, R * K, true, results);
+        UNROLL for (int r = 0; r < R; r++) {
+            memcpy(call->scores + r * ATTENTION_BLOCK + key, results + r * K, (size_t)K * sizeof *results);
+        }
+    }
+}
+
+#define DEFINE_SCORE(kind, R, K)                                                                                       \
+    static void score_##kind##_##R(const score_call *call) { score(PRODUCT_##kind, R, K, call); }
+#define SCORE_ENTRY(kind, R, K) [DTYPE_##kind][R] = score_##kind##_##R,
+#if defined(__AVX512F__)
+#define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 8) X(kind, 3, 4) X(kind, 4, 4)
+#else
+#define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 4) X(kind, 3, 4) X(kind, 4, 2)
+#endif
+SCORE_TILES(DEFINE_SCORE, F32)
+SCORE_TILES(DEFINE_SCORE, F16)
+SCORE_TILES(DEFINE_SCORE, BF16)
+static const score_function score_functions[DTYPE_COUNT][SCORE_ROWS + 1] = {
+    SCORE_TILES(SCORE_ENTRY, F32) SCORE_TILES(SCORE_ENTRY, F16) SCORE_TILES(SCORE_ENTRY, BF16)};
+
+/* --- values ----------------------------------------------------------------------------------------------------- */
+
+SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
+}
+SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
+}
+
+typedef struct value_call {
+    const unsigned char *v;
+    size_t v_row_bytes;
+    int v_dim;
+    const float *kept;    /* [R] factor of the old output */
+    const float *weights; /* [R][ATTENTION_BLOCK] */
+    float *o;
+    size_t ldo;
+} value_call;
+
+typedef void (*value_function)(const value_call *call);
+
+SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
+    const int width = ATTEND_VECTORS * SIMD_LANES;
+    int c = 0;
+    for (; c + width <= call->v_dim; c += width) {
+        simd_f32 sums[ATTEND_ROWS][ATTEND_VECTORS];
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
+                sums[r][i] =
+                    simd_mul(simd_load(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES), simd_set1(call->kept[r]));
+            }
+        }
+        const unsigned char *v = call->v;
+        for (int j = 0; j < ATTENTION_BLOCK; j++, v += call->v_row_bytes) {
+            simd_f32 values[ATTEND_VECTORS];
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) values[i] = load_as(type, v, (size_t)(c + i * SIMD_LANES));
+            UNROLL for (int r = 0; r < R; r++) {
+                simd_f32 weight = simd_set1(call->weights[r * ATTENTION_BLOCK + j]);
+                UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) sums[r][i] = simd_fma(weight, values[i], sums[r][i]);
+            }
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) {
+                simd_store(call->o + (size_t)r * call->ldo + c + i * SIMD_LANES, sums[r][i]);
+            }
+        }
+    }
+    for (; c < call->v_dim; c += SIMD_LANES) {
+        int n = call->v_dim - c < SIMD_LANES ? call->v_dim - c : SIMD_LANES;
+        for (int r = 0; r < R; r++) {
+            float *out = call->o + (size_t)r * call->ldo + c;
+            simd_f32 sum = simd_mul(simd_load_first(out, n), simd_set1(call->kept[r]));
+            for (int j = 0; j < ATTENTION_BLOCK; j++) {
+                simd_f32 values = load_first_as(type, call->v + (size_t)j * call->v_row_bytes, (size_t)c, n);
+                sum = simd_fma(simd_set1(call->weights[r * ATTENTION_BLOCK + j]), values, sum);
+            }
+            simd_store_first(out, n, sum);
+        }
+    }
+}
+
+#define DEFINE_ADD_VALUES(kind, R)                                                                                     \
+    static void add_values_##kind##_##R(const value_call *call) { add_values(DTYPE_##kind, R, call); }
+#define ADD_VALUES_ENTRY(kind, R) [DTYPE_##kind][R] = add_values_##kind##_##R,
+#if defined(__AVX512F__)
+#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4) X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8)
+#else
+#define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4)
+#endif
+VALUE_TILES(DEFINE_ADD_VALUES, F32)
+VALUE_TILES(DEFINE_ADD_VALUES, F16)
+VALUE_TILES(DEFINE_ADD_VALUES, BF16)
+static const value_function value_functions[DTYPE_COUNT][ATTEND_ROWS + 1] = {
+    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, F16) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
+
+/* --- the block -------------------------------------------------------------------------------------------------- */
+
+/* Turns the scores of `rows` rows into value weights, updates m and l, and leaves the factors of the old outputs in
+ * kept. */
+static void soft_max_step(int rows, float (*scores)[ATTENTION_BLOCK], const int *lo, const int *hi,
+                          const float *v_scale, float *m, float *l, float *kept) {
+    simd_f32 sums[ATTEND_ROWS];
+    for (int r = 0; r < ATTEND_ROWS; r++) sums[r] = simd_zero();
+    for (int r = 0; r < rows; r++) {
+        simd_f32 s[BLOCK_VECTORS], top = simd_set1(m[r]);
+        UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
+            s[i] = simd_load(scores[r] + i * SIMD_LANES);
+            if (lo[r] > 0 || hi[r] < ATTENTION_BLOCK) {
+                int first = i * SIMD_LANES;
+                int begin = lo[r] < first ? 0 : lo[r] - first < SIMD_LANES ? lo[r] - first : SIMD_LANES;
+                int end = hi[r] < first ? 0 : hi[r] - first < SIMD_LANES ? hi[r] - first : SIMD_LANES;
+                s[i] = simd_select_range(s[i], simd_set1(-INFINITY), begin, end);
+            }
+            top = simd_max(top, s[i]);
+        }
+        float new_m = simd_max_lane(top);
+        top = simd_set1(new_m);
+        UNROLL for (int i = 0; i < BLOCK_VECTORS; i++) {
+            simd_f32 p = simd_exp(simd_sub(s[i], top));
+            sums[r] = simd_add(sums[r], p);
+            if (v_scale) p = simd_mul(p, simd_load(v_scale + i * SIMD_LANES));
+            simd_store(scores[r] + i * SIMD_LANES, p);
+        }
+        kept[r] = m[r] - new_m;
+        m[r] = new_m;
+    }
+    simd_f32 factor = simd_exp(simd_load_first(kept, rows));
+    simd_store_first(kept, rows, factor);
+    simd_store_first(l, rows, simd_fma(simd_load_first(l, rows), factor, simd_sum_half(sums)));
+}
+
+static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
+                         const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
+                         const float *v_scale, float *m, float *l, float *o, size_t ldo) {
+    const size_t q_row_bytes = pack_row_bytes(k_type, false, k_dim);
+    for (int r = 0; r < rows;) {
+        int n = 0; /* rows in a run without empty ranges */
+        while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
+        if (n == 0) {
+            r++;
+            continue;
+        }
+        float weights[ATTEND_ROWS][ATTENTION_BLOCK], kept[ATTEND_ROWS];
+        for (int i = 0; i < n; i += SCORE_ROWS) {
+            score_call call = {
+                .q = (const unsigned char *)q_packed + (size_t)(r + i) * q_row_bytes,
+                .q_row_bytes = q_row_bytes,
+                .k = k,
+                .k_row_bytes = k_stride * dtype_bytes(k_type),
+                .k_dim = k_dim,
+                .scores = weights[i],
+            };
+            score_functions[k_type][n - i < SCORE_ROWS ? n - i : SCORE_ROWS](&call);
+        }
+        soft_max_step(n, weights, lo + r, hi + r, v_scale, m + r, l + r, kept);
+        value_call call = {
+            .v = v,
+            .v_row_bytes = v_stride * dtype_bytes(v_type),
+            .v_dim = v_dim,
+            .kept = kept,
+            .weights = weights[0],
+            .o = o + (size_t)r * ldo,
+            .ldo = ldo,
+        };
+        value_functions[v_type][n](&call);
+        r += n;
+    }
+}
+
+/* --- table ------------------------------------------------------------------------------------------------------ */
+
+#define VECTOR_TABLE(table_name)                                                                                       \
+    {                                                                                                                  \
+        .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
+        .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
+        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .store = store, .load = load,     \
+        .probe_read = probe_read, .probe_flops = probe_flops,                                                          \
+    }
+
+#endif
