@@ -1,12 +1,12 @@
 /* How many tokens to draft in the next block, and where from: the choice behind the `auto` mode.
  *
  * A block of L drafts costs draft(L) + verify(L + 1) seconds and yields 1 + q1 + q1 q2 + ... + q1..qL tokens, where qi
- * is the probability that draft i is accepted if all before it were. Costs are the better ones of the last measured blocks
- * (no machine is too fast by accident), the q are moving averages per draft position. The choice is the source and the
- * L >= 0 (0: plain autoregression) with the most tokens per second. What is not chosen goes stale, so a small share of
- * the time is spent on finding out:
- *   - predictions that were not verified are compared with the tokens that come anyway: n-grams for nothing, and now and
- *     then a draft that the drafter is asked for to this end only,
+ * is the probability that draft i is accepted if all before it were. Costs are the better ones of the last measured
+ * blocks (no machine is too fast by accident), the q are moving averages per draft position. The choice is the source
+ * and the L >= 0 (0: plain autoregression) with the most tokens per second. What is not chosen goes stale, so a small
+ * share of the time is spent on finding out:
+ *   - predictions that were not verified are compared with the tokens that come anyway: n-grams for nothing, and now
+ * and then a draft that the drafter is asked for to this end only,
  *   - a block of another length is run as a probe when the loss to be expected fits the budget.
  *
  * Only block lengths depend on this, never tokens. All times come from the caller, so tests can simulate them. */

@@ -133,7 +133,9 @@ static kakeya_status generate_by_reforward(kakeya_session *session, size_t max_t
         bool taken = status == KAKEYA_OK && verdict != OUTPUT_REFUSED;
         /* the recomputed memory becomes the timeline's: it holds all tokens but the new one */
         size_t held = taken ? (size_t)t->ops->cache_length(t->cache) : t->n;
+        pthread_mutex_lock(t->turn);
         t->ops->cache_destroy(taken ? t->cache : cache);
+        pthread_mutex_unlock(t->turn);
         if (!taken) {
             t->has_logits = held == (size_t)t->ops->cache_length(t->cache);
             break;

@@ -102,7 +102,11 @@ kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *token
         if (status == KAKEYA_OK && progress && !progress(user, "score", from, n) && from < n)
             status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
     }
-    if (s.cache) t->ops->cache_destroy(s.cache);
+    if (s.cache) {
+        pthread_mutex_lock(t->turn);
+        t->ops->cache_destroy(s.cache);
+        pthread_mutex_unlock(t->turn);
+    }
     mem_free(s.chunk_logits);
     mem_free(s.chunk_hidden);
     return status;

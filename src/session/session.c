@@ -129,7 +129,9 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
 
 void kakeya_session_close(kakeya_session *session) {
     if (!session) return;
+    pthread_mutex_lock(&session->engine->turn);
     if (session->timeline.cache) session->engine->ops->cache_destroy(session->timeline.cache);
+    pthread_mutex_unlock(&session->engine->turn);
     decode_workspace_free(&session->workspace);
     mem_free(session->timeline.tokens);
     mem_free(session->timeline.row_kind);
