@@ -175,10 +175,23 @@ static void soft_max_step(int rows, float (*scores)[ATTENTION_BLOCK], const int 
     simd_store_first(l, rows, simd_fma(simd_load_first(l, rows), factor, simd_sum_half(sums)));
 }
 
+/* Heads lie side by side, so a row is a short stretch of memory that the hardware does not see coming. */
+#define PREFETCH_ROWS(first, row_bytes, used_bytes, hint)                                                              \
+    for (size_t j_ = 0; j_ < ATTENTION_BLOCK; j_++) {                                                                  \
+        for (size_t at_ = 0; at_ < (used_bytes); at_ += 64) {                                                          \
+            _mm_prefetch((const char *)(first) + j_ * (row_bytes) + at_, hint);                                        \
+        }                                                                                                              \
+    }
+
 static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
                          const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
                          const float *v_scale, float *m, float *l, float *o, size_t ldo) {
     const size_t q_row_bytes = pack_row_bytes(k_type, false, k_dim);
+    const size_t k_row_bytes = k_stride * dtype_bytes(k_type), v_row_bytes = v_stride * dtype_bytes(v_type);
+    /* The values are needed after the scores, the next block's keys (most often) after this call. */
+    PREFETCH_ROWS(v, v_row_bytes, (size_t)v_dim * dtype_bytes(v_type), _MM_HINT_T0)
+    PREFETCH_ROWS((const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes, (size_t)k_dim * dtype_bytes(k_type),
+                  _MM_HINT_T1)
     for (int r = 0; r < rows;) {
         int n = 0; /* rows in a run without empty ranges */
         while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
@@ -192,7 +205,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                 .q = (const unsigned char *)q_packed + (size_t)(r + i) * q_row_bytes,
                 .q_row_bytes = q_row_bytes,
                 .k = k,
-                .k_row_bytes = k_stride * dtype_bytes(k_type),
+                .k_row_bytes = k_row_bytes,
                 .k_dim = k_dim,
                 .scores = weights[i],
             };
@@ -201,7 +214,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
         soft_max_step(n, weights, lo + r, hi + r, v_scale, m + r, l + r, kept);
         value_call call = {
             .v = v,
-            .v_row_bytes = v_stride * dtype_bytes(v_type),
+            .v_row_bytes = v_row_bytes,
             .v_dim = v_dim,
             .kept = kept,
             .weights = weights[0],
