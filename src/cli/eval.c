@@ -142,7 +142,7 @@ static kakeya_status print_report(const eval_command *c, const eval_report *repo
 /* What every evaluation ends with; an interrupted one still shows what it has. */
 static int finish(eval_command *c, const char *name, kakeya_status status, eval_report *report, kakeya_error *error) {
     clear_progress(c->setup.user);
-    if (report && (status == KAKEYA_OK || report->rows.n)) {
+    if (report && (status == KAKEYA_OK || (status == KAKEYA_CANCELLED && report->rows.n))) {
         kakeya_error late = {0};
         kakeya_status shown = print_report(c, report, &late);
         if (shown == KAKEYA_OK && c->plot) shown = write_plot(c, report, &late);

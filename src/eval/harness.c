@@ -103,6 +103,9 @@ kakeya_status harness_policies(const eval_harness *harness, const eval_policies 
         if (p == HARNESS_POLICIES)
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
                              "policy '%s' is none of native, sink-window, restored, restored-all", given->names[i]);
+        if (strncmp(policy_names[p], "restored", 8) == 0 && !kakeya_engine_has_f_theta(harness->engine))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "policy '%s' needs an f_theta, and the engine was opened without one", policy_names[p]);
         for (size_t j = 0; j < *n; j++)
             if (out[j] == policy_names[p])
                 return error_set(error, KAKEYA_INVALID_ARGUMENT, "policy '%s' is named twice", given->names[i]);

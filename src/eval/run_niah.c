@@ -32,6 +32,12 @@ typedef struct needle_run {
 static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
     bool drafting = o->mode != KAKEYA_MODE_AR;
+    if (o->mode == KAKEYA_MODE_SPECULATIVE && !kakeya_engine_has_drafter(run->harness.engine))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "mode 'speculative' needs a drafter, and the engine was opened without one");
+    if (o->n_mix_alpha && !kakeya_engine_has_f_theta(run->harness.engine))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "diagnostics of restored K/V need an f_theta, and the engine was opened without one");
     if (run->n_policies * (1 + drafting * o->n_draft_windows) + o->n_mix_alpha > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft windows make more than %d arms",
                          run->n_policies, o->n_draft_windows, MAX_ARMS);

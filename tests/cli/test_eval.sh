@@ -1,0 +1,96 @@
+# kakeya eval and kakeya gate: real runs on the demo model, small ones; reports that pass, are refused, or cannot be judged.
+. tests/cli/common.sh
+
+# --- a needle evaluation that shows all it has to show
+works "eval niah writes report and picture" \
+    eval niah --lines 12,16 --samples 5 --max-tokens 24 --report "$WORK/niah.json" --plot "$WORK/niah.svg"
+check "it prints the table" grep -q 'restored.*auto.*100.0%' "$WORK/out"
+check "and the comparison of token streams" grep -q ' 0 differ' "$WORK/out"
+check "the picture is SVG" grep -q '^<svg .*xmlns' "$WORK/niah.svg"
+check "every needle is found" jq -e '[.rows[].correct] | all' "$WORK/niah.json"
+check "every arm has a warm-up row of its own" \
+    jq -e '[.rows[] | select(.warmup)] | length == 6 and ([.[] | .policy + .mode] | unique | length == 6)' "$WORK/niah.json"
+check "K/V of sliding layers stay as they are under bounded policies" \
+    jq -e '[.rows[] | select(.policy != "native") | .kv_bytes.sliding] | unique | length == 1' "$WORK/niah.json"
+check "the command is recorded" jq -e '.command[0:3] == ["kakeya", "eval", "niah"]' "$WORK/niah.json"
+check "no path of this machine is recorded as the model" jq -e '.environment.model == "demo"' "$WORK/niah.json"
+# Speed is not judged here: the machine may be busy with other tests.
+run gate --json "$WORK/niah.json"
+json_holds "the gate has nothing against it, speed aside" \
+    '[.reports[0].violations[].code | select(. != "SPEED")] | length == 0'
+
+# --- the gate refuses
+jq -c '.rows[7].kv_bytes.total += 1' "$WORK/niah.json" >"$WORK/bent.json"
+run gate "$WORK/bent.json"
+check "a bent report is refused with status 1" test "$STATUS" -eq 1
+check "by a line with the rule's code" grep -q '^  \[KV_SUM\] ' "$WORK/out"
+jq -c '.complete = false' "$WORK/niah.json" >"$WORK/incomplete.json"
+run gate "$WORK/incomplete.json"
+check "an incomplete report is refused" grep -q '\[INCOMPLETE\]' "$WORK/out"
+jq -c '.summary.arms[0].recall = 2' "$WORK/niah.json" >"$WORK/praised.json"
+run gate "$WORK/praised.json"
+check "a summary that the rows do not give is refused" grep -q '\[SUMMARY_MISMATCH\] summary.arms\[0\].recall' "$WORK/out"
+head -c 1000 "$WORK/niah.json" >"$WORK/cut.json"
+run gate "$WORK/cut.json"
+check "a truncated report is refused" grep -q "\[UNREADABLE\] $WORK/cut.json" "$WORK/out"
+echo '{"kind": "k3_integrated_niah_acceptance_mac", "schema_version": 2}' >"$WORK/foreign.json"
+run gate "$WORK/foreign.json"
+check "a foreign report is refused" grep -q '\[UNKNOWN_KIND\]' "$WORK/out"
+jq -c '.schema_version = 0' "$WORK/niah.json" >"$WORK/old.json"
+run gate "$WORK/old.json"
+check "an old report is refused" grep -q '\[SCHEMA_VERSION\]' "$WORK/out"
+run gate --json "$WORK/niah.json" "$WORK/foreign.json" "$WORK/none.json"
+json_holds "several reports are judged one by one" \
+    '(.passed | not) and (.reports | map(.file | split("/") | last) == ["niah.json", "foreign.json", "none.json"])'
+check "status 1 if one of them fails" test "$STATUS" -eq 1
+
+# --- an interrupted evaluation leaves what it has
+"$KAKEYA" eval niah --lines 12,150,280 --samples 20 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
+evaluation=$!
+for _ in $(seq 600); do
+    jq -e '.rows | length > 0' "$WORK/stopped.json" >/dev/null 2>&1 && break
+    kill -0 "$evaluation" 2>/dev/null || break
+    sleep 0.1
+done
+# A shell without job control starts background programs with SIGINT ignored; kakeya takes it back.
+kill -INT "$evaluation"
+STATUS=0
+wait "$evaluation" || STATUS=$?
+check "interrupting ends with status 1" test "$STATUS" -eq 1
+check "and one line that names the report" grep -q "interrupted; $WORK/stopped.json holds the [0-9]* finished rows" "$WORK/err"
+check "which holds the finished rows" jq -e '(.complete | not) and (.rows | length > 0)' "$WORK/stopped.json"
+
+# --- the other evaluations
+works "eval fidelity" eval fidelity --ids-json tests/data/eval/fidelity.json --precision f32 --json
+json_holds "restoring is closer to native attention than dropping" \
+    '(.summary.arms | map({(.policy): .kl_from_native}) | add) as $kl | $kl.restored < $kl["sink-window"]'
+json_holds "perplexity is the reference's within 1 %" \
+    '.summary.arms[] | select(.policy == "native") | .perplexity - 1.90963 | fabs < 0.019'
+works "eval lossless" eval lossless --prompts 3 --max-tokens 8 --reference-prompts 0 --json
+json_holds "no token differs" '.summary.lossless | .comparisons == 30 and .differences == 0'
+works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
+    --draft-lengths 3 --json
+json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "auto"]'
+printf '{"prompt": "def add(a, b):\\n"}\n' | gzip >"$WORK/prompts.jsonl.gz"
+works "eval acceptance on compressed lines" eval acceptance "$WORK/prompts.jsonl.gz" --max-tokens 8 --json
+json_holds "both embedding forms" '.summary.arms | map(.drafter_scaled_embedding) == [false, true]'
+
+# --- wrong usage, wrong files
+refuses "eval without a name" 'which evaluation' eval
+refuses "an unknown evaluation" "unknown evaluation 'taste'" eval taste
+refuses "too few lines" '10 to' eval niah --lines 5
+refuses "fractions out of range" 'mix-alpha' eval niah --mix-alpha 0,1.5
+refuses "gate without files" 'at least one' gate
+refuses "acceptance without prompts" 'jsonl' eval acceptance
+fails_with "an unknown policy" "policy 'exact'" eval niah --policies native,exact
+fails_with "a report that cannot be written" "$WORK/no/r.json" eval niah --lines 12 --report "$WORK/no/r.json"
+fails_with "prompts that are not there" "$WORK/no.jsonl" eval acceptance "$WORK/no.jsonl"
+fails_with "restored without f_theta" 'f_theta' eval niah --lines 12 --policies native,restored --f-theta none
+fails_with "speculation without a drafter" 'drafter' eval niah --lines 12 --mode speculative --drafter none
+fails_with "diagnostics without f_theta" 'f_theta' eval niah --lines 12 --identity-restore --f-theta none
+for name in niah fidelity code acceptance lossless; do
+    works "eval $name --help" eval "$name" --help
+done
+works "eval --help" eval --help
+
+finish
