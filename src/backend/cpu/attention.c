@@ -141,6 +141,11 @@ static key_range pass_range(const attention_tile *tile, attention_pass pass, int
     return r;
 }
 
+unsigned char *chunk_rows(const backend_model *m, int layer, bool is_k) {
+    if (layer == m->shared_sliding) return is_k ? m->shared_k : m->shared_v;
+    return is_k ? m->chunk_k : m->chunk_v;
+}
+
 typedef struct key_block {
     const void *k, *v;
     dtype k_type, v_type;
@@ -167,7 +172,7 @@ static const void *gather_rows(const attention_tile *tile, int base, key_range w
             row = (is_k ? s->sink_k : s->sink_v) + (size_t)p * (size_t)s->kv_dim * element;
         } else if (p >= tile->chunk_begin) {
             size_t chunk_row = (size_t)(tile->chunk_row + p - tile->chunk_begin);
-            row = (const unsigned char *)(is_k ? tile->model->chunk_k : tile->model->chunk_v) +
+            row = chunk_rows(tile->model, tile->source, is_k) +
                   chunk_row * (size_t)s->kv_dim * element;
         } else {
             row = store_row(c, s, p, is_k);
@@ -188,7 +193,7 @@ static void locate_rows(const attention_tile *tile, int base, key_range wanted, 
     *stride = (size_t)s->kv_dim;
     if (!sink && base >= tile->chunk_begin) {
         size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin);
-        *rows = (const unsigned char *)(is_k ? tile->model->chunk_k : tile->model->chunk_v) + row * row_bytes +
+        *rows = chunk_rows(tile->model, tile->source, is_k) + row * row_bytes +
                 (size_t)tile->head * d * element;
     } else if (!sink && base + ATTENTION_BLOCK <= tile->chunk_begin) {
         *rows = store_row(c, s, base, is_k) + (size_t)tile->head * d * element;

@@ -86,6 +86,8 @@ struct backend_model {
     float *expert_out;      /* [slots][hidden] */
     packed_rows packed, packed_moe, packed_slots, packed_act, packed_act_slots;
     void *chunk_k, *chunk_v;     /* K/V of the current layer's new rows in the stored type (float32-sized), + a block */
+    int shared_sliding;          /* sliding layer whose K/V later layers attend too, -1: none; layers in between ... */
+    void *shared_k, *shared_v;   /* ... use chunk_k/v, so its new rows lie here until the forward ends */
     float *aux;             /* [max_rows][targets * hidden] */
     float *partial;         /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
@@ -223,6 +225,8 @@ unsigned char *store_row(const backend_cache *c, const layer_store *s, int posit
 bool cache_restores_layer(const backend_cache *c, int layer);
 bool cache_bounds_layer(const backend_cache *c, int layer);
 size_t kv_element_bytes(const backend_cache *c);
+/* Where K or V of the forward's new rows of a layer lie. */
+unsigned char *chunk_rows(const backend_model *m, int layer, bool is_k);
 unsigned char *latent_code(const backend_cache *c, int position);
 float *latent_scales(const backend_cache *c, int position);
 

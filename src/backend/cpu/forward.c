@@ -15,7 +15,6 @@ typedef struct forward_step {
     int n_segments;
     int rows;
     int positions[CPU_MAX_ROWS];    /* per row */
-    int deferred;           /* ring layer whose chunk is written only after the last layer, or -1 */
     const gemma4_layer_config *config; /* of the layer in work */
     const gemma4_layer_weights *weights;
     int layer;
@@ -119,8 +118,8 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
         }
         size_t at = row * kv_dim * dtype_bytes(type);
         kernels->store(type, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
-                       (char *)m->chunk_v + at);
-        if (!f->config->k_eq_v) kernels->store(type, m->k + row * kv_dim, (int)kv_dim, (char *)m->chunk_k + at);
+                       chunk_rows(m, f->layer, false) + at);
+        if (!f->config->k_eq_v) kernels->store(type, m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
     }
 }
 
@@ -147,8 +146,8 @@ static void store_chunk(backend_model *m, const attention_segment *a, int layer,
     size_t bytes = (size_t)s->kv_dim * kv_element_bytes(c);
     for (int i = 0; i < a->rows; i++) {
         int position = a->position + i;
-        const char *v = (const char *)m->chunk_v + (size_t)(a->first_row + i) * bytes;
-        const char *k = (const char *)m->chunk_k + (size_t)(a->first_row + i) * bytes;
+        const unsigned char *v = chunk_rows(m, layer, false) + (size_t)(a->first_row + i) * bytes;
+        const unsigned char *k = chunk_rows(m, layer, true) + (size_t)(a->first_row + i) * bytes;
         if (s->sink_v && position < c->options.sink) {
             memcpy(s->sink_v + (size_t)position * bytes, v, bytes);
             if (s->has_k) memcpy(s->sink_k + (size_t)position * bytes, k, bytes);
@@ -171,7 +170,7 @@ static void store_new_rows(forward_step *f, bool before_attention) {
         const attention_segment *a = &f->segments[s];
         bool late = chunk_stays(a, f->layer);
         if (late == before_attention) continue;
-        if (late && f->layer == f->deferred) continue;
+        if (late && f->layer == f->model->shared_sliding) continue;
         int capacity = a->cache->layer[f->layer].capacity;
         store_chunk(f->model, a, f->layer, late && a->rows > capacity ? a->rows - capacity : 0);
     }
@@ -437,7 +436,7 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (status) return status;
-    forward_step f = {.model = m, .requests = segments, .n_segments = n_segments, .deferred = -1};
+    forward_step f = {.model = m, .requests = segments, .n_segments = n_segments};
     int furthest = 0;
     for (int s = 0; s < n_segments; s++) {
         backend_cache *c = segments[s].cache;
@@ -457,10 +456,6 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
         int ahead = furthest + BACKEND_MAX_DECODE_ROWS + ATTENTION_BLOCK;
         status = rope_table_reserve(m, &m->draft_rope, ahead, error);
         if (status) return status;
-    }
-    for (int i = 0; i < m->config->layers; i++) {
-        int source = m->config->layer[i].kv_source;
-        if (source != i && m->config->layer[source].type == GEMMA4_SLIDING) f.deferred = source;
     }
 
     /* From here on nothing fails. */
@@ -483,9 +478,9 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
     for (int s = 0; s < n_segments; s++) {
         const attention_segment *a = &f.segments[s];
         backend_cache *c = a->cache;
-        if (f.deferred >= 0 && chunk_stays(a, f.deferred)) {
-            int capacity = c->layer[f.deferred].capacity;
-            store_chunk(m, a, f.deferred, a->rows > capacity ? a->rows - capacity : 0);
+        if (m->shared_sliding >= 0 && chunk_stays(a, m->shared_sliding)) {
+            int capacity = c->layer[m->shared_sliding].capacity;
+            store_chunk(m, a, m->shared_sliding, a->rows > capacity ? a->rows - capacity : 0);
         }
         c->pending = a->rows;
         c->pending_kind = a->kind;

@@ -111,12 +111,22 @@ static kakeya_status allocate_all(backend_model *m, const buffer_request *reques
 #define INTS(field, count) {(void **)(void *)&m->field, (size_t)(count) * sizeof(int)}
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
+static int shared_sliding_layer(const gemma4_config *c) {
+    for (int i = 0; i < c->layers; i++) {
+        int source = c->layer[i].kv_source;
+        if (source != i && c->layer[source].type == GEMMA4_SLIDING) return source;
+    }
+    return -1;
+}
+
 static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, kakeya_error *error) {
     const gemma4_config *c = m->config;
     size_t rows = (size_t)m->max_rows, hidden = (size_t)c->hidden;
     size_t slots = c->moe ? rows * (size_t)c->experts_per_token : 0;
     size_t ple = (size_t)c->layers * (size_t)c->ple_width;
     size_t chunk = (rows + 2 * ATTENTION_BLOCK) * (size_t)s->kv * sizeof(float);
+    m->shared_sliding = shared_sliding_layer(c);
+    size_t shared = m->shared_sliding >= 0 ? chunk : 0;
     size_t targets = m->options.drafter ? (size_t)m->options.drafter->config.targets : 0;
     m->max_jobs = 2 + (c->moe ? c->experts : 0);
     if (m->max_jobs < 4) m->max_jobs = 4;
@@ -130,7 +140,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
         INTS(expert_rows, slots), INTS(expert_slot, slots), INTS(expert_begin, slots ? c->experts + 1 : 0),
         FLOATS(expert_gate_up, slots * 2 * (size_t)c->expert_intermediate), FLOATS(expert_out, slots * hidden),
         FLOATS(aux, rows * targets * hidden), FLOATS(partial, m->partial_floats),
-        {&m->chunk_k, chunk}, {&m->chunk_v, chunk},
+        {&m->chunk_k, chunk}, {&m->chunk_v, chunk}, {&m->shared_k, shared}, {&m->shared_v, shared},
         {(void **)(void *)&m->jobs, (size_t)m->max_jobs * (sizeof(matrix_job) + sizeof(weight))},
     };
     kakeya_status status = allocate_all(m, requests, COUNT(requests), error);
@@ -234,8 +244,8 @@ static void cpu_model_destroy(backend_model *m) {
     if (!m) return;
     void *buffers[] = {m->h, m->x, m->q, m->k, m->v, m->branch, m->gate_up, m->moe, m->ple, m->ple_gate,
                        m->router_logits, m->expert_of, m->expert_weight, m->expert_rows, m->expert_slot, m->expert_begin,
-                       m->expert_gate_up, m->expert_out, m->aux, m->partial, m->chunk_k, m->chunk_v, m->jobs, m->d_state,
-                       m->d_x, m->d_q, m->d_k, m->d_v, m->d_gate_up, m->d_context, m->d_block_k, m->d_block_v,
+                       m->expert_gate_up, m->expert_out, m->aux, m->partial, m->chunk_k, m->chunk_v, m->shared_k, m->shared_v,
+                       m->jobs, m->d_state, m->d_x, m->d_q, m->d_k, m->d_v, m->d_gate_up, m->d_context, m->d_block_k, m->d_block_v,
                        m->d_logits, m->latent_out};
     for (int i = 0; i < COUNT(buffers); i++) mem_free(buffers[i]);
     packed_rows *packed[] = {&m->packed, &m->packed_moe, &m->packed_slots, &m->packed_act, &m->packed_act_slots,
