@@ -121,9 +121,12 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
     int kv_heads = json_int(r, text, "num_key_value_heads", 1, MAX_HEADS, 4);
     int head_dim = json_int(r, text, "head_dim", 2, MAX_HEAD_DIM, 256);
     const cJSON *overrides = json_object(r, text, "per_layer_config");
-    int full_head_dim = json_int(r, text, "global_head_dim", 2, MAX_HEAD_DIM, overrides ? head_dim : 512);
     bool k_eq_v = json_bool(r, text, "attention_k_eq_v", false);
-    int full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, MAX_HEADS, kv_heads);
+    int full_head_dim = head_dim, full_kv_heads = kv_heads;
+    if (!cJSON_GetObjectItemCaseSensitive(text, "per_layer_config")) { /* which replaces the two, even where it is null */
+        full_head_dim = json_int(r, text, "global_head_dim", 2, MAX_HEAD_DIM, 512);
+        full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, MAX_HEADS, kv_heads);
+    }
     for (int i = 0; i < c->layers; i++) {
         gemma4_layer_config *l = &c->layer[i];
         bool full = l->type == GEMMA4_FULL;
@@ -165,12 +168,7 @@ static void read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
             double partial = json_number(r, own, "partial_rotary_factor", 0, 1, own ? 1 : 0.25);
             rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
             rope->factor = (float)json_number(r, own, "factor", 1e-3, 1e6, 1);
-        } else if (strcmp(kind, "default") == 0) {
-            if (json_number(r, own, "partial_rotary_factor", 0, 1, 1) < 1)
-                json_fail(r, KAKEYA_UNSUPPORTED,
-                          "rope_parameters.%s: partial_rotary_factor needs rope_type \"proportional\"",
-                          gemma4_layer_type_name(type));
-        } else {
+        } else if (strcmp(kind, "default") != 0) { /* which turns all pairs, whatever partial_rotary_factor says */
             json_fail(r, KAKEYA_UNSUPPORTED,
                       "rope_parameters.%s: rope_type \"%s\" is not supported (default, proportional)",
                       gemma4_layer_type_name(type), kind);
@@ -217,15 +215,17 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
                   c->layers);
 }
 
-/* Adds an integer or a list of integers to a set. */
+/* Adds an integer or a list of integers to a set. What lies outside the vocabulary is never produced and is left out:
+ * small models keep the list of their large relatives. */
 static void add_tokens(json_reader *r, const cJSON *object, const char *key, int vocab, int *set, int *n) {
     const cJSON *item = json_get(object, key);
     const cJSON *each = cJSON_IsArray(item) ? item->child : item;
     for (; each; each = cJSON_IsArray(item) ? each->next : NULL) {
-        if (!json_is_integer(each, 0, vocab - 1)) {
-            json_fail(r, KAKEYA_FORMAT, "%s is neither a token id below %d nor a list of such", key, vocab);
+        if (!json_is_integer(each, INT_MIN, INT_MAX)) {
+            json_fail(r, KAKEYA_FORMAT, "%s is neither a token id nor a list of such", key);
             return;
         }
+        if (!json_is_integer(each, 0, vocab - 1)) continue;
         int token = (int)each->valuedouble, known = 0;
         for (int i = 0; i < *n; i++) known |= set[i] == token;
         if (known) continue;
@@ -281,7 +281,7 @@ static void read_config(json_reader *r, const cJSON *top, json_reader *generatio
     c->sliding_window = json_int(r, text, "sliding_window", 1, MAX_CONTEXT, 512);
     c->rms_eps = (float)json_number(r, text, "rms_norm_eps", 0, 1, 1e-6);
     c->logit_softcap = (float)json_number(r, text, "final_logit_softcapping", 0, 1e6, 0);
-    c->tied_head = json_bool(r, top, "tie_word_embeddings", json_bool(r, text, "tie_word_embeddings", true));
+    c->tied_head = json_bool(r, top, "tie_word_embeddings", true); /* the one in a nested text_config has no say */
     c->checkpoint_dtype = read_dtype(r, top, text);
     if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
 

@@ -172,6 +172,17 @@ static const char *find_prefix(const checkpoint *ck) {
     return checkpoint_find(ck, "model.language_model.embed_tokens.weight") >= 0 ? nested : "model.";
 }
 
+/* A head that differs from the embedding counts even where the configuration ties the two. */
+static bool has_own_head(const checkpoint *ck, const char *prefix) {
+    char name[64];
+    snprintf(name, sizeof name, "%sembed_tokens.weight", prefix);
+    ptrdiff_t embed = checkpoint_find(ck, name), head = checkpoint_find(ck, "lm_head.weight");
+    if (embed < 0 || head < 0) return false;
+    const tensor *e = ck->tensors[embed], *h = ck->tensors[head];
+    if (e->dims != 2 || h->dims != 2 || e->shape[0] != h->shape[0] || e->shape[1] != h->shape[1]) return false;
+    return e->type != h->type || memcmp(e->data, h->data, e->bytes) != 0;
+}
+
 static void adopt(gemma4_model *model, const tensor_memory *memory) {
     model->owned = memory->owned;
     model->n_owned = memory->n_owned;
@@ -193,7 +204,9 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
     }
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
-        status = tensors_bind(model->checkpoint, find_prefix(model->checkpoint), gemma4_walk, &model->config,
+        const char *prefix = find_prefix(model->checkpoint);
+        if (has_own_head(model->checkpoint, prefix)) model->config.tied_head = false;
+        status = tensors_bind(model->checkpoint, prefix, gemma4_walk, &model->config,
                               &model->weights, is_skipped, account, &memory, error);
         adopt(model, &memory);
     }

@@ -121,6 +121,10 @@ static void test_resaved(void **state) {
                                     "\"11\": {\"head_dim\": 32, \"num_key_value_heads\": 2}},");
     assert_ok(parse(resaved, NULL));
     assert_memory_equal(&config, &published, sizeof config);
+    char *both = scratch_replace(resaved, "\"per_layer_config\"", "\"global_head_dim\": 64, \"per_layer_config\"");
+    assert_ok(parse(both, NULL)); /* the overrides replace the published keys */
+    assert_memory_equal(&config, &published, sizeof config);
+    free(both);
     char *bad = scratch_replace(resaved, "\"05\"", "\"12\"");
     assert_refused(parse(bad, NULL), KAKEYA_FORMAT, "per_layer_config", "\"12\"", "12 layers");
     free(bad);
@@ -193,7 +197,15 @@ static void test_values(void **state) {
     assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4); /* int(0.3 * 32 / 2) */
     assert_true(config.rope[GEMMA4_FULL].factor == 8.0f);
     free(json);
+    json = scratch_replace(dense, "\"proportional\"", "\"default\""); /* its partial_rotary_factor is not looked at */
+    assert_ok(parse(json, NULL));
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 16);
+    free(json);
     json = scratch_replace(dense, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    assert_ok(parse(json, NULL));
+    assert_true(config.tied_head); /* a nested model's switch stands at the top */
+    free(json);
+    json = scratch_replace(dense, "\"vision_config\"", "\"tie_word_embeddings\": false, \"vision_config\"");
     assert_ok(parse(json, NULL));
     assert_false(config.tied_head);
     free(json);
@@ -201,6 +213,10 @@ static void test_values(void **state) {
     assert_ok(parse(json, NULL));
     assert_int_equal(config.checkpoint_dtype, DTYPE_F16);
     free(json);
+    assert_ok(parse(dense, "{\"eos_token_id\": [512, 1, 262144, -1], \"suppress_tokens\": [258882, 3]}"));
+    assert_int_equal(config.n_stop_tokens, 2); /* 1 and 106; the others are outside the vocabulary */
+    assert_int_equal(config.n_suppress_tokens, 1);
+    assert_int_equal(config.suppress_tokens[0], 3);
     assert_ok(parse(dense, "{\"eos_token_id\": 7}"));
     assert_int_equal(config.n_stop_tokens, 3);
     assert_int_equal(config.stop_tokens[2], 7);
@@ -249,12 +265,11 @@ static void test_refusals(void **state) {
          "attention\"]",
          KAKEYA_UNSUPPORTED, "layer_types[3]", "linear_attention"},
         {"\"proportional\"", "\"yarn\"", KAKEYA_UNSUPPORTED, "rope_parameters.full_attention", "yarn"},
-        {"\"proportional\"", "\"default\"", KAKEYA_UNSUPPORTED, "partial_rotary_factor needs", ""},
         {"\"rope_theta\": 1000000.0", "\"rope_theta\": 0", KAKEYA_FORMAT, "rope_theta is 0", ""},
         {"\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 2", KAKEYA_FORMAT, "partial_rotary_factor is 2",
          ""},
         {"\"bfloat16\"", "\"int8\"", KAKEYA_UNSUPPORTED, "dtype \"int8\"", ""},
-        {"\"eos_token_id\": 1,", "\"eos_token_id\": 512,", KAKEYA_FORMAT, "eos_token_id", "512"},
+        {"\"eos_token_id\": 1,", "\"eos_token_id\": 1.5,", KAKEYA_FORMAT, "eos_token_id", ""},
         {"[1, 106]", "[1, \"x\"]", KAKEYA_FORMAT, "eos_token_id", ""},
         {"[1, 106]", "[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27]", KAKEYA_UNSUPPORTED, "more than 16", ""},
         {"\"eos_token_id\": 1,", "\"bos_token_id\": 600,", KAKEYA_FORMAT, "bos_token_id is 600", "511"},
@@ -271,9 +286,8 @@ static void test_refusals(void **state) {
     assert_refused(parse("{}", NULL), KAKEYA_UNSUPPORTED, "neither model_type nor architectures");
     assert_refused(parse("[]", NULL), KAKEYA_FORMAT, "not a JSON object");
     assert_refused(parse(dense, "{"), KAKEYA_FORMAT, "generation_config.json", "malformed JSON");
-    assert_refused(parse(dense, "{\"eos_token_id\": [512]}"), KAKEYA_FORMAT, "generation_config.json", "eos_token_id",
-                   "512");
-    assert_refused(parse(dense, "{\"suppress_tokens\": [-1]}"), KAKEYA_FORMAT, "generation_config.json",
+    assert_refused(parse(dense, "{\"eos_token_id\": {}}"), KAKEYA_FORMAT, "generation_config.json", "eos_token_id");
+    assert_refused(parse(dense, "{\"suppress_tokens\": [\"a\"]}"), KAKEYA_FORMAT, "generation_config.json",
                    "suppress_tokens");
 }
 
