@@ -19,7 +19,7 @@ enum {
     STREAM_BYTES = 256 << 20, /* weights of the memory-bound cases: far beyond any last-level cache */
     STREAM_K = 2816,
     PREFILL_ROWS = 512,
-    PIECE_OUTPUTS = 128, /* outputs of one thread's piece in the compute-bound cases */
+    PIECE_OUTPUTS = 192, /* outputs of one thread's piece in the compute-bound cases */
     MAX_CASES = 64,
 };
 
@@ -138,7 +138,7 @@ static double measure(bench *b, bench_case *c) {
         for (int t = 0; t < c->threads; t++) work += b->operations[t];
         break;
     case CASE_ROWS:
-        thread_pool_for(pool, (size_t)c->shape.outputs, 32, multiply_range, b);
+        thread_pool_for(pool, (size_t)c->shape.outputs, 48, multiply_range, b);
         work = 2.0 * c->shape.k * c->shape.outputs; /* bytes */
         break;
     case CASE_PREFILL:
