@@ -144,12 +144,10 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     file_writer *csv = NULL;
     bench_result result = {0};
-    kakeya_engine_options engine_options;
-    kakeya_status status = cli_shared_engine_options(&arguments->shared, &engine_options, error);
-    if (status) goto done;
+    kakeya_status status = KAKEYA_OK;
     if (arguments->csv) status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */
     if (status) goto done;
-    status = kakeya_engine_open(&engine_options, &engine, error);
+    status = cli_open_engine(command.name, &arguments->shared, &engine, error);
     if (!status) status = check_contexts(arguments, engine, error);
     if (status) goto done;
     bench_options options = {.contexts = arguments->contexts.value,

@@ -39,6 +39,8 @@ kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_er
 
 /* Options for the library. The engine's progress goes to the terminal. */
 kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_options *options, kakeya_error *error);
+/* Opens the engine, and says on stderr what is worth knowing about the model (skipped vision tensors, for example). */
+kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engine **out, kakeya_error *error);
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options);
 
 extern const char *const cli_attention_names[]; /* by kakeya_attention */

@@ -220,9 +220,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
         goto done;
     }
 
-    kakeya_engine_options engine_options;
-    if (cli_shared_engine_options(&local.shared, &engine_options, error)) goto done;
-    if (kakeya_engine_open(&engine_options, &engine, error)) goto done;
+    if (cli_open_engine(command.name, &local.shared, &engine, error)) goto done;
     kakeya_session_options session_options;
     cli_shared_session_options(&local.shared, &session_options);
     session_options.without_drafter = options->mode == KAKEYA_MODE_AR || options->mode == KAKEYA_MODE_NGRAM;

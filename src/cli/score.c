@@ -117,12 +117,9 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     kakeya_session *session = NULL;
     safetensors_writer *writer = NULL;
     scoring s = {0};
-    kakeya_engine_options engine_options;
     kakeya_session_options session_options;
 
-    kakeya_status status = cli_shared_engine_options(&options->shared, &engine_options, error);
-    if (status) goto done;
-    status = kakeya_engine_open(&engine_options, &engine, error);
+    kakeya_status status = cli_open_engine(command.name, &options->shared, &engine, error);
     if (status) goto done;
     s.vocab = (size_t)kakeya_engine_vocab_size(engine);
     s.hidden = (size_t)kakeya_engine_hidden_size(engine);

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "cli/terminal.h"
+#include "session/engine.h"
 
 static const char *const precision_names[] = {"auto", "f32", "bf16", NULL};
 static const char *const kv_format_names[] = {"auto", "f32", "bf16", NULL};
@@ -135,6 +136,15 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->memory_limit_bytes = shared->memory_limit_bytes;
     options->progress = terminal_progress;
     return KAKEYA_OK;
+}
+
+kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engine **out, kakeya_error *error) {
+    kakeya_engine_options options;
+    kakeya_status status = cli_shared_engine_options(shared, &options, error);
+    if (!status) status = kakeya_engine_open(&options, out, error);
+    terminal_clear_progress();
+    if (!status && (*out)->verifier->note[0]) fprintf(stderr, "kakeya %s: note: %s\n", verb, (*out)->verifier->note);
+    return status;
 }
 
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options) {

@@ -98,6 +98,24 @@ ids=$(jq -r '.token_ids | map(tostring) | join(" ")' "$WORK/out")
 works "without --json its answer is ids" run --model "$tiny" --ids-file "$WORK/ids.json" --max-tokens 5
 check "printed with spaces between" test "$(cat "$WORK/out")" = "$ids"
 
+# tensors that are not text are skipped, and said so once
+mkdir "$WORK/vision"
+cp "$tiny/config.json" "$WORK/vision/"
+entry='"model.vision_tower.patch.weight":{"dtype":"F32","shape":[1],"data_offsets":[END,STOP]},'
+old=$(od -A n -t u8 -N 8 "$tiny/model.safetensors" | tr -d ' ')
+end=$(($(wc -c <"$tiny/model.safetensors") - 8 - old))
+entry=$(printf '%s' "$entry" | sed "s/END/$end/; s/STOP/$((end + 4))/")
+new=$((old + ${#entry}))
+{
+    printf "\\$(printf %o $((new % 256)))\\$(printf %o $((new / 256 % 256)))\\$(printf %o $((new / 65536)))\\0\\0\\0\\0\\0"
+    printf '{%s' "$entry"
+    tail -c +10 "$tiny/model.safetensors"
+    printf '\0\0\0\0'
+} >"$WORK/vision/model.safetensors"
+works "a checkpoint with a vision tensor works" run --model "$WORK/vision" --ids-file "$WORK/ids.json" --max-tokens 5
+check "its text part answers the same" test "$(cat "$WORK/out")" = "$ids"
+check "one note says what was skipped" grep -q '^kakeya run: note: 1 vision and audio tensors skipped' "$WORK/err"
+
 # the model comes from the environment, too
 STATUS=0
 KAKEYA_MODEL=$tiny "$KAKEYA" run --ids-file "$WORK/ids.json" --max-tokens 5 >"$WORK/out" 2>"$WORK/err" || STATUS=$?
