@@ -7,10 +7,11 @@
 #include "backend/cpu/cpu.h"
 
 /* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance. */
-static const size_t piece_bytes_streaming = (size_t)96 << 10;
-/* Multiply-adds of one piece when many rows make it compute-bound. */
-static const size_t piece_products = (size_t)6 << 20;
-enum { PIECE_ALIGN = 8 };
+static const size_t piece_bytes_streaming = (size_t)128 << 10;
+/* Outputs of one piece when many rows make it compute-bound: each piece reads all packed rows again. */
+static const size_t piece_outputs_computing = 192;
+/* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
+enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
 kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types, kakeya_error *error) {
     memset(p, 0, sizeof *p);
@@ -114,14 +115,15 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
-        size_t by_stream = piece_bytes_streaming / row_bytes;
-        size_t by_products = piece_products / ((size_t)job->rows * (size_t)job->w->in);
-        size_t piece = by_stream > by_products ? by_stream : by_products;
-        if (job->rows <= BACKEND_MAX_DECODE_ROWS) piece = by_stream;
+        size_t piece = job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
+        size_t align = PIECE_ALIGN;
         int outputs = job->o_end - job->o_begin;
         size_t share = ((size_t)outputs + (size_t)m->threads - 1) / (size_t)m->threads;
-        if (piece > share) piece = share;
-        piece = (piece + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
+        if (piece > share) {
+            piece = share;
+            align = PIECE_ALIGN_SMALL;
+        }
+        piece = (piece + align - 1) / align * align;
         job->piece = (int)piece;
         job->first_piece = pieces;
         pieces += ((size_t)outputs + piece - 1) / piece;

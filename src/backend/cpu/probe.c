@@ -1,5 +1,6 @@
 /* What this machine allows, measured with the model's own threads and kernels: the denominators of `kakeya bench`. */
 #include <stdint.h>
+#include <string.h>
 
 #include "backend/cpu/cpu.h"
 #include "base/clock.h"
@@ -18,6 +19,12 @@ typedef struct read_probe {
     const unsigned char *data;
     float checksum[CPU_MAX_THREADS];
 } read_probe;
+
+/* Fresh memory is one shared page of zeros until it is written; reading that would measure a cache. */
+static void write_pieces(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    memset((unsigned char *)context + begin * probe_piece_bytes, 1, (end - begin) * probe_piece_bytes);
+}
 
 static void read_pieces(void *context, size_t begin, size_t end, int thread) {
     read_probe *probe = context;
@@ -50,6 +57,7 @@ kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *erro
     if (!buffer) {
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the bandwidth probe reads %zu bytes", probe_buffer_bytes);
     }
+    thread_pool_for(m->pool, probe_buffer_bytes / probe_piece_bytes, 1, write_pieces, buffer);
     read_probe reading = {.kernels = m->kernels, .data = buffer};
     double fastest = 0;
     for (int i = 0; i < probe_repeats; i++) {
