@@ -67,7 +67,9 @@ typedef struct backend_segment {
     int n;
     segment_kind kind;
     int first_logit_row;  /* logits of rows [first_logit_row, n) are written; n: none */
-    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32 */
+    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax is wanted */
+    int32_t *argmax;      /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
+                             id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
 } backend_segment;
 
@@ -83,7 +85,10 @@ typedef struct backend_probe {
 } backend_probe;
 
 struct backend_ops {
-    const char *name; /* "cpu" */
+    const char *name; /* "cpu", "cuda" */
+    bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
+    bool makes_weights; /* model_create makes values for matrices that have a `synthetic` deviation instead of data */
+    bool finds_argmax;  /* forward fills backend_segment.argmax */
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);

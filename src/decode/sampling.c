@@ -53,6 +53,10 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, k
     return status;
 }
 
+bool sampler_is_argmax(const sampler *s) {
+    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f;
+}
+
 bool sampler_suppresses(const sampler *s, int32_t token) {
     for (int i = 0; i < s->n_suppress; i++)
         if (s->suppress[i] == token) return true;

@@ -41,6 +41,9 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, k
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error);
 
+/* Whether the token is simply the largest logit that is not suppressed, which a backend may find by itself. */
+bool sampler_is_argmax(const sampler *s);
+
 bool sampler_suppresses(const sampler *s, int32_t token);
 
 #endif

@@ -114,10 +114,24 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
     return KAKEYA_OK;
 }
 
-/* Samples the token behind tokens[0..n) and lets the output decide about it. */
-static kakeya_status take_next(decode_timeline *t, decode_workspace *w, const float *logits, bool last,
+/* What a row says about the next token: its logits, or its largest one where the backend has found that. */
+typedef struct row_result {
+    const float *logits;
+    const int32_t *argmax; /* NULL: sample from the logits */
+} row_result;
+
+static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, row_result row, int32_t *token,
+                                  kakeya_error *error) {
+    if (!row.argmax) return sampler_sample(&w->sampler, row.logits, t->tokens, t->n, token, error);
+    *token = *row.argmax;
+    if (*token >= 0) return KAKEYA_OK;
+    return error_set(error, KAKEYA_BACKEND, "sampling at position %zu: the logits are not finite numbers", t->n);
+}
+
+/* Chooses the token behind tokens[0..n) and lets the output decide about it. */
+static kakeya_status take_next(decode_timeline *t, decode_workspace *w, row_result row, bool last,
                                decode_output *output, int32_t *token, output_verdict *verdict, kakeya_error *error) {
-    kakeya_status status = sampler_sample(&w->sampler, logits, t->tokens, t->n, token, error);
+    kakeya_status status = choose_token(t, w, row, token, error);
     if (status == KAKEYA_OK) status = output_take(output, *token, last, verdict, error);
     if (status != KAKEYA_OK) return status;
     if (*verdict != OUTPUT_REFUSED) t->tokens[t->n++] = *token;
@@ -159,8 +173,14 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     kakeya_status status = choose_drafts(t, w, o, limit, &b, error);
     if (status != KAKEYA_OK) return status;
 
-    backend_segment segment = {
-        .cache = t->cache, .tokens = b.tokens, .n = b.block.drafted + 1, .kind = SEGMENT_DECODE, .logits = w->logits};
+    int32_t argmax[BACKEND_MAX_DECODE_ROWS];
+    bool finds_argmax = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
+    backend_segment segment = {.cache = t->cache,
+                               .tokens = b.tokens,
+                               .n = b.block.drafted + 1,
+                               .kind = SEGMENT_DECODE,
+                               .logits = finds_argmax ? NULL : w->logits,
+                               .argmax = finds_argmax ? argmax : NULL};
     pthread_mutex_lock(t->turn);
     double start = clock_seconds();
     status = t->ops->forward(t->model, &segment, 1, error);
@@ -170,9 +190,9 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
 
     for (int row = 0; row < segment.n; row++) {
         int32_t token;
-        const float *logits = w->logits + (size_t)row * (size_t)t->vocab;
+        row_result result = {w->logits + (size_t)row * (size_t)t->vocab, finds_argmax ? &argmax[row] : NULL};
         bool last = remaining == (size_t)b.taken + 1;
-        status = take_next(t, w, logits, last, output, &token, verdict, error);
+        status = take_next(t, w, result, last, output, &token, verdict, error);
         if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;
         b.taken++;
         if (o->mode == KAKEYA_MODE_AUTO) draft_control_token(&w->control, token);
@@ -197,7 +217,8 @@ kakeya_status decode_run(decode_timeline *t, decode_workspace *w, const decode_o
     kakeya_status status = KAKEYA_OK;
     if (t->has_logits) {
         int32_t token;
-        status = take_next(t, w, t->logits, o->max_tokens == 1, output, &token, &verdict, error);
+        status =
+            take_next(t, w, (row_result){.logits = t->logits}, o->max_tokens == 1, output, &token, &verdict, error);
         t->has_logits = false; /* used up; after a failure the row is computed again */
     }
     while (status == KAKEYA_OK && verdict == OUTPUT_TAKEN)

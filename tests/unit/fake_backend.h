@@ -154,6 +154,24 @@ static void fake_row(const backend_cache *cache, int position, float *logits) {
     if (position == cache->model->script->nan_at) logits[cache->model->vocab / 2] = 0.0f / 0.0f;
 }
 
+static void fake_argmax(const backend_segment *segment) {
+    const backend_cache *cache = segment->cache;
+    const gemma4_config *config = &cache->model->options.verifier->config;
+    float *row = malloc((size_t)cache->model->vocab * sizeof *row);
+    for (int i = segment->first_logit_row; row && i < segment->n; i++) {
+        int32_t best = -1;
+        bool number = true;
+        fake_row(cache, cache->length + i, row);
+        for (int t = 0; t < cache->model->vocab; t++) {
+            bool suppressed = config->n_suppress_tokens && config->suppress_tokens[0] == t;
+            number = number && row[t] == row[t];
+            if (!suppressed && (best < 0 || row[t] > row[best])) best = t;
+        }
+        segment->argmax[i - segment->first_logit_row] = number ? best : -1;
+    }
+    free(row);
+}
+
 static kakeya_status fake_forward(backend_model *model, backend_segment *segments, int n_segments,
                                   kakeya_error *error) {
     kakeya_status status = fake_fails(model->script, FAKE_FORWARD, "forward", error);
@@ -177,7 +195,8 @@ static kakeya_status fake_forward(backend_model *model, backend_segment *segment
             cache->tokens[position] = segment->tokens[i];
             cache->kinds[position] = (unsigned char)segment->kind;
         }
-        for (int i = segment->first_logit_row; i < segment->n; i++)
+        if (segment->argmax) fake_argmax(segment);
+        for (int i = segment->first_logit_row; segment->logits && i < segment->n; i++)
             fake_row(cache, cache->length + i,
                      segment->logits + (size_t)(i - segment->first_logit_row) * (size_t)model->vocab);
         int hidden = model->options.verifier->config.hidden, layers = model->options.verifier->config.layers;
@@ -296,7 +315,8 @@ static kakeya_status fake_restoration_error(const backend_cache *cache, double m
     return KAKEYA_OK;
 }
 
-static const backend_ops fake_backend = {
+/* With `finds_argmax` set by a test that wants it. */
+static backend_ops fake_backend = {
     .name = "fake",
     .model_create = fake_model_create,
     .model_destroy = fake_model_destroy,

@@ -8,7 +8,7 @@
 enum { FAKE_CONTEXT = 400, FAKE_STOP = 7, FAKE_BLOCK = 8 };
 
 /* draft_right 0.6, no failures, truncation as far back as wanted. */
-static fake_script fake_script_default(void) {
+static inline fake_script fake_script_default(void) {
     return (fake_script){.draft_right = 0.6, .peak = 1, .fail_after = -1, .nan_at = -1, .truncate_reach = -1};
 }
 
@@ -19,7 +19,7 @@ typedef struct fake_engine_options {
     const char *tokenizer; /* path */
 } fake_engine_options;
 
-static kakeya_engine *fake_engine(fake_script *script, fake_engine_options options) {
+static inline kakeya_engine *fake_engine(fake_script *script, fake_engine_options options) {
     kakeya_engine *engine = NULL;
     kakeya_error error = {0};
     engine_parts parts = {.ops = &fake_backend, .precision = KAKEYA_PRECISION_F32};
@@ -43,7 +43,7 @@ static kakeya_engine *fake_engine(fake_script *script, fake_engine_options optio
     return engine;
 }
 
-static kakeya_session *fake_session(kakeya_engine *engine, const kakeya_session_options *options) {
+static inline kakeya_session *fake_session(kakeya_engine *engine, const kakeya_session_options *options) {
     kakeya_session *session = NULL;
     kakeya_error error = {0};
     if (kakeya_session_open(engine, options, &session, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -51,8 +51,38 @@ static kakeya_session *fake_session(kakeya_engine *engine, const kakeya_session_
 }
 
 /* A prompt of n tokens that depends on the seed. */
-static void fake_prompt(int32_t *tokens, size_t n, uint64_t seed, int vocab) {
+static inline void fake_prompt(int32_t *tokens, size_t n, uint64_t seed, int vocab) {
     for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(random_uniform_at(seed, i) * vocab);
+}
+
+/* ----------------------------------------------------------------------------------------------------- checks */
+
+#define ok(call)                                                                                                       \
+    do {                                                                                                               \
+        kakeya_error error_ = {0};                                                                                     \
+        kakeya_error *error = &error_;                                                                                 \
+        if ((call) != KAKEYA_OK) fail_msg("%s: %s", #call, error_.message);                                            \
+    } while (0)
+
+static inline void close_all(kakeya_session *session, kakeya_engine *engine, const fake_script *script) {
+    kakeya_session_close(session);
+    assert_int_equal(mem_total(&engine->account), 0);
+    assert_int_equal(script->live_caches, 0);
+    kakeya_engine_close(engine);
+}
+
+static inline void assert_timeline(const kakeya_session *session, const int32_t *expected, size_t n, const char *what) {
+    size_t have;
+    const int32_t *tokens = kakeya_session_tokens(session, &have);
+    if (have != n) fail_msg("%s: %zu tokens where %zu are expected", what, have, n);
+    for (size_t i = 0; i < n; i++)
+        if (tokens[i] != expected[i]) fail_msg("%s: token %zu is %d, expected %d", what, i, tokens[i], expected[i]);
+}
+
+/* The invariant that makes modes interchangeable: the memory holds everything but the last generated token. */
+static inline void assert_memory_behind(const kakeya_session *session, int behind) {
+    assert_int_equal(session->timeline.ops->cache_length(session->timeline.cache), (int)session->timeline.n - behind);
+    assert_int_equal(session->timeline.ops->cache_pending(session->timeline.cache), 0);
 }
 
 #endif

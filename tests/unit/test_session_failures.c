@@ -1,0 +1,163 @@
+/* Whatever fails, and wherever, a session holds a prefix of what it should, stays usable and gives its memory back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "fake_engine.h"
+
+/* Every verb fails at every call in turn. The session then holds a prefix of what it should, and goes on to the right
+ * end. */
+static void test_injected_failures(void **state) {
+    (void)state;
+    enum { PROMPT = 100, NEW = 40 };
+    int32_t prompt[PROMPT], expected[PROMPT + NEW];
+    fake_prompt(prompt, PROMPT, 77, FAKE_VOCAB);
+    const int verbs[] = {FAKE_FORWARD, FAKE_COMMIT, FAKE_DRAFT, FAKE_TRUNCATE, FAKE_CREATE};
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.ignore_stop_tokens = true;
+    go.mode = KAKEYA_MODE_SPECULATIVE;
+    {
+        fake_script script = fake_script_default();
+        kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+        kakeya_session *session = fake_session(engine, NULL);
+        go.max_tokens = NEW;
+        ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+        ok(kakeya_session_generate(session, &go, NULL, error));
+        memcpy(expected, session->timeline.tokens, sizeof expected);
+        close_all(session, engine, &script);
+    }
+    for (size_t v = 0; v < sizeof verbs / sizeof verbs[0]; v++) {
+        for (int after = 0; after < 12; after++) {
+            fake_script script = fake_script_default();
+            script.truncate_reach = verbs[v] == FAKE_CREATE ? 3 : -1; /* so that a sync has to make a new cache */
+            kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+            kakeya_session *session = fake_session(engine, NULL);
+            script.fail_verb = verbs[v];
+            script.fail_after = script.calls[verbs[v]] + after;
+            bool failed = false;
+            size_t n;
+            for (int step = 0; step < 3; step++) { /* prompt, answer, and the same prompt again */
+                kakeya_error error = {0};
+                go.max_tokens = NEW;
+                kakeya_status status = step == 1 ? kakeya_session_generate(session, &go, NULL, &error)
+                                                 : kakeya_session_sync(session, prompt, PROMPT - (step == 2) * 50, NULL,
+                                                                       NULL, NULL, &error);
+                if (status == KAKEYA_OK) continue;
+                assert_int_equal(status, KAKEYA_BACKEND);
+                assert_non_null(strstr(error.message, "injected failure"));
+                failed = true;
+                break;
+            }
+            if (!failed) assert_true(after > 0);
+            const int32_t *tokens = kakeya_session_tokens(session, &n);
+            assert_true(n <= PROMPT + NEW);
+            assert_memory_equal(tokens, expected, n * sizeof *tokens);
+            script.fail_after = -1;
+            if (failed && n > PROMPT) { /* it can simply go on */
+                go.max_tokens = (int)(PROMPT + NEW - n);
+                if (go.max_tokens) ok(kakeya_session_generate(session, &go, NULL, error));
+            } else {
+                go.max_tokens = NEW;
+                ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+                ok(kakeya_session_generate(session, &go, NULL, error));
+            }
+            assert_timeline(session, expected, PROMPT + NEW, "after a failure");
+            close_all(session, engine, &script);
+        }
+    }
+}
+
+static void test_memory_limit(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = fake_session(engine, NULL);
+    size_t needed = mem_total(&engine->account);
+    kakeya_session_close(session);
+    for (size_t limit = 64; limit < needed; limit += 64) {
+        engine->account.limit_bytes = limit;
+        kakeya_error error = {0};
+        assert_int_equal(kakeya_session_open(engine, NULL, &session, &error), KAKEYA_OUT_OF_MEMORY);
+        assert_null(session);
+        assert_int_equal(mem_total(&engine->account), 0);
+    }
+    engine->account.limit_bytes = needed; /* enough to hold a prompt, not to decode */
+    session = fake_session(engine, NULL);
+    int32_t prompt[10];
+    fake_prompt(prompt, 10, 7, FAKE_VOCAB);
+    ok(kakeya_session_sync(session, prompt, 10, NULL, NULL, NULL, error));
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.max_tokens = 4;
+    assert_int_equal(kakeya_session_generate(session, &go, NULL, NULL), KAKEYA_OUT_OF_MEMORY);
+    engine->account.limit_bytes = 0;
+    ok(kakeya_session_generate(session, &go, NULL, error));
+    close_all(session, engine, &script);
+}
+
+static void expect_refusal(kakeya_status status, const kakeya_error *error, const char *text) {
+    assert_int_equal(status, KAKEYA_INVALID_ARGUMENT);
+    if (!strstr(error->message, text)) fail_msg("'%s' does not name '%s'", error->message, text);
+}
+
+static void test_refusals_name_the_values(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.no_drafter = true});
+    kakeya_session *session = NULL;
+    kakeya_session_options so;
+    kakeya_error e = {0};
+    kakeya_session_options_init(&so);
+    so.context_tokens = FAKE_CONTEXT + 1;
+    expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "401");
+    kakeya_session_options_init(&so);
+    so.attention = KAKEYA_ATTENTION_RESTORED;
+    expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "f_theta");
+    kakeya_session_options_init(&so);
+    so.window = 0;
+    expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "window");
+    kakeya_session_options_init(&so);
+    so.sink = -1;
+    expect_refusal(kakeya_session_open(engine, &so, &session, &e), &e, "sink");
+
+    session = fake_session(engine, NULL);
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "sync");
+    const int32_t bad[] = {1, 2, FAKE_VOCAB};
+    expect_refusal(kakeya_session_sync(session, bad, 3, NULL, NULL, NULL, &e), &e, "token 2 is 64");
+    const int32_t negative[] = {-1};
+    expect_refusal(kakeya_session_sync(session, negative, 1, NULL, NULL, NULL, &e), &e, "token 0 is -1");
+    expect_refusal(kakeya_session_sync(session, NULL, 3, NULL, NULL, NULL, &e), &e, "NULL");
+    ok(kakeya_session_sync(session, bad, 2, NULL, NULL, NULL, error));
+    go.mode = KAKEYA_MODE_SPECULATIVE;
+    expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "drafter");
+    go.mode = KAKEYA_MODE_AUTO;
+    go.draft_length = 17;
+    expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "17");
+    go.draft_length = 0;
+    go.sampling.top_p = 2;
+    expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "top_p");
+    go.sampling.top_p = 1;
+    const char *const stops[] = {"x"};
+    go.stop_strings = stops;
+    go.n_stop_strings = 1;
+    expect_refusal(kakeya_session_generate(session, &go, NULL, &e), &e, "tokenizer");
+    go.n_stop_strings = 0;
+    go.max_tokens = 3;
+    ok(kakeya_session_generate(session, &go, NULL, error)); /* refusals leave no trace */
+    close_all(session, engine, &script);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_injected_failures),
+        cmocka_unit_test(test_memory_limit),
+        cmocka_unit_test(test_refusals_name_the_values),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
