@@ -59,7 +59,8 @@ static const float *floats(safetensors *file, const char *name, size_t count) {
 
 /* ------------------------------------------------------------------------------------------ reference vectors */
 
-static void check_drafter(demo *d, const char *vectors, int context, int block) {
+static void check_drafter(demo *d, const char *vectors, const char *hidden_name, const char *logits_name, int context,
+                          int block) {
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(vectors, &file, error));
     const dflash_config *c = &d->drafter->config;
@@ -80,9 +81,10 @@ static void check_drafter(demo *d, const char *vectors, int context, int block) 
         }
         cache->length = cache->draft_length = context;
         REQUIRE_OK(draft_block_hidden(cache, ids[0], block - 1, found, error));
-        assert_close("drafter hidden", found, floats(file, "hidden", (size_t)block * hidden), (size_t)block * hidden, 2e-3);
+        assert_close("drafter hidden", found, floats(file, hidden_name, (size_t)block * hidden),
+                     (size_t)block * hidden, 2e-3);
         REQUIRE_OK(d->ops->draft(cache, ids[0], block - 1, drafts, error));
-        const float *raw = floats(file, "logits_raw", (size_t)block * vocab);
+        const float *raw = floats(file, logits_name, (size_t)block * vocab);
         for (int i = 1; i < block; i++) {
             const float *row = raw + (size_t)i * vocab;
             int best = 0;
@@ -104,7 +106,7 @@ static void drafter_of_demo(void **state) {
     (void)state;
     demo d;
     demo_open(&d, KAKEYA_PRECISION_F32, NULL);
-    check_drafter(&d, KAKEYA_TEST_DATA "/golden/demo_dflash_golden.safetensors", 50, 8);
+    check_drafter(&d, KAKEYA_TEST_DATA "/golden/demo_dflash_golden.safetensors", "hidden", "logits_raw", 50, 8);
     demo_close(&d);
 }
 
@@ -124,9 +126,31 @@ static void drafter_tiny(void **state) {
     backend_model_options options = {.verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32,
                                      .threads = 1, .account = &d.account};
     REQUIRE_OK(d.ops->model_create(&options, &d.backend, error));
-    check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", 37, 6);
+    check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", "hidden", "logits_raw", 37, 6);
     demo_close(&d);
     safetensors_close(file);
+}
+
+/* Sliding layers with a window shorter than the block, under both rules inside the block (tools/make_drafter_golden.py). */
+static void drafter_sliding(void **state) {
+    (void)state;
+    static const char *const names[2][2] = {{"hidden_causal", "logits_causal"},
+                                            {"hidden_bidirectional", "logits_bidirectional"}};
+    for (int bidirectional = 0; bidirectional < 2; bidirectional++) {
+        demo d;
+        memset(&d, 0, sizeof d);
+        mem_account_init(&d.account, NULL, 0);
+        REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
+        REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-sliding", &d.verifier->config, &d.account, &d.drafter,
+                                     error));
+        d.ops = backend_find("cpu", NULL);
+        backend_model_options options = {.verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32,
+                                         .drafter_block_bidirectional = bidirectional, .threads = 2, .account = &d.account};
+        REQUIRE_OK(d.ops->model_create(&options, &d.backend, error));
+        check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-sliding/golden.safetensors", names[bidirectional][0],
+                      names[bidirectional][1], 37, 8);
+        demo_close(&d);
+    }
 }
 
 static void product(const cpu_kernels *k, const weight *w, const float *x, int rows, float *y) {
@@ -395,10 +419,10 @@ static void identity_restore_is_native(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(demo_hidden_states),         cmocka_unit_test(drafter_tiny),
-        cmocka_unit_test(drafter_of_demo),            cmocka_unit_test(f_theta_map),
-        cmocka_unit_test(policies_of_reference),      cmocka_unit_test(lossless_across_blocks),
-        cmocka_unit_test(identity_restore_is_native),
+        cmocka_unit_test(demo_hidden_states),    cmocka_unit_test(drafter_tiny),
+        cmocka_unit_test(drafter_sliding),       cmocka_unit_test(drafter_of_demo),
+        cmocka_unit_test(f_theta_map),           cmocka_unit_test(policies_of_reference),
+        cmocka_unit_test(lossless_across_blocks), cmocka_unit_test(identity_restore_is_native),
     };
     return cmocka_run_group_tests_name("restoration", tests, NULL, NULL);
 }

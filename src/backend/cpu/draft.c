@@ -200,8 +200,8 @@ static int context_begin(const draft_step *s, int t) {
     return begin > 0 ? begin : 0;
 }
 
-/* One head: context blocks out of the ring, then the block itself: every row sees every row, unless the layer slides and
- * the published causal rule inside the block is in force. */
+/* One head: context blocks out of the ring, then the block itself: every row sees every row. In a sliding layer it sees
+ * those of its window, and none behind itself where the published causal rule inside the block is in force. */
 static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
     backend_model *m = s->model;
     backend_cache *c = s->cache;
@@ -234,12 +234,14 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
         m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, store->k + slot, kv,
                                  d->head_dim, type, store->v + slot, kv, NULL, state_m, state_l, state_o, dim);
     }
-    bool causal = s->config->sliding_window[s->layer] && !m->options.drafter_block_bidirectional;
+    int sliding = s->config->sliding_window[s->layer];
+    int before = sliding ? sliding - 1 : s->rows, behind = !sliding ? s->rows : m->options.drafter_block_bidirectional ? before : 0;
     for (int base = 0; base < s->rows; base += ATTENTION_BLOCK) {
         for (int i = 0; i < queries; i++) {
-            int end = (causal ? i / group + 1 : s->rows) - base;
-            x->lo[i] = 0;
-            x->hi[i] = end < 0 ? 0 : end < ATTENTION_BLOCK ? end : ATTENTION_BLOCK;
+            int row = i / group, end = row + 1 + behind < s->rows ? row + 1 + behind : s->rows;
+            int lo = row - before - base, hi = end - base;
+            x->hi[i] = hi < 0 ? 0 : hi < ATTENTION_BLOCK ? hi : ATTENTION_BLOCK;
+            x->lo[i] = lo < 0 ? 0 : lo < x->hi[i] ? lo : x->hi[i];
         }
         size_t at = (size_t)base * kv * element + head_bytes;
         m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, (char *)m->d_block_k + at, kv,
