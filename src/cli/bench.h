@@ -56,5 +56,6 @@ double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_opt
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows);
 /* Bytes that drafting one block reads: the drafter, the verifier's head, the drafter's context K/V. */
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context);
+double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context, int drafts);
 
 #endif

@@ -79,18 +79,42 @@ double bench_forward_operations(const kakeya_engine *engine, int context, int ro
     return 2 * (rows * (per_row + attended) + logit_rows * weight_elements(&w->head));
 }
 
+enum { DRAFT_MATRICES = 7 };
+
+static void draft_matrices(const dflash_layer_weights *l, const weight *out[DRAFT_MATRICES]) {
+    const weight *const all[DRAFT_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,   &l->o_proj,
+                                               &l->gate_proj, &l->up_proj, &l->down_proj};
+    for (int i = 0; i < DRAFT_MATRICES; i++) out[i] = all[i];
+}
+
+/* Positions of context K/V that a drafter layer attends. */
+static int draft_context(const dflash_config *c, const kakeya_session_options *session, int layer, int context) {
+    int own = c->sliding_window[layer];
+    return min_int(context, own ? min_int(own, session->draft_window) : session->draft_window);
+}
+
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
     double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
     double bytes = weight_bytes(&engine->verifier->weights.head);
     for (int i = 0; i < d->config.layers; i++) {
-        const dflash_layer_weights *l = &d->layer[i];
-        const weight *const matrices[] = {&l->q_proj,    &l->k_proj,  &l->v_proj,   &l->o_proj,
-                                          &l->gate_proj, &l->up_proj, &l->down_proj};
-        for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) bytes += weight_bytes(matrices[m]);
-        int own = d->config.sliding_window[i];
-        int visible = min_int(context, own ? min_int(own, session->draft_window) : session->draft_window);
-        bytes += 2.0 * visible * d->config.kv_heads * d->config.head_dim * element;
+        const weight *matrices[DRAFT_MATRICES];
+        draft_matrices(&d->layer[i], matrices);
+        for (int m = 0; m < DRAFT_MATRICES; m++) bytes += weight_bytes(matrices[m]);
+        bytes += 2.0 * draft_context(&d->config, session, i, context) * d->config.kv_heads * d->config.head_dim * element;
     }
     return bytes;
+}
+
+double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context, int drafts) {
+    const dflash_model *d = engine->drafter;
+    double per_row = 0, rows = drafts + 1; /* the bonus token and a mask for each draft */
+    for (int i = 0; i < d->config.layers; i++) {
+        const weight *matrices[DRAFT_MATRICES];
+        draft_matrices(&d->layer[i], matrices);
+        for (int m = 0; m < DRAFT_MATRICES; m++) per_row += weight_elements(matrices[m]);
+        double visible = draft_context(&d->config, session, i, context) + rows;
+        per_row += 2 * (double)d->config.heads * d->config.head_dim * visible;
+    }
+    return 2 * (rows * per_row + drafts * weight_elements(&engine->verifier->weights.head));
 }

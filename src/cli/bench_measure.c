@@ -46,8 +46,10 @@ static bench_spread spread_of(double *values, size_t n) {
 
 static kakeya_status forward(bench_run *run, backend_cache *cache, segment_kind kind, const int32_t *tokens, int n,
                              int logit_rows, kakeya_error *error) {
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind,
-                               .first_logit_row = n - logit_rows, .logits = run->logits};
+    int32_t argmax[BACKEND_MAX_DECODE_ROWS]; /* where a backend finds the greedy choice itself, as greedy decoding asks it to */
+    bool greedy = run->engine->ops->finds_argmax;
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = n - logit_rows,
+                               .logits = greedy ? NULL : run->logits, .argmax = greedy ? argmax : NULL};
     return run->engine->ops->forward(run->engine->model, &segment, 1, error);
 }
 
@@ -145,7 +147,8 @@ static size_t list_cases(const bench_run *run, int context, bench_row *rows) {
     }
     if (run->draft_cache) {
         rows[n++] = (bench_row){.what = BENCH_DRAFT, .context = context, .rows = run->draft_length,
-                                .bytes = bench_draft_bytes(engine, &run->session, context + 1)};
+                                .bytes = bench_draft_bytes(engine, &run->session, context + 1),
+                                .operations = bench_draft_operations(engine, &run->session, context + 1, run->draft_length)};
     }
     return n;
 }
