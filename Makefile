@@ -12,7 +12,7 @@ all:
 	@tools/build.sh $(BUILD) kakeya_cli
 
 demo: all
-	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt --attention restored
+	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt
 
 test:
 	@BUILD=$(BUILD) tools/run_tests.sh

@@ -18,7 +18,9 @@ static const cli_command command = {
     .summary = "Answers a prompt. With no prompt on a terminal: a chat.",
     .operands = "[PROMPT]",
     .details = "The prompt is PROMPT, --prompt-file, --ids-file or standard input ('-', or a pipe). The answer streams to\n"
-               "stdout, a line of figures goes to stderr. Without --temperature the answer is greedy.\n",
+               "stdout, a line of figures goes to stderr. Without --temperature the answer is greedy.\n"
+               "Prompts and chats run under restored attention where the model has a drafter and an f_theta; --raw and\n"
+               "--ids-file, which are for exact work, and models without them run native. --attention decides otherwise.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n",
 };
@@ -166,6 +168,15 @@ static kakeya_status prompt_tokens(const run_options *options, const kakeya_engi
     return kakeya_chat_tokens(engine, messages, count, options->thinking, ids, n, error);
 }
 
+enum { ATTENTION_NOT_GIVEN = -1 };
+
+/* Conversations get everything that is there; what is given as it is, is computed as it is. */
+static kakeya_attention default_attention(const run_options *options, const kakeya_engine *engine) {
+    bool conversation = !options->raw && !options->ids_file;
+    bool restores = kakeya_engine_has_drafter(engine) && kakeya_engine_has_f_theta(engine);
+    return conversation && restores ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE;
+}
+
 static kakeya_status answer_prompt(const run_options *options, kakeya_engine *engine, kakeya_session *session,
                                    const int32_t *ids, size_t n, kakeya_error *error) {
     run_stream stream = {.quiet = options->shared.json, .as_ids = !kakeya_engine_has_tokenizer(engine)};
@@ -198,7 +209,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     size_t n = 0;
     kakeya_engine *engine = NULL;
     kakeya_session *session = NULL;
-    run_options local = *options; /* finding the model is remembered in the shared options */
+    run_options local = *options; /* finding the model and the attention policy are remembered in the shared options */
 
     if (options->system && input_check_utf8("--system", options->system, strlen(options->system), error)) goto done;
     for (size_t i = 0; i < options->stop.n; i++) {
@@ -221,6 +232,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     }
 
     if (cli_open_engine(command.name, &local.shared, &engine, error)) goto done;
+    if (local.shared.attention == ATTENTION_NOT_GIVEN) local.shared.attention = (int)default_attention(options, engine);
     kakeya_session_options session_options;
     cli_shared_session_options(&local.shared, &session_options);
     session_options.without_drafter = options->mode == KAKEYA_MODE_AR || options->mode == KAKEYA_MODE_NGRAM;
@@ -231,8 +243,8 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     }
     if (kakeya_session_open(engine, &session_options, &session, error)) goto done;
     if (chat) {
-        result = run_chat(options, engine, session);
-    } else if (!answer_prompt(options, engine, session, ids, n, error)) {
+        result = run_chat(&local, engine, session);
+    } else if (!answer_prompt(&local, engine, session, ids, n, error)) {
         result = CLI_DONE;
     }
 done:
@@ -253,6 +265,7 @@ int cli_run(int argc, char **argv) {
     options.mode = (int)defaults.mode;
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
+    options.shared.attention = ATTENTION_NOT_GIVEN;
     const cli_option own[] = {
         {.name = "prompt-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.prompt_file,
          .help = "read the prompt from FILE, as it is ('-': standard input)"},

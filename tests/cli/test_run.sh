@@ -14,7 +14,7 @@ works "JSON is printed" run --prompt-file "$needle" --json
 json_holds "JSON has the contract's fields and types" '
     (.text | type) == "string" and (.token_ids | type) == "array" and (.token_ids | all(type == "number")) and
     .prompt_tokens > 1500 and .completion_tokens == (.token_ids | length) and .finish_reason == "stop" and
-    (.stats | .mode == "auto" and .attention == "native" and (.backend | startswith("cpu/")) and
+    (.stats | .mode == "auto" and .attention == "restored" and (.backend | startswith("cpu/")) and
         .prefill_tokens_per_second > 0 and .decode_tokens_per_second > 0 and .verifier_forwards > 0 and
         .tokens_per_forward > 0 and .drafted_tokens >= .accepted_tokens and .accepted_tokens >= 0 and
         (.kv_bytes | .total == .full + .sliding + .latent + .draft and .full > 0))'
@@ -38,10 +38,11 @@ for mode in ar speculative ngram auto; do
     json_holds "mode $mode is reported" '.stats.mode == $mode' --arg mode $mode
 done
 same_tokens "one thread gives the same tokens" run --prompt-file "$needle" --threads 1
-same_tokens "restored attention answers alike" run --prompt-file "$needle" --attention restored
-json_holds "restored attention holds latents and less of the sliding layers" '.stats.kv_bytes | .latent > 0'
-json_holds "the policy is reported" '.stats.attention == "restored"'
+json_holds "restored attention, the default for prompts, holds latents" '.stats.kv_bytes | .latent > 0'
+same_tokens "native attention answers alike" run --prompt-file "$needle" --attention native
+json_holds "the policy is reported" '.stats | .attention == "native" and .kv_bytes.latent == 0'
 same_tokens "no drafter gives the same tokens" run --prompt-file "$needle" --drafter none
+json_holds "without a drafter attention is native" '.stats.attention == "native"'
 json_holds "without a drafter nothing is drafted" '.stats.kv_bytes.draft == 0'
 
 # prompts from everywhere give the same prompt
@@ -57,6 +58,7 @@ json_holds "an argument is the same prompt" '.text == "The secret code is MAPLE-
 code='def add(a, b):'
 works "raw text is continued" run --raw --max-tokens 12 --json "$code"
 json_holds "max-tokens ends the answer" '.completion_tokens == 12 and .finish_reason == "length"'
+json_holds "raw text is continued under native attention" '.stats.attention == "native"'
 jq -c .token_ids "$WORK/out" >"$WORK/expected"
 text=$(jq -r .text "$WORK/out")
 printf '%s' "$code" >"$WORK/code.txt"
