@@ -162,7 +162,7 @@ static kakeya_status check_header(const backend_cache *c, const int32_t *found, 
     bool sane = length >= 0 && length <= c->options.context_tokens && draft_length >= 0 && draft_length <= length &&
                 draft_from >= 0 && draft_from <= length && (found[16] == 0 || found[16] == 1) && n_runs >= 0 &&
                 n_runs <= length && found[18] >= 0 && found[18] <= length;
-    if (c->options.keep_draft_context && length - draft_length > CPU_AUX_BACKLOG) sane = false;
+    if (sane && c->options.keep_draft_context && length - draft_length > CPU_AUX_BACKLOG) sane = false;
     if (!sane) return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: length %d, drafter %d, runs %d", length, draft_length, n_runs);
     return KAKEYA_OK;
 }
