@@ -1,6 +1,9 @@
 # Installation into a prefix of one's own: everything is there, works from there, and goes away again.
 . tests/cli/common.sh
 
+# the manifest of an installation that the user has made from this build directory stays theirs
+[ ! -f "$BUILD/install_manifest.txt" ] || cp "$BUILD/install_manifest.txt" "$WORK/manifest"
+
 if [ -f "$BUILD/cmake_install.cmake" ]; then
     DESTDIR=$WORK/root cmake --install "$BUILD" --prefix /opt/kakeya >"$WORK/install" 2>&1 && installed=0 || installed=$?
 else
@@ -76,5 +79,7 @@ tools/uninstall.sh "$BUILD" "$WORK/root" >"$WORK/out" 2>"$WORK/err" && STATUS=0 
 check "uninstall works" test "$STATUS" -eq 0
 check "and leaves no file" test -z "$(find "$WORK/root" -type f)"
 check "and no directory of ours" test ! -e "$prefix/share/kakeya"
+
+[ ! -f "$WORK/manifest" ] || cp "$WORK/manifest" "$BUILD/install_manifest.txt"
 
 finish
