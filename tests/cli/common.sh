@@ -107,6 +107,11 @@ $(shown)"
     fi
 }
 
+# Whether this system has pseudo-terminals (a bare chroot or a sandbox may not).
+has_terminals() {
+    "$BUILD/tools/pty" true </dev/null >"$WORK/check" 2>&1 || return 1
+}
+
 finish() {
     echo "1..$TEST_COUNT"
     exit $TEST_FAILED

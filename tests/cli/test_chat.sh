@@ -1,6 +1,11 @@
 # The chat, on a pseudo-terminal: line editing, commands, Ctrl-C, colours, progress.
 . tests/cli/common.sh
 
+if ! has_terminals; then
+    skip "the chat" "no pseudo-terminals here"
+    finish
+fi
+
 # Plays the script on stdin against kakeya run ARGUMENTS.
 play() { # description, arguments...
     description=$1
