@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <histedit.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,14 +44,30 @@ static const char *prompt_text(EditLine *editor) {
     return "> ";
 }
 
-/* Reads one character for the editor. Its own reader would go on after the first Ctrl-C. */
+/* How soon a Ctrl-C is noticed that came just before the wait for a key began. */
+enum { INTERRUPT_CHECK_MS = 100 };
+
+/* Waits for one byte of the terminal. 1, 0 at the end of input, -1 after Ctrl-C. */
+static ssize_t read_byte(char *out) {
+    struct pollfd terminal = {.fd = STDIN_FILENO, .events = POLLIN};
+    for (;;) {
+        if (terminal_interrupted()) return -1;
+        int ready = poll(&terminal, 1, INTERRUPT_CHECK_MS);
+        if (ready < 0 && errno != EINTR) return -1;
+        if (ready <= 0) continue;
+        ssize_t got = read(STDIN_FILENO, out, 1);
+        if (got < 0 && errno == EINTR) continue;
+        return got < 0 ? 0 : got; /* a terminal that has gone is the end of input */
+    }
+}
+
+/* Reads one character for the editor, whose own reader would go on after the first Ctrl-C. */
 static int read_character(EditLine *editor, wchar_t *out) {
     (void)editor;
     char bytes[MB_LEN_MAX];
     size_t n = 0;
     while (n < sizeof bytes) {
-        ssize_t got = read(STDIN_FILENO, bytes + n, 1);
-        if (got < 0 && errno == EINTR && !terminal_interrupted()) continue; /* another signal */
+        ssize_t got = read_byte(bytes + n);
         if (got <= 0) return (int)got;
         mbstate_t state = {0};
         size_t length = mbrtowc(out, bytes, ++n, &state);

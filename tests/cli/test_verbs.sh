@@ -88,7 +88,7 @@ for shape in 31b 12b e2b e4b 26b-a4b:layers=6; do
 done
 
 # what info computes is what a session holds
-works "a session of 1,604 tokens" run --prompt-file "$EXAMPLES/needle-60.txt" --ignore-eos --max-tokens 1 --json
+works "a session of 1,604 tokens" run --attention native --prompt-file "$EXAMPLES/needle-60.txt" --ignore-eos --max-tokens 1 --json
 tokens=$(jq '.prompt_tokens + .completion_tokens' "$WORK/out")
 jq .stats.kv_bytes "$WORK/out" >"$WORK/held.json"
 works "info for as many tokens" info --context "$tokens" --json
