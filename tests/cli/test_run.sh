@@ -4,7 +4,7 @@
 needle=$EXAMPLES/needle-60.txt
 
 works "the bundled needle prompt is answered" run --prompt-file "$needle"
-check "the answer holds the code" grep -q '^The secret code is MAPLE-7890\.$' "$WORK/out"
+check "the answer holds the code" grep -q '^The secret code is IOTA-8961\.$' "$WORK/out"
 check "the answer is all that stdout holds" test "$(wc -l <"$WORK/out")" -eq 1
 check "figures go to stderr in one line" test "$(wc -l <"$WORK/err")" -eq 1
 check "figures name speed, tokens per forward and K/V" grep -q -E 'tokens at [0-9]+/s, .* tokens per forward, K/V ' "$WORK/err"
@@ -18,7 +18,7 @@ json_holds "JSON has the contract's fields and types" '
         .prefill_tokens_per_second > 0 and .decode_tokens_per_second > 0 and .verifier_forwards > 0 and
         .tokens_per_forward > 0 and .drafted_tokens >= .accepted_tokens and .accepted_tokens >= 0 and
         (.kv_bytes | .total == .full + .sliding + .latent + .draft and .full > 0))'
-json_holds "JSON holds the answer" '.text == "The secret code is MAPLE-7890."'
+json_holds "JSON holds the answer" '.text == "The secret code is IOTA-8961."'
 check "with --json stderr is silent" test ! -s "$WORK/err"
 jq -c .token_ids "$WORK/out" >"$WORK/expected"
 
@@ -48,12 +48,12 @@ json_holds "without a drafter nothing is drafted" '.stats.kv_bytes.draft == 0'
 # prompts from everywhere give the same prompt
 STATUS=0
 "$KAKEYA" run --json <"$needle" >"$WORK/out" 2>"$WORK/err" || STATUS=$?
-json_holds "a prompt can be piped" '.text == "The secret code is MAPLE-7890."'
+json_holds "a prompt can be piped" '.text == "The secret code is IOTA-8961."'
 STATUS=0
 "$KAKEYA" run --json - <"$needle" >"$WORK/out" 2>"$WORK/err" || STATUS=$?
-json_holds "- is standard input" '.text == "The secret code is MAPLE-7890."'
+json_holds "- is standard input" '.text == "The secret code is IOTA-8961."'
 works "a prompt can be an argument" run --json "$(cat "$needle")"
-json_holds "an argument is the same prompt" '.text == "The secret code is MAPLE-7890."'
+json_holds "an argument is the same prompt" '.text == "The secret code is IOTA-8961."'
 
 code='def add(a, b):'
 works "raw text is continued" run --raw --max-tokens 12 --json "$code"
@@ -84,7 +84,7 @@ works "another seed works" run --raw --max-tokens 16 --temperature 1 --top-k 40 
     --repetition-penalty 1.1 --seed 8 --json "$code"
 check "another seed gives other tokens" test "$(jq -c .token_ids "$WORK/out")" != "$(cat "$WORK/expected")"
 
-works "a stop text ends the answer" run --prompt-file "$needle" --stop 'MAPLE' --stop 'never' --json
+works "a stop text ends the answer" run --prompt-file "$needle" --stop 'IOTA' --stop 'never' --json
 json_holds "before itself" '.text == "The secret code is " and .finish_reason == "stop"'
 works "stop tokens can be ignored" run --prompt-file "$needle" --ignore-eos --max-tokens 40 --json
 json_holds "the answer then goes on to its length" '.completion_tokens == 40 and .finish_reason == "length"'
