@@ -319,7 +319,9 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
     const float *result = results;
     for (int o = 0; o < outputs;) {
         int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
-        for (int r = 0; r < R; r++) memcpy(y + (size_t)r * ldy + o, result + r * n, (size_t)n * sizeof *y);
+        for (int r = 0; r < R; r++) {
+            for (int i = 0; i < n; i++) y[(size_t)r * ldy + (size_t)(o + i)] = result[r * n + i]; /* too few for memcpy */
+        }
         result += ROOM(R * n);
         o += n;
     }
