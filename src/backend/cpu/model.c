@@ -157,9 +157,9 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
 
 static kakeya_status allocate_scratch(backend_model *m, const shape_limits *s, kakeya_error *error) {
     size_t queries = (size_t)attention_max_queries(m), rank = m->options.f_theta ? (size_t)m->options.f_theta->config.rank : 0;
-    size_t q_bytes = 0;
+    size_t q_bytes = 0; /* of a packed query, and of a packed sum of latents */
     for (int t = 0; t < DTYPE_COUNT; t++) {
-        size_t bytes = m->kernels->pack_row_bytes((dtype)t, false, s->head_dim);
+        size_t bytes = m->kernels->pack_row_bytes((dtype)t, false, max_int(s->head_dim, (int)rank));
         if (bytes > q_bytes) q_bytes = bytes;
     }
     size_t latent_bytes = rank ? m->kernels->pack_row_bytes(DTYPE_BF16, false, (int)rank) : 0;
