@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test fuzz coverage install uninstall clean help
+.PHONY: all demo test test-gpu fuzz coverage install uninstall clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -16,6 +16,13 @@ demo: all
 
 test:
 	@BUILD=$(BUILD) tools/run_tests.sh
+
+# Needs a CUDA toolkit and a device; without a device its tests skip themselves.
+test-gpu:
+	@cmake -S . -B $(BUILD)-gpu -G Ninja -DKAKEYA_CUDA=ON >/dev/null
+	@ninja -C $(BUILD)-gpu gpu_test_cuda gpu_prompt_kernels kakeya_cli
+	$(BUILD)-gpu/gpu/prompt_kernels
+	$(BUILD)-gpu/gpu/test_cuda
 
 fuzz:
 	@tools/fuzz.sh $${SECONDS_PER_TARGET:-600}
@@ -36,6 +43,7 @@ help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name)"
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
 	@echo "make test       build and run every test; the last line counts them"
+	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"

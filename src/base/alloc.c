@@ -32,15 +32,14 @@ size_t mem_rounded(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static void account_subtract(mem_account *account, mem_tag tag, size_t bytes) {
+void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes) {
     for (; account; account = account->parent) {
         atomic_fetch_sub(&account->bytes[tag], bytes);
         atomic_fetch_sub(&account->total_bytes, bytes);
     }
 }
 
-/* Counts in the account and all its parents, or in none of them. */
-static int account_add(mem_account *account, mem_tag tag, size_t bytes) {
+int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
     for (mem_account *a = account; a; a = a->parent) {
         size_t total = atomic_fetch_add(&a->total_bytes, bytes) + bytes;
         atomic_fetch_add(&a->bytes[tag], bytes);
@@ -60,7 +59,7 @@ static int account_add(mem_account *account, mem_tag tag, size_t bytes) {
 void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
     if (bytes > SIZE_MAX / 2) return NULL;
     size_t counted = mem_rounded(bytes);
-    if (!account_add(account, tag, counted)) return NULL;
+    if (!mem_account_add(account, tag, counted)) return NULL;
 
     size_t mapped = counted >= mapping_threshold_bytes ? counted + ALIGNMENT : 0;
     void *base = NULL;
@@ -74,7 +73,7 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
         base = NULL;
     }
     if (!base) {
-        account_subtract(account, tag, counted);
+        mem_account_remove(account, tag, counted);
         return NULL;
     }
     mem_header *header = base;
@@ -85,7 +84,7 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
 void mem_free(void *pointer) {
     if (!pointer) return;
     mem_header *header = (mem_header *)(void *)((char *)pointer - ALIGNMENT);
-    account_subtract(header->account, header->tag, header->counted_bytes);
+    mem_account_remove(header->account, header->tag, header->counted_bytes);
     if (header->mapped_bytes) munmap(header, header->mapped_bytes);
     else free(header);
 }

@@ -33,6 +33,11 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes);
 void mem_free(void *pointer); /* NULL is fine */
 size_t mem_rounded(size_t bytes);
 
+/* Counts memory that lives elsewhere (on a device): in the account and all its parents, or, where a limit would be passed,
+ * in none of them and the result is 0. */
+int mem_account_add(mem_account *account, mem_tag tag, size_t bytes);
+void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes);
+
 size_t mem_bytes(const mem_account *account, mem_tag tag);
 size_t mem_total(const mem_account *account);
 const char *mem_tag_name(mem_tag tag); /* "weights", "kv.full", ... */

@@ -4,10 +4,10 @@
 #include "cli/bench.h"
 
 static double weight_bytes(const weight *w) {
-    return w->data ? (double)w->out * (double)w->in * (double)dtype_bytes(w->type) : 0;
+    return (double)w->out * (double)w->in * (double)dtype_bytes(w->type);
 }
 
-static double weight_elements(const weight *w) { return w->data ? (double)w->out * (double)w->in : 0; }
+static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
 
 /* Distinct experts that `rows` rows choose on average when every choice is equally likely. */
 static double expected_experts(const gemma4_config *c, int rows) {

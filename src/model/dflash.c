@@ -247,15 +247,16 @@ static void published_shape(const gemma4_config *verifier, dflash_config *c) {
     spread_targets(verifier->layers, c);
 }
 
-kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account *account, dflash_model **out,
-                                      kakeya_error *error) {
+static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem_account *account, dflash_model **out,
+                                kakeya_error *error) {
     *out = NULL;
     dflash_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "synthetic drafter: no memory for the drafter");
     published_shape(verifier, &model->config);
     tensor_memory memory = {0};
     dtype type = verifier->checkpoint_dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
-    kakeya_status status = tensors_synthesize(dflash_walk, &model->config, model, type, account, &memory, error);
+    kakeya_status status = (outline ? tensors_outline : tensors_synthesize)(dflash_walk, &model->config, model, type,
+                                                                            account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
     if (status != KAKEYA_OK) {
@@ -264,6 +265,16 @@ kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account
     }
     *out = model;
     return KAKEYA_OK;
+}
+
+kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account *account, dflash_model **out,
+                                      kakeya_error *error) {
+    return synthesize(verifier, false, account, out, error);
+}
+
+kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *account, dflash_model **out,
+                                   kakeya_error *error) {
+    return synthesize(verifier, true, account, out, error);
 }
 
 void dflash_model_close(dflash_model *model) {

@@ -43,6 +43,9 @@ kakeya_status dflash_model_open(const char *directory, const gemma4_config *veri
 /* The published drafter's shape for a synthetic verifier; deterministic weights. */
 kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account *account, dflash_model **out,
                                       kakeya_error *error);
+/* The same without data in its matrices: for backends that make the values themselves (weight.synthetic). */
+kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *account, dflash_model **out,
+                                   kakeya_error *error);
 void dflash_model_close(dflash_model *model);
 
 #endif

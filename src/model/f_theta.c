@@ -1,5 +1,6 @@
 #include "model/f_theta.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,8 +105,12 @@ static kakeya_status check_fit(const char *name, const f_theta_config *c, const 
 
 static kakeya_status visit_matrix(tensor_visit visit, void *context, const char *name, size_t offset, int64_t out,
                                   int64_t in, kakeya_error *error) {
-    tensor_slot slot = {
-        .kind = SLOT_MATRIX, .group = PARAMETERS_ATTENTION, .dims = 2, .shape = {out, in}, .offset = offset};
+    tensor_slot slot = {.kind = SLOT_MATRIX,
+                        .group = PARAMETERS_ATTENTION,
+                        .dims = 2,
+                        .shape = {out, in},
+                        .offset = offset,
+                        .synthetic = 1.0f / sqrtf((float)in)};
     snprintf(slot.name, sizeof slot.name, "%s", name);
     return visit(context, &slot, error);
 }
@@ -185,8 +190,42 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
     return KAKEYA_OK;
 }
 
+kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
+                                       mem_account *account, f_theta_model **out, kakeya_error *error) {
+    enum { PUBLISHED_RANK = 256 };
+    *out = NULL;
+    f_theta_model *model = calloc(1, sizeof *model);
+    if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "synthetic f_theta: no memory for the model");
+    f_theta_config *c = &model->config;
+    *c = (f_theta_config){.drafter_layers = drafter->layers,
+                          .drafter_kv_heads = drafter->kv_heads,
+                          .drafter_head_dim = drafter->head_dim,
+                          .layers = verifier->layers,
+                          .rank = PUBLISHED_RANK,
+                          .input = F_THETA_DRAFTER_CONTEXT_KV};
+    for (int i = 0; i < verifier->layers; i++) {
+        c->kv_heads[i] = verifier->layer[i].kv_heads;
+        c->head_dim[i] = verifier->layer[i].head_dim;
+    }
+    model->encoder_in = c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
+    tensor_memory memory = {0};
+    dtype type = verifier->checkpoint_dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+    kakeya_status status =
+        (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, c, model, type, account, &memory, error);
+    model->owned = memory.owned;
+    model->n_owned = memory.n_owned;
+    if (status != KAKEYA_OK) {
+        f_theta_model_close(model);
+        return status;
+    }
+    *out = model;
+    return KAKEYA_OK;
+}
+
 void f_theta_model_close(f_theta_model *model) {
     if (!model) return;
+    tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
+    tensor_memory_release(&memory);
     checkpoint_close(model->checkpoint);
     free(model);
 }

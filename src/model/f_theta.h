@@ -22,7 +22,9 @@ typedef struct f_theta_model {
     int encoder_in;              /* drafter layers * kv heads * head_dim, layer-major, head-major */
     weight encoder_k, encoder_v; /* [rank][encoder_in] */
     weight decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank] */
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint; /* NULL for synthetic weights */
+    void **owned;                  /* MEM_WEIGHTS blocks */
+    size_t n_owned;
 } f_theta_model;
 
 kakeya_status f_theta_config_parse(const char *name, const char *json, size_t json_bytes, f_theta_config *out,
@@ -31,6 +33,10 @@ kakeya_status f_theta_config_parse(const char *name, const char *json, size_t js
  * verifier and the drafter, naming both numbers; per-layer shapes are checked. */
 kakeya_status f_theta_model_open(const char *directory, const gemma4_config *verifier, const dflash_config *drafter,
                                  mem_account *account, f_theta_model **out, kakeya_error *error);
+/* The published shape for a verifier and its drafter; deterministic weights, or with `outline` none in its matrices: for
+ * backends that make the values themselves (weight.synthetic). */
+kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
+                                       mem_account *account, f_theta_model **out, kakeya_error *error);
 void f_theta_model_close(f_theta_model *model);
 
 #endif

@@ -60,6 +60,7 @@ typedef struct weight {
     const void *data;
     dtype type;
     int out, in;
+    float synthetic; /* with data NULL and out > 0: the backend makes values of this standard deviation itself */
 } weight;
 
 typedef struct gemma4_layer_weights {
@@ -112,6 +113,9 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
  * is MEM_WEIGHTS memory in huge pages where the system allows. */
 kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
                                       kakeya_error *error);
+
+/* The same without data in its matrices: for backends that make the values themselves (weight.synthetic). */
+kakeya_status gemma4_model_outline(const char *description, mem_account *account, gemma4_model **out, kakeya_error *error);
 
 /* The configuration of a published variant without any weights (for `kakeya info` and synthetic weights). */
 kakeya_status gemma4_config_variant(const char *description, gemma4_config *out, kakeya_error *error);

@@ -219,16 +219,17 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
     return KAKEYA_OK;
 }
 
-kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
-                                      kakeya_error *error) {
+static kakeya_status synthesize(const char *description, bool outline, mem_account *account, gemma4_model **out,
+                                kakeya_error *error) {
     *out = NULL;
     gemma4_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", description);
     kakeya_status status = gemma4_config_variant(description, &model->config, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
-        status = tensors_synthesize(gemma4_walk, &model->config, &model->weights, model->config.checkpoint_dtype,
-                                    account, &memory, error);
+        status = (outline ? tensors_outline : tensors_synthesize)(gemma4_walk, &model->config, &model->weights,
+                                                                  model->config.checkpoint_dtype, account, &memory,
+                                                                  error);
         adopt(model, &memory);
     }
     if (status != KAKEYA_OK) {
@@ -237,6 +238,16 @@ kakeya_status gemma4_model_synthesize(const char *description, mem_account *acco
     }
     *out = model;
     return KAKEYA_OK;
+}
+
+kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
+                                      kakeya_error *error) {
+    return synthesize(description, false, account, out, error);
+}
+
+kakeya_status gemma4_model_outline(const char *description, mem_account *account, gemma4_model **out,
+                                   kakeya_error *error) {
+    return synthesize(description, true, account, out, error);
 }
 
 void gemma4_model_close(gemma4_model *model) {

@@ -187,6 +187,7 @@ typedef struct synthesizer {
     dtype type;
     mem_account *account;
     tensor_memory *memory;
+    bool outline; /* matrices get a deviation instead of data */
     float *vectors;
     tile tiles[MAX_TILES]; /* by standard deviation */
     int n_tiles;
@@ -231,6 +232,10 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
         s->vectors += vector_floats(slot);
     } else if (slot->kind == SLOT_SCALAR) {
         *(float *)(void *)binding = slot->synthetic;
+    } else if (slot->kind == SLOT_MATRIX && s->outline) {
+        weight w = make_weight(slot, NULL, s->type);
+        w.synthetic = slot->synthetic;
+        *(weight *)(void *)binding = w;
     } else if (slot->kind == SLOT_MATRIX) {
         size_t width = dtype_bytes(s->type);
         const unsigned char *values = find_tile(s, slot->synthetic);
@@ -250,11 +255,21 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     return KAKEYA_OK;
 }
 
+static kakeya_status fill_slots(tensor_walk walk, const void *shape, synthesizer *s, kakeya_error *error) {
+    kakeya_status status = make_vector_block(walk, shape, s->account, s->memory, &s->vectors, error);
+    if (status == KAKEYA_OK) status = walk(shape, synthesize_slot, s, error);
+    for (int i = 0; i < s->n_tiles; i++) free(s->tiles[i].values);
+    return status;
+}
+
 kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
                                  tensor_memory *memory, kakeya_error *error) {
     synthesizer s = {.base = base, .type = type, .account = account, .memory = memory, .state = 2};
-    kakeya_status status = make_vector_block(walk, shape, account, memory, &s.vectors, error);
-    if (status == KAKEYA_OK) status = walk(shape, synthesize_slot, &s, error);
-    for (int i = 0; i < s.n_tiles; i++) free(s.tiles[i].values);
-    return status;
+    return fill_slots(walk, shape, &s, error);
+}
+
+kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
+                              tensor_memory *memory, kakeya_error *error) {
+    synthesizer s = {.base = base, .type = type, .account = account, .memory = memory, .outline = true};
+    return fill_slots(walk, shape, &s, error);
 }

@@ -91,7 +91,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->precision = parts->precision;
     if (engine->precision == KAKEYA_PRECISION_AUTO)
         engine->precision =
-            parts->verifier->config.checkpoint_dtype == DTYPE_BF16 ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32;
+            parts->ops->bf16_only || parts->verifier->config.checkpoint_dtype == DTYPE_BF16 ? KAKEYA_PRECISION_BF16
+                                                                                            : KAKEYA_PRECISION_F32;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
     if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);

@@ -42,9 +42,8 @@ static kakeya_status read_chat_template(const char *directory, const gemma4_conf
                                         kakeya_error *error) {
     const size_t max_bytes = (size_t)4 << 20;
     bool empty_thought = strcmp(config->variant, "26b-a4b") == 0 || strcmp(config->variant, "31b") == 0;
-    *out = (chat_template_info){.known = true,
-                                .gemma_turns = true,
-                                .style = empty_thought ? CHAT_STYLE_EMPTY_THOUGHT : CHAT_STYLE_PLAIN};
+    *out = (chat_template_info){
+        .known = true, .gemma_turns = true, .style = empty_thought ? CHAT_STYLE_EMPTY_THOUGHT : CHAT_STYLE_PLAIN};
     char *path = path_join(directory, "chat_template.jinja"), *text = NULL;
     if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     kakeya_status status = KAKEYA_OK;
@@ -71,7 +70,9 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
     char *drafter = NULL;
     kakeya_status status;
     if (options->synthetic && options->drafter && strcmp(options->drafter, "synthetic") == 0)
-        return dflash_model_synthesize(verifier, &engine->account, &parts->drafter, error);
+        return parts->ops->makes_weights
+                   ? dflash_model_outline(verifier, &engine->account, &parts->drafter, error)
+                   : dflash_model_synthesize(verifier, &engine->account, &parts->drafter, error);
     status = companion_directory(options->drafter, directory, "-dflash", &drafter, error);
     if (status == KAKEYA_OK && drafter)
         status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
@@ -82,6 +83,9 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
 static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                   engine_parts *parts, kakeya_error *error) {
     char *f_theta = NULL;
+    if (options->synthetic && parts->drafter && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
+        return f_theta_model_synthesize(&parts->verifier->config, &parts->drafter->config, parts->ops->makes_weights,
+                                        &engine->account, &parts->f_theta, error);
     kakeya_status status = companion_directory(options->f_theta, directory, "-f-theta", &f_theta, error);
     if (status == KAKEYA_OK && f_theta && !parts->drafter) {
         /* a sibling that nobody asked for is of no use without the drafter */
@@ -100,7 +104,9 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
 static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                 engine_parts *parts, kakeya_error *error) {
     kakeya_status status = loading(options, 0, error);
-    if (status == KAKEYA_OK && options->synthetic)
+    if (status == KAKEYA_OK && options->synthetic && parts->ops->makes_weights)
+        status = gemma4_model_outline(options->synthetic, &engine->account, &parts->verifier, error);
+    else if (status == KAKEYA_OK && options->synthetic)
         status = gemma4_model_synthesize(options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
         status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);

@@ -1,0 +1,231 @@
+#include "backend/cuda/device.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OLDEST_CAPABILITY = 80 }; /* bf16 on tensor cores */
+
+kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *error) {
+    if (status == cudaSuccess) return KAKEYA_OK;
+    (void)cudaGetLastError(); /* errors that are not sticky are forgotten */
+    if (status == cudaErrorMemoryAllocation) {
+        size_t available = 0, total = 0;
+        if (cudaMemGetInfo(&available, &total) == cudaSuccess)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s; %zu of %zu bytes are free", what,
+                             available, total);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s", what);
+    }
+    if (status == cudaErrorInsufficientDriver)
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver is older than this build's CUDA %d.%d", what,
+                         CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (status == cudaErrorNoDevice) return error_set(error, KAKEYA_UNSUPPORTED, "%s: no CUDA device is present", what);
+    return error_set(error, KAKEYA_BACKEND, "%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_error *error) {
+    cudaError_t status = cudaGetLastError();
+    cudaError_t finished = cudaStreamSynchronize(device->stream);
+    return cuda_check(status != cudaSuccess ? status : finished, what, error);
+}
+
+bool cuda_device_present(void) {
+    int count = 0, major = 0, minor = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+           cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess &&
+           10 * major + minor >= OLDEST_CAPABILITY;
+}
+
+static kakeya_status find_entry(const char *name, void *function, kakeya_error *error) {
+    void *found = NULL;
+    enum cudaDriverEntryPointQueryResult result;
+    cudaError_t status = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+    if (status != cudaSuccess || result != cudaDriverEntryPointSuccess || !found)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the NVIDIA driver has no %s: it is too old for this build", name);
+    memcpy(function, &found, sizeof found);
+    return KAKEYA_OK;
+}
+
+static CUmemAllocationProp allocation_properties(const cuda_device *device) {
+    CUmemAllocationProp properties;
+    memset(&properties, 0, sizeof properties);
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device->index;
+    return properties;
+}
+
+static kakeya_status find_virtual_memory(cuda_device *device, kakeya_error *error) {
+    cuda_virtual_memory *m = &device->memory;
+    CUresult (*granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags) = NULL;
+    kakeya_status status = find_entry("cuMemAddressReserve", &m->reserve, error);
+    if (!status) status = find_entry("cuMemAddressFree", &m->release_address, error);
+    if (!status) status = find_entry("cuMemCreate", &m->create, error);
+    if (!status) status = find_entry("cuMemRelease", &m->release, error);
+    if (!status) status = find_entry("cuMemMap", &m->map, error);
+    if (!status) status = find_entry("cuMemUnmap", &m->unmap, error);
+    if (!status) status = find_entry("cuMemSetAccess", &m->set_access, error);
+    if (!status) status = find_entry("cuMemGetAllocationGranularity", &granularity, error);
+    if (status) return status;
+    CUmemAllocationProp properties = allocation_properties(device);
+    if (granularity(&m->granule_bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !m->granule_bytes)
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: no virtual memory management", device->name);
+    return KAKEYA_OK;
+}
+
+kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
+    memset(device, 0, sizeof *device);
+    int count = 0;
+    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "looking for CUDA devices", error);
+    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "no CUDA device is present");
+    struct cudaDeviceProp properties;
+    if (!status) status = cuda_check(cudaSetDevice(device->index), "opening CUDA device 0", error);
+    if (!status)
+        status = cuda_check(cudaGetDeviceProperties(&properties, device->index), "asking CUDA device 0", error);
+    if (status) return status;
+    snprintf(device->name, sizeof device->name, "%.63s", properties.name);
+    device->capability = 10 * properties.major + properties.minor;
+    device->multiprocessors = properties.multiProcessorCount;
+    device->total_bytes = properties.totalGlobalMem;
+    if (device->capability < OLDEST_CAPABILITY)
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 is the least that is supported",
+                         device->name, properties.major, properties.minor);
+    status = cuda_check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "creating a stream", error);
+    if (!status) status = find_virtual_memory(device, error);
+    if (status) cuda_device_close(device);
+    return status;
+}
+
+void cuda_device_close(cuda_device *device) {
+    if (device->stream) (void)cudaStreamDestroy(device->stream);
+    device->stream = NULL;
+}
+
+kakeya_status cuda_device_use(const cuda_device *device, kakeya_error *error) {
+    return cuda_check(cudaSetDevice(device->index), "using the CUDA device", error);
+}
+
+/* ------------------------------------------------------------------------------------------------- buffers */
+
+kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device, mem_account *account, mem_tag tag,
+                                 size_t bytes, const char *what, kakeya_error *error) {
+    *buffer = (cuda_buffer){0};
+    size_t counted = mem_rounded(bytes);
+    if (!mem_account_add(account, tag, counted))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu", what,
+                         counted, account->limit_bytes);
+    void *data = NULL;
+    cudaError_t status = cudaMalloc(&data, counted);
+    if (status == cudaSuccess) status = cudaMemsetAsync(data, 0, counted, device->stream);
+    if (status != cudaSuccess) {
+        char text[128];
+        snprintf(text, sizeof text, "%s needs another %zu bytes", what, counted);
+        mem_account_remove(account, tag, counted);
+        if (data) (void)cudaFree(data);
+        return cuda_check(status, text, error);
+    }
+    *buffer = (cuda_buffer){.data = data, .bytes = counted, .account = account, .tag = tag};
+    return KAKEYA_OK;
+}
+
+void cuda_buffer_destroy(cuda_buffer *buffer) {
+    if (!buffer->data) return;
+    (void)cudaFree(buffer->data);
+    mem_account_remove(buffer->account, buffer->tag, buffer->bytes);
+    *buffer = (cuda_buffer){0};
+}
+
+/* ------------------------------------------------------------------------------------------------- extents */
+
+static CUdeviceptr granule_address(const cuda_extent *e, size_t granule) {
+    return e->address + granule * e->device->memory.granule_bytes;
+}
+
+kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device, mem_account *account, mem_tag tag,
+                                 size_t largest_bytes, kakeya_error *error) {
+    size_t granule = device->memory.granule_bytes, granules = (largest_bytes + granule - 1) / granule;
+    *extent = (cuda_extent){.device = device, .account = account, .tag = tag};
+    extent->handles = calloc(granules ? granules : 1, sizeof *extent->handles);
+    if (!extent->handles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu granules", granules);
+    extent->reserved_bytes = (granules ? granules : 1) * granule;
+    if (device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0) != CUDA_SUCCESS) {
+        free(extent->handles);
+        *extent = (cuda_extent){0};
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes", largest_bytes);
+    }
+    return KAKEYA_OK;
+}
+
+static void give_back(cuda_extent *e, size_t granule) {
+    const cuda_virtual_memory *m = &e->device->memory;
+    (void)m->unmap(granule_address(e, granule), m->granule_bytes);
+    (void)m->release(e->handles[granule]);
+    e->handles[granule] = 0;
+    mem_account_remove(e->account, e->tag, m->granule_bytes);
+}
+
+void cuda_extent_destroy(cuda_extent *extent) {
+    if (!extent->handles) return;
+    for (size_t i = extent->first; i < extent->end; i++) give_back(extent, i);
+    (void)extent->device->memory.release_address(extent->address, extent->reserved_bytes);
+    free(extent->handles);
+    *extent = (cuda_extent){0};
+}
+
+static kakeya_status take(cuda_extent *e, size_t granule, kakeya_error *error) {
+    const cuda_virtual_memory *m = &e->device->memory;
+    if (!mem_account_add(e->account, e->tag, m->granule_bytes))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu",
+                         mem_tag_name(e->tag), m->granule_bytes, e->account->limit_bytes);
+    CUmemAllocationProp properties = allocation_properties(e->device);
+    CUmemGenericAllocationHandle handle;
+    CUresult status = m->create(&handle, m->granule_bytes, &properties, 0);
+    if (status == CUDA_SUCCESS) {
+        CUdeviceptr address = granule_address(e, granule);
+        CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+        bool mapped = false;
+        status = m->map(address, m->granule_bytes, 0, handle, 0);
+        mapped = status == CUDA_SUCCESS;
+        if (status == CUDA_SUCCESS) status = m->set_access(address, m->granule_bytes, &access, 1);
+        if (status == CUDA_SUCCESS) {
+            e->handles[granule] = handle;
+            cudaError_t cleared = cudaMemsetAsync((void *)(uintptr_t)address, 0, m->granule_bytes, e->device->stream);
+            if (cleared == cudaSuccess) return KAKEYA_OK;
+            e->handles[granule] = 0;
+            status = CUDA_ERROR_UNKNOWN;
+        }
+        if (mapped) (void)m->unmap(address, m->granule_bytes);
+        (void)m->release(handle);
+    }
+    mem_account_remove(e->account, e->tag, m->granule_bytes);
+    if (status != CUDA_ERROR_OUT_OF_MEMORY)
+        return error_set(error, KAKEYA_BACKEND, "%s: mapping %zu bytes of device memory failed with status %d",
+                         mem_tag_name(e->tag), m->granule_bytes, (int)status);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s needs another %zu bytes", mem_tag_name(e->tag),
+                     m->granule_bytes);
+}
+
+kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya_error *error) {
+    size_t granule = e->device->memory.granule_bytes, first = begin / granule, last = (end + granule - 1) / granule;
+    if (end <= begin) last = first;
+    if (e->first == e->end) e->first = e->end = first;
+    size_t had = e->end;
+    while (e->end < last) {
+        kakeya_status status = take(e, e->end, error);
+        if (status) {
+            while (e->end > had) give_back(e, --e->end);
+            return status;
+        }
+        e->end++;
+    }
+    while (e->first < first && e->first < e->end) give_back(e, e->first++);
+    while (e->end > last && e->end > e->first) give_back(e, --e->end);
+    return KAKEYA_OK;
+}
+
+size_t cuda_extent_bytes(const cuda_extent *e) { return (e->end - e->first) * (e->device ? e->device->memory.granule_bytes : 0); }

@@ -1,0 +1,76 @@
+/* One CUDA device: its stream, its counted memory, its errors as one line. */
+#ifndef KAKEYA_BACKEND_CUDA_DEVICE_H
+#define KAKEYA_BACKEND_CUDA_DEVICE_H
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* Virtual memory management, found in the driver at run time: nothing links against it. */
+typedef struct cuda_virtual_memory {
+    CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+    CUresult (*release_address)(CUdeviceptr, size_t);
+    CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+    CUresult (*release)(CUmemGenericAllocationHandle);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+    CUresult (*unmap)(CUdeviceptr, size_t);
+    CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+    size_t granule_bytes;
+} cuda_virtual_memory;
+
+typedef struct cuda_device {
+    int index;
+    char name[64];
+    int capability; /* 10 * major + minor */
+    int multiprocessors;
+    size_t total_bytes;
+    cudaStream_t stream;
+    cuda_virtual_memory memory;
+} cuda_device;
+
+/* Is there a device that this build can use? Quiet. */
+bool cuda_device_present(void);
+kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error);
+void cuda_device_close(cuda_device *device);
+/* Makes the device current for the calling thread. */
+kakeya_status cuda_device_use(const cuda_device *device, kakeya_error *error);
+
+/* Turns a CUDA status into ours, naming what was being done. */
+kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *error);
+/* Waits for the stream and reports the first failure since the last call. */
+kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_error *error);
+
+/* Device memory counted in an account, zeroed. */
+typedef struct cuda_buffer {
+    void *data;
+    size_t bytes; /* as counted */
+    mem_account *account;
+    mem_tag tag;
+} cuda_buffer;
+
+kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device, mem_account *account, mem_tag tag,
+                                 size_t bytes, const char *what, kakeya_error *error);
+void cuda_buffer_destroy(cuda_buffer *buffer);
+
+/* One contiguous address range whose memory grows at its end and is given back at its beginning, in granules. */
+typedef struct cuda_extent {
+    CUdeviceptr address;
+    size_t reserved_bytes;
+    CUmemGenericAllocationHandle *handles; /* [granules] */
+    size_t first, end; /* granules that have memory */
+    const cuda_device *device;
+    mem_account *account;
+    mem_tag tag;
+} cuda_extent;
+
+kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device, mem_account *account, mem_tag tag,
+                                 size_t largest_bytes, kakeya_error *error);
+void cuda_extent_destroy(cuda_extent *extent);
+/* Bytes [begin, end) have memory afterwards; memory wholly outside is given back. On failure nothing more is held. */
+kakeya_status cuda_extent_cover(cuda_extent *extent, size_t begin, size_t end, kakeya_error *error);
+size_t cuda_extent_bytes(const cuda_extent *extent); /* what is held */
+
+#endif

@@ -1,0 +1,289 @@
+/* The face of the CUDA kernels towards the host code: structures that both sides read, and one launcher per kernel. All
+ * pointers are device memory, all launches are asynchronous on launch->stream and can be captured in a graph: whatever
+ * changes from step to step (position, tokens, addresses of a cache) is read from a cuda_step in device memory.
+ *
+ * Numbers: weights and what enters a matrix product are bf16, everything else is float32. Every result element of the
+ * decode kernels is reduced in an order that does not depend on the number of rows. */
+#ifndef KAKEYA_BACKEND_CUDA_KERNELS_H
+#define KAKEYA_BACKEND_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <vector_types.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef uint16_t cuda_bf16; /* the bits */
+
+enum {
+    CUDA_MAX_LAYERS = 128,     /* GEMMA4_MAX_LAYERS */
+    CUDA_MAX_DRAFT_LAYERS = 16, /* DFLASH_MAX_LAYERS */
+    CUDA_K_STEP = 32,         /* weights and activations are padded to whole steps of the reduction */
+    CUDA_MAX_PRODUCTS = 32,   /* matrices that share one input and one launch */
+    CUDA_DECODE_ROWS = 17,    /* BACKEND_MAX_DECODE_ROWS */
+    CUDA_ROW_BLOCK = 16,      /* rows of one pass over the weights when there are more than CUDA_DECODE_ROWS */
+    CUDA_ATTENTION_TILE = 64, /* key positions loaded together, aligned to absolute positions */
+    CUDA_ROUTE_MAX_RANK = 16, /* experts per token */
+    CUDA_ROUTE_MAX_EXPERTS = 512,
+};
+
+typedef struct cuda_launch {
+    cudaStream_t stream;
+    int multiprocessors;
+    int programmatic; /* programmatic dependent launch: a kernel may start before its predecessor has ended */
+} cuda_launch;
+
+/* A weight matrix [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */
+typedef struct cuda_matrix {
+    cuda_bf16 *data;
+    int out, in, ld;
+} cuda_matrix;
+
+/* Where one layer's exact K/V lie. capacity 0: position p is row p; else row p % capacity. k NULL: K = V. */
+typedef struct cuda_layer_view {
+    cuda_bf16 *k, *v, *sink_k, *sink_v;
+    int capacity;
+    int bounded, restored;
+    int latent_head; /* first column of this layer in the latents' scales */
+} cuda_layer_view;
+
+typedef struct cuda_latent_view {
+    cuda_bf16 *codes; /* [row][2 * rank] */
+    float *scales;    /* [row][heads] */
+    int capacity, heads;
+} cuda_latent_view;
+
+typedef struct cuda_draft_view {
+    cuda_bf16 *k, *v;
+    int capacity, window;
+} cuda_draft_view;
+
+typedef struct cuda_cache_view {
+    cuda_layer_view layer[CUDA_MAX_LAYERS];
+    cuda_latent_view latent;
+    cuda_draft_view draft[CUDA_MAX_DRAFT_LAYERS];
+    float *aux; /* backlog of aux hidden states */
+} cuda_cache_view;
+
+/* What one forward (or draft) is about; written by the host before the step. */
+typedef struct cuda_step {
+    const cuda_cache_view *cache;
+    int position; /* of row 0 */
+    int rows;
+    int prompt;      /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
+    int frontier;    /* prompt rows: positions in [sink, frontier) are evicted */
+    int sink, window;
+    int aux_row;     /* first row of the backlog that this step's aux hidden states go to */
+    int draft_from;  /* oldest valid position of the drafter's context */
+    int restored_begin[2], restored_end; /* positions that the restore buffers cover: of sliding, of full layers */
+    int32_t tokens[CUDA_DECODE_ROWS];
+} cuda_step;
+
+/* ------------------------------------------------------------------------------------------------ matrix products */
+
+typedef struct cuda_product {
+    const cuda_bf16 *w;
+    float *y;
+    int out, ldy;
+} cuda_product;
+
+/* y[r][o] = sum_k x[r][k] w[o][k] for matrices that share x ([rows][ldx] bf16). cap > 0: y = cap tanh(y / cap). */
+void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx, int rows,
+                   float cap);
+
+/* Rows grouped by expert: the slots of one expert are neighbours, experts ascending, rows ascending inside. */
+typedef struct cuda_route {
+    float *logits; /* [rows][experts] */
+    float *weight; /* [rows][rank] */
+    int *expert;   /* [rows][rank] */
+    int *slot_row; /* [slots] */
+    int *slot_of;  /* [rows][rank] */
+    int *begin;    /* [experts + 1]: first slots; prompts only */
+    int *active, *active_begin, *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
+    int *active_count;
+    unsigned *finished; /* zero between launches */
+    int experts, rank;
+} cuda_route;
+
+/* Logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's scale; then the grouping. */
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_matrix *w, const float *x, const float *expert_scale,
+                 int rows, int prompt);
+
+typedef struct cuda_feed_forward {
+    cuda_matrix gate, up, down;             /* dense */
+    cuda_matrix experts_gate_up, experts_down; /* data NULL: dense model */
+    int expert_intermediate;
+    const cuda_bf16 *x_dense, *x_experts;   /* [rows][ldx] */
+    int ldx;
+    cuda_bf16 *act, *act_experts;           /* [rows][down.ld], [slots][experts_down.ld] */
+    float *y, *y_experts;                   /* [rows][hidden], [slots][hidden] */
+    int silu;                               /* else gelu (tanh form) */
+} cuda_feed_forward;
+
+void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
+void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
+
+/* --------------------------------------------------------------------------------------------------- rows of norms */
+
+/* h = table[token] * scale; x = bf16(norm(h) * norm_w) */
+void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
+                const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows);
+
+typedef struct cuda_after_attention {
+    const float *branch;
+    const float *post_attention_norm, *pre_ffn_norm, *pre_ffn_norm_2, *router_scale; /* the last two: MoE only */
+    float *h;
+    cuda_bf16 *x_dense, *x_experts;
+    float *x_router;
+    float eps;
+    int hidden, ldx;
+} cuda_after_attention;
+/* h += norm(branch); inputs of the feed-forward block from the new h. */
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows);
+
+typedef struct cuda_after_ffn {
+    const float *dense, *experts; /* [rows][hidden], [slots][hidden] */
+    const float *post_ffn_norm_1, *post_ffn_norm_2, *post_ffn_norm;
+    const float *next_norm; /* NULL: x is bf16(h) itself */
+    float layer_scalar;
+    float *h;
+    cuda_bf16 *x;
+    float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
+    float eps;
+    int hidden, ldx;
+} cuda_after_ffn;
+/* h = (h + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
+void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
+
+/* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch. */
+void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
+                   float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows);
+/* x = bf16(norm(y) * w) */
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx, int n,
+                    int rows);
+void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows);
+/* ple[row][layer][j] = (norm(ple / sqrt(hidden)) + sqrt(width) table[token]) / sqrt(2) in place */
+void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
+                     const float *norm, float eps, int layers, int width, int hidden, int rows);
+/* x[row] = bf16(gelu(gate[row]) * ple[row][layer]) */
+void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
+                   cuda_bf16 *x, int ldx, int rows);
+/* Copies h rows into the aux rows [.][width] of the step's cache (decode) or of `aux` (prompt), at column `column`. */
+void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
+                   int hidden, int rows);
+enum { CUDA_MAX_EXCLUDED = 17 };
+typedef struct cuda_excluded {
+    int n;
+    int32_t id[CUDA_MAX_EXCLUDED];
+} cuda_excluded;
+/* Largest value of each row, lowest index first, never an excluded one; NaN and infinity give -1. */
+void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows, float *partial_value,
+                 int *partial_index, int32_t *out);
+enum { CUDA_ARGMAX_PARTS = 32 };
+
+/* ------------------------------------------------------------------------------------------------------ attention */
+
+typedef struct cuda_heads {
+    const float *q, *k, *v; /* raw projections [rows][...]; k NULL: K/V are shared, v NULL: K = V */
+    const float *q_norm, *k_norm; /* [head_dim] */
+    const float2 *turns; /* cosine and sine [rows][pairs] of the rows' positions */
+    int pairs;
+    int heads, kv_heads, head_dim;
+    int norm_v;      /* the verifier norms values, the drafter does not */
+    float q_scale;
+    float eps;
+    cuda_bf16 *q_out;  /* [rows][heads * head_dim] */
+    cuda_bf16 *chunk_k, *chunk_v; /* prompt rows of ring layers, and blocks of the drafter; else NULL */
+    int layer;
+} cuda_heads;
+/* cosine and sine of the positions of the step's rows. */
+void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns, int rows);
+/* Head norms, RoPE, and the new K/V into the cache (or the chunk buffers). */
+void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows);
+
+typedef struct cuda_attention {
+    const cuda_bf16 *q;  /* [rows][heads * head_dim] */
+    cuda_bf16 *out;      /* the same shape, ldo apart */
+    int ldo;
+    const cuda_bf16 *chunk_k, *chunk_v; /* rows from the step's position on, where they are not in the cache */
+    const cuda_bf16 *restored_k, *restored_v; /* [restored_end - restored_begin][kv_heads * head_dim] */
+    const float *k_norm, *inverse_frequency;  /* K = V layers */
+    const float2 *key_turns; /* K = V layers: cosine and sine [CUDA_ATTENTION_TILE][pairs] of positions inside a tile */
+    int pairs;
+    int heads, kv_heads, head_dim;
+    int sliding_window;  /* 0: full attention */
+    int layer;           /* whose K/V */
+    int drafter;         /* layer counts drafter layers; keys: context, then the block itself */
+    int causal;          /* drafter: rows of the block see only earlier ones */
+    float *partial;      /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
+    int partitions;      /* at most so many; 1 with final = 1: whole rows in one pass */
+    int final;
+} cuda_attention;
+void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
+/* Once per device and head dimension, before the first launch; an error where the dimension is not supported. */
+cudaError_t cuda_attention_prepare(int head_dim);
+/* Floats that `partial` needs. */
+size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions);
+/* Partitions that a decode step ending at position `end` (exclusive) can touch. */
+int cuda_attention_partitions(int sliding_window, int rows, int end);
+
+typedef struct cuda_restore {
+    const cuda_matrix *decoder_k, *decoder_v; /* [kv_heads * head_dim][rank] */
+    const float *k_norm, *inverse_frequency;
+    int pairs, kv_heads, head_dim, rank, layer;
+    int full; /* a full-attention layer */
+    float eps;
+    cuda_bf16 *k, *v; /* [positions][kv_heads * head_dim] */
+} cuda_restore;
+/* K and V of the evicted positions [restored_begin, restored_end), up to `positions` of them. */
+void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions);
+
+/* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
+void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int capacity);
+cudaError_t cuda_restore_prepare(int largest_head_dim);
+
+/* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */
+void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+                      int kv_dim, int layer, int rows);
+/* -------------------------------------------------------------------------------------------------------- drafter */
+
+/* Context K/V of positions [position, position + rows) from raw projections [rows][2 * layers * kv_dim] (K of all layers,
+ * then V): k_norm and RoPE on K, both into the rings. */
+typedef struct cuda_context_rows {
+    float *raw;
+    const float *k_norm[CUDA_MAX_DRAFT_LAYERS]; /* [head_dim] */
+    const float *inverse_frequency;
+    int layers, kv_heads, head_dim;
+    float eps;
+    const cuda_cache_view *cache;
+    int position, rows;
+} cuda_context_rows;
+void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
+/* Latent rows [rows][2 * rank] float32 -> bf16 codes of positions [position, ...), and back as the bf16 V half. */
+void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank, int position,
+                        int rows, cuda_bf16 *v_half, int ldv);
+/* scales[position][head + h] = rms_scale(values[row][h]) */
+void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
+                       int head, float eps, int position, int rows);
+
+/* ------------------------------------------------------------------------------------------------------- utilities */
+
+/* cosine and sine [position][pairs] of positions [begin, end) */
+void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end, float *cosine,
+                      float *sine);
+/* Uniform values of this standard deviation; a pure function of (seed, index). */
+void cuda_fill_random(const cuda_launch *l, cuda_bf16 *data, size_t n, float deviation, uint64_t seed);
+/* Reads `bytes` (a multiple of 16) once. */
+void cuda_probe_read(const cuda_launch *l, const void *data, size_t bytes, float *sink);
+/* Multiplies registers on the tensor cores; returns the operations it will do. */
+double cuda_probe_flops(const cuda_launch *l, int multiprocessors, int iterations, float *sink);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

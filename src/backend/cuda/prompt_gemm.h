@@ -1,0 +1,62 @@
+/* Matrix products of prompt chunks on tensor cores: bf16 operands, float32 accumulation.
+ *
+ * Every output element is summed over k in one fixed order (blocks of 16, ascending, one accumulator), whatever the
+ * number of rows, the tile that the launcher picks, and the place of the row in its tile: cutting a prompt into chunks
+ * changes no bit. Launchers allocate nothing, wait for nothing, and may be captured in a graph.
+ *
+ * bf16 values are given as uint16_t. Base addresses are 16-byte aligned; k, n and the leading dimensions of A and W are
+ * multiples of 8, ldo is even. */
+#ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_H
+#define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum prompt_gemm_output {
+    PROMPT_GEMM_F32 = 0,   /* out float32 [m][ldo] = A W^T */
+    PROMPT_GEMM_BF16,      /* the same, rounded to bf16 */
+    PROMPT_GEMM_GELU_BF16, /* out bf16 = gelu_tanh(A W^T) * (A W_up^T) */
+    PROMPT_GEMM_SILU_BF16, /* out bf16 = silu(A W^T) * (A W_up^T) */
+} prompt_gemm_output;
+
+typedef struct prompt_gemm_args {
+    const uint16_t *a; /* [m][lda] */
+    size_t lda;
+    const uint16_t *w;    /* [n][ldw]; gated outputs: the gate's rows */
+    const uint16_t *w_up; /* [n][ldw], gated outputs only */
+    size_t ldw;
+    void *out; /* [m][ldo] */
+    size_t ldo;
+    int m, n, k;
+    prompt_gemm_output output;
+} prompt_gemm_args;
+
+cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
+
+/* One product per expert over the slots [expert_begin[e], expert_begin[e + 1]): slot s takes row `rows[s]` of A (row s
+ * when rows is NULL) and writes row s of `out`. `product.w`, `w_up` point to expert 0, expert e's matrices lie e *
+ * expert_stride elements further; `product.m` is an upper bound of the number of slots and only sizes the launch. Any
+ * count per expert is valid, 0 too; A has at least `product.m` rows when rows is NULL. Efficient from 32 slots an
+ * expert on. */
+typedef struct prompt_gemm_grouped_args {
+    prompt_gemm_args product;
+    const int *expert_begin; /* device, [experts + 1], ascending from 0 */
+    const int *rows;         /* device, [slots], or NULL */
+    size_t expert_stride;
+    int experts; /* at most PROMPT_GEMM_MAX_EXPERTS */
+} prompt_gemm_grouped_args;
+
+enum { PROMPT_GEMM_MAX_EXPERTS = 256 };
+
+cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

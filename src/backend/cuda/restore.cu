@@ -1,0 +1,227 @@
+/* The drafter's context and the latents of f_theta, and what evicted positions get back from them.
+ *
+ * cuda_restore_rows decodes keys and values of evicted positions for one layer: raw = decoder * latent on tensor cores, then
+ * k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone, not on the
+ * step's rows. */
+#include "backend/cuda/common.cuh"
+
+enum { RESTORE_THREADS = 128, POSITIONS = 64, DIMENSIONS = 64 };
+
+static __device__ __forceinline__ size_t latent_row(const cuda_latent_view &latent, int position) {
+    return (size_t)(latent.capacity ? position % latent.capacity : position);
+}
+
+/* grid: tiles of 64 absolute positions, K/V heads, {K, V}. */
+static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const cuda_step *step_memory,
+                                                                         const __grid_constant__ cuda_restore r,
+                                                                         const cuda_bf16 *decoder_k, const cuda_bf16 *decoder_v,
+                                                                         int ld) {
+    extern __shared__ float raw[]; /* [POSITIONS][head_dim + 1] */
+    wait_for_predecessor();
+    const cuda_step &step = *step_memory;
+    const cuda_latent_view &latent = step.cache->latent;
+    int begin = step.restored_begin[r.full], base = (begin / POSITIONS + (int)blockIdx.x) * POSITIONS;
+    if (base >= step.restored_end) return;
+    bool is_k = blockIdx.z == 0;
+    int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const bf16 *rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int p = base + warp * 16 + g + i * 8;
+        bool held = p >= begin && p < step.restored_end;
+        rows[i] = held ? as_bf16(latent.codes) + latent_row(latent, p) * 2 * r.rank + (is_k ? 0 : r.rank) + 8 * t : nullptr;
+    }
+    const bf16 *decoder = as_bf16(is_k ? decoder_k : decoder_v) + (size_t)head * d * ld + 8 * t;
+    for (int first = 0; first < d; first += DIMENSIONS) {
+        float acc[DIMENSIONS / 8][4] = {};
+        for (int k = 0; k < ld; k += CUDA_K_STEP) {
+            uint4 a[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                bool inside = rows[i] && k + 8 * t < r.rank;
+                a[i] = inside ? __ldcg(reinterpret_cast<const uint4 *>(rows[i] + k)) : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int n = 0; n < DIMENSIONS / 8; n++) {
+                int o = first + n * 8 + g;
+                uint4 b = make_uint4(0, 0, 0, 0);
+                if (o < d) b = __ldg(reinterpret_cast<const uint4 *>(decoder + (size_t)o * ld + k));
+                mma_bf16(acc[n], a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);
+                mma_bf16(acc[n], a[0].z, a[1].z, a[0].w, a[1].w, b.z, b.w);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < DIMENSIONS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int o = first + n * 8 + 2 * t + (i & 1), row = warp * 16 + g + (i >> 1) * 8;
+                if (o < d) raw[row * (d + 1) + o] = acc[n][i];
+            }
+        }
+    }
+    __syncwarp();
+    size_t kv_dim = (size_t)r.kv_heads * d;
+    int column = step.cache->layer[r.layer].latent_head + head;
+    for (int i = 0; i < 16; i++) {
+        int p = base + warp * 16 + i;
+        if (p < begin || p >= step.restored_end) continue;
+        float *x = raw + (warp * 16 + i) * (d + 1);
+        bf16 *out = as_bf16(is_k ? r.k : r.v) + (size_t)(p - begin) * kv_dim + (size_t)head * d;
+        float scale;
+        if (is_k) {
+            float sum = 0;
+            for (int j = lane; j < d; j += 32) sum += x[j] * x[j];
+            scale = rsqrtf(warp_sum(sum) / (float)d + r.eps);
+        } else {
+            scale = __ldcg(latent.scales + latent_row(latent, p) * latent.heads + column);
+        }
+        for (int j = lane; j < d; j += 32) x[j] *= is_k ? scale * r.k_norm[j] : scale;
+        __syncwarp();
+        for (int j = lane; is_k && j < r.pairs; j += 32) {
+            float sine, cosine, u = x[j], w = x[j + d / 2];
+            sincosf((float)p * r.inverse_frequency[j], &sine, &cosine);
+            x[j] = u * cosine - w * sine;
+            x[j + d / 2] = w * cosine + u * sine;
+        }
+        __syncwarp();
+        for (int j = lane; j < d; j += 32) out[j] = __float2bfloat16_rn(x[j]);
+    }
+}
+
+void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions) {
+    size_t bytes = (size_t)POSITIONS * (r->head_dim + 1) * sizeof(float);
+    launch_kernel(l, restore_kernel, dim3(ceil_div(positions, POSITIONS) + 1, r->kv_heads, 2), dim3(RESTORE_THREADS), bytes, step,
+                  *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data, r->decoder_k->ld);
+}
+
+/* Norms and RoPE of raw keys, scales of raw values, from ring slots to positions: one warp per (slot, head, {K, V}). */
+static __global__ void finish_restored_kernel(const cuda_step *step, const __grid_constant__ cuda_restore r, const float *raw_k,
+                                              const float *raw_v) {
+    extern __shared__ float buffers[];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = r.head_dim, head = blockIdx.y * (blockDim.x >> 5) + warp;
+    float *x = buffers + warp * d;
+    wait_for_predecessor();
+    if (head >= r.kv_heads) return;
+    const cuda_latent_view &latent = step->cache->latent;
+    int begin = step->restored_begin[r.full], slot = blockIdx.x, ahead = slot - begin % latent.capacity;
+    if (ahead < 0) ahead += latent.capacity;
+    int p = begin + ahead;
+    if (p >= step->restored_end) return;
+    bool is_k = blockIdx.z == 0;
+    size_t kv_dim = (size_t)r.kv_heads * d, column = (size_t)head * d;
+    const float *raw = (is_k ? raw_k : raw_v) + slot * kv_dim + column;
+    bf16 *out = as_bf16(is_k ? r.k : r.v) + (size_t)ahead * kv_dim + column;
+    if (!is_k) {
+        float scale = latent.scales[(size_t)slot * latent.heads + step->cache->layer[r.layer].latent_head + head];
+        for (int i = lane; i < d; i += 32) out[i] = __float2bfloat16_rn(raw[i] * scale);
+        return;
+    }
+    float sum = 0;
+    for (int i = lane; i < d; i += 32) {
+        x[i] = raw[i];
+        sum += x[i] * x[i];
+    }
+    float scale = rsqrtf(warp_sum(sum) / (float)d + r.eps);
+    for (int i = lane; i < d; i += 32) x[i] *= scale * r.k_norm[i];
+    __syncwarp();
+    for (int j = lane; j < r.pairs; j += 32) {
+        float sine, cosine, u = x[j], w = x[j + d / 2];
+        sincosf((float)p * r.inverse_frequency[j], &sine, &cosine);
+        x[j] = u * cosine - w * sine;
+        x[j + d / 2] = w * cosine + u * sine;
+    }
+    __syncwarp();
+    for (int i = lane; i < d; i += 32) out[i] = __float2bfloat16_rn(x[i]);
+}
+
+void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int capacity) {
+    int warps = r->kv_heads < 8 ? r->kv_heads : 8;
+    launch_kernel(l, finish_restored_kernel, dim3(capacity, ceil_div(r->kv_heads, warps), 2), dim3(32 * warps),
+                  (size_t)(warps * r->head_dim) * sizeof(float), step, *r, raw_k, raw_v);
+}
+
+cudaError_t cuda_restore_prepare(int head_dim) {
+    return cudaFuncSetAttribute(restore_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                (int)((size_t)POSITIONS * (head_dim + 1) * sizeof(float)));
+}
+
+/* ------------------------------------------------------------------------------------------- context and latents */
+
+/* One warp per (row, layer, head). */
+static __global__ void store_context_kernel(const __grid_constant__ cuda_context_rows c) {
+    extern __shared__ float buffers[];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = c.head_dim;
+    float *x = buffers + warp * d;
+    wait_for_predecessor();
+    int row = blockIdx.x, layer = blockIdx.y, head = blockIdx.z * (blockDim.x >> 5) + warp;
+    if (head >= c.kv_heads) return;
+    const cuda_draft_view &draft = c.cache->draft[layer];
+    if (row < c.rows - draft.capacity) return;
+    size_t kv_dim = (size_t)c.kv_heads * d, all = c.layers * kv_dim;
+    const float *k = c.raw + (size_t)row * 2 * all + layer * kv_dim + (size_t)head * d, *v = k + all;
+    int position = c.position + row;
+    float sum = 0;
+    for (int i = lane; i < d; i += 32) sum += k[i] * k[i];
+    float scale = rsqrtf(warp_sum(sum) / (float)d + c.eps);
+    for (int i = lane; i < d; i += 32) x[i] = k[i] * scale * c.k_norm[layer][i];
+    __syncwarp();
+    for (int j = lane; j < d / 2; j += 32) {
+        float sine, cosine, u = x[j], w = x[j + d / 2];
+        sincosf((float)position * c.inverse_frequency[j], &sine, &cosine);
+        x[j] = u * cosine - w * sine;
+        x[j + d / 2] = w * cosine + u * sine;
+    }
+    __syncwarp();
+    size_t to = (size_t)(position % draft.capacity) * kv_dim + (size_t)head * d;
+    for (int i = lane; i < d; i += 32) {
+        as_bf16(draft.k)[to + i] = __float2bfloat16_rn(x[i]);
+        as_bf16(draft.v)[to + i] = __float2bfloat16_rn(v[i]);
+    }
+}
+
+void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
+    int warps = c->kv_heads < 8 ? c->kv_heads : 8;
+    launch_kernel(l, store_context_kernel, dim3(c->rows, c->layers, ceil_div(c->kv_heads, warps)), dim3(32 * warps),
+                  (size_t)(warps * c->head_dim) * sizeof(float), *c);
+}
+
+static __global__ void store_latents_kernel(const cuda_cache_view *cache, const float *latents, int rank, int position,
+                                            cuda_bf16 *v_half, int ldv) {
+    wait_for_predecessor();
+    const cuda_latent_view &latent = cache->latent;
+    int row = blockIdx.x;
+    bf16 *code = as_bf16(latent.codes) + latent_row(latent, position + row) * 2 * rank;
+    for (int i = threadIdx.x; i < 2 * rank; i += blockDim.x) {
+        bf16 v = __float2bfloat16_rn(latents[(size_t)row * 2 * rank + i]);
+        code[i] = v;
+        if (i >= rank) as_bf16(v_half)[(size_t)row * ldv + i - rank] = v;
+    }
+}
+
+void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank, int position,
+                        int rows, cuda_bf16 *v_half, int ldv) {
+    launch_kernel(l, store_latents_kernel, dim3(rows), dim3(256), 0, cache, latents, rank, position, v_half, ldv);
+}
+
+static __global__ void store_scales_kernel(const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
+                                           int head, float eps, int position) {
+    wait_for_predecessor();
+    int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const cuda_latent_view &latent = cache->latent;
+    for (; h < kv_heads; h += blockDim.x >> 5) {
+        const float *x = values + ((size_t)blockIdx.x * kv_heads + h) * head_dim;
+        float sum = 0;
+        for (int i = lane; i < head_dim; i += 32) sum += x[i] * x[i];
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            latent.scales[latent_row(latent, position + (int)blockIdx.x) * latent.heads + head + h] =
+                rsqrtf(sum / (float)head_dim + eps);
+        }
+    }
+}
+
+void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
+                       int head, float eps, int position, int rows) {
+    launch_kernel(l, store_scales_kernel, dim3(rows), dim3(256), 0, cache, values, kv_heads, head_dim, head, eps, position);
+}

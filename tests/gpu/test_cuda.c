@@ -1,0 +1,422 @@
+/* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking of a
+ * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
+ * skipped. */
+#include "golden.h"
+
+typedef struct pair {
+    mem_account account;
+    gemma4_model *verifier;
+    dflash_model *drafter;
+    f_theta_model *f_theta;
+    const backend_ops *ops[3];
+    backend_model *model[3];
+} pair;
+
+/* The reference computes in float32 on the CPU; what bf16 costs the CPU against it is the measure for the device. */
+enum { CPU = 0, CUDA = 1, REFERENCE = 2, MODELS };
+
+static bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
+
+static void pair_open(pair *p, const char *verifier, bool companions) {
+    memset(p, 0, sizeof *p);
+    if (!device_present()) skip();
+    mem_account_init(&p->account, NULL, 0);
+    REQUIRE_OK(gemma4_model_open(verifier, &p->account, &p->verifier, error));
+    if (companions) {
+        REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config, &p->account,
+                                      &p->f_theta, error));
+    }
+    static const char *const names[] = {"cpu", "cuda", "cpu"};
+    for (int b = 0; b < MODELS; b++) {
+        p->ops[b] = backend_find(names[b], NULL);
+        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
+                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
+                                         .account = &p->account};
+        REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
+    }
+}
+
+static void pair_close(pair *p) {
+    for (int b = 0; b < MODELS; b++) p->ops[b]->model_destroy(p->model[b]);
+    if (p->f_theta) f_theta_model_close(p->f_theta);
+    if (p->drafter) dflash_model_close(p->drafter);
+    gemma4_model_close(p->verifier);
+    assert_int_equal(mem_total(&p->account), 0);
+}
+
+typedef struct policy {
+    const char *name;
+    kakeya_attention attention;
+    kakeya_restore_layers layers;
+} policy;
+
+static const policy policies[] = {
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING},
+    {"sink-window", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING},
+    {"restored", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING},
+    {"restored all", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL},
+};
+enum { POLICIES = sizeof policies / sizeof policies[0] };
+
+static backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
+    backend_cache *cache = NULL;
+    backend_cache_options options = {.context_tokens = context, .attention = how->attention, .restore_layers = how->layers,
+                                     .sink = 4, .window = 64, .draft_window = 256, .kv_dtype = b == REFERENCE ? DTYPE_F32 : DTYPE_BF16,
+                                     .keep_draft_context = drafter, .account = &p->account};
+    REQUIRE_OK(p->ops[b]->cache_create(p->model[b], &options, &cache, error));
+    return cache;
+}
+
+/* Rows of one kind; keeps `kept` of them. */
+static void step(pair *p, int b, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind, float *logits) {
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind,
+                               .first_logit_row = logits ? 0 : n, .logits = logits};
+    REQUIRE_OK(p->ops[b]->forward(p->model[b], &segment, 1, error));
+    REQUIRE_OK(p->ops[b]->cache_commit(cache, kept, error));
+}
+
+static int argmax_of(const float *row, int vocab) {
+    int best = 0;
+    for (int v = 1; v < vocab; v++) {
+        if (row[v] > row[best]) best = v;
+    }
+    return best;
+}
+
+/* Root of the mean squared difference. */
+static double rms_difference(const float *a, const float *b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+    return sqrt(sum / (double)n);
+}
+
+/* The device is about as close to the float32 reference as the CPU in bf16 is. It rounds more (queries, derived keys and
+ * probabilities enter products as bf16), and a random model lets small differences grow: hence the factor. */
+static void assert_as_close(const char *what, const float *found, const float *cpu, const float *reference, size_t n) {
+    double device = rms_difference(found, reference, n), host = rms_difference(cpu, reference, n);
+    print_message("%s: rms from float32 %.5f (CPU in bf16 %.5f)\n", what, device, host);
+    if (!(device <= 2.2 * host + 1e-3)) fail_msg("%s: rms %.5f from the reference, the CPU in bf16 %.5f", what, device, host);
+}
+
+static void fill_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
+    for (int i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        tokens[i] = (int32_t)((seed >> 8) % (uint32_t)vocab);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- reference vectors */
+
+static void check_form(const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
+    pair p;
+    pair_open(&p, path, false);
+    snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
+    safetensors *file = NULL;
+    REQUIRE_OK(safetensors_open(path, &file, error));
+    const gemma4_config *c = &p.verifier->config;
+    enum { T = 60, GREEDY = 24 };
+    size_t vocab = (size_t)c->vocab, hidden = (size_t)c->hidden, layers = (size_t)c->layers;
+    const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "input_ids")->data;
+    const float *expected = (const float *)(const void *)safetensors_find(file, "logits")->data;
+    float *logits = calloc(T * vocab, sizeof *logits), *again = calloc(T * vocab, sizeof *again);
+    float *cpu = calloc(T * vocab, sizeof *cpu), *states = calloc((layers + 1) * T * hidden, sizeof *states);
+
+    backend_cache *cache = new_cache(&p, CUDA, &policies[0], 128, false);
+    backend_segment segment = {.cache = cache, .tokens = ids, .n = T, .logits = logits, .hidden_states = states};
+    REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+    REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, T, error));
+    backend_cache *cpu_cache = new_cache(&p, CPU, &policies[0], 128, false);
+    step(&p, CPU, cpu_cache, ids, T, T, SEGMENT_PROMPT, cpu);
+    const float *reference = (const float *)(const void *)safetensors_find(file, "hidden_states")->data;
+    assert_as_close(name, logits, cpu, expected, T * vocab);
+    /* The first layer's output has passed every kernel once, before small differences grow in a random model. */
+    assert_close_relative("first layer", states + T * hidden, reference + T * hidden, T * hidden, 2e-2);
+    static const int chunks[] = {1, 7, 16, 17, 23, 59};
+    for (size_t k = 0; k < sizeof chunks / sizeof chunks[0]; k++) {
+        backend_cache *other = new_cache(&p, CUDA, &policies[0], 128, false);
+        for (int at = 0; at < T; at += chunks[k]) {
+            int n = T - at < chunks[k] ? T - at : chunks[k];
+            step(&p, CUDA, other, ids + at, n, n, SEGMENT_PROMPT, again + (size_t)at * vocab);
+        }
+        assert_same_bits("chunked prompt", again, logits, T * vocab);
+        p.ops[CUDA]->cache_destroy(other);
+    }
+    /* Decode rows from the first position on. */
+    float *one = calloc(T * vocab, sizeof *one);
+    for (int block = 1; block <= BACKEND_MAX_DECODE_ROWS; block += 4) {
+        backend_cache *other = new_cache(&p, CUDA, &policies[0], 128, false);
+        float *to = block == 1 ? one : again;
+        for (int at = 0; at < T; at += block) {
+            int n = T - at < block ? T - at : block;
+            step(&p, CUDA, other, ids + at, n, n, SEGMENT_DECODE, to + (size_t)at * vocab);
+        }
+        if (block == 1) assert_as_close("decode rows", one, cpu, expected, T * vocab);
+        else assert_same_bits("decode blocks", again, one, T * vocab);
+        p.ops[CUDA]->cache_destroy(other);
+    }
+    p.ops[CUDA]->cache_destroy(cache);
+    p.ops[CPU]->cache_destroy(cpu_cache);
+    free(logits);
+    free(again);
+    free(one);
+    free(cpu);
+    free(states);
+    safetensors_close(file);
+    pair_close(&p);
+}
+
+static void moe_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-moe");
+}
+
+static void dense_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-dense");
+}
+
+static void per_layer_embedding_form(void **state) {
+    (void)state;
+    check_form("gemma4-tiny-ple");
+}
+
+/* ------------------------------------------------------------------------------------------------ CPU as oracle */
+
+enum { PROMPT = 400, DECODE = 100, CONTEXT = 1024 };
+
+static void against_cpu(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[PROMPT + DECODE];
+    fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 7);
+    float *logits[MODELS], *decoded[MODELS];
+    for (int b = 0; b < MODELS; b++) {
+        logits[b] = calloc(PROMPT * vocab, sizeof(float));
+        decoded[b] = calloc(DECODE * vocab, sizeof(float));
+    }
+    for (int k = 0; k < POLICIES; k++) {
+        backend_cache *caches[MODELS];
+        int drafts_equal = 0, drafts_all = 0;
+        for (int b = 0; b < MODELS; b++) {
+            caches[b] = new_cache(&p, b, &policies[k], CONTEXT, true);
+            step(&p, b, caches[b], tokens, PROMPT, PROMPT, SEGMENT_PROMPT, logits[b]);
+        }
+        assert_as_close("prompt", logits[CUDA], logits[CPU], logits[REFERENCE], PROMPT * vocab);
+        for (int at = 0; at < DECODE; at += 5) {
+            int32_t drafts[MODELS][7];
+            for (int b = 0; b < MODELS; b++) {
+                step(&p, b, caches[b], tokens + PROMPT + at, 5, 5, SEGMENT_DECODE, decoded[b] + (size_t)at * vocab);
+                if (at % 20 == 0) REQUIRE_OK(p.ops[b]->draft(caches[b], tokens[at], 7, drafts[b], error));
+            }
+            for (int i = 0; at % 20 == 0 && i < 7; i++, drafts_all++) drafts_equal += drafts[CPU][i] == drafts[CUDA][i];
+        }
+        assert_as_close(policies[k].name, decoded[CUDA], decoded[CPU], decoded[REFERENCE], DECODE * vocab);
+        if (drafts_equal * 10 < drafts_all * 8) fail_msg("%s: %d of %d drafts equal", policies[k].name, drafts_equal, drafts_all);
+        for (int b = 0; b < MODELS; b++) p.ops[b]->cache_destroy(caches[b]);
+    }
+    for (int b = 0; b < MODELS; b++) {
+        free(logits[b]);
+        free(decoded[b]);
+    }
+    pair_close(&p);
+}
+
+/* ---------------------------------------------------------------------------------------------------- on bits */
+
+static void row_counts(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[PROMPT + DECODE];
+    fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 11);
+    float *one = calloc(DECODE * vocab, sizeof *one), *many = calloc(DECODE * vocab, sizeof *many);
+    for (int k = 0; k < POLICIES; k++) {
+        for (int rows = 1; rows <= BACKEND_MAX_DECODE_ROWS; rows++) {
+            backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+            step(&p, CUDA, cache, tokens, PROMPT, PROMPT, SEGMENT_PROMPT, NULL);
+            float *to = rows == 1 ? one : many;
+            for (int at = 0, round = 0; at < DECODE; round++) {
+                int n = DECODE - at < rows ? DECODE - at : rows, kept = n > 1 && round % 2 ? n / 2 : n;
+                int32_t block[BACKEND_MAX_DECODE_ROWS];
+                /* rows that will be dropped hold other tokens: they must leave no trace */
+                for (int i = 0; i < n; i++) block[i] = i < kept ? tokens[PROMPT + at + i] : tokens[i];
+                float *rows_logits = calloc((size_t)n * vocab, sizeof(float));
+                step(&p, CUDA, cache, block, n, kept, SEGMENT_DECODE, rows_logits);
+                memcpy(to + (size_t)at * vocab, rows_logits, (size_t)kept * vocab * sizeof(float));
+                free(rows_logits);
+                at += kept;
+            }
+            p.ops[CUDA]->cache_destroy(cache);
+            if (rows == 1) continue;
+            char what[64];
+            snprintf(what, sizeof what, "%s, blocks of %d rows", policies[k].name, rows);
+            assert_same_bits(what, many, one, DECODE * vocab);
+        }
+    }
+    free(one);
+    free(many);
+    pair_close(&p);
+}
+
+static void *snapshot_of(pair *p, int b, const backend_cache *cache, size_t *bytes) {
+    *bytes = p->ops[b]->cache_snapshot_bytes(cache);
+    void *data = malloc(*bytes);
+    REQUIRE_OK(p->ops[b]->cache_snapshot(cache, data, *bytes, error));
+    return data;
+}
+
+static void snapshots(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[PROMPT + DECODE];
+    fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 13);
+    float *a = calloc(17 * vocab, sizeof *a), *b = calloc(17 * vocab, sizeof *b);
+    for (int k = 0; k < POLICIES; k++) {
+        mem_account own;
+        mem_account_init(&own, &p.account, 0);
+        backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+        step(&p, CUDA, cache, tokens, PROMPT, PROMPT, SEGMENT_PROMPT, NULL);
+        for (int i = 0; i < 40; i++) step(&p, CUDA, cache, tokens + PROMPT + i, 1, 1, SEGMENT_DECODE, NULL);
+
+        /* Through a snapshot on this backend and through the CPU's cache: the same bytes, the same future. */
+        size_t bytes, cpu_bytes, again_bytes;
+        void *data = snapshot_of(&p, CUDA, cache, &bytes);
+        backend_cache *on_cpu = new_cache(&p, CPU, &policies[k], CONTEXT, true);
+        REQUIRE_OK(p.ops[CPU]->cache_restore(on_cpu, data, bytes, error));
+        void *cpu_data = snapshot_of(&p, CPU, on_cpu, &cpu_bytes);
+        assert_int_equal(bytes, cpu_bytes);
+        assert_memory_equal(data, cpu_data, bytes);
+        backend_cache *back = new_cache(&p, CUDA, &policies[k], CONTEXT, true), *fork = NULL;
+        REQUIRE_OK(p.ops[CUDA]->cache_restore(back, cpu_data, cpu_bytes, error));
+        void *again = snapshot_of(&p, CUDA, back, &again_bytes);
+        assert_int_equal(bytes, again_bytes);
+        assert_memory_equal(data, again, bytes);
+        REQUIRE_OK(p.ops[CUDA]->cache_fork(cache, &own, &fork, error));
+        backend_cache_bytes formula = p.ops[CUDA]->cache_bytes(fork);
+        assert_int_equal(formula.full, mem_bytes(&own, MEM_KV_FULL));
+        assert_int_equal(formula.sliding, mem_bytes(&own, MEM_KV_SLIDING));
+        assert_int_equal(formula.latent, mem_bytes(&own, MEM_KV_LATENT));
+        assert_int_equal(formula.draft, mem_bytes(&own, MEM_KV_DRAFT));
+        step(&p, CUDA, cache, tokens + 60, 9, 9, SEGMENT_DECODE, a);
+        step(&p, CUDA, back, tokens + 60, 9, 9, SEGMENT_DECODE, b);
+        assert_same_bits("after restore", b, a, 9 * vocab);
+        step(&p, CUDA, fork, tokens + 60, 9, 9, SEGMENT_DECODE, b);
+        assert_same_bits("after fork", b, a, 9 * vocab);
+        int32_t drafts[2][7];
+        REQUIRE_OK(p.ops[CUDA]->draft(cache, tokens[3], 7, drafts[0], error));
+        REQUIRE_OK(p.ops[CUDA]->draft(fork, tokens[3], 7, drafts[1], error));
+        assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+
+        /* Back by three and forth again: the same bits. */
+        int length = p.ops[CUDA]->cache_length(cache);
+        step(&p, CUDA, cache, tokens + 80, 3, 3, SEGMENT_DECODE, a);
+        REQUIRE_OK(p.ops[CUDA]->cache_truncate(cache, length, error));
+        step(&p, CUDA, cache, tokens + 80, 3, 3, SEGMENT_DECODE, b);
+        assert_same_bits("after truncation", b, a, 3 * vocab);
+        p.ops[CUDA]->cache_destroy(cache);
+        p.ops[CUDA]->cache_destroy(back);
+        p.ops[CUDA]->cache_destroy(fork);
+        p.ops[CPU]->cache_destroy(on_cpu);
+        assert_int_equal(mem_total(&own), 0);
+        free(data);
+        free(cpu_data);
+        free(again);
+    }
+    free(a);
+    free(b);
+    pair_close(&p);
+}
+
+static void prompt_chunks(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[PROMPT];
+    fill_tokens(tokens, PROMPT, (int)vocab, 17);
+    float *whole = calloc(PROMPT * vocab, sizeof *whole), *parts = calloc(PROMPT * vocab, sizeof *parts);
+    for (int k = 0; k < POLICIES; k++) {
+        static const int chunks[] = {PROMPT, 1, 33, 64, 300};
+        for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+            backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+            for (int at = 0; at < PROMPT; at += chunks[i]) {
+                int n = PROMPT - at < chunks[i] ? PROMPT - at : chunks[i];
+                step(&p, CUDA, cache, tokens + at, n, n, SEGMENT_PROMPT, (i ? parts : whole) + (size_t)at * vocab);
+            }
+            p.ops[CUDA]->cache_destroy(cache);
+            char what[64];
+            snprintf(what, sizeof what, "%s, chunks of %d", policies[k].name, chunks[i]);
+            if (i) assert_same_bits(what, parts, whole, PROMPT * vocab);
+        }
+    }
+    free(whole);
+    free(parts);
+    pair_close(&p);
+}
+
+static void argmax_rows(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[64], found[5];
+    fill_tokens(tokens, 64, (int)vocab, 19);
+    float *logits = calloc(5 * vocab, sizeof *logits);
+    backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
+    step(&p, CUDA, cache, tokens, 40, 40, SEGMENT_PROMPT, NULL);
+    backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = 5, .kind = SEGMENT_DECODE, .logits = logits, .argmax = found};
+    REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+    for (int i = 0; i < 5; i++) assert_int_equal(found[i], argmax_of(logits + (size_t)i * vocab, (int)vocab));
+    p.ops[CUDA]->cache_destroy(cache);
+    free(logits);
+    pair_close(&p);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    gemma4_model *model = NULL;
+    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
+    backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_F32, .account = &account};
+    backend_model *backend = NULL;
+    kakeya_error refusal = {0};
+    const backend_ops *ops = backend_find("cuda", NULL);
+    assert_int_equal(ops->model_create(&options, &backend, &refusal), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(refusal.message, "precision f32"));
+
+    /* A limit below what a cache needs is met on the device too, and nothing stays counted. */
+    options.precision = KAKEYA_PRECISION_BF16;
+    REQUIRE_OK(ops->model_create(&options, &backend, error));
+    mem_account small;
+    mem_account_init(&small, NULL, 100000);
+    backend_cache *cache = NULL;
+    backend_cache_options cache_options = {.context_tokens = 512, .kv_dtype = DTYPE_BF16, .account = &small};
+    assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_OUT_OF_MEMORY);
+    assert_null(cache);
+    assert_int_equal(mem_total(&small), 0);
+    cache_options.account = &account;
+    cache_options.kv_dtype = DTYPE_F32;
+    assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_UNSUPPORTED);
+    ops->model_destroy(backend);
+    gemma4_model_close(model);
+    assert_int_equal(mem_total(&account), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
+        cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
+        cmocka_unit_test(snapshots),     cmocka_unit_test(argmax_rows), cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
+}
