@@ -1,12 +1,12 @@
 /* Flash attention of the verifier. Keys are walked in blocks of 16 absolute positions with an online softmax; no T x T
  * matrix exists. What a query at position t does depends on t and the policy only, never on chunking, batch or threads:
  *
- *   pass 1  sinks      [0, sink)       exact       (only once something is evicted)
- *   pass 2  restored   [sink, E)       from latents (policy `restored`)
- *   pass 3  exact      [E, t]          exact
+ *   pass 1  sinks      [0, sink)            exact, from their own store (bounded policies)
+ *   pass 2  restored   [sink, E)            from latents (policy `restored`)
+ *   pass 3  exact      [max(sink, E), t]    exact
  *
  * all cut by the layer's own causal / sliding mask. E is t - window + 1 for decode rows and the cache's frontier for prompt
- * rows; nothing is evicted while E <= sink. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in
+ * rows. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in
  * latent space (sum of p * v_norm scalar * e_v) and are decoded once per query at the end:
  *   sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
  * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order; with few
@@ -124,19 +124,17 @@ static key_range pass_range(const attention_tile *tile, attention_pass pass, int
         lo = t - tile->model->config->sliding_window + 1;
         if (lo < 0) lo = 0;
     }
-    int evicted_end = 0;
+    /* Sinks always come from their own store: a ring that serves sink + window does not hold them for every row. */
+    int sink = 0, evicted_end = 0;
     if (tile->bounded) {
+        sink = o->sink;
         evicted_end = tile->kind == SEGMENT_DECODE ? t - o->window + 1 : tile->frontier;
-        if (evicted_end <= o->sink) evicted_end = 0;
     }
-    key_range r = {0, 0};
-    if (pass == PASS_EXACT) {
-        r.begin = evicted_end > lo ? evicted_end : lo;
-        r.end = t + 1;
-    } else if (evicted_end) {
-        r.begin = pass == PASS_SINK || o->sink < lo ? lo : o->sink;
-        r.end = pass == PASS_SINK ? o->sink : evicted_end;
-    }
+    int behind_sink = sink > lo ? sink : lo;
+    key_range r = {behind_sink, t + 1};
+    if (pass == PASS_SINK) r = (key_range){lo, sink < t + 1 ? sink : t + 1};
+    else if (pass == PASS_RESTORED) r.end = evicted_end;
+    else if (evicted_end > behind_sink) r.begin = evicted_end;
     if (r.end < r.begin) r.end = r.begin;
     return r;
 }
@@ -168,7 +166,7 @@ static const void *gather_rows(const attention_tile *tile, int base, key_range w
         const unsigned char *row = NULL;
         if (p < wanted.begin || p >= wanted.end) {
             row = NULL;
-        } else if (sink) {
+        } else if (sink && p < tile->chunk_begin) {
             row = (is_k ? s->sink_k : s->sink_v) + (size_t)p * (size_t)s->kv_dim * element;
         } else if (p >= tile->chunk_begin) {
             size_t chunk_row = (size_t)(tile->chunk_row + p - tile->chunk_begin);
