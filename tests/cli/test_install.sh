@@ -5,7 +5,7 @@
 [ ! -f "$BUILD/install_manifest.txt" ] || cp "$BUILD/install_manifest.txt" "$WORK/manifest"
 
 if [ -f "$BUILD/cmake_install.cmake" ]; then
-    DESTDIR=$WORK/root cmake --install "$BUILD" --prefix /opt/kakeya >"$WORK/install" 2>&1 && installed=0 || installed=$?
+    DESTDIR=$WORK/stage cmake --install "$BUILD" --prefix /opt/kakeya >"$WORK/install" 2>&1 && installed=0 || installed=$?
 else
     installed=1
 fi
@@ -13,7 +13,7 @@ fi
 cp "$WORK/install" "$WORK/err"
 STATUS=$installed
 check "cmake --install works" test "$installed" -eq 0
-prefix=$WORK/root/opt/kakeya
+prefix=$WORK/stage/opt/kakeya
 for file in bin/kakeya include/kakeya.h lib/libkakeya.a lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 \
     share/bash-completion/completions/kakeya share/kakeya/models/demo/config.json; do
     check "$file is installed" test -f "$prefix/$file"
@@ -75,9 +75,9 @@ check "completion offers verbs, options and values" test "$(cat "$WORK/out")" = 
 --prompt-file
 speculative"
 
-tools/uninstall.sh "$BUILD" "$WORK/root" >"$WORK/out" 2>"$WORK/err" && STATUS=0 || STATUS=$?
+tools/uninstall.sh "$BUILD" "$WORK/stage" >"$WORK/out" 2>"$WORK/err" && STATUS=0 || STATUS=$?
 check "uninstall works" test "$STATUS" -eq 0
-check "and leaves no file" test -z "$(find "$WORK/root" -type f)"
+check "and leaves no file" test -z "$(find "$WORK/stage" -type f)"
 check "and no directory of ours" test ! -e "$prefix/share/kakeya"
 
 [ ! -f "$WORK/manifest" ] || cp "$WORK/manifest" "$BUILD/install_manifest.txt"
