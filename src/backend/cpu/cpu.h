@@ -18,10 +18,11 @@ enum {
     CPU_MAX_THREADS = 256,
     CPU_MAX_ROWS = 512,          /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
     CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
-    CPU_PARTITION_FULL = 1024,   /* key positions of one independent flash state in full-attention layers */
+    CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
     CPU_AUX_BACKLOG = 32,        /* committed rows whose aux hidden states wait for a batched drafter extension */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
-    CPU_SERIAL_ROWS = 2,         /* up to so many rows, per-row work runs on the calling thread */
+    CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
+    CPU_SERIAL_PRODUCTS = 65536, /* so do so few multiply-adds of a matrix product */
 };
 
 /* cos/sin of position * inverse frequency, [position][pairs], grown on demand. */
@@ -184,8 +185,9 @@ void packed_rows_destroy(packed_rows *p);
 void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round);
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
-/* Per-row work over [0, rows): inline for few rows, on the pool otherwise. */
-void rows_run(backend_model *m, int rows, range_task task, void *context);
+/* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is little,
+ * on the pool otherwise. */
+void rows_run(backend_model *m, int rows, int values, range_task task, void *context);
 
 /* --- model.c */
 kakeya_status rope_table_reserve(backend_model *m, rope_table *table, int positions, kakeya_error *error);

@@ -122,7 +122,7 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     pack(m, &m->d_packed_aux, aux, width, rows, (int)width, 1u << drafter->fc.type, m->round);
     matrix_job fc = matrix_product(&m->d_packed_aux, rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
-    rows_run(m, rows, context_norm_rows, &s);
+    rows_run(m, rows, d->hidden, context_norm_rows, &s);
     pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, m->draft_types, m->round);
     matrix_job jobs[2 * DFLASH_MAX_LAYERS];
     for (int l = 0; l < d->layers; l++) {
@@ -134,7 +134,7 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     if (restored && m->options.f_theta->config.input == F_THETA_DRAFTER_CONTEXT_KV) {
         draft_extend_latents(&s, rows > latents ? rows - latents : 0);
     }
-    rows_run(m, rows, context_store_rows, &s);
+    rows_run(m, rows, 2 * (int)all, context_store_rows, &s);
 }
 
 void draft_flush(backend_cache *c) {

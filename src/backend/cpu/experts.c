@@ -57,12 +57,12 @@ static void choose_experts(void *context, size_t begin, size_t end, int thread) 
 void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
     int hidden = m->config->hidden, experts = m->config->experts, k = m->config->experts_per_token;
     route_context context = {m, w};
-    rows_run(m, rows, router_inputs, &context);
+    rows_run(m, rows, 2 * hidden, router_inputs, &context);
     pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, 1u << w->router_proj.type, false);
     matrix_job job = matrix_product(&m->packed, rows, &w->router_proj, m->router_logits, (size_t)experts);
     job.exact_input = true;
     matrix_run(m, &job, 1);
-    rows_run(m, rows, choose_experts, &context);
+    rows_run(m, rows, experts * k, choose_experts, &context);
 
     /* Counting sort of (row, rank) pairs by expert. */
     int slots = rows * k;
@@ -154,7 +154,7 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
     if (config->moe) {
         slots.type = w->experts_gate_up.type;
         slots.row_bytes = m->kernels->pack_row_bytes(slots.type, m->round, config->hidden);
-        rows_run(m, n_slots, gather_slots, &slots);
+        rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
         n_jobs = expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
                              m->expert_gate_up, views, jobs);
     }
@@ -163,17 +163,17 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
     matrix_run(m, jobs, n_jobs);
 
     slot_context dense = {.model = m, .intermediate = lc->intermediate, .gate_up = m->gate_up};
-    rows_run(m, rows, activate_rows, &dense);
+    rows_run(m, rows, 2 * lc->intermediate, activate_rows, &dense);
     pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, 1u << w->down_proj.type, m->round);
 
     n_jobs = 0;
     if (config->moe) {
-        rows_run(m, n_slots, activate_rows, &slots);
+        rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
              config->expert_intermediate, 1u << w->experts_down.type, m->round);
         n_jobs = expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs);
     }
     jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
     matrix_run(m, jobs, n_jobs);
-    if (config->moe) rows_run(m, rows, combine_experts, m);
+    if (config->moe) rows_run(m, rows, config->experts_per_token * config->hidden, combine_experts, m);
 }

@@ -15,6 +15,11 @@ typedef __m512 simd_f32;
 SIMD_INLINE simd_f32 simd_zero(void) { return _mm512_setzero_ps(); }
 SIMD_INLINE simd_f32 simd_set1(float x) { return _mm512_set1_ps(x); }
 SIMD_INLINE simd_f32 simd_load(const void *p) { return _mm512_loadu_ps(p); }
+/* x, loaded once for all its uses: compilers like to read memory again as an operand of each. */
+SIMD_INLINE simd_f32 simd_in_register(simd_f32 x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
 SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm512_storeu_ps(p, x); }
 SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm512_add_ps(a, b); }
 SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm512_sub_ps(a, b); }
