@@ -8,15 +8,16 @@ static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE
 
 kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
                              kakeya_error *error) {
-    int rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
-    if (w->rows < rows) {
-        size_t bytes = (size_t)rows * (size_t)t->vocab * sizeof *w->logits;
+    w->rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
+    w->greedy = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
+    if (!w->greedy && w->logit_rows < w->rows) {
+        size_t bytes = (size_t)w->rows * (size_t)t->vocab * sizeof *w->logits;
         mem_free(w->logits);
-        w->rows = 0;
+        w->logit_rows = 0;
         w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
         if (!w->logits)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", rows, bytes);
-        w->rows = rows;
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", w->rows, bytes);
+        w->logit_rows = w->rows;
     }
     if (uses_ngrams(o) && !w->ngram.last) return ngram_create(&w->ngram, t->vocab, t->capacity, w->account, error);
     return KAKEYA_OK;
@@ -25,7 +26,7 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
 void decode_workspace_free(decode_workspace *w) {
     mem_free(w->logits);
     w->logits = NULL;
-    w->rows = 0;
+    w->logit_rows = 0;
     sampler_free(&w->sampler);
     ngram_free(&w->ngram);
 }
@@ -174,13 +175,12 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     if (status != KAKEYA_OK) return status;
 
     int32_t argmax[BACKEND_MAX_DECODE_ROWS];
-    bool finds_argmax = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
     backend_segment segment = {.cache = t->cache,
                                .tokens = b.tokens,
                                .n = b.block.drafted + 1,
                                .kind = SEGMENT_DECODE,
-                               .logits = finds_argmax ? NULL : w->logits,
-                               .argmax = finds_argmax ? argmax : NULL};
+                               .logits = w->greedy ? NULL : w->logits,
+                               .argmax = w->greedy ? argmax : NULL};
     pthread_mutex_lock(t->turn);
     double start = clock_seconds();
     status = t->ops->forward(t->model, &segment, 1, error);
@@ -190,7 +190,8 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
 
     for (int row = 0; row < segment.n; row++) {
         int32_t token;
-        row_result result = {w->logits + (size_t)row * (size_t)t->vocab, finds_argmax ? &argmax[row] : NULL};
+        row_result result = {.argmax = &argmax[row]};
+        if (!w->greedy) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
         bool last = remaining == (size_t)b.taken + 1;
         status = take_next(t, w, result, last, output, &token, verdict, error);
         if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;

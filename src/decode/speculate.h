@@ -53,8 +53,10 @@ typedef struct decode_options {
 /* What a loop needs besides the timeline; kept between turns. */
 typedef struct decode_workspace {
     mem_account *account;
-    float *logits; /* [rows][vocab] */
-    int rows;
+    int rows;      /* of a block, at most */
+    bool greedy;   /* the backend finds the next tokens itself */
+    float *logits; /* [logit_rows][vocab], where tokens are sampled here */
+    int logit_rows;
     sampler sampler;
     ngram_index ngram; /* memory only once n-gram drafts were wanted */
     draft_control control;

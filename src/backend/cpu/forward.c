@@ -357,40 +357,15 @@ static void final_norm_rows(void *context, size_t begin, size_t end, int thread)
     }
 }
 
-typedef struct cap_context {
-    backend_model *model;
-    float *logits;
-} cap_context;
-
-static void cap_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    cap_context *c = context;
-    size_t vocab = (size_t)c->model->config->vocab;
-    for (size_t row = begin; row < end; row++) {
-        c->model->kernels->soft_cap(c->model->config->logit_softcap, (int)vocab, c->logits + row * vocab);
-    }
-}
-
 static void run_head(forward_step *f) {
     backend_model *m = f->model;
-    const weight *head = &m->weights->head;
-    size_t hidden = (size_t)m->config->hidden;
     for (int s = 0; s < f->n_segments; s++) {
         backend_segment *r = &f->requests[s];
         int rows = r->n - r->first_logit_row;
         if (rows <= 0) continue;
-        const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * hidden;
-        pack(m, &m->packed, x, hidden, rows, (int)hidden, 1u << head->type, m->round);
-        matrix_job job = matrix_product(&m->packed, rows, head, r->logits, (size_t)m->config->vocab);
-        matrix_run(m, &job, 1);
-        cap_context cap = {m, r->logits};
-        if (m->config->logit_softcap > 0) {
-            if (rows == 1) {
-                cap_rows(&cap, 0, 1, 0);
-            } else {
-                thread_pool_for(m->pool, (size_t)rows, 1, cap_rows, &cap);
-            }
-        }
+        const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * (size_t)m->config->hidden;
+        if (r->logits) head_logits(m, &m->packed, x, rows, r->logits);
+        if (r->argmax) head_choose(m, &m->packed, x, rows, m->config->suppress_tokens, m->config->n_suppress_tokens, r->argmax);
     }
 }
 
