@@ -162,7 +162,7 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
             weights[o] = n == STEP ? simd_pairs_load(row) : simd_pairs_load_first(row, n);
         }
         UNROLL for (int r = 0; r < R; r++) {
-            simd_pairs values = simd_pairs_load(x + (size_t)r * x_stride);
+            simd_pairs values = simd_pairs_in_register(simd_pairs_load(x + (size_t)r * x_stride));
             UNROLL for (int o = 0; o < O; o++) {
                 sums[r * O + o] = SIMD_DOT_PAIRS(sums[r * O + o], values, weights[o]);
             }

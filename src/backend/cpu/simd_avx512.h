@@ -88,6 +88,10 @@ SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
 typedef __m512i simd_pairs;
 
 SIMD_INLINE simd_pairs simd_pairs_load(const void *p) { return _mm512_loadu_si512(p); }
+SIMD_INLINE simd_pairs simd_pairs_in_register(simd_pairs x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
 SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
     return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1u), p);
 }
