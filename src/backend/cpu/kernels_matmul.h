@@ -318,21 +318,22 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
         }
     }
     const int width = tile_outputs[R], wide = outputs / width;
+    const size_t tile_results = (size_t)ROOM(R * width);
     for (int r = 0; r < R; r++) {
         float *row = y + (size_t)r * ldy;
         const float *result = results + r * width;
-        /* Four at a time; what goes too far is overwritten by the next tile. */
-        int tile = 0;
-        for (; (tile + 1) * width + 3 <= outputs; tile++, result += ROOM(R * width)) {
-            for (int i = 0; i < width; i += 4) {
-                _mm_storeu_ps(row + tile * width + i, _mm_loadu_ps(result + i));
-            }
+        /* Four or eight at a time; what goes too far is overwritten by the next tile. */
+        int o = 0;
+        if (width <= 4) {
+            for (; o + 4 <= outputs; o += width, result += tile_results) _mm_storeu_ps(row + o, _mm_loadu_ps(result));
+        } else {
+            for (; o + 8 <= outputs; o += width, result += tile_results) _mm256_storeu_ps(row + o, _mm256_loadu_ps(result));
         }
-        for (; tile < wide; tile++, result += ROOM(R * width)) {
-            for (int i = 0; i < width; i++) row[tile * width + i] = result[i];
+        for (; o < wide * width; o += width, result += tile_results) {
+            for (int i = 0; i < width; i++) row[o + i] = result[i];
         }
         const float *single = results + wide * ROOM(R * width) + r;
-        for (int o = wide * width; o < outputs; o++, single += ROOM(R)) row[o] = *single;
+        for (o = wide * width; o < outputs; o++, single += ROOM(R)) row[o] = *single;
     }
 }
 
