@@ -1,12 +1,17 @@
 #!/bin/sh
-# Every test: unit tests, command line, example program, the same again under sanitizers, and a short fuzz of the parsers.
+# Every test: unit tests, command line, example program, the same again under sanitizers, the CUDA backend where there is a
+# CUDA compiler, and a short fuzz of the parsers.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program)
+# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program), CUDA_ARCHITECTURES
+# (90a-real;80-real: with Hopper's own instructions and without; "all": every one that CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
 fuzz_seconds=${FUZZ_SECONDS:-5}
 test_timeout=${TEST_TIMEOUT:-600}
+cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
+[ "$cuda_architectures" != all ] ||
+    cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 results=$work/results # one line "passed failed skipped" per test program
@@ -69,6 +74,17 @@ run_unit_tests() { # build directory, suffix of the title
     done
 }
 
+# Where CMake looks, too.
+find_nvcc() {
+    for place in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_PATH:-/nonexistent}/bin/nvcc" /usr/local/cuda/bin/nvcc \
+        /opt/cuda/bin/nvcc; do
+        [ -x "$place" ] || continue
+        echo "$place"
+        return 0
+    done
+    return 1
+}
+
 finish() {
     awk '{ p += $1; f += $2; s += $3 }
          END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"
@@ -95,6 +111,16 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
         KAKEYA=build-sanitize/kakeya BUILD=build-sanitize run_tap "test_bad_input (sanitized)" sh tests/cli/test_bad_input.sh
     fi
     unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+echo "== CUDA backend"
+if ! nvcc=$(find_nvcc); then
+    skip "CUDA backend" "no CUDA compiler here"
+elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON \
+    -DKAKEYA_CUDA_ARCHITECTURES="$cuda_architectures" -DCUDAToolkit_ROOT="${nvcc%/bin/nvcc}"; then
+    echo "1 0 0" >>"$results"
+    echo "CUDA build for $cuda_architectures: passed"
+    KAKEYA=build-cuda/kakeya BUILD=build-cuda run_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
 fi
 
 echo "== fuzzing, $fuzz_seconds seconds per target"

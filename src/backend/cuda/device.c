@@ -17,9 +17,13 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
                              available, total);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s", what);
     }
-    if (status == cudaErrorInsufficientDriver)
-        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver is older than this build's CUDA %d.%d", what,
-                         CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (status == cudaErrorInsufficientDriver) {
+        int driver = 0; /* the newest CUDA that it serves; 0 where there is none */
+        if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: no NVIDIA driver is installed", what);
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what,
+                         driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    }
     if (status == cudaErrorNoDevice) return error_set(error, KAKEYA_UNSUPPORTED, "%s: no CUDA device is present", what);
     return error_set(error, KAKEYA_BACKEND, "%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
@@ -81,8 +85,8 @@ static kakeya_status find_virtual_memory(cuda_device *device, kakeya_error *erro
 kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
     memset(device, 0, sizeof *device);
     int count = 0;
-    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "looking for CUDA devices", error);
-    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "no CUDA device is present");
+    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "backend cuda", error);
+    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "backend cuda: no CUDA device is present");
     struct cudaDeviceProp properties;
     if (!status) status = cuda_check(cudaSetDevice(device->index), "opening CUDA device 0", error);
     if (!status)
