@@ -40,6 +40,8 @@ typedef struct backend_model_options {
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
     mem_account *account;
+    kakeya_progress_fn progress; /* or NULL: told of bytes on their way to the device */
+    void *user;
 } backend_model_options;
 
 typedef struct backend_cache_options {
@@ -93,6 +95,7 @@ struct backend_ops {
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);
     const char *(*model_description)(const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
+    const char *(*model_note)(const backend_model *model); /* "" or one line that the user should know; NULL: never any */
     int (*model_prompt_chunk)(const backend_model *model);        /* preferred (and largest) tokens per prompt segment */
 
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,

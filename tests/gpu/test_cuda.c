@@ -2,6 +2,8 @@
  * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
  * skipped. */
 #include "golden.h"
+#include "model/gemma4_layers.h"
+#include "model/tensors.h"
 
 typedef struct pair {
     mem_account account;
@@ -17,6 +19,17 @@ enum { CPU = 0, CUDA = 1, REFERENCE = 2, MODELS };
 
 static bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
 
+static void pair_create(pair *p, bool bidirectional) {
+    static const char *const names[] = {"cpu", "cuda", "cpu"};
+    for (int b = 0; b < MODELS; b++) {
+        p->ops[b] = backend_find(names[b], NULL);
+        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
+                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
+                                         .drafter_block_bidirectional = bidirectional, .account = &p->account};
+        REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
+    }
+}
+
 static void pair_open(pair *p, const char *verifier, bool companions) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
@@ -27,14 +40,7 @@ static void pair_open(pair *p, const char *verifier, bool companions) {
         REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config, &p->account,
                                       &p->f_theta, error));
     }
-    static const char *const names[] = {"cpu", "cuda", "cpu"};
-    for (int b = 0; b < MODELS; b++) {
-        p->ops[b] = backend_find(names[b], NULL);
-        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
-                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
-                                         .account = &p->account};
-        REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
-    }
+    pair_create(p, false);
 }
 
 static void pair_close(pair *p) {
@@ -362,6 +368,137 @@ static void prompt_chunks(void **state) {
     pair_close(&p);
 }
 
+/* --------------------------------------------------------------------- forms that the bundled models do not have */
+
+/* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3 (sliding)
+ * and 4 (full). */
+static gemma4_config shared_form(void) {
+    enum { LAYERS = 10, SHARED = 5, INTERMEDIATE = 192 };
+    gemma4_config c = {.layers = LAYERS, .hidden = 256, .heads = 4, .vocab = 640, .max_context = 4096, .sliding_window = 96,
+                       .rms_eps = 1e-6f, .logit_softcap = 30, .tied_head = true, .ple_width = 32, .ple_vocab = 640,
+                       .shared_kv_layers = SHARED, .checkpoint_dtype = DTYPE_BF16,
+                       .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 32, .factor = 1},
+                                [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 16, .factor = 1}}};
+    for (int i = 0; i < LAYERS; i++) {
+        bool full = (i + 1) % 5 == 0;
+        c.layer[i] = (gemma4_layer_config){.type = full ? GEMMA4_FULL : GEMMA4_SLIDING, .head_dim = full ? 128 : 64, .kv_heads = 2};
+    }
+    int orphan;
+    assert_true(gemma4_share_kv(&c, INTERMEDIATE, true, &orphan));
+    return c;
+}
+
+/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. */
+static void pair_random(pair *p, const int windows[3], bool bidirectional) {
+    memset(p, 0, sizeof *p);
+    if (!device_present()) skip();
+    mem_account_init(&p->account, NULL, 0);
+    tensor_memory memory = {0};
+    p->verifier = calloc(1, sizeof *p->verifier);
+    p->verifier->config = shared_form();
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, DTYPE_BF16, &p->account, &memory, error));
+    p->verifier->owned = memory.owned;
+    p->verifier->n_owned = memory.n_owned;
+    p->verifier->weights.head = p->verifier->weights.embed;
+    if (windows) {
+        memory = (tensor_memory){0};
+        p->drafter = calloc(1, sizeof *p->drafter);
+        p->drafter->config = (dflash_config){.layers = 3, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .intermediate = 320,
+                                             .vocab = 640, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
+                                             .targets = 2, .target_layer = {1, 7},
+                                             .sliding_window = {windows[0], windows[1], windows[2]}};
+        REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, DTYPE_BF16, &p->account, &memory, error));
+        p->drafter->owned = memory.owned;
+        p->drafter->n_owned = memory.n_owned;
+    }
+    pair_create(p, bidirectional);
+}
+
+/* Prompt rows of a sharing layer attend the source layer's rows of the same chunk. */
+static void shared_kv(void **state) {
+    (void)state;
+    enum { ROWS = 300, MORE = 40 };
+    pair p;
+    pair_random(&p, NULL, false);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[ROWS + MORE];
+    fill_tokens(tokens, ROWS + MORE, (int)vocab, 23);
+    float *logits[MODELS], *again = calloc((ROWS + MORE) * vocab, sizeof *again);
+    for (int k = 0; k < 2; k++) { /* native, sink-window */
+        for (int b = 0; b < MODELS; b++) {
+            logits[b] = calloc((ROWS + MORE) * vocab, sizeof(float));
+            backend_cache *cache = new_cache(&p, b, &policies[k], CONTEXT, false);
+            step(&p, b, cache, tokens, ROWS, ROWS, SEGMENT_PROMPT, logits[b]);
+            for (int at = ROWS; at < ROWS + MORE; at += 8)
+                step(&p, b, cache, tokens + at, 8, 8, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
+            p.ops[b]->cache_destroy(cache);
+        }
+        assert_as_close("shared K/V", logits[CUDA], logits[CPU], logits[REFERENCE], (ROWS + MORE) * vocab);
+        static const int chunks[] = {1, 37, 96, 200};
+        for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+            backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, false);
+            for (int at = 0; at < ROWS; at += chunks[i]) {
+                int n = ROWS - at < chunks[i] ? ROWS - at : chunks[i];
+                step(&p, CUDA, cache, tokens + at, n, n, SEGMENT_PROMPT, again + (size_t)at * vocab);
+            }
+            for (int at = ROWS; at < ROWS + MORE; at++)
+                step(&p, CUDA, cache, tokens + at, 1, 1, SEGMENT_DECODE, again + (size_t)at * vocab);
+            p.ops[CUDA]->cache_destroy(cache);
+            assert_same_bits("shared K/V in chunks", again, logits[CUDA], (ROWS + MORE) * vocab);
+        }
+        for (int b = 0; b < MODELS; b++) free(logits[b]);
+    }
+    free(again);
+    pair_close(&p);
+}
+
+enum { DRAFTS = 15, BLOCKS = 12 };
+
+/* Drafts of several blocks behind one prompt. */
+static void draft_blocks(pair *p, int b, int32_t drafts[BLOCKS][DRAFTS]) {
+    enum { ROWS = 120 };
+    int32_t tokens[ROWS];
+    fill_tokens(tokens, ROWS, p->verifier->config.vocab, 29);
+    backend_cache *cache = new_cache(p, b, &policies[0], CONTEXT, true);
+    step(p, b, cache, tokens, ROWS, ROWS, SEGMENT_PROMPT, NULL);
+    for (int i = 0; i < BLOCKS; i++) {
+        REQUIRE_OK(p->ops[b]->draft(cache, tokens[i], DRAFTS, drafts[i], error));
+        step(p, b, cache, tokens + 3 * i, 3, 3, SEGMENT_DECODE, NULL);
+    }
+    p->ops[b]->cache_destroy(cache);
+}
+
+static int equal_drafts(int32_t a[BLOCKS][DRAFTS], int32_t b[BLOCKS][DRAFTS]) {
+    int equal = 0;
+    for (int i = 0; i < BLOCKS * DRAFTS; i++) equal += a[i / DRAFTS][i % DRAFTS] == b[i / DRAFTS][i % DRAFTS];
+    return equal;
+}
+
+/* A drafter's sliding window counts inside the block too, in both directions where the block is bidirectional: windows
+ * smaller than a block, on the device as on the CPU. */
+static void drafter_windows(void **state) {
+    (void)state;
+    static const int windows[][3] = {{5, 0, 3}, {0, 0, 0}};
+    int32_t found[2][2][MODELS][BLOCKS][DRAFTS];
+    for (int w = 0; w < 2; w++) {
+        for (int bidirectional = 0; bidirectional < 2; bidirectional++) {
+            pair p;
+            pair_random(&p, windows[w], bidirectional);
+            for (int b = 0; b < MODELS; b++) draft_blocks(&p, b, found[w][bidirectional][b]);
+            int equal = equal_drafts(found[w][bidirectional][CUDA], found[w][bidirectional][CPU]);
+            int host = equal_drafts(found[w][bidirectional][REFERENCE], found[w][bidirectional][CPU]);
+            print_message("windows %d, bidirectional %d: %d of %d drafts equal (CPU in float32: %d)\n", windows[w][0], bidirectional,
+                          equal, BLOCKS * DRAFTS, host);
+            if (equal * 100 < BLOCKS * DRAFTS * 94) fail_msg("windows %d: %d of %d drafts equal", windows[w][0], equal, BLOCKS * DRAFTS);
+            pair_close(&p);
+        }
+    }
+    /* The windows matter here, or equality would say nothing. */
+    int causal = equal_drafts(found[0][0][CPU], found[0][1][CPU]), wide = equal_drafts(found[0][1][CPU], found[1][1][CPU]);
+    print_message("equal whatever the rule: %d causal and not, %d with and without windows\n", causal, wide);
+    assert_true(causal * 100 < BLOCKS * DRAFTS * 80 && wide * 100 < BLOCKS * DRAFTS * 80);
+}
+
 static void argmax_rows(void **state) {
     (void)state;
     pair p;
@@ -416,7 +553,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
-        cmocka_unit_test(snapshots),     cmocka_unit_test(argmax_rows), cmocka_unit_test(refusals),
+        cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
+        cmocka_unit_test(drafter_windows), cmocka_unit_test(argmax_rows), cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ struct backend_model {
     mem_account *account;
     cuda_device device;
     cuda_launch launch;
-    char description[128];
+    char description[128], note[128];
     int max_rows;
     float embed_scale;
 

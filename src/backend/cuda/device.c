@@ -24,6 +24,8 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
         return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what,
                          driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     }
+    if (status == cudaErrorNoKernelImageForDevice)
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: this build has no kernels for the device's compute capability", what);
     if (status == cudaErrorNoDevice) return error_set(error, KAKEYA_UNSUPPORTED, "%s: no CUDA device is present", what);
     return error_set(error, KAKEYA_BACKEND, "%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
@@ -32,6 +34,13 @@ kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_er
     cudaError_t status = cudaGetLastError();
     cudaError_t finished = cudaStreamSynchronize(device->stream);
     return cuda_check(status != cudaSuccess ? status : finished, what, error);
+}
+
+kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_error *error) {
+    cudaError_t status = cudaMallocHost(out, bytes);
+    if (status != cudaErrorMemoryAllocation) return cuda_check(status, what, error);
+    (void)cudaGetLastError();
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of page-locked host memory: %s needs another %zu bytes", what, bytes);
 }
 
 bool cuda_device_present(void) {

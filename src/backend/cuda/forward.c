@@ -212,7 +212,8 @@ static void run_attention(pass *p, int layer) {
         note(p, cudaEventRecord(m->restored_used, p->launch->stream));
         restore_next(p);
     }
-    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. */
+    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in the one
+     * chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention layers do not use it. */
     if (own && chunk) {
         int last_reader = layer;
         for (int i = layer + 1; i < c->layers; i++) {
