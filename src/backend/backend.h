@@ -86,6 +86,22 @@ typedef struct backend_probe {
     int threads;
 } backend_probe;
 
+/* One kernel in one part of the model, over the launches of a decode step of one row. */
+enum { BACKEND_PROFILE_NAME = 40, BACKEND_MAX_PROFILE_ROWS = 64 };
+typedef struct backend_profile_row {
+    char kernel[BACKEND_PROFILE_NAME], part[BACKEND_PROFILE_NAME];
+    int launches;
+    double seconds;           /* of all of them, each measured alone: the sum of the launches' medians */
+    double bytes, operations; /* that they must read and do; 0: what they move has been counted, or is next to nothing */
+} backend_profile_row;
+
+typedef struct backend_profile {
+    backend_profile_row row[BACKEND_MAX_PROFILE_ROWS]; /* in the order of their first launch */
+    int n;
+    double step_seconds;  /* of the whole step as decoding runs it: median */
+    double empty_seconds; /* of a kernel that does nothing, measured like the others */
+} backend_profile;
+
 struct backend_ops {
     const char *name; /* "cpu", "cuda" */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
@@ -125,6 +141,9 @@ struct backend_ops {
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no kernels of
+     * its own that it could tell apart. */
+    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out, kakeya_error *error);
 };
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */

@@ -3,6 +3,7 @@
  *   device.c     the device, counted memory, errors       forward.c    decode and prompt steps, graphs
  *   model.c      weights onto the device, workspace       draft.c      drafter context, latents, block drafting
  *   cache.c      K/V stores, commit, truncate, fork       snapshot.c   cache <-> bytes
+ *   profile.c    where a step's time goes
  *   kernels.h    the launchers of products.cu, rows.cu, router.cu, attention.cu, restore.cu
  *
  * One stream per model; every verb that computes ends with the stream idle, so host state and device state agree whenever
@@ -192,6 +193,9 @@ void cuda_draft_extend(backend_cache *c, const float *aux, int rows, int positio
 /* Extends by the committed rows that wait in the aux backlog. */
 void cuda_draft_flush(backend_cache *c);
 kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+
+/* --- profile.c */
+kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend_profile *out, kakeya_error *error);
 
 /* --- forward.c */
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);

@@ -166,12 +166,14 @@ kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device,
     extent->handles = calloc(granules ? granules : 1, sizeof *extent->handles);
     if (!extent->handles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu granules", granules);
     extent->reserved_bytes = (granules ? granules : 1) * granule;
-    if (device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0) != CUDA_SUCCESS) {
-        free(extent->handles);
-        *extent = (cuda_extent){0};
+    CUresult status = device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0);
+    if (status == CUDA_SUCCESS) return KAKEYA_OK;
+    free(extent->handles);
+    *extent = (cuda_extent){0};
+    if (status == CUDA_ERROR_OUT_OF_MEMORY)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes", largest_bytes);
-    }
-    return KAKEYA_OK;
+    return error_set(error, KAKEYA_BACKEND, "%s: reserving %zu bytes of address space failed with status %d", mem_tag_name(tag),
+                     largest_bytes, (int)status);
 }
 
 static void give_back(cuda_extent *e, size_t granule) {

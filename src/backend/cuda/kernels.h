@@ -30,10 +30,13 @@ enum {
     CUDA_ROUTE_MAX_EXPERTS = 512,
 };
 
+typedef struct cuda_profiler cuda_profiler; /* profile.h */
+
 typedef struct cuda_launch {
     cudaStream_t stream;
     int multiprocessors;
     int programmatic; /* programmatic dependent launch: a kernel may start before its predecessor has ended */
+    cuda_profiler *profiler; /* NULL but while a step is profiled */
 } cuda_launch;
 
 /* A weight matrix [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */

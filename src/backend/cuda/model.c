@@ -594,6 +594,7 @@ const backend_ops *cuda_backend(void) {
         .draft = cuda_draft,
         .cache_restoration_error = cuda_restoration_error,
         .probe = cuda_probe,
+        .profile = cuda_profile,
     };
     return &ops;
 }
