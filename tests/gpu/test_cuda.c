@@ -517,6 +517,41 @@ static void argmax_rows(void **state) {
     pair_close(&p);
 }
 
+/* A profiled step is a step, and leaves no trace. */
+static void profiles(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[200];
+    fill_tokens(tokens, 200, (int)vocab, 31);
+    float *before = calloc(vocab, sizeof *before), *after = calloc(vocab, sizeof *after);
+    for (int k = 0; k < POLICIES; k++) {
+        backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+        step(&p, CUDA, cache, tokens, 180, 180, SEGMENT_PROMPT, NULL);
+        step(&p, CUDA, cache, tokens + 180, 9, 9, SEGMENT_DECODE, NULL);
+        step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, before);
+        backend_profile profile;
+        REQUIRE_OK(p.ops[CUDA]->profile(cache, tokens[189], 3, &profile, error));
+        step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, after);
+        assert_same_bits(policies[k].name, after, before, vocab);
+        assert_int_equal(p.ops[CUDA]->cache_length(cache), 189);
+        assert_true(profile.n > 8 && profile.step_seconds > 0 && profile.empty_seconds > 0);
+        int restores = 0;
+        for (int i = 0; i < profile.n; i++) {
+            const backend_profile_row *row = &profile.row[i];
+            if (!(row->launches > 0 && row->seconds > 0 && row->kernel[0] && row->part[0]))
+                fail_msg("%s: %s / %s: %d launches in %g s", policies[k].name, row->part, row->kernel, row->launches, row->seconds);
+            restores += strstr(row->part, "restored") != NULL;
+        }
+        if (policies[k].attention == KAKEYA_ATTENTION_RESTORED) assert_true(restores > 0);
+        p.ops[CUDA]->cache_destroy(cache);
+    }
+    free(before);
+    free(after);
+    pair_close(&p);
+}
+
 static void refusals(void **state) {
     (void)state;
     if (!device_present()) skip();
@@ -554,7 +589,8 @@ int main(void) {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
         cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
-        cmocka_unit_test(drafter_windows), cmocka_unit_test(argmax_rows), cmocka_unit_test(refusals),
+        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }
