@@ -4,7 +4,7 @@
     bench/transformers_compare.py KAKEYA demo [DIRECTORY]            the bundled model
     bench/transformers_compare.py KAKEYA 26b-a4b [LAYERS] [--keep DIRECTORY]
                                                                      random weights in the shape of 26B-A4B (6 layers)
-    options: --json FILE, --experts NAME (transformers' experts_implementation; its own choice by default)
+    options: --json FILE, --compile, --experts NAME (transformers' experts_implementation; its own choice by default)
 
 Accuracy: both are compared with transformers in float32 over 256 tokens, of which kakeya computes the first 192 as a prompt
 and the others as decode rows: root mean square of the logits' differences, and how often the best token is the same. Then
@@ -13,7 +13,8 @@ The run fails if kakeya's error is above 1.1 times that of transformers in bf16,
 the noise (0.02 in the mean).
 
 Speed: a prompt of 512 tokens, and decoding behind it, one token at a time. transformers runs as `model(...)` with a dynamic
-cache runs, without compilation. kakeya's figures are those of `kakeya bench`.
+cache; with --compile also as `generate` with a static cache, which compiles decoding (torch.compile, CUDA graphs). kakeya's
+figures are those of `kakeya bench`.
 
 Needs a CUDA device and the packages of tools/requirements.txt, and accelerate."""
 import argparse
@@ -62,7 +63,7 @@ def random_tensor(name, shape, generator):
     if name.endswith("layer_scalar"):
         values = uniform(0.7, 1.1)
     elif "q_norm" in name:
-        values = uniform(0.5, 1.5) * 1.5 / shape[0] ** 0.25
+        values = uniform(0.5, 1.5) * 1.5 / shape[0] ** 0.5  # scores of deviation 1.5
     elif name.endswith("router.scale"):
         values = uniform(0.5, 1.5) * shape[0] ** 0.5
     elif "norm" in name or "per_expert_scale" in name:
@@ -155,6 +156,21 @@ def speeds(model, ids):
     return {"prefill_seconds": median(prefill), "decode_seconds": median(decode)}
 
 
+@torch.no_grad()
+def compiled_decode_seconds(model, ids, prefill_seconds):
+    """Of one length only: another one would be another static cache and another compilation."""
+    prompt = torch.tensor([ids[:PROMPT]], device="cuda")
+
+    def generate():
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=2 * DECODE, do_sample=False,
+                              cache_implementation="static")
+
+    for _ in range(3):
+        generate()  # compiled, captured
+    seconds = median([timed(generate)[0] for _ in range(REPEATS)])
+    return (seconds - prefill_seconds) / (2 * DECODE - 1)
+
+
 # ------------------------------------------------------------------------------------------------------- kakeya
 
 
@@ -204,13 +220,16 @@ def same_start(a, b):
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def compare(kakeya, directory, ids, bench_ids, experts, work):
+def compare(kakeya, directory, ids, bench_ids, options, work):
     say("kakeya")
     own = kakeya_results(kakeya, directory, ids, bench_ids, work)
     say("transformers, bf16")
-    model = load(directory, torch.bfloat16, experts)
+    model = load(directory, torch.bfloat16, options.experts)
     theirs = {"logits": logits_of(model, ids).cpu(), "greedy": greedy_tokens(model, ids), **speeds(model, bench_ids),
               "experts": getattr(model.config, "_experts_implementation", None), "attention": model.config._attn_implementation}
+    if options.compile:
+        say("transformers, bf16, compiled")
+        theirs["compiled_decode_seconds"] = compiled_decode_seconds(model, bench_ids, theirs["prefill_seconds"])
     del model
     free()
     say("transformers, float32")
@@ -238,6 +257,8 @@ def print_result(title, result):
             ("largest difference from float32", own["worst"], theirs["worst"], ".4f"),
             ("same best token as float32", own["same_best"], theirs["same_best"], ".4f"),
             ("greedy: mean distance below float32's best", own["regret"], theirs["regret"], ".5f")]
+    if "compiled_decode_seconds" in theirs:
+        rows.insert(2, ("  transformers compiled", 1 / own["decode_seconds"], 1 / theirs["compiled_decode_seconds"], ".1f"))
     for name, a, b, form in rows:
         print(f"{name:44}{a:>12{form}}{b:>20{form}}")
     print(f"greedy: {result['greedy_equal']} of {GREEDY} tokens equal before the first difference")
@@ -261,6 +282,7 @@ def main():
     parser.add_argument("argument", nargs="?", help="demo: the model's directory; 26b-a4b: layers")
     parser.add_argument("--keep", help="directory of the random checkpoint; one that is there is used again")
     parser.add_argument("--json")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--experts")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -282,7 +304,7 @@ def main():
             generator = torch.Generator().manual_seed(2)
             bench_ids = [2] + torch.randint(100, SHAPE["vocab_size"], (PROMPT - 1,), generator=generator).tolist()
             title = f"26B-A4B, {layers} layers, random weights"
-        result = compare(options.kakeya, directory, bench_ids[:ROWS], bench_ids, options.experts, work)
+        result = compare(options.kakeya, directory, bench_ids[:ROWS], bench_ids, options, work)
     print_result(title, result)
     if options.json:
         with open(options.json, "w") as file:

@@ -61,6 +61,16 @@ typedef struct backend_cache_options {
 
 typedef enum segment_kind { SEGMENT_PROMPT = 0, SEGMENT_DECODE } segment_kind;
 
+/* The largest logits of one row, and what all of them weigh: enough to sample most tokens without the others. */
+enum { BACKEND_LEADERS = 256 };
+typedef struct backend_leaders {
+    int32_t n; /* listed; 0: too many tokens are too close to tell them apart; -1: a logit is not a number */
+    int32_t reserved;
+    uint64_t total; /* sum of exp_weight (base/exp_weight.h) over the vocabulary at the segment's temperature */
+    int32_t token[BACKEND_LEADERS]; /* largest logit first, then lowest id; none of the model's suppressed tokens */
+    float logit[BACKEND_LEADERS];
+} backend_leaders;
+
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
  * the bounded policies. A cache takes part at most once in a call. */
 typedef struct backend_segment {
@@ -69,7 +79,9 @@ typedef struct backend_segment {
     int n;
     segment_kind kind;
     int first_logit_row;  /* logits of rows [first_logit_row, n) are written; n: none */
-    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax is wanted */
+    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax or leaders are */
+    backend_leaders *leaders; /* NULL, or (backends with finds_leaders, decode segments) [n - first_logit_row] */
+    float temperature;        /* above 0, with leaders */
     int32_t *argmax;      /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
                              id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
@@ -107,6 +119,7 @@ struct backend_ops {
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
     bool makes_weights; /* model_create makes values for matrices that have a `synthetic` deviation instead of data */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
+    bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);
@@ -125,6 +138,9 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment; before any other call on the
+     * model. */
+    kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);

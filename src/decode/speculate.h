@@ -54,6 +54,7 @@ typedef struct decode_options {
 typedef struct decode_workspace {
     mem_account *account;
     float *logits; /* [rows][vocab] */
+    backend_leaders *leaders; /* [BACKEND_MAX_DECODE_ROWS], where the backend finds them */
     int rows;
     sampler sampler;
     ngram_index ngram; /* memory only once n-gram drafts were wanted */

@@ -1,6 +1,7 @@
 /* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking of a
  * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
  * skipped. */
+#include "base/exp_weight.h"
 #include "golden.h"
 #include "model/gemma4_layers.h"
 #include "model/tensors.h"
@@ -517,6 +518,72 @@ static void argmax_rows(void **state) {
     pair_close(&p);
 }
 
+static const float *sorted_logits;
+static int by_logit(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    if (sorted_logits[x] != sorted_logits[y]) return sorted_logits[x] > sorted_logits[y] ? -1 : 1;
+    return x < y ? -1 : 1;
+}
+
+/* What the device lists of a row is what a sort of the row gives, and the sum of weights is the same integer. */
+static void assert_leaders(const backend_leaders *found, const float *logits, int vocab, float temperature) {
+    int32_t *order = malloc((size_t)vocab * sizeof *order);
+    for (int i = 0; i < vocab; i++) order[i] = i;
+    sorted_logits = logits;
+    qsort(order, (size_t)vocab, sizeof *order, by_logit);
+    uint64_t total = 0;
+    for (int i = 0; i < vocab; i++) total += exp_weight(logits[i], logits[order[0]], temperature);
+    if (found->total != total)
+        fail_msg("temperature %g: weights sum to %llu, expected %llu", (double)temperature, (unsigned long long)found->total,
+                 (unsigned long long)total);
+    assert_int_equal(found->n, BACKEND_LEADERS);
+    for (int i = 0; i < found->n; i++) {
+        if (found->token[i] != order[i] || memcmp(&found->logit[i], &logits[order[i]], sizeof(float)) != 0)
+            fail_msg("leader %d is %d (%g), expected %d (%g)", i, (int)found->token[i], (double)found->logit[i], (int)order[i],
+                     (double)logits[order[i]]);
+    }
+    free(order);
+}
+
+static void leading_logits(void **state) {
+    (void)state;
+    enum { ROWS = BACKEND_MAX_DECODE_ROWS };
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[64];
+    fill_tokens(tokens, 64, (int)vocab, 37);
+    float *logits = calloc(ROWS * vocab, sizeof *logits), *row = calloc(vocab, sizeof *row);
+    backend_leaders *many = calloc(ROWS, sizeof *many), one;
+    backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
+    step(&p, CUDA, cache, tokens, 40, 40, SEGMENT_PROMPT, NULL);
+    static const float temperatures[] = {1, 0.1f, 0.7f, 30};
+    for (size_t k = 0; k < sizeof temperatures / sizeof temperatures[0]; k++) {
+        backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = ROWS, .kind = SEGMENT_DECODE, .logits = logits,
+                                   .leaders = many, .temperature = temperatures[k]};
+        REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+        REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
+        for (size_t i = 0; i < ROWS; i++) assert_leaders(&many[i], logits + i * vocab, (int)vocab, temperatures[k]);
+        REQUIRE_OK(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS - 1, row, error));
+        assert_same_bits("a row read afterwards", row, logits + (ROWS - 1) * vocab, vocab);
+    }
+    kakeya_error refusal = {0};
+    assert_int_equal(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS, row, &refusal), KAKEYA_INVALID_ARGUMENT);
+    /* one row gives the same as many */
+    backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = 1, .kind = SEGMENT_DECODE, .leaders = &one,
+                               .temperature = temperatures[3]};
+    REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+    REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
+    assert_memory_equal(&one, many, sizeof one);
+    segment.temperature = 0;
+    assert_int_equal(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, &refusal), KAKEYA_INVALID_ARGUMENT);
+    p.ops[CUDA]->cache_destroy(cache);
+    free(logits);
+    free(row);
+    free(many);
+    pair_close(&p);
+}
+
 /* A profiled step is a step, and leaves no trace. */
 static void profiles(void **state) {
     (void)state;
@@ -589,7 +656,7 @@ int main(void) {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
         cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
-        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(argmax_rows),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

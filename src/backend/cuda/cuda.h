@@ -46,6 +46,7 @@ typedef struct graph_key {
     int restored;    /* positions of the restore buffers; 0: no restored policy */
     const void *latents; /* ring whose latents are decoded; NULL: none */
     bool aux;        /* aux hidden states are kept */
+    bool leaders;    /* the head is followed by them */
     bool restore_all;
     int draft_window; /* of a block of the drafter; 0: a decode step */
 } graph_key;
@@ -87,6 +88,8 @@ struct backend_model {
     float *argmax_value;
     int *argmax_index;
     int32_t *argmax;
+    cuda_leaders *leaders;
+    cuda_leader_scratch *leader_scratch;
     cuda_step *step;      /* of the verifier */
     cuda_step *draft_step;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_raw, *latents, *latent_values;
@@ -104,6 +107,7 @@ struct backend_model {
     int32_t *staged_ids;  /* pinned: results */
     cuda_graph graphs[CUDA_MAX_GRAPHS];
     int n_graphs;
+    int first_logit_row, logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
 };
 
 typedef enum store_kind { STORE_NONE = 0, STORE_RING, STORE_PAGES } store_kind;
@@ -199,6 +203,7 @@ kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend
 
 /* --- forward.c */
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
+kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error);
 /* Launches the graph of this key; where there is none yet, `enqueue` is captured on the model's stream. */
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
                                 kakeya_error *error);

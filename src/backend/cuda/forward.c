@@ -429,6 +429,8 @@ static void run_head(pass *p, int first, int rows) {
     cuda_excluded excluded = {.n = c->n_suppress_tokens};
     for (int i = 0; i < excluded.n; i++) excluded.id[i] = c->suppress_tokens[i];
     cuda_argmax(p->launch, m->logits, c->vocab, &excluded, rows, m->argmax_value, m->argmax_index, m->argmax);
+    if (p->key.leaders)
+        cuda_find_leaders(p->launch, m->step, m->logits, c->vocab, m->argmax, &excluded, m->leader_scratch, m->leaders, rows);
 }
 
 /* -------------------------------------------------------------------------------------------------- graphs */
@@ -456,7 +458,7 @@ static kakeya_status capture(backend_model *m, const graph_key *key, void (*enqu
 
 static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux &&
-           a->latents == b->latents && a->restore_all == b->restore_all && a->draft_window == b->draft_window;
+           a->latents == b->latents && a->restore_all == b->restore_all && a->leaders == b->leaders && a->draft_window == b->draft_window;
 }
 
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
@@ -566,6 +568,9 @@ static void copy_results(pass *p, const backend_segment *r, int first, int rows)
     if (r->logits)
         note(p, cudaMemcpyAsync(r->logits + at * vocab, m->logits + (size_t)skip * vocab, (size_t)rows * vocab * sizeof(float),
                                 cudaMemcpyDeviceToHost, m->device.stream));
+    if (r->leaders)
+        note(p, cudaMemcpyAsync(r->leaders + at, m->leaders + skip, (size_t)rows * sizeof *m->leaders, cudaMemcpyDeviceToHost,
+                                m->device.stream));
     if (r->argmax)
         note(p, cudaMemcpyAsync(r->argmax + at, m->argmax + skip, (size_t)rows * sizeof(int32_t), cudaMemcpyDeviceToHost,
                                 m->device.stream));
@@ -577,7 +582,9 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
     p.tokens = p.prompt ? m->tokens : (const int32_t *)(const void *)((const char *)m->step + offsetof(cuda_step, tokens));
     kakeya_status status = prepare_pass(&p, error);
     if (status) return status;
+    p.key.leaders = r->leaders != NULL;
     fill_step(&p, r->tokens, &m->staged[0]);
+    m->staged[0].temperature = r->temperature;
     note(&p, cudaMemcpyAsync(m->step, &m->staged[0], sizeof *m->step, cudaMemcpyHostToDevice, m->device.stream));
     int rows = r->n - r->first_logit_row;
     if (p.prompt) {
@@ -599,6 +606,8 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
         }
         if (!status && rows > 0) copy_results(&p, r, r->first_logit_row, rows);
     }
+    m->first_logit_row = r->first_logit_row;
+    m->logit_rows = p.prompt || status ? 0 : rows;
     kakeya_status finished = cuda_finish(&m->device, p.prompt ? "computing a prompt" : "computing a decode step", status ? NULL : error);
     if (!status) status = finished;
     if (!status) status = cuda_check(p.failure, p.prompt ? "computing a prompt" : "computing a decode step", error);
@@ -612,6 +621,8 @@ static kakeya_status check_segments(const backend_model *m, const backend_segmen
         if (r->n < 1 || r->n > m->max_rows) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; 1 to %d are possible", s, r->n, m->max_rows);
         }
+        if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: leading logits belong to decode rows at a temperature above 0", s);
         if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
         for (int i = 0; i < r->n; i++) {
             if (r->tokens[i] < 0 || r->tokens[i] >= m->config->vocab) {
@@ -645,4 +656,15 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
         if (c->length + c->pending > c->high) c->high = c->length + c->pending;
     }
     return status;
+}
+
+kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error) {
+    if (row < 0 || row >= m->logit_rows)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of row %d; the last segment has %d", row, m->logit_rows);
+    size_t vocab = (size_t)m->config->vocab;
+    kakeya_status status = cuda_device_use(&m->device, error);
+    if (!status)
+        status = cuda_check(cudaMemcpyAsync(logits, m->logits + (size_t)(m->first_logit_row + row) * vocab, vocab * sizeof *logits,
+                                            cudaMemcpyDeviceToHost, m->device.stream), "copying logits", error);
+    return status ? status : cuda_finish(&m->device, "copying logits", error);
 }

@@ -10,6 +10,8 @@
 
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_LEADERS == (int)BACKEND_LEADERS && sizeof(cuda_leaders) == sizeof(backend_leaders),
+               "kernels.h repeats the backend's leaders");
 _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h repeats the backend's limits");
 
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -377,6 +379,8 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
         INTS(route.active_begin, experts), INTS(route.active_rows, experts), INTS(route.active_count, 1), INTS(route.finished, 1),
         INTS(route.slot_row, slots), INTS(route.slot_of, slots), INTS(tokens, rows),
         FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS), INTS(argmax_index, block * CUDA_ARGMAX_PARTS), INTS(argmax, block),
+        {(void **)(void *)&m->leaders, block * sizeof(cuda_leaders)},
+        {(void **)(void *)&m->leader_scratch, block * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&m->step, sizeof(cuda_step)}, {(void **)(void *)&m->draft_step, sizeof(cuda_step)},
         FLOATS(d_state, block * d_hidden), FLOATS(d_x, rows * d_hidden), FLOATS(d_q, block * d_q),
         FLOATS(d_k, block * d_kv), FLOATS(d_v, block * d_kv), FLOATS(d_gate_up, block * 2 * d_wide),
@@ -573,6 +577,7 @@ const backend_ops *cuda_backend(void) {
         .bf16_only = true,
         .makes_weights = true,
         .finds_argmax = true,
+        .finds_leaders = true,
         .model_create = cuda_model_create,
         .model_destroy = cuda_model_destroy,
         .model_description = cuda_description,
@@ -584,6 +589,7 @@ const backend_ops *cuda_backend(void) {
         .cache_pending = cuda_cache_pending,
         .cache_min_truncate = cuda_cache_min_truncate,
         .forward = cuda_forward,
+        .read_logits = cuda_read_logits,
         .cache_commit = cuda_cache_commit,
         .cache_truncate = cuda_cache_truncate,
         .cache_fork = cuda_cache_fork,
