@@ -31,6 +31,8 @@ static const float memory_after_surprise = 3;
 
 /* Before any observation; worth this much of one, so that the first decides. */
 static const float assumed_weight = 0.5f;
+/* What earlier texts let expect is worth one observation. */
+static const float expected_weight = 1;
 static const float assumed_dflash_rate = 0.8f;
 static const float assumed_ngram_rate[NGRAM_MAX_MATCH + 1] = {0, 0.2f, 0.4f, 0.6f, 0.75f}; /* first draft, by match */
 static const float assumed_ngram_next_rate = 0.8f;
@@ -134,13 +136,41 @@ static void acceptance_add(draft_acceptance *acceptance, int position, bool acce
 
 /* -------------------------------------------------------------------------------------------------- planning */
 
-void draft_control_init(draft_control *control, int max_dflash, const draft_costs *costs) {
+static void acceptance_expect(draft_acceptance *acceptance, const float *rate) {
+    for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
+        acceptance->rate[i] = rate[i];
+        acceptance->weight[i] = expected_weight;
+    }
+}
+
+void draft_control_init(draft_control *control, int max_dflash, const draft_experience *experience) {
     memset(control, 0, sizeof *control);
     control->max_dflash = max_dflash < BACKEND_MAX_DRAFT ? max_dflash : BACKEND_MAX_DRAFT;
-    if (costs) control->costs = *costs;
     acceptance_init(&control->dflash, assumed_dflash_rate, assumed_dflash_rate);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++)
         acceptance_init(&control->ngram[m], assumed_ngram_rate[m], assumed_ngram_next_rate);
+    if (!experience || !experience->known) return;
+    control->costs = experience->costs;
+    control->budget = experience->budget;
+    acceptance_expect(&control->dflash, experience->dflash_rate);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) acceptance_expect(&control->ngram[m], experience->ngram_rate[m]);
+}
+
+/* A rate that this turn has observed moves half way to the turn's; the first turn's rates are taken as they are. */
+static void share_rates(const draft_acceptance *acceptance, bool first, float *rate) {
+    for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
+        if (first) rate[i] = acceptance->rate[i];
+        else if (acceptance->weight[i] > expected_weight) rate[i] += (acceptance->rate[i] - rate[i]) / 2;
+    }
+}
+
+void draft_control_share(const draft_control *control, draft_experience *experience) {
+    bool first = !experience->known;
+    experience->known = true;
+    experience->costs = control->costs;
+    experience->budget = control->budget;
+    share_rates(&control->dflash, first, experience->dflash_rate);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) share_rates(&control->ngram[m], first, experience->ngram_rate[m]);
 }
 
 /* Expected tokens and seconds of a block. */
@@ -210,7 +240,7 @@ static void consider_probe(draft_control *control, draft_plan *best, int longest
             continue;
         }
         /* too dear: its turn stays until the budget has grown */
-        if (loss > 0 && control->probe_seconds + loss > probe_share * control->elapsed_seconds) return;
+        if (loss > 0 && control->budget.probe_seconds + loss > probe_share * control->budget.elapsed_seconds) return;
         next_probe(control);
         control->probing = true;
         *best = plan;
@@ -251,8 +281,8 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     control->drafting = best.source != DRAFT_NONE;
     if (best.source != DRAFT_NGRAM) consider_probe(control, &best, longest);
     if (best.source != DRAFT_DFLASH && longest > 0 && control->shadow_dflash.at == control->shadow_dflash.n &&
-        control->shadow_seconds + draft_control_draft_seconds(&control->costs, longest) <=
-            shadow_share * control->elapsed_seconds)
+        control->budget.shadow_seconds + draft_control_draft_seconds(&control->costs, longest) <=
+            shadow_share * control->budget.elapsed_seconds)
         best.shadow_length = longest;
     return best;
 }
@@ -293,12 +323,12 @@ void draft_control_record(draft_control *control, const draft_block *block, doub
     }
 
     double seconds = block->draft_seconds + block->verify_seconds;
-    control->elapsed_seconds += seconds + shadow_seconds;
-    control->shadow_seconds += shadow_seconds;
+    control->budget.elapsed_seconds += seconds + shadow_seconds;
+    control->budget.shadow_seconds += shadow_seconds;
     control->blocks_since_probe++;
     if (control->probing) {
-        control->probe_seconds += seconds - (block->accepted + 1) / control->best_rate;
-        if (control->probe_seconds < 0) control->probe_seconds = 0; /* a lucky probe saves up nothing */
+        control->budget.probe_seconds += seconds - (block->accepted + 1) / control->best_rate;
+        if (control->budget.probe_seconds < 0) control->budget.probe_seconds = 0; /* a lucky probe saves up nothing */
         control->blocks_since_probe = 0;
         control->probing = false;
     }

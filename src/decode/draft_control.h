@@ -29,7 +29,7 @@ typedef struct cost_samples {
     int n, next;
 } cost_samples;
 
-/* Costs belong to the machine and the policy, not to a text: they can be handed from session to session. */
+/* Of the machine and the policy, not of a text. */
 typedef struct draft_costs {
     cost_samples verify[BACKEND_MAX_DECODE_ROWS + 1]; /* by rows, with commit */
     cost_samples draft[BACKEND_MAX_DRAFT + 1];        /* DFlash, by drafts */
@@ -48,15 +48,29 @@ typedef struct draft_shadow {
     int match; /* of an n-gram prediction */
 } draft_shadow;
 
+/* How the time was spent. */
+typedef struct draft_budget {
+    double elapsed_seconds; /* all blocks */
+    double probe_seconds;   /* what probe blocks have cost beyond the best choice */
+    double shadow_seconds;  /* what drafts have cost that were only watched */
+} draft_budget;
+
+/* What earlier turns on an engine know and the next session starts with. All zero: nothing yet. */
+typedef struct draft_experience {
+    bool known;
+    draft_costs costs;
+    draft_budget budget; /* so that many short texts explore no more than one long one */
+    float dflash_rate[BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
+    float ngram_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
+} draft_experience;
+
 typedef struct draft_control {
     draft_costs costs;
+    draft_budget budget;
     draft_acceptance dflash;
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1]; /* by length of the matched suffix */
     draft_shadow shadow_dflash, shadow_ngram;
     int max_dflash;         /* 0: no drafter */
-    double elapsed_seconds; /* all blocks */
-    double probe_seconds;   /* what probe blocks have cost beyond the best choice */
-    double shadow_seconds;  /* what drafts have cost that were only watched */
     int blocks_since_probe, next_probe, next_length;
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
@@ -76,8 +90,11 @@ typedef struct draft_block {
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
 } draft_block;
 
-/* max_dflash: longest DFlash draft wanted, 0 without drafter. costs: known from earlier sessions, or NULL. */
-void draft_control_init(draft_control *control, int max_dflash, const draft_costs *costs);
+/* max_dflash: longest DFlash draft wanted, 0 without drafter. experience: of earlier sessions, or NULL. */
+void draft_control_init(draft_control *control, int max_dflash, const draft_experience *experience);
+
+/* Adds what a finished turn has learned. */
+void draft_control_share(const draft_control *control, draft_experience *experience);
 
 /* limit: drafts that fit into the context, the window and the remaining tokens. ngram_available drafts can be had from
  * a suffix match of ngram_match tokens. */

@@ -8,17 +8,20 @@ static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE
 
 kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
                              kakeya_error *error) {
-    int rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
-    if (w->rows < rows) {
-        size_t bytes = (size_t)rows * (size_t)t->vocab * sizeof *w->logits;
+    w->rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
+    w->greedy = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
+    w->leading = t->ops->finds_leaders && sampler_takes_leaders(&w->sampler);
+    int logit_rows = w->greedy ? 0 : w->leading ? 1 : w->rows;
+    if (w->logit_rows < logit_rows) {
+        size_t bytes = (size_t)logit_rows * (size_t)t->vocab * sizeof *w->logits;
         mem_free(w->logits);
-        w->rows = 0;
+        w->logit_rows = 0;
         w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
         if (!w->logits)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", rows, bytes);
-        w->rows = rows;
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows, bytes);
+        w->logit_rows = logit_rows;
     }
-    if (t->ops->finds_leaders && !w->leaders) {
+    if (w->leading && !w->leaders) {
         w->leaders = mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->leaders);
         if (!w->leaders) return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of a block: out of memory");
     }
@@ -31,7 +34,7 @@ void decode_workspace_free(decode_workspace *w) {
     mem_free(w->leaders);
     w->logits = NULL;
     w->leaders = NULL;
-    w->rows = 0;
+    w->logit_rows = 0;
     sampler_free(&w->sampler);
     ngram_free(&w->ngram);
 }
@@ -198,20 +201,18 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     if (status != KAKEYA_OK) return status;
 
     int32_t known[BACKEND_MAX_DECODE_ROWS];
-    bool finds_argmax = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
-    bool finds_leaders = t->ops->finds_leaders && sampler_takes_leaders(&w->sampler);
     backend_segment segment = {.cache = t->cache,
                                .tokens = b.tokens,
                                .n = b.block.drafted + 1,
                                .kind = SEGMENT_DECODE,
-                               .logits = finds_argmax || finds_leaders ? NULL : w->logits,
-                               .leaders = finds_leaders ? w->leaders : NULL,
+                               .logits = w->greedy || w->leading ? NULL : w->logits,
+                               .leaders = w->leading ? w->leaders : NULL,
                                .temperature = w->sampler.parameters.temperature,
-                               .argmax = finds_argmax ? known : NULL};
+                               .argmax = w->greedy ? known : NULL};
     pthread_mutex_lock(t->turn);
     double start = clock_seconds();
     status = t->ops->forward(t->model, &segment, 1, error);
-    kakeya_status drawn = !status && finds_leaders ? draw_rows(t, w, &b, known, error) : KAKEYA_OK;
+    kakeya_status drawn = !status && w->leading ? draw_rows(t, w, &b, known, error) : KAKEYA_OK;
     b.block.verify_seconds = clock_seconds() - start;
     pthread_mutex_unlock(t->turn);
     if (status != KAKEYA_OK) return status;
@@ -219,7 +220,8 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     status = drawn; /* the rows are pending now: a failure commits none of them */
     for (int row = 0; row < segment.n && !status; row++) {
         int32_t token;
-        row_result result = {w->logits + (size_t)row * (size_t)t->vocab, finds_argmax || finds_leaders ? &known[row] : NULL};
+        row_result result = {.token = &known[row]};
+        if (!w->greedy && !w->leading) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
         bool last = remaining == (size_t)b.taken + 1;
         status = take_next(t, w, result, last, output, &token, verdict, error);
         if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;

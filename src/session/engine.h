@@ -1,5 +1,5 @@
 /* Inside of a kakeya_engine: models, tokenizer and the backend model that holds the weights. Immutable once open but
- * for the account's counters and the draft costs, which `turn` protects. */
+ * for the account's counters and the experience with drafts, which `turn` protects. */
 #ifndef KAKEYA_SESSION_ENGINE_H
 #define KAKEYA_SESSION_ENGINE_H
 
@@ -23,7 +23,7 @@ struct kakeya_engine {
     kakeya_precision precision;
     uint64_t fingerprint;               /* of configurations and sampled weights: snapshots name it */
     pthread_mutex_t turn;               /* held around backend work: sessions of one engine take turns */
-    draft_costs costs[ENGINE_POLICIES]; /* learned by earlier sessions, by attention policy */
+    draft_experience experience[ENGINE_POLICIES]; /* by attention policy */
 };
 
 /* What an engine is made of; everything but ops and verifier may be NULL. */

@@ -189,7 +189,7 @@ kakeya_status session_generate(kakeya_session *session, const kakeya_generate_op
     if (status == KAKEYA_OK && decode.mode == KAKEYA_MODE_AUTO) {
         kakeya_engine *engine = session->engine;
         pthread_mutex_lock(&engine->turn);
-        engine->costs[session->options.attention] = session->workspace.control.costs;
+        draft_control_share(&session->workspace.control, &engine->experience[session->options.attention]);
         pthread_mutex_unlock(&engine->turn);
     }
     stop_text_free(&output.stop);

@@ -335,9 +335,44 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     simulation s = {.shape = SHAPE_DEAR, .q = 0.1, .ngram_q = -1, .seed = 5};
     draft_control_init(&control, LONGEST, NULL);
     simulate(&s, &control, 500);
+    draft_experience experience = {0};
+    draft_control_share(&control, &experience);
     draft_control next;
-    draft_control_init(&next, LONGEST, &control.costs);
+    draft_control_init(&next, LONGEST, &experience);
     assert_int_equal(draft_control_plan(&next, LONGEST, 0, 0).source, DRAFT_NONE);
+}
+
+/* Sessions of one engine: short random texts lose nothing but the first one's start, short easy texts soon begin with full
+ * blocks, and a change of the kind of text is noticed. */
+static void test_control_starts_with_experience(void **state) {
+    (void)state;
+    enum { SESSIONS = 12 };
+    for (int shape = SHAPE_FREE; shape <= SHAPE_HALF; shape++) {
+        draft_experience experience = {0};
+        static const struct {
+            double q;
+            long tokens;
+        } phases[] = {{0, 160}, {0.97, 15}, {0, 160}};
+        for (size_t phase = 0; phase < sizeof phases / sizeof phases[0]; phase++) {
+            simulation s = {.shape = shape, .q = phases[phase].q, .ngram_q = -1, .seed = 40 + phase};
+            double last = 0;
+            for (int session = 0; session < SESSIONS; session++) {
+                draft_control control;
+                draft_control_init(&control, LONGEST, &experience);
+                double before = s.seconds;
+                long tokens = s.tokens;
+                simulate(&s, &control, phases[phase].tokens);
+                last = (s.seconds - before) / (double)(s.tokens - tokens);
+                draft_control_share(&control, &experience);
+            }
+            double per_token = s.seconds / (double)s.tokens, plain = verify_cost(shape, 1);
+            double best = best_fixed(shape, s.q, draft_cost);
+            if (phase != 1 && per_token > plain * 1.03)
+                fail_msg("shape %d, random sessions %zu: %.3f per token, plain %.3f", shape, phase, per_token, plain);
+            if (phase == 1 && last > best * 1.25)
+                fail_msg("shape %d, easy sessions: %.3f per token in the last one, best %.3f", shape, last, best);
+        }
+    }
 }
 
 int main(void) {
@@ -350,6 +385,7 @@ int main(void) {
         cmocka_unit_test(test_control_follows_the_text),
         cmocka_unit_test(test_control_uses_ngrams),
         cmocka_unit_test(test_control_obeys_limits_and_learns_costs_once),
+        cmocka_unit_test(test_control_starts_with_experience),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

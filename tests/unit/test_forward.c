@@ -140,12 +140,65 @@ static void odd_forms(void **state) {
     }
 }
 
+static int32_t largest_logit(const gemma4_config *c, const float *logits) {
+    int32_t best = -1;
+    for (int32_t v = 0; v < c->vocab; v++) {
+        bool suppressed = false;
+        for (int i = 0; i < c->n_suppress_tokens; i++) suppressed |= c->suppress_tokens[i] == v;
+        if (!suppressed && (best < 0 || logits[v] > logits[best])) best = v;
+    }
+    return best;
+}
+
+/* Greedy choices are those of the capped logits, the lowest id on ties, also where the cap makes many logits equal. */
+static void check_greedy(const char *name, float scale) {
+    enum { ROWS = 9 };
+    loaded l;
+    load(&l, name, NULL, 2);
+    const gemma4_config *c = &l.model->config;
+    float *norm = (float *)(uintptr_t)l.model->weights.final_norm;
+    for (int i = 0; i < c->hidden; i++) norm[i] *= scale;
+    int n;
+    const int32_t *ids = integers(&l, "input_ids", &n);
+    float *logits = malloc((size_t)ROWS * (size_t)c->vocab * sizeof *logits);
+    for (int rows = 1; rows <= ROWS; rows += 4) {
+        int32_t beside_logits[ROWS], alone[ROWS];
+        backend_cache *cache = new_cache(&l, 128);
+        backend_segment segment = {.cache = cache, .tokens = ids, .n = rows, .kind = SEGMENT_DECODE, .logits = logits,
+                                   .argmax = beside_logits};
+        REQUIRE_OK(l.ops->forward(l.backend, &segment, 1, error));
+        REQUIRE_OK(l.ops->cache_commit(cache, 0, error));
+        segment.logits = NULL;
+        segment.argmax = alone;
+        REQUIRE_OK(l.ops->forward(l.backend, &segment, 1, error));
+        for (int row = 0; row < rows; row++) {
+            int32_t best = largest_logit(c, logits + (size_t)row * (size_t)c->vocab);
+            assert_int_equal(beside_logits[row], best);
+            assert_int_equal(alone[row], best);
+        }
+        l.ops->cache_destroy(cache);
+    }
+    free(logits);
+    unload(&l);
+}
+
+static void greedy_choices_are_the_largest_logits(void **state) {
+    (void)state;
+    static const char *const names[] = {"gemma4-tiny-moe", "gemma4-tiny-dense", "gemma4-tiny-ple"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        check_greedy(names[i], 1);
+        check_greedy(names[i], 1000);
+        check_greedy(names[i], -1000);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(moe_form),
         cmocka_unit_test(dense_form),
         cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(odd_forms),
+        cmocka_unit_test(greedy_choices_are_the_largest_logits),
     };
     return cmocka_run_group_tests_name("forward", tests, NULL, NULL);
 }

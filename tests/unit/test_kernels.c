@@ -654,6 +654,48 @@ static void rope_axpy_scale(void **state) {
     }
 }
 
+static void largest_values_are_found(void **state) {
+    (void)state;
+    static const int sizes[] = {1, 3, 16, 17, 255, 256, 257, 8192, 8195};
+    FOR_TABLES(kernels) for (size_t si = 0; si < COUNT(sizes); si++) {
+        int n = sizes[si];
+        float *x = random_floats((size_t)n, 71 + si, 2.0f);
+        for (int i = 0; i < n; i++) x[i] -= 20; /* no zero may come in from a tail */
+        for (int trial = 0; trial < 20; trial++) {
+            int at = (int)((unsigned)(trial * 7919) % (unsigned)n);
+            float before = x[at];
+            x[at] = -1.5f;
+            assert_true(kernels->maximum(x, n) == -1.5f);
+            assert_int_equal(kernels->first_at_least(x, n, -1.5f), at);
+            assert_int_equal(kernels->first_at_least(x, n, -1.25f), n);
+            x[at] = trial % 3 == 0 ? NAN : trial % 3 == 1 ? INFINITY : -INFINITY;
+            assert_true(isnan(kernels->maximum(x, n)));
+            x[at] = before;
+        }
+        free(x);
+    }
+}
+
+static void derived_keys_have_the_bits_of_their_steps(void **state) {
+    (void)state;
+    static const struct {
+        int half, pairs;
+    } shapes[] = {{64, 16}, {64, 64}, {256, 64}, {4, 1}, {8, 8}, {20, 16}, {32, 7}};
+    FOR_TABLES(kernels) for (size_t s = 0; s < COUNT(shapes); s++) for (int type = 0; type < DTYPE_COUNT; type++) {
+        int half = shapes[s].half, pairs = shapes[s].pairs, n = 2 * half;
+        float *raw = random_floats((size_t)n, 81, 1.0f), *norm = random_floats((size_t)n, 82, 1.0f);
+        float *angles = random_floats((size_t)n, 83, 1.0f), *got = malloc((size_t)n * 4), *want = malloc((size_t)n * 4);
+        void *stored = malloc((size_t)n * dtype_bytes((dtype)type));
+        kernels->store((dtype)type, raw, n, stored);
+        kernels->load((dtype)type, stored, n, want);
+        kernels->multiply(norm, n, want);
+        kernels->rope(want, half, pairs, angles, angles + half);
+        kernels->derive_key((dtype)type, stored, norm, half, pairs, angles, angles + half, got);
+        for (int i = 0; i < n; i++) check_same_bits("derive_key", kernels->name, i, got[i], want[i]);
+        free(raw), free(norm), free(angles), free(got), free(want), free(stored);
+    }
+}
+
 static void stored_types_round_trip(void **state) {
     (void)state;
     enum { ALL = 65536 };
@@ -757,6 +799,8 @@ int main(void) {
         cmocka_unit_test(gates_and_caps_are_accurate),
         cmocka_unit_test(norms_are_accurate),
         cmocka_unit_test(rope_axpy_scale),
+        cmocka_unit_test(largest_values_are_found),
+        cmocka_unit_test(derived_keys_have_the_bits_of_their_steps),
         cmocka_unit_test(stored_types_round_trip),
         cmocka_unit_test(storing_rounds_to_nearest_even),
         cmocka_unit_test(probes_do_what_they_report),

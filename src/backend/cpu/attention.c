@@ -209,11 +209,9 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
     const float *norm = m->weights->layer[tile->source].k_norm;
     int d = tile->config->head_dim;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
-        float *k = keys + (size_t)i * (size_t)d;
-        kernels->load(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), d, k);
-        kernels->multiply(norm, d, k);
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
-        kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+        kernels->derive_key(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), norm, rope->half, rope->pairs,
+                            rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
     }
 }
 

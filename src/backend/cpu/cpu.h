@@ -4,6 +4,7 @@
  *   matrix.c     batches of matrix products on the pool    attention.c  flash attention over blocks of 16 keys
  *   experts.c    router and mixture of experts             cache.c      K/V stores, commit, truncate, fork
  *   draft.c      drafter context, latents, block drafting  snapshot.c   cache <-> bytes
+ *   head.c       logits and greedy choices
  *   probe.c      what the machine allows                   kernels*.c   the inner loops, one table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
@@ -18,10 +19,11 @@ enum {
     CPU_MAX_THREADS = 256,
     CPU_MAX_ROWS = 512,          /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
     CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
-    CPU_PARTITION_FULL = 1024,   /* key positions of one independent flash state in full-attention layers */
+    CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
     CPU_AUX_BACKLOG = 32,        /* committed rows whose aux hidden states wait for a batched drafter extension */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
-    CPU_SERIAL_ROWS = 2,         /* up to so many rows, per-row work runs on the calling thread */
+    CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
+    CPU_SERIAL_PRODUCTS = 65536, /* so do so few multiply-adds of a matrix product */
 };
 
 /* cos/sin of position * inverse frequency, [position][pairs], grown on demand. */
@@ -76,6 +78,7 @@ struct backend_model {
     float *moe;        /* [hidden] */
     float *ple;        /* [layers * ple_width] */
     float *ple_gate;   /* [ple_width] */
+    float *head_logits;  /* [BACKEND_MAX_DECODE_ROWS][vocab], of rows whose greedy choice is wanted, and of drafts */
     float *router_logits;   /* [experts] */
     int *expert_of;         /* [experts_per_token] */
     float *expert_weight;   /* [experts_per_token] */
@@ -99,7 +102,6 @@ struct backend_model {
     /* drafter workspace */
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_context; /* rows x ... */
     void *d_block_k, *d_block_v;
-    float *d_logits;  /* [BACKEND_MAX_DECODE_ROWS][vocab] */
     packed_rows d_packed, d_packed_aux, d_packed_act;
     float *latent_in, *latent_out;
     packed_rows packed_latent_in;
@@ -184,8 +186,9 @@ void packed_rows_destroy(packed_rows *p);
 void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round);
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
-/* Per-row work over [0, rows): inline for few rows, on the pool otherwise. */
-void rows_run(backend_model *m, int rows, range_task task, void *context);
+/* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is little,
+ * on the pool otherwise. */
+void rows_run(backend_model *m, int rows, int values, range_task task, void *context);
 
 /* --- model.c */
 kakeya_status rope_table_reserve(backend_model *m, rope_table *table, int positions, kakeya_error *error);
@@ -267,6 +270,13 @@ kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *erro
 kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error);
 /* Latents of n rows from `position` on, each token by itself. */
 void token_latents_alone(backend_cache *c, int position, int n);
+
+/* --- head.c: x [rows][hidden] after the final norm; `packed` is overwritten */
+/* Logits [rows][vocab], soft-capped. */
+void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *logits);
+/* The id of each row's largest logit, the lowest on ties, none of `excluded`; -1 where a logit is not finite. */
+void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
+                 int32_t *choice);
 
 /* --- forward.c */
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);

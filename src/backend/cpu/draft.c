@@ -122,7 +122,7 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     pack(m, &m->d_packed_aux, aux, width, rows, (int)width, 1u << drafter->fc.type, m->round);
     matrix_job fc = matrix_product(&m->d_packed_aux, rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
-    rows_run(m, rows, context_norm_rows, &s);
+    rows_run(m, rows, d->hidden, context_norm_rows, &s);
     pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, m->draft_types, m->round);
     matrix_job jobs[2 * DFLASH_MAX_LAYERS];
     for (int l = 0; l < d->layers; l++) {
@@ -134,7 +134,7 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     if (restored && m->options.f_theta->config.input == F_THETA_DRAFTER_CONTEXT_KV) {
         draft_extend_latents(&s, rows > latents ? rows - latents : 0);
     }
-    rows_run(m, rows, context_store_rows, &s);
+    rows_run(m, rows, 2 * (int)all, context_store_rows, &s);
 }
 
 void draft_flush(backend_cache *c) {
@@ -337,37 +337,13 @@ kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *
     return status;
 }
 
-typedef struct argmax_context {
-    const float *logits;
-    int vocab, mask_token;
-    int32_t *out;
-} argmax_context;
-
-/* The soft cap is monotone, so it does not matter here. The mask is never proposed. */
-static void argmax_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    argmax_context *a = context;
-    for (size_t row = begin; row < end; row++) {
-        const float *logits = a->logits + row * (size_t)a->vocab;
-        int best = a->mask_token == 0 ? 1 : 0;
-        for (int v = best + 1; v < a->vocab; v++) {
-            if (logits[v] > logits[best] && v != a->mask_token) best = v;
-        }
-        a->out[row] = best;
-    }
-}
-
 kakeya_status cpu_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
     kakeya_status status = run_block(c, bonus, n, error);
     if (status) return status;
     backend_model *m = c->model;
-    const weight *head = &m->weights->head;
-    int hidden = m->options.drafter->config.hidden;
-    pack(m, &m->d_packed, m->d_x + hidden, (size_t)hidden, n, hidden, 1u << head->type, m->round);
-    matrix_job job = matrix_product(&m->d_packed, n, head, m->d_logits, (size_t)m->config->vocab);
-    matrix_run(m, &job, 1);
-    argmax_context argmax = {m->d_logits, m->config->vocab, m->options.drafter->config.mask_token, drafts};
-    thread_pool_for(m->pool, (size_t)n, 1, argmax_rows, &argmax);
+    const dflash_config *d = &m->options.drafter->config;
+    int mask = d->mask_token; /* never proposed */
+    head_choose(m, &m->d_packed, m->d_x + d->hidden, n, &mask, 1, drafts);
     return KAKEYA_OK;
 }
 

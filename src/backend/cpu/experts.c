@@ -57,12 +57,12 @@ static void choose_experts(void *context, size_t begin, size_t end, int thread) 
 void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
     int hidden = m->config->hidden, experts = m->config->experts, k = m->config->experts_per_token;
     route_context context = {m, w};
-    rows_run(m, rows, router_inputs, &context);
+    rows_run(m, rows, 2 * hidden, router_inputs, &context);
     pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, 1u << w->router_proj.type, false);
     matrix_job job = matrix_product(&m->packed, rows, &w->router_proj, m->router_logits, (size_t)experts);
     job.exact_input = true;
     matrix_run(m, &job, 1);
-    rows_run(m, rows, choose_experts, &context);
+    rows_run(m, rows, experts * k, choose_experts, &context);
 
     /* Counting sort of (row, rank) pairs by expert. */
     int slots = rows * k;
@@ -139,41 +139,41 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
     return n;
 }
 
-/* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. Expects the
- * dense input in m->packed, the experts' input in m->packed_moe (MoE only). Leaves the dense result in m->branch and the
- * experts' weighted sum in m->moe. */
+/* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. The dense products
+ * come first: they are cut into the larger pieces, and the small ones at the end leave no thread waiting long. Expects the dense
+ * input in m->packed, the experts' input in m->packed_moe (MoE only). Leaves the dense result in m->branch and the experts'
+ * weighted sum in m->moe. */
 void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemma4_layer_config *lc, int rows) {
     const gemma4_config *config = m->config;
     size_t width = (size_t)lc->intermediate;
     matrix_job *jobs = m->jobs;
     weight *views = (weight *)(void *)(m->jobs + m->max_jobs);
-    int n_jobs = 0;
     slot_context slots = {.model = m, .intermediate = config->expert_intermediate, .gate_up = m->expert_gate_up};
     int n_slots = config->moe ? rows * config->experts_per_token : 0;
 
+    int n_jobs = 0;
+    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
+    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
     if (config->moe) {
         slots.type = w->experts_gate_up.type;
         slots.row_bytes = m->kernels->pack_row_bytes(slots.type, m->round, config->hidden);
-        rows_run(m, n_slots, gather_slots, &slots);
-        n_jobs = expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
-                             m->expert_gate_up, views, jobs);
+        rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
+        n_jobs += expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
+                              m->expert_gate_up, views, jobs + n_jobs);
     }
-    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
-    jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
     matrix_run(m, jobs, n_jobs);
 
     slot_context dense = {.model = m, .intermediate = lc->intermediate, .gate_up = m->gate_up};
-    rows_run(m, rows, activate_rows, &dense);
+    rows_run(m, rows, 2 * lc->intermediate, activate_rows, &dense);
     pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, 1u << w->down_proj.type, m->round);
-
     n_jobs = 0;
+    jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
     if (config->moe) {
-        rows_run(m, n_slots, activate_rows, &slots);
+        rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
              config->expert_intermediate, 1u << w->experts_down.type, m->round);
-        n_jobs = expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs);
+        n_jobs += expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
     }
-    jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
     matrix_run(m, jobs, n_jobs);
-    if (config->moe) rows_run(m, rows, combine_experts, m);
+    if (config->moe) rows_run(m, rows, config->experts_per_token * config->hidden, combine_experts, m);
 }

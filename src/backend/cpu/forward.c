@@ -71,7 +71,7 @@ static void run_ple_inputs(forward_step *f) {
     pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, 1u << w->type, m->round);
     matrix_job job = matrix_product(&m->packed, f->rows, w, m->ple, (size_t)w->out);
     matrix_run(m, &job, 1);
-    rows_run(m, f->rows, combine_ple, f);
+    rows_run(m, f->rows, c->layers * c->ple_width, combine_ple, f);
 }
 
 /* ---------------------------------------------------------------------------------------------- attention */
@@ -182,7 +182,7 @@ static void run_attention(forward_step *f) {
     const gemma4_layer_config *lc = f->config;
     size_t hidden = (size_t)m->config->hidden, q_dim = (size_t)(m->config->heads * lc->head_dim);
     size_t kv_dim = (size_t)(lc->kv_heads * lc->head_dim);
-    rows_run(m, f->rows, input_norm_rows, f);
+    rows_run(m, f->rows, (int)hidden, input_norm_rows, f);
     matrix_job jobs[3];
     int n = 0;
     unsigned types = 1u << w->q_proj.type;
@@ -198,7 +198,7 @@ static void run_attention(forward_step *f) {
     pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, types, m->round);
     matrix_run(m, jobs, n);
     keep_own_raw(f);
-    rows_run(m, f->rows, head_rows, f);
+    rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
     store_new_rows(f, true);
     attention_run(m, f->layer, f->segments, f->n_segments);
     store_new_rows(f, false);
@@ -262,15 +262,15 @@ static void run_feed_forward(forward_step *f) {
     backend_model *m = f->model;
     const gemma4_layer_weights *w = f->weights;
     int hidden = m->config->hidden;
-    rows_run(m, f->rows, after_attention_rows, f);
+    rows_run(m, f->rows, 2 * hidden, after_attention_rows, f);
     if (m->config->moe) {
         pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, 1u << w->experts_gate_up.type, m->round);
         experts_route(m, w, f->rows);
     }
-    rows_run(m, f->rows, dense_input_rows, f);
+    rows_run(m, f->rows, hidden, dense_input_rows, f);
     pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden, 1u << w->gate_proj.type | 1u << w->up_proj.type, m->round);
     experts_forward(m, w, f->config, f->rows);
-    rows_run(m, f->rows, after_ffn_rows, f);
+    rows_run(m, f->rows, 3 * hidden, after_ffn_rows, f);
 }
 
 /* ------------------------------------------------------------------------------------- per-layer embeddings */
@@ -306,11 +306,11 @@ static void run_ple(forward_step *f) {
     pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, 1u << w->ple_gate.type, m->round);
     matrix_job gate = matrix_product(&m->packed, f->rows, &w->ple_gate, m->ple_gate, (size_t)width);
     matrix_run(m, &gate, 1);
-    rows_run(m, f->rows, ple_gate_rows, f);
+    rows_run(m, f->rows, width, ple_gate_rows, f);
     pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, 1u << w->ple_proj.type, m->round);
     matrix_job out = matrix_product(&m->packed, f->rows, &w->ple_proj, m->branch, (size_t)hidden);
     matrix_run(m, &out, 1);
-    rows_run(m, f->rows, ple_add_rows, f);
+    rows_run(m, f->rows, 2 * hidden, ple_add_rows, f);
 }
 
 /* -------------------------------------------------------------------------------------------------- outputs */
@@ -357,40 +357,15 @@ static void final_norm_rows(void *context, size_t begin, size_t end, int thread)
     }
 }
 
-typedef struct cap_context {
-    backend_model *model;
-    float *logits;
-} cap_context;
-
-static void cap_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    cap_context *c = context;
-    size_t vocab = (size_t)c->model->config->vocab;
-    for (size_t row = begin; row < end; row++) {
-        c->model->kernels->soft_cap(c->model->config->logit_softcap, (int)vocab, c->logits + row * vocab);
-    }
-}
-
 static void run_head(forward_step *f) {
     backend_model *m = f->model;
-    const weight *head = &m->weights->head;
-    size_t hidden = (size_t)m->config->hidden;
     for (int s = 0; s < f->n_segments; s++) {
         backend_segment *r = &f->requests[s];
         int rows = r->n - r->first_logit_row;
         if (rows <= 0) continue;
-        const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * hidden;
-        pack(m, &m->packed, x, hidden, rows, (int)hidden, 1u << head->type, m->round);
-        matrix_job job = matrix_product(&m->packed, rows, head, r->logits, (size_t)m->config->vocab);
-        matrix_run(m, &job, 1);
-        cap_context cap = {m, r->logits};
-        if (m->config->logit_softcap > 0) {
-            if (rows == 1) {
-                cap_rows(&cap, 0, 1, 0);
-            } else {
-                thread_pool_for(m->pool, (size_t)rows, 1, cap_rows, &cap);
-            }
-        }
+        const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * (size_t)m->config->hidden;
+        if (r->logits) head_logits(m, &m->packed, x, rows, r->logits);
+        if (r->argmax) head_choose(m, &m->packed, x, rows, m->config->suppress_tokens, m->config->n_suppress_tokens, r->argmax);
     }
 }
 
@@ -459,7 +434,7 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
     }
 
     /* From here on nothing fails. */
-    rows_run(m, f.rows, embed_rows, &f);
+    rows_run(m, f.rows, m->config->hidden, embed_rows, &f);
     copy_hidden(&f, 0);
     if (m->config->ple_width) run_ple_inputs(&f);
     for (int i = 0; i < m->config->layers; i++) {
@@ -472,7 +447,7 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
         copy_aux(&f);
         if (i + 1 < m->config->layers) copy_hidden(&f, i + 1);
     }
-    rows_run(m, f.rows, final_norm_rows, &f);
+    rows_run(m, f.rows, m->config->hidden, final_norm_rows, &f);
     copy_hidden(&f, m->config->layers);
     run_head(&f);
     for (int s = 0; s < n_segments; s++) {

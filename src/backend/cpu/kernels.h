@@ -52,6 +52,9 @@ typedef struct cpu_kernels {
     void (*gated)(int activation, const float *gate, const float *up, int n, float *out);
     /* x[j], x[j+half] rotated by (cos[j], sin[j]) for j < pairs; the rest unchanged. */
     void (*rope)(float *x, int half, int pairs, const float *cosine, const float *sine);
+    /* out = rope(norm * v) for v [2 * half] of a stored type: the key of a K = V layer. Same bits as load, multiply and rope. */
+    void (*derive_key)(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
+                       const float *sine, float *out);
     /* y[i] += a * x[i] */
     void (*axpy)(float a, const float *x, int n, float *y);
     /* y[i] *= a */
@@ -60,6 +63,10 @@ typedef struct cpu_kernels {
     void (*multiply)(const float *w, int n, float *y);
     /* y[i] = cap * tanh(y[i] / cap) */
     void (*soft_cap)(float cap, int n, float *y);
+    /* The largest of n values; NaN if one of them is not finite. */
+    float (*maximum)(const float *x, int n);
+    /* Index of the first value >= bound, n if there is none. */
+    int (*first_at_least)(const float *x, int n, float bound);
     /* float32 -> stored type, and back */
     void (*store)(dtype type, const float *x, int n, void *out);
     void (*load)(dtype type, const void *x, int n, float *out);

@@ -64,15 +64,6 @@ static const score_function score_functions[DTYPE_COUNT][SCORE_ROWS + 1] = {
 
 /* --- values ----------------------------------------------------------------------------------------------------- */
 
-SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
-}
-SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
-}
-
 typedef struct value_call {
     const unsigned char *v;
     size_t v_row_bytes;
@@ -232,7 +223,8 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
     {                                                                                                                  \
         .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
-        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .store = store, .load = load,     \
+        .derive_key = derive_key, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,         \
+        .maximum = maximum, .first_at_least = first_at_least, .store = store, .load = load,                            \
         .probe_read = probe_read, .probe_flops = probe_flops,                                                          \
     }
 

@@ -42,6 +42,7 @@ enum {
     MAX_TILE_OUTPUTS = 8,
     MAX_TILE_SUMS = SIMD_REGISTERS * 3 / 4, /* rows * outputs of a tile */
     FEW_BLOCK_BYTES = 28 * 1024,            /* activations in L1 */
+    FEW_DIRECT_BYTES = 16 * 1024,           /* rows that are together so short need no reordering to stay in L1 */
     FEW_BLOCK_OUTPUTS = 96,
     /* Tiles of a block, at most MAX_TILE_OUTPUTS of them narrow, each with up to MAX_TILE_SUMS results. */
     FEW_BLOCK_RESULTS = 2048,
@@ -123,10 +124,11 @@ static k_chunks chunks_of(product kind, int k) {
 }
 
 typedef struct tile_call {
-    const unsigned char *x; /* [steps][R][x_step_bytes] */
+    const unsigned char *x; /* R rows at the first k of this call */
+    size_t x_row_bytes, x_step_bytes; /* from row to row, and from step to step */
     const unsigned char *w; /* first weight row, at the first k of this call */
     size_t w_row_bytes;
-    size_t next_tile; /* bytes from here to the weights of the next tile, which are fetched ahead; 0 at the end */
+    size_t ahead; /* bytes from here to the next tile's weights, which are fetched meanwhile; 0 at the end */
     int chunks, steps_per_chunk, steps; /* steps: of all chunks, the last of which may be shorter */
     int tail;                           /* values of k in the last step, STEP if it is whole */
     bool first;                         /* results are written, not added to */
@@ -135,23 +137,18 @@ typedef struct tile_call {
 
 typedef void (*tile_function)(const tile_call *call);
 
-/* Weights of one step as the two factors a, b (as one, a, for pairs). n: values present, STEP or fewer. */
-SIMD_INLINE void load_weights(product kind, const unsigned char *w, int n, simd_f32 *a, simd_f32 *b) {
+/* Half the weights of one step: the lower (even k) or the upper (odd k) factor. n: values of the step present, STEP or fewer. */
+SIMD_INLINE simd_f32 load_weights(product kind, const unsigned char *w, int n, bool upper) {
     if (kind == PRODUCT_BF16) {
         simd_pairs pairs = n == STEP ? simd_pairs_load(w) : simd_pairs_load_first(w, n);
-        *a = simd_pairs_even(pairs);
-        *b = simd_pairs_odd(pairs);
-        return;
+        return upper ? simd_pairs_odd(pairs) : simd_pairs_even(pairs);
     }
-    int n_a = n < SIMD_LANES ? n : SIMD_LANES, n_b = n - n_a;
-    const unsigned char *upper = w + w_step_bytes(kind) / 2;
+    int n_lower = n < SIMD_LANES ? n : SIMD_LANES, present = upper ? n - n_lower : n_lower;
+    const unsigned char *half = w + (upper ? w_step_bytes(kind) / 2 : 0);
     if (kind == PRODUCT_F32) {
-        *a = n == STEP ? simd_load(w) : simd_load_first(w, n_a);
-        *b = n == STEP ? simd_load(upper) : n_b ? simd_load_first(upper, n_b) : simd_zero();
-    } else {
-        *a = n == STEP ? simd_load_16(DTYPE_F16, w) : simd_load_16_first(DTYPE_F16, w, n_a);
-        *b = n == STEP ? simd_load_16(DTYPE_F16, upper) : n_b ? simd_load_16_first(DTYPE_F16, upper, n_b) : simd_zero();
+        return n == STEP ? simd_load(half) : present ? simd_load_first(half, present) : simd_zero();
     }
+    return n == STEP ? simd_load_16(DTYPE_F16, half) : present ? simd_load_16_first(DTYPE_F16, half, present) : simd_zero();
 }
 
 /* One step of R rows of activations, x_stride bytes apart, and O rows of weights, of which n values are present. */
@@ -165,7 +162,7 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
             weights[o] = n == STEP ? simd_pairs_load(row) : simd_pairs_load_first(row, n);
         }
         UNROLL for (int r = 0; r < R; r++) {
-            simd_pairs values = simd_pairs_load(x + (size_t)r * x_stride);
+            simd_pairs values = simd_pairs_in_register(simd_pairs_load(x + (size_t)r * x_stride));
             UNROLL for (int o = 0; o < O; o++) {
                 sums[r * O + o] = SIMD_DOT_PAIRS(sums[r * O + o], values, weights[o]);
             }
@@ -173,15 +170,13 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
         return;
     }
 #endif
-    simd_f32 a[MAX_TILE_OUTPUTS], b[MAX_TILE_OUTPUTS];
-    UNROLL for (int o = 0; o < O; o++) load_weights(kind, w + (size_t)o * w_row_bytes, n, &a[o], &b[o]);
-    UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_stride);
-        UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, a[o], sums[r * O + o]);
-    }
-    UNROLL for (int r = 0; r < R; r++) {
-        simd_f32 value = simd_load(x + (size_t)r * x_stride + x_step_bytes(kind) / 2);
-        UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, b[o], sums[r * O + o]);
+    UNROLL for (int half = 0; half < 2; half++) {
+        simd_f32 weights[MAX_TILE_OUTPUTS];
+        UNROLL for (int o = 0; o < O; o++) weights[o] = load_weights(kind, w + (size_t)o * w_row_bytes, n, half);
+        UNROLL for (int r = 0; r < R; r++) {
+            simd_f32 value = simd_in_register(simd_load(x + (size_t)r * x_stride + (size_t)half * (x_step_bytes(kind) / 2)));
+            UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, weights[o], sums[r * O + o]);
+        }
     }
 }
 
@@ -202,7 +197,8 @@ SIMD_INLINE void add_lane_sums(const simd_f32 *sums, const int count, bool first
 
 SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *call) {
     const unsigned char *x = call->x, *w = call->w;
-    const size_t w_row_bytes = call->w_row_bytes, next_tile = call->next_tile;
+    const size_t x_row_bytes = call->x_row_bytes, x_step = call->x_step_bytes;
+    const size_t w_row_bytes = call->w_row_bytes, ahead = call->ahead;
     int left = call->steps;
     for (int chunk = 0; chunk < call->chunks; chunk++) {
         simd_f32 sums[MAX_TILE_SUMS];
@@ -212,13 +208,13 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
         bool partial = left == 0 && call->tail < STEP;
         for (int s = partial; s < steps; s++) {
             UNROLL for (int o = 0; o < O; o++) {
-                _mm_prefetch((const char *)w + next_tile + (size_t)o * w_row_bytes, _MM_HINT_T1);
+                _mm_prefetch((const char *)w + ahead + (size_t)o * w_row_bytes, _MM_HINT_T1);
             }
-            multiply_step(kind, R, O, x, x_step_bytes(kind), w, w_row_bytes, STEP, sums);
-            x += (size_t)R * x_step_bytes(kind);
+            multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, STEP, sums);
+            x += x_step;
             w += w_step_bytes(kind);
         }
-        if (partial) multiply_step(kind, R, O, x, x_step_bytes(kind), w, w_row_bytes, call->tail, sums);
+        if (partial) multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, call->tail, sums);
         add_lane_sums(sums, R * O, call->first && chunk == 0, call->results);
     }
 }
@@ -280,21 +276,24 @@ static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, i
     }
 }
 
-/* Rows [0, R) of x, R <= FEW_ROWS, against weight rows [0, outputs). */
+/* Rows [0, R) of x, R <= FEW_ROWS, against weight rows [0, outputs), behind which the caller's go on to `outputs_ahead`. */
 static void multiply_few(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k, const unsigned char *w,
-                         size_t w_row_bytes, int outputs, float *y, size_t ldy) {
+                         size_t w_row_bytes, int outputs, int outputs_ahead, float *y, size_t ldy) {
     alignas(64) unsigned char x_block[FEW_BLOCK_BYTES];
     alignas(64) float results[FEW_BLOCK_RESULTS];
     const size_t x_bytes = x_step_bytes(kind), w_bytes = w_step_bytes(kind);
     const k_chunks cut = chunks_of(kind, k);
     const size_t chunk_bytes = (size_t)cut.steps_per_chunk * (size_t)R * x_bytes;
-    /* Chunks that are multiplied in one go. One row needs no reordering: it is read where it lies. */
-    int together = R == 1 ? cut.chunks : chunk_bytes ? (int)(FEW_BLOCK_BYTES / chunk_bytes) : 1;
+    const bool direct = R == 1 || (size_t)R * x_row_bytes <= FEW_DIRECT_BYTES;
+    /* Chunks that are multiplied in one go. */
+    int together = direct ? cut.chunks : chunk_bytes ? (int)(FEW_BLOCK_BYTES / chunk_bytes) : 1;
     for (int chunk = 0; chunk < cut.chunks; chunk += together) {
         int begin = chunk * cut.steps_per_chunk, end = begin + together * cut.steps_per_chunk;
         if (end > cut.steps) end = cut.steps;
         tile_call call = {
             .x = x,
+            .x_row_bytes = x_row_bytes,
+            .x_step_bytes = x_bytes,
             .w_row_bytes = w_row_bytes,
             .chunks = chunk + together < cut.chunks ? together : cut.chunks - chunk,
             .steps_per_chunk = cut.steps_per_chunk,
@@ -303,27 +302,37 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
             .first = chunk == 0,
             .results = results,
         };
-        if (R > 1) {
+        if (!direct) {
             interleave_rows(x + (size_t)begin * x_bytes, x_row_bytes, R, end - begin, x_bytes, x_block);
             call.x = x_block;
+            call.x_row_bytes = x_bytes;
+            call.x_step_bytes = (size_t)R * x_bytes;
         }
         for (int o = 0; o < outputs;) {
             int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
             call.w = w + (size_t)o * w_row_bytes + (size_t)begin * w_bytes;
-            call.next_tile = o + 2 * n <= outputs ? (size_t)n * w_row_bytes : 0;
+            call.ahead = o + 2 * n <= outputs_ahead ? (size_t)n * w_row_bytes : 0;
             tile_functions[kind][R][n > 1](&call);
             call.results += ROOM(R * n);
             o += n;
         }
     }
-    const float *result = results;
-    for (int o = 0; o < outputs;) {
-        int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
-        for (int r = 0; r < R; r++) {
-            for (int i = 0; i < n; i++) y[(size_t)r * ldy + (size_t)(o + i)] = result[r * n + i]; /* too few for memcpy */
+    const int width = tile_outputs[R], wide = outputs / width;
+    for (int r = 0; r < R; r++) {
+        float *row = y + (size_t)r * ldy;
+        const float *result = results + r * width;
+        /* Four at a time; what goes too far is overwritten by the next tile. */
+        int tile = 0;
+        for (; (tile + 1) * width + 3 <= outputs; tile++, result += ROOM(R * width)) {
+            for (int i = 0; i < width; i += 4) {
+                _mm_storeu_ps(row + tile * width + i, _mm_loadu_ps(result + i));
+            }
         }
-        result += ROOM(R * n);
-        o += n;
+        for (; tile < wide; tile++, result += ROOM(R * width)) {
+            for (int i = 0; i < width; i++) row[tile * width + i] = result[i];
+        }
+        const float *single = results + wide * ROOM(R * width) + r;
+        for (int o = wide * width; o < outputs; o++, single += ROOM(R)) row[o] = *single;
     }
 }
 
@@ -350,10 +359,8 @@ SIMD_INLINE void expand_panel(product kind, const unsigned char *w, size_t w_row
             if (kind == PRODUCT_PAIRS) {
                 simd_pairs_store(out, n == STEP ? simd_pairs_load(row) : simd_pairs_load_first(row, n));
             } else {
-                simd_f32 a, b;
-                load_weights(kind, row, n, &a, &b);
-                simd_store(out, a);
-                simd_store(out + PANEL_OUTPUTS * vector, b);
+                simd_store(out, load_weights(kind, row, n, false));
+                simd_store(out + PANEL_OUTPUTS * vector, load_weights(kind, row, n, true));
             }
         }
     }
@@ -531,7 +538,7 @@ static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int row
             for (int t = 0; t < tiles; t++) {
                 int begin = rows * t / tiles, end = rows * (t + 1) / tiles;
                 multiply_few(kind, end - begin, x + (size_t)begin * x_row_bytes, x_row_bytes, k,
-                             weights + (size_t)o * w_row_bytes, w_row_bytes, outputs,
+                             weights + (size_t)o * w_row_bytes, w_row_bytes, outputs, o_end - o,
                              y + (size_t)begin * ldy + (size_t)(o - o_begin), ldy);
             }
         }

@@ -197,8 +197,31 @@ static void scale(float a, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] *= a;
 }
 
+static void derive_key(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
+                       const float *sine, float *out) {
+    load(type, v, 2 * half, out);
+    multiply(norm, 2 * half, out);
+    rope(out, half, pairs, cosine, sine);
+}
+
 static void soft_cap(float cap, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] = cap * tanhf(y[i] / cap);
+}
+
+static float maximum(const float *x, int n) {
+    float top = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        if (!isfinite(x[i])) return NAN;
+        if (x[i] > top) top = x[i];
+    }
+    return top;
+}
+
+static int first_at_least(const float *x, int n, float bound) {
+    for (int i = 0; i < n; i++) {
+        if (x[i] >= bound) return i;
+    }
+    return n;
 }
 
 /* --- probes ----------------------------------------------------------------------------------------------------- */
@@ -236,10 +259,13 @@ const cpu_kernels cpu_kernels_scalar = {
     .rms_scale = rms_scale,
     .gated = gated,
     .rope = rope,
+    .derive_key = derive_key,
     .axpy = axpy,
     .scale = scale,
     .multiply = multiply,
     .soft_cap = soft_cap,
+    .maximum = maximum,
+    .first_at_least = first_at_least,
     .store = store,
     .load = load,
     .probe_read = probe_read,

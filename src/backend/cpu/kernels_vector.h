@@ -60,6 +60,16 @@ SIMD_INLINE simd_f32 simd_gelu_tanh(simd_f32 z) {
     return times_logistic(z, twice_u);
 }
 
+/* Elements from `index` on, of any type. */
+SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
+}
+SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
+    const unsigned char *p = base + index * dtype_bytes(type);
+    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
+}
+
 /* --- elementwise ------------------------------------------------------------------------------------------------ */
 
 /* Runs `full` for whole vectors and `rest` for the last n - i elements. */
@@ -125,6 +135,34 @@ static void soft_cap(float cap, int n, float *y) {
         simd_store_first(y + i, n - i, simd_mul(limit, simd_tanh(simd_div(simd_load_first(y + i, n - i), limit)))));
 }
 
+static float maximum(const float *x, int n) {
+    simd_f32 top = simd_set1(-INFINITY), zero = simd_zero(); /* zero turns NaN with the first value that is not finite */
+    FOR_VECTORS(i, n,
+                {
+                    simd_f32 value = simd_load(x + i);
+                    top = simd_max(top, value);
+                    zero = simd_fma(value, simd_zero(), zero);
+                },
+                {
+                    simd_f32 value = simd_select_range(simd_load_first(x + i, n - i), top, 0, n - i);
+                    zero = simd_fma(simd_load_first(x + i, n - i), simd_zero(), zero);
+                    top = simd_max(top, value);
+                });
+    return simd_max_lane(top) + simd_sum(zero);
+}
+
+static int first_at_least(const float *x, int n, float bound) {
+    enum { STRETCH = 16 * SIMD_LANES };
+    int begin = 0;
+    for (; begin + STRETCH <= n; begin += STRETCH) {
+        simd_f32 top = simd_load(x + begin);
+        for (int i = SIMD_LANES; i < STRETCH; i += SIMD_LANES) top = simd_max(top, simd_load(x + begin + i));
+        if (simd_max_lane(top) >= bound) break;
+    }
+    while (begin < n && !(x[begin] >= bound)) begin++;
+    return begin;
+}
+
 static void store(dtype type, const float *x, int n, void *out) {
     if (type == DTYPE_F32) {
         memmove(out, x, (size_t)n * sizeof *x);
@@ -143,6 +181,32 @@ static void load(dtype type, const void *x, int n, float *out) {
     const uint16_t *values = x;
     FOR_VECTORS(i, n, simd_store(out + i, simd_load_16(type, values + i)),
                 simd_store_first(out + i, n - i, simd_load_16_first(type, values + i, n - i)));
+}
+
+static void derive_key(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
+                       const float *sine, float *out) {
+    int i = 0;
+    if (half % SIMD_LANES == 0) {
+        const unsigned char *values = v;
+        for (; i + SIMD_LANES <= pairs; i += SIMD_LANES) {
+            simd_f32 a = simd_mul(load_as(type, values, (size_t)i), simd_load(norm + i));
+            simd_f32 b = simd_mul(load_as(type, values, (size_t)(half + i)), simd_load(norm + half + i));
+            rotate(&a, &b, simd_load(cosine + i), simd_load(sine + i));
+            simd_store(out + i, a);
+            simd_store(out + half + i, b);
+        }
+        if (i == pairs) {
+            for (; i < half; i += SIMD_LANES) {
+                simd_store(out + i, simd_mul(load_as(type, values, (size_t)i), simd_load(norm + i)));
+                simd_store(out + half + i,
+                           simd_mul(load_as(type, values, (size_t)(half + i)), simd_load(norm + half + i)));
+            }
+            return;
+        }
+    }
+    load(type, v, 2 * half, out);
+    multiply_by(norm, 2 * half, out);
+    rope(out, half, pairs, cosine, sine);
 }
 
 /* --- norms ------------------------------------------------------------------------------------------------------ */

@@ -38,8 +38,8 @@ void packed_rows_destroy(packed_rows *p) {
     }
 }
 
-void rows_run(backend_model *m, int rows, range_task task, void *context) {
-    if (rows <= CPU_SERIAL_ROWS) {
+void rows_run(backend_model *m, int rows, int values, range_task task, void *context) {
+    if ((size_t)rows * (size_t)values <= CPU_SERIAL_VALUES) {
         task(context, 0, (size_t)rows, 0);
         return;
     }
@@ -72,7 +72,7 @@ static void pack_range(void *context, size_t begin, size_t end, int thread) {
 
 void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round) {
     pack_context context = {m, p, x, ldx, k, types, round};
-    rows_run(m, rows, pack_range, &context);
+    rows_run(m, rows, k, pack_range, &context);
 }
 
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy) {
@@ -111,7 +111,7 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
 }
 
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
-    size_t pieces = 0;
+    size_t pieces = 0, products = 0;
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
@@ -127,7 +127,12 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         job->piece = (int)piece;
         job->first_piece = pieces;
         pieces += ((size_t)outputs + piece - 1) / piece;
+        products += (size_t)job->rows * (size_t)outputs * (size_t)job->w->in;
     }
     batch_context context = {m, jobs, n_jobs};
+    if (products <= CPU_SERIAL_PRODUCTS) {
+        run_pieces(&context, 0, pieces, 0);
+        return;
+    }
     thread_pool_for(m->pool, pieces, 1, run_pieces, &context);
 }

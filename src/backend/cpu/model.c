@@ -136,6 +136,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
         FLOATS(k, rows * (size_t)s->kv), FLOATS(v, rows * (size_t)s->kv), FLOATS(branch, rows * hidden),
         FLOATS(gate_up, rows * 2 * (size_t)s->intermediate), FLOATS(ple, rows * ple),
         FLOATS(ple_gate, rows * (size_t)c->ple_width), FLOATS(moe, slots ? rows * hidden : 0),
+        FLOATS(head_logits, (size_t)BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab),
         FLOATS(router_logits, rows * (size_t)c->experts), INTS(expert_of, slots), FLOATS(expert_weight, slots),
         INTS(expert_rows, slots), INTS(expert_slot, slots), INTS(expert_begin, slots ? c->experts + 1 : 0),
         FLOATS(expert_gate_up, slots * 2 * (size_t)c->expert_intermediate), FLOATS(expert_out, slots * hidden),
@@ -202,7 +203,7 @@ static kakeya_status allocate_drafter(backend_model *m, kakeya_error *error) {
     const buffer_request requests[] = {
         FLOATS(d_state, rows * (size_t)d->hidden), FLOATS(d_x, rows * (size_t)d->hidden), FLOATS(d_q, rows * q),
         FLOATS(d_k, rows * kv), FLOATS(d_v, rows * kv), FLOATS(d_context, rows * 2 * all_kv),
-        FLOATS(d_gate_up, rows * 2 * (size_t)d->intermediate), FLOATS(d_logits, block * (size_t)m->config->vocab),
+        FLOATS(d_gate_up, rows * 2 * (size_t)d->intermediate),
         {&m->d_block_k, block_kv}, {&m->d_block_v, block_kv},
         FLOATS(latent_out, rank ? rows * (2 * rank + max_kv) : 0),
     };
@@ -246,7 +247,7 @@ static void cpu_model_destroy(backend_model *m) {
                        m->router_logits, m->expert_of, m->expert_weight, m->expert_rows, m->expert_slot, m->expert_begin,
                        m->expert_gate_up, m->expert_out, m->aux, m->partial, m->chunk_k, m->chunk_v, m->shared_k, m->shared_v,
                        m->jobs, m->d_state, m->d_x, m->d_q, m->d_k, m->d_v, m->d_gate_up, m->d_context, m->d_block_k, m->d_block_v,
-                       m->d_logits, m->latent_out};
+                       m->head_logits, m->latent_out};
     for (int i = 0; i < COUNT(buffers); i++) mem_free(buffers[i]);
     packed_rows *packed[] = {&m->packed, &m->packed_moe, &m->packed_slots, &m->packed_act, &m->packed_act_slots,
                              &m->d_packed, &m->d_packed_aux, &m->d_packed_act, &m->packed_latent_in};
@@ -342,6 +343,7 @@ const backend_ops *cpu_backend(void) {
         .cache_restore = cpu_cache_restore,
         .draft = cpu_draft,
         .cache_restoration_error = cpu_cache_restoration_error,
+        .finds_argmax = true,
         .probe = cpu_probe,
     };
     return &ops;

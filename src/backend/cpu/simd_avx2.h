@@ -16,6 +16,11 @@ typedef __m256 simd_f32;
 SIMD_INLINE simd_f32 simd_zero(void) { return _mm256_setzero_ps(); }
 SIMD_INLINE simd_f32 simd_set1(float x) { return _mm256_set1_ps(x); }
 SIMD_INLINE simd_f32 simd_load(const void *p) { return _mm256_loadu_ps(p); }
+/* x, loaded once for all its uses: compilers like to read memory again as an operand of each. */
+SIMD_INLINE simd_f32 simd_in_register(simd_f32 x) {
+    __asm__("" : "+x"(x));
+    return x;
+}
 SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm256_storeu_ps(p, x); }
 SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm256_add_ps(a, b); }
 SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm256_sub_ps(a, b); }

@@ -15,6 +15,11 @@ typedef __m512 simd_f32;
 SIMD_INLINE simd_f32 simd_zero(void) { return _mm512_setzero_ps(); }
 SIMD_INLINE simd_f32 simd_set1(float x) { return _mm512_set1_ps(x); }
 SIMD_INLINE simd_f32 simd_load(const void *p) { return _mm512_loadu_ps(p); }
+/* x, loaded once for all its uses: compilers like to read memory again as an operand of each. */
+SIMD_INLINE simd_f32 simd_in_register(simd_f32 x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
 SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm512_storeu_ps(p, x); }
 SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm512_add_ps(a, b); }
 SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm512_sub_ps(a, b); }
@@ -83,6 +88,10 @@ SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
 typedef __m512i simd_pairs;
 
 SIMD_INLINE simd_pairs simd_pairs_load(const void *p) { return _mm512_loadu_si512(p); }
+SIMD_INLINE simd_pairs simd_pairs_in_register(simd_pairs x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
 SIMD_INLINE simd_pairs simd_pairs_load_first(const void *p, int n) {
     return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1u), p);
 }

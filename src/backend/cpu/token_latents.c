@@ -152,11 +152,11 @@ kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error) {
             project_chunk(&p);
         }
         if (p.step.layer + 1 == d->layers) break; /* nothing reads the last layer's output */
-        rows_run(m, p.n, rotate_keys, &p);
+        rows_run(m, p.n, d->kv_heads * d->head_dim, rotate_keys, &p);
         for (int row = 0; row < p.n; row += p.step.rows) {
             begin_chunk(&p, row);
             project_queries(&p);
-            rows_run(m, p.step.rows * d->kv_heads, attend_rows, &p);
+            rows_run(m, p.step.rows * d->kv_heads, p.n * d->head_dim, attend_rows, &p);
             draft_layer_rest(&p.step);
             memcpy(p.state + (size_t)row * hidden_of(&p), m->d_state, (size_t)p.step.rows * hidden_of(&p) * sizeof(float));
         }
