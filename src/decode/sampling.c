@@ -279,12 +279,10 @@ bool sampler_takes_leaders(const sampler *s) {
     return s->parameters.temperature > 0 && s->parameters.repetition_penalty == 1.0f;
 }
 
-kakeya_status sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token, bool *decided,
-                                   kakeya_error *error) {
+bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
     const kakeya_sampling *p = &s->parameters;
-    *decided = false;
-    if (leaders->n < 0)
-        return error_set(error, KAKEYA_BACKEND, "sampling at position %zu: the logits are not finite numbers", position);
+    *token = -1;
+    if (leaders->n < 0) return true;
     sampling_candidate *c = s->candidates; /* in order already */
     size_t n = 0;
     uint64_t total = 0;
@@ -295,17 +293,17 @@ kakeya_status sampler_draw_leaders(sampler *s, const backend_leaders *leaders, s
         total += own;
     }
     bool complete = total == leaders->total; /* what is not listed weighs nothing */
-    if (p->top_k > 0 && p->top_k < s->vocab && (size_t)p->top_k <= n) {
-        n = (size_t)p->top_k;
+    if (p->top_k > 0 && p->top_k < s->vocab) {
+        if ((size_t)p->top_k > n && !complete) return false;
+        if ((size_t)p->top_k < n) n = (size_t)p->top_k;
         complete = true;
     }
-    if (p->top_k > 0 && p->top_k < s->vocab && !complete) return KAKEYA_OK;
     total = complete ? weight_of(c, n) : leaders->total;
     if (p->top_p < 1) {
         uint64_t mass = top_p_mass(p, total), reached = 0;
         size_t kept = 0;
         while (kept < n && reached < mass) reached += c[kept++].weight;
-        if (reached < mass) return KAKEYA_OK;
+        if (reached < mass) return false;
         n = kept;
         total = reached;
         complete = true;
@@ -313,7 +311,7 @@ kakeya_status sampler_draw_leaders(sampler *s, const backend_leaders *leaders, s
     if (p->min_p > 0) {
         const double rounding = 1.00001; /* a weight may exceed that of a larger logit by its error */
         complete |= n > 0 && (double)c[n - 1].weight * rounding < min_p_weight(p);
-        if (!complete) return KAKEYA_OK;
+        if (!complete) return false;
         n = keep_min_p(p, c, n);
         total = weight_of(c, n);
     }
@@ -322,10 +320,9 @@ kakeya_status sampler_draw_leaders(sampler *s, const backend_leaders *leaders, s
         reached += c[i].weight;
         if (reached < mass) continue;
         *token = c[i].token;
-        *decided = true;
-        break;
+        return true;
     }
-    return KAKEYA_OK;
+    return false;
 }
 
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,

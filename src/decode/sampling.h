@@ -49,9 +49,9 @@ bool sampler_is_argmax(const sampler *s);
 
 /* Whether the leading logits of a row may be enough for the token. */
 bool sampler_takes_leaders(const sampler *s);
-/* The token that sampler_sample finds in the whole row, where the leaders decide it; else *decided is false. */
-kakeya_status sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token, bool *decided,
-                                   kakeya_error *error);
+/* False where the leaders do not decide; else *token is what sampler_sample finds in the whole row, or -1 where a logit is not a
+ * number. */
+bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token);
 
 bool sampler_suppresses(const sampler *s, int32_t token);
 

@@ -174,21 +174,19 @@ static void add_to_stats(kakeya_stats *stats, const draft_block *block, double s
 }
 
 /* Draws from the leading logits of the rows, whole rows where those do not decide, up to the first draft that is not the drawn
- * token. Needs the turn: whole rows are still with the backend. */
+ * token; -1 for logits that are not numbers. Needs the turn: whole rows are still with the backend. */
 static kakeya_status draw_rows(const decode_timeline *t, decode_workspace *w, const block_state *b, int32_t *drawn,
                                kakeya_error *error) {
-    kakeya_status status = KAKEYA_OK;
-    for (int row = 0; row <= b->block.drafted && !status; row++) {
+    for (int row = 0; row <= b->block.drafted; row++) {
         size_t position = t->n + (size_t)row;
-        bool decided;
-        status = sampler_draw_leaders(&w->sampler, &w->leaders[row], position, &drawn[row], &decided, error);
-        if (!status && !decided) {
-            status = t->ops->read_logits(t->model, row, w->logits, error);
-            if (!status) status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
+        if (!sampler_draw_leaders(&w->sampler, &w->leaders[row], position, &drawn[row])) {
+            kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
+            if (status == KAKEYA_OK) status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
+            if (status != KAKEYA_OK) return status;
         }
         if (row < b->block.drafted && drawn[row] != b->tokens[row + 1]) break;
     }
-    return status;
+    return KAKEYA_OK;
 }
 
 static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const decode_options *o, size_t remaining,
