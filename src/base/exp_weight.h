@@ -1,18 +1,19 @@
-/* exp as an integer: the weight of a logit when a token is drawn. Made of single roundings and shifts only, so that every
- * processor gives the same bits, and sums of weights do not depend on their order: what is drawn is then the same whoever adds. */
+/* exp as an integer: the weight of a logit when a token is drawn. Made of single roundings and shifts only, so that
+ * every processor gives the same bits, and sums of weights do not depend on their order: what is drawn is then the same
+ * whoever adds. */
 #ifndef KAKEYA_BASE_EXP_WEIGHT_H
 #define KAKEYA_BASE_EXP_WEIGHT_H
 
 #include <stdint.h>
 
 #ifdef __CUDA_ARCH__ /* a compiler of device code joins products and sums unless told otherwise */
-#define EXP_WEIGHT_ADD(a, b) __fadd_rn(a, b)
+#define EXP_WEIGHT_ADD(a, b)      __fadd_rn(a, b)
 #define EXP_WEIGHT_MULTIPLY(a, b) __fmul_rn(a, b)
-#define EXP_WEIGHT_DIVIDE(a, b) __fdiv_rn(a, b)
+#define EXP_WEIGHT_DIVIDE(a, b)   __fdiv_rn(a, b)
 #else
-#define EXP_WEIGHT_ADD(a, b) ((a) + (b))
+#define EXP_WEIGHT_ADD(a, b)      ((a) + (b))
 #define EXP_WEIGHT_MULTIPLY(a, b) ((a) * (b))
-#define EXP_WEIGHT_DIVIDE(a, b) ((a) / (b))
+#define EXP_WEIGHT_DIVIDE(a, b)   ((a) / (b))
 #endif
 #ifdef __CUDACC__
 #define EXP_WEIGHT_FUNCTION static __host__ __device__ inline
@@ -47,8 +48,8 @@ EXP_WEIGHT_FUNCTION float exp_weight_unrounded(float logit, float maximum, float
     return x > least ? scaled.value : 0.0f;
 }
 
-/* 2^40 exp((logit - maximum) / temperature), rounded down; logit <= maximum, both finite or logit -inf, temperature > 0.
- * Relative error 2e-6 at most, and what rounding takes. */
+/* 2^40 exp((logit - maximum) / temperature), rounded down; logit <= maximum, both finite or logit -inf, temperature >
+ * 0. Relative error 2e-6 at most, and what rounding takes. */
 EXP_WEIGHT_FUNCTION uint64_t exp_weight(float logit, float maximum, float temperature) {
     return (uint64_t)(int64_t)exp_weight_unrounded(logit, maximum, temperature);
 }

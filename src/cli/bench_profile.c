@@ -16,7 +16,8 @@ static void print_profile(const bench_result *result, const bench_profile *profi
     double seconds = 0, bound = 0;
     int launches = 0;
     printf("\none decode step behind %d tokens, kernel by kernel, in microseconds\n", profile->context);
-    printf("%-26s %-22s %8s %10s %8s %10s %10s %9s\n", "part", "kernel", "launches", "time", "each", "MB", "bound", "of bound");
+    printf("%-26s %-22s %8s %10s %8s %10s %10s %9s\n", "part", "kernel", "launches", "time", "each", "MB", "bound",
+           "of bound");
     for (int i = 0; i < step->n; i++) {
         const backend_profile_row *row = &step->row[i];
         double own = bound_of(result, row);
@@ -28,10 +29,10 @@ static void print_profile(const bench_result *result, const bench_profile *profi
         bound += own;
         launches += row->launches;
     }
-    printf("%-26s %-22s %8d %10.1f %8s %10s %10.1f %7.0f %%\n", "all, one by one", "", launches, seconds * 1e6, "", "", bound * 1e6,
-           100 * bound / seconds);
-    printf("%-26s %-22s %8s %10.1f %8s %10s %10.1f %7.0f %%\n", "the step, as decoding runs it", "", "", step->step_seconds * 1e6, "", "",
-           bound * 1e6, 100 * bound / step->step_seconds);
+    printf("%-26s %-22s %8d %10.1f %8s %10s %10.1f %7.0f %%\n", "all, one by one", "", launches, seconds * 1e6, "", "",
+           bound * 1e6, 100 * bound / seconds);
+    printf("%-26s %-22s %8s %10.1f %8s %10s %10.1f %7.0f %%\n", "the step, as decoding runs it", "", "",
+           step->step_seconds * 1e6, "", "", bound * 1e6, 100 * bound / step->step_seconds);
     printf("a kernel that does nothing takes %.2f when it is measured like the others\n", step->empty_seconds * 1e6);
 }
 
@@ -49,8 +50,10 @@ static cJSON *kernel_json(const bench_result *result, const backend_profile_row 
     cJSON_AddNumberToObject(json, "bytes", row->bytes);
     cJSON_AddNumberToObject(json, "operations", row->operations);
     cJSON_AddNumberToObject(json, "bound_seconds", bound);
-    if (bound > 0) cJSON_AddNumberToObject(json, "share_of_bound", bound / row->seconds);
-    else cJSON_AddNullToObject(json, "share_of_bound");
+    if (bound > 0)
+        cJSON_AddNumberToObject(json, "share_of_bound", bound / row->seconds);
+    else
+        cJSON_AddNullToObject(json, "share_of_bound");
     return json;
 }
 

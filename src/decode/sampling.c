@@ -151,8 +151,9 @@ static void select_top_k(sampling_candidate *heap, size_t k, const float *logits
     }
 }
 
-/* Moves the smallest leading set (in the order of `before`) whose weight reaches `mass`, at most the weight of all, to the
- * front, its last element behind the others, and returns its size: quickselect by accumulated weight, linear in n on average. */
+/* Moves the smallest leading set (in the order of `before`) whose weight reaches `mass`, at most the weight of all, to
+ * the front, its last element behind the others, and returns its size: quickselect by accumulated weight, linear in n
+ * on average. */
 static size_t select_mass(sampling_candidate *c, size_t n, uint64_t mass) {
     size_t low = 0, high = n;
     uint64_t accepted = 0;
@@ -182,8 +183,8 @@ static size_t select_mass(sampling_candidate *c, size_t n, uint64_t mass) {
     return n;
 }
 
-/* The same for a whole vocabulary: candidates are dealt to slices of the distance from the largest logit first, and only those
- * of the slice in which the mass is reached are put in order. Weights end at a distance of 29. */
+/* The same for a whole vocabulary: candidates are dealt to slices of the distance from the largest logit first, and
+ * only those of the slice in which the mass is reached are put in order. Weights end at a distance of 29. */
 static size_t lead_to_mass(const kakeya_sampling *p, float maximum, sampling_candidate *c, size_t n, uint64_t mass) {
     enum { SLICES = 256, PER_UNIT = 8 };
     uint64_t weights[SLICES] = {0}, reached = 0;
@@ -223,7 +224,9 @@ static uint64_t top_p_mass(const kakeya_sampling *p, uint64_t total) {
 }
 
 /* Weights are relative to the best token's. */
-static double min_p_weight(const kakeya_sampling *p) { return (double)p->min_p * (double)((uint64_t)1 << EXP_WEIGHT_BITS); }
+static double min_p_weight(const kakeya_sampling *p) {
+    return (double)p->min_p * (double)((uint64_t)1 << EXP_WEIGHT_BITS);
+}
 
 static size_t keep_min_p(const kakeya_sampling *p, sampling_candidate *c, size_t n) {
     size_t kept = 0;

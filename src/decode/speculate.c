@@ -18,7 +18,8 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
         w->logit_rows = 0;
         w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
         if (!w->logits)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows, bytes);
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows,
+                             bytes);
         w->logit_rows = logit_rows;
     }
     if (w->leading && !w->leaders) {
@@ -173,15 +174,16 @@ static void add_to_stats(kakeya_stats *stats, const draft_block *block, double s
     stats->verify_seconds += block->verify_seconds;
 }
 
-/* Draws from the leading logits of the rows, whole rows where those do not decide, up to the first draft that is not the drawn
- * token; -1 for logits that are not numbers. Needs the turn: whole rows are still with the backend. */
+/* Draws from the leading logits of the rows, whole rows where those do not decide, up to the first draft that is not
+ * the drawn token; -1 for logits that are not numbers. Needs the turn: whole rows are still with the backend. */
 static kakeya_status draw_rows(const decode_timeline *t, decode_workspace *w, const block_state *b, int32_t *drawn,
                                kakeya_error *error) {
     for (int row = 0; row <= b->block.drafted; row++) {
         size_t position = t->n + (size_t)row;
         if (!sampler_draw_leaders(&w->sampler, &w->leaders[row], position, &drawn[row])) {
             kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
-            if (status == KAKEYA_OK) status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
+            if (status == KAKEYA_OK)
+                status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
             if (status != KAKEYA_OK) return status;
         }
         if (row < b->block.drafted && drawn[row] != b->tokens[row + 1]) break;

@@ -1,8 +1,7 @@
-/* What happens when the device cannot: too little memory at opening and in the middle of a session, and a device that is lost.
- * Every failure is a status with one line; what is not concerned goes on. Prints TAP.
- * usage: test_failures             every test; the one that loses the device runs in a process of its own
- *        test_failures device      exits with 0 if there is a device that the tests can use
- *        test_failures lost        that process */
+/* What happens when the device cannot: too little memory at opening and in the middle of a session, and a device that
+ * is lost. Every failure is a status with one line; what is not concerned goes on. Prints TAP. usage: test_failures
+ * every test; the one that loses the device runs in a process of its own test_failures device      exits with 0 if
+ * there is a device that the tests can use test_failures lost        that process */
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -28,7 +27,8 @@ void check(bool passed, const char *what, const char *explanation) {
 }
 
 /* A failure as it should be: the status, one line, and these words in it. */
-void check_failure(const char *what, kakeya_status status, const kakeya_error &error, kakeya_status expected, const char *words) {
+void check_failure(const char *what, kakeya_status status, const kakeya_error &error, kakeya_status expected,
+                   const char *words) {
     char text[1400];
     bool one_line = error.message[0] && !std::strchr(error.message, '\n');
     std::snprintf(text, sizeof text, "status %d, expected %d: '%s'", (int)status, (int)expected, error.message);
@@ -36,7 +36,8 @@ void check_failure(const char *what, kakeya_status status, const kakeya_error &e
     std::printf("# %s\n", error.message);
 }
 
-kakeya_engine *open_engine(const char *model, const char *synthetic, const char *backend, kakeya_status *status, kakeya_error *error) {
+kakeya_engine *open_engine(const char *model, const char *synthetic, const char *backend, kakeya_status *status,
+                           kakeya_error *error) {
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
     options.model = model;
@@ -82,8 +83,10 @@ std::vector<void *> take_memory() {
     std::vector<void *> taken;
     for (size_t bytes = (size_t)8 << 30; bytes >= (size_t)1 << 20;) {
         void *data = nullptr;
-        if (cudaMalloc(&data, bytes) == cudaSuccess) taken.push_back(data);
-        else bytes /= 2;
+        if (cudaMalloc(&data, bytes) == cudaSuccess)
+            taken.push_back(data);
+        else
+            bytes /= 2;
     }
     (void)cudaGetLastError();
     return taken;
@@ -116,7 +119,8 @@ void memory_while_growing() {
     if (status != KAKEYA_OK) return;
     std::vector<int32_t> tokens = some_tokens(ALL);
     kakeya_session *session = open_session(engine, &status, &error);
-    check(status == KAKEYA_OK, "a session of 262,144 tokens takes no memory for tokens that it does not have", error.message);
+    check(status == KAKEYA_OK, "a session of 262,144 tokens takes no memory for tokens that it does not have",
+          error.message);
     status = kakeya_session_sync(session, tokens.data(), FIRST, nullptr, nullptr, nullptr, &error);
     check(status == KAKEYA_OK, "a first prompt fits", error.message);
     std::vector<void *> taken = take_memory();
@@ -141,7 +145,8 @@ void memory_while_growing() {
 
 __global__ void trap_kernel() { __trap(); }
 
-/* A kernel that traps makes every later call of this process on the device fail, as a device that falls off the bus does. */
+/* A kernel that traps makes every later call of this process on the device fail, as a device that falls off the bus
+ * does. */
 int device_lost() {
     kakeya_status status;
     kakeya_error error = {};
@@ -153,7 +158,8 @@ int device_lost() {
     for (int b = 0; b < 2; b++) {
         engine[b] = open_engine(KAKEYA_MODELS "/demo", nullptr, backend[b], &status, &error);
         if (status == KAKEYA_OK) session[b] = open_session(engine[b], &status, &error);
-        if (status == KAKEYA_OK) status = kakeya_session_sync(session[b], tokens.data(), tokens.size(), nullptr, nullptr, nullptr, &error);
+        if (status == KAKEYA_OK)
+            status = kakeya_session_sync(session[b], tokens.data(), tokens.size(), nullptr, nullptr, nullptr, &error);
         std::vector<int32_t> first;
         if (status == KAKEYA_OK) first = answer(session[b], 4, &status, &error);
         if (b == 0) before = first;
@@ -182,9 +188,10 @@ int device_lost() {
     check(status == KAKEYA_OK, "the CPU's session goes on", error.message);
     found.insert(found.begin(), before.begin(), before.end());
     kakeya_session *fresh = open_session(engine[0], &status, &error);
-    if (status == KAKEYA_OK) status = kakeya_session_sync(fresh, tokens.data(), tokens.size(), nullptr, nullptr, nullptr, &error);
-    check(status == KAKEYA_OK && answer(fresh, 12, &status, &error) == found, "with the tokens of one that has seen no failure",
-          "they differ");
+    if (status == KAKEYA_OK)
+        status = kakeya_session_sync(fresh, tokens.data(), tokens.size(), nullptr, nullptr, nullptr, &error);
+    check(status == KAKEYA_OK && answer(fresh, 12, &status, &error) == found,
+          "with the tokens of one that has seen no failure", "they differ");
     kakeya_session_close(fresh);
     kakeya_session_close(session[0]);
     kakeya_engine_close(engine[0]);
@@ -206,7 +213,8 @@ void in_a_process_of_its_own(const char *program) {
     pid_t child;
     int status = 0;
     std::fflush(stdout);
-    bool ran = posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments, environ) == 0 && waitpid(child, &status, 0) == child;
+    bool ran = posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments, environ) == 0 &&
+               waitpid(child, &status, 0) == child;
     char text[64];
     std::snprintf(text, sizeof text, "wait status %d", status);
     check(ran && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a process survives the loss of its device", text);

@@ -151,13 +151,15 @@ static void test_leaders_decide_as_rows_do(void **state) {
                 assert_int_equal(sampler_sample(&s, row, NULL, position, &whole, NULL), KAKEYA_OK);
                 bool decided = sampler_draw_leaders(&s, &leaders, position, &token);
                 if (decided && token != whole)
-                    fail_msg("setting %zu kind %d position %zu: leaders give %d, the row %d", setting, kind, position, token, whole);
+                    fail_msg("setting %zu kind %d position %zu: leaders give %d, the row %d", setting, kind, position,
+                             token, whole);
                 decided_by_setting[setting] += decided;
             }
         }
         /* rows of kind 3 always, the others where what is kept fits */
         if (decided_by_setting[setting] < POSITIONS)
-            fail_msg("setting %zu: leaders decided %d of %d draws", setting, decided_by_setting[setting], 4 * POSITIONS);
+            fail_msg("setting %zu: leaders decided %d of %d draws", setting, decided_by_setting[setting],
+                     4 * POSITIONS);
     }
     int32_t token;
     leaders.n = 0; /* too many ties: undecided, whatever is asked for */
@@ -173,13 +175,15 @@ static void test_leaders_decide_as_rows_do(void **state) {
     assert_int_equal(mem_total(&account), 0);
 }
 
-/* Weights are those of exp, and the same integers wherever they are made: this table is what a device has to give too. */
+/* Weights are those of exp, and the same integers wherever they are made: this table is what a device has to give too.
+ */
 static void test_weights(void **state) {
     (void)state;
     for (float x = 0; x > -27; x -= 0.013f) {
         double expected = exp((double)x) * (double)((uint64_t)1 << EXP_WEIGHT_BITS);
         double found = (double)exp_weight(x, 0, 1);
-        if (fabs(found - expected) > 2e-6 * expected + 1) fail_msg("exp(%g): weight %.0f, expected %.1f", (double)x, found, expected);
+        if (fabs(found - expected) > 2e-6 * expected + 1)
+            fail_msg("exp(%g): weight %.0f, expected %.1f", (double)x, found, expected);
     }
     assert_int_equal(exp_weight(3, 3, 0.01f), (uint64_t)1 << EXP_WEIGHT_BITS);
     assert_int_equal(exp_weight(-INFINITY, 3, 1), 0);

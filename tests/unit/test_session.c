@@ -132,8 +132,8 @@ static size_t sampled_stream(kakeya_mode mode, int top_k, int32_t out[FAKE_CONTE
     return n;
 }
 
-/* A backend may list the leading logits only: the tokens are those of whole rows, in every mode, and whole rows are read where
- * the leaders do not decide. */
+/* A backend may list the leading logits only: the tokens are those of whole rows, in every mode, and whole rows are
+ * read where the leaders do not decide. */
 static void test_backend_that_finds_leading_logits(void **state) {
     int32_t expected[FAKE_CONTEXT], found[FAKE_CONTEXT];
     static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_SPECULATIVE, KAKEYA_MODE_AUTO};

@@ -1,17 +1,17 @@
-/* The largest logits of each row in order, and the sum of all weights: what sampling above temperature 0 needs of a row of
- * 262,144 logits, in 2 KB instead of 1 MB. Counts and integer weights only are added by several blocks, so no result depends on
- * their order, nor on other rows. Bound: two reads of the logits, which lie in L2 since the head wrote them.
+/* The largest logits of each row in order, and the sum of all weights: what sampling above temperature 0 needs of a row
+ * of 262,144 logits, in 2 KB instead of 1 MB. Counts and integer weights only are added by several blocks, so no result
+ * depends on their order, nor on other rows. Bound: two reads of the logits, which lie in L2 since the head wrote them.
  *
- * A histogram over the distance from the largest logit finds a bin below which at least BACKEND_LEADERS tokens lie; what lies
- * below its edge is collected and sorted. Where one bin alone holds too many, nothing is listed. */
+ * A histogram over the distance from the largest logit finds a bin below which at least BACKEND_LEADERS tokens lie;
+ * what lies below its edge is collected and sorted. Where one bin alone holds too many, nothing is listed. */
 #include "backend/cuda/common.cuh"
 #include "base/exp_weight.h"
 
 enum {
     LEADER_THREADS = 256,
-    LEADER_PARTS = 64,      /* blocks per row */
+    LEADER_PARTS = 64, /* blocks per row */
     BINS = CUDA_LEADER_BINS,
-    BINS_PER_UNIT = 32,     /* 64 units of logits below the largest one are told apart */
+    BINS_PER_UNIT = 32, /* 64 units of logits below the largest one are told apart */
     SORTED = CUDA_LEADER_SLOTS,
 };
 
@@ -37,10 +37,10 @@ static __device__ __forceinline__ int bin_of(float logit, float maximum) {
 }
 
 /* scratch is zero before and after a step */
-static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda_step *step, const float *logits, int vocab,
-                                                                     const int32_t *argmax,
-                                                                     const __grid_constant__ cuda_excluded excluded,
-                                                                     cuda_leader_scratch *scratch) {
+static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda_step *step, const float *logits,
+                                                                      int vocab, const int32_t *argmax,
+                                                                      const __grid_constant__ cuda_excluded excluded,
+                                                                      cuda_leader_scratch *scratch) {
     __shared__ int bins[BINS];
     __shared__ unsigned long long sums[LEADER_THREADS / 32];
     for (int b = threadIdx.x; b < BINS; b += LEADER_THREADS) bins[b] = 0;
@@ -101,9 +101,10 @@ static __device__ int last_wanted_bin(const cuda_leader_scratch &s, int *shared)
     return shared[LEADER_THREADS / 32];
 }
 
-static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const float *logits, int vocab, const int32_t *argmax,
-                                                                       const __grid_constant__ cuda_excluded excluded,
-                                                                       cuda_leader_scratch *scratch) {
+static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const float *logits, int vocab,
+                                                                        const int32_t *argmax,
+                                                                        const __grid_constant__ cuda_excluded excluded,
+                                                                        cuda_leader_scratch *scratch) {
     __shared__ int shared[LEADER_THREADS / 32 + 1];
     wait_for_predecessor();
     const float *row = logits + (size_t)blockIdx.y * vocab;
@@ -125,8 +126,8 @@ static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const fl
 }
 
 /* One block per row: bitonic sort, results, and the scratch cleared for the next step. */
-static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32_t *argmax, cuda_leader_scratch *scratch,
-                                                                    cuda_leaders *out) {
+static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32_t *argmax,
+                                                                     cuda_leader_scratch *scratch, cuda_leaders *out) {
     __shared__ unsigned long long keys[SORTED];
     wait_for_predecessor();
     cuda_leader_scratch &s = scratch[blockIdx.x];
@@ -165,8 +166,9 @@ static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32
     }
 }
 
-void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab, const int32_t *argmax,
-                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows) {
+void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
+                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
+                       cuda_leaders *out, int rows) {
     dim3 parts(LEADER_PARTS, rows);
     launch_kernel(l, weigh_kernel, parts, dim3(LEADER_THREADS), 0, step, logits, vocab, argmax, *excluded, scratch);
     launch_kernel(l, collect_kernel, parts, dim3(LEADER_THREADS), 0, logits, vocab, argmax, *excluded, scratch);

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 
 enum {
-    MAX_LAUNCHES = 4096,  /* of one step: 128 layers of some 20 */
+    MAX_LAUNCHES = 4096, /* of one step: 128 layers of some 20 */
     MAX_REPEATS = 100,
     HEAD_START_US = 8000, /* the host enqueues a step of 30 layers in 2 ms */
 };
@@ -150,7 +150,8 @@ static kakeya_status profiled_row(backend_cache *c, const int32_t *token, cuda_p
     m->launch = plain;
     if (!status) status = cuda_check(p->failure, "profiling a step", error);
     if (!status && p->overflow)
-        status = error_set(error, KAKEYA_UNSUPPORTED, "one step has more than %d launches, too many to profile", (int)MAX_LAUNCHES);
+        status = error_set(error, KAKEYA_UNSUPPORTED, "one step has more than %d launches, too many to profile",
+                           (int)MAX_LAUNCHES);
     return status;
 }
 
@@ -172,10 +173,12 @@ static kakeya_status time_empty(backend_cache *c, cuda_profiler *p, double *seco
 kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend_profile *out, kakeya_error *error) {
     *out = (backend_profile){0};
     if (repeats < 1 || repeats > MAX_REPEATS)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d repetitions of a profile; 1 to %d", repeats, (int)MAX_REPEATS);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d repetitions of a profile; 1 to %d", repeats,
+                         (int)MAX_REPEATS);
     float whole[MAX_REPEATS], *samples = malloc((size_t)MAX_LAUNCHES * (size_t)repeats * sizeof *samples);
     cuda_profiler *p = profiler_create();
-    kakeya_status status = samples && p ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a profile");
+    kakeya_status status =
+        samples && p ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a profile");
     if (!status) status = one_row(c, &token, error); /* warm, and captured */
     for (int i = 0; i < repeats && !status; i++) {
         double start = clock_seconds();
@@ -189,7 +192,8 @@ kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend
     for (int i = 0; !status && i < p->n; i++) {
         backend_profile_row *row = row_of(out, &p->launches[i]);
         if (!row) {
-            status = error_set(error, KAKEYA_UNSUPPORTED, "a step has more than %d kinds of launches", (int)BACKEND_MAX_PROFILE_ROWS);
+            status = error_set(error, KAKEYA_UNSUPPORTED, "a step has more than %d kinds of launches",
+                               (int)BACKEND_MAX_PROFILE_ROWS);
             break;
         }
         row->launches++;
