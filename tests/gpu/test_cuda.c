@@ -619,6 +619,47 @@ static void profiles(void **state) {
     pair_close(&p);
 }
 
+typedef struct upload_report {
+    int calls, cancel_at; /* 0: never */
+    uint64_t done, total;
+    bool ordered;
+} upload_report;
+
+static bool take_report(void *user, const char *what, uint64_t done, uint64_t total) {
+    upload_report *report = user;
+    report->ordered = report->ordered && what[0] && done >= report->done && done <= total;
+    report->done = done;
+    report->total = total;
+    return ++report->calls != report->cancel_at;
+}
+
+/* Uploads report bytes in order up to all of them, and end at once when they are asked to. */
+static void upload_progress(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    gemma4_model *model = NULL;
+    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
+    size_t before = mem_total(&account);
+    const backend_ops *ops = backend_find("cuda", NULL);
+    upload_report report = {.ordered = true};
+    backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_BF16, .account = &account,
+                                     .progress = take_report, .user = &report};
+    backend_model *backend = NULL;
+    REQUIRE_OK(ops->model_create(&options, &backend, error));
+    assert_true(report.ordered && report.calls > 12 && report.total > 30000000 && report.done == report.total);
+    assert_string_equal(ops->model_note(backend), "");
+    ops->model_destroy(backend);
+    report = (upload_report){.ordered = true, .cancel_at = 5};
+    kakeya_error refusal = {0};
+    assert_int_equal(ops->model_create(&options, &backend, &refusal), KAKEYA_CANCELLED);
+    assert_null(backend);
+    assert_int_equal(report.calls, 5);
+    assert_int_equal(mem_total(&account), before);
+    gemma4_model_close(model);
+}
+
 static void refusals(void **state) {
     (void)state;
     if (!device_present()) skip();
@@ -656,7 +697,7 @@ int main(void) {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
         cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
-        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
