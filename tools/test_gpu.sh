@@ -37,6 +37,10 @@ evaluate() { # what, option...
 
 [ "${1:-}" = --built ] || tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(architecture)"
 
+if [ ! -x "$build/gpu/test_failures" ]; then
+    echo "$build/gpu/test_failures is not there: build it first (without --built)" >&2
+    exit 1
+fi
 if ! "$build/gpu/test_failures" device; then
     skip "all device tests" "no CUDA device here"
     finish || true
