@@ -17,12 +17,9 @@ demo: all
 test:
 	@BUILD=$(BUILD) tools/run_tests.sh
 
-# Needs a CUDA toolkit and a device; without a device its tests skip themselves.
+# Needs a CUDA toolkit and a device.
 test-gpu:
-	@cmake -S . -B $(BUILD)-gpu -G Ninja -DKAKEYA_CUDA=ON >/dev/null
-	@ninja -C $(BUILD)-gpu gpu_test_cuda gpu_prompt_kernels kakeya_cli
-	$(BUILD)-gpu/gpu/prompt_kernels
-	$(BUILD)-gpu/gpu/test_cuda
+	@BUILD=$(BUILD)-gpu tools/test_gpu.sh
 
 fuzz:
 	@tools/fuzz.sh $${SECONDS_PER_TARGET:-600}
@@ -37,7 +34,7 @@ uninstall:
 	@tools/uninstall.sh $(BUILD) "$(DESTDIR)"
 
 clean:
-	rm -rf build build-sanitize build-fuzz build-coverage
+	rm -rf build build-sanitize build-fuzz build-coverage build-cuda build-gpu
 
 help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name)"

@@ -1,78 +1,17 @@
 #!/bin/sh
-# Every test: unit tests, command line, example program, the same again under sanitizers, and a short fuzz of the parsers.
+# Every test: unit tests, command line, example program, the same again under sanitizers, the CUDA backend where there is a
+# CUDA compiler, and a short fuzz of the parsers.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program)
+# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program), CUDA_ARCHITECTURES
+# (90a-real;80-real: with Hopper's own instructions and without; "all": every one that CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
 fuzz_seconds=${FUZZ_SECONDS:-5}
-test_timeout=${TEST_TIMEOUT:-600}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-results=$work/results # one line "passed failed skipped" per test program
-: >"$results"
-
-# Runs one test program that prints TAP lines ("ok ...", "not ok ...", "... # SKIP"), counts them, and shows what failed.
-# A program that dies, times out or reports nothing is itself one failed test.
-run_tap() { # title, command...
-    title=$1
-    shift
-    started=$(date +%s)
-    status=0
-    timeout -k 10 "$test_timeout" "$@" >"$work/output" 2>"$work/errors" </dev/null || status=$?
-    skipped=$(grep -c -i -E '^(not )?ok\b.*# skip' "$work/output" || true)
-    failed=$(grep -i -v '# skip' "$work/output" | grep -c '^not ok\b' || true)
-    passed=$(grep -i -v '# skip' "$work/output" | grep -c '^ok\b' || true)
-    broken=""
-    if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
-        failed=1
-        broken="ended with status $status after $passed passed tests"
-        [ "$status" -eq 124 ] && broken="timed out after $test_timeout seconds"
-    elif [ $((passed + failed + skipped)) -eq 0 ]; then
-        failed=1
-        broken="reported no test"
-    fi
-    echo "$passed $failed $skipped" >>"$results"
-    line="$title: $passed passed"
-    [ "$failed" -eq 0 ] || line="$line, $failed failed"
-    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-    echo "$line ($(($(date +%s) - started)) s)"
-    if [ "$failed" -ne 0 ]; then
-        [ -z "$broken" ] || echo "  $broken"
-        { grep -A12 '^not ok\b' "$work/output" || tail -n 20 "$work/output"; } | sed 's/^/  /'
-        tail -n 40 "$work/errors" | sed 's/^/  /'
-    fi
-}
-
-# A step that either works or is one failed test: compiling a variant, for example.
-run_step() { # title, command...
-    title=$1
-    shift
-    if "$@" >"$work/output" 2>&1; then
-        return 0
-    fi
-    echo "0 1 0" >>"$results"
-    echo "$title: failed"
-    tail -n 40 "$work/output" | sed 's/^/  /'
-    return 1
-}
-
-skip() { # title, reason
-    echo "0 0 1" >>"$results"
-    echo "$1: skipped ($2)"
-}
-
-run_unit_tests() { # build directory, suffix of the title
-    for program in "$1"/tests/test_*; do
-        [ -x "$program" ] || continue
-        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$(basename "$program")$2" "$program"
-    done
-}
-
-finish() {
-    awk '{ p += $1; f += $2; s += $3 }
-         END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"
-}
+cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
+[ "$cuda_architectures" != all ] ||
+    cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
+. tools/tap.sh
 
 tools/bootstrap.sh test
 
@@ -95,6 +34,16 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
         KAKEYA=build-sanitize/kakeya BUILD=build-sanitize run_tap "test_bad_input (sanitized)" sh tests/cli/test_bad_input.sh
     fi
     unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+echo "== CUDA backend"
+if ! nvcc=$(find_nvcc); then
+    skip "CUDA backend" "no CUDA compiler here"
+elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON \
+    -DKAKEYA_CUDA_ARCHITECTURES="$cuda_architectures" -DCUDAToolkit_ROOT="${nvcc%/bin/nvcc}"; then
+    echo "1 0 0" >>"$results"
+    echo "CUDA build for $cuda_architectures: passed"
+    KAKEYA=build-cuda/kakeya BUILD=build-cuda run_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
 fi
 
 echo "== fuzzing, $fuzz_seconds seconds per target"

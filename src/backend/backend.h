@@ -40,6 +40,8 @@ typedef struct backend_model_options {
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
     mem_account *account;
+    kakeya_progress_fn progress; /* or NULL: told of bytes on their way to the device */
+    void *user;
 } backend_model_options;
 
 typedef struct backend_cache_options {
@@ -59,6 +61,16 @@ typedef struct backend_cache_options {
 
 typedef enum segment_kind { SEGMENT_PROMPT = 0, SEGMENT_DECODE } segment_kind;
 
+/* The largest logits of one row, and what all of them weigh: enough to sample most tokens without the others. */
+enum { BACKEND_LEADERS = 256 };
+typedef struct backend_leaders {
+    int32_t n; /* listed; 0: too many tokens are too close to tell them apart; -1: a logit is not a number */
+    int32_t reserved;
+    uint64_t total; /* sum of exp_weight (base/exp_weight.h) over the vocabulary at the segment's temperature */
+    int32_t token[BACKEND_LEADERS]; /* largest logit first, then lowest id; none of the model's suppressed tokens */
+    float logit[BACKEND_LEADERS];
+} backend_leaders;
+
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
  * the bounded policies. A cache takes part at most once in a call. */
 typedef struct backend_segment {
@@ -67,7 +79,9 @@ typedef struct backend_segment {
     int n;
     segment_kind kind;
     int first_logit_row;  /* logits of rows [first_logit_row, n) are written; n: none */
-    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax is wanted */
+    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax or leaders are */
+    backend_leaders *leaders; /* NULL, or (backends with finds_leaders, decode segments) [n - first_logit_row] */
+    float temperature;        /* above 0, with leaders */
     int32_t *argmax;      /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
                              id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
@@ -84,15 +98,33 @@ typedef struct backend_probe {
     int threads;
 } backend_probe;
 
+/* One kernel in one part of the model, over the launches of a decode step of one row. */
+enum { BACKEND_PROFILE_NAME = 40, BACKEND_MAX_PROFILE_ROWS = 64 };
+typedef struct backend_profile_row {
+    char kernel[BACKEND_PROFILE_NAME], part[BACKEND_PROFILE_NAME];
+    int launches;
+    double seconds;           /* of all of them, each measured alone: the sum of the launches' medians */
+    double bytes, operations; /* that they must read and do; 0: what they move has been counted, or is next to nothing */
+} backend_profile_row;
+
+typedef struct backend_profile {
+    backend_profile_row row[BACKEND_MAX_PROFILE_ROWS]; /* in the order of their first launch */
+    int n;
+    double step_seconds;  /* of the whole step as decoding runs it: median */
+    double empty_seconds; /* of a kernel that does nothing, measured like the others */
+} backend_profile;
+
 struct backend_ops {
     const char *name; /* "cpu", "cuda" */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
     bool makes_weights; /* model_create makes values for matrices that have a `synthetic` deviation instead of data */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
+    bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);
     const char *(*model_description)(const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
+    const char *(*model_note)(const backend_model *model); /* "" or one line that the user should know; NULL: never any */
     int (*model_prompt_chunk)(const backend_model *model);        /* preferred (and largest) tokens per prompt segment */
 
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
@@ -106,6 +138,9 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment; before any other call on the
+     * model. */
+    kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
@@ -122,6 +157,9 @@ struct backend_ops {
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no kernels of
+     * its own that it could tell apart. */
+    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out, kakeya_error *error);
 };
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */

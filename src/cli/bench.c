@@ -15,6 +15,7 @@ typedef struct bench_arguments {
     cli_shared shared;
     cli_ints contexts, verify_rows;
     int prompt_tokens, decode_tokens, repeats;
+    bool profile;
     const char *csv;
 } bench_arguments;
 
@@ -25,7 +26,8 @@ static const cli_command command = {
     .details = "Before every measurement the same threads read memory far larger than the caches and run the product's inner\n"
                "instruction on registers. The share says how much of what these two probes allow was reached: bytes that must be\n"
                "read over read bandwidth, or operations over FLOP/s, whichever takes longer. Figures are medians; in brackets\n"
-               "the lowest and the highest. A small model that stays in the caches can pass 100 %.\n",
+               "the lowest and the highest. A small model that stays in the caches can pass 100 %.\n"
+               "--profile adds, on a GPU, a table of one decode step's kernels, each measured alone.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
                 "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n",
 };
@@ -106,6 +108,7 @@ static cJSON *result_json(const bench_result *result, const kakeya_engine *engin
     add_spread(probe, "flops_per_second", &result->flops_per_second);
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (size_t i = 0; i < result->n; i++) cJSON_AddItemToArray(rows, row_json(&result->row[i]));
+    if (arguments->profile) cJSON_AddItemToObject(json, "profiles", bench_profiles_json(result));
     return json;
 }
 
@@ -157,6 +160,7 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
                              .prompt_tokens = arguments->prompt_tokens,
                              .decode_tokens = arguments->decode_tokens,
                              .repeats = arguments->repeats,
+                             .profile = arguments->profile,
                              .progress = terminal_progress};
     cli_shared_session_options(&arguments->shared, &options.session);
     status = bench_measure(engine, &options, &result, error);
@@ -175,6 +179,7 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
         cJSON_Delete(json);
     } else {
         print_table(&result, engine, arguments);
+        bench_print_profiles(&result);
     }
 done:
     bench_result_free(&result);
@@ -200,6 +205,8 @@ int cli_bench(int argc, char **argv) {
          .max = BACKEND_MAX_DECODE_ROWS, .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"},
         {.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
          .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"},
+        {.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
+         .help = "also where one decode step spends its time, kernel by kernel (GPU backends)"},
         {.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv, .help = "write the rows as CSV too"},
         {.name = NULL},
     };

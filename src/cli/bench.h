@@ -33,13 +33,22 @@ typedef struct bench_options {
     const int *verify_rows;
     size_t n_verify_rows;
     int prompt_tokens, decode_tokens, repeats;
+    bool profile;
     kakeya_session_options session;
     kakeya_progress_fn progress;
 } bench_options;
 
+/* Where one decode step behind `context` positions spends its time. */
+typedef struct bench_profile {
+    int context;
+    backend_profile step;
+} bench_profile;
+
 typedef struct bench_result {
     bench_row *row; /* freed by bench_result_free */
     size_t n;
+    bench_profile *profile; /* by context; freed by bench_result_free */
+    size_t n_profiles;
     bench_spread read_bytes_per_second, flops_per_second;
     int threads, draft_length;
 } bench_result;
@@ -48,6 +57,11 @@ typedef struct bench_result {
  * cases alike. Every state but the measured call (filling the context, copying caches) is outside the timed windows. */
 kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out, kakeya_error *error);
 void bench_result_free(bench_result *result);
+
+/* The bound of a kernel: what it must read and do at the run's own rates. */
+void bench_print_profiles(const bench_result *result);
+/* One object per context, in an array. */
+struct cJSON *bench_profiles_json(const bench_result *result);
 
 /* Bytes that a forward of `rows` rows reads: every weight that one row needs, once, with as many experts as `rows` rows
  * choose on average when routing is uniform (E = n (1 - (1 - k/n)^rows)), and the K/V of `context` positions. */

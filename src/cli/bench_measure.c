@@ -237,11 +237,25 @@ static kakeya_status fill(bench_run *run, int context, bool with_drafter, backen
     return status;
 }
 
+static kakeya_status measure_profile(bench_run *run, int context, bench_result *out, kakeya_error *error) {
+    const backend_ops *ops = run->engine->ops;
+    backend_cache *copy = NULL;
+    kakeya_status status = ops->cache_fork(run->cache, &run->engine->account, &copy, error);
+    if (status) return status;
+    bench_profile *profile = &out->profile[out->n_profiles];
+    *profile = (bench_profile){.context = context};
+    status = ops->profile(copy, run->tokens[0], run->options->repeats, &profile->step, error);
+    ops->cache_destroy(copy);
+    if (!status) out->n_profiles++;
+    return status;
+}
+
 static kakeya_status measure_context(bench_run *run, int context, bench_probes *probes, bench_result *out,
                                      kakeya_error *error) {
     kakeya_status status = fill(run, context, false, &run->cache, error);
     if (!status && run->engine->drafter) status = fill(run, context, true, &run->draft_cache, error);
     if (!status) status = measure_cases(run, context, probes, out, error);
+    if (!status && run->options->profile) status = measure_profile(run, context, out, error);
     if (run->cache) run->engine->ops->cache_destroy(run->cache);
     if (run->draft_cache) run->engine->ops->cache_destroy(run->draft_cache);
     run->cache = run->draft_cache = NULL;
@@ -253,6 +267,9 @@ kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options,
     *out = (bench_result){0};
     if (!engine->ops->probe) {
         return error_set(error, KAKEYA_UNSUPPORTED, "backend %s has no probe of its machine", engine->ops->name);
+    }
+    if (options->profile && !engine->ops->profile) {
+        return error_set(error, KAKEYA_UNSUPPORTED, "--profile: backend %s has no profile of its kernels", engine->ops->name);
     }
     int largest = 0;
     for (size_t i = 0; i < options->n_contexts; i++) {
@@ -266,8 +283,9 @@ kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options,
     run.total_steps = options->n_contexts * (size_t)options->repeats * cases;
     bench_probes probes = {.read = malloc(run.total_steps * sizeof(double)), .flops = malloc(run.total_steps * sizeof(double))};
     out->row = malloc(options->n_contexts * cases * sizeof *out->row);
+    if (options->profile) out->profile = malloc(options->n_contexts * sizeof *out->profile);
     kakeya_status status = KAKEYA_OK;
-    if (!run.tokens || !run.logits || !probes.read || !probes.flops || !out->row) {
+    if (!run.tokens || !run.logits || !probes.read || !probes.flops || !out->row || (options->profile && !out->profile)) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d token ids", run.n_tokens);
         goto done;
     }
@@ -294,5 +312,7 @@ done:
 
 void bench_result_free(bench_result *result) {
     free(result->row);
+    free(result->profile);
     result->row = NULL;
+    result->profile = NULL;
 }

@@ -143,8 +143,13 @@ kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engin
     kakeya_status status = cli_shared_engine_options(shared, &options, error);
     if (!status) status = kakeya_engine_open(&options, out, error);
     terminal_clear_progress();
-    if (!status && (*out)->verifier->note[0]) fprintf(stderr, "kakeya %s: note: %s\n", verb, (*out)->verifier->note);
-    return status;
+    if (status) return status;
+    const backend_ops *ops = (*out)->ops;
+    const char *const notes[] = {(*out)->verifier->note, ops->model_note ? ops->model_note((*out)->model) : ""};
+    for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
+        if (notes[i][0]) fprintf(stderr, "kakeya %s: note: %s\n", verb, notes[i]);
+    }
+    return KAKEYA_OK;
 }
 
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options) {

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/exp_weight.h"
 #include "base/random.h"
 
 kakeya_status sampling_validate(const kakeya_sampling *p, kakeya_error *error) {
@@ -116,9 +117,9 @@ static kakeya_status row_maximum(const float *logits, int vocab, int32_t *best, 
     return KAKEYA_OK;
 }
 
-/* The one total order of candidates: heavier first, then lower id. */
+/* The one total order of candidates: larger logit first, then lower id. */
 static bool before(sampling_candidate a, sampling_candidate b) {
-    return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 }
 
 static void swap_candidates(sampling_candidate *a, sampling_candidate *b) {
@@ -139,23 +140,23 @@ static void sift_down(sampling_candidate *heap, size_t n, size_t at) {
     }
 }
 
-static size_t select_top_k(sampling_candidate *heap, size_t k, const float *logits, int vocab) {
-    for (size_t i = 0; i < k; i++) heap[i] = (sampling_candidate){logits[i], (int32_t)i};
+static void select_top_k(sampling_candidate *heap, size_t k, const float *logits, int vocab) {
+    for (size_t i = 0; i < k; i++) heap[i] = (sampling_candidate){.logit = logits[i], .token = (int32_t)i};
     for (size_t i = k / 2; i-- > 0;) sift_down(heap, k, i);
     for (int32_t t = (int32_t)k; t < vocab; t++) {
-        if (logits[t] > heap[0].weight) { /* an equal logit has a higher id and stays out */
-            heap[0] = (sampling_candidate){logits[t], t};
+        if (logits[t] > heap[0].logit) { /* an equal logit has a higher id and stays out */
+            heap[0] = (sampling_candidate){.logit = logits[t], .token = t};
             sift_down(heap, k, 0);
         }
     }
-    return k;
 }
 
-/* Moves the smallest leading set (in the order of `before`) whose weight reaches `mass` to the front and returns its
- * size: quickselect by accumulated weight, linear in n on average. */
-static size_t select_mass(sampling_candidate *c, size_t n, double mass) {
+/* Moves the smallest leading set (in the order of `before`) whose weight reaches `mass`, at most the weight of all, to
+ * the front, its last element behind the others, and returns its size: quickselect by accumulated weight, linear in n
+ * on average. */
+static size_t select_mass(sampling_candidate *c, size_t n, uint64_t mass) {
     size_t low = 0, high = n;
-    double accepted = 0;
+    uint64_t accepted = 0;
     while (low < high) {
         size_t middle = low + (high - low) / 2, last = high - 1;
         if (before(c[middle], c[low])) swap_candidates(&c[middle], &c[low]);
@@ -163,23 +164,100 @@ static size_t select_mass(sampling_candidate *c, size_t n, double mass) {
         if (before(c[middle], c[last])) swap_candidates(&c[middle], &c[last]); /* c[last] is the median of three */
         sampling_candidate pivot = c[last];
         size_t store = low;
-        double left = 0;
+        uint64_t left = 0;
         for (size_t i = low; i < last; i++) {
             if (!before(c[i], pivot)) continue;
-            left += (double)c[i].weight;
+            left += c[i].weight;
             swap_candidates(&c[i], &c[store++]);
         }
         swap_candidates(&c[store], &c[last]);
         if (store > low && accepted + left >= mass) {
             high = store;
-        } else if (accepted + left + (double)pivot.weight >= mass) {
+        } else if (accepted + left + pivot.weight >= mass) {
             return store + 1;
         } else {
-            accepted += left + (double)pivot.weight;
+            accepted += left + pivot.weight;
             low = store + 1;
         }
     }
-    return low ? low : 1;
+    return n;
+}
+
+/* The same for a whole vocabulary: candidates are dealt to slices of the distance from the largest logit first, and
+ * only those of the slice in which the mass is reached are put in order. Weights end at a distance of 29. */
+static size_t lead_to_mass(const kakeya_sampling *p, float maximum, sampling_candidate *c, size_t n, uint64_t mass) {
+    enum { SLICES = 256, PER_UNIT = 8 };
+    uint64_t weights[SLICES] = {0}, reached = 0;
+    float scale = (float)PER_UNIT / p->temperature;
+    for (size_t i = 0; i < n; i++) {
+        float slice = (maximum - c[i].logit) * scale;
+        weights[slice < SLICES - 1 ? (int)slice : SLICES - 1] += c[i].weight;
+    }
+    int wanted = 0;
+    while (wanted < SLICES - 1 && reached + weights[wanted] < mass) reached += weights[wanted++];
+    size_t front = 0, kept = 0; /* [0, front): slices before the wanted one; [front, kept): that one */
+    for (size_t i = 0; i < n; i++) {
+        float slice = (maximum - c[i].logit) * scale;
+        int own = slice < SLICES - 1 ? (int)slice : SLICES - 1;
+        if (own > wanted) continue;
+        sampling_candidate candidate = c[i];
+        size_t to = kept++;
+        if (own < wanted) {
+            c[to] = c[front];
+            to = front++;
+        }
+        c[to] = candidate;
+    }
+    return front + select_mass(c + front, kept - front, mass - reached);
+}
+
+static uint64_t weight_of(const sampling_candidate *c, size_t n) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; i++) total += c[i].weight;
+    return total;
+}
+
+/* The mass that the set of top-p must reach. */
+static uint64_t top_p_mass(const kakeya_sampling *p, uint64_t total) {
+    double mass = ceil((double)p->top_p * (double)total);
+    return mass < 1 ? 1 : mass >= (double)total ? total : (uint64_t)mass;
+}
+
+/* Weights are relative to the best token's. */
+static double min_p_weight(const kakeya_sampling *p) {
+    return (double)p->min_p * (double)((uint64_t)1 << EXP_WEIGHT_BITS);
+}
+
+static size_t keep_min_p(const kakeya_sampling *p, sampling_candidate *c, size_t n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((double)c[i].weight >= min_p_weight(p)) c[kept++] = c[i];
+    return kept;
+}
+
+/* The drawn token is the first one at which the accumulated weight reaches this. */
+static uint64_t drawn_mass(const kakeya_sampling *p, uint64_t total, size_t position) {
+    uint64_t drawn = (uint64_t)(random_uniform_at(p->seed, position) * (double)total);
+    return (drawn < total ? drawn : total - 1) + 1;
+}
+
+/* Candidates of all tokens that weigh anything, by id; returns how many there are. */
+static size_t weigh_all(sampling_candidate *c, const float *logits, int vocab, float maximum, float temperature) {
+    enum { LANES = 16 };
+    size_t n = 0;
+    for (int32_t base = 0; base < vocab; base += LANES) {
+        float unrounded[LANES] = {0};
+        int count = vocab - base < LANES ? vocab - base : LANES;
+        if (count == LANES)
+            for (int j = 0; j < LANES; j++) unrounded[j] = exp_weight_unrounded(logits[base + j], maximum, temperature);
+        else
+            for (int j = 0; j < count; j++) unrounded[j] = exp_weight_unrounded(logits[base + j], maximum, temperature);
+        for (int j = 0; j < count; j++) {
+            c[n] = (sampling_candidate){logits[base + j], base + j, (uint64_t)(int64_t)unrounded[j]};
+            n += c[n].weight != 0;
+        }
+    }
+    return n;
 }
 
 static int32_t draw(sampler *s, const float *logits, float maximum, size_t position) {
@@ -187,40 +265,67 @@ static int32_t draw(sampler *s, const float *logits, float maximum, size_t posit
     sampling_candidate *c = s->candidates;
     size_t n = 0;
     if (p->top_k > 0 && p->top_k < s->vocab) {
-        size_t kept = select_top_k(c, (size_t)p->top_k, logits, s->vocab);
-        for (size_t i = 0; i < kept; i++) {
-            float weight = expf((c[i].weight - maximum) / p->temperature);
-            if (weight > 0) c[n++] = (sampling_candidate){weight, c[i].token};
+        select_top_k(c, (size_t)p->top_k, logits, s->vocab);
+        for (size_t i = 0; i < (size_t)p->top_k; i++) {
+            c[i].weight = exp_weight(c[i].logit, maximum, p->temperature);
+            if (c[i].weight) c[n++] = c[i];
         }
     } else {
-        /* exp underflows to 0 below -104: such tokens cannot be drawn, and their exp need not be computed */
-        const float negligible = -104.0f;
-        for (int32_t t = 0; t < s->vocab; t++) {
-            float x = (logits[t] - maximum) / p->temperature;
-            if (x < negligible) continue;
-            float weight = expf(x);
-            if (weight > 0) c[n++] = (sampling_candidate){weight, t};
-        }
+        n = weigh_all(c, logits, s->vocab, maximum, p->temperature);
     }
+    if (p->top_p < 1) n = lead_to_mass(p, maximum, c, n, top_p_mass(p, weight_of(c, n)));
+    if (p->min_p > 0) n = keep_min_p(p, c, n);
+    return c[lead_to_mass(p, maximum, c, n, drawn_mass(p, weight_of(c, n), position)) - 1].token;
+}
+
+bool sampler_takes_leaders(const sampler *s) {
+    return s->parameters.temperature > 0 && s->parameters.repetition_penalty == 1.0f;
+}
+
+bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
+    const kakeya_sampling *p = &s->parameters;
+    *token = -1;
+    if (leaders->n < 0) return true;
+    sampling_candidate *c = s->candidates; /* in order already */
+    size_t n = 0;
+    uint64_t total = 0;
+    for (int i = 0; i < leaders->n; i++) {
+        uint64_t own = exp_weight(leaders->logit[i], leaders->logit[0], p->temperature);
+        if (!own) break;
+        c[n++] = (sampling_candidate){leaders->logit[i], leaders->token[i], own};
+        total += own;
+    }
+    bool complete = total == leaders->total; /* what is not listed weighs nothing */
+    if (p->top_k > 0 && p->top_k < s->vocab) {
+        if ((size_t)p->top_k > n && !complete) return false;
+        if ((size_t)p->top_k < n) n = (size_t)p->top_k;
+        complete = true;
+    }
+    total = complete ? weight_of(c, n) : leaders->total;
     if (p->top_p < 1) {
-        double total = 0;
-        for (size_t i = 0; i < n; i++) total += (double)c[i].weight;
-        n = select_mass(c, n, (double)p->top_p * total);
-    }
-    if (p->min_p > 0) { /* weights are relative to the best token's, which is 1 */
+        uint64_t mass = top_p_mass(p, total), reached = 0;
         size_t kept = 0;
-        for (size_t i = 0; i < n; i++)
-            if (c[i].weight >= p->min_p) c[kept++] = c[i];
+        while (kept < n && reached < mass) reached += c[kept++].weight;
+        if (reached < mass) return false;
         n = kept;
+        total = reached;
+        complete = true;
     }
-    double total = 0;
-    for (size_t i = 0; i < n; i++) total += (double)c[i].weight;
-    double rest = random_uniform_at(p->seed, position) * total;
-    for (size_t i = 0; i + 1 < n; i++) {
-        rest -= (double)c[i].weight;
-        if (rest < 0) return c[i].token;
+    if (p->min_p > 0) {
+        const double rounding = 1.00001; /* a weight may exceed that of a larger logit by its error */
+        complete |= n > 0 && (double)c[n - 1].weight * rounding < min_p_weight(p);
+        if (!complete) return false;
+        n = keep_min_p(p, c, n);
+        total = weight_of(c, n);
     }
-    return c[n - 1].token;
+    uint64_t mass = drawn_mass(p, total, position), reached = 0;
+    for (size_t i = 0; i < n; i++) {
+        reached += c[i].weight;
+        if (reached < mass) continue;
+        *token = c[i].token;
+        return true;
+    }
+    return false;
 }
 
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,

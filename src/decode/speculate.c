@@ -10,14 +10,21 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
                              kakeya_error *error) {
     w->rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
     w->greedy = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
-    if (!w->greedy && w->logit_rows < w->rows) {
-        size_t bytes = (size_t)w->rows * (size_t)t->vocab * sizeof *w->logits;
+    w->leading = t->ops->finds_leaders && sampler_takes_leaders(&w->sampler);
+    int logit_rows = w->greedy ? 0 : w->leading ? 1 : w->rows;
+    if (w->logit_rows < logit_rows) {
+        size_t bytes = (size_t)logit_rows * (size_t)t->vocab * sizeof *w->logits;
         mem_free(w->logits);
         w->logit_rows = 0;
         w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
         if (!w->logits)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", w->rows, bytes);
-        w->logit_rows = w->rows;
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows,
+                             bytes);
+        w->logit_rows = logit_rows;
+    }
+    if (w->leading && !w->leaders) {
+        w->leaders = mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->leaders);
+        if (!w->leaders) return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of a block: out of memory");
     }
     if (uses_ngrams(o) && !w->ngram.last) return ngram_create(&w->ngram, t->vocab, t->capacity, w->account, error);
     return KAKEYA_OK;
@@ -25,7 +32,9 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
 
 void decode_workspace_free(decode_workspace *w) {
     mem_free(w->logits);
+    mem_free(w->leaders);
     w->logits = NULL;
+    w->leaders = NULL;
     w->logit_rows = 0;
     sampler_free(&w->sampler);
     ngram_free(&w->ngram);
@@ -115,16 +124,16 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
     return KAKEYA_OK;
 }
 
-/* What a row says about the next token: its logits, or its largest one where the backend has found that. */
+/* What a row says about the next token: its logits, or the token itself where that is known already. */
 typedef struct row_result {
     const float *logits;
-    const int32_t *argmax; /* NULL: sample from the logits */
+    const int32_t *token; /* NULL: sample from the logits; -1: the logits are not numbers */
 } row_result;
 
 static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, row_result row, int32_t *token,
                                   kakeya_error *error) {
-    if (!row.argmax) return sampler_sample(&w->sampler, row.logits, t->tokens, t->n, token, error);
-    *token = *row.argmax;
+    if (!row.token) return sampler_sample(&w->sampler, row.logits, t->tokens, t->n, token, error);
+    *token = *row.token;
     if (*token >= 0) return KAKEYA_OK;
     return error_set(error, KAKEYA_BACKEND, "sampling at position %zu: the logits are not finite numbers", t->n);
 }
@@ -165,6 +174,23 @@ static void add_to_stats(kakeya_stats *stats, const draft_block *block, double s
     stats->verify_seconds += block->verify_seconds;
 }
 
+/* Draws from the leading logits of the rows, whole rows where those do not decide, up to the first draft that is not
+ * the drawn token; -1 for logits that are not numbers. Needs the turn: whole rows are still with the backend. */
+static kakeya_status draw_rows(const decode_timeline *t, decode_workspace *w, const block_state *b, int32_t *drawn,
+                               kakeya_error *error) {
+    for (int row = 0; row <= b->block.drafted; row++) {
+        size_t position = t->n + (size_t)row;
+        if (!sampler_draw_leaders(&w->sampler, &w->leaders[row], position, &drawn[row])) {
+            kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
+            if (status == KAKEYA_OK)
+                status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
+            if (status != KAKEYA_OK) return status;
+        }
+        if (row < b->block.drafted && drawn[row] != b->tokens[row + 1]) break;
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const decode_options *o, size_t remaining,
                                   decode_output *output, kakeya_stats *stats, output_verdict *verdict,
                                   kakeya_error *error) {
@@ -174,24 +200,28 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     kakeya_status status = choose_drafts(t, w, o, limit, &b, error);
     if (status != KAKEYA_OK) return status;
 
-    int32_t argmax[BACKEND_MAX_DECODE_ROWS];
+    int32_t known[BACKEND_MAX_DECODE_ROWS];
     backend_segment segment = {.cache = t->cache,
                                .tokens = b.tokens,
                                .n = b.block.drafted + 1,
                                .kind = SEGMENT_DECODE,
-                               .logits = w->greedy ? NULL : w->logits,
-                               .argmax = w->greedy ? argmax : NULL};
+                               .logits = w->greedy || w->leading ? NULL : w->logits,
+                               .leaders = w->leading ? w->leaders : NULL,
+                               .temperature = w->sampler.parameters.temperature,
+                               .argmax = w->greedy ? known : NULL};
     pthread_mutex_lock(t->turn);
     double start = clock_seconds();
     status = t->ops->forward(t->model, &segment, 1, error);
+    kakeya_status drawn = !status && w->leading ? draw_rows(t, w, &b, known, error) : KAKEYA_OK;
     b.block.verify_seconds = clock_seconds() - start;
     pthread_mutex_unlock(t->turn);
     if (status != KAKEYA_OK) return status;
 
-    for (int row = 0; row < segment.n; row++) {
+    status = drawn; /* the rows are pending now: a failure commits none of them */
+    for (int row = 0; row < segment.n && !status; row++) {
         int32_t token;
-        row_result result = {.argmax = &argmax[row]};
-        if (!w->greedy) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
+        row_result result = {.token = &known[row]};
+        if (!w->greedy && !w->leading) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
         bool last = remaining == (size_t)b.taken + 1;
         status = take_next(t, w, result, last, output, &token, verdict, error);
         if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;

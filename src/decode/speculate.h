@@ -55,8 +55,10 @@ typedef struct decode_workspace {
     mem_account *account;
     int rows;      /* of a block, at most */
     bool greedy;   /* the backend finds the next tokens itself */
+    bool leading;  /* it finds the leading logits, from which they are drawn */
     float *logits; /* [logit_rows][vocab], where tokens are sampled here */
     int logit_rows;
+    backend_leaders *leaders; /* [BACKEND_MAX_DECODE_ROWS] once they were wanted */
     sampler sampler;
     ngram_index ngram; /* memory only once n-gram drafts were wanted */
     draft_control control;

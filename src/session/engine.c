@@ -107,6 +107,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .drafter_scaled_embedding = parts->drafter_scaled_embedding,
         .drafter_block_bidirectional = parts->drafter_block_bidirectional,
         .account = &engine->account,
+        .progress = parts->progress,
+        .user = parts->user,
     };
     return engine->ops->model_create(&options, &engine->model, error);
 }

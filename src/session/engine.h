@@ -38,6 +38,8 @@ typedef struct engine_parts {
     const char *cpu_isa;
     int threads;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
+    kakeya_progress_fn progress;
+    void *user;
 } engine_parts;
 
 /* Opens an engine on any backend. The account that the parts were allocated from is the engine's, so an engine is

@@ -145,6 +145,8 @@ kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_en
         .threads = options->threads,
         .drafter_scaled_embedding = options->drafter_scaled_embedding,
         .drafter_block_bidirectional = options->drafter_block_bidirectional,
+        .progress = options->progress,
+        .user = options->user,
     };
     kakeya_status status = check_options(options, error);
     if (status == KAKEYA_OK) {

@@ -112,6 +112,7 @@ check "with shares of the bound" grep -q -E '^ +0  decode 1 .* % of (read bandwi
 works "bench measures a model without drafter" bench --model "$tiny" --context-frontiers 0 --prompt-tokens 16 \
     --decode-tokens 1 --repeats 1 --json
 json_holds "then there is no draft row" '[.rows[].what] | index("draft") == null'
+fails_with "a profile needs a GPU" "--profile: backend cpu has no profile" bench --backend cpu --profile
 fails_with "a context that does not fit" "--context-frontiers: 8192" bench --context-frontiers 8192
 
 # --- the example program

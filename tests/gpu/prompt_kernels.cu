@@ -106,7 +106,7 @@ void report(bool ok, const char *format, ...) {
     va_start(list, format);
     std::vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    std::printf("%s  %s\n", ok ? "ok  " : "FAIL", text);
+    std::printf("%s  %s\n", ok ? "ok" : "not ok", text);
     if (!ok) failures++;
 }
 

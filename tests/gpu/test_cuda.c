@@ -1,7 +1,10 @@
 /* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking of a
  * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
  * skipped. */
+#include "base/exp_weight.h"
 #include "golden.h"
+#include "model/gemma4_layers.h"
+#include "model/tensors.h"
 
 typedef struct pair {
     mem_account account;
@@ -17,6 +20,17 @@ enum { CPU = 0, CUDA = 1, REFERENCE = 2, MODELS };
 
 static bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
 
+static void pair_create(pair *p, bool bidirectional) {
+    static const char *const names[] = {"cpu", "cuda", "cpu"};
+    for (int b = 0; b < MODELS; b++) {
+        p->ops[b] = backend_find(names[b], NULL);
+        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
+                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
+                                         .drafter_block_bidirectional = bidirectional, .account = &p->account};
+        REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
+    }
+}
+
 static void pair_open(pair *p, const char *verifier, bool companions) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
@@ -27,14 +41,7 @@ static void pair_open(pair *p, const char *verifier, bool companions) {
         REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config, &p->account,
                                       &p->f_theta, error));
     }
-    static const char *const names[] = {"cpu", "cuda", "cpu"};
-    for (int b = 0; b < MODELS; b++) {
-        p->ops[b] = backend_find(names[b], NULL);
-        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
-                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
-                                         .account = &p->account};
-        REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
-    }
+    pair_create(p, false);
 }
 
 static void pair_close(pair *p) {
@@ -362,6 +369,137 @@ static void prompt_chunks(void **state) {
     pair_close(&p);
 }
 
+/* --------------------------------------------------------------------- forms that the bundled models do not have */
+
+/* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3 (sliding)
+ * and 4 (full). */
+static gemma4_config shared_form(void) {
+    enum { LAYERS = 10, SHARED = 5, INTERMEDIATE = 192 };
+    gemma4_config c = {.layers = LAYERS, .hidden = 256, .heads = 4, .vocab = 640, .max_context = 4096, .sliding_window = 96,
+                       .rms_eps = 1e-6f, .logit_softcap = 30, .tied_head = true, .ple_width = 32, .ple_vocab = 640,
+                       .shared_kv_layers = SHARED, .checkpoint_dtype = DTYPE_BF16,
+                       .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 32, .factor = 1},
+                                [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 16, .factor = 1}}};
+    for (int i = 0; i < LAYERS; i++) {
+        bool full = (i + 1) % 5 == 0;
+        c.layer[i] = (gemma4_layer_config){.type = full ? GEMMA4_FULL : GEMMA4_SLIDING, .head_dim = full ? 128 : 64, .kv_heads = 2};
+    }
+    int orphan;
+    assert_true(gemma4_share_kv(&c, INTERMEDIATE, true, &orphan));
+    return c;
+}
+
+/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. */
+static void pair_random(pair *p, const int windows[3], bool bidirectional) {
+    memset(p, 0, sizeof *p);
+    if (!device_present()) skip();
+    mem_account_init(&p->account, NULL, 0);
+    tensor_memory memory = {0};
+    p->verifier = calloc(1, sizeof *p->verifier);
+    p->verifier->config = shared_form();
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, DTYPE_BF16, &p->account, &memory, error));
+    p->verifier->owned = memory.owned;
+    p->verifier->n_owned = memory.n_owned;
+    p->verifier->weights.head = p->verifier->weights.embed;
+    if (windows) {
+        memory = (tensor_memory){0};
+        p->drafter = calloc(1, sizeof *p->drafter);
+        p->drafter->config = (dflash_config){.layers = 3, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .intermediate = 320,
+                                             .vocab = 640, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
+                                             .targets = 2, .target_layer = {1, 7},
+                                             .sliding_window = {windows[0], windows[1], windows[2]}};
+        REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, DTYPE_BF16, &p->account, &memory, error));
+        p->drafter->owned = memory.owned;
+        p->drafter->n_owned = memory.n_owned;
+    }
+    pair_create(p, bidirectional);
+}
+
+/* Prompt rows of a sharing layer attend the source layer's rows of the same chunk. */
+static void shared_kv(void **state) {
+    (void)state;
+    enum { ROWS = 300, MORE = 40 };
+    pair p;
+    pair_random(&p, NULL, false);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[ROWS + MORE];
+    fill_tokens(tokens, ROWS + MORE, (int)vocab, 23);
+    float *logits[MODELS], *again = calloc((ROWS + MORE) * vocab, sizeof *again);
+    for (int k = 0; k < 2; k++) { /* native, sink-window */
+        for (int b = 0; b < MODELS; b++) {
+            logits[b] = calloc((ROWS + MORE) * vocab, sizeof(float));
+            backend_cache *cache = new_cache(&p, b, &policies[k], CONTEXT, false);
+            step(&p, b, cache, tokens, ROWS, ROWS, SEGMENT_PROMPT, logits[b]);
+            for (int at = ROWS; at < ROWS + MORE; at += 8)
+                step(&p, b, cache, tokens + at, 8, 8, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
+            p.ops[b]->cache_destroy(cache);
+        }
+        assert_as_close("shared K/V", logits[CUDA], logits[CPU], logits[REFERENCE], (ROWS + MORE) * vocab);
+        static const int chunks[] = {1, 37, 96, 200};
+        for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+            backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, false);
+            for (int at = 0; at < ROWS; at += chunks[i]) {
+                int n = ROWS - at < chunks[i] ? ROWS - at : chunks[i];
+                step(&p, CUDA, cache, tokens + at, n, n, SEGMENT_PROMPT, again + (size_t)at * vocab);
+            }
+            for (int at = ROWS; at < ROWS + MORE; at++)
+                step(&p, CUDA, cache, tokens + at, 1, 1, SEGMENT_DECODE, again + (size_t)at * vocab);
+            p.ops[CUDA]->cache_destroy(cache);
+            assert_same_bits("shared K/V in chunks", again, logits[CUDA], (ROWS + MORE) * vocab);
+        }
+        for (int b = 0; b < MODELS; b++) free(logits[b]);
+    }
+    free(again);
+    pair_close(&p);
+}
+
+enum { DRAFTS = 15, BLOCKS = 12 };
+
+/* Drafts of several blocks behind one prompt. */
+static void draft_blocks(pair *p, int b, int32_t drafts[BLOCKS][DRAFTS]) {
+    enum { ROWS = 120 };
+    int32_t tokens[ROWS];
+    fill_tokens(tokens, ROWS, p->verifier->config.vocab, 29);
+    backend_cache *cache = new_cache(p, b, &policies[0], CONTEXT, true);
+    step(p, b, cache, tokens, ROWS, ROWS, SEGMENT_PROMPT, NULL);
+    for (int i = 0; i < BLOCKS; i++) {
+        REQUIRE_OK(p->ops[b]->draft(cache, tokens[i], DRAFTS, drafts[i], error));
+        step(p, b, cache, tokens + 3 * i, 3, 3, SEGMENT_DECODE, NULL);
+    }
+    p->ops[b]->cache_destroy(cache);
+}
+
+static int equal_drafts(int32_t a[BLOCKS][DRAFTS], int32_t b[BLOCKS][DRAFTS]) {
+    int equal = 0;
+    for (int i = 0; i < BLOCKS * DRAFTS; i++) equal += a[i / DRAFTS][i % DRAFTS] == b[i / DRAFTS][i % DRAFTS];
+    return equal;
+}
+
+/* A drafter's sliding window counts inside the block too, in both directions where the block is bidirectional: windows
+ * smaller than a block, on the device as on the CPU. */
+static void drafter_windows(void **state) {
+    (void)state;
+    static const int windows[][3] = {{5, 0, 3}, {0, 0, 0}};
+    int32_t found[2][2][MODELS][BLOCKS][DRAFTS];
+    for (int w = 0; w < 2; w++) {
+        for (int bidirectional = 0; bidirectional < 2; bidirectional++) {
+            pair p;
+            pair_random(&p, windows[w], bidirectional);
+            for (int b = 0; b < MODELS; b++) draft_blocks(&p, b, found[w][bidirectional][b]);
+            int equal = equal_drafts(found[w][bidirectional][CUDA], found[w][bidirectional][CPU]);
+            int host = equal_drafts(found[w][bidirectional][REFERENCE], found[w][bidirectional][CPU]);
+            print_message("windows %d, bidirectional %d: %d of %d drafts equal (CPU in float32: %d)\n", windows[w][0], bidirectional,
+                          equal, BLOCKS * DRAFTS, host);
+            if (equal * 100 < BLOCKS * DRAFTS * 94) fail_msg("windows %d: %d of %d drafts equal", windows[w][0], equal, BLOCKS * DRAFTS);
+            pair_close(&p);
+        }
+    }
+    /* The windows matter here, or equality would say nothing. */
+    int causal = equal_drafts(found[0][0][CPU], found[0][1][CPU]), wide = equal_drafts(found[0][1][CPU], found[1][1][CPU]);
+    print_message("equal whatever the rule: %d causal and not, %d with and without windows\n", causal, wide);
+    assert_true(causal * 100 < BLOCKS * DRAFTS * 80 && wide * 100 < BLOCKS * DRAFTS * 80);
+}
+
 static void argmax_rows(void **state) {
     (void)state;
     pair p;
@@ -378,6 +516,148 @@ static void argmax_rows(void **state) {
     p.ops[CUDA]->cache_destroy(cache);
     free(logits);
     pair_close(&p);
+}
+
+static const float *sorted_logits;
+static int by_logit(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    if (sorted_logits[x] != sorted_logits[y]) return sorted_logits[x] > sorted_logits[y] ? -1 : 1;
+    return x < y ? -1 : 1;
+}
+
+/* What the device lists of a row is what a sort of the row gives, and the sum of weights is the same integer. */
+static void assert_leaders(const backend_leaders *found, const float *logits, int vocab, float temperature) {
+    int32_t *order = malloc((size_t)vocab * sizeof *order);
+    for (int i = 0; i < vocab; i++) order[i] = i;
+    sorted_logits = logits;
+    qsort(order, (size_t)vocab, sizeof *order, by_logit);
+    uint64_t total = 0;
+    for (int i = 0; i < vocab; i++) total += exp_weight(logits[i], logits[order[0]], temperature);
+    if (found->total != total)
+        fail_msg("temperature %g: weights sum to %llu, expected %llu", (double)temperature, (unsigned long long)found->total,
+                 (unsigned long long)total);
+    assert_int_equal(found->n, BACKEND_LEADERS);
+    for (int i = 0; i < found->n; i++) {
+        if (found->token[i] != order[i] || memcmp(&found->logit[i], &logits[order[i]], sizeof(float)) != 0)
+            fail_msg("leader %d is %d (%g), expected %d (%g)", i, (int)found->token[i], (double)found->logit[i], (int)order[i],
+                     (double)logits[order[i]]);
+    }
+    free(order);
+}
+
+static void leading_logits(void **state) {
+    (void)state;
+    enum { ROWS = BACKEND_MAX_DECODE_ROWS };
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[64];
+    fill_tokens(tokens, 64, (int)vocab, 37);
+    float *logits = calloc(ROWS * vocab, sizeof *logits), *row = calloc(vocab, sizeof *row);
+    backend_leaders *many = calloc(ROWS, sizeof *many), one;
+    backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
+    step(&p, CUDA, cache, tokens, 40, 40, SEGMENT_PROMPT, NULL);
+    static const float temperatures[] = {1, 0.1f, 0.7f, 30};
+    for (size_t k = 0; k < sizeof temperatures / sizeof temperatures[0]; k++) {
+        backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = ROWS, .kind = SEGMENT_DECODE, .logits = logits,
+                                   .leaders = many, .temperature = temperatures[k]};
+        REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+        REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
+        for (size_t i = 0; i < ROWS; i++) assert_leaders(&many[i], logits + i * vocab, (int)vocab, temperatures[k]);
+        REQUIRE_OK(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS - 1, row, error));
+        assert_same_bits("a row read afterwards", row, logits + (ROWS - 1) * vocab, vocab);
+    }
+    kakeya_error refusal = {0};
+    assert_int_equal(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS, row, &refusal), KAKEYA_INVALID_ARGUMENT);
+    /* one row gives the same as many */
+    backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = 1, .kind = SEGMENT_DECODE, .leaders = &one,
+                               .temperature = temperatures[3]};
+    REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
+    REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
+    assert_memory_equal(&one, many, sizeof one);
+    segment.temperature = 0;
+    assert_int_equal(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, &refusal), KAKEYA_INVALID_ARGUMENT);
+    p.ops[CUDA]->cache_destroy(cache);
+    free(logits);
+    free(row);
+    free(many);
+    pair_close(&p);
+}
+
+/* A profiled step is a step, and leaves no trace. */
+static void profiles(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[200];
+    fill_tokens(tokens, 200, (int)vocab, 31);
+    float *before = calloc(vocab, sizeof *before), *after = calloc(vocab, sizeof *after);
+    for (int k = 0; k < POLICIES; k++) {
+        backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+        step(&p, CUDA, cache, tokens, 180, 180, SEGMENT_PROMPT, NULL);
+        step(&p, CUDA, cache, tokens + 180, 9, 9, SEGMENT_DECODE, NULL);
+        step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, before);
+        backend_profile profile;
+        REQUIRE_OK(p.ops[CUDA]->profile(cache, tokens[189], 3, &profile, error));
+        step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, after);
+        assert_same_bits(policies[k].name, after, before, vocab);
+        assert_int_equal(p.ops[CUDA]->cache_length(cache), 189);
+        assert_true(profile.n > 8 && profile.step_seconds > 0 && profile.empty_seconds > 0);
+        int restores = 0;
+        for (int i = 0; i < profile.n; i++) {
+            const backend_profile_row *row = &profile.row[i];
+            if (!(row->launches > 0 && row->seconds > 0 && row->kernel[0] && row->part[0]))
+                fail_msg("%s: %s / %s: %d launches in %g s", policies[k].name, row->part, row->kernel, row->launches, row->seconds);
+            restores += strstr(row->part, "restored") != NULL;
+        }
+        if (policies[k].attention == KAKEYA_ATTENTION_RESTORED) assert_true(restores > 0);
+        p.ops[CUDA]->cache_destroy(cache);
+    }
+    free(before);
+    free(after);
+    pair_close(&p);
+}
+
+typedef struct upload_report {
+    int calls, cancel_at; /* 0: never */
+    uint64_t done, total;
+    bool ordered;
+} upload_report;
+
+static bool take_report(void *user, const char *what, uint64_t done, uint64_t total) {
+    upload_report *report = user;
+    report->ordered = report->ordered && what[0] && done >= report->done && done <= total;
+    report->done = done;
+    report->total = total;
+    return ++report->calls != report->cancel_at;
+}
+
+/* Uploads report bytes in order up to all of them, and end at once when they are asked to. */
+static void upload_progress(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    gemma4_model *model = NULL;
+    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
+    size_t before = mem_total(&account);
+    const backend_ops *ops = backend_find("cuda", NULL);
+    upload_report report = {.ordered = true};
+    backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_BF16, .account = &account,
+                                     .progress = take_report, .user = &report};
+    backend_model *backend = NULL;
+    REQUIRE_OK(ops->model_create(&options, &backend, error));
+    assert_true(report.ordered && report.calls > 12 && report.total > 30000000 && report.done == report.total);
+    assert_string_equal(ops->model_note(backend), "");
+    ops->model_destroy(backend);
+    report = (upload_report){.ordered = true, .cancel_at = 5};
+    kakeya_error refusal = {0};
+    assert_int_equal(ops->model_create(&options, &backend, &refusal), KAKEYA_CANCELLED);
+    assert_null(backend);
+    assert_int_equal(report.calls, 5);
+    assert_int_equal(mem_total(&account), before);
+    gemma4_model_close(model);
 }
 
 static void refusals(void **state) {
@@ -416,7 +696,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
-        cmocka_unit_test(snapshots),     cmocka_unit_test(argmax_rows), cmocka_unit_test(refusals),
+        cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
+        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }

@@ -7,10 +7,12 @@
 #ifndef KAKEYA_TESTS_FAKE_BACKEND_H
 #define KAKEYA_TESTS_FAKE_BACKEND_H
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/exp_weight.h"
 #include "base/random.h"
 
 enum { FAKE_ORDER = 3, FAKE_VOCAB = 64, FAKE_CHUNK = 48 };
@@ -44,6 +46,9 @@ struct backend_model {
     backend_model_options options;
     fake_script *script;
     int vocab;
+    const backend_cache *last_cache; /* of the last decode forward, for read_logits */
+    int last_position, last_rows;
+    int rows_read;
 };
 
 struct backend_cache {
@@ -172,6 +177,44 @@ static void fake_argmax(const backend_segment *segment) {
     free(row);
 }
 
+/* Few of them, so that whole rows are wanted too. */
+static void fake_leaders(const backend_segment *segment) {
+    enum { LISTED = 5 };
+    const backend_cache *cache = segment->cache;
+    const gemma4_config *config = &cache->model->options.verifier->config;
+    int vocab = cache->model->vocab;
+    float *row = malloc((size_t)vocab * sizeof *row);
+    for (int i = 0; row && i < segment->n; i++) {
+        backend_leaders *out = &segment->leaders[i];
+        *out = (backend_leaders){0};
+        fake_row(cache, cache->length + i, row);
+        for (int t = 0; t < vocab; t++) {
+            if (row[t] != row[t]) out->n = -1;
+            if (config->n_suppress_tokens && config->suppress_tokens[0] == t) row[t] = -INFINITY;
+        }
+        float maximum = -INFINITY;
+        for (int t = 0; t < vocab; t++) maximum = row[t] > maximum ? row[t] : maximum;
+        for (int t = 0; out->n >= 0 && t < vocab; t++) out->total += exp_weight(row[t], maximum, segment->temperature);
+        while (out->n >= 0 && out->n < LISTED) {
+            int32_t best = 0;
+            for (int t = 1; t < vocab; t++)
+                if (row[t] > row[best]) best = t;
+            out->token[out->n] = best;
+            out->logit[out->n++] = row[best];
+            row[best] = -INFINITY;
+        }
+    }
+    free(row);
+}
+
+static kakeya_status fake_read_logits(backend_model *model, int row, float *logits, kakeya_error *error) {
+    if (!model->last_cache || row < 0 || row >= model->last_rows)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "read_logits: row %d", row);
+    fake_row(model->last_cache, model->last_position + row, logits);
+    model->rows_read++;
+    return KAKEYA_OK;
+}
+
 static kakeya_status fake_forward(backend_model *model, backend_segment *segments, int n_segments,
                                   kakeya_error *error) {
     kakeya_status status = fake_fails(model->script, FAKE_FORWARD, "forward", error);
@@ -196,6 +239,10 @@ static kakeya_status fake_forward(backend_model *model, backend_segment *segment
             cache->kinds[position] = (unsigned char)segment->kind;
         }
         if (segment->argmax) fake_argmax(segment);
+        if (segment->leaders) fake_leaders(segment);
+        model->last_cache = segment->kind == SEGMENT_DECODE ? cache : NULL;
+        model->last_position = cache->length;
+        model->last_rows = segment->n - segment->first_logit_row;
         for (int i = segment->first_logit_row; segment->logits && i < segment->n; i++)
             fake_row(cache, cache->length + i,
                      segment->logits + (size_t)(i - segment->first_logit_row) * (size_t)model->vocab);
@@ -315,7 +362,7 @@ static kakeya_status fake_restoration_error(const backend_cache *cache, double m
     return KAKEYA_OK;
 }
 
-/* With `finds_argmax` set by a test that wants it. */
+/* With `finds_argmax` or `finds_leaders` set by a test that wants it. */
 static backend_ops fake_backend = {
     .name = "fake",
     .model_create = fake_model_create,
@@ -328,6 +375,7 @@ static backend_ops fake_backend = {
     .cache_pending = fake_pending,
     .cache_min_truncate = fake_min_truncate,
     .forward = fake_forward,
+    .read_logits = fake_read_logits,
     .cache_commit = fake_commit,
     .cache_truncate = fake_truncate,
     .cache_fork = fake_fork,

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/exp_weight.h"
 #include "base/random.h"
 #include "decode/sampling.h"
 
@@ -48,14 +49,14 @@ static void reference_set(const float *row, int vocab, const kakeya_sampling *p,
     double maximum = (double)row[order[0]], total = 0, mass = 0;
     for (int i = 0; i < k; i++) total += exp(((double)row[order[i]] - maximum) / (double)p->temperature);
     for (int i = 0; i < k; i++) {
-        double weight = exp(((double)row[order[i]] - maximum) / (double)p->temperature);
+        double share = exp(((double)row[order[i]] - maximum) / (double)p->temperature);
         double excess = mass - (double)p->top_p * total;
         char in = 1;
         if (p->top_p < 1 && i > 0 && excess >= 0) in = 0;
-        if (weight < (double)p->min_p) in = 0;
-        if ((p->top_p < 1 && i > 0 && fabs(excess) < 1e-6 * total) || fabs(weight - (double)p->min_p) < 1e-6) in = 2;
+        if (share < (double)p->min_p) in = 0;
+        if ((p->top_p < 1 && i > 0 && fabs(excess) < 1e-6 * total) || fabs(share - (double)p->min_p) < 1e-6) in = 2;
         keep[order[i]] = in;
-        mass += weight;
+        mass += share;
     }
     free(order);
 }
@@ -96,6 +97,100 @@ static void test_filters_match_full_sort(void **state) {
     }
     sampler_free(&s);
     assert_int_equal(mem_total(&account), 0);
+}
+
+/* What a backend lists of a row (backend.h), made by a full sort. */
+static void make_leaders(const float *row, int vocab, float temperature, backend_leaders *out) {
+    int32_t *order = malloc((size_t)vocab * sizeof *order);
+    for (int i = 0; i < vocab; i++) order[i] = i;
+    sort_row = row;
+    qsort(order, (size_t)vocab, sizeof *order, by_logit);
+    *out = (backend_leaders){.n = vocab < BACKEND_LEADERS ? vocab : BACKEND_LEADERS};
+    for (int i = 0; i < out->n; i++) {
+        out->token[i] = order[i];
+        out->logit[i] = row[order[i]];
+    }
+    for (int i = 0; i < vocab; i++) out->total += exp_weight(row[i], row[order[0]], temperature);
+    free(order);
+}
+
+/* The leading logits decide exactly what the whole row does, or say that they cannot. */
+static void test_leaders_decide_as_rows_do(void **state) {
+    (void)state;
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    static const kakeya_sampling settings[] = {
+        {.temperature = 1, .top_p = 1, .repetition_penalty = 1},
+        {.temperature = 0.3f, .top_p = 1, .repetition_penalty = 1},
+        {.temperature = 1, .top_k = 1, .top_p = 1, .repetition_penalty = 1},
+        {.temperature = 1, .top_k = 64, .top_p = 0.95f, .repetition_penalty = 1},
+        {.temperature = 0.7f, .top_k = 300, .top_p = 0.9f, .repetition_penalty = 1},
+        {.temperature = 0.7f, .top_p = 0.5f, .repetition_penalty = 1},
+        {.temperature = 1.5f, .top_p = 0.999f, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 0, .repetition_penalty = 1},
+        {.temperature = 1, .top_p = 1, .min_p = 0.1f, .repetition_penalty = 1},
+        {.temperature = 2, .top_k = 999, .top_p = 0.9f, .min_p = 0.01f, .repetition_penalty = 1},
+        {.temperature = 1e-38f, .top_p = 1, .repetition_penalty = 1},
+    };
+    enum { SETTINGS = sizeof settings / sizeof settings[0], POSITIONS = 200 };
+    sampler s;
+    sampler_init(&s, VOCAB, NULL, 0, &account);
+    float row[VOCAB];
+    backend_leaders leaders;
+    int decided_by_setting[SETTINGS] = {0};
+    for (size_t setting = 0; setting < SETTINGS; setting++) {
+        for (int kind = 0; kind < 4; kind++) {
+            make_row(row, VOCAB, 31 + setting, kind);
+            make_leaders(row, VOCAB, settings[setting].temperature, &leaders);
+            kakeya_sampling p = settings[setting];
+            p.seed = 6;
+            assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+            assert_true(sampler_takes_leaders(&s));
+            for (size_t position = 0; position < POSITIONS; position++) {
+                int32_t whole = -1, token = -1;
+                assert_int_equal(sampler_sample(&s, row, NULL, position, &whole, NULL), KAKEYA_OK);
+                bool decided = sampler_draw_leaders(&s, &leaders, position, &token);
+                if (decided && token != whole)
+                    fail_msg("setting %zu kind %d position %zu: leaders give %d, the row %d", setting, kind, position,
+                             token, whole);
+                decided_by_setting[setting] += decided;
+            }
+        }
+        /* rows of kind 3 always, the others where what is kept fits */
+        if (decided_by_setting[setting] < POSITIONS)
+            fail_msg("setting %zu: leaders decided %d of %d draws", setting, decided_by_setting[setting],
+                     4 * POSITIONS);
+    }
+    int32_t token;
+    leaders.n = 0; /* too many ties: undecided, whatever is asked for */
+    assert_false(sampler_draw_leaders(&s, &leaders, 1, &token));
+    leaders.n = -1; /* not numbers */
+    assert_true(sampler_draw_leaders(&s, &leaders, 1, &token));
+    assert_int_equal(token, -1);
+    kakeya_sampling p = defaults(1);
+    p.repetition_penalty = 1.1f; /* history changes the order: leaders know nothing of it */
+    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_false(sampler_takes_leaders(&s));
+    sampler_free(&s);
+    assert_int_equal(mem_total(&account), 0);
+}
+
+/* Weights are those of exp, and the same integers wherever they are made: this table is what a device has to give too.
+ */
+static void test_weights(void **state) {
+    (void)state;
+    for (float x = 0; x > -27; x -= 0.013f) {
+        double expected = exp((double)x) * (double)((uint64_t)1 << EXP_WEIGHT_BITS);
+        double found = (double)exp_weight(x, 0, 1);
+        if (fabs(found - expected) > 2e-6 * expected + 1)
+            fail_msg("exp(%g): weight %.0f, expected %.1f", (double)x, found, expected);
+    }
+    assert_int_equal(exp_weight(3, 3, 0.01f), (uint64_t)1 << EXP_WEIGHT_BITS);
+    assert_int_equal(exp_weight(-INFINITY, 3, 1), 0);
+    assert_int_equal(exp_weight(-100, 3, 1), 0);
+    assert_int_equal(exp_weight(2.9f, 3, 1e-38f), 0);
+    assert_int_equal(exp_weight(-1, 0, 1), 404487733248);
+    assert_int_equal(exp_weight(-20, 0, 1), 2266);
 }
 
 /* Frequencies against probabilities: catches a draw that is biased or loses kept tokens. */
@@ -284,6 +379,8 @@ static void test_extreme_temperatures(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_filters_match_full_sort),
+        cmocka_unit_test(test_leaders_decide_as_rows_do),
+        cmocka_unit_test(test_weights),
         cmocka_unit_test(test_draw_follows_probabilities),
         cmocka_unit_test(test_greedy_ties_and_order_of_steps),
         cmocka_unit_test(test_depends_on_seed_position_and_row_only),

@@ -103,6 +103,61 @@ static void test_backend_that_finds_the_largest_logit(void **state) {
     fake_backend.finds_argmax = false;
 }
 
+/* Tokens of one turn at temperature 1. */
+static size_t sampled_stream(kakeya_mode mode, int top_k, int32_t out[FAKE_CONTEXT], int *rows_read) {
+    enum { PROMPT = 40, NEW = 100 };
+    int32_t prompt[PROMPT];
+    fake_prompt(prompt, PROMPT, 5, FAKE_VOCAB);
+    fake_script script = fake_script_default();
+    script.draft_right = 0.9;
+    script.peak = 3;
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = fake_session(engine, NULL);
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.mode = mode;
+    go.max_tokens = NEW;
+    go.ignore_stop_tokens = true;
+    go.sampling.temperature = 1;
+    go.sampling.top_k = top_k;
+    go.sampling.seed = 3;
+    kakeya_stats stats;
+    ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+    ok(kakeya_session_generate(session, &go, &stats, error));
+    size_t n;
+    const int32_t *tokens = kakeya_session_tokens(session, &n);
+    memcpy(out, tokens, n * sizeof *tokens);
+    *rows_read = engine->model->rows_read;
+    close_all(session, engine, &script);
+    return n;
+}
+
+/* A backend may list the leading logits only: the tokens are those of whole rows, in every mode, and whole rows are
+ * read where the leaders do not decide. */
+static void test_backend_that_finds_leading_logits(void **state) {
+    int32_t expected[FAKE_CONTEXT], found[FAKE_CONTEXT];
+    static const kakeya_mode modes[] = {KAKEYA_MODE_AR, KAKEYA_MODE_SPECULATIVE, KAKEYA_MODE_AUTO};
+    for (int top_k = 0; top_k <= 3; top_k += 3) {
+        int rows_read;
+        size_t n = sampled_stream(KAKEYA_MODE_AR, top_k, expected, &rows_read);
+        assert_int_equal(rows_read, 0);
+        for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+            fake_backend.finds_leaders = true;
+            size_t n_found = sampled_stream(modes[m], top_k, found, &rows_read);
+            fake_backend.finds_leaders = false;
+            assert_int_equal(n_found, n);
+            assert_memory_equal(found, expected, n * sizeof *found);
+            assert_true(top_k ? rows_read == 0 : rows_read > 0 && rows_read < 100);
+        }
+    }
+    fake_backend.finds_leaders = true;
+    same_stream_in_every_mode(KAKEYA_ATTENTION_NATIVE, 64, 0.4f, 0.9, 0);
+    same_stream_in_every_mode(KAKEYA_ATTENTION_RESTORED, 5, 1, 0.9, 0); /* with a penalty the logits are needed */
+    test_suppressed_token_never_appears(state);
+    test_nan_logits_are_an_error(state);
+    fake_backend.finds_leaders = false;
+}
+
 /* generate(a) then generate(b) continues as generate(a + b) would have, whatever cut the block. */
 static void test_generation_can_be_cut_anywhere(void **state) {
     (void)state;
@@ -620,6 +675,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_backend_that_finds_the_largest_logit),
+        cmocka_unit_test(test_backend_that_finds_leading_logits),
         cmocka_unit_test(test_generation_can_be_cut_anywhere),
         cmocka_unit_test(test_reference_modes_agree),
         cmocka_unit_test(test_stop_token_and_cancel),

@@ -202,7 +202,7 @@ static __device__ visible_range visible(const attend_context &step, const cuda_a
     if (a.drafter) {
         r.begin = max(step.position - step.draft.window, step.draft_from);
         if (a.sliding_window) r.begin = max(r.begin, t - a.sliding_window + 1);
-        if (!a.causal) r.end = step.position + step.rows;
+        if (!a.causal) r.end = min(step.position + step.rows, a.sliding_window ? t + a.sliding_window : INT_MAX);
     } else {
         if (a.sliding_window) r.begin = t - a.sliding_window + 1;
         if (step.view.bounded) {

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "backend/cuda/kernels.h"
+#include "backend/cuda/profile.h"
 
 typedef __nv_bfloat16 bf16;
 
@@ -73,7 +73,9 @@ static void launch_kernel(const cuda_launch *l, void (*kernel)(Parameters...), d
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = l->programmatic ? 1 : 0;
+    cuda_profile_begin(l, reinterpret_cast<const void *>(kernel));
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+    cuda_profile_end(l);
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

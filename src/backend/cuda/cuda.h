@@ -3,6 +3,7 @@
  *   device.c     the device, counted memory, errors       forward.c    decode and prompt steps, graphs
  *   model.c      weights onto the device, workspace       draft.c      drafter context, latents, block drafting
  *   cache.c      K/V stores, commit, truncate, fork       snapshot.c   cache <-> bytes
+ *   profile.c    where a step's time goes
  *   kernels.h    the launchers of products.cu, rows.cu, router.cu, attention.cu, restore.cu
  *
  * One stream per model; every verb that computes ends with the stream idle, so host state and device state agree whenever
@@ -45,6 +46,7 @@ typedef struct graph_key {
     int restored;    /* positions of the restore buffers; 0: no restored policy */
     const void *latents; /* ring whose latents are decoded; NULL: none */
     bool aux;        /* aux hidden states are kept */
+    bool leaders;    /* the head is followed by them */
     bool restore_all;
     int draft_window; /* of a block of the drafter; 0: a decode step */
 } graph_key;
@@ -60,7 +62,7 @@ struct backend_model {
     mem_account *account;
     cuda_device device;
     cuda_launch launch;
-    char description[128];
+    char description[128], note[128];
     int max_rows;
     float embed_scale;
 
@@ -86,6 +88,8 @@ struct backend_model {
     float *argmax_value;
     int *argmax_index;
     int32_t *argmax;
+    cuda_leaders *leaders;
+    cuda_leader_scratch *leader_scratch;
     cuda_step *step;      /* of the verifier */
     cuda_step *draft_step;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_raw, *latents, *latent_values;
@@ -103,6 +107,7 @@ struct backend_model {
     int32_t *staged_ids;  /* pinned: results */
     cuda_graph graphs[CUDA_MAX_GRAPHS];
     int n_graphs;
+    int first_logit_row, logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
 };
 
 typedef enum store_kind { STORE_NONE = 0, STORE_RING, STORE_PAGES } store_kind;
@@ -193,8 +198,12 @@ void cuda_draft_extend(backend_cache *c, const float *aux, int rows, int positio
 void cuda_draft_flush(backend_cache *c);
 kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
 
+/* --- profile.c */
+kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend_profile *out, kakeya_error *error);
+
 /* --- forward.c */
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
+kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error);
 /* Launches the graph of this key; where there is none yet, `enqueue` is captured on the model's stream. */
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
                                 kakeya_error *error);

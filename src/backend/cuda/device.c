@@ -17,9 +17,15 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
                              available, total);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s", what);
     }
-    if (status == cudaErrorInsufficientDriver)
-        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver is older than this build's CUDA %d.%d", what,
-                         CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    if (status == cudaErrorInsufficientDriver) {
+        int driver = 0; /* the newest CUDA that it serves; 0 where there is none */
+        if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: no NVIDIA driver is installed", what);
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what,
+                         driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    }
+    if (status == cudaErrorNoKernelImageForDevice)
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: this build has no kernels for the device's compute capability", what);
     if (status == cudaErrorNoDevice) return error_set(error, KAKEYA_UNSUPPORTED, "%s: no CUDA device is present", what);
     return error_set(error, KAKEYA_BACKEND, "%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
@@ -28,6 +34,13 @@ kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_er
     cudaError_t status = cudaGetLastError();
     cudaError_t finished = cudaStreamSynchronize(device->stream);
     return cuda_check(status != cudaSuccess ? status : finished, what, error);
+}
+
+kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_error *error) {
+    cudaError_t status = cudaMallocHost(out, bytes);
+    if (status != cudaErrorMemoryAllocation) return cuda_check(status, what, error);
+    (void)cudaGetLastError();
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of page-locked host memory: %s needs another %zu bytes", what, bytes);
 }
 
 bool cuda_device_present(void) {
@@ -81,8 +94,8 @@ static kakeya_status find_virtual_memory(cuda_device *device, kakeya_error *erro
 kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
     memset(device, 0, sizeof *device);
     int count = 0;
-    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "looking for CUDA devices", error);
-    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "no CUDA device is present");
+    kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "backend cuda", error);
+    if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "backend cuda: no CUDA device is present");
     struct cudaDeviceProp properties;
     if (!status) status = cuda_check(cudaSetDevice(device->index), "opening CUDA device 0", error);
     if (!status)
@@ -153,12 +166,14 @@ kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device,
     extent->handles = calloc(granules ? granules : 1, sizeof *extent->handles);
     if (!extent->handles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu granules", granules);
     extent->reserved_bytes = (granules ? granules : 1) * granule;
-    if (device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0) != CUDA_SUCCESS) {
-        free(extent->handles);
-        *extent = (cuda_extent){0};
+    CUresult status = device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0);
+    if (status == CUDA_SUCCESS) return KAKEYA_OK;
+    free(extent->handles);
+    *extent = (cuda_extent){0};
+    if (status == CUDA_ERROR_OUT_OF_MEMORY)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes", largest_bytes);
-    }
-    return KAKEYA_OK;
+    return error_set(error, KAKEYA_BACKEND, "%s: reserving %zu bytes of address space failed with status %d", mem_tag_name(tag),
+                     largest_bytes, (int)status);
 }
 
 static void give_back(cuda_extent *e, size_t granule) {

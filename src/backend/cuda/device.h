@@ -43,6 +43,9 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
 /* Waits for the stream and reports the first failure since the last call. */
 kakeya_status cuda_finish(const cuda_device *device, const char *what, kakeya_error *error);
 
+/* Page-locked memory of the host, freed with cudaFreeHost. */
+kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_error *error);
+
 /* Device memory counted in an account, zeroed. */
 typedef struct cuda_buffer {
     void *data;

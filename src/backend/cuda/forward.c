@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/profile.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
 
@@ -37,6 +38,13 @@ typedef struct product {
     const cuda_matrix *w;
     float *y;
 } product;
+
+/* Tells a profiler of products that follow: weights are read once. */
+static void part_of_products(const pass *p, const char *part, const product *products, int n) {
+    double elements = 0;
+    for (int i = 0; i < n; i++) elements += (double)products[i].w->out * products[i].w->in;
+    cuda_profile_part(p->launch, part, elements * sizeof(cuda_bf16), 2 * elements * p->rows);
+}
 
 /* Products that share the input x [rows][w->ld]. */
 static void run_products(pass *p, const product *products, int n, const cuda_bf16 *x) {
@@ -71,7 +79,8 @@ static cuda_bf16 *restored_set(const cuda_buffer *buffer, int half) {
 
 static void restore_layer(pass *p, int source, int set) {
     backend_model *m = p->model;
-    cuda_launch side = {.stream = m->restore_stream, .multiprocessors = p->launch->multiprocessors};
+    cuda_launch side = {.stream = m->restore_stream, .multiprocessors = p->launch->multiprocessors, .profiler = p->launch->profiler};
+    if (side.profiler) side.stream = p->launch->stream; /* each kernel alone */
     const gemma4_layer_config *lc = &m->config->layer[source];
     int type = (int)lc->type;
     cuda_restore r = {
@@ -90,13 +99,19 @@ static void restore_layer(pass *p, int source, int set) {
                                      .lda = 2 * (size_t)r.rank, .w = decoders[half]->data, .ldw = (size_t)decoders[half]->ld,
                                      .out = raw[half], .ldo = (size_t)decoders[half]->out, .m = latent->capacity,
                                      .n = decoders[half]->out, .k = r.rank};
+            double elements = (double)args.n * args.k;
+            cuda_profile_part(&side, "decode latents", sizeof(cuda_bf16) * (elements + (double)args.m * args.k), 2 * elements * args.m);
+            cuda_profile_begin(&side, NULL);
             note(p, prompt_gemm(&args, side.stream));
+            cuda_profile_end(&side);
         }
+        cuda_profile_part(&side, "restored K/V", 0, 0);
         cuda_finish_restored(&side, m->step, &r, raw[0], raw[1], latent->capacity);
         return;
     }
     int positions = lc->type == GEMMA4_FULL ? p->key.restored : m->config->sliding_window;
     if (positions > p->key.restored) positions = p->key.restored;
+    cuda_profile_part(&side, "restored K/V", 0, 0);
     cuda_restore_rows(&side, m->step, &r, positions);
 }
 
@@ -165,6 +180,21 @@ static bool takes_prompt_attention(const pass *p, int layer) {
            p->model->config->heads / lc->kv_heads <= MOST_GROUPED;
 }
 
+/* Tells a profiler of the attention of one decode row: the K/V that it sees, read once. */
+static void part_of_attention(const pass *p, int layer, bool restored) {
+    const gemma4_layer_config *lc = &p->model->config->layer[layer];
+    const backend_cache *c = p->cache;
+    bool sliding = lc->type == GEMMA4_SLIDING;
+    double row = (double)lc->kv_heads * lc->head_dim, copies = p->cache->layer[lc->kv_source].has_k ? 2 : 1;
+    int visible = p->position + 1;
+    if (sliding && visible > p->model->config->sliding_window) visible = p->model->config->sliding_window;
+    int exact = visible, bounded = c->options.sink + c->options.window;
+    if (cuda_cache_bounds_layer(c, lc->kv_source) && bounded < visible) exact = bounded;
+    double elements = row * (copies * exact + (restored ? 2.0 * (visible - exact) : 0));
+    cuda_profile_part(p->launch, sliding ? "attention, sliding" : "attention, full", elements * sizeof(cuda_bf16),
+                      4.0 * p->model->config->heads * lc->head_dim * visible * p->rows);
+}
+
 static void run_attention(pass *p, int layer) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
@@ -174,7 +204,10 @@ static void run_attention(pass *p, int layer) {
     bool own = source == layer, chunk = stays_in_chunk(p, source);
 
     product projections[3] = {{&w->q, m->q}, {&w->k, m->k}, {&w->v, m->v}};
-    run_products(p, projections, !own ? 1 : lc->k_eq_v ? 2 : 3, m->x);
+    int n_projections = !own ? 1 : lc->k_eq_v ? 2 : 3;
+    part_of_products(p, type == GEMMA4_FULL ? "q/k/v, full" : "q/k/v, sliding", projections, n_projections);
+    run_products(p, projections, n_projections, m->x);
+    cuda_profile_part(p->launch, "head norms, RoPE, store", 0, 0);
     cuda_heads heads = {
         .q = m->q, .k = own ? m->k : NULL, .v = own && !lc->k_eq_v ? m->v : NULL, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .turns = m->turns[type], .pairs = c->rope[type].rotated_pairs, .heads = c->heads,
@@ -205,6 +238,7 @@ static void run_attention(pass *p, int layer) {
         };
         a.partitions = p->prompt ? 1 : lc->type == GEMMA4_FULL ? p->key.partitions
                                                                : cuda_attention_partitions(c->sliding_window, p->rows, 0);
+        part_of_attention(p, layer, restored);
         cuda_attend(&after_restore, m->step, &a, p->rows);
     }
     if (restored) {
@@ -212,7 +246,8 @@ static void run_attention(pass *p, int layer) {
         note(p, cudaEventRecord(m->restored_used, p->launch->stream));
         restore_next(p);
     }
-    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. */
+    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in the one
+     * chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention layers do not use it. */
     if (own && chunk) {
         int last_reader = layer;
         for (int i = layer + 1; i < c->layers; i++) {
@@ -221,6 +256,7 @@ static void run_attention(pass *p, int layer) {
         if (last_reader == layer) cuda_store_chunk(p->launch, m->step, m->chunk_k, m->chunk_v, p->cache->layer[layer].kv_dim, layer, p->rows);
     }
     product out = {&w->o, m->branch};
+    part_of_products(p, type == GEMMA4_FULL ? "o, full" : "o, sliding", &out, 1);
     run_products(p, &out, 1, m->attended);
 }
 
@@ -256,6 +292,15 @@ static void prompt_feed_forward(pass *p, int layer) {
     note(p, prompt_gemm_grouped(&experts, p->launch->stream));
 }
 
+/* Tells a profiler of one decode row's half of the feed-forward block: the dense weights and those of the chosen experts. */
+static void part_of_feed_forward(const pass *p, const char *part, const cuda_matrix *dense, const cuda_matrix *more,
+                                 const cuda_matrix *experts) {
+    const gemma4_config *c = p->model->config;
+    double elements = (double)dense->out * dense->in + (more ? (double)more->out * more->in : 0);
+    if (c->moe) elements += (double)experts->out * experts->in * c->experts_per_token / c->experts;
+    cuda_profile_part(p->launch, part, elements * sizeof(cuda_bf16), 2 * elements * p->rows);
+}
+
 static void run_feed_forward(pass *p, int layer) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
@@ -265,8 +310,10 @@ static void run_feed_forward(pass *p, int layer) {
         .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = m->h, .x_dense = m->x,
         .x_experts = c->moe ? m->x_experts : NULL, .x_router = m->x_router, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
+    cuda_profile_part(p->launch, "norms after attention", 0, 0);
     cuda_after_attention_rows(p->launch, &before, p->rows);
     if (c->moe) {
+        part_of_products(p, "router", &(product){&w->router, NULL}, 1);
         cuda_router(p->launch, &m->route, &w->router, m->x_router, w->router_expert_scale, p->rows, p->prompt);
     }
     if (p->prompt) {
@@ -277,7 +324,9 @@ static void run_feed_forward(pass *p, int layer) {
             .expert_intermediate = c->expert_intermediate, .x_dense = m->x, .x_experts = m->x_experts, .ldx = w->gate.ld,
             .act = m->act, .act_experts = m->act_experts, .y = m->branch, .y_experts = m->experts_out,
         };
+        part_of_feed_forward(p, "gate/up", &w->gate, &w->up, &w->experts_gate_up);
         cuda_gate_up(p->launch, &f, &m->route, p->rows);
+        part_of_feed_forward(p, "down", &w->down, NULL, &w->experts_down);
         cuda_down(p->launch, &f, &m->route, p->rows);
     }
     bool last = layer + 1 == c->layers;
@@ -288,6 +337,7 @@ static void run_feed_forward(pass *p, int layer) {
         .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h = m->h, .x = m->x,
         .normed = last && !c->ple_width ? m->normed : NULL, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
+    cuda_profile_part(p->launch, "norms after feed-forward", 0, 0);
     cuda_after_ffn_rows(p->launch, &after, &m->route, p->rows);
 }
 
@@ -298,6 +348,7 @@ static void run_ple_inputs(pass *p) {
     const gemma4_config *c = m->config;
     cuda_round_rows(p->launch, m->h, c->hidden, m->x_head, m->ple_model_proj.ld, c->hidden, p->rows);
     product inputs = {&m->ple_model_proj, m->ple};
+    part_of_products(p, "per-layer inputs", &inputs, 1);
     run_products(p, &inputs, 1, m->x_head);
     cuda_ple_inputs(p->launch, m->ple, m->ple_embed.data, m->ple_embed.ld, p->tokens, m->ple_proj_norm, c->rms_eps, c->layers,
                     c->ple_width, c->hidden, p->rows);
@@ -309,8 +360,10 @@ static void run_ple(pass *p, int layer) {
     const cuda_layer *w = &m->layer[layer];
     bool last = layer + 1 == c->layers;
     product gate = {&w->ple_gate, m->ple_gate}, out = {&w->ple_proj, m->branch};
+    part_of_products(p, "per-layer gate", &gate, 1);
     run_products(p, &gate, 1, m->x);
     cuda_ple_gate(p->launch, m->ple_gate, m->ple, layer, c->layers, c->ple_width, m->act, w->ple_proj.ld, p->rows);
+    part_of_products(p, "per-layer projection", &out, 1);
     run_products(p, &out, 1, m->act);
     cuda_add_norm(p->launch, m->branch, w->post_ple_norm, w->layer_scalar, m->h, last ? m->final_norm : m->layer[layer + 1].input_norm,
                   c->rms_eps, m->x, w->q.ld, last ? m->normed : NULL, c->hidden, p->rows);
@@ -340,6 +393,7 @@ static void copy_aux(pass *p, int layer) {
 static void run_layers(pass *p) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
+    cuda_profile_part(p->launch, "embedding", 0, 0);
     for (int type = 0; type < 2; type++)
         cuda_turns(p->launch, m->step, m->inverse_frequency[type], c->rope[type].rotated_pairs, m->turns[type], p->rows);
     cuda_embed(p->launch, m->embed.data, m->embed.ld, p->tokens, m->embed_scale, m->h, m->layer[0].input_norm, c->rms_eps, m->x,
@@ -370,10 +424,13 @@ static void run_head(pass *p, int first, int rows) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
     cuda_product head = {.w = m->head.data, .y = m->logits, .out = c->vocab, .ldy = c->vocab};
+    part_of_products(p, "head", &(product){&m->head, m->logits}, 1);
     cuda_products(p->launch, &head, 1, m->head.in, m->x + (size_t)first * (size_t)m->head.ld, m->head.ld, rows, c->logit_softcap);
     cuda_excluded excluded = {.n = c->n_suppress_tokens};
     for (int i = 0; i < excluded.n; i++) excluded.id[i] = c->suppress_tokens[i];
     cuda_argmax(p->launch, m->logits, c->vocab, &excluded, rows, m->argmax_value, m->argmax_index, m->argmax);
+    if (p->key.leaders)
+        cuda_find_leaders(p->launch, m->step, m->logits, c->vocab, m->argmax, &excluded, m->leader_scratch, m->leaders, rows);
 }
 
 /* -------------------------------------------------------------------------------------------------- graphs */
@@ -401,7 +458,7 @@ static kakeya_status capture(backend_model *m, const graph_key *key, void (*enqu
 
 static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux &&
-           a->latents == b->latents && a->restore_all == b->restore_all && a->draft_window == b->draft_window;
+           a->latents == b->latents && a->restore_all == b->restore_all && a->leaders == b->leaders && a->draft_window == b->draft_window;
 }
 
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
@@ -511,6 +568,9 @@ static void copy_results(pass *p, const backend_segment *r, int first, int rows)
     if (r->logits)
         note(p, cudaMemcpyAsync(r->logits + at * vocab, m->logits + (size_t)skip * vocab, (size_t)rows * vocab * sizeof(float),
                                 cudaMemcpyDeviceToHost, m->device.stream));
+    if (r->leaders)
+        note(p, cudaMemcpyAsync(r->leaders + at, m->leaders + skip, (size_t)rows * sizeof *m->leaders, cudaMemcpyDeviceToHost,
+                                m->device.stream));
     if (r->argmax)
         note(p, cudaMemcpyAsync(r->argmax + at, m->argmax + skip, (size_t)rows * sizeof(int32_t), cudaMemcpyDeviceToHost,
                                 m->device.stream));
@@ -522,7 +582,9 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
     p.tokens = p.prompt ? m->tokens : (const int32_t *)(const void *)((const char *)m->step + offsetof(cuda_step, tokens));
     kakeya_status status = prepare_pass(&p, error);
     if (status) return status;
+    p.key.leaders = r->leaders != NULL;
     fill_step(&p, r->tokens, &m->staged[0]);
+    m->staged[0].temperature = r->temperature;
     note(&p, cudaMemcpyAsync(m->step, &m->staged[0], sizeof *m->step, cudaMemcpyHostToDevice, m->device.stream));
     int rows = r->n - r->first_logit_row;
     if (p.prompt) {
@@ -536,7 +598,7 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
         }
         if (p.key.aux) cuda_draft_extend(r->cache, m->aux, r->n, p.position, true);
     } else {
-        if (r->hidden_states) {
+        if (r->hidden_states || m->launch.profiler) {
             run_layers(&p);
             run_head(&p, 0, p.rows);
         } else {
@@ -544,6 +606,8 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
         }
         if (!status && rows > 0) copy_results(&p, r, r->first_logit_row, rows);
     }
+    m->first_logit_row = r->first_logit_row;
+    m->logit_rows = p.prompt || status ? 0 : rows;
     kakeya_status finished = cuda_finish(&m->device, p.prompt ? "computing a prompt" : "computing a decode step", status ? NULL : error);
     if (!status) status = finished;
     if (!status) status = cuda_check(p.failure, p.prompt ? "computing a prompt" : "computing a decode step", error);
@@ -557,6 +621,8 @@ static kakeya_status check_segments(const backend_model *m, const backend_segmen
         if (r->n < 1 || r->n > m->max_rows) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; 1 to %d are possible", s, r->n, m->max_rows);
         }
+        if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: leading logits belong to decode rows at a temperature above 0", s);
         if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
         for (int i = 0; i < r->n; i++) {
             if (r->tokens[i] < 0 || r->tokens[i] >= m->config->vocab) {
@@ -590,4 +656,15 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
         if (c->length + c->pending > c->high) c->high = c->length + c->pending;
     }
     return status;
+}
+
+kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error) {
+    if (row < 0 || row >= m->logit_rows)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of row %d; the last segment has %d", row, m->logit_rows);
+    size_t vocab = (size_t)m->config->vocab;
+    kakeya_status status = cuda_device_use(&m->device, error);
+    if (!status)
+        status = cuda_check(cudaMemcpyAsync(logits, m->logits + (size_t)(m->first_logit_row + row) * vocab, vocab * sizeof *logits,
+                                            cudaMemcpyDeviceToHost, m->device.stream), "copying logits", error);
+    return status ? status : cuda_finish(&m->device, "copying logits", error);
 }

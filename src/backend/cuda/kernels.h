@@ -30,10 +30,13 @@ enum {
     CUDA_ROUTE_MAX_EXPERTS = 512,
 };
 
+typedef struct cuda_profiler cuda_profiler; /* profile.h */
+
 typedef struct cuda_launch {
     cudaStream_t stream;
     int multiprocessors;
     int programmatic; /* programmatic dependent launch: a kernel may start before its predecessor has ended */
+    cuda_profiler *profiler; /* NULL but while a step is profiled */
 } cuda_launch;
 
 /* A weight matrix [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */
@@ -78,6 +81,7 @@ typedef struct cuda_step {
     int sink, window;
     int aux_row;     /* first row of the backlog that this step's aux hidden states go to */
     int draft_from;  /* oldest valid position of the drafter's context */
+    float temperature; /* of sampling from leaders */
     int restored_begin[2], restored_end; /* positions that the restore buffers cover: of sliding, of full layers */
     int32_t tokens[CUDA_DECODE_ROWS];
 } cuda_step;
@@ -183,6 +187,27 @@ typedef struct cuda_excluded {
 void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows, float *partial_value,
                  int *partial_index, int32_t *out);
 enum { CUDA_ARGMAX_PARTS = 32 };
+
+enum {
+    CUDA_LEADERS = 256, /* BACKEND_LEADERS */
+    CUDA_LEADER_BINS = 2048,
+    CUDA_LEADER_SLOTS = 1024,
+};
+typedef struct cuda_leaders { /* backend_leaders */
+    int32_t n, reserved;
+    uint64_t total;
+    int32_t token[CUDA_LEADERS];
+    float logit[CUDA_LEADERS];
+} cuda_leaders;
+typedef struct cuda_leader_scratch {
+    unsigned long long total;
+    int found, bins[CUDA_LEADER_BINS];
+    unsigned long long keys[CUDA_LEADER_SLOTS];
+} cuda_leader_scratch;
+/* The leading logits of each row behind cuda_argmax, and the sum of all weights at the step's temperature. The scratch of each
+ * row is zero between launches. */
+void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab, const int32_t *argmax,
+                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows);
 
 /* ------------------------------------------------------------------------------------------------------ attention */
 

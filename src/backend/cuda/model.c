@@ -10,6 +10,8 @@
 
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_LEADERS == (int)BACKEND_LEADERS && sizeof(cuda_leaders) == sizeof(backend_leaders),
+               "kernels.h repeats the backend's leaders");
 _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h repeats the backend's limits");
 
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -28,7 +30,8 @@ typedef struct planned_tensor {
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
-    bool failed, rounded; /* rounded: some checkpoint tensors are not bf16 */
+    bool failed;
+    dtype rounded; /* a type of matrices that lose bits on the way to bf16; DTYPE_BF16: none do */
 } weight_plan;
 
 static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
@@ -55,7 +58,7 @@ static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed)
     if (!t) return;
     t->matrix = w;
     t->placed = placed;
-    if (w->type != DTYPE_BF16) plan->rounded = true;
+    if (w->type != DTYPE_BF16) plan->rounded = w->type;
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -141,17 +144,19 @@ static const size_t upload_buffer_bytes = (size_t)64 << 20;
 
 typedef struct uploader {
     const cuda_device *device;
+    const backend_model_options *options; /* progress */
+    uint64_t bytes, total_bytes;
     void *pinned[UPLOAD_BUFFERS];
     cudaEvent_t done[UPLOAD_BUFFERS];
     int next;
 } uploader;
 
-static cudaError_t uploader_create(uploader *u, const cuda_device *device) {
-    *u = (uploader){.device = device};
-    cudaError_t status = cudaSuccess;
-    for (int i = 0; i < UPLOAD_BUFFERS && status == cudaSuccess; i++) {
-        status = cudaMallocHost(&u->pinned[i], upload_buffer_bytes);
-        if (status == cudaSuccess) status = cudaEventCreateWithFlags(&u->done[i], cudaEventDisableTiming);
+static kakeya_status uploader_create(uploader *u, kakeya_error *error) {
+    static const char what[] = "uploading the weights";
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < UPLOAD_BUFFERS && !status; i++) {
+        status = cuda_pinned(&u->pinned[i], upload_buffer_bytes, what, error);
+        if (!status) status = cuda_check(cudaEventCreateWithFlags(&u->done[i], cudaEventDisableTiming), what, error);
     }
     return status;
 }
@@ -182,16 +187,24 @@ static void to_bf16(const void *source, dtype type, size_t n, cuda_bf16 *out) {
     }
 }
 
+static kakeya_status tell(const uploader *u, kakeya_error *error) {
+    const backend_model_options *o = u->options;
+    if (!o->progress || o->progress(o->user, "uploading the weights", u->bytes, u->total_bytes)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_CANCELLED, "uploading the weights was cancelled");
+}
+
 /* Whole rows per piece; while one piece is on its way, the next is read from the file. */
-static cudaError_t upload_matrix(uploader *u, const weight *w, const cuda_matrix *m) {
+static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matrix *m, kakeya_error *error) {
     size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
     size_t source_row = (size_t)w->in * dtype_bytes(w->type);
     for (size_t first = 0; first < (size_t)w->out; first += rows) {
         size_t n = (size_t)w->out - first < rows ? (size_t)w->out - first : rows;
         int slot = u->next;
         u->next = (slot + 1) % UPLOAD_BUFFERS;
+        kakeya_status told = tell(u, error);
+        if (told) return told;
         cudaError_t status = cudaEventSynchronize(u->done[slot]);
-        if (status != cudaSuccess) return status;
+        if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
         cuda_bf16 *to = u->pinned[slot];
         const char *from = (const char *)w->data + first * source_row;
         if (m->ld == w->in) {
@@ -204,40 +217,45 @@ static cudaError_t upload_matrix(uploader *u, const weight *w, const cuda_matrix
         }
         status = cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
         if (status == cudaSuccess) status = cudaEventRecord(u->done[slot], u->device->stream);
-        if (status != cudaSuccess) return status;
+        if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
+        u->bytes += n * row;
     }
-    return cudaSuccess;
+    return KAKEYA_OK;
 }
 
 static kakeya_status upload(backend_model *m, const weight_plan *plan, kakeya_error *error) {
-    uploader u;
+    uploader u = {.device = &m->device, .options = &m->options, .total_bytes = plan->bytes};
     char *base = m->weights.data;
-    cudaError_t status = uploader_create(&u, &m->device);
-    for (size_t i = 0; i < plan->n && status == cudaSuccess; i++) {
+    kakeya_status status = uploader_create(&u, error);
+    for (size_t i = 0; i < plan->n && !status; i++) {
         const planned_tensor *t = &plan->tensors[i];
         if (!t->matrix) {
             *t->placed_vector = (const float *)(const void *)(base + t->offset);
-            status = cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, m->device.stream);
+            status = cuda_check(cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, m->device.stream),
+                                "uploading the weights", error);
+            continue;
+        }
+        t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
+        if (t->matrix->data) {
+            status = upload_matrix(&u, t->matrix, t->placed, error);
         } else {
-            t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
-            if (t->matrix->data) {
-                status = upload_matrix(&u, t->matrix, t->placed);
-            } else {
-                size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
-                cuda_fill_random(&m->launch, t->placed->data, n, t->matrix->synthetic, (uint64_t)i << 40);
-                status = cudaGetLastError();
-            }
+            size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
+            cuda_fill_random(&m->launch, t->placed->data, n, t->matrix->synthetic, (uint64_t)i << 40);
+            status = cuda_check(cudaGetLastError(), "making the weights", error);
         }
     }
-    if (status == cudaSuccess) status = cudaStreamSynchronize(m->device.stream);
+    kakeya_status finished = cuda_finish(&m->device, "uploading the weights", status ? NULL : error);
+    if (!status) status = finished;
+    u.bytes = u.total_bytes;
+    if (!status) status = tell(&u, error);
     uploader_destroy(&u);
-    return cuda_check(status, "uploading the weights", error);
+    return status;
 }
 
 static kakeya_status place_weights(backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
     const gemma4_weights *w = &m->options.verifier->weights;
-    weight_plan plan = {0};
+    weight_plan plan = {.rounded = DTYPE_BF16};
     float *frequencies = NULL;
     kakeya_status status = KAKEYA_OK;
 
@@ -282,6 +300,8 @@ static kakeya_status place_weights(backend_model *m, kakeya_error *error) {
         status = cuda_buffer_create(&m->weights, &m->device, m->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
     if (!status) status = upload(m, &plan, error);
     if (!status && tied) m->head = m->embed;
+    if (plan.rounded != DTYPE_BF16)
+        snprintf(m->note, sizeof m->note, "backend cuda computes in bf16: weights of type %s are rounded", dtype_name(plan.rounded));
     free(frequencies);
     free(plan.tensors);
     return status;
@@ -359,6 +379,8 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
         INTS(route.active_begin, experts), INTS(route.active_rows, experts), INTS(route.active_count, 1), INTS(route.finished, 1),
         INTS(route.slot_row, slots), INTS(route.slot_of, slots), INTS(tokens, rows),
         FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS), INTS(argmax_index, block * CUDA_ARGMAX_PARTS), INTS(argmax, block),
+        {(void **)(void *)&m->leaders, block * sizeof(cuda_leaders)},
+        {(void **)(void *)&m->leader_scratch, block * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&m->step, sizeof(cuda_step)}, {(void **)(void *)&m->draft_step, sizeof(cuda_step)},
         FLOATS(d_state, block * d_hidden), FLOATS(d_x, rows * d_hidden), FLOATS(d_q, block * d_q),
         FLOATS(d_k, block * d_kv), FLOATS(d_v, block * d_kv), FLOATS(d_gate_up, block * 2 * d_wide),
@@ -414,11 +436,14 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
     const gemma4_config *c = m->config;
     for (int i = 0; i <= c->layers; i++) {
         int d = i < c->layers ? c->layer[i].head_dim : m->options.drafter ? m->options.drafter->config.head_dim : 0;
-        if (d && cuda_attention_prepare(d) != cudaSuccess) {
+        cudaError_t prepared = d ? cuda_attention_prepare(d) : cudaSuccess;
+        if (prepared == cudaErrorInvalidValue) {
             (void)cudaGetLastError();
             return error_set(error, KAKEYA_UNSUPPORTED, "head dimension %d is not supported by backend cuda on %s", d,
                              m->device.name);
         }
+        kakeya_status status = cuda_check(prepared, "preparing the attention kernels", error);
+        if (status) return status;
     }
     if (!m->options.f_theta) return KAKEYA_OK;
     return cuda_check(cuda_restore_prepare(model_limits(m).head_dim), "preparing the restoration kernels", error);
@@ -477,9 +502,8 @@ static kakeya_status cuda_model_create(const backend_model_options *options, bac
     if (!status) status = place_weights(m, error);
     if (!status) status = create_workspace(m, error);
     if (!status && options->f_theta) status = create_restore_stream(m, error);
-    if (!status) status = cuda_check(cudaMallocHost((void **)&m->staged, 2 * sizeof *m->staged), "pinned memory", error);
-    if (!status)
-        status = cuda_check(cudaMallocHost((void **)&m->staged_ids, 2 * (size_t)m->max_rows * sizeof(int32_t)), "pinned memory", error);
+    if (!status) status = cuda_pinned((void **)&m->staged, 2 * sizeof *m->staged, "a step", error);
+    if (!status) status = cuda_pinned((void **)&m->staged_ids, 2 * (size_t)m->max_rows * sizeof(int32_t), "a step", error);
     if (!status) status = cuda_finish(&m->device, "preparing the model", error);
     if (status) {
         cuda_model_destroy(m);
@@ -492,6 +516,7 @@ static kakeya_status cuda_model_create(const backend_model_options *options, bac
 /* --------------------------------------------------------------------------------------------------- questions */
 
 static const char *cuda_description(const backend_model *m) { return m->description; }
+static const char *cuda_note(const backend_model *m) { return m->note; }
 static int cuda_prompt_chunk(const backend_model *m) { return m->max_rows; }
 static int cuda_cache_length(const backend_cache *c) { return c->length; }
 static int cuda_cache_pending(const backend_cache *c) { return c->pending; }
@@ -552,9 +577,11 @@ const backend_ops *cuda_backend(void) {
         .bf16_only = true,
         .makes_weights = true,
         .finds_argmax = true,
+        .finds_leaders = true,
         .model_create = cuda_model_create,
         .model_destroy = cuda_model_destroy,
         .model_description = cuda_description,
+        .model_note = cuda_note,
         .model_prompt_chunk = cuda_prompt_chunk,
         .cache_create = cuda_cache_create,
         .cache_destroy = cuda_cache_destroy,
@@ -562,6 +589,7 @@ const backend_ops *cuda_backend(void) {
         .cache_pending = cuda_cache_pending,
         .cache_min_truncate = cuda_cache_min_truncate,
         .forward = cuda_forward,
+        .read_logits = cuda_read_logits,
         .cache_commit = cuda_cache_commit,
         .cache_truncate = cuda_cache_truncate,
         .cache_fork = cuda_cache_fork,
@@ -572,6 +600,7 @@ const backend_ops *cuda_backend(void) {
         .draft = cuda_draft,
         .cache_restoration_error = cuda_restoration_error,
         .probe = cuda_probe,
+        .profile = cuda_profile,
     };
     return &ops;
 }

@@ -1,0 +1,19 @@
+# The program with the CUDA backend inside, where there is no device (none is shown to it here): the CPU does the work, and
+# nobody hears of it who has not asked for CUDA.
+. tests/cli/common.sh
+
+export CUDA_VISIBLE_DEVICES=
+
+works "without a device the CPU answers" run --raw --max-tokens 4 --json 'def f'
+json_holds "on its own backend" '.stats.backend | startswith("cpu/")'
+check "and says nothing of it" test ! -s "$WORK/err"
+works "--backend auto is the same" run --backend auto --raw --max-tokens 4 --json 'def f'
+json_holds "the CPU" '.stats.backend | startswith("cpu/")'
+for verb in "run x" "score --text-file README.md" bench "eval niah --report $WORK/report.json"; do
+    # shellcheck disable=SC2086
+    fails_with "${verb%% *} --backend cuda says why not" '^kakeya [a-z ]+: backend cuda: no (NVIDIA driver is installed|CUDA device is present)$' \
+        $verb --backend cuda
+done
+works "info needs no device" info --synthetic 26b-a4b --backend cuda --json
+fails_with "a backend that this build has not" "available: cpu, cuda" run --backend mlx x
+finish

@@ -1,0 +1,63 @@
+#!/bin/sh
+# Every test that needs a CUDA device: kernels, the backend against the CPU's, failures, the command line, no token stream
+# that depends on how it was decoded, no needle lost, and the tests of the backend once more under compute-sanitizer.
+# The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
+# usage: tools/test_gpu.sh [--built]     --built: the programs are in $BUILD already
+# environment: BUILD (build-gpu), TEST_TIMEOUT (600 seconds for one test program), REPORTS (where reports go; dropped otherwise)
+set -eu
+
+build=${BUILD:-build-gpu}
+. tools/tap.sh
+reports=${REPORTS:-$work}
+
+# The device's own architecture, with Hopper's instructions where it has them.
+architecture() {
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+    case $capability in
+    '' | *[!0-9]*) echo "80" ;;
+    90) echo "90a-real" ;;
+    *) echo "$capability-real" ;;
+    esac
+}
+
+# An evaluation and the gate's verdict on its report are one test.
+evaluate() { # what, option...
+    what=$1
+    shift
+    title="eval $what"
+    # shellcheck disable=SC2086  # options of one evaluation
+    if run_step "$title" "$build/kakeya" eval $what --backend cuda --report "$reports/$(echo "$what" | tr ' ' -).json" "$@"; then
+        cp "$work/output" "$reports/$(echo "$what" | tr ' ' -).txt" 2>/dev/null || true
+        if run_step "gate of $title" "$build/kakeya" gate "$reports/$(echo "$what" | tr ' ' -).json"; then
+            echo "1 0 0" >>"$results"
+            echo "$title: passed ($(tail -n 1 "$work/output"))"
+        fi
+    fi
+}
+
+[ "${1:-}" = --built ] || tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(architecture)"
+
+if [ ! -x "$build/gpu/test_failures" ]; then
+    echo "$build/gpu/test_failures is not there: build it first (without --built)" >&2
+    exit 1
+fi
+if ! "$build/gpu/test_failures" device; then
+    skip "all device tests" "no CUDA device here"
+    finish || true
+    exit 0
+fi
+run_tap "prompt_kernels" "$build/gpu/prompt_kernels" check
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
+run_tap "test_failures" "$build/gpu/test_failures"
+KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_command_line.sh
+KAKEYA=$build/kakeya BUILD=$build run_tap "test_device" sh tests/gpu/test_device.sh
+evaluate lossless
+evaluate niah
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+if [ -x "$sanitizer" ]; then
+    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda (memcheck)" "$sanitizer" --tool memcheck --error-exitcode 9 "$build/gpu/test_cuda"
+else
+    skip "test_cuda (memcheck)" "no compute-sanitizer here"
+fi
+
+finish
