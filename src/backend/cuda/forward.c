@@ -260,16 +260,18 @@ static void run_feed_forward(pass *p, int layer) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
     const cuda_layer *w = &m->layer[layer];
+    cuda_router_weights router = {.w = w->router.data, .expert_scale = w->router_expert_scale, .ld = w->router.ld};
+    bool routed = c->moe && !p->prompt;
+    float *h = routed ? m->x_router : m->h; /* between attention and the feed-forward block */
     cuda_after_attention before = {
         .branch = m->branch, .post_attention_norm = w->post_attention_norm, .pre_ffn_norm = w->pre_ffn_norm,
-        .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = m->h, .x_dense = m->x,
+        .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = m->h, .h_out = h, .x_dense = m->x,
         .x_experts = c->moe ? m->x_experts : NULL, .x_router = m->x_router, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
-    cuda_after_attention_rows(p->launch, &before, p->rows);
-    if (c->moe) {
-        cuda_router(p->launch, &m->route, &w->router, m->x_router, w->router_expert_scale, p->rows, p->prompt);
-    }
+    if (routed) before.router = router;
+    cuda_after_attention_rows(p->launch, &before, &m->route, p->rows);
     if (p->prompt) {
+        if (c->moe) cuda_router(p->launch, &m->route, &router, m->x_router, c->hidden, p->rows);
         prompt_feed_forward(p, layer);
     } else {
         cuda_feed_forward f = {
@@ -285,7 +287,7 @@ static void run_feed_forward(pass *p, int layer) {
         .dense = m->branch, .experts = c->moe ? m->experts_out : NULL, .post_ffn_norm_1 = w->post_ffn_norm_1,
         .post_ffn_norm_2 = w->post_ffn_norm_2, .post_ffn_norm = w->post_ffn_norm,
         .next_norm = c->ple_width ? NULL : last ? m->final_norm : m->layer[layer + 1].input_norm,
-        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h = m->h, .x = m->x,
+        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h_in = h, .h = m->h, .x = m->x,
         .normed = last && !c->ple_width ? m->normed : NULL, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
     cuda_after_ffn_rows(p->launch, &after, &m->route, p->rows);

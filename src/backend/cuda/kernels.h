@@ -104,13 +104,18 @@ typedef struct cuda_route {
     int *begin;    /* [experts + 1]: first slots; prompts only */
     int *active, *active_begin, *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
     int *active_count;
-    unsigned *finished; /* zero between launches */
+    unsigned *finished; /* decode: blocks that are done; zero between launches */
     int experts, rank;
 } cuda_route;
 
-/* Logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's scale; then the grouping. */
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_matrix *w, const float *x, const float *expert_scale,
-                 int rows, int prompt);
+/* The router of one layer: logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's
+ * scale; then the grouping. Prompt rows take cuda_router, decode rows are routed by cuda_after_attention_rows. */
+typedef struct cuda_router_weights {
+    const cuda_bf16 *w; /* [experts][ld]; NULL: no router */
+    const float *expert_scale;
+    int ld;
+} cuda_router_weights;
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows);
 
 typedef struct cuda_feed_forward {
     cuda_matrix gate, up, down;             /* dense */
@@ -135,27 +140,30 @@ void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int3
 typedef struct cuda_after_attention {
     const float *branch;
     const float *post_attention_norm, *pre_ffn_norm, *pre_ffn_norm_2, *router_scale; /* the last two: MoE only */
-    float *h;
+    const float *h;
+    float *h_out;       /* with a router not h */
     cuda_bf16 *x_dense, *x_experts;
-    float *x_router;
+    float *x_router;    /* prompts of MoE models */
+    cuda_router_weights router; /* decode rows of MoE models */
     float eps;
     int hidden, ldx;
 } cuda_after_attention;
-/* h += norm(branch); inputs of the feed-forward block from the new h. */
-void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows);
+/* h_out = h + norm(branch); inputs of the feed-forward block from it, and its route. */
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows);
 
 typedef struct cuda_after_ffn {
     const float *dense, *experts; /* [rows][hidden], [slots][hidden] */
     const float *post_ffn_norm_1, *post_ffn_norm_2, *post_ffn_norm;
     const float *next_norm; /* NULL: x is bf16(h) itself */
     float layer_scalar;
+    const float *h_in;
     float *h;
     cuda_bf16 *x;
     float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
     float eps;
     int hidden, ldx;
 } cuda_after_ffn;
-/* h = (h + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
+/* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
 
 /* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch. */

@@ -1,29 +1,15 @@
-/* The router of the mixture of experts, in float32: logits, the choice of experts, and the grouping of rows by expert.
- * A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside).
- *
- * Decode steps do all of it in one launch: the last block to finish its logits chooses and groups. Prompts use three. */
-#include <limits.h>
-
-#include "backend/cuda/common.cuh"
+/* The router of the mixture of experts for prompts, in float32: logits, the choice of experts, and the grouping of rows by
+ * expert. A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside). */
+#include "backend/cuda/route.cuh"
 
 enum {
     ROUTER_THREADS = 256,
     EXPERT_WARPS = 4,                                        /* warps that share one expert's dot product */
     BLOCK_EXPERTS = ROUTER_THREADS / 32 / EXPERT_WARPS,
     STEP = EXPERT_WARPS * 32 * 8,                            /* elements of one step of such a group */
-    PREFETCHED = 3,                                          /* steps whose weights are requested ahead */
     BLOCK_ROWS = 4,                                          /* rows that meet a block's weights */
     GROUP_THREADS = 1024,
-    DECODE_SLOTS = CUDA_DECODE_ROWS * CUDA_ROUTE_MAX_RANK,
 };
-
-static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
-    const float4 a = __ldcg(reinterpret_cast<const float4 *>(x)), b = __ldcg(reinterpret_cast<const float4 *>(x + 4));
-    const __nv_bfloat162 *pair = reinterpret_cast<const __nv_bfloat162 *>(&packed);
-    float2 w0 = __bfloat1622float2(pair[0]), w1 = __bfloat1622float2(pair[1]);
-    float2 w2 = __bfloat1622float2(pair[2]), w3 = __bfloat1622float2(pair[3]);
-    return (a.x * w0.x + a.y * w0.y + a.z * w1.x + a.w * w1.y) + (b.x * w2.x + b.y * w2.y + b.z * w3.x + b.w * w3.y);
-}
 
 /* The experts of a row by counting: an expert's rank is the number of experts before it (larger logit, or equal and lower
  * id). One thread per (row, expert). Leaves logits of the chosen in `value` and ids in `chosen`, by rank. */
@@ -44,89 +30,18 @@ static __device__ void choose_by_rank(const float *logits, int experts, int rank
     }
 }
 
-static __device__ void weigh(const cuda_route &route, const float *expert_scale, int row, int r, const int *chosen, const float *value) {
-    float scale = expert_scale[chosen[r]], sum = 0;
-    for (int i = 0; i < route.rank; i++) sum += expf(value[i] - value[0]);
-    size_t to = (size_t)row * route.rank + r;
-    route.weight[to] = expf(value[r] - value[0]) / sum * scale;
-    route.expert[to] = chosen[r];
-}
-
-struct decode_choice {
-    __align__(16) float logits[CUDA_DECODE_ROWS][CUDA_ROUTE_MAX_EXPERTS];
-    int chosen[DECODE_SLOTS];
-    float value[DECODE_SLOTS];
-    unsigned char first[DECODE_SLOTS]; /* is the first slot of its expert */
-};
-
-/* One block, few rows: every slot finds its place by counting. */
-static __device__ void choose_and_group(const cuda_route &route, const float *expert_scale, int rows, decode_choice &m) {
-    int slots = rows * route.rank;
-    for (int i = threadIdx.x; i < slots; i += ROUTER_THREADS) {
-        m.chosen[i] = i % route.rank; /* stays only with logits that are not numbers */
-        m.value[i] = 0;
-    }
-    for (int i = threadIdx.x; i < rows * route.experts; i += ROUTER_THREADS)
-        m.logits[i / route.experts][i % route.experts] = __ldcg(route.logits + i);
-    __syncthreads();
-    for (int i = threadIdx.x; i < rows * route.experts; i += ROUTER_THREADS) {
-        int row = i / route.experts, at = row * route.rank;
-        choose_by_rank(m.logits[row], route.experts, route.rank, i % route.experts, m.chosen + at, m.value + at);
-    }
-    __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += ROUTER_THREADS) {
-        int row = s / route.rank, at = row * route.rank;
-        weigh(route, expert_scale, row, s - at, m.chosen + at, m.value + at);
-        bool first = true;
-        for (int j = 0; j < s; j++) first &= m.chosen[j] != m.chosen[s];
-        m.first[s] = first;
-    }
-    __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += ROUTER_THREADS) {
-        int e = m.chosen[s], slot = 0, index = 0, count = 0, active = 0;
-        for (int j = 0; j < slots; j++) {
-            int other = m.chosen[j];
-            slot += other < e || (other == e && j < s);
-            index += m.first[j] && other < e;
-            count += other == e;
-            active += m.first[j];
-        }
-        route.slot_row[slot] = s / route.rank;
-        route.slot_of[s] = slot;
-        if (s == 0) *route.active_count = active;
-        if (!m.first[s]) continue;
-        route.active[index] = e;
-        route.active_begin[index] = slot;
-        route.active_rows[index] = count;
-    }
-}
-
-template <bool DECODE>
 static __global__ __launch_bounds__(ROUTER_THREADS) void router_kernel(const __grid_constant__ cuda_route route,
-                                                                       const cuda_bf16 *w, int hidden, int ld, const float *x,
-                                                                       const float *expert_scale, int rows) {
+                                                                       const __grid_constant__ cuda_router_weights router, const float *x,
+                                                                       int hidden, int rows) {
     __shared__ float partial[BLOCK_ROWS][ROUTER_THREADS / 32];
-    __shared__ decode_choice choice;
-    __shared__ bool last;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp % EXPERT_WARPS;
     int expert = blockIdx.x * BLOCK_EXPERTS + warp / EXPERT_WARPS, at = (part * 32 + lane) * 8;
-    const bf16 *weights = as_bf16(w) + (size_t)min(expert, route.experts - 1) * ld;
-    uint4 ahead[PREFETCHED];
-#pragma unroll
-    for (int i = 0; i < PREFETCHED; i++) {
-        int k = at + i * STEP;
-        ahead[i] = k < ld ? load_weights(weights + k) : make_uint4(0, 0, 0, 0);
-    }
+    const bf16 *weights = as_bf16(router.w) + (size_t)min(expert, route.experts - 1) * router.ld;
     wait_for_predecessor();
     for (int r = 0; r < BLOCK_ROWS && blockIdx.y * BLOCK_ROWS + r < rows; r++) {
         const float *row = x + (size_t)(blockIdx.y * BLOCK_ROWS + r) * hidden;
         float sum = 0;
-#pragma unroll
-        for (int i = 0; i < PREFETCHED; i++) {
-            int k = at + i * STEP;
-            if (k < hidden) sum += dot8(ahead[i], row + k);
-        }
-        for (int k = at + PREFETCHED * STEP; k < hidden; k += STEP) sum += dot8(load_weights(weights + k), row + k);
+        for (int k = at; k < hidden; k += STEP) sum += dot8(load_weights(weights + k), row + k);
         sum = warp_sum(sum);
         if (lane == 0) partial[r][warp] = sum;
     }
@@ -137,19 +52,6 @@ static __global__ __launch_bounds__(ROUTER_THREADS) void router_kernel(const __g
         if (row < rows && blockIdx.x * BLOCK_EXPERTS + e < route.experts)
             route.logits[(size_t)row * route.experts + blockIdx.x * BLOCK_EXPERTS + e] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     }
-    if (!DECODE) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        unsigned blocks = gridDim.x * gridDim.y;
-        last = atomicAdd(route.finished, 1u) == blocks - 1;
-        if (last) *route.finished = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    choose_and_group(route, expert_scale, rows, choice);
 }
 
 static __global__ void choose_kernel(const __grid_constant__ cuda_route route, const float *expert_scale) {
@@ -166,7 +68,11 @@ static __global__ void choose_kernel(const __grid_constant__ cuda_route route, c
     for (int e = threadIdx.x; e < route.experts; e += blockDim.x)
         choose_by_rank(logits, route.experts, route.rank, e, chosen, value);
     __syncthreads();
-    if (threadIdx.x < route.rank) weigh(route, expert_scale, blockIdx.x, threadIdx.x, chosen, value);
+    if (threadIdx.x < route.rank) {
+        size_t to = (size_t)blockIdx.x * route.rank + threadIdx.x;
+        route.weight[to] = route_weight(value, chosen, route.rank, threadIdx.x, expert_scale);
+        route.expert[to] = chosen[threadIdx.x];
+    }
 }
 
 /* Stable counting sort of the (row, rank) pairs of a prompt by expert: one block counts, one warp per expert places. */
@@ -210,17 +116,10 @@ static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __gri
     }
 }
 
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_matrix *w, const float *x, const float *expert_scale,
-                 int rows, int prompt) {
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows) {
     dim3 grid(ceil_div(route->experts, BLOCK_EXPERTS), ceil_div(rows, BLOCK_ROWS));
-    if (!prompt) {
-        launch_kernel(l, router_kernel<true>, grid, dim3(ROUTER_THREADS), 0, *route, (const cuda_bf16 *)w->data, w->in, w->ld, x,
-                      expert_scale, rows);
-        return;
-    }
-    launch_kernel(l, router_kernel<false>, grid, dim3(ROUTER_THREADS), 0, *route, (const cuda_bf16 *)w->data, w->in, w->ld, x,
-                  expert_scale, rows);
-    launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, expert_scale);
+    launch_kernel(l, router_kernel, grid, dim3(ROUTER_THREADS), 0, *route, *w, x, hidden, rows);
+    launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, w->expert_scale);
     launch_kernel(l, count_kernel, dim3(1), dim3(GROUP_THREADS), 0, *route, rows * route->rank);
     launch_kernel(l, place_kernel, dim3(route->experts), dim3(GROUP_THREADS), 0, *route, rows * route->rank);
 }
