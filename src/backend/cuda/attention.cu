@@ -225,6 +225,9 @@ static __device__ __forceinline__ bool sees_restored(const visible_range &r, int
     return p >= r.begin && p < r.end && p >= r.sink && p < r.evicted;
 }
 
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. */
+static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) { return !a.final && a.restored_k ? 2 : 1; }
+
 /* Key positions of a partition; row 0 of the step decides where sliding partitions begin. */
 static __device__ void partition_range(const cuda_attention &a, const visible_range &first, int index, int *begin, int *end) {
     if (a.sliding_window || a.drafter) {
@@ -475,7 +478,8 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
     visible_range first = visible(step, a, first_query / group), last = visible(step, a, last_query / group);
     int turned = turned_columns(a.pairs);
     int begin = 0, end = INT_MAX;
-    if (!a.final) partition_range(a, visible(step, a, 0), blockIdx.x, &begin, &end);
+    int sources = partition_sources(a);
+    if (!a.final) partition_range(a, visible(step, a, 0), blockIdx.x / sources, &begin, &end);
     begin = max(begin, first.begin);
     end = min(end, last.end);
     int my_query = first_query + (int)threadIdx.x / QUERY_THREADS;
@@ -488,7 +492,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
         bool restored = a.restored_k && max(from, first.sink) < min(to, last.evicted);
         for (int pass = 0; pass < 2; pass++) {
             tile_source source = pass ? TILE_RESTORED : TILE_EXACT;
-            if (!(pass ? restored : exact)) continue;
+            if (!(pass ? restored : exact) || (sources == 2 && pass != (int)blockIdx.x % 2)) continue;
             if (begun) __syncthreads();
             /* What earlier steps stored is there before the predecessor has ended. */
             for (int of_step = 0; of_step < 2; of_step++) {
@@ -544,7 +548,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
 
 /* ---------------------------------------------------------------------------------------------------------- merge */
 
-enum { MERGE_THREADS = 128, MERGE_AHEAD = 20 /* partitions whose values are requested with their states */ };
+enum { MERGE_THREADS = 128, MERGE_AHEAD = 40 /* partitions whose values are requested with their states */ };
 
 /* Partitions that hold keys when a step of `rows` rows ends at position `end` (exclusive). */
 static __host__ __device__ int partitions_until(int sliding_window, int rows, int end) {
@@ -558,7 +562,7 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
     __shared__ float shared[MERGE_THREADS / 32];
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
     int rows = __ldcg(&step->rows), used = a.partitions;
-    if (!a.sliding_window && !a.drafter) used = min(used, partitions_until(0, rows, __ldcg(&step->position) + rows));
+    if (!a.sliding_window && !a.drafter) used = min(used, partition_sources(a) * partitions_until(0, rows, __ldcg(&step->position) + rows));
     size_t at = (size_t)blockIdx.x * a.partitions;
     const float2 *state = reinterpret_cast<const float2 *>(a.partial + (size_t)rows * a.heads * a.partitions * a.head_dim) + at;
     const float *partial = a.partial + at * a.head_dim + min(d, a.head_dim - 1);

@@ -227,7 +227,7 @@ typedef struct cuda_attention {
     int drafter;         /* layer counts drafter layers; keys: context, then the block itself */
     int causal;          /* drafter: rows of the block see only earlier ones */
     float *partial;      /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
-    int partitions;      /* at most so many; 1 with final = 1: whole rows in one pass */
+    int partitions;      /* at most so many, twice as many with restored keys; 1 with final = 1: whole rows in one pass */
     int final;
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
@@ -244,6 +244,7 @@ typedef struct cuda_restore {
     int pairs, kv_heads, head_dim, rank, layer;
     int full; /* a full-attention layer */
     float eps;
+    const float2 *turns; /* of the positions in the ring's slots: cosine and sine [capacity][pairs], where the product applies them */
     cuda_bf16 *k, *v; /* [positions][kv_heads * head_dim] */
 } cuda_restore;
 /* K and V of the evicted positions [restored_begin, restored_end), up to `positions` of them. */
@@ -252,6 +253,9 @@ void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_r
 /* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
 void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
                           const float *raw_v, int capacity);
+/* The turns of the positions in the slots of a ring. */
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
+                        float2 *turns);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
 /* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */

@@ -2,14 +2,7 @@
  * expert. A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside). */
 #include "backend/cuda/route.cuh"
 
-enum {
-    ROUTER_THREADS = 256,
-    EXPERT_WARPS = 4,                                        /* warps that share one expert's dot product */
-    BLOCK_EXPERTS = ROUTER_THREADS / 32 / EXPERT_WARPS,
-    STEP = EXPERT_WARPS * 32 * 8,                            /* elements of one step of such a group */
-    BLOCK_ROWS = 4,                                          /* rows that meet a block's weights */
-    GROUP_THREADS = 1024,
-};
+enum { ROUTER_WARPS = 8, BLOCK_ROWS = 32, WARP_EXPERTS = 32, BLOCK_EXPERTS = ROUTER_WARPS / 2 * WARP_EXPERTS, GROUP_THREADS = 1024 };
 
 /* The experts of a row by counting: an expert's rank is the number of experts before it (larger logit, or equal and lower
  * id). One thread per (row, expert). Leaves logits of the chosen in `value` and ids in `chosen`, by rank. */
@@ -30,27 +23,70 @@ static __device__ void choose_by_rank(const float *logits, int experts, int rank
     }
 }
 
-static __global__ __launch_bounds__(ROUTER_THREADS) void router_kernel(const __grid_constant__ cuda_route route,
-                                                                       const __grid_constant__ cuda_router_weights router, const float *x,
-                                                                       int hidden, int rows) {
-    __shared__ float partial[BLOCK_ROWS][ROUTER_THREADS / 32];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp % EXPERT_WARPS;
-    int expert = blockIdx.x * BLOCK_EXPERTS + warp / EXPERT_WARPS, at = (part * 32 + lane) * 8;
-    const bf16 *weights = as_bf16(router.w) + (size_t)min(expert, route.experts - 1) * router.ld;
-    wait_for_predecessor();
-    for (int r = 0; r < BLOCK_ROWS && blockIdx.y * BLOCK_ROWS + r < rows; r++) {
-        const float *row = x + (size_t)(blockIdx.y * BLOCK_ROWS + r) * hidden;
-        float sum = 0;
-        for (int k = at; k < hidden; k += STEP) sum += dot8(load_weights(weights + k), row + k);
-        sum = warp_sum(sum);
-        if (lane == 0) partial[r][warp] = sum;
+/* Eight neighbouring values of a row as three bf16 whose sum is the float32, in pairs. */
+struct split_values {
+    uint32_t part[3][4];
+};
+
+static __device__ __forceinline__ split_values split_row(const float *x, bool inside) {
+    float4 low = make_float4(0, 0, 0, 0), high = low;
+    if (inside) {
+        low = *reinterpret_cast<const float4 *>(x);
+        high = *reinterpret_cast<const float4 *>(x + 4);
     }
-    __syncthreads();
-    if (threadIdx.x < BLOCK_ROWS * BLOCK_EXPERTS) {
-        int r = threadIdx.x / BLOCK_EXPERTS, e = threadIdx.x % BLOCK_EXPERTS, row = blockIdx.y * BLOCK_ROWS + r;
-        const float *sums = partial[r] + e * EXPERT_WARPS;
-        if (row < rows && blockIdx.x * BLOCK_EXPERTS + e < route.experts)
-            route.logits[(size_t)row * route.experts + blockIdx.x * BLOCK_EXPERTS + e] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    float2 pair[4] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+    split_values s;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
+            __nv_bfloat162 rounded = __float22bfloat162_rn(pair[i]);
+            float2 back = __bfloat1622float2(rounded);
+            s.part[part][i] = *reinterpret_cast<uint32_t *>(&rounded);
+            pair[i].x -= back.x;
+            pair[i].y -= back.y;
+        }
+    }
+    return s;
+}
+
+/* Logits of BLOCK_ROWS rows and BLOCK_EXPERTS experts: a warp takes 16 rows and WARP_EXPERTS experts. The float32 rows enter
+ * the tensor cores as sums of three bf16, so nothing of them is lost. As in products.cu, k is only a label. */
+static __global__ __launch_bounds__(ROUTER_WARPS * 32) void router_kernel(const __grid_constant__ cuda_route route,
+                                                                          const __grid_constant__ cuda_router_weights router,
+                                                                          const float *x, int hidden, int rows) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int row = blockIdx.x * BLOCK_ROWS + warp % 2 * 16 + g, expert = blockIdx.y * BLOCK_EXPERTS + warp / 2 * WARP_EXPERTS;
+    const float *low = x + (size_t)min(row, rows - 1) * hidden + 8 * t, *high = x + (size_t)min(row + 8, rows - 1) * hidden + 8 * t;
+    const bf16 *w[WARP_EXPERTS / 8];
+#pragma unroll
+    for (int n = 0; n < WARP_EXPERTS / 8; n++)
+        w[n] = as_bf16(router.w) + (size_t)min(expert + n * 8 + g, route.experts - 1) * router.ld + 8 * t;
+    float acc[WARP_EXPERTS / 8][4] = {};
+    wait_for_predecessor();
+#pragma unroll 2
+    for (int k = 0; k < router.ld; k += CUDA_K_STEP) {
+        bool inside = k + 8 * t < hidden;
+        uint4 weights[WARP_EXPERTS / 8];
+#pragma unroll
+        for (int n = 0; n < WARP_EXPERTS / 8; n++) weights[n] = __ldg(reinterpret_cast<const uint4 *>(w[n] + k));
+        split_values a = split_row(low + k, inside), b = split_row(high + k, inside);
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
+#pragma unroll
+            for (int n = 0; n < WARP_EXPERTS / 8; n++) {
+                mma_bf16(acc[n], a.part[part][0], b.part[part][0], a.part[part][1], b.part[part][1], weights[n].x, weights[n].y);
+                mma_bf16(acc[n], a.part[part][2], b.part[part][2], a.part[part][3], b.part[part][3], weights[n].z, weights[n].w);
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < WARP_EXPERTS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = row + i / 2 * 8, e = expert + n * 8 + 2 * t + i % 2;
+            if (r < rows && e < route.experts) route.logits[(size_t)r * route.experts + e] = acc[n][i];
+        }
     }
 }
 
@@ -117,8 +153,8 @@ static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __gri
 }
 
 void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows) {
-    dim3 grid(ceil_div(route->experts, BLOCK_EXPERTS), ceil_div(rows, BLOCK_ROWS));
-    launch_kernel(l, router_kernel, grid, dim3(ROUTER_THREADS), 0, *route, *w, x, hidden, rows);
+    dim3 grid(ceil_div(rows, BLOCK_ROWS), ceil_div(route->experts, BLOCK_EXPERTS));
+    launch_kernel(l, router_kernel, grid, dim3(ROUTER_WARPS * 32), 0, *route, *w, x, hidden, rows);
     launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, w->expert_scale);
     launch_kernel(l, count_kernel, dim3(1), dim3(GROUP_THREADS), 0, *route, rows * route->rank);
     launch_kernel(l, place_kernel, dim3(route->experts), dim3(GROUP_THREADS), 0, *route, rows * route->rank);

@@ -67,7 +67,9 @@ static __device__ __forceinline__ float4 operator*(float4 a, float4 b) { return 
 static __device__ __forceinline__ float4 operator*(float4 a, float b) { return make_float4(a.x * b, a.y * b, a.z * b, a.w * b); }
 static __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-static __device__ __forceinline__ float4 load_float4(const float *p) { return __ldg(reinterpret_cast<const float4 *>(p)); }
+static __device__ __forceinline__ float4 load_inside(const float *row, int i, int n) {
+    return i < n ? __ldcg(reinterpret_cast<const float4 *>(row + i)) : make_float4(0, 0, 0, 0);
+}
 
 template <int V> static __device__ __forceinline__ float part_square_sum(const row_part<V> &r) {
     float sum = 0;
@@ -102,6 +104,7 @@ enum { ROUTED_WARPS = 8, ROUTED_THREADS = ROUTED_WARPS * 32, EXPERT_AHEAD = 12 /
 
 struct routed_memory {
     float sums[2][ROUTED_WARPS];
+    float expert_scale[CUDA_ROUTE_MAX_EXPERTS];
     route_scratch scratch;
     bool last;
 };
@@ -134,19 +137,25 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
             weights[i] = k < n ? load_weights(w + k) : make_uint4(0, 0, 0, 0);
         }
     }
-    float4 h[V], branch[V];
+    float4 h[V], branch[V], post[V], dense[V], experts[V], router[V];
 #pragma unroll
     for (int v = 0; v < V; v++) { /* older than the product that precedes */
         int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
-        h[v] = i < n ? __ldcg(reinterpret_cast<const float4 *>(a.h + at + i)) : make_float4(0, 0, 0, 0);
+        h[v] = load_inside(a.h + at, i, n);
+        post[v] = load_inside(a.post_attention_norm, i, n);
+        dense[v] = load_inside(a.pre_ffn_norm, i, n);
+        if (!a.x_experts) continue;
+        experts[v] = load_inside(a.pre_ffn_norm_2, i, n);
+        router[v] = load_inside(a.router_scale, i, n);
     }
+    for (int i = threadIdx.x; a.router.w && i < route.experts; i += ROUTED_THREADS) m.expert_scale[i] = a.router.expert_scale[i];
     release_successor();
     wait_for_predecessor();
     float sum = 0;
 #pragma unroll
     for (int v = 0; v < V; v++) {
         int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
-        branch[v] = i < n ? __ldcg(reinterpret_cast<const float4 *>(a.branch + at + i)) : make_float4(0, 0, 0, 0);
+        branch[v] = load_inside(a.branch + at, i, n);
         float4 s = branch[v] * branch[v];
         sum += (s.x + s.y) + (s.z + s.w);
     }
@@ -154,8 +163,7 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
     sum = 0;
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
-        if (i < n) h[v] = h[v] + branch[v] * scale * load_float4(a.post_attention_norm + i);
+        h[v] = h[v] + branch[v] * scale * post[v];
         float4 s = h[v] * h[v];
         sum += (s.x + s.y) + (s.z + s.w);
     }
@@ -169,11 +177,11 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
         float4 normed = h[v] * scale;
         if (writes) {
             *reinterpret_cast<float4 *>(a.h_out + at + i) = h[v];
-            store_part_bf16(a.x_dense + to, i, normed * load_float4(a.pre_ffn_norm + i));
-            if (a.x_experts) store_part_bf16(a.x_experts + to, i, normed * load_float4(a.pre_ffn_norm_2 + i));
+            store_part_bf16(a.x_dense + to, i, normed * dense[v]);
+            if (a.x_experts) store_part_bf16(a.x_experts + to, i, normed * experts[v]);
         }
         if (!a.x_experts) continue;
-        float4 routed = normed * load_float4(a.router_scale + i) * constant;
+        float4 routed = normed * router[v] * constant;
         if (a.router.w) *reinterpret_cast<float4 *>(x_router + i) = routed;
         else *reinterpret_cast<float4 *>(a.x_router + at + i) = routed;
     }
@@ -198,7 +206,7 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
         __threadfence();
     }
     __syncthreads();
-    if (m.last) make_route<ROUTED_THREADS>(m.scratch, route, a.router.expert_scale, gridDim.y);
+    if (m.last) make_route<ROUTED_THREADS>(m.scratch, route, m.expert_scale, gridDim.y);
 }
 
 template <int V>
