@@ -485,13 +485,16 @@ const char *describe(const attention_case &c) {
     return text;
 }
 
-/* Keys and values of evicted positions from a ring of latents whose first position lies in the middle, against the plain
- * product with norms, turns and scales in double. Rows behind the last position stay as they were. */
+/* Keys and values of evicted positions from a ring of latents whose first position lies in the middle, against the
+ * plain product with norms, turns and scales in double. Rows behind the last position stay as they were. */
 void check_restored() {
-    const int rank = 96, capacity = 336, heads = 2, head_dim = 256, pairs = head_dim / 2, begin = 1000, end = 1290, columns = heads * head_dim;
+    const int rank = 96, capacity = 336, heads = 2, head_dim = 256, pairs = head_dim / 2, begin = 1000, end = 1290,
+              columns = heads * head_dim;
     const float eps = 1e-6f, base = 10000.0f;
-    device_array<uint16_t> codes((size_t)capacity * 2 * rank), decoder((size_t)columns * rank), out((size_t)capacity * columns);
-    device_array<float> scales((size_t)capacity * heads), norm(head_dim), frequency(pairs), raw((size_t)capacity * columns);
+    device_array<uint16_t> codes((size_t)capacity * 2 * rank), decoder((size_t)columns * rank),
+        out((size_t)capacity * columns);
+    device_array<float> scales((size_t)capacity * heads), norm(head_dim), frequency(pairs),
+        raw((size_t)capacity * columns);
     device_array<float2> turns((size_t)capacity * pairs);
     device_array<cuda_step> step(1);
     device_array<cuda_cache_view> view(1);
@@ -537,17 +540,20 @@ void check_restored() {
                 const uint16_t *y = &found[((size_t)(p - begin) * heads + h) * head_dim];
                 double squares = 0;
                 for (int i = 0; i < head_dim; i++) squares += (double)x[i] * x[i];
-                double scale = keys ? 1 / std::sqrt(squares / head_dim + eps) : host_scales[(size_t)(p % capacity) * heads + h];
+                double scale =
+                    keys ? 1 / std::sqrt(squares / head_dim + eps) : host_scales[(size_t)(p % capacity) * heads + h];
                 for (int i = 0; i < head_dim; i++) {
                     if (p >= end) {
                         untouched = untouched && y[i] == 0xffff;
                         continue;
                     }
                     int j = i % pairs;
-                    double angle = (double)((float)p * inverse[j]), low = x[j] * scale, high = x[j + pairs] * scale, wanted = x[i] * scale;
+                    double angle = (double)((float)p * inverse[j]), low = x[j] * scale, high = x[j + pairs] * scale,
+                           wanted = x[i] * scale;
                     if (keys) {
                         low *= norms[j], high *= norms[j + pairs];
-                        wanted = i < pairs ? low * std::cos(angle) - high * std::sin(angle) : high * std::cos(angle) + low * std::sin(angle);
+                        wanted = i < pairs ? low * std::cos(angle) - high * std::sin(angle)
+                                           : high * std::cos(angle) + low * std::sin(angle);
                     }
                     uint32_t bits = (uint32_t)y[i] << 16;
                     float value;

@@ -401,8 +401,8 @@ extern "C" int prompt_gemm_restores(const cuda_restore *r) {
            has_bulk(gemm_params(), limits);
 }
 
-extern "C" cudaError_t prompt_gemm_restore(const prompt_gemm_args *args, const cuda_restore *r, const cuda_step *step, int keys,
-                                           cudaStream_t stream) {
+extern "C" cudaError_t prompt_gemm_restore(const prompt_gemm_args *args, const cuda_restore *r, const cuda_step *step,
+                                           int keys, cudaStream_t stream) {
     if (!valid_args(args)) return cudaErrorInvalidValue;
     device_limits limits;
     cudaError_t status = query_limits(&limits);

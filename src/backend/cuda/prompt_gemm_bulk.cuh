@@ -35,8 +35,8 @@ template <bool GATED> struct plain_rows {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (row + half * 8 < t.rows)
-                write_row<GATED, false, 32>(p, static_cast<size_t>(t.first_row + row + half * 8), t.first_column + column,
-                                            acc + half * 2);
+                write_row<GATED, false, 32>(p, static_cast<size_t>(t.first_row + row + half * 8),
+                                            t.first_column + column, acc + half * 2);
         }
     }
 };
@@ -61,16 +61,20 @@ struct restored_rows {
             if (keys) {
 #pragma unroll
                 for (int j = 0; j < 32; j++)
-                    scale += acc[j * 4 + half * 2] * acc[j * 4 + half * 2] + acc[j * 4 + half * 2 + 1] * acc[j * 4 + half * 2 + 1];
+                    scale += acc[j * 4 + half * 2] * acc[j * 4 + half * 2] +
+                             acc[j * 4 + half * 2 + 1] * acc[j * 4 + half * 2 + 1];
                 scale += __shfl_xor_sync(~0u, scale, 1);
                 scale += __shfl_xor_sync(~0u, scale, 2);
                 scale = rsqrtf(scale / static_cast<float>(bulk_tile::N) + r.eps);
             } else if (wanted) {
-                scale = latent.scales[static_cast<size_t>(slot) * latent.heads + step->cache->layer[r.layer].latent_head + head];
+                scale = latent.scales[static_cast<size_t>(slot) * latent.heads +
+                                      step->cache->layer[r.layer].latent_head + head];
             }
             if (!wanted) continue;
-            uint16_t *out = (keys ? r.k : r.v) + (static_cast<size_t>(ahead) * r.kv_heads + head) * bulk_tile::N + column;
-            const float4 *turns = reinterpret_cast<const float4 *>(r.turns + static_cast<size_t>(slot) * (bulk_tile::N / 2) + column);
+            uint16_t *out =
+                (keys ? r.k : r.v) + (static_cast<size_t>(ahead) * r.kv_heads + head) * bulk_tile::N + column;
+            const float4 *turns =
+                reinterpret_cast<const float4 *>(r.turns + static_cast<size_t>(slot) * (bulk_tile::N / 2) + column);
 #pragma unroll
             for (int j = 0; j < 16; j++) {
                 const float *low = acc + j * 4 + half * 2, *high = low + 64;
@@ -285,7 +289,8 @@ __device__ __forceinline__ void consume_tiles(const bulk_context &c, const WRITE
 #endif
 
 template <bool GATED, class WRITER>
-__global__ void PROMPT_BULK_BOUNDS bulk_kernel(const __grid_constant__ gemm_params p, const __grid_constant__ bulk_maps maps,
+__global__ void PROMPT_BULK_BOUNDS bulk_kernel(const __grid_constant__ gemm_params p,
+                                               const __grid_constant__ bulk_maps maps,
                                                const __grid_constant__ WRITER writer) {
 #if PROMPT_WGMMA
     extern __shared__ char memory[];
