@@ -18,6 +18,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "backend/cuda/kernels.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
 
@@ -484,6 +485,89 @@ const char *describe(const attention_case &c) {
     return text;
 }
 
+/* Keys and values of evicted positions from a ring of latents whose first position lies in the middle, against the
+ * plain product with norms, turns and scales in double. Rows behind the last position stay as they were. */
+void check_restored() {
+    const int rank = 96, capacity = 336, heads = 2, head_dim = 256, pairs = head_dim / 2, begin = 1000, end = 1290,
+              columns = heads * head_dim;
+    const float eps = 1e-6f, base = 10000.0f;
+    device_array<uint16_t> codes((size_t)capacity * 2 * rank), decoder((size_t)columns * rank),
+        out((size_t)capacity * columns);
+    device_array<float> scales((size_t)capacity * heads), norm(head_dim), frequency(pairs),
+        raw((size_t)capacity * columns);
+    device_array<float2> turns((size_t)capacity * pairs);
+    device_array<cuda_step> step(1);
+    device_array<cuda_cache_view> view(1);
+    randomize(codes, 1.0f);
+    randomize(decoder, 0.1f);
+    randomize(scales, 0.5f, 1.0f);
+    randomize(norm, 0.3f, 1.0f);
+    std::vector<float> inverse(pairs);
+    for (int j = 0; j < pairs; j++) inverse[j] = std::pow(base, -2.0f * j / head_dim);
+    frequency.set(inverse);
+    std::vector<cuda_cache_view> host_view(1);
+    host_view[0].latent = {codes.data, scales.data, capacity, heads};
+    view.set(host_view);
+    std::vector<cuda_step> host_step(1);
+    host_step[0].cache = view.data;
+    host_step[0].restored_begin[0] = begin;
+    host_step[0].restored_end = end;
+    step.set(host_step);
+    cuda_restore r = {};
+    r.k_norm = norm.data, r.turns = turns.data, r.k = r.v = out.data, r.eps = eps;
+    r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim;
+    if (!prompt_gemm_restores(&r)) {
+        std::printf("restored keys and values: not in one product on this device\n");
+        return;
+    }
+    cuda_launch launch = {};
+    cuda_restore_turns(&launch, step.data, frequency.data, pairs, 0, capacity, turns.data);
+    std::vector<float> norms = norm.get(), host_scales = scales.get();
+    for (int keys = 1; keys >= 0; keys--) {
+        prompt_gemm_args args = {};
+        args.a = codes.data + (keys ? 0 : rank), args.lda = 2 * rank, args.w = decoder.data, args.ldw = rank;
+        args.m = capacity, args.n = columns, args.k = rank, args.ldo = columns, args.out = raw.data;
+        CHECK(prompt_gemm(&args, nullptr));
+        out.poison();
+        CHECK(prompt_gemm_restore(&args, &r, step.data, keys, nullptr));
+        std::vector<float> plain = raw.get();
+        std::vector<uint16_t> found = out.get();
+        double worst = 0;
+        bool untouched = true;
+        for (int p = begin; p < begin + capacity; p++) {
+            for (int h = 0; h < heads; h++) {
+                const float *x = &plain[((size_t)(p % capacity) * heads + h) * head_dim];
+                const uint16_t *y = &found[((size_t)(p - begin) * heads + h) * head_dim];
+                double squares = 0;
+                for (int i = 0; i < head_dim; i++) squares += (double)x[i] * x[i];
+                double scale =
+                    keys ? 1 / std::sqrt(squares / head_dim + eps) : host_scales[(size_t)(p % capacity) * heads + h];
+                for (int i = 0; i < head_dim; i++) {
+                    if (p >= end) {
+                        untouched = untouched && y[i] == 0xffff;
+                        continue;
+                    }
+                    int j = i % pairs;
+                    double angle = (double)((float)p * inverse[j]), low = x[j] * scale, high = x[j + pairs] * scale,
+                           wanted = x[i] * scale;
+                    if (keys) {
+                        low *= norms[j], high *= norms[j + pairs];
+                        wanted = i < pairs ? low * std::cos(angle) - high * std::sin(angle)
+                                           : high * std::cos(angle) + low * std::sin(angle);
+                    }
+                    uint32_t bits = (uint32_t)y[i] << 16;
+                    float value;
+                    std::memcpy(&value, &bits, sizeof value);
+                    double error = std::fabs(value - wanted) / (std::fabs(wanted) + 0.05);
+                    if (!(error <= worst) && worst == worst) worst = error; /* NaN is worst */
+                }
+            }
+        }
+        report(worst < 6e-3 && untouched, "restored %s: largest error %.2g%s", keys ? "keys" : "values", worst,
+               untouched ? "" : ", rows behind the last position were written");
+    }
+}
+
 void check_attention() {
     for (attention_case c : attention_cases) {
         attention_inputs in(c);
@@ -735,6 +819,7 @@ int main(int argc, char **argv) {
         check_dense();
         check_row_invariance();
         check_grouped();
+        check_restored();
         check_attention();
         std::printf("%d failures\n", failures);
     }

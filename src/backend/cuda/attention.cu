@@ -38,8 +38,9 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     if (unit >= a.heads + keys + values) return;
 #pragma unroll
     for (int e = 0; e < PER_LANE; e++) weight[e] = norm && e * 32 + lane < d ? norm[e * 32 + lane] : 1.0f;
+    int position = __ldcg(&step->position) + row; /* written before the step's first kernel */
+    release_successor();
     wait_for_predecessor();
-    int position = __ldcg(&step->position) + row;
     int head = is_q ? unit : is_k ? unit - a.heads : unit - a.heads - keys;
     const float *source = is_q ? a.q + (size_t)row * a.heads * d : (is_k || !a.v ? a.k : a.v) + (size_t)row * a.kv_heads * d;
     source += (size_t)head * d;
@@ -107,6 +108,7 @@ void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_head
 }
 
 static __global__ void turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns) {
+    release_successor();
     wait_for_predecessor();
     int position = step->position + (int)blockIdx.x;
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
@@ -152,7 +154,7 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
 }
 
-static __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory"); }
+static __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *shared) {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
@@ -223,6 +225,9 @@ static __device__ __forceinline__ bool sees_restored(const visible_range &r, int
     return p >= r.begin && p < r.end && p >= r.sink && p < r.evicted;
 }
 
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. */
+static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) { return !a.final && a.restored_k ? 2 : 1; }
+
 /* Key positions of a partition; row 0 of the step decides where sliding partitions begin. */
 static __device__ void partition_range(const cuda_attention &a, const visible_range &first, int index, int *begin, int *end) {
     if (a.sliding_window || a.drafter) {
@@ -260,8 +265,9 @@ template <int D> static __device__ __forceinline__ int key_column(int c, int tur
 enum tile_source { TILE_EXACT, TILE_RESTORED };
 
 template <int D, bool SPLIT>
-static __device__ void load_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
-                                 tile_source source, int base, const visible_range &first, const visible_range &last, int head) {
+static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
+                                    tile_source source, int base, const visible_range &first, const visible_range &last, int head,
+                                    bool of_step) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, capacity = a.drafter ? step.draft.capacity : step.view.capacity;
     size_t kv_dim = (size_t)a.kv_heads * D, column = (size_t)head * D;
     int base_slot = capacity ? base % capacity : base;
@@ -270,6 +276,7 @@ static __device__ void load_tile(attend_memory<D, SPLIT> &m, const attend_contex
         int slot = base_slot + i;
         if (capacity && slot >= capacity) slot = (base + i) % capacity;
         int p = base + i;
+        if ((p >= step.position) != of_step) continue;
         const cuda_bf16 *v = nullptr, *k = nullptr;
         size_t row = 0;
         if (source == TILE_RESTORED) {
@@ -306,7 +313,6 @@ static __device__ void load_tile(attend_memory<D, SPLIT> &m, const attend_contex
             if (!SPLIT && (k || !wanted)) copy_async(&m.k[i][c * 8], from_k + c * 8, wanted);
         }
     }
-    wait_for_copies();
 }
 
 /* Keys of a K = V tile: all dimensions, or with SPLIT the turned ones. The angle of position base + key is the sum of two:
@@ -435,46 +441,49 @@ static __device__ void accumulate_values(attend_memory<D, SPLIT> &m, float (&o)[
 }
 
 template <int D, bool SPLIT>
+static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_attention &a, int first_query, int queries, int head,
+                                    int turned) {
+    int group = a.heads / a.kv_heads;
+    for (int i = threadIdx.x; i < QUERIES * (D / 8); i += ATTEND_THREADS) {
+        int query = i / (D / 8), c = i % (D / 8), index = first_query + query;
+        uint4 value = make_uint4(0, 0, 0, 0);
+        if (index < queries) {
+            size_t at = ((size_t)(index / group) * a.heads + head * group + index % group) * D + c * 8;
+            value = __ldcg(reinterpret_cast<const uint4 *>(a.q + at));
+        }
+        if (SPLIT && key_column<D>(c / 2, turned) < 0) {
+            bf16 *x = reinterpret_cast<bf16 *>(&value);
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] = __float2bfloat16_rn(__bfloat162float(x[j]) * a.k_norm[c * 8 + j]);
+        }
+        *reinterpret_cast<uint4 *>(&m.q[query][c * 8]) = value;
+    }
+    if (threadIdx.x < QUERIES) {
+        m.top[threadIdx.x] = -INFINITY;
+        m.sum[threadIdx.x] = 0;
+    }
+}
+
+template <int D, bool SPLIT>
 static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 : 1) void attend_kernel(const cuda_step *step_memory,
                                                                        const __grid_constant__ cuda_attention a) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory<D, SPLIT> &m = *reinterpret_cast<attend_memory<D, SPLIT> *>(memory);
     int head = blockIdx.y, group = a.heads / a.kv_heads, first_query = blockIdx.z * QUERIES;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    wait_for_predecessor();
-    const attend_context step = load_context(step_memory, a);
+    const attend_context step = load_context(step_memory, a); /* written before the step's first kernel */
     int queries = step.rows * group;
     if (first_query >= queries) return;
     int last_query = min(first_query + QUERIES, queries) - 1;
     visible_range first = visible(step, a, first_query / group), last = visible(step, a, last_query / group);
     int turned = turned_columns(a.pairs);
     int begin = 0, end = INT_MAX;
-    if (!a.final) partition_range(a, visible(step, a, 0), blockIdx.x, &begin, &end);
+    int sources = partition_sources(a);
+    if (!a.final) partition_range(a, visible(step, a, 0), blockIdx.x / sources, &begin, &end);
     begin = max(begin, first.begin);
     end = min(end, last.end);
-
-    if (begin < end) {
-        for (int i = threadIdx.x; i < QUERIES * (D / 8); i += ATTEND_THREADS) {
-            int query = i / (D / 8), c = i % (D / 8), index = first_query + query;
-            uint4 value = make_uint4(0, 0, 0, 0);
-            if (index < queries) {
-                size_t at = ((size_t)(index / group) * a.heads + head * group + index % group) * D + c * 8;
-                value = __ldcg(reinterpret_cast<const uint4 *>(a.q + at));
-            }
-            if (SPLIT && key_column<D>(c / 2, turned) < 0) {
-                bf16 *x = reinterpret_cast<bf16 *>(&value);
-#pragma unroll
-                for (int j = 0; j < 8; j++) x[j] = __float2bfloat16_rn(__bfloat162float(x[j]) * a.k_norm[c * 8 + j]);
-            }
-            *reinterpret_cast<uint4 *>(&m.q[query][c * 8]) = value;
-        }
-        if (threadIdx.x < QUERIES) {
-            m.top[threadIdx.x] = -INFINITY;
-            m.sum[threadIdx.x] = 0;
-        }
-    }
     int my_query = first_query + (int)threadIdx.x / QUERY_THREADS;
-    bool valid = my_query < queries;
+    bool valid = my_query < queries, begun = false;
     visible_range mine = visible(step, a, min(my_query, queries - 1) / group);
     float o[output_tiles<D>::COUNT][4] = {};
     for (int base = begin / KEYS * KEYS; base < end; base += KEYS) {
@@ -483,9 +492,17 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
         bool restored = a.restored_k && max(from, first.sink) < min(to, last.evicted);
         for (int pass = 0; pass < 2; pass++) {
             tile_source source = pass ? TILE_RESTORED : TILE_EXACT;
-            if (!(pass ? restored : exact)) continue;
-            __syncthreads();
-            load_tile<D, SPLIT>(m, step, a, source, base, first, last, head);
+            if (!(pass ? restored : exact) || (sources == 2 && pass != (int)blockIdx.x % 2)) continue;
+            if (begun) __syncthreads();
+            /* What earlier steps stored is there before the predecessor has ended. */
+            for (int of_step = 0; of_step < 2; of_step++) {
+                if (of_step) wait_for_predecessor();
+                if (!of_step || base + KEYS > step.position)
+                    request_tile<D, SPLIT>(m, step, a, source, base, first, last, head, of_step);
+            }
+            if (!begun) load_queries<D, SPLIT>(m, a, first_query, queries, head, turned);
+            begun = true;
+            wait_for_copies();
             __syncthreads();
             if (source == TILE_EXACT && !a.drafter && !step.view.k) {
                 derive_keys<D, SPLIT>(m, a, base, turned);
@@ -498,6 +515,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
             accumulate_values<D, SPLIT>(m, o);
         }
     }
+    wait_for_predecessor(); /* blocks without keys too, before they write */
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < output_tiles<D>::COUNT; n++) {
@@ -506,7 +524,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int query = g + half * 8, index = first_query + query;
-            if (index >= queries || begin >= end) continue;
+            if (index >= queries || !begun) continue;
             size_t row = (size_t)(index / group), column = (size_t)head * group + index % group;
             int d = tile * 8 + 2 * t;
             if (a.final) {
@@ -524,42 +542,59 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
         int index = first_query + threadIdx.x;
         size_t row = (size_t)(index / group) * a.heads + head * group + index % group;
         float2 *state = reinterpret_cast<float2 *>(a.partial + (size_t)step.rows * a.heads * a.partitions * D);
-        bool any = begin < end;
-        state[row * a.partitions + blockIdx.x] = make_float2(any ? m.top[threadIdx.x] : -INFINITY, any ? m.sum[threadIdx.x] : 0);
+        state[row * a.partitions + blockIdx.x] = make_float2(begun ? m.top[threadIdx.x] : -INFINITY, begun ? m.sum[threadIdx.x] : 0);
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------------- merge */
 
-enum { MERGE_THREADS = 128 };
+enum { MERGE_THREADS = 128, MERGE_AHEAD = 40 /* partitions whose values are requested with their states */ };
+
+/* Partitions that hold keys when a step of `rows` rows ends at position `end` (exclusive). */
+static __host__ __device__ int partitions_until(int sliding_window, int rows, int end) {
+    if (sliding_window) return (sliding_window + rows - 2) / KEYS + 2;
+    if (end <= FINE_END) return (end + FINE_KEYS - 1) / FINE_KEYS;
+    return FINE_END / FINE_KEYS + (end - FINE_END + COARSE_KEYS - 1) / COARSE_KEYS;
+}
 
 static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_step *step, const __grid_constant__ cuda_attention a) {
     extern __shared__ float weight[]; /* [partitions] */
     __shared__ float shared[MERGE_THREADS / 32];
-    wait_for_predecessor();
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
+    int rows = __ldcg(&step->rows), used = a.partitions;
+    if (!a.sliding_window && !a.drafter) used = min(used, partition_sources(a) * partitions_until(0, rows, __ldcg(&step->position) + rows));
     size_t at = (size_t)blockIdx.x * a.partitions;
-    const float2 *state = reinterpret_cast<const float2 *>(a.partial + (size_t)step->rows * a.heads * a.partitions * a.head_dim) + at;
-    float top = -INFINITY, sum = 0;
-    for (int i = threadIdx.x; i < a.partitions; i += MERGE_THREADS) top = fmaxf(top, state[i].x);
+    const float2 *state = reinterpret_cast<const float2 *>(a.partial + (size_t)rows * a.heads * a.partitions * a.head_dim) + at;
+    const float *partial = a.partial + at * a.head_dim + min(d, a.head_dim - 1);
+    release_successor();
+    wait_for_predecessor();
+    /* Values of partitions without a visible key were never written: they are loaded, and then left out. */
+    float ahead[MERGE_AHEAD], top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < MERGE_AHEAD; i++) ahead[i] = i < used ? __ldcg(partial + (size_t)i * a.head_dim) : 0;
+    for (int i = threadIdx.x; i < used; i += MERGE_THREADS) top = fmaxf(top, __ldcg(state + i).x);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
     if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = top;
     __syncthreads();
     for (int w = 0; w < MERGE_THREADS / 32; w++) top = fmaxf(top, shared[w]);
-    for (int i = threadIdx.x; i < a.partitions; i += MERGE_THREADS) {
-        float2 s = state[i];
+    for (int i = threadIdx.x; i < used; i += MERGE_THREADS) {
+        float2 s = __ldcg(state + i);
         float w = s.y > 0 ? expf(s.x - top) : 0;
         weight[i] = w;
         sum += w * s.y;
     }
     sum = block_sum<MERGE_THREADS>(sum, shared);
     if (d >= a.head_dim) return;
-    const float *partial = a.partial + at * a.head_dim + d;
     float out = 0;
-#pragma unroll 8
-    for (int i = 0; i < a.partitions; i++) {
-        if (weight[i] != 0) out += weight[i] * partial[(size_t)i * a.head_dim];
+#pragma unroll
+    for (int i = 0; i < MERGE_AHEAD; i++) {
+        if (i < used && weight[i] != 0) out += weight[i] * ahead[i];
+    }
+#pragma unroll 16
+    for (int i = MERGE_AHEAD; i < used; i++) {
+        float value = __ldcg(partial + (size_t)i * a.head_dim);
+        if (weight[i] != 0) out += weight[i] * value;
     }
     as_bf16(a.out)[(size_t)row * a.ldo + (size_t)head * a.head_dim + d] = __float2bfloat16_rn(out / sum);
 }
@@ -568,11 +603,7 @@ size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int part
     return (size_t)rows * heads * partitions * (head_dim + 2);
 }
 
-int cuda_attention_partitions(int sliding_window, int rows, int end) {
-    if (sliding_window) return (sliding_window + rows - 2) / KEYS + 2;
-    if (end <= FINE_END) return ceil_div(end, FINE_KEYS);
-    return FINE_END / FINE_KEYS + ceil_div(end - FINE_END, COARSE_KEYS);
-}
+int cuda_attention_partitions(int sliding_window, int rows, int end) { return partitions_until(sliding_window, rows, end); }
 
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {

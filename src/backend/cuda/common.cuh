@@ -19,6 +19,15 @@ static __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+/* The successor may be started as soon as every block has come here or has ended. Short kernels do it first thing, so that
+ * what follows them is resident (and its first weights are on their way) when they end; products when their last weights are
+ * requested. What the successor reads before its own wait must be older than this kernel. */
+static __device__ __forceinline__ void release_successor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 static __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
@@ -51,6 +60,7 @@ static __device__ __forceinline__ uint4 load_weights(const void *p) {
                  : "l"(p));
     return v;
 }
+
 
 /* D (16 x 8) += A (16 x 16) B (16 x 8), bf16 in, float32 accumulated. */
 static __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,

@@ -96,10 +96,11 @@ struct backend_model {
     cuda_bf16 *d_in, *d_aux, *d_heads, *d_attended, *d_act, *d_block_k, *d_block_v, *latent_in, *latent_half;
 
     cuda_buffer partial;             /* flash states of partitions, as large as the longest context so far needs */
-    cuda_buffer raw_k, raw_v;           /* [latent ring][kv_dim]: decoded latents of one layer */
+    cuda_buffer raw_k, raw_v;           /* [latent ring][kv_dim]: decoded latents of one layer, where the product cannot finish them */
+    cuda_buffer restore_turns[2];       /* [latent ring][pairs] by gemma4_layer_type, where it can */
     cuda_buffer restored_k, restored_v; /* of two layers, in turns; as many positions as needed so far */
     cudaStream_t restore_stream;
-    cudaEvent_t restore_start, restored[2], restored_used;
+    cudaEvent_t restore_start, restored[2], projected;
     cuda_buffer cosine, sine;        /* prompts: [rope_positions][pairs] of the full-attention layers */
     int rope_positions;
 

@@ -25,6 +25,7 @@ typedef struct pass {
     int restored_layers;   /* layers whose evicted positions have been asked for */
     int attended_layers;   /* of those, layers that have used them */
     int next_restored;     /* first layer that may come after them */
+    bool restore_turns[2]; /* by gemma4_layer_type: layers whose keys are turned where they are decoded */
     cudaError_t failure;   /* of prompt kernels and copies */
 } pass;
 
@@ -77,38 +78,52 @@ static cuda_bf16 *restored_set(const cuda_buffer *buffer, int half) {
     return (cuda_bf16 *)(void *)((char *)buffer->data + (size_t)half * set);
 }
 
+static cuda_restore restore_of(const backend_model *m, int layer) {
+    const gemma4_layer_config *lc = &m->config->layer[layer];
+    int type = (int)lc->type;
+    return (cuda_restore){
+        .decoder_k = &m->decoder_k[layer], .decoder_v = &m->decoder_v[layer], .k_norm = m->layer[layer].k_norm,
+        .inverse_frequency = m->inverse_frequency[type], .pairs = m->config->rope[type].rotated_pairs,
+        .kv_heads = lc->kv_heads, .head_dim = lc->head_dim, .rank = m->options.f_theta->config.rank, .layer = layer,
+        .full = lc->type == GEMMA4_FULL, .eps = m->config->rms_eps, .turns = m->restore_turns[type].data,
+    };
+}
+
+/* Where evicted positions are decoded: beside the step, but with a profiler in its stream, each kernel alone. */
+static cuda_launch restore_launch(const pass *p) {
+    const cuda_launch *step = p->launch;
+    return (cuda_launch){.stream = step->profiler ? step->stream : p->model->restore_stream,
+                         .multiprocessors = step->multiprocessors, .profiler = step->profiler};
+}
+
 static void restore_layer(pass *p, int source, int set) {
     backend_model *m = p->model;
-    cuda_launch side = {.stream = m->restore_stream, .multiprocessors = p->launch->multiprocessors, .profiler = p->launch->profiler};
-    if (side.profiler) side.stream = p->launch->stream; /* each kernel alone */
-    const gemma4_layer_config *lc = &m->config->layer[source];
-    int type = (int)lc->type;
-    cuda_restore r = {
-        .decoder_k = &m->decoder_k[source], .decoder_v = &m->decoder_v[source], .k_norm = m->layer[source].k_norm,
-        .inverse_frequency = m->inverse_frequency[type], .pairs = m->config->rope[type].rotated_pairs,
-        .kv_heads = lc->kv_heads, .head_dim = lc->head_dim, .rank = m->options.f_theta->config.rank, .layer = source,
-        .full = lc->type == GEMMA4_FULL, .eps = m->config->rms_eps, .k = restored_set(&m->restored_k, set), .v = restored_set(&m->restored_v, set),
-    };
+    cuda_launch side = restore_launch(p);
+    cuda_restore r = restore_of(m, source);
+    r.k = restored_set(&m->restored_k, set);
+    r.v = restored_set(&m->restored_v, set);
     const latent_store *latent = &p->cache->latent;
     if (latent->ring) {
         const cuda_matrix *decoders[2] = {r.decoder_k, r.decoder_v};
         float *raw[2] = {m->raw_k.data, m->raw_v.data};
+        bool finished = prompt_gemm_restores(&r);
         for (int half = 0; half < 2; half++) {
             /* All slots of the ring, in their order: positions are found behind the product. */
             prompt_gemm_args args = {.a = (const cuda_bf16 *)latent->codes.data + (size_t)half * (size_t)r.rank,
                                      .lda = 2 * (size_t)r.rank, .w = decoders[half]->data, .ldw = (size_t)decoders[half]->ld,
-                                     .out = raw[half], .ldo = (size_t)decoders[half]->out, .m = latent->capacity,
-                                     .n = decoders[half]->out, .k = r.rank};
+                                     .out = finished ? half ? r.v : r.k : (void *)raw[half], .ldo = (size_t)decoders[half]->out,
+                                     .m = latent->capacity, .n = decoders[half]->out, .k = r.rank};
             double elements = (double)args.n * args.k;
             cuda_profile_part(&side, "decode latents", sizeof(cuda_bf16) * (elements + (double)args.m * args.k), 2 * elements * args.m);
             cuda_profile_begin(&side, NULL);
-            note(p, prompt_gemm(&args, side.stream));
+            note(p, finished ? prompt_gemm_restore(&args, &r, m->step, half == 0, side.stream) : prompt_gemm(&args, side.stream));
             cuda_profile_end(&side);
         }
         cuda_profile_part(&side, "restored K/V", 0, 0);
-        cuda_finish_restored(&side, m->step, &r, raw[0], raw[1], latent->capacity);
+        if (!finished) cuda_finish_restored(&side, m->step, &r, raw[0], raw[1], latent->capacity);
         return;
     }
+    const gemma4_layer_config *lc = &m->config->layer[source];
     int positions = lc->type == GEMMA4_FULL ? p->key.restored : m->config->sliding_window;
     if (positions > p->key.restored) positions = p->key.restored;
     cuda_profile_part(&side, "restored K/V", 0, 0);
@@ -123,7 +138,6 @@ static void restore_next(pass *p) {
            !cuda_cache_restores_layer(p->cache, m->config->layer[p->next_restored].kv_source))
         p->next_restored++;
     if (p->next_restored == m->config->layers) return;
-    if (p->restored_layers >= 2) note(p, cudaStreamWaitEvent(m->restore_stream, m->restored_used, 0));
     int set = p->restored_layers++ % 2;
     restore_layer(p, m->config->layer[p->next_restored++].kv_source, set);
     note(p, cudaEventRecord(m->restored[set], m->restore_stream));
@@ -133,7 +147,13 @@ static void start_restoring(pass *p) {
     backend_model *m = p->model;
     note(p, cudaEventRecord(m->restore_start, p->launch->stream));
     note(p, cudaStreamWaitEvent(m->restore_stream, m->restore_start, 0));
-    restore_next(p);
+    cuda_launch side = restore_launch(p);
+    cuda_profile_part(&side, "restored K/V", 0, 0);
+    for (int type = 0; type < 2; type++) {
+        if (!p->restore_turns[type]) continue;
+        cuda_restore_turns(&side, m->step, m->inverse_frequency[type], m->config->rope[type].rotated_pairs, type == GEMMA4_FULL,
+                           p->cache->latent.capacity, m->restore_turns[type].data);
+    }
     restore_next(p);
 }
 
@@ -207,22 +227,22 @@ static void run_attention(pass *p, int layer) {
     int n_projections = !own ? 1 : lc->k_eq_v ? 2 : 3;
     part_of_products(p, type == GEMMA4_FULL ? "q/k/v, full" : "q/k/v, sliding", projections, n_projections);
     run_products(p, projections, n_projections, m->x);
-    cuda_profile_part(p->launch, "head norms, RoPE, store", 0, 0);
     cuda_heads heads = {
         .q = m->q, .k = own ? m->k : NULL, .v = own && !lc->k_eq_v ? m->v : NULL, .q_norm = w->q_norm, .k_norm = w->k_norm,
         .turns = m->turns[type], .pairs = c->rope[type].rotated_pairs, .heads = c->heads,
         .kv_heads = lc->kv_heads, .head_dim = lc->head_dim, .norm_v = 1, .q_scale = 1, .eps = c->rms_eps,
         .q_out = m->q_heads, .chunk_k = chunk ? m->chunk_k : NULL, .chunk_v = chunk ? m->chunk_v : NULL, .layer = layer,
     };
-    cuda_head_rows(p->launch, m->step, &heads, p->rows);
-
     bool restored = p->key.restored && cuda_cache_restores_layer(p->cache, source);
-    cuda_launch after_restore = *p->launch;
     int set = p->attended_layers % 2;
-    if (restored) {
+    if (restored) { /* this layer's positions must be there; the next one's are decoded while it attends */
+        note(p, cudaEventRecord(m->projected, p->launch->stream));
+        note(p, cudaStreamWaitEvent(m->restore_stream, m->projected, 0));
+        restore_next(p);
         note(p, cudaStreamWaitEvent(p->launch->stream, m->restored[set], 0));
-        after_restore.programmatic = 0; /* it has two predecessors */
     }
+    cuda_profile_part(p->launch, "head norms, RoPE, store", 0, 0);
+    cuda_head_rows(p->launch, m->step, &heads, p->rows);
     bool fast = p->prompt && takes_prompt_attention(p, layer);
     if (fast) {
         prompt_attend(p, layer, source);
@@ -238,14 +258,11 @@ static void run_attention(pass *p, int layer) {
         };
         a.partitions = p->prompt ? 1 : lc->type == GEMMA4_FULL ? p->key.partitions
                                                                : cuda_attention_partitions(c->sliding_window, p->rows, 0);
+        if (restored && !p->prompt) a.partitions *= 2;
         part_of_attention(p, layer, restored);
-        cuda_attend(&after_restore, m->step, &a, p->rows);
+        cuda_attend(p->launch, m->step, &a, p->rows);
     }
-    if (restored) {
-        p->attended_layers++;
-        note(p, cudaEventRecord(m->restored_used, p->launch->stream));
-        restore_next(p);
-    }
+    p->attended_layers += restored;
     /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in the one
      * chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention layers do not use it. */
     if (own && chunk) {
@@ -305,18 +322,19 @@ static void run_feed_forward(pass *p, int layer) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
     const cuda_layer *w = &m->layer[layer];
+    cuda_router_weights router = {.w = w->router.data, .expert_scale = w->router_expert_scale, .ld = w->router.ld};
+    bool routed = c->moe && !p->prompt;
+    float *h = routed ? m->x_router : m->h; /* between attention and the feed-forward block */
     cuda_after_attention before = {
         .branch = m->branch, .post_attention_norm = w->post_attention_norm, .pre_ffn_norm = w->pre_ffn_norm,
-        .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = m->h, .x_dense = m->x,
+        .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = m->h, .h_out = h, .x_dense = m->x,
         .x_experts = c->moe ? m->x_experts : NULL, .x_router = m->x_router, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
-    cuda_profile_part(p->launch, "norms after attention", 0, 0);
-    cuda_after_attention_rows(p->launch, &before, p->rows);
-    if (c->moe) {
-        part_of_products(p, "router", &(product){&w->router, NULL}, 1);
-        cuda_router(p->launch, &m->route, &w->router, m->x_router, w->router_expert_scale, p->rows, p->prompt);
-    }
+    if (routed) before.router = router;
+    part_of_products(p, "norms after attention", &(product){&w->router, NULL}, routed ? 1 : 0);
+    cuda_after_attention_rows(p->launch, &before, &m->route, p->rows);
     if (p->prompt) {
+        if (c->moe) cuda_router(p->launch, &m->route, &router, m->x_router, c->hidden, p->rows);
         prompt_feed_forward(p, layer);
     } else {
         cuda_feed_forward f = {
@@ -334,7 +352,7 @@ static void run_feed_forward(pass *p, int layer) {
         .dense = m->branch, .experts = c->moe ? m->experts_out : NULL, .post_ffn_norm_1 = w->post_ffn_norm_1,
         .post_ffn_norm_2 = w->post_ffn_norm_2, .post_ffn_norm = w->post_ffn_norm,
         .next_norm = c->ple_width ? NULL : last ? m->final_norm : m->layer[layer + 1].input_norm,
-        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h = m->h, .x = m->x,
+        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h_in = h, .h = m->h, .x = m->x,
         .normed = last && !c->ple_width ? m->normed : NULL, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
     cuda_profile_part(p->launch, "norms after feed-forward", 0, 0);
@@ -502,6 +520,27 @@ static kakeya_status prepare_rope_tables(pass *p, int end, kakeya_error *error) 
     return KAKEYA_OK;
 }
 
+/* What layers whose latents lie in a ring need; `row`: bytes of the widest K (or V) row. */
+static kakeya_status grow_restore_buffers(pass *p, size_t row, kakeya_error *error) {
+    backend_model *m = p->model;
+    const backend_cache *c = p->cache;
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < m->config->layers && !status; i++) {
+        if (!cuda_cache_restores_layer(c, i) || m->config->layer[i].kv_source != i) continue;
+        cuda_restore r = restore_of(m, i);
+        if (prompt_gemm_restores(&r)) {
+            status = model_grow(m, &m->restore_turns[r.full], (size_t)c->latent.capacity * (size_t)r.pairs * sizeof(float2),
+                                "turns of evicted positions", error);
+            p->restore_turns[r.full] = true;
+            continue;
+        }
+        size_t raw = (size_t)c->latent.capacity * row / sizeof(cuda_bf16) * sizeof(float);
+        status = model_grow(m, &m->raw_k, raw, "decoded latents", error);
+        if (!status) status = model_grow(m, &m->raw_v, raw, "decoded latents", error);
+    }
+    return status;
+}
+
 /* Buffers that depend on the context, and the shape that graphs are keyed by. */
 static kakeya_status prepare_pass(pass *p, kakeya_error *error) {
     backend_model *m = p->model;
@@ -522,6 +561,7 @@ static kakeya_status prepare_pass(pass *p, kakeya_error *error) {
         const gemma4_layer_config *lc = &config->layer[i];
         int partitions = lc->type == GEMMA4_FULL ? p->key.partitions
                                                  : cuda_attention_partitions(config->sliding_window, BACKEND_MAX_DECODE_ROWS, 0);
+        if (restored) partitions *= 2;
         size_t floats = cuda_attention_partial_floats(BACKEND_MAX_DECODE_ROWS, config->heads, lc->head_dim, partitions);
         if (floats > partial) partial = floats;
         size_t kv = (size_t)(lc->kv_heads * lc->head_dim) * sizeof(cuda_bf16);
@@ -531,9 +571,7 @@ static kakeya_status prepare_pass(pass *p, kakeya_error *error) {
     if (p->prompt) status = prepare_rope_tables(p, end, error);
     if (decode) status = model_grow(m, &m->partial, partial * sizeof(float), "attention states", error);
     if (!status && restored) status = model_grow(m, &m->restored_k, 2 * ((size_t)p->key.restored * row + 256), "restored keys", error);
-    size_t raw = c->latent.ring ? (size_t)c->latent.capacity * 2 * row : 0; /* float32 */
-    if (!status && restored) status = model_grow(m, &m->raw_k, raw, "decoded latents", error);
-    if (!status && restored) status = model_grow(m, &m->raw_v, raw, "decoded latents", error);
+    if (!status && restored && c->latent.ring) status = grow_restore_buffers(p, row, error);
     if (!status && restored) status = model_grow(m, &m->restored_v, 2 * ((size_t)p->key.restored * row + 256), "restored values", error);
     return status;
 }

@@ -108,13 +108,18 @@ typedef struct cuda_route {
     int *begin;    /* [experts + 1]: first slots; prompts only */
     int *active, *active_begin, *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
     int *active_count;
-    unsigned *finished; /* zero between launches */
+    unsigned *finished; /* decode: blocks that are done; zero between launches */
     int experts, rank;
 } cuda_route;
 
-/* Logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's scale; then the grouping. */
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_matrix *w, const float *x, const float *expert_scale,
-                 int rows, int prompt);
+/* The router of one layer: logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's
+ * scale; then the grouping. Prompt rows take cuda_router, decode rows are routed by cuda_after_attention_rows. */
+typedef struct cuda_router_weights {
+    const cuda_bf16 *w; /* [experts][ld]; NULL: no router */
+    const float *expert_scale;
+    int ld;
+} cuda_router_weights;
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows);
 
 typedef struct cuda_feed_forward {
     cuda_matrix gate, up, down;             /* dense */
@@ -139,27 +144,30 @@ void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int3
 typedef struct cuda_after_attention {
     const float *branch;
     const float *post_attention_norm, *pre_ffn_norm, *pre_ffn_norm_2, *router_scale; /* the last two: MoE only */
-    float *h;
+    const float *h;
+    float *h_out;       /* with a router not h */
     cuda_bf16 *x_dense, *x_experts;
-    float *x_router;
+    float *x_router;    /* prompts of MoE models */
+    cuda_router_weights router; /* decode rows of MoE models */
     float eps;
     int hidden, ldx;
 } cuda_after_attention;
-/* h += norm(branch); inputs of the feed-forward block from the new h. */
-void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows);
+/* h_out = h + norm(branch); inputs of the feed-forward block from it, and its route. */
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows);
 
 typedef struct cuda_after_ffn {
     const float *dense, *experts; /* [rows][hidden], [slots][hidden] */
     const float *post_ffn_norm_1, *post_ffn_norm_2, *post_ffn_norm;
     const float *next_norm; /* NULL: x is bf16(h) itself */
     float layer_scalar;
+    const float *h_in;
     float *h;
     cuda_bf16 *x;
     float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
     float eps;
     int hidden, ldx;
 } cuda_after_ffn;
-/* h = (h + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
+/* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
 
 /* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch. */
@@ -244,7 +252,7 @@ typedef struct cuda_attention {
     int drafter;         /* layer counts drafter layers; keys: context, then the block itself */
     int causal;          /* drafter: rows of the block see only earlier ones */
     float *partial;      /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
-    int partitions;      /* at most so many; 1 with final = 1: whole rows in one pass */
+    int partitions;      /* at most so many, twice as many with restored keys; 1 with final = 1: whole rows in one pass */
     int final;
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
@@ -261,6 +269,7 @@ typedef struct cuda_restore {
     int pairs, kv_heads, head_dim, rank, layer;
     int full; /* a full-attention layer */
     float eps;
+    const float2 *turns; /* of the positions in the ring's slots: cosine and sine [capacity][pairs], where the product applies them */
     cuda_bf16 *k, *v; /* [positions][kv_heads * head_dim] */
 } cuda_restore;
 /* K and V of the evicted positions [restored_begin, restored_end), up to `positions` of them. */
@@ -269,6 +278,9 @@ void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_r
 /* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
 void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
                           const float *raw_v, int capacity);
+/* The turns of the positions in the slots of a ring. */
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
+                        float2 *turns);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
 /* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */

@@ -451,7 +451,7 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
 
 /* Evicted positions are restored on a stream of their own, beside the layers that wait for memory. */
 static kakeya_status create_restore_stream(backend_model *m, kakeya_error *error) {
-    cudaEvent_t *events[] = {&m->restore_start, &m->restored[0], &m->restored[1], &m->restored_used};
+    cudaEvent_t *events[] = {&m->restore_start, &m->restored[0], &m->restored[1], &m->projected};
     cudaError_t status = cudaStreamCreateWithFlags(&m->restore_stream, cudaStreamNonBlocking);
     for (size_t i = 0; i < COUNT(events) && status == cudaSuccess; i++)
         status = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
@@ -465,13 +465,14 @@ static void cuda_model_destroy(backend_model *m) {
     cuda_buffer_destroy(&m->partial);
     cuda_buffer_destroy(&m->raw_k);
     cuda_buffer_destroy(&m->raw_v);
+    for (int type = 0; type < 2; type++) cuda_buffer_destroy(&m->restore_turns[type]);
     cuda_buffer_destroy(&m->restored_k);
     cuda_buffer_destroy(&m->restored_v);
     cuda_buffer_destroy(&m->cosine);
     cuda_buffer_destroy(&m->sine);
     cuda_buffer_destroy(&m->workspace);
     cuda_buffer_destroy(&m->weights);
-    cudaEvent_t events[] = {m->restore_start, m->restored[0], m->restored[1], m->restored_used};
+    cudaEvent_t events[] = {m->restore_start, m->restored[0], m->restored[1], m->projected};
     for (size_t i = 0; i < COUNT(events); i++) {
         if (events[i]) (void)cudaEventDestroy(events[i]);
     }

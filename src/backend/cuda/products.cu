@@ -10,7 +10,7 @@
  * Blocks stay and take one item of work after the other (8 / split tiles of 16 outputs each). The weights of the next item are
  * requested while the current one is finished, and those of the first before the predecessor kernel has ended (programmatic
  * dependent launch): the memory is never idle while norms and other short kernels run. */
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/route.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, TILE = 16, BLOCKS_PER_MULTIPROCESSOR = 2 };
 
@@ -35,8 +35,15 @@ static __device__ __forceinline__ float collect(const partial_sums<COLUMNS> &sum
     return sum;
 }
 
+/* Through L1, where the rows stay while the weights pass it by. */
 static __device__ __forceinline__ uint4 load_row(const bf16 *x, int step) {
-    return x ? __ldcg(reinterpret_cast<const uint4 *>(x + (size_t)step * CUDA_K_STEP)) : make_uint4(0, 0, 0, 0);
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (x) {
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(x + (size_t)step * CUDA_K_STEP));
+    }
+    return v;
 }
 
 template <int COLUMNS, int DEPTH>
@@ -74,6 +81,7 @@ template <int COLUMNS, int DEPTH, class WORK> static __device__ __forceinline__ 
         int next_index = index + gridDim.x;
         bool more = next_index < items;
         if (more) work.resolve(next_index, next);
+        else release_successor();
         float acc[COLUMNS][4] = {};
         for (int base = item.slice;;) {
             int following = base + DEPTH * item.split;
@@ -224,41 +232,25 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
  * gate/up: a tile holds 8 gate rows (registers 0, 1) and the 8 up rows of the same outputs (registers 2, 3), so that the
  * activation is applied where the sums are made. The dense MLP's items come first: they do not wait for the router. */
 
-enum { MAX_SLOTS = CUDA_DECODE_ROWS * CUDA_ROUTE_MAX_RANK };
-
-/* The route of a decode step, copied to shared memory once per block. */
-struct route_copy {
-    int active[MAX_SLOTS], begin[MAX_SLOTS], rows[MAX_SLOTS], slot_row[MAX_SLOTS];
-    int count;
-};
-
-static __device__ void copy_route(route_copy &copy, const cuda_route &route, int rows) {
-    int slots = rows * route.rank;
-    for (int i = threadIdx.x; i < slots; i += THREADS) {
-        copy.slot_row[i] = __ldcg(route.slot_row + i);
-        if (i >= route.experts) continue;
-        copy.active[i] = __ldcg(route.active + i);
-        copy.begin[i] = __ldcg(route.active_begin + i);
-        copy.rows[i] = __ldcg(route.active_rows + i);
-    }
-    if (threadIdx.x == 0) copy.count = __ldcg(route.active_count);
-    __syncthreads();
-}
-
 static __device__ __forceinline__ void store_bf16(cuda_bf16 *p, float v) { *as_bf16(p) = __float2bfloat16_rn(v); }
 
 template <int COLUMNS, bool GATE_UP> struct ffn_work {
     const cuda_feed_forward &f;
     const cuda_route &route;
-    route_copy &copy;
+    route_table &table;
     int dense_steps, dense_items, expert_steps, expert_items, rows; /* expert_items: per expert */
 
     __device__ __forceinline__ int tile_outputs() const { return GATE_UP ? 8 : TILE; }
-    __device__ __forceinline__ bool early(int index) const { return index < dense_items; }
-    __device__ __forceinline__ void prepare() {
-        if (expert_items) copy_route(copy, route, rows);
+    /* The down kernel's predecessor has waited for the route before it was released: all of its items are early. */
+    __device__ __forceinline__ bool early(int index) {
+        if (GATE_UP || !expert_items) return index < dense_items;
+        read_route<THREADS>(table, route, rows);
+        return index < items();
     }
-    __device__ __forceinline__ int items() const { return dense_items + (expert_items ? copy.count * expert_items : 0); }
+    __device__ __forceinline__ void prepare() {
+        if (GATE_UP && expert_items) read_route<THREADS>(table, route, rows);
+    }
+    __device__ __forceinline__ int items() const { return dense_items + (expert_items ? table.count * expert_items : 0); }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
         if (index < dense_items) {
             int o = (index * (WARPS / split_of(dense_steps)) + group_of_warp(dense_steps)) * tile_outputs();
@@ -273,13 +265,13 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
         }
         int at = (index - dense_items) / expert_items, tile = (index - dense_items) % expert_items;
         int o = (tile * (WARPS / split_of(expert_steps)) + group_of_warp(expert_steps)) * tile_outputs();
-        int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, begin = copy.begin[at], n = copy.rows[at];
+        int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, begin = table.begin[at], n = table.rows[at];
         size_t ldw = (size_t)expert_steps * CUDA_K_STEP;
         if (GATE_UP) {
-            const cuda_bf16 *matrix = f.experts_gate_up.data + (size_t)copy.active[at] * 2 * f.expert_intermediate * ldw;
+            const cuda_bf16 *matrix = f.experts_gate_up.data + (size_t)table.active[at] * 2 * f.expert_intermediate * ldw;
             place(item, matrix, matrix + (size_t)f.expert_intermediate * ldw, o, o, f.expert_intermediate, expert_steps);
         } else {
-            const cuda_bf16 *matrix = f.experts_down.data + (size_t)copy.active[at] * f.down.out * ldw;
+            const cuda_bf16 *matrix = f.experts_down.data + (size_t)table.active[at] * f.down.out * ldw;
             place(item, matrix, matrix, o, o + 8, f.down.out, expert_steps);
         }
 #pragma unroll
@@ -287,7 +279,7 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
             item.x[c] = nullptr;
             if (c * 8 + g >= n) continue;
             int slot = begin + c * 8 + g;
-            item.x[c] = (GATE_UP ? as_bf16(f.x_experts) + (size_t)copy.slot_row[slot] * f.ldx
+            item.x[c] = (GATE_UP ? as_bf16(f.x_experts) + (size_t)table.slot_row[slot] * f.ldx
                                  : as_bf16(f.act_experts) + (size_t)slot * f.experts_down.ld) + 8 * t;
         }
     }
@@ -295,7 +287,7 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
         bool dense = index < dense_items;
         int steps = dense ? dense_steps : expert_steps, split = split_of(steps), per_item = WARPS / split;
         int at = dense ? 0 : (index - dense_items) / expert_items, tile = dense ? index : (index - dense_items) % expert_items;
-        int n = dense ? rows : copy.rows[at], first = dense ? 0 : copy.begin[at];
+        int n = dense ? rows : table.rows[at], first = dense ? 0 : table.begin[at];
         int outs = !GATE_UP ? f.down.out : dense ? f.gate.out : f.expert_intermediate;
         const int per_tile = COLUMNS * (GATE_UP ? 64 : 128);
         for (int i = threadIdx.x; i < per_item * per_tile; i += THREADS) {
@@ -322,10 +314,10 @@ template <int COLUMNS, int DEPTH, bool GATE_UP>
 static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn_kernel(const __grid_constant__ cuda_feed_forward f,
                                                                                         const __grid_constant__ cuda_route route,
                                                                                         int dense_items, int expert_items, int rows) {
-    __shared__ route_copy copy;
+    __shared__ route_table table;
     int dense_steps = (GATE_UP ? f.gate.ld : f.down.ld) / CUDA_K_STEP;
     int expert_steps = GATE_UP ? dense_steps : f.experts_down.ld / CUDA_K_STEP;
-    ffn_work<COLUMNS, GATE_UP> work = {f, route, copy, dense_steps, dense_items, expert_steps, expert_items, rows};
+    ffn_work<COLUMNS, GATE_UP> work = {f, route, table, dense_steps, dense_items, expert_steps, expert_items, rows};
     run_items<COLUMNS, DEPTH>(work);
 }
 

@@ -295,7 +295,7 @@ bool fits_large(const gemm_params &p, const device_limits &limits) {
 /* Whether this device runs bulk_kernel: its code is there (sm_90a) and its memory suffices. */
 bool has_bulk(const gemm_params &p, const device_limits &limits) {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, bulk_kernel<false>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, bulk_kernel<false, plain_rows<false>>) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
@@ -320,7 +320,8 @@ bool encode_map(encode_function encode, CUtensorMap *map, int dimensions, const 
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <bool GATED> cudaError_t launch_bulk(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
+template <bool GATED, class WRITER>
+cudaError_t launch_bulk(const gemm_params &p, const WRITER &writer, const device_limits &limits, cudaStream_t stream) {
     void *entry = nullptr;
     cudaDriverEntryPointQueryResult found;
     cudaError_t status =
@@ -340,17 +341,18 @@ template <bool GATED> cudaError_t launch_bulk(const gemm_params &p, const device
     int tiles = (p.m + bulk_tile::M - 1) / bulk_tile::M * ((p.n + width - 1) / width);
     if (!p.expert_begin && tiles < blocks) blocks = tiles;
     int bytes = bulk_tile::BYTES + table_bytes(p);
-    status = cudaFuncSetAttribute(bulk_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    status = cudaFuncSetAttribute(bulk_kernel<GATED, WRITER>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
-    bulk_kernel<GATED>
-        <<<static_cast<unsigned>(blocks), bulk_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps);
+    bulk_kernel<GATED, WRITER>
+        <<<static_cast<unsigned>(blocks), bulk_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, writer);
     return cudaGetLastError();
 }
 
 /* The largest tiles this device has. */
 cudaError_t launch_large(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
     if (has_bulk(p, limits))
-        return p.w_up ? launch_bulk<true>(p, limits, stream) : launch_bulk<false>(p, limits, stream);
+        return p.w_up ? launch_bulk<true>(p, plain_rows<true>(), limits, stream)
+                      : launch_bulk<false>(p, plain_rows<false>(), limits, stream);
     return launch_tile<large_tile>(p, limits, stream);
 }
 
@@ -391,6 +393,22 @@ extern "C" cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t st
         return launch_large(p, limits, stream);
     }
     return medium <= small ? launch_tile<medium_tile>(p, limits, stream) : launch_tile<small_tile>(p, limits, stream);
+}
+
+extern "C" int prompt_gemm_restores(const cuda_restore *r) {
+    device_limits limits;
+    return r->head_dim == bulk_tile::N && r->pairs == bulk_tile::N / 2 && query_limits(&limits) == cudaSuccess &&
+           has_bulk(gemm_params(), limits);
+}
+
+extern "C" cudaError_t prompt_gemm_restore(const prompt_gemm_args *args, const cuda_restore *r, const cuda_step *step,
+                                           int keys, cudaStream_t stream) {
+    if (!valid_args(args)) return cudaErrorInvalidValue;
+    device_limits limits;
+    cudaError_t status = query_limits(&limits);
+    if (status != cudaSuccess) return status;
+    restored_rows writer = {step, *r, args->m, keys != 0};
+    return launch_bulk<false>(make_params(args), writer, limits, stream);
 }
 
 extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {

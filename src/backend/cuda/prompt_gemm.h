@@ -38,6 +38,15 @@ typedef struct prompt_gemm_args {
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
 
+/* Keys (or values) of evicted positions from their latents, rounded to bf16: out[position - begin] of the positions that
+ * the step covers, A = the ring of latents, W = the decoder. Keys pass k_norm and RoPE, values their stored scales. Only
+ * where prompt_gemm_restores says so. */
+struct cuda_restore;
+struct cuda_step;
+int prompt_gemm_restores(const struct cuda_restore *r);
+cudaError_t prompt_gemm_restore(const prompt_gemm_args *args, const struct cuda_restore *r, const struct cuda_step *step, int keys,
+                                cudaStream_t stream);
+
 /* One product per expert over the slots [expert_begin[e], expert_begin[e + 1]): slot s takes row `rows[s]` of A (row s
  * when rows is NULL) and writes row s of `out`. `product.w`, `w_up` point to expert 0, expert e's matrices lie e *
  * expert_stride elements further; `product.m` is an upper bound of the number of slots and only sizes the launch. Any

@@ -141,6 +141,23 @@ void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cud
                   (size_t)(warps * r->head_dim) * sizeof(float), step, *r, raw_k, raw_v);
 }
 
+static __global__ void restore_turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
+                                            float2 *turns) {
+    wait_for_predecessor();
+    int begin = step->restored_begin[full], ahead = (int)blockIdx.x - begin % capacity;
+    if (ahead < 0) ahead += capacity;
+    for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
+        float2 turn;
+        sincosf((float)(begin + ahead) * inverse_frequency[j], &turn.y, &turn.x);
+        turns[(size_t)blockIdx.x * pairs + j] = turn;
+    }
+}
+
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
+                        float2 *turns) {
+    launch_kernel(l, restore_turns_kernel, dim3(capacity), dim3(128), 0, step, inverse_frequency, pairs, full, capacity, turns);
+}
+
 cudaError_t cuda_restore_prepare(int head_dim) {
     return cudaFuncSetAttribute(restore_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)((size_t)POSITIONS * (head_dim + 1) * sizeof(float)));

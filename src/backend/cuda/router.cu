@@ -1,29 +1,8 @@
-/* The router of the mixture of experts, in float32: logits, the choice of experts, and the grouping of rows by expert.
- * A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside).
- *
- * Decode steps do all of it in one launch: the last block to finish its logits chooses and groups. Prompts use three. */
-#include <limits.h>
+/* The router of the mixture of experts for prompts, in float32: logits, the choice of experts, and the grouping of rows by
+ * expert. A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside). */
+#include "backend/cuda/route.cuh"
 
-#include "backend/cuda/common.cuh"
-
-enum {
-    ROUTER_THREADS = 256,
-    EXPERT_WARPS = 4,                                        /* warps that share one expert's dot product */
-    BLOCK_EXPERTS = ROUTER_THREADS / 32 / EXPERT_WARPS,
-    STEP = EXPERT_WARPS * 32 * 8,                            /* elements of one step of such a group */
-    PREFETCHED = 3,                                          /* steps whose weights are requested ahead */
-    BLOCK_ROWS = 4,                                          /* rows that meet a block's weights */
-    GROUP_THREADS = 1024,
-    DECODE_SLOTS = CUDA_DECODE_ROWS * CUDA_ROUTE_MAX_RANK,
-};
-
-static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
-    const float4 a = __ldcg(reinterpret_cast<const float4 *>(x)), b = __ldcg(reinterpret_cast<const float4 *>(x + 4));
-    const __nv_bfloat162 *pair = reinterpret_cast<const __nv_bfloat162 *>(&packed);
-    float2 w0 = __bfloat1622float2(pair[0]), w1 = __bfloat1622float2(pair[1]);
-    float2 w2 = __bfloat1622float2(pair[2]), w3 = __bfloat1622float2(pair[3]);
-    return (a.x * w0.x + a.y * w0.y + a.z * w1.x + a.w * w1.y) + (b.x * w2.x + b.y * w2.y + b.z * w3.x + b.w * w3.y);
-}
+enum { ROUTER_WARPS = 8, BLOCK_ROWS = 32, WARP_EXPERTS = 32, BLOCK_EXPERTS = ROUTER_WARPS / 2 * WARP_EXPERTS, GROUP_THREADS = 1024 };
 
 /* The experts of a row by counting: an expert's rank is the number of experts before it (larger logit, or equal and lower
  * id). One thread per (row, expert). Leaves logits of the chosen in `value` and ids in `chosen`, by rank. */
@@ -44,112 +23,71 @@ static __device__ void choose_by_rank(const float *logits, int experts, int rank
     }
 }
 
-static __device__ void weigh(const cuda_route &route, const float *expert_scale, int row, int r, const int *chosen, const float *value) {
-    float scale = expert_scale[chosen[r]], sum = 0;
-    for (int i = 0; i < route.rank; i++) sum += expf(value[i] - value[0]);
-    size_t to = (size_t)row * route.rank + r;
-    route.weight[to] = expf(value[r] - value[0]) / sum * scale;
-    route.expert[to] = chosen[r];
-}
-
-struct decode_choice {
-    __align__(16) float logits[CUDA_DECODE_ROWS][CUDA_ROUTE_MAX_EXPERTS];
-    int chosen[DECODE_SLOTS];
-    float value[DECODE_SLOTS];
-    unsigned char first[DECODE_SLOTS]; /* is the first slot of its expert */
+/* Eight neighbouring values of a row as three bf16 whose sum is the float32, in pairs. */
+struct split_values {
+    uint32_t part[3][4];
 };
 
-/* One block, few rows: every slot finds its place by counting. */
-static __device__ void choose_and_group(const cuda_route &route, const float *expert_scale, int rows, decode_choice &m) {
-    int slots = rows * route.rank;
-    for (int i = threadIdx.x; i < slots; i += ROUTER_THREADS) {
-        m.chosen[i] = i % route.rank; /* stays only with logits that are not numbers */
-        m.value[i] = 0;
+static __device__ __forceinline__ split_values split_row(const float *x, bool inside) {
+    float4 low = make_float4(0, 0, 0, 0), high = low;
+    if (inside) {
+        low = *reinterpret_cast<const float4 *>(x);
+        high = *reinterpret_cast<const float4 *>(x + 4);
     }
-    for (int i = threadIdx.x; i < rows * route.experts; i += ROUTER_THREADS)
-        m.logits[i / route.experts][i % route.experts] = __ldcg(route.logits + i);
-    __syncthreads();
-    for (int i = threadIdx.x; i < rows * route.experts; i += ROUTER_THREADS) {
-        int row = i / route.experts, at = row * route.rank;
-        choose_by_rank(m.logits[row], route.experts, route.rank, i % route.experts, m.chosen + at, m.value + at);
-    }
-    __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += ROUTER_THREADS) {
-        int row = s / route.rank, at = row * route.rank;
-        weigh(route, expert_scale, row, s - at, m.chosen + at, m.value + at);
-        bool first = true;
-        for (int j = 0; j < s; j++) first &= m.chosen[j] != m.chosen[s];
-        m.first[s] = first;
-    }
-    __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += ROUTER_THREADS) {
-        int e = m.chosen[s], slot = 0, index = 0, count = 0, active = 0;
-        for (int j = 0; j < slots; j++) {
-            int other = m.chosen[j];
-            slot += other < e || (other == e && j < s);
-            index += m.first[j] && other < e;
-            count += other == e;
-            active += m.first[j];
+    float2 pair[4] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
+    split_values s;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
+            __nv_bfloat162 rounded = __float22bfloat162_rn(pair[i]);
+            float2 back = __bfloat1622float2(rounded);
+            s.part[part][i] = *reinterpret_cast<uint32_t *>(&rounded);
+            pair[i].x -= back.x;
+            pair[i].y -= back.y;
         }
-        route.slot_row[slot] = s / route.rank;
-        route.slot_of[s] = slot;
-        if (s == 0) *route.active_count = active;
-        if (!m.first[s]) continue;
-        route.active[index] = e;
-        route.active_begin[index] = slot;
-        route.active_rows[index] = count;
     }
+    return s;
 }
 
-template <bool DECODE>
-static __global__ __launch_bounds__(ROUTER_THREADS) void router_kernel(const __grid_constant__ cuda_route route,
-                                                                       const cuda_bf16 *w, int hidden, int ld, const float *x,
-                                                                       const float *expert_scale, int rows) {
-    __shared__ float partial[BLOCK_ROWS][ROUTER_THREADS / 32];
-    __shared__ decode_choice choice;
-    __shared__ bool last;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = warp % EXPERT_WARPS;
-    int expert = blockIdx.x * BLOCK_EXPERTS + warp / EXPERT_WARPS, at = (part * 32 + lane) * 8;
-    const bf16 *weights = as_bf16(w) + (size_t)min(expert, route.experts - 1) * ld;
-    uint4 ahead[PREFETCHED];
+/* Logits of BLOCK_ROWS rows and BLOCK_EXPERTS experts: a warp takes 16 rows and WARP_EXPERTS experts. The float32 rows enter
+ * the tensor cores as sums of three bf16, so nothing of them is lost. As in products.cu, k is only a label. */
+static __global__ __launch_bounds__(ROUTER_WARPS * 32) void router_kernel(const __grid_constant__ cuda_route route,
+                                                                          const __grid_constant__ cuda_router_weights router,
+                                                                          const float *x, int hidden, int rows) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int row = blockIdx.x * BLOCK_ROWS + warp % 2 * 16 + g, expert = blockIdx.y * BLOCK_EXPERTS + warp / 2 * WARP_EXPERTS;
+    const float *low = x + (size_t)min(row, rows - 1) * hidden + 8 * t, *high = x + (size_t)min(row + 8, rows - 1) * hidden + 8 * t;
+    const bf16 *w[WARP_EXPERTS / 8];
 #pragma unroll
-    for (int i = 0; i < PREFETCHED; i++) {
-        int k = at + i * STEP;
-        ahead[i] = k < ld ? load_weights(weights + k) : make_uint4(0, 0, 0, 0);
-    }
+    for (int n = 0; n < WARP_EXPERTS / 8; n++)
+        w[n] = as_bf16(router.w) + (size_t)min(expert + n * 8 + g, route.experts - 1) * router.ld + 8 * t;
+    float acc[WARP_EXPERTS / 8][4] = {};
     wait_for_predecessor();
-    for (int r = 0; r < BLOCK_ROWS && blockIdx.y * BLOCK_ROWS + r < rows; r++) {
-        const float *row = x + (size_t)(blockIdx.y * BLOCK_ROWS + r) * hidden;
-        float sum = 0;
+#pragma unroll 2
+    for (int k = 0; k < router.ld; k += CUDA_K_STEP) {
+        bool inside = k + 8 * t < hidden;
+        uint4 weights[WARP_EXPERTS / 8];
 #pragma unroll
-        for (int i = 0; i < PREFETCHED; i++) {
-            int k = at + i * STEP;
-            if (k < hidden) sum += dot8(ahead[i], row + k);
+        for (int n = 0; n < WARP_EXPERTS / 8; n++) weights[n] = __ldg(reinterpret_cast<const uint4 *>(w[n] + k));
+        split_values a = split_row(low + k, inside), b = split_row(high + k, inside);
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
+#pragma unroll
+            for (int n = 0; n < WARP_EXPERTS / 8; n++) {
+                mma_bf16(acc[n], a.part[part][0], b.part[part][0], a.part[part][1], b.part[part][1], weights[n].x, weights[n].y);
+                mma_bf16(acc[n], a.part[part][2], b.part[part][2], a.part[part][3], b.part[part][3], weights[n].z, weights[n].w);
+            }
         }
-        for (int k = at + PREFETCHED * STEP; k < hidden; k += STEP) sum += dot8(load_weights(weights + k), row + k);
-        sum = warp_sum(sum);
-        if (lane == 0) partial[r][warp] = sum;
     }
-    __syncthreads();
-    if (threadIdx.x < BLOCK_ROWS * BLOCK_EXPERTS) {
-        int r = threadIdx.x / BLOCK_EXPERTS, e = threadIdx.x % BLOCK_EXPERTS, row = blockIdx.y * BLOCK_ROWS + r;
-        const float *sums = partial[r] + e * EXPERT_WARPS;
-        if (row < rows && blockIdx.x * BLOCK_EXPERTS + e < route.experts)
-            route.logits[(size_t)row * route.experts + blockIdx.x * BLOCK_EXPERTS + e] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+#pragma unroll
+    for (int n = 0; n < WARP_EXPERTS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int r = row + i / 2 * 8, e = expert + n * 8 + 2 * t + i % 2;
+            if (r < rows && e < route.experts) route.logits[(size_t)r * route.experts + e] = acc[n][i];
+        }
     }
-    if (!DECODE) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        unsigned blocks = gridDim.x * gridDim.y;
-        last = atomicAdd(route.finished, 1u) == blocks - 1;
-        if (last) *route.finished = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    choose_and_group(route, expert_scale, rows, choice);
 }
 
 static __global__ void choose_kernel(const __grid_constant__ cuda_route route, const float *expert_scale) {
@@ -166,7 +104,11 @@ static __global__ void choose_kernel(const __grid_constant__ cuda_route route, c
     for (int e = threadIdx.x; e < route.experts; e += blockDim.x)
         choose_by_rank(logits, route.experts, route.rank, e, chosen, value);
     __syncthreads();
-    if (threadIdx.x < route.rank) weigh(route, expert_scale, blockIdx.x, threadIdx.x, chosen, value);
+    if (threadIdx.x < route.rank) {
+        size_t to = (size_t)blockIdx.x * route.rank + threadIdx.x;
+        route.weight[to] = route_weight(value, chosen, route.rank, threadIdx.x, expert_scale);
+        route.expert[to] = chosen[threadIdx.x];
+    }
 }
 
 /* Stable counting sort of the (row, rank) pairs of a prompt by expert: one block counts, one warp per expert places. */
@@ -210,17 +152,10 @@ static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __gri
     }
 }
 
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_matrix *w, const float *x, const float *expert_scale,
-                 int rows, int prompt) {
-    dim3 grid(ceil_div(route->experts, BLOCK_EXPERTS), ceil_div(rows, BLOCK_ROWS));
-    if (!prompt) {
-        launch_kernel(l, router_kernel<true>, grid, dim3(ROUTER_THREADS), 0, *route, (const cuda_bf16 *)w->data, w->in, w->ld, x,
-                      expert_scale, rows);
-        return;
-    }
-    launch_kernel(l, router_kernel<false>, grid, dim3(ROUTER_THREADS), 0, *route, (const cuda_bf16 *)w->data, w->in, w->ld, x,
-                  expert_scale, rows);
-    launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, expert_scale);
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows) {
+    dim3 grid(ceil_div(rows, BLOCK_ROWS), ceil_div(route->experts, BLOCK_EXPERTS));
+    launch_kernel(l, router_kernel, grid, dim3(ROUTER_WARPS * 32), 0, *route, *w, x, hidden, rows);
+    launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, w->expert_scale);
     launch_kernel(l, count_kernel, dim3(1), dim3(GROUP_THREADS), 0, *route, rows * route->rank);
     launch_kernel(l, place_kernel, dim3(route->experts), dim3(GROUP_THREADS), 0, *route, rows * route->rank);
 }

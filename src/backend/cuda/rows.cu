@@ -1,6 +1,6 @@
 /* Work on whole rows between the matrix products: embeddings, norms and residual sums, per-layer embeddings, the copies of
  * aux hidden states, and the argmax of logits. One block per row; a row's result depends on that row alone. */
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/route.cuh"
 
 enum { ROW_THREADS = 512 };
 
@@ -28,6 +28,7 @@ static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf
                                                                    cuda_bf16 *x, int ldx, int hidden) {
     extern __shared__ float row[];
     __shared__ float shared[ROW_THREADS / 32];
+    release_successor();
     wait_for_predecessor();
     const bf16 *source = as_bf16(table) + (size_t)tokens[blockIdx.x] * ld;
     float *out = h + (size_t)blockIdx.x * hidden;
@@ -66,6 +67,10 @@ static __device__ __forceinline__ float4 operator*(float4 a, float4 b) { return 
 static __device__ __forceinline__ float4 operator*(float4 a, float b) { return make_float4(a.x * b, a.y * b, a.z * b, a.w * b); }
 static __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
+static __device__ __forceinline__ float4 load_inside(const float *row, int i, int n) {
+    return i < n ? __ldcg(reinterpret_cast<const float4 *>(row + i)) : make_float4(0, 0, 0, 0);
+}
+
 template <int V> static __device__ __forceinline__ float part_square_sum(const row_part<V> &r) {
     float sum = 0;
 #pragma unroll
@@ -93,60 +98,161 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
     *reinterpret_cast<uint2 *>(row + i) = packed;
 }
 
-template <int V>
-static __global__ __launch_bounds__(WIDE_THREADS) void after_attention_kernel(const __grid_constant__ cuda_after_attention a) {
-    __shared__ float2 shared[2][WIDE_THREADS / 32];
-    int n = a.hidden;
-    row_part<V> norm = load_part<V>(a.post_attention_norm, n), dense = load_part<V>(a.pre_ffn_norm, n), experts = {}, router = {};
-    if (a.x_experts) {
-        experts = load_part<V>(a.pre_ffn_norm_2, n);
-        router = load_part<V>(a.router_scale, n);
-    }
-    wait_for_predecessor();
-    float *h_row = a.h + (size_t)blockIdx.x * n;
-    row_part<V> branch = load_part<V>(a.branch + (size_t)blockIdx.x * n, n), h = load_part<V>(h_row, n);
-    float scale = rms_scale(wide_sum(part_square_sum(branch), 0, shared, 0).x, n, a.eps);
+/* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one warp
+ * each; the first block of a row writes it, and the last of all blocks chooses and groups. Without: one block per row. */
+enum { ROUTED_WARPS = 8, ROUTED_THREADS = ROUTED_WARPS * 32, EXPERT_AHEAD = 12 /* loads of an expert's weights ahead */ };
+
+struct routed_memory {
+    float sums[2][ROUTED_WARPS];
+    float expert_scale[CUDA_ROUTE_MAX_EXPERTS];
+    route_scratch scratch;
+    bool last;
+};
+
+static __device__ __forceinline__ float routed_sum(float v, float *shared) {
+    v = warp_sum(v);
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+    __syncthreads();
+    float sum = 0;
 #pragma unroll
-    for (int v = 0; v < V; v++) h.part[v] = h.part[v] + branch.part[v] * scale * norm.part[v];
-    scale = rms_scale(wide_sum(part_square_sum(h), 0, shared, 1).x, n, a.eps);
-    float constant = rsqrtf((float)n);
-    size_t at = (size_t)blockIdx.x * a.ldx;
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        int i = 4 * ((int)threadIdx.x + v * WIDE_THREADS);
-        if (i >= n) continue;
-        float4 normed = h.part[v] * scale;
-        *reinterpret_cast<float4 *>(h_row + i) = h.part[v];
-        store_part_bf16(a.x_dense + at, i, normed * dense.part[v]);
-        if (!a.x_experts) continue;
-        store_part_bf16(a.x_experts + at, i, normed * experts.part[v]);
-        *reinterpret_cast<float4 *>(a.x_router + (size_t)blockIdx.x * n + i) = normed * router.part[v] * constant;
-    }
+    for (int w = 0; w < ROUTED_WARPS; w++) sum += shared[w];
+    return sum;
 }
 
-void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows) {
-    if (a->hidden <= 4 * WIDE_THREADS) launch_kernel(l, after_attention_kernel<1>, dim3(rows), dim3(WIDE_THREADS), 0, *a);
-    else launch_kernel(l, after_attention_kernel<2>, dim3(rows), dim3(WIDE_THREADS), 0, *a);
+/* V: float4s of a row per thread. */
+template <int V>
+static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_constant__ cuda_after_attention a,
+                                                                                const __grid_constant__ cuda_route route) {
+    extern __shared__ __align__(16) float x_router[]; /* [hidden], with a router */
+    __shared__ routed_memory m;
+    int n = a.hidden, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, expert = blockIdx.x * ROUTED_WARPS + warp;
+    size_t at = (size_t)blockIdx.y * n;
+    bool writes = blockIdx.x == 0;
+    uint4 weights[EXPERT_AHEAD];
+    const bf16 *w = as_bf16(a.router.w) + (size_t)min(expert, route.experts - 1) * a.router.ld;
+    if (a.router.w) {
+#pragma unroll
+        for (int i = 0; i < EXPERT_AHEAD; i++) {
+            int k = (i * 32 + lane) * 8;
+            weights[i] = k < n ? load_weights(w + k) : make_uint4(0, 0, 0, 0);
+        }
+    }
+    float4 h[V], branch[V], post[V], dense[V], experts[V], router[V];
+#pragma unroll
+    for (int v = 0; v < V; v++) { /* older than the product that precedes */
+        int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
+        h[v] = load_inside(a.h + at, i, n);
+        post[v] = load_inside(a.post_attention_norm, i, n);
+        dense[v] = load_inside(a.pre_ffn_norm, i, n);
+        if (!a.x_experts) continue;
+        experts[v] = load_inside(a.pre_ffn_norm_2, i, n);
+        router[v] = load_inside(a.router_scale, i, n);
+    }
+    for (int i = threadIdx.x; a.router.w && i < route.experts; i += ROUTED_THREADS) m.expert_scale[i] = a.router.expert_scale[i];
+    release_successor();
+    wait_for_predecessor();
+    float sum = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
+        branch[v] = load_inside(a.branch + at, i, n);
+        float4 s = branch[v] * branch[v];
+        sum += (s.x + s.y) + (s.z + s.w);
+    }
+    float scale = rms_scale(routed_sum(sum, m.sums[0]), n, a.eps);
+    sum = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        h[v] = h[v] + branch[v] * scale * post[v];
+        float4 s = h[v] * h[v];
+        sum += (s.x + s.y) + (s.z + s.w);
+    }
+    scale = rms_scale(routed_sum(sum, m.sums[1]), n, a.eps);
+    float constant = rsqrtf((float)n);
+    size_t to = (size_t)blockIdx.y * a.ldx;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
+        if (i >= n) continue;
+        float4 normed = h[v] * scale;
+        if (writes) {
+            *reinterpret_cast<float4 *>(a.h_out + at + i) = h[v];
+            store_part_bf16(a.x_dense + to, i, normed * dense[v]);
+            if (a.x_experts) store_part_bf16(a.x_experts + to, i, normed * experts[v]);
+        }
+        if (!a.x_experts) continue;
+        float4 routed = normed * router[v] * constant;
+        if (a.router.w) *reinterpret_cast<float4 *>(x_router + i) = routed;
+        else *reinterpret_cast<float4 *>(a.x_router + at + i) = routed;
+    }
+    if (!a.router.w) return;
+    __syncthreads();
+    float logit = 0;
+#pragma unroll
+    for (int i = 0; i < EXPERT_AHEAD; i++) {
+        int k = (i * 32 + lane) * 8;
+        if (k < n) logit += dot8(weights[i], x_router + k);
+    }
+    for (int k = (EXPERT_AHEAD * 32 + lane) * 8; k < n; k += 256) logit += dot8(load_weights(w + k), x_router + k);
+    logit = warp_sum(logit);
+    if (lane == 0 && expert < route.experts) {
+        route.logits[(size_t)blockIdx.y * route.experts + expert] = logit;
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        m.last = atomicAdd(route.finished, 1u) == gridDim.x * gridDim.y - 1;
+        if (m.last) *route.finished = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (m.last) make_route<ROUTED_THREADS>(m.scratch, route, m.expert_scale, gridDim.y);
+}
+
+template <int V>
+static void launch_after_attention(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+    dim3 grid(a->router.w ? ceil_div(route->experts, ROUTED_WARPS) : 1, rows);
+    launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), a->router.w ? a->hidden * sizeof(float) : 0, *a, *route);
+}
+
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+    if (a->hidden <= 3 * 4 * ROUTED_THREADS) launch_after_attention<3>(l, a, route, rows);
+    else if (a->hidden <= 6 * 4 * ROUTED_THREADS) launch_after_attention<6>(l, a, route, rows);
+    else launch_after_attention<8>(l, a, route, rows);
 }
 
 template <int V>
 static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __grid_constant__ cuda_after_ffn a,
                                                                         const __grid_constant__ cuda_route route) {
     __shared__ float2 shared[2][WIDE_THREADS / 32];
+    __shared__ struct {
+        int slot;
+        float weight;
+    } chosen[CUDA_ROUTE_MAX_RANK];
     int n = a.hidden;
     row_part<V> post = load_part<V>(a.post_ffn_norm, n), next = {};
     if (a.next_norm) next = load_part<V>(a.next_norm, n);
-    wait_for_predecessor();
+    /* The residual stream and the route are older than the product that precedes. */
     float *h_row = a.h + (size_t)blockIdx.x * n;
-    row_part<V> h = load_part<V>(h_row, n), branch = load_part<V>(a.dense + (size_t)blockIdx.x * n, n);
+    row_part<V> h = load_part<V>(a.h_in + (size_t)blockIdx.x * n, n), norm_dense = {}, norm_experts = {};
     if (a.experts) {
-        row_part<V> norm_dense = load_part<V>(a.post_ffn_norm_1, n), norm_experts = load_part<V>(a.post_ffn_norm_2, n), mixed = {};
-        const int *slots = route.slot_of + (size_t)blockIdx.x * route.rank;
-        const float *weights = route.weight + (size_t)blockIdx.x * route.rank;
+        norm_dense = load_part<V>(a.post_ffn_norm_1, n);
+        norm_experts = load_part<V>(a.post_ffn_norm_2, n);
+        if ((int)threadIdx.x < route.rank) {
+            chosen[threadIdx.x].slot = __ldcg(route.slot_of + (size_t)blockIdx.x * route.rank + threadIdx.x);
+            chosen[threadIdx.x].weight = __ldcg(route.weight + (size_t)blockIdx.x * route.rank + threadIdx.x);
+        }
+        __syncthreads();
+    }
+    release_successor();
+    wait_for_predecessor();
+    row_part<V> branch = load_part<V>(a.dense + (size_t)blockIdx.x * n, n);
+    if (a.experts) {
+        row_part<V> mixed = {};
 #pragma unroll 8
         for (int r = 0; r < route.rank; r++) {
-            row_part<V> expert = load_part<V>(a.experts + (size_t)__ldcg(slots + r) * n, n);
-            float weight = __ldcg(weights + r);
+            row_part<V> expert = load_part<V>(a.experts + (size_t)chosen[r].slot * n, n);
+            float weight = chosen[r].weight;
 #pragma unroll
             for (int v = 0; v < V; v++) mixed.part[v] = mixed.part[v] + expert.part[v] * weight;
         }
@@ -185,9 +291,11 @@ static __global__ __launch_bounds__(WIDE_THREADS) void add_norm_kernel(const flo
     __shared__ float2 shared[2][WIDE_THREADS / 32];
     row_part<V> next = load_part<V>(next_norm, n), norm = {};
     if (w) norm = load_part<V>(w, n);
-    wait_for_predecessor();
     float *h_row = h_rows + (size_t)blockIdx.x * n;
-    row_part<V> branch = load_part<V>(branch_rows + (size_t)blockIdx.x * n, n), h = load_part<V>(h_row, n);
+    row_part<V> h = load_part<V>(h_row, n); /* older than the product that precedes */
+    release_successor();
+    wait_for_predecessor();
+    row_part<V> branch = load_part<V>(branch_rows + (size_t)blockIdx.x * n, n);
     float scale = w ? rms_scale(wide_sum(part_square_sum(branch), 0, shared, 0).x, n, eps) : 1.0f;
 #pragma unroll
     for (int v = 0; v < V; v++) h.part[v] = (h.part[v] + (w ? branch.part[v] * scale * norm.part[v] : branch.part[v])) * scalar;
@@ -212,6 +320,7 @@ void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, fl
 static __global__ __launch_bounds__(ROW_THREADS) void norm_kernel(const float *y, int ldy, const float *w, float eps,
                                                                   cuda_bf16 *x, int ldx, int n) {
     __shared__ float shared[ROW_THREADS / 32];
+    release_successor();
     wait_for_predecessor();
     write_normed(y + (size_t)blockIdx.x * ldy, w, eps, n, as_bf16(x) + (size_t)blockIdx.x * ldx, nullptr, shared);
 }
@@ -231,6 +340,7 @@ static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *p
                                                                         const int32_t *tokens, const float *norm, float eps,
                                                                         int layers, int width, int hidden) {
     __shared__ float shared[ROW_THREADS / 32];
+    release_successor();
     wait_for_predecessor();
     int layer = blockIdx.y;
     float *out = ple + ((size_t)blockIdx.x * layers + layer) * width;
@@ -255,6 +365,7 @@ void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, i
 
 static __global__ void ple_gate_kernel(const float *gate, const float *ple, int layer, int layers, int width, cuda_bf16 *x,
                                        int ldx) {
+    release_successor();
     wait_for_predecessor();
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         float v = gelu_tanh(gate[(size_t)blockIdx.x * width + i]) * ple[((size_t)blockIdx.x * layers + layer) * width + i];
@@ -270,6 +381,7 @@ void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, in
 /* ----------------------------------------------------------------------------------------------------- aux states */
 
 static __global__ void copy_aux_kernel(const cuda_step *step, const float *h, float *aux, int width, int column, int hidden) {
+    release_successor();
     wait_for_predecessor();
     float *to = aux ? aux + (size_t)blockIdx.x * width : step->cache->aux + (size_t)(step->aux_row + (int)blockIdx.x) * width;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[column + i] = h[(size_t)blockIdx.x * hidden + i];
@@ -311,6 +423,7 @@ static __device__ best_logit block_best(best_logit best, best_logit *shared) {
 static __global__ void argmax_parts_kernel(const float *logits, int vocab, const __grid_constant__ cuda_excluded excluded,
                                            float *values, int *indices) {
     __shared__ best_logit shared[32];
+    release_successor();
     wait_for_predecessor();
     int part = (vocab + CUDA_ARGMAX_PARTS - 1) / CUDA_ARGMAX_PARTS, begin = blockIdx.x * part;
     int end = min(begin + part, vocab);
@@ -336,6 +449,7 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab, const
 }
 
 static __global__ void argmax_merge_kernel(const float *values, const int *indices, int32_t *out) {
+    release_successor();
     wait_for_predecessor();
     int at = blockIdx.x * CUDA_ARGMAX_PARTS + threadIdx.x;
     best_logit best = {values[at], indices[at]};
