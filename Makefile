@@ -1,6 +1,7 @@
 # The front door. Building is CMake's and Ninja's business (CMakeLists.txt); these targets only call them.
 
 BUILD ?= build
+CUDA ?= auto
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -9,7 +10,7 @@ DESTDIR ?=
 
 all:
 	@tools/bootstrap.sh build
-	@tools/build.sh $(BUILD) kakeya_cli
+	@. tools/cuda.sh && options=$$(cuda_options $(CUDA)) && tools/build.sh $(BUILD) kakeya_cli $$options
 
 demo: all
 	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt
@@ -37,7 +38,8 @@ clean:
 	rm -rf build build-sanitize build-fuzz build-coverage build-cuda build-gpu
 
 help:
-	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name)"
+	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"
+	@echo "                part of it where a CUDA compiler and a device are; CUDA=on or CUDA=off decides otherwise"
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
 	@echo "make test       build and run every test; the last line counts them"
 	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"

@@ -12,11 +12,12 @@ cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
 [ "$cuda_architectures" != all ] ||
     cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
 . tools/tap.sh
+. tools/cuda.sh
 
 tools/bootstrap.sh test
 
 echo "== Release build"
-if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON; then
+if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
     finish
     exit 1
 fi

@@ -65,17 +65,6 @@ run_unit_tests() { # build directory, suffix of the title
     done
 }
 
-# Where CMake looks, too.
-find_nvcc() {
-    for place in "${CUDACXX:-}" "$(command -v nvcc || true)" "${CUDA_PATH:-/nonexistent}/bin/nvcc" /usr/local/cuda/bin/nvcc \
-        /opt/cuda/bin/nvcc; do
-        [ -x "$place" ] || continue
-        echo "$place"
-        return 0
-    done
-    return 1
-}
-
 finish() {
     awk '{ p += $1; f += $2; s += $3 }
          END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"

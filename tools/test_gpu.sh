@@ -8,17 +8,8 @@ set -eu
 
 build=${BUILD:-build-gpu}
 . tools/tap.sh
+. tools/cuda.sh
 reports=${REPORTS:-$work}
-
-# The device's own architecture, with Hopper's instructions where it has them.
-architecture() {
-    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
-    case $capability in
-    '' | *[!0-9]*) echo "80" ;;
-    90) echo "90a-real" ;;
-    *) echo "$capability-real" ;;
-    esac
-}
 
 # An evaluation and the gate's verdict on its report are one test.
 evaluate() { # what, option...
@@ -35,7 +26,7 @@ evaluate() { # what, option...
     fi
 }
 
-[ "${1:-}" = --built ] || tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(architecture)"
+[ "${1:-}" = --built ] || tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(device_architecture)"
 
 if [ ! -x "$build/gpu/test_failures" ]; then
     echo "$build/gpu/test_failures is not there: build it first (without --built)" >&2
