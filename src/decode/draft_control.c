@@ -5,7 +5,7 @@
 
 /* Shares of the time that may go into probe blocks and into drafts that are only watched. */
 static const double probe_share = 0.005;
-static const double shadow_share = 0.009;
+static const double shadow_share = 0.006;
 enum { BLOCKS_BETWEEN_PROBES = 6 };
 
 /* A probe is worth its loss only if the block could win were its cost estimate this much too high. */
