@@ -23,7 +23,8 @@ enum {
     CPU_AUX_BACKLOG = 32,        /* committed rows whose aux hidden states wait for a batched drafter extension */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
     CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
-    CPU_SERIAL_PRODUCTS = 65536, /* so do so few multiply-adds of a matrix product */
+    CPU_SERIAL_WEIGHTS = 8192,   /* so does a matrix product with so few weights */
+    CPU_SERIAL_PRODUCTS = 65536, /* and so few multiply-adds */
 };
 
 /* cos/sin of position * inverse frequency, [position][pairs], grown on demand. */

@@ -111,7 +111,7 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
 }
 
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
-    size_t pieces = 0, products = 0;
+    size_t pieces = 0, weights = 0, products = 0;
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
@@ -127,10 +127,11 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         job->piece = (int)piece;
         job->first_piece = pieces;
         pieces += ((size_t)outputs + piece - 1) / piece;
+        weights += (size_t)outputs * (size_t)job->w->in;
         products += (size_t)job->rows * (size_t)outputs * (size_t)job->w->in;
     }
     batch_context context = {m, jobs, n_jobs};
-    if (products <= CPU_SERIAL_PRODUCTS) {
+    if (weights <= CPU_SERIAL_WEIGHTS && products <= CPU_SERIAL_PRODUCTS) {
         run_pieces(&context, 0, pieces, 0);
         return;
     }
