@@ -153,7 +153,6 @@ struct backend_ops {
 
     /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */
     kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
-    /* Forgets the drafter's context and rebuilds nothing: the harness's "unfused" reference replays it by forwards. */
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
+#include "backend/segments.h"
 
 enum { MAX_SEGMENTS = 64 };
 
@@ -389,23 +390,8 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: K/V formats %s and %s in one forward", s,
                              dtype_name(r->cache->options.kv_dtype), dtype_name(segments[0].cache->options.kv_dtype));
         }
-        for (int i = 0; i < r->n; i++) {
-            if (r->tokens[i] < 0 || r->tokens[i] >= m->config->vocab) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the vocabulary of %d", i,
-                                 (int)r->tokens[i], m->config->vocab);
-            }
-            if (m->config->ple_width && r->tokens[i] >= m->config->ple_vocab) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the per-layer table of %d", i,
-                                 (int)r->tokens[i], m->config->ple_vocab);
-            }
-        }
-        for (int other = 0; other < s; other++) {
-            if (segments[other].cache == r->cache) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "segments %d and %d use the same cache", other, s);
-            }
-        }
     }
-    return KAKEYA_OK;
+    return backend_check_segments(m->config, segments, n_segments, error);
 }
 
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {

@@ -9,6 +9,7 @@
 #include "backend/cuda/profile.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/segments.h"
 
 enum { LEAST_PARTITIONS = 8 };
 
@@ -662,23 +663,8 @@ static kakeya_status check_segments(const backend_model *m, const backend_segmen
         if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: leading logits belong to decode rows at a temperature above 0", s);
         if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
-        for (int i = 0; i < r->n; i++) {
-            if (r->tokens[i] < 0 || r->tokens[i] >= m->config->vocab) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the vocabulary of %d", i,
-                                 (int)r->tokens[i], m->config->vocab);
-            }
-            if (m->config->ple_width && r->tokens[i] >= m->config->ple_vocab) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the per-layer table of %d", i,
-                                 (int)r->tokens[i], m->config->ple_vocab);
-            }
-        }
-        for (int other = 0; other < s; other++) {
-            if (segments[other].cache == r->cache) {
-                return error_set(error, KAKEYA_INVALID_ARGUMENT, "segments %d and %d use the same cache", other, s);
-            }
-        }
     }
-    return KAKEYA_OK;
+    return backend_check_segments(m->config, segments, n_segments, error);
 }
 
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
