@@ -287,6 +287,25 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     return best;
 }
 
+int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match) {
+    if (control->probing) return 0; /* a probe is about DFlash alone */
+    const float *next = control->ngram[ngram_match].rate;
+    double tokens = draft_control_tokens(&control->dflash, drafted), reached = 1;
+    double draft_seconds = draft_control_draft_seconds(&control->costs, drafted);
+    for (int i = 0; i < drafted; i++) reached *= (double)control->dflash.rate[i];
+    double best_rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1));
+    int best = 0;
+    for (int more = 1; more <= available; more++) {
+        reached *= (double)next[more - 1];
+        tokens += reached;
+        double rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1 + more));
+        if (rate <= best_rate) continue;
+        best_rate = rate;
+        best = more;
+    }
+    return best;
+}
+
 /* ---------------------------------------------------------------------------------------------------- learning */
 
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n) {
@@ -310,17 +329,22 @@ void draft_control_token(draft_control *control, int32_t token) {
     shadow_step(&control->shadow_ngram, &control->ngram[control->shadow_ngram.match], token);
 }
 
+/* Of `drafted` drafts the first `accepted` were accepted, or all where that is more. */
+static void acceptance_of(draft_acceptance *acceptance, int drafted, int accepted) {
+    for (int i = 0; i < drafted && i <= accepted; i++) acceptance_add(acceptance, i, i < accepted);
+}
+
 void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts) {
     cost_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
-    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[block->drafted], block->draft_seconds);
+    int own = block->drafted - block->looked_up;
+    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[own], block->draft_seconds);
     if (shadow_drafts) cost_add(&control->costs.draft[shadow_drafts], shadow_seconds);
 
-    draft_acceptance *acceptance =
-        block->source == DRAFT_DFLASH ? &control->dflash : &control->ngram[block->ngram_match];
-    if (block->source != DRAFT_NONE) {
-        for (int i = 0; i < block->accepted; i++) acceptance_add(acceptance, i, true);
-        if (block->accepted < block->drafted) acceptance_add(acceptance, block->accepted, false);
-    }
+    draft_acceptance *ngram = &control->ngram[block->ngram_match];
+    if (block->source == DRAFT_DFLASH) acceptance_of(&control->dflash, own, block->accepted);
+    if (block->source == DRAFT_DFLASH && block->accepted >= own)
+        acceptance_of(ngram, block->looked_up, block->accepted - own);
+    if (block->source == DRAFT_NGRAM) acceptance_of(ngram, block->drafted, block->accepted);
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->budget.elapsed_seconds += seconds + shadow_seconds;

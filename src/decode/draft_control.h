@@ -86,7 +86,8 @@ typedef struct draft_plan {
 typedef struct draft_block {
     draft_source source;
     int drafted, accepted;
-    int ngram_match;                      /* with DRAFT_NGRAM */
+    int looked_up;                        /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
+    int ngram_match;                      /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
 } draft_block;
 
@@ -99,6 +100,10 @@ void draft_control_share(const draft_control *control, draft_experience *experie
 /* limit: drafts that fit into the context, the window and the remaining tokens. ngram_available drafts can be had from
  * a suffix match of ngram_match tokens. */
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
+
+/* How many of `available` n-gram drafts that continue `drafted` DFlash drafts, by a suffix match of ngram_match tokens, the
+ * planned block should verify too. They cost no more than their rows, so here a block can grow beyond the drafter's. */
+int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match);
 
 /* A prediction to be compared with the tokens passed to draft_control_token from now on. */
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n);
