@@ -86,6 +86,7 @@ static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, bl
     b->block.looked_up = draft_control_extend(&w->control, n, found, match);
     b->block.ngram_match = match;
     b->block.drafted += b->block.looked_up;
+    if (found) draft_control_watch_extension(&w->control, match, drafts, n, b->block.drafted, n + found);
 }
 
 /* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */

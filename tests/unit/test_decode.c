@@ -222,6 +222,14 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             s->looked_up += block.looked_up;
         }
         double verify = verify_cost(s->shape, block.drafted + 1), shadow = 0;
+        if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
+            int32_t both[BACKEND_MAX_DRAFT];
+            predict(s, 1, plan.length, both); /* whether the drafts themselves hold is decided below */
+            s->tokens += plan.length;
+            predict(s, s->more_q, BACKEND_MAX_DRAFT - plan.length, both + plan.length);
+            s->tokens -= plan.length;
+            draft_control_watch_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted, BACKEND_MAX_DRAFT);
+        }
         block.verify_seconds = disturbed(s, verify);
         s->seconds += verify;
         if (plan.source == DRAFT_DFLASH) {
@@ -350,7 +358,7 @@ static void test_control_extends_drafts(void **state) {
     draft_control control; /* probes are about DFlash alone */
     draft_control_init(&control, LONGEST, NULL);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
-        for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.ngram[m].rate[i] = control.dflash.rate[i] = 1;
+        for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[m].rate[i] = control.dflash.rate[i] = 1;
     }
     assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH), 5);
     control.probing = true;
