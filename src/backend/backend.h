@@ -138,8 +138,8 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
-    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment; before any other call on the
-     * model. */
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits or
+     * leaders; before any other call on the model. */
     kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
@@ -155,6 +155,8 @@ struct backend_ops {
     kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+    /* Bytes that a decode step (or a draft) must read to find the largest logit of its rows. NULL: the head's weights. */
+    size_t (*greedy_head_bytes)(const backend_model *model);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no kernels of
      * its own that it could tell apart. */

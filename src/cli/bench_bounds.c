@@ -44,10 +44,18 @@ static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_op
     return exact * row + (visible - exact) * latent;
 }
 
-double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
+/* What greedy rows read of the head. */
+static double greedy_head_bytes(const kakeya_engine *engine) {
+    const backend_ops *ops = engine->ops;
+    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model) : weight_bytes(&engine->verifier->weights.head);
+}
+
+double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, segment_kind kind, int context,
+                           int rows) {
     const gemma4_config *c = &engine->verifier->config;
     const gemma4_weights *w = &engine->verifier->weights;
-    double bytes = weight_bytes(&w->head) + weight_bytes(&w->ple_model_proj);
+    double bytes = weight_bytes(&w->ple_model_proj);
+    bytes += kind == SEGMENT_DECODE ? greedy_head_bytes(engine) : weight_bytes(&w->head);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
@@ -96,7 +104,7 @@ static int draft_context(const dflash_config *c, const kakeya_session_options *s
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
     double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
-    double bytes = weight_bytes(&engine->verifier->weights.head);
+    double bytes = greedy_head_bytes(engine);
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];
         draft_matrices(&d->layer[i], matrices);
