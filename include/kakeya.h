@@ -207,7 +207,9 @@ typedef bool (*kakeya_token_fn)(void *user, int32_t token, const char *text, siz
 typedef struct kakeya_generate_options {
     int max_tokens; /* 0: until the context is full */
     kakeya_mode mode;
-    int draft_length; /* tokens drafted per block after the bonus token, 1..16; 0: the drafter's block size - 1 */
+    /* Tokens drafted per block after the bonus token, 1..16: their number in the fixed modes, the most in auto. 0: the
+     * drafter's block size - 1; in auto 16, of which the drafter gives its block size - 1 at most and the text the rest. */
+    int draft_length;
     kakeya_sampling sampling;
     const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
     size_t n_stop_strings;

@@ -155,7 +155,7 @@ struct backend_ops {
     kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
-    /* Bytes that a decode step (or a draft) must read to find the largest logit of its rows. NULL: the head's weights. */
+    /* Bytes of the head that a greedy choice reads, where it needs no whole head; NULL: always the whole. */
     size_t (*greedy_head_bytes)(const backend_model *model);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no kernels of

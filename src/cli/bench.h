@@ -64,13 +64,11 @@ void bench_print_profiles(const bench_result *result);
 struct cJSON *bench_profiles_json(const bench_result *result);
 
 /* Bytes that a forward of `rows` rows reads: every weight that one row needs, once, with as many experts as `rows` rows
- * choose on average when routing is uniform (E = n (1 - (1 - k/n)^rows)), and the K/V of `context` positions. Decode rows are
- * greedy: of the head they read what the backend needs for their choice. */
-double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, segment_kind kind, int context,
-                           int rows);
+ * choose on average when routing is uniform (E = n (1 - (1 - k/n)^rows)), and the K/V of `context` positions. */
+double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows);
 /* Operations of `rows` rows behind `context` positions, with the head computed for `logit_rows` of them. */
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows);
-/* Bytes that drafting one block reads: the drafter, the verifier's head as greedy rows do, the drafter's context K/V. */
+/* Bytes that drafting one block reads: the drafter, the verifier's head, the drafter's context K/V. */
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context);
 double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context, int drafts);
 

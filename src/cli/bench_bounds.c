@@ -7,6 +7,12 @@ static double weight_bytes(const weight *w) {
     return (double)w->out * (double)w->in * (double)dtype_bytes(w->type);
 }
 
+/* What greedy decoding reads of the head. */
+static double head_bytes(const kakeya_engine *engine) {
+    const backend_ops *ops = engine->ops;
+    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model) : weight_bytes(&engine->verifier->weights.head);
+}
+
 static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
 
 /* Distinct experts that `rows` rows choose on average when every choice is equally likely. */
@@ -44,18 +50,10 @@ static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_op
     return exact * row + (visible - exact) * latent;
 }
 
-/* What greedy rows read of the head. */
-static double greedy_head_bytes(const kakeya_engine *engine) {
-    const backend_ops *ops = engine->ops;
-    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model) : weight_bytes(&engine->verifier->weights.head);
-}
-
-double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, segment_kind kind, int context,
-                           int rows) {
+double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
     const gemma4_config *c = &engine->verifier->config;
     const gemma4_weights *w = &engine->verifier->weights;
-    double bytes = weight_bytes(&w->ple_model_proj);
-    bytes += kind == SEGMENT_DECODE ? greedy_head_bytes(engine) : weight_bytes(&w->head);
+    double bytes = head_bytes(engine) + weight_bytes(&w->ple_model_proj);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
@@ -104,7 +102,7 @@ static int draft_context(const dflash_config *c, const kakeya_session_options *s
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
     double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
-    double bytes = greedy_head_bytes(engine);
+    double bytes = head_bytes(engine);
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];
         draft_matrices(&d->layer[i], matrices);

@@ -130,19 +130,19 @@ static size_t list_cases(const bench_run *run, int context, bench_row *rows) {
     const kakeya_engine *engine = run->engine;
     size_t n = 0;
     int chunk = engine->ops->model_prompt_chunk(engine->model), last = o->prompt_tokens % chunk;
-    double prefill_bytes = o->prompt_tokens / chunk * bench_forward_bytes(engine, &run->session, SEGMENT_PROMPT, context, chunk);
-    if (last) prefill_bytes += bench_forward_bytes(engine, &run->session, SEGMENT_PROMPT, context, last);
+    double prefill_bytes = o->prompt_tokens / chunk * bench_forward_bytes(engine, &run->session, context, chunk);
+    if (last) prefill_bytes += bench_forward_bytes(engine, &run->session, context, last);
     rows[n++] = (bench_row){.what = BENCH_PREFILL, .context = context, .rows = o->prompt_tokens, .bytes = prefill_bytes,
                             .operations = bench_forward_operations(engine, context, o->prompt_tokens, 1)};
     int middle = context + 1 + o->decode_tokens / 2;
     rows[n++] = (bench_row){.what = BENCH_DECODE, .context = context, .rows = 1,
-                            .bytes = bench_forward_bytes(engine, &run->session, SEGMENT_DECODE, middle, 1),
+                            .bytes = bench_forward_bytes(engine, &run->session, middle, 1),
                             .operations = bench_forward_operations(engine, middle, 1, 1)};
     for (size_t i = 0; i < o->n_verify_rows; i++) {
         int length = o->verify_rows[i];
         if (run->session.attention != KAKEYA_ATTENTION_NATIVE && length > run->session.window) continue;
         rows[n++] = (bench_row){.what = BENCH_VERIFY, .context = context, .rows = length,
-                                .bytes = bench_forward_bytes(engine, &run->session, SEGMENT_DECODE, context + length, length),
+                                .bytes = bench_forward_bytes(engine, &run->session, context + length, length),
                                 .operations = bench_forward_operations(engine, context, length, length)};
     }
     if (run->draft_cache) {

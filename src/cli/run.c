@@ -279,7 +279,7 @@ int cli_run(int argc, char **argv) {
         {.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &options.mode, .choices = cli_mode_names,
          .help = "auto, ar, speculative or ngram: same tokens, different speed (auto)"},
         {.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &options.draft_length, .min = 0, .max = 16,
-         .help = "tokens drafted per block (0: the drafter's block size - 1)"},
+         .help = "tokens drafted per block; 0: the drafter's block size - 1, in auto up to 16 (0)"},
         {.name = "temperature", .argument = "T", .kind = CLI_FLOAT, .target = &options.sampling.temperature, .min = 0,
          .max = 100, .help = "0 is greedy (0)"},
         {.name = "top-k", .argument = "N", .kind = CLI_INT, .target = &options.sampling.top_k, .min = 0, .max = 1 << 30,

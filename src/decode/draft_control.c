@@ -147,13 +147,18 @@ void draft_control_init(draft_control *control, int max_dflash, const draft_expe
     memset(control, 0, sizeof *control);
     control->max_dflash = max_dflash < BACKEND_MAX_DRAFT ? max_dflash : BACKEND_MAX_DRAFT;
     acceptance_init(&control->dflash, assumed_dflash_rate, assumed_dflash_rate);
-    for (int m = 0; m <= NGRAM_MAX_MATCH; m++)
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         acceptance_init(&control->ngram[m], assumed_ngram_rate[m], assumed_ngram_next_rate);
+        acceptance_init(&control->extension[m], assumed_ngram_rate[m], assumed_ngram_next_rate);
+    }
     if (!experience || !experience->known) return;
     control->costs = experience->costs;
     control->budget = experience->budget;
     acceptance_expect(&control->dflash, experience->dflash_rate);
-    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) acceptance_expect(&control->ngram[m], experience->ngram_rate[m]);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
+        acceptance_expect(&control->ngram[m], experience->ngram_rate[m]);
+        acceptance_expect(&control->extension[m], experience->extension_rate[m]);
+    }
 }
 
 /* A rate that this turn has observed moves half way to the turn's; the first turn's rates are taken as they are. */
@@ -170,7 +175,10 @@ void draft_control_share(const draft_control *control, draft_experience *experie
     experience->costs = control->costs;
     experience->budget = control->budget;
     share_rates(&control->dflash, first, experience->dflash_rate);
-    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) share_rates(&control->ngram[m], first, experience->ngram_rate[m]);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
+        share_rates(&control->ngram[m], first, experience->ngram_rate[m]);
+        share_rates(&control->extension[m], first, experience->extension_rate[m]);
+    }
 }
 
 /* Expected tokens and seconds of a block. */
@@ -287,40 +295,74 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     return best;
 }
 
+int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match) {
+    if (control->probing) return 0; /* a probe is about DFlash alone */
+    const float *next = control->extension[ngram_match].rate;
+    double tokens = draft_control_tokens(&control->dflash, drafted), reached = 1;
+    double draft_seconds = draft_control_draft_seconds(&control->costs, drafted);
+    for (int i = 0; i < drafted; i++) reached *= (double)control->dflash.rate[i];
+    double best_rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1));
+    int best = 0;
+    for (int more = 1; more <= available; more++) {
+        reached *= (double)next[more - 1];
+        tokens += reached;
+        double rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1 + more));
+        if (rate <= best_rate) continue;
+        best_rate = rate;
+        best = more;
+    }
+    return best;
+}
+
 /* ---------------------------------------------------------------------------------------------------- learning */
+
+static bool watch(draft_shadow *shadow, int ngram_match, const int32_t *tokens, int n) {
+    if (shadow->at < shadow->n) return false; /* the one being watched goes on */
+    *shadow = (draft_shadow){.n = n, .match = ngram_match};
+    memcpy(shadow->tokens, tokens, (size_t)n * sizeof *tokens);
+    return true;
+}
 
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n) {
     draft_shadow *shadow = source == DRAFT_DFLASH ? &control->shadow_dflash : &control->shadow_ngram;
-    if (shadow->at < shadow->n) return; /* the one being watched goes on */
-    memcpy(shadow->tokens, tokens, (size_t)n * sizeof *tokens);
-    shadow->n = n;
-    shadow->at = 0;
-    shadow->match = ngram_match;
+    watch(shadow, ngram_match, tokens, n);
+}
+
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int drafted, int verified, int n) {
+    draft_shadow *shadow = &control->shadow_extension;
+    if (!watch(shadow, ngram_match, tokens, n)) return;
+    shadow->first = drafted;
+    shadow->skip = verified;
 }
 
 static void shadow_step(draft_shadow *shadow, draft_acceptance *acceptance, int32_t token) {
     if (shadow->at == shadow->n) return;
     bool right = shadow->tokens[shadow->at] == token;
-    acceptance_add(acceptance, shadow->at, right);
+    if (shadow->at >= shadow->skip) acceptance_add(acceptance, shadow->at - shadow->first, right);
     shadow->at = right ? shadow->at + 1 : shadow->n;
 }
 
 void draft_control_token(draft_control *control, int32_t token) {
     shadow_step(&control->shadow_dflash, &control->dflash, token);
     shadow_step(&control->shadow_ngram, &control->ngram[control->shadow_ngram.match], token);
+    shadow_step(&control->shadow_extension, &control->extension[control->shadow_extension.match], token);
+}
+
+/* Of `drafted` drafts the first `accepted` were accepted, or all where that is more. */
+static void acceptance_of(draft_acceptance *acceptance, int drafted, int accepted) {
+    for (int i = 0; i < drafted && i <= accepted; i++) acceptance_add(acceptance, i, i < accepted);
 }
 
 void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts) {
     cost_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
-    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[block->drafted], block->draft_seconds);
+    int own = block->drafted - block->looked_up;
+    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[own], block->draft_seconds);
     if (shadow_drafts) cost_add(&control->costs.draft[shadow_drafts], shadow_seconds);
 
-    draft_acceptance *acceptance =
-        block->source == DRAFT_DFLASH ? &control->dflash : &control->ngram[block->ngram_match];
-    if (block->source != DRAFT_NONE) {
-        for (int i = 0; i < block->accepted; i++) acceptance_add(acceptance, i, true);
-        if (block->accepted < block->drafted) acceptance_add(acceptance, block->accepted, false);
-    }
+    if (block->source == DRAFT_DFLASH) acceptance_of(&control->dflash, own, block->accepted);
+    if (block->source == DRAFT_DFLASH && block->accepted >= own)
+        acceptance_of(&control->extension[block->ngram_match], block->looked_up, block->accepted - own);
+    if (block->source == DRAFT_NGRAM) acceptance_of(&control->ngram[block->ngram_match], block->drafted, block->accepted);
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->budget.elapsed_seconds += seconds + shadow_seconds;

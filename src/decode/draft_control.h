@@ -45,7 +45,8 @@ typedef struct draft_acceptance {
 typedef struct draft_shadow {
     int32_t tokens[BACKEND_MAX_DRAFT];
     int n, at; /* tokens[at] is compared with the next token; at == n: nothing is being watched */
-    int match; /* of an n-gram prediction */
+    int match;       /* of an n-gram prediction */
+    int first, skip; /* tokens before `first` are another source's, those before `skip` have been verified: neither is learned from */
 } draft_shadow;
 
 /* How the time was spent. */
@@ -62,14 +63,16 @@ typedef struct draft_experience {
     draft_budget budget; /* so that many short texts explore no more than one long one */
     float dflash_rate[BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
     float ngram_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
+    float extension_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
 } draft_experience;
 
 typedef struct draft_control {
     draft_costs costs;
     draft_budget budget;
     draft_acceptance dflash;
-    draft_acceptance ngram[NGRAM_MAX_MATCH + 1]; /* by length of the matched suffix */
-    draft_shadow shadow_dflash, shadow_ngram;
+    draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
+    draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts, which ends elsewhere in a text */
+    draft_shadow shadow_dflash, shadow_ngram, shadow_extension;
     int max_dflash;         /* 0: no drafter */
     int blocks_since_probe, next_probe, next_length;
     bool drafting;    /* the last choice, probes aside */
@@ -86,7 +89,8 @@ typedef struct draft_plan {
 typedef struct draft_block {
     draft_source source;
     int drafted, accepted;
-    int ngram_match;                      /* with DRAFT_NGRAM */
+    int looked_up;                        /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
+    int ngram_match;                      /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
 } draft_block;
 
@@ -100,8 +104,14 @@ void draft_control_share(const draft_control *control, draft_experience *experie
  * a suffix match of ngram_match tokens. */
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
 
+/* How many of `available` n-gram drafts that continue `drafted` DFlash drafts, by a suffix match of ngram_match tokens, the
+ * planned block should verify too. They cost no more than their rows, so here a block can grow beyond the drafter's. */
+int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match);
+
 /* A prediction to be compared with the tokens passed to draft_control_token from now on. */
 void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n);
+/* The same for `drafted` drafts of DFlash and what continues them, n in all, of which the block verifies the first `verified`. */
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int drafted, int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
 /* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. shadow_seconds:

@@ -73,6 +73,22 @@ static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n
     return n;
 }
 
+/* Lets the text continue the drafts of DFlash: the n-gram index takes them for written while it is asked. */
+static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, block_state *b) {
+    int32_t *drafts = b->tokens + 1;
+    int n = b->block.drafted, match = 0;
+    if (n == limit) return;
+    memcpy(t->tokens + t->n, drafts, (size_t)n * sizeof *drafts);
+    ngram_extend(&w->ngram, t->tokens, t->n + (size_t)n);
+    int found = ngram_draft(&w->ngram, t->tokens, limit - n, drafts + n, &match);
+    ngram_truncate(&w->ngram, t->tokens, t->n);
+    found = usable_drafts(w, drafts + n, found);
+    b->block.looked_up = draft_control_extend(&w->control, n, found, match);
+    b->block.ngram_match = match;
+    b->block.drafted += b->block.looked_up;
+    if (found) draft_control_watch_extension(&w->control, match, drafts, n, b->block.drafted, n + found);
+}
+
 /* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */
 static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, const decode_options *o, int limit,
                                    block_state *b, kakeya_error *error) {
@@ -106,6 +122,7 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
         kakeya_status status = ask_drafter(t, o, plan.length, drafts, &b->block.draft_seconds, error);
         if (status != KAKEYA_OK) return status;
         b->block.drafted = usable_drafts(w, drafts, plan.length);
+        if (o->mode == KAKEYA_MODE_AUTO && b->block.drafted == plan.length) extend_drafts(t, w, limit, b);
     } else if (plan.source == DRAFT_NGRAM) {
         memcpy(drafts, found, (size_t)plan.length * sizeof *drafts);
         b->block.drafted = plan.length;

@@ -52,6 +52,7 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_length is %d, must be 1 to %d, or 0 for the default",
                          o->draft_length, (int)BACKEND_MAX_DRAFT);
     int length = o->draft_length;
+    if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
     if (length == 0) length = drafter ? session->workspace.control.max_dflash : DEFAULT_NGRAM_DRAFT;
     if (o->mode == KAKEYA_MODE_AR) length = 0;
     out->mode = o->mode;

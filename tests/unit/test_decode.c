@@ -185,9 +185,10 @@ enum { LONGEST = 7 };
 typedef struct simulation {
     int shape;
     double q, ngram_q; /* ngram_q < 0: no matches */
+    double more_q;     /* of what continues a DFlash draft; 0: nothing does */
     uint64_t seed, draws;
     double seconds;
-    long tokens, by_source[3];
+    long tokens, by_source[3], looked_up;
 } simulation;
 
 static double uniform(simulation *s) { return random_uniform_at(s->seed, s->draws++); }
@@ -214,7 +215,21 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
         draft_plan plan = draft_control_plan(control, LONGEST, ngrams ? LONGEST : 0, ngrams ? 3 : 0);
         draft_block block = {
             .source = plan.source, .drafted = plan.length, .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
-        double verify = verify_cost(s->shape, plan.length + 1), shadow = 0;
+        if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
+            block.ngram_match = NGRAM_MAX_MATCH;
+            block.looked_up = draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH);
+            block.drafted += block.looked_up;
+            s->looked_up += block.looked_up;
+        }
+        double verify = verify_cost(s->shape, block.drafted + 1), shadow = 0;
+        if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
+            int32_t both[BACKEND_MAX_DRAFT];
+            predict(s, 1, plan.length, both); /* whether the drafts themselves hold is decided below */
+            s->tokens += plan.length;
+            predict(s, s->more_q, BACKEND_MAX_DRAFT - plan.length, both + plan.length);
+            s->tokens -= plan.length;
+            draft_control_watch_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted, BACKEND_MAX_DRAFT);
+        }
         block.verify_seconds = disturbed(s, verify);
         s->seconds += verify;
         if (plan.source == DRAFT_DFLASH) {
@@ -222,7 +237,9 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             s->seconds += draft_cost;
         }
         double q = plan.source == DRAFT_NGRAM ? s->ngram_q : s->q;
-        while (block.accepted < block.drafted && uniform(s) < q) block.accepted++;
+        while (block.accepted < block.drafted &&
+               uniform(s) < (block.accepted < block.drafted - block.looked_up ? q : s->more_q))
+            block.accepted++;
         if (plan.source != DRAFT_NGRAM && ngrams) {
             predict(s, s->ngram_q, LONGEST, watched);
             draft_control_watch(control, DRAFT_NGRAM, 3, watched, LONGEST);
@@ -321,6 +338,33 @@ static void test_control_uses_ngrams(void **state) {
     }
 }
 
+/* A text that continues DFlash drafts well makes blocks longer than the drafter's; one that does not costs nothing. */
+static void test_control_extends_drafts(void **state) {
+    (void)state;
+    for (int good = 0; good < 2; good++) {
+        simulation s = {.shape = SHAPE_FREE, .q = 0.98, .ngram_q = -1, .more_q = good ? 0.97 : 0.02, .seed = 31};
+        draft_control control;
+        draft_control_init(&control, LONGEST, NULL);
+        simulate(&s, &control, 3000);
+        double per_token = s.seconds / (double)s.tokens, alone = best_fixed(SHAPE_FREE, s.q, draft_cost);
+        double reached = 1, tokens = 1;
+        for (int i = 0; i < BACKEND_MAX_DRAFT; i++) tokens += reached *= i < LONGEST ? s.q : s.more_q;
+        double extended = (verify_cost(SHAPE_FREE, BACKEND_MAX_DRAFT + 1) + draft_cost) / tokens;
+        if (good && per_token > extended * 1.05)
+            fail_msg("good continuations: %.4f per token, full blocks take %.4f, DFlash alone %.4f", per_token, extended, alone);
+        if (!good && (per_token > alone * 1.05 || s.looked_up > 100))
+            fail_msg("bad continuations, %ld verified: %.4f per token, DFlash alone %.4f", s.looked_up, per_token, alone);
+    }
+    draft_control control; /* probes are about DFlash alone */
+    draft_control_init(&control, LONGEST, NULL);
+    for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
+        for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[m].rate[i] = control.dflash.rate[i] = 1;
+    }
+    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH), 5);
+    control.probing = true;
+    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH), 0);
+}
+
 static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     (void)state;
     draft_control control;
@@ -384,6 +428,7 @@ int main(void) {
         cmocka_unit_test(test_control_finds_the_best_length),
         cmocka_unit_test(test_control_follows_the_text),
         cmocka_unit_test(test_control_uses_ngrams),
+        cmocka_unit_test(test_control_extends_drafts),
         cmocka_unit_test(test_control_obeys_limits_and_learns_costs_once),
         cmocka_unit_test(test_control_starts_with_experience),
     };

@@ -8,7 +8,7 @@ static const int odd_sizes[] = {1, 7, 31, 33, 100, 704, 2816};
 static double exp_through_attention(const cpu_kernels *kernels, float x) {
     float k[ATTENTION_BLOCK] = {0}, v[ATTENTION_BLOCK] = {0}, q = 1.0f, m = x, l = 1.0f, o = 0.0f;
     int lo = 0, hi = 1;
-    void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+    void *packed = packed_operand(kernels, DTYPE_F32, false, &q, 1, 1, 1);
     v[0] = 0.0f;
     kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
     free(packed);
@@ -26,7 +26,7 @@ static void exp_is_accurate(void **state) {
             float k[ATTENTION_BLOCK] = {0}, v[ATTENTION_BLOCK] = {0}, q = 1.0f, m = d, l = 0.0f, o = 0.0f;
             int lo = 3, hi = 4;
             v[3] = 1.0f;
-            void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+            void *packed = packed_operand(kernels, DTYPE_F32, false, &q, 1, 1, 1);
             kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
             free(packed);
             double want = exp(-(double)d);

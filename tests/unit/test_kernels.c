@@ -42,7 +42,7 @@ static void matmul_agrees_with_double(void **state) {
             for (int rounded = 0; rounded < 2; rounded++)
                 for (size_t ri = 0; ri < COUNT(row_counts); ri++) {
                     int rows = row_counts[ri], o_begin = 2;
-                    void *packed = packed_rows(kernels, type, rounded, x, ldx, rows, k);
+                    void *packed = packed_operand(kernels, type, rounded, x, ldx, rows, k);
                     for (size_t i = 0; i < ldy * (size_t)max_rows; i++) y[i] = -77.0f;
                     kernels->matmul(type, rounded, packed, rows, k, w, ldw, o_begin, outputs, y, ldy);
                     for (int r = 0; r < max_rows; r++)
@@ -102,7 +102,7 @@ static void matmul_bits_do_not_depend_on_the_call(void **state) {
                 void *allocation;
                 void *w = random_weights(type, (size_t)k * (size_t)outputs, 3, &allocation);
                 float *x = random_floats((size_t)k * (size_t)max_rows, 5, 1.0f);
-                void *packed = packed_rows(kernels, type, rounded, x, (size_t)k, max_rows, k);
+                void *packed = packed_operand(kernels, type, rounded, x, (size_t)k, max_rows, k);
                 float *want = matmul_one_by_one(kernels, type, rounded, packed, max_rows, k, w, (size_t)k, outputs);
                 float *y = malloc((size_t)max_rows * (size_t)outputs * sizeof *y);
                 for (int rows = 1; rows <= max_rows; rows += rows < 26 ? 1 : 19) {
@@ -140,7 +140,7 @@ static void matmul_bits_do_not_depend_on_blocks(void **state) {
             void *allocation;
             void *w = random_weights(type, (size_t)k * (size_t)outputs, 8, &allocation);
             float *x = random_floats((size_t)k * (size_t)rows, 9, 1.0f);
-            void *packed = packed_rows(kernels, type, rounded, x, (size_t)k, rows, k);
+            void *packed = packed_operand(kernels, type, rounded, x, (size_t)k, rows, k);
             float *want = matmul_one_by_one(kernels, type, rounded, packed, rows, k, w, (size_t)k, outputs);
             float *y = malloc((size_t)rows * (size_t)outputs * sizeof *y);
             kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, 0, outputs, y, (size_t)outputs);
@@ -287,7 +287,7 @@ static void ranges_of_block(int rows, int block, int *lo, int *hi) {
 static void run_attention(const cpu_kernels *kernels, const attention_case *c, const float *q, int first_row, int rows,
                           const void *k, size_t k_stride, const void *v, size_t v_stride, const float *v_scale,
                           attention_state *s, size_t ldo) {
-    void *packed = packed_rows(kernels, c->k_type, false, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim,
+    void *packed = packed_operand(kernels, c->k_type, false, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim,
                                rows, c->k_dim);
     for (int b = 0; b < TEST_BLOCKS; b++) {
         int lo[64], hi[64];
@@ -406,7 +406,7 @@ static void attention_masks(void **state) {
             k[j] = j % 3 == 0 ? -200.0f : 0.25f * (float)j;
             v[j] = (float)(1 << j);
         }
-        void *packed = packed_rows(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+        void *packed = packed_operand(kernels, DTYPE_F32, false, &q, 1, 1, 1);
         float m = -1.5f, l = 3.0f, o = 5.0f;
         kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
         free(packed);

@@ -4,7 +4,7 @@
  *   matrix.c     batches of matrix products on the pool    attention.c  flash attention over blocks of 16 keys
  *   experts.c    router and mixture of experts             cache.c      K/V stores, commit, truncate, fork
  *   draft.c      drafter context, latents, block drafting  snapshot.c   cache <-> bytes
- *   head.c       logits and greedy choices
+ *   head.c       logits and greedy choices               screen.c     int8 bounds of logits
  *   probe.c      what the machine allows                   kernels*.c   the inner loops, one table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/screen.h"
 #include "base/threads.h"
 
 enum {
@@ -53,6 +54,18 @@ typedef struct thread_scratch {
     float *row;               /* [max row length] */
 } thread_scratch;
 
+/* The head's int8 copy and what a greedy choice through it needs. */
+typedef struct head_screen {
+    screen_bounds bounds; /* NULL: not used */
+    screen_matrix matrix;
+    int8_t *codes;        /* [BACKEND_MAX_DECODE_ROWS][matrix.steps * SCREEN_DEPTH] */
+    screen_row row[BACKEND_MAX_DECODE_ROWS];
+    int limit;            /* logits that a row computes at most; where more could be the largest, all are computed */
+    int32_t *candidate;   /* [BACKEND_MAX_DECODE_ROWS][limit] */
+    float *logit;         /* of the candidates */
+    int pause, backoff;   /* after rows with too many candidates: calls that do without, doubled each time */
+} head_screen;
+
 struct backend_model {
     backend_model_options options;
     const gemma4_config *config;
@@ -79,7 +92,10 @@ struct backend_model {
     float *moe;        /* [hidden] */
     float *ple;        /* [layers * ple_width] */
     float *ple_gate;   /* [ple_width] */
-    float *head_logits;  /* [BACKEND_MAX_DECODE_ROWS][vocab], of rows whose greedy choice is wanted, and of drafts */
+    /* [BACKEND_MAX_DECODE_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of drafts */
+    float *head_logits;
+    int head_stride;     /* vocab, rounded up to SCREEN_OUTPUTS */
+    head_screen screen;
     float *router_logits;   /* [experts] */
     int *expert_of;         /* [experts_per_token] */
     float *expert_weight;   /* [experts_per_token] */
@@ -272,7 +288,13 @@ kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error);
 /* Latents of n rows from `position` on, each token by itself. */
 void token_latents_alone(backend_cache *c, int position, int n);
 
-/* --- head.c: x [rows][hidden] after the final norm; `packed` is overwritten */
+/* --- head.c */
+/* Makes the int8 copy where it is of use. The pool and the workspace must be there. */
+kakeya_status head_create(backend_model *m, kakeya_error *error);
+void head_destroy(backend_model *m);
+/* Bytes of the head that greedy choices read as long as few logits are close to the largest. */
+size_t cpu_greedy_head_bytes(const backend_model *m);
+/* x [rows][hidden] after the final norm; `packed` is overwritten */
 /* Logits [rows][vocab], soft-capped. */
 void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *logits);
 /* The id of each row's largest logit, the lowest on ties, none of `excluded`; -1 where a logit is not finite. */

@@ -128,11 +128,12 @@ typedef struct tile_call {
     size_t x_row_bytes, x_step_bytes; /* from row to row, and from step to step */
     const unsigned char *w; /* first weight row, at the first k of this call */
     size_t w_row_bytes;
-    size_t ahead; /* bytes from here to the next tile's weights, which are fetched meanwhile; 0 at the end */
+    int tiles;    /* side by side, one after the other */
+    int fetched;  /* at the first so many of them the next tile's weights are fetched meanwhile */
     int chunks, steps_per_chunk, steps; /* steps: of all chunks, the last of which may be shorter */
     int tail;                           /* values of k in the last step, STEP if it is whole */
     bool first;                         /* results are written, not added to */
-    float *results;                     /* [R][O], room for whole vectors */
+    float *results;                     /* [tiles][R][O], each with room for whole vectors */
 } tile_call;
 
 typedef void (*tile_function)(const tile_call *call);
@@ -196,26 +197,31 @@ SIMD_INLINE void add_lane_sums(const simd_f32 *sums, const int count, bool first
 }
 
 SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *call) {
-    const unsigned char *x = call->x, *w = call->w;
     const size_t x_row_bytes = call->x_row_bytes, x_step = call->x_step_bytes;
-    const size_t w_row_bytes = call->w_row_bytes, ahead = call->ahead;
-    int left = call->steps;
-    for (int chunk = 0; chunk < call->chunks; chunk++) {
-        simd_f32 sums[MAX_TILE_SUMS];
-        UNROLL for (int i = 0; i < R * O; i++) sums[i] = simd_zero();
-        int steps = left < call->steps_per_chunk ? left : call->steps_per_chunk;
-        left -= steps;
-        bool partial = left == 0 && call->tail < STEP;
-        for (int s = partial; s < steps; s++) {
-            UNROLL for (int o = 0; o < O; o++) {
-                _mm_prefetch((const char *)w + ahead + (size_t)o * w_row_bytes, _MM_HINT_T1);
+    const size_t w_row_bytes = call->w_row_bytes;
+    const unsigned char *w_tile = call->w;
+    float *results = call->results;
+    for (int t = 0; t < call->tiles; t++, w_tile += (size_t)O * w_row_bytes, results += ROOM(R * O)) {
+        const unsigned char *x = call->x, *w = w_tile;
+        const size_t ahead = t < call->fetched ? (size_t)O * w_row_bytes : 0;
+        int left = call->steps;
+        for (int chunk = 0; chunk < call->chunks; chunk++) {
+            simd_f32 sums[MAX_TILE_SUMS];
+            UNROLL for (int i = 0; i < R * O; i++) sums[i] = simd_zero();
+            int steps = left < call->steps_per_chunk ? left : call->steps_per_chunk;
+            left -= steps;
+            bool partial = left == 0 && call->tail < STEP;
+            for (int s = partial; s < steps; s++) {
+                UNROLL for (int o = 0; o < O; o++) {
+                    _mm_prefetch((const char *)w + ahead + (size_t)o * w_row_bytes, _MM_HINT_T1);
+                }
+                multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, STEP, sums);
+                x += x_step;
+                w += w_step_bytes(kind);
             }
-            multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, STEP, sums);
-            x += x_step;
-            w += w_step_bytes(kind);
+            if (partial) multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, call->tail, sums);
+            add_lane_sums(sums, R * O, call->first && chunk == 0, results);
         }
-        if (partial) multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, call->tail, sums);
-        add_lane_sums(sums, R * O, call->first && chunk == 0, call->results);
     }
 }
 
@@ -285,6 +291,7 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
     const k_chunks cut = chunks_of(kind, k);
     const size_t chunk_bytes = (size_t)cut.steps_per_chunk * (size_t)R * x_bytes;
     const bool direct = R == 1 || (size_t)R * x_row_bytes <= FEW_DIRECT_BYTES;
+    int call_width = 1;
     /* Chunks that are multiplied in one go. */
     int together = direct ? cut.chunks : chunk_bytes ? (int)(FEW_BLOCK_BYTES / chunk_bytes) : 1;
     for (int chunk = 0; chunk < cut.chunks; chunk += together) {
@@ -308,13 +315,13 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
             call.x_row_bytes = x_bytes;
             call.x_step_bytes = (size_t)R * x_bytes;
         }
-        for (int o = 0; o < outputs;) {
-            int n = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
+        for (int o = 0; o < outputs; o += call.tiles * call_width) {
+            call_width = o + tile_outputs[R] <= outputs ? tile_outputs[R] : 1;
+            call.tiles = (outputs - o) / call_width;
+            call.fetched = (outputs_ahead - o) / call_width - 1;
             call.w = w + (size_t)o * w_row_bytes + (size_t)begin * w_bytes;
-            call.ahead = o + 2 * n <= outputs_ahead ? (size_t)n * w_row_bytes : 0;
-            tile_functions[kind][R][n > 1](&call);
-            call.results += ROOM(R * n);
-            o += n;
+            tile_functions[kind][R][call_width > 1](&call);
+            call.results += call.tiles * ROOM(R * call_width);
         }
     }
     const int width = tile_outputs[R], wide = outputs / width;

@@ -126,6 +126,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
     size_t ple = (size_t)c->layers * (size_t)c->ple_width;
     size_t chunk = (rows + 2 * ATTENTION_BLOCK) * (size_t)s->kv * sizeof(float);
     m->shared_sliding = shared_sliding_layer(c);
+    m->head_stride = (c->vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     size_t shared = m->shared_sliding >= 0 ? chunk : 0;
     size_t targets = m->options.drafter ? (size_t)m->options.drafter->config.targets : 0;
     m->max_jobs = 2 + (c->moe ? c->experts : 0);
@@ -136,7 +137,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
         FLOATS(k, rows * (size_t)s->kv), FLOATS(v, rows * (size_t)s->kv), FLOATS(branch, rows * hidden),
         FLOATS(gate_up, rows * 2 * (size_t)s->intermediate), FLOATS(ple, rows * ple),
         FLOATS(ple_gate, rows * (size_t)c->ple_width), FLOATS(moe, slots ? rows * hidden : 0),
-        FLOATS(head_logits, (size_t)BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab),
+        FLOATS(head_logits, (size_t)BACKEND_MAX_DECODE_ROWS * (size_t)m->head_stride),
         FLOATS(router_logits, rows * (size_t)c->experts), INTS(expert_of, slots), FLOATS(expert_weight, slots),
         INTS(expert_rows, slots), INTS(expert_slot, slots), INTS(expert_begin, slots ? c->experts + 1 : 0),
         FLOATS(expert_gate_up, slots * 2 * (size_t)c->expert_intermediate), FLOATS(expert_out, slots * hidden),
@@ -258,6 +259,7 @@ static void cpu_model_destroy(backend_model *m) {
                          x->lo, x->hi, x->state[0], x->state[1], x->state[2], x->state[3], x->row};
         for (int i = 0; i < COUNT(parts); i++) mem_free(parts[i]);
     }
+    head_destroy(m);
     rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
     rope_table_destroy(&m->draft_rope);
@@ -296,6 +298,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
         shape_limits limits = model_limits(m);
         status = allocate_verifier(m, &limits, error);
+        if (!status) status = head_create(m, error);
         if (!status && options->drafter) status = allocate_drafter(m, error);
         if (!status) status = allocate_scratch(m, &limits, error);
         for (int type = 0; !status && type < 2; type++) {
@@ -344,6 +347,7 @@ const backend_ops *cpu_backend(void) {
         .draft = cpu_draft,
         .cache_restoration_error = cpu_cache_restoration_error,
         .finds_argmax = true,
+        .greedy_head_bytes = cpu_greedy_head_bytes,
         .probe = cpu_probe,
     };
     return &ops;

@@ -1,0 +1,219 @@
+/* The int8 bounds of logits hold, and a greedy choice through them is the choice of the whole product. */
+#include "kernel_operands.h"
+
+#include "backend/cpu/cpu.h"
+
+#define REQUIRE(call)                                                                                                  \
+    do {                                                                                                               \
+        kakeya_error memory = {0}, *error = &memory;                                                                   \
+        if ((call) != KAKEYA_OK) fail_msg("%s: %s", #call, memory.message);                                            \
+    } while (0)
+
+/* ------------------------------------------------------------------------------------------------------- bounds */
+
+enum { MAX_ROWS = BACKEND_MAX_DECODE_ROWS };
+
+typedef struct fixture {
+    backend_model *m;
+    gemma4_config config;
+    gemma4_weights weights;
+    mem_account account;
+    packed_rows packed;
+    void *allocation;
+    float *x; /* [MAX_ROWS][k] */
+} fixture;
+
+/* A model that is only a head: vocab x k of one type, weights and rows with a few values far larger than the others. */
+static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vocab, int k, float cap, bool round, uint64_t seed) {
+    memset(f, 0, sizeof *f);
+    mem_account_init(&f->account, NULL, 0);
+    backend_model *m = f->m = calloc(1, sizeof *m);
+    f->config = (gemma4_config){.vocab = vocab, .hidden = k, .logit_softcap = cap};
+    void *w = random_weights(type, (size_t)vocab * (size_t)k, seed, &f->allocation);
+    f->weights.head = (weight){.type = type, .data = w, .out = vocab, .in = k};
+    f->x = random_floats((size_t)MAX_ROWS * (size_t)k, seed + 1, 1.0f);
+    for (int r = 0; r < MAX_ROWS; r += 3) f->x[(size_t)r * (size_t)k + (size_t)(r % k)] *= 40;
+    m->config = &f->config;
+    m->weights = &f->weights;
+    m->kernels = kernels;
+    m->account = &f->account;
+    m->round = round;
+    REQUIRE(thread_pool_create(2, &m->pool, error));
+    m->threads = thread_pool_size(m->pool);
+    m->head_stride = (vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
+    m->head_logits = malloc((size_t)MAX_ROWS * (size_t)m->head_stride * sizeof(float));
+    m->scratch[0].row = malloc((size_t)k * sizeof(float));
+    REQUIRE(packed_rows_create(m, &f->packed, MAX_ROWS, k, 1u << type, error));
+}
+
+static void free_head(fixture *f) {
+    head_destroy(f->m);
+    packed_rows_destroy(&f->packed);
+    assert_int_equal(mem_total(&f->account), 0);
+    thread_pool_destroy(f->m->pool);
+    free(f->m->head_logits);
+    free(f->m->scratch[0].row);
+    free(f->m);
+    free(f->x);
+    free(f->allocation);
+}
+
+static void bounds_hold(void **state) {
+    (void)state;
+    static const int shapes[][2] = {{1, 1}, {16, 64}, {50, 33}, {400, 256}, {37, 2816}, {19, 7}};
+    static const dtype types[] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16};
+    FOR_TABLES(kernels) {
+        screen_bounds bounds = screen_bounds_beside(kernels);
+        if (!bounds) continue;
+        for (size_t i = 0; i < COUNT(shapes) * COUNT(types) * 2; i++) {
+            int vocab = shapes[i / 2 / COUNT(types)][0], k = shapes[i / 2 / COUNT(types)][1];
+            fixture f;
+            make_head(&f, kernels, types[i / 2 % COUNT(types)], vocab, k, 0, i % 2, 50 + i);
+            REQUIRE(head_create(f.m, error));
+            const head_screen *s = &f.m->screen;
+            float *logits = malloc((size_t)MAX_ROWS * (size_t)vocab * sizeof *logits);
+            head_logits(f.m, &f.packed, f.x, MAX_ROWS, logits);
+            for (int rows = 1; rows <= MAX_ROWS; rows++) {
+                int32_t choice[MAX_ROWS];
+                f.m->screen.pause = f.m->screen.backoff = 0;
+                head_choose(f.m, &f.packed, f.x, rows, NULL, 0, choice);
+                /* the bounds, as the choice has made them, over its last whole rows */
+                for (int first = 0; first < rows; first += SCREEN_ROWS) {
+                    int n = rows - first < SCREEN_ROWS ? rows - first : SCREEN_ROWS;
+                    float *upper = malloc((size_t)n * (size_t)f.m->head_stride * sizeof *upper);
+                    bounds(&s->matrix, 0, s->matrix.blocks, s->row + first, n, upper, (size_t)f.m->head_stride);
+                    for (int r = 0; r < n; r++) {
+                        for (int o = 0; o < vocab; o++) {
+                            const screen_row *row = &s->row[first + r];
+                            double bound = (double)upper[(size_t)r * (size_t)f.m->head_stride + (size_t)o];
+                            double logit = (double)logits[(size_t)(first + r) * (size_t)vocab + (size_t)o];
+                            double loss = (double)s->matrix.rest[o] * (double)row->a + (double)s->matrix.norm[o] * (double)row->b;
+                            if (!(logit <= bound && bound <= logit + 2.0001 * loss + 1e-6))
+                                fail_msg("%s %d x %d, %d rows, row %d output %d: logit %.9g, bound %.9g, loss %.3g", kernels->name,
+                                         vocab, k, rows, first + r, o, logit, bound, loss);
+                        }
+                    }
+                    free(upper);
+                }
+            }
+            free(logits);
+            free_head(&f);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ choices */
+
+static int32_t expected_choice(const fixture *f, const float *logits, const int *excluded, int n_excluded) {
+    int32_t best = -1;
+    for (int32_t o = 0; o < f->config.vocab; o++) {
+        bool out = false;
+        if (!isfinite(logits[o])) return -1;
+        for (int i = 0; i < n_excluded; i++) out |= excluded[i] == o;
+        if (!out && (best < 0 || logits[o] > logits[best])) best = o;
+    }
+    return best;
+}
+
+/* Returns in how many of the calls the screen was enough. */
+static int check_choices(fixture *f, const char *what, const int *excluded, int n_excluded) {
+    size_t vocab = (size_t)f->config.vocab;
+    float *logits = malloc(MAX_ROWS * vocab * sizeof *logits);
+    int enough = 0;
+    head_logits(f->m, &f->packed, f->x, MAX_ROWS, logits);
+    for (int rows = 1; rows <= MAX_ROWS; rows++) {
+        int32_t choice[MAX_ROWS];
+        head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, choice);
+        for (int r = 0; r < rows; r++) {
+            int32_t expected = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded);
+            if (choice[r] != expected)
+                fail_msg("%s, %s, cap %g, %d rows: row %d chose %d, expected %d", what, f->m->kernels->name,
+                         (double)f->config.logit_softcap, rows, r, choice[r], expected);
+        }
+        enough += f->m->screen.bounds && f->m->screen.pause == 0 && f->m->screen.backoff == 0;
+    }
+    free(logits);
+    return enough;
+}
+
+enum { VOCAB = 999, WIDTH = 96 };
+
+static uint16_t *head_row(fixture *f, int o) { return (uint16_t *)(uintptr_t)f->weights.head.data + (size_t)o * WIDTH; }
+
+static void choices_are_those_of_the_product(void **state) {
+    (void)state;
+    static const float caps[] = {0, 30};
+    FOR_TABLES(kernels)
+    for (size_t c = 0; c < COUNT(caps) * 2; c++) {
+        bool screened = screen_bounds_beside(kernels) != NULL, round = c >= COUNT(caps);
+        fixture f;
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        REQUIRE(head_create(f.m, error));
+        int enough = check_choices(&f, "as it is", NULL, 0);
+        assert_int_equal(enough, screened ? MAX_ROWS : 0);
+        int banned[4] = {-1, VOCAB, 3, 0};
+        float *logits = malloc((size_t)MAX_ROWS * VOCAB * sizeof *logits);
+        head_logits(f.m, &f.packed, f.x, MAX_ROWS, logits);
+        banned[3] = expected_choice(&f, logits, NULL, 0); /* the first row's choice */
+        check_choices(&f, "largest excluded", banned, 4);
+        int32_t best = banned[3];
+        free(logits);
+        free_head(&f);
+
+        /* copies of the largest before and behind it, and some that differ in the last bit of one weight */
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        for (int i = 0; i < 12; i++) {
+            int at = (best + 1 + i * 83) % VOCAB;
+            memcpy(head_row(&f, at), head_row(&f, best), WIDTH * sizeof(uint16_t));
+            if (i % 3) head_row(&f, at)[i] ^= 1;
+        }
+        REQUIRE(head_create(f.m, error));
+        check_choices(&f, "ties", NULL, 0);
+        free_head(&f);
+
+        /* two logits far above the cap, of which the smaller has the lower id: capped, they are equal */
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        for (size_t i = 0; i < WIDTH; i++) {
+            float towards = f.x[i] < 0 ? -0.5f : 0.5f;
+            head_row(&f, 20)[i] = f32_to_bf16(towards * 16);
+            head_row(&f, 700)[i] = f32_to_bf16(towards * 32);
+        }
+        REQUIRE(head_create(f.m, error));
+        check_choices(&f, "equal when capped", NULL, 0);
+        free_head(&f);
+
+        /* where the cap is flat, where all logits are equal, and where nothing is a number */
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 901);
+        REQUIRE(head_create(f.m, error));
+        for (size_t i = 0; i < (size_t)MAX_ROWS * WIDTH; i++) f.x[i] *= i / WIDTH % 2 ? 50.0f : -3.0f;
+        check_choices(&f, "large logits", NULL, 0);
+        memset(f.x + 2 * WIDTH, 0, WIDTH * sizeof *f.x);
+        check_choices(&f, "a row of zeros", NULL, 0);
+        f.x[5 * WIDTH + 1] = NAN;
+        f.x[7 * WIDTH] = NAN;
+        check_choices(&f, "rows that are not numbers", NULL, 0);
+        free_head(&f);
+
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 902);
+        for (int o = 1; o < VOCAB; o++) memcpy(head_row(&f, o), head_row(&f, 0), WIDTH * sizeof(uint16_t));
+        REQUIRE(head_create(f.m, error));
+        check_choices(&f, "all equal", NULL, 0);
+        if (screened) assert_true(f.m->screen.backoff > 0); /* such rows are not screened for nothing every time */
+        free_head(&f);
+
+        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 903);
+        head_row(&f, 77)[3] = 0x7fc0;
+        REQUIRE(head_create(f.m, error));
+        assert_null(f.m->screen.bounds);
+        check_choices(&f, "a weight that is no number", NULL, 0);
+        free_head(&f);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bounds_hold),
+        cmocka_unit_test(choices_are_those_of_the_product),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
