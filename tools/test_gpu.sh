@@ -38,6 +38,7 @@ if ! "$build/gpu/test_failures" device; then
     exit 0
 fi
 run_tap "prompt_kernels" "$build/gpu/prompt_kernels" check
+run_tap "head_kernels" "$build/gpu/head_kernels"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
 run_tap "test_failures" "$build/gpu/test_failures"
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_command_line.sh

@@ -138,8 +138,8 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
-    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment; before any other call on the
-     * model. */
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits or
+     * leaders; before any other call on the model. */
     kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */

@@ -390,13 +390,14 @@ static gemma4_config shared_form(void) {
 }
 
 /* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. */
-static void pair_random(pair *p, const int windows[3], bool bidirectional) {
+static void random_models(pair *p, int vocab, const int windows[3]) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
     mem_account_init(&p->account, NULL, 0);
     tensor_memory memory = {0};
     p->verifier = calloc(1, sizeof *p->verifier);
     p->verifier->config = shared_form();
+    p->verifier->config.vocab = vocab;
     REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, DTYPE_BF16, &p->account, &memory, error));
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;
@@ -405,13 +406,17 @@ static void pair_random(pair *p, const int windows[3], bool bidirectional) {
         memory = (tensor_memory){0};
         p->drafter = calloc(1, sizeof *p->drafter);
         p->drafter->config = (dflash_config){.layers = 3, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .intermediate = 320,
-                                             .vocab = 640, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
+                                             .vocab = vocab, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
                                              .targets = 2, .target_layer = {1, 7},
                                              .sliding_window = {windows[0], windows[1], windows[2]}};
         REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, DTYPE_BF16, &p->account, &memory, error));
         p->drafter->owned = memory.owned;
         p->drafter->n_owned = memory.n_owned;
     }
+}
+
+static void pair_random(pair *p, const int windows[3], bool bidirectional) {
+    random_models(p, 640, windows);
     pair_create(p, bidirectional);
 }
 
@@ -516,6 +521,71 @@ static void argmax_rows(void **state) {
     p.ops[CUDA]->cache_destroy(cache);
     free(logits);
     pair_close(&p);
+}
+
+/* A large head is screened in int8 where only the greedy choice is wanted: the same tokens and drafts as a model has that is
+ * short of memory for the copy, and the same as its logits say. */
+static void greedy_rows(void **state) {
+    (void)state;
+    enum { VOCAB = 140000, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS, SCREENED = 0, FULL = 1 };
+    static const int windows[] = {5, 0, 3};
+    pair p;
+    random_models(&p, VOCAB, windows);
+    p.verifier->config.n_suppress_tokens = 1; /* token 0 */
+    mem_account accounts[2];
+    mem_account_init(&accounts[SCREENED], NULL, 0);
+    size_t copied = 0, all = 0;
+    for (int b = 0; b < 2; b++) { /* the second one could hold two copies, and keeps three quarters of that for sessions */
+        p.ops[b] = backend_find("cuda", NULL);
+        if (b == FULL) mem_account_init(&accounts[FULL], NULL, all + copied);
+        backend_model_options options = {.verifier = p.verifier, .drafter = p.drafter, .precision = KAKEYA_PRECISION_BF16,
+                                         .account = &accounts[b]};
+        REQUIRE_OK(p.ops[b]->model_create(&options, &p.model[b], error));
+        all = mem_total(&accounts[b]);
+        copied = p.ops[b]->greedy_head_bytes(p.model[b]);
+    }
+    p.ops[REFERENCE] = p.ops[FULL];
+    assert_int_equal(copied, (size_t)VOCAB * 256 * 2);
+    assert_true(p.ops[SCREENED]->greedy_head_bytes(p.model[SCREENED]) < copied * 55 / 100);
+    assert_int_equal(mem_bytes(&accounts[SCREENED], MEM_WEIGHTS) - mem_bytes(&accounts[FULL], MEM_WEIGHTS),
+                     p.ops[SCREENED]->greedy_head_bytes(p.model[SCREENED]));
+
+    int32_t tokens[PROMPT_ROWS + ROWS], found[2][ROWS], drafts[2][BACKEND_MAX_DRAFT];
+    fill_tokens(tokens, PROMPT_ROWS + ROWS, 640, 41);
+    float *logits = calloc((size_t)ROWS * VOCAB, sizeof *logits), *row = calloc(VOCAB, sizeof *row);
+    backend_cache *caches[2];
+    for (int b = 0; b < 2; b++) {
+        caches[b] = new_cache(&p, b, &policies[0], CONTEXT, true);
+        step(&p, b, caches[b], tokens, PROMPT_ROWS, PROMPT_ROWS, SEGMENT_PROMPT, NULL);
+    }
+    for (int n = 1; n <= ROWS; n++) {
+        for (int b = 0; b < 2; b++) {
+            backend_segment segment = {.cache = caches[b], .tokens = tokens + PROMPT_ROWS, .n = n, .kind = SEGMENT_DECODE,
+                                       .first_logit_row = n / 3, .argmax = found[b], .logits = b == FULL ? logits : NULL};
+            REQUIRE_OK(p.ops[b]->forward(p.model[b], &segment, 1, error));
+            if (b == SCREENED) {
+                kakeya_error refusal = {0};
+                assert_int_equal(p.ops[b]->read_logits(p.model[b], 0, row, &refusal), KAKEYA_INVALID_ARGUMENT);
+            }
+            REQUIRE_OK(p.ops[b]->cache_commit(caches[b], 0, error));
+        }
+        for (int i = 0; i < n - n / 3; i++) {
+            logits[i * VOCAB + p.verifier->config.suppress_tokens[0]] = -INFINITY;
+            assert_int_equal(found[FULL][i], argmax_of(logits + (size_t)i * VOCAB, VOCAB));
+            if (found[SCREENED][i] != found[FULL][i])
+                fail_msg("row %d of %d: %d, expected %d", i, n - n / 3, (int)found[SCREENED][i], (int)found[FULL][i]);
+        }
+        /* a graph per number of rows: the next one is captured with the token that it would choose suppressed, or another */
+        p.verifier->config.suppress_tokens[0] = n % 2 ? found[FULL][n - n / 3 - 1] : 0;
+        if (n > BACKEND_MAX_DRAFT) continue;
+        for (int b = 0; b < 2; b++) REQUIRE_OK(p.ops[b]->draft(caches[b], tokens[n], n, drafts[b], error));
+        assert_memory_equal(drafts[SCREENED], drafts[FULL], (size_t)n * sizeof **drafts);
+    }
+    for (int b = 0; b < 2; b++) p.ops[b]->cache_destroy(caches[b]);
+    free(logits);
+    free(row);
+    pair_close(&p);
+    for (int b = 0; b < 2; b++) assert_int_equal(mem_total(&accounts[b]), 0);
 }
 
 static const float *sorted_logits;
@@ -698,6 +768,7 @@ int main(void) {
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
         cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
         cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(greedy_rows),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

@@ -3,8 +3,8 @@
  *   device.c     the device, counted memory, errors       forward.c    decode and prompt steps, graphs
  *   model.c      weights onto the device, workspace       draft.c      drafter context, latents, block drafting
  *   cache.c      K/V stores, commit, truncate, fork       snapshot.c   cache <-> bytes
- *   profile.c    where a step's time goes
- *   kernels.h    the launchers of products.cu, rows.cu, router.cu, attention.cu, restore.cu
+ *   head.c       the head in int8                         profile.c    where a step's time goes
+ *   kernels.h    the launchers of products.cu, head.cu, rows.cu, router.cu, attention.cu, restore.cu
  *
  * One stream per model; every verb that computes ends with the stream idle, so host state and device state agree whenever
  * the caller holds the backend's turn. */
@@ -47,6 +47,7 @@ typedef struct graph_key {
     const void *latents; /* ring whose latents are decoded; NULL: none */
     bool aux;        /* aux hidden states are kept */
     bool leaders;    /* the head is followed by them */
+    bool greedy;     /* only the choice of rows is wanted */
     bool restore_all;
     int draft_window; /* of a block of the drafter; 0: a decode step */
 } graph_key;
@@ -77,6 +78,9 @@ struct backend_model {
     cuda_draft_layer draft[DFLASH_MAX_LAYERS];
     cuda_matrix encoder_k, encoder_v, decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS];
 
+    cuda_buffer head_copy;      /* in int8; empty where the matrix itself is read by greedy rows, too */
+    cuda_head_codes head_codes; /* in it */
+
     cuda_buffer workspace; /* the buffers below, carved from one allocation */
     float *h, *q, *k, *v, *branch, *experts_out, *x_router, *normed, *ple, *ple_gate, *aux, *logits;
     cuda_bf16 *x, *x_experts, *x_head, *q_heads, *attended, *act, *act_experts, *chunk_k, *chunk_v;
@@ -88,6 +92,7 @@ struct backend_model {
     float *argmax_value;
     int *argmax_index;
     int32_t *argmax;
+    cuda_screen screen; /* but for .upper, which lies in logits */
     cuda_leaders *leaders;
     cuda_leader_scratch *leader_scratch;
     cuda_step *step;      /* of the verifier */
@@ -198,6 +203,14 @@ void cuda_draft_extend(backend_cache *c, const float *aux, int rows, int positio
 /* Extends by the committed rows that wait in the aux backlog. */
 void cuda_draft_flush(backend_cache *c);
 kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+
+/* --- head.c */
+/* Makes the int8 copy of a head that is worth it, if it fits well. */
+kakeya_status cuda_head_create(backend_model *m, kakeya_error *error);
+bool cuda_head_screens(const backend_model *m);
+/* The greedy choice of rows of x [rows][head.ld] into m->argmax, without logits; needs the copy. */
+void cuda_head_choose(backend_model *m, const cuda_excluded *excluded, const cuda_bf16 *x, int rows, float cap);
+size_t cuda_greedy_head_bytes(const backend_model *m);
 
 /* --- profile.c */
 kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend_profile *out, kakeya_error *error);

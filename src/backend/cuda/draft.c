@@ -150,9 +150,14 @@ static void enqueue_block(void *context) {
     cuda_embed(&m->launch, m->embed.data, m->embed.ld, tokens, scale, m->d_state, m->draft[0].input_norm, d->rms_eps, m->d_in,
                m->draft[0].q.ld, d->hidden, rows);
     for (int l = 0; l < d->layers; l++) block_layer(m, l, rows);
-    cuda_product head = {.w = m->head.data, .y = m->logits, .out = m->config->vocab, .ldy = m->config->vocab};
-    cuda_products(&m->launch, &head, 1, m->head.in, m->d_in + m->head.ld, m->head.ld, n, 0);
+    const cuda_bf16 *drafted = m->d_in + m->head.ld;
     cuda_excluded mask = {.n = 1, .id = {d->mask_token}}; /* the mask is never proposed */
+    if (cuda_head_screens(m)) {
+        cuda_head_choose(m, &mask, drafted, n, 0);
+        return;
+    }
+    cuda_product head = {.w = m->head.data, .y = m->logits, .out = m->config->vocab, .ldy = m->config->vocab};
+    cuda_products(&m->launch, &head, 1, m->head.in, drafted, m->head.ld, n, 0);
     cuda_argmax(&m->launch, m->logits, m->config->vocab, &mask, n, m->argmax_value, m->argmax_index, m->argmax);
 }
 

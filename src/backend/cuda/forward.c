@@ -438,15 +438,20 @@ static void run_layers(pass *p) {
     }
 }
 
-/* Logits of rows [first, first + rows), at most BACKEND_MAX_DECODE_ROWS, and their argmax. */
+/* Logits of rows [first, first + rows), at most BACKEND_MAX_DECODE_ROWS, and their argmax; or that alone. */
 static void run_head(pass *p, int first, int rows) {
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
-    cuda_product head = {.w = m->head.data, .y = m->logits, .out = c->vocab, .ldy = c->vocab};
-    part_of_products(p, "head", &(product){&m->head, m->logits}, 1);
-    cuda_products(p->launch, &head, 1, m->head.in, m->x + (size_t)first * (size_t)m->head.ld, m->head.ld, rows, c->logit_softcap);
+    const cuda_bf16 *x = m->x + (size_t)first * (size_t)m->head.ld;
     cuda_excluded excluded = {.n = c->n_suppress_tokens};
     for (int i = 0; i < excluded.n; i++) excluded.id[i] = c->suppress_tokens[i];
+    if (p->key.greedy) {
+        cuda_head_choose(m, &excluded, x, rows, c->logit_softcap);
+        return;
+    }
+    cuda_product head = {.w = m->head.data, .y = m->logits, .out = c->vocab, .ldy = c->vocab};
+    part_of_products(p, "head", &(product){&m->head, m->logits}, 1);
+    cuda_products(p->launch, &head, 1, m->head.in, x, m->head.ld, rows, c->logit_softcap);
     cuda_argmax(p->launch, m->logits, c->vocab, &excluded, rows, m->argmax_value, m->argmax_index, m->argmax);
     if (p->key.leaders)
         cuda_find_leaders(p->launch, m->step, m->logits, c->vocab, m->argmax, &excluded, m->leader_scratch, m->leaders, rows);
@@ -477,7 +482,8 @@ static kakeya_status capture(backend_model *m, const graph_key *key, void (*enqu
 
 static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux &&
-           a->latents == b->latents && a->restore_all == b->restore_all && a->leaders == b->leaders && a->draft_window == b->draft_window;
+           a->latents == b->latents && a->restore_all == b->restore_all && a->leaders == b->leaders &&
+           a->greedy == b->greedy && a->draft_window == b->draft_window;
 }
 
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
@@ -622,6 +628,7 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
     kakeya_status status = prepare_pass(&p, error);
     if (status) return status;
     p.key.leaders = r->leaders != NULL;
+    p.key.greedy = !p.prompt && !r->logits && !r->leaders && cuda_head_screens(m);
     fill_step(&p, r->tokens, &m->staged[0]);
     m->staged[0].temperature = r->temperature;
     note(&p, cudaMemcpyAsync(m->step, &m->staged[0], sizeof *m->step, cudaMemcpyHostToDevice, m->device.stream));
@@ -646,7 +653,7 @@ static kakeya_status run_segment(backend_model *m, backend_segment *r, kakeya_er
         if (!status && rows > 0) copy_results(&p, r, r->first_logit_row, rows);
     }
     m->first_logit_row = r->first_logit_row;
-    m->logit_rows = p.prompt || status ? 0 : rows;
+    m->logit_rows = p.prompt || p.key.greedy || status ? 0 : rows;
     kakeya_status finished = cuda_finish(&m->device, p.prompt ? "computing a prompt" : "computing a decode step", status ? NULL : error);
     if (!status) status = finished;
     if (!status) status = cuda_check(p.failure, p.prompt ? "computing a prompt" : "computing a decode step", error);

@@ -196,6 +196,55 @@ void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cud
                  int *partial_index, int32_t *out);
 enum { CUDA_ARGMAX_PARTS = 32 };
 
+/* ------------------------------------------------------------------------------------------- the greedy choice */
+
+enum {
+    CUDA_HEAD_TILE = 16,   /* outputs that lie together in the int8 copy of the head */
+    CUDA_HEAD_STEP = 64,   /* its steps of k */
+    CUDA_SCREEN_ROWS = 20, /* CUDA_DECODE_ROWS rounded up to what a screen takes at a time */
+};
+
+/* w = scale * code + what |.| <= residual measures; norm >= |w|. Infinite where a weight is. */
+typedef struct cuda_head_output {
+    float scale, residual, norm;
+} cuda_head_output;
+
+typedef struct cuda_head_codes {
+    int8_t *codes;             /* [tiles][steps][2][8][4][16]: outputs g and g + 8, k in fours of sixteen */
+    cuda_head_output *outputs; /* [tiles * CUDA_HEAD_TILE] */
+    int out, steps;
+} cuda_head_codes;
+
+int cuda_head_steps(int in); /* whole fours, padded with zeros */
+int cuda_head_tiles(int out);
+/* Fills codes->codes and codes->outputs from the matrix. */
+void cuda_encode_head(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes);
+
+/* What is known of a row of x: its low part's scale, and the factors of an output's residual and norm in the bound. */
+typedef struct cuda_screen_row {
+    float scale, per_residual, per_norm;
+} cuda_screen_row;
+
+typedef struct cuda_screen {
+    int8_t *x;                /* [steps][CUDA_SCREEN_ROWS / 4][4 rows][2 parts][4][16] */
+    cuda_screen_row *row;     /* [CUDA_DECODE_ROWS] */
+    float *upper;             /* [tiles][rows][CUDA_HEAD_TILE]: upper bounds; -infinity where excluded */
+    float *lower;             /* [rows][blocks]: the largest lower bound that a block has met; blocks <= tiles */
+    unsigned long long *best; /* [CUDA_DECODE_ROWS]: the choice so far */
+    unsigned *finished;       /* blocks that have made theirs */
+} cuda_screen;
+
+/* What cuda_products and cuda_argmax would choose for up to CUDA_DECODE_ROWS rows of x [rows][head->ld]. */
+void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes, const cuda_screen *screen,
+                        const cuda_excluded *excluded, const cuda_bf16 *x, int rows, float cap, int32_t *choice);
+/* Its last part: the largest of the logits that the screen of `blocks` blocks leaves. */
+void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks, const cuda_bf16 *x, int rows,
+                 float cap, int32_t *choice);
+/* False where the device is too small for cuda_choose. */
+int cuda_can_choose(int multiprocessors, int out);
+/* cuda_products' results lie within this, times |w| |x|, of the exact ones (before the cap). */
+float cuda_product_error(int in);
+
 enum {
     CUDA_LEADERS = 256, /* BACKEND_LEADERS */
     CUDA_LEADER_BINS = 2048,

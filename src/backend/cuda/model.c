@@ -357,18 +357,19 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
     shape_limits s = model_limits(m);
     size_t rows = (size_t)m->max_rows, hidden = (size_t)c->hidden, wide = (size_t)padded(c->hidden);
     size_t slots = c->moe ? rows * (size_t)c->experts_per_token : 0, experts = (size_t)c->experts;
-    size_t ple = (size_t)c->layers * (size_t)c->ple_width, vocab = (size_t)c->vocab;
+    size_t ple = (size_t)c->layers * (size_t)c->ple_width;
     size_t act = (size_t)padded(max_int(s.intermediate, c->ple_width)), q = (size_t)padded(s.q);
     size_t block = BACKEND_MAX_DECODE_ROWS;
     size_t aux = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
     size_t rank = m->options.f_theta ? (size_t)m->options.f_theta->config.rank : 0;
+    size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
         FLOATS(h, rows * hidden), FLOATS(q, rows * (size_t)s.q), FLOATS(k, rows * (size_t)s.kv),
         FLOATS(v, rows * (size_t)s.kv), FLOATS(branch, rows * hidden), FLOATS(experts_out, slots * hidden),
         FLOATS(x_router, c->moe ? rows * hidden : 0), FLOATS(normed, rows * hidden), FLOATS(ple, rows * ple),
-        FLOATS(ple_gate, rows * (size_t)c->ple_width), FLOATS(aux, rows * aux), FLOATS(logits, block * vocab),
+        FLOATS(ple_gate, rows * (size_t)c->ple_width), FLOATS(aux, rows * aux), FLOATS(logits, block * tiles * CUDA_HEAD_TILE),
         HALVES(x, rows * wide), HALVES(x_experts, c->moe ? rows * wide : 0), HALVES(x_head, rows * wide),
         HALVES(q_heads, rows * (size_t)s.q), HALVES(attended, rows * q), HALVES(act, rows * act),
         HALVES(act_experts, slots * (size_t)padded(c->expert_intermediate)), HALVES(chunk_k, rows * (size_t)s.kv),
@@ -379,6 +380,9 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
         INTS(route.active_begin, experts), INTS(route.active_rows, experts), INTS(route.active_count, 1), INTS(route.finished, 1),
         INTS(route.slot_row, slots), INTS(route.slot_of, slots), INTS(tokens, rows),
         FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS), INTS(argmax_index, block * CUDA_ARGMAX_PARTS), INTS(argmax, block),
+        {(void **)(void *)&m->screen.x, CUDA_SCREEN_ROWS * 2 * parts}, FLOATS(screen.lower, block * tiles), INTS(screen.finished, 1),
+        {(void **)(void *)&m->screen.row, block * sizeof(cuda_screen_row)},
+        {(void **)(void *)&m->screen.best, block * sizeof(unsigned long long)},
         {(void **)(void *)&m->leaders, block * sizeof(cuda_leaders)},
         {(void **)(void *)&m->leader_scratch, block * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&m->step, sizeof(cuda_step)}, {(void **)(void *)&m->draft_step, sizeof(cuda_step)},
@@ -471,6 +475,7 @@ static void cuda_model_destroy(backend_model *m) {
     cuda_buffer_destroy(&m->cosine);
     cuda_buffer_destroy(&m->sine);
     cuda_buffer_destroy(&m->workspace);
+    cuda_buffer_destroy(&m->head_copy);
     cuda_buffer_destroy(&m->weights);
     cudaEvent_t events[] = {m->restore_start, m->restored[0], m->restored[1], m->projected};
     for (size_t i = 0; i < COUNT(events); i++) {
@@ -502,6 +507,7 @@ static kakeya_status cuda_model_create(const backend_model_options *options, bac
     }
     if (!status) status = place_weights(m, error);
     if (!status) status = create_workspace(m, error);
+    if (!status) status = cuda_head_create(m, error);
     if (!status && options->f_theta) status = create_restore_stream(m, error);
     if (!status) status = cuda_pinned((void **)&m->staged, 2 * sizeof *m->staged, "a step", error);
     if (!status) status = cuda_pinned((void **)&m->staged_ids, 2 * (size_t)m->max_rows * sizeof(int32_t), "a step", error);
@@ -599,6 +605,7 @@ const backend_ops *cuda_backend(void) {
         .cache_snapshot = cuda_cache_snapshot,
         .cache_restore = cuda_cache_restore,
         .draft = cuda_draft,
+        .greedy_head_bytes = cuda_greedy_head_bytes,
         .cache_restoration_error = cuda_restoration_error,
         .probe = cuda_probe,
         .profile = cuda_profile,

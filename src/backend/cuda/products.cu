@@ -10,6 +10,9 @@
  * Blocks stay and take one item of work after the other (8 / split tiles of 16 outputs each). The weights of the next item are
  * requested while the current one is finished, and those of the first before the predecessor kernel has ended (programmatic
  * dependent launch): the memory is never idle while norms and other short kernels run. */
+#include <float.h>
+#include <math_constants.h>
+
 #include "backend/cuda/route.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, TILE = 16, BLOCKS_PER_MULTIPROCESSOR = 2 };
@@ -57,11 +60,12 @@ static __device__ __forceinline__ void request(uint4 (&a)[DEPTH][2], const warp_
     }
 }
 
-/* WORK gives the items: early(index): can be resolved before the predecessor has ended; prepare(): once after that, items()
- * afterwards; resolve(index, item); finish(index, sums). */
-template <int COLUMNS, int DEPTH, class WORK> static __device__ __forceinline__ void run_items(WORK &work) {
+/* WORK gives the items first, first + stride, ...: early(index): can be resolved before the predecessor has ended; prepare():
+ * once after that, items() afterwards; resolve(index, item); finish(index, sums). */
+template <int COLUMNS, int DEPTH, class WORK>
+static __device__ __forceinline__ void run_items(WORK &work, int first, int stride) {
     __shared__ partial_sums<COLUMNS> sums[2];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, index = blockIdx.x, parity = 0;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, index = first, parity = 0;
     warp_item<COLUMNS> item, next;
     uint4 a[DEPTH][2];
     bool early = work.early(index);
@@ -78,7 +82,7 @@ template <int COLUMNS, int DEPTH, class WORK> static __device__ __forceinline__ 
         request<COLUMNS, DEPTH>(a, item);
     }
     for (;;) {
-        int next_index = index + gridDim.x;
+        int next_index = index + stride;
         bool more = next_index < items;
         if (more) work.resolve(next_index, next);
         else release_successor();
@@ -150,6 +154,8 @@ static __device__ __forceinline__ void place_rows(warp_item<COLUMNS> &item, cons
     for (int c = 0; c < COLUMNS; c++) item.x[c] = c * 8 + g < rows ? as_bf16(x) + (size_t)(c * 8 + g) * ldx + 8 * t : nullptr;
 }
 
+static __device__ __forceinline__ float soft_cap(float y, float cap) { return cap > 0 ? cap * tanhf(y / cap) : y; }
+
 /* -------------------------------------------------------------------------------------------- plain products */
 
 struct product_list {
@@ -187,8 +193,7 @@ template <int COLUMNS> struct plain_work {
             int row = reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
             if (o >= list.product[p].out || row >= rows) continue;
             float y = collect(sums, at, split, reg, from);
-            if (cap > 0) y = cap * tanhf(y / cap);
-            list.product[p].y[(size_t)row * list.product[p].ldy + o] = y;
+            list.product[p].y[(size_t)row * list.product[p].ldy + o] = soft_cap(y, cap);
         }
     }
 };
@@ -198,7 +203,7 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void pro
                                                                                              int steps, const cuda_bf16 *x, int ldx,
                                                                                              int rows, float cap) {
     plain_work<COLUMNS> work = {list, x, steps, ldx, rows, cap};
-    run_items<COLUMNS, DEPTH>(work);
+    run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
 
 static dim3 resident_blocks(const cuda_launch *l, int items) {
@@ -318,7 +323,7 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn
     int dense_steps = (GATE_UP ? f.gate.ld : f.down.ld) / CUDA_K_STEP;
     int expert_steps = GATE_UP ? dense_steps : f.experts_down.ld / CUDA_K_STEP;
     ffn_work<COLUMNS, GATE_UP> work = {f, route, table, dense_steps, dense_items, expert_steps, expert_items, rows};
-    run_items<COLUMNS, DEPTH>(work);
+    run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
 
 template <bool GATE_UP> static void run_ffn(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
@@ -344,4 +349,175 @@ void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_r
 
 void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
     run_ffn<false>(l, f, route, rows);
+}
+
+/* ------------------------------------------------------------------------------------------- the greedy choice
+ * Behind the screen of head.cu: each block takes the outputs of its own tiles that some row may choose, sixteen at a time,
+ * wherever they lie, and computes them for all rows. The steps and their order are those of the plain product, so are the bits. */
+
+/* What a row's largest logit must be at least for a logit to be equal or above it once both are capped, if the largest is at
+ * least `lower`. The cap keeps the order, but rounding may make unequal logits equal: where tanh is flat (beyond 3.9 its slope
+ * is below 1.7e-3), never when they are 1e-3 of the cap apart and the smaller one below 3.9: those differ by 1.3e-6, rounding by
+ * 3e-7 of the cap. */
+static __device__ __forceinline__ float least_chosen(float lower, float cap) {
+    if (!(cap > 0)) return lower;
+    if (lower < -4 * cap) return -CUDART_INF_F;
+    return fminf(lower, 3.9f * cap) - 1e-3f * cap;
+}
+
+/* Ascends with the value and descends with the id: the largest is what argmax chooses. NaN is above all; 0: none. */
+static __device__ __forceinline__ unsigned long long choice_key(float value, int id) {
+    unsigned bits = __float_as_uint(value + 0.0f);
+    unsigned ascending = value != value ? 0xffffffffu : bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+    return (unsigned long long)ascending << 32 | ~(unsigned)id;
+}
+
+static __device__ __forceinline__ int32_t chosen_id(unsigned long long key) {
+    const unsigned infinity = 0xff800000u; /* and NaN above it; negative infinity is its complement */
+    unsigned ascending = (unsigned)(key >> 32);
+    return ascending >= infinity || ascending <= ~infinity ? -1 : (int32_t)~(unsigned)key;
+}
+
+template <int COLUMNS> struct choose_work {
+    const cuda_matrix &w;
+    const unsigned short *list; /* outputs, counted through this block's tiles */
+    int count, steps;
+    const cuda_bf16 *x;
+    int rows;
+    float cap;
+    unsigned long long best; /* of the row of this lane, among what this warp has finished */
+
+    __device__ __forceinline__ int per_item() const { return WARPS / split_of(steps); }
+    __device__ __forceinline__ bool early(int) const { return false; }
+    __device__ __forceinline__ void prepare() {}
+    __device__ __forceinline__ int items() const { return (count + TILE * per_item() - 1) / (TILE * per_item()); }
+    __device__ __forceinline__ int output_of(int at) const {
+        int local = list[min(at, count - 1)];
+        return (local / CUDA_HEAD_TILE * gridDim.x + blockIdx.x) * CUDA_HEAD_TILE + local % CUDA_HEAD_TILE;
+    }
+    __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
+        int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        int at = (index * per_item() + group_of_warp(steps)) * TILE + g;
+        item.steps = steps;
+        item.split = split_of(steps);
+        item.slice = warp % item.split;
+        item.wa = as_bf16(w.data) + (size_t)output_of(at) * w.ld + 8 * t;
+        item.wb = as_bf16(w.data) + (size_t)output_of(at + 8) * w.ld + 8 * t;
+        place_rows(item, x, w.ld, rows);
+    }
+    __device__ __forceinline__ void finish(int index, const partial_sums<COLUMNS> &sums) {
+        int row = threadIdx.x & 31, reg = row / 8 * 4 + (row & 1), from = row % 8 / 2;
+        if (row >= rows) return;
+        for (int i = threadIdx.x >> 5; i < TILE * per_item(); i += WARPS) {
+            int at = index * TILE * per_item() + i;
+            if (at >= count) return;
+            float y = collect(sums, i / TILE, split_of(steps), reg + (i & 8) / 4, (i & 7) * 4 + from);
+            best = max(best, choice_key(soft_cap(y, cap), output_of(at)));
+        }
+    }
+};
+
+enum { BOUND_REQUESTS = 4 }; /* of four bounds each, by one thread */
+
+/* This thread's next bounds of `all` quarters of this block's tiles; the last one again behind the end. */
+static __device__ __forceinline__ void request_bounds(float4 (&bound)[BOUND_REQUESTS], const cuda_screen &screen, int per_tile, int all,
+                                                      int base) {
+#pragma unroll
+    for (int v = 0; v < BOUND_REQUESTS; v++) {
+        int i = min(base + v * THREADS, all - 1);
+        size_t tile = (size_t)(i / per_tile) * gridDim.x + blockIdx.x;
+        bound[v] = __ldcg(reinterpret_cast<const float4 *>(screen.upper) + tile * per_tile + i % per_tile);
+    }
+}
+
+template <int COLUMNS, int DEPTH>
+static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void choose_kernel(const __grid_constant__ cuda_matrix w,
+                                                                                           const __grid_constant__ cuda_screen screen,
+                                                                                           int screen_blocks, const cuda_bf16 *x,
+                                                                                           int rows, float cap, int32_t *choice) {
+    extern __shared__ unsigned wanted[]; /* by tile of this block: its outputs that some row may choose; then the list */
+    __shared__ float least[CUDA_DECODE_ROWS];
+    __shared__ unsigned long long best_of[WARPS][32];
+    __shared__ int count;
+    __shared__ bool last;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, tiles = (w.out + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE;
+    int own = (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    unsigned short *list = reinterpret_cast<unsigned short *>(wanted + own);
+    for (int j = threadIdx.x; j < own; j += THREADS) wanted[j] = 0;
+    if (threadIdx.x == 0) count = 0;
+    wait_for_predecessor();
+    int per_tile = rows * (CUDA_HEAD_TILE / 4), all = own * per_tile;
+    float4 bound[BOUND_REQUESTS];
+    request_bounds(bound, screen, per_tile, all, threadIdx.x);
+    for (int row = warp; row < rows; row += WARPS) {
+        float lower = -CUDART_INF_F;
+        for (int b = lane; b < screen_blocks; b += 32) lower = fmaxf(lower, __ldcg(screen.lower + row * screen_blocks + b));
+#pragma unroll
+        for (int s = 16; s > 0; s >>= 1) lower = fmaxf(lower, __shfl_xor_sync(0xffffffffu, lower, s));
+        if (lane == 0) least[row] = fmaxf(least_chosen(lower, cap), -FLT_MAX); /* what is excluded stays out */
+    }
+    __syncthreads();
+    for (int base = threadIdx.x; base < all; base += BOUND_REQUESTS * THREADS) {
+#pragma unroll
+        for (int v = 0; v < BOUND_REQUESTS; v++) {
+            int i = min(base + v * THREADS, all - 1), at = i % per_tile;
+            float enough = least[at / 4];
+            unsigned bits = (bound[v].x >= enough) | (bound[v].y >= enough) << 1 | (bound[v].z >= enough) << 2 |
+                            (bound[v].w >= enough) << 3;
+            if (bits) atomicOr(&wanted[i / per_tile], bits << at % 4 * 4);
+        }
+        int next = base + BOUND_REQUESTS * THREADS;
+        if (next < all) request_bounds(bound, screen, per_tile, all, next);
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < own; j += THREADS) {
+        unsigned bits = wanted[j];
+        if (!bits) continue;
+        int to = atomicAdd(&count, __popc(bits));
+        for (; bits; bits &= bits - 1) list[to++] = (unsigned short)(j * CUDA_HEAD_TILE + __ffs(bits) - 1);
+    }
+    __syncthreads();
+    choose_work<COLUMNS> work = {w, list, count, w.ld / CUDA_K_STEP, x, rows, cap, 0};
+    run_items<COLUMNS, DEPTH>(work, 0, 1);
+    best_of[warp][lane] = work.best;
+    __syncthreads();
+    if (warp == 0 && lane < rows && count) {
+        unsigned long long best = work.best;
+        for (int v = 1; v < WARPS; v++) best = max(best, best_of[v][lane]);
+        atomicMax(screen.best + lane, best);
+        __threadfence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(screen.finished, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (last && (int)threadIdx.x < rows) choice[threadIdx.x] = chosen_id(__ldcg(screen.best + threadIdx.x));
+}
+
+static int choose_shared_bytes(int multiprocessors, int out) {
+    int tiles = ceil_div(out, CUDA_HEAD_TILE), own = ceil_div(tiles, multiprocessors * BLOCKS_PER_MULTIPROCESSOR);
+    return own * (int)(sizeof(unsigned) + CUDA_HEAD_TILE * sizeof(unsigned short));
+}
+
+int cuda_can_choose(int multiprocessors, int out) {
+    enum { MOST_SHARED_BYTES = 16 << 10 }; /* 48 KB that need not be asked for, less the partial sums */
+    return choose_shared_bytes(multiprocessors, out) <= MOST_SHARED_BYTES;
+}
+
+void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks, const cuda_bf16 *x, int rows,
+                 float cap, int32_t *choice) {
+    dim3 grid = resident_blocks(l, ceil_div(head->out, CUDA_HEAD_TILE)), threads(THREADS);
+    size_t shared = (size_t)choose_shared_bytes(l->multiprocessors, head->out);
+    if (rows <= 8) launch_kernel(l, choose_kernel<1, 6>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+    else if (rows <= 16) launch_kernel(l, choose_kernel<2, 4>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+    else launch_kernel(l, choose_kernel<3, 3>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+}
+
+/* An mma adds 16 exact products to an accumulator. Tensor cores align all addends to the largest, cut each behind at least 23
+ * bits and normalise the sum, in one pass of 16 products or two of 8: at most 20 cuts, each below 2^-22 of the largest
+ * addend, which is not above the sum of all |w_k x_k| of this warp (nor are the partial sums, but for a part in a thousand).
+ * Sums over warps round once each. The sum of |w_k x_k| is at most |w| |x|. */
+float cuda_product_error(int in) {
+    const float cut = 0x1p-22f, of_one = 20 * cut;
+    int steps = ceil_div(in, CUDA_K_STEP), split = split_of(steps), chain = 2 * ceil_div(steps, split);
+    return ((float)chain * of_one + (float)split * cut) * 1.01f;
 }
