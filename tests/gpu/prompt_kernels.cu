@@ -403,13 +403,16 @@ void check_restored() {
     host_step[0].restored_end = end;
     step.set(host_step);
     cuda_restore r = {};
-    r.k_norm = norm.data, r.turns = turns.data, r.k = r.v = out.data, r.eps = eps;
-    r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim;
+    device_array<uint16_t> other((size_t)capacity * columns);
+    cuda_matrix matrix = {decoder.data, columns, rank, rank};
+    r.k_norm = norm.data, r.turns = turns.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
+    r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank = rank;
     if (!prompt_gemm_restores(&r)) {
         std::printf("restored keys and values: not in one product on this device\n");
         return;
     }
     cuda_launch launch = {};
+    launch.multiprocessors = 5; /* fewer blocks than tiles */
     cuda_restore_turns(&launch, step.data, frequency.data, pairs, 0, capacity, turns.data);
     std::vector<float> norms = norm.get(), host_scales = scales.get();
     for (int keys = 1; keys >= 0; keys--) {
@@ -418,7 +421,9 @@ void check_restored() {
         args.m = capacity, args.n = columns, args.k = rank, args.ldo = columns, args.out = raw.data;
         CHECK(prompt_gemm(&args, nullptr));
         out.poison();
-        CHECK(prompt_gemm_restore(&args, &r, step.data, keys, nullptr));
+        r.k = keys ? out.data : other.data;
+        r.v = keys ? other.data : out.data;
+        CHECK(prompt_gemm_restore(&launch, step.data, &r, codes.data, capacity, end - begin, 0));
         std::vector<float> plain = raw.get();
         std::vector<uint16_t> found = out.get();
         double worst = 0;

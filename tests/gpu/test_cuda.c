@@ -389,15 +389,25 @@ static gemma4_config shared_form(void) {
     return c;
 }
 
-/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. */
-static void random_models(pair *p, int vocab, const int windows[3]) {
+/* The same with the head dimension of the published models' sliding layers, whose latents are decoded by a kernel of their own, and
+ * with a window of many tiles. */
+static gemma4_config wide_form(void) {
+    gemma4_config c = shared_form();
+    c.sliding_window = 1024;
+    c.rope[GEMMA4_SLIDING].rotated_pairs = 128;
+    for (int i = 0; i < c.layers; i++) c.layer[i].head_dim = c.layer[i].type == GEMMA4_FULL ? 128 : 256;
+    return c;
+}
+
+/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. With
+ * f_theta a random one, too. */
+static void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
     mem_account_init(&p->account, NULL, 0);
     tensor_memory memory = {0};
     p->verifier = calloc(1, sizeof *p->verifier);
-    p->verifier->config = shared_form();
-    p->verifier->config.vocab = vocab;
+    p->verifier->config = *form;
     REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, DTYPE_BF16, &p->account, &memory, error));
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;
@@ -406,17 +416,19 @@ static void random_models(pair *p, int vocab, const int windows[3]) {
         memory = (tensor_memory){0};
         p->drafter = calloc(1, sizeof *p->drafter);
         p->drafter->config = (dflash_config){.layers = 3, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .intermediate = 320,
-                                             .vocab = vocab, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
+                                             .vocab = form->vocab, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
                                              .targets = 2, .target_layer = {1, 7},
                                              .sliding_window = {windows[0], windows[1], windows[2]}};
         REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, DTYPE_BF16, &p->account, &memory, error));
         p->drafter->owned = memory.owned;
         p->drafter->n_owned = memory.n_owned;
     }
+    if (f_theta)
+        REQUIRE_OK(f_theta_model_synthesize(form, &p->drafter->config, false, &p->account, &p->f_theta, error));
 }
 
-static void pair_random(pair *p, const int windows[3], bool bidirectional) {
-    random_models(p, 640, windows);
+static void pair_random(pair *p, const gemma4_config *form, const int windows[3], bool bidirectional, bool f_theta) {
+    random_models(p, form, windows, f_theta);
     pair_create(p, bidirectional);
 }
 
@@ -425,7 +437,8 @@ static void shared_kv(void **state) {
     (void)state;
     enum { ROWS = 300, MORE = 40 };
     pair p;
-    pair_random(&p, NULL, false);
+    gemma4_config form = shared_form();
+    pair_random(&p, &form, NULL, false, false);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[ROWS + MORE];
     fill_tokens(tokens, ROWS + MORE, (int)vocab, 23);
@@ -454,6 +467,46 @@ static void shared_kv(void **state) {
         }
         for (int b = 0; b < MODELS; b++) free(logits[b]);
     }
+    free(again);
+    pair_close(&p);
+}
+
+/* Decode rows behind a window full of restored positions, some layers attending the positions of others: as close to the reference as
+ * the CPU, and the same bits in blocks of any size. */
+static void restored_window(void **state) {
+    (void)state;
+    enum { CHUNK = 230, ROWS = 5 * CHUNK, MORE = 70 };
+    static const int windows[3] = {0, 0, 0}, blocks[] = {1, 17};
+    const policy *how = &policies[2];
+    gemma4_config form = wide_form();
+    pair p;
+    pair_random(&p, &form, windows, false, true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[ROWS + MORE];
+    fill_tokens(tokens, ROWS + MORE, (int)vocab, 41);
+    float *logits[MODELS], *again = calloc(MORE * vocab, sizeof *again);
+    for (int b = 0; b < MODELS; b++) {
+        logits[b] = calloc(MORE * vocab, sizeof(float));
+        backend_cache *cache = new_cache(&p, b, how, 2048, true);
+        for (int at = 0; at < ROWS; at += CHUNK) step(&p, b, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
+        for (int at = 0; at < MORE; at += 7)
+            step(&p, b, cache, tokens + ROWS + at, 7, 7, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
+        p.ops[b]->cache_destroy(cache);
+    }
+    assert_as_close("restored window", logits[CUDA], logits[CPU], logits[REFERENCE], MORE * vocab);
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        backend_cache *cache = new_cache(&p, CUDA, how, 2048, true);
+        for (int at = 0; at < ROWS; at += CHUNK) step(&p, CUDA, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
+        for (int at = 0; at < MORE; at += blocks[i]) {
+            int n = MORE - at < blocks[i] ? MORE - at : blocks[i];
+            step(&p, CUDA, cache, tokens + ROWS + at, n, n, SEGMENT_DECODE, again + (size_t)at * vocab);
+        }
+        p.ops[CUDA]->cache_destroy(cache);
+        char what[64];
+        snprintf(what, sizeof what, "restored window, blocks of %d rows", blocks[i]);
+        assert_same_bits(what, again, logits[CUDA], MORE * vocab);
+    }
+    for (int b = 0; b < MODELS; b++) free(logits[b]);
     free(again);
     pair_close(&p);
 }
@@ -489,7 +542,8 @@ static void drafter_windows(void **state) {
     for (int w = 0; w < 2; w++) {
         for (int bidirectional = 0; bidirectional < 2; bidirectional++) {
             pair p;
-            pair_random(&p, windows[w], bidirectional);
+            gemma4_config form = shared_form();
+            pair_random(&p, &form, windows[w], bidirectional, false);
             for (int b = 0; b < MODELS; b++) draft_blocks(&p, b, found[w][bidirectional][b]);
             int equal = equal_drafts(found[w][bidirectional][CUDA], found[w][bidirectional][CPU]);
             int host = equal_drafts(found[w][bidirectional][REFERENCE], found[w][bidirectional][CPU]);
@@ -530,7 +584,9 @@ static void greedy_rows(void **state) {
     enum { VOCAB = 140000, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS, SCREENED = 0, FULL = 1 };
     static const int windows[] = {5, 0, 3};
     pair p;
-    random_models(&p, VOCAB, windows);
+    gemma4_config form = shared_form();
+    form.vocab = VOCAB;
+    random_models(&p, &form, windows, false);
     p.verifier->config.n_suppress_tokens = 1; /* token 0 */
     mem_account accounts[2];
     mem_account_init(&accounts[SCREENED], NULL, 0);
@@ -766,7 +822,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
-        cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),
+        cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),  cmocka_unit_test(restored_window),
         cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
         cmocka_unit_test(greedy_rows),
         cmocka_unit_test(refusals),

@@ -225,21 +225,47 @@ static __device__ __forceinline__ bool sees_restored(const visible_range &r, int
     return p >= r.begin && p < r.end && p >= r.sink && p < r.evicted;
 }
 
-/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. */
-static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) { return !a.final && a.restored_k ? 2 : 1; }
+enum tile_source { TILE_EXACT, TILE_RESTORED, TILE_BOTH };
 
-/* Key positions of a partition; row 0 of the step decides where sliding partitions begin. */
-static __device__ void partition_range(const cuda_attention &a, const visible_range &first, int index, int *begin, int *end) {
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding layers, where
+ * few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
+static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) {
+    return !a.final && a.restored_k && !a.sliding_window ? 2 : 1;
+}
+
+/* Key positions of a partition, and which of them; row 0 of the step decides where sliding partitions begin. */
+static __device__ tile_source partition_range(const cuda_attention &a, const visible_range &first, int sink, int index, int *begin,
+                                              int *end) {
+    tile_source source = TILE_BOTH;
     if (a.sliding_window || a.drafter) {
-        *begin = (first.begin / KEYS + index) * KEYS;
+        int tile = first.begin / KEYS + index;
+        if (a.restored_partitions) {
+            source = index < a.restored_partitions ? TILE_RESTORED : TILE_EXACT;
+            if (source == TILE_RESTORED) {
+                tile = max(first.begin, sink) / KEYS + index;
+            } else { /* visible tiles of the sink, then those from the first exact position on */
+                int oldest = first.begin / KEYS, recent = max(first.evicted / KEYS, oldest);
+                int of_sink = max(min((sink + KEYS - 1) / KEYS, recent) - oldest, 0);
+                index -= a.restored_partitions;
+                tile = index < of_sink ? oldest + index : recent + index - of_sink;
+            }
+        }
+        *begin = tile * KEYS;
         *end = *begin + KEYS;
-    } else if (index < FINE_END / FINE_KEYS) {
+        return source;
+    }
+    if (partition_sources(a) == 2) {
+        source = index % 2 ? TILE_RESTORED : TILE_EXACT;
+        index /= 2;
+    }
+    if (index < FINE_END / FINE_KEYS) {
         *begin = index * FINE_KEYS;
         *end = *begin + FINE_KEYS;
     } else {
         *begin = FINE_END + (index - FINE_END / FINE_KEYS) * COARSE_KEYS;
         *end = *begin + COARSE_KEYS;
     }
+    return source;
 }
 
 template <int D, bool SPLIT> struct attend_memory {
@@ -261,8 +287,6 @@ template <int D> static __device__ __forceinline__ int key_column(int c, int tur
     if (at >= half && at < half + turned) return turned + at - half;
     return -1;
 }
-
-enum tile_source { TILE_EXACT, TILE_RESTORED };
 
 template <int D, bool SPLIT>
 static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
@@ -478,8 +502,8 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
     visible_range first = visible(step, a, first_query / group), last = visible(step, a, last_query / group);
     int turned = turned_columns(a.pairs);
     int begin = 0, end = INT_MAX;
-    int sources = partition_sources(a);
-    if (!a.final) partition_range(a, visible(step, a, 0), blockIdx.x / sources, &begin, &end);
+    tile_source only = TILE_BOTH;
+    if (!a.final) only = partition_range(a, visible(step, a, 0), step.sink, blockIdx.x, &begin, &end);
     begin = max(begin, first.begin);
     end = min(end, last.end);
     int my_query = first_query + (int)threadIdx.x / QUERY_THREADS;
@@ -492,7 +516,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
         bool restored = a.restored_k && max(from, first.sink) < min(to, last.evicted);
         for (int pass = 0; pass < 2; pass++) {
             tile_source source = pass ? TILE_RESTORED : TILE_EXACT;
-            if (!(pass ? restored : exact) || (sources == 2 && pass != (int)blockIdx.x % 2)) continue;
+            if (!(pass ? restored : exact) || (only != TILE_BOTH && only != source)) continue;
             if (begun) __syncthreads();
             /* What earlier steps stored is there before the predecessor has ended. */
             for (int of_step = 0; of_step < 2; of_step++) {
@@ -558,7 +582,7 @@ static __host__ __device__ int partitions_until(int sliding_window, int rows, in
 }
 
 static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_step *step, const __grid_constant__ cuda_attention a) {
-    extern __shared__ float weight[]; /* [partitions] */
+    extern __shared__ float2 weight[]; /* [partitions]: of values, times their sums */
     __shared__ float shared[MERGE_THREADS / 32];
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
     int rows = __ldcg(&step->rows), used = a.partitions;
@@ -569,32 +593,37 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
     release_successor();
     wait_for_predecessor();
     /* Values of partitions without a visible key were never written: they are loaded, and then left out. */
-    float ahead[MERGE_AHEAD], top = -INFINITY, sum = 0;
+    float2 mine = (int)threadIdx.x < used ? __ldcg(state + threadIdx.x) : make_float2(-INFINITY, 0);
+    float ahead[MERGE_AHEAD], top = mine.x;
 #pragma unroll
     for (int i = 0; i < MERGE_AHEAD; i++) ahead[i] = i < used ? __ldcg(partial + (size_t)i * a.head_dim) : 0;
-    for (int i = threadIdx.x; i < used; i += MERGE_THREADS) top = fmaxf(top, __ldcg(state + i).x);
+    for (int i = threadIdx.x + MERGE_THREADS; i < used; i += MERGE_THREADS) top = fmaxf(top, __ldcg(state + i).x);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
     if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = top;
     __syncthreads();
     for (int w = 0; w < MERGE_THREADS / 32; w++) top = fmaxf(top, shared[w]);
     for (int i = threadIdx.x; i < used; i += MERGE_THREADS) {
-        float2 s = __ldcg(state + i);
+        float2 s = i < MERGE_THREADS ? mine : __ldcg(state + i);
         float w = s.y > 0 ? expf(s.x - top) : 0;
-        weight[i] = w;
-        sum += w * s.y;
+        weight[i] = make_float2(w, w * s.y);
     }
-    sum = block_sum<MERGE_THREADS>(sum, shared);
+    __syncthreads();
     if (d >= a.head_dim) return;
-    float out = 0;
+    /* In ascending order, for where a partition stands among those of a step depends on the step's first row. */
+    float out = 0, sum = 0;
 #pragma unroll
     for (int i = 0; i < MERGE_AHEAD; i++) {
-        if (i < used && weight[i] != 0) out += weight[i] * ahead[i];
+        if (i >= used || weight[i].x == 0) continue;
+        out += weight[i].x * ahead[i];
+        sum += weight[i].y;
     }
 #pragma unroll 16
     for (int i = MERGE_AHEAD; i < used; i++) {
         float value = __ldcg(partial + (size_t)i * a.head_dim);
-        if (weight[i] != 0) out += weight[i] * value;
+        if (weight[i].x == 0) continue;
+        out += weight[i].x * value;
+        sum += weight[i].y;
     }
     as_bf16(a.out)[(size_t)row * a.ldo + (size_t)head * a.head_dim + d] = __float2bfloat16_rn(out / sum);
 }
@@ -605,6 +634,18 @@ size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int part
 
 int cuda_attention_partitions(int sliding_window, int rows, int end) { return partitions_until(sliding_window, rows, end); }
 
+/* Tiles that so many neighbouring positions can touch. */
+static int most_tiles(int positions) { return positions > 0 ? (positions - 2 + KEYS) / KEYS + 1 : 0; }
+
+int cuda_attention_restored_partitions(int sliding_window, int window, int rows) {
+    return window < sliding_window ? most_tiles(sliding_window - window + rows - 1) : 0;
+}
+
+int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows) {
+    int all = partitions_until(sliding_window, rows, 0), bounded = ceil_div(sink, KEYS) + most_tiles(window + rows - 1);
+    return bounded < all ? bounded : all;
+}
+
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
@@ -613,7 +654,7 @@ static void launch_attend(const cuda_launch *l, const cuda_step *step, const cud
                   step, *a);
     if (a->final) return;
     launch_kernel(l, merge_kernel, dim3(rows * a->heads, ceil_div(D, MERGE_THREADS)), dim3(MERGE_THREADS),
-                  (size_t)a->partitions * sizeof(float), step, *a);
+                  (size_t)a->partitions * sizeof(float2), step, *a);
 }
 
 template <int D> static void launch_split(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {

@@ -45,6 +45,7 @@ typedef struct graph_key {
     int partitions;  /* of full-attention layers */
     int restored;    /* positions of the restore buffers; 0: no restored policy */
     const void *latents; /* ring whose latents are decoded; NULL: none */
+    int sink, window;    /* of a restored policy */
     bool aux;        /* aux hidden states are kept */
     bool leaders;    /* the head is followed by them */
     bool greedy;     /* only the choice of rows is wanted */

@@ -27,6 +27,8 @@ typedef struct pass {
     int attended_layers;   /* of those, layers that have used them */
     int next_restored;     /* first layer that may come after them */
     bool restore_turns[2]; /* by gemma4_layer_type: layers whose keys are turned where they are decoded */
+    bool chained;          /* restored layers are decoded between the kernels of the step, not beside them */
+    int held_source;       /* chained: layer whose positions the restore buffers hold; -1: none */
     cudaError_t failure;   /* of prompt kernels and copies */
 } pass;
 
@@ -97,38 +99,51 @@ static cuda_launch restore_launch(const pass *p) {
                          .multiprocessors = step->multiprocessors, .profiler = step->profiler};
 }
 
-static void restore_layer(pass *p, int source, int set) {
+/* Positions of one layer of the latent ring that the step can see, at most. */
+static int restored_positions(const pass *p) {
+    int sliding = p->model->config->sliding_window, window = p->cache->options.window;
+    return p->prompt ? sliding : (window < sliding ? sliding - window : 0) + p->rows;
+}
+
+static void restore_layer(pass *p, int source, int set, const cuda_launch *l) {
     backend_model *m = p->model;
-    cuda_launch side = restore_launch(p);
     cuda_restore r = restore_of(m, source);
     r.k = restored_set(&m->restored_k, set);
     r.v = restored_set(&m->restored_v, set);
     const latent_store *latent = &p->cache->latent;
+    if (latent->ring && prompt_gemm_restores(&r)) {
+        int positions = restored_positions(p);
+        double elements = 2.0 * r.decoder_k->out * r.rank;
+        cuda_profile_part(l, "decode latents", sizeof(cuda_bf16) * (elements + 2.0 * positions * r.rank), 2 * elements * positions);
+        cuda_profile_begin(l, NULL);
+        note(p, prompt_gemm_restore(l, m->step, &r, latent->codes.data, latent->capacity, positions, p->chained));
+        cuda_profile_end(l);
+        return;
+    }
     if (latent->ring) {
         const cuda_matrix *decoders[2] = {r.decoder_k, r.decoder_v};
         float *raw[2] = {m->raw_k.data, m->raw_v.data};
-        bool finished = prompt_gemm_restores(&r);
         for (int half = 0; half < 2; half++) {
             /* All slots of the ring, in their order: positions are found behind the product. */
             prompt_gemm_args args = {.a = (const cuda_bf16 *)latent->codes.data + (size_t)half * (size_t)r.rank,
                                      .lda = 2 * (size_t)r.rank, .w = decoders[half]->data, .ldw = (size_t)decoders[half]->ld,
-                                     .out = finished ? half ? r.v : r.k : (void *)raw[half], .ldo = (size_t)decoders[half]->out,
+                                     .out = raw[half], .ldo = (size_t)decoders[half]->out,
                                      .m = latent->capacity, .n = decoders[half]->out, .k = r.rank};
             double elements = (double)args.n * args.k;
-            cuda_profile_part(&side, "decode latents", sizeof(cuda_bf16) * (elements + (double)args.m * args.k), 2 * elements * args.m);
-            cuda_profile_begin(&side, NULL);
-            note(p, finished ? prompt_gemm_restore(&args, &r, m->step, half == 0, side.stream) : prompt_gemm(&args, side.stream));
-            cuda_profile_end(&side);
+            cuda_profile_part(l, "decode latents", sizeof(cuda_bf16) * (elements + (double)args.m * args.k), 2 * elements * args.m);
+            cuda_profile_begin(l, NULL);
+            note(p, prompt_gemm(&args, l->stream));
+            cuda_profile_end(l);
         }
-        cuda_profile_part(&side, "restored K/V", 0, 0);
-        if (!finished) cuda_finish_restored(&side, m->step, &r, raw[0], raw[1], latent->capacity);
+        cuda_profile_part(l, "restored K/V", 0, 0);
+        cuda_finish_restored(l, m->step, &r, raw[0], raw[1], latent->capacity);
         return;
     }
     const gemma4_layer_config *lc = &m->config->layer[source];
     int positions = lc->type == GEMMA4_FULL ? p->key.restored : m->config->sliding_window;
     if (positions > p->key.restored) positions = p->key.restored;
-    cuda_profile_part(&side, "restored K/V", 0, 0);
-    cuda_restore_rows(&side, m->step, &r, positions);
+    cuda_profile_part(l, "restored K/V", 0, 0);
+    cuda_restore_rows(l, m->step, &r, positions);
 }
 
 /* Asks for the next layer that restores, into the buffers that the layer before the last one has left. Layers whose K/V are
@@ -140,22 +155,41 @@ static void restore_next(pass *p) {
         p->next_restored++;
     if (p->next_restored == m->config->layers) return;
     int set = p->restored_layers++ % 2;
-    restore_layer(p, m->config->layer[p->next_restored++].kv_source, set);
+    cuda_launch side = restore_launch(p);
+    restore_layer(p, m->config->layer[p->next_restored++].kv_source, set, &side);
     note(p, cudaEventRecord(m->restored[set], m->restore_stream));
+}
+
+/* Behind the norms that end `layer` (-1: behind the embedding): decodes what the next layer that restores will attend. It begins while
+ * the layer's last products and norms leave multiprocessors idle. The buffers' last readers are long done, as a product lies
+ * between, and so will be the decoding when it is read. */
+static void restore_in_chain(pass *p, int layer) {
+    backend_model *m = p->model;
+    int next = layer + 1;
+    while (next < m->config->layers && !cuda_cache_restores_layer(p->cache, m->config->layer[next].kv_source)) next++;
+    if (next == m->config->layers || m->config->layer[next].kv_source == p->held_source) return;
+    cuda_launch launch = *p->launch;
+    if (layer < 0) launch.programmatic = 0; /* the turns that it reads have just been made */
+    p->held_source = m->config->layer[next].kv_source;
+    restore_layer(p, p->held_source, 0, &launch);
 }
 
 static void start_restoring(pass *p) {
     backend_model *m = p->model;
-    note(p, cudaEventRecord(m->restore_start, p->launch->stream));
-    note(p, cudaStreamWaitEvent(m->restore_stream, m->restore_start, 0));
-    cuda_launch side = restore_launch(p);
+    cuda_launch side = p->chained ? *p->launch : restore_launch(p);
+    if (!p->chained) {
+        note(p, cudaEventRecord(m->restore_start, p->launch->stream));
+        note(p, cudaStreamWaitEvent(m->restore_stream, m->restore_start, 0));
+    }
     cuda_profile_part(&side, "restored K/V", 0, 0);
     for (int type = 0; type < 2; type++) {
         if (!p->restore_turns[type]) continue;
         cuda_restore_turns(&side, m->step, m->inverse_frequency[type], m->config->rope[type].rotated_pairs, type == GEMMA4_FULL,
                            p->cache->latent.capacity, m->restore_turns[type].data);
     }
-    restore_next(p);
+    p->held_source = -1;
+    if (p->chained) restore_in_chain(p, -1);
+    else restore_next(p);
 }
 
 static void prompt_attend(pass *p, int layer, int source) {
@@ -235,8 +269,8 @@ static void run_attention(pass *p, int layer) {
         .q_out = m->q_heads, .chunk_k = chunk ? m->chunk_k : NULL, .chunk_v = chunk ? m->chunk_v : NULL, .layer = layer,
     };
     bool restored = p->key.restored && cuda_cache_restores_layer(p->cache, source);
-    int set = p->attended_layers % 2;
-    if (restored) { /* this layer's positions must be there; the next one's are decoded while it attends */
+    int set = p->chained ? 0 : p->attended_layers % 2;
+    if (restored && !p->chained) { /* this layer's positions must be there; the next one's are decoded while it attends */
         note(p, cudaEventRecord(m->projected, p->launch->stream));
         note(p, cudaStreamWaitEvent(m->restore_stream, m->projected, 0));
         restore_next(p);
@@ -259,7 +293,13 @@ static void run_attention(pass *p, int layer) {
         };
         a.partitions = p->prompt ? 1 : lc->type == GEMMA4_FULL ? p->key.partitions
                                                                : cuda_attention_partitions(c->sliding_window, p->rows, 0);
-        if (restored && !p->prompt) a.partitions *= 2;
+        if (restored && !p->prompt && !a.sliding_window) {
+            a.partitions *= 2;
+        } else if (restored && !p->prompt) {
+            const backend_cache_options *o = &p->cache->options;
+            a.restored_partitions = cuda_attention_restored_partitions(a.sliding_window, o->window, p->rows);
+            a.partitions = a.restored_partitions + cuda_attention_exact_partitions(a.sliding_window, o->sink, o->window, p->rows);
+        }
         part_of_attention(p, layer, restored);
         cuda_attend(p->launch, m->step, &a, p->rows);
     }
@@ -279,6 +319,16 @@ static void run_attention(pass *p, int layer) {
 }
 
 /* ------------------------------------------------------------------------------------------ feed forward */
+
+/* The first of the drafter's targets from `first` on that is this layer's output; -1: none is, or nobody wants it. */
+static int next_target(const pass *p, int layer, int first) {
+    if (!p->key.aux) return -1;
+    const dflash_config *d = &p->model->options.drafter->config;
+    for (int t = first; t < d->targets; t++) {
+        if (d->target_layer[t] == layer) return t;
+    }
+    return -1;
+}
 
 static void prompt_feed_forward(pass *p, int layer) {
     backend_model *m = p->model;
@@ -356,6 +406,13 @@ static void run_feed_forward(pass *p, int layer) {
         .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h_in = h, .h = m->h, .x = m->x,
         .normed = last && !c->ple_width ? m->normed : NULL, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
     };
+    int target = c->ple_width ? -1 : next_target(p, layer, 0);
+    if (target >= 0) {
+        after.step = m->step;
+        after.aux = p->prompt ? m->aux : NULL;
+        after.aux_width = m->options.drafter->config.targets * c->hidden;
+        after.aux_column = target * c->hidden;
+    }
     cuda_profile_part(p->launch, "norms after feed-forward", 0, 0);
     cuda_after_ffn_rows(p->launch, &after, &m->route, p->rows);
 }
@@ -397,16 +454,15 @@ static void copy_hidden(pass *p, int index, const float *from) {
                             p->launch->stream));
 }
 
-/* Outputs of the drafter's target layers: prompt rows into the model's buffer, decode rows behind the cache's backlog. */
+/* Outputs of the drafter's target layers: prompt rows into the model's buffer, decode rows behind the cache's backlog. The first
+ * is the feed-forward block's own where that ends the layer. */
 static void copy_aux(pass *p, int layer) {
     backend_model *m = p->model;
-    if (!p->key.aux) return;
-    const dflash_config *d = &m->options.drafter->config;
-    for (int t = 0; t < d->targets; t++) {
-        if (d->target_layer[t] != layer) continue;
-        cuda_copy_aux(p->launch, m->step, m->h, p->prompt ? m->aux : NULL, d->targets * m->config->hidden,
-                      t * m->config->hidden, m->config->hidden, p->rows);
-    }
+    int hidden = m->config->hidden, t = next_target(p, layer, 0);
+    if (t >= 0 && !m->config->ple_width) t = next_target(p, layer, t + 1);
+    for (; t >= 0; t = next_target(p, layer, t + 1))
+        cuda_copy_aux(p->launch, m->step, m->h, p->prompt ? m->aux : NULL, m->options.drafter->config.targets * hidden, t * hidden,
+                      hidden, p->rows);
 }
 
 static void run_layers(pass *p) {
@@ -426,6 +482,7 @@ static void run_layers(pass *p) {
         run_feed_forward(p, i);
         if (c->ple_width) run_ple(p, i);
         copy_aux(p, i);
+        if (p->chained) restore_in_chain(p, i);
         if (i + 1 < c->layers) copy_hidden(p, i + 1, m->h);
     }
     copy_hidden(p, c->layers, m->normed);
@@ -482,8 +539,8 @@ static kakeya_status capture(backend_model *m, const graph_key *key, void (*enqu
 
 static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux &&
-           a->latents == b->latents && a->restore_all == b->restore_all && a->leaders == b->leaders &&
-           a->greedy == b->greedy && a->draft_window == b->draft_window;
+           a->latents == b->latents && a->sink == b->sink && a->window == b->window && a->restore_all == b->restore_all &&
+           a->leaders == b->leaders && a->greedy == b->greedy && a->draft_window == b->draft_window;
 }
 
 kakeya_status forward_run_graph(backend_model *m, const graph_key *key, void (*enqueue)(void *), void *context,
@@ -527,11 +584,12 @@ static kakeya_status prepare_rope_tables(pass *p, int end, kakeya_error *error) 
     return KAKEYA_OK;
 }
 
-/* What layers whose latents lie in a ring need; `row`: bytes of the widest K (or V) row. */
+/* What layers whose latents lie in a ring need, and how they are decoded; `row`: bytes of the widest K (or V) row. */
 static kakeya_status grow_restore_buffers(pass *p, size_t row, kakeya_error *error) {
     backend_model *m = p->model;
     const backend_cache *c = p->cache;
     kakeya_status status = KAKEYA_OK;
+    p->chained = !p->prompt;
     for (int i = 0; i < m->config->layers && !status; i++) {
         if (!cuda_cache_restores_layer(c, i) || m->config->layer[i].kv_source != i) continue;
         cuda_restore r = restore_of(m, i);
@@ -541,6 +599,7 @@ static kakeya_status grow_restore_buffers(pass *p, size_t row, kakeya_error *err
             p->restore_turns[r.full] = true;
             continue;
         }
+        p->chained = false;
         size_t raw = (size_t)c->latent.capacity * row / sizeof(cuda_bf16) * sizeof(float);
         status = model_grow(m, &m->raw_k, raw, "decoded latents", error);
         if (!status) status = model_grow(m, &m->raw_v, raw, "decoded latents", error);
@@ -562,6 +621,8 @@ static kakeya_status prepare_pass(pass *p, kakeya_error *error) {
         p->key.restored = config->sliding_window;
         if (restore_all) p->key.restored = power_of_two(config->sliding_window, end);
         p->key.latents = c->latent.codes.data;
+        p->key.sink = c->options.sink;
+        p->key.window = c->options.window;
     }
     size_t partial = 0, row = 0;
     for (int i = 0; i < config->layers; i++) {

@@ -166,8 +166,11 @@ typedef struct cuda_after_ffn {
     float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
     float eps;
     int hidden, ldx;
+    const cuda_step *step;
+    float *aux; /* of prompts; NULL: the backlog of the step's cache */
+    int aux_width, aux_column; /* width 0: no aux hidden states of this layer */
 } cuda_after_ffn;
-/* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm). */
+/* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm); aux rows get h, as by cuda_copy_aux. */
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
 
 /* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch. */
@@ -301,7 +304,8 @@ typedef struct cuda_attention {
     int drafter;         /* layer counts drafter layers; keys: context, then the block itself */
     int causal;          /* drafter: rows of the block see only earlier ones */
     float *partial;      /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
-    int partitions;      /* at most so many, twice as many with restored keys; 1 with final = 1: whole rows in one pass */
+    int partitions;      /* at most so many; 1 with final = 1: whole rows in one pass */
+    int restored_partitions; /* sliding layers: so many of them, the first, are of restored keys, the others of exact ones */
     int final;
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
@@ -311,6 +315,9 @@ cudaError_t cuda_attention_prepare(int head_dim);
 size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions);
 /* Partitions that a decode step ending at position `end` (exclusive) can touch. */
 int cuda_attention_partitions(int sliding_window, int rows, int end);
+/* The same of a sliding layer where [sink, t - window] is evicted before position t. */
+int cuda_attention_restored_partitions(int sliding_window, int window, int rows);
+int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows);
 
 typedef struct cuda_restore {
     const cuda_matrix *decoder_k, *decoder_v; /* [kv_heads * head_dim][rank] */
@@ -327,7 +334,7 @@ void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_r
 /* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
 void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
                           const float *raw_v, int capacity);
-/* The turns of the positions in the slots of a ring. */
+/* The turns of the positions in the slots of a ring; in each 32 pairs those that a thread of prompt_gemm_restore holds are apart. */
 void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
                         float2 *turns);
 cudaError_t cuda_restore_prepare(int largest_head_dim);

@@ -453,7 +453,7 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
     return cuda_check(cuda_restore_prepare(model_limits(m).head_dim), "preparing the restoration kernels", error);
 }
 
-/* Evicted positions are restored on a stream of their own, beside the layers that wait for memory. */
+/* Where evicted positions are not decoded between the kernels of a step, they are beside it, on a stream of their own. */
 static kakeya_status create_restore_stream(backend_model *m, kakeya_error *error) {
     cudaEvent_t *events[] = {&m->restore_start, &m->restored[0], &m->restored[1], &m->projected};
     cudaError_t status = cudaStreamCreateWithFlags(&m->restore_stream, cudaStreamNonBlocking);

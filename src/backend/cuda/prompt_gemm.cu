@@ -7,7 +7,7 @@
  * of the gate with eight of the up matrix in one tile of W, so that a thread holds both factors of its elements. On
  * sm_90a the largest tiles are prompt_gemm_bulk.cuh's. */
 #include "backend/cuda/prompt_gemm.cuh"
-#include "backend/cuda/prompt_gemm_bulk.cuh"
+#include "backend/cuda/prompt_gemm_restore.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
 
 namespace {
@@ -295,7 +295,7 @@ bool fits_large(const gemm_params &p, const device_limits &limits) {
 /* Whether this device runs bulk_kernel: its code is there (sm_90a) and its memory suffices. */
 bool has_bulk(const gemm_params &p, const device_limits &limits) {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, bulk_kernel<false, plain_rows<false>>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, bulk_kernel<false>) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
@@ -307,28 +307,45 @@ typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32
                                     const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* A map of bf16 [matrices][rows][columns] in boxes of 128 rows of one panel; what lies outside reads as zero. */
+/* A map of bf16 [matrices][rows][columns] in boxes of so many rows of one panel; what lies outside reads as zero. */
 bool encode_map(encode_function encode, CUtensorMap *map, int dimensions, const __nv_bfloat16 *data, int columns,
-                size_t row_stride, int rows, size_t matrix_stride, int matrices) {
+                size_t row_stride, int rows, size_t matrix_stride, int matrices, int box_rows = bulk_tile::BOX) {
     cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                            static_cast<cuuint64_t>(matrices)};
     cuuint64_t strides[2] = {row_stride * sizeof(__nv_bfloat16), matrix_stride * sizeof(__nv_bfloat16)};
-    cuuint32_t box[3] = {PANEL_COLUMNS, bulk_tile::BOX, 1}, steps[3] = {1, 1, 1};
+    cuuint32_t box[3] = {PANEL_COLUMNS, static_cast<cuuint32_t>(box_rows), 1}, steps[3] = {1, 1, 1};
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dimensions),
                   const_cast<__nv_bfloat16 *>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <bool GATED, class WRITER>
-cudaError_t launch_bulk(const gemm_params &p, const WRITER &writer, const device_limits &limits, cudaStream_t stream) {
+/* A map of a decoder [rows][columns] as restore_maps has it. */
+bool encode_decoder(encode_function encode, CUtensorMap *map, const __nv_bfloat16 *data, int columns, size_t row_stride,
+                    int rows) {
+    cuuint64_t row = row_stride * sizeof(__nv_bfloat16);
+    cuuint64_t sizes[5] = {static_cast<cuuint64_t>(columns), 2, 4, 4, static_cast<cuuint64_t>(rows / 32)};
+    cuuint64_t strides[4] = {row, 8 * row, 2 * row, 32 * row};
+    cuuint32_t box[5] = {PANEL_COLUMNS, 2, 4, 4, bulk_tile::BOX / 32}, steps[5] = {1, 1, 1, 1, 1};
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<__nv_bfloat16 *>(data), sizes, strides, box,
+                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+cudaError_t find_encode(encode_function *encode) {
     void *entry = nullptr;
     cudaDriverEntryPointQueryResult found;
     cudaError_t status =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    if (status == cudaSuccess && !entry) status = cudaErrorNotSupported;
+    *encode = reinterpret_cast<encode_function>(entry);
+    return status;
+}
+
+template <bool GATED> cudaError_t launch_bulk(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
+    encode_function encode;
+    cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
-    if (!entry) return cudaErrorNotSupported;
-    encode_function encode = reinterpret_cast<encode_function>(entry);
     int matrices = p.expert_begin ? p.experts : 1;
     size_t matrix_stride = p.expert_begin ? p.expert_stride : static_cast<size_t>(p.n) * p.ldw;
     bulk_maps maps = {};
@@ -341,18 +358,17 @@ cudaError_t launch_bulk(const gemm_params &p, const WRITER &writer, const device
     int tiles = (p.m + bulk_tile::M - 1) / bulk_tile::M * ((p.n + width - 1) / width);
     if (!p.expert_begin && tiles < blocks) blocks = tiles;
     int bytes = bulk_tile::BYTES + table_bytes(p);
-    status = cudaFuncSetAttribute(bulk_kernel<GATED, WRITER>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    status = cudaFuncSetAttribute(bulk_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
-    bulk_kernel<GATED, WRITER>
-        <<<static_cast<unsigned>(blocks), bulk_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, writer);
+    bulk_kernel<GATED>
+        <<<static_cast<unsigned>(blocks), bulk_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps);
     return cudaGetLastError();
 }
 
 /* The largest tiles this device has. */
 cudaError_t launch_large(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
     if (has_bulk(p, limits))
-        return p.w_up ? launch_bulk<true>(p, plain_rows<true>(), limits, stream)
-                      : launch_bulk<false>(p, plain_rows<false>(), limits, stream);
+        return p.w_up ? launch_bulk<true>(p, limits, stream) : launch_bulk<false>(p, limits, stream);
     return launch_tile<large_tile>(p, limits, stream);
 }
 
@@ -401,14 +417,38 @@ extern "C" int prompt_gemm_restores(const cuda_restore *r) {
            has_bulk(gemm_params(), limits);
 }
 
-extern "C" cudaError_t prompt_gemm_restore(const prompt_gemm_args *args, const cuda_restore *r, const cuda_step *step,
-                                           int keys, cudaStream_t stream) {
-    if (!valid_args(args)) return cudaErrorInvalidValue;
-    device_limits limits;
-    cudaError_t status = query_limits(&limits);
+extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_step *step, const cuda_restore *r,
+                                           const cuda_bf16 *codes, int capacity, int positions, int chained) {
+    if (capacity <= 0 || capacity % PIECE != 0 || positions <= 0 || r->rank % 8 != 0) return cudaErrorInvalidValue;
+    encode_function encode;
+    cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
-    restored_rows writer = {step, *r, args->m, keys != 0};
-    return launch_bulk<false>(make_params(args), writer, limits, stream);
+    restore_maps maps;
+    for (int half = 0; half < 2; half++) {
+        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(codes) + half * r->rank;
+        const cuda_matrix *decoder = half ? r->decoder_v : r->decoder_k;
+        const __nv_bfloat16 *w = reinterpret_cast<const __nv_bfloat16 *>(decoder->data);
+        size_t lda = 2 * static_cast<size_t>(r->rank), ldw = static_cast<size_t>(decoder->ld);
+        if (!encode_map(encode, &maps.latents[half], 2, a, r->rank, lda, capacity, 0, 1) ||
+            !encode_map(encode, &maps.pieces[half], 2, a, r->rank, lda, capacity, 0, 1, PIECE) ||
+            !encode_decoder(encode, &maps.decoder[half], w, r->rank, ldw, decoder->out)) {
+            return cudaErrorInvalidValue;
+        }
+    }
+    status = cudaFuncSetAttribute(restore_latents_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, RESTORE_BYTES);
+    if (status != cudaSuccess) return status;
+    int tiles = 2 * r->kv_heads * ((positions + PIECE - 1 + bulk_tile::M - 1) / bulk_tile::M);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(tiles < l->multiprocessors ? tiles : l->multiprocessors));
+    config.blockDim = dim3(bulk_tile::THREADS);
+    config.dynamicSmemBytes = RESTORE_BYTES;
+    config.stream = l->stream;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = l->programmatic ? 1 : 0;
+    return cudaLaunchKernelEx(&config, restore_latents_kernel, restore_params{step, *r, capacity, chained != 0}, maps);
 }
 
 extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {

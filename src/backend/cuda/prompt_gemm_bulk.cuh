@@ -6,7 +6,6 @@
 
 #include <cuda.h>
 
-#include "backend/cuda/kernels.h"
 #include "backend/cuda/prompt_gemm.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
 
@@ -25,74 +24,6 @@ struct bulk_tile {
     static constexpr int TILES_BEFORE = BARRIERS + 2 * STAGES * 8, BYTES = TILE_ALIGNMENT + TILES_BEFORE;
     /* of a thread; together they may not exceed what the launch was given, THREADS * 168 */
     static constexpr int LOADER_REGISTERS = 120, CONSUMER_REGISTERS = 192;
-};
-
-/* What becomes of a thread's part of a tile: rows `row` and `row` + 8, of each the columns `column` + 8 j and their
- * neighbours in acc[4 j + 2 half] and behind. */
-template <bool GATED> struct plain_rows {
-    __device__ __forceinline__ void write(const gemm_params &p, const tile_place &t, const float (&acc)[128], int row,
-                                          int column) const {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (row + half * 8 < t.rows)
-                write_row<GATED, false, 32>(p, static_cast<size_t>(t.first_row + row + half * 8),
-                                            t.first_column + column, acc + half * 2);
-        }
-    }
-};
-
-/* Keys or values of evicted positions; a tile's columns are one head, a row is a slot of the ring of latents. */
-struct restored_rows {
-    const cuda_step *step;
-    cuda_restore r;
-    int capacity;
-    bool keys;
-
-    __device__ __forceinline__ void write(const gemm_params &p, const tile_place &t, const float (&acc)[128], int row,
-                                          int column) const {
-        const cuda_latent_view &latent = step->cache->latent;
-        int begin = step->restored_begin[r.full], end = step->restored_end, head = t.first_column / bulk_tile::N;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int slot = t.first_row + row + half * 8, ahead = slot - begin % capacity;
-            if (ahead < 0) ahead += capacity;
-            bool wanted = row + half * 8 < t.rows && begin + ahead < end;
-            float scale = 0;
-            if (keys) {
-#pragma unroll
-                for (int j = 0; j < 32; j++)
-                    scale += acc[j * 4 + half * 2] * acc[j * 4 + half * 2] +
-                             acc[j * 4 + half * 2 + 1] * acc[j * 4 + half * 2 + 1];
-                scale += __shfl_xor_sync(~0u, scale, 1);
-                scale += __shfl_xor_sync(~0u, scale, 2);
-                scale = rsqrtf(scale / static_cast<float>(bulk_tile::N) + r.eps);
-            } else if (wanted) {
-                scale = latent.scales[static_cast<size_t>(slot) * latent.heads +
-                                      step->cache->layer[r.layer].latent_head + head];
-            }
-            if (!wanted) continue;
-            uint16_t *out =
-                (keys ? r.k : r.v) + (static_cast<size_t>(ahead) * r.kv_heads + head) * bulk_tile::N + column;
-            const float4 *turns =
-                reinterpret_cast<const float4 *>(r.turns + static_cast<size_t>(slot) * (bulk_tile::N / 2) + column);
-#pragma unroll
-            for (int j = 0; j < 16; j++) {
-                const float *low = acc + j * 4 + half * 2, *high = low + 64;
-                float a = low[0] * scale, b = low[1] * scale, c = high[0] * scale, d = high[1] * scale;
-                if (keys) {
-                    float2 first = *reinterpret_cast<const float2 *>(r.k_norm + column + j * 8);
-                    float2 second = *reinterpret_cast<const float2 *>(r.k_norm + column + j * 8 + bulk_tile::N / 2);
-                    float4 turn = turns[j * 4]; /* cosine and sine of two neighbours */
-                    a *= first.x, b *= first.y, c *= second.x, d *= second.y;
-                    float x = a, y = b;
-                    a = x * turn.x - c * turn.y, b = y * turn.z - d * turn.w;
-                    c = c * turn.x + x * turn.y, d = d * turn.z + y * turn.w;
-                }
-                *reinterpret_cast<uint32_t *>(out + j * 8) = pack_pair(a, b);
-                *reinterpret_cast<uint32_t *>(out + j * 8 + bulk_tile::N / 2) = pack_pair(c, d);
-            }
-        }
-    }
 };
 
 #if PROMPT_WGMMA
@@ -166,6 +97,18 @@ struct bulk_context {
         return find_tile<bulk_tile::M>(p, tiles_before, tile, n_tiles, width);
     }
 };
+
+/* By the first thread; a barrier follows. `arrivals`: threads that announce a stage's bytes. */
+__device__ __forceinline__ void init_stages(uint32_t base, int arrivals) {
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < bulk_tile::STAGES; i++) {
+        barrier_init(base + static_cast<uint32_t>(bulk_tile::BARRIERS + i * 8), arrivals);
+        barrier_init(base + static_cast<uint32_t>(bulk_tile::BARRIERS + (bulk_tile::STAGES + i) * 8),
+                     bulk_tile::CONSUMER_WARPS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    warpgroup_publish();
+}
 
 /* One thread. */
 template <bool GATED>
@@ -259,8 +202,7 @@ __device__ __forceinline__ void multiply_rows(const bulk_context &c, ring_place 
     if (lane == 0) barrier_arrive(c.empty(before));
 }
 
-template <bool GATED, class WRITER>
-__device__ __forceinline__ void consume_tiles(const bulk_context &c, const WRITER &writer, int warpgroup) {
+template <bool GATED> __device__ __forceinline__ void consume_tiles(const bulk_context &c, int warpgroup) {
     int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     ring_place r;
     for (int tile = static_cast<int>(blockIdx.x); tile < c.tiles; tile += static_cast<int>(gridDim.x)) {
@@ -280,7 +222,13 @@ __device__ __forceinline__ void consume_tiles(const bulk_context &c, const WRITE
         } else {
             multiply_rows(c, r, acc, warpgroup, lane);
         }
-        writer.write(c.p, t, acc, warpgroup * 64 + warp * 16 + lane / 4, lane % 4 * 2);
+        int row = warpgroup * 64 + warp * 16 + lane / 4;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (row + half * 8 < t.rows)
+                write_row<GATED, false, 32>(c.p, static_cast<size_t>(t.first_row + row + half * 8),
+                                            t.first_column + lane % 4 * 2, acc + half * 2);
+        }
     }
 }
 
@@ -288,25 +236,16 @@ __device__ __forceinline__ void consume_tiles(const bulk_context &c, const WRITE
 #define PROMPT_BULK_BOUNDS __launch_bounds__(32, 1) /* tells the host that there is no body */
 #endif
 
-template <bool GATED, class WRITER>
+template <bool GATED>
 __global__ void PROMPT_BULK_BOUNDS bulk_kernel(const __grid_constant__ gemm_params p,
-                                               const __grid_constant__ bulk_maps maps,
-                                               const __grid_constant__ WRITER writer) {
+                                               const __grid_constant__ bulk_maps maps) {
 #if PROMPT_WGMMA
     extern __shared__ char memory[];
     uint32_t raw = shared_address(memory), base = align_tile(raw);
     int *tiles_before = reinterpret_cast<int *>(memory + (base - raw) + bulk_tile::TILES_BEFORE);
     int warpgroup = static_cast<int>(threadIdx.x) / 128, width = GATED ? bulk_tile::N / 2 : bulk_tile::N;
     bulk_context c = {p, base, tiles_before, (p.n + width - 1) / width, 0, (p.k + TILE_K - 1) / TILE_K, width};
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < bulk_tile::STAGES; i++) {
-            barrier_init(base + static_cast<uint32_t>(bulk_tile::BARRIERS + i * 8), p.rows ? 2 : 1);
-            barrier_init(base + static_cast<uint32_t>(bulk_tile::BARRIERS + (bulk_tile::STAGES + i) * 8),
-                         bulk_tile::CONSUMER_WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-        warpgroup_publish();
-    }
+    init_stages(base, p.rows ? 2 : 1);
     if (p.expert_begin) count_tiles<bulk_tile::M, bulk_tile::THREADS>(p, tiles_before);
     __syncthreads();
     c.tiles = (p.expert_begin ? tiles_before[p.experts] : (p.m + bulk_tile::M - 1) / bulk_tile::M) * c.n_tiles;
@@ -321,7 +260,7 @@ __global__ void PROMPT_BULK_BOUNDS bulk_kernel(const __grid_constant__ gemm_para
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(bulk_tile::CONSUMER_REGISTERS));
-        consume_tiles<GATED>(c, writer, warpgroup - 1);
+        consume_tiles<GATED>(c, warpgroup - 1);
     }
 #endif
 }

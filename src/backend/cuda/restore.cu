@@ -148,7 +148,8 @@ static __global__ void restore_turns_kernel(const cuda_step *step, const float *
     if (ahead < 0) ahead += capacity;
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
         float2 turn;
-        sincosf((float)(begin + ahead) * inverse_frequency[j], &turn.y, &turn.x);
+        int pair = (j & ~31) | (j >> 1 & 3) << 3 | (j >> 3 & 3) << 1 | (j & 1); /* as prompt_gemm_restore.cuh orders columns */
+        sincosf((float)(begin + ahead) * inverse_frequency[pair], &turn.y, &turn.x);
         turns[(size_t)blockIdx.x * pairs + j] = turn;
     }
 }

@@ -244,6 +244,12 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
         }
         __syncthreads();
     }
+    float *aux = nullptr;
+    if (a.aux_width) {
+        aux = a.aux ? a.aux + (size_t)blockIdx.x * a.aux_width
+                    : a.step->cache->aux + (size_t)(a.step->aux_row + (int)blockIdx.x) * a.aux_width;
+        aux += a.aux_column;
+    }
     release_successor();
     wait_for_predecessor();
     row_part<V> branch = load_part<V>(a.dense + (size_t)blockIdx.x * n, n);
@@ -272,6 +278,7 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
         int i = 4 * ((int)threadIdx.x + v * WIDE_THREADS);
         if (i >= n) continue;
         *reinterpret_cast<float4 *>(h_row + i) = h.part[v];
+        if (aux) *reinterpret_cast<float4 *>(aux + i) = h.part[v];
         float4 normed = a.next_norm ? h.part[v] * scale * next.part[v] : h.part[v];
         store_part_bf16(a.x + (size_t)blockIdx.x * a.ldx, i, normed);
         if (a.normed) *reinterpret_cast<float4 *>(a.normed + (size_t)blockIdx.x * n + i) = normed;
