@@ -26,7 +26,7 @@ static const double assumed_draft_share = 0.3;
 /* Moving averages forget after about this many observations. Where the same surprise comes several times in a row the
  * text has changed its character, and what was learned before counts for little. */
 static const float acceptance_memory = 16;
-enum { SURPRISES = 3 };
+enum { SURPRISES = 3, RECENT_BLOCKS = 16, ENOUGH_SAMPLES = 3 };
 static const float memory_after_surprise = 3;
 
 /* Before any observation; worth this much of one, so that the first decides. */
@@ -58,7 +58,7 @@ static double cost_estimate(const cost_samples *samples) {
             second = x;
         }
     }
-    return (double)(samples->n < 3 ? smallest : second);
+    return (double)(samples->n < ENOUGH_SAMPLES ? smallest : second);
 }
 
 /* More rows or drafts cannot cost less: a smaller figure measured further up holds below too. */
@@ -295,20 +295,38 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     return best;
 }
 
+/* What a block of more rows may cost: one disturbed measurement of a number of rows must not keep it from being chosen, and thus
+ * measured, again. */
+static double hoped_verify_seconds(const draft_costs *costs, int rows) {
+    double seconds = draft_control_verify_seconds(costs, rows), shape = 1 + assumed_row_share * (rows - 1);
+    for (int fewer = 1; fewer < rows && costs->verify[rows].n < ENOUGH_SAMPLES; fewer++) {
+        if (costs->verify[fewer].n < ENOUGH_SAMPLES) continue;
+        double hoped = cost_estimate(&costs->verify[fewer]) * shape / (1 + assumed_row_share * (fewer - 1));
+        if (hoped < seconds) seconds = hoped;
+    }
+    return seconds;
+}
+
+/* A longer block of this kind is not to be compared with its own average but with what the time would bring otherwise, which
+ * includes the poor blocks: an answer that ends inside this one saves the next. So the most tokens beyond that are wanted. */
 int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match) {
     if (control->probing) return 0; /* a probe is about DFlash alone */
     const float *next = control->extension[ngram_match].rate;
+    const draft_budget *budget = &control->budget;
     double tokens = draft_control_tokens(&control->dflash, drafted), reached = 1;
-    double draft_seconds = draft_control_draft_seconds(&control->costs, drafted);
+    double seconds = draft_control_verify_seconds(&control->costs, drafted + 1);
+    double worth = budget->recent_seconds > 0
+                       ? budget->recent_tokens / budget->recent_seconds
+                       : tokens / (seconds + draft_control_draft_seconds(&control->costs, drafted));
     for (int i = 0; i < drafted; i++) reached *= (double)control->dflash.rate[i];
-    double best_rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1));
+    double gain = 0, most = 0;
     int best = 0;
     for (int more = 1; more <= available; more++) {
         reached *= (double)next[more - 1];
-        tokens += reached;
-        double rate = tokens / (draft_seconds + draft_control_verify_seconds(&control->costs, drafted + 1 + more));
-        if (rate <= best_rate) continue;
-        best_rate = rate;
+        gain += reached;
+        double beyond = gain - worth * (hoped_verify_seconds(&control->costs, drafted + 1 + more) - seconds);
+        if (beyond <= most) continue;
+        most = beyond;
         best = more;
     }
     return best;
@@ -366,6 +384,8 @@ void draft_control_record(draft_control *control, const draft_block *block, doub
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->budget.elapsed_seconds += seconds + shadow_seconds;
+    control->budget.recent_tokens += block->accepted + 1 - control->budget.recent_tokens / RECENT_BLOCKS;
+    control->budget.recent_seconds += seconds - control->budget.recent_seconds / RECENT_BLOCKS;
     control->budget.shadow_seconds += shadow_seconds;
     control->blocks_since_probe++;
     if (control->probing) {

@@ -54,6 +54,7 @@ typedef struct draft_budget {
     double elapsed_seconds; /* all blocks */
     double probe_seconds;   /* what probe blocks have cost beyond the best choice */
     double shadow_seconds;  /* what drafts have cost that were only watched */
+    double recent_tokens, recent_seconds; /* of the last blocks, about RECENT_BLOCKS of them: what time is worth */
 } draft_budget;
 
 /* What earlier turns on an engine know and the next session starts with. All zero: nothing yet. */

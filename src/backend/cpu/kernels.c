@@ -5,9 +5,14 @@
 
 /* Best first. Each instruction set contains the ones behind it, so what a CPU supports is a tail of this list. */
 #if defined(__x86_64__)
-static const cpu_kernels *const tables[] = {&cpu_kernels_avx512bf16, &cpu_kernels_avx512, &cpu_kernels_avx2,
-                                            &cpu_kernels_scalar};
-static const char *const names[] = {"avx512bf16", "avx512", "avx2", "scalar", NULL};
+enum { TABLES = 4 };
+static const cpu_kernels *const best_first[TABLES] = {&cpu_kernels_avx512bf16, &cpu_kernels_avx512, &cpu_kernels_avx2,
+                                                      &cpu_kernels_scalar};
+static const char *const best_names[TABLES + 1] = {"avx512bf16", "avx512", "avx2", "scalar", NULL};
+/* Intel's CPUs multiply pairs of bf16 at half the multiply-adds per second of float32 (they leave them to AMX), AMD's at twice. */
+static const cpu_kernels *const intel_first[TABLES] = {&cpu_kernels_avx512, &cpu_kernels_avx512bf16, &cpu_kernels_avx2,
+                                                       &cpu_kernels_scalar};
+static const char *const intel_names[TABLES + 1] = {"avx512", "avx512bf16", "avx2", "scalar", NULL};
 
 static size_t first_supported(void) {
     __builtin_cpu_init();
@@ -18,19 +23,28 @@ static size_t first_supported(void) {
         return 2;
     return __builtin_cpu_supports("avx512bf16") ? 0 : 1;
 }
+
+static bool pairs_are_slow(size_t first) { return first == 0 && __builtin_cpu_is("intel"); }
+static const cpu_kernels *const *supported_tables(size_t first) { return (pairs_are_slow(first) ? intel_first : best_first) + first; }
+static const char *const *supported_names(size_t first) { return (pairs_are_slow(first) ? intel_names : best_names) + first; }
 #else
-static const cpu_kernels *const tables[] = {&cpu_kernels_scalar};
-static const char *const names[] = {"scalar", NULL};
+enum { TABLES = 1 };
+static const cpu_kernels *const tables[TABLES] = {&cpu_kernels_scalar};
+static const char *const names[TABLES + 1] = {"scalar", NULL};
 
 static size_t first_supported(void) { return 0; }
+static const cpu_kernels *const *supported_tables(size_t first) { return tables + first; }
+static const char *const *supported_names(size_t first) { return names + first; }
 #endif
 
-const char *const *cpu_kernels_supported(void) { return names + first_supported(); }
+const char *const *cpu_kernels_supported(void) { return supported_names(first_supported()); }
 
 const cpu_kernels *cpu_kernels_find(const char *name) {
-    size_t count = sizeof tables / sizeof tables[0];
-    for (size_t i = first_supported(); i < count; i++) {
-        if (!name || strcmp(name, names[i]) == 0) return tables[i];
+    size_t first = first_supported();
+    const cpu_kernels *const *tables_here = supported_tables(first);
+    const char *const *names_here = supported_names(first);
+    for (size_t i = 0; i < TABLES - first; i++) {
+        if (!name || strcmp(name, names_here[i]) == 0) return tables_here[i];
     }
     return NULL;
 }
