@@ -18,6 +18,10 @@ static const double hope = 0.6;
  * anything: estimates are noisy, and changing back and forth costs more than either. */
 static const double advantage = 1.04;
 
+/* What follows drafts in the text is verified as long as it brings this share of what the time is worth: the rest of a passage that
+ * is cut short takes a block of its own. */
+static const double passage_share = 0.5;
+
 /* Before anything is measured: each further row adds this share of a single row's time, and drafting costs this much.
  */
 static const double assumed_row_share = 0.15;
@@ -307,8 +311,8 @@ static double hoped_verify_seconds(const draft_costs *costs, int rows) {
     return seconds;
 }
 
-/* A longer block of this kind is not to be compared with its own average but with what the time would bring otherwise, which
- * includes the poor blocks: an answer that ends inside this one saves the next. So the most tokens beyond that are wanted. */
+/* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a passage
+ * that ends inside this block saves the next, which would be a poor one. */
 int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match) {
     if (control->probing) return 0; /* a probe is about DFlash alone */
     const float *next = control->extension[ngram_match].rate;
@@ -318,6 +322,7 @@ int draft_control_extend(const draft_control *control, int drafted, int availabl
     double worth = budget->recent_seconds > 0
                        ? budget->recent_tokens / budget->recent_seconds
                        : tokens / (seconds + draft_control_draft_seconds(&control->costs, drafted));
+    worth *= passage_share;
     for (int i = 0; i < drafted; i++) reached *= (double)control->dflash.rate[i];
     double gain = 0, most = 0;
     int best = 0;
