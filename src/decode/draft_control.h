@@ -9,6 +9,10 @@
  * and then a draft that the drafter is asked for to this end only,
  *   - a block of another length is run as a probe when the loss to be expected fits the budget.
  *
+ * Once DFlash has drafted, the text may know how the drafts go on (draft_control_extend). Such tokens cost their rows only. They are
+ * judged one by one against what time is worth on average, not by the block's own rate: blocks are not alike, and the end of
+ * a passage that does not fit into this one costs another.
+ *
  * Only block lengths depend on this, never tokens. All times come from the caller, so tests can simulate them. */
 #ifndef KAKEYA_DECODE_DRAFT_CONTROL_H
 #define KAKEYA_DECODE_DRAFT_CONTROL_H
