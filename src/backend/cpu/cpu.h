@@ -289,8 +289,8 @@ kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error);
 void token_latents_alone(backend_cache *c, int position, int n);
 
 /* --- head.c */
-/* Makes the int8 copy where it is of use. The pool and the workspace must be there. */
-kakeya_status head_create(backend_model *m, kakeya_error *error);
+/* Makes the int8 copy where it is of use and there is memory for it. The pool must be there. */
+void head_create(backend_model *m);
 void head_destroy(backend_model *m);
 /* Bytes of the head that greedy choices read as long as few logits are close to the largest. */
 size_t cpu_greedy_head_bytes(const backend_model *m);

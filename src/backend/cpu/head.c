@@ -8,7 +8,7 @@
 #include "backend/cpu/cpu.h"
 
 /* Blocks of a piece of work: a multiple of what the kernels take at a time. */
-enum { SCREEN_PIECE = 24, SCREEN_LEAST_CANDIDATES = 64, SCREEN_VOCAB_SHARE = 64, SCREEN_LONGEST_PAUSE = 64 };
+enum { SCREEN_PIECE = 24, SCREEN_LEAST_CANDIDATES = 64, SCREEN_VOCAB_SHARE = 64, SCREEN_LONGEST_PAUSE = 64, SCREEN_PART_OF_ROOM = 4 };
 
 static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
     const weight *head = &m->weights->head;
@@ -124,17 +124,34 @@ static void split_blocks(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-kakeya_status head_create(backend_model *m, kakeya_error *error) {
+void head_destroy(backend_model *m) {
+    head_screen *s = &m->screen;
+    void *buffers[] = {s->matrix.codes, s->matrix.scale, s->matrix.rest, s->matrix.norm, s->codes, s->candidate, s->logit};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
+}
+
+/* Bytes that limits leave to sessions, which come later. */
+static size_t room_left(const mem_account *account) {
+    size_t least = SIZE_MAX;
+    for (const mem_account *a = account; a; a = a->parent) {
+        size_t held = mem_total(a), left = a->limit_bytes > held ? a->limit_bytes - held : 0;
+        if (a->limit_bytes && left < least) least = left;
+    }
+    return least;
+}
+
+void head_create(backend_model *m) {
     const weight *head = &m->weights->head;
     head_screen *s = &m->screen;
     size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = BACKEND_MAX_DECODE_ROWS;
     screen_bounds bounds = screen_bounds_beside(m->kernels);
-    if (!bounds || !head->data) return KAKEYA_OK;
+    if (!bounds || !head->data) return;
     s->matrix.blocks = m->head_stride / SCREEN_OUTPUTS;
     s->matrix.steps = (head->in + SCREEN_DEPTH - 1) / SCREEN_DEPTH;
     s->limit = m->config->vocab / SCREEN_VOCAB_SHARE;
     if (s->limit < SCREEN_LEAST_CANDIDATES) s->limit = SCREEN_LEAST_CANDIDATES;
     size_t depth = (size_t)s->matrix.steps * SCREEN_DEPTH, outputs = (size_t)m->head_stride;
+    if (outputs * depth > room_left(m->account) / SCREEN_PART_OF_ROOM) return;
     s->matrix.codes = mem_alloc(m->account, MEM_WEIGHTS, outputs * depth);
     s->matrix.scale = mem_alloc(m->account, MEM_WEIGHTS, outputs * sizeof(float));
     s->matrix.rest = mem_alloc(m->account, MEM_WEIGHTS, outputs * sizeof(float));
@@ -156,14 +173,9 @@ kakeya_status head_create(backend_model *m, kakeya_error *error) {
     free(c.values);
     free(c.codes);
     free(c.finite);
-    if (held) return KAKEYA_OK;
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for an int8 copy of the head, %zu bytes", outputs * depth);
-}
-
-void head_destroy(backend_model *m) {
-    head_screen *s = &m->screen;
-    void *buffers[] = {s->matrix.codes, s->matrix.scale, s->matrix.rest, s->matrix.norm, s->codes, s->candidate, s->logit};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
+    if (s->bounds) return;
+    head_destroy(m);
+    *s = (head_screen){0};
 }
 
 size_t cpu_greedy_head_bytes(const backend_model *m) {

@@ -298,7 +298,6 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
         shape_limits limits = model_limits(m);
         status = allocate_verifier(m, &limits, error);
-        if (!status) status = head_create(m, error);
         if (!status && options->drafter) status = allocate_drafter(m, error);
         if (!status) status = allocate_scratch(m, &limits, error);
         for (int type = 0; !status && type < 2; type++) {
@@ -310,6 +309,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
             const gemma4_rope *r = &m->config->rope[type];
             status = rope_table_create(m, &m->rope[type], r->theta, r->factor, head_dim, r->rotated_pairs, error);
         }
+        if (!status) head_create(m);
     }
     if (status) {
         cpu_model_destroy(m);
