@@ -313,26 +313,22 @@ static double hoped_verify_seconds(const draft_costs *costs, int rows) {
 
 /* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a passage
  * that ends inside this block saves the next, which would be a poor one. */
-int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match) {
-    if (control->probing) return 0; /* a probe is about DFlash alone */
+draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match) {
     const float *next = control->extension[ngram_match].rate;
     const draft_budget *budget = &control->budget;
-    double tokens = draft_control_tokens(&control->dflash, drafted), reached = 1;
-    double seconds = draft_control_verify_seconds(&control->costs, drafted + 1);
+    double tokens = draft_control_tokens(&control->dflash, kept), reached = 1;
+    double seconds = draft_control_verify_seconds(&control->costs, kept + 1);
     double worth = budget->recent_seconds > 0
                        ? budget->recent_tokens / budget->recent_seconds
-                       : tokens / (seconds + draft_control_draft_seconds(&control->costs, drafted));
+                       : tokens / (seconds + draft_control_draft_seconds(&control->costs, kept));
     worth *= passage_share;
-    for (int i = 0; i < drafted; i++) reached *= (double)control->dflash.rate[i];
-    double gain = 0, most = 0;
-    int best = 0;
-    for (int more = 1; more <= available; more++) {
+    for (int i = 0; i < kept; i++) reached *= (double)control->dflash.rate[i];
+    draft_extension best = {.kept = kept, .value = tokens - worth * seconds};
+    for (int more = 1; more <= available && !control->probing; more++) { /* a probe is about DFlash alone */
         reached *= (double)next[more - 1];
-        gain += reached;
-        double beyond = gain - worth * (hoped_verify_seconds(&control->costs, drafted + 1 + more) - seconds);
-        if (beyond <= most) continue;
-        most = beyond;
-        best = more;
+        tokens += reached;
+        double value = tokens - worth * hoped_verify_seconds(&control->costs, kept + 1 + more);
+        if (value > best.value) best = (draft_extension){.kept = kept, .more = more, .value = value};
     }
     return best;
 }
@@ -346,15 +342,15 @@ static bool watch(draft_shadow *shadow, int ngram_match, const int32_t *tokens, 
     return true;
 }
 
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n) {
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int verified, int n) {
     draft_shadow *shadow = source == DRAFT_DFLASH ? &control->shadow_dflash : &control->shadow_ngram;
-    watch(shadow, ngram_match, tokens, n);
+    if (watch(shadow, ngram_match, tokens, n)) shadow->skip = verified;
 }
 
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int drafted, int verified, int n) {
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept, int verified, int n) {
     draft_shadow *shadow = &control->shadow_extension;
     if (!watch(shadow, ngram_match, tokens, n)) return;
-    shadow->first = drafted;
+    shadow->first = kept;
     shadow->skip = verified;
 }
 
@@ -379,7 +375,7 @@ static void acceptance_of(draft_acceptance *acceptance, int drafted, int accepte
 void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts) {
     cost_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
     int own = block->drafted - block->looked_up;
-    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[own], block->draft_seconds);
+    if (block->source == DRAFT_DFLASH) cost_add(&control->costs.draft[block->asked], block->draft_seconds);
     if (shadow_drafts) cost_add(&control->costs.draft[shadow_drafts], shadow_seconds);
 
     if (block->source == DRAFT_DFLASH) acceptance_of(&control->dflash, own, block->accepted);

@@ -9,7 +9,7 @@
  * and then a draft that the drafter is asked for to this end only,
  *   - a block of another length is run as a probe when the loss to be expected fits the budget.
  *
- * Once DFlash has drafted, the text may know how the drafts go on (draft_control_extend). Such tokens cost their rows only. They are
+ * Once DFlash has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost their rows only. They are
  * judged one by one against what time is worth on average, not by the block's own rate: blocks are not alike, and the end of
  * a passage that does not fit into this one costs another.
  *
@@ -93,7 +93,8 @@ typedef struct draft_plan {
 
 typedef struct draft_block {
     draft_source source;
-    int drafted, accepted;
+    int asked;                            /* with DRAFT_DFLASH: tokens that the drafter was asked for */
+    int drafted, accepted;                /* tokens verified behind the bonus token, and how many held */
     int looked_up;                        /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
     int ngram_match;                      /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
@@ -109,14 +110,22 @@ void draft_control_share(const draft_control *control, draft_experience *experie
  * a suffix match of ngram_match tokens. */
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
 
-/* How many of `available` n-gram drafts that continue `drafted` DFlash drafts, by a suffix match of ngram_match tokens, the
- * planned block should verify too. They cost no more than their rows, so here a block can grow beyond the drafter's. */
-int draft_control_extend(const draft_control *control, int drafted, int available, int ngram_match);
+/* What to verify of a finished draft: its first `kept` tokens and `more` tokens that followed them earlier in the text. `value` is
+ * expected tokens less what the rows' time is worth. */
+typedef struct draft_extension {
+    int kept, more;
+    double value;
+} draft_extension;
 
-/* A prediction to be compared with the tokens passed to draft_control_token from now on. */
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int n);
-/* The same for `drafted` drafts of DFlash and what continues them, n in all, of which the block verifies the first `verified`. */
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int drafted, int verified, int n);
+/* The best extension of the first `kept` DFlash drafts by up to `available` n-gram drafts, found by a suffix match of ngram_match
+ * tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
+draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match);
+
+/* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first `verified`
+ * tokens. */
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int verified, int n);
+/* The same for `kept` drafts of DFlash and what continues them, n in all. */
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept, int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
 /* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. shadow_seconds:

@@ -73,20 +73,32 @@ static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n
     return n;
 }
 
-/* Lets the text continue the drafts of DFlash: the n-gram index takes them for written while it is asked. */
+/* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes them for
+ * written, one by one, and is asked behind each. */
 static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, block_state *b) {
-    int32_t *drafts = b->tokens + 1;
-    int n = b->block.drafted, match = 0;
-    if (n == limit) return;
+    int32_t *drafts = b->tokens + 1, more[BACKEND_MAX_DRAFT], best_more[BACKEND_MAX_DRAFT];
+    int n = b->block.drafted, best_found = 0, best_match = 0;
+    draft_extension best = draft_control_extend(&w->control, n, 0, 0);
     memcpy(t->tokens + t->n, drafts, (size_t)n * sizeof *drafts);
-    ngram_extend(&w->ngram, t->tokens, t->n + (size_t)n);
-    int found = ngram_draft(&w->ngram, t->tokens, limit - n, drafts + n, &match);
+    for (int kept = 1; kept <= n && kept < limit; kept++) {
+        int match;
+        ngram_extend(&w->ngram, t->tokens, t->n + (size_t)kept);
+        int found = usable_drafts(w, more, ngram_draft(&w->ngram, t->tokens, limit - kept, more, &match));
+        draft_extension extension = draft_control_extend(&w->control, kept, found, match);
+        if (found == 0 || extension.more == 0 || extension.value <= best.value) continue;
+        best = extension;
+        best_found = found;
+        best_match = match;
+        memcpy(best_more, more, (size_t)found * sizeof *more);
+    }
     ngram_truncate(&w->ngram, t->tokens, t->n);
-    found = usable_drafts(w, drafts + n, found);
-    b->block.looked_up = draft_control_extend(&w->control, n, found, match);
-    b->block.ngram_match = match;
-    b->block.drafted += b->block.looked_up;
-    if (found) draft_control_watch_extension(&w->control, match, drafts, n, b->block.drafted, n + found);
+    draft_control_watch(&w->control, DRAFT_DFLASH, 0, drafts, best.kept, n);
+    memcpy(drafts + best.kept, best_more, (size_t)best_found * sizeof *drafts);
+    b->block.looked_up = best.more;
+    b->block.ngram_match = best_match;
+    b->block.drafted = best.kept + best.more;
+    if (best_found)
+        draft_control_watch_extension(&w->control, best_match, drafts, best.kept, b->block.drafted, best.kept + best_found);
 }
 
 /* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */
@@ -121,6 +133,7 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
     if (plan.source == DRAFT_DFLASH) {
         kakeya_status status = ask_drafter(t, o, plan.length, drafts, &b->block.draft_seconds, error);
         if (status != KAKEYA_OK) return status;
+        b->block.asked = plan.length;
         b->block.drafted = usable_drafts(w, drafts, plan.length);
         if (o->mode == KAKEYA_MODE_AUTO && b->block.drafted == plan.length) extend_drafts(t, w, limit, b);
     } else if (plan.source == DRAFT_NGRAM) {
@@ -130,13 +143,13 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
     }
     if (o->mode != KAKEYA_MODE_AUTO) return KAKEYA_OK;
 
-    if (plan.source != DRAFT_NGRAM && n_found) draft_control_watch(&w->control, DRAFT_NGRAM, match, found, n_found);
+    if (plan.source != DRAFT_NGRAM && n_found) draft_control_watch(&w->control, DRAFT_NGRAM, match, found, 0, n_found);
     if (plan.shadow_length) {
         int32_t watched[BACKEND_MAX_DRAFT];
         kakeya_status status = ask_drafter(t, o, plan.shadow_length, watched, &b->shadow_seconds, error);
         if (status != KAKEYA_OK) return status;
         b->shadow_drafts = plan.shadow_length;
-        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, plan.shadow_length);
+        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, 0, plan.shadow_length);
     }
     return KAKEYA_OK;
 }

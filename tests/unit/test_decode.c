@@ -214,10 +214,10 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
         bool ngrams = s->ngram_q >= 0;
         draft_plan plan = draft_control_plan(control, LONGEST, ngrams ? LONGEST : 0, ngrams ? 3 : 0);
         draft_block block = {
-            .source = plan.source, .drafted = plan.length, .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
+            .source = plan.source, .asked = plan.length, .drafted = plan.length, .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
         if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
             block.ngram_match = NGRAM_MAX_MATCH;
-            block.looked_up = draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH);
+            block.looked_up = draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH).more;
             block.drafted += block.looked_up;
             s->looked_up += block.looked_up;
         }
@@ -242,13 +242,13 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             block.accepted++;
         if (plan.source != DRAFT_NGRAM && ngrams) {
             predict(s, s->ngram_q, LONGEST, watched);
-            draft_control_watch(control, DRAFT_NGRAM, 3, watched, LONGEST);
+            draft_control_watch(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
         }
         if (plan.shadow_length) {
             shadow = disturbed(s, draft_cost);
             s->seconds += draft_cost;
             predict(s, s->q, plan.shadow_length, watched);
-            draft_control_watch(control, DRAFT_DFLASH, 0, watched, plan.shadow_length);
+            draft_control_watch(control, DRAFT_DFLASH, 0, watched, 0, plan.shadow_length);
         }
         for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
         draft_control_record(control, &block, shadow, plan.shadow_length);
@@ -360,9 +360,14 @@ static void test_control_extends_drafts(void **state) {
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[m].rate[i] = control.dflash.rate[i] = 1;
     }
-    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH), 5);
+    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH).more, 5);
+    /* drafts that do not hold from the fourth on: what followed the first three is worth more than all seven */
+    for (int i = 3; i < BACKEND_MAX_DRAFT; i++) control.dflash.rate[i] = 0.1f;
+    draft_extension all = draft_control_extend(&control, LONGEST, 9, NGRAM_MAX_MATCH);
+    draft_extension begun = draft_control_extend(&control, 3, 9, NGRAM_MAX_MATCH);
+    assert_true(begun.value > all.value && begun.more == 9);
     control.probing = true;
-    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH), 0);
+    assert_int_equal(draft_control_extend(&control, LONGEST, 5, NGRAM_MAX_MATCH).more, 0);
 }
 
 static void test_control_obeys_limits_and_learns_costs_once(void **state) {
