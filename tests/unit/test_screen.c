@@ -188,6 +188,7 @@ static void choices_are_those_of_the_product(void **state) {
         for (size_t i = 0; i < (size_t)MAX_ROWS * WIDTH; i++) f.x[i] *= i / WIDTH % 2 ? 50.0f : -3.0f;
         check_choices(&f, "large logits", NULL, 0);
         memset(f.x + 2 * WIDTH, 0, WIDTH * sizeof *f.x);
+        for (size_t i = 0; i < WIDTH; i++) f.x[4 * WIDTH + i] = i % 2 ? 0x1p-149f : 0x1p-140f;
         check_choices(&f, "a row of zeros", NULL, 0);
         f.x[5 * WIDTH + 1] = NAN;
         f.x[7 * WIDTH] = NAN;

@@ -116,9 +116,9 @@ static void split_blocks(void *context, size_t begin, size_t end, int thread) {
             m->kernels->load(head->type, (const char *)head->data + o * in * dtype_bytes(head->type), head->in, values);
             if (!screen_split(values, head->in, codes, &matrix->scale[o], &matrix->norm[o], &matrix->rest[o]))
                 c->finite[thread] = false;
-            for (size_t k = 0; k < in; k++) {
-                size_t at = (k / SCREEN_DEPTH * SCREEN_OUTPUTS + i) * SCREEN_DEPTH + k % SCREEN_DEPTH;
-                out[at] = (uint8_t)(codes[k] + 128);
+            uint8_t *to = out + i * SCREEN_DEPTH;
+            for (size_t k = 0; k < in; k += SCREEN_DEPTH, to += SCREEN_OUTPUTS * SCREEN_DEPTH) {
+                for (size_t j = 0; j < SCREEN_DEPTH && k + j < in; j++) to[j] = (uint8_t)(codes[k + j] + 128);
             }
         }
     }

@@ -1,32 +1,46 @@
 #include "backend/cpu/screen.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "backend/cpu/kernels_private.h"
 
-/* Sums of squares lose less than this share in float32 if they are made in double, and the rounding of a difference of
- * float32 values is below 2^-24 of their sizes. */
-static const double slack = 1 + 1e-6;
+/* Rests are summed in LANES float32 sums, which lose less than this share for up to 2^16 values, and each rest is off by at most
+ * 2^-23 of the largest value. */
+enum { LANES = 16 };
+static const double slack = 1 + 1e-3;
 
 bool screen_split(const float *x, int n, int8_t *codes, float *scale, float *norm, float *rest) {
     float largest = 0;
+    bool finite = true;
     for (int i = 0; i < n; i++) {
-        if (!isfinite(x[i])) return false;
         float size = fabsf(x[i]);
-        if (size > largest) largest = size;
+        finite &= size <= FLT_MAX;
+        largest = size > largest ? size : largest;
     }
-    *scale = largest > 0 ? largest / 127 : 1;
-    double squares = 0, rests = 0;
-    for (int i = 0; i < n; i++) {
-        float steps = x[i] / *scale;
-        int code = (int)(steps + (steps < 0 ? -0.5f : 0.5f));
-        codes[i] = (int8_t)(code > 127 ? 127 : code < -127 ? -127 : code);
-        double whole = (double)*scale * codes[i], left = (double)x[i] - whole;
-        squares += whole * whole;
-        rests += left * left;
+    if (!finite) return false;
+    float step = largest / 127;
+    if (!(step > 0)) step = 1; /* zeros, and subnormal values: all of them are rest */
+    float rests[LANES] = {0};
+    int64_t squares = 0;
+    for (int begin = 0; begin < n; begin += LANES) {
+        int count = n - begin < LANES ? n - begin : LANES, sum = 0;
+        for (int i = 0; i < count; i++) {
+            float steps = x[begin + i] / step;
+            int code = (int)(steps + (steps < 0 ? -0.5f : 0.5f));
+            code = code > 127 ? 127 : code < -127 ? -127 : code;
+            codes[begin + i] = (int8_t)code;
+            sum += code * code;
+            float left = x[begin + i] - step * (float)code;
+            rests[i] += left * left;
+        }
+        squares += sum;
     }
-    *norm = nextafterf((float)(sqrt(squares) * slack), INFINITY);
-    *rest = nextafterf((float)(sqrt(rests) * slack), INFINITY);
+    double left = 0;
+    for (int i = 0; i < LANES; i++) left += (double)rests[i];
+    *scale = step;
+    *norm = nextafterf((float)((double)step * sqrt((double)squares) * slack), INFINITY);
+    *rest = nextafterf((float)(sqrt(left) * slack + sqrt((double)n) * (double)largest * 0x1p-22), INFINITY);
     return isfinite(*norm) && isfinite(*rest);
 }
 
