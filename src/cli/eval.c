@@ -1,5 +1,5 @@
 /* kakeya eval: policies and decode modes side by side, with a report that `kakeya gate` can check. */
-#include "eval/eval.h"
+#include "measure/eval.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "cli/eval.h"
 #include "cli/terminal.h"
-#include "eval/plot.h"
+#include "measure/plot.h"
 
 /* Options of every evaluation, beside the shared ones. */
 typedef struct eval_command {

@@ -2,7 +2,7 @@
 #ifndef KAKEYA_CLI_EVAL_H
 #define KAKEYA_CLI_EVAL_H
 
-#include "eval/report.h"
+#include "measure/report.h"
 
 /* The report's figures as aligned tables on stdout. */
 void eval_print_tables(const eval_report *report);

@@ -5,7 +5,7 @@
 
 #include "cli/eval.h"
 #include "cli/terminal.h"
-#include "eval/summary.h"
+#include "measure/summary.h"
 
 typedef enum column_form {
     TEXT,

@@ -1,5 +1,5 @@
 /* kakeya gate: derives every verdict of a report again from its raw rows. */
-#include "eval/gate.h"
+#include "measure/gate.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -12,9 +12,9 @@
 #include <cmocka.h>
 
 #include "base/files.h"
-#include "eval/eval.h"
-#include "eval/gate.h"
-#include "eval/summary.h"
+#include "measure/eval.h"
+#include "measure/gate.h"
+#include "measure/summary.h"
 #include "scratch.h"
 
 static const char *const command[] = {"kakeya", "eval", "test"};

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "eval/gate.h"
-#include "eval/report.h"
+#include "measure/gate.h"
+#include "measure/report.h"
 
 enum { STOP = 1, SAMPLES = 5, RUNGS = 3, MAX_TOKENS = 40 };
 static const int rung_lines[RUNGS] = {12, 60, 150};

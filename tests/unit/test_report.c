@@ -14,8 +14,8 @@
 #include <zlib.h>
 
 #include "base/files.h"
-#include "eval/jsonl.h"
-#include "eval/report.h"
+#include "measure/jsonl.h"
+#include "measure/report.h"
 #include "scratch.h"
 
 static char *copy(const char *text) {

@@ -10,9 +10,9 @@
 
 #include <cmocka.h>
 
-#include "eval/plot.h"
-#include "eval/statistics.h"
-#include "eval/svg.h"
+#include "measure/plot.h"
+#include "measure/statistics.h"
+#include "measure/svg.h"
 
 static void ticks_cover_the_range_at_round_steps(void **state) {
     (void)state;

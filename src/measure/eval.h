@@ -1,0 +1,107 @@
+/* The evaluations behind `kakeya eval`. Each opens the engine, runs its arms side by side on the same prompts, and
+ * leaves a report (eval/report.h). Nothing is printed here; progress goes to the caller's callback, which can also stop
+ * the run: what was finished until then stays in the report, marked incomplete. */
+#ifndef KAKEYA_MEASURE_EVAL_H
+#define KAKEYA_MEASURE_EVAL_H
+
+#include "measure/report.h"
+
+/* What all evaluations share. */
+typedef struct eval_setup {
+    kakeya_engine_options engine;
+    kakeya_session_options session; /* sizes, K/V format and restore_layers; the policy comes from the arms */
+    const char *report_path;        /* NULL: no file */
+    int argc;                       /* the command line, for the report */
+    const char *const *argv;
+    /* done/total count rows; called before each and, with unchanged counts, from inside long ones */
+    kakeya_progress_fn progress;
+    void *user;
+} eval_setup;
+
+/* Policies are "native", "sink-window", "restored" (sliding layers) and "restored-all". n_policies = 0: native,
+ * sink-window and, where the model has an f_theta, restored. */
+typedef struct eval_policies {
+    const char *const *names;
+    size_t n;
+} eval_policies;
+
+/* All evaluations: on failure *out is the report as far as it came, or NULL if there is none yet; the caller closes it.
+ */
+
+typedef struct eval_niah_options {
+    const int *lines; /* rungs of the ladder, in haystack lines */
+    size_t n_lines;
+    int samples; /* per rung */
+    uint64_t seed;
+    int max_tokens;
+    eval_policies policies;
+    kakeya_mode mode; /* compared with ar, which always runs too */
+    int draft_length;
+    const int *draft_windows; /* of the arms in `mode` */
+    size_t n_draft_windows;
+    const double *mix_alpha; /* diagnostics: evicted K/V as alpha * own + (1 - alpha) * f_theta, all layers */
+    size_t n_mix_alpha;
+} eval_niah_options;
+kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *options, eval_report **out,
+                        kakeya_error *error);
+
+typedef struct eval_sequence {
+    char name[64];
+    int32_t *ids;
+    size_t n;
+} eval_sequence;
+
+typedef struct eval_sequences {
+    eval_sequence *sequence;
+    size_t n;
+} eval_sequences;
+
+typedef struct eval_fidelity_options {
+    const char *const *texts; /* text files, cut into sequences */
+    size_t n_texts;
+    const char *ids_json; /* {"sequences": [[ids] or {"source", "input_ids"}, ...], "prompt_length": N}; NULL: texts */
+    int prompt_length;    /* 0: from ids_json, else 600 */
+    int score_tokens;     /* per sequence, of texts */
+    int max_sequences;    /* 0: all */
+    eval_policies policies;
+    const int *windows;
+    size_t n_windows;
+} eval_fidelity_options;
+kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
+                            kakeya_error *error);
+
+typedef struct eval_code_options {
+    const char *const *files; /* at least one */
+    size_t n_files;
+    int prompt_tokens; /* taken from the start of each file */
+    int max_tokens;
+    int repetitions;
+    eval_policies policies; /* n = 0: native */
+    const int *draft_lengths;
+    size_t n_draft_lengths;
+} eval_code_options;
+kakeya_status eval_code(const eval_setup *setup, const eval_code_options *options, eval_report **out,
+                        kakeya_error *error);
+
+typedef struct eval_acceptance_options {
+    const char *jsonl; /* objects with "prompt" and, if wanted, "task_id"; plain or gzip */
+    int prompts;       /* 0: all */
+    int max_tokens;
+    int draft_length; /* 0: the drafter's block */
+    bool chat;        /* prompts as user messages instead of texts to continue */
+} eval_acceptance_options;
+kakeya_status eval_acceptance(const eval_setup *setup, const eval_acceptance_options *options, eval_report **out,
+                              kakeya_error *error);
+
+typedef struct eval_lossless_options {
+    int prompts;
+    int max_tokens;
+    uint64_t seed;
+    const char *const *files; /* sources of code prompts, at least one */
+    size_t n_files;
+    int reference_prompts; /* of the prompts, how many also run the slow references */
+} eval_lossless_options;
+kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_options *options, eval_report **out,
+                                kakeya_error *error);
+
+#endif

@@ -1,0 +1,29 @@
+/* The gate: derives every verdict of a report again from its raw rows, and refuses reports that cannot show it. Rules
+ * have stable codes (docs/reports.md lists them). */
+#ifndef KAKEYA_MEASURE_GATE_H
+#define KAKEYA_MEASURE_GATE_H
+
+#include "measure/rows.h"
+
+typedef struct gate_violation {
+    const char *code; /* static text, e.g. "RECALL" */
+    char message[320];
+} gate_violation;
+
+typedef struct gate_result {
+    bool recognised; /* kind is set */
+    eval_kind kind;
+    size_t rows;               /* rows that the rules looked at */
+    gate_violation *violation; /* [n_violations] */
+    size_t n_violations;
+    char note[320]; /* "" or something the report does not show and need not show */
+} gate_result;
+
+/* Judges one report file. A file that cannot be judged (missing, not JSON, another program's, another schema) is a
+ * violation like any other; only lack of memory is an error. *out needs gate_result_free in every case. */
+kakeya_status gate_check_file(const char *path, gate_result *out, kakeya_error *error);
+/* The same for a report in memory. */
+kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *error);
+void gate_result_free(gate_result *result);
+
+#endif

@@ -1,0 +1,290 @@
+/* Rules that hold for the rows of every kind: what a row says must be possible, and rows must fit together. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "measure/gate_private.h"
+#include "measure/summary.h"
+
+bool gate_measured(const eval_row *row) { return !row->warmup && row->arm.mix_alpha < 0; }
+bool gate_same_rung(const eval_row *a, const eval_row *b) { return a->lines == b->lines; }
+bool gate_is_native(const eval_row *row) { return strcmp(row->arm.policy, "native") == 0; }
+bool gate_is_restored(const eval_row *row) { return strncmp(row->arm.policy, "restored", 8) == 0; }
+
+bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung) {
+    const eval_row *row = &context->rows.row[i];
+    if (!gate_measured(row)) return false;
+    for (size_t j = 0; j < i; j++) {
+        const eval_row *earlier = &context->rows.row[j];
+        if (gate_measured(earlier) && eval_arm_equal(&earlier->arm, &row->arm) &&
+            (!by_rung || gate_same_rung(earlier, row)))
+            return false;
+    }
+    return true;
+}
+
+void gate_rule_timing(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (context->kind == EVAL_FIDELITY) {
+            if (!(row->seconds > 0))
+                gate_violate(context, "TIMING", "rows[%zu] (%s): no time measured", i, row->sample);
+        } else if (!(row->prefill_seconds > 0) || !(row->decode_seconds > 0)) {
+            gate_violate(context, "TIMING", "rows[%zu] (%s): prefill took %g s and decoding %g s", i, row->sample,
+                         row->prefill_seconds, row->decode_seconds);
+        }
+    }
+}
+
+void gate_rule_kv_sum(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        size_t sum = row->kv.full + row->kv.sliding + row->kv.latent + row->kv.draft;
+        if (sum != row->kv.total)
+            gate_violate(context, "KV_SUM", "rows[%zu] (%s): the kinds of K/V sum to %zu bytes, total says %zu", i,
+                         row->sample, sum, row->kv.total);
+        if (!row->kv.total) gate_violate(context, "KV_SUM", "rows[%zu] (%s): no resident K/V reported", i, row->sample);
+    }
+}
+
+static int64_t sum(const int64_t *values) {
+    int64_t total = 0;
+    for (int i = 0; i < EVAL_DRAFT_POSITIONS; i++) total += values[i];
+    return total;
+}
+
+void gate_rule_counts(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        int64_t tokens = (int64_t)row->n_token_ids;
+        /* One token comes with each forward beside the accepted drafts, and one from the prompt. */
+        if (tokens < 1 || row->verifier_forwards > tokens ||
+            tokens > row->verifier_forwards + row->accepted_tokens + 1 || row->accepted_tokens > row->drafted_tokens)
+            gate_violate(context, "COUNTS",
+                         "rows[%zu] (%s): %lld tokens from %lld forwards with %lld of %lld drafts accepted", i,
+                         row->sample, (long long)tokens, (long long)row->verifier_forwards,
+                         (long long)row->accepted_tokens, (long long)row->drafted_tokens);
+        bool positions = sum(row->drafted_at) == row->drafted_tokens && sum(row->accepted_at) == row->accepted_tokens;
+        for (int p = 0; p < EVAL_DRAFT_POSITIONS && positions; p++)
+            positions =
+                row->accepted_at[p] <= row->drafted_at[p] && (!p || row->accepted_at[p] <= row->accepted_at[p - 1]);
+        if (!positions)
+            gate_violate(context, "COUNTS", "rows[%zu] (%s): counts by draft position do not fit the totals", i,
+                         row->sample);
+    }
+}
+
+static bool is_stop(const gate_context *context, int32_t id) {
+    const cJSON *stop;
+    cJSON_ArrayForEach(stop, cJSON_GetObjectItemCaseSensitive(context->environment, "stop_tokens")) {
+        if (cJSON_IsNumber(stop) && stop->valueint == id) return true;
+    }
+    return false;
+}
+
+void gate_rule_turn_end(gate_context *context) {
+    const cJSON *limit = cJSON_GetObjectItemCaseSensitive(context->options, "max_tokens");
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        size_t n = row->n_token_ids;
+        for (size_t t = 0; t + 1 < n; t++) {
+            if (!is_stop(context, row->token_ids[t])) continue;
+            gate_violate(context, "TURN_END", "rows[%zu] (%s): stop token %d at %zu is followed by %zu more tokens", i,
+                         row->sample, row->token_ids[t], t, n - t - 1);
+            break;
+        }
+        bool stopped = n && is_stop(context, row->token_ids[n - 1]);
+        bool full = cJSON_IsNumber(limit) && n >= (size_t)limit->valuedouble;
+        if (strcmp(row->finish, "stop") == 0 ? !stopped : strcmp(row->finish, "length") == 0 ? stopped || !full : true)
+            gate_violate(context, "TURN_END",
+                         "rows[%zu] (%s): finish_reason \"%s\" after %zu tokens, the last of them %s", i, row->sample,
+                         row->finish, n, stopped ? "a stop token" : "no stop token");
+    }
+}
+
+void gate_rule_duplicates(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        for (size_t j = 0; j < i; j++) {
+            const eval_row *other = &context->rows.row[j];
+            if (strcmp(row->sample, other->sample) != 0 || row->repetition != other->repetition ||
+                !eval_arm_equal(&row->arm, &other->arm))
+                continue;
+            gate_violate(context, "DUPLICATE_ROW", "rows[%zu] and rows[%zu] are the same run (%s)", j, i, row->sample);
+            break;
+        }
+    }
+}
+
+/* A warm-up row of the arm stands before its first measured row, and on a prompt that is not measured. */
+void gate_rule_warmup(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (gate_first_of_arm(context, i, false)) {
+            bool warm = false;
+            for (size_t j = 0; j < i && !warm; j++)
+                warm = context->rows.row[j].warmup && eval_arm_equal(&context->rows.row[j].arm, &row->arm);
+            char label[160];
+            eval_arm_label(&row->arm, label, sizeof label);
+            if (!warm) gate_violate(context, "WARMUP_MISSING", "%s: measured without a warm-up run before", label);
+        }
+        if (!row->warmup) continue;
+        for (size_t j = 0; j < context->rows.n; j++) {
+            const eval_row *other = &context->rows.row[j];
+            if (other->warmup || (strcmp(other->sample, row->sample) != 0 && other->prompt_hash != row->prompt_hash))
+                continue;
+            gate_violate(context, "WARMUP_OVERLAP", "%s is measured on the prompt that %s warmed up", other->sample,
+                         row->sample);
+            break;
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------- sample counts */
+
+static size_t count_samples(const gate_context *context, const eval_row *of, bool repetitions) {
+    size_t n = 0;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (!gate_measured(row) || !gate_same_rung(row, of) || !eval_arm_equal(&row->arm, &of->arm)) continue;
+        n += repetitions ? strcmp(row->sample, of->sample) == 0 : row->repetition == 0;
+    }
+    return n;
+}
+
+static bool arm_has_sample(const gate_context *context, const eval_row *arm, const eval_row *sample) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (gate_measured(row) && gate_same_rung(row, arm) && eval_arm_equal(&row->arm, &arm->arm) &&
+            row->repetition == sample->repetition && strcmp(row->sample, sample->sample) == 0 &&
+            row->prompt_hash == sample->prompt_hash)
+            return true;
+    }
+    return false;
+}
+
+static void check_counts(gate_context *context, const eval_row *row) {
+    char label[160];
+    eval_arm_label(&row->arm, label, sizeof label);
+    bool code = context->kind == EVAL_CODE;
+    size_t n = count_samples(context, row, code), least = code ? GATE_MIN_REPETITIONS : GATE_MIN_SAMPLES;
+    if (n >= least) return;
+    if (code) {
+        gate_violate(context, "SAMPLE_COUNT", "%s, %s: %zu repetitions; at least %zu are needed", row->sample, label, n,
+                     least);
+    } else if (row->lines) {
+        gate_violate(context, "SAMPLE_COUNT", "%d lines, %s: %zu samples; at least %zu are needed", row->lines, label,
+                     n, least);
+    } else {
+        gate_violate(context, "SAMPLE_COUNT", "%s: %zu samples; at least %zu are needed", label, n, least);
+    }
+}
+
+static void check_promised_rungs(gate_context *context) {
+    const cJSON *lines;
+    cJSON_ArrayForEach(lines, cJSON_GetObjectItemCaseSensitive(context->options, "lines")) {
+        bool found = false;
+        for (size_t i = 0; i < context->rows.n && !found; i++)
+            found = gate_measured(&context->rows.row[i]) && context->rows.row[i].lines == lines->valueint;
+        if (!found)
+            gate_violate(context, "SAMPLE_COUNT", "%d lines: promised in options, but not measured", lines->valueint);
+    }
+}
+
+static void count_sequences(gate_context *context) {
+    size_t n = 0;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        bool seen = false;
+        for (size_t j = 0; j < i && !seen; j++)
+            seen = strcmp(context->rows.row[j].sample, context->rows.row[i].sample) == 0;
+        n += !seen;
+    }
+    if (n < GATE_MIN_SAMPLES)
+        gate_violate(context, "SAMPLE_COUNT", "%zu sequences; at least %d are needed", n, GATE_MIN_SAMPLES);
+}
+
+void gate_rule_samples(gate_context *context) {
+    if (context->kind == EVAL_LOSSLESS) { /* its arms are spread over the prompts on purpose */
+        count_sequences(context);
+        return;
+    }
+    check_promised_rungs(context);
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (!gate_measured(row)) continue;
+        bool first = gate_first_of_arm(context, i, true);
+        if (first || (context->kind == EVAL_CODE && row->repetition == 0)) check_counts(context, row);
+        if (!first) continue;
+        for (size_t j = 0; j < context->rows.n; j++) {
+            const eval_row *sample = &context->rows.row[j];
+            if (!gate_measured(sample) || !gate_same_rung(sample, row) || arm_has_sample(context, row, sample))
+                continue;
+            char label[160], other[160];
+            eval_arm_label(&row->arm, label, sizeof label);
+            eval_arm_label(&sample->arm, other, sizeof other);
+            gate_violate(context, "SAMPLE_MISMATCH", "%s was run as %s, but not as %s", sample->sample, other, label);
+            break;
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- summary */
+
+/* Figures are printed with 15 or more digits. */
+static bool same_number(double a, double b) { return fabs(a - b) <= 1e-9 * fmax(1, fmax(fabs(a), fabs(b))); }
+
+static void compare(gate_context *context, const char *path, const cJSON *stated, const cJSON *derived) {
+    char inner[200];
+    if (!stated || (stated->type & 0xff) != (derived->type & 0xff)) {
+        gate_violate(context, "SUMMARY_MISMATCH", "%s is %s, unlike what the rows give", path,
+                     stated ? "of another type" : "missing");
+    } else if (cJSON_IsNumber(derived)) {
+        if (!same_number(stated->valuedouble, derived->valuedouble))
+            gate_violate(context, "SUMMARY_MISMATCH", "%s is %.6g, but the rows give %.6g", path, stated->valuedouble,
+                         derived->valuedouble);
+    } else if (cJSON_IsString(derived)) {
+        if (strcmp(stated->valuestring, derived->valuestring) != 0)
+            gate_violate(context, "SUMMARY_MISMATCH", "%s is \"%.60s\", but the rows give \"%.60s\"", path,
+                         stated->valuestring, derived->valuestring);
+    } else if (cJSON_IsArray(derived) || cJSON_IsObject(derived)) {
+        if (cJSON_GetArraySize(stated) != cJSON_GetArraySize(derived)) {
+            gate_violate(context, "SUMMARY_MISMATCH", "%s has %d entries, but the rows give %d", path,
+                         cJSON_GetArraySize(stated), cJSON_GetArraySize(derived));
+            return;
+        }
+        int i = 0;
+        for (const cJSON *item = derived->child; item; item = item->next, i++) {
+            if (cJSON_IsArray(derived)) {
+                snprintf(inner, sizeof inner, "%.180s[%d]", path, i);
+            } else {
+                snprintf(inner, sizeof inner, "%.120s.%.60s", path, item->string);
+            }
+            compare(context, inner,
+                    cJSON_IsArray(derived) ? cJSON_GetArrayItem(stated, i)
+                                           : cJSON_GetObjectItemCaseSensitive(stated, item->string),
+                    item);
+        }
+    }
+}
+
+void gate_rule_summary(gate_context *context) {
+    cJSON *derived = eval_summary_derive(context->kind, &context->rows);
+    if (!derived) {
+        context->out_of_memory = true;
+        return;
+    }
+    compare(context, "summary", cJSON_GetObjectItemCaseSensitive(context->report, "summary"), derived);
+    cJSON_Delete(derived);
+}
+
+void gate_rule_lossless(gate_context *context) {
+    eval_lossless result;
+    eval_lossless_compare(&context->rows, &result);
+    if (!result.differences) return;
+    char label[160], reference[160];
+    eval_arm_label(&result.different->arm, label, sizeof label);
+    eval_arm_label(&result.reference->arm, reference, sizeof reference);
+    gate_violate(context, "LOSSLESS", "%zu of %zu token streams differ; first %s, token %zu: %s against %s",
+                 result.differences, result.comparisons, result.different->sample, result.position, label, reference);
+}

@@ -1,0 +1,304 @@
+#include "measure/harness.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/threads.h"
+
+static const char *const policy_names[HARNESS_POLICIES] = {"native", "sink-window", "restored", "restored-all"};
+static const char *const mode_names[] = {"auto", "ar", "speculative", "ngram"};
+
+enum { MAX_TEXT_BYTES = 1 << 28 };
+
+/* --------------------------------------------------------------------------------------------- engine, report */
+
+kakeya_status harness_open_engine(const eval_setup *setup, int threads, bool scaled_embedding, kakeya_engine **out,
+                                  kakeya_error *error) {
+    kakeya_engine_options options = setup->engine;
+    if (threads) options.threads = threads;
+    options.drafter_scaled_embedding = scaled_embedding;
+    return kakeya_engine_open(&options, out, error);
+}
+
+/* How many threads an engine takes by itself. */
+static kakeya_status default_threads(int *out, kakeya_error *error) {
+    thread_pool *pool;
+    kakeya_status status = thread_pool_create(0, &pool, error);
+    if (status != KAKEYA_OK) return status;
+    *out = thread_pool_size(pool);
+    thread_pool_destroy(pool);
+    return KAKEYA_OK;
+}
+
+kakeya_status harness_open(eval_harness *harness, const eval_setup *setup, int threads, kakeya_error *error) {
+    *harness = (eval_harness){.setup = setup, .threads = threads ? threads : setup->engine.threads};
+    if (!harness->threads) {
+        kakeya_status status = default_threads(&harness->threads, error);
+        if (status != KAKEYA_OK) return status;
+    }
+    return harness_open_engine(setup, harness->threads, setup->engine.drafter_scaled_embedding, &harness->engine,
+                               error);
+}
+
+static const char *last_component(const char *path) {
+    size_t end = strlen(path);
+    while (end && path[end - 1] == '/') end--;
+    size_t start = end;
+    while (start && path[start - 1] != '/') start--;
+    return path + start;
+}
+
+static cJSON *describe(const eval_harness *harness) {
+    const kakeya_engine *engine = harness->engine;
+    const gemma4_config *config = &engine->verifier->config;
+    cJSON *object = environment_describe();
+    if (!object) return NULL;
+    const kakeya_engine_options *options = &harness->setup->engine;
+    char fingerprint[20];
+    snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, engine->fingerprint);
+    cJSON_AddStringToObject(object, "backend", kakeya_engine_backend(engine));
+    cJSON_AddStringToObject(object, "precision",
+                            kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16 ? "bf16" : "f32");
+    cJSON_AddNumberToObject(object, "threads", harness->threads);
+    cJSON_AddStringToObject(object, "model", options->model ? last_component(options->model) : options->synthetic);
+    cJSON_AddStringToObject(object, "fingerprint", fingerprint);
+    cJSON_AddBoolToObject(object, "drafter", kakeya_engine_has_drafter(engine));
+    cJSON_AddBoolToObject(object, "f_theta", kakeya_engine_has_f_theta(engine));
+    cJSON_AddNumberToObject(object, "drafter_block_size", kakeya_engine_drafter_block_size(engine));
+    cJSON_AddNumberToObject(object, "layers", config->layers);
+    cJSON_AddNumberToObject(object, "vocabulary", config->vocab);
+    cJSON_AddNumberToObject(object, "sliding_window", config->sliding_window);
+    cJSON_AddItemToObject(object, "stop_tokens", cJSON_CreateIntArray(config->stop_tokens, config->n_stop_tokens));
+    return object;
+}
+
+kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error) {
+    return eval_report_open(kind, harness->setup->report_path, harness->setup->argc, harness->setup->argv,
+                            describe(harness), options, &harness->report, error);
+}
+
+kakeya_status harness_close(eval_harness *harness, kakeya_status status, eval_report **out, kakeya_error *error) {
+    if (harness->report) {
+        kakeya_status finished =
+            eval_report_finish(harness->report, status == KAKEYA_OK, status == KAKEYA_OK ? error : NULL);
+        if (status == KAKEYA_OK) status = finished;
+    }
+    kakeya_engine_close(harness->engine);
+    *out = harness->report;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ arms */
+
+kakeya_status harness_policies(const eval_harness *harness, const eval_policies *given, bool native_only,
+                               const char *out[HARNESS_POLICIES], size_t *n, kakeya_error *error) {
+    *n = 0;
+    for (size_t i = 0; i < given->n; i++) {
+        size_t p = 0;
+        while (p < HARNESS_POLICIES && strcmp(policy_names[p], given->names[i]) != 0) p++;
+        if (p == HARNESS_POLICIES)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "policy '%s' is none of native, sink-window, restored, restored-all", given->names[i]);
+        if (strncmp(policy_names[p], "restored", 8) == 0 && !kakeya_engine_has_f_theta(harness->engine))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "policy '%s' needs an f_theta, and the engine was opened without one", policy_names[p]);
+        for (size_t j = 0; j < *n; j++)
+            if (out[j] == policy_names[p])
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "policy '%s' is named twice", given->names[i]);
+        out[(*n)++] = policy_names[p];
+    }
+    if (given->n) return KAKEYA_OK;
+    size_t all = native_only ? 1 : kakeya_engine_has_f_theta(harness->engine) ? 3 : 2;
+    for (; *n < all; (*n)++) out[*n] = policy_names[*n];
+    return KAKEYA_OK;
+}
+
+void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mode, eval_arm *out) {
+    const kakeya_session_options *session = &harness->setup->session;
+    *out = (eval_arm){
+        .sink = session->sink,
+        .window = session->window,
+        .draft_window = session->draft_window,
+        .threads = harness->threads,
+        .scaled_embedding = harness->setup->engine.drafter_scaled_embedding,
+        .mix_alpha = -1,
+    };
+    snprintf(out->policy, sizeof out->policy, "%s", policy);
+    snprintf(out->mode, sizeof out->mode, "%s", mode_names[mode]);
+}
+
+static kakeya_mode mode_of(const eval_arm *arm) {
+    for (int m = 0; m < (int)(sizeof mode_names / sizeof mode_names[0]); m++)
+        if (strcmp(mode_names[m], arm->mode) == 0) return (kakeya_mode)m;
+    /* The slow references: reforward computes every token anew, unfused is speculative with another drafter context. */
+    return strcmp(arm->mode, "reforward") == 0 ? KAKEYA_MODE_AR : KAKEYA_MODE_SPECULATIVE;
+}
+
+kakeya_session_options harness_session_options(const eval_harness *harness, const eval_arm *arm, size_t tokens) {
+    kakeya_session_options options = harness->setup->session;
+    options.attention = strcmp(arm->policy, "native") == 0        ? KAKEYA_ATTENTION_NATIVE
+                        : strcmp(arm->policy, "sink-window") == 0 ? KAKEYA_ATTENTION_SINK_WINDOW
+                                                                  : KAKEYA_ATTENTION_RESTORED;
+    options.restore_layers = strcmp(arm->policy, "restored-all") == 0 ? KAKEYA_RESTORE_ALL : KAKEYA_RESTORE_SLIDING;
+    options.sink = arm->sink;
+    options.window = arm->window;
+    options.draft_window = arm->draft_window;
+    options.prompt_chunk_tokens = arm->prompt_chunk;
+    options.context_tokens = tokens > INT32_MAX ? INT32_MAX : (int)tokens;
+    /* Plain decoding is measured as what it is: without the memory and the work of a drafter. */
+    kakeya_mode mode = mode_of(arm);
+    options.without_drafter = mode == KAKEYA_MODE_AR || mode == KAKEYA_MODE_NGRAM;
+    return options;
+}
+
+/* -------------------------------------------------------------------------------------------------- one run */
+
+static bool wants_on(const eval_harness *harness) {
+    const eval_setup *setup = harness->setup;
+    return !setup->progress || setup->progress(setup->user, "eval", harness->done, harness->total);
+}
+
+kakeya_status harness_poll(eval_harness *harness, kakeya_error *error) {
+    if (wants_on(harness)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs", (unsigned long long)harness->done,
+                     (unsigned long long)harness->total);
+}
+
+static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what, (void)done, (void)total;
+    return wants_on(user);
+}
+
+static bool on_token(void *user, int32_t token, const char *text, size_t text_bytes) {
+    (void)token, (void)text, (void)text_bytes;
+    return wants_on(user);
+}
+
+uint64_t harness_prompt_hash(const int32_t *ids, size_t n) {
+    uint64_t hash = HASH_FNV1A_START;
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char bytes[4] = {(unsigned char)ids[i], (unsigned char)(ids[i] >> 8),
+                                        (unsigned char)(ids[i] >> 16), (unsigned char)(ids[i] >> 24)};
+        hash = hash_fnv1a(hash, bytes, sizeof bytes);
+    }
+    return hash;
+}
+
+static kakeya_status take_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
+                                 eval_row *row, kakeya_error *error) {
+    size_t n;
+    const int32_t *tokens = kakeya_session_tokens(session, &n);
+    row->n_token_ids = n - prompt->n;
+    row->token_ids = malloc((row->n_token_ids + 1) * sizeof *row->token_ids);
+    if (!row->token_ids) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu token ids", row->n_token_ids);
+    memcpy(row->token_ids, tokens + prompt->n, row->n_token_ids * sizeof *tokens);
+    row->prompt_hash = harness_prompt_hash(prompt->ids, prompt->n);
+    row->prompt_tokens = (int64_t)prompt->n;
+    row->kv = kakeya_session_kv_bytes(session);
+    row->prefill_seconds = stats->prefill_seconds;
+    row->decode_seconds = stats->decode_seconds;
+    row->verifier_forwards = (int64_t)stats->verifier_forwards;
+    row->drafted_tokens = (int64_t)stats->drafted_tokens;
+    row->accepted_tokens = (int64_t)stats->accepted_tokens;
+    for (int i = 0; i < EVAL_DRAFT_POSITIONS; i++) {
+        row->drafted_at[i] = (int64_t)stats->drafted_at[i];
+        row->accepted_at[i] = (int64_t)stats->accepted_at[i];
+    }
+    snprintf(row->finish, sizeof row->finish, "%s", stats->finish == KAKEYA_FINISH_STOP ? "stop" : "length");
+    if (!kakeya_engine_has_tokenizer(session->engine)) return KAKEYA_OK;
+    char *text;
+    size_t bytes;
+    kakeya_status status =
+        kakeya_detokenize(session->engine, row->token_ids, row->n_token_ids, false, &text, &bytes, error);
+    if (status != KAKEYA_OK) return status;
+    row->text = strdup(text); /* JSON texts end at a NUL anyway */
+    kakeya_free(text);
+    return row->text ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of text", bytes);
+}
+
+kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
+                               eval_row *row, kakeya_error *error) {
+    kakeya_engine *engine = run->engine ? run->engine : harness->engine;
+    kakeya_session *session = NULL;
+    kakeya_session_options session_options =
+        harness_session_options(harness, &row->arm, prompt->n + (size_t)run->max_tokens);
+    session_diagnostics diagnostics = {.mix_alpha = (float)row->arm.mix_alpha};
+    session_trace trace = {.reference = run->reference};
+    kakeya_generate_options options;
+    kakeya_generate_options_init(&options);
+    options.max_tokens = run->max_tokens;
+    options.mode = mode_of(&row->arm);
+    options.draft_length = row->arm.draft_length;
+    options.sampling.temperature = (float)row->arm.temperature;
+    options.sampling.seed = run->seed;
+    options.on_token = on_token;
+    options.user = harness;
+    kakeya_stats stats = {0};
+
+    kakeya_status status = harness_poll(harness, error);
+    if (status == KAKEYA_OK)
+        status = session_open(engine, &session_options, row->arm.mix_alpha >= 0 ? &diagnostics : NULL, &session, error);
+    if (status == KAKEYA_OK)
+        status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_prompt, harness, error);
+    if (status == KAKEYA_OK) status = session_generate(session, &options, &trace, &stats, error);
+    if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
+        status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
+                           (unsigned long long)harness->done, (unsigned long long)harness->total);
+    if (status == KAKEYA_OK) status = take_result(session, prompt, &stats, row, error);
+    if (status == KAKEYA_OK && row->arm.mix_alpha >= 0)
+        status = session_restoration_error(session, row->relative_mse, error);
+    kakeya_session_close(session);
+    snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
+    if (status != KAKEYA_OK) eval_row_free(row);
+    return status;
+}
+
+kakeya_status harness_add(eval_harness *harness, eval_row *row, kakeya_error *error) {
+    harness->done++;
+    return eval_report_add(harness->report, row, error);
+}
+
+/* --------------------------------------------------------------------------------------------------- inputs */
+
+kakeya_status harness_read_text(const eval_harness *harness, const char *path, eval_sequence *out,
+                                kakeya_error *error) {
+    *out = (eval_sequence){0};
+    char *text;
+    size_t bytes;
+    kakeya_status status = file_read(path, MAX_TEXT_BYTES, &text, &bytes, error);
+    if (status != KAKEYA_OK) return status;
+    /* <bos> in front as the tokenizer's post-processor has it; special tokens in the text are text. */
+    int32_t *literal = NULL, *empty = NULL;
+    size_t n = 0, n_bos = 0;
+    status = kakeya_tokenize(harness->engine, text, bytes, false, &literal, &n, error);
+    if (status == KAKEYA_OK) status = kakeya_tokenize(harness->engine, "", 0, true, &empty, &n_bos, error);
+    free(text);
+    if (status == KAKEYA_OK) {
+        out->ids = malloc((n + n_bos + 1) * sizeof *out->ids);
+        if (!out->ids) {
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for %zu tokens", path, n);
+        } else {
+            memcpy(out->ids, empty, n_bos * sizeof *empty);
+            memcpy(out->ids + n_bos, literal, n * sizeof *literal);
+            out->n = n + n_bos;
+            snprintf(out->name, sizeof out->name, "%s", last_component(path));
+        }
+    } else {
+        error_prefix(error, status, "%s", path);
+    }
+    kakeya_free(literal);
+    kakeya_free(empty);
+    return status;
+}
+
+void eval_sequences_free(eval_sequences *sequences) {
+    for (size_t i = 0; i < sequences->n; i++) free(sequences->sequence[i].ids);
+    free(sequences->sequence);
+    *sequences = (eval_sequences){0};
+}
+
+cJSON *harness_names(const char *const *names, size_t n) { return cJSON_CreateStringArray(names, (int)n); }

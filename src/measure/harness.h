@@ -1,0 +1,69 @@
+/* What the evaluations share: an engine, a report, and one function that runs one arm on one prompt. */
+#ifndef KAKEYA_MEASURE_HARNESS_H
+#define KAKEYA_MEASURE_HARNESS_H
+
+#include "measure/eval.h"
+#include "session/session.h"
+
+typedef struct eval_harness {
+    const eval_setup *setup;
+    kakeya_engine *engine;
+    eval_report *report;
+    int threads;          /* of the engine */
+    uint64_t done, total; /* rows */
+} eval_harness;
+
+/* Opens the engine (threads > 0 overrides the setup's). */
+kakeya_status harness_open_engine(const eval_setup *setup, int threads, bool scaled_embedding, kakeya_engine **out,
+                                  kakeya_error *error);
+/* The engine and the number of its threads. */
+kakeya_status harness_open(eval_harness *harness, const eval_setup *setup, int threads, kakeya_error *error);
+/* The report, once the options are known; takes options over. */
+kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error);
+/* Ends the report: complete where status is KAKEYA_OK, and hands it to *out. Closes the engine. Returns the first
+ * failure. */
+kakeya_status harness_close(eval_harness *harness, kakeya_status status, eval_report **out, kakeya_error *error);
+
+/* The policies to run: those given, or the default ones. *n of at most HARNESS_POLICIES names. */
+enum { HARNESS_POLICIES = 4 };
+kakeya_status harness_policies(const eval_harness *harness, const eval_policies *given, bool native_only,
+                               const char *out[HARNESS_POLICIES], size_t *n, kakeya_error *error);
+
+/* Fills policy, mode and sizes from the setup. */
+void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mode, eval_arm *out);
+
+typedef struct harness_prompt {
+    const char *sample;
+    const int32_t *ids;
+    size_t n;
+} harness_prompt;
+
+typedef struct harness_run {
+    kakeya_engine *engine; /* NULL: the harness's own */
+    session_reference reference;
+    int max_tokens;
+    uint64_t seed;
+} harness_run;
+
+/* Generates from the prompt under row->arm in a session of its own and fills the rest of the row; sample, warmup and
+ * the like are the caller's. On failure or when stopped the row is freed. */
+kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
+                               eval_row *row, kakeya_error *error);
+/* Adds the row to the report and counts it. */
+kakeya_status harness_add(eval_harness *harness, eval_row *row, kakeya_error *error);
+/* KAKEYA_CANCELLED once the caller wants to stop. */
+kakeya_status harness_poll(eval_harness *harness, kakeya_error *error);
+
+/* Session options of an arm for a timeline of up to `tokens`. */
+kakeya_session_options harness_session_options(const eval_harness *harness, const eval_arm *arm, size_t tokens);
+
+uint64_t harness_prompt_hash(const int32_t *ids, size_t n);
+
+/* Text files as token ids with <bos>, read as raw text. */
+kakeya_status harness_read_text(const eval_harness *harness, const char *path, eval_sequence *out, kakeya_error *error);
+void eval_sequences_free(eval_sequences *sequences);
+
+/* Arrays for the report's options. */
+cJSON *harness_names(const char *const *names, size_t n);
+
+#endif

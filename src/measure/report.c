@@ -1,0 +1,108 @@
+#include "measure/report.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "measure/summary.h"
+
+static const double save_interval_seconds = 5;
+
+cJSON *eval_report_to_json(const eval_report *report) {
+    cJSON *object = cJSON_CreateObject();
+    cJSON *rows = cJSON_CreateArray();
+    cJSON *summary = eval_summary_derive(report->kind, &report->rows);
+    if (!object || !rows || !summary) {
+        cJSON_Delete(object);
+        cJSON_Delete(rows);
+        cJSON_Delete(summary);
+        return NULL;
+    }
+    cJSON_AddStringToObject(object, "kind", eval_kind_name(report->kind));
+    cJSON_AddNumberToObject(object, "schema_version", EVAL_SCHEMA_VERSION);
+    cJSON_AddBoolToObject(object, "complete", report->complete);
+    cJSON_AddItemReferenceToObject(object, "command", report->command);
+    cJSON_AddItemReferenceToObject(object, "environment", report->environment);
+    cJSON_AddItemReferenceToObject(object, "options", report->options);
+    cJSON_AddItemToObject(object, "summary", summary);
+    cJSON_AddItemToObject(object, "rows", rows);
+    for (size_t i = 0; i < report->rows.n; i++) {
+        cJSON *row = eval_row_to_json(report->kind, &report->rows.row[i]);
+        if (!row) {
+            cJSON_Delete(object);
+            return NULL;
+        }
+        cJSON_AddItemToArray(rows, row);
+    }
+    return object;
+}
+
+static kakeya_status save(eval_report *report, kakeya_error *error) {
+    if (!report->path) return KAKEYA_OK;
+    cJSON *object = eval_report_to_json(report);
+    char *text = object ? cJSON_PrintUnformatted(object) : NULL;
+    cJSON_Delete(object);
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to write the report", report->path);
+
+    file_writer *writer = NULL;
+    kakeya_status status = file_writer_open(report->path, &writer, error);
+    if (status == KAKEYA_OK) {
+        status = file_writer_write(writer, text, strlen(text), error);
+        if (status == KAKEYA_OK) status = file_writer_write(writer, "\n", 1, error);
+        if (status == KAKEYA_OK) {
+            status = file_writer_commit(writer, error);
+        } else {
+            file_writer_abort(writer);
+        }
+    }
+    cJSON_free(text);
+    report->saved_at = clock_seconds();
+    return status;
+}
+
+kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const char *const *argv, cJSON *environment,
+                               cJSON *options, eval_report **out, kakeya_error *error) {
+    *out = NULL;
+    eval_report *report = calloc(1, sizeof *report);
+    cJSON *command = cJSON_CreateStringArray(argv, argc);
+    char *copy = path ? strdup(path) : NULL;
+    if (!report || !environment || !options || !command || (path && !copy)) {
+        free(report);
+        free(copy);
+        cJSON_Delete(command);
+        cJSON_Delete(environment);
+        cJSON_Delete(options);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report");
+    }
+    *report =
+        (eval_report){.kind = kind, .path = copy, .command = command, .environment = environment, .options = options};
+    kakeya_status status = save(report, error);
+    if (status != KAKEYA_OK) {
+        eval_report_close(report);
+        return status;
+    }
+    *out = report;
+    return KAKEYA_OK;
+}
+
+kakeya_status eval_report_add(eval_report *report, eval_row *row, kakeya_error *error) {
+    kakeya_status status = eval_rows_add(&report->rows, row, error);
+    if (status != KAKEYA_OK) return status;
+    return clock_seconds() - report->saved_at < save_interval_seconds ? KAKEYA_OK : save(report, error);
+}
+
+kakeya_status eval_report_finish(eval_report *report, bool complete, kakeya_error *error) {
+    report->complete = complete;
+    return save(report, error);
+}
+
+void eval_report_close(eval_report *report) {
+    if (!report) return;
+    free(report->path);
+    cJSON_Delete(report->command);
+    cJSON_Delete(report->environment);
+    cJSON_Delete(report->options);
+    eval_rows_free(&report->rows);
+    free(report);
+}

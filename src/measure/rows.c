@@ -1,0 +1,363 @@
+#include "measure/rows.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const kind_names[EVAL_KIND_COUNT] = {"kakeya.eval.niah", "kakeya.eval.fidelity", "kakeya.eval.code",
+                                                        "kakeya.eval.acceptance", "kakeya.eval.lossless"};
+
+const char *eval_kind_name(eval_kind kind) { return kind_names[kind]; }
+
+bool eval_kind_find(const char *name, eval_kind *out) {
+    for (int i = 0; i < EVAL_KIND_COUNT; i++) {
+        if (strcmp(kind_names[i], name) != 0) continue;
+        *out = (eval_kind)i;
+        return true;
+    }
+    return false;
+}
+
+void eval_row_init(eval_row *row) {
+    *row = (eval_row){0};
+    row->arm.mix_alpha = -1;
+}
+
+void eval_row_free(eval_row *row) {
+    free(row->token_ids);
+    free(row->text);
+    free(row->expected);
+    eval_row_init(row);
+}
+
+kakeya_status eval_rows_add(eval_rows *rows, eval_row *row, kakeya_error *error) {
+    if (rows->n == rows->capacity) {
+        size_t capacity = rows->capacity ? 2 * rows->capacity : 64;
+        eval_row *grown = realloc(rows->row, capacity * sizeof *grown);
+        if (!grown) {
+            eval_row_free(row);
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu report rows", capacity);
+        }
+        rows->row = grown;
+        rows->capacity = capacity;
+    }
+    rows->row[rows->n++] = *row;
+    eval_row_init(row);
+    return KAKEYA_OK;
+}
+
+void eval_rows_free(eval_rows *rows) {
+    for (size_t i = 0; i < rows->n; i++) eval_row_free(&rows->row[i]);
+    free(rows->row);
+    *rows = (eval_rows){0};
+}
+
+bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
+    return strcmp(a->policy, b->policy) == 0 && strcmp(a->mode, b->mode) == 0 && a->sink == b->sink &&
+           a->window == b->window && a->draft_window == b->draft_window && a->draft_length == b->draft_length &&
+           a->threads == b->threads && a->prompt_chunk == b->prompt_chunk &&
+           fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
+           fabs(a->mix_alpha - b->mix_alpha) < 1e-9;
+}
+
+void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
+    FILE *stream = fmemopen(out, bytes, "w");
+    if (!stream) {
+        snprintf(out, bytes, "%s %s", arm->policy, arm->mode);
+        return;
+    }
+    fprintf(stream, "%s %s", arm->policy, arm->mode);
+    if (arm->draft_length) fprintf(stream, " L=%d", arm->draft_length);
+    if (strcmp(arm->mode, "ar") != 0) fprintf(stream, " draft-window=%d", arm->draft_window);
+    if (strcmp(arm->policy, "native") != 0) fprintf(stream, " window=%d+%d", arm->sink, arm->window);
+    if (arm->prompt_chunk) fprintf(stream, " chunk=%d", arm->prompt_chunk);
+    if (arm->temperature > 0) fprintf(stream, " T=%g", arm->temperature);
+    if (arm->scaled_embedding) fputs(" scaled", stream);
+    if (arm->mix_alpha >= 0) fprintf(stream, " alpha=%g", arm->mix_alpha);
+    fprintf(stream, " threads=%d", arm->threads);
+    fclose(stream);
+    out[bytes - 1] = '\0';
+}
+
+bool eval_answer_correct(const char *text, const char *expected) {
+    return text && expected && expected[0] && strstr(text, expected) != NULL;
+}
+
+double eval_row_decode_speed(const eval_row *row) {
+    return row->decode_seconds > 0 ? (double)row->n_token_ids / row->decode_seconds : 0;
+}
+
+/* ---------------------------------------------------------------------------------------------------- to JSON */
+
+static void put_number(cJSON *object, const char *name, double value) { cJSON_AddNumberToObject(object, name, value); }
+
+static void put_counts(cJSON *object, const char *name, const int64_t *values) {
+    int n = EVAL_DRAFT_POSITIONS;
+    while (n && !values[n - 1]) n--;
+    cJSON *array = cJSON_AddArrayToObject(object, name);
+    for (int i = 0; i < n; i++) cJSON_AddItemToArray(array, cJSON_CreateNumber((double)values[i]));
+}
+
+static void put_kv(cJSON *object, const kakeya_kv_bytes *kv) {
+    cJSON *bytes = cJSON_AddObjectToObject(object, "kv_bytes");
+    put_number(bytes, "full", (double)kv->full);
+    put_number(bytes, "sliding", (double)kv->sliding);
+    put_number(bytes, "latent", (double)kv->latent);
+    put_number(bytes, "draft", (double)kv->draft);
+    put_number(bytes, "total", (double)kv->total);
+}
+
+static void put_text(cJSON *object, const char *name, const char *text) {
+    if (text) {
+        cJSON_AddStringToObject(object, name, text);
+    } else {
+        cJSON_AddNullToObject(object, name);
+    }
+}
+
+static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
+    put_number(object, "draft_length", row->arm.draft_length);
+    put_number(object, "prompt_chunk", row->arm.prompt_chunk);
+    put_number(object, "temperature", row->arm.temperature);
+    cJSON_AddBoolToObject(object, "drafter_scaled_embedding", row->arm.scaled_embedding);
+    put_number(object, "repetition", row->repetition);
+    put_number(object, "completion_tokens", (double)row->n_token_ids);
+    cJSON_AddStringToObject(object, "finish_reason", row->finish);
+    put_number(object, "prefill_seconds", row->prefill_seconds);
+    put_number(object, "decode_seconds", row->decode_seconds);
+    put_number(object, "verifier_forwards", (double)row->verifier_forwards);
+    put_number(object, "drafted_tokens", (double)row->drafted_tokens);
+    put_number(object, "accepted_tokens", (double)row->accepted_tokens);
+    put_counts(object, "drafted_at", row->drafted_at);
+    put_counts(object, "accepted_at", row->accepted_at);
+    put_kv(object, &row->kv);
+    cJSON *ids = cJSON_AddArrayToObject(object, "token_ids");
+    for (size_t i = 0; i < row->n_token_ids; i++) cJSON_AddItemToArray(ids, cJSON_CreateNumber(row->token_ids[i]));
+    put_text(object, "text", row->text);
+    if (kind == EVAL_NIAH) {
+        put_number(object, "lines", row->lines);
+        put_text(object, "expected", row->expected);
+        cJSON_AddBoolToObject(object, "correct", row->correct);
+    }
+    if (kind == EVAL_LOSSLESS) cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (row->arm.mix_alpha >= 0) {
+        put_number(object, "mix_alpha", row->arm.mix_alpha);
+        cJSON *mse = cJSON_AddObjectToObject(object, "relative_mse");
+        put_number(mse, "sliding", row->relative_mse[0]);
+        put_number(mse, "full", row->relative_mse[1]);
+    }
+}
+
+cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
+    cJSON *object = cJSON_CreateObject();
+    if (!object) return NULL;
+    cJSON_AddStringToObject(object, "sample", row->sample);
+    cJSON_AddBoolToObject(object, "warmup", row->warmup);
+    cJSON_AddStringToObject(object, "policy", row->arm.policy);
+    cJSON_AddStringToObject(object, "mode", row->arm.mode);
+    put_number(object, "sink", row->arm.sink);
+    put_number(object, "window", row->arm.window);
+    put_number(object, "draft_window", row->arm.draft_window);
+    put_number(object, "threads", row->arm.threads);
+    char hash[20];
+    snprintf(hash, sizeof hash, "%016" PRIx64, row->prompt_hash);
+    cJSON_AddStringToObject(object, "prompt_hash", hash);
+    put_number(object, "prompt_tokens", (double)row->prompt_tokens);
+    if (kind == EVAL_FIDELITY) {
+        put_number(object, "scored_tokens", (double)row->scored_tokens);
+        put_number(object, "nll", row->nll);
+        put_number(object, "kl_from_native", row->kl);
+        put_number(object, "top1_agreements", (double)row->agreements);
+        put_number(object, "seconds", row->seconds);
+    } else {
+        put_generation(kind, row, object);
+    }
+    return object;
+}
+
+/* -------------------------------------------------------------------------------------------------- from JSON */
+
+typedef struct row_reader {
+    const cJSON *object;
+    kakeya_error *error;
+    kakeya_status status; /* the first failure stays */
+} row_reader;
+
+static void missing(row_reader *reader, const char *name, const char *type) {
+    if (reader->status != KAKEYA_OK) return;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    reader->status =
+        error_set(reader->error, KAKEYA_FORMAT, item ? "\"%s\" is not %s" : "\"%s\" is missing (%s)", name, type);
+}
+
+static double get_number(row_reader *reader, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (cJSON_IsNumber(item) && isfinite(item->valuedouble)) return item->valuedouble;
+    missing(reader, name, "a number");
+    return 0;
+}
+
+static int64_t to_count(row_reader *reader, const char *name, const cJSON *item) {
+    if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < 9e15 &&
+        floor(item->valuedouble) == item->valuedouble)
+        return (int64_t)item->valuedouble;
+    missing(reader, name, "a count");
+    return 0;
+}
+
+static int64_t get_count(row_reader *reader, const char *name) {
+    return to_count(reader, name, cJSON_GetObjectItemCaseSensitive(reader->object, name));
+}
+
+static int get_int(row_reader *reader, const char *name) {
+    int64_t value = get_count(reader, name);
+    if (value <= INT32_MAX) return (int)value;
+    missing(reader, name, "a count below 2^31");
+    return 0;
+}
+
+static bool get_bool(row_reader *reader, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (!cJSON_IsBool(item)) missing(reader, name, "true or false");
+    return cJSON_IsTrue(item);
+}
+
+static void get_name(row_reader *reader, const char *name, char *out, size_t bytes) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (cJSON_IsString(item) && item->valuestring[0] && strlen(item->valuestring) < bytes) {
+        memcpy(out, item->valuestring, strlen(item->valuestring) + 1);
+    } else {
+        missing(reader, name, "a short text");
+    }
+}
+
+/* null stays NULL. */
+static char *get_text(row_reader *reader, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (cJSON_IsNull(item)) return NULL;
+    if (!cJSON_IsString(item)) {
+        missing(reader, name, "a text");
+        return NULL;
+    }
+    char *copy = strdup(item->valuestring);
+    if (!copy && reader->status == KAKEYA_OK)
+        reader->status = error_set(reader->error, KAKEYA_OUT_OF_MEMORY, "no memory for \"%s\"", name);
+    return copy;
+}
+
+static void get_counts(row_reader *reader, const char *name, int64_t *out) {
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, name);
+    if (!cJSON_IsArray(array) || cJSON_GetArraySize(array) > EVAL_DRAFT_POSITIONS) {
+        missing(reader, name, "a short array of counts");
+        return;
+    }
+    int i = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, array) out[i++] = to_count(reader, name, item);
+}
+
+static void get_ids(row_reader *reader, eval_row *row) {
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, "token_ids");
+    if (!cJSON_IsArray(array)) {
+        missing(reader, "token_ids", "an array of token ids");
+        return;
+    }
+    size_t n = (size_t)cJSON_GetArraySize(array);
+    row->token_ids = calloc(n ? n : 1, sizeof *row->token_ids);
+    if (!row->token_ids) {
+        reader->status = error_set(reader->error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu token ids", n);
+        return;
+    }
+    const cJSON *item;
+    cJSON_ArrayForEach(item, array) {
+        int64_t id = to_count(reader, "token_ids", item);
+        if (id > INT32_MAX) missing(reader, "token_ids", "an array of token ids");
+        row->token_ids[row->n_token_ids++] = (int32_t)(id & INT32_MAX);
+    }
+}
+
+static void get_kv(row_reader *reader, kakeya_kv_bytes *kv) {
+    const cJSON *object = cJSON_GetObjectItemCaseSensitive(reader->object, "kv_bytes");
+    if (!cJSON_IsObject(object)) {
+        missing(reader, "kv_bytes", "an object");
+        return;
+    }
+    row_reader inner = {object, reader->error, reader->status};
+    kv->full = (size_t)get_count(&inner, "full");
+    kv->sliding = (size_t)get_count(&inner, "sliding");
+    kv->latent = (size_t)get_count(&inner, "latent");
+    kv->draft = (size_t)get_count(&inner, "draft");
+    kv->total = (size_t)get_count(&inner, "total");
+    if (inner.status != reader->status) reader->status = error_prefix(reader->error, inner.status, "kv_bytes");
+}
+
+static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
+    row->arm.draft_length = get_int(reader, "draft_length");
+    row->arm.prompt_chunk = get_int(reader, "prompt_chunk");
+    row->arm.temperature = get_number(reader, "temperature");
+    row->arm.scaled_embedding = get_bool(reader, "drafter_scaled_embedding");
+    row->repetition = get_int(reader, "repetition");
+    get_name(reader, "finish_reason", row->finish, sizeof row->finish);
+    row->prefill_seconds = get_number(reader, "prefill_seconds");
+    row->decode_seconds = get_number(reader, "decode_seconds");
+    row->verifier_forwards = get_count(reader, "verifier_forwards");
+    row->drafted_tokens = get_count(reader, "drafted_tokens");
+    row->accepted_tokens = get_count(reader, "accepted_tokens");
+    get_counts(reader, "drafted_at", row->drafted_at);
+    get_counts(reader, "accepted_at", row->accepted_at);
+    get_kv(reader, &row->kv);
+    get_ids(reader, row);
+    if (get_count(reader, "completion_tokens") != (int64_t)row->n_token_ids)
+        missing(reader, "completion_tokens", "the number of token_ids");
+    row->text = get_text(reader, "text");
+    if (kind == EVAL_NIAH) {
+        row->lines = get_int(reader, "lines");
+        row->expected = get_text(reader, "expected");
+        row->correct = get_bool(reader, "correct");
+    }
+    if (kind == EVAL_LOSSLESS) get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
+    const cJSON *mse = cJSON_GetObjectItemCaseSensitive(reader->object, "relative_mse");
+    if (cJSON_GetObjectItemCaseSensitive(reader->object, "mix_alpha")) {
+        row->arm.mix_alpha = get_number(reader, "mix_alpha");
+        if (!cJSON_IsObject(mse)) {
+            missing(reader, "relative_mse", "an object");
+            return;
+        }
+        row_reader inner = {mse, reader->error, reader->status};
+        row->relative_mse[0] = get_number(&inner, "sliding");
+        row->relative_mse[1] = get_number(&inner, "full");
+        reader->status = inner.status;
+    }
+}
+
+kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *out, kakeya_error *error) {
+    eval_row_init(out);
+    if (!cJSON_IsObject(json)) return error_set(error, KAKEYA_FORMAT, "not an object");
+    row_reader reader = {json, error, KAKEYA_OK};
+    get_name(&reader, "sample", out->sample, sizeof out->sample);
+    out->warmup = get_bool(&reader, "warmup");
+    get_name(&reader, "policy", out->arm.policy, sizeof out->arm.policy);
+    get_name(&reader, "mode", out->arm.mode, sizeof out->arm.mode);
+    out->arm.sink = get_int(&reader, "sink");
+    out->arm.window = get_int(&reader, "window");
+    out->arm.draft_window = get_int(&reader, "draft_window");
+    out->arm.threads = get_int(&reader, "threads");
+    char hash[20] = "";
+    get_name(&reader, "prompt_hash", hash, sizeof hash);
+    char *end = hash;
+    out->prompt_hash = strtoull(hash, &end, 16);
+    if (strlen(hash) != 16 || *end) missing(&reader, "prompt_hash", "16 hexadecimal digits");
+    out->prompt_tokens = get_count(&reader, "prompt_tokens");
+    if (kind == EVAL_FIDELITY) {
+        out->scored_tokens = get_count(&reader, "scored_tokens");
+        out->nll = get_number(&reader, "nll");
+        out->kl = get_number(&reader, "kl_from_native");
+        out->agreements = get_count(&reader, "top1_agreements");
+        out->seconds = get_number(&reader, "seconds");
+    } else {
+        get_generation(kind, &reader, out);
+    }
+    return reader.status;
+}

@@ -1,0 +1,94 @@
+/* The raw rows of a report: one per sample and arm. Everything a report claims is derived from them (eval/summary.h),
+ * and the gate (eval/gate.h) derives it again. docs/reports.md documents the JSON form. */
+#ifndef KAKEYA_MEASURE_ROWS_H
+#define KAKEYA_MEASURE_ROWS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cjson/cJSON.h>
+
+#include "base/error.h"
+
+typedef enum eval_kind {
+    EVAL_NIAH = 0,
+    EVAL_FIDELITY,
+    EVAL_CODE,
+    EVAL_ACCEPTANCE,
+    EVAL_LOSSLESS,
+    EVAL_KIND_COUNT
+} eval_kind;
+
+/* "kakeya.eval.niah", ...: the "kind" of a report. */
+const char *eval_kind_name(eval_kind kind);
+bool eval_kind_find(const char *name, eval_kind *out);
+
+enum { EVAL_DRAFT_POSITIONS = 32 };
+
+/* What was run: rows with equal arms differ in their sample or repetition only. */
+typedef struct eval_arm {
+    char policy[16]; /* "native", "sink-window", "restored", "restored-all" */
+    char
+        mode[16]; /* "ar", "speculative", "ngram", "auto"; lossless also "reforward", "unfused"; "score" for fidelity */
+    int sink, window, draft_window;
+    int draft_length; /* 0: the mode's own choice */
+    int threads;
+    int prompt_chunk; /* 0: the backend's choice */
+    double temperature;
+    bool scaled_embedding; /* drafter block embeddings times sqrt(hidden) */
+    double mix_alpha;      /* diagnostics only; negative: none */
+} eval_arm;
+
+/* A generated continuation (every kind but fidelity) or a scored sequence (fidelity). */
+typedef struct eval_row {
+    char sample[96];      /* unique within the report; measured and warm-up samples never share one */
+    char prompt_kind[16]; /* lossless: "needle", "code", "random"; otherwise "" */
+    eval_arm arm;
+    bool warmup;
+    int repetition;
+    int lines;            /* niah: haystack lines; otherwise 0 */
+    uint64_t prompt_hash; /* of the prompt's token ids */
+    int64_t prompt_tokens;
+    kakeya_kv_bytes kv;
+    char finish[16]; /* "stop", "length" */
+    double prefill_seconds, decode_seconds;
+    int64_t verifier_forwards, drafted_tokens, accepted_tokens;
+    int64_t drafted_at[EVAL_DRAFT_POSITIONS], accepted_at[EVAL_DRAFT_POSITIONS];
+    int32_t *token_ids; /* generated ids, the stop token included; owned */
+    size_t n_token_ids;
+    char *text;     /* NULL without tokenizer; owned */
+    char *expected; /* niah: the answer; otherwise NULL; owned */
+    bool correct;
+    double relative_mse[2]; /* diagnostics: sliding, full-attention layers */
+
+    /* fidelity only: sums over the scored tokens that follow the first prompt_tokens ids */
+    int64_t scored_tokens, agreements;
+    double nll, kl, seconds;
+} eval_row;
+
+typedef struct eval_rows {
+    eval_row *row;
+    size_t n, capacity;
+} eval_rows;
+
+void eval_row_init(eval_row *row); /* all zero, no mix_alpha */
+void eval_row_free(eval_row *row);
+/* Moves *row into the list; on failure the row is freed. */
+kakeya_status eval_rows_add(eval_rows *rows, eval_row *row, kakeya_error *error);
+void eval_rows_free(eval_rows *rows);
+
+bool eval_arm_equal(const eval_arm *a, const eval_arm *b);
+/* "restored auto", with draft length, draft window, ... where they are not the common case. */
+void eval_arm_label(const eval_arm *arm, char *out, size_t bytes);
+/* A continuation counts as right when it contains the expected answer. */
+bool eval_answer_correct(const char *text, const char *expected);
+/* Tokens per second of decoding; 0 when nothing was measured. */
+double eval_row_decode_speed(const eval_row *row);
+
+/* NULL when out of memory. */
+cJSON *eval_row_to_json(eval_kind kind, const eval_row *row);
+/* KAKEYA_FORMAT names the field that is missing or of the wrong type. *out needs eval_row_free in every case. */
+kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *out, kakeya_error *error);
+
+#endif

@@ -1,0 +1,94 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "measure/harness.h"
+#include "measure/jsonl.h"
+
+/* Public engines disagree whether the drafter's block embeddings are multiplied by sqrt(hidden size), so both forms run
+ * on the same prompts: acceptance tells which one the weights were trained with. */
+enum { FORMS = 2 };
+
+typedef struct acceptance_run {
+    eval_harness harness;
+    const eval_acceptance_options *options;
+    kakeya_engine *engine[FORMS]; /* unscaled, scaled; one of them is the harness's */
+    jsonl_prompts prompts;
+    int draft_length;
+} acceptance_run;
+
+static const char warmup_text[] =
+    "def add_one(numbers):\n    \"\"\" Return the numbers, each of them one larger.\n    \"\"\"\n";
+
+static kakeya_status run_one(acceptance_run *run, const char *name, const char *text, bool warmup, int form,
+                             kakeya_error *error) {
+    int32_t *ids = NULL;
+    size_t n = 0;
+    kakeya_message message = {"user", text};
+    kakeya_status status = run->options->chat
+                               ? kakeya_chat_tokens(run->engine[form], &message, 1, false, &ids, &n, error)
+                               : kakeya_tokenize(run->engine[form], text, strlen(text), true, &ids, &n, error);
+    if (status != KAKEYA_OK) return error_prefix(error, status, "%s", name);
+    eval_row row;
+    eval_row_init(&row);
+    harness_arm(&run->harness, "native", KAKEYA_MODE_SPECULATIVE, &row.arm);
+    row.arm.draft_length = run->draft_length;
+    row.arm.scaled_embedding = form == 1;
+    row.warmup = warmup;
+    harness_prompt input = {name, ids, n};
+    harness_run how = {.engine = run->engine[form], .max_tokens = run->options->max_tokens};
+    status = harness_generate(&run->harness, &input, &how, &row, error);
+    if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
+    kakeya_free(ids);
+    return status;
+}
+
+static kakeya_status run_all(acceptance_run *run, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    run->harness.total = FORMS * (1 + run->prompts.n);
+    for (int form = 0; status == KAKEYA_OK && form < FORMS; form++)
+        status = run_one(run, "warmup", warmup_text, true, form, error);
+    for (size_t p = 0; status == KAKEYA_OK && p < run->prompts.n; p++)
+        for (int form = 0; status == KAKEYA_OK && form < FORMS; form++)
+            status = run_one(run, run->prompts.prompt[p].name, run->prompts.prompt[p].text, false, form, error);
+    return status;
+}
+
+static cJSON *options_json(const acceptance_run *run) {
+    const eval_acceptance_options *o = run->options;
+    cJSON *object = cJSON_CreateObject();
+    if (!object) return NULL;
+    const char *slash = strrchr(o->jsonl, '/');
+    cJSON_AddStringToObject(object, "jsonl", slash ? slash + 1 : o->jsonl);
+    cJSON_AddNumberToObject(object, "prompts", (double)run->prompts.n);
+    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
+    cJSON_AddNumberToObject(object, "draft_length", run->draft_length);
+    cJSON_AddBoolToObject(object, "chat", o->chat);
+    return object;
+}
+
+static kakeya_status open_forms(acceptance_run *run, const eval_setup *setup, kakeya_error *error) {
+    bool scaled = setup->engine.drafter_scaled_embedding;
+    run->engine[scaled] = run->harness.engine;
+    if (!kakeya_engine_has_drafter(run->harness.engine))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "acceptance needs a drafter, and the model has none beside it");
+    int block = kakeya_engine_drafter_block_size(run->harness.engine);
+    run->draft_length = run->options->draft_length ? run->options->draft_length : block - 1;
+    return harness_open_engine(setup, run->harness.threads, !scaled, &run->engine[!scaled], error);
+}
+
+kakeya_status eval_acceptance(const eval_setup *setup, const eval_acceptance_options *options, eval_report **out,
+                              kakeya_error *error) {
+    *out = NULL;
+    acceptance_run run = {.options = options};
+    kakeya_status status = jsonl_read_prompts(options->jsonl, (size_t)options->prompts, &run.prompts, error);
+    if (status == KAKEYA_OK) status = harness_open(&run.harness, setup, 0, error);
+    if (status == KAKEYA_OK) status = open_forms(&run, setup, error);
+    if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_ACCEPTANCE, options_json(&run), error);
+    if (status == KAKEYA_OK) status = run_all(&run, error);
+    for (int form = 0; form < FORMS; form++)
+        if (run.engine[form] != run.harness.engine) kakeya_engine_close(run.engine[form]);
+    jsonl_prompts_free(&run.prompts);
+    return harness_close(&run.harness, status, out, error);
+}

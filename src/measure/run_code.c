@@ -1,0 +1,134 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "measure/harness.h"
+
+enum { MAX_ARMS = 64 };
+
+typedef struct code_run {
+    eval_harness harness;
+    const eval_code_options *options;
+    eval_sequences prompts;
+    eval_sequence warmup;
+    eval_arm arms[MAX_ARMS];
+    size_t n_arms;
+} code_run;
+
+/* Every policy one token at a time, with every draft length, and with the length chosen by itself. */
+static kakeya_status choose_arms(code_run *run, const char *const *policies, size_t n, kakeya_error *error) {
+    const eval_code_options *o = run->options;
+    bool drafter = kakeya_engine_has_drafter(run->harness.engine);
+    if (n * (2 + o->n_draft_lengths) > MAX_ARMS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft lengths make more than %d arms",
+                         n, o->n_draft_lengths, MAX_ARMS);
+    for (size_t p = 0; p < n; p++) {
+        harness_arm(&run->harness, policies[p], KAKEYA_MODE_AR, &run->arms[run->n_arms++]);
+        for (size_t l = 0; drafter && l < o->n_draft_lengths; l++) {
+            eval_arm *arm = &run->arms[run->n_arms++];
+            harness_arm(&run->harness, policies[p], KAKEYA_MODE_SPECULATIVE, arm);
+            arm->draft_length = o->draft_lengths[l];
+        }
+        harness_arm(&run->harness, policies[p], KAKEYA_MODE_AUTO, &run->arms[run->n_arms++]);
+    }
+    return KAKEYA_OK;
+}
+
+/* The first part of every file is its prompt; half of the first one is the warm-up prompt. */
+static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
+    const eval_code_options *o = run->options;
+    size_t want = (size_t)o->prompt_tokens;
+    run->prompts.sequence = calloc(o->n_files, sizeof *run->prompts.sequence);
+    if (!run->prompts.sequence) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu files", o->n_files);
+    for (size_t i = 0; i < o->n_files; i++) {
+        eval_sequence *prompt = &run->prompts.sequence[i];
+        kakeya_status status = harness_read_text(&run->harness, o->files[i], prompt, error);
+        if (status != KAKEYA_OK) return status;
+        char name[sizeof prompt->name];
+        snprintf(name, sizeof name, "%zu/%.40s", i, prompt->name);
+        memcpy(prompt->name, name, sizeof name);
+        run->prompts.n++;
+        if (prompt->n < 16)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu tokens are too few to continue", o->files[i],
+                             prompt->n);
+        if (!i) {
+            size_t half = (prompt->n < want ? prompt->n : want) / 2;
+            run->warmup.ids = malloc(half * sizeof *run->warmup.ids);
+            if (!run->warmup.ids) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a prompt");
+            memcpy(run->warmup.ids, prompt->ids, half * sizeof *prompt->ids);
+            run->warmup.n = half;
+        }
+        if (prompt->n > want) prompt->n = want;
+    }
+    return KAKEYA_OK;
+}
+
+static cJSON *options_json(const code_run *run, const char *const *policies, size_t n) {
+    const eval_code_options *o = run->options;
+    cJSON *object = cJSON_CreateObject();
+    cJSON *files = cJSON_CreateArray();
+    if (!object || !files) {
+        cJSON_Delete(object);
+        cJSON_Delete(files);
+        return NULL;
+    }
+    for (size_t i = 0; i < run->prompts.n; i++)
+        cJSON_AddItemToArray(files, cJSON_CreateString(run->prompts.sequence[i].name));
+    cJSON_AddItemToObject(object, "files", files);
+    cJSON_AddNumberToObject(object, "prompt_tokens", o->prompt_tokens);
+    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
+    cJSON_AddNumberToObject(object, "repetitions", o->repetitions);
+    cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
+    cJSON_AddItemToObject(object, "draft_lengths", cJSON_CreateIntArray(o->draft_lengths, (int)o->n_draft_lengths));
+    cJSON_AddNumberToObject(object, "sink", run->arms[0].sink);
+    cJSON_AddNumberToObject(object, "window", run->arms[0].window);
+    return object;
+}
+
+static kakeya_status run_one(code_run *run, const eval_sequence *prompt, const char *sample, size_t arm, int repetition,
+                             bool warmup, kakeya_error *error) {
+    eval_row row;
+    eval_row_init(&row);
+    row.arm = run->arms[arm];
+    row.warmup = warmup;
+    row.repetition = repetition;
+    harness_prompt input = {sample, prompt->ids, prompt->n};
+    harness_run how = {.max_tokens = run->options->max_tokens};
+    kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
+    return status == KAKEYA_OK ? harness_add(&run->harness, &row, error) : status;
+}
+
+static kakeya_status run_all(code_run *run, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    run->harness.total = run->n_arms * (1 + run->prompts.n * (size_t)run->options->repetitions);
+    for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
+        status = run_one(run, &run->warmup, "warmup", a, 0, true, error);
+    size_t turn = 0; /* arms take turns, beginning with another one each time */
+    for (int r = 0; status == KAKEYA_OK && r < run->options->repetitions; r++) {
+        for (size_t p = 0; status == KAKEYA_OK && p < run->prompts.n; p++, turn++) {
+            const eval_sequence *prompt = &run->prompts.sequence[p];
+            for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
+                status = run_one(run, prompt, prompt->name, (a + turn) % run->n_arms, r, false, error);
+        }
+    }
+    return status;
+}
+
+kakeya_status eval_code(const eval_setup *setup, const eval_code_options *options, eval_report **out,
+                        kakeya_error *error) {
+    *out = NULL;
+    code_run run = {.options = options};
+    const char *policies[HARNESS_POLICIES];
+    size_t n_policies = 0;
+    kakeya_status status = harness_open(&run.harness, setup, 0, error);
+    if (status == KAKEYA_OK)
+        status = harness_policies(&run.harness, &options->policies, true, policies, &n_policies, error);
+    if (status == KAKEYA_OK) status = choose_arms(&run, policies, n_policies, error);
+    if (status == KAKEYA_OK) status = read_prompts(&run, error);
+    if (status == KAKEYA_OK)
+        status = harness_report(&run.harness, EVAL_CODE, options_json(&run, policies, n_policies), error);
+    if (status == KAKEYA_OK) status = run_all(&run, error);
+    eval_sequences_free(&run.prompts);
+    free(run.warmup.ids);
+    return harness_close(&run.harness, status, out, error);
+}

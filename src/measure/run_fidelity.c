@@ -1,0 +1,265 @@
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "measure/harness.h"
+
+enum { DEFAULT_PROMPT_LENGTH = 600, MAX_FILE_BYTES = 1 << 30, MAX_ARMS = 64 };
+
+typedef struct fidelity_run {
+    eval_harness harness;
+    const eval_fidelity_options *options;
+    int prompt_length;
+    eval_sequences sequences;
+    eval_arm arms[MAX_ARMS]; /* native first */
+    size_t n_arms;
+    float *nll;    /* [longest - 1] */
+    float *native; /* [longest][vocab] */
+    float *logits; /* [longest][vocab] */
+    size_t longest;
+} fidelity_run;
+
+/* --------------------------------------------------------------------------------------------------- sequences */
+
+/* An empty place at the end of the list, or NULL. */
+static eval_sequence *append(eval_sequences *sequences) {
+    eval_sequence *grown = realloc(sequences->sequence, (sequences->n + 1) * sizeof *grown);
+    if (!grown) return NULL;
+    sequences->sequence = grown;
+    grown[sequences->n] = (eval_sequence){0};
+    return &grown[sequences->n++];
+}
+
+static kakeya_status read_sequence(fidelity_run *run, const char *path, const cJSON *item, kakeya_error *error) {
+    size_t index = run->sequences.n;
+    const cJSON *ids = cJSON_IsArray(item) ? item : json_get(item, "input_ids"), *source = json_get(item, "source"),
+                *id;
+    int n = cJSON_GetArraySize(ids), vocab = kakeya_engine_vocab_size(run->harness.engine);
+    if (!cJSON_IsArray(ids) || !n)
+        return error_set(error, KAKEYA_FORMAT, "%s: sequences[%zu] holds no \"input_ids\"", path, index);
+    eval_sequence *sequence = append(&run->sequences);
+    int32_t *copy = malloc((size_t)n * sizeof *copy);
+    if (!sequence || !copy) {
+        free(copy);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for sequences[%zu]", path, index);
+    }
+    sequence->ids = copy;
+    snprintf(sequence->name, sizeof sequence->name, "%zu/%s", index,
+             cJSON_IsString(source) ? source->valuestring : "ids");
+    cJSON_ArrayForEach(id, ids) {
+        if (!json_is_integer(id, 0, vocab - 1))
+            return error_set(error, KAKEYA_FORMAT, "%s: sequences[%zu] holds something that is no token id below %d",
+                             path, index, vocab);
+        sequence->ids[sequence->n++] = id->valueint;
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_ids(fidelity_run *run, kakeya_error *error) {
+    const char *path = run->options->ids_json;
+    char *text;
+    size_t bytes;
+    cJSON *json = NULL;
+    kakeya_status status = file_read(path, MAX_FILE_BYTES, &text, &bytes, error);
+    if (status != KAKEYA_OK) return status;
+    status = json_parse_object(path, text, bytes, &json, error);
+    free(text);
+    if (status != KAKEYA_OK) return status;
+    const cJSON *list = json_get(json, "sequences"), *item, *length = json_get(json, "prompt_length");
+    if (!cJSON_IsArray(list) || !list->child) status = error_set(error, KAKEYA_FORMAT, "%s: no \"sequences\"", path);
+    if (!run->prompt_length && json_is_integer(length, 1, INT32_MAX)) run->prompt_length = length->valueint;
+    cJSON_ArrayForEach(item, list) {
+        if (status != KAKEYA_OK) break;
+        if (run->options->max_sequences && run->sequences.n >= (size_t)run->options->max_sequences) break;
+        status = read_sequence(run, path, item, error);
+    }
+    cJSON_Delete(json);
+    return status;
+}
+
+/* Cuts a text into stretches of prompt and scored tokens; a rest that is too short is left out. */
+static kakeya_status cut_text(fidelity_run *run, const char *path, kakeya_error *error) {
+    eval_sequence text;
+    kakeya_status status = harness_read_text(&run->harness, path, &text, error);
+    if (status != KAKEYA_OK) return status;
+    size_t length = (size_t)run->prompt_length + (size_t)run->options->score_tokens;
+    size_t pieces = text.n / length;
+    if (!pieces)
+        status =
+            error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %zu tokens are less than a prompt of %d and %d to score",
+                      path, text.n, run->prompt_length, run->options->score_tokens);
+    for (size_t p = 0; status == KAKEYA_OK && p < pieces; p++) {
+        if (run->options->max_sequences && run->sequences.n >= (size_t)run->options->max_sequences) break;
+        eval_sequence *sequence = append(&run->sequences);
+        int32_t *ids = malloc(length * sizeof *ids);
+        if (!sequence || !ids) {
+            free(ids);
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for sequences", path);
+            break;
+        }
+        memcpy(ids, text.ids + p * length, length * sizeof *ids);
+        *sequence = (eval_sequence){.ids = ids, .n = length};
+        snprintf(sequence->name, sizeof sequence->name, "%zu/%.48s", run->sequences.n - 1, text.name);
+    }
+    free(text.ids);
+    return status;
+}
+
+static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    run->prompt_length = run->options->prompt_length;
+    if (run->options->ids_json) status = read_ids(run, error);
+    if (!run->prompt_length) run->prompt_length = DEFAULT_PROMPT_LENGTH;
+    for (size_t i = 0; status == KAKEYA_OK && i < run->options->n_texts; i++)
+        status = cut_text(run, run->options->texts[i], error);
+    for (size_t i = 0; status == KAKEYA_OK && i < run->sequences.n; i++) {
+        const eval_sequence *sequence = &run->sequences.sequence[i];
+        if (sequence->n > run->longest) run->longest = sequence->n;
+        if (sequence->n <= (size_t)run->prompt_length)
+            status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                               "sequence %s: nothing to score behind a prompt of %d in %zu tokens", sequence->name,
+                               run->prompt_length, sequence->n);
+    }
+    if (status == KAKEYA_OK && !run->sequences.n)
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "no sequences to score: give text files or a file of ids");
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- arms */
+
+static kakeya_status choose_arms(fidelity_run *run, const char *const *policies, size_t n, kakeya_error *error) {
+    const eval_fidelity_options *o = run->options;
+    if (1 + n * o->n_windows > MAX_ARMS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu windows make more than %d arms", n,
+                         o->n_windows, MAX_ARMS);
+    harness_arm(&run->harness, "native", KAKEYA_MODE_AR, &run->arms[run->n_arms++]); /* always: the others need it */
+    for (size_t p = 0; p < n; p++) {
+        if (strcmp(policies[p], "native") == 0) continue;
+        for (size_t w = 0; w < o->n_windows; w++) {
+            eval_arm *arm = &run->arms[run->n_arms++];
+            harness_arm(&run->harness, policies[p], KAKEYA_MODE_AR, arm);
+            arm->window = o->windows[w];
+        }
+    }
+    for (size_t a = 0; a < run->n_arms; a++) snprintf(run->arms[a].mode, sizeof run->arms[a].mode, "score");
+    return KAKEYA_OK;
+}
+
+static cJSON *options_json(const fidelity_run *run, const char *const *policies, size_t n) {
+    cJSON *object = cJSON_CreateObject();
+    if (!object) return NULL;
+    cJSON_AddNumberToObject(object, "prompt_length", run->prompt_length);
+    cJSON_AddNumberToObject(object, "sequences", (double)run->sequences.n);
+    cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
+    cJSON_AddItemToObject(object, "windows", cJSON_CreateIntArray(run->options->windows, (int)run->options->n_windows));
+    cJSON_AddNumberToObject(object, "sink", run->arms[0].sink);
+    return object;
+}
+
+/* ----------------------------------------------------------------------------------------------------- scoring */
+
+/* log of the sum of exponentials of a row; *top is the lowest id of the largest logit. */
+static double log_sum(const float *row, int vocab, int *top) {
+    double maximum = -INFINITY, sum = 0;
+    for (int i = 0; i < vocab; i++) {
+        if ((double)row[i] <= maximum) continue;
+        maximum = (double)row[i];
+        *top = i;
+    }
+    for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - maximum);
+    return maximum + log(sum);
+}
+
+/* KL(native || other) of one row, and whether both would choose the same token. */
+static double row_divergence(const float *native, const float *other, int vocab, bool *agree) {
+    int native_top = 0, other_top = 0;
+    double native_log = log_sum(native, vocab, &native_top), other_log = log_sum(other, vocab, &other_top), kl = 0;
+    for (int i = 0; i < vocab; i++) {
+        double p = (double)native[i] - native_log;
+        if (isfinite(p)) kl += exp(p) * (p - ((double)other[i] - other_log));
+    }
+    *agree = native_top == other_top;
+    return kl;
+}
+
+static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what, (void)done, (void)total;
+    return harness_poll(user, NULL) == KAKEYA_OK;
+}
+
+/* Scores one sequence under one arm; the native arm comes first and leaves its logits for the others. */
+static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, const eval_arm *arm,
+                             kakeya_error *error) {
+    eval_row row;
+    eval_row_init(&row);
+    row.arm = *arm;
+    snprintf(row.sample, sizeof row.sample, "%s", sequence->name);
+    row.prompt_tokens = run->prompt_length;
+    row.prompt_hash = harness_prompt_hash(sequence->ids, sequence->n);
+    bool native = strcmp(arm->policy, "native") == 0;
+    float *logits = native ? run->native : run->logits;
+
+    kakeya_session *session = NULL;
+    kakeya_session_options options = harness_session_options(&run->harness, arm, sequence->n);
+    kakeya_status status = harness_poll(&run->harness, error);
+    if (status == KAKEYA_OK) status = kakeya_session_open(run->harness.engine, &options, &session, error);
+    if (status == KAKEYA_OK) {
+        double start = clock_seconds();
+        status = kakeya_session_score(session, sequence->ids, sequence->n, (size_t)run->prompt_length, run->nll, logits,
+                                      NULL, on_progress, &run->harness, error);
+        row.seconds = clock_seconds() - start;
+    }
+    kakeya_session_close(session);
+    if (status != KAKEYA_OK) return status;
+
+    int vocab = kakeya_engine_vocab_size(run->harness.engine);
+    for (size_t t = (size_t)run->prompt_length - 1; t + 1 < sequence->n; t++) {
+        bool agree;
+        row.nll += (double)run->nll[t];
+        row.kl += row_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &agree);
+        row.agreements += agree;
+        row.scored_tokens++;
+    }
+    return harness_add(&run->harness, &row, error);
+}
+
+static kakeya_status run_all(fidelity_run *run, kakeya_error *error) {
+    size_t row_bytes = (size_t)kakeya_engine_vocab_size(run->harness.engine) * sizeof(float);
+    run->nll = malloc(run->longest * sizeof *run->nll);
+    run->native = malloc(run->longest * row_bytes);
+    run->logits = malloc(run->longest * row_bytes);
+    if (!run->nll || !run->native || !run->logits)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the logits of %zu positions, %zu bytes",
+                         run->longest, 2 * run->longest * row_bytes);
+    kakeya_status status = KAKEYA_OK;
+    run->harness.total = run->sequences.n * run->n_arms;
+    for (size_t s = 0; status == KAKEYA_OK && s < run->sequences.n; s++)
+        for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
+            status = run_one(run, &run->sequences.sequence[s], &run->arms[a], error);
+    return status;
+}
+
+kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
+                            kakeya_error *error) {
+    *out = NULL;
+    fidelity_run run = {.options = options};
+    const char *policies[HARNESS_POLICIES];
+    size_t n_policies = 0;
+    kakeya_status status = harness_open(&run.harness, setup, 0, error);
+    if (status == KAKEYA_OK)
+        status = harness_policies(&run.harness, &options->policies, false, policies, &n_policies, error);
+    if (status == KAKEYA_OK) status = read_sequences(&run, error);
+    if (status == KAKEYA_OK) status = choose_arms(&run, policies, n_policies, error);
+    if (status == KAKEYA_OK)
+        status = harness_report(&run.harness, EVAL_FIDELITY, options_json(&run, policies, n_policies), error);
+    if (status == KAKEYA_OK) status = run_all(&run, error);
+    eval_sequences_free(&run.sequences);
+    free(run.nll);
+    free(run.native);
+    free(run.logits);
+    return harness_close(&run.harness, status, out, error);
+}

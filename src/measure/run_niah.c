@@ -1,0 +1,193 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "measure/harness.h"
+#include "measure/niah.h"
+
+enum { MAX_ARMS = 64 };
+
+/* A needle prompt as token ids of one user message. */
+typedef struct needle_prompt {
+    char sample[64];
+    int32_t *ids;
+    size_t n;
+    char *expected;
+    int lines;
+    bool warmup;
+} needle_prompt;
+
+typedef struct needle_run {
+    eval_harness harness;
+    const eval_niah_options *options;
+    const char *policies[HARNESS_POLICIES];
+    size_t n_policies;
+    eval_arm arms[MAX_ARMS];
+    size_t n_arms, n_diagnostics; /* diagnostics follow the arms */
+    needle_prompt *prompts;       /* the warm-up prompt first */
+    size_t n_prompts;
+} needle_run;
+
+/* Every policy one token at a time, and in the mode asked for with every draft window. */
+static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
+    const eval_niah_options *o = run->options;
+    bool drafting = o->mode != KAKEYA_MODE_AR;
+    if (o->mode == KAKEYA_MODE_SPECULATIVE && !kakeya_engine_has_drafter(run->harness.engine))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "mode 'speculative' needs a drafter, and the engine was opened without one");
+    if (o->n_mix_alpha && !kakeya_engine_has_f_theta(run->harness.engine))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "diagnostics of restored K/V need an f_theta, and the engine was opened without one");
+    if (run->n_policies * (1 + drafting * o->n_draft_windows) + o->n_mix_alpha > MAX_ARMS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft windows make more than %d arms",
+                         run->n_policies, o->n_draft_windows, MAX_ARMS);
+    for (size_t p = 0; p < run->n_policies; p++) {
+        eval_arm *ar = &run->arms[run->n_arms++];
+        harness_arm(&run->harness, run->policies[p], KAKEYA_MODE_AR, ar);
+        ar->draft_window = o->draft_windows[0];
+        for (size_t w = 0; drafting && w < o->n_draft_windows; w++) {
+            eval_arm *arm = &run->arms[run->n_arms++];
+            harness_arm(&run->harness, run->policies[p], o->mode, arm);
+            arm->draft_window = o->draft_windows[w];
+            arm->draft_length = o->draft_length;
+        }
+    }
+    for (size_t a = 0; a < o->n_mix_alpha; a++) {
+        eval_arm *arm = &run->arms[run->n_arms + run->n_diagnostics++];
+        harness_arm(&run->harness, "restored-all", KAKEYA_MODE_AR, arm);
+        arm->mix_alpha = o->mix_alpha[a];
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, const char *name, bool warmup,
+                                kakeya_error *error) {
+    needle_prompt *prompt = &run->prompts[run->n_prompts++];
+    *prompt = (needle_prompt){.lines = sample->lines, .warmup = warmup, .expected = strdup(sample->answer)};
+    if (!prompt->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    snprintf(prompt->sample, sizeof prompt->sample, "%s", name);
+    kakeya_message message = {"user", sample->prompt};
+    return kakeya_chat_tokens(run->harness.engine, &message, 1, false, &prompt->ids, &prompt->n, error);
+}
+
+static kakeya_status generate(const eval_niah_options *o, int lines, int samples, uint64_t seed, niah_dataset *out,
+                              kakeya_error *error) {
+    niah_options options;
+    niah_options_init(&options);
+    options.samples = samples;
+    options.min_lines = options.max_lines = lines;
+    options.seed = o->seed + seed;
+    return niah_generate(&options, out, error);
+}
+
+/* A prompt of the first rung from the next seed, unless chance made it one of the measured ones. */
+static kakeya_status make_warmup(needle_run *run, kakeya_error *error) {
+    enum { CANDIDATES = 16 };
+    const eval_niah_options *o = run->options;
+    niah_dataset measured, spare = {0};
+    kakeya_status status = generate(o, o->lines[0], o->samples, 0, &measured, error);
+    if (status == KAKEYA_OK) status = generate(o, o->lines[0], CANDIDATES, 1, &spare, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < spare.n; i++) {
+        bool taken = false;
+        for (size_t j = 0; j < measured.n; j++)
+            taken |= strcmp(spare.samples[i].prompt, measured.samples[j].prompt) == 0;
+        if (taken) continue;
+        status = add_prompt(run, &spare.samples[i], "warmup", true, error);
+        break;
+    }
+    niah_dataset_free(&measured);
+    niah_dataset_free(&spare);
+    return status;
+}
+
+static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
+    const eval_niah_options *o = run->options;
+    if (o->samples < 1)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "samples must be at least 1, not %d", o->samples);
+    run->prompts = calloc(o->n_lines * (size_t)o->samples + 1, sizeof *run->prompts);
+    if (!run->prompts) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    kakeya_status status = make_warmup(run, error);
+    for (size_t r = 0; status == KAKEYA_OK && r < o->n_lines; r++) {
+        niah_dataset dataset;
+        status = generate(o, o->lines[r], o->samples, 0, &dataset, error);
+        for (size_t s = 0; status == KAKEYA_OK && s < dataset.n; s++) {
+            char name[64];
+            snprintf(name, sizeof name, "lines-%d/%zu", o->lines[r], s);
+            status = add_prompt(run, &dataset.samples[s], name, false, error);
+        }
+        niah_dataset_free(&dataset);
+    }
+    return status;
+}
+
+static cJSON *options_json(const needle_run *run) {
+    const eval_niah_options *o = run->options;
+    cJSON *object = cJSON_CreateObject();
+    if (!object) return NULL;
+    eval_arm arm;
+    harness_arm(&run->harness, "native", o->mode, &arm);
+    cJSON_AddItemToObject(object, "lines", cJSON_CreateIntArray(o->lines, (int)o->n_lines));
+    cJSON_AddNumberToObject(object, "samples", o->samples);
+    cJSON_AddNumberToObject(object, "seed", (double)o->seed);
+    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
+    cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
+    cJSON_AddStringToObject(object, "mode", arm.mode);
+    cJSON_AddNumberToObject(object, "draft_length", o->draft_length);
+    cJSON_AddItemToObject(object, "draft_windows", cJSON_CreateIntArray(o->draft_windows, (int)o->n_draft_windows));
+    cJSON_AddNumberToObject(object, "sink", arm.sink);
+    cJSON_AddNumberToObject(object, "window", arm.window);
+    cJSON_AddItemToObject(object, "mix_alpha", cJSON_CreateDoubleArray(o->mix_alpha, (int)o->n_mix_alpha));
+    return object;
+}
+
+static kakeya_status run_one(needle_run *run, const needle_prompt *prompt, const eval_arm *arm, kakeya_error *error) {
+    eval_row row;
+    eval_row_init(&row);
+    row.arm = *arm;
+    row.warmup = prompt->warmup;
+    row.lines = prompt->lines;
+    harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
+    harness_run how = {.max_tokens = run->options->max_tokens, .seed = run->options->seed};
+    kakeya_status status = harness_generate(&run->harness, &input, &how, &row, error);
+    if (status != KAKEYA_OK) return status;
+    row.expected = strdup(prompt->expected);
+    if (!row.expected) {
+        eval_row_free(&row);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    }
+    row.correct = eval_answer_correct(row.text, row.expected);
+    return harness_add(&run->harness, &row, error);
+}
+
+/* Arms take turns on every prompt and start with another one each time, so that a slow stretch of the machine falls on
+ * all of them. */
+static kakeya_status run_all(needle_run *run, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    run->harness.total = run->n_prompts * run->n_arms + (run->n_prompts - 1) * run->n_diagnostics;
+    for (size_t p = 0; status == KAKEYA_OK && p < run->n_prompts; p++)
+        for (size_t a = 0; status == KAKEYA_OK && a < run->n_arms; a++)
+            status = run_one(run, &run->prompts[p], &run->arms[(a + p) % run->n_arms], error);
+    for (size_t p = 1; status == KAKEYA_OK && p < run->n_prompts; p++)
+        for (size_t a = 0; status == KAKEYA_OK && a < run->n_diagnostics; a++)
+            status = run_one(run, &run->prompts[p], &run->arms[run->n_arms + a], error);
+    return status;
+}
+
+kakeya_status eval_niah(const eval_setup *setup, const eval_niah_options *options, eval_report **out,
+                        kakeya_error *error) {
+    *out = NULL;
+    needle_run run = {.options = options};
+    kakeya_status status = harness_open(&run.harness, setup, 0, error);
+    if (status == KAKEYA_OK)
+        status = harness_policies(&run.harness, &options->policies, false, run.policies, &run.n_policies, error);
+    if (status == KAKEYA_OK) status = choose_arms(&run, error);
+    if (status == KAKEYA_OK) status = make_prompts(&run, error);
+    if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_NIAH, options_json(&run), error);
+    if (status == KAKEYA_OK) status = run_all(&run, error);
+    for (size_t i = 0; i < run.n_prompts; i++) {
+        kakeya_free(run.prompts[i].ids);
+        free(run.prompts[i].expected);
+    }
+    free(run.prompts);
+    return harness_close(&run.harness, status, out, error);
+}
