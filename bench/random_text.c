@@ -1,5 +1,5 @@
-/* What `auto` costs on text that no drafter can foresee: new sessions on one engine, each of random prompt tokens and of an answer at a
- * temperature that makes it random too, in turns with `ar`.
+/* What `auto` costs on text that no drafter can foresee: new sessions on one engine, each of random prompt tokens and
+ * of an answer at a temperature that makes it random too, in turns with `ar`.
  *
  *     bench_random_text MODEL-DIRECTORY [native|restored]
  *

@@ -2,26 +2,27 @@
 #ifndef KAKEYA_TESTS_GOLDEN_H
 #define KAKEYA_TESTS_GOLDEN_H
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 #include "formats/safetensors.h"
 
-#define REQUIRE_OK(call)                                                                        \
-    do {                                                                                        \
-        kakeya_error error_ = {0};                                                              \
-        kakeya_error *error = &error_;                                                          \
-        kakeya_status status_ = (call);                                                         \
-        if (status_ != KAKEYA_OK) fail_msg("%s: %s", #call, error_.message);                    \
+#define REQUIRE_OK(call)                                                                                               \
+    do {                                                                                                               \
+        kakeya_error error_ = {0};                                                                                     \
+        kakeya_error *error = &error_;                                                                                 \
+        kakeya_status status_ = (call);                                                                                \
+        if (status_ != KAKEYA_OK) fail_msg("%s: %s", #call, error_.message);                                           \
     } while (0)
 
 /* Largest |a - b|; prints where when it exceeds the bound. */
@@ -42,7 +43,8 @@ static inline void assert_close(const char *what, const float *found, const floa
 }
 
 /* ||found - expected|| / ||expected|| */
-static inline void assert_close_relative(const char *what, const float *found, const float *expected, size_t n, double bound) {
+static inline void assert_close_relative(const char *what, const float *found, const float *expected, size_t n,
+                                         double bound) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < n; i++) {
         double d = (double)found[i] - (double)expected[i];

@@ -8,10 +8,10 @@
  *
  * A cache has `length` committed positions. A forward computes rows behind them; these rows are *pending* until
  * cache_commit keeps the first n of them (0 <= n <= pending) and drops the others without a trace. Committing also
- * extends the drafter's context and the f_theta latents by the kept rows, from aux hidden states that the forward left on
- * the device. Position rule of the attention policies (docs/restoration.md): a decode row at position t sees position j
- * exactly if j < sink or j > t - window; a prompt row sees as evicted what the last committed decode row of an earlier
- * turn had evicted; the layer's own causal/sliding mask applies on top. */
+ * extends the drafter's context and the f_theta latents by the kept rows, from aux hidden states that the forward left
+ * on the device. Position rule of the attention policies (docs/restoration.md): a decode row at position t sees
+ * position j exactly if j < sink or j > t - window; a prompt row sees as evicted what the last committed decode row of
+ * an earlier turn had evicted; the layer's own causal/sliding mask applies on top. */
 #ifndef KAKEYA_BACKEND_BACKEND_H
 #define KAKEYA_BACKEND_BACKEND_H
 
@@ -22,7 +22,7 @@
 #include "model/gemma4.h"
 
 enum {
-    BACKEND_MAX_DRAFT = 16,                     /* tokens drafted after the bonus token */
+    BACKEND_MAX_DRAFT = 16,                          /* tokens drafted after the bonus token */
     BACKEND_MAX_DECODE_ROWS = BACKEND_MAX_DRAFT + 1, /* rows of one decode segment */
 };
 
@@ -49,12 +49,12 @@ typedef struct backend_cache_options {
     kakeya_attention attention;
     kakeya_restore_layers restore_layers;
     int sink, window, draft_window;
-    dtype kv_dtype; /* DTYPE_F32 or DTYPE_BF16 */
+    dtype kv_dtype;          /* DTYPE_F32 or DTYPE_BF16 */
     bool keep_draft_context; /* false: AR or n-gram decoding without restoration; nothing is kept for the drafter */
     mem_account *account;
     /* Diagnostics of the evaluation harness: evicted K/V are mixed in pre-norm space as
-     * mix_alpha * own + (1 - mix_alpha) * f_theta. 0 = plain restoration, 1 = identity restore. Needs `restored`; own raw K/V
-     * are then kept for every position (tag kv.latent), so this is never a bounded-memory mode. */
+     * mix_alpha * own + (1 - mix_alpha) * f_theta. 0 = plain restoration, 1 = identity restore. Needs `restored`; own
+     * raw K/V are then kept for every position (tag kv.latent), so this is never a bounded-memory mode. */
     bool diagnostics;
     float mix_alpha;
 } backend_cache_options;
@@ -78,13 +78,16 @@ typedef struct backend_segment {
     const int32_t *tokens; /* [n] ids inside the vocabulary */
     int n;
     segment_kind kind;
-    int first_logit_row;  /* logits of rows [first_logit_row, n) are written; n: none */
-    float *logits;        /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax or leaders are */
+    int first_logit_row; /* logits of rows [first_logit_row, n) are written; n: none */
+    float
+        *logits; /* [n - first_logit_row][vocab], after soft-capping, float32; NULL only where argmax or leaders are */
     backend_leaders *leaders; /* NULL, or (backends with finds_leaders, decode segments) [n - first_logit_row] */
     float temperature;        /* above 0, with leaders */
-    int32_t *argmax;      /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
-                             id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
-    float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
+    int32_t
+        *argmax; /* NULL, or (backends with finds_argmax) [n - first_logit_row]: the greedy choice of each row, lowest
+                    id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
+    float *
+        hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
 } backend_segment;
 
 typedef struct backend_cache_bytes {
@@ -103,8 +106,9 @@ enum { BACKEND_PROFILE_NAME = 40, BACKEND_MAX_PROFILE_ROWS = 64 };
 typedef struct backend_profile_row {
     char kernel[BACKEND_PROFILE_NAME], part[BACKEND_PROFILE_NAME];
     int launches;
-    double seconds;           /* of all of them, each measured alone: the sum of the launches' medians */
-    double bytes, operations; /* that they must read and do; 0: what they move has been counted, or is next to nothing */
+    double seconds; /* of all of them, each measured alone: the sum of the launches' medians */
+    double bytes,
+        operations; /* that they must read and do; 0: what they move has been counted, or is next to nothing */
 } backend_profile_row;
 
 typedef struct backend_profile {
@@ -115,7 +119,7 @@ typedef struct backend_profile {
 } backend_profile;
 
 struct backend_ops {
-    const char *name; /* "cpu", "cuda" */
+    const char *name;   /* "cpu", "cuda" */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
     bool makes_weights; /* model_create makes values for matrices that have a `synthetic` deviation instead of data */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
@@ -123,9 +127,11 @@ struct backend_ops {
 
     kakeya_status (*model_create)(const backend_model_options *options, backend_model **out, kakeya_error *error);
     void (*model_destroy)(backend_model *model);
-    const char *(*model_description)(const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
-    const char *(*model_note)(const backend_model *model); /* "" or one line that the user should know; NULL: never any */
-    int (*model_prompt_chunk)(const backend_model *model);        /* preferred (and largest) tokens per prompt segment */
+    const char *(*model_description)(
+        const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
+    const char *(*model_note)(
+        const backend_model *model); /* "" or one line that the user should know; NULL: never any */
+    int (*model_prompt_chunk)(const backend_model *model); /* preferred (and largest) tokens per prompt segment */
 
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
                                   kakeya_error *error);
@@ -138,14 +144,16 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
-    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits or
-     * leaders; before any other call on the model. */
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits
+     * or leaders; before any other call on the model. */
     kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
-    kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out, kakeya_error *error);
-    backend_cache_bytes (*cache_bytes)(const backend_cache *cache); /* what the formula of the layout says; tests compare it with the account */
+    kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out,
+                                kakeya_error *error);
+    backend_cache_bytes (*cache_bytes)(
+        const backend_cache *cache); /* what the formula of the layout says; tests compare it with the account */
     /* Snapshot of the committed state (nothing pending). Portable between backends: little-endian, logical order. */
     size_t (*cache_snapshot_bytes)(const backend_cache *cache);
     kakeya_status (*cache_snapshot)(const backend_cache *cache, void *data, size_t bytes, kakeya_error *error);
@@ -158,9 +166,10 @@ struct backend_ops {
     /* Bytes of the head that a greedy choice reads, where it needs no whole head; NULL: always the whole. */
     size_t (*greedy_head_bytes)(const backend_model *model);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
-    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no kernels of
-     * its own that it could tell apart. */
-    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out, kakeya_error *error);
+    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no
+     * kernels of its own that it could tell apart. */
+    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out,
+                             kakeya_error *error);
 };
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */

@@ -5,8 +5,8 @@
 #include "backend/backend.h"
 #include "model/gemma4.h"
 
-/* KAKEYA_INVALID_ARGUMENT for a token outside the vocabulary (or outside the table of per-layer embeddings), and for a cache that takes
- * part twice. */
+/* KAKEYA_INVALID_ARGUMENT for a token outside the vocabulary (or outside the table of per-layer embeddings), and for a
+ * cache that takes part twice. */
 kakeya_status backend_check_segments(const gemma4_config *config, const backend_segment *segments, int n_segments,
                                      kakeya_error *error);
 

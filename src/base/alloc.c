@@ -51,7 +51,8 @@ int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
             }
         }
         size_t peak = atomic_load(&a->peak_bytes);
-        while (total > peak && !atomic_compare_exchange_weak(&a->peak_bytes, &peak, total)) {}
+        while (total > peak && !atomic_compare_exchange_weak(&a->peak_bytes, &peak, total)) {
+        }
     }
     return 1;
 }
@@ -65,8 +66,10 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
     void *base = NULL;
     if (mapped) {
         base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base == MAP_FAILED) base = NULL;
-        else (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
+        if (base == MAP_FAILED)
+            base = NULL;
+        else
+            (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
     } else if (posix_memalign(&base, ALIGNMENT, counted + ALIGNMENT) == 0) {
         memset(base, 0, counted + ALIGNMENT);
     } else {
@@ -85,8 +88,10 @@ void mem_free(void *pointer) {
     if (!pointer) return;
     mem_header *header = (mem_header *)(void *)((char *)pointer - ALIGNMENT);
     mem_account_remove(header->account, header->tag, header->counted_bytes);
-    if (header->mapped_bytes) munmap(header, header->mapped_bytes);
-    else free(header);
+    if (header->mapped_bytes)
+        munmap(header, header->mapped_bytes);
+    else
+        free(header);
 }
 
 size_t mem_bytes(const mem_account *account, mem_tag tag) { return atomic_load(&account->bytes[tag]); }

@@ -16,7 +16,7 @@ typedef enum mem_tag {
     MEM_TAG_COUNT
 } mem_tag;
 
-/* Counters of one owner (an engine, a session). With a parent, every allocation also counts there and obeys its limit. */
+/* Counters of one owner (an engine, a session). With a parent, allocations count there, too, and obey its limit. */
 typedef struct mem_account {
     struct mem_account *parent;
     size_t limit_bytes; /* 0: none; compared with the sum over tags */
@@ -33,8 +33,8 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes);
 void mem_free(void *pointer); /* NULL is fine */
 size_t mem_rounded(size_t bytes);
 
-/* Counts memory that lives elsewhere (on a device): in the account and all its parents, or, where a limit would be passed,
- * in none of them and the result is 0. */
+/* Counts memory that lives elsewhere (on a device): in the account and all its parents, or, where a limit would be
+ * passed, in none of them and the result is 0. */
 int mem_account_add(mem_account *account, mem_tag tag, size_t bytes);
 void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes);
 

@@ -9,7 +9,8 @@
 kakeya_status error_set(kakeya_error *error, kakeya_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Puts "prefix: " in front of the message that a callee has written. Returns error->status (or `status` if error is NULL). */
+/* Puts "prefix: " in front of the message that a callee has written. Returns error->status (or `status` if error is
+ * NULL). */
 kakeya_status error_prefix(kakeya_error *error, kakeya_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -1,4 +1,5 @@
-/* 64-bit FNV-1a: checksums of our own files and fingerprints of models. Guards against accidents, not against attackers. */
+/* 64-bit FNV-1a: checksums of our own files and fingerprints of models. Guards against accidents, not against
+ * attackers. */
 #ifndef KAKEYA_BASE_HASH_H
 #define KAKEYA_BASE_HASH_H
 

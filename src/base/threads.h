@@ -1,6 +1,6 @@
 /* A pool of worker threads for fork-join work that takes microseconds: workers spin for a bounded time, then park.
- * Threads are placed one per physical core with hwloc (inside the process's allowed set). The caller takes part in every
- * run, so a pool of n threads has n - 1 workers; a pool of 1 runs everything inline. */
+ * Threads are placed one per physical core with hwloc (inside the process's allowed set). The caller takes part in
+ * every run, so a pool of n threads has n - 1 workers; a pool of 1 runs everything inline. */
 #ifndef KAKEYA_BASE_THREADS_H
 #define KAKEYA_BASE_THREADS_H
 
@@ -15,13 +15,13 @@ kakeya_status thread_pool_create(int threads, thread_pool **out, kakeya_error *e
 void thread_pool_destroy(thread_pool *pool);
 int thread_pool_size(const thread_pool *pool);
 
-/* Runs task(context, thread, threads) once on every thread of the pool and returns when all are done. Not reentrant; one
- * run at a time (callers serialise). */
+/* Runs task(context, thread, threads) once on every thread of the pool and returns when all are done. Not reentrant;
+ * one run at a time (callers serialise). */
 typedef void (*thread_task)(void *context, int thread, int threads);
 void thread_pool_run(thread_pool *pool, thread_task task, void *context);
 
-/* Calls task(context, begin, end, thread) on pieces of [0, count) of `grain` items (the last may be shorter), handed out
- * dynamically so that a disturbed core does not hold up the others. Which thread computes a piece must not matter.
+/* Calls task(context, begin, end, thread) on pieces of [0, count) of `grain` items (the last may be shorter), handed
+ * out dynamically so that a disturbed core does not hold up the others. Which thread computes a piece must not matter.
  * Runs inline if count <= grain. */
 typedef void (*range_task)(void *context, size_t begin, size_t end, int thread);
 void thread_pool_for(thread_pool *pool, size_t count, size_t grain, range_task task, void *context);

@@ -21,12 +21,14 @@ typedef struct bench_arguments {
 
 static const cli_command command = {
     .name = "bench",
-    .summary = "Measures prompt and decode speed, the cost of verifying L tokens, and of drafting, at several contexts.",
+    .summary =
+        "Measures prompt and decode speed, the cost of verifying L tokens, and of drafting, at several contexts.",
     .operands = "",
-    .details = "Before every measurement the same threads read memory far larger than the caches and run the product's inner\n"
-               "instruction on registers. The share says how much of what these two probes allow was reached: bytes that must be\n"
-               "read over read bandwidth, or operations over FLOP/s, whichever takes longer. Figures are medians; in brackets\n"
-               "the lowest and the highest. A small model that stays in the caches can pass 100 %.\n"
+    .details = "Before every measurement the same threads read memory far larger than the caches and run the\n"
+               "product's inner instruction on registers. The share says how much of what these two probes allow was\n"
+               "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
+               "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
+               "caches can pass 100 %.\n"
                "--profile adds, on a GPU, a table of one decode step's kernels, each measured alone.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
                 "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n",
@@ -44,10 +46,12 @@ static void print_table(const bench_result *result, const kakeya_engine *engine,
     const gemma4_config *c = &engine->verifier->config;
     printf("%s, %d layers, %s attention, %s\n", c->variant, c->layers, cli_attention_names[arguments->shared.attention],
            kakeya_engine_backend(engine));
-    printf("the machine reads %.1f GB/s (%.1f to %.1f) and computes %.0f GFLOP/s (%.0f to %.0f) with %d threads; %d repetitions\n\n",
+    printf("the machine reads %.1f GB/s (%.1f to %.1f) and computes %.0f GFLOP/s (%.0f to %.0f) with %d threads; "
+           "%d repetitions\n\n",
            result->read_bytes_per_second.median / 1e9, result->read_bytes_per_second.low / 1e9,
            result->read_bytes_per_second.high / 1e9, result->flops_per_second.median / 1e9,
-           result->flops_per_second.low / 1e9, result->flops_per_second.high / 1e9, result->threads, arguments->repeats);
+           result->flops_per_second.low / 1e9, result->flops_per_second.high / 1e9, result->threads,
+           arguments->repeats);
     printf("%8s  %-12s %12s %22s  %-22s %s\n", "context", "what", "milliseconds", "", "result", "share of the bound");
     for (size_t i = 0; i < result->n; i++) {
         const bench_row *row = &result->row[i];
@@ -59,9 +63,9 @@ static void print_table(const bench_result *result, const kakeya_engine *engine,
         } else if (row->what == BENCH_VERIFY && row->cost > 0) {
             snprintf(figure, sizeof figure, "%.2f x (bytes: %.2f x)", row->cost, row->cost_bound);
         }
-        printf("%8d  %-12s %12.3f %22s  %-22s %3.0f %% of %s (%.0f to %.0f)\n", row->context, what, row->seconds.median * 1e3,
-               spread, figure, 100 * row->share.median, row->bound_by_bytes ? "read bandwidth" : "FLOP/s",
-               100 * row->share.low, 100 * row->share.high);
+        printf("%8d  %-12s %12.3f %22s  %-22s %3.0f %% of %s (%.0f to %.0f)\n", row->context, what,
+               row->seconds.median * 1e3, spread, figure, 100 * row->share.median,
+               row->bound_by_bytes ? "read bandwidth" : "FLOP/s", 100 * row->share.low, 100 * row->share.high);
     }
 }
 
@@ -129,15 +133,18 @@ static kakeya_status write_csv(file_writer *writer, const bench_result *result, 
     return status;
 }
 
-static kakeya_status check_contexts(const bench_arguments *arguments, const kakeya_engine *engine, kakeya_error *error) {
+static kakeya_status check_contexts(const bench_arguments *arguments, const kakeya_engine *engine,
+                                    kakeya_error *error) {
     int maximum = arguments->shared.context ? arguments->shared.context : kakeya_engine_max_context(engine);
-    int measured = arguments->prompt_tokens > arguments->decode_tokens ? arguments->prompt_tokens : arguments->decode_tokens;
+    int measured =
+        arguments->prompt_tokens > arguments->decode_tokens ? arguments->prompt_tokens : arguments->decode_tokens;
     for (size_t i = 0; i < arguments->contexts.n; i++) {
         int context = arguments->contexts.value[i];
         if (context > maximum - measured - BACKEND_MAX_DECODE_ROWS - 1) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "--context-frontiers: %d tokens and the %d measured behind them do not fit a context of %d",
-                             context, measured + BACKEND_MAX_DECODE_ROWS + 1, maximum);
+            return error_set(
+                error, KAKEYA_INVALID_ARGUMENT,
+                "--context-frontiers: %d tokens and the %d measured behind them do not fit a context of %d", context,
+                measured + BACKEND_MAX_DECODE_ROWS + 1, maximum);
         }
     }
     return KAKEYA_OK;
@@ -191,23 +198,27 @@ done:
 int cli_bench(int argc, char **argv) {
     bench_arguments arguments = {.contexts = {.value = {0, 1024, 4096}, .n = 3},
                                  .verify_rows = {.value = {1, 2, 4, 8, 16}, .n = 5},
-                                 .prompt_tokens = 512, .decode_tokens = 32, .repeats = 5};
+                                 .prompt_tokens = 512,
+                                 .decode_tokens = 32,
+                                 .repeats = 5};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&arguments.shared, shared);
     const cli_option own[] = {
-        {.name = "context-frontiers", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.contexts, .min = 0,
-         .max = INT_MAX, .help = "contexts behind which to measure (0,1024,4096)"},
-        {.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt_tokens, .min = 1,
-         .max = 1 << 20, .help = "length of the measured prompt (512)"},
-        {.name = "decode-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.decode_tokens, .min = 1,
-         .max = 1 << 16, .help = "tokens of one decode measurement (32)"},
-        {.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows, .min = 1,
-         .max = BACKEND_MAX_DECODE_ROWS, .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"},
-        {.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
-         .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"},
-        {.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
-         .help = "also where one decode step spends its time, kernel by kernel (GPU backends)"},
-        {.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv, .help = "write the rows as CSV too"},
+        CLI_OPTION(.name = "context-frontiers", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.contexts,
+                   .min = 0, .max = INT_MAX, .help = "contexts behind which to measure (0,1024,4096)"),
+        CLI_OPTION(.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt_tokens,
+                   .min = 1, .max = 1 << 20, .help = "length of the measured prompt (512)"),
+        CLI_OPTION(.name = "decode-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.decode_tokens,
+                   .min = 1, .max = 1 << 16, .help = "tokens of one decode measurement (32)"),
+        CLI_OPTION(.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows,
+                   .min = 1, .max = BACKEND_MAX_DECODE_ROWS,
+                   .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"),
+        CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
+                   .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"),
+        CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
+                   .help = "also where one decode step spends its time, kernel by kernel (GPU backends)"),
+        CLI_OPTION(.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv,
+                   .help = "write the rows as CSV too"),
         {.name = NULL},
     };
     int first, status;

@@ -14,12 +14,12 @@ typedef struct bench_spread {
 } bench_spread;
 
 /* One measured case. The bound of a repetition is the time that its own probe, taken just before, allows: the larger of
- * bytes / read bandwidth and operations / FLOP/s; the share is bound / measured, so that a machine whose speed drifts is
- * compared with itself. */
+ * bytes / read bandwidth and operations / FLOP/s; the share is bound / measured, so that a machine whose speed drifts
+ * is compared with itself. */
 typedef struct bench_row {
     bench_what what;
     int context;
-    int rows;    /* prompt tokens, verified rows or drafted tokens; 1 for decode */
+    int rows;          /* prompt tokens, verified rows or drafted tokens; 1 for decode */
     double bytes;      /* that one call must read: weights once and K/V */
     double operations; /* floating-point operations of one call, a multiply-add counted as 2 */
     bool bound_by_bytes;
@@ -53,9 +53,11 @@ typedef struct bench_result {
     int threads, draft_length;
 } bench_result;
 
-/* Measures all cases of all contexts: every repetition takes each case once, so that a disturbance of the machine meets all
- * cases alike. Every state but the measured call (filling the context, copying caches) is outside the timed windows. */
-kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out, kakeya_error *error);
+/* Measures all cases of all contexts: every repetition takes each case once, so that a disturbance of the machine meets
+ * all cases alike. Every state but the measured call (filling the context, copying caches) is outside the timed
+ * windows. */
+kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out,
+                            kakeya_error *error);
 void bench_result_free(bench_result *result);
 
 /* The bound of a kernel: what it must read and do at the run's own rates. */
@@ -70,6 +72,7 @@ double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_opt
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows);
 /* Bytes that drafting one block reads: the drafter, the verifier's head, the drafter's context K/V. */
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context);
-double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context, int drafts);
+double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context,
+                              int drafts);
 
 #endif

@@ -3,14 +3,13 @@
 
 #include "cli/bench.h"
 
-static double weight_bytes(const weight *w) {
-    return (double)w->out * (double)w->in * (double)dtype_bytes(w->type);
-}
+static double weight_bytes(const weight *w) { return (double)w->out * (double)w->in * (double)dtype_bytes(w->type); }
 
 /* What greedy decoding reads of the head. */
 static double head_bytes(const kakeya_engine *engine) {
     const backend_ops *ops = engine->ops;
-    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model) : weight_bytes(&engine->verifier->weights.head);
+    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model)
+                                  : weight_bytes(&engine->verifier->weights.head);
 }
 
 static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
@@ -25,15 +24,17 @@ enum { SHARED_MATRICES = 10 };
 
 /* The matrices of a layer that every row passes. */
 static void shared_matrices(const gemma4_layer_weights *l, const weight *out[SHARED_MATRICES]) {
-    const weight *const all[SHARED_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,    &l->o_proj,      &l->gate_proj,
-                                                &l->up_proj,   &l->down_proj, &l->router_proj, &l->ple_gate, &l->ple_proj};
+    const weight *const all[SHARED_MATRICES] = {&l->q_proj,    &l->k_proj,  &l->v_proj,    &l->o_proj,
+                                                &l->gate_proj, &l->up_proj, &l->down_proj, &l->router_proj,
+                                                &l->ple_gate,  &l->ple_proj};
     for (int i = 0; i < SHARED_MATRICES; i++) out[i] = all[i];
 }
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 
 /* Bytes of stored K/V that one query behind `context` positions attends in a layer. */
-static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int layer, int context) {
+static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int layer,
+                            int context) {
     const gemma4_config *c = &engine->verifier->config;
     const gemma4_layer_config *l = &c->layer[layer];
     const gemma4_layer_config *source = &c->layer[l->kv_source];
@@ -41,8 +42,8 @@ static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_op
     double row = (double)source->kv_heads * source->head_dim * (source->k_eq_v ? 1 : 2) * element;
     int visible = l->type == GEMMA4_SLIDING ? min_int(context, c->sliding_window) : context;
     bool bounded = session->attention != KAKEYA_ATTENTION_NATIVE &&
-                   (l->type == GEMMA4_SLIDING || (session->attention == KAKEYA_ATTENTION_RESTORED &&
-                                                  session->restore_layers == KAKEYA_RESTORE_ALL));
+                   (l->type == GEMMA4_SLIDING ||
+                    (session->attention == KAKEYA_ATTENTION_RESTORED && session->restore_layers == KAKEYA_RESTORE_ALL));
     if (!bounded) return visible * row;
     int exact = min_int(visible, session->sink + session->window);
     if (session->attention == KAKEYA_ATTENTION_SINK_WINDOW) return exact * row;
@@ -107,12 +108,14 @@ double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_optio
         const weight *matrices[DRAFT_MATRICES];
         draft_matrices(&d->layer[i], matrices);
         for (int m = 0; m < DRAFT_MATRICES; m++) bytes += weight_bytes(matrices[m]);
-        bytes += 2.0 * draft_context(&d->config, session, i, context) * d->config.kv_heads * d->config.head_dim * element;
+        bytes +=
+            2.0 * draft_context(&d->config, session, i, context) * d->config.kv_heads * d->config.head_dim * element;
     }
     return bytes;
 }
 
-double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context, int drafts) {
+double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_options *session, int context,
+                              int drafts) {
     const dflash_model *d = engine->drafter;
     double per_row = 0, rows = drafts + 1; /* the bonus token and a mask for each draft */
     for (int i = 0; i < d->config.layers; i++) {

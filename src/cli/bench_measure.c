@@ -46,10 +46,16 @@ static bench_spread spread_of(double *values, size_t n) {
 
 static kakeya_status forward(bench_run *run, backend_cache *cache, segment_kind kind, const int32_t *tokens, int n,
                              int logit_rows, kakeya_error *error) {
-    int32_t argmax[BACKEND_MAX_DECODE_ROWS]; /* where a backend finds the greedy choice itself, as greedy decoding asks it to */
+    int32_t argmax[BACKEND_MAX_DECODE_ROWS]; /* where a backend finds the greedy choice itself, as greedy decoding asks
+                                                it to */
     bool greedy = run->engine->ops->finds_argmax;
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = n - logit_rows,
-                               .logits = greedy ? NULL : run->logits, .argmax = greedy ? argmax : NULL};
+    backend_segment segment = {.cache = cache,
+                               .tokens = tokens,
+                               .n = n,
+                               .kind = kind,
+                               .first_logit_row = n - logit_rows,
+                               .logits = greedy ? NULL : run->logits,
+                               .argmax = greedy ? argmax : NULL};
     return run->engine->ops->forward(run->engine->model, &segment, 1, error);
 }
 
@@ -92,7 +98,8 @@ static kakeya_status time_verify(bench_run *run, backend_cache *cache, int rows,
     return status;
 }
 
-static kakeya_status time_draft(bench_run *run, backend_cache *cache, int repeat, double *seconds, kakeya_error *error) {
+static kakeya_status time_draft(bench_run *run, backend_cache *cache, int repeat, double *seconds,
+                                kakeya_error *error) {
     int32_t drafts[BACKEND_MAX_DRAFT];
     double start = clock_seconds();
     kakeya_status status = run->engine->ops->draft(cache, run->tokens[repeat], run->draft_length, drafts, error);
@@ -106,7 +113,8 @@ static kakeya_status time_case(bench_run *run, const bench_row *row, int repeat,
     backend_cache *base = row->what == BENCH_DRAFT ? run->draft_cache : run->cache;
     kakeya_status status = ops->cache_fork(base, &run->engine->account, &copy, error);
     if (status) return status;
-    /* An untimed step first: under the bounded policies the first decode step evicts, and all cases start with warm caches. */
+    /* An untimed step first: under the bounded policies the first decode step evicts, and all cases start with warm
+     * caches. */
     if (row->what != BENCH_PREFILL) {
         status = forward(run, copy, SEGMENT_DECODE, run->tokens + repeat, 1, 1, error);
         if (!status) status = ops->cache_commit(copy, 1, error);
@@ -114,10 +122,18 @@ static kakeya_status time_case(bench_run *run, const bench_row *row, int repeat,
     }
     if (!status) {
         switch (row->what) {
-        case BENCH_PREFILL: status = time_prefill(run, copy, seconds, error); break;
-        case BENCH_DECODE: status = time_decode(run, copy, seconds, error); break;
-        case BENCH_VERIFY: status = time_verify(run, copy, row->rows, repeat, seconds, error); break;
-        case BENCH_DRAFT: status = time_draft(run, copy, repeat, seconds, error); break;
+        case BENCH_PREFILL:
+            status = time_prefill(run, copy, seconds, error);
+            break;
+        case BENCH_DECODE:
+            status = time_decode(run, copy, seconds, error);
+            break;
+        case BENCH_VERIFY:
+            status = time_verify(run, copy, row->rows, repeat, seconds, error);
+            break;
+        case BENCH_DRAFT:
+            status = time_draft(run, copy, repeat, seconds, error);
+            break;
         }
     }
     ops->cache_destroy(copy);
@@ -132,23 +148,33 @@ static size_t list_cases(const bench_run *run, int context, bench_row *rows) {
     int chunk = engine->ops->model_prompt_chunk(engine->model), last = o->prompt_tokens % chunk;
     double prefill_bytes = o->prompt_tokens / chunk * bench_forward_bytes(engine, &run->session, context, chunk);
     if (last) prefill_bytes += bench_forward_bytes(engine, &run->session, context, last);
-    rows[n++] = (bench_row){.what = BENCH_PREFILL, .context = context, .rows = o->prompt_tokens, .bytes = prefill_bytes,
+    rows[n++] = (bench_row){.what = BENCH_PREFILL,
+                            .context = context,
+                            .rows = o->prompt_tokens,
+                            .bytes = prefill_bytes,
                             .operations = bench_forward_operations(engine, context, o->prompt_tokens, 1)};
     int middle = context + 1 + o->decode_tokens / 2;
-    rows[n++] = (bench_row){.what = BENCH_DECODE, .context = context, .rows = 1,
+    rows[n++] = (bench_row){.what = BENCH_DECODE,
+                            .context = context,
+                            .rows = 1,
                             .bytes = bench_forward_bytes(engine, &run->session, middle, 1),
                             .operations = bench_forward_operations(engine, middle, 1, 1)};
     for (size_t i = 0; i < o->n_verify_rows; i++) {
         int length = o->verify_rows[i];
         if (run->session.attention != KAKEYA_ATTENTION_NATIVE && length > run->session.window) continue;
-        rows[n++] = (bench_row){.what = BENCH_VERIFY, .context = context, .rows = length,
+        rows[n++] = (bench_row){.what = BENCH_VERIFY,
+                                .context = context,
+                                .rows = length,
                                 .bytes = bench_forward_bytes(engine, &run->session, context + length, length),
                                 .operations = bench_forward_operations(engine, context, length, length)};
     }
     if (run->draft_cache) {
-        rows[n++] = (bench_row){.what = BENCH_DRAFT, .context = context, .rows = run->draft_length,
-                                .bytes = bench_draft_bytes(engine, &run->session, context + 1),
-                                .operations = bench_draft_operations(engine, &run->session, context + 1, run->draft_length)};
+        rows[n++] =
+            (bench_row){.what = BENCH_DRAFT,
+                        .context = context,
+                        .rows = run->draft_length,
+                        .bytes = bench_draft_bytes(engine, &run->session, context + 1),
+                        .operations = bench_draft_operations(engine, &run->session, context + 1, run->draft_length)};
     }
     return n;
 }
@@ -262,30 +288,35 @@ static kakeya_status measure_context(bench_run *run, int context, bench_probes *
     return status;
 }
 
-kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out, kakeya_error *error) {
+kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out,
+                            kakeya_error *error) {
     bench_run run = {.engine = engine, .options = options};
     *out = (bench_result){0};
     if (!engine->ops->probe) {
         return error_set(error, KAKEYA_UNSUPPORTED, "backend %s has no probe of its machine", engine->ops->name);
     }
     if (options->profile && !engine->ops->profile) {
-        return error_set(error, KAKEYA_UNSUPPORTED, "--profile: backend %s has no profile of its kernels", engine->ops->name);
+        return error_set(error, KAKEYA_UNSUPPORTED, "--profile: backend %s has no profile of its kernels",
+                         engine->ops->name);
     }
     int largest = 0;
     for (size_t i = 0; i < options->n_contexts; i++) {
         if (options->contexts[i] > largest) largest = options->contexts[i];
     }
     int vocab = engine->verifier->config.vocab;
-    run.n_tokens = largest + options->prompt_tokens + options->decode_tokens + BACKEND_MAX_DECODE_ROWS + BENCH_MAX_REPEATS;
+    run.n_tokens =
+        largest + options->prompt_tokens + options->decode_tokens + BACKEND_MAX_DECODE_ROWS + BENCH_MAX_REPEATS;
     run.tokens = malloc((size_t)run.n_tokens * sizeof *run.tokens);
     run.logits = malloc((size_t)BACKEND_MAX_DECODE_ROWS * (size_t)vocab * sizeof *run.logits);
     size_t cases = 2 + options->n_verify_rows + (engine->drafter ? 1 : 0);
     run.total_steps = options->n_contexts * (size_t)options->repeats * cases;
-    bench_probes probes = {.read = malloc(run.total_steps * sizeof(double)), .flops = malloc(run.total_steps * sizeof(double))};
+    bench_probes probes = {.read = malloc(run.total_steps * sizeof(double)),
+                           .flops = malloc(run.total_steps * sizeof(double))};
     out->row = malloc(options->n_contexts * cases * sizeof *out->row);
     if (options->profile) out->profile = malloc(options->n_contexts * sizeof *out->profile);
     kakeya_status status = KAKEYA_OK;
-    if (!run.tokens || !run.logits || !probes.read || !probes.flops || !out->row || (options->profile && !out->profile)) {
+    if (!run.tokens || !run.logits || !probes.read || !probes.flops || !out->row ||
+        (options->profile && !out->profile)) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d token ids", run.n_tokens);
         goto done;
     }

@@ -1,5 +1,5 @@
-/* The command line: one function per verb, and what the verbs share. argv[0] of a verb is its name; a verb returns the exit
- * status (options.h). */
+/* The command line: one function per verb, and what the verbs share. argv[0] of a verb is its name; a verb returns the
+ * exit status (options.h). */
 #ifndef KAKEYA_CLI_CLI_H
 #define KAKEYA_CLI_CLI_H
 

@@ -158,15 +158,15 @@ static int finish(eval_command *c, const char *name, kakeya_status status, eval_
     return status == KAKEYA_OK ? CLI_DONE : cli_fail(name, error);
 }
 
-#define REPORT_OPTION(c) \
-    {.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report, \
-     .help = "write raw rows and summary as JSON, for `kakeya gate`"}
-#define POLICIES_OPTION(c, defaults) \
-    {.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies, \
-     .help = "native, sink-window, restored, restored-all, with commas (" defaults ")"}
-#define MAX_TOKENS_OPTION(o, default_text) \
-    {.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1, .max = 1 << 20, \
-     .help = "generated tokens per run, at most (" default_text ")"}
+#define REPORT_OPTION(c)                                                                                               \
+    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(c).report,                          \
+               .help = "write raw rows and summary as JSON, for `kakeya gate`")
+#define POLICIES_OPTION(c, defaults)                                                                                   \
+    CLI_OPTION(.name = "policies", .argument = "LIST", .kind = CLI_TEXT, .target = &(c).policies,                      \
+               .help = "native, sink-window, restored, restored-all, with commas (" defaults ")")
+#define MAX_TOKENS_OPTION(o, default_text)                                                                             \
+    CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
+               .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
 
 static const char all_policies[] = "native, sink-window and, with an f_theta, restored";
 
@@ -176,8 +176,9 @@ static const cli_command niah_command = {
     .name = "eval niah",
     .summary = "Needle in a haystack: recall, resident K/V and speed of attention policies side by side.",
     .operands = "",
-    .details = "Every policy runs one token at a time and in --mode on the same prompts. --mix-alpha and --identity-restore\n"
-               "add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta in all layers.\n",
+    .details = "Every policy runs one token at a time and in --mode on the same prompts. --mix-alpha and\n"
+               "--identity-restore add diagnostic rows in which evicted K/V are alpha * own + (1 - alpha) * f_theta\n"
+               "in all layers.\n",
     .examples = "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json --plot r.svg\n"
                 "  kakeya eval niah --lines 60,280 --draft-window 64,256,1024\n"
                 "  kakeya eval niah --lines 12,40 --mix-alpha 0,0.25,0.5,0.75,1\n",
@@ -207,26 +208,27 @@ static int run_niah(int argc, char **argv) {
     double alphas[CLI_MAX_VALUES];
     eval_niah_options o = {.samples = 5, .seed = 42, .max_tokens = 48, .mix_alpha = alphas};
     const cli_option own[] = {
-        {.name = "lines", .argument = "LIST", .kind = CLI_INTS, .target = &lines, .min = 10, .max = 100000,
-         .help = "haystack lines of each rung (12,40,60,150,280)"},
-        {.name = "samples", .argument = "N", .kind = CLI_INT, .target = &o.samples, .min = 1, .max = 10000,
-         .help = "prompts per rung (5)"},
+        CLI_OPTION(.name = "lines", .argument = "LIST", .kind = CLI_INTS, .target = &lines, .min = 10, .max = 100000,
+                   .help = "haystack lines of each rung (12,40,60,150,280)"),
+        CLI_OPTION(.name = "samples", .argument = "N", .kind = CLI_INT, .target = &o.samples, .min = 1, .max = 10000,
+                   .help = "prompts per rung (5)"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
-        {.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
-         .help = "auto, ar, speculative or ngram, beside ar (auto)"},
-        {.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0, .max = 16,
-         .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"},
-        {.name = "draft-window", .argument = "LIST", .kind = CLI_INTS, .target = &draft_windows, .min = 1, .max = 1 << 24,
-         .help = "positions of context that the drafter keeps, one arm each (1024)"},
-        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
+        CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &mode, .choices = cli_mode_names,
+                   .help = "auto, ar, speculative or ngram, beside ar (auto)"),
+        CLI_OPTION(.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0,
+                   .max = 16, .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
+        CLI_OPTION(.name = "draft-window", .argument = "LIST", .kind = CLI_INTS, .target = &draft_windows, .min = 1,
+                   .max = 1 << 24, .help = "positions of context that the drafter keeps, one arm each (1024)"),
+        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed,
+                   .help = "of prompts and sampling (42)"),
         MAX_TOKENS_OPTION(o, "48"),
-        {.name = "identity-restore", .kind = CLI_FLAG, .target = &identity,
-         .help = "diagnostic: own K/V put back at evicted positions; must equal native"},
-        {.name = "mix-alpha", .argument = "LIST", .kind = CLI_TEXT, .target = &mix_alpha,
-         .help = "diagnostic: shares of own K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"},
+        CLI_OPTION(.name = "identity-restore", .kind = CLI_FLAG, .target = &identity,
+                   .help = "diagnostic: own K/V put back at evicted positions; must equal native"),
+        CLI_OPTION(.name = "mix-alpha", .argument = "LIST", .kind = CLI_TEXT, .target = &mix_alpha,
+                   .help = "diagnostic: shares of own K/V at evicted positions, e.g. 0,0.25,0.5,0.75,1"),
         REPORT_OPTION(c),
-        {.name = "plot", .argument = "FILE", .kind = CLI_TEXT, .target = &c.plot,
-         .help = "draw recall, memory and speed against context as SVG"},
+        CLI_OPTION(.name = "plot", .argument = "FILE", .kind = CLI_TEXT, .target = &c.plot,
+                   .help = "draw recall, memory and speed against context as SVG"),
         {.name = NULL},
     };
     int first, status;
@@ -257,8 +259,9 @@ static const cli_command fidelity_command = {
     .name = "eval fidelity",
     .summary = "Perplexity, top-1 agreement and KL divergence against native attention, teacher-forced.",
     .operands = "[FILE]...",
-    .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a JSON object with\n"
-               "\"sequences\", an array of id arrays or of objects with \"input_ids\", and optionally \"prompt_length\".\n",
+    .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a\n"
+               "JSON object with \"sequences\", an array of id arrays or of objects with \"input_ids\", and\n"
+               "optionally \"prompt_length\".\n",
     .examples = "  kakeya eval fidelity README.md --windows 32,64,128\n"
                 "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
 };
@@ -272,20 +275,22 @@ static int run_fidelity(int argc, char **argv) {
     eval_corpus corpus = {0};
     eval_fidelity_options o = {.score_tokens = 64};
     const cli_option own[] = {
-        {.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
-         .help = "a text file; may be given again (without any: the bundled sources)"},
-        {.name = "ids-json", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ids_json, .help = "sequences of token ids"},
-        {.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 0, .max = 1 << 24,
-         .help = "tokens of prompt in front of the scored ones (as the ids file says, else 600)"},
-        {.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1, .max = 1 << 24,
-         .help = "scored tokens per sequence of a text (64)"},
-        {.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0, .max = 1 << 24,
-         .help = "take only the first N sequences (0: all)"},
+        CLI_OPTION(.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
+                   .help = "a text file; may be given again (without any: the bundled sources)"),
+        CLI_OPTION(.name = "ids-json", .argument = "FILE", .kind = CLI_TEXT, .target = &o.ids_json,
+                   .help = "sequences of token ids"),
+        CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 0,
+                   .max = 1 << 24,
+                   .help = "tokens of prompt in front of the scored ones (as the ids file says, else 600)"),
+        CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
+                   .max = 1 << 24, .help = "scored tokens per sequence of a text (64)"),
+        CLI_OPTION(.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0,
+                   .max = 1 << 24, .help = "take only the first N sequences (0: all)"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
-        {.name = "windows", .argument = "LIST", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
-         .help = "last positions that stay exact, one arm each (64)"},
-        {.name = "window", .argument = "N", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
-         .help = "the same with one value"},
+        CLI_OPTION(.name = "windows", .argument = "LIST", .kind = CLI_INTS, .target = &windows, .min = 1,
+                   .max = 1 << 20, .help = "last positions that stay exact, one arm each (64)"),
+        CLI_OPTION(.name = "window", .argument = "N", .kind = CLI_INTS, .target = &windows, .min = 1, .max = 1 << 20,
+                   .help = "the same with one value"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -319,8 +324,8 @@ static const cli_command code_command = {
     .name = "eval code",
     .summary = "Continues source files: speculative against autoregressive speed by draft length.",
     .operands = "[FILE]...",
-    .details = "The start of every file is the prompt; the answer ends by itself or at --max-tokens. Arms take turns; speeds are\n"
-               "medians over repetitions. Without files: the bundled sources.\n",
+    .details = "The start of every file is the prompt; the answer ends by itself or at --max-tokens. Arms take\n"
+               "turns; speeds are medians over repetitions. Without files: the bundled sources.\n",
     .examples = "  kakeya eval code --report c.json\n"
                 "  kakeya eval code src/base/alloc.c --draft-lengths 1,3,5,7 --repetitions 9\n",
 };
@@ -337,7 +342,8 @@ static const char *const *files_or_corpus(int argc, char **argv, int first, eval
 
 static kakeya_status require_files(size_t n, kakeya_error *error) {
     return n ? KAKEYA_OK
-             : error_set(error, KAKEYA_IO, "no source files: the bundled ones are not beside the executable, name some");
+             : error_set(error, KAKEYA_IO,
+                         "no source files: the bundled ones are not beside the executable, name some");
 }
 
 static int run_code(int argc, char **argv) {
@@ -347,12 +353,12 @@ static int run_code(int argc, char **argv) {
     eval_corpus corpus = {0};
     eval_code_options o = {.prompt_tokens = 512, .max_tokens = 96, .repetitions = 5};
     const cli_option own[] = {
-        {.name = "draft-lengths", .argument = "LIST", .kind = CLI_INTS, .target = &lengths, .min = 1, .max = 16,
-         .help = "tokens drafted per block, one arm each (2,4,8,16)"},
-        {.name = "repetitions", .argument = "N", .kind = CLI_INT, .target = &o.repetitions, .min = 1, .max = 1000,
-         .help = "runs of every arm on every file (5)"},
-        {.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &o.prompt_tokens, .min = 16, .max = 1 << 24,
-         .help = "taken from the start of each file (512)"},
+        CLI_OPTION(.name = "draft-lengths", .argument = "LIST", .kind = CLI_INTS, .target = &lengths, .min = 1,
+                   .max = 16, .help = "tokens drafted per block, one arm each (2,4,8,16)"),
+        CLI_OPTION(.name = "repetitions", .argument = "N", .kind = CLI_INT, .target = &o.repetitions, .min = 1,
+                   .max = 1000, .help = "runs of every arm on every file (5)"),
+        CLI_OPTION(.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &o.prompt_tokens, .min = 16,
+                   .max = 1 << 24, .help = "taken from the start of each file (512)"),
         MAX_TOKENS_OPTION(o, "96"),
         POLICIES_OPTION(c, "native"),
         REPORT_OPTION(c),
@@ -381,8 +387,9 @@ static const cli_command acceptance_command = {
     .name = "eval acceptance",
     .summary = "How many drafts are accepted, by position, with both embedding forms of the drafter.",
     .operands = "[FILE]",
-    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form), plain or gzip. Public engines disagree whether the\n"
-               "drafter's block embeddings are scaled by sqrt(hidden size); the form with more tokens per forward is the right one.\n",
+    .details = "The file holds JSON lines with \"prompt\" (the HumanEval form), plain or gzip. Public engines\n"
+               "disagree whether the drafter's block embeddings are scaled by sqrt(hidden size); the form with more\n"
+               "tokens per forward is the right one.\n",
     .examples = "  kakeya eval acceptance --jsonl HumanEval.jsonl.gz --report a.json\n",
 };
 
@@ -391,13 +398,15 @@ static int run_acceptance(int argc, char **argv) {
     command_init(&c, argc, argv);
     eval_acceptance_options o = {.max_tokens = 96};
     const cli_option own[] = {
-        {.name = "jsonl", .argument = "FILE", .kind = CLI_TEXT, .target = &o.jsonl, .help = "prompts, one JSON object a line"},
-        {.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 0, .max = 1 << 24,
-         .help = "take only the first N prompts (0: all)"},
-        {.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0, .max = 16,
-         .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"},
+        CLI_OPTION(.name = "jsonl", .argument = "FILE", .kind = CLI_TEXT, .target = &o.jsonl,
+                   .help = "prompts, one JSON object a line"),
+        CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 0, .max = 1 << 24,
+                   .help = "take only the first N prompts (0: all)"),
+        CLI_OPTION(.name = "draft-length", .argument = "N", .kind = CLI_INT, .target = &o.draft_length, .min = 0,
+                   .max = 16, .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
         MAX_TOKENS_OPTION(o, "96"),
-        {.name = "chat", .kind = CLI_FLAG, .target = &o.chat, .help = "prompts as user messages instead of texts to continue"},
+        CLI_OPTION(.name = "chat", .kind = CLI_FLAG, .target = &o.chat,
+                   .help = "prompts as user messages instead of texts to continue"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -423,10 +432,10 @@ static const cli_command lossless_command = {
     .name = "eval lossless",
     .summary = "Compares the tokens of every decode mode with plain autoregression: the streams must be equal.",
     .operands = "[FILE]...",
-    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids; temperatures 0,\n"
-               "0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native and restored attention. The\n"
-               "first few prompts also run the slow references: every token by a whole new forward, every block from a new\n"
-               "drafter context.\n",
+    .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
+               "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native\n"
+               "and restored attention. The first few prompts also run the slow references: every token by a whole\n"
+               "new forward, every block from a new drafter context.\n",
     .examples = "  kakeya eval lossless --prompts 200 --report l.json\n",
 };
 
@@ -437,12 +446,13 @@ static int run_lossless(int argc, char **argv) {
     eval_corpus corpus = {0};
     eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
     const cli_option own[] = {
-        {.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
-         .help = "prompts; every one runs in every mode (200)"},
+        CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
+                   .help = "prompts; every one runs in every mode (200)"),
         MAX_TOKENS_OPTION(o, "32"),
-        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
-        {.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts, .min = 0, .max = 1 << 20,
-         .help = "prompts that also run the slow references (2)"},
+        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed,
+                   .help = "of prompts and sampling (42)"),
+        CLI_OPTION(.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts,
+                   .min = 0, .max = 1 << 20, .help = "prompts that also run the slow references (2)"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -489,9 +499,11 @@ int cli_eval(int argc, char **argv) {
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(usage, stdout);
         putchar('\n');
-        for (int i = 0; i < EVALUATIONS; i++) printf("  %-11s %s\n", evaluations[i].name, evaluations[i].command->summary);
-        printf("\nkakeya eval NAME --help explains one. Policies are compared with native attention; the default ones are\n%s.\n"
-               "\nExample:\n  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json && kakeya gate r.json\n",
+        for (int i = 0; i < EVALUATIONS; i++)
+            printf("  %-11s %s\n", evaluations[i].name, evaluations[i].command->summary);
+        printf("\nkakeya eval NAME --help explains one. Policies are compared with native attention; the default\n"
+               "ones are %s.\n\nExample:\n"
+               "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json && kakeya gate r.json\n",
                all_policies);
         return CLI_DONE;
     }

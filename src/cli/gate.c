@@ -52,7 +52,7 @@ static void print_result(const char *path, const gate_result *result) {
 int cli_gate(int argc, char **argv) {
     bool json = false;
     const cli_option own[] = {
-        {.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"},
+        CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &json, .help = "print one JSON object on stdout"),
         {.name = NULL},
     };
     int first, status;

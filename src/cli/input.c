@@ -16,7 +16,8 @@ static kakeya_status read_standard_input(char **text, size_t *bytes, kakeya_erro
     size_t capacity = 1 << 16, used = 0;
     char *buffer = malloc(capacity);
     for (;;) {
-        if (!buffer) return error_set(error, KAKEYA_OUT_OF_MEMORY, "standard input: out of memory after %zu bytes", used);
+        if (!buffer)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "standard input: out of memory after %zu bytes", used);
         ssize_t got = read(STDIN_FILENO, buffer + used, capacity - used - 1);
         if (got < 0) {
             free(buffer);
@@ -95,8 +96,9 @@ kakeya_status input_read_ids(const char *path, int vocab_size, int32_t **ids, si
         }
         int id = (int)item->valuedouble;
         if (id < 0 || (vocab_size > 0 && id >= vocab_size)) {
-            status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: token id %d at index %zu is outside the vocabulary of %d",
-                               name, id, count, vocab_size);
+            status =
+                error_set(error, KAKEYA_INVALID_ARGUMENT,
+                          "%s: token id %d at index %zu is outside the vocabulary of %d", name, id, count, vocab_size);
             goto done;
         }
         values[count++] = id;

@@ -112,7 +112,8 @@ static int set_integers(const cli_command *command, const cli_option *option, co
     for (const char *at = text;;) {
         size_t length = strcspn(at, ",");
         char item[24];
-        if (list->n == CLI_MAX_VALUES) return cli_usage_error(command, "--%s: more than %d values", option->name, CLI_MAX_VALUES);
+        if (list->n == CLI_MAX_VALUES)
+            return cli_usage_error(command, "--%s: more than %d values", option->name, CLI_MAX_VALUES);
         if (length >= sizeof item) return wrong_value(command, option, text, "a list of integers");
         memcpy(item, at, length);
         item[length] = '\0';

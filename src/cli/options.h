@@ -1,5 +1,5 @@
-/* Command-line options as tables: one entry names an option, says what it takes, where the value goes and what is allowed.
- * Parsing (getopt_long), checks, error lines and help texts all come from the same entries. */
+/* Command-line options as tables: one entry names an option, says what it takes, where the value goes and what is
+ * allowed. Parsing (getopt_long), checks, error lines and help texts all come from the same entries. */
 #ifndef KAKEYA_CLI_OPTIONS_H
 #define KAKEYA_CLI_OPTIONS_H
 
@@ -43,17 +43,21 @@ typedef struct cli_option {
     const char *const *choices; /* CLI_CHOICE, NULL-terminated */
 } cli_option;
 
+/* A row of a table of options. Written like a call, because formatters put members in braces on a line each. */
+#define CLI_OPTION(...)                                                                                                \
+    { __VA_ARGS__ }
+
 typedef struct cli_command {
-    const char *name;    /* "run" */
-    const char *summary; /* one line, shown by `kakeya --help` too */
+    const char *name;     /* "run" */
+    const char *summary;  /* one line, shown by `kakeya --help` too */
     const char *operands; /* "[PROMPT]" or "" */
     const char *examples; /* whole lines */
     const char *details;  /* whole lines below the summary, or NULL */
 } cli_command;
 
 /* Parses argv[1..argc) against up to two tables (`shared` may be NULL). Returns true to go on, with *first_operand set;
- * false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line are on
- * stderr). */
+ * false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line are
+ * on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status);
 

@@ -24,46 +24,55 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
     kakeya_session_options_init(&session);
     *shared = (cli_shared){.sink = session.sink, .window = session.window, .draft_window = session.draft_window};
     const cli_option entries[] = {
-        {.name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
-         .help = "checkpoint directory, or a name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"},
-        {.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
-         .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"},
-        {.name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
-         .help = "DFlash drafter (MODEL-dflash beside the model, where it exists); 'none' goes without"},
-        {.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
-         .help = "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without"},
-        {.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
-         .help = "multiply the drafter's block embeddings by sqrt(hidden size)"},
-        {.name = "drafter-block-bidirectional", .kind = CLI_FLAG, .target = &shared->drafter_block_bidirectional,
-         .help = "no causal mask inside the block in the drafter's sliding layers"},
-        {.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
-         .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"},
-        {.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
-         .help = "CPU kernels: scalar, avx2, avx512, avx512bf16 (the best that runs here)"},
-        {.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
-         .choices = cli_attention_names, .help = "native, sink-window or restored (native)"},
-        {.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
-         .help = "first positions that always stay exact (4)"},
-        {.name = "window", .argument = "N", .kind = CLI_INT, .target = &shared->window, .min = 1, .max = 1 << 20,
-         .help = "last positions that stay exact (64)"},
-        {.name = "draft-window", .argument = "N", .kind = CLI_INT, .target = &shared->draft_window, .min = 1,
-         .max = 1 << 24, .help = "positions of context that the drafter keeps (1024)"},
-        {.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
-         .choices = restore_layers_names, .help = "sliding (full-attention layers stay exact) or all (sliding)"},
-        {.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
-         .choices = precision_names, .help = "what enters matrix products: auto, f32 or bf16 (auto: as the checkpoint)"},
-        {.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
-         .choices = kv_format_names, .help = "what resident K/V are stored in: auto, f32 or bf16 (auto: as precision)"},
-        {.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0, .max = 1024,
-         .help = "compute threads (0: one per physical core)"},
-        {.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0, .max = INT_MAX,
-         .help = "tokens that a session can hold (0: the model's maximum)"},
-        {.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES, .target = &shared->memory_limit_bytes,
-         .help = "refuse to allocate more than this, mapped weights aside (K, M, G may follow)"},
-        {.name = "json", .kind = CLI_FLAG, .target = &shared->json, .help = "print one JSON object on stdout"},
+        CLI_OPTION(
+                .name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
+                .help =
+                    "checkpoint directory, or a name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
+        CLI_OPTION(.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
+                   .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"),
+        CLI_OPTION(.name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
+                   .help = "DFlash drafter (MODEL-dflash beside the model, where it exists); 'none' goes without"),
+        CLI_OPTION(.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
+                   .help = "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without"),
+        CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
+                   .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
+        CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,
+                   .target = &shared->drafter_block_bidirectional,
+                   .help = "no causal mask inside the block in the drafter's sliding layers"),
+        CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
+                   .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
+        CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
+                   .help = "CPU kernels: scalar, avx2, avx512, avx512bf16 (the best that runs here)"),
+        CLI_OPTION(.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
+                   .choices = cli_attention_names, .help = "native, sink-window or restored (native)"),
+        CLI_OPTION(.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
+                   .help = "first positions that always stay exact (4)"),
+        CLI_OPTION(.name = "window", .argument = "N", .kind = CLI_INT, .target = &shared->window, .min = 1,
+                   .max = 1 << 20, .help = "last positions that stay exact (64)"),
+        CLI_OPTION(.name = "draft-window", .argument = "N", .kind = CLI_INT, .target = &shared->draft_window, .min = 1,
+                   .max = 1 << 24, .help = "positions of context that the drafter keeps (1024)"),
+        CLI_OPTION(.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
+                   .choices = restore_layers_names,
+                   .help = "sliding (full-attention layers stay exact) or all (sliding)"),
+        CLI_OPTION(.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
+                   .choices = precision_names,
+                   .help = "what enters matrix products: auto, f32 or bf16 (auto: as the checkpoint)"),
+        CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
+                   .choices = kv_format_names,
+                   .help = "what resident K/V are stored in: auto, f32 or bf16 (auto: as precision)"),
+        CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0,
+                   .max = 1024, .help = "compute threads (0: one per physical core)"),
+        CLI_OPTION(.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0,
+                   .max = INT_MAX, .help = "tokens that a session can hold (0: the model's maximum)"),
+        CLI_OPTION(.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES,
+                   .target = &shared->memory_limit_bytes,
+                   .help = "refuse to allocate more than this, mapped weights aside (K, M, G may follow)"),
+        CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &shared->json,
+                   .help = "print one JSON object on stdout"),
         {.name = NULL},
     };
-    _Static_assert(sizeof entries <= sizeof(cli_option) * CLI_SHARED_OPTIONS, "the callers' table must hold all entries");
+    _Static_assert(sizeof entries <= sizeof(cli_option) * CLI_SHARED_OPTIONS,
+                   "the callers' table must hold all entries");
     memcpy(table, entries, sizeof entries);
 }
 
@@ -72,8 +81,8 @@ void cli_shared_free(cli_shared *shared) {
     shared->model_path = NULL;
 }
 
-/* The demo lies in models/ of the source tree (the executable in a build directory inside it) or in share/kakeya/ of the
- * installation prefix. malloc'ed, or NULL. */
+/* The demo lies in models/ of the source tree (the executable in a build directory inside it) or in share/kakeya/ of
+ * the installation prefix. malloc'ed, or NULL. */
 static char *find_bundled_demo(void) {
     char executable[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", executable, sizeof executable - 1);
@@ -112,8 +121,9 @@ kakeya_status cli_shared_model(cli_shared *shared, const char **model, kakeya_er
     } else {
         if (!shared->model_path) shared->model_path = find_bundled_demo();
         if (!shared->model_path) {
-            return error_set(error, KAKEYA_IO, "no model: the bundled demo is not beside the executable; give --model "
-                                               "DIR or set KAKEYA_MODEL");
+            return error_set(error, KAKEYA_IO,
+                             "no model: the bundled demo is not beside the executable; give --model "
+                             "DIR or set KAKEYA_MODEL");
         }
         *model = shared->model_path;
     }

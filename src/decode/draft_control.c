@@ -18,8 +18,8 @@ static const double hope = 0.6;
  * anything: estimates are noisy, and changing back and forth costs more than either. */
 static const double advantage = 1.04;
 
-/* What follows drafts in the text is verified as long as it brings this share of what the time is worth: the rest of a passage that
- * is cut short takes a block of its own. */
+/* What follows drafts in the text is verified as long as it brings this share of what the time is worth: the rest of a
+ * passage that is cut short takes a block of its own. */
 static const double passage_share = 0.5;
 
 /* Before anything is measured: each further row adds this share of a single row's time, and drafting costs this much.
@@ -168,8 +168,10 @@ void draft_control_init(draft_control *control, int max_dflash, const draft_expe
 /* A rate that this turn has observed moves half way to the turn's; the first turn's rates are taken as they are. */
 static void share_rates(const draft_acceptance *acceptance, bool first, float *rate) {
     for (int i = 0; i < BACKEND_MAX_DRAFT; i++) {
-        if (first) rate[i] = acceptance->rate[i];
-        else if (acceptance->weight[i] > expected_weight) rate[i] += (acceptance->rate[i] - rate[i]) / 2;
+        if (first)
+            rate[i] = acceptance->rate[i];
+        else if (acceptance->weight[i] > expected_weight)
+            rate[i] += (acceptance->rate[i] - rate[i]) / 2;
     }
 }
 
@@ -299,8 +301,8 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     return best;
 }
 
-/* What a block of more rows may cost: one disturbed measurement of a number of rows must not keep it from being chosen, and thus
- * measured, again. */
+/* What a block of more rows may cost: one disturbed measurement of a number of rows must not keep it from being chosen,
+ * and thus measured, again. */
 static double hoped_verify_seconds(const draft_costs *costs, int rows) {
     double seconds = draft_control_verify_seconds(costs, rows), shape = 1 + assumed_row_share * (rows - 1);
     for (int fewer = 1; fewer < rows && costs->verify[rows].n < ENOUGH_SAMPLES; fewer++) {
@@ -311,16 +313,15 @@ static double hoped_verify_seconds(const draft_costs *costs, int rows) {
     return seconds;
 }
 
-/* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a passage
- * that ends inside this block saves the next, which would be a poor one. */
+/* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a
+ * passage that ends inside this block saves the next, which would be a poor one. */
 draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match) {
     const float *next = control->extension[ngram_match].rate;
     const draft_budget *budget = &control->budget;
     double tokens = draft_control_tokens(&control->dflash, kept), reached = 1;
     double seconds = draft_control_verify_seconds(&control->costs, kept + 1);
-    double worth = budget->recent_seconds > 0
-                       ? budget->recent_tokens / budget->recent_seconds
-                       : tokens / (seconds + draft_control_draft_seconds(&control->costs, kept));
+    double worth = budget->recent_seconds > 0 ? budget->recent_tokens / budget->recent_seconds
+                                              : tokens / (seconds + draft_control_draft_seconds(&control->costs, kept));
     worth *= passage_share;
     for (int i = 0; i < kept; i++) reached *= (double)control->dflash.rate[i];
     draft_extension best = {.kept = kept, .value = tokens - worth * seconds};
@@ -342,12 +343,14 @@ static bool watch(draft_shadow *shadow, int ngram_match, const int32_t *tokens, 
     return true;
 }
 
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int verified, int n) {
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
+                         int verified, int n) {
     draft_shadow *shadow = source == DRAFT_DFLASH ? &control->shadow_dflash : &control->shadow_ngram;
     if (watch(shadow, ngram_match, tokens, n)) shadow->skip = verified;
 }
 
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept, int verified, int n) {
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
+                                   int verified, int n) {
     draft_shadow *shadow = &control->shadow_extension;
     if (!watch(shadow, ngram_match, tokens, n)) return;
     shadow->first = kept;
@@ -381,7 +384,8 @@ void draft_control_record(draft_control *control, const draft_block *block, doub
     if (block->source == DRAFT_DFLASH) acceptance_of(&control->dflash, own, block->accepted);
     if (block->source == DRAFT_DFLASH && block->accepted >= own)
         acceptance_of(&control->extension[block->ngram_match], block->looked_up, block->accepted - own);
-    if (block->source == DRAFT_NGRAM) acceptance_of(&control->ngram[block->ngram_match], block->drafted, block->accepted);
+    if (block->source == DRAFT_NGRAM)
+        acceptance_of(&control->ngram[block->ngram_match], block->drafted, block->accepted);
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->budget.elapsed_seconds += seconds + shadow_seconds;

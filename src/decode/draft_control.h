@@ -9,9 +9,9 @@
  * and then a draft that the drafter is asked for to this end only,
  *   - a block of another length is run as a probe when the loss to be expected fits the budget.
  *
- * Once DFlash has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost their rows only. They are
- * judged one by one against what time is worth on average, not by the block's own rate: blocks are not alike, and the end of
- * a passage that does not fit into this one costs another.
+ * Once DFlash has drafted, the text may know how its first few drafts go on (draft_control_extend). Such tokens cost
+ * their rows only. They are judged one by one against what time is worth on average, not by the block's own rate:
+ * blocks are not alike, and the end of a passage that does not fit into this one costs another.
  *
  * Only block lengths depend on this, never tokens. All times come from the caller, so tests can simulate them. */
 #ifndef KAKEYA_DECODE_DRAFT_CONTROL_H
@@ -48,16 +48,17 @@ typedef struct draft_acceptance {
 /* A prediction that is compared with the tokens that follow. */
 typedef struct draft_shadow {
     int32_t tokens[BACKEND_MAX_DRAFT];
-    int n, at; /* tokens[at] is compared with the next token; at == n: nothing is being watched */
+    int n, at;       /* tokens[at] is compared with the next token; at == n: nothing is being watched */
     int match;       /* of an n-gram prediction */
-    int first, skip; /* tokens before `first` are another source's, those before `skip` have been verified: neither is learned from */
+    int first, skip; /* tokens before `first` are another source's, those before `skip` have been verified: neither is
+                        learned from */
 } draft_shadow;
 
 /* How the time was spent. */
 typedef struct draft_budget {
-    double elapsed_seconds; /* all blocks */
-    double probe_seconds;   /* what probe blocks have cost beyond the best choice */
-    double shadow_seconds;  /* what drafts have cost that were only watched */
+    double elapsed_seconds;               /* all blocks */
+    double probe_seconds;                 /* what probe blocks have cost beyond the best choice */
+    double shadow_seconds;                /* what drafts have cost that were only watched */
     double recent_tokens, recent_seconds; /* of the last blocks, about RECENT_BLOCKS of them: what time is worth */
 } draft_budget;
 
@@ -65,7 +66,7 @@ typedef struct draft_budget {
 typedef struct draft_experience {
     bool known;
     draft_costs costs;
-    draft_budget budget; /* so that many short texts explore no more than one long one */
+    draft_budget budget;                  /* so that many short texts explore no more than one long one */
     float dflash_rate[BACKEND_MAX_DRAFT]; /* acceptance to expect of a text not seen yet */
     float ngram_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
     float extension_rate[NGRAM_MAX_MATCH + 1][BACKEND_MAX_DRAFT];
@@ -76,9 +77,9 @@ typedef struct draft_control {
     draft_budget budget;
     draft_acceptance dflash;
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
-    draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts, which ends elsewhere in a text */
+    draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts; it ends elsewhere in a text */
     draft_shadow shadow_dflash, shadow_ngram, shadow_extension;
-    int max_dflash;         /* 0: no drafter */
+    int max_dflash; /* 0: no drafter */
     int blocks_since_probe, next_probe, next_length;
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
@@ -93,10 +94,10 @@ typedef struct draft_plan {
 
 typedef struct draft_block {
     draft_source source;
-    int asked;                            /* with DRAFT_DFLASH: tokens that the drafter was asked for */
-    int drafted, accepted;                /* tokens verified behind the bonus token, and how many held */
-    int looked_up;                        /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
-    int ngram_match;                      /* with DRAFT_NGRAM, and of what was looked up */
+    int asked;             /* with DRAFT_DFLASH: tokens that the drafter was asked for */
+    int drafted, accepted; /* tokens verified behind the bonus token, and how many held */
+    int looked_up;         /* with DRAFT_DFLASH: the last of `drafted`, an n-gram continuation of the others */
+    int ngram_match;       /* with DRAFT_NGRAM, and of what was looked up */
     double draft_seconds, verify_seconds; /* draft_seconds: time in the drafter; verify: forward and commit */
 } draft_block;
 
@@ -110,22 +111,24 @@ void draft_control_share(const draft_control *control, draft_experience *experie
  * a suffix match of ngram_match tokens. */
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
 
-/* What to verify of a finished draft: its first `kept` tokens and `more` tokens that followed them earlier in the text. `value` is
- * expected tokens less what the rows' time is worth. */
+/* What to verify of a finished draft: its first `kept` tokens and `more` tokens that followed them earlier in the text.
+ * `value` is expected tokens less what the rows' time is worth. */
 typedef struct draft_extension {
     int kept, more;
     double value;
 } draft_extension;
 
-/* The best extension of the first `kept` DFlash drafts by up to `available` n-gram drafts, found by a suffix match of ngram_match
- * tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
+/* The best extension of the first `kept` DFlash drafts by up to `available` n-gram drafts, found by a suffix match of
+ * ngram_match tokens. Those cost no more than their rows, so here a block can grow beyond the drafter's. */
 draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match);
 
-/* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first `verified`
- * tokens. */
-void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens, int verified, int n);
+/* A prediction to be compared with the tokens passed to draft_control_token from now on. The block verifies its first
+ * `verified` tokens. */
+void draft_control_watch(draft_control *control, draft_source source, int ngram_match, const int32_t *tokens,
+                         int verified, int n);
 /* The same for `kept` drafts of DFlash and what continues them, n in all. */
-void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept, int verified, int n);
+void draft_control_watch_extension(draft_control *control, int ngram_match, const int32_t *tokens, int kept,
+                                   int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
 /* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. shadow_seconds:

@@ -6,8 +6,9 @@
  * Order of the steps, as in Hugging Face's generate(): suppressed tokens, repetition penalty, temperature, top-k,
  * top-p, min-p, draw. Ties always go to the lowest id.
  *
- * The draw is the inverse of the distribution function over tokens in the order of their logits, largest first. Weights are
- * integers (base/exp_weight.h), so the few leading tokens and the sum of all weights decide it exactly as a whole row does. */
+ * The draw is the inverse of the distribution function over tokens in the order of their logits, largest first. Weights
+ * are integers (base/exp_weight.h), so the few leading tokens and the sum of all weights decide it exactly as a whole
+ * row does. */
 #ifndef KAKEYA_DECODE_SAMPLING_H
 #define KAKEYA_DECODE_SAMPLING_H
 
@@ -49,8 +50,8 @@ bool sampler_is_argmax(const sampler *s);
 
 /* Whether the leading logits of a row may be enough for the token. */
 bool sampler_takes_leaders(const sampler *s);
-/* False where the leaders do not decide; else *token is what sampler_sample finds in the whole row, or -1 where a logit is not a
- * number. */
+/* False where the leaders do not decide; else *token is what sampler_sample finds in the whole row, or -1 where a logit
+ * is not a number. */
 bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token);
 
 bool sampler_suppresses(const sampler *s, int32_t token);

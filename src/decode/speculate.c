@@ -73,8 +73,8 @@ static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n
     return n;
 }
 
-/* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes them for
- * written, one by one, and is asked behind each. */
+/* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes
+ * them for written, one by one, and is asked behind each. */
 static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, block_state *b) {
     int32_t *drafts = b->tokens + 1, more[BACKEND_MAX_DRAFT], best_more[BACKEND_MAX_DRAFT];
     int n = b->block.drafted, best_found = 0, best_match = 0;
@@ -98,7 +98,8 @@ static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, bl
     b->block.ngram_match = best_match;
     b->block.drafted = best.kept + best.more;
     if (best_found)
-        draft_control_watch_extension(&w->control, best_match, drafts, best.kept, b->block.drafted, best.kept + best_found);
+        draft_control_watch_extension(&w->control, best_match, drafts, best.kept, b->block.drafted,
+                                      best.kept + best_found);
 }
 
 /* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */

@@ -10,11 +10,11 @@ enum { DFLASH_MAX_LAYERS = 16, DFLASH_MAX_TARGETS = 16 };
 typedef struct dflash_config {
     int layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     float rms_eps, rope_theta, logit_softcap; /* softcap 0: none */
-    int block_size;    /* bonus token + masks that the drafter was trained with */
+    int block_size;                           /* bonus token + masks that the drafter was trained with */
     int mask_token;
-    int targets;       /* number of aux hidden states */
-    int target_layer[DFLASH_MAX_TARGETS]; /* outputs of these verifier layers, counted from 0 */
-    int target_layers_total; /* num_target_layers: the verifier's layer count; 0: not stated */
+    int targets;                           /* number of aux hidden states */
+    int target_layer[DFLASH_MAX_TARGETS];  /* outputs of these verifier layers, counted from 0 */
+    int target_layers_total;               /* num_target_layers: the verifier's layer count; 0: not stated */
     int sliding_window[DFLASH_MAX_LAYERS]; /* 0: full context */
 } dflash_config;
 

@@ -54,8 +54,9 @@ typedef struct gemma4_config {
     char variant[32]; /* "26b-a4b", ... where the shape is a known one, else "gemma4" */
 } gemma4_config;
 
-/* A weight matrix [out][in] row-major, or a vector (out = 1). data points into a mapped file or into MEM_WEIGHTS memory;
- * bf16/f16 data is 2-byte aligned at least, f32 data 4-byte aligned. data == NULL: the model has no such tensor. */
+/* A weight matrix [out][in] row-major, or a vector (out = 1). data points into a mapped file or into MEM_WEIGHTS
+ * memory; bf16/f16 data is 2-byte aligned at least, f32 data 4-byte aligned. data == NULL: the model has no such
+ * tensor. */
 typedef struct weight {
     const void *data;
     dtype type;
@@ -69,22 +70,22 @@ typedef struct gemma4_layer_weights {
     weight gate_proj, up_proj, down_proj;
     const float *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm; /* [hidden] */
     const float *post_ffn_norm_1, *pre_ffn_norm_2, *post_ffn_norm_2;              /* [hidden], MoE only */
-    weight router_proj;              /* [experts][hidden] */
-    const float *router_scale;       /* [hidden] */
-    const float *router_expert_scale; /* [experts] */
-    weight experts_gate_up;          /* [experts * 2 * expert_intermediate][hidden]: per expert gate rows, then up rows */
-    weight experts_down;             /* [experts * hidden][expert_intermediate] */
-    weight ple_gate, ple_proj;       /* [ple_width][hidden], [hidden][ple_width] */
-    const float *post_ple_norm;      /* [hidden] */
+    weight router_proj;                                                           /* [experts][hidden] */
+    const float *router_scale;                                                    /* [hidden] */
+    const float *router_expert_scale;                                             /* [experts] */
+    weight experts_gate_up;     /* [experts * 2 * expert_intermediate][hidden]: per expert gate rows, then up rows */
+    weight experts_down;        /* [experts * hidden][expert_intermediate] */
+    weight ple_gate, ple_proj;  /* [ple_width][hidden], [hidden][ple_width] */
+    const float *post_ple_norm; /* [hidden] */
     float layer_scalar;
 } gemma4_layer_weights;
 
 typedef struct gemma4_weights {
-    weight embed;      /* [vocab][hidden] */
-    weight head;       /* the LM head; equals embed where tied */
+    weight embed; /* [vocab][hidden] */
+    weight head;  /* the LM head; equals embed where tied */
     const float *final_norm;
-    weight ple_embed;  /* [ple_vocab][layers * ple_width] */
-    weight ple_model_proj; /* [layers * ple_width][hidden] */
+    weight ple_embed;           /* [ple_vocab][layers * ple_width] */
+    weight ple_model_proj;      /* [layers * ple_width][hidden] */
     const float *ple_proj_norm; /* [ple_width] */
     gemma4_layer_weights layer[GEMMA4_MAX_LAYERS];
 } gemma4_weights;
@@ -95,27 +96,28 @@ typedef struct gemma4_model {
     struct checkpoint *checkpoint; /* owns the mapping; NULL for synthetic weights */
     void **owned;                  /* MEM_WEIGHTS blocks */
     size_t n_owned;
-    size_t mapped_bytes;           /* bytes of mapped tensors that are bound */
-    char note[256];                /* "" or one line worth telling the user, e.g. vision tensors skipped */
+    size_t mapped_bytes; /* bytes of mapped tensors that are bound */
+    char note[256];      /* "" or one line worth telling the user, e.g. vision tensors skipped */
 } gemma4_model;
 
-/* Parses config.json text (and generation_config.json text, may be NULL) of either published dialect. `name` is the file
- * name used in messages. */
+/* Parses config.json text (and generation_config.json text, may be NULL) of either published dialect. `name` is the
+ * file name used in messages. */
 kakeya_status gemma4_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,
                                   size_t generation_bytes, gemma4_config *out, kakeya_error *error);
 
-/* Opens a checkpoint directory (config.json, model.safetensors or an index with shards), maps it, binds and checks every
- * tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
+/* Opens a checkpoint directory (config.json, model.safetensors or an index with shards), maps it, binds and checks
+ * every tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error);
 
 /* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b", optionally
- * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32". Values are deterministic, small and finite; every tensor
- * is MEM_WEIGHTS memory in huge pages where the system allows. */
+ * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32". Values are deterministic, small and finite; every
+ * tensor is MEM_WEIGHTS memory in huge pages where the system allows. */
 kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
                                       kakeya_error *error);
 
 /* The same without data in its matrices: for backends that make the values themselves (weight.synthetic). */
-kakeya_status gemma4_model_outline(const char *description, mem_account *account, gemma4_model **out, kakeya_error *error);
+kakeya_status gemma4_model_outline(const char *description, mem_account *account, gemma4_model **out,
+                                   kakeya_error *error);
 
 /* The configuration of a published variant without any weights (for `kakeya info` and synthetic weights). */
 kakeya_status gemma4_config_variant(const char *description, gemma4_config *out, kakeya_error *error);

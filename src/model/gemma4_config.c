@@ -123,7 +123,8 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
     const cJSON *overrides = json_object(r, text, "per_layer_config");
     bool k_eq_v = json_bool(r, text, "attention_k_eq_v", false);
     int full_head_dim = head_dim, full_kv_heads = kv_heads;
-    if (!cJSON_GetObjectItemCaseSensitive(text, "per_layer_config")) { /* which replaces the two, even where it is null */
+    if (!cJSON_GetObjectItemCaseSensitive(text,
+                                          "per_layer_config")) { /* which replaces the two, even where it is null */
         full_head_dim = json_int(r, text, "global_head_dim", 2, MAX_HEAD_DIM, 512);
         full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, MAX_HEADS, kv_heads);
     }

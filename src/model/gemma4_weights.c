@@ -206,8 +206,8 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
         tensor_memory memory = {0};
         const char *prefix = find_prefix(model->checkpoint);
         if (has_own_head(model->checkpoint, prefix)) model->config.tied_head = false;
-        status = tensors_bind(model->checkpoint, prefix, gemma4_walk, &model->config,
-                              &model->weights, is_skipped, account, &memory, error);
+        status = tensors_bind(model->checkpoint, prefix, gemma4_walk, &model->config, &model->weights, is_skipped,
+                              account, &memory, error);
         adopt(model, &memory);
     }
     if (status != KAKEYA_OK) {
@@ -227,9 +227,8 @@ static kakeya_status synthesize(const char *description, bool outline, mem_accou
     kakeya_status status = gemma4_config_variant(description, &model->config, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
-        status = (outline ? tensors_outline : tensors_synthesize)(gemma4_walk, &model->config, &model->weights,
-                                                                  model->config.checkpoint_dtype, account, &memory,
-                                                                  error);
+        status = (outline ? tensors_outline : tensors_synthesize)(
+            gemma4_walk, &model->config, &model->weights, model->config.checkpoint_dtype, account, &memory, error);
         adopt(model, &memory);
     }
     if (status != KAKEYA_OK) {

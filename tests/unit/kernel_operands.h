@@ -61,8 +61,8 @@ static inline void *random_weights(dtype type, size_t n, uint64_t seed, void **a
     return w;
 }
 
-static inline void *packed_operand(const cpu_kernels *kernels, dtype type, bool rounded, const float *x, size_t ldx, int rows,
-                         int k) {
+static inline void *packed_operand(const cpu_kernels *kernels, dtype type, bool rounded, const float *x, size_t ldx,
+                                   int rows, int k) {
     size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
     assert_int_equal(row_bytes % 64, 0);
     void *packed = aligned(row_bytes * (size_t)rows);

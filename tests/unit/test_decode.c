@@ -213,11 +213,14 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
     for (long end = s->tokens + tokens; s->tokens < end;) {
         bool ngrams = s->ngram_q >= 0;
         draft_plan plan = draft_control_plan(control, LONGEST, ngrams ? LONGEST : 0, ngrams ? 3 : 0);
-        draft_block block = {
-            .source = plan.source, .asked = plan.length, .drafted = plan.length, .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
+        draft_block block = {.source = plan.source,
+                             .asked = plan.length,
+                             .drafted = plan.length,
+                             .ngram_match = plan.source == DRAFT_NGRAM ? 3 : 0};
         if (plan.source == DRAFT_DFLASH && s->more_q > 0) {
             block.ngram_match = NGRAM_MAX_MATCH;
-            block.looked_up = draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH).more;
+            block.looked_up =
+                draft_control_extend(control, plan.length, BACKEND_MAX_DRAFT - plan.length, NGRAM_MAX_MATCH).more;
             block.drafted += block.looked_up;
             s->looked_up += block.looked_up;
         }
@@ -228,7 +231,8 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             s->tokens += plan.length;
             predict(s, s->more_q, BACKEND_MAX_DRAFT - plan.length, both + plan.length);
             s->tokens -= plan.length;
-            draft_control_watch_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted, BACKEND_MAX_DRAFT);
+            draft_control_watch_extension(control, NGRAM_MAX_MATCH, both, plan.length, block.drafted,
+                                          BACKEND_MAX_DRAFT);
         }
         block.verify_seconds = disturbed(s, verify);
         s->seconds += verify;
@@ -351,9 +355,11 @@ static void test_control_extends_drafts(void **state) {
         for (int i = 0; i < BACKEND_MAX_DRAFT; i++) tokens += reached *= i < LONGEST ? s.q : s.more_q;
         double extended = (verify_cost(SHAPE_FREE, BACKEND_MAX_DRAFT + 1) + draft_cost) / tokens;
         if (good && per_token > extended * 1.05)
-            fail_msg("good continuations: %.4f per token, full blocks take %.4f, DFlash alone %.4f", per_token, extended, alone);
+            fail_msg("good continuations: %.4f per token, full blocks take %.4f, DFlash alone %.4f", per_token,
+                     extended, alone);
         if (!good && (per_token > alone * 1.05 || s.looked_up > 100))
-            fail_msg("bad continuations, %ld verified: %.4f per token, DFlash alone %.4f", s.looked_up, per_token, alone);
+            fail_msg("bad continuations, %ld verified: %.4f per token, DFlash alone %.4f", s.looked_up, per_token,
+                     alone);
     }
     draft_control control; /* probes are about DFlash alone */
     draft_control_init(&control, LONGEST, NULL);
@@ -391,8 +397,8 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     assert_int_equal(draft_control_plan(&next, LONGEST, 0, 0).source, DRAFT_NONE);
 }
 
-/* Sessions of one engine: short random texts lose nothing but the first one's start, short easy texts soon begin with full
- * blocks, and a change of the kind of text is noticed. */
+/* Sessions of one engine: short random texts lose nothing but the first one's start, short easy texts soon begin with
+ * full blocks, and a change of the kind of text is noticed. */
 static void test_control_starts_with_experience(void **state) {
     (void)state;
     enum { SESSIONS = 12 };

@@ -1,5 +1,5 @@
-/* Functions on vectors in every kernel table: within rounding of a double-precision reference, and the same bits where two ways
- * lead to one result. */
+/* Functions on vectors in every kernel table: within rounding of a double-precision reference, and the same bits where
+ * two ways lead to one result. */
 #include "kernel_operands.h"
 
 static const int odd_sizes[] = {1, 7, 31, 33, 100, 704, 2816};
@@ -259,14 +259,10 @@ static void storing_rounds_to_nearest_even(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exp_is_accurate),
-        cmocka_unit_test(gates_and_caps_are_accurate),
-        cmocka_unit_test(norms_are_accurate),
-        cmocka_unit_test(rope_axpy_scale),
-        cmocka_unit_test(largest_values_are_found),
-        cmocka_unit_test(derived_keys_have_the_bits_of_their_steps),
-        cmocka_unit_test(stored_types_round_trip),
-        cmocka_unit_test(storing_rounds_to_nearest_even),
+        cmocka_unit_test(exp_is_accurate),          cmocka_unit_test(gates_and_caps_are_accurate),
+        cmocka_unit_test(norms_are_accurate),       cmocka_unit_test(rope_axpy_scale),
+        cmocka_unit_test(largest_values_are_found), cmocka_unit_test(derived_keys_have_the_bits_of_their_steps),
+        cmocka_unit_test(stored_types_round_trip),  cmocka_unit_test(storing_rounds_to_nearest_even),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

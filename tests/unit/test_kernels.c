@@ -288,7 +288,7 @@ static void run_attention(const cpu_kernels *kernels, const attention_case *c, c
                           const void *k, size_t k_stride, const void *v, size_t v_stride, const float *v_scale,
                           attention_state *s, size_t ldo) {
     void *packed = packed_operand(kernels, c->k_type, false, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim,
-                               rows, c->k_dim);
+                                  rows, c->k_dim);
     for (int b = 0; b < TEST_BLOCKS; b++) {
         int lo[64], hi[64];
         ranges_of_block(c->rows, b, lo, hi);

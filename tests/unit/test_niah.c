@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
-#include "measure/niah.h"
 #include "measure/mt19937.h"
+#include "measure/niah.h"
 
 static void draws_equal_cpython(void **state) {
     (void)state;

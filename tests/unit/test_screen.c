@@ -24,7 +24,8 @@ typedef struct fixture {
 } fixture;
 
 /* A model that is only a head: vocab x k of one type, weights and rows with a few values far larger than the others. */
-static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vocab, int k, float cap, bool round, uint64_t seed) {
+static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vocab, int k, float cap, bool round,
+                      uint64_t seed) {
     memset(f, 0, sizeof *f);
     mem_account_init(&f->account, NULL, 0);
     backend_model *m = f->m = calloc(1, sizeof *m);
@@ -87,10 +88,11 @@ static void bounds_hold(void **state) {
                             const screen_row *row = &s->row[first + r];
                             double bound = (double)upper[(size_t)r * (size_t)f.m->head_stride + (size_t)o];
                             double logit = (double)logits[(size_t)(first + r) * (size_t)vocab + (size_t)o];
-                            double loss = (double)s->matrix.rest[o] * (double)row->a + (double)s->matrix.norm[o] * (double)row->b;
+                            double loss =
+                                (double)s->matrix.rest[o] * (double)row->a + (double)s->matrix.norm[o] * (double)row->b;
                             if (!(logit <= bound && bound <= logit + 2.0001 * loss + 1e-6))
-                                fail_msg("%s %d x %d, %d rows, row %d output %d: logit %.9g, bound %.9g, loss %.3g", kernels->name,
-                                         vocab, k, rows, first + r, o, logit, bound, loss);
+                                fail_msg("%s %d x %d, %d rows, row %d output %d: logit %.9g, bound %.9g, loss %.3g",
+                                         kernels->name, vocab, k, rows, first + r, o, logit, bound, loss);
                         }
                     }
                     free(upper);
@@ -203,7 +205,8 @@ static void choices_are_those_of_the_product(void **state) {
         free_head(&f);
 
         make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
-        f.account.limit_bytes = mem_total(&f.account) + 2 * VOCAB * WIDTH; /* it would take half of what sessions need */
+        f.account.limit_bytes =
+            mem_total(&f.account) + 2 * VOCAB * WIDTH; /* it would take half of what sessions need */
         head_create(f.m);
         assert_null(f.m->screen.bounds);
         check_choices(&f, "no memory for a copy", NULL, 0);

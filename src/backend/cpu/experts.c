@@ -116,7 +116,8 @@ static void combine_experts(void *context, size_t begin, size_t end, int thread)
         memset(out, 0, (size_t)hidden * sizeof *out);
         for (int rank = 0; rank < k; rank++) {
             size_t s = row * (size_t)k + (size_t)rank;
-            m->kernels->axpy(m->expert_weight[s], m->expert_out + (size_t)m->expert_slot[s] * (size_t)hidden, hidden, out);
+            m->kernels->axpy(m->expert_weight[s], m->expert_out + (size_t)m->expert_slot[s] * (size_t)hidden, hidden,
+                             out);
         }
     }
 }
@@ -130,8 +131,8 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
         if (rows == 0) continue;
         views[n] = *stacked;
         views[n].out = out;
-        views[n].data = (const char *)stacked->data +
-                        (size_t)e * (size_t)out * (size_t)stacked->in * dtype_bytes(stacked->type);
+        views[n].data =
+            (const char *)stacked->data + (size_t)e * (size_t)out * (size_t)stacked->in * dtype_bytes(stacked->type);
         jobs[n] = matrix_product(input, rows, &views[n], y + (size_t)first * (size_t)out, (size_t)out);
         jobs[n].first_row = first;
         n++;
@@ -139,10 +140,10 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
     return n;
 }
 
-/* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. The dense products
- * come first: they are cut into the larger pieces, and the small ones at the end leave no thread waiting long. Expects the dense
- * input in m->packed, the experts' input in m->packed_moe (MoE only). Leaves the dense result in m->branch and the experts'
- * weighted sum in m->moe. */
+/* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. The dense
+ * products come first: they are cut into the larger pieces, and the small ones at the end leave no thread waiting long.
+ * Expects the dense input in m->packed, the experts' input in m->packed_moe (MoE only). Leaves the dense result in
+ * m->branch and the experts' weighted sum in m->moe. */
 void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemma4_layer_config *lc, int rows) {
     const gemma4_config *config = m->config;
     size_t width = (size_t)lc->intermediate;
@@ -172,7 +173,8 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
         rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
              config->expert_intermediate, 1u << w->experts_down.type, m->round);
-        n_jobs += expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
+        n_jobs +=
+            expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
     }
     matrix_run(m, jobs, n_jobs);
     if (config->moe) rows_run(m, rows, config->experts_per_token * config->hidden, combine_experts, m);

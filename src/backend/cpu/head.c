@@ -1,5 +1,5 @@
-/* The head: logits of rows, soft-capped where a caller wants them, or only the greedy choice of each row. A choice first bounds
- * all logits with an int8 copy of the head (screen.h), then computes those that can be the largest. */
+/* The head: logits of rows, soft-capped where a caller wants them, or only the greedy choice of each row. A choice
+ * first bounds all logits with an int8 copy of the head (screen.h), then computes those that can be the largest. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,13 @@
 #include "backend/cpu/cpu.h"
 
 /* Blocks of a piece of work: a multiple of what the kernels take at a time. */
-enum { SCREEN_PIECE = 24, SCREEN_LEAST_CANDIDATES = 64, SCREEN_VOCAB_SHARE = 64, SCREEN_LONGEST_PAUSE = 64, SCREEN_PART_OF_ROOM = 4 };
+enum {
+    SCREEN_PIECE = 24,
+    SCREEN_LEAST_CANDIDATES = 64,
+    SCREEN_VOCAB_SHARE = 64,
+    SCREEN_LONGEST_PAUSE = 64,
+    SCREEN_PART_OF_ROOM = 4
+};
 
 static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
     const weight *head = &m->weights->head;
@@ -56,8 +62,9 @@ static float near_largest(float largest, float cap) {
     return largest > 4 * cap ? 3.9f * cap : largest < -4 * cap ? -FLT_MAX : largest - 1e-3f * cap;
 }
 
-/* The index of the first of n logits that is the largest when capped, -1 where one is not finite. The cap never changes the order of two logits, but rounding may make them
- * equal: those within reach of the largest are capped and compared. */
+/* The index of the first of n logits that is the largest when capped, -1 where one is not finite. The cap never changes
+ * the order of two logits, but rounding may make them equal: those within reach of the largest are capped and
+ * compared. */
 static int32_t greedy_choice(const backend_model *m, const float *logits, int n) {
     const cpu_kernels *kernels = m->kernels;
     float largest = kernels->maximum(logits, n), cap = m->config->logit_softcap;
@@ -93,9 +100,9 @@ static void choose_rows(void *context, size_t begin, size_t end, int thread) {
 
 typedef struct split_context {
     backend_model *model;
-    float *values;   /* [threads][in] */
-    int8_t *codes;   /* [threads][in] */
-    bool *finite;    /* [threads] */
+    float *values; /* [threads][in] */
+    int8_t *codes; /* [threads][in] */
+    bool *finite;  /* [threads] */
 } split_context;
 
 static void split_blocks(void *context, size_t begin, size_t end, int thread) {
@@ -126,7 +133,8 @@ static void split_blocks(void *context, size_t begin, size_t end, int thread) {
 
 void head_destroy(backend_model *m) {
     head_screen *s = &m->screen;
-    void *buffers[] = {s->matrix.codes, s->matrix.scale, s->matrix.rest, s->matrix.norm, s->codes, s->candidate, s->logit};
+    void *buffers[] = {s->matrix.codes, s->matrix.scale, s->matrix.rest, s->matrix.norm,
+                       s->codes,        s->candidate,    s->logit};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
 }
 
@@ -160,8 +168,8 @@ void head_create(backend_model *m) {
     s->candidate = mem_alloc(m->account, MEM_WORKSPACE, rows * (size_t)s->limit * sizeof *s->candidate);
     s->logit = mem_alloc(m->account, MEM_WORKSPACE, rows * (size_t)s->limit * sizeof *s->logit);
     split_context c = {m, malloc(threads * in * sizeof(float)), malloc(threads * in), malloc(threads * sizeof(bool))};
-    bool held = s->matrix.codes && s->matrix.scale && s->matrix.rest && s->matrix.norm && s->codes && s->candidate && s->logit &&
-                c.values && c.codes && c.finite;
+    bool held = s->matrix.codes && s->matrix.scale && s->matrix.rest && s->matrix.norm && s->codes && s->candidate &&
+                s->logit && c.values && c.codes && c.finite;
     if (held) {
         for (size_t t = 0; t < threads; t++) c.finite[t] = true;
         thread_pool_for(m->pool, (size_t)s->matrix.blocks, SCREEN_PIECE, split_blocks, &c);
@@ -227,7 +235,8 @@ static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
 
 static float one_logit(const backend_model *m, const packed_rows *packed, size_t row, int32_t id) {
     const weight *head = &m->weights->head;
-    const char *x = (const char *)packed->data[head->type] + row * m->kernels->pack_row_bytes(head->type, m->round, head->in);
+    const char *x =
+        (const char *)packed->data[head->type] + row * m->kernels->pack_row_bytes(head->type, m->round, head->in);
     float logit;
     m->kernels->matmul(head->type, m->round, x, 1, head->in, head->data, (size_t)head->in, id, id + 1, &logit, 1);
     return logit;
@@ -293,8 +302,13 @@ void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows
                  int32_t *choice) {
     for (int first = 0; first < rows; first += BACKEND_MAX_DECODE_ROWS) {
         int n = rows - first < BACKEND_MAX_DECODE_ROWS ? rows - first : BACKEND_MAX_DECODE_ROWS;
-        row_context c = {.model = m, .packed = packed, .x = x + (size_t)first * (size_t)m->weights->head.in, .rows = n,
-                         .excluded = excluded, .n_excluded = n_excluded, .choice = choice + first};
+        row_context c = {.model = m,
+                         .packed = packed,
+                         .x = x + (size_t)first * (size_t)m->weights->head.in,
+                         .rows = n,
+                         .excluded = excluded,
+                         .n_excluded = n_excluded,
+                         .choice = choice + first};
         pack_head(m, packed, c.x, n);
         if (choose_screened(m, &c)) continue;
         head_product(m, packed, n, m->head_logits, (size_t)m->head_stride);

@@ -9,7 +9,8 @@ enum { TABLES = 4 };
 static const cpu_kernels *const best_first[TABLES] = {&cpu_kernels_avx512bf16, &cpu_kernels_avx512, &cpu_kernels_avx2,
                                                       &cpu_kernels_scalar};
 static const char *const best_names[TABLES + 1] = {"avx512bf16", "avx512", "avx2", "scalar", NULL};
-/* Intel's CPUs since Sapphire Rapids multiply pairs of bf16 at half the rate of float32 (docs/kernels-cpu.md): they have AMX for that. */
+/* Intel's CPUs since Sapphire Rapids multiply pairs of bf16 at half the rate of float32 (docs/kernels-cpu.md): they
+ * have AMX for that. */
 static const cpu_kernels *const intel_first[TABLES] = {&cpu_kernels_avx512, &cpu_kernels_avx512bf16, &cpu_kernels_avx2,
                                                        &cpu_kernels_scalar};
 static const char *const intel_names[TABLES + 1] = {"avx512", "avx512bf16", "avx2", "scalar", NULL};
@@ -25,8 +26,12 @@ static size_t first_supported(void) {
 }
 
 static bool pairs_are_slow(size_t first) { return first == 0 && __builtin_cpu_is("intel"); }
-static const cpu_kernels *const *supported_tables(size_t first) { return (pairs_are_slow(first) ? intel_first : best_first) + first; }
-static const char *const *supported_names(size_t first) { return (pairs_are_slow(first) ? intel_names : best_names) + first; }
+static const cpu_kernels *const *supported_tables(size_t first) {
+    return (pairs_are_slow(first) ? intel_first : best_first) + first;
+}
+static const char *const *supported_names(size_t first) {
+    return (pairs_are_slow(first) ? intel_names : best_names) + first;
+}
 #else
 enum { TABLES = 1 };
 static const cpu_kernels *const tables[TABLES] = {&cpu_kernels_scalar};

@@ -1,10 +1,10 @@
 /* The arithmetic of the CPU backend as a table, one table per instruction set. `scalar` is the oracle: plain C, no
- * intrinsics. All tables compute the same functions within rounding; within one table every result element is reduced in
- * an order that depends only on k and the data type, never on how many rows or outputs a call has (row-count
+ * intrinsics. All tables compute the same functions within rounding; within one table every result element is reduced
+ * in an order that depends only on k and the data type, never on how many rows or outputs a call has (row-count
  * invariance, the first half of the lossless contract).
  *
- * Activations are float32. Before a matrix product they are packed once into a layout private to the table (and rounded to
- * bf16 if the precision says so); weights are used as they lie in the file. */
+ * Activations are float32. Before a matrix product they are packed once into a layout private to the table (and rounded
+ * to bf16 if the precision says so); weights are used as they lie in the file. */
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_H
 #define KAKEYA_BACKEND_CPU_KERNELS_H
 
@@ -20,17 +20,17 @@ typedef struct cpu_kernels {
 
     /* --- matrix product: y[r][o] = sum_k x[r][k] * w[o][k] ------------------------------------------------------ */
 
-    /* Bytes of one packed row of k values that will meet weights of type w; rows lie at multiples of it (64-aligned). */
+    /* Bytes of one packed row of k values that will meet weights of type w. Rows lie at multiples of it, 64-aligned. */
     size_t (*pack_row_bytes)(dtype w, bool round_to_bf16, int k);
     /* Packs rows of x (stride ldx floats). Padding is zero. Each row's packed bytes depend on that row alone. */
     void (*pack_rows)(dtype w, bool round_to_bf16, const float *x, size_t ldx, int rows, int k, void *packed);
-    /* y[r * ldy + (o - o_begin)] for o in [o_begin, o_end), r in [0, rows). w: [*][k] with row stride ldw elements (need not be
-     * aligned beyond its element). packed must come from pack_rows with the same w type, rounding and k.
+    /* y[r * ldy + (o - o_begin)] for o in [o_begin, o_end), r in [0, rows). w: [*][k] with row stride ldw elements
+     * (need not be aligned beyond its element). packed must come from pack_rows with the same w type, rounding and k.
      * Bound: (o_end - o_begin) * k weights read once for rows <= 8 or so; FMA rate beyond. */
     void (*matmul)(dtype w_type, bool round_to_bf16, const void *packed, int rows, int k, const void *w, size_t ldw,
                    int o_begin, int o_end, float *y, size_t ldy);
 
-    /* --- attention over one block of ATTENTION_BLOCK keys (flash-style, online softmax) ------------------------------- */
+    /* --- attention over one block of ATTENTION_BLOCK keys (flash-style, online softmax) -------------------------- */
 
     /* For each of `rows` queries r with key range [lo[r], hi[r]) inside the block (empty: the row is untouched):
      *   s[j] = q[r] . K[j];  m' = max(m, max_j s[j]);  p[j] = exp(s[j] - m');
@@ -42,7 +42,7 @@ typedef struct cpu_kernels {
                          const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
                          const float *v_scale, float *m, float *l, float *o, size_t ldo);
 
-    /* --- vectors --------------------------------------------------------------------------------------------------- */
+    /* --- vectors ------------------------------------------------------------------------------------------------- */
 
     /* out[i] = x[i] * (mean(x^2) + eps)^-0.5 * weight[i]; weight NULL = all ones. out may be x. */
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *out);
@@ -52,7 +52,8 @@ typedef struct cpu_kernels {
     void (*gated)(int activation, const float *gate, const float *up, int n, float *out);
     /* x[j], x[j+half] rotated by (cos[j], sin[j]) for j < pairs; the rest unchanged. */
     void (*rope)(float *x, int half, int pairs, const float *cosine, const float *sine);
-    /* out = rope(norm * v) for v [2 * half] of a stored type: the key of a K = V layer. Same bits as load, multiply and rope. */
+    /* out = rope(norm * v) for v [2 * half] of a stored type: the key of a K = V layer. Same bits as load, multiply and
+     * rope. */
     void (*derive_key)(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
                        const float *sine, float *out);
     /* y[i] += a * x[i] */
@@ -71,12 +72,12 @@ typedef struct cpu_kernels {
     void (*store)(dtype type, const float *x, int n, void *out);
     void (*load)(dtype type, const void *x, int n, float *out);
 
-    /* --- probes for the benchmark: what this machine allows --------------------------------------------------------- */
+    /* --- probes for the benchmark: what this machine allows ------------------------------------------------------ */
 
     /* Reads `bytes` (multiple of 4096) once and returns a checksum that keeps the loads alive. */
     float (*probe_read)(const void *data, size_t bytes);
-    /* Runs the inner instruction of matmul(w_type bf16) on registers only, `iterations` times; returns the floating-point
-     * operations done (a multiply-add counts 2). */
+    /* Runs the inner instruction of matmul(w_type bf16) on registers only, `iterations` times; returns the
+     * floating-point operations done (a multiply-add counts 2). */
     double (*probe_flops)(bool round_to_bf16, size_t iterations);
 } cpu_kernels;
 

@@ -224,8 +224,8 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
         .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
         .derive_key = derive_key, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,         \
-        .maximum = maximum, .first_at_least = first_at_least, .store = store, .load = load,                            \
-        .probe_read = probe_read, .probe_flops = probe_flops,                                                          \
+        .maximum = maximum, .first_at_least = first_at_least, .store = store, .load = load, .probe_read = probe_read,  \
+        .probe_flops = probe_flops,                                                                                    \
     }
 
 #endif

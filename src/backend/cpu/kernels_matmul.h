@@ -124,12 +124,12 @@ static k_chunks chunks_of(product kind, int k) {
 }
 
 typedef struct tile_call {
-    const unsigned char *x; /* R rows at the first k of this call */
+    const unsigned char *x;           /* R rows at the first k of this call */
     size_t x_row_bytes, x_step_bytes; /* from row to row, and from step to step */
-    const unsigned char *w; /* first weight row, at the first k of this call */
+    const unsigned char *w;           /* first weight row, at the first k of this call */
     size_t w_row_bytes;
-    int tiles;    /* side by side, one after the other */
-    int fetched;  /* at the first so many of them the next tile's weights are fetched meanwhile */
+    int tiles;                          /* side by side, one after the other */
+    int fetched;                        /* at the first so many of them the next tile's weights are fetched meanwhile */
     int chunks, steps_per_chunk, steps; /* steps: of all chunks, the last of which may be shorter */
     int tail;                           /* values of k in the last step, STEP if it is whole */
     bool first;                         /* results are written, not added to */
@@ -138,7 +138,8 @@ typedef struct tile_call {
 
 typedef void (*tile_function)(const tile_call *call);
 
-/* Half the weights of one step: the lower (even k) or the upper (odd k) factor. n: values of the step present, STEP or fewer. */
+/* Half the weights of one step: the lower (even k) or the upper (odd k) factor. n: values of the step present, STEP or
+ * fewer. */
 SIMD_INLINE simd_f32 load_weights(product kind, const unsigned char *w, int n, bool upper) {
     if (kind == PRODUCT_BF16) {
         simd_pairs pairs = n == STEP ? simd_pairs_load(w) : simd_pairs_load_first(w, n);
@@ -149,7 +150,9 @@ SIMD_INLINE simd_f32 load_weights(product kind, const unsigned char *w, int n, b
     if (kind == PRODUCT_F32) {
         return n == STEP ? simd_load(half) : present ? simd_load_first(half, present) : simd_zero();
     }
-    return n == STEP ? simd_load_16(DTYPE_F16, half) : present ? simd_load_16_first(DTYPE_F16, half, present) : simd_zero();
+    return n == STEP ? simd_load_16(DTYPE_F16, half)
+           : present ? simd_load_16_first(DTYPE_F16, half, present)
+                     : simd_zero();
 }
 
 /* One step of R rows of activations, x_stride bytes apart, and O rows of weights, of which n values are present. */
@@ -175,7 +178,8 @@ SIMD_INLINE void multiply_step(product kind, const int R, const int O, const uns
         simd_f32 weights[MAX_TILE_OUTPUTS];
         UNROLL for (int o = 0; o < O; o++) weights[o] = load_weights(kind, w + (size_t)o * w_row_bytes, n, half);
         UNROLL for (int r = 0; r < R; r++) {
-            simd_f32 value = simd_in_register(simd_load(x + (size_t)r * x_stride + (size_t)half * (x_step_bytes(kind) / 2)));
+            simd_f32 value =
+                simd_in_register(simd_load(x + (size_t)r * x_stride + (size_t)half * (x_step_bytes(kind) / 2)));
             UNROLL for (int o = 0; o < O; o++) sums[r * O + o] = simd_fma(value, weights[o], sums[r * O + o]);
         }
     }
@@ -282,7 +286,8 @@ static void interleave_rows(const unsigned char *x, size_t x_row_bytes, int R, i
     }
 }
 
-/* Rows [0, R) of x, R <= FEW_ROWS, against weight rows [0, outputs), behind which the caller's go on to `outputs_ahead`. */
+/* Rows [0, R) of x, R <= FEW_ROWS, against weight rows [0, outputs), behind which the caller's go on to
+ * `outputs_ahead`. */
 static void multiply_few(product kind, int R, const unsigned char *x, size_t x_row_bytes, int k, const unsigned char *w,
                          size_t w_row_bytes, int outputs, int outputs_ahead, float *y, size_t ldy) {
     alignas(64) unsigned char x_block[FEW_BLOCK_BYTES];
@@ -334,7 +339,8 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
         if (width <= 4) {
             for (; o + 4 <= outputs; o += width, result += tile_results) _mm_storeu_ps(row + o, _mm_loadu_ps(result));
         } else {
-            for (; o + 8 <= outputs; o += width, result += tile_results) _mm256_storeu_ps(row + o, _mm256_loadu_ps(result));
+            for (; o + 8 <= outputs; o += width, result += tile_results)
+                _mm256_storeu_ps(row + o, _mm256_loadu_ps(result));
         }
         for (; o < wide * width; o += width, result += tile_results) {
             for (int i = 0; i < width; i++) row[o + i] = result[i];

@@ -6,8 +6,8 @@
 #include "backend/cpu/screen.h"
 
 extern const cpu_kernels cpu_kernels_scalar;
-void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows, float *upper,
-                          size_t ld);
+void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows,
+                          float *upper, size_t ld);
 #if defined(__x86_64__)
 extern const cpu_kernels cpu_kernels_avx2;
 extern const cpu_kernels cpu_kernels_avx512;

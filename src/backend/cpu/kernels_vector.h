@@ -136,18 +136,20 @@ static void soft_cap(float cap, int n, float *y) {
 }
 
 static float maximum(const float *x, int n) {
-    simd_f32 top = simd_set1(-INFINITY), zero = simd_zero(); /* zero turns NaN with the first value that is not finite */
-    FOR_VECTORS(i, n,
-                {
-                    simd_f32 value = simd_load(x + i);
-                    top = simd_max(top, value);
-                    zero = simd_fma(value, simd_zero(), zero);
-                },
-                {
-                    simd_f32 value = simd_select_range(simd_load_first(x + i, n - i), top, 0, n - i);
-                    zero = simd_fma(simd_load_first(x + i, n - i), simd_zero(), zero);
-                    top = simd_max(top, value);
-                });
+    simd_f32 top = simd_set1(-INFINITY),
+             zero = simd_zero(); /* zero turns NaN with the first value that is not finite */
+    FOR_VECTORS(
+        i, n,
+        {
+            simd_f32 value = simd_load(x + i);
+            top = simd_max(top, value);
+            zero = simd_fma(value, simd_zero(), zero);
+        },
+        {
+            simd_f32 value = simd_select_range(simd_load_first(x + i, n - i), top, 0, n - i);
+            zero = simd_fma(simd_load_first(x + i, n - i), simd_zero(), zero);
+            top = simd_max(top, value);
+        });
     return simd_max_lane(top) + simd_sum(zero);
 }
 

@@ -1,19 +1,21 @@
-/* Batches of matrix products. All products of one stage of a layer (q, k, v; gate, up and every chosen expert; ...) are one
- * fork-join: their output rows are cut into pieces that threads take from a common counter. No output element is ever
- * split over k, so results do not depend on threads or pieces. */
+/* Batches of matrix products. All products of one stage of a layer (q, k, v; gate, up and every chosen expert; ...) are
+ * one fork-join: their output rows are cut into pieces that threads take from a common counter. No output element is
+ * ever split over k, so results do not depend on threads or pieces. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
 
-/* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance. */
+/* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance
+ */
 static const size_t piece_bytes_streaming = (size_t)128 << 10;
 /* Outputs of one piece when many rows make it compute-bound: each piece reads all packed rows again. */
 static const size_t piece_outputs_computing = 192;
 /* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
 enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types, kakeya_error *error) {
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types,
+                                 kakeya_error *error) {
     memset(p, 0, sizeof *p);
     p->rows = rows;
     p->k = k;
@@ -92,8 +94,10 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
     int low = 0, high = b->n_jobs - 1;
     while (low < high) { /* the last job whose first piece is <= begin */
         int middle = (low + high + 1) / 2;
-        if (b->jobs[middle].first_piece <= begin) low = middle;
-        else high = middle - 1;
+        if (b->jobs[middle].first_piece <= begin)
+            low = middle;
+        else
+            high = middle - 1;
     }
     int j = low;
     for (size_t piece = begin; piece < end; piece++) {
@@ -115,7 +119,8 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
-        size_t piece = job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
+        size_t piece =
+            job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         size_t align = PIECE_ALIGN;
         int outputs = job->o_end - job->o_begin;
         size_t share = ((size_t)outputs + (size_t)m->threads - 1) / (size_t)m->threads;

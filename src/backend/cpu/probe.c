@@ -28,8 +28,8 @@ static void write_pieces(void *context, size_t begin, size_t end, int thread) {
 
 static void read_pieces(void *context, size_t begin, size_t end, int thread) {
     read_probe *probe = context;
-    probe->checksum[thread] += probe->kernels->probe_read(probe->data + begin * probe_piece_bytes,
-                                                          (end - begin) * probe_piece_bytes);
+    probe->checksum[thread] +=
+        probe->kernels->probe_read(probe->data + begin * probe_piece_bytes, (end - begin) * probe_piece_bytes);
 }
 
 typedef struct flops_probe {
@@ -55,7 +55,8 @@ kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *erro
     int threads = thread_pool_size(m->pool);
     unsigned char *buffer = mem_alloc(m->account, MEM_WORKSPACE, probe_buffer_bytes);
     if (!buffer) {
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the bandwidth probe reads %zu bytes", probe_buffer_bytes);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the bandwidth probe reads %zu bytes",
+                         probe_buffer_bytes);
     }
     thread_pool_for(m->pool, probe_buffer_bytes / probe_piece_bytes, 1, write_pieces, buffer);
     read_probe reading = {.kernels = m->kernels, .data = buffer};

@@ -5,8 +5,8 @@
 
 #include "backend/cpu/kernels_private.h"
 
-/* Rests are summed in LANES float32 sums, which lose less than this share for up to 2^16 values, and each rest is off by at most
- * 2^-23 of the largest value. */
+/* Rests are summed in LANES float32 sums, which lose less than this share for up to 2^16 values, and each rest is off
+ * by at most 2^-23 of the largest value. */
 enum { LANES = 16 };
 static const double slack = 1 + 1e-3;
 
@@ -44,10 +44,11 @@ bool screen_split(const float *x, int n, int8_t *codes, float *scale, float *nor
     return isfinite(*norm) && isfinite(*rest);
 }
 
-void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows, float *upper,
-                          size_t ld) {
+void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows,
+                          float *upper, size_t ld) {
     for (int o = first * SCREEN_OUTPUTS; o < (first + n) * SCREEN_OUTPUTS; o++) {
-        const uint8_t *codes = matrix->codes + (size_t)(o / SCREEN_OUTPUTS) * (size_t)matrix->steps * SCREEN_OUTPUTS * SCREEN_DEPTH +
+        const uint8_t *codes = matrix->codes +
+                               (size_t)(o / SCREEN_OUTPUTS) * (size_t)matrix->steps * SCREEN_OUTPUTS * SCREEN_DEPTH +
                                (size_t)(o % SCREEN_OUTPUTS) * SCREEN_DEPTH;
         for (int r = 0; r < n_rows; r++) {
             int32_t sum = -rows[r].offset;
@@ -57,7 +58,8 @@ void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const s
                 for (int i = 0; i < SCREEN_DEPTH; i++) sum += w[i] * x[i];
             }
             upper[(size_t)r * ld + (size_t)(o - first * SCREEN_OUTPUTS)] =
-                (float)sum * (matrix->scale[o] * rows[r].scale) + (matrix->rest[o] * rows[r].a + matrix->norm[o] * rows[r].b + SCREEN_TINY);
+                (float)sum * (matrix->scale[o] * rows[r].scale) +
+                (matrix->rest[o] * rows[r].a + matrix->norm[o] * rows[r].b + SCREEN_TINY);
         }
     }
 }
