@@ -16,6 +16,7 @@
 #define KAKEYA_BACKEND_BACKEND_H
 
 #include "base/alloc.h"
+#include "base/dtype.h"
 #include "base/error.h"
 #include "model/dflash.h"
 #include "model/f_theta.h"

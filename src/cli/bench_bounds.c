@@ -3,13 +3,11 @@
 
 #include "cli/bench.h"
 
-static double weight_bytes(const weight *w) { return (double)w->out * (double)w->in * (double)dtype_bytes(w->type); }
-
 /* What greedy decoding reads of the head. */
 static double head_bytes(const kakeya_engine *engine) {
     const backend_ops *ops = engine->ops;
     return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model)
-                                  : weight_bytes(&engine->verifier->weights.head);
+                                  : (double)weight_bytes(&engine->verifier->weights.head);
 }
 
 static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
@@ -54,14 +52,14 @@ static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_op
 double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
     const gemma4_config *c = &engine->verifier->config;
     const gemma4_weights *w = &engine->verifier->weights;
-    double bytes = head_bytes(engine) + weight_bytes(&w->ple_model_proj);
+    double bytes = head_bytes(engine) + (double)weight_bytes(&w->ple_model_proj);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
-        for (int m = 0; m < SHARED_MATRICES; m++) bytes += weight_bytes(shared[m]);
-        bytes += experts * (weight_bytes(&l->experts_gate_up) + weight_bytes(&l->experts_down));
+        for (int m = 0; m < SHARED_MATRICES; m++) bytes += (double)weight_bytes(shared[m]);
+        bytes += experts * ((double)weight_bytes(&l->experts_gate_up) + (double)weight_bytes(&l->experts_down));
         bytes += kv_read_bytes(engine, session, i, context);
     }
     return bytes;
@@ -107,7 +105,7 @@ double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_optio
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];
         draft_matrices(&d->layer[i], matrices);
-        for (int m = 0; m < DRAFT_MATRICES; m++) bytes += weight_bytes(matrices[m]);
+        for (int m = 0; m < DRAFT_MATRICES; m++) bytes += (double)weight_bytes(matrices[m]);
         bytes +=
             2.0 * draft_context(&d->config, session, i, context) * d->config.kv_heads * d->config.head_dim * element;
     }

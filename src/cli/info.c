@@ -172,7 +172,7 @@ static void print_text(const description *d, const cli_shared *shared) {
     if (c->ple_width) printf("  per-layer embeddings of width %d\n", c->ple_width);
     if (c->shared_kv_layers) printf("  shared K/V      the last %d layers\n", c->shared_kv_layers);
     printf("  vocabulary      %s tokens, context up to %s, stored as %s\n", format_count(a, (uint64_t)c->vocab),
-           format_count(b, (uint64_t)c->max_context), dtype_name(c->checkpoint_dtype));
+           format_count(b, (uint64_t)c->max_context), weight_format_name(c->checkpoint_format));
     if (d->has_drafter) {
         printf("  drafter         %d layers, block of %d, %s parameters\n", d->drafter.layers, d->drafter.block_size,
                format_count(a, (uint64_t)dflash_parameters(&d->drafter)));
@@ -191,8 +191,8 @@ static void print_text(const description *d, const cli_shared *shared) {
         }
     }
     printf("bytes read per token, K/V aside: %s in bf16, %s in f32\n",
-           format_bytes(a, (double)gemma4_bytes_per_token(c, DTYPE_BF16)),
-           format_bytes(b, (double)gemma4_bytes_per_token(c, DTYPE_F32)));
+           format_bytes(a, (double)gemma4_bytes_per_token(c, WEIGHT_BF16)),
+           format_bytes(b, (double)gemma4_bytes_per_token(c, WEIGHT_F32)));
 
     printf("\nK/V memory of a session of %s tokens (sink %d, window %d, draft window %d)\n",
            format_count(a, (uint64_t)d->context), shared->sink, shared->window, shared->draft_window);
@@ -227,7 +227,7 @@ static void add_parameters(cJSON *json, const gemma4_config *c) {
     }
     cJSON *bytes = cJSON_AddObjectToObject(json, "bytes_per_token");
     for (int t = 0; t < KV_TYPE_COUNT; t++) {
-        add_number(bytes, type_option(kv_types[t]), (double)gemma4_bytes_per_token(c, kv_types[t]));
+        add_number(bytes, type_option(kv_types[t]), (double)gemma4_bytes_per_token(c, kv_types[t] == DTYPE_F32 ? WEIGHT_F32 : WEIGHT_BF16));
     }
 }
 
@@ -278,7 +278,7 @@ static cJSON *description_json(const description *d, const cli_shared *shared) {
     add_number(architecture, "per_layer_embedding_width", c->ple_width);
     add_number(architecture, "shared_kv_layers", c->shared_kv_layers);
     cJSON_AddBoolToObject(architecture, "tied_head", c->tied_head);
-    cJSON_AddStringToObject(architecture, "dtype", dtype_name(c->checkpoint_dtype));
+    cJSON_AddStringToObject(architecture, "dtype", weight_format_name(c->checkpoint_format));
     add_parameters(json, c);
     if (d->has_drafter) {
         cJSON *drafter = cJSON_AddObjectToObject(json, "drafter");

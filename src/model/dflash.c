@@ -254,8 +254,8 @@ static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "synthetic drafter: no memory for the drafter");
     published_shape(verifier, &model->config);
     tensor_memory memory = {0};
-    dtype type = verifier->checkpoint_dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
-    kakeya_status status = (outline ? tensors_outline : tensors_synthesize)(dflash_walk, &model->config, model, type,
+    weight_format format = verifier->checkpoint_format == WEIGHT_F32 ? WEIGHT_F32 : WEIGHT_BF16;
+    kakeya_status status = (outline ? tensors_outline : tensors_synthesize)(dflash_walk, &model->config, model, format,
                                                                             account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;

@@ -209,9 +209,9 @@ kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dfla
     }
     model->encoder_in = c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
     tensor_memory memory = {0};
-    dtype type = verifier->checkpoint_dtype == DTYPE_F32 ? DTYPE_F32 : DTYPE_BF16;
+    weight_format format = verifier->checkpoint_format == WEIGHT_F32 ? WEIGHT_F32 : WEIGHT_BF16;
     kakeya_status status =
-        (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, c, model, type, account, &memory, error);
+        (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, c, model, format, account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
     if (status != KAKEYA_OK) {

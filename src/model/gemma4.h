@@ -6,8 +6,8 @@
 #include <stdbool.h>
 
 #include "base/alloc.h"
-#include "base/dtype.h"
 #include "base/error.h"
+#include "model/weight.h"
 
 enum { GEMMA4_MAX_LAYERS = 128, GEMMA4_MAX_STOP_TOKENS = 16 };
 
@@ -45,7 +45,8 @@ typedef struct gemma4_config {
     int shared_kv_layers; /* the last n layers attend an earlier layer's K/V */
     gemma4_rope rope[2];  /* by gemma4_layer_type */
     gemma4_layer_config layer[GEMMA4_MAX_LAYERS];
-    dtype checkpoint_dtype; /* DTYPE_COUNT after parsing where the file does not say; the embedding's once opened */
+    weight_format checkpoint_format; /* WEIGHT_FORMAT_COUNT after parsing where the file does not say; the embedding's
+                                        once opened */
     int bos_token, pad_token;
     int stop_tokens[GEMMA4_MAX_STOP_TOKENS];
     int n_stop_tokens;
@@ -54,18 +55,8 @@ typedef struct gemma4_config {
     char variant[32]; /* "26b-a4b", ... where the shape is a known one, else "gemma4" */
 } gemma4_config;
 
-/* A weight matrix [out][in] row-major, or a vector (out = 1). data points into a mapped file or into MEM_WEIGHTS
- * memory; bf16/f16 data is 2-byte aligned at least, f32 data 4-byte aligned. data == NULL: the model has no such
- * tensor. */
-typedef struct weight {
-    const void *data;
-    dtype type;
-    int out, in;
-    float synthetic; /* with data NULL and out > 0: the backend makes values of this standard deviation itself */
-} weight;
-
 typedef struct gemma4_layer_weights {
-    weight q_proj, k_proj, v_proj, o_proj; /* k/v NULL where shared; v NULL where k_eq_v */
+    weight q_proj, k_proj, v_proj, o_proj; /* k/v absent where shared; v absent where k_eq_v */
     const float *q_norm, *k_norm;          /* [head_dim]; all norms are converted to float32 on loading */
     weight gate_proj, up_proj, down_proj;
     const float *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm; /* [hidden] */

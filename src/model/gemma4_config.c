@@ -252,20 +252,20 @@ static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, jso
     if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
 }
 
-static dtype read_dtype(json_reader *r, const cJSON *top, const cJSON *text) {
+static weight_format read_format(json_reader *r, const cJSON *top, const cJSON *text) {
     static const char *const keys[] = {"dtype", "torch_dtype"};
     const char *name = NULL;
     for (int k = 0; k < 2 && !name; k++) {
         name = json_string(r, text, keys[k], NULL);
         if (!name) name = json_string(r, top, keys[k], NULL);
     }
-    if (!name) return DTYPE_COUNT;
+    if (!name) return WEIGHT_FORMAT_COUNT;
     if (strncmp(name, "torch.", 6) == 0) name += 6;
-    if (strcmp(name, "float32") == 0) return DTYPE_F32;
-    if (strcmp(name, "float16") == 0) return DTYPE_F16;
-    if (strcmp(name, "bfloat16") == 0) return DTYPE_BF16;
+    if (strcmp(name, "float32") == 0) return WEIGHT_F32;
+    if (strcmp(name, "float16") == 0) return WEIGHT_F16;
+    if (strcmp(name, "bfloat16") == 0) return WEIGHT_BF16;
     json_fail(r, KAKEYA_UNSUPPORTED, "dtype \"%s\" is not supported (float32, float16, bfloat16)", name);
-    return DTYPE_COUNT;
+    return WEIGHT_FORMAT_COUNT;
 }
 
 static void read_config(json_reader *r, const cJSON *top, json_reader *generation_reader, const cJSON *generation,
@@ -283,7 +283,7 @@ static void read_config(json_reader *r, const cJSON *top, json_reader *generatio
     c->rms_eps = (float)json_number(r, text, "rms_norm_eps", 0, 1, 1e-6);
     c->logit_softcap = (float)json_number(r, text, "final_logit_softcapping", 0, 1e6, 0);
     c->tied_head = json_bool(r, top, "tie_word_embeddings", true); /* the one in a nested text_config has no say */
-    c->checkpoint_dtype = read_dtype(r, top, text);
+    c->checkpoint_format = read_format(r, top, text);
     if (r->status != KAKEYA_OK) return; /* the layer count is not to be trusted */
 
     read_layer_types(r, text, c);

@@ -88,7 +88,7 @@ enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
 
 /* The first `layers` layers of a variant. Layers that share K/V keep their place: a prefix that ends before the first
  * of them has none, so every sharing layer still finds its source. */
-static void fill(const variant *v, int layers, dtype type, gemma4_config *c) {
+static void fill(const variant *v, int layers, weight_format format, gemma4_config *c) {
     int first_shared = v->layers - v->shared_kv_layers;
     memset(c, 0, sizeof *c);
     *c = (gemma4_config){
@@ -112,7 +112,7 @@ static void fill(const variant *v, int layers, dtype type, gemma4_config *c) {
                  [GEMMA4_FULL] = {.theta = 1e6f,
                                   .rotated_pairs = gemma4_rotated_pairs(0.25, FULL_HEAD_DIM),
                                   .factor = 1}},
-        .checkpoint_dtype = type,
+        .checkpoint_format = format,
         .bos_token = 2,
         .pad_token = 0,
         .stop_tokens = {1, 106, 50},
@@ -145,7 +145,7 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
                          (int)name_length, description);
 
     int layers = found->layers;
-    dtype type = DTYPE_BF16;
+    weight_format format = WEIGHT_BF16;
     for (const char *option = description + name_length; *option;) {
         option++; /* the colon */
         size_t length = strcspn(option, ":");
@@ -158,9 +158,9 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
                                  (int)length, option, found->layers);
             layers = (int)value;
         } else if (length == 9 && strncmp(option, "dtype=f32", 9) == 0) {
-            type = DTYPE_F32;
+            format = WEIGHT_F32;
         } else if (length == 10 && strncmp(option, "dtype=bf16", 10) == 0) {
-            type = DTYPE_BF16;
+            format = WEIGHT_BF16;
         } else {
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
                              "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16)",
@@ -168,7 +168,7 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
         }
         option += length;
     }
-    fill(found, layers, type, out);
+    fill(found, layers, format, out);
     return KAKEYA_OK;
 }
 

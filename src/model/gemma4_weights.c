@@ -214,7 +214,8 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
         gemma4_model_close(model);
         return status;
     }
-    if (model->config.checkpoint_dtype == DTYPE_COUNT) model->config.checkpoint_dtype = model->weights.embed.type;
+    if (model->config.checkpoint_format == WEIGHT_FORMAT_COUNT)
+        model->config.checkpoint_format = model->weights.embed.format;
     *out = model;
     return KAKEYA_OK;
 }
@@ -228,7 +229,7 @@ static kakeya_status synthesize(const char *description, bool outline, mem_accou
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
         status = (outline ? tensors_outline : tensors_synthesize)(
-            gemma4_walk, &model->config, &model->weights, model->config.checkpoint_dtype, account, &memory, error);
+            gemma4_walk, &model->config, &model->weights, model->config.checkpoint_format, account, &memory, error);
         adopt(model, &memory);
     }
     if (status != KAKEYA_OK) {

@@ -49,8 +49,9 @@ int64_t f_theta_parameters(const f_theta_config *config) {
     return counts.total;
 }
 
-int64_t gemma4_bytes_per_token(const gemma4_config *config, dtype type) {
-    return gemma4_parameters(config).active * (int64_t)dtype_bytes(type);
+int64_t gemma4_bytes_per_token(const gemma4_config *config, weight_format format) {
+    const weight_stream *codes = &weight_format_find(format)->stream[0];
+    return gemma4_parameters(config).active / codes->values * codes->bytes;
 }
 
 /* ------------------------------------------------------------------------------------------ session memory */

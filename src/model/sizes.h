@@ -4,6 +4,7 @@
 #ifndef KAKEYA_MODEL_SIZES_H
 #define KAKEYA_MODEL_SIZES_H
 
+#include "base/dtype.h"
 #include "model/f_theta.h"
 
 /* --------------------------------------------------------------------------------------------- parameters */
@@ -35,7 +36,7 @@ int64_t dflash_parameters(const dflash_config *config);
 int64_t f_theta_parameters(const f_theta_config *config);
 
 /* Weight bytes that one decoded token reads, stored as `type` throughout. */
-int64_t gemma4_bytes_per_token(const gemma4_config *config, dtype type);
+int64_t gemma4_bytes_per_token(const gemma4_config *config, weight_format format);
 
 /* ------------------------------------------------------------------------------------------------ layout */
 

@@ -50,9 +50,13 @@ static kakeya_status make_vector_block(tensor_walk walk, const void *shape, mem_
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of norm weights", floats * sizeof(float));
 }
 
-static weight make_weight(const tensor_slot *slot, const void *data, dtype type) {
+static weight make_weight(const tensor_slot *slot, const void *data, weight_format format) {
     int64_t in = slot->shape[slot->dims - 1];
-    return (weight){.data = data, .type = type, .out = (int)(tensor_slot_elements(slot) / in), .in = (int)in};
+    return weight_matrix(format, data, (int)(tensor_slot_elements(slot) / in), (int)in);
+}
+
+static weight_format format_of(dtype type) {
+    return type == DTYPE_F32 ? WEIGHT_F32 : type == DTYPE_F16 ? WEIGHT_F16 : WEIGHT_BF16;
 }
 
 /* ----------------------------------------------------------------------------------------------- binding */
@@ -123,7 +127,7 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
         kakeya_status status = checkpoint_aligned(b->ck, t, b->account, &data, error);
         if (status != KAKEYA_OK) return status;
         if (data == t->data) b->memory->mapped_bytes += t->bytes;
-        *(weight *)(void *)binding = make_weight(slot, data, type);
+        *(weight *)(void *)binding = make_weight(slot, data, format_of(type));
     } else if (slot->kind == SLOT_VECTOR) {
         size_t n = (size_t)t->shape[0];
         for (size_t i = 0; i < n; i++) b->vectors[i] = element(t, type, i);
@@ -184,7 +188,7 @@ typedef struct tile {
 
 typedef struct synthesizer {
     char *base;
-    dtype type;
+    weight_format format; /* F32 or BF16 */
     mem_account *account;
     tensor_memory *memory;
     bool outline; /* matrices get a deviation instead of data */
@@ -201,13 +205,15 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
     return z ^ (z >> 31);
 }
 
+static size_t value_bytes(weight_format format) { return (size_t)weight_format_find(format)->stream[0].bytes; }
+
 /* The tile of uniform values with this standard deviation; NULL when out of memory. */
 static const unsigned char *find_tile(synthesizer *s, float deviation) {
     for (int i = 0; i < s->n_tiles; i++) {
         if (s->tiles[i].deviation == deviation) return s->tiles[i].values;
     }
     if (s->n_tiles == MAX_TILES) return NULL;
-    size_t width = dtype_bytes(s->type);
+    size_t width = value_bytes(s->format);
     unsigned char *values = malloc(TILE_ELEMENTS * width);
     if (!values) return NULL;
     uint64_t state = 1;
@@ -216,7 +222,7 @@ static const unsigned char *find_tile(synthesizer *s, float deviation) {
         float unit = (float)(next_random(&state) >> 40) * 0x1p-23f - 1.0f;
         float value = unit * half_range;
         uint16_t narrow = f32_to_bf16(value);
-        memcpy(values + i * width, s->type == DTYPE_F32 ? (const void *)&value : (const void *)&narrow, width);
+        memcpy(values + i * width, s->format == WEIGHT_F32 ? (const void *)&value : (const void *)&narrow, width);
     }
     s->tiles[s->n_tiles++] = (tile){.deviation = deviation, .values = values};
     return values;
@@ -233,11 +239,11 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     } else if (slot->kind == SLOT_SCALAR) {
         *(float *)(void *)binding = slot->synthetic;
     } else if (slot->kind == SLOT_MATRIX && s->outline) {
-        weight w = make_weight(slot, NULL, s->type);
+        weight w = make_weight(slot, NULL, s->format);
         w.synthetic = slot->synthetic;
         *(weight *)(void *)binding = w;
     } else if (slot->kind == SLOT_MATRIX) {
-        size_t width = dtype_bytes(s->type);
+        size_t width = value_bytes(s->format);
         const unsigned char *values = find_tile(s, slot->synthetic);
         unsigned char *data = values ? own_block(s->memory, s->account, elements * width) : NULL;
         if (!data)
@@ -250,7 +256,7 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
             done += n;
             from = 0;
         }
-        *(weight *)(void *)binding = make_weight(slot, data, s->type);
+        *(weight *)(void *)binding = make_weight(slot, data, s->format);
     }
     return KAKEYA_OK;
 }
@@ -262,14 +268,14 @@ static kakeya_status fill_slots(tensor_walk walk, const void *shape, synthesizer
     return status;
 }
 
-kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
-                                 tensor_memory *memory, kakeya_error *error) {
-    synthesizer s = {.base = base, .type = type, .account = account, .memory = memory, .state = 2};
+kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, weight_format format,
+                                 mem_account *account, tensor_memory *memory, kakeya_error *error) {
+    synthesizer s = {.base = base, .format = format, .account = account, .memory = memory, .state = 2};
     return fill_slots(walk, shape, &s, error);
 }
 
-kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
-                              tensor_memory *memory, kakeya_error *error) {
-    synthesizer s = {.base = base, .type = type, .account = account, .memory = memory, .outline = true};
+kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, weight_format format,
+                              mem_account *account, tensor_memory *memory, kakeya_error *error) {
+    synthesizer s = {.base = base, .format = format, .account = account, .memory = memory, .outline = true};
     return fill_slots(walk, shape, &s, error);
 }

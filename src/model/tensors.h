@@ -52,12 +52,12 @@ void tensor_memory_release(tensor_memory *memory);
 kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
                            tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error);
 
-/* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of type `type`. */
-kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
-                                 tensor_memory *memory, kakeya_error *error);
+/* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of format `format`. */
+kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, weight_format format,
+                                 mem_account *account, tensor_memory *memory, kakeya_error *error);
 /* The same, but matrices have no data, only their shape and `synthetic` deviation. */
-kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, dtype type, mem_account *account,
-                              tensor_memory *memory, kakeya_error *error);
+kakeya_status tensors_outline(tensor_walk walk, const void *shape, void *base, weight_format format,
+                              mem_account *account, tensor_memory *memory, kakeya_error *error);
 
 /* The lists: of a gemma4_config for a gemma4_weights, of a dflash_config for a dflash_model, of an f_theta_config for
  * an f_theta_model. */

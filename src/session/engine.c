@@ -28,14 +28,18 @@ static uint64_t hash_weight(uint64_t hash, const weight *w) {
     enum { SAMPLE_BYTES = 256 };
     hash = hash_int(hash, w->out);
     hash = hash_int(hash, w->in);
-    hash = hash_int(hash, (int)w->type);
-    if (!w->data) return hash;
-    size_t bytes = (size_t)w->out * (size_t)w->in * dtype_bytes(w->type);
-    size_t sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
-    const unsigned char *data = w->data;
-    hash = hash_fnv1a(hash, data, sample);
-    hash = hash_fnv1a(hash, data + (bytes - sample) / 2, sample);
-    return hash_fnv1a(hash, data + bytes - sample, sample);
+    hash = hash_int(hash, (int)w->format);
+    if (!weight_present(w)) return hash;
+    const weight_format_info *format = weight_format_find(w->format);
+    for (int s = 0; s < format->streams; s++) {
+        size_t bytes = weight_stream_bytes(&format->stream[s], w->out, w->in, w->group);
+        size_t sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
+        const unsigned char *data = weight_row(w, s, 0);
+        hash = hash_fnv1a(hash, data, sample);
+        hash = hash_fnv1a(hash, data + (bytes - sample) / 2, sample);
+        hash = hash_fnv1a(hash, data + bytes - sample, sample);
+    }
+    return hash;
 }
 
 static uint64_t hash_weights(uint64_t hash, const weight *const *weights, size_t n) {
@@ -91,7 +95,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->precision = parts->precision;
     if (engine->precision == KAKEYA_PRECISION_AUTO)
         engine->precision =
-            parts->ops->bf16_only || parts->verifier->config.checkpoint_dtype == DTYPE_BF16 ? KAKEYA_PRECISION_BF16
+            parts->ops->bf16_only || parts->verifier->config.checkpoint_format == WEIGHT_BF16 ? KAKEYA_PRECISION_BF16
                                                                                             : KAKEYA_PRECISION_F32;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);

@@ -270,7 +270,7 @@ static gemma4_config shared_form(void) {
     enum { LAYERS = 10, SHARED = 5, INTERMEDIATE = 192 };
     gemma4_config c = {.layers = LAYERS, .hidden = 256, .heads = 4, .vocab = 640, .max_context = 4096, .sliding_window = 96,
                        .rms_eps = 1e-6f, .logit_softcap = 30, .tied_head = true, .ple_width = 32, .ple_vocab = 640,
-                       .shared_kv_layers = SHARED, .checkpoint_dtype = DTYPE_BF16,
+                       .shared_kv_layers = SHARED, .checkpoint_format = WEIGHT_BF16,
                        .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 32, .factor = 1},
                                 [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 16, .factor = 1}}};
     for (int i = 0; i < LAYERS; i++) {
@@ -301,7 +301,7 @@ static void random_models(pair *p, const gemma4_config *form, const int windows[
     tensor_memory memory = {0};
     p->verifier = calloc(1, sizeof *p->verifier);
     p->verifier->config = *form;
-    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, DTYPE_BF16, &p->account, &memory, error));
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, WEIGHT_BF16, &p->account, &memory, error));
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;
     p->verifier->weights.head = p->verifier->weights.embed;
@@ -312,7 +312,7 @@ static void random_models(pair *p, const gemma4_config *form, const int windows[
                                              .vocab = form->vocab, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
                                              .targets = 2, .target_layer = {1, 7},
                                              .sliding_window = {windows[0], windows[1], windows[2]}};
-        REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, DTYPE_BF16, &p->account, &memory, error));
+        REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, WEIGHT_BF16, &p->account, &memory, error));
         p->drafter->owned = memory.owned;
         p->drafter->n_owned = memory.n_owned;
     }

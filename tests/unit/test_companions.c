@@ -177,7 +177,7 @@ static void test_synthetic_drafter(void **state) {
         assert_int_equal(d->config.sliding_window[3], 2048);
         assert_int_equal(d->config.sliding_window[4], 0);
         assert_int_equal(d->fc.in, cases[i].targets * 2816);
-        assert_int_equal(d->layer[4].gate_proj.type, DTYPE_BF16);
+        assert_int_equal(d->layer[4].gate_proj.format, WEIGHT_BF16);
         dflash_model_close(d);
         assert_int_equal(mem_total(&account), before);
     }
@@ -204,8 +204,8 @@ static void test_f_theta(void **state) {
     for (int i = 0; i < 12; i++) {
         assert_int_equal(f->decoder_k[i].out, 128);
         assert_int_equal(f->decoder_v[i].in, 128);
-        assert_non_null(f->decoder_k[i].data);
-        if (i) assert_ptr_not_equal(f->decoder_k[i].data, f->decoder_k[i - 1].data);
+        assert_non_null(f->decoder_k[i].stream[0]);
+        if (i) assert_ptr_not_equal(f->decoder_k[i].stream[0], f->decoder_k[i - 1].stream[0]);
     }
     f_theta_model_close(f);
     f_theta_model_close(NULL);

@@ -44,7 +44,7 @@ static void test_nested(void **state) {
     assert_int_equal(config.max_context, 1000);
     assert_int_equal(config.sliding_window, 24);
     assert_true(config.rms_eps == 1e-6f && config.logit_softcap == 30.0f && config.tied_head);
-    assert_int_equal(config.checkpoint_dtype, DTYPE_BF16);
+    assert_int_equal(config.checkpoint_format, WEIGHT_BF16);
     assert_string_equal(config.variant, "gemma4");
     for (int i = 0; i < 12; i++) {
         const gemma4_layer_config *l = &config.layer[i];
@@ -92,7 +92,7 @@ static void test_flat_defaults(void **state) {
     assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 128);
     assert_int_equal(config.n_stop_tokens, 1);
     assert_int_equal(config.stop_tokens[0], 1);
-    assert_int_equal(config.checkpoint_dtype, DTYPE_COUNT);
+    assert_int_equal(config.checkpoint_format, WEIGHT_FORMAT_COUNT);
 
     /* nested configurations may leave out whatever equals the class's default */
     assert_ok(parse("{\"model_type\": \"gemma4\", \"text_config\": {}}", NULL));
@@ -211,7 +211,7 @@ static void test_values(void **state) {
     free(json);
     json = scratch_replace(dense, "\"dtype\": \"bfloat16\"", "\"torch_dtype\": \"torch.float16\"");
     assert_ok(parse(json, NULL));
-    assert_int_equal(config.checkpoint_dtype, DTYPE_F16);
+    assert_int_equal(config.checkpoint_format, WEIGHT_F16);
     free(json);
     assert_ok(parse(dense, "{\"eos_token_id\": [512, 1, 262144, -1], \"suppress_tokens\": [258882, 3]}"));
     assert_int_equal(config.n_stop_tokens, 2); /* 1 and 106; the others are outside the vocabulary */
@@ -352,7 +352,7 @@ static void test_variants(void **state) {
                        "layers=1 to layers=");
     }
     assert_ok(gemma4_config_variant("31b:dtype=f32:layers=2", &config, &error));
-    assert_int_equal(config.checkpoint_dtype, DTYPE_F32);
+    assert_int_equal(config.checkpoint_format, WEIGHT_F32);
     assert_int_equal(config.layers, 2);
 
     static const char *const bad[] = {"",

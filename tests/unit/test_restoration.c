@@ -119,7 +119,7 @@ static void drafter_tiny(void **state) {
     REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", &file, error));
     REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
     /* The vectors bring their own embedding. */
-    d.verifier->weights.embed.data = safetensors_find(file, "embed")->data;
+    d.verifier->weights.embed.stream[0] = safetensors_find(file, "embed")->data;
     d.verifier->weights.head = d.verifier->weights.embed;
     REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account, &d.drafter, error));
     d.ops = backend_find("cpu", NULL);
@@ -154,9 +154,9 @@ static void drafter_sliding(void **state) {
 }
 
 static void product(const cpu_kernels *k, const weight *w, const float *x, int rows, float *y) {
-    void *packed = aligned_alloc(64, k->pack_row_bytes(w->type, false, w->in) * (size_t)rows);
-    k->pack_rows(w->type, false, x, (size_t)w->in, rows, w->in, packed);
-    k->matmul(w->type, false, packed, rows, w->in, w->data, (size_t)w->in, 0, w->out, y, (size_t)w->out);
+    void *packed = aligned_alloc(64, k->pack_row_bytes((dtype)w->format, false, w->in) * (size_t)rows);
+    k->pack_rows((dtype)w->format, false, x, (size_t)w->in, rows, w->in, packed);
+    k->matmul((dtype)w->format, false, packed, rows, w->in, w->stream[0], (size_t)w->in, 0, w->out, y, (size_t)w->out);
     free(packed);
 }
 

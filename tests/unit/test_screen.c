@@ -31,7 +31,7 @@ static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vo
     backend_model *m = f->m = calloc(1, sizeof *m);
     f->config = (gemma4_config){.vocab = vocab, .hidden = k, .logit_softcap = cap};
     void *w = random_weights(type, (size_t)vocab * (size_t)k, seed, &f->allocation);
-    f->weights.head = (weight){.type = type, .data = w, .out = vocab, .in = k};
+    f->weights.head = weight_matrix((weight_format)type, w, vocab, k);
     f->x = random_floats((size_t)MAX_ROWS * (size_t)k, seed + 1, 1.0f);
     for (int r = 0; r < MAX_ROWS; r += 3) f->x[(size_t)r * (size_t)k + (size_t)(r % k)] *= 40;
     m->config = &f->config;
@@ -140,7 +140,9 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
 
 enum { VOCAB = 999, WIDTH = 96 };
 
-static uint16_t *head_row(fixture *f, int o) { return (uint16_t *)(uintptr_t)f->weights.head.data + (size_t)o * WIDTH; }
+static uint16_t *head_row(fixture *f, int o) {
+    return (uint16_t *)(uintptr_t)f->weights.head.stream[0] + (size_t)o * WIDTH;
+}
 
 static void choices_are_those_of_the_product(void **state) {
     (void)state;

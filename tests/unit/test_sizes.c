@@ -46,7 +46,7 @@ static void test_parameters(void **state) {
     assert_int_equal(p.group[PARAMETERS_ROUTER], 10901760);
     assert_int_equal(p.group[PARAMETERS_NORMS], 612126);
     assert_int_equal(p.active, 3822530590);
-    assert_int_equal(gemma4_bytes_per_token(&c, DTYPE_BF16), 7645061180);
+    assert_int_equal(gemma4_bytes_per_token(&c, WEIGHT_BF16), 7645061180);
     c.tied_head = false; /* one row of the table, and a head of its own */
     p = gemma4_parameters(&c);
     assert_int_equal(p.group[PARAMETERS_HEAD], 738197504);

@@ -8,8 +8,8 @@ enum { PROMPT = 37, DECODED = 5 };
 
 static double weight_at(const weight *w, size_t row, size_t column) {
     size_t i = row * (size_t)w->in + column;
-    if (w->type == DTYPE_F32) return (double)((const float *)w->data)[i];
-    return (double)bf16_to_f32(((const uint16_t *)w->data)[i]);
+    if (w->format == WEIGHT_F32) return (double)((const float *)w->stream[0])[i];
+    return (double)bf16_to_f32(((const uint16_t *)w->stream[0])[i]);
 }
 
 static void multiply(const weight *w, const double *x, double *y) {

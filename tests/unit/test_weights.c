@@ -28,35 +28,35 @@ static void close_model(gemma4_model *model) {
     assert_int_equal(mem_total(&account), 0);
 }
 
-static void assert_weight(const weight *w, int out, int in, dtype type) {
-    assert_non_null(w->data);
+static void assert_weight(const weight *w, int out, int in, weight_format format) {
+    assert_true(weight_present(w));
     assert_int_equal(w->out, out);
     assert_int_equal(w->in, in);
-    assert_int_equal(w->type, type);
-    assert_int_equal((uintptr_t)w->data % dtype_bytes(type), 0);
+    assert_int_equal(w->format, format);
+    assert_int_equal((uintptr_t)w->stream[0] % (uintptr_t)weight_format_find(format)->stream[0].alignment, 0);
 }
 
 static void test_demo(void **state) {
     (void)state;
     gemma4_model *m = open_model(KAKEYA_MODELS "/demo");
     const gemma4_weights *w = &m->weights;
-    assert_weight(&w->embed, 8192, 256, DTYPE_BF16);
-    assert_ptr_equal(w->head.data, w->embed.data);
-    assert_null(w->ple_embed.data);
+    assert_weight(&w->embed, 8192, 256, WEIGHT_BF16);
+    assert_ptr_equal(w->head.stream[0], w->embed.stream[0]);
+    assert_null(w->ple_embed.stream[0]);
     assert_string_equal(m->note, "");
     for (int i = 0; i < 12; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
         bool full = i == 5 || i == 11;
-        assert_weight(&l->q_proj, full ? 512 : 256, 256, DTYPE_BF16);
-        assert_weight(&l->k_proj, 128, 256, DTYPE_BF16);
-        assert_weight(&l->o_proj, 256, full ? 512 : 256, DTYPE_BF16);
+        assert_weight(&l->q_proj, full ? 512 : 256, 256, WEIGHT_BF16);
+        assert_weight(&l->k_proj, 128, 256, WEIGHT_BF16);
+        assert_weight(&l->o_proj, 256, full ? 512 : 256, WEIGHT_BF16);
         if (full)
-            assert_null(l->v_proj.data);
+            assert_null(l->v_proj.stream[0]);
         else
-            assert_weight(&l->v_proj, 128, 256, DTYPE_BF16);
-        assert_weight(&l->experts_gate_up, 16 * 128, 256, DTYPE_BF16);
-        assert_weight(&l->experts_down, 16 * 256, 64, DTYPE_BF16);
-        assert_weight(&l->router_proj, 16, 256, DTYPE_BF16);
+            assert_weight(&l->v_proj, 128, 256, WEIGHT_BF16);
+        assert_weight(&l->experts_gate_up, 16 * 128, 256, WEIGHT_BF16);
+        assert_weight(&l->experts_down, 16 * 256, 64, WEIGHT_BF16);
+        assert_weight(&l->router_proj, 16, 256, WEIGHT_BF16);
         assert_non_null(l->post_ffn_norm_2);
         assert_true(l->layer_scalar != 0);
     }
@@ -87,9 +87,9 @@ static void test_tiny(void **state) {
     gemma4_model *m = open_model(GOLDEN "gemma4-tiny-moe"); /* nested configuration and prefix */
     const gemma4_layer_weights *l = &m->weights.layer[7];
 #define MOE(name, i) stored(GOLDEN "gemma4-tiny-moe", "model.language_model.layers.7." name, i)
-    assert_weight(&l->experts_gate_up, 12 * 48, 64, DTYPE_F32);
-    assert_true(((const float *)l->experts_gate_up.data)[5000] == MOE("experts.gate_up_proj", 5000));
-    assert_true(((const float *)l->q_proj.data)[100] == MOE("self_attn.q_proj.weight", 100));
+    assert_weight(&l->experts_gate_up, 12 * 48, 64, WEIGHT_F32);
+    assert_true(((const float *)l->experts_gate_up.stream[0])[5000] == MOE("experts.gate_up_proj", 5000));
+    assert_true(((const float *)l->q_proj.stream[0])[100] == MOE("self_attn.q_proj.weight", 100));
     assert_true(l->q_norm[3] == MOE("self_attn.q_norm.weight", 3));
     assert_true(l->k_norm[3] == MOE("self_attn.k_norm.weight", 3));
     assert_true(l->input_norm[63] == MOE("input_layernorm.weight", 63));
@@ -105,19 +105,19 @@ static void test_tiny(void **state) {
     close_model(m);
 
     m = open_model(GOLDEN "gemma4-tiny-dense");
-    assert_null(m->weights.layer[5].v_proj.data);
-    assert_null(m->weights.layer[0].experts_gate_up.data);
+    assert_null(m->weights.layer[5].v_proj.stream[0]);
+    assert_null(m->weights.layer[0].experts_gate_up.stream[0]);
     assert_null(m->weights.layer[0].post_ffn_norm_1);
     close_model(m);
 
     m = open_model(GOLDEN "gemma4-tiny-ple");
-    assert_weight(&m->weights.ple_embed, 320, 240, DTYPE_F32);
-    assert_weight(&m->weights.ple_model_proj, 240, 64, DTYPE_F32);
-    assert_weight(&m->weights.layer[6].gate_proj, 192, 64, DTYPE_F32); /* double-wide */
-    assert_null(m->weights.layer[6].k_proj.data);                      /* shared */
+    assert_weight(&m->weights.ple_embed, 320, 240, WEIGHT_F32);
+    assert_weight(&m->weights.ple_model_proj, 240, 64, WEIGHT_F32);
+    assert_weight(&m->weights.layer[6].gate_proj, 192, 64, WEIGHT_F32); /* double-wide */
+    assert_null(m->weights.layer[6].k_proj.stream[0]);                  /* shared */
     assert_null(m->weights.layer[6].k_norm);
     assert_non_null(m->weights.layer[6].q_norm);
-    assert_weight(&m->weights.layer[5].v_proj, 32, 64, DTYPE_F32);
+    assert_weight(&m->weights.layer[5].v_proj, 32, 64, WEIGHT_F32);
     assert_non_null(m->weights.ple_proj_norm);
     assert_non_null(m->weights.layer[9].post_ple_norm);
     close_model(m);
@@ -195,7 +195,7 @@ static void test_accepted_extras(void **state) {
     close_model(m);
     assert_ok(
         open_changed("gemma4-tiny-dense", CHANGE(.add = {"lm_head.weight"}), &m)); /* tied: a copy that is not needed */
-    assert_ptr_equal(m->weights.head.data, m->weights.embed.data);
+    assert_ptr_equal(m->weights.head.stream[0], m->weights.embed.stream[0]);
     assert_string_equal(m->note, "");
     close_model(m);
     /* K/V of layers that share another layer's */
@@ -204,11 +204,11 @@ static void test_accepted_extras(void **state) {
                      CHANGE(.add = {"model.layers.7.self_attn.k_proj.weight", "model.layers.7.self_attn.v_proj.weight",
                                     "model.layers.7.self_attn.k_norm.weight"}),
                      &m));
-    assert_null(m->weights.layer[7].k_proj.data);
+    assert_null(m->weights.layer[7].k_proj.stream[0]);
     close_model(m);
     assert_ok(
         open_changed("gemma4-tiny-dense", CHANGE(.from_prefix = "model.", .to_prefix = "model.language_model."), &m));
-    assert_weight(&m->weights.embed, 320, 64, DTYPE_F32);
+    assert_weight(&m->weights.embed, 320, 64, WEIGHT_F32);
     close_model(m);
 }
 
@@ -240,15 +240,15 @@ static void test_dtype_from_tensors(void **state) {
     scratch_text("c/config.json", changed);
     gemma4_model *m;
     assert_ok(gemma4_model_open(scratch_path("c"), &account, &m, &error));
-    assert_int_equal(m->config.checkpoint_dtype, DTYPE_F32);
+    assert_int_equal(m->config.checkpoint_format, WEIGHT_F32);
     close_model(m);
     free(changed);
     free(json);
 }
 
 static float value_of(const weight *w, size_t i) {
-    if (w->type == DTYPE_F32) return ((const float *)w->data)[i];
-    return bf16_to_f32(((const uint16_t *)w->data)[i]);
+    if (w->format == WEIGHT_F32) return ((const float *)w->stream[0])[i];
+    return bf16_to_f32(((const uint16_t *)w->stream[0])[i]);
 }
 
 /* Values of the shapes of a tiny model with every kind of tensor, in both types. */
@@ -261,14 +261,14 @@ static void test_synthetic_values(void **state) {
     free(json);
     gemma4_weights *weights[3];
     tensor_memory memory[3] = {0};
-    const dtype types[3] = {DTYPE_BF16, DTYPE_F32, DTYPE_BF16};
+    const weight_format types[3] = {WEIGHT_BF16, WEIGHT_F32, WEIGHT_BF16};
     for (int k = 0; k < 3; k++) {
         weights[k] = calloc(1, sizeof *weights[k]);
         assert_ok(tensors_synthesize(gemma4_walk, &config, weights[k], types[k], &account, &memory[k], &error));
     }
     const gemma4_layer_weights *l = &weights[0]->layer[0];
-    assert_weight(&l->experts_gate_up, 12 * 48, 64, DTYPE_BF16);
-    assert_weight(&weights[1]->layer[0].experts_gate_up, 12 * 48, 64, DTYPE_F32);
+    assert_weight(&l->experts_gate_up, 12 * 48, 64, WEIGHT_BF16);
+    assert_weight(&weights[1]->layer[0].experts_gate_up, 12 * 48, 64, WEIGHT_F32);
     assert_true(l->input_norm[63] == 1 && l->layer_scalar == 1 && l->router_expert_scale[11] == 1);
     double sum = 0, squares = 0;
     const size_t n = 12 * 48 * 64;
@@ -281,10 +281,11 @@ static void test_synthetic_values(void **state) {
     }
     assert_true(fabs(sum / (double)n) < 1e-3);
     assert_true(fabs(sqrt(squares / (double)n) - 0.02) < 1e-3);
-    assert_memory_equal(l->experts_gate_up.data, weights[2]->layer[0].experts_gate_up.data, 2 * n); /* deterministic */
-    assert_memory_not_equal(l->gate_proj.data, l->up_proj.data, 128);
-    assert_memory_not_equal(l->gate_proj.data, weights[0]->layer[1].gate_proj.data, 128);
-    assert_memory_not_equal(l->gate_proj.data, (const char *)l->gate_proj.data + 128, 128); /* rows differ */
+    assert_memory_equal(l->experts_gate_up.stream[0], weights[2]->layer[0].experts_gate_up.stream[0],
+                        2 * n); /* deterministic */
+    assert_memory_not_equal(l->gate_proj.stream[0], l->up_proj.stream[0], 128);
+    assert_memory_not_equal(l->gate_proj.stream[0], weights[0]->layer[1].gate_proj.stream[0], 128);
+    assert_memory_not_equal(l->gate_proj.stream[0], (const char *)l->gate_proj.stream[0] + 128, 128); /* rows differ */
     for (int k = 0; k < 3; k++) {
         tensor_memory_release(&memory[k]);
         free(weights[k]);
@@ -296,10 +297,10 @@ static void test_synthetic(void **state) {
     (void)state;
     gemma4_model *m;
     assert_ok(gemma4_model_synthesize("e2b:layers=1", &account, &m, &error));
-    assert_weight(&m->weights.embed, 262144, 1536, DTYPE_BF16);
-    assert_weight(&m->weights.layer[0].down_proj, 1536, 6144, DTYPE_BF16);
-    assert_weight(&m->weights.ple_embed, 262144, 256, DTYPE_BF16);
-    assert_ptr_equal(m->weights.head.data, m->weights.embed.data);
+    assert_weight(&m->weights.embed, 262144, 1536, WEIGHT_BF16);
+    assert_weight(&m->weights.layer[0].down_proj, 1536, 6144, WEIGHT_BF16);
+    assert_weight(&m->weights.ple_embed, 262144, 256, WEIGHT_BF16);
+    assert_ptr_equal(m->weights.head.stream[0], m->weights.embed.stream[0]);
     assert_null(m->checkpoint);
     assert_true(mem_bytes(&account, MEM_WEIGHTS) > (size_t)262144 * (1536 + 256) * 2);
     close_model(m);

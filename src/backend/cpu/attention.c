@@ -241,17 +241,15 @@ static void decode_latents(const attention_tile *tile, int base, bool is_k, floa
     const cpu_kernels *kernels = m->kernels;
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank, d = tile->config->head_dim;
-    const weight *decoder = is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source];
+    weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
     dtype type = tile->cache->options.kv_dtype;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         const unsigned char *code = latent_code(tile->cache, base + i);
         float *row = tile->scratch->latent_block + (size_t)i * (size_t)rank;
         kernels->load(type, code + (is_k ? 0 : (size_t)rank * dtype_bytes(type)), rank, row);
     }
-    kernels->pack_rows(decoder->type, false, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK, rank,
-                       tile->scratch->latent_packed);
-    kernels->matmul(decoder->type, false, tile->scratch->latent_packed, ATTENTION_BLOCK, rank, decoder->data,
-                    (size_t)rank, tile->head * d, (tile->head + 1) * d, out, (size_t)d);
+    multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK, tile->scratch->latent_packed, out,
+                   (size_t)d);
 }
 
 /* Raw rows are mixed with the layer's own raw K/V before the norms (identity restore and the mix-alpha sweep). */
@@ -373,13 +371,11 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
     size_t decoded_stride = (size_t)restored.dim;
     if (tile->restored && !tile->cache->options.diagnostics) {
         const f_theta_model *f = m->options.f_theta;
-        const weight *decoder = &f->decoder_v[tile->source];
-        int rank = f->config.rank;
-        kernels->pack_rows(decoder->type, false, restored.o, (size_t)rank, tile->queries, rank, tile->scratch->q_packed[0]);
+        weight decoder = weight_rows(&f->decoder_v[tile->source], tile->head * d, d);
         decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
         decoded_stride = (size_t)d;
-        kernels->matmul(decoder->type, false, tile->scratch->q_packed[0], tile->queries, rank, decoder->data,
-                        (size_t)rank, tile->head * d, (tile->head + 1) * d, decoded, (size_t)d);
+        multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank, tile->queries, tile->scratch->q_packed[0], decoded,
+                       (size_t)d);
     }
     size_t row = (size_t)(m->config->heads * d);
     for (int i = 0; i < tile->queries; i++) {

@@ -36,12 +36,15 @@ typedef struct rope_table {
     int positions;
 } rope_table;
 
-/* Rows of activations packed for every weight type of the model that may meet them. */
+/* Rows of activations packed for every weight format of the model that may meet them. */
 typedef struct packed_rows {
-    void *data[DTYPE_COUNT]; /* NULL where no weight has that type */
-    size_t row_bytes[DTYPE_COUNT];
+    void *data[WEIGHT_FORMAT_COUNT]; /* NULL where no weight has that format */
+    size_t row_bytes[WEIGHT_FORMAT_COUNT];
     int rows, k;
 } packed_rows;
+
+/* The forms in which matrices want their input, as a set. */
+typedef unsigned input_set;
 
 typedef struct thread_scratch {
     void *q_packed[2];        /* queries packed for stored keys, and for derived (float32) keys */
@@ -77,7 +80,7 @@ struct backend_model {
     char description[64];
 
     int max_rows;       /* rows of one forward */
-    unsigned weight_types, draft_types; /* bit per dtype present */
+    unsigned weight_formats, draft_formats; /* bit per format present */
     rope_table rope[2]; /* by gemma4_layer_type */
     rope_table draft_rope;
     float embed_scale;
@@ -197,10 +200,23 @@ typedef struct matrix_job {
     int piece;
     bool exact_input;   /* input was packed without rounding */
 } matrix_job;
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types, kakeya_error *error);
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats, kakeya_error *error);
 void packed_rows_destroy(packed_rows *p);
-/* Packs rows [0, rows) of x into rows [at, at + rows). Parallel where it pays. */
-void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round);
+/* What a product with w wants, at the model's precision, or with values that are not rounded (jobs with exact_input). */
+input_set input_of(const backend_model *m, const weight *w);
+input_set input_exact(const weight *w);
+/* Bytes from one row to the next of what a product with w wants. */
+size_t packed_row_bytes(const backend_model *m, const weight *w);
+/* Packs rows [0, rows) of x (stride ldx) in all forms of `inputs`. Parallel where it pays. */
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, input_set inputs);
+/* y [rows][w->out] = w * packed rows [first, first + rows), on the calling thread. */
+void multiply_packed(const backend_model *m, const weight *w, const packed_rows *input, int first, int rows, float *y,
+                     size_t ldy);
+/* y [rows][w->out] = w * x with exact input, on the calling thread; `packed` has room for the rows. */
+void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed, float *y,
+                    size_t ldy);
+/* Values [begin, begin + n) of a row, as float32. */
+void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out);
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
 /* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is little,

@@ -66,7 +66,7 @@ void draft_extend_latents(draft_step *s, int first) {
     for (int half = 0; half < 2; half++) {
         const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
         pack(m, &m->packed_latent_in, m->d_context + (size_t)first * 2 * all + (size_t)half * all, 2 * all, rows, in,
-             1u << encoder->type, m->round);
+             input_of(m, encoder));
         matrix_job job = matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank,
                                         2 * (size_t)rank);
         matrix_run(m, &job, 1);
@@ -84,7 +84,7 @@ void draft_extend_latents(draft_step *s, int first) {
         const gemma4_layer_config *lc = &m->config->layer[layer];
         const weight *decoder = &f->decoder_v[layer];
         size_t width = (size_t)decoder->out;
-        pack(m, &m->packed_latent_in, codes + rank, 2 * (size_t)rank, rows, rank, 1u << decoder->type, false);
+        pack(m, &m->packed_latent_in, codes + rank, 2 * (size_t)rank, rows, rank, input_exact(decoder));
         matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
         job.exact_input = true;
         matrix_run(m, &job, 1);
@@ -119,17 +119,19 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     }
     draft_step s = {.cache = c, .model = m, .config = d, .rows = rows, .position = position};
     size_t hidden = (size_t)d->hidden, kv = kv_width(d), all = (size_t)d->layers * kv;
-    pack(m, &m->d_packed_aux, aux, width, rows, (int)width, 1u << drafter->fc.type, m->round);
+    pack(m, &m->d_packed_aux, aux, width, rows, (int)width, input_of(m, &drafter->fc));
     matrix_job fc = matrix_product(&m->d_packed_aux, rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
     rows_run(m, rows, d->hidden, context_norm_rows, &s);
-    pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, m->draft_types, m->round);
     matrix_job jobs[2 * DFLASH_MAX_LAYERS];
+    input_set inputs = 0;
     for (int l = 0; l < d->layers; l++) {
         float *k = m->d_context + (size_t)l * kv;
         jobs[2 * l] = matrix_product(&m->d_packed, rows, &drafter->layer[l].k_proj, k, 2 * all);
         jobs[2 * l + 1] = matrix_product(&m->d_packed, rows, &drafter->layer[l].v_proj, k + all, 2 * all);
+        inputs |= input_of(m, jobs[2 * l].w) | input_of(m, jobs[2 * l + 1].w);
     }
+    pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, inputs);
     matrix_run(m, jobs, 2 * d->layers);
     if (restored && m->options.f_theta->config.input == F_THETA_DRAFTER_CONTEXT_KV) {
         draft_extend_latents(&s, rows > latents ? rows - latents : 0);
@@ -152,7 +154,7 @@ void draft_embed(draft_step *s, int row, int32_t token) {
     const weight *e = &m->weights->embed;
     size_t hidden = (size_t)s->config->hidden;
     float *h = m->d_state + (size_t)row * hidden;
-    m->kernels->load(e->type, (const char *)e->data + (size_t)token * hidden * dtype_bytes(e->type), (int)hidden, h);
+    load_row(m, e, token, 0, (int)hidden, h);
     if (m->options.drafter_scaled_embedding) m->kernels->scale(m->embed_scale, (int)hidden, h);
 }
 
@@ -266,7 +268,7 @@ static void block_inputs(draft_step *s) {
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     draft_norm(s, w->input_norm);
     pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, s->rows, d->hidden,
-         1u << w->q_proj.type | 1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
+         input_of(m, &w->q_proj) | input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
     matrix_job jobs[3] = {matrix_product(&m->d_packed, s->rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out),
                           matrix_product(&m->d_packed, s->rows, &w->k_proj, m->d_k, kv_width(d)),
                           matrix_product(&m->d_packed, s->rows, &w->v_proj, m->d_v, kv_width(d))};
@@ -279,14 +281,14 @@ void draft_layer_rest(draft_step *s) {
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), width = (size_t)d->intermediate;
-    pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, 1u << w->o_proj.type, m->round);
+    pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, input_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->d_packed, s->rows, &w->o_proj, m->d_x, hidden);
     matrix_run(m, &out, 1);
     for (int row = 0; row < s->rows; row++) {
         m->kernels->axpy(1.0f, m->d_x + (size_t)row * hidden, d->hidden, m->d_state + (size_t)row * hidden);
     }
     draft_norm(s, w->post_attention_norm);
-    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden, 1u << w->gate_proj.type | 1u << w->up_proj.type, m->round);
+    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden, input_of(m, &w->gate_proj) | input_of(m, &w->up_proj));
     matrix_job gate_up[2] = {matrix_product(&m->d_packed, s->rows, &w->gate_proj, m->d_gate_up, 2 * width),
                              matrix_product(&m->d_packed, s->rows, &w->up_proj, m->d_gate_up + width, 2 * width)};
     matrix_run(m, gate_up, 2);
@@ -294,7 +296,7 @@ void draft_layer_rest(draft_step *s) {
         float *gate = m->d_gate_up + (size_t)row * 2 * width;
         m->kernels->gated(1, gate, gate + width, d->intermediate, gate);
     }
-    pack(m, &m->d_packed_act, m->d_gate_up, 2 * width, s->rows, d->intermediate, 1u << w->down_proj.type, m->round);
+    pack(m, &m->d_packed_act, m->d_gate_up, 2 * width, s->rows, d->intermediate, input_of(m, &w->down_proj));
     matrix_job down = matrix_product(&m->d_packed_act, s->rows, &w->down_proj, m->d_x, hidden);
     matrix_run(m, &down, 1);
     for (int row = 0; row < s->rows; row++) {
@@ -370,10 +372,8 @@ kakeya_status cpu_cache_restoration_error(const backend_cache *c, double relativ
                 const weight *decoder = half ? &f->decoder_v[layer] : &f->decoder_k[layer];
                 const float *own = c->own_raw[layer] + ((size_t)p * 2 + (size_t)half) * (size_t)width;
                 m->kernels->load(type, latent_code(c, p) + (size_t)half * (size_t)rank * dtype_bytes(type), rank, latent);
-                m->kernels->pack_rows(decoder->type, false, latent, (size_t)rank, 1, rank, m->scratch[0].latent_packed);
                 float *raw = m->latent_out;
-                m->kernels->matmul(decoder->type, false, m->scratch[0].latent_packed, 1, rank, decoder->data, (size_t)rank,
-                                   0, width, raw, (size_t)width);
+                multiply_alone(m, decoder, latent, (size_t)rank, 1, m->scratch[0].latent_packed, raw, (size_t)width);
                 for (int i = 0; i < width; i++) {
                     double delta = (double)raw[i] - (double)own[i];
                     difference[lc->type] += delta * delta;

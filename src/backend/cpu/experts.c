@@ -58,7 +58,7 @@ void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
     int hidden = m->config->hidden, experts = m->config->experts, k = m->config->experts_per_token;
     route_context context = {m, w};
     rows_run(m, rows, 2 * hidden, router_inputs, &context);
-    pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, 1u << w->router_proj.type, false);
+    pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, input_exact(&w->router_proj));
     matrix_job job = matrix_product(&m->packed, rows, &w->router_proj, m->router_logits, (size_t)experts);
     job.exact_input = true;
     matrix_run(m, &job, 1);
@@ -80,7 +80,7 @@ void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
 
 typedef struct slot_context {
     backend_model *model;
-    dtype type;
+    weight_format format;
     size_t row_bytes;
     int intermediate;
     float *gate_up; /* [rows][2 * intermediate] */
@@ -91,8 +91,8 @@ static void gather_slots(void *context, size_t begin, size_t end, int thread) {
     slot_context *s = context;
     backend_model *m = s->model;
     for (size_t slot = begin; slot < end; slot++) {
-        memcpy((char *)m->packed_slots.data[s->type] + slot * s->row_bytes,
-               (const char *)m->packed_moe.data[s->type] + (size_t)m->expert_rows[slot] * s->row_bytes, s->row_bytes);
+        memcpy((char *)m->packed_slots.data[s->format] + slot * s->row_bytes,
+               (const char *)m->packed_moe.data[s->format] + (size_t)m->expert_rows[slot] * s->row_bytes, s->row_bytes);
     }
 }
 
@@ -129,10 +129,7 @@ static int expert_jobs(backend_model *m, const packed_rows *input, const weight 
     for (int e = 0; e < m->config->experts; e++) {
         int first = m->expert_begin[e], rows = m->expert_begin[e + 1] - first;
         if (rows == 0) continue;
-        views[n] = *stacked;
-        views[n].out = out;
-        views[n].data =
-            (const char *)stacked->data + (size_t)e * (size_t)out * (size_t)stacked->in * dtype_bytes(stacked->type);
+        views[n] = weight_rows(stacked, e * out, out);
         jobs[n] = matrix_product(input, rows, &views[n], y + (size_t)first * (size_t)out, (size_t)out);
         jobs[n].first_row = first;
         n++;
@@ -156,8 +153,8 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
     if (config->moe) {
-        slots.type = w->experts_gate_up.type;
-        slots.row_bytes = m->kernels->pack_row_bytes(slots.type, m->round, config->hidden);
+        slots.format = w->experts_gate_up.format;
+        slots.row_bytes = packed_row_bytes(m, &w->experts_gate_up);
         rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
         n_jobs += expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
                               m->expert_gate_up, views, jobs + n_jobs);
@@ -166,13 +163,13 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
 
     slot_context dense = {.model = m, .intermediate = lc->intermediate, .gate_up = m->gate_up};
     rows_run(m, rows, 2 * lc->intermediate, activate_rows, &dense);
-    pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, 1u << w->down_proj.type, m->round);
+    pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, input_of(m, &w->down_proj));
     n_jobs = 0;
     jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
     if (config->moe) {
         rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
-             config->expert_intermediate, 1u << w->experts_down.type, m->round);
+             config->expert_intermediate, input_of(m, &w->experts_down));
         n_jobs +=
             expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
     }

@@ -33,8 +33,7 @@ static void embed_rows(void *context, size_t begin, size_t end, int thread) {
     for (int s = 0; s < f->n_segments; s++) {
         for (int i = 0; i < f->requests[s].n; i++, row++) {
             if (row < begin || row >= end) continue;
-            const char *source = (const char *)e->data + (size_t)f->requests[s].tokens[i] * hidden * dtype_bytes(e->type);
-            m->kernels->load(e->type, source, (int)hidden, m->h + row * hidden);
+            load_row(m, e, f->requests[s].tokens[i], 0, (int)hidden, m->h + row * hidden);
             m->kernels->scale(m->embed_scale, (int)hidden, m->h + row * hidden);
         }
     }
@@ -53,12 +52,11 @@ static void combine_ple(void *context, size_t begin, size_t end, int thread) {
     for (int s = 0; s < f->n_segments; s++) {
         for (int i = 0; i < f->requests[s].n; i++, row++) {
             if (row < begin || row >= end) continue;
-            const char *source = (const char *)table->data + (size_t)f->requests[s].tokens[i] * all * dtype_bytes(table->type);
             for (int l = 0; l < c->layers; l++) {
                 float *out = m->ple + row * all + (size_t)l * width;
                 m->kernels->scale(context_scale, (int)width, out);
                 m->kernels->rms_norm(out, m->weights->ple_proj_norm, (int)width, c->rms_eps, out);
-                m->kernels->load(table->type, source + (size_t)l * width * dtype_bytes(table->type), (int)width, token_part);
+                load_row(m, table, f->requests[s].tokens[i], l * (int)width, (int)width, token_part);
                 for (size_t j = 0; j < width; j++) out[j] = (out[j] + token_part[j] * table_scale) * half;
             }
         }
@@ -69,7 +67,7 @@ static void run_ple_inputs(forward_step *f) {
     backend_model *m = f->model;
     const gemma4_config *c = m->config;
     const weight *w = &m->weights->ple_model_proj;
-    pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, 1u << w->type, m->round);
+    pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, input_of(m, w));
     matrix_job job = matrix_product(&m->packed, f->rows, w, m->ple, (size_t)w->out);
     matrix_run(m, &job, 1);
     rows_run(m, f->rows, c->layers * c->ple_width, combine_ple, f);
@@ -186,24 +184,24 @@ static void run_attention(forward_step *f) {
     rows_run(m, f->rows, (int)hidden, input_norm_rows, f);
     matrix_job jobs[3];
     int n = 0;
-    unsigned types = 1u << w->q_proj.type;
+    input_set inputs = input_of(m, &w->q_proj);
     jobs[n++] = matrix_product(&m->packed, f->rows, &w->q_proj, m->q, q_dim);
     if (lc->kv_source == f->layer) {
-        types |= 1u << w->k_proj.type;
+        inputs |= input_of(m, &w->k_proj);
         jobs[n++] = matrix_product(&m->packed, f->rows, &w->k_proj, m->k, kv_dim);
         if (!lc->k_eq_v) {
-            types |= 1u << w->v_proj.type;
+            inputs |= input_of(m, &w->v_proj);
             jobs[n++] = matrix_product(&m->packed, f->rows, &w->v_proj, m->v, kv_dim);
         }
     }
-    pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, types, m->round);
+    pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, inputs);
     matrix_run(m, jobs, n);
     keep_own_raw(f);
     rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
     store_new_rows(f, true);
     attention_run(m, f->layer, f->segments, f->n_segments);
     store_new_rows(f, false);
-    pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, 1u << w->o_proj.type, m->round);
+    pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, input_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->o_proj, m->branch, hidden);
     matrix_run(m, &out, 1);
 }
@@ -265,11 +263,11 @@ static void run_feed_forward(forward_step *f) {
     int hidden = m->config->hidden;
     rows_run(m, f->rows, 2 * hidden, after_attention_rows, f);
     if (m->config->moe) {
-        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, 1u << w->experts_gate_up.type, m->round);
+        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, input_of(m, &w->experts_gate_up));
         experts_route(m, w, f->rows);
     }
     rows_run(m, f->rows, hidden, dense_input_rows, f);
-    pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden, 1u << w->gate_proj.type | 1u << w->up_proj.type, m->round);
+    pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden, input_of(m, &w->gate_proj) | input_of(m, &w->up_proj));
     experts_forward(m, w, f->config, f->rows);
     rows_run(m, f->rows, 3 * hidden, after_ffn_rows, f);
 }
@@ -304,11 +302,11 @@ static void run_ple(forward_step *f) {
     backend_model *m = f->model;
     const gemma4_layer_weights *w = f->weights;
     int hidden = m->config->hidden, width = m->config->ple_width;
-    pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, 1u << w->ple_gate.type, m->round);
+    pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, input_of(m, &w->ple_gate));
     matrix_job gate = matrix_product(&m->packed, f->rows, &w->ple_gate, m->ple_gate, (size_t)width);
     matrix_run(m, &gate, 1);
     rows_run(m, f->rows, width, ple_gate_rows, f);
-    pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, 1u << w->ple_proj.type, m->round);
+    pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, input_of(m, &w->ple_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->ple_proj, m->branch, (size_t)hidden);
     matrix_run(m, &out, 1);
     rows_run(m, f->rows, 2 * hidden, ple_add_rows, f);

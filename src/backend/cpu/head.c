@@ -18,7 +18,7 @@ enum {
 
 static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
     const weight *head = &m->weights->head;
-    pack(m, packed, x, (size_t)head->in, rows, head->in, 1u << head->type, m->round);
+    pack(m, packed, x, (size_t)head->in, rows, head->in, input_of(m, head));
 }
 
 /* logits [rows][ldy] of packed rows. */
@@ -120,7 +120,7 @@ static void split_blocks(void *context, size_t begin, size_t end, int thread) {
             size_t o = block * SCREEN_OUTPUTS + i;
             matrix->scale[o] = matrix->rest[o] = matrix->norm[o] = 0;
             if (o >= (size_t)head->out) continue;
-            m->kernels->load(head->type, (const char *)head->data + o * in * dtype_bytes(head->type), head->in, values);
+            load_row(m, head, (int)o, 0, head->in, values);
             if (!screen_split(values, head->in, codes, &matrix->scale[o], &matrix->norm[o], &matrix->rest[o]))
                 c->finite[thread] = false;
             uint8_t *to = out + i * SCREEN_DEPTH;
@@ -153,7 +153,7 @@ void head_create(backend_model *m) {
     head_screen *s = &m->screen;
     size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = BACKEND_MAX_DECODE_ROWS;
     screen_bounds bounds = screen_bounds_beside(m->kernels);
-    if (!bounds || !head->data) return;
+    if (!bounds || !weight_present(head)) return;
     s->matrix.blocks = m->head_stride / SCREEN_OUTPUTS;
     s->matrix.steps = (head->in + SCREEN_DEPTH - 1) / SCREEN_DEPTH;
     s->limit = m->config->vocab / SCREEN_VOCAB_SHARE;
@@ -189,7 +189,7 @@ void head_create(backend_model *m) {
 size_t cpu_greedy_head_bytes(const backend_model *m) {
     const weight *head = &m->weights->head;
     const screen_matrix *s = &m->screen.matrix;
-    if (!m->screen.bounds) return (size_t)head->out * (size_t)head->in * dtype_bytes(head->type);
+    if (!m->screen.bounds) return weight_bytes(head);
     return (size_t)m->head_stride * ((size_t)s->steps * SCREEN_DEPTH + 3 * sizeof(float));
 }
 
@@ -235,10 +235,9 @@ static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
 
 static float one_logit(const backend_model *m, const packed_rows *packed, size_t row, int32_t id) {
     const weight *head = &m->weights->head;
-    const char *x =
-        (const char *)packed->data[head->type] + row * m->kernels->pack_row_bytes(head->type, m->round, head->in);
+    weight output = weight_rows(head, id, 1);
     float logit;
-    m->kernels->matmul(head->type, m->round, x, 1, head->in, head->data, (size_t)head->in, id, id + 1, &logit, 1);
+    multiply_packed(m, &output, packed, (int)row, 1, &logit, 1);
     return logit;
 }
 

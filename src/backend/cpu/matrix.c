@@ -14,15 +14,51 @@ static const size_t piece_outputs_computing = 192;
 /* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
 enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned types,
+/* An input_set has one bit per format, and another one per format whose input is rounded to bf16. */
+enum { ROUNDED_INPUTS = 16 };
+
+static dtype element_of(weight_format format) {
+    return format == WEIGHT_F32 ? DTYPE_F32 : format == WEIGHT_F16 ? DTYPE_F16 : DTYPE_BF16;
+}
+
+input_set input_exact(const weight *w) { return 1u << w->format; }
+
+input_set input_of(const backend_model *m, const weight *w) {
+    return input_exact(w) << (m->round ? ROUNDED_INPUTS : 0);
+}
+
+size_t packed_row_bytes(const backend_model *m, const weight *w) {
+    return m->kernels->pack_row_bytes(element_of(w->format), m->round, w->in);
+}
+
+void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out) {
+    dtype type = element_of(w->format);
+    m->kernels->load(type, (const char *)weight_row(w, 0, row) + (size_t)begin * dtype_bytes(type), n, out);
+}
+
+void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed,
+                    float *y, size_t ldy) {
+    dtype type = element_of(w->format);
+    m->kernels->pack_rows(type, false, x, ldx, rows, w->in, packed);
+    m->kernels->matmul(type, false, packed, rows, w->in, weight_row(w, 0, 0), (size_t)w->in, 0, w->out, y, ldy);
+}
+
+void multiply_packed(const backend_model *m, const weight *w, const packed_rows *input, int first, int rows, float *y,
+                     size_t ldy) {
+    const char *x = (const char *)input->data[w->format] + (size_t)first * packed_row_bytes(m, w);
+    m->kernels->matmul(element_of(w->format), m->round, x, rows, w->in, weight_row(w, 0, 0), (size_t)w->in, 0, w->out,
+                       y, ldy);
+}
+
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats,
                                  kakeya_error *error) {
     memset(p, 0, sizeof *p);
     p->rows = rows;
     p->k = k;
-    for (int t = 0; t < DTYPE_COUNT; t++) {
-        if (!(types & (1u << t))) continue;
-        size_t rounded = m->kernels->pack_row_bytes((dtype)t, true, k);
-        size_t exact = m->kernels->pack_row_bytes((dtype)t, false, k);
+    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
+        if (!(formats & (1u << t))) continue;
+        size_t rounded = m->kernels->pack_row_bytes(element_of((weight_format)t), true, k);
+        size_t exact = m->kernels->pack_row_bytes(element_of((weight_format)t), false, k);
         p->row_bytes[t] = rounded > exact ? rounded : exact;
         p->data[t] = mem_alloc(m->account, MEM_WORKSPACE, p->row_bytes[t] * (size_t)rows);
         if (!p->data[t]) {
@@ -34,7 +70,7 @@ kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int
 }
 
 void packed_rows_destroy(packed_rows *p) {
-    for (int t = 0; t < DTYPE_COUNT; t++) {
+    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
         mem_free(p->data[t]);
         p->data[t] = NULL;
     }
@@ -57,23 +93,25 @@ typedef struct pack_context {
     const float *x;
     size_t ldx;
     int k;
-    unsigned types;
-    bool round;
+    input_set inputs;
 } pack_context;
 
 static void pack_range(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     pack_context *c = context;
-    for (int t = 0; t < DTYPE_COUNT; t++) {
-        if (!(c->types & (1u << t))) continue;
-        size_t bytes = c->model->kernels->pack_row_bytes((dtype)t, c->round, c->k);
-        c->model->kernels->pack_rows((dtype)t, c->round, c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
-                                     (char *)c->p->data[t] + begin * bytes);
+    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
+        for (int round = 0; round < 2; round++) {
+            if (!(c->inputs & (1u << t) << (round ? ROUNDED_INPUTS : 0))) continue;
+            dtype type = element_of((weight_format)t);
+            size_t bytes = c->model->kernels->pack_row_bytes(type, round, c->k);
+            c->model->kernels->pack_rows(type, round, c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
+                                         (char *)c->p->data[t] + begin * bytes);
+        }
     }
 }
 
-void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, unsigned types, bool round) {
-    pack_context context = {m, p, x, ldx, k, types, round};
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, input_set inputs) {
+    pack_context context = {m, p, x, ldx, k, inputs};
     rows_run(m, rows, k, pack_range, &context);
 }
 
@@ -107,9 +145,10 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
         int o_end = o + job->piece < job->o_end ? o + job->piece : job->o_end;
         bool round = b->model->round && !job->exact_input;
         const weight *w = job->w;
-        size_t row_bytes = kernels->pack_row_bytes(w->type, round, w->in);
-        const char *packed = (const char *)job->input->data[w->type] + (size_t)job->first_row * row_bytes;
-        kernels->matmul(w->type, round, packed, job->rows, w->in, w->data, (size_t)w->in, o, o_end,
+        dtype type = element_of(w->format);
+        size_t row_bytes = kernels->pack_row_bytes(type, round, w->in);
+        const char *packed = (const char *)job->input->data[w->format] + (size_t)job->first_row * row_bytes;
+        kernels->matmul(type, round, packed, job->rows, w->in, weight_row(w, 0, 0), (size_t)w->in, o, o_end,
                         job->y + (o - job->o_begin), job->ldy);
     }
 }
@@ -118,7 +157,7 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     size_t pieces = 0, weights = 0, products = 0;
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
-        size_t row_bytes = (size_t)job->w->in * dtype_bytes(job->w->type);
+        size_t row_bytes = weight_row_bytes(job->w, 0);
         size_t piece =
             job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         size_t align = PIECE_ALIGN;

@@ -6,12 +6,12 @@
 
 #include "backend/cpu/cpu.h"
 
-static unsigned type_bit(const weight *w) { return w->data ? 1u << w->type : 0u; }
+static unsigned format_bit(const weight *w) { return weight_present(w) ? 1u << w->format : 0u; }
 
-static unsigned layer_types(const gemma4_layer_weights *w) {
-    return type_bit(&w->q_proj) | type_bit(&w->k_proj) | type_bit(&w->v_proj) | type_bit(&w->o_proj) |
-           type_bit(&w->gate_proj) | type_bit(&w->up_proj) | type_bit(&w->down_proj) | type_bit(&w->router_proj) |
-           type_bit(&w->experts_gate_up) | type_bit(&w->experts_down) | type_bit(&w->ple_gate) | type_bit(&w->ple_proj);
+static unsigned layer_formats(const gemma4_layer_weights *w) {
+    return format_bit(&w->q_proj) | format_bit(&w->k_proj) | format_bit(&w->v_proj) | format_bit(&w->o_proj) |
+           format_bit(&w->gate_proj) | format_bit(&w->up_proj) | format_bit(&w->down_proj) | format_bit(&w->router_proj) |
+           format_bit(&w->experts_gate_up) | format_bit(&w->experts_down) | format_bit(&w->ple_gate) | format_bit(&w->ple_proj);
 }
 
 static int max_int(int a, int b) { return a > b ? a : b; }
@@ -146,13 +146,13 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
         {(void **)(void *)&m->jobs, (size_t)m->max_jobs * (sizeof(matrix_job) + sizeof(weight))},
     };
     kakeya_status status = allocate_all(m, requests, COUNT(requests), error);
-    unsigned types = m->weight_types;
-    if (!status) status = packed_rows_create(m, &m->packed, m->max_rows, max_int(s->q, c->hidden), types, error);
-    if (!status && c->moe) status = packed_rows_create(m, &m->packed_moe, m->max_rows, c->hidden, types, error);
-    if (!status && c->moe) status = packed_rows_create(m, &m->packed_slots, (int)slots, c->hidden, types, error);
-    if (!status) status = packed_rows_create(m, &m->packed_act, m->max_rows, s->intermediate, types, error);
+    unsigned formats = m->weight_formats;
+    if (!status) status = packed_rows_create(m, &m->packed, m->max_rows, max_int(s->q, c->hidden), formats, error);
+    if (!status && c->moe) status = packed_rows_create(m, &m->packed_moe, m->max_rows, c->hidden, formats, error);
+    if (!status && c->moe) status = packed_rows_create(m, &m->packed_slots, (int)slots, c->hidden, formats, error);
+    if (!status) status = packed_rows_create(m, &m->packed_act, m->max_rows, s->intermediate, formats, error);
     if (!status && c->moe) {
-        status = packed_rows_create(m, &m->packed_act_slots, (int)slots, c->expert_intermediate, types, error);
+        status = packed_rows_create(m, &m->packed_act_slots, (int)slots, c->expert_intermediate, formats, error);
     }
     return status;
 }
@@ -209,13 +209,13 @@ static kakeya_status allocate_drafter(backend_model *m, kakeya_error *error) {
         FLOATS(latent_out, rank ? rows * (2 * rank + max_kv) : 0),
     };
     kakeya_status status = allocate_all(m, requests, COUNT(requests), error);
-    unsigned types = m->draft_types | m->weight_types;
+    unsigned formats = m->draft_formats | m->weight_formats;
     int aux = d->targets * m->config->hidden;
-    if (!status) status = packed_rows_create(m, &m->d_packed, m->max_rows, max_int((int)q, d->hidden), types, error);
-    if (!status) status = packed_rows_create(m, &m->d_packed_aux, m->max_rows, aux, types, error);
-    if (!status) status = packed_rows_create(m, &m->d_packed_act, m->max_rows, d->intermediate, types, error);
+    if (!status) status = packed_rows_create(m, &m->d_packed, m->max_rows, max_int((int)q, d->hidden), formats, error);
+    if (!status) status = packed_rows_create(m, &m->d_packed_aux, m->max_rows, aux, formats, error);
+    if (!status) status = packed_rows_create(m, &m->d_packed_act, m->max_rows, d->intermediate, formats, error);
     if (!status && rank) {
-        status = packed_rows_create(m, &m->packed_latent_in, m->max_rows, max_int((int)all_kv, (int)rank), types, error);
+        status = packed_rows_create(m, &m->packed_latent_in, m->max_rows, max_int((int)all_kv, (int)rank), formats, error);
     }
     if (!status) {
         status = rope_table_create(m, &m->draft_rope, d->rope_theta, 1.0f, d->head_dim, d->head_dim / 2, error);
@@ -223,22 +223,22 @@ static kakeya_status allocate_drafter(backend_model *m, kakeya_error *error) {
     return status;
 }
 
-static void find_types(backend_model *m) {
-    m->weight_types = type_bit(&m->weights->embed) | type_bit(&m->weights->head) | type_bit(&m->weights->ple_model_proj);
-    for (int i = 0; i < m->config->layers; i++) m->weight_types |= layer_types(&m->weights->layer[i]);
+static void find_formats(backend_model *m) {
+    m->weight_formats = format_bit(&m->weights->embed) | format_bit(&m->weights->head) | format_bit(&m->weights->ple_model_proj);
+    for (int i = 0; i < m->config->layers; i++) m->weight_formats |= layer_formats(&m->weights->layer[i]);
     const dflash_model *d = m->options.drafter;
     if (d) {
-        m->draft_types = type_bit(&d->fc);
+        m->draft_formats = format_bit(&d->fc);
         for (int i = 0; i < d->config.layers; i++) {
             const dflash_layer_weights *w = &d->layer[i];
-            m->draft_types |= type_bit(&w->q_proj) | type_bit(&w->k_proj) | type_bit(&w->v_proj) | type_bit(&w->o_proj) |
-                              type_bit(&w->gate_proj) | type_bit(&w->up_proj) | type_bit(&w->down_proj);
+            m->draft_formats |= format_bit(&w->q_proj) | format_bit(&w->k_proj) | format_bit(&w->v_proj) | format_bit(&w->o_proj) |
+                              format_bit(&w->gate_proj) | format_bit(&w->up_proj) | format_bit(&w->down_proj);
         }
     }
     const f_theta_model *f = m->options.f_theta;
     if (f) {
-        m->draft_types |= type_bit(&f->encoder_k) | type_bit(&f->encoder_v);
-        for (int i = 0; i < f->config.layers; i++) m->draft_types |= type_bit(&f->decoder_k[i]) | type_bit(&f->decoder_v[i]);
+        m->draft_formats |= format_bit(&f->encoder_k) | format_bit(&f->encoder_v);
+        for (int i = 0; i < f->config.layers; i++) m->draft_formats |= format_bit(&f->decoder_k[i]) | format_bit(&f->decoder_v[i]);
     }
 }
 
@@ -291,7 +291,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         snprintf(m->description, sizeof m->description, "cpu/%s, %d thread%s", m->kernels->name, m->threads,
                  m->threads == 1 ? "" : "s");
         m->max_rows = CPU_MAX_ROWS;
-        find_types(m);
+        find_formats(m);
         /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->round) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));

@@ -37,7 +37,7 @@ static void project_chunk(token_pass *p) {
     float *k = p->raw + (size_t)p->chunk * 2 * p->all + (size_t)p->step.layer * p->kv;
     draft_norm(&p->step, w->input_norm);
     pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden,
-         1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
+         input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
     matrix_job jobs[2] = {matrix_product(&m->d_packed, p->step.rows, &w->k_proj, k, 2 * p->all),
                           matrix_product(&m->d_packed, p->step.rows, &w->v_proj, k + p->all, 2 * p->all)};
     matrix_run(m, jobs, 2);
@@ -71,7 +71,7 @@ static void project_queries(token_pass *p) {
     backend_model *m = p->step.model;
     const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
     draft_norm(&p->step, w->input_norm);
-    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, 1u << w->q_proj.type, m->round);
+    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, input_of(m, &w->q_proj));
     matrix_job job = matrix_product(&m->d_packed, p->step.rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out);
     matrix_run(m, &job, 1);
 }
@@ -178,7 +178,7 @@ void token_latents_alone(backend_cache *c, int position, int n) {
         const dflash_layer_weights *w = &m->options.drafter->layer[s.layer];
         float *k = m->d_context + (size_t)s.layer * kv;
         draft_norm(&s, w->input_norm);
-        pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden, 1u << w->k_proj.type | 1u << w->v_proj.type, m->round);
+        pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden, input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
         matrix_job jobs[2] = {matrix_product(&m->d_packed, n, &w->k_proj, k, 2 * all),
                               matrix_product(&m->d_packed, n, &w->v_proj, k + all, 2 * all)};
         matrix_run(m, jobs, 2);

@@ -31,7 +31,7 @@ typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
     bool failed;
-    dtype rounded; /* a type of matrices that lose bits on the way to bf16; DTYPE_BF16: none do */
+    weight_format rounded; /* of matrices that lose bits on the way to bf16; WEIGHT_BF16: none do */
 } weight_plan;
 
 static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
@@ -58,7 +58,7 @@ static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed)
     if (!t) return;
     t->matrix = w;
     t->placed = placed;
-    if (w->type != DTYPE_BF16) plan->rounded = w->type;
+    if (w->format != WEIGHT_BF16) plan->rounded = w->format;
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -168,15 +168,15 @@ static void uploader_destroy(uploader *u) {
     }
 }
 
-static void to_bf16(const void *source, dtype type, size_t n, cuda_bf16 *out) {
+static void to_bf16(const void *source, weight_format format, size_t n, cuda_bf16 *out) {
     const unsigned char *bytes = source;
-    if (type == DTYPE_BF16) {
+    if (format == WEIGHT_BF16) {
         memcpy(out, source, n * sizeof *out);
         return;
     }
     for (size_t i = 0; i < n; i++) {
         float value;
-        if (type == DTYPE_F32) {
+        if (format == WEIGHT_F32) {
             memcpy(&value, bytes + 4 * i, 4);
         } else {
             uint16_t half;
@@ -196,7 +196,7 @@ static kakeya_status tell(const uploader *u, kakeya_error *error) {
 /* Whole rows per piece; while one piece is on its way, the next is read from the file. */
 static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matrix *m, kakeya_error *error) {
     size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
-    size_t source_row = (size_t)w->in * dtype_bytes(w->type);
+    size_t source_row = weight_row_bytes(w, 0);
     for (size_t first = 0; first < (size_t)w->out; first += rows) {
         size_t n = (size_t)w->out - first < rows ? (size_t)w->out - first : rows;
         int slot = u->next;
@@ -206,12 +206,12 @@ static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matr
         cudaError_t status = cudaEventSynchronize(u->done[slot]);
         if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
         cuda_bf16 *to = u->pinned[slot];
-        const char *from = (const char *)w->data + first * source_row;
+        const char *from = weight_row(w, 0, (int)first);
         if (m->ld == w->in) {
-            to_bf16(from, w->type, n * (size_t)w->in, to);
+            to_bf16(from, w->format, n * (size_t)w->in, to);
         } else {
             for (size_t r = 0; r < n; r++) {
-                to_bf16(from + r * source_row, w->type, (size_t)w->in, to + r * (size_t)m->ld);
+                to_bf16(from + r * source_row, w->format, (size_t)w->in, to + r * (size_t)m->ld);
                 memset(to + r * (size_t)m->ld + w->in, 0, (size_t)(m->ld - w->in) * sizeof *to);
             }
         }
@@ -236,7 +236,7 @@ static kakeya_status upload(backend_model *m, const weight_plan *plan, kakeya_er
             continue;
         }
         t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
-        if (t->matrix->data) {
+        if (weight_present(t->matrix)) {
             status = upload_matrix(&u, t->matrix, t->placed, error);
         } else {
             size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
@@ -255,7 +255,7 @@ static kakeya_status upload(backend_model *m, const weight_plan *plan, kakeya_er
 static kakeya_status place_weights(backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
     const gemma4_weights *w = &m->options.verifier->weights;
-    weight_plan plan = {.rounded = DTYPE_BF16};
+    weight_plan plan = {.rounded = WEIGHT_BF16};
     float *frequencies = NULL;
     kakeya_status status = KAKEYA_OK;
 
@@ -300,8 +300,8 @@ static kakeya_status place_weights(backend_model *m, kakeya_error *error) {
         status = cuda_buffer_create(&m->weights, &m->device, m->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
     if (!status) status = upload(m, &plan, error);
     if (!status && tied) m->head = m->embed;
-    if (plan.rounded != DTYPE_BF16)
-        snprintf(m->note, sizeof m->note, "backend cuda computes in bf16: weights of type %s are rounded", dtype_name(plan.rounded));
+    if (plan.rounded != WEIGHT_BF16)
+        snprintf(m->note, sizeof m->note, "backend cuda computes in bf16: weights of type %s are rounded", weight_format_name(plan.rounded));
     free(frequencies);
     free(plan.tensors);
     return status;

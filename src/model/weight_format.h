@@ -1,0 +1,46 @@
+/* How weight matrices are stored: one row of a table per format. A matrix is one to three streams of bytes (its values
+ * or their codes; scales; biases), and the table says how each stream is laid out. What a format's bytes mean is known
+ * to the kernels of the backends alone. */
+#ifndef KAKEYA_MODEL_WEIGHT_FORMAT_H
+#define KAKEYA_MODEL_WEIGHT_FORMAT_H
+
+#include <stddef.h>
+
+/* The numbers are part of a model's fingerprint, by which a saved session knows its engine: new formats go to the end.
+ */
+typedef enum weight_format { WEIGHT_F32 = 0, WEIGHT_F16, WEIGHT_BF16, WEIGHT_FORMAT_COUNT } weight_format;
+
+enum { WEIGHT_STREAMS = 3 /* at most */ };
+
+/* weight_stream.values and .rows beside numbers of their own */
+enum {
+    WEIGHT_GROUP = 0, /* as many as the matrix says (weight.group) */
+    WEIGHT_ALL = -1,  /* all there are */
+};
+
+/* A stream is a row-major matrix of elements. An element belongs to a tile of `rows` x `values` weights: one float, a
+ * block of 32 codes with their scale, one scale of a group of a row, one scale of 128 x 128 weights. */
+typedef struct weight_stream {
+    int values, rows;
+    int bytes;     /* of one element */
+    int alignment; /* of the first element in memory, a power of two; no element is aligned beyond it */
+} weight_stream;
+
+typedef struct weight_format_info {
+    const char *name; /* "BF16", as in files and reports */
+    int streams;
+    weight_stream stream[WEIGHT_STREAMS]; /* the values or codes come first */
+} weight_format_info;
+
+const weight_format_info *weight_format_find(weight_format format);
+static inline const char *weight_format_name(weight_format format) { return weight_format_find(format)->name; }
+
+/* Bytes from one row of a stream's elements to the next, for rows of `in` weights. A last tile that is not full counts
+ * whole. */
+size_t weight_stream_row_bytes(const weight_stream *stream, int in, int group);
+/* Bytes of the whole stream of a matrix [out][in]. */
+size_t weight_stream_bytes(const weight_stream *stream, int out, int in, int group);
+/* Bytes of all streams of a matrix [out][in]. */
+size_t weight_format_bytes(const weight_format_info *info, int out, int in, int group);
+
+#endif
