@@ -15,16 +15,32 @@ typedef struct file_map {
 kakeya_status file_map_open(const char *path, file_map *out, kakeya_error *error);
 void file_map_close(file_map *map);
 
-/* Reads a whole file into malloc'ed memory with a NUL behind it. max_bytes guards against absurd sizes. */
+/* Reads a whole file into malloc'ed memory with a NUL behind it: a regular file, a pipe, a FIFO, a device, a file of
+ * /proc. What stat says of its size is a hint; what is read decides, and more than max_bytes is refused.
+ * KAKEYA_CANCELLED: a signal came while a pipe was waited for. */
 kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t *bytes, kakeya_error *error);
+/* The same for an open descriptor, which stays open. `name` is used in messages; expected: a guess of the size, or 0.
+ */
+kakeya_status file_read_descriptor(int fd, const char *name, size_t expected, size_t max_bytes, char **data,
+                                   size_t *bytes, kakeya_error *error);
 
-/* Writes to a temporary file beside `path` and renames it over `path` on commit; abort removes it. */
+/* Writing that destroys nothing by accident. What `path` is decides how it is written:
+ *  - a regular file, or nothing yet: a temporary file in the same folder, renamed over it on commit. The old content
+ * stays until then, also when the program is killed. A replaced file keeps its mode. A file without any write
+ * permission is refused, also for root;
+ *  - a symbolic link: the file behind it is written; the link stays;
+ *  - a character device, a FIFO, a listening socket, /dev/stdout, /dev/fd/N: written through, from the first byte on (a
+ *    "stream"). Opening a FIFO waits for its reader;
+ *  - a directory or a block device: refused. */
 typedef struct file_writer file_writer;
 kakeya_status file_writer_open(const char *path, file_writer **out, kakeya_error *error);
+bool file_writer_is_stream(const file_writer *writer);
 kakeya_status file_writer_write(file_writer *writer, const void *data, size_t bytes, kakeya_error *error);
 kakeya_status file_writer_commit(file_writer *writer, kakeya_error *error); /* frees the writer, also on failure */
-void file_writer_abort(file_writer *writer);                                /* NULL is fine */
+void file_writer_abort(file_writer *writer); /* NULL is fine; a stream keeps what it got */
 
+/* Whether two paths lead to one existing file. */
+bool file_same(const char *a, const char *b);
 bool file_exists(const char *path);
 bool directory_exists(const char *path);
 /* malloc'ed "a/b"; NULL when out of memory. */

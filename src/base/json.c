@@ -14,9 +14,41 @@ static kakeya_status syntax_error(const char *name, const char *text, size_t pos
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/* cJSON recurses; the depth is checked before it sees the text. Returns `bytes` or the position of the bracket that is
- * too deep. Strings are skipped; anything else that is wrong is left to the parser. */
-static size_t too_deep(const char *text, size_t bytes) {
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+static size_t digits_end(const char *text, size_t bytes, size_t i) {
+    while (i < bytes && is_digit(text[i])) i++;
+    return i;
+}
+
+/* The end of the number at `i`, or `i` where none of JSON's form is: cJSON would also take 007, 1. and -.5 for numbers.
+ */
+static size_t number_end(const char *text, size_t bytes, size_t i) {
+    size_t at = i + (text[i] == '-');
+    size_t end = at < bytes && text[at] == '0' ? at + 1 : digits_end(text, bytes, at);
+    if (end == at) return i;
+    at = end;
+    if (at < bytes && text[at] == '.') {
+        end = digits_end(text, bytes, at + 1);
+        if (end == at + 1) return i;
+        at = end;
+    }
+    if (at < bytes && (text[at] == 'e' || text[at] == 'E')) {
+        at++;
+        if (at < bytes && (text[at] == '+' || text[at] == '-')) at++;
+        end = digits_end(text, bytes, at);
+        if (end == at) return i;
+        at = end;
+    }
+    return at < bytes && (is_digit(text[at]) || text[at] == '.') ? i : at;
+}
+
+/* What cJSON does not see to: it recurses, so the depth is limited, and it takes malformed numbers. Returns `bytes`, or
+ * the position of what is wrong with *what set. Strings are skipped; anything else that is wrong is left to the parser.
+ */
+static size_t find_problem(const char *text, size_t bytes, const char **what) {
+    static const char too_deep[] = "nested deeper than 64 levels";
+    _Static_assert(JSON_MAX_DEPTH == 64, "the message names the limit");
     size_t depth = 0;
     bool in_string = false;
     for (size_t i = 0; i < bytes; i++) {
@@ -29,9 +61,15 @@ static size_t too_deep(const char *text, size_t bytes) {
         } else if (c == '"') {
             in_string = true;
         } else if (c == '{' || c == '[') {
+            *what = too_deep;
             if (++depth > JSON_MAX_DEPTH) return i;
         } else if ((c == '}' || c == ']') && depth > 0) {
             depth--;
+        } else if (c == '-' || is_digit(c)) {
+            size_t end = number_end(text, bytes, i);
+            *what = "malformed number";
+            if (end == i) return i;
+            i = end - 1;
         }
     }
     return bytes;
@@ -39,12 +77,9 @@ static size_t too_deep(const char *text, size_t bytes) {
 
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
     *out = NULL;
-    size_t deep = too_deep(text, bytes);
-    if (deep < bytes) {
-        char what[64];
-        snprintf(what, sizeof what, "nested deeper than %d levels", JSON_MAX_DEPTH);
-        return syntax_error(name, text, deep, what, error);
-    }
+    const char *what = NULL;
+    size_t problem = find_problem(text, bytes, &what);
+    if (problem < bytes) return syntax_error(name, text, problem, what, error);
     size_t start = 0;
     while (start < bytes && is_space(text[start])) start++;
     if (start == bytes) return syntax_error(name, text, bytes, "no value", error);

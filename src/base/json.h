@@ -11,8 +11,8 @@
 
 enum { JSON_MAX_DEPTH = 64 };
 
-/* Parses exactly one value (no text behind it but white space); `text` needs no NUL. `name` is the file name used in
- * messages. *out is freed with cJSON_Delete. */
+/* Parses exactly one value (no text behind it but white space; numbers in JSON's own form); `text` needs no NUL. `name`
+ * is the file name used in messages. *out is freed with cJSON_Delete. */
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
 /* The same, and the value must be an object. */
 kakeya_status json_parse_object(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);

@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "cli/cli.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 
 typedef struct bench_arguments {
@@ -154,8 +155,13 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     file_writer *csv = NULL;
     bench_result result = {0};
-    kakeya_status status = KAKEYA_OK;
-    if (arguments->csv) status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */
+    const char *model = NULL;
+    kakeya_status status = cli_shared_model(&arguments->shared, &model, error);
+    if (!status) status = output_spares("csv", arguments->csv, model, error);
+    if (!status) status = output_spares("csv", arguments->csv, arguments->shared.drafter, error);
+    if (!status) status = output_spares("csv", arguments->csv, arguments->shared.f_theta, error);
+    if (!status && arguments->csv)
+        status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */
     if (status) goto done;
     status = cli_open_engine(command.name, &arguments->shared, &engine, error);
     if (!status) status = check_contexts(arguments, engine, error);

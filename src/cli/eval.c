@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "cli/cli.h"
 #include "cli/eval.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 #include "measure/plot.h"
 
@@ -21,6 +22,7 @@ typedef struct eval_command {
     const char *report, *plot, *policies;
     const char *policy_names[CLI_MAX_VALUES];
     char *policy_text; /* owns policy_names */
+    file_writer *plot_writer; /* open from the start, so that an unwritable path is known before the work */
     eval_setup setup;
     const char *words[512]; /* the whole command line */
 } eval_command;
@@ -36,7 +38,7 @@ static bool show_progress(void *user, const char *what, uint64_t done, uint64_t 
     static const double interval_seconds = 0.5;
     progress_state *state = user;
     if (terminal_interrupted()) return false;
-    if (!isatty(STDERR_FILENO)) return true;
+    if (!terminal_rewrites(STDERR_FILENO)) return true;
     double now = clock_seconds();
     if (state->started <= 0) state->started = now;
     if (now - state->shown < interval_seconds) return true;
@@ -82,6 +84,7 @@ static void command_init(eval_command *c, int argc, char **argv) {
 }
 
 static void command_free(eval_command *c) {
+    file_writer_abort(c->plot_writer);
     free(c->policy_text);
     cli_shared_free(&c->shared);
 }
@@ -97,28 +100,42 @@ static kakeya_status split_policies(eval_command *c, eval_policies *out, kakeya_
     return KAKEYA_OK;
 }
 
-static kakeya_status prepare(eval_command *c, eval_policies *policies, kakeya_error *error) {
+/* Neither output may hit what the evaluation reads: its files, the models' folders, or the other output. */
+static kakeya_status check_outputs(const eval_command *c, const char *const *inputs, size_t n, kakeya_error *error) {
+    const kakeya_engine_options *engine = &c->setup.engine;
+    const char *const folders[] = {engine->model, engine->drafter, engine->f_theta};
+    enum { FOLDERS = sizeof folders / sizeof folders[0] };
+    kakeya_status status = output_differs("report", c->report, "plot", c->plot, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < FOLDERS + n; i++) {
+        const char *input = i < FOLDERS ? folders[i] : inputs[i - FOLDERS];
+        status = output_spares("report", c->report, input, error);
+        if (status == KAKEYA_OK) status = output_spares("plot", c->plot, input, error);
+    }
+    return status;
+}
+
+/* inputs: the files that the evaluation reads, [n]. */
+static kakeya_status prepare(eval_command *c, eval_policies *policies, const char *const *inputs, size_t n,
+                             kakeya_error *error) {
     kakeya_status status = cli_shared_engine_options(&c->shared, &c->setup.engine, error);
     if (status == KAKEYA_OK) status = split_policies(c, policies, error);
+    if (status == KAKEYA_OK) status = check_outputs(c, inputs, n, error);
     if (status != KAKEYA_OK) return status;
     cli_shared_session_options(&c->shared, &c->setup.session);
     c->setup.report_path = c->report;
     c->setup.progress = show_progress;
     if (c->report && directory_exists(c->report))
         return error_set(error, KAKEYA_IO, "--report: %s is a directory", c->report);
-    return KAKEYA_OK;
+    return c->plot ? file_writer_open(c->plot, &c->plot_writer, error) : KAKEYA_OK;
 }
 
-static kakeya_status write_plot(const eval_command *c, const eval_report *report, kakeya_error *error) {
+static kakeya_status write_plot(eval_command *c, const eval_report *report, kakeya_error *error) {
     char *svg = plot_niah(&report->rows);
     if (!svg) return error_set(error, KAKEYA_OUT_OF_MEMORY, "--plot: out of memory");
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(c->plot, &writer, error);
-    if (status == KAKEYA_OK) status = file_writer_write(writer, svg, strlen(svg), error);
+    kakeya_status status = file_writer_write(c->plot_writer, svg, strlen(svg), error);
     if (status == KAKEYA_OK) {
-        status = file_writer_commit(writer, error);
-    } else {
-        file_writer_abort(writer);
+        status = file_writer_commit(c->plot_writer, error);
+        c->plot_writer = NULL;
     }
     free(svg);
     return status;
@@ -248,7 +265,7 @@ static int run_niah(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, &error);
+    kakeya_status result = prepare(&c, &o.policies, NULL, 0, &error);
     if (result == KAKEYA_OK) result = eval_niah(&c.setup, &o, &report, &error);
     return finish(&c, niah_command.name, result, report, &error);
 }
@@ -312,7 +329,8 @@ static int run_fidelity(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, &error);
+    kakeya_status result = prepare(&c, &o.policies, o.texts, o.n_texts, &error);
+    if (result == KAKEYA_OK) result = check_outputs(&c, &o.ids_json, 1, &error);
     if (result == KAKEYA_OK) result = eval_fidelity(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
     return finish(&c, fidelity_command.name, result, report, &error);
@@ -374,7 +392,7 @@ static int run_code(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    kakeya_status result = prepare(&c, &o.policies, &error);
+    kakeya_status result = prepare(&c, &o.policies, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK) result = eval_code(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
@@ -421,7 +439,7 @@ static int run_acceptance(int argc, char **argv) {
     kakeya_error error = {0};
     eval_report *report = NULL;
     eval_policies none;
-    kakeya_status result = prepare(&c, &none, &error);
+    kakeya_status result = prepare(&c, &none, &o.jsonl, 1, &error);
     if (result == KAKEYA_OK) result = eval_acceptance(&c.setup, &o, &report, &error);
     return finish(&c, acceptance_command.name, result, report, &error);
 }
@@ -465,7 +483,7 @@ static int run_lossless(int argc, char **argv) {
     kakeya_error error = {0};
     eval_report *report = NULL;
     eval_policies none;
-    kakeya_status result = prepare(&c, &none, &error);
+    kakeya_status result = prepare(&c, &none, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
     if (result == KAKEYA_OK) result = eval_lossless_run(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);

@@ -1,6 +1,5 @@
 #include "cli/input.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,39 +11,9 @@
 
 static const char *display_name(const char *path) { return strcmp(path, "-") == 0 ? "standard input" : path; }
 
-static kakeya_status read_standard_input(char **text, size_t *bytes, kakeya_error *error) {
-    size_t capacity = 1 << 16, used = 0;
-    char *buffer = malloc(capacity);
-    for (;;) {
-        if (!buffer)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "standard input: out of memory after %zu bytes", used);
-        ssize_t got = read(STDIN_FILENO, buffer + used, capacity - used - 1);
-        if (got < 0) {
-            free(buffer);
-            if (errno == EINTR) return error_set(error, KAKEYA_CANCELLED, "standard input: interrupted");
-            return error_set(error, KAKEYA_IO, "standard input: %s", strerror(errno));
-        }
-        if (got == 0) break;
-        used += (size_t)got;
-        if (used > INPUT_MAX_BYTES) {
-            free(buffer);
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "standard input: more than %d bytes", INPUT_MAX_BYTES);
-        }
-        if (capacity - used < 2) {
-            capacity *= 2;
-            char *larger = realloc(buffer, capacity);
-            if (!larger) free(buffer);
-            buffer = larger;
-        }
-    }
-    buffer[used] = '\0';
-    *text = buffer;
-    *bytes = used;
-    return KAKEYA_OK;
-}
-
 kakeya_status input_read(const char *path, char **text, size_t *bytes, kakeya_error *error) {
-    if (strcmp(path, "-") == 0) return read_standard_input(text, bytes, error);
+    if (strcmp(path, "-") == 0)
+        return file_read_descriptor(STDIN_FILENO, display_name(path), 0, INPUT_MAX_BYTES, text, bytes, error);
     return file_read(path, INPUT_MAX_BYTES, text, bytes, error);
 }
 

@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "cli/cli.h"
 #include "cli/input.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 #include "formats/safetensors.h"
 
@@ -119,14 +120,19 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     scoring s = {0};
     kakeya_session_options session_options;
 
-    kakeya_status status = cli_open_engine(command.name, &options->shared, &engine, error);
+    const char *source = options->ids_file ? options->ids_file : options->text_file, *model = NULL;
+    kakeya_status status = cli_shared_model(&options->shared, &model, error);
+    if (!status) status = output_spares("out", options->out, source, error);
+    if (!status) status = output_spares("out", options->out, model, error);
+    if (!status) status = output_spares("out", options->out, options->shared.drafter, error);
+    if (!status) status = output_spares("out", options->out, options->shared.f_theta, error);
+    if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);
     if (status) goto done;
     s.vocab = (size_t)kakeya_engine_vocab_size(engine);
     s.hidden = (size_t)kakeya_engine_hidden_size(engine);
     s.layers = (size_t)kakeya_engine_layers(engine);
     status = read_tokens(options, engine, &s, error);
     if (status) goto done;
-    const char *source = options->ids_file ? options->ids_file : options->text_file;
     if (s.n == 0) {
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: no tokens", source);
         goto done;

@@ -11,6 +11,7 @@
 #include "cli/options.h"
 
 static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t ending; /* the signal that ends the program, or 0 */
 
 /* State of the one terminal that the process has. */
 static struct {
@@ -23,15 +24,30 @@ static struct {
 /* Work shorter than this shows no progress, and the line is not rewritten more often. */
 static const double progress_interval_seconds = 0.25;
 
-static void on_interrupt(int signal_number) {
-    (void)signal_number;
+/* The first signal asks for an orderly end: the work stops at its next step, temporary files go, reports keep their
+ * finished rows. A second one of those that end a program ends it at once. */
+static void on_signal(int signal_number) {
     interrupted = 1;
+    if (signal_number == SIGINT) return;
+    if (ending) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+        return;
+    }
+    ending = signal_number;
 }
 
 void terminal_start(void) {
-    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: a waiting read returns */
+    /* SIGXFSZ: the write that met the limit fails like one that met a full disk. */
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXFSZ};
+    struct sigaction action = {.sa_handler = on_signal}; /* no SA_RESTART: a waiting read returns */
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+        struct sigaction before;
+        /* nohup starts programs with SIGHUP ignored, and that is meant. */
+        bool keep = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        if (!keep) sigaction(signals[i], &action, NULL);
+    }
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
     sigaction(SIGPIPE, &ignore, NULL);
@@ -39,12 +55,14 @@ void terminal_start(void) {
 
 bool terminal_interrupted(void) { return interrupted != 0; }
 
-void terminal_clear_interrupt(void) { interrupted = 0; }
+void terminal_clear_interrupt(void) {
+    if (!ending) interrupted = 0;
+}
 
 bool terminal_progress(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)user;
     if (interrupted) return false;
-    if (!isatty(STDERR_FILENO)) return true;
+    if (!terminal_rewrites(STDERR_FILENO)) return true;
     double now = clock_seconds();
     if (!terminal.progress_what || strcmp(terminal.progress_what, what) != 0) {
         terminal.progress_what = what;
@@ -70,11 +88,14 @@ void terminal_clear_progress(void) {
     terminal.progress_shown = false;
 }
 
+bool terminal_rewrites(int stream_descriptor) {
+    const char *term = getenv("TERM");
+    return isatty(stream_descriptor) && term && *term && strcmp(term, "dumb") != 0;
+}
+
 static bool coloured(int stream_descriptor) {
     const char *no_color = getenv("NO_COLOR");
-    if (no_color && *no_color) return false;
-    const char *term = getenv("TERM");
-    return isatty(stream_descriptor) && !(term && strcmp(term, "dumb") == 0);
+    return terminal_rewrites(stream_descriptor) && !(no_color && *no_color);
 }
 
 const char *terminal_dim(int stream_descriptor) { return coloured(stream_descriptor) ? "\033[2m" : ""; }
@@ -92,10 +113,12 @@ bool terminal_write(const char *text, size_t bytes) {
 
 int terminal_finish(const char *verb, int status) {
     if (!terminal.write_error && (ferror(stdout) || fflush(stdout) != 0)) terminal.write_error = errno ? errno : EIO;
-    if (!terminal.write_error) return status;
-    if (terminal.write_error == EPIPE) return status;
-    fprintf(stderr, "kakeya %s: standard output: %s\n", verb, strerror(terminal.write_error));
-    return status == CLI_DONE ? CLI_FAILED : status;
+    if (terminal.write_error && terminal.write_error != EPIPE) {
+        fprintf(stderr, "kakeya %s: standard output: %s\n", verb, strerror(terminal.write_error));
+        if (status == CLI_DONE) status = CLI_FAILED;
+    }
+    enum { SIGNAL_STATUS = 128 }; /* as a shell reports a program that a signal has ended */
+    return ending ? SIGNAL_STATUS + ending : status;
 }
 
 const char *format_count(char buffer[32], uint64_t value) {

@@ -8,26 +8,32 @@
 
 #include "kakeya.h"
 
-/* Installs the signal handlers: SIGINT sets a flag, a broken pipe is an error of write. Called once by main. */
+/* Installs the signal handlers. SIGINT (Ctrl-C) sets a flag. SIGTERM, SIGHUP, SIGQUIT and SIGXFSZ set it for good: the
+ * work stops in order, and the program ends with 128 + the signal. A second such signal ends it at once. A broken pipe
+ * is an error of write. Called once by main. */
 void terminal_start(void);
 
-/* True after Ctrl-C until terminal_clear_interrupt. */
+/* True after Ctrl-C until terminal_clear_interrupt, and after the signals that end a program. */
 bool terminal_interrupted(void);
 void terminal_clear_interrupt(void);
 
-/* A kakeya_progress_fn: one line on stderr, rewritten in place, only where stderr is a terminal and the work takes long
- * enough to be noticed. Cancels after Ctrl-C. */
+/* A kakeya_progress_fn: one line on stderr, rewritten in place, only where stderr is a terminal that can do so and the
+ * work takes long enough to be noticed. Cancels after Ctrl-C. */
 bool terminal_progress(void *user, const char *what, uint64_t done, uint64_t total);
 void terminal_clear_progress(void);
+/* Whether a line can be rewritten there: a terminal, and not a dumb one (TERM), which would show escape sequences as
+ * text. */
+bool terminal_rewrites(int stream_descriptor);
 
-/* Escape sequences for dimmed text and back, "" where `stream_descriptor` is no terminal or NO_COLOR is set. */
+/* Escape sequences for dimmed text and back, "" where `stream_descriptor` is no terminal, TERM is dumb or NO_COLOR is
+ * set. */
 const char *terminal_dim(int stream_descriptor);
 const char *terminal_plain(int stream_descriptor);
 
 /* Writes to stdout at once. False when stdout cannot take it: the reader has gone, or the disk is full. */
 bool terminal_write(const char *text, size_t bytes);
-/* Whether stdout has broken, and how the process should end then: quietly for a reader that has gone, otherwise with a
- * line on stderr. Returns `status` if all is well. */
+/* The exit status of the process. Where stdout has broken: quietly `status` for a reader that has gone, otherwise
+ * failure and a line on stderr. After a signal that ends a program: 128 + the signal. Otherwise `status`. */
 int terminal_finish(const char *verb, int status);
 
 /* "1,234,567" in a caller's buffer of 32 bytes, returned. */

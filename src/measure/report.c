@@ -38,25 +38,37 @@ cJSON *eval_report_to_json(const eval_report *report) {
     return object;
 }
 
-static kakeya_status save(eval_report *report, kakeya_error *error) {
-    if (!report->path) return KAKEYA_OK;
+/* Writes the report as it stands; the writer is used up. */
+static kakeya_status write_report(const eval_report *report, file_writer *writer, kakeya_error *error) {
     cJSON *object = eval_report_to_json(report);
     char *text = object ? cJSON_PrintUnformatted(object) : NULL;
     cJSON_Delete(object);
-    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to write the report", report->path);
-
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(report->path, &writer, error);
+    if (!text) {
+        file_writer_abort(writer);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to write the report", report->path);
+    }
+    kakeya_status status = file_writer_write(writer, text, strlen(text), error);
+    if (status == KAKEYA_OK) status = file_writer_write(writer, "\n", 1, error);
     if (status == KAKEYA_OK) {
-        status = file_writer_write(writer, text, strlen(text), error);
-        if (status == KAKEYA_OK) status = file_writer_write(writer, "\n", 1, error);
-        if (status == KAKEYA_OK) {
-            status = file_writer_commit(writer, error);
-        } else {
-            file_writer_abort(writer);
-        }
+        status = file_writer_commit(writer, error);
+    } else {
+        file_writer_abort(writer);
     }
     cJSON_free(text);
+    return status;
+}
+
+/* What was written to a pipe or a device cannot be replaced: such a report is opened at once and written at its end. */
+static kakeya_status save(eval_report *report, bool last, kakeya_error *error) {
+    if (!report->path || (report->stream && !last)) return KAKEYA_OK;
+    file_writer *writer = report->stream;
+    report->stream = NULL;
+    kakeya_status status = writer ? KAKEYA_OK : file_writer_open(report->path, &writer, error);
+    if (status == KAKEYA_OK && !last && file_writer_is_stream(writer)) {
+        report->stream = writer;
+        return KAKEYA_OK;
+    }
+    if (status == KAKEYA_OK) status = write_report(report, writer, error);
     report->saved_at = clock_seconds();
     return status;
 }
@@ -77,7 +89,7 @@ kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const
     }
     *report =
         (eval_report){.kind = kind, .path = copy, .command = command, .environment = environment, .options = options};
-    kakeya_status status = save(report, error);
+    kakeya_status status = save(report, false, error);
     if (status != KAKEYA_OK) {
         eval_report_close(report);
         return status;
@@ -89,16 +101,17 @@ kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const
 kakeya_status eval_report_add(eval_report *report, eval_row *row, kakeya_error *error) {
     kakeya_status status = eval_rows_add(&report->rows, row, error);
     if (status != KAKEYA_OK) return status;
-    return clock_seconds() - report->saved_at < save_interval_seconds ? KAKEYA_OK : save(report, error);
+    return clock_seconds() - report->saved_at < save_interval_seconds ? KAKEYA_OK : save(report, false, error);
 }
 
 kakeya_status eval_report_finish(eval_report *report, bool complete, kakeya_error *error) {
     report->complete = complete;
-    return save(report, error);
+    return save(report, true, error);
 }
 
 void eval_report_close(eval_report *report) {
     if (!report) return;
+    file_writer_abort(report->stream);
     free(report->path);
     cJSON_Delete(report->command);
     cJSON_Delete(report->environment);

@@ -1,9 +1,11 @@
 /* Reports: one JSON object of kind, command, environment, options, raw rows and a summary derived from the rows. A
  * report file is always readable: it is written whole beside its final name and renamed, first empty, then after every
- * few finished rows, and "complete" only at the end. docs/reports.md documents the format. */
+ * few finished rows, and "complete" only at the end. A pipe or a device gets the report once, at the end.
+ * docs/reports.md documents the format. */
 #ifndef KAKEYA_MEASURE_REPORT_H
 #define KAKEYA_MEASURE_REPORT_H
 
+#include "base/files.h"
 #include "measure/rows.h"
 
 enum { EVAL_SCHEMA_VERSION = 1 };
@@ -16,7 +18,8 @@ typedef struct eval_report {
     cJSON *options;     /* object: every option of the evaluation, defaults included */
     eval_rows rows;
     bool complete;
-    double saved_at; /* clock_seconds of the last save */
+    double saved_at;     /* clock_seconds of the last save */
+    file_writer *stream; /* where `path` is a pipe or a device: open until the end */
 } eval_report;
 
 /* Takes environment and options over (freed with the report, also on failure). With a path, writes the empty report at

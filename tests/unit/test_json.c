@@ -32,6 +32,18 @@ static void test_parse(void **state) {
     assert_refused(parse("\"abc"), KAKEYA_FORMAT, "malformed JSON");
 }
 
+/* Numbers have JSON's own form; the parser behind would take more. */
+static void test_numbers(void **state) {
+    (void)state;
+    static const char *const good[] = {"0",     "-0",     "10",    "-1.5",       "0.25",          "1e5",
+                                       "1E+05", "2.5e-3", "[0,1]", "{\"a\":-1}", "\"007 and 1.\""};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) assert_ok(parse(good[i]));
+    static const char *const bad[] = {"05",  "00",    "-01",  "007",     "1.",          "-.5", "-", "1e",
+                                      "1e+", "1.5.2", "0x10", "[2, 05]", "{\"a\": 1.}", "+1",  ".5"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_refused(parse(bad[i]), KAKEYA_FORMAT, "f.json: malformed JSON at line 1");
+}
+
 static void test_depth(void **state) {
     (void)state;
     char text[2 * JSON_MAX_DEPTH + 3];
@@ -116,10 +128,8 @@ static void test_getters(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_object),
-        cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_parse),  cmocka_unit_test(test_numbers), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_object), cmocka_unit_test(test_getters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
