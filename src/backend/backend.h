@@ -53,11 +53,6 @@ typedef struct backend_cache_options {
     dtype kv_dtype;          /* DTYPE_F32 or DTYPE_BF16 */
     bool keep_draft_context; /* false: AR or n-gram decoding without restoration; nothing is kept for the drafter */
     mem_account *account;
-    /* Diagnostics of the evaluation harness: evicted K/V are mixed in pre-norm space as
-     * mix_alpha * own + (1 - mix_alpha) * f_theta. 0 = plain restoration, 1 = identity restore. Needs `restored`; own
-     * raw K/V are then kept for every position (tag kv.latent), so this is never a bounded-memory mode. */
-    bool diagnostics;
-    float mix_alpha;
 } backend_cache_options;
 
 typedef enum segment_kind { SEGMENT_PROMPT = 0, SEGMENT_DECODE } segment_kind;
@@ -95,34 +90,9 @@ typedef struct backend_cache_bytes {
     size_t full, sliding, latent, draft;
 } backend_cache_bytes;
 
-/* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
-typedef struct backend_probe {
-    double read_bytes_per_second; /* over memory far larger than every cache */
-    double flops_per_second;      /* the matrix product's inner instruction on registers, a multiply-add counted as 2 */
-    int threads;
-} backend_probe;
-
-/* One kernel in one part of the model, over the launches of a decode step of one row. */
-enum { BACKEND_PROFILE_NAME = 40, BACKEND_MAX_PROFILE_ROWS = 64 };
-typedef struct backend_profile_row {
-    char kernel[BACKEND_PROFILE_NAME], part[BACKEND_PROFILE_NAME];
-    int launches;
-    double seconds; /* of all of them, each measured alone: the sum of the launches' medians */
-    double bytes,
-        operations; /* that they must read and do; 0: what they move has been counted, or is next to nothing */
-} backend_profile_row;
-
-typedef struct backend_profile {
-    backend_profile_row row[BACKEND_MAX_PROFILE_ROWS]; /* in the order of their first launch */
-    int n;
-    double step_seconds;  /* of the whole step as decoding runs it: median */
-    double empty_seconds; /* of a kernel that does nothing, measured like the others */
-} backend_profile;
-
 struct backend_ops {
     const char *name;   /* "cpu", "cuda" */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
-    bool makes_weights; /* model_create makes values for matrices that have a `synthetic` deviation instead of data */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 
@@ -162,15 +132,6 @@ struct backend_ops {
 
     /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */
     kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
-    /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; diagnostics caches only. */
-    kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
-    /* Bytes of the head that a greedy choice reads, where it needs no whole head; NULL: always the whole. */
-    size_t (*greedy_head_bytes)(const backend_model *model);
-    kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
-    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no
-     * kernels of its own that it could tell apart. */
-    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out,
-                             kakeya_error *error);
 };
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */

@@ -4,13 +4,6 @@
 
 #include "cli/bench.h"
 
-/* Seconds; 0 where a kernel has no bound. */
-static double bound_of(const bench_result *result, const backend_profile_row *row) {
-    double by_bytes = row->bytes / result->read_bytes_per_second.median;
-    double by_operations = row->operations / result->flops_per_second.median;
-    return by_bytes > by_operations ? by_bytes : by_operations;
-}
-
 static void print_profile(const bench_result *result, const bench_profile *profile) {
     const backend_profile *step = &profile->step;
     double seconds = 0, bound = 0;
@@ -20,7 +13,7 @@ static void print_profile(const bench_result *result, const bench_profile *profi
            "of bound");
     for (int i = 0; i < step->n; i++) {
         const backend_profile_row *row = &step->row[i];
-        double own = bound_of(result, row);
+        double own = bench_kernel_bound(result, row);
         printf("%-26s %-22s %8d %10.1f %8.2f", row->part, row->kernel, row->launches, row->seconds * 1e6,
                row->seconds * 1e6 / row->launches);
         if (own > 0) printf(" %10.2f %10.1f %7.0f %%", row->bytes / 1e6, own * 1e6, 100 * own / row->seconds);
@@ -41,7 +34,7 @@ void bench_print_profiles(const bench_result *result) {
 }
 
 static cJSON *kernel_json(const bench_result *result, const backend_profile_row *row) {
-    double bound = bound_of(result, row);
+    double bound = bench_kernel_bound(result, row);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "part", row->part);
     cJSON_AddStringToObject(json, "kernel", row->kernel);

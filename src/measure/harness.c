@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/measure.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/threads.h"
@@ -220,13 +221,33 @@ static kakeya_status take_result(const kakeya_session *session, const harness_pr
     return row->text ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of text", bytes);
 }
 
+/* --- diagnostics: the session's cache, still empty, keeps own K/V beside what it restores */
+
+static kakeya_status mix_own(kakeya_session *session, float alpha, kakeya_error *error) {
+    const backend_measure_ops *measure = backend_measure_find(session->engine->ops);
+    if (!measure || !measure->cache_mix_own)
+        return error_set(error, KAKEYA_UNSUPPORTED, "restoration diagnostics need backend cpu, not %s",
+                         session->engine->ops->name);
+    pthread_mutex_lock(&session->engine->turn);
+    kakeya_status status = measure->cache_mix_own(session->timeline.cache, alpha, error);
+    pthread_mutex_unlock(&session->engine->turn);
+    return status;
+}
+
+static kakeya_status restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error) {
+    const backend_measure_ops *measure = backend_measure_find(session->engine->ops);
+    pthread_mutex_lock(&session->engine->turn);
+    kakeya_status status = measure->cache_restoration_error(session->timeline.cache, relative_mse, error);
+    pthread_mutex_unlock(&session->engine->turn);
+    return status;
+}
+
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
                                eval_row *row, kakeya_error *error) {
     kakeya_engine *engine = run->engine ? run->engine : harness->engine;
     kakeya_session *session = NULL;
     kakeya_session_options session_options =
         harness_session_options(harness, &row->arm, prompt->n + (size_t)run->max_tokens);
-    session_diagnostics diagnostics = {.mix_alpha = (float)row->arm.mix_alpha};
     session_trace trace = {.reference = run->reference};
     kakeya_generate_options options;
     kakeya_generate_options_init(&options);
@@ -240,8 +261,8 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     kakeya_stats stats = {0};
 
     kakeya_status status = harness_poll(harness, error);
-    if (status == KAKEYA_OK)
-        status = session_open(engine, &session_options, row->arm.mix_alpha >= 0 ? &diagnostics : NULL, &session, error);
+    if (status == KAKEYA_OK) status = kakeya_session_open(engine, &session_options, &session, error);
+    if (status == KAKEYA_OK && row->arm.mix_alpha >= 0) status = mix_own(session, (float)row->arm.mix_alpha, error);
     if (status == KAKEYA_OK)
         status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_prompt, harness, error);
     if (status == KAKEYA_OK) status = session_generate(session, &options, &trace, &stats, error);
@@ -249,8 +270,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
         status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
                            (unsigned long long)harness->done, (unsigned long long)harness->total);
     if (status == KAKEYA_OK) status = take_result(session, prompt, &stats, row, error);
-    if (status == KAKEYA_OK && row->arm.mix_alpha >= 0)
-        status = session_restoration_error(session, row->relative_mse, error);
+    if (status == KAKEYA_OK && row->arm.mix_alpha >= 0) status = restoration_error(session, row->relative_mse, error);
     kakeya_session_close(session);
     snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
     if (status != KAKEYA_OK) eval_row_free(row);

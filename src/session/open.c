@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/synthetic.h"
 #include "base/files.h"
 #include "formats/checkpoint.h"
 #include "session/engine.h"
@@ -70,9 +71,7 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
     char *drafter = NULL;
     kakeya_status status;
     if (options->synthetic && options->drafter && strcmp(options->drafter, "synthetic") == 0)
-        return parts->ops->makes_weights
-                   ? dflash_model_outline(verifier, &engine->account, &parts->drafter, error)
-                   : dflash_model_synthesize(verifier, &engine->account, &parts->drafter, error);
+        return synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error);
     status = companion_directory(options->drafter, directory, "-dflash", &drafter, error);
     if (status == KAKEYA_OK && drafter)
         status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
@@ -84,8 +83,8 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
                                   engine_parts *parts, kakeya_error *error) {
     char *f_theta = NULL;
     if (options->synthetic && parts->drafter && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
-        return f_theta_model_synthesize(&parts->verifier->config, &parts->drafter->config, parts->ops->makes_weights,
-                                        &engine->account, &parts->f_theta, error);
+        return synthetic_f_theta(parts->ops, &parts->verifier->config, &parts->drafter->config, &engine->account,
+                                 &parts->f_theta, error);
     kakeya_status status = companion_directory(options->f_theta, directory, "-f-theta", &f_theta, error);
     if (status == KAKEYA_OK && f_theta && !parts->drafter) {
         /* a sibling that nobody asked for is of no use without the drafter */
@@ -104,10 +103,8 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
 static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                 engine_parts *parts, kakeya_error *error) {
     kakeya_status status = loading(options, 0, error);
-    if (status == KAKEYA_OK && options->synthetic && parts->ops->makes_weights)
-        status = gemma4_model_outline(options->synthetic, &engine->account, &parts->verifier, error);
-    else if (status == KAKEYA_OK && options->synthetic)
-        status = gemma4_model_synthesize(options->synthetic, &engine->account, &parts->verifier, error);
+    if (status == KAKEYA_OK && options->synthetic)
+        status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
         status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);
     if (status == KAKEYA_OK && directory) status = open_tokenizer(directory, &parts->tokenizer, error);

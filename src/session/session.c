@@ -42,7 +42,7 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
     return KAKEYA_OK;
 }
 
-static backend_cache_options cache_options_of(kakeya_session *session, const session_diagnostics *diagnostics) {
+static backend_cache_options cache_options_of(kakeya_session *session) {
     const kakeya_session_options *o = &session->options;
     bool drafter = session->engine->drafter != NULL;
     return (backend_cache_options){
@@ -55,8 +55,6 @@ static backend_cache_options cache_options_of(kakeya_session *session, const ses
         .kv_dtype = o->kv_format == KAKEYA_KV_BF16 ? DTYPE_BF16 : DTYPE_F32,
         .keep_draft_context = drafter && (!o->without_drafter || o->attention == KAKEYA_ATTENTION_RESTORED),
         .account = &session->account,
-        .diagnostics = diagnostics != NULL,
-        .mix_alpha = diagnostics ? diagnostics->mix_alpha : 0,
     };
 }
 
@@ -98,8 +96,8 @@ static int longest_draft(const kakeya_session *session) {
     return length < BACKEND_MAX_DRAFT ? length : BACKEND_MAX_DRAFT;
 }
 
-kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *options,
-                           const session_diagnostics *diagnostics, kakeya_session **out, kakeya_error *error) {
+kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
+                                  kakeya_error *error) {
     *out = NULL;
     kakeya_session_options resolved;
     kakeya_session_options_init(&resolved);
@@ -109,7 +107,7 @@ kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *
     if (status == KAKEYA_OK) status = session_allocate(engine, &resolved, &session, error);
     if (status != KAKEYA_OK) return status;
 
-    session->cache_options = cache_options_of(session, diagnostics);
+    session->cache_options = cache_options_of(session);
     pthread_mutex_lock(&engine->turn);
     draft_control_init(&session->workspace.control, longest_draft(session), &engine->experience[resolved.attention]);
     pthread_mutex_unlock(&engine->turn);
@@ -120,11 +118,6 @@ kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *
     }
     *out = session;
     return KAKEYA_OK;
-}
-
-kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
-                                  kakeya_error *error) {
-    return session_open(engine, options, NULL, out, error);
 }
 
 void kakeya_session_close(kakeya_session *session) {
@@ -286,17 +279,6 @@ kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *session) {
     };
     bytes.total = bytes.full + bytes.sliding + bytes.latent + bytes.draft;
     return bytes;
-}
-
-kakeya_status session_restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error) {
-    decode_timeline *t = &session->timeline;
-    if (!session->cache_options.diagnostics || !t->cache)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "restoration error: the session was opened without diagnostics");
-    pthread_mutex_lock(t->turn);
-    kakeya_status status = t->ops->cache_restoration_error(t->cache, relative_mse, error);
-    pthread_mutex_unlock(t->turn);
-    return status;
 }
 
 /* -------------------------------------------------------------------------------------------------------- fork */

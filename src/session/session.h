@@ -1,5 +1,5 @@
-/* Inside of a kakeya_session, and what the evaluation harness needs beyond the public API: block traces, reference
- * decode modes, cache diagnostics. */
+/* Inside of a kakeya_session, and what the evaluation harness needs beyond the public API: block traces and
+ * reference decode modes. */
 #ifndef KAKEYA_SESSION_SESSION_H
 #define KAKEYA_SESSION_SESSION_H
 
@@ -17,14 +17,6 @@ struct kakeya_session {
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
     double prefill_seconds;
 };
-
-/* Diagnostics of the evaluation harness (backend.h): NULL for the public behaviour. */
-typedef struct session_diagnostics {
-    float mix_alpha;
-} session_diagnostics;
-
-kakeya_status session_open(kakeya_engine *engine, const kakeya_session_options *options,
-                           const session_diagnostics *diagnostics, kakeya_session **out, kakeya_error *error);
 
 typedef enum session_reference {
     SESSION_FUSED = 0, /* the product's own loop */
@@ -50,9 +42,6 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
 
 /* Rows that a decode segment may have under the session's policy. */
 int session_decode_rows(const kakeya_session *session);
-
-/* Relative MSE of restored against own K/V by layer type; needs diagnostics. */
-kakeya_status session_restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error);
 
 /* Inside: an empty cache in place of whatever there was. */
 kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error);

@@ -1,6 +1,7 @@
 /* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking of a
  * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
  * skipped. */
+#include "backend/measure.h"
 #include "base/exp_weight.h"
 #include "gpu/pair.h"
 #include "model/gemma4_layers.h"
@@ -481,6 +482,7 @@ static void greedy_rows(void **state) {
     form.vocab = VOCAB;
     random_models(&p, &form, windows, false);
     p.verifier->config.n_suppress_tokens = 1; /* token 0 */
+    const backend_measure_ops *measure = backend_measure_find(backend_find("cuda", NULL));
     mem_account accounts[2];
     mem_account_init(&accounts[SCREENED], NULL, 0);
     size_t copied = 0, all = 0;
@@ -491,13 +493,13 @@ static void greedy_rows(void **state) {
                                          .account = &accounts[b]};
         REQUIRE_OK(p.ops[b]->model_create(&options, &p.model[b], error));
         all = mem_total(&accounts[b]);
-        copied = p.ops[b]->greedy_head_bytes(p.model[b]);
+        copied = measure->greedy_head_bytes(p.model[b]);
     }
     p.ops[REFERENCE] = p.ops[FULL];
     assert_int_equal(copied, (size_t)VOCAB * 256 * 2);
-    assert_true(p.ops[SCREENED]->greedy_head_bytes(p.model[SCREENED]) < copied * 55 / 100);
+    assert_true(measure->greedy_head_bytes(p.model[SCREENED]) < copied * 55 / 100);
     assert_int_equal(mem_bytes(&accounts[SCREENED], MEM_WEIGHTS) - mem_bytes(&accounts[FULL], MEM_WEIGHTS),
-                     p.ops[SCREENED]->greedy_head_bytes(p.model[SCREENED]));
+                     measure->greedy_head_bytes(p.model[SCREENED]));
 
     int32_t tokens[PROMPT_ROWS + ROWS], found[2][ROWS], drafts[2][BACKEND_MAX_DRAFT];
     fill_tokens(tokens, PROMPT_ROWS + ROWS, 640, 41);
@@ -618,7 +620,7 @@ static void profiles(void **state) {
         step(&p, CUDA, cache, tokens + 180, 9, 9, SEGMENT_DECODE, NULL);
         step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, before);
         backend_profile profile;
-        REQUIRE_OK(p.ops[CUDA]->profile(cache, tokens[189], 3, &profile, error));
+        REQUIRE_OK(backend_measure_find(p.ops[CUDA])->profile(cache, tokens[189], 3, &profile, error));
         step(&p, CUDA, cache, tokens + 189, 1, 0, SEGMENT_DECODE, after);
         assert_same_bits(policies[k].name, after, before, vocab);
         assert_int_equal(p.ops[CUDA]->cache_length(cache), 189);

@@ -355,13 +355,6 @@ static kakeya_status fake_draft(backend_cache *cache, int32_t bonus, int n, int3
     return KAKEYA_OK;
 }
 
-static kakeya_status fake_restoration_error(const backend_cache *cache, double mse[2], kakeya_error *error) {
-    (void)error;
-    mse[0] = (double)cache->options.mix_alpha;
-    mse[1] = 0;
-    return KAKEYA_OK;
-}
-
 /* With `finds_argmax` or `finds_leaders` set by a test that wants it. */
 static backend_ops fake_backend = {
     .name = "fake",
@@ -384,7 +377,6 @@ static backend_ops fake_backend = {
     .cache_snapshot = fake_snapshot,
     .cache_restore = fake_restore,
     .draft = fake_draft,
-    .cache_restoration_error = fake_restoration_error,
 };
 
 #endif

@@ -3,6 +3,7 @@
 #include "golden.h"
 
 #include "backend/cpu/cpu.h"
+#include "backend/measure.h"
 
 typedef struct demo {
     mem_account account;
@@ -390,6 +391,7 @@ static void identity_restore_is_native(void **state) {
     demo d;
     demo_open(&d, KAKEYA_PRECISION_F32, NULL);
     enum { TOTAL = 500, FIRST = 400 };
+    const backend_measure_ops *measure = backend_measure_find(d.ops);
     size_t vocab = (size_t)d.verifier->config.vocab;
     int32_t tokens[TOTAL];
     random_tokens(tokens, TOTAL, (int)vocab, 21);
@@ -399,15 +401,20 @@ static void identity_restore_is_native(void **state) {
         backend_cache_options options = {.context_tokens = 512, .sink = 4, .window = 64, .draft_window = 256,
                                          .attention = which ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE,
                                          .restore_layers = KAKEYA_RESTORE_ALL, .kv_dtype = DTYPE_F32,
-                                         .keep_draft_context = true, .diagnostics = which == 1, .mix_alpha = 1,
-                                         .account = &d.account};
+                                         .keep_draft_context = true, .account = &d.account};
         REQUIRE_OK(d.ops->cache_create(d.backend, &options, &cache, error));
+        kakeya_error refusal = {0};
+        if (which)
+            REQUIRE_OK(measure->cache_mix_own(cache, 1, error));
+        else
+            assert_int_equal(measure->cache_mix_own(cache, 1, &refusal), KAKEYA_INVALID_ARGUMENT);
         float *logits = which ? identity : native;
         step(&d, cache, tokens, FIRST, FIRST, SEGMENT_PROMPT, logits);
         for (int at = FIRST; at < TOTAL; at += 5) step(&d, cache, tokens + at, 5, 5, SEGMENT_DECODE, logits + (size_t)at * vocab);
         if (which) {
+            assert_int_equal(measure->cache_mix_own(cache, 1, &refusal), KAKEYA_INVALID_ARGUMENT); /* not empty */
             double error_by_type[2] = {0, 0};
-            REQUIRE_OK(d.ops->cache_restoration_error(cache, error_by_type, error));
+            REQUIRE_OK(measure->cache_restoration_error(cache, error_by_type, error));
             assert_true(error_by_type[0] > 0.01 && error_by_type[0] < 2);
             assert_true(error_by_type[1] > 0.01 && error_by_type[1] < 2);
         }

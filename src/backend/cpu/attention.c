@@ -256,7 +256,7 @@ static void decode_latents(const attention_tile *tile, int base, bool is_k, floa
 static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float *rows) {
     const backend_cache *c = tile->cache;
     int d = tile->config->head_dim, kv_dim = tile->store->kv_dim;
-    float alpha = c->options.mix_alpha;
+    float alpha = c->mix_alpha;
     for (int i = 0; i < ATTENTION_BLOCK && base + i < c->options.context_tokens; i++) {
         const float *own = c->own_raw[tile->source] + ((size_t)(base + i) * 2 + (is_k ? 0 : 1)) * (size_t)kv_dim +
                            (size_t)tile->head * (size_t)d;
@@ -273,7 +273,7 @@ static void restored_block(const attention_tile *tile, int base, key_block *b) {
     float *keys = tile->scratch->key_block, eps = m->config->rms_eps;
 
     decode_latents(tile, base, true, keys);
-    if (c->options.diagnostics) mix_own_rows(tile, base, true, keys);
+    if (c->own_raw) mix_own_rows(tile, base, true, keys);
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         float *k = keys + (size_t)i * (size_t)d;
         m->kernels->rms_norm(k, m->weights->layer[tile->source].k_norm, d, eps, k);
@@ -284,7 +284,7 @@ static void restored_block(const attention_tile *tile, int base, key_block *b) {
     b->k_type = DTYPE_F32;
     b->k_stride = (size_t)d;
     b->packing = 1;
-    if (c->options.diagnostics) {
+    if (c->own_raw) {
         float *values = tile->scratch->value_block;
         decode_latents(tile, base, false, values);
         mix_own_rows(tile, base, false, values);
@@ -369,7 +369,7 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
     int d = tile->config->head_dim;
     float *decoded = restored.o;
     size_t decoded_stride = (size_t)restored.dim;
-    if (tile->restored && !tile->cache->options.diagnostics) {
+    if (tile->restored && !tile->cache->own_raw) {
         const f_theta_model *f = m->options.f_theta;
         weight decoder = weight_rows(&f->decoder_v[tile->source], tile->head * d, d);
         decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
@@ -407,7 +407,7 @@ static key_range partition_at(const attention_tile *tile, int index) {
 
 static int restored_dim(const attention_tile *tile) {
     if (!tile->restored) return 0;
-    return tile->cache->options.diagnostics ? tile->config->head_dim : tile->model->options.f_theta->config.rank;
+    return tile->cache->own_raw ? tile->config->head_dim : tile->model->options.f_theta->config.rank;
 }
 
 static void attend_partition(const attention_tile *tile, int index, flash_state exact, flash_state restored) {

@@ -153,19 +153,6 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
     return c->aux_backlog ? KAKEYA_OK : out_of_memory(error, "aux hidden states", backlog);
 }
 
-static kakeya_status create_own_raw(backend_cache *c, kakeya_error *error) {
-    int layers = c->model->config->layers;
-    c->own_raw = calloc((size_t)layers, sizeof *c->own_raw);
-    if (!c->own_raw) return out_of_memory(error, "diagnostics", (size_t)layers * sizeof *c->own_raw);
-    for (int i = 0; i < layers; i++) {
-        if (c->layer[i].kind == STORE_NONE) continue;
-        size_t bytes = (size_t)c->options.context_tokens * 2 * (size_t)c->layer[i].kv_dim * sizeof(float);
-        c->own_raw[i] = mem_alloc(c->account, MEM_KV_LATENT, bytes);
-        if (!c->own_raw[i]) return out_of_memory(error, "diagnostics", bytes);
-    }
-    return KAKEYA_OK;
-}
-
 static kakeya_status check_options(const backend_model *m, const backend_cache_options *o, kakeya_error *error) {
     if (o->context_tokens < 1 || o->context_tokens > m->config->max_context) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "context of %d tokens is outside 1 to %d, the model's maximum",
@@ -188,9 +175,6 @@ static kakeya_status check_options(const backend_model *m, const backend_cache_o
     }
     if (o->kv_dtype != DTYPE_F32 && o->kv_dtype != DTYPE_BF16) {
         return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported", dtype_name(o->kv_dtype));
-    }
-    if (o->diagnostics && o->attention != KAKEYA_ATTENTION_RESTORED) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "restoration diagnostics need attention 'restored'");
     }
     return KAKEYA_OK;
 }
@@ -215,7 +199,6 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
         c->tokens = mem_alloc(c->account, MEM_WORKSPACE, (size_t)c->options.context_tokens * sizeof *c->tokens);
         if (!c->tokens) status = out_of_memory(error, "token ids", (size_t)c->options.context_tokens * sizeof *c->tokens);
     }
-    if (!status && c->options.diagnostics) status = create_own_raw(c, error);
     if (status) {
         cpu_cache_destroy(c);
         return status;

@@ -5,7 +5,7 @@
  *   experts.c    router and mixture of experts             cache.c      K/V stores, commit, truncate, fork
  *   draft.c      drafter context, latents, block drafting  snapshot.c   cache <-> bytes
  *   head.c       logits and greedy choices               screen.c     int8 bounds of logits
- *   probe.c      what the machine allows                   kernels*.c   the inner loops, one table per instruction set */
+ *   measure.c    benchmarks and diagnostics                kernels*.c   the inner loops, one table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
 
@@ -185,7 +185,8 @@ struct backend_cache {
     int latent_length;      /* with tokens: positions whose latents exist */
     decode_run *runs;
     int n_runs, max_runs;
-    float **own_raw;        /* diagnostics: per layer [context][2][kv_dim] own raw K and V */
+    float **own_raw;        /* diagnostics: per layer [context][2][kv_dim] own raw K and V; NULL otherwise */
+    float mix_alpha;        /* with own_raw: their share in what is restored */
 };
 
 /* --- matrix.c */
@@ -293,10 +294,6 @@ void draft_flush(backend_cache *c);
 /* Hidden states after the drafter's final norm, [n + 1][drafter hidden], of the block [bonus, mask x n]. */
 kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *hidden, kakeya_error *error);
 kakeya_status cpu_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
-kakeya_status cpu_cache_restoration_error(const backend_cache *c, double relative_mse[2], kakeya_error *error);
-
-/* --- probe.c */
-kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_error *error);
 
 /* --- token_latents.c: f_theta's other input form, for checkpoints of the reference implementation */
 /* Latents of the prompt rows [latent_length, length): one non-causal drafter pass over their tokens. */

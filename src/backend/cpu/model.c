@@ -345,10 +345,7 @@ const backend_ops *cpu_backend(void) {
         .cache_snapshot = cpu_cache_snapshot,
         .cache_restore = cpu_cache_restore,
         .draft = cpu_draft,
-        .cache_restoration_error = cpu_cache_restoration_error,
         .finds_argmax = true,
-        .greedy_head_bytes = cpu_greedy_head_bytes,
-        .probe = cpu_probe,
     };
     return &ops;
 }

@@ -153,9 +153,6 @@ static kakeya_status check_options(const backend_model *m, const backend_cache_o
         return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported by backend cuda, which keeps BF16",
                          dtype_name(o->kv_dtype));
     }
-    if (o->diagnostics) {
-        return error_set(error, KAKEYA_UNSUPPORTED, "restoration diagnostics need backend cpu, not cuda");
-    }
     return KAKEYA_OK;
 }
 

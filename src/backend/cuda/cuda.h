@@ -4,6 +4,7 @@
  *   model.c      weights onto the device, workspace       draft.c      drafter context, latents, block drafting
  *   cache.c      K/V stores, commit, truncate, fork       snapshot.c   cache <-> bytes
  *   head.c       the head in int8                         profile.c    where a step's time goes
+ *   measure.c    what the device allows
  *   kernels.h    the launchers of products.cu, head.cu, rows.cu, router.cu, attention.cu, restore.cu
  *
  * One stream per model; every verb that computes ends with the stream idle, so host state and device state agree whenever
@@ -13,9 +14,9 @@
 
 #include <stdbool.h>
 
-#include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels.h"
+#include "backend/measure.h"
 
 enum {
     CUDA_PROMPT_ROWS_LARGE = 4096, /* rows of a prompt segment on devices with much memory ... */

@@ -528,61 +528,12 @@ static int cuda_prompt_chunk(const backend_model *m) { return m->max_rows; }
 static int cuda_cache_length(const backend_cache *c) { return c->length; }
 static int cuda_cache_pending(const backend_cache *c) { return c->pending; }
 
-static kakeya_status cuda_restoration_error(const backend_cache *c, double relative_mse[2], kakeya_error *error) {
-    (void)c;
-    (void)relative_mse;
-    return error_set(error, KAKEYA_UNSUPPORTED, "restoration diagnostics need backend cpu, not cuda");
-}
-
-static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
-    float milliseconds = 0;
-    cudaError_t status = cudaEventSynchronize(end);
-    if (status == cudaSuccess) status = cudaEventElapsedTime(&milliseconds, start, end);
-    *seconds = (double)milliseconds / 1e3;
-    return cuda_check(status, "measuring the device", error);
-}
-
-/* Reads the weights themselves: they are larger than every cache, or there is nothing else to read. */
-static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
-    enum { PASSES = 2, ITERATIONS = 4096 };
-    static const size_t largest = (size_t)8 << 30;
-    size_t bytes = m->weights.bytes < largest ? m->weights.bytes : largest;
-    bytes = bytes / 16 * 16;
-    cudaEvent_t start, end;
-    kakeya_status status = cuda_device_use(&m->device, error);
-    if (!status) status = cuda_check(cudaEventCreate(&start), "measuring the device", error);
-    if (status) return status;
-    status = cuda_check(cudaEventCreate(&end), "measuring the device", error);
-    if (status) {
-        (void)cudaEventDestroy(start);
-        return status;
-    }
-    double seconds = 0;
-    (void)cudaEventRecord(start, m->device.stream);
-    for (int i = 0; i < PASSES; i++) cuda_probe_read(&m->launch, m->weights.data, bytes, m->logits);
-    (void)cudaEventRecord(end, m->device.stream);
-    status = seconds_between(start, end, &seconds, error);
-    out->read_bytes_per_second = PASSES * (double)bytes / seconds;
-    if (!status) {
-        (void)cudaEventRecord(start, m->device.stream);
-        double operations = cuda_probe_flops(&m->launch, m->device.multiprocessors, ITERATIONS, m->logits);
-        (void)cudaEventRecord(end, m->device.stream);
-        status = seconds_between(start, end, &seconds, error);
-        out->flops_per_second = operations / seconds;
-        out->threads = 1;
-    }
-    (void)cudaEventDestroy(start);
-    (void)cudaEventDestroy(end);
-    return status ? status : cuda_finish(&m->device, "measuring the device", error);
-}
-
 const backend_ops *cuda_backend(void);
 
 const backend_ops *cuda_backend(void) {
     static const backend_ops ops = {
         .name = "cuda",
         .bf16_only = true,
-        .makes_weights = true,
         .finds_argmax = true,
         .finds_leaders = true,
         .model_create = cuda_model_create,
@@ -605,10 +556,6 @@ const backend_ops *cuda_backend(void) {
         .cache_snapshot = cuda_cache_snapshot,
         .cache_restore = cuda_cache_restore,
         .draft = cuda_draft,
-        .greedy_head_bytes = cuda_greedy_head_bytes,
-        .cache_restoration_error = cuda_restoration_error,
-        .probe = cuda_probe,
-        .profile = cuda_profile,
     };
     return &ops;
 }

@@ -1,4 +1,4 @@
-#include "cli/bench.h"
+#include "measure/bench.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 /* One engine being measured at one context. */
 typedef struct bench_run {
     kakeya_engine *engine;
+    const backend_measure_ops *measure;
     const bench_options *options;
     kakeya_session_options session; /* resolved */
     backend_cache *cache;           /* holds the context; measured on copies */
@@ -208,7 +209,6 @@ static bool report_progress(bench_run *run) {
 
 static kakeya_status measure_cases(bench_run *run, int context, bench_probes *probes, bench_result *out,
                                    kakeya_error *error) {
-    const backend_ops *ops = run->engine->ops;
     bench_row *rows = out->row + out->n;
     size_t n = list_cases(run, context, rows), repeats = (size_t)run->options->repeats;
     bench_samples *samples = calloc(n, sizeof *samples);
@@ -222,7 +222,7 @@ static kakeya_status measure_cases(bench_run *run, int context, bench_probes *pr
         for (size_t i = 0; i < n && !status; i++) {
             backend_probe probe;
             double seconds = 0;
-            status = ops->probe(run->engine->model, &probe, error);
+            status = run->measure->probe(run->engine->model, &probe, error);
             if (!status) status = time_case(run, &rows[i], (int)r + 1, &seconds, error);
             if (status) break;
             double by_bytes = rows[i].bytes / probe.read_bytes_per_second;
@@ -270,7 +270,7 @@ static kakeya_status measure_profile(bench_run *run, int context, bench_result *
     if (status) return status;
     bench_profile *profile = &out->profile[out->n_profiles];
     *profile = (bench_profile){.context = context};
-    status = ops->profile(copy, run->tokens[0], run->options->repeats, &profile->step, error);
+    status = run->measure->profile(copy, run->tokens[0], run->options->repeats, &profile->step, error);
     ops->cache_destroy(copy);
     if (!status) out->n_profiles++;
     return status;
@@ -290,12 +290,12 @@ static kakeya_status measure_context(bench_run *run, int context, bench_probes *
 
 kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options, bench_result *out,
                             kakeya_error *error) {
-    bench_run run = {.engine = engine, .options = options};
+    bench_run run = {.engine = engine, .measure = backend_measure_find(engine->ops), .options = options};
     *out = (bench_result){0};
-    if (!engine->ops->probe) {
+    if (!run.measure) {
         return error_set(error, KAKEYA_UNSUPPORTED, "backend %s has no probe of its machine", engine->ops->name);
     }
-    if (options->profile && !engine->ops->profile) {
+    if (options->profile && !run.measure->profile) {
         return error_set(error, KAKEYA_UNSUPPORTED, "--profile: backend %s has no profile of its kernels",
                          engine->ops->name);
     }

@@ -1,13 +1,13 @@
 /* The work that one call cannot avoid: bytes that must be read, operations that must be done. */
 #include <math.h>
 
-#include "cli/bench.h"
+#include "measure/bench.h"
 
 /* What greedy decoding reads of the head. */
 static double head_bytes(const kakeya_engine *engine) {
-    const backend_ops *ops = engine->ops;
-    return ops->greedy_head_bytes ? (double)ops->greedy_head_bytes(engine->model)
-                                  : (double)weight_bytes(&engine->verifier->weights.head);
+    const backend_measure_ops *measure = backend_measure_find(engine->ops);
+    return measure && measure->greedy_head_bytes ? (double)measure->greedy_head_bytes(engine->model)
+                                                 : (double)weight_bytes(&engine->verifier->weights.head);
 }
 
 static double weight_elements(const weight *w) { return (double)w->out * (double)w->in; }
@@ -124,4 +124,10 @@ double bench_draft_operations(const kakeya_engine *engine, const kakeya_session_
         per_row += 2 * (double)d->config.heads * d->config.head_dim * visible;
     }
     return 2 * (rows * per_row + drafts * weight_elements(&engine->verifier->weights.head));
+}
+
+double bench_kernel_bound(const bench_result *result, const backend_profile_row *row) {
+    double by_bytes = row->bytes / result->read_bytes_per_second.median;
+    double by_operations = row->operations / result->flops_per_second.median;
+    return by_bytes > by_operations ? by_bytes : by_operations;
 }

@@ -1,0 +1,59 @@
+/* What benchmarks ask of this backend beside inference. */
+#include "backend/measure.h"
+
+#include "backend/cuda/cuda.h"
+#include "backend/cuda/profile.h"
+
+static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
+    float milliseconds = 0;
+    cudaError_t status = cudaEventSynchronize(end);
+    if (status == cudaSuccess) status = cudaEventElapsedTime(&milliseconds, start, end);
+    *seconds = (double)milliseconds / 1e3;
+    return cuda_check(status, "measuring the device", error);
+}
+
+/* Reads the weights themselves: they are larger than every cache, or there is nothing else to read. */
+static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
+    enum { PASSES = 2, ITERATIONS = 4096 };
+    static const size_t largest = (size_t)8 << 30;
+    size_t bytes = m->weights.bytes < largest ? m->weights.bytes : largest;
+    bytes = bytes / 16 * 16;
+    cudaEvent_t start, end;
+    kakeya_status status = cuda_device_use(&m->device, error);
+    if (!status) status = cuda_check(cudaEventCreate(&start), "measuring the device", error);
+    if (status) return status;
+    status = cuda_check(cudaEventCreate(&end), "measuring the device", error);
+    if (status) {
+        (void)cudaEventDestroy(start);
+        return status;
+    }
+    double seconds = 0;
+    (void)cudaEventRecord(start, m->device.stream);
+    for (int i = 0; i < PASSES; i++) cuda_probe_read(&m->launch, m->weights.data, bytes, m->logits);
+    (void)cudaEventRecord(end, m->device.stream);
+    status = seconds_between(start, end, &seconds, error);
+    out->read_bytes_per_second = PASSES * (double)bytes / seconds;
+    if (!status) {
+        (void)cudaEventRecord(start, m->device.stream);
+        double operations = cuda_probe_flops(&m->launch, m->device.multiprocessors, ITERATIONS, m->logits);
+        (void)cudaEventRecord(end, m->device.stream);
+        status = seconds_between(start, end, &seconds, error);
+        out->flops_per_second = operations / seconds;
+        out->threads = 1;
+    }
+    (void)cudaEventDestroy(start);
+    (void)cudaEventDestroy(end);
+    return status ? status : cuda_finish(&m->device, "measuring the device", error);
+}
+
+const backend_measure_ops *cuda_measure(void);
+
+const backend_measure_ops *cuda_measure(void) {
+    static const backend_measure_ops ops = {
+        .makes_weights = true,
+        .greedy_head_bytes = cuda_greedy_head_bytes,
+        .probe = cuda_probe,
+        .profile = cuda_profile,
+    };
+    return &ops;
+}

@@ -1,0 +1,58 @@
+/* What benchmarks and evaluations ask of a backend beside inference: what the device allows, where a step spends its
+ * time, diagnostics of restored attention, and weights that are made up. A second table beside backend_ops, whose
+ * objects it shares; nothing that serves a user calls it. */
+#ifndef KAKEYA_BACKEND_MEASURE_H
+#define KAKEYA_BACKEND_MEASURE_H
+
+#include "backend/backend.h"
+
+/* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
+typedef struct backend_probe {
+    double read_bytes_per_second; /* over memory far larger than every cache */
+    double flops_per_second;      /* the matrix product's inner instruction on registers, a multiply-add counted as 2 */
+    int threads;
+} backend_probe;
+
+/* One kernel in one part of the model, over the launches of a decode step of one row. */
+enum { BACKEND_PROFILE_NAME = 40, BACKEND_MAX_PROFILE_ROWS = 64 };
+typedef struct backend_profile_row {
+    char kernel[BACKEND_PROFILE_NAME], part[BACKEND_PROFILE_NAME];
+    int launches;
+    double seconds;    /* of all of them, each measured alone: the sum of the launches' medians */
+    double bytes;      /* that they must read; 0: what they move has been counted, or is next to nothing */
+    double operations; /* that they must do */
+} backend_profile_row;
+
+typedef struct backend_profile {
+    backend_profile_row row[BACKEND_MAX_PROFILE_ROWS]; /* in the order of their first launch */
+    int n;
+    double step_seconds;  /* of the whole step as decoding runs it: median */
+    double empty_seconds; /* of a kernel that does nothing, measured like the others */
+} backend_profile;
+
+/* Verbs that may be NULL say what their absence means. */
+typedef struct backend_measure_ops {
+    /* model_create makes values for matrices that have a `synthetic` deviation instead of data (backend/synthetic.h).
+     */
+    bool makes_weights;
+    /* Bytes of the head that a greedy choice reads, where it needs no whole head. NULL: always the whole. */
+    size_t (*greedy_head_bytes)(const backend_model *model);
+    kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no
+     * kernels of its own that it could tell apart. */
+    kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out,
+                             kakeya_error *error);
+    /* From now on the evicted K/V of an empty cache under `restored` are mixed in pre-norm space as
+     * alpha * own + (1 - alpha) * f_theta: 0 is plain restoration, 1 puts own K/V back. Own raw K/V of every position
+     * are then kept (tag kv.latent), so such a cache is not bounded; it cannot be forked or snapshot. NULL: the backend
+     * cannot do it. */
+    kakeya_status (*cache_mix_own)(backend_cache *cache, float alpha, kakeya_error *error);
+    /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; after cache_mix_own. NULL
+     * with it. */
+    kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+} backend_measure_ops;
+
+/* The table beside that of a backend; NULL where it has none. */
+const backend_measure_ops *backend_measure_find(const backend_ops *ops);
+
+#endif

@@ -1,0 +1,16 @@
+/* Models in the exact shapes of published ones with made-up weights, for measurements without a checkpoint: in host
+ * memory, or only outlined where the backend makes the values on its device. */
+#ifndef KAKEYA_BACKEND_SYNTHETIC_H
+#define KAKEYA_BACKEND_SYNTHETIC_H
+
+#include "backend/backend.h"
+
+/* Described as gemma4_model_synthesize wants it. */
+kakeya_status synthetic_verifier(const backend_ops *ops, const char *description, mem_account *account,
+                                 gemma4_model **out, kakeya_error *error);
+kakeya_status synthetic_drafter(const backend_ops *ops, const gemma4_config *verifier, mem_account *account,
+                                dflash_model **out, kakeya_error *error);
+kakeya_status synthetic_f_theta(const backend_ops *ops, const gemma4_config *verifier, const dflash_config *drafter,
+                                mem_account *account, f_theta_model **out, kakeya_error *error);
+
+#endif
