@@ -7,7 +7,8 @@
 
 #include "backend/backend.h"
 #include "decode/draft_control.h"
-#include "text/chat.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 enum { ENGINE_POLICIES = KAKEYA_ATTENTION_RESTORED + 1 };
 

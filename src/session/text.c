@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "session/engine.h"
-#include "text/chat.h"
+#include "text/chat_request.h"
 #include "text/detokenizer.h"
 
 void kakeya_free(void *pointer) { free(pointer); }
@@ -49,7 +49,7 @@ kakeya_status kakeya_chat_tokens(const kakeya_engine *engine, const kakeya_messa
     const chat_options options = {.style = engine->chat.style, .thinking = thinking, .add_generation_prompt = true};
     chat_text text = {0};
     status = chat_render(turns, n_messages, &options, &text, error);
-    if (status == KAKEYA_OK) status = chat_tokenize(engine->tokenizer, &text, ids, n_ids, error);
+    if (status == KAKEYA_OK) status = chat_tokenize(engine->tokenizer, &text, ids, n_ids, NULL, error);
     chat_text_free(&text);
     free(turns);
     return status;

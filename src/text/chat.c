@@ -1,104 +1,18 @@
 #include "text/chat.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat_private.h"
-#include "text/utf8.h"
-
-/* ------------------------------------------------------------------------------------------- the writer */
-
-void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) {
-    if (w->status) return;
-    char message[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
-    va_end(arguments);
-    w->status = error_set(w->error, status, "%s", message);
-}
-
-static bool put_bytes(chat_writer *w, const char *text, size_t bytes) {
-    if (w->status) return false;
-    if (w->out.bytes + bytes + 1 > w->text_capacity) {
-        size_t larger = 2 * (w->out.bytes + bytes + 1);
-        char *moved = realloc(w->out.text, larger);
-        if (!moved) {
-            chat_fail(w, KAKEYA_OUT_OF_MEMORY, "out of memory while rendering %zu bytes of chat", w->out.bytes);
-            return false;
-        }
-        w->out.text = moved;
-        w->text_capacity = larger;
-    }
-    if (bytes) memcpy(w->out.text + w->out.bytes, text, bytes);
-    w->out.bytes += bytes;
-    w->out.text[w->out.bytes] = 0;
-    return true;
-}
-
-static void put_segment(chat_writer *w, const char *text, size_t bytes, bool control) {
-    size_t offset = w->out.bytes;
-    if (!put_bytes(w, text, bytes)) return;
-    chat_segment *last = w->out.n_segments ? &w->out.segments[w->out.n_segments - 1] : NULL;
-    if (last && !control && !last->control) {
-        last->bytes += bytes;
-        return;
-    }
-    if (w->out.n_segments == w->segment_capacity) {
-        size_t larger = w->segment_capacity ? 2 * w->segment_capacity : 32;
-        chat_segment *moved = realloc(w->out.segments, larger * sizeof *moved);
-        if (!moved) {
-            chat_fail(w, KAKEYA_OUT_OF_MEMORY, "out of memory while rendering %zu bytes of chat", w->out.bytes);
-            return;
-        }
-        w->out.segments = moved;
-        w->segment_capacity = larger;
-    }
-    w->out.segments[w->out.n_segments++] = (chat_segment){.offset = offset, .bytes = bytes, .control = control};
-}
-
-void chat_put_control(chat_writer *w, const char *token) { put_segment(w, token, strlen(token), true); }
-
-void chat_put(chat_writer *w, const char *text, size_t bytes) {
-    if (bytes) put_segment(w, text, bytes, false);
-}
-
-void chat_puts(chat_writer *w, const char *text) { chat_put(w, text, strlen(text)); }
+#include "text/chat_json.h"
+#include "text/chat_tools.h"
+#include "text/spaces.h"
 
 /* ------------------------------------------------------------------------------------------- text */
 
-/* Length of the white space character at text[0] in Python's sense (what jinja's trim removes), 0 if there is none. */
-static size_t space_length(const char *text, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)text;
-    if (bytes == 0) return 0;
-    if ((p[0] >= 0x09 && p[0] <= 0x0D) || (p[0] >= 0x1C && p[0] <= 0x20)) return 1;
-    if (bytes >= 2 && p[0] == 0xC2 && (p[1] == 0x85 || p[1] == 0xA0)) return 2;
-    if (bytes < 3) return 0;
-    unsigned code = (unsigned)(p[0] & 0x0F) << 12 | (unsigned)(p[1] & 0x3F) << 6 | (unsigned)(p[2] & 0x3F);
-    if ((p[0] & 0xF0) != 0xE0 || (p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return 0;
-    bool space = code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 ||
-                 code == 0x202F || code == 0x205F || code == 0x3000;
-    return space ? 3 : 0;
-}
-
-static void trim(const char **text, size_t *bytes) {
-    for (size_t length; (length = space_length(*text, *bytes)) > 0;) {
-        *text += length;
-        *bytes -= length;
-    }
-    for (;;) {
-        size_t length = 1;
-        while (length <= 3 && length <= *bytes && space_length(*text + *bytes - length, length) != length) length++;
-        if (length > 3 || length > *bytes) return;
-        *bytes -= length;
-    }
-}
-
 /* Returns whether there was anything to write. */
 static bool put_trimmed(chat_writer *w, const char *text, size_t bytes) {
-    trim(&text, &bytes);
+    space_trim(&text, &bytes);
     chat_put(w, text, bytes);
     return bytes > 0;
 }
@@ -348,72 +262,12 @@ kakeya_status chat_render(const chat_message *messages, size_t n_messages, const
     chat_put_control(&w, "<bos>");
     if (system || options->thinking || tools) put_system(&w, system, options, tools);
     turn_end end = put_messages(&w, messages, n_messages, system ? 1 : 0, options);
+    w.out.stable_segments = w.out.n_segments;
     if (options->add_generation_prompt) put_generation_prompt(&w, end, options);
     if (w.status) {
         chat_text_free(&w.out);
         return w.status;
     }
     *out = w.out;
-    return KAKEYA_OK;
-}
-
-void chat_text_free(chat_text *text) {
-    free(text->text);
-    free(text->segments);
-    *text = (chat_text){0};
-}
-
-/* ------------------------------------------------------------------------------------------- ids */
-
-typedef struct id_list {
-    int32_t *ids;
-    size_t n, capacity;
-} id_list;
-
-static kakeya_status append_ids(id_list *list, const int32_t *ids, size_t n, kakeya_error *error) {
-    if (list->n + n > list->capacity) {
-        size_t larger = 2 * (list->n + n);
-        int32_t *moved = realloc(list->ids, larger * sizeof *moved);
-        if (!moved) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory after %zu tokens of chat", list->n);
-        list->ids = moved;
-        list->capacity = larger;
-    }
-    memcpy(list->ids + list->n, ids, n * sizeof *ids);
-    list->n += n;
-    return KAKEYA_OK;
-}
-
-static kakeya_status append_segment(id_list *list, const tokenizer *t, const char *text, const chat_segment *segment,
-                                    kakeya_error *error) {
-    int32_t *ids;
-    size_t n;
-    tokenizer_encode_options options = {.parse_special = segment->control};
-    kakeya_status status = tokenizer_encode(t, text + segment->offset, segment->bytes, options, &ids, &n, error);
-    if (status) return error_prefix(error, status, "chat text from byte %zu", segment->offset);
-    if (segment->control && (n != 1 || !tokenizer_is_special(t, ids[0]))) {
-        status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "the vocabulary has no special token %.*s, which the chat format needs", (int)segment->bytes,
-                           text + segment->offset);
-    } else if (n) {
-        status = append_ids(list, ids, n, error);
-    }
-    free(ids);
-    return status;
-}
-
-kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, int32_t **ids, size_t *n_ids,
-                            kakeya_error *error) {
-    *ids = NULL;
-    *n_ids = 0;
-    id_list list = {0};
-    for (size_t i = 0; i < text->n_segments; i++) {
-        kakeya_status status = append_segment(&list, t, text->text, &text->segments[i], error);
-        if (status) {
-            free(list.ids);
-            return status;
-        }
-    }
-    *ids = list.ids;
-    *n_ids = list.n;
     return KAKEYA_OK;
 }

@@ -1,5 +1,7 @@
 /* JSON for the turn format, where 1, 1.0 and 1e0 are three different texts: a tree whose numbers keep their spelling,
  * and numbers written as Python writes them, because the templates are defined by what Python's jinja2 prints. */
+#include "text/chat_json.h"
+
 #include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,7 +10,6 @@
 #include <yajl/yajl_parse.h>
 
 #include "base/json.h"
-#include "text/chat_private.h"
 
 typedef struct builder {
     cJSON *root;

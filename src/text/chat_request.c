@@ -1,10 +1,12 @@
 /* OpenAI-style JSON to messages. The strings stay in the parsed tree; arrays are allocated per kind and freed together.
  */
+#include "text/chat_request.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat_private.h"
+#include "text/chat_json.h"
 
 struct chat_request_storage {
     cJSON *root;

@@ -1,8 +1,10 @@
+#include "text/chat_template.h"
+
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
-#include "text/chat.h"
 
 /* Template revisions that chat_render is tested against: length and FNV-1a of the text without trailing white space. */
 static const struct {

@@ -1,10 +1,12 @@
 /* Tool declarations: a JSON schema in the grammar that the model was trained on. The quirks (a schema without a type
  * leaves its brace open, an object without properties shows its own keys as properties) are the template's, and kept.
  */
+#include "text/chat_tools.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat_private.h"
+#include "text/chat_json.h"
 
 /* What a template finds under a key: NULL where the key is absent or `value` is no object. */
 static const cJSON *get(const cJSON *value, const char *key) {

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "text/chat.h"
+#include "text/chat_request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kakeya_error error = {0};

@@ -2,7 +2,7 @@
  * format writes, and clear refusal of requests that do not fit. */
 #include "text_support.h"
 
-#include "text/chat.h"
+#include "text/chat_request.h"
 #include "text/detokenizer.h"
 
 static bool flag(const cJSON *object, const char *key) {
@@ -23,6 +23,24 @@ static void assert_covers(const chat_text *text) {
     }
     assert_int_equal(at, text->bytes);
     assert_int_equal(text->text[at], 0);
+}
+
+/* The stable part of a prompt is the conversation without the model's turn opened behind it. */
+static void assert_stable(const tokenizer *t, const chat_request *request, const chat_options *with_turn,
+                          const int32_t *ids, size_t n_stable) {
+    chat_options options = *with_turn;
+    options.add_generation_prompt = false;
+    kakeya_error error = {0};
+    chat_text text;
+    int32_t *alone;
+    size_t n, n_all;
+    assert_int_equal(chat_render(request->messages, request->n_messages, &options, &text, &error), KAKEYA_OK);
+    assert_int_equal(chat_tokenize(t, &text, &alone, &n, &n_all, &error), KAKEYA_OK);
+    assert_int_equal(n_all, n);
+    assert_int_equal(n_stable, n);
+    assert_memory_equal(alone, ids, n * sizeof *ids);
+    free(alone);
+    chat_text_free(&text);
 }
 
 static void test_vectors(void **state) {
@@ -54,8 +72,8 @@ static void test_vectors(void **state) {
         assert_covers(&text);
 
         int32_t *ids;
-        size_t n, decoded_bytes, controls = 0, special_ids = 0;
-        if (chat_tokenize(t, &text, &ids, &n, &error)) fail_msg("case %d: %s", compared, error.message);
+        size_t n, n_stable, decoded_bytes, controls = 0, special_ids = 0;
+        if (chat_tokenize(t, &text, &ids, &n, &n_stable, &error)) fail_msg("case %d: %s", compared, error.message);
         for (size_t i = 0; i < text.n_segments; i++) controls += text.segments[i].control;
         for (size_t i = 0; i < n; i++) special_ids += tokenizer_is_special(t, ids[i]);
         assert_int_equal(special_ids, controls);
@@ -76,6 +94,7 @@ static void test_vectors(void **state) {
             same_as_whole++;
         }
         free(whole);
+        assert_stable(t, &request, &options, ids, n_stable);
         free(ids);
         chat_text_free(&text);
         chat_request_free(&request);
@@ -124,7 +143,7 @@ static void test_user_text_stays_text(void **state) {
     assert_int_equal(chat_render(messages, 1, &options, &text, &error), KAKEYA_OK);
     int32_t *ids;
     size_t n;
-    assert_int_equal(chat_tokenize(t, &text, &ids, &n, &error), KAKEYA_OK);
+    assert_int_equal(chat_tokenize(t, &text, &ids, &n, NULL, &error), KAKEYA_OK);
     static const char *const controls[] = {"<bos>", "<|turn>", "<turn|>", "<|turn>"};
     size_t found = 0;
     for (size_t i = 0; i < n; i++) {
@@ -148,7 +167,7 @@ static void test_vocabulary_without_control_tokens(void **state) {
     assert_int_equal(chat_render(NULL, 0, &options, &text, &error), KAKEYA_OK);
     int32_t *ids;
     size_t n;
-    assert_int_equal(chat_tokenize(t, &text, &ids, &n, &error), KAKEYA_UNSUPPORTED);
+    assert_int_equal(chat_tokenize(t, &text, &ids, &n, NULL, &error), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(error.message, "<bos>"));
     assert_null(ids);
     chat_text_free(&text);

@@ -1,0 +1,45 @@
+/* Text made of control tokens and ordinary words, kept apart: only what the turn format itself writes can become
+ * control tokens. Every word that comes from a caller is encoded as ordinary text, whatever it spells. */
+#ifndef KAKEYA_TEXT_CHAT_TEXT_H
+#define KAKEYA_TEXT_CHAT_TEXT_H
+
+#include "text/tokenizer.h"
+
+#define CHAT_QUOTE "<|\"|>" /* the control token around strings */
+
+/* A stretch of the rendered text: one control token, or text that is never read as control tokens. */
+typedef struct chat_segment {
+    size_t offset, bytes;
+    bool control;
+} chat_segment;
+
+typedef struct chat_text {
+    char *text; /* NUL-terminated */
+    size_t bytes;
+    chat_segment *segments; /* in order, covering the text; two texts are never adjacent */
+    size_t n_segments;
+    size_t stable_segments; /* the first so many are the conversation, the others open the model's turn */
+} chat_text;
+
+void chat_text_free(chat_text *text);
+
+/* The ids of a rendered conversation, malloc'ed. *n_stable (may be NULL) receives how many of them are the conversation
+ * itself, which a later request that goes on from here begins with; the others open the model's turn. Fails if the
+ * vocabulary lacks a control token that the text uses. */
+kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, int32_t **ids, size_t *n_ids, size_t *n_stable,
+                            kakeya_error *error);
+
+/* Writes a chat_text; the first failure sticks in `status` and everything after it is ignored. */
+typedef struct chat_writer {
+    chat_text out;
+    size_t text_capacity, segment_capacity;
+    kakeya_status status;
+    kakeya_error *error;
+} chat_writer;
+
+void chat_put_control(chat_writer *w, const char *token);
+void chat_put(chat_writer *w, const char *text, size_t bytes);
+void chat_puts(chat_writer *w, const char *text);
+void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#endif
