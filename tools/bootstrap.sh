@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|fuzz|coverage
-# `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller decides.
+# usage: tools/bootstrap.sh build|test|style|fuzz|coverage
+# `style` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
+# decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|fuzz|coverage}
+task=${1:?usage: tools/bootstrap.sh build|test|style|fuzz|coverage}
 missing=""
 
 need_command() { # command, package
@@ -36,6 +37,7 @@ test)
     need_command jq jq
     need_command c++ g++
     ;;
+style) need_command clang-format clang-format ;;
 fuzz)
     need_build
     need_command clang clang
@@ -51,7 +53,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|fuzz|coverage" >&2
+    echo "usage: tools/bootstrap.sh build|test|style|fuzz|coverage" >&2
     exit 2
     ;;
 esac

@@ -26,7 +26,8 @@ evaluate() { # what, option...
     fi
 }
 
-[ "${1:-}" = --built ] || tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(device_architecture)"
+[ "${1:-}" = --built ] ||
+    tools/build.sh "$build" cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA_ARCHITECTURES="$(device_architecture)"
 
 if [ ! -x "$build/gpu/test_failures" ]; then
     echo "$build/gpu/test_failures is not there: build it first (without --built)" >&2

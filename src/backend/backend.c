@@ -2,13 +2,9 @@
 
 #include <string.h>
 
-#include "backend/measure.h"
-
 const backend_ops *cpu_backend(void);
-const backend_measure_ops *cpu_measure(void);
 #ifdef KAKEYA_HAVE_CUDA
 const backend_ops *cuda_backend(void);
-const backend_measure_ops *cuda_measure(void);
 bool cuda_device_present(void);
 #endif
 
@@ -23,11 +19,4 @@ const backend_ops *backend_find(const char *name, kakeya_error *error) {
     if (automatic || strcmp(name, "cpu") == 0) return cpu_backend();
     error_set(error, KAKEYA_UNSUPPORTED, "backend '%s' is not in this build (available: %s)", name, available);
     return NULL;
-}
-
-const backend_measure_ops *backend_measure_find(const backend_ops *ops) {
-#ifdef KAKEYA_HAVE_CUDA
-    if (ops == cuda_backend()) return cuda_measure();
-#endif
-    return ops == cpu_backend() ? cpu_measure() : NULL;
 }

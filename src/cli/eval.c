@@ -21,7 +21,7 @@ typedef struct eval_command {
     cli_option shared_table[CLI_SHARED_OPTIONS];
     const char *report, *plot, *policies;
     const char *policy_names[CLI_MAX_VALUES];
-    char *policy_text; /* owns policy_names */
+    char *policy_text;        /* owns policy_names */
     file_writer *plot_writer; /* open from the start, so that an unwritable path is known before the work */
     eval_setup setup;
     const char *words[512]; /* the whole command line */

@@ -1,6 +1,6 @@
 /* The evaluations behind `kakeya eval`. Each opens the engine, runs its arms side by side on the same prompts, and
- * leaves a report (measure/report.h). Nothing is printed here; progress goes to the caller's callback, which can also stop
- * the run: what was finished until then stays in the report, marked incomplete. */
+ * leaves a report (measure/report.h). Nothing is printed here; progress goes to the caller's callback, which can also
+ * stop the run: what was finished until then stays in the report, marked incomplete. */
 #ifndef KAKEYA_MEASURE_EVAL_H
 #define KAKEYA_MEASURE_EVAL_H
 

@@ -54,7 +54,8 @@ edit_header "$d" 's/"dtype":"F32","shape":\[320,64\]/"dtype":"Q32","shape":[320,
 fails_with "a tensor of an unknown type" "embed_tokens.weight.*Q32" run --model "$d" --ids-file "$ids"
 d=$(variant shape)
 edit_header "$d" 's/"shape":\[320,64\]/"shape":[640,32]/'
-fails_with "a tensor of a wrong shape: both shapes are named" "embed_tokens.weight.*640, ?32.*320, ?64|embed_tokens.weight.*320, ?64.*640, ?32" \
+fails_with "a tensor of a wrong shape: both shapes are named" \
+    "embed_tokens.weight.*640, ?32.*320, ?64|embed_tokens.weight.*320, ?64.*640, ?32" \
     run --model "$d" --ids-file "$ids"
 d=$(variant missing-tensor)
 edit_header "$d" 's/layers.0.input_layernorm.weight/layers.0.inputXlayernorm.weight/'

@@ -80,7 +80,7 @@ works "info prints text" info --context 7300
 check "with the parameters" grep -q '^parameters  *18,884,812' "$WORK/out"
 works "info needs no weights" info --synthetic 26b-a4b --context 62000 --json
 json_holds "26B-A4B has 25.2 billion parameters, 3.8 of them active" \
-    '.parameters.total / 1e9 | floor == 25' 
+    '.parameters.total / 1e9 | floor == 25'
 json_holds "its K = V layers are stored once" '
     [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes.full / 62000 | . > 10200 and . < 10400'
 for shape in 31b 12b e2b e4b 26b-a4b:layers=6; do
