@@ -84,6 +84,19 @@ FORMS = {
                  "hidden_size_per_layer_input": 17, "sliding_window": 2, "enable_moe_block": False,
                  "tie_word_embeddings": True, "vocab_size": 128},
     },
+    # RoPE parameters under the older names, tensors that no layer uses
+    "respelt": {
+        "seed": 7, "nested": True, "dtype": "float32", "extras": True, "shards": 1, "dialect": "published", "length": 40,
+        "respell": ["type", "factor", "rope_scaling"],
+        "text": {"num_hidden_layers": 3, "layer_types": [S, F, F], "num_kv_shared_layers": 0, "hidden_size": 24,
+                 "intermediate_size": 17, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12,
+                 "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+                 "hidden_size_per_layer_input": 0, "sliding_window": 9, "enable_moe_block": False,
+                 "tie_word_embeddings": True, "vocab_size": 61,
+                 "rope_parameters": {S: {"rope_type": "proportional", "rope_theta": 100.0},
+                                     F: {"rope_type": "proportional", "rope_theta": 1000.0, "factor": 2.0,
+                                         "partial_rotary_factor": 0.5}}},
+    },
 }
 
 # --------------------------------------------------------------------------------------------------- shapes
@@ -154,16 +167,17 @@ def choose(seed):
         "nested": rng.random() < 0.5,
         "dtype": rng.choice(["float32", "float32", "bfloat16", "float16", "mixed"]),
         "shards": rng.choice([1, 1, 2, 4]),
-        "extras": rng.random() < 0.3,  # unknown keys; vision tensors and projections that shared layers do not use
+        "extras": rng.random() < 0.3,  # unknown keys; vision tensors, rotary buffers and projections that no layer uses
         "length": rng.choice([1, 2, text["sliding_window"], text["sliding_window"] + 1, rng.randrange(1, 60),
                               rng.randrange(1, 200), 60, 97]),
+        "respell": [way for way in ("type", "factor", "rope_scaling") if rng.random() < 0.25],
     }
 
 
 def form(name):
     own = FORMS[name]
     case = choose(own["seed"])
-    return {**case, **own, "text": {**case["text"], **own["text"], "vocab_size_per_layer_input": own["text"]["vocab_size"]}}
+    return {**case, "respell": [], **own, "text": {**case["text"], **own["text"], "vocab_size_per_layer_input": own["text"]["vocab_size"]}}
 
 
 def rope(rng, name):
@@ -217,12 +231,34 @@ def stored_tensors(model, case, generator):
         for i in range(first, text["num_hidden_layers"]):
             for part in ("k_proj", "v_proj"):
                 tensors[f"{prefix}layers.{i}.self_attn.{part}.weight"] = torch.randn(16, text["hidden_size"])
+        for i in range(first):
+            if f"{prefix}layers.{i}.self_attn.v_proj.weight" not in tensors:
+                tensors[f"{prefix}layers.{i}.self_attn.v_proj.weight"] = torch.randn(16, text["hidden_size"])
+        tensors[f"{prefix}rotary_emb.full_attention_inv_freq"] = torch.randn(5)
+        tensors[f"{prefix}layers.0.self_attn.rotary_emb.inv_freq"] = torch.randn(3)
         if case["nested"]:
             tensors["model.vision_tower.patch_embedder.input_proj.weight"] = torch.randn(12, 5)
             tensors["model.embed_vision.embedding_projection.weight"] = torch.randn(7, 3)
     names = list(DTYPES) if case["dtype"] == "mixed" else [case["dtype"]]
     rng = random.Random(case["seed"] + 1)
     return {name: tensor.to(DTYPES[rng.choice(names)]).contiguous() for name, tensor in sorted(tensors.items())}
+
+
+def respell(text, ways):
+    """The same RoPE parameters in the other ways in which transformers reads them."""
+    parameters = text.get("rope_parameters")
+    if not parameters:
+        return
+    if "type" in ways:
+        for entry in parameters.values():
+            entry["type"] = entry.pop("rope_type")
+    if "factor" in ways and parameters[F].get("type", parameters[F].get("rope_type")) == "proportional":
+        factor = parameters[F].pop("partial_rotary_factor", None)
+        if factor is not None:
+            text["partial_rotary_factor"] = factor
+    if "rope_scaling" in ways:
+        text["rope_scaling"] = parameters
+        text["rope_parameters"] = {name: {"rope_type": "default", "rope_theta": 7.0} for name in (S, F)}
 
 
 def write_checkpoint(directory, case):
@@ -238,6 +274,8 @@ def write_checkpoint(directory, case):
     written = config.to_dict() if case["dialect"] == "resaved" else dict(text)
     dtype = case["dtype"] if case["dtype"] in DTYPES else "float32"
     written["dtype"] = dtype
+    written = json.loads(json.dumps(written))
+    respell(written, case["respell"])
     if case["nested"]:
         written = {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": written,
                    "vision_config": None, "audio_config": None, "dtype": dtype,

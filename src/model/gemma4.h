@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "model/weight.h"
 
-enum { GEMMA4_MAX_LAYERS = 128, GEMMA4_MAX_STOP_TOKENS = 16 };
+enum { GEMMA4_MAX_LAYERS = 128, GEMMA4_MAX_STOP_TOKENS = 16, GEMMA4_MAX_SUPPRESS_TOKENS = 256 };
 
 typedef enum gemma4_layer_type { GEMMA4_SLIDING = 0, GEMMA4_FULL } gemma4_layer_type;
 
@@ -47,10 +47,10 @@ typedef struct gemma4_config {
     gemma4_layer_config layer[GEMMA4_MAX_LAYERS];
     weight_format checkpoint_format; /* WEIGHT_FORMAT_COUNT after parsing where the file does not say; the embedding's
                                         once opened */
-    int bos_token, pad_token;
+    int bos_token, pad_token;        /* -1: none */
     int stop_tokens[GEMMA4_MAX_STOP_TOKENS];
     int n_stop_tokens;
-    int suppress_tokens[GEMMA4_MAX_STOP_TOKENS]; /* logits set to -inf before sampling */
+    int suppress_tokens[GEMMA4_MAX_SUPPRESS_TOKENS]; /* logits set to -inf before sampling */
     int n_suppress_tokens;
     char variant[32]; /* "26b-a4b", ... where the shape is a known one, else "gemma4" */
 } gemma4_config;

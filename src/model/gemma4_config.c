@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "model/gemma4_layers.h"
+#include "model/gemma4_rope.h"
 
 /* Ranges that no published model comes near; they keep every later product inside int. */
 enum {
@@ -153,30 +154,6 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
     }
 }
 
-static void read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
-    const cJSON *parameters = json_object(r, text, "rope_parameters");
-    for (int t = 0; t < 2; t++) {
-        gemma4_layer_type type = (gemma4_layer_type)t;
-        const cJSON *own = json_object(r, parameters, gemma4_layer_type_name(type));
-        bool full = type == GEMMA4_FULL;
-        const char *kind = json_string(r, own, "rope_type", full && !own ? "proportional" : "default");
-        gemma4_rope *rope = &c->rope[type];
-        int head_dim = gemma4_head_dim(c, type);
-        rope->theta = (float)json_number(r, own, "rope_theta", 1, 1e12, full ? 1e6 : 1e4);
-        rope->factor = 1;
-        rope->rotated_pairs = head_dim / 2;
-        if (strcmp(kind, "proportional") == 0) {
-            double partial = json_number(r, own, "partial_rotary_factor", 0, 1, own ? 1 : 0.25);
-            rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
-            rope->factor = (float)json_number(r, own, "factor", 1e-3, 1e6, 1);
-        } else if (strcmp(kind, "default") != 0) { /* which turns all pairs, whatever partial_rotary_factor says */
-            json_fail(r, KAKEYA_UNSUPPORTED,
-                      "rope_parameters.%s: rope_type \"%s\" is not supported (default, proportional)",
-                      gemma4_layer_type_name(type), kind);
-        }
-    }
-}
-
 static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
     int intermediate = json_int(r, text, "intermediate_size", 1, MAX_WIDTH, 9216);
     bool double_wide = json_bool(r, text, "use_double_wide_mlp", false);
@@ -216,9 +193,11 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
                   c->layers);
 }
 
-/* Adds an integer or a list of integers to a set. What lies outside the vocabulary is never produced and is left out:
- * small models keep the list of their large relatives. */
-static void add_tokens(json_reader *r, const cJSON *object, const char *key, int vocab, int *set, int *n) {
+/* Adds an integer or a list of integers to a set of at most `capacity`; without a set, only checks what is there. What
+ * lies outside the vocabulary is never produced and is left out: small models keep the list of their large relatives.
+ */
+static void add_tokens(json_reader *r, const cJSON *object, const char *key, int vocab, int capacity, int *set,
+                       int *n) {
     const cJSON *item = json_get(object, key);
     const cJSON *each = cJSON_IsArray(item) ? item->child : item;
     for (; each; each = cJSON_IsArray(item) ? each->next : NULL) {
@@ -226,30 +205,50 @@ static void add_tokens(json_reader *r, const cJSON *object, const char *key, int
             json_fail(r, KAKEYA_FORMAT, "%s is neither a token id nor a list of such", key);
             return;
         }
-        if (!json_is_integer(each, 0, vocab - 1)) continue;
+        if (!set || !json_is_integer(each, 0, vocab - 1)) continue;
         int token = (int)each->valuedouble, known = 0;
         for (int i = 0; i < *n; i++) known |= set[i] == token;
         if (known) continue;
-        if (*n == GEMMA4_MAX_STOP_TOKENS) {
-            json_fail(r, KAKEYA_UNSUPPORTED, "%s: more than %d different tokens", key, GEMMA4_MAX_STOP_TOKENS);
+        if (*n == capacity) {
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s: more than %d different tokens", key, capacity);
             return;
         }
         set[(*n)++] = token;
     }
 }
 
+/* The first place that names tokens of the vocabulary decides, as in generate() of transformers:
+ * generation_config.json, then the whole model's keys, then the text model's. (There a generation_config.json without
+ * stop tokens means that nothing stops; here the next place is asked.) */
+static void read_stop_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
+                             const cJSON *generation, gemma4_config *c) {
+    json_reader *readers[] = {generation_reader, r, r};
+    const cJSON *places[] = {generation, top, text};
+    for (int i = 0; i < 3; i++)
+        add_tokens(readers[i], places[i], "eos_token_id", c->vocab, GEMMA4_MAX_STOP_TOKENS,
+                   c->n_stop_tokens ? NULL : c->stop_tokens, &c->n_stop_tokens);
+    if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
+}
+
+/* Nothing is padded here, so every way of saying "none" will do: null, -1, an id outside the vocabulary. */
+static int read_pad_token(json_reader *r, const cJSON *text, int vocab) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(text, "pad_token_id");
+    if (!item) return 0;
+    if (!cJSON_IsNull(item) && !json_is_integer(item, INT_MIN, INT_MAX))
+        json_fail(r, KAKEYA_FORMAT, "pad_token_id is neither a token id nor null");
+    return json_is_integer(item, 0, vocab - 1) ? (int)item->valuedouble : -1;
+}
+
 static void read_tokens(json_reader *r, const cJSON *top, const cJSON *text, json_reader *generation_reader,
                         const cJSON *generation, gemma4_config *c) {
-    c->bos_token = json_int(r, text, "bos_token_id", 0, c->vocab - 1, 2);
-    c->pad_token = json_int(r, text, "pad_token_id", 0, c->vocab - 1, 0);
-    add_tokens(r, top, "eos_token_id", c->vocab, c->stop_tokens, &c->n_stop_tokens);
-    add_tokens(r, text, "eos_token_id", c->vocab, c->stop_tokens, &c->n_stop_tokens);
-    if (r->status == KAKEYA_OK) {
-        add_tokens(generation_reader, generation, "eos_token_id", c->vocab, c->stop_tokens, &c->n_stop_tokens);
-        add_tokens(generation_reader, generation, "suppress_tokens", c->vocab, c->suppress_tokens,
-                   &c->n_suppress_tokens);
-    }
-    if (c->n_stop_tokens == 0) c->stop_tokens[c->n_stop_tokens++] = 1;
+    c->bos_token = json_int(r, text, "bos_token_id", -1, c->vocab - 1, 2);
+    c->pad_token = read_pad_token(r, text, c->vocab);
+    if (r->status != KAKEYA_OK) return;
+    read_stop_tokens(r, top, text, generation_reader, generation, c);
+    add_tokens(generation_reader, generation, "suppress_tokens", c->vocab, GEMMA4_MAX_SUPPRESS_TOKENS,
+               c->suppress_tokens, &c->n_suppress_tokens);
+    if (c->n_suppress_tokens == c->vocab)
+        json_fail(generation_reader, KAKEYA_FORMAT, "suppress_tokens leaves none of the %d tokens", c->vocab);
 }
 
 static weight_format read_format(json_reader *r, const cJSON *top, const cJSON *text) {
@@ -288,7 +287,7 @@ static void read_config(json_reader *r, const cJSON *top, json_reader *generatio
 
     read_layer_types(r, text, c);
     read_attention(r, text, c);
-    read_rope(r, text, c);
+    gemma4_read_rope(r, text, c);
     read_mlp(r, text, c);
     read_tokens(r, top, text, generation_reader, generation, c);
 }

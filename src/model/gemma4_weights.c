@@ -66,7 +66,10 @@ static void walk_attention(walker *w, const gemma4_layer_config *l) {
         ignored(w, "self_attn.k_norm.weight");
     } else {
         matrix(w, PARAMETERS_ATTENTION, "self_attn.k_proj.weight", IN_LAYER(k_proj), keys, c->hidden);
-        if (!l->k_eq_v) matrix(w, PARAMETERS_ATTENTION, "self_attn.v_proj.weight", IN_LAYER(v_proj), keys, c->hidden);
+        if (l->k_eq_v)
+            ignored(w, "self_attn.v_proj.weight"); /* conversions leave one there; no layer of this kind uses it */
+        else
+            matrix(w, PARAMETERS_ATTENTION, "self_attn.v_proj.weight", IN_LAYER(v_proj), keys, c->hidden);
         vector(w, PARAMETERS_NORMS, "self_attn.k_norm.weight", IN_LAYER(k_norm), l->head_dim, 1);
     }
     matrix(w, PARAMETERS_ATTENTION, "self_attn.o_proj.weight", IN_LAYER(o_proj), c->hidden, queries);
@@ -149,23 +152,30 @@ kakeya_status gemma4_walk(const void *shape, tensor_visit visitor, void *context
 
 /* ------------------------------------------------------------------------------------------------ models */
 
-/* Vision and audio towers, their clipping bounds, and rotary buffers. */
-static bool is_skipped(const char *name) {
+static bool has_ending(const char *name, const char *ending) {
+    size_t length = strlen(name), n = strlen(ending);
+    return length >= n && strcmp(name + length - n, ending) == 0;
+}
+
+/* Frequencies that older versions of transformers stored beside the weights; they follow from the configuration. */
+static bool is_rotary_buffer(const char *name) { return strstr(name, "rotary_emb.") && has_ending(name, "inv_freq"); }
+
+/* Vision and audio towers, and their clipping bounds. */
+static bool is_other_modality(const char *name) {
     static const char *const parts[] = {"vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.",
                                         "vision_embedder."};
-    static const char *const endings[] = {".input_min", ".input_max", ".output_min", ".output_max",
-                                          "rotary_emb.inv_freq"};
+    static const char *const endings[] = {".input_min", ".input_max", ".output_min", ".output_max"};
     const char *inner = strncmp(name, "model.", 6) == 0 ? name + 6 : name;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (strncmp(inner, parts[i], strlen(parts[i])) == 0) return true;
     }
-    size_t length = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
-        size_t n = strlen(endings[i]);
-        if (length >= n && strcmp(name + length - n, endings[i]) == 0) return true;
+        if (has_ending(name, endings[i])) return true;
     }
     return false;
 }
+
+static bool is_skipped(const char *name) { return is_rotary_buffer(name) || is_other_modality(name); }
 
 static const char *find_prefix(const checkpoint *ck) {
     static const char nested[] = "model.language_model.";
@@ -188,7 +198,10 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
     model->n_owned = memory->n_owned;
     model->mapped_bytes = memory->mapped_bytes;
     if (model->config.tied_head) model->weights.head = model->weights.embed;
-    if (memory->skipped)
+    bool other_modality = false; /* buffers alone are not worth a note */
+    for (size_t i = 0; memory->skipped && i < model->checkpoint->n_tensors; i++)
+        other_modality |= is_other_modality(model->checkpoint->tensors[i]->name);
+    if (other_modality)
         snprintf(model->note, sizeof model->note, "%zu vision and audio tensors skipped: text only", memory->skipped);
 }
 

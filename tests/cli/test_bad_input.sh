@@ -98,6 +98,18 @@ d=$(variant heads)
 edit_config "$d" '.text_config.num_attention_heads = "four"'
 fails_with "a number that is none" "config.json.*num_attention_heads" run --model "$d" --ids-file "$ids"
 fails_with "info reports the same configuration error" "config.json.*num_attention_heads" info --model "$d"
+d=$(variant rope-type)
+edit_config "$d" '.text_config.rope_parameters.sliding_attention = {"type": "linear", "factor": 2, "rope_theta": 10000}'
+fails_with "a RoPE kind under its older name" "config.json.*sliding_attention.*linear" run --model "$d" --ids-file "$ids"
+d=$(variant rope-scaling)
+edit_config "$d" '.text_config.rope_scaling = {"type": "linear", "factor": 2}'
+fails_with "RoPE parameters that are not given by layer type" "config.json: rope_scaling.*type, factor" run --model "$d" --ids-file "$ids"
+d=$(variant rope-layer-type)
+edit_config "$d" '.text_config.rope_parameters |= with_entries(.key |= sub("full_attention"; "full_atention"))'
+fails_with "a misspelt layer type in the RoPE parameters" "config.json: rope_parameters.*full_atention" run --model "$d" --ids-file "$ids"
+d=$(variant suppressed)
+jq -n '{suppress_tokens: [range(0; 320)]}' >"$d/generation_config.json"
+fails_with "more suppressed tokens than are supported" "generation_config.json: suppress_tokens.*256" run --model "$d" --ids-file "$ids"
 
 fails_with "a model that is not there" "/nonexistent" run --model /nonexistent x
 fails_with "a model name that is not in the cache" "nobody/nothing" run --model nobody/nothing x

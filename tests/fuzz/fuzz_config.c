@@ -28,11 +28,14 @@ static void check_verifier(const char *text, size_t bytes) {
     require(c.layers >= 1 && c.layers <= GEMMA4_MAX_LAYERS && c.hidden >= 1 && c.heads >= 1 && c.vocab >= 1);
     require(!c.moe || (c.experts_per_token >= 1 && c.experts_per_token <= c.experts && c.expert_intermediate >= 1));
     require(c.n_stop_tokens >= 1 && c.n_stop_tokens <= GEMMA4_MAX_STOP_TOKENS);
+    require(c.n_suppress_tokens >= 0 && c.n_suppress_tokens <= GEMMA4_MAX_SUPPRESS_TOKENS &&
+            c.n_suppress_tokens < c.vocab);
     for (int i = 0; i < c.layers; i++) {
         const gemma4_layer_config *l = &c.layer[i], *source = &c.layer[l->kv_source];
         require(l->head_dim >= 2 && l->head_dim % 2 == 0 && l->kv_heads >= 1 && c.heads % l->kv_heads == 0);
         require(l->kv_source >= 0 && l->kv_source <= i && source->kv_source == l->kv_source);
         require(source->type == l->type && source->kv_heads == l->kv_heads && source->head_dim == l->head_dim);
+        require(c.rope[l->type].theta >= 1 && c.rope[l->type].factor > 0);
         require(c.rope[l->type].rotated_pairs >= 0 && c.rope[l->type].rotated_pairs <= l->head_dim / 2);
     }
     parameter_counts counts = gemma4_parameters(&c);

@@ -213,13 +213,213 @@ static void test_values(void **state) {
     assert_ok(parse(json, NULL));
     assert_int_equal(config.checkpoint_format, WEIGHT_F16);
     free(json);
-    assert_ok(parse(dense, "{\"eos_token_id\": [512, 1, 262144, -1], \"suppress_tokens\": [258882, 3]}"));
-    assert_int_equal(config.n_stop_tokens, 2); /* 1 and 106; the others are outside the vocabulary */
+}
+
+static void assert_stops(const int *tokens, int n) {
+    assert_int_equal(config.n_stop_tokens, n);
+    for (int i = 0; i < n; i++) assert_int_equal(config.stop_tokens[i], tokens[i]);
+}
+
+/* The stop tokens of generation_config.json stand in the place of those of config.json, as in generate(). */
+static void test_stop_tokens(void **state) {
+    (void)state;
+    assert_ok(parse(dense, NULL));
+    assert_stops((int[]){1, 106}, 2);
+    assert_ok(parse(dense, "{\"eos_token_id\": [7, 8, 7]}"));
+    assert_stops((int[]){7, 8}, 2);
+    assert_ok(parse(dense, "{\"eos_token_id\": 7}"));
+    assert_stops((int[]){7}, 1);
+    assert_ok(parse(dense, "{\"eos_token_id\": [512, 1, 262144, -1]}")); /* what is outside the vocabulary */
+    assert_stops((int[]){1}, 1);
+    static const char *const none[] = {"{}", "{\"eos_token_id\": null}", "{\"eos_token_id\": []}",
+                                       "{\"eos_token_id\": 512}"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        assert_ok(parse(dense, none[i]));
+        assert_stops((int[]){1, 106}, 2);
+    }
+    char *json = scratch_replace(dense, "\"eos_token_id\": [1, 106],", "");
+    char *text = scratch_replace(json, "\"eos_token_id\": 1", "\"eos_token_id\": [9, 5]");
+    assert_ok(parse(text, NULL));
+    assert_stops((int[]){9, 5}, 2);
+    free(text);
+    text = scratch_replace(json, "\"eos_token_id\": 1,", "");
+    assert_ok(parse(text, NULL));
+    assert_stops((int[]){1}, 1);
+    free(text);
+    free(json);
+    assert_refused(parse(dense, "{\"eos_token_id\": \"1\"}"), KAKEYA_FORMAT, "generation_config.json: eos_token_id");
+}
+
+/* {"suppress_tokens": [first, ..., last]} */
+static const char *suppressing(int first, int last) {
+    static char text[8192];
+    size_t used = (size_t)snprintf(text, sizeof text, "{\"suppress_tokens\": [%d", first);
+    for (int i = first + 1; i <= last; i++) used += (size_t)snprintf(text + used, sizeof text - used, ", %d", i);
+    snprintf(text + used, sizeof text - used, "]}");
+    return text;
+}
+
+static void test_suppressed_tokens(void **state) {
+    (void)state;
+    assert_ok(parse(dense, "{\"suppress_tokens\": [258882, 3]}"));
     assert_int_equal(config.n_suppress_tokens, 1);
     assert_int_equal(config.suppress_tokens[0], 3);
-    assert_ok(parse(dense, "{\"eos_token_id\": 7}"));
-    assert_int_equal(config.n_stop_tokens, 3);
-    assert_int_equal(config.stop_tokens[2], 7);
+    assert_ok(parse(dense, suppressing(100, 187)));
+    assert_int_equal(config.n_suppress_tokens, 88);
+    assert_int_equal(config.suppress_tokens[87], 187);
+    assert_ok(parse(dense, suppressing(100, 99 + GEMMA4_MAX_SUPPRESS_TOKENS)));
+    assert_int_equal(config.n_suppress_tokens, GEMMA4_MAX_SUPPRESS_TOKENS);
+    assert_refused(parse(dense, suppressing(100, 100 + GEMMA4_MAX_SUPPRESS_TOKENS)), KAKEYA_UNSUPPORTED,
+                   "generation_config.json: suppress_tokens: more than 256 different tokens");
+    char *json = scratch_replace(dense, "\"vocab_size\": 512", "\"vocab_size\": 40");
+    assert_refused(parse(json, suppressing(0, 60)), KAKEYA_FORMAT, "suppress_tokens leaves none of the 40 tokens");
+    free(json);
+}
+
+/* No model depends on its padding token, so every way of saying that there is none is read. */
+static void test_pad_token(void **state) {
+    (void)state;
+    static const char *const none[] = {"-1", "null", "512", "1000000"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        char keys[128];
+        snprintf(keys, sizeof keys, "\"eos_token_id\": 1, \"pad_token_id\": %s,", none[i]);
+        char *json = scratch_replace(dense, "\"eos_token_id\": 1,", keys);
+        assert_ok(parse(json, NULL));
+        assert_int_equal(config.pad_token, -1);
+        free(json);
+    }
+    char *json = scratch_replace(dense, "\"eos_token_id\": 1,", "\"eos_token_id\": 1, \"pad_token_id\": \"0\",");
+    assert_refused(parse(json, NULL), KAKEYA_FORMAT, "pad_token_id is neither a token id nor null");
+    free(json);
+    json = scratch_replace(dense, "\"eos_token_id\": 1,", "\"eos_token_id\": 1, \"bos_token_id\": -1,");
+    assert_ok(parse(json, NULL));
+    assert_int_equal(config.bos_token, -1);
+    free(json);
+    assert_ok(parse(dense, NULL));
+    assert_int_equal(config.bos_token, 2);
+    assert_int_equal(config.pad_token, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- RoPE
+ *
+ * What Hugging Face transformers 5.17 makes of each of these was read off its inv_freq buffers. */
+
+#define SLIDING_ROPE "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0}"
+#define FULL_ROPE                                                                                                      \
+    "\"full_attention\": {\"rope_type\": \"proportional\", \"rope_theta\": 1000000.0, "                                \
+    "\"partial_rotary_factor\": 0.25}"
+
+/* `dense` with other text than its rope_parameters, which are the last key; `keys` comes without a comma in front. */
+static char *with_rope(const char *keys) {
+    const char *from = strstr(dense, "\"rope_parameters\"");
+    char *json = NULL;
+    if (asprintf(&json, "%.*s%s}}", (int)(from - dense), dense, keys) < 0) exit(1);
+    return json;
+}
+
+static kakeya_status parse_rope(const char *keys) {
+    char *json = with_rope(keys);
+    kakeya_status status = parse(json, NULL);
+    free(json);
+    return status;
+}
+
+static void test_rope_spellings(void **state) {
+    (void)state;
+    assert_ok(parse(dense, NULL));
+    gemma4_config published = config;
+    static const char *const same[] = {
+        "\"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
+        /* `type` where there is no rope_type, which wins where there are both */
+        "\"rope_parameters\": {\"sliding_attention\": {\"type\": \"default\", \"rope_theta\": 1e4}, \"full_attention\": "
+        "{\"type\": \"proportional\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}",
+        "\"rope_parameters\": {\"sliding_attention\": {\"type\": \"proportional\", \"rope_type\": \"default\", "
+        "\"rope_theta\": 1e4}, " FULL_ROPE "}",
+        "\"rope_parameters\": {\"sliding_attention\": {\"rope_theta\": 1e4}, " FULL_ROPE "}",
+        /* rope_scaling in the place of rope_parameters, or before it; null is none */
+        "\"rope_scaling\": {" SLIDING_ROPE ", " FULL_ROPE "}",
+        "\"rope_scaling\": {" SLIDING_ROPE ", " FULL_ROPE
+        "}, \"rope_parameters\": {\"sliding_attention\": {\"rope_type\": "
+        "\"default\", \"rope_theta\": 3.0}, \"full_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0}}",
+        "\"rope_scaling\": null, \"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
+        /* the factor of the text model */
+        "\"partial_rotary_factor\": 0.25, \"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": "
+        "{\"rope_type\": \"proportional\", \"rope_theta\": 1e6}}",
+        "\"partial_rotary_factor\": 0.75, \"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
+        "\"partial_rotary_factor\": null, \"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
+        /* what has no meaning for anybody */
+        "\"rope_theta\": 5.0, \"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE ", \"chunked_attention\": null}",
+        "\"rope_parameters\": null",
+        "\"partial_rotary_factor\": 0.75",
+    };
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        assert_ok(parse_rope(same[i]));
+        if (memcmp(&config, &published, sizeof config) != 0) fail_msg("another model: %s", same[i]);
+    }
+    /* without any factor all pairs turn */
+    assert_ok(parse_rope("\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": {\"type\": \"proportional\", "
+                         "\"rope_theta\": 1e6, \"factor\": 4}}"));
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 16);
+    assert_true(config.rope[GEMMA4_FULL].factor == 4.0f);
+    assert_ok(parse_rope("\"partial_rotary_factor\": 0.5, \"rope_parameters\": {" FULL_ROPE
+                         ", \"sliding_attention\": {\"type\": \"proportional\", \"rope_theta\": 100}}"));
+    assert_int_equal(config.rope[GEMMA4_SLIDING].rotated_pairs, 4);
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 4);
+    assert_true(config.rope[GEMMA4_SLIDING].theta == 100.0f);
+}
+
+static void test_rope_refusals(void **state) {
+    (void)state;
+    static const struct {
+        const char *keys;
+        kakeya_status status;
+        const char *first, *second;
+    } cases[] = {
+        {"\"rope_parameters\": {" FULL_ROPE ", \"sliding_attention\": {\"type\": \"linear\", \"factor\": 4, "
+         "\"rope_theta\": 1e4}}",
+         KAKEYA_UNSUPPORTED, "rope_parameters.sliding_attention", "\"linear\""},
+        {"\"rope_scaling\": {" SLIDING_ROPE ", \"full_attention\": {\"type\": \"yarn\", \"rope_theta\": 1e4}}",
+         KAKEYA_UNSUPPORTED, "rope_scaling.full_attention", "\"yarn\""},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE
+         "}, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}",
+         KAKEYA_UNSUPPORTED, "rope_scaling has no entry for sliding_attention layers", "type, factor"},
+        {"\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}", KAKEYA_UNSUPPORTED,
+         "rope_parameters has no entry for sliding_attention layers", "rope_type, rope_theta"},
+        {"\"rope_parameters\": {" SLIDING_ROPE
+         ", \"full_atention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}",
+         KAKEYA_UNSUPPORTED, "rope_parameters has no entry for full_attention layers",
+         "sliding_attention, full_atention"},
+        {"\"rope_parameters\": {}", KAKEYA_UNSUPPORTED, "rope_parameters has no entry for sliding_attention", ""},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE ", \"factor\": 8.0}", KAKEYA_UNSUPPORTED,
+         "rope_parameters.factor is not an object", ""},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": null}", KAKEYA_UNSUPPORTED,
+         "rope_parameters.full_attention is null", "without RoPE"},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": 7}", KAKEYA_FORMAT,
+         "rope_parameters.full_attention is not an object", ""},
+        {"\"rope_parameters\": [1]", KAKEYA_FORMAT, "rope_parameters is not an object", ""},
+        {"\"rope_scaling\": \"linear\"", KAKEYA_FORMAT, "rope_scaling is not an object", ""},
+        {"\"rope_parameters\": {" FULL_ROPE ", \"sliding_attention\": {\"rope_type\": null, \"rope_theta\": 1e4}}",
+         KAKEYA_FORMAT, "rope_parameters.sliding_attention.rope_type is not a string", ""},
+        {"\"rope_parameters\": {" FULL_ROPE ", \"sliding_attention\": {\"rope_type\": \"default\"}}", KAKEYA_FORMAT,
+         "rope_parameters.sliding_attention has no rope_theta", ""},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": {\"rope_type\": \"proportional\", "
+         "\"rope_theta\": 1e6, \"partial_rotary_factor\": null}}",
+         KAKEYA_FORMAT, "rope_parameters.full_attention.partial_rotary_factor is null", ""},
+        {"\"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": {\"rope_type\": \"proportional\", "
+         "\"rope_theta\": 1e6, \"factor\": null}}",
+         KAKEYA_FORMAT, "rope_parameters.full_attention.factor is null", ""},
+        {"\"partial_rotary_factor\": 1.5, \"rope_parameters\": {" SLIDING_ROPE ", \"full_attention\": {\"rope_type\": "
+         "\"proportional\", \"rope_theta\": 1e6}}",
+         KAKEYA_FORMAT, "partial_rotary_factor is 1.5", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_refused(parse_rope(cases[i].keys), cases[i].status, cases[i].first, cases[i].second);
+    /* a layer type that does not occur needs no entry */
+    static const char only_full[] =
+        "{\"model_type\": \"gemma4_text\", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", "
+        "\"full_attention\"], \"rope_parameters\": {" FULL_ROPE "}}";
+    assert_ok(parse(only_full, NULL));
+    assert_int_equal(config.rope[GEMMA4_FULL].rotated_pairs, 64);
 }
 
 static void test_refusals(void **state) {
@@ -373,9 +573,13 @@ static void test_variants(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nested),    cmocka_unit_test(test_flat_defaults), cmocka_unit_test(test_resaved),
-        cmocka_unit_test(test_shared_kv), cmocka_unit_test(test_moe),           cmocka_unit_test(test_values),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_bundled),       cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_nested),        cmocka_unit_test(test_flat_defaults),
+        cmocka_unit_test(test_resaved),       cmocka_unit_test(test_shared_kv),
+        cmocka_unit_test(test_moe),           cmocka_unit_test(test_values),
+        cmocka_unit_test(test_stop_tokens),   cmocka_unit_test(test_suppressed_tokens),
+        cmocka_unit_test(test_pad_token),     cmocka_unit_test(test_rope_spellings),
+        cmocka_unit_test(test_rope_refusals), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bundled),       cmocka_unit_test(test_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -132,7 +132,8 @@ static void per_layer_embedding_form(void **state) {
 /* Shapes that are multiples of nothing, both dialects of the configuration, shards, every dtype (tools/make_golden.py). */
 static void odd_forms(void **state) {
     (void)state;
-    static const char *const forms[] = {"shared-kv", "shared-k-eq-v", "experts", "untied", "window-of-one", "one-token"};
+    static const char *const forms[] = {"shared-kv", "shared-k-eq-v", "experts", "untied", "window-of-one", "one-token",
+                                        "respelt"};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "forms/%s", forms[i]);

@@ -189,7 +189,7 @@ void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, in
 /* Copies h rows into the aux rows [.][width] of the step's cache (decode) or of `aux` (prompt), at column `column`. */
 void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
                    int hidden, int rows);
-enum { CUDA_MAX_EXCLUDED = 17 };
+enum { CUDA_MAX_EXCLUDED = 256 }; /* as many as a model may suppress; a launch parameter of 1 KB */
 typedef struct cuda_excluded {
     int n;
     int32_t id[CUDA_MAX_EXCLUDED];

@@ -9,6 +9,7 @@
 #include "backend/cuda/prompt_attention.h"
 
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
+_Static_assert((int)CUDA_MAX_EXCLUDED >= (int)GEMMA4_MAX_SUPPRESS_TOKENS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_LEADERS == (int)BACKEND_LEADERS && sizeof(cuda_leaders) == sizeof(backend_leaders),
                "kernels.h repeats the backend's leaders");

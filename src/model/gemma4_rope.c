@@ -1,0 +1,112 @@
+/* RoPE parameters as Hugging Face transformers 5.17 reads them (configuration_utils.py, modeling_rope_utils.py):
+ *
+ * - rope_parameters holds one object per layer type. A rope_scaling takes its place, whole.
+ * - The kind of an entry is its rope_type, without one its `type`, without either "default".
+ * - A proportional entry without partial_rotary_factor takes the text model's, without either 1.
+ * - A default entry turns all pairs, whatever partial_rotary_factor and factor say.
+ *
+ * Where transformers fails, this fails: no entry of a layer type that occurs, an entry without rope_theta, null in the
+ * place of a kind or a factor. One exception: a rope_scaling of null means that there is none. */
+#include "model/gemma4_rope.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "model/gemma4_layers.h"
+
+/* The keys of an object as a list for a message. */
+static const char *list_keys(const cJSON *object, char *text, size_t bytes) {
+    size_t used = 0;
+    const cJSON *item;
+    text[0] = '\0';
+    cJSON_ArrayForEach(item, object) {
+        int wrote = snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", item->string);
+        if (wrote < 0 || (size_t)wrote >= bytes - used) break;
+        used += (size_t)wrote;
+    }
+    return text;
+}
+
+static bool occurs(const gemma4_config *c, gemma4_layer_type type) { return gemma4_head_dim(c, type) > 0; }
+
+/* A number of an entry that may be absent, but not null. */
+static double entry_number(json_reader *r, const char *path, const cJSON *entry, const char *key, double min,
+                           double max, double fallback) {
+    if (cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(entry, key)))
+        json_fail(r, KAKEYA_FORMAT, "%s.%s is null, expected a number", path, key);
+    return json_number(r, entry, key, min, max, fallback);
+}
+
+static const char *entry_kind(json_reader *r, const char *path, const cJSON *entry) {
+    static const char *const keys[] = {"rope_type", "type"};
+    for (int k = 0; k < 2; k++) {
+        const cJSON *kind = cJSON_GetObjectItemCaseSensitive(entry, keys[k]);
+        if (cJSON_IsString(kind)) return kind->valuestring;
+        if (kind) {
+            json_fail(r, KAKEYA_FORMAT, "%s.%s is not a string", path, keys[k]);
+            break;
+        }
+    }
+    return "default";
+}
+
+static void read_entry(json_reader *r, const char *path, const cJSON *text, const cJSON *entry, int head_dim,
+                       gemma4_rope *rope) {
+    if (cJSON_IsNull(entry)) {
+        json_fail(r, KAKEYA_UNSUPPORTED, "%s is null: layers without RoPE are not supported", path);
+        return;
+    }
+    if (!cJSON_IsObject(entry)) {
+        json_fail(r, KAKEYA_FORMAT, "%s is not an object", path);
+        return;
+    }
+    const char *kind = entry_kind(r, path, entry);
+    bool proportional = strcmp(kind, "proportional") == 0;
+    if (!proportional && strcmp(kind, "default") != 0)
+        json_fail(r, KAKEYA_UNSUPPORTED, "%s: rope_type \"%s\" is not supported (default, proportional)", path, kind);
+    if (!json_get(entry, "rope_theta")) json_fail(r, KAKEYA_FORMAT, "%s has no rope_theta", path);
+    rope->theta = (float)json_number(r, entry, "rope_theta", 1, 1e12, 1);
+    rope->factor = 1;
+    rope->rotated_pairs = head_dim / 2;
+    if (!proportional) return;
+    double partial = json_number(r, text, "partial_rotary_factor", 0, 1, 1);
+    partial = entry_number(r, path, entry, "partial_rotary_factor", 0, 1, partial);
+    rope->rotated_pairs = gemma4_rotated_pairs(partial, head_dim);
+    rope->factor = (float)entry_number(r, path, entry, "factor", 1e-3, 1e6, 1);
+}
+
+static void use_defaults(gemma4_config *c) {
+    int sliding = gemma4_head_dim(c, GEMMA4_SLIDING), full = gemma4_head_dim(c, GEMMA4_FULL);
+    c->rope[GEMMA4_SLIDING] = (gemma4_rope){.theta = 1e4f, .rotated_pairs = sliding / 2, .factor = 1};
+    c->rope[GEMMA4_FULL] = (gemma4_rope){.theta = 1e6f, .rotated_pairs = gemma4_rotated_pairs(0.25, full), .factor = 1};
+}
+
+void gemma4_read_rope(json_reader *r, const cJSON *text, gemma4_config *c) {
+    use_defaults(c);
+    const char *name = json_get(text, "rope_scaling") ? "rope_scaling" : "rope_parameters";
+    const cJSON *parameters = json_object(r, text, name);
+    if (!parameters) return;
+
+    char keys[160];
+    for (int t = 0; t < 2; t++) {
+        gemma4_layer_type type = (gemma4_layer_type)t;
+        const char *type_name = gemma4_layer_type_name(type);
+        const cJSON *entry = cJSON_GetObjectItemCaseSensitive(parameters, type_name);
+        char path[64];
+        snprintf(path, sizeof path, "%s.%s", name, type_name);
+        if (!occurs(c, type)) continue;
+        if (entry)
+            read_entry(r, path, text, entry, gemma4_head_dim(c, type), &c->rope[type]);
+        else
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s has no entry for %s layers, only the keys: %s", name, type_name,
+                      list_keys(parameters, keys, sizeof keys));
+    }
+    /* Objects of other layer types are of no use to anybody; a number or a string among the entries is meant for all
+     * layers, which no reader of this form understands. */
+    const cJSON *item;
+    cJSON_ArrayForEach(item, parameters) {
+        if (!cJSON_IsObject(item) && !cJSON_IsNull(item))
+            json_fail(r, KAKEYA_UNSUPPORTED, "%s.%s is not an object: the parameters are given by layer type", name,
+                      item->string);
+    }
+}
