@@ -15,6 +15,7 @@
 #ifndef KAKEYA_BACKEND_BACKEND_H
 #define KAKEYA_BACKEND_BACKEND_H
 
+#include "backend/kv_format.h"
 #include "base/alloc.h"
 #include "base/dtype.h"
 #include "base/error.h"
@@ -50,7 +51,7 @@ typedef struct backend_cache_options {
     kakeya_attention attention;
     kakeya_restore_layers restore_layers;
     int sink, window, draft_window;
-    dtype kv_dtype;          /* DTYPE_F32 or DTYPE_BF16 */
+    kv_format kv_format;
     bool keep_draft_context; /* false: AR or n-gram decoding without restoration; nothing is kept for the drafter */
     mem_account *account;
 } backend_cache_options;

@@ -98,7 +98,7 @@ static size_t native_kv_bytes(const kakeya_session *session) {
     (void)kakeya_session_tokens(session, &n_tokens);
     const kv_policy policy = {.attention = KAKEYA_ATTENTION_NATIVE,
                               .draft_window = session->cache_options.draft_window,
-                              .type = session->cache_options.kv_dtype};
+                              .type = session->cache_options.kv_format == KV_FORMAT_BF16 ? DTYPE_BF16 : DTYPE_F32};
     bool drafts = engine->drafter && session->cache_options.keep_draft_context;
     return kv_session_bytes(&engine->verifier->config, drafts ? &engine->drafter->config : NULL, &policy, (int)n_tokens).total;
 }

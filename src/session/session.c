@@ -52,7 +52,7 @@ static backend_cache_options cache_options_of(kakeya_session *session) {
         .sink = o->sink,
         .window = o->window,
         .draft_window = o->draft_window,
-        .kv_dtype = o->kv_format == KAKEYA_KV_BF16 ? DTYPE_BF16 : DTYPE_F32,
+        .kv_format = o->kv_format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
         .keep_draft_context = drafter && (!o->without_drafter || o->attention == KAKEYA_ATTENTION_RESTORED),
         .account = &session->account,
     };

@@ -67,7 +67,7 @@ enum { POLICIES = sizeof policies / sizeof policies[0] };
 static backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
     backend_cache *cache = NULL;
     backend_cache_options options = {.context_tokens = context, .attention = how->attention, .restore_layers = how->layers,
-                                     .sink = 4, .window = 64, .draft_window = 256, .kv_dtype = b == REFERENCE ? DTYPE_F32 : DTYPE_BF16,
+                                     .sink = 4, .window = 64, .draft_window = 256, .kv_format = b == REFERENCE ? KV_FORMAT_F32 : KV_FORMAT_BF16,
                                      .keep_draft_context = drafter, .account = &p->account};
     REQUIRE_OK(p->ops[b]->cache_create(p->model[b], &options, &cache, error));
     return cache;

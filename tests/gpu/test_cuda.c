@@ -701,12 +701,12 @@ static void refusals(void **state) {
     mem_account small;
     mem_account_init(&small, NULL, 100000);
     backend_cache *cache = NULL;
-    backend_cache_options cache_options = {.context_tokens = 512, .kv_dtype = DTYPE_BF16, .account = &small};
+    backend_cache_options cache_options = {.context_tokens = 512, .kv_format = KV_FORMAT_BF16, .account = &small};
     assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_OUT_OF_MEMORY);
     assert_null(cache);
     assert_int_equal(mem_total(&small), 0);
     cache_options.account = &account;
-    cache_options.kv_dtype = DTYPE_F32;
+    cache_options.kv_format = KV_FORMAT_F32;
     assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_UNSUPPORTED);
     ops->model_destroy(backend);
     gemma4_model_close(model);

@@ -33,7 +33,7 @@ static void unload(loaded *l) {
 
 static backend_cache *new_cache(loaded *l, int context) {
     backend_cache *cache = NULL;
-    backend_cache_options options = {.context_tokens = context, .kv_dtype = DTYPE_F32, .account = &l->account};
+    backend_cache_options options = {.context_tokens = context, .kv_format = KV_FORMAT_F32, .account = &l->account};
     REQUIRE_OK(l->ops->cache_create(l->backend, &options, &cache, error));
     return cache;
 }

@@ -26,7 +26,7 @@ static void check(demo *d, const kv_policy *policy, bool with_drafter, int promp
                                      .sink = policy->sink,
                                      .window = policy->window,
                                      .draft_window = policy->draft_window,
-                                     .kv_dtype = policy->type,
+                                     .kv_format = policy->type == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
                                      .keep_draft_context = with_drafter,
                                      .account = &account};
     backend_cache *cache = NULL;

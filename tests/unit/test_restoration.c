@@ -38,7 +38,7 @@ static void demo_close(demo *d) {
 static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, dtype kv, int window) {
     backend_cache *cache = NULL;
     backend_cache_options options = {.context_tokens = 2048, .attention = attention, .restore_layers = layers, .sink = 4,
-                                     .window = window, .draft_window = 1024, .kv_dtype = kv, .keep_draft_context = true,
+                                     .window = window, .draft_window = 1024, .kv_format = kv == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, .keep_draft_context = true,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
     return cache;
@@ -400,7 +400,7 @@ static void identity_restore_is_native(void **state) {
         backend_cache *cache = NULL;
         backend_cache_options options = {.context_tokens = 512, .sink = 4, .window = 64, .draft_window = 256,
                                          .attention = which ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE,
-                                         .restore_layers = KAKEYA_RESTORE_ALL, .kv_dtype = DTYPE_F32,
+                                         .restore_layers = KAKEYA_RESTORE_ALL, .kv_format = KV_FORMAT_F32,
                                          .keep_draft_context = true, .account = &d.account};
         REQUIRE_OK(d.ops->cache_create(d.backend, &options, &cache, error));
         kakeya_error refusal = {0};

@@ -118,7 +118,7 @@ static void latents_of_prompt_and_answer(void **state) {
     REQUIRE_OK(ops->model_create(&options, &m, error));
     backend_cache *cache = NULL;
     backend_cache_options cache_options = {.context_tokens = 64, .attention = KAKEYA_ATTENTION_RESTORED, .sink = 2,
-                                           .window = 8, .draft_window = 32, .kv_dtype = DTYPE_F32, .account = &account};
+                                           .window = 8, .draft_window = 32, .kv_format = KV_FORMAT_F32, .account = &account};
     REQUIRE_OK(ops->cache_create(m, &cache_options, &cache, error));
     int32_t tokens[PROMPT + DECODED];
     for (int i = 0; i < PROMPT + DECODED; i++) tokens[i] = (i * 977 + 31) % g->config.vocab;

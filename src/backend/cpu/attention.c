@@ -216,7 +216,7 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
 }
 
 static void exact_block(const attention_tile *tile, int base, key_range wanted, bool sink, key_block *b) {
-    dtype type = tile->cache->options.kv_dtype;
+    dtype type = kv_type(tile->cache);
     thread_scratch *x = tile->scratch;
     b->v_type = type;
     b->v_dim = tile->config->head_dim;
@@ -242,7 +242,7 @@ static void decode_latents(const attention_tile *tile, int base, bool is_k, floa
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank, d = tile->config->head_dim;
     weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
-    dtype type = tile->cache->options.kv_dtype;
+    dtype type = kv_type(tile->cache);
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         const unsigned char *code = latent_code(tile->cache, base + i);
         float *row = tile->scratch->latent_block + (size_t)i * (size_t)rank;
@@ -296,7 +296,7 @@ static void restored_block(const attention_tile *tile, int base, key_block *b) {
                          .v_type = DTYPE_F32, .v_stride = (size_t)d, .v_dim = d};
         return;
     }
-    dtype type = c->options.kv_dtype;
+    dtype type = kv_type(c);
     b->v = latent_code(c, base) + (size_t)rank * dtype_bytes(type);
     b->v_type = type;
     b->v_stride = 2 * (size_t)rank;
@@ -348,7 +348,7 @@ static void pack_queries(const attention_tile *tile) {
     const backend_model *m = tile->model;
     int d = tile->config->head_dim;
     size_t row = (size_t)(m->config->heads * d);
-    dtype stored = tile->cache->options.kv_dtype;
+    dtype stored = kv_type(tile->cache);
     for (int packing = 0; packing < 2; packing++) {
         bool needed = packing == 0 ? tile->store->has_k : (!tile->store->has_k || tile->restored);
         if (!needed) continue;

@@ -8,7 +8,7 @@
 #include "backend/cpu/cpu.h"
 #include "model/sizes.h"
 
-size_t kv_element_bytes(const backend_cache *c) { return dtype_bytes(c->options.kv_dtype); }
+size_t kv_element_bytes(const backend_cache *c) { return dtype_bytes(kv_type(c)); }
 
 static int native_capacity(const backend_cache *c) { return kv_ring_positions(c->model->config->sliding_window); }
 
@@ -173,8 +173,8 @@ static kakeya_status check_options(const backend_model *m, const backend_cache_o
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs a drafter and an f_theta (%s missing)",
                          m->options.drafter ? "f_theta" : "drafter");
     }
-    if (o->kv_dtype != DTYPE_F32 && o->kv_dtype != DTYPE_BF16) {
-        return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported", dtype_name(o->kv_dtype));
+    if ((unsigned)o->kv_format >= KV_FORMAT_COUNT) {
+        return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported", kv_format_name(o->kv_format));
     }
     return KAKEYA_OK;
 }

@@ -261,6 +261,10 @@ int cache_frontier(const backend_cache *c);
 unsigned char *store_row(const backend_cache *c, const layer_store *s, int position, bool is_k);
 bool cache_restores_layer(const backend_cache *c, int layer);
 bool cache_bounds_layer(const backend_cache *c, int layer);
+/* The element type of a cache's stored rows. */
+static inline dtype kv_type(const backend_cache *c) {
+    return c->options.kv_format == KV_FORMAT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
 size_t kv_element_bytes(const backend_cache *c);
 /* Where K or V of the forward's new rows of a layer lie. */
 unsigned char *chunk_rows(const backend_model *m, int layer, bool is_k);

@@ -31,7 +31,7 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
     const cpu_kernels *kernels = m->kernels;
     const dflash_config *d = s->config;
     size_t kv = kv_width(d), all = (size_t)d->layers * kv, element = kv_element_bytes(s->cache);
-    dtype type = s->cache->options.kv_dtype;
+    dtype type = kv_type(s->cache);
     for (size_t row = begin; row < end; row++) {
         int position = s->position + (int)row;
         size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
@@ -71,7 +71,7 @@ void draft_extend_latents(draft_step *s, int first) {
                                         2 * (size_t)rank);
         matrix_run(m, &job, 1);
     }
-    dtype type = c->options.kv_dtype;
+    dtype type = kv_type(c);
     for (int row = 0; row < rows; row++) {
         unsigned char *code = latent_code(c, s->position + first + row);
         float *values_code = codes + (size_t)row * 2 * (size_t)rank;
@@ -172,7 +172,7 @@ static void block_heads(draft_step *s) {
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     size_t kv = kv_width(d), element = kv_element_bytes(s->cache);
-    dtype type = s->cache->options.kv_dtype;
+    dtype type = kv_type(s->cache);
     for (int row = 0; row < s->rows; row++) {
         size_t angle = (size_t)(s->position + row) * (size_t)m->draft_rope.pairs;
         const float *cosine = m->draft_rope.cosine + angle, *sine = m->draft_rope.sine + angle;
@@ -211,7 +211,7 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
     int group = d->heads / d->kv_heads, queries = s->rows * group;
     size_t dim = (size_t)d->head_dim, kv = kv_width(d), element = kv_element_bytes(c);
     size_t head_bytes = (size_t)head * dim * element, q_row = (size_t)d->heads * dim;
-    dtype type = c->options.kv_dtype;
+    dtype type = kv_type(c);
     size_t packed = m->kernels->pack_row_bytes(type, false, d->head_dim);
     float *state_m = x->state[0], *state_l = state_m + queries, *state_o = state_m + 2 * (size_t)queries;
     for (int i = 0; i < queries; i++) {

@@ -95,7 +95,7 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     int d = f->config->head_dim, heads = m->config->heads, kv_heads = f->config->kv_heads;
     size_t kv_dim = (size_t)(kv_heads * d);
     bool own_kv = f->config->kv_source == f->layer;
-    dtype type = f->segments[0].cache->options.kv_dtype;
+    dtype type = kv_type(f->segments[0].cache);
     float eps = m->config->rms_eps;
     for (size_t row = begin; row < end; row++) {
         size_t angle = (size_t)f->positions[row] * (size_t)rope->pairs;
@@ -384,9 +384,9 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
         }
         rows += r->n;
         if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
-        if (r->cache->options.kv_dtype != segments[0].cache->options.kv_dtype) {
+        if (r->cache->options.kv_format != segments[0].cache->options.kv_format) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: K/V formats %s and %s in one forward", s,
-                             dtype_name(r->cache->options.kv_dtype), dtype_name(segments[0].cache->options.kv_dtype));
+                             kv_format_name(r->cache->options.kv_format), kv_format_name(segments[0].cache->options.kv_format));
         }
     }
     return backend_check_segments(m->config, segments, n_segments, error);

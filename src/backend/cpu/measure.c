@@ -125,7 +125,7 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     if (!c->own_raw) return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no own K/V to compare with");
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank;
-    dtype type = c->options.kv_dtype;
+    dtype type = kv_type(c);
     double difference[2] = {0, 0}, energy[2] = {0, 0};
     int end = c->length - c->options.window < c->draft_length ? c->length - c->options.window : c->draft_length;
     float *latent = m->scratch[0].row;

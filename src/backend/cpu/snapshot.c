@@ -63,7 +63,7 @@ static void fill_header(const backend_cache *c, int32_t *f) {
     const backend_cache_options *o = &c->options;
     const int32_t values[SNAPSHOT_FIELDS] = {
         (int32_t)snapshot_magic, 1, m->config->layers, m->config->hidden, m->config->sliding_window, m->config->vocab,
-        (int32_t)o->attention, (int32_t)o->restore_layers, o->sink, o->window, o->draft_window, (int32_t)o->kv_dtype,
+        (int32_t)o->attention, (int32_t)o->restore_layers, o->sink, o->window, o->draft_window, (int32_t)o->kv_format,
         o->keep_draft_context ? m->options.drafter->config.layers : 0, c->length, c->draft_length, c->draft_from,
         c->decoding, c->n_runs, c->latent_length,
     };

@@ -149,9 +149,9 @@ static kakeya_status check_options(const backend_model *m, const backend_cache_o
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs a drafter and an f_theta (%s missing)",
                          m->options.drafter ? "f_theta" : "drafter");
     }
-    if (o->kv_dtype != DTYPE_BF16) {
-        return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported by backend cuda, which keeps BF16",
-                         dtype_name(o->kv_dtype));
+    if (o->kv_format != KV_FORMAT_BF16) {
+        return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported by backend cuda, which keeps bf16",
+                         kv_format_name(o->kv_format));
     }
     return KAKEYA_OK;
 }
