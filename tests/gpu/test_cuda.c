@@ -263,6 +263,69 @@ static void prompt_chunks(void **state) {
     pair_close(&p);
 }
 
+/* Before anything is evicted every policy's prompt rows see what native ones see, and take the same kernels. */
+static void first_prompts_are_native(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[PROMPT];
+    fill_tokens(tokens, PROMPT, (int)vocab, 43);
+    float *native = calloc(PROMPT * vocab, sizeof *native), *bounded = calloc(PROMPT * vocab, sizeof *bounded);
+    for (int k = 0; k < POLICIES; k++) {
+        backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+        step(&p, CUDA, cache, tokens, PROMPT, PROMPT, SEGMENT_PROMPT, k ? bounded : native);
+        p.ops[CUDA]->cache_destroy(cache);
+        if (k) assert_same_bits(policies[k].name, bounded, native, PROMPT * vocab);
+    }
+    free(native);
+    free(bounded);
+    pair_close(&p);
+}
+
+/* A later turn's prompt: some rows see evicted positions or the sink beside exact ones, some see one run of exact ones, and they
+ * take different kernels. In chunks of any size the bits are the same, and they are as close to the reference as the CPU's. */
+static void check_later_prompts(pair *p, const char *what, int window) {
+    enum { FIRST = 100, ANSWER = 40, LATER = 330, SECOND_ANSWER = 8 };
+    static const int chunks[] = {LATER, 1, 33, 64, 250};
+    size_t vocab = (size_t)p->verifier->config.vocab;
+    int32_t tokens[FIRST + ANSWER + LATER + SECOND_ANSWER];
+    fill_tokens(tokens, (int)(sizeof tokens / sizeof *tokens), (int)vocab, 47);
+    float *logits[MODELS], *parts = calloc((LATER + SECOND_ANSWER) * vocab, sizeof *parts);
+    for (int b = 0; b < MODELS; b++) logits[b] = calloc((LATER + SECOND_ANSWER) * vocab, sizeof(float));
+    for (int k = 1; k < POLICIES; k++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s, window %d, %s", what, window, policies[k].name);
+        for (int run = 0; run < MODELS - 1 + (int)(sizeof chunks / sizeof chunks[0]); run++) {
+            /* The CPU and the reference once, the device in chunks. */
+            int b = run == 0 ? CPU : run == 1 ? REFERENCE : CUDA, chunk = b == CUDA ? chunks[run - 2] : LATER;
+            float *to = run > 2 ? parts : logits[b];
+            backend_cache *cache = new_cache(p, b, &policies[k], CONTEXT, true);
+            step(p, b, cache, tokens, FIRST, FIRST, SEGMENT_PROMPT, NULL);
+            for (int at = 0; at < ANSWER; at += 8) step(p, b, cache, tokens + FIRST + at, 8, 8, SEGMENT_DECODE, NULL);
+            const int32_t *later = tokens + FIRST + ANSWER;
+            for (int at = 0; at < LATER; at += chunk) {
+                int n = LATER - at < chunk ? LATER - at : chunk;
+                step(p, b, cache, later + at, n, n, SEGMENT_PROMPT, to + (size_t)at * vocab);
+            }
+            step(p, b, cache, later + LATER, SECOND_ANSWER, SECOND_ANSWER, SEGMENT_DECODE, to + LATER * vocab);
+            p->ops[b]->cache_destroy(cache);
+            if (run > 2) assert_same_bits(name, parts, logits[CUDA], (LATER + SECOND_ANSWER) * vocab);
+        }
+        assert_as_close(name, logits[CUDA], logits[CPU], logits[REFERENCE], (LATER + SECOND_ANSWER) * vocab);
+    }
+    for (int b = 0; b < MODELS; b++) free(logits[b]);
+    free(parts);
+}
+
+static void later_prompts(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    check_later_prompts(&p, "demo", p.verifier->config.sliding_window);
+    pair_close(&p);
+}
+
 /* --------------------------------------------------------------------- forms that the bundled models do not have */
 
 /* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3 (sliding)
@@ -403,6 +466,19 @@ static void restored_window(void **state) {
     for (int b = 0; b < MODELS; b++) free(logits[b]);
     free(again);
     pair_close(&p);
+}
+
+static void later_prompts_of_shared_layers(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 0, 0};
+    gemma4_config forms[] = {shared_form(), wide_form()};
+    forms[1].sliding_window = 192; /* smaller than the conversation */
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        pair p;
+        pair_random(&p, &forms[i], windows, false, true);
+        check_later_prompts(&p, "shared layers", forms[i].sliding_window);
+        pair_close(&p);
+    }
 }
 
 enum { DRAFTS = 15, BLOCKS = 12 };
@@ -719,7 +795,8 @@ int main(void) {
         cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
         cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),  cmocka_unit_test(restored_window),
         cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
-        cmocka_unit_test(greedy_rows),
+        cmocka_unit_test(greedy_rows),     cmocka_unit_test(first_prompts_are_native), cmocka_unit_test(later_prompts),
+        cmocka_unit_test(later_prompts_of_shared_layers),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);

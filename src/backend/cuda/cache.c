@@ -1,10 +1,8 @@
-/* The K/V memory of one timeline on the device. The rules are those of the CPU backend's cache: rings with slack, so that a
- * rejected block never overwrites a position that the accepted length still needs; pages that are given back below the
- * window under restore-all; a drafter context and latents that follow the committed rows. */
+#include "backend/cuda/cache.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
 #include "model/sizes.h"
 
 static int native_capacity(const backend_cache *c) { return kv_ring_positions(c->model->config->sliding_window); }
@@ -307,7 +305,6 @@ static kakeya_status resize_rings(backend_cache *c, int capacity, kakeya_error *
     return cuda_cache_update_view(c, error);
 }
 
-/* The extents of a layer hold pages [first_page, n_pages). */
 kakeya_status cuda_cache_cover_pages(backend_cache *c, int layer, kakeya_error *error) {
     layer_store *s = &c->layer[layer];
     size_t page = row_bytes(s) * KV_PAGE_POSITIONS, begin = (size_t)s->first_page * page, end = (size_t)s->n_pages * page;
@@ -318,7 +315,6 @@ kakeya_status cuda_cache_cover_pages(backend_cache *c, int layer, kakeya_error *
 
 static int pages_for(int positions) { return (positions + KV_PAGE_POSITIONS - 1) / KV_PAGE_POSITIONS; }
 
-/* Pages (and paged latents) for positions [0, positions). */
 kakeya_status cuda_cache_reserve(backend_cache *c, int positions, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     int pages = pages_for(positions);
@@ -339,8 +335,7 @@ kakeya_status cuda_cache_reserve(backend_cache *c, int positions, kakeya_error *
     return status;
 }
 
-/* Full-attention layers under restore-all: pages below the window are given back once decoding has begun. */
-static kakeya_status release_pages(backend_cache *c, kakeya_error *error) {
+kakeya_status cuda_cache_release_pages(backend_cache *c, kakeya_error *error) {
     int keep_from = c->length - c->options.window - BACKEND_MAX_DRAFT;
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < c->model->config->layers && !status; i++) {
@@ -353,69 +348,36 @@ static kakeya_status release_pages(backend_cache *c, kakeya_error *error) {
     return status;
 }
 
-kakeya_status cuda_cache_prepare(backend_cache *c, segment_kind kind, int n, kakeya_error *error) {
-    if (c->pending) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d pending rows must be committed first", c->pending);
-    }
-    if (n > c->options.context_tokens - c->length) {
-        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens behind %d do not fit into a context of %d", n, c->length,
-                         c->options.context_tokens);
-    }
-    bool bounded = c->options.attention != KAKEYA_ATTENTION_NATIVE;
-    if (kind == SEGMENT_DECODE) {
-        int most = bounded && c->options.window < BACKEND_MAX_DECODE_ROWS ? c->options.window : BACKEND_MAX_DECODE_ROWS;
-        if (n > most) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d decode rows in one segment; at most %d", n, most);
-        }
-    }
-    kakeya_status status = cuda_cache_reserve(c, c->length + n, error);
-    if (!status && kind == SEGMENT_DECODE && c->n_runs == c->max_runs) {
-        int grown = c->max_runs ? 2 * c->max_runs : 16;
-        decode_run *runs = realloc(c->runs, (size_t)grown * sizeof *runs);
-        if (!runs) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d runs", grown);
-        c->runs = runs;
-        c->max_runs = grown;
-    }
-    if (!status && bounded && c->decoding != (kind == SEGMENT_DECODE)) {
-        status = resize_rings(c, kind == SEGMENT_DECODE ? bounded_capacity(c) : native_capacity(c), error);
-        if (!status) c->decoding = kind == SEGMENT_DECODE;
-    }
-    if (!status && c->options.keep_draft_context) {
-        int waiting = c->length - c->draft_length;
-        if (kind == SEGMENT_PROMPT || waiting + n > CUDA_AUX_BACKLOG) cuda_draft_flush(c);
+kakeya_status cuda_cache_drop_pages(backend_cache *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < c->model->config->layers && !status; i++) {
+        layer_store *s = &c->layer[i];
+        if (s->kind != STORE_PAGES) continue;
+        int had = s->n_pages;
+        while (s->n_pages > s->first_page && (s->n_pages - 1) * KV_PAGE_POSITIONS >= c->length) s->n_pages--;
+        if (s->n_pages != had) status = cuda_cache_cover_pages(c, i, error);
     }
     return status;
 }
 
-/* ------------------------------------------------------------------------------------- commit and truncate */
+kakeya_status cuda_cache_reserve_run(backend_cache *c, kakeya_error *error) {
+    if (c->n_runs < c->max_runs) return KAKEYA_OK;
+    int grown = c->max_runs ? 2 * c->max_runs : 16;
+    decode_run *runs = realloc(c->runs, (size_t)grown * sizeof *runs);
+    if (!runs) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d runs", grown);
+    c->runs = runs;
+    c->max_runs = grown;
+    return KAKEYA_OK;
+}
 
-kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error) {
-    if (n < 0 || n > c->pending) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot commit %d of %d pending rows", n, c->pending);
-    }
-    if (c->pending_kind == SEGMENT_PROMPT && n != c->pending && n != 0) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "a prompt of %d rows must be committed whole, not %d rows",
-                         c->pending, n);
-    }
-    int begin = c->length;
-    c->length += n;
-    c->pending = 0;
-    if (n == 0) return KAKEYA_OK;
-    if (c->pending_kind == SEGMENT_PROMPT) {
-        if (c->options.keep_draft_context) c->draft_length = c->length;
-        return KAKEYA_OK;
-    }
-    if (c->n_runs && c->runs[c->n_runs - 1].end == begin) c->runs[c->n_runs - 1].end = c->length;
-    else c->runs[c->n_runs++] = (decode_run){begin, c->length};
-    kakeya_status status = cuda_device_use(&c->model->device, error);
-    if (!status && c->decoding) status = release_pages(c, error);
-    if (!status && c->options.attention == KAKEYA_ATTENTION_RESTORED) {
-        /* Latents must exist for everything that the next block can find evicted. */
-        int evicted_next = c->length + BACKEND_MAX_DECODE_ROWS - c->options.window;
-        if (evicted_next > c->draft_length) cuda_draft_flush(c);
-    }
+kakeya_status cuda_cache_take_form(backend_cache *c, bool decoding, kakeya_error *error) {
+    if (c->options.attention == KAKEYA_ATTENTION_NATIVE || c->decoding == decoding) return KAKEYA_OK;
+    kakeya_status status = resize_rings(c, decoding ? bounded_capacity(c) : native_capacity(c), error);
+    if (!status) c->decoding = decoding;
     return status;
 }
+
+/* ------------------------------------------------------------------------------------------- how far it can go back */
 
 int cuda_cache_min_truncate(const backend_cache *c) {
     int least = 0;
@@ -440,32 +402,7 @@ int cuda_cache_min_truncate(const backend_cache *c) {
     return least < c->length ? least : c->length;
 }
 
-kakeya_status cuda_cache_truncate(backend_cache *c, int length, kakeya_error *error) {
-    if (c->pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate with %d pending rows", c->pending);
-    if (length > c->length || length < cuda_cache_min_truncate(c)) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate to %d: the cache can go back to %d to %d", length,
-                         cuda_cache_min_truncate(c), c->length);
-    }
-    kakeya_status status = cuda_finish(&c->model->device, "truncating a cache", error);
-    if (status) return status;
-    c->length = length;
-    for (int l = 0; c->options.keep_draft_context && l < c->model->options.drafter->config.layers; l++) {
-        /* What the dropped rows have overwritten in the ring is no context any more. */
-        int oldest = c->draft_length - c->draft[l].capacity;
-        if (oldest > c->draft_from) c->draft_from = oldest < length ? oldest : length;
-    }
-    if (c->draft_length > length) c->draft_length = length;
-    for (int i = 0; i < c->model->config->layers && !status; i++) {
-        layer_store *s = &c->layer[i];
-        if (s->kind != STORE_PAGES) continue;
-        int had = s->n_pages;
-        while (s->n_pages > s->first_page && (s->n_pages - 1) * KV_PAGE_POSITIONS >= c->length) s->n_pages--;
-        if (s->n_pages != had) status = cuda_cache_cover_pages(c, i, error);
-    }
-    while (c->n_runs && c->runs[c->n_runs - 1].begin >= length) c->n_runs--;
-    if (c->n_runs && c->runs[c->n_runs - 1].end > length) c->runs[c->n_runs - 1].end = length;
-    return status;
-}
+/* -------------------------------------------------------------------------------------------------------- fork */
 
 static cudaError_t copy_buffer(const backend_cache *c, cuda_buffer *to, const cuda_buffer *from) {
     if (!from->data) return cudaSuccess;

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "backend/cuda/profile.h"
+#include "backend/cuda/recorder.h"
 
 typedef __nv_bfloat16 bf16;
 

@@ -30,7 +30,7 @@ enum {
     CUDA_ROUTE_MAX_EXPERTS = 512,
 };
 
-typedef struct cuda_profiler cuda_profiler; /* profile.h */
+typedef struct cuda_profiler cuda_profiler; /* recorder.h */
 
 typedef struct cuda_launch {
     cudaStream_t stream;
@@ -44,6 +44,8 @@ typedef struct cuda_matrix {
     cuda_bf16 *data;
     int out, in, ld;
 } cuda_matrix;
+
+static inline int cuda_padded(int in) { return (in + CUDA_K_STEP - 1) / CUDA_K_STEP * CUDA_K_STEP; }
 
 /* Where one layer's exact K/V lie. capacity 0: position p is row p; else row p % capacity. k NULL: K = V. */
 typedef struct cuda_layer_view {

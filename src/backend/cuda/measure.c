@@ -1,7 +1,7 @@
 /* What benchmarks ask of this backend beside inference. */
 #include "backend/measure.h"
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/model.h"
 #include "backend/cuda/profile.h"
 
 static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
@@ -16,7 +16,7 @@ static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double 
 static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
     enum { PASSES = 2, ITERATIONS = 4096 };
     static const size_t largest = (size_t)8 << 30;
-    size_t bytes = m->weights.bytes < largest ? m->weights.bytes : largest;
+    size_t bytes = m->weights.memory.bytes < largest ? m->weights.memory.bytes : largest;
     bytes = bytes / 16 * 16;
     cudaEvent_t start, end;
     kakeya_status status = cuda_device_use(&m->device, error);
@@ -29,13 +29,13 @@ static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_err
     }
     double seconds = 0;
     (void)cudaEventRecord(start, m->device.stream);
-    for (int i = 0; i < PASSES; i++) cuda_probe_read(&m->launch, m->weights.data, bytes, m->logits);
+    for (int i = 0; i < PASSES; i++) cuda_probe_read(&m->launch, m->weights.memory.data, bytes, m->space.logits);
     (void)cudaEventRecord(end, m->device.stream);
     status = seconds_between(start, end, &seconds, error);
     out->read_bytes_per_second = PASSES * (double)bytes / seconds;
     if (!status) {
         (void)cudaEventRecord(start, m->device.stream);
-        double operations = cuda_probe_flops(&m->launch, m->device.multiprocessors, ITERATIONS, m->logits);
+        double operations = cuda_probe_flops(&m->launch, m->device.multiprocessors, ITERATIONS, m->space.logits);
         (void)cudaEventRecord(end, m->device.stream);
         status = seconds_between(start, end, &seconds, error);
         out->flops_per_second = operations / seconds;
@@ -46,12 +46,14 @@ static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_err
     return status ? status : cuda_finish(&m->device, "measuring the device", error);
 }
 
+static size_t greedy_head_bytes(const backend_model *m) { return cuda_head_greedy_bytes(&m->head_copy, &m->weights.head); }
+
 const backend_measure_ops *cuda_measure(void);
 
 const backend_measure_ops *cuda_measure(void) {
     static const backend_measure_ops ops = {
         .makes_weights = true,
-        .greedy_head_bytes = cuda_greedy_head_bytes,
+        .greedy_head_bytes = greedy_head_bytes,
         .probe = cuda_probe,
         .profile = cuda_profile,
     };

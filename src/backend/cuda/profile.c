@@ -5,79 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
+#include "backend/cuda/forward.h"
+#include "backend/cuda/recorder.h"
 #include "base/clock.h"
 
 enum {
-    MAX_LAUNCHES = 4096, /* of one step: 128 layers of some 20 */
     MAX_REPEATS = 100,
     HEAD_START_US = 8000, /* the host enqueues a step of 30 layers in 2 ms */
 };
-
-typedef struct profiled_launch {
-    cudaEvent_t begin, end;
-    const void *kernel; /* NULL: it goes by its part's name */
-    const char *part;
-    double bytes, operations;
-} profiled_launch;
-
-struct cuda_profiler {
-    profiled_launch launches[MAX_LAUNCHES];
-    int n;
-    bool overflow;
-    const char *part;
-    double bytes, operations; /* of the next launch */
-    cudaError_t failure;
-};
-
-/* ------------------------------------------------------------------------------------------------- recording */
-
-static void note(cuda_profiler *p, cudaError_t status) {
-    if (p->failure == cudaSuccess) p->failure = status;
-}
-
-void cuda_profile_part(const cuda_launch *l, const char *part, double bytes, double operations) {
-    if (!l->profiler) return;
-    l->profiler->part = part;
-    l->profiler->bytes = bytes;
-    l->profiler->operations = operations;
-}
-
-void cuda_profile_begin(const cuda_launch *l, const void *kernel) {
-    cuda_profiler *p = l->profiler;
-    if (!p) return;
-    p->overflow |= p->n == MAX_LAUNCHES;
-    if (p->overflow) return;
-    profiled_launch *launch = &p->launches[p->n];
-    if (!launch->begin) note(p, cudaEventCreate(&launch->begin));
-    if (!launch->end) note(p, cudaEventCreate(&launch->end));
-    launch->kernel = kernel;
-    launch->part = p->part;
-    launch->bytes = p->bytes;
-    launch->operations = p->operations;
-    p->bytes = p->operations = 0;
-    note(p, cudaEventRecord(launch->begin, l->stream));
-}
-
-void cuda_profile_end(const cuda_launch *l) {
-    cuda_profiler *p = l->profiler;
-    if (!p || p->overflow) return;
-    note(p, cudaEventRecord(p->launches[p->n++].end, l->stream));
-}
-
-static cuda_profiler *profiler_create(void) {
-    cuda_profiler *p = calloc(1, sizeof *p);
-    if (p) p->part = "";
-    return p;
-}
-
-static void profiler_destroy(cuda_profiler *p) {
-    for (int i = 0; i < MAX_LAUNCHES; i++) {
-        if (p->launches[i].begin) (void)cudaEventDestroy(p->launches[i].begin);
-        if (p->launches[i].end) (void)cudaEventDestroy(p->launches[i].end);
-    }
-    free(p);
-}
 
 /* ------------------------------------------------------------------------------------------------- summing up */
 
@@ -151,7 +86,7 @@ static kakeya_status profiled_row(backend_cache *c, const int32_t *token, cuda_p
     if (!status) status = cuda_check(p->failure, "profiling a step", error);
     if (!status && p->overflow)
         status = error_set(error, KAKEYA_UNSUPPORTED, "one step has more than %d launches, too many to profile",
-                           (int)MAX_LAUNCHES);
+                           (int)PROFILER_MAX_LAUNCHES);
     return status;
 }
 
@@ -175,8 +110,8 @@ kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend
     if (repeats < 1 || repeats > MAX_REPEATS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d repetitions of a profile; 1 to %d", repeats,
                          (int)MAX_REPEATS);
-    float whole[MAX_REPEATS], *samples = malloc((size_t)MAX_LAUNCHES * (size_t)repeats * sizeof *samples);
-    cuda_profiler *p = profiler_create();
+    float whole[MAX_REPEATS], *samples = malloc((size_t)PROFILER_MAX_LAUNCHES * (size_t)repeats * sizeof *samples);
+    cuda_profiler *p = cuda_profiler_create();
     kakeya_status status =
         samples && p ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a profile");
     if (!status) status = one_row(c, &token, error); /* warm, and captured */
@@ -203,7 +138,7 @@ kakeya_status cuda_profile(backend_cache *c, int32_t token, int repeats, backend
     }
     if (!status) out->step_seconds = median_ms(whole, repeats) / 1e3;
     if (!status) status = time_empty(c, p, &out->empty_seconds, error);
-    if (p) profiler_destroy(p);
+    cuda_profiler_destroy(p);
     free(samples);
     return status;
 }

@@ -9,10 +9,11 @@
  *   backlog  aux rows of positions [draft_length, length)
  *
  * Rows of two stores alternate in the snapshot; strided copies of whole runs take them there and back. */
+#include "backend/cuda/snapshot.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda.h"
 #include "model/sizes.h"
 
 static const uint32_t snapshot_magic = 0x314b564bu; /* "KVK1" */
@@ -25,6 +26,7 @@ typedef struct snapshot_cursor {
     const unsigned char *read; /* NULL when writing */
     size_t at, bytes;
     bool failed;
+    cudaStream_t stream; /* the model's: copies are in order with its kernels and wait for nobody else's */
     cudaError_t status;
 } snapshot_cursor;
 
@@ -44,9 +46,9 @@ static void transfer_host(snapshot_cursor *s, void *data, size_t bytes) {
 static void transfer_run(snapshot_cursor *s, size_t offset, size_t stride, void *device, size_t row, size_t count) {
     if (!count || !row || s->failed || s->status != cudaSuccess) return;
     if (s->read)
-        s->status = cudaMemcpy2D(device, row, s->read + s->at + offset, stride, row, count, cudaMemcpyHostToDevice);
+        s->status = cudaMemcpy2DAsync(device, row, s->read + s->at + offset, stride, row, count, cudaMemcpyHostToDevice, s->stream);
     else if (s->write)
-        s->status = cudaMemcpy2D(s->write + s->at + offset, stride, device, row, row, count, cudaMemcpyDeviceToHost);
+        s->status = cudaMemcpy2DAsync(s->write + s->at + offset, stride, device, row, row, count, cudaMemcpyDeviceToHost, s->stream);
 }
 
 /* A store on the device: [capacity or more][row bytes]. */
@@ -160,7 +162,10 @@ static kakeya_status transfer_state(backend_cache *c, snapshot_cursor *s, kakeya
         size_t aux = (size_t)d->targets * (size_t)config->hidden * sizeof(float);
         transfer_block(s, c->aux_backlog.data, (size_t)(c->length - c->draft_length) * aux);
     }
-    return cuda_check(s->status, s->read ? "restoring a cache" : "taking a snapshot", error);
+    if (!s->read && !s->write) return KAKEYA_OK;
+    const char *what = s->read ? "restoring a cache" : "taking a snapshot";
+    if (s->status != cudaSuccess) return cuda_check(s->status, what, error);
+    return cuda_finish(&c->model->device, what, error);
 }
 
 size_t cuda_cache_snapshot_bytes(const backend_cache *c) {
@@ -176,7 +181,7 @@ kakeya_status cuda_cache_snapshot(const backend_cache *c, void *data, size_t byt
     if (status) return status;
     int32_t header[SNAPSHOT_FIELDS];
     fill_header(c, header);
-    snapshot_cursor s = {.write = data, .bytes = bytes};
+    snapshot_cursor s = {.write = data, .bytes = bytes, .stream = c->model->device.stream};
     transfer_host(&s, header, sizeof header);
     if (!s.failed) status = transfer_state((backend_cache *)(uintptr_t)c, &s, error); /* reads the cache only */
     if (status) return status;
@@ -215,8 +220,7 @@ static kakeya_status read_state(backend_cache *fresh, const int32_t *header, sna
     bool bounded = fresh->options.attention != KAKEYA_ATTENTION_NATIVE;
     int length = header[FIELD_LENGTH], n_runs = header[FIELD_RUNS];
     kakeya_status status = KAKEYA_OK;
-    /* Preparing for the rows that are about to be read makes pages and the right ring sizes. */
-    if (length > 0) status = cuda_cache_prepare(fresh, bounded && header[FIELD_DECODING] ? SEGMENT_DECODE : SEGMENT_PROMPT, 1, error);
+    if (length > 0) status = cuda_cache_take_form(fresh, bounded && header[FIELD_DECODING], error);
     if (!status && length > 0) status = cuda_cache_reserve(fresh, length, error);
     if (status) return status;
     if (n_runs > fresh->max_runs) {
@@ -245,7 +249,7 @@ static kakeya_status read_state(backend_cache *fresh, const int32_t *header, sna
 /* Builds the state in a fresh cache and swaps it in, so that a damaged snapshot changes nothing. */
 kakeya_status cuda_cache_restore(backend_cache *c, const void *data, size_t bytes, kakeya_error *error) {
     int32_t header[SNAPSHOT_FIELDS];
-    snapshot_cursor s = {.read = data, .bytes = bytes};
+    snapshot_cursor s = {.read = data, .bytes = bytes, .stream = c->model->device.stream};
     transfer_host(&s, header, sizeof header);
     if (s.failed) return error_set(error, KAKEYA_FORMAT, "snapshot of %zu bytes is shorter than its header", bytes);
     kakeya_status status = check_header(c, header, error);

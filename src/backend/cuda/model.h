@@ -1,0 +1,39 @@
+/* A model on a device: its weights, the workspace of the largest forward, and its captured steps. One stream serves all
+ * sessions; every verb that computes ends with the stream idle, so host state and device state agree whenever the caller
+ * holds the backend's turn. */
+#ifndef KAKEYA_BACKEND_CUDA_MODEL_H
+#define KAKEYA_BACKEND_CUDA_MODEL_H
+
+#include "backend/backend.h"
+#include "backend/cuda/device.h"
+#include "backend/cuda/graphs.h"
+#include "backend/cuda/head.h"
+#include "backend/cuda/step.h"
+#include "backend/cuda/weights.h"
+#include "backend/cuda/workspace.h"
+
+struct backend_model {
+    backend_model_options options;
+    const gemma4_config *config;
+    mem_account *account;
+    cuda_device device;
+    cuda_launch launch;
+    char description[128], note[128];
+    int max_rows; /* of a segment */
+    float embed_scale;
+    cuda_weights weights;
+    cuda_head_copy head_copy;
+    cuda_workspace space;
+    cuda_graphs graphs;
+    step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
+    int first_logit_row, logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
+};
+
+kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error);
+void cuda_model_destroy(backend_model *m);
+
+/* Makes `buffer` hold at least `bytes` for all steps from now on; captured graphs are dropped when it moves. On failure the buffer is
+ * empty, or as it was. */
+kakeya_status model_grow(backend_model *m, cuda_buffer *buffer, size_t bytes, const char *what, kakeya_error *error);
+
+#endif

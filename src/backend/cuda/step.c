@@ -1,0 +1,390 @@
+#include "backend/cuda/step.h"
+
+typedef struct builder {
+    const step_shape *shape;
+    step_op *ops;
+    int n;
+    bool chained;  /* decode: restored layers are decoded between the kernels of the step, not beside it */
+    int held;      /* chained: layer whose positions the restore buffers hold; -1: none */
+    int restored;  /* beside: layers whose positions have been asked for ... */
+    int attended;  /* ... and of those, layers that have used them */
+    int next;      /* beside: first layer that may come after them */
+} builder;
+
+/* ------------------------------------------------------------------------------------------------- operations */
+
+static step_op *add(builder *b, step_kind kind, int layer, const char *part, step_items reads, step_items writes) {
+    step_op *op = &b->ops[b->n++];
+    *op = (step_op){.kind = kind, .layer = layer, .source = -1, .index = -1, .rows = b->shape->rows, .reads = reads,
+                    .writes = writes, .part = part};
+    return op;
+}
+
+static double elements_of(const cuda_matrix *w) { return (double)w->out * w->in; }
+
+/* `share`: of the matrix that is read, and works on a row. */
+static void count_weights(step_op *op, const cuda_matrix *w, double share) {
+    op->bytes += share * elements_of(w) * sizeof(cuda_bf16);
+    op->operations += share * 2 * elements_of(w) * op->rows;
+}
+
+static void multiply(step_op *op, const cuda_matrix *w) {
+    op->matrix[op->matrices++] = w;
+    count_weights(op, w, 1);
+}
+
+static step_op *add_product(builder *b, step_kind kind, int layer, const char *part, const cuda_matrix *w, step_items reads,
+                            step_items writes) {
+    step_op *op = add(b, kind, layer, part, reads, writes);
+    multiply(op, w);
+    return op;
+}
+
+static step_items turns_item(gemma4_layer_type type) {
+    return STEP_ITEM(type == GEMMA4_FULL ? ITEM_TURNS_FULL : ITEM_TURNS_SLIDING);
+}
+
+static step_items restore_turns_item(gemma4_layer_type type) {
+    return STEP_ITEM(type == GEMMA4_FULL ? ITEM_RESTORE_TURNS_FULL : ITEM_RESTORE_TURNS_SLIDING);
+}
+
+static step_items restored_item(int set) { return STEP_ITEM(set ? ITEM_RESTORED_1 : ITEM_RESTORED_0); }
+
+/* ------------------------------------------------------------------------------------------------- restoration */
+
+/* Rows from the first one on that do not see one run of exact positions: all decode rows, and some of a prompt. */
+static int mixed_rows(const step_shape *s, int layer) {
+    if (!s->prompt) return s->rows;
+    int before = s->plain_from[layer] - s->position;
+    return before < 0 ? 0 : before < s->rows ? before : s->rows;
+}
+
+/* Does this layer attend restored positions? */
+static bool restores(const step_shape *s, int layer) {
+    return s->restore[s->config->layer[layer].kv_source] != RESTORE_NONE && mixed_rows(s, layer) > 0;
+}
+
+static void add_restore(builder *b, int source, int set, bool alone) {
+    const step_shape *s = b->shape;
+    const cuda_matrix *k = &s->weights->decoder_k[source], *v = &s->weights->decoder_v[source];
+    bool beside = !b->chained;
+    step_items latents = STEP_ITEM(ITEM_LATENTS), set_item = restored_item(set);
+    int first = b->n;
+    if (s->restore[source] == RESTORE_PRODUCT) {
+        step_op *op = add(b, STEP_RESTORE, source, "decode latents", latents | restore_turns_item(s->config->layer[source].type), set_item);
+        double elements = 2.0 * k->out * s->rank;
+        op->bytes = sizeof(cuda_bf16) * (elements + 2.0 * s->restored_positions * s->rank);
+        op->operations = 2 * elements * s->restored_positions;
+        op->alone = alone;
+    } else if (s->restore[source] == RESTORE_PRODUCTS) {
+        for (int half = 0; half < 2; half++) {
+            step_op *op = add(b, half ? STEP_RESTORE_VALUES : STEP_RESTORE_KEYS, source, "decode latents", latents,
+                              STEP_ITEM(half ? ITEM_RAW_VALUES : ITEM_RAW_KEYS));
+            double elements = (double)(half ? v : k)->out * s->rank;
+            op->bytes = sizeof(cuda_bf16) * (elements + (double)s->latent_capacity * s->rank);
+            op->operations = 2 * elements * s->latent_capacity;
+        }
+        add(b, STEP_RESTORE_FINISH, source, "restored K/V", latents | STEP_ITEM(ITEM_RAW_KEYS) | STEP_ITEM(ITEM_RAW_VALUES), set_item);
+    } else {
+        add(b, STEP_RESTORE_ROWS, source, "restored K/V", latents, set_item);
+    }
+    for (int i = first; i < b->n; i++) {
+        b->ops[i].source = source;
+        b->ops[i].index = set;
+        b->ops[i].beside = beside;
+    }
+}
+
+/* Asks for the next layer that restores, into the buffers that the layer before the last one has left. Layers whose K/V
+ * are shared come again with their own queries: then the same positions are decoded again. */
+static void restore_next(builder *b) {
+    const gemma4_config *c = b->shape->config;
+    while (b->next < c->layers && !restores(b->shape, b->next)) b->next++;
+    if (b->next == c->layers) return;
+    add_restore(b, c->layer[b->next++].kv_source, b->restored++ % 2, false);
+}
+
+/* Behind the norms that end `layer` (-1: behind the embedding): decodes what the next layer that restores will attend.
+ * It begins while the layer's last products and norms leave multiprocessors idle. The buffers' last readers are long
+ * done, as a product lies between, and so will be the decoding when it is read. */
+static void restore_in_chain(builder *b, int layer) {
+    const gemma4_config *c = b->shape->config;
+    int next = layer + 1;
+    while (next < c->layers && !restores(b->shape, next)) next++;
+    if (next == c->layers || c->layer[next].kv_source == b->held) return;
+    b->held = c->layer[next].kv_source;
+    add_restore(b, b->held, 0, layer < 0); /* the turns that the first one reads have just been made */
+}
+
+static void start_restoring(builder *b) {
+    const step_shape *s = b->shape;
+    bool any = false, turns[2] = {false, false};
+    b->chained = !s->prompt;
+    for (int i = 0; i < s->config->layers; i++) {
+        if (!restores(s, i)) continue;
+        restore_form form = s->restore[s->config->layer[i].kv_source];
+        any = true;
+        if (form == RESTORE_PRODUCT) turns[s->config->layer[i].type] = true;
+        else b->chained = false;
+    }
+    if (!any) {
+        b->chained = false;
+        return;
+    }
+    if (!b->chained) add(b, STEP_FORK, -1, "restored K/V", 0, 0)->index = 0;
+    for (int type = 0; type < 2; type++) {
+        if (!turns[type]) continue;
+        step_op *op = add(b, STEP_RESTORE_TURNS, -1, "restored K/V", 0, restore_turns_item((gemma4_layer_type)type));
+        op->index = type;
+        op->beside = !b->chained;
+    }
+    if (b->chained) restore_in_chain(b, -1);
+    else restore_next(b);
+}
+
+/* --------------------------------------------------------------------------------------------------- attention */
+
+/* What the attention of one decode row reads: the K/V that it sees, once. */
+static void count_attention(const step_shape *s, int layer, bool restored, step_op *op) {
+    const gemma4_layer_config *lc = &s->config->layer[layer];
+    double row = (double)lc->kv_heads * lc->head_dim, copies = s->config->layer[lc->kv_source].k_eq_v ? 1 : 2;
+    int visible = s->position + 1;
+    if (lc->type == GEMMA4_SLIDING && visible > s->config->sliding_window) visible = s->config->sliding_window;
+    int exact = visible;
+    if (s->bounded[lc->kv_source] && s->exact_positions < visible) exact = s->exact_positions;
+    op->bytes = row * (copies * exact + (restored ? 2.0 * (visible - exact) : 0)) * sizeof(cuda_bf16);
+    op->operations = 4.0 * s->config->heads * lc->head_dim * visible * op->rows;
+}
+
+static void store_chunk(builder *b, int source) {
+    add(b, STEP_STORE_CHUNK, source, "head norms, RoPE, store", STEP_ITEM(ITEM_CHUNK), STEP_ITEM(ITEM_KV))->source = source;
+}
+
+static bool stays_in_chunk(const step_shape *s, int source) { return s->prompt && s->ring[source]; }
+
+static bool is_shared(const gemma4_config *c, int source) {
+    for (int i = source + 1; i < c->layers; i++) {
+        if (c->layer[i].kv_source == source) return true;
+    }
+    return false;
+}
+
+static void attention(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    const gemma4_layer_config *lc = &s->config->layer[layer];
+    const cuda_layer *w = &s->weights->layer[layer];
+    int source = lc->kv_source, mixed = mixed_rows(s, layer);
+    bool full = lc->type == GEMMA4_FULL, own = source == layer, chunk = stays_in_chunk(s, source), restored = restores(s, layer);
+
+    step_op *op = add_product(b, STEP_QKV, layer, full ? "q/k/v, full" : "q/k/v, sliding", &w->q, STEP_ITEM(ITEM_X),
+                              STEP_ITEM(ITEM_PROJECTED));
+    if (own) multiply(op, &w->k);
+    if (own && !lc->k_eq_v) multiply(op, &w->v);
+    int set = b->chained ? 0 : b->attended % 2;
+    if (restored && !b->chained) { /* this layer's positions must be there; the next one's are decoded while it attends */
+        add(b, STEP_FORK, layer, "restored K/V", 0, 0)->index = 1;
+        restore_next(b);
+        add(b, STEP_JOIN, layer, "restored K/V", 0, 0)->index = set;
+    }
+    op = add(b, STEP_HEAD_ROWS, layer, "head norms, RoPE, store", STEP_ITEM(ITEM_PROJECTED) | turns_item(lc->type),
+             STEP_ITEM(ITEM_Q) | (own ? STEP_ITEM(chunk ? ITEM_CHUNK : ITEM_KV) : 0));
+    op->source = source;
+    op->index = chunk;
+    const char *part = full ? "attention, full" : "attention, sliding";
+    step_items seen = STEP_ITEM(ITEM_Q) | STEP_ITEM(ITEM_KV) | (chunk ? STEP_ITEM(ITEM_CHUNK) : 0);
+    if (mixed > 0) {
+        op = add(b, STEP_ATTEND, layer, part, seen | (restored ? restored_item(set) : 0), STEP_ITEM(ITEM_ATTENDED));
+        op->source = source;
+        op->index = restored ? set : -1;
+        op->rows = mixed;
+        count_attention(s, layer, restored, op);
+    }
+    if (mixed < s->rows) { /* raw projections are its scratch; it leaves alone what the rows before have attended */
+        op = add(b, STEP_PROMPT_ATTEND, layer, part, seen, STEP_ITEM(ITEM_ATTENDED) | STEP_ITEM(ITEM_PROJECTED));
+        op->source = source;
+        op->first_row = mixed;
+        op->rows = s->rows - mixed;
+    }
+    b->attended += restored;
+    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in the one
+     * chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention layers do not use it. */
+    if (own && chunk && !is_shared(s->config, layer)) store_chunk(b, layer);
+    add_product(b, STEP_OUT, layer, full ? "o, full" : "o, sliding", &w->o, STEP_ITEM(ITEM_ATTENDED), STEP_ITEM(ITEM_BRANCH));
+}
+
+/* ------------------------------------------------------------------------------------------------ feed forward */
+
+/* The first of the drafter's targets from `first` on that is this layer's output; -1: none is, or nobody wants it. */
+static int next_target(const step_shape *s, int layer, int first) {
+    for (int t = first; s->drafter && t < s->drafter->targets; t++) {
+        if (s->drafter->target_layer[t] == layer) return t;
+    }
+    return -1;
+}
+
+/* Of all experts, those that a step reads at most. */
+static double expert_share(const step_shape *s) {
+    double chosen = (double)s->rows * s->config->experts_per_token;
+    return chosen < s->config->experts ? chosen / s->config->experts : 1;
+}
+
+static void count_experts(const step_shape *s, step_op *op, const cuda_matrix *w) {
+    op->bytes += expert_share(s) * elements_of(w) * sizeof(cuda_bf16);
+    op->operations += 2 * elements_of(w) / s->config->experts * s->config->experts_per_token * s->rows;
+}
+
+static void decode_feed_forward(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    const cuda_layer *w = &s->weights->layer[layer];
+    bool moe = s->config->moe;
+    step_items routed = moe ? STEP_ITEM(ITEM_ROUTE) : 0;
+    step_op *op = add_product(b, STEP_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X) | routed, STEP_ITEM(ITEM_ACT));
+    multiply(op, &w->up);
+    if (moe) {
+        op->matrix[op->matrices++] = &w->experts_gate_up;
+        op->reads |= STEP_ITEM(ITEM_X_EXPERTS);
+        op->writes |= STEP_ITEM(ITEM_ACT_EXPERTS);
+        count_experts(s, op, &w->experts_gate_up);
+    }
+    op = add_product(b, STEP_DOWN, layer, "down", &w->down, STEP_ITEM(ITEM_ACT) | routed, STEP_ITEM(ITEM_BRANCH));
+    if (moe) {
+        op->matrix[op->matrices++] = &w->experts_down;
+        op->reads |= STEP_ITEM(ITEM_ACT_EXPERTS);
+        op->writes |= STEP_ITEM(ITEM_EXPERTS_OUT);
+        count_experts(s, op, &w->experts_down);
+    }
+}
+
+static void prompt_feed_forward(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    const cuda_layer *w = &s->weights->layer[layer];
+    step_op *op = add_product(b, STEP_DENSE_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_ACT));
+    multiply(op, &w->up);
+    add_product(b, STEP_DENSE_DOWN, layer, "down", &w->down, STEP_ITEM(ITEM_ACT), STEP_ITEM(ITEM_BRANCH));
+    if (!s->config->moe) return;
+    op = add(b, STEP_EXPERTS_GATE_UP, layer, "gate/up", STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_ROUTE), STEP_ITEM(ITEM_ACT_EXPERTS));
+    op->matrix[op->matrices++] = &w->experts_gate_up;
+    count_experts(s, op, &w->experts_gate_up);
+    op = add(b, STEP_EXPERTS_DOWN, layer, "down", STEP_ITEM(ITEM_ACT_EXPERTS) | STEP_ITEM(ITEM_ROUTE), STEP_ITEM(ITEM_EXPERTS_OUT));
+    op->matrix[op->matrices++] = &w->experts_down;
+    count_experts(s, op, &w->experts_down);
+}
+
+static void feed_forward(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    const gemma4_config *c = s->config;
+    const cuda_layer *w = &s->weights->layer[layer];
+    bool routed = c->moe && !s->prompt, last = layer + 1 == c->layers;
+    /* Decode rows of routed models keep the residual stream between attention and experts in a buffer of its own. */
+    step_items middle = STEP_ITEM(routed ? ITEM_MIDDLE : ITEM_H);
+
+    step_op *op = add(b, STEP_AFTER_ATTENTION, layer, "norms after attention", STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_BRANCH),
+                      middle | STEP_ITEM(ITEM_X) | (c->moe ? STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_MIDDLE) : 0));
+    if (routed) {
+        multiply(op, &w->router);
+        op->writes |= STEP_ITEM(ITEM_ROUTE);
+    }
+    if (s->prompt && c->moe)
+        add_product(b, STEP_ROUTE, layer, "router", &w->router, STEP_ITEM(ITEM_MIDDLE), STEP_ITEM(ITEM_ROUTE));
+    if (s->prompt) prompt_feed_forward(b, layer);
+    else decode_feed_forward(b, layer);
+
+    op = add(b, STEP_AFTER_FFN, layer, "norms after feed-forward",
+             middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE) : 0),
+             STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last && !c->ple_width ? STEP_ITEM(ITEM_NORMED) : 0));
+    op->index = c->ple_width ? -1 : next_target(s, layer, 0);
+    if (op->index >= 0) op->writes |= STEP_ITEM(ITEM_AUX);
+}
+
+/* ---------------------------------------------------------------------------------------- per-layer embeddings */
+
+static void ple_inputs(builder *b) {
+    static const char part[] = "per-layer inputs";
+    add(b, STEP_PLE_ROUND, -1, part, STEP_ITEM(ITEM_H), STEP_ITEM(ITEM_X_PLE));
+    add_product(b, STEP_PLE_PROJECT, -1, part, &b->shape->weights->ple_model_proj, STEP_ITEM(ITEM_X_PLE), STEP_ITEM(ITEM_PLE));
+    add(b, STEP_PLE_COMBINE, -1, part, STEP_ITEM(ITEM_PLE), STEP_ITEM(ITEM_PLE));
+}
+
+static void ple(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    const cuda_layer *w = &s->weights->layer[layer];
+    bool last = layer + 1 == s->config->layers;
+    add_product(b, STEP_PLE_GATE, layer, "per-layer gate", &w->ple_gate, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_PLE_GATE));
+    add(b, STEP_PLE_ACTIVATE, layer, "per-layer gate", STEP_ITEM(ITEM_PLE_GATE) | STEP_ITEM(ITEM_PLE), STEP_ITEM(ITEM_ACT));
+    add_product(b, STEP_PLE_OUT, layer, "per-layer projection", &w->ple_proj, STEP_ITEM(ITEM_ACT), STEP_ITEM(ITEM_BRANCH));
+    add(b, STEP_PLE_ADD, layer, "per-layer projection", STEP_ITEM(ITEM_BRANCH) | STEP_ITEM(ITEM_H),
+        STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last ? STEP_ITEM(ITEM_NORMED) : 0));
+}
+
+/* ------------------------------------------------------------------------------------------------- the whole */
+
+static void copy_hidden(builder *b, int index) {
+    if (!b->shape->hidden_states) return;
+    bool last = index == b->shape->config->layers;
+    add(b, STEP_HIDDEN_STATES, -1, "hidden states", STEP_ITEM(last ? ITEM_NORMED : ITEM_H), STEP_ITEM(ITEM_STATES))->index = index;
+}
+
+/* Outputs of the drafter's target layers. The first is the feed-forward block's own where that ends the layer. */
+static void copy_aux(builder *b, int layer) {
+    const step_shape *s = b->shape;
+    int t = next_target(s, layer, 0);
+    if (t >= 0 && !s->config->ple_width) t = next_target(s, layer, t + 1);
+    for (; t >= 0; t = next_target(s, layer, t + 1))
+        add(b, STEP_AUX, layer, "aux hidden states", STEP_ITEM(ITEM_H), STEP_ITEM(ITEM_AUX))->index = t;
+}
+
+static void head(builder *b) {
+    const step_shape *s = b->shape;
+    if (!s->prompt && s->head == STEP_HEAD_GREEDY) {
+        step_op *op = add(b, STEP_CHOOSE, -1, "head", STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE));
+        op->matrix[op->matrices++] = &s->weights->head; /* of which an int8 copy is read: the kernels count it */
+        return;
+    }
+    add_product(b, STEP_HEAD, -1, "head", &s->weights->head, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS));
+    add(b, STEP_ARGMAX, -1, "head", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_CHOICE));
+    if (!s->prompt && s->head == STEP_HEAD_LEADERS)
+        add(b, STEP_LEADERS, -1, "head", STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE), STEP_ITEM(ITEM_LEADERS));
+}
+
+int step_most_ops(const gemma4_config *config) {
+    enum { OF_A_LAYER = 28, OTHERS = 32 };
+    return config->layers * OF_A_LAYER + DFLASH_MAX_TARGETS + OTHERS;
+}
+
+int step_build(const step_shape *s, step_op *ops) {
+    const gemma4_config *c = s->config;
+    builder b = {.shape = s, .ops = ops, .held = -1};
+    for (int type = 0; type < 2; type++)
+        add(&b, STEP_TURNS, -1, "embedding", 0, turns_item((gemma4_layer_type)type))->index = type;
+    add(&b, STEP_EMBED, -1, "embedding", 0, STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X));
+    copy_hidden(&b, 0);
+    start_restoring(&b);
+    if (c->ple_width) ple_inputs(&b);
+    for (int i = 0; i < c->layers; i++) {
+        attention(&b, i);
+        feed_forward(&b, i);
+        if (c->ple_width) ple(&b, i);
+        copy_aux(&b, i);
+        if (b.chained) restore_in_chain(&b, i);
+        if (i + 1 < c->layers) copy_hidden(&b, i + 1);
+    }
+    copy_hidden(&b, c->layers);
+    /* K/V that later layers shared: nobody reads the chunk any more. */
+    for (int i = 0; i < c->layers; i++) {
+        if (c->layer[i].kv_source == i && stays_in_chunk(s, i) && is_shared(c, i)) store_chunk(&b, i);
+    }
+    if (!s->prompt) head(&b);
+    return b.n;
+}
+
+int step_build_head(const step_shape *s, step_op *ops) {
+    builder b = {.shape = s, .ops = ops};
+    head(&b);
+    return b.n;
+}
+
+bool step_depends(const step_op *later, const step_op *earlier) {
+    step_items shared = (later->reads & earlier->writes) | (later->writes & (earlier->reads | earlier->writes));
+    if (later->source != earlier->source) shared &= ~STEP_ITEM(ITEM_KV);
+    return shared != 0;
+}

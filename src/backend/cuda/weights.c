@@ -1,0 +1,323 @@
+#include "backend/cuda/weights.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* -------------------------------------------------------------------------------------------- list of weights */
+
+typedef struct planned_tensor {
+    const weight *matrix; /* or NULL: a vector */
+    cuda_matrix *placed;
+    const float *vector;
+    const float **placed_vector;
+    size_t elements, offset, bytes;
+} planned_tensor;
+
+typedef struct weight_plan {
+    planned_tensor *tensors;
+    size_t n, capacity, bytes;
+    bool failed;
+    weight_format rounded; /* of matrices that lose bits on the way to bf16; WEIGHT_BF16: none do */
+} weight_plan;
+
+static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
+    if (plan->n == plan->capacity) {
+        size_t grown = plan->capacity ? 2 * plan->capacity : 256;
+        planned_tensor *tensors = realloc(plan->tensors, grown * sizeof *tensors);
+        if (!tensors) {
+            plan->failed = true;
+            return NULL;
+        }
+        plan->tensors = tensors;
+        plan->capacity = grown;
+    }
+    planned_tensor *t = &plan->tensors[plan->n++];
+    *t = (planned_tensor){.offset = plan->bytes, .bytes = bytes};
+    plan->bytes += (bytes + 255) / 256 * 256;
+    return t;
+}
+
+static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
+    if (w->out == 0) return;
+    *placed = (cuda_matrix){.out = w->out, .in = w->in, .ld = cuda_padded(w->in)};
+    planned_tensor *t = plan_add(plan, (size_t)w->out * (size_t)placed->ld * sizeof(cuda_bf16));
+    if (!t) return;
+    t->matrix = w;
+    t->placed = placed;
+    if (w->format != WEIGHT_BF16) plan->rounded = w->format;
+}
+
+static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
+    if (!vector) return;
+    planned_tensor *t = plan_add(plan, (size_t)n * sizeof(float));
+    if (!t) return;
+    t->vector = vector;
+    t->placed_vector = placed;
+    t->elements = (size_t)n;
+}
+
+static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w, cuda_layer *l) {
+    int d = c->layer[index].head_dim, hidden = c->hidden;
+    plan_matrix(plan, &w->q_proj, &l->q);
+    plan_matrix(plan, &w->k_proj, &l->k);
+    plan_matrix(plan, &w->v_proj, &l->v);
+    plan_matrix(plan, &w->o_proj, &l->o);
+    plan_matrix(plan, &w->gate_proj, &l->gate);
+    plan_matrix(plan, &w->up_proj, &l->up);
+    plan_matrix(plan, &w->down_proj, &l->down);
+    plan_matrix(plan, &w->router_proj, &l->router);
+    plan_matrix(plan, &w->experts_gate_up, &l->experts_gate_up);
+    plan_matrix(plan, &w->experts_down, &l->experts_down);
+    plan_matrix(plan, &w->ple_gate, &l->ple_gate);
+    plan_matrix(plan, &w->ple_proj, &l->ple_proj);
+    plan_vector(plan, w->q_norm, d, &l->q_norm);
+    plan_vector(plan, w->k_norm, d, &l->k_norm);
+    plan_vector(plan, w->input_norm, hidden, &l->input_norm);
+    plan_vector(plan, w->post_attention_norm, hidden, &l->post_attention_norm);
+    plan_vector(plan, w->pre_ffn_norm, hidden, &l->pre_ffn_norm);
+    plan_vector(plan, w->post_ffn_norm, hidden, &l->post_ffn_norm);
+    plan_vector(plan, w->post_ffn_norm_1, hidden, &l->post_ffn_norm_1);
+    plan_vector(plan, w->pre_ffn_norm_2, hidden, &l->pre_ffn_norm_2);
+    plan_vector(plan, w->post_ffn_norm_2, hidden, &l->post_ffn_norm_2);
+    plan_vector(plan, w->router_scale, hidden, &l->router_scale);
+    plan_vector(plan, w->router_expert_scale, c->experts, &l->router_expert_scale);
+    plan_vector(plan, w->post_ple_norm, hidden, &l->post_ple_norm);
+    l->layer_scalar = w->layer_scalar;
+}
+
+static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights *m) {
+    const dflash_config *c = &d->config;
+    plan_matrix(plan, &d->fc, &m->fc);
+    plan_vector(plan, d->hidden_norm, c->hidden, &m->hidden_norm);
+    plan_vector(plan, d->norm, c->hidden, &m->draft_norm);
+    for (int i = 0; i < c->layers; i++) {
+        const dflash_layer_weights *w = &d->layer[i];
+        cuda_draft_layer *l = &m->draft[i];
+        plan_matrix(plan, &w->q_proj, &l->q);
+        plan_matrix(plan, &w->k_proj, &l->k);
+        plan_matrix(plan, &w->v_proj, &l->v);
+        plan_matrix(plan, &w->o_proj, &l->o);
+        plan_matrix(plan, &w->gate_proj, &l->gate);
+        plan_matrix(plan, &w->up_proj, &l->up);
+        plan_matrix(plan, &w->down_proj, &l->down);
+        plan_vector(plan, w->input_norm, c->hidden, &l->input_norm);
+        plan_vector(plan, w->post_attention_norm, c->hidden, &l->post_attention_norm);
+        plan_vector(plan, w->q_norm, c->head_dim, &l->q_norm);
+        plan_vector(plan, w->k_norm, c->head_dim, &l->k_norm);
+    }
+}
+
+static void plan_f_theta(weight_plan *plan, const f_theta_model *f, cuda_weights *m) {
+    plan_matrix(plan, &f->encoder_k, &m->encoder_k);
+    plan_matrix(plan, &f->encoder_v, &m->encoder_v);
+    for (int i = 0; i < f->config.layers; i++) {
+        plan_matrix(plan, &f->decoder_k[i], &m->decoder_k[i]);
+        plan_matrix(plan, &f->decoder_v[i], &m->decoder_v[i]);
+    }
+}
+
+/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs turn. */
+static void inverse_frequencies(float theta, float factor, int head_dim, int pairs, float *out) {
+    for (int j = 0; j < pairs; j++) out[j] = 1.0f / powf(theta, (float)(2 * j) / (float)head_dim) / factor;
+}
+
+/* ---------------------------------------------------------------------------------------------------- upload */
+
+enum { UPLOAD_BUFFERS = 2 };
+static const size_t upload_buffer_bytes = (size_t)64 << 20;
+
+typedef struct uploader {
+    const cuda_device *device;
+    const backend_model_options *options; /* progress */
+    uint64_t bytes, total_bytes;
+    void *pinned[UPLOAD_BUFFERS];
+    cudaEvent_t done[UPLOAD_BUFFERS];
+    int next;
+} uploader;
+
+static kakeya_status uploader_create(uploader *u, kakeya_error *error) {
+    static const char what[] = "uploading the weights";
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < UPLOAD_BUFFERS && !status; i++) {
+        status = cuda_pinned(&u->pinned[i], upload_buffer_bytes, what, error);
+        if (!status) status = cuda_check(cudaEventCreateWithFlags(&u->done[i], cudaEventDisableTiming), what, error);
+    }
+    return status;
+}
+
+static void uploader_destroy(uploader *u) {
+    for (int i = 0; i < UPLOAD_BUFFERS; i++) {
+        if (u->done[i]) (void)cudaEventDestroy(u->done[i]);
+        if (u->pinned[i]) (void)cudaFreeHost(u->pinned[i]);
+    }
+}
+
+static void to_bf16(const void *source, weight_format format, size_t n, cuda_bf16 *out) {
+    const unsigned char *bytes = source;
+    if (format == WEIGHT_BF16) {
+        memcpy(out, source, n * sizeof *out);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        float value;
+        if (format == WEIGHT_F32) {
+            memcpy(&value, bytes + 4 * i, 4);
+        } else {
+            uint16_t half;
+            memcpy(&half, bytes + 2 * i, 2);
+            value = f16_to_f32(half);
+        }
+        out[i] = f32_to_bf16(value);
+    }
+}
+
+static kakeya_status tell(const uploader *u, kakeya_error *error) {
+    const backend_model_options *o = u->options;
+    if (!o->progress || o->progress(o->user, "uploading the weights", u->bytes, u->total_bytes)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_CANCELLED, "uploading the weights was cancelled");
+}
+
+/* Whole rows per piece; while one piece is on its way, the next is read from the file. */
+static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matrix *m, kakeya_error *error) {
+    size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
+    size_t source_row = weight_row_bytes(w, 0);
+    for (size_t first = 0; first < (size_t)w->out; first += rows) {
+        size_t n = (size_t)w->out - first < rows ? (size_t)w->out - first : rows;
+        int slot = u->next;
+        u->next = (slot + 1) % UPLOAD_BUFFERS;
+        kakeya_status told = tell(u, error);
+        if (told) return told;
+        cudaError_t status = cudaEventSynchronize(u->done[slot]);
+        if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
+        cuda_bf16 *to = u->pinned[slot];
+        const char *from = weight_row(w, 0, (int)first);
+        if (m->ld == w->in) {
+            to_bf16(from, w->format, n * (size_t)w->in, to);
+        } else {
+            for (size_t r = 0; r < n; r++) {
+                to_bf16(from + r * source_row, w->format, (size_t)w->in, to + r * (size_t)m->ld);
+                memset(to + r * (size_t)m->ld + w->in, 0, (size_t)(m->ld - w->in) * sizeof *to);
+            }
+        }
+        status = cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
+        if (status == cudaSuccess) status = cudaEventRecord(u->done[slot], u->device->stream);
+        if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
+        u->bytes += n * row;
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
+                            const backend_model_options *options, const weight_plan *plan, kakeya_error *error) {
+    uploader u = {.device = device, .options = options, .total_bytes = plan->bytes};
+    char *base = w->memory.data;
+    kakeya_status status = uploader_create(&u, error);
+    for (size_t i = 0; i < plan->n && !status; i++) {
+        const planned_tensor *t = &plan->tensors[i];
+        if (!t->matrix) {
+            *t->placed_vector = (const float *)(const void *)(base + t->offset);
+            status = cuda_check(cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, device->stream),
+                                "uploading the weights", error);
+            continue;
+        }
+        t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
+        if (weight_present(t->matrix)) {
+            status = upload_matrix(&u, t->matrix, t->placed, error);
+        } else {
+            size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
+            cuda_fill_random(launch, t->placed->data, n, t->matrix->synthetic, (uint64_t)i << 40);
+            status = cuda_check(cudaGetLastError(), "making the weights", error);
+        }
+    }
+    kakeya_status finished = cuda_finish(device, "uploading the weights", status ? NULL : error);
+    if (!status) status = finished;
+    u.bytes = u.total_bytes;
+    if (!status) status = tell(&u, error);
+    uploader_destroy(&u);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------- all of them */
+
+enum { MAX_PAIRS = 512 };
+
+/* Values that are computed here and uploaded like weights: they must outlive the plan. */
+static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const dflash_model *drafter, cuda_weights *w) {
+    size_t turned = (size_t)c->rope[GEMMA4_FULL].rotated_pairs;
+    float *frequencies = calloc(3 * MAX_PAIRS + 2 * CUDA_ATTENTION_TILE * (turned ? turned : 1), sizeof *frequencies);
+    if (!frequencies) {
+        plan->failed = true;
+        return NULL;
+    }
+    for (int i = 0; i < c->layers; i++) {
+        int type = (int)c->layer[i].type, d = c->layer[i].head_dim;
+        inverse_frequencies(c->rope[type].theta, c->rope[type].factor, d, c->rope[type].rotated_pairs,
+                            frequencies + type * MAX_PAIRS);
+    }
+    for (int type = 0; type < 2; type++)
+        plan_vector(plan, frequencies + type * MAX_PAIRS, MAX_PAIRS, &w->inverse_frequency[type]);
+    if (turned) {
+        float *turns = frequencies + 3 * MAX_PAIRS;
+        for (size_t i = 0; i < CUDA_ATTENTION_TILE * turned; i++) {
+            float angle = (float)(i / turned) * frequencies[GEMMA4_FULL * MAX_PAIRS + i % turned];
+            turns[2 * i] = cosf(angle);
+            turns[2 * i + 1] = sinf(angle);
+        }
+        plan_vector(plan, turns, (int)(2 * CUDA_ATTENTION_TILE * turned), &w->key_turns);
+    }
+    if (drafter) {
+        const dflash_config *d = &drafter->config;
+        inverse_frequencies(d->rope_theta, 1.0f, d->head_dim, d->head_dim / 2, frequencies + 2 * MAX_PAIRS);
+        plan_vector(plan, frequencies + 2 * MAX_PAIRS, MAX_PAIRS, &w->draft_inverse_frequency);
+    }
+    return frequencies;
+}
+
+static bool is_tied(const gemma4_config *c, const gemma4_weights *from) { return from->head.out == 0 || c->tied_head; }
+
+static void plan_all(weight_plan *plan, const backend_model_options *options, cuda_weights *w) {
+    const gemma4_config *c = &options->verifier->config;
+    const gemma4_weights *from = &options->verifier->weights;
+    plan_matrix(plan, &from->embed, &w->embed);
+    if (!is_tied(c, from)) plan_matrix(plan, &from->head, &w->head);
+    plan_matrix(plan, &from->ple_embed, &w->ple_embed);
+    plan_matrix(plan, &from->ple_model_proj, &w->ple_model_proj);
+    plan_vector(plan, from->final_norm, c->hidden, &w->final_norm);
+    plan_vector(plan, from->ple_proj_norm, c->ple_width, &w->ple_proj_norm);
+    for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &from->layer[i], &w->layer[i]);
+    if (options->drafter) plan_drafter(plan, options->drafter, w);
+    if (options->f_theta) plan_f_theta(plan, options->f_theta, w);
+}
+
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, kakeya_error *error) {
+    *w = (cuda_weights){0};
+    weight_plan plan = {.rounded = WEIGHT_BF16};
+    plan_all(&plan, options, w);
+    if (is_tied(&options->verifier->config, &options->verifier->weights)) w->head = w->embed;
+    free(plan.tensors);
+    return plan.failed ? error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights") : KAKEYA_OK;
+}
+
+kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
+                                  const backend_model_options *options, char *note, size_t note_bytes, kakeya_error *error) {
+    const gemma4_config *c = &options->verifier->config;
+    weight_plan plan = {.rounded = WEIGHT_BF16};
+    plan_all(&plan, options, w);
+    float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
+    kakeya_status status = KAKEYA_OK;
+    if (plan.failed) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
+    if (!status)
+        status = cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
+    if (!status) status = upload(w, device, launch, options, &plan, error);
+    if (!status && is_tied(c, &options->verifier->weights)) w->head = w->embed;
+    note[0] = '\0';
+    if (plan.rounded != WEIGHT_BF16)
+        snprintf(note, note_bytes, "backend cuda computes in bf16: weights of type %s are rounded", weight_format_name(plan.rounded));
+    free(frequencies);
+    free(plan.tensors);
+    return status;
+}
+
+void cuda_weights_destroy(cuda_weights *w) { cuda_buffer_destroy(&w->memory); }

@@ -1,0 +1,303 @@
+/* The list of operations that a step consists of (backend/cuda/step.h), for all forms of models and steps. Needs no
+ * device: what is read has been written, the two streams wait for each other where they must, every weight is read once. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/step.h"
+#include "model/sizes.h"
+
+typedef struct form {
+    const char *model;
+    mem_account account;
+    gemma4_model *verifier;
+    dflash_model *drafter;
+    f_theta_model *f_theta;
+    cuda_weights weights;
+    step_op *ops;
+} form;
+
+static void require_ok(kakeya_status status, const kakeya_error *error) {
+    if (status) fail_msg("%s", error->message);
+}
+
+static void form_open(form *f, const char *model) {
+    kakeya_error error = {0};
+    memset(f, 0, sizeof *f);
+    f->model = model;
+    mem_account_init(&f->account, NULL, 0);
+    require_ok(gemma4_model_outline(model, &f->account, &f->verifier, &error), &error);
+    const gemma4_config *c = &f->verifier->config;
+    require_ok(dflash_model_outline(c, &f->account, &f->drafter, &error), &error);
+    require_ok(f_theta_model_synthesize(c, &f->drafter->config, true, &f->account, &f->f_theta, &error), &error);
+    backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
+    require_ok(cuda_weights_describe(&f->weights, &options, &error), &error);
+    f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
+    assert_non_null(f->ops);
+}
+
+static void form_close(form *f) {
+    free(f->ops);
+    f_theta_model_close(f->f_theta);
+    dflash_model_close(f->drafter);
+    gemma4_model_close(f->verifier);
+}
+
+static const char *const models[] = {"26b-a4b:layers=12", "31b:layers=12", "12b:layers=7", "e2b", "e4b"};
+enum { MODELS = sizeof models / sizeof models[0] };
+
+/* --------------------------------------------------------------------------------------------- what must hold */
+
+static const step_items from_before = STEP_ITEM(ITEM_LATENTS) | STEP_ITEM(ITEM_KV);
+static const step_items results = STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE) | STEP_ITEM(ITEM_LEADERS) | STEP_ITEM(ITEM_STATES) |
+                                  STEP_ITEM(ITEM_AUX) | STEP_ITEM(ITEM_KV) | STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X);
+
+static void check_reads(const form *f, const char *what, int n) {
+    step_items written = from_before, needed = 0;
+    for (int i = 0; i < n; i++) {
+        step_items missing = f->ops[i].reads & ~written;
+        if (missing) fail_msg("%s, %s: operation %d (kind %d) reads items %llx that nobody wrote", f->model, what, i, (int)f->ops[i].kind,
+                              (unsigned long long)missing);
+        written |= f->ops[i].writes;
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        bool waits = f->ops[i].kind == STEP_FORK || f->ops[i].kind == STEP_JOIN;
+        if (!waits && !(f->ops[i].writes & (results | needed)))
+            fail_msg("%s, %s: nobody needs operation %d (kind %d)", f->model, what, i, (int)f->ops[i].kind);
+        needed |= f->ops[i].reads;
+    }
+}
+
+/* New K/V of a layer are there before a layer attends them, and in the cache when the step ends. */
+static void check_cache(const form *f, const char *what, int n) {
+    bool fresh[GEMMA4_MAX_LAYERS] = {false}, stored[GEMMA4_MAX_LAYERS] = {false};
+    for (int i = 0; i < n; i++) {
+        const step_op *op = &f->ops[i];
+        if (op->kind == STEP_HEAD_ROWS && op->source == op->layer) fresh[op->layer] = true;
+        if (op->writes & STEP_ITEM(ITEM_KV)) stored[op->source] = true;
+        if ((op->kind == STEP_ATTEND || op->kind == STEP_PROMPT_ATTEND) && !fresh[op->source])
+            fail_msg("%s, %s: layer %d attends layer %d too early", f->model, what, op->layer, op->source);
+    }
+    for (int i = 0; i < f->verifier->config.layers; i++) {
+        if (stored[i] != (f->verifier->config.layer[i].kv_source == i))
+            fail_msg("%s, %s: K/V of layer %d are %s", f->model, what, i, stored[i] ? "stored" : "not stored");
+    }
+}
+
+static bool between(const form *f, int first, int last, step_kind kind, int index) {
+    for (int i = first + 1; i < last; i++) {
+        if (f->ops[i].kind == kind && (index < 0 || f->ops[i].index == index)) return true;
+    }
+    return false;
+}
+
+static void check_streams(const form *f, const char *what, int n) {
+    for (int later = 0; later < n; later++) {
+        const step_op *b = &f->ops[later];
+        for (int earlier = 0; earlier < later; earlier++) {
+            const step_op *a = &f->ops[earlier];
+            if (a->beside == b->beside || !step_depends(b, a)) continue;
+            bool waits = b->beside ? between(f, earlier, later, STEP_FORK, -1) : between(f, earlier, later, STEP_JOIN, a->index);
+            if (!waits) fail_msg("%s, %s: operation %d does not wait for operation %d beside it", f->model, what, later, earlier);
+        }
+    }
+}
+
+static void check_rows(const form *f, const char *what, int n, int rows) {
+    int attended[GEMMA4_MAX_LAYERS] = {0};
+    for (int i = 0; i < n; i++) {
+        const step_op *op = &f->ops[i];
+        if (op->kind != STEP_ATTEND && op->kind != STEP_PROMPT_ATTEND) continue;
+        if (op->first_row != attended[op->layer] || op->rows < 1)
+            fail_msg("%s, %s: layer %d attends from row %d, expected %d", f->model, what, op->layer, op->first_row, attended[op->layer]);
+        attended[op->layer] += op->rows;
+    }
+    for (int i = 0; i < f->verifier->config.layers; i++) {
+        if (attended[i] != rows) fail_msg("%s, %s: layer %d attends %d of %d rows", f->model, what, i, attended[i], rows);
+    }
+}
+
+static int uses(const form *f, int n, const cuda_matrix *w) {
+    int found = 0;
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < f->ops[i].matrices; k++) found += f->ops[i].matrix[k] == w;
+    }
+    return found;
+}
+
+static void check_weights(const form *f, const char *what, int n, bool head) {
+    const cuda_weights *w = &f->weights;
+    int listed = 0, expected = 0;
+    for (int i = 0; i < n; i++) listed += f->ops[i].matrices;
+    for (int l = 0; l < f->verifier->config.layers; l++) {
+        const cuda_layer *layer = &w->layer[l];
+        const cuda_matrix *all[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &layer->router,
+                                    &layer->experts_gate_up, &layer->experts_down, &layer->ple_gate, &layer->ple_proj};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+            int want = all[i]->out > 0;
+            if (f->verifier->config.layer[l].kv_source != l && (all[i] == &layer->k || all[i] == &layer->v)) want = 0;
+            if (uses(f, n, all[i]) != want)
+                fail_msg("%s, %s: layer %d, matrix %zu is multiplied %d times", f->model, what, l, i, uses(f, n, all[i]));
+            expected += want;
+        }
+    }
+    expected += w->ple_model_proj.out > 0;
+    assert_int_equal(uses(f, n, &w->ple_model_proj), w->ple_model_proj.out > 0);
+    expected += head;
+    assert_int_equal(uses(f, n, &w->head), head);
+    assert_int_equal(listed, expected);
+}
+
+static void check(const form *f, const char *what, const step_shape *shape) {
+    int n = step_build(shape, f->ops);
+    assert_in_range(n, 1, step_most_ops(shape->config));
+    check_reads(f, what, n);
+    check_cache(f, what, n);
+    check_streams(f, what, n);
+    check_rows(f, what, n, shape->rows);
+    check_weights(f, what, n, !shape->prompt);
+}
+
+/* ------------------------------------------------------------------------------------------------- all shapes */
+
+static step_shape decode_shape(const form *f) {
+    const gemma4_config *c = &f->verifier->config;
+    step_shape s = {.config = c, .weights = &f->weights, .rows = 1, .position = 5000, .exact_positions = 68, .restored_positions = 960,
+                    .latent_capacity = 1040, .rank = f->f_theta->config.rank};
+    for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == GEMMA4_SLIDING;
+    return s;
+}
+
+/* 0: nothing restored; then sliding layers by either form of product, all layers, and products of both forms. */
+static void restore_as(step_shape *s, int how) {
+    for (int i = 0; i < s->config->layers; i++) {
+        bool own = s->config->layer[i].kv_source == i, sliding = s->config->layer[i].type == GEMMA4_SLIDING;
+        s->bounded[i] = how > 0 && (sliding || how == 3);
+        s->restore[i] = RESTORE_NONE;
+        if (!own || !s->bounded[i]) continue;
+        s->restore[i] = how == 1 ? RESTORE_PRODUCT : how == 2 ? RESTORE_PRODUCTS : how == 3 ? RESTORE_ROWS : i % 2 ? RESTORE_PRODUCT : RESTORE_PRODUCTS;
+    }
+}
+enum { RESTORED_FORMS = 5 };
+
+static void decode_steps(void **state) {
+    (void)state;
+    for (int m = 0; m < MODELS; m++) {
+        form f;
+        form_open(&f, models[m]);
+        for (int k = 0; k < RESTORED_FORMS * 3 * 2 * 2; k++) {
+            step_shape s = decode_shape(&f);
+            restore_as(&s, k % RESTORED_FORMS);
+            s.head = (step_head)(k / RESTORED_FORMS % 3);
+            s.hidden_states = k / RESTORED_FORMS / 3 % 2;
+            s.drafter = k / RESTORED_FORMS / 6 ? &f.drafter->config : NULL;
+            s.rows = 1 + k % BACKEND_MAX_DECODE_ROWS;
+            char what[64];
+            snprintf(what, sizeof what, "decode step, shape %d", k);
+            check(&f, what, &s);
+        }
+        form_close(&f);
+    }
+}
+
+static void prompt_steps(void **state) {
+    (void)state;
+    enum { ROWS = 512, AT = 5000 };
+    static const int plain_from[] = {0, AT, AT + 1, AT + 200, AT + ROWS, INT_MAX};
+    for (int m = 0; m < MODELS; m++) {
+        form f;
+        form_open(&f, models[m]);
+        for (int k = 0; k < RESTORED_FORMS * 6 * 2 * 2; k++) {
+            step_shape s = decode_shape(&f);
+            s.prompt = true;
+            s.rows = ROWS;
+            restore_as(&s, k % RESTORED_FORMS);
+            for (int i = 0; i < s.config->layers; i++)
+                s.plain_from[i] = s.bounded[s.config->layer[i].kv_source] ? plain_from[k / RESTORED_FORMS % 6] : 0;
+            s.hidden_states = k / RESTORED_FORMS / 6 % 2;
+            s.drafter = k / RESTORED_FORMS / 12 ? &f.drafter->config : NULL;
+            char what[64];
+            snprintf(what, sizeof what, "prompt, shape %d", k);
+            check(&f, what, &s);
+            step_op ops[4];
+            assert_int_equal(step_build_head(&s, ops), 2);
+        }
+        form_close(&f);
+    }
+}
+
+/* Which rows take which kernel depends on their positions: a prompt in one piece and in chunks is cut at the same one. */
+static void prompt_rows_are_cut_by_position(void **state) {
+    (void)state;
+    enum { ROWS = 400, AT = 1000, FIRST_PLAIN = 1171 };
+    form f;
+    form_open(&f, models[0]);
+    static const int chunks[] = {ROWS, 1, 33, 171, 172, 300};
+    for (size_t k = 0; k < sizeof chunks / sizeof chunks[0]; k++) {
+        for (int at = 0; at < ROWS; at += chunks[k]) {
+            step_shape s = decode_shape(&f);
+            s.prompt = true;
+            s.position = AT + at;
+            s.rows = ROWS - at < chunks[k] ? ROWS - at : chunks[k];
+            restore_as(&s, 1);
+            for (int i = 0; i < s.config->layers; i++) s.plain_from[i] = s.bounded[i] ? FIRST_PLAIN : 0;
+            int n = step_build(&s, f.ops);
+            for (int i = 0; i < n; i++) {
+                const step_op *op = &f.ops[i];
+                if (!(op->layer >= 0 && s.bounded[op->layer])) continue;
+                int first = s.position + op->first_row, end = first + op->rows;
+                if (op->kind == STEP_ATTEND) assert_true(end <= FIRST_PLAIN);
+                if (op->kind == STEP_PROMPT_ATTEND) assert_true(first >= FIRST_PLAIN);
+                if (op->kind == STEP_RESTORE) assert_true(s.position < FIRST_PLAIN);
+            }
+        }
+    }
+    form_close(&f);
+}
+
+/* What the profiler calls a step's bytes is what the formula of the model says. */
+static void decode_bytes(void **state) {
+    (void)state;
+    for (int m = 0; m < MODELS; m++) {
+        form f;
+        form_open(&f, models[m]);
+        step_shape s = decode_shape(&f);
+        int n = step_build(&s, f.ops);
+        double bytes = 0, expected = (double)gemma4_bytes_per_token(s.config, WEIGHT_BF16);
+        for (int i = 0; i < n; i++) {
+            if (f.ops[i].kind != STEP_ATTEND) bytes += f.ops[i].bytes;
+        }
+        if (fabs(bytes - expected) > 0.01 * expected) fail_msg("%s: a step reads %.0f bytes of weights, expected %.0f", f.model, bytes, expected);
+        form_close(&f);
+    }
+}
+
+/* The rule itself, on operations made by hand. */
+static void dependencies(void **state) {
+    (void)state;
+    step_op writer = {.source = 3, .writes = STEP_ITEM(ITEM_KV)}, reader = {.source = 3, .reads = STEP_ITEM(ITEM_KV)};
+    assert_true(step_depends(&reader, &writer));
+    assert_true(step_depends(&writer, &reader));
+    assert_true(step_depends(&writer, &writer));
+    assert_false(step_depends(&reader, &reader));
+    reader.source = 4; /* another layer's K/V */
+    assert_false(step_depends(&reader, &writer));
+    reader.reads |= STEP_ITEM(ITEM_Q);
+    writer.writes |= STEP_ITEM(ITEM_Q);
+    assert_true(step_depends(&reader, &writer));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dependencies), cmocka_unit_test(decode_steps), cmocka_unit_test(prompt_steps),
+        cmocka_unit_test(prompt_rows_are_cut_by_position), cmocka_unit_test(decode_bytes),
+    };
+    return cmocka_run_group_tests_name("step", tests, NULL, NULL);
+}
