@@ -1,4 +1,5 @@
-/* Models on both backends for the tests of the CUDA backend, the policies they run under, and how results are compared. */
+/* Models on both backends for the tests of the CUDA backend, the policies they run under, and how results are compared.
+ */
 #ifndef KAKEYA_TESTS_GPU_PAIR_H
 #define KAKEYA_TESTS_GPU_PAIR_H
 
@@ -22,9 +23,12 @@ static void pair_create(pair *p, bool bidirectional) {
     static const char *const names[] = {"cpu", "cuda", "cpu"};
     for (int b = 0; b < MODELS; b++) {
         p->ops[b] = backend_find(names[b], NULL);
-        backend_model_options options = {.verifier = p->verifier, .drafter = p->drafter, .f_theta = p->f_theta,
+        backend_model_options options = {.verifier = p->verifier,
+                                         .drafter = p->drafter,
+                                         .f_theta = p->f_theta,
                                          .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
-                                         .drafter_block_bidirectional = bidirectional, .account = &p->account};
+                                         .drafter_block_bidirectional = bidirectional,
+                                         .account = &p->account};
         REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
     }
 }
@@ -35,9 +39,10 @@ static void pair_open(pair *p, const char *verifier, bool companions) {
     mem_account_init(&p->account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(verifier, &p->account, &p->verifier, error));
     if (companions) {
-        REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config, &p->account,
-                                      &p->f_theta, error));
+        REQUIRE_OK(
+            dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config,
+                                      &p->account, &p->f_theta, error));
     }
     pair_create(p, false);
 }
@@ -66,17 +71,24 @@ enum { POLICIES = sizeof policies / sizeof policies[0] };
 
 static backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
     backend_cache *cache = NULL;
-    backend_cache_options options = {.context_tokens = context, .attention = how->attention, .restore_layers = how->layers,
-                                     .sink = 4, .window = 64, .draft_window = 256, .kv_format = b == REFERENCE ? KV_FORMAT_F32 : KV_FORMAT_BF16,
-                                     .keep_draft_context = drafter, .account = &p->account};
+    backend_cache_options options = {.context_tokens = context,
+                                     .attention = how->attention,
+                                     .restore_layers = how->layers,
+                                     .sink = 4,
+                                     .window = 64,
+                                     .draft_window = 256,
+                                     .kv_format = b == REFERENCE ? KV_FORMAT_F32 : KV_FORMAT_BF16,
+                                     .keep_draft_context = drafter,
+                                     .account = &p->account};
     REQUIRE_OK(p->ops[b]->cache_create(p->model[b], &options, &cache, error));
     return cache;
 }
 
 /* Rows of one kind; keeps `kept` of them. */
-static void step(pair *p, int b, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind, float *logits) {
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind,
-                               .first_logit_row = logits ? 0 : n, .logits = logits};
+static void step(pair *p, int b, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind,
+                 float *logits) {
+    backend_segment segment = {
+        .cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n, .logits = logits};
     REQUIRE_OK(p->ops[b]->forward(p->model[b], &segment, 1, error));
     REQUIRE_OK(p->ops[b]->cache_commit(cache, kept, error));
 }
@@ -96,12 +108,13 @@ static double rms_difference(const float *a, const float *b, size_t n) {
     return sqrt(sum / (double)n);
 }
 
-/* The device is about as close to the float32 reference as the CPU in bf16 is. It rounds more (queries, derived keys and
- * probabilities enter products as bf16), and a random model lets small differences grow: hence the factor. */
+/* The device is about as close to the float32 reference as the CPU in bf16 is. It rounds more (queries, derived keys
+ * and probabilities enter products as bf16), and a random model lets small differences grow: hence the factor. */
 static void assert_as_close(const char *what, const float *found, const float *cpu, const float *reference, size_t n) {
     double device = rms_difference(found, reference, n), host = rms_difference(cpu, reference, n);
     print_message("%s: rms from float32 %.5f (CPU in bf16 %.5f)\n", what, device, host);
-    if (!(device <= 2.2 * host + 1e-3)) fail_msg("%s: rms %.5f from the reference, the CPU in bf16 %.5f", what, device, host);
+    if (!(device <= 2.2 * host + 1e-3))
+        fail_msg("%s: rms %.5f from the reference, the CPU in bf16 %.5f", what, device, host);
 }
 
 static void fill_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {

@@ -1,6 +1,6 @@
-/* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking of a
- * prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every test is
- * skipped. */
+/* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking
+ * of a prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every
+ * test is skipped. */
 #include "backend/measure.h"
 #include "base/exp_weight.h"
 #include "gpu/pair.h"
@@ -54,8 +54,10 @@ static void check_form(const char *name) {
             int n = T - at < block ? T - at : block;
             step(&p, CUDA, other, ids + at, n, n, SEGMENT_DECODE, to + (size_t)at * vocab);
         }
-        if (block == 1) assert_as_close("decode rows", one, cpu, expected, T * vocab);
-        else assert_same_bits("decode blocks", again, one, T * vocab);
+        if (block == 1)
+            assert_as_close("decode rows", one, cpu, expected, T * vocab);
+        else
+            assert_same_bits("decode blocks", again, one, T * vocab);
         p.ops[CUDA]->cache_destroy(other);
     }
     p.ops[CUDA]->cache_destroy(cache);
@@ -117,7 +119,8 @@ static void against_cpu(void **state) {
             for (int i = 0; at % 20 == 0 && i < 7; i++, drafts_all++) drafts_equal += drafts[CPU][i] == drafts[CUDA][i];
         }
         assert_as_close(policies[k].name, decoded[CUDA], decoded[CPU], decoded[REFERENCE], DECODE * vocab);
-        if (drafts_equal * 10 < drafts_all * 8) fail_msg("%s: %d of %d drafts equal", policies[k].name, drafts_equal, drafts_all);
+        if (drafts_equal * 10 < drafts_all * 8)
+            fail_msg("%s: %d of %d drafts equal", policies[k].name, drafts_equal, drafts_all);
         for (int b = 0; b < MODELS; b++) p.ops[b]->cache_destroy(caches[b]);
     }
     for (int b = 0; b < MODELS; b++) {
@@ -283,8 +286,9 @@ static void first_prompts_are_native(void **state) {
     pair_close(&p);
 }
 
-/* A later turn's prompt: some rows see evicted positions or the sink beside exact ones, some see one run of exact ones, and they
- * take different kernels. In chunks of any size the bits are the same, and they are as close to the reference as the CPU's. */
+/* A later turn's prompt: some rows see evicted positions or the sink beside exact ones, some see one run of exact ones,
+ * and they take different kernels. In chunks of any size the bits are the same, and they are as close to the reference
+ * as the CPU's. */
 static void check_later_prompts(pair *p, const char *what, int window) {
     enum { FIRST = 100, ANSWER = 40, LATER = 330, SECOND_ANSWER = 8 };
     static const int chunks[] = {LATER, 1, 33, 64, 250};
@@ -328,26 +332,37 @@ static void later_prompts(void **state) {
 
 /* --------------------------------------------------------------------- forms that the bundled models do not have */
 
-/* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3 (sliding)
- * and 4 (full). */
+/* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3
+ * (sliding) and 4 (full). */
 static gemma4_config shared_form(void) {
     enum { LAYERS = 10, SHARED = 5, INTERMEDIATE = 192 };
-    gemma4_config c = {.layers = LAYERS, .hidden = 256, .heads = 4, .vocab = 640, .max_context = 4096, .sliding_window = 96,
-                       .rms_eps = 1e-6f, .logit_softcap = 30, .tied_head = true, .ple_width = 32, .ple_vocab = 640,
-                       .shared_kv_layers = SHARED, .checkpoint_format = WEIGHT_BF16,
+    gemma4_config c = {.layers = LAYERS,
+                       .hidden = 256,
+                       .heads = 4,
+                       .vocab = 640,
+                       .max_context = 4096,
+                       .sliding_window = 96,
+                       .rms_eps = 1e-6f,
+                       .logit_softcap = 30,
+                       .tied_head = true,
+                       .ple_width = 32,
+                       .ple_vocab = 640,
+                       .shared_kv_layers = SHARED,
+                       .checkpoint_format = WEIGHT_BF16,
                        .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 32, .factor = 1},
                                 [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 16, .factor = 1}}};
     for (int i = 0; i < LAYERS; i++) {
         bool full = (i + 1) % 5 == 0;
-        c.layer[i] = (gemma4_layer_config){.type = full ? GEMMA4_FULL : GEMMA4_SLIDING, .head_dim = full ? 128 : 64, .kv_heads = 2};
+        c.layer[i] = (gemma4_layer_config){
+            .type = full ? GEMMA4_FULL : GEMMA4_SLIDING, .head_dim = full ? 128 : 64, .kv_heads = 2};
     }
     int orphan;
     assert_true(gemma4_share_kv(&c, INTERMEDIATE, true, &orphan));
     return c;
 }
 
-/* The same with the head dimension of the published models' sliding layers, whose latents are decoded by a kernel of their own, and
- * with a window of many tiles. */
+/* The same with the head dimension of the published models' sliding layers, whose latents are decoded by a kernel of
+ * their own, and with a window of many tiles. */
 static gemma4_config wide_form(void) {
     gemma4_config c = shared_form();
     c.sliding_window = 1024;
@@ -356,8 +371,8 @@ static gemma4_config wide_form(void) {
     return c;
 }
 
-/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the context. With
- * f_theta a random one, too. */
+/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
+ * context. With f_theta a random one, too. */
 static void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
@@ -365,18 +380,30 @@ static void random_models(pair *p, const gemma4_config *form, const int windows[
     tensor_memory memory = {0};
     p->verifier = calloc(1, sizeof *p->verifier);
     p->verifier->config = *form;
-    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, WEIGHT_BF16, &p->account, &memory, error));
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, WEIGHT_BF16, &p->account,
+                                  &memory, error));
     p->verifier->owned = memory.owned;
     p->verifier->n_owned = memory.n_owned;
     p->verifier->weights.head = p->verifier->weights.embed;
     if (windows) {
         memory = (tensor_memory){0};
         p->drafter = calloc(1, sizeof *p->drafter);
-        p->drafter->config = (dflash_config){.layers = 3, .hidden = 256, .heads = 4, .kv_heads = 2, .head_dim = 64, .intermediate = 320,
-                                             .vocab = form->vocab, .rms_eps = 1e-6f, .rope_theta = 1e4f, .block_size = 16, .mask_token = 4,
-                                             .targets = 2, .target_layer = {1, 7},
+        p->drafter->config = (dflash_config){.layers = 3,
+                                             .hidden = 256,
+                                             .heads = 4,
+                                             .kv_heads = 2,
+                                             .head_dim = 64,
+                                             .intermediate = 320,
+                                             .vocab = form->vocab,
+                                             .rms_eps = 1e-6f,
+                                             .rope_theta = 1e4f,
+                                             .block_size = 16,
+                                             .mask_token = 4,
+                                             .targets = 2,
+                                             .target_layer = {1, 7},
                                              .sliding_window = {windows[0], windows[1], windows[2]}};
-        REQUIRE_OK(tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, WEIGHT_BF16, &p->account, &memory, error));
+        REQUIRE_OK(
+            tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, WEIGHT_BF16, &p->account, &memory, error));
         p->drafter->owned = memory.owned;
         p->drafter->n_owned = memory.n_owned;
     }
@@ -428,8 +455,8 @@ static void shared_kv(void **state) {
     pair_close(&p);
 }
 
-/* Decode rows behind a window full of restored positions, some layers attending the positions of others: as close to the reference as
- * the CPU, and the same bits in blocks of any size. */
+/* Decode rows behind a window full of restored positions, some layers attending the positions of others: as close to
+ * the reference as the CPU, and the same bits in blocks of any size. */
 static void restored_window(void **state) {
     (void)state;
     enum { CHUNK = 230, ROWS = 5 * CHUNK, MORE = 70 };
@@ -517,14 +544,16 @@ static void drafter_windows(void **state) {
             for (int b = 0; b < MODELS; b++) draft_blocks(&p, b, found[w][bidirectional][b]);
             int equal = equal_drafts(found[w][bidirectional][CUDA], found[w][bidirectional][CPU]);
             int host = equal_drafts(found[w][bidirectional][REFERENCE], found[w][bidirectional][CPU]);
-            print_message("windows %d, bidirectional %d: %d of %d drafts equal (CPU in float32: %d)\n", windows[w][0], bidirectional,
-                          equal, BLOCKS * DRAFTS, host);
-            if (equal * 100 < BLOCKS * DRAFTS * 94) fail_msg("windows %d: %d of %d drafts equal", windows[w][0], equal, BLOCKS * DRAFTS);
+            print_message("windows %d, bidirectional %d: %d of %d drafts equal (CPU in float32: %d)\n", windows[w][0],
+                          bidirectional, equal, BLOCKS * DRAFTS, host);
+            if (equal * 100 < BLOCKS * DRAFTS * 94)
+                fail_msg("windows %d: %d of %d drafts equal", windows[w][0], equal, BLOCKS * DRAFTS);
             pair_close(&p);
         }
     }
     /* The windows matter here, or equality would say nothing. */
-    int causal = equal_drafts(found[0][0][CPU], found[0][1][CPU]), wide = equal_drafts(found[0][1][CPU], found[1][1][CPU]);
+    int causal = equal_drafts(found[0][0][CPU], found[0][1][CPU]),
+        wide = equal_drafts(found[0][1][CPU], found[1][1][CPU]);
     print_message("equal whatever the rule: %d causal and not, %d with and without windows\n", causal, wide);
     assert_true(causal * 100 < BLOCKS * DRAFTS * 80 && wide * 100 < BLOCKS * DRAFTS * 80);
 }
@@ -539,7 +568,8 @@ static void argmax_rows(void **state) {
     float *logits = calloc(5 * vocab, sizeof *logits);
     backend_cache *cache = new_cache(&p, CUDA, &policies[0], CONTEXT, false);
     step(&p, CUDA, cache, tokens, 40, 40, SEGMENT_PROMPT, NULL);
-    backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = 5, .kind = SEGMENT_DECODE, .logits = logits, .argmax = found};
+    backend_segment segment = {
+        .cache = cache, .tokens = tokens + 40, .n = 5, .kind = SEGMENT_DECODE, .logits = logits, .argmax = found};
     REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
     for (int i = 0; i < 5; i++) assert_int_equal(found[i], argmax_of(logits + (size_t)i * vocab, (int)vocab));
     p.ops[CUDA]->cache_destroy(cache);
@@ -547,8 +577,8 @@ static void argmax_rows(void **state) {
     pair_close(&p);
 }
 
-/* A large head is screened in int8 where only the greedy choice is wanted: the same tokens and drafts as a model has that is
- * short of memory for the copy, and the same as its logits say. */
+/* A large head is screened in int8 where only the greedy choice is wanted: the same tokens and drafts as a model has
+ * that is short of memory for the copy, and the same as its logits say. */
 static void greedy_rows(void **state) {
     (void)state;
     enum { VOCAB = 140000, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS, SCREENED = 0, FULL = 1 };
@@ -562,11 +592,12 @@ static void greedy_rows(void **state) {
     mem_account accounts[2];
     mem_account_init(&accounts[SCREENED], NULL, 0);
     size_t copied = 0, all = 0;
-    for (int b = 0; b < 2; b++) { /* the second one could hold two copies, and keeps three quarters of that for sessions */
+    for (int b = 0; b < 2;
+         b++) { /* the second one could hold two copies, and keeps three quarters of that for sessions */
         p.ops[b] = backend_find("cuda", NULL);
         if (b == FULL) mem_account_init(&accounts[FULL], NULL, all + copied);
-        backend_model_options options = {.verifier = p.verifier, .drafter = p.drafter, .precision = KAKEYA_PRECISION_BF16,
-                                         .account = &accounts[b]};
+        backend_model_options options = {
+            .verifier = p.verifier, .drafter = p.drafter, .precision = KAKEYA_PRECISION_BF16, .account = &accounts[b]};
         REQUIRE_OK(p.ops[b]->model_create(&options, &p.model[b], error));
         all = mem_total(&accounts[b]);
         copied = measure->greedy_head_bytes(p.model[b]);
@@ -587,8 +618,13 @@ static void greedy_rows(void **state) {
     }
     for (int n = 1; n <= ROWS; n++) {
         for (int b = 0; b < 2; b++) {
-            backend_segment segment = {.cache = caches[b], .tokens = tokens + PROMPT_ROWS, .n = n, .kind = SEGMENT_DECODE,
-                                       .first_logit_row = n / 3, .argmax = found[b], .logits = b == FULL ? logits : NULL};
+            backend_segment segment = {.cache = caches[b],
+                                       .tokens = tokens + PROMPT_ROWS,
+                                       .n = n,
+                                       .kind = SEGMENT_DECODE,
+                                       .first_logit_row = n / 3,
+                                       .argmax = found[b],
+                                       .logits = b == FULL ? logits : NULL};
             REQUIRE_OK(p.ops[b]->forward(p.model[b], &segment, 1, error));
             if (b == SCREENED) {
                 kakeya_error refusal = {0};
@@ -602,7 +638,8 @@ static void greedy_rows(void **state) {
             if (found[SCREENED][i] != found[FULL][i])
                 fail_msg("row %d of %d: %d, expected %d", i, n - n / 3, (int)found[SCREENED][i], (int)found[FULL][i]);
         }
-        /* a graph per number of rows: the next one is captured with the token that it would choose suppressed, or another */
+        /* a graph per number of rows: the next one is captured with the token that it would choose suppressed, or
+         * another */
         p.verifier->config.suppress_tokens[0] = n % 2 ? found[FULL][n - n / 3 - 1] : 0;
         if (n > BACKEND_MAX_DRAFT) continue;
         for (int b = 0; b < 2; b++) REQUIRE_OK(p.ops[b]->draft(caches[b], tokens[n], n, drafts[b], error));
@@ -631,13 +668,13 @@ static void assert_leaders(const backend_leaders *found, const float *logits, in
     uint64_t total = 0;
     for (int i = 0; i < vocab; i++) total += exp_weight(logits[i], logits[order[0]], temperature);
     if (found->total != total)
-        fail_msg("temperature %g: weights sum to %llu, expected %llu", (double)temperature, (unsigned long long)found->total,
-                 (unsigned long long)total);
+        fail_msg("temperature %g: weights sum to %llu, expected %llu", (double)temperature,
+                 (unsigned long long)found->total, (unsigned long long)total);
     assert_int_equal(found->n, BACKEND_LEADERS);
     for (int i = 0; i < found->n; i++) {
         if (found->token[i] != order[i] || memcmp(&found->logit[i], &logits[order[i]], sizeof(float)) != 0)
-            fail_msg("leader %d is %d (%g), expected %d (%g)", i, (int)found->token[i], (double)found->logit[i], (int)order[i],
-                     (double)logits[order[i]]);
+            fail_msg("leader %d is %d (%g), expected %d (%g)", i, (int)found->token[i], (double)found->logit[i],
+                     (int)order[i], (double)logits[order[i]]);
     }
     free(order);
 }
@@ -656,8 +693,13 @@ static void leading_logits(void **state) {
     step(&p, CUDA, cache, tokens, 40, 40, SEGMENT_PROMPT, NULL);
     static const float temperatures[] = {1, 0.1f, 0.7f, 30};
     for (size_t k = 0; k < sizeof temperatures / sizeof temperatures[0]; k++) {
-        backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = ROWS, .kind = SEGMENT_DECODE, .logits = logits,
-                                   .leaders = many, .temperature = temperatures[k]};
+        backend_segment segment = {.cache = cache,
+                                   .tokens = tokens + 40,
+                                   .n = ROWS,
+                                   .kind = SEGMENT_DECODE,
+                                   .logits = logits,
+                                   .leaders = many,
+                                   .temperature = temperatures[k]};
         REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
         REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
         for (size_t i = 0; i < ROWS; i++) assert_leaders(&many[i], logits + i * vocab, (int)vocab, temperatures[k]);
@@ -667,7 +709,11 @@ static void leading_logits(void **state) {
     kakeya_error refusal = {0};
     assert_int_equal(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS, row, &refusal), KAKEYA_INVALID_ARGUMENT);
     /* one row gives the same as many */
-    backend_segment segment = {.cache = cache, .tokens = tokens + 40, .n = 1, .kind = SEGMENT_DECODE, .leaders = &one,
+    backend_segment segment = {.cache = cache,
+                               .tokens = tokens + 40,
+                               .n = 1,
+                               .kind = SEGMENT_DECODE,
+                               .leaders = &one,
                                .temperature = temperatures[3]};
     REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
     REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
@@ -705,7 +751,8 @@ static void profiles(void **state) {
         for (int i = 0; i < profile.n; i++) {
             const backend_profile_row *row = &profile.row[i];
             if (!(row->launches > 0 && row->seconds > 0 && row->kernel[0] && row->part[0]))
-                fail_msg("%s: %s / %s: %d launches in %g s", policies[k].name, row->part, row->kernel, row->launches, row->seconds);
+                fail_msg("%s: %s / %s: %d launches in %g s", policies[k].name, row->part, row->kernel, row->launches,
+                         row->seconds);
             restores += strstr(row->part, "restored") != NULL;
         }
         if (policies[k].attention == KAKEYA_ATTENTION_RESTORED) assert_true(restores > 0);
@@ -741,8 +788,11 @@ static void upload_progress(void **state) {
     size_t before = mem_total(&account);
     const backend_ops *ops = backend_find("cuda", NULL);
     upload_report report = {.ordered = true};
-    backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_BF16, .account = &account,
-                                     .progress = take_report, .user = &report};
+    backend_model_options options = {.verifier = model,
+                                     .precision = KAKEYA_PRECISION_BF16,
+                                     .account = &account,
+                                     .progress = take_report,
+                                     .user = &report};
     backend_model *backend = NULL;
     REQUIRE_OK(ops->model_create(&options, &backend, error));
     assert_true(report.ordered && report.calls > 12 && report.total > 30000000 && report.done == report.total);
@@ -791,11 +841,23 @@ static void refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dense_form),    cmocka_unit_test(moe_form),  cmocka_unit_test(per_layer_embedding_form),
-        cmocka_unit_test(against_cpu),   cmocka_unit_test(row_counts), cmocka_unit_test(prompt_chunks),
-        cmocka_unit_test(snapshots),     cmocka_unit_test(shared_kv),  cmocka_unit_test(restored_window),
-        cmocka_unit_test(drafter_windows), cmocka_unit_test(profiles),  cmocka_unit_test(leading_logits), cmocka_unit_test(upload_progress), cmocka_unit_test(argmax_rows),
-        cmocka_unit_test(greedy_rows),     cmocka_unit_test(first_prompts_are_native), cmocka_unit_test(later_prompts),
+        cmocka_unit_test(dense_form),
+        cmocka_unit_test(moe_form),
+        cmocka_unit_test(per_layer_embedding_form),
+        cmocka_unit_test(against_cpu),
+        cmocka_unit_test(row_counts),
+        cmocka_unit_test(prompt_chunks),
+        cmocka_unit_test(snapshots),
+        cmocka_unit_test(shared_kv),
+        cmocka_unit_test(restored_window),
+        cmocka_unit_test(drafter_windows),
+        cmocka_unit_test(profiles),
+        cmocka_unit_test(leading_logits),
+        cmocka_unit_test(upload_progress),
+        cmocka_unit_test(argmax_rows),
+        cmocka_unit_test(greedy_rows),
+        cmocka_unit_test(first_prompts_are_native),
+        cmocka_unit_test(later_prompts),
         cmocka_unit_test(later_prompts_of_shared_layers),
         cmocka_unit_test(refusals),
     };

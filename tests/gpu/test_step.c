@@ -1,12 +1,13 @@
 /* The list of operations that a step consists of (backend/cuda/step.h), for all forms of models and steps. Needs no
- * device: what is read has been written, the two streams wait for each other where they must, every weight is read once. */
+ * device: what is read has been written, the two streams wait for each other where they must, every weight is read
+ * once. */
+#include <cmocka.h>
+#include <limits.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
-#include <limits.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,15 +57,17 @@ enum { MODELS = sizeof models / sizeof models[0] };
 /* --------------------------------------------------------------------------------------------- what must hold */
 
 static const step_items from_before = STEP_ITEM(ITEM_LATENTS) | STEP_ITEM(ITEM_KV);
-static const step_items results = STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE) | STEP_ITEM(ITEM_LEADERS) | STEP_ITEM(ITEM_STATES) |
-                                  STEP_ITEM(ITEM_AUX) | STEP_ITEM(ITEM_KV) | STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X);
+static const step_items results = STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE) | STEP_ITEM(ITEM_LEADERS) |
+                                  STEP_ITEM(ITEM_STATES) | STEP_ITEM(ITEM_AUX) | STEP_ITEM(ITEM_KV) |
+                                  STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X);
 
 static void check_reads(const form *f, const char *what, int n) {
     step_items written = from_before, needed = 0;
     for (int i = 0; i < n; i++) {
         step_items missing = f->ops[i].reads & ~written;
-        if (missing) fail_msg("%s, %s: operation %d (kind %d) reads items %llx that nobody wrote", f->model, what, i, (int)f->ops[i].kind,
-                              (unsigned long long)missing);
+        if (missing)
+            fail_msg("%s, %s: operation %d (kind %d) reads items %llx that nobody wrote", f->model, what, i,
+                     (int)f->ops[i].kind, (unsigned long long)missing);
         written |= f->ops[i].writes;
     }
     for (int i = n - 1; i >= 0; i--) {
@@ -104,8 +107,11 @@ static void check_streams(const form *f, const char *what, int n) {
         for (int earlier = 0; earlier < later; earlier++) {
             const step_op *a = &f->ops[earlier];
             if (a->beside == b->beside || !step_depends(b, a)) continue;
-            bool waits = b->beside ? between(f, earlier, later, STEP_FORK, -1) : between(f, earlier, later, STEP_JOIN, a->index);
-            if (!waits) fail_msg("%s, %s: operation %d does not wait for operation %d beside it", f->model, what, later, earlier);
+            bool waits =
+                b->beside ? between(f, earlier, later, STEP_FORK, -1) : between(f, earlier, later, STEP_JOIN, a->index);
+            if (!waits)
+                fail_msg("%s, %s: operation %d does not wait for operation %d beside it", f->model, what, later,
+                         earlier);
         }
     }
 }
@@ -116,11 +122,13 @@ static void check_rows(const form *f, const char *what, int n, int rows) {
         const step_op *op = &f->ops[i];
         if (op->kind != STEP_ATTEND && op->kind != STEP_PROMPT_ATTEND) continue;
         if (op->first_row != attended[op->layer] || op->rows < 1)
-            fail_msg("%s, %s: layer %d attends from row %d, expected %d", f->model, what, op->layer, op->first_row, attended[op->layer]);
+            fail_msg("%s, %s: layer %d attends from row %d, expected %d", f->model, what, op->layer, op->first_row,
+                     attended[op->layer]);
         attended[op->layer] += op->rows;
     }
     for (int i = 0; i < f->verifier->config.layers; i++) {
-        if (attended[i] != rows) fail_msg("%s, %s: layer %d attends %d of %d rows", f->model, what, i, attended[i], rows);
+        if (attended[i] != rows)
+            fail_msg("%s, %s: layer %d attends %d of %d rows", f->model, what, i, attended[i], rows);
     }
 }
 
@@ -138,13 +146,24 @@ static void check_weights(const form *f, const char *what, int n, bool head) {
     for (int i = 0; i < n; i++) listed += f->ops[i].matrices;
     for (int l = 0; l < f->verifier->config.layers; l++) {
         const cuda_layer *layer = &w->layer[l];
-        const cuda_matrix *all[] = {&layer->q, &layer->k, &layer->v, &layer->o, &layer->gate, &layer->up, &layer->down, &layer->router,
-                                    &layer->experts_gate_up, &layer->experts_down, &layer->ple_gate, &layer->ple_proj};
+        const cuda_matrix *all[] = {&layer->q,
+                                    &layer->k,
+                                    &layer->v,
+                                    &layer->o,
+                                    &layer->gate,
+                                    &layer->up,
+                                    &layer->down,
+                                    &layer->router,
+                                    &layer->experts_gate_up,
+                                    &layer->experts_down,
+                                    &layer->ple_gate,
+                                    &layer->ple_proj};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
             int want = all[i]->out > 0;
             if (f->verifier->config.layer[l].kv_source != l && (all[i] == &layer->k || all[i] == &layer->v)) want = 0;
             if (uses(f, n, all[i]) != want)
-                fail_msg("%s, %s: layer %d, matrix %zu is multiplied %d times", f->model, what, l, i, uses(f, n, all[i]));
+                fail_msg("%s, %s: layer %d, matrix %zu is multiplied %d times", f->model, what, l, i,
+                         uses(f, n, all[i]));
             expected += want;
         }
     }
@@ -169,8 +188,14 @@ static void check(const form *f, const char *what, const step_shape *shape) {
 
 static step_shape decode_shape(const form *f) {
     const gemma4_config *c = &f->verifier->config;
-    step_shape s = {.config = c, .weights = &f->weights, .rows = 1, .position = 5000, .exact_positions = 68, .restored_positions = 960,
-                    .latent_capacity = 1040, .rank = f->f_theta->config.rank};
+    step_shape s = {.config = c,
+                    .weights = &f->weights,
+                    .rows = 1,
+                    .position = 5000,
+                    .exact_positions = 68,
+                    .restored_positions = 960,
+                    .latent_capacity = 1040,
+                    .rank = f->f_theta->config.rank};
     for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == GEMMA4_SLIDING;
     return s;
 }
@@ -182,7 +207,11 @@ static void restore_as(step_shape *s, int how) {
         s->bounded[i] = how > 0 && (sliding || how == 3);
         s->restore[i] = RESTORE_NONE;
         if (!own || !s->bounded[i]) continue;
-        s->restore[i] = how == 1 ? RESTORE_PRODUCT : how == 2 ? RESTORE_PRODUCTS : how == 3 ? RESTORE_ROWS : i % 2 ? RESTORE_PRODUCT : RESTORE_PRODUCTS;
+        s->restore[i] = how == 1   ? RESTORE_PRODUCT
+                        : how == 2 ? RESTORE_PRODUCTS
+                        : how == 3 ? RESTORE_ROWS
+                        : i % 2    ? RESTORE_PRODUCT
+                                   : RESTORE_PRODUCTS;
     }
 }
 enum { RESTORED_FORMS = 5 };
@@ -233,7 +262,8 @@ static void prompt_steps(void **state) {
     }
 }
 
-/* Which rows take which kernel depends on their positions: a prompt in one piece and in chunks is cut at the same one. */
+/* Which rows take which kernel depends on their positions: a prompt in one piece and in chunks is cut at the same one.
+ */
 static void prompt_rows_are_cut_by_position(void **state) {
     (void)state;
     enum { ROWS = 400, AT = 1000, FIRST_PLAIN = 1171 };
@@ -274,7 +304,8 @@ static void decode_bytes(void **state) {
         for (int i = 0; i < n; i++) {
             if (f.ops[i].kind != STEP_ATTEND) bytes += f.ops[i].bytes;
         }
-        if (fabs(bytes - expected) > 0.01 * expected) fail_msg("%s: a step reads %.0f bytes of weights, expected %.0f", f.model, bytes, expected);
+        if (fabs(bytes - expected) > 0.01 * expected)
+            fail_msg("%s: a step reads %.0f bytes of weights, expected %.0f", f.model, bytes, expected);
         form_close(&f);
     }
 }
@@ -296,8 +327,9 @@ static void dependencies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dependencies), cmocka_unit_test(decode_steps), cmocka_unit_test(prompt_steps),
-        cmocka_unit_test(prompt_rows_are_cut_by_position), cmocka_unit_test(decode_bytes),
+        cmocka_unit_test(dependencies), cmocka_unit_test(decode_steps),
+        cmocka_unit_test(prompt_steps), cmocka_unit_test(prompt_rows_are_cut_by_position),
+        cmocka_unit_test(decode_bytes),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }

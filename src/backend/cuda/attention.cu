@@ -1,14 +1,15 @@
 /* Attention of few rows over long caches: head norms and RoPE, split-K/V flash decoding, the merge of its partitions.
  *
- * Keys are walked in tiles of 64 absolute positions. Decode rows are cut into partitions whose edges are fixed positions, one
- * thread block each, and merged in ascending order; a tile that holds nothing for a row leaves its state as it is, exactly.
- * So a row's result does not depend on the rows beside it. Bound: one read of the K/V.
+ * Keys are walked in tiles of 64 absolute positions. Decode rows are cut into partitions whose edges are fixed
+ * positions, one thread block each, and merged in ascending order; a tile that holds nothing for a row leaves its state
+ * as it is, exactly. So a row's result does not depend on the rows beside it. Bound: one read of the K/V.
  *
- * What a query at position t sees (backend.h): its layer's causal / sliding range; of the evicted part [sink, E) nothing or,
- * under `restored`, the keys and values that cuda_restore_rows has decoded from the latents; the rest exactly.
+ * What a query at position t sees (backend.h): its layer's causal / sliding range; of the evicted part [sink, E)
+ * nothing or, under `restored`, the keys and values that cuda_restore_rows has decoded from the latents; the rest
+ * exactly.
  *
- * K = V layers keep V alone and K = RoPE(k_norm * V). Dimensions that RoPE turns are derived per tile; for the others k_norm is
- * folded into the query once, and the tile of values serves as keys too. */
+ * K = V layers keep V alone and K = RoPE(k_norm * V). Dimensions that RoPE turns are derived per tile; for the others
+ * k_norm is folded into the query once, and the tile of values serves as keys too. */
 #include <limits.h>
 
 #include "backend/cuda/common.cuh"
@@ -25,9 +26,11 @@ static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, 
 
 enum { HEAD_WARPS = 4 };
 
-/* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE. */
+/* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
+ */
 template <int PER_LANE>
-static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_step *step, const __grid_constant__ cuda_heads a) {
+static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_step *step,
+                                                                           const __grid_constant__ cuda_heads a) {
     __shared__ float buffers[HEAD_WARPS][PER_LANE * 32];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = a.head_dim, half = d / 2;
     int row = blockIdx.x, unit = blockIdx.y * HEAD_WARPS + warp;
@@ -42,7 +45,8 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     release_successor();
     wait_for_predecessor();
     int head = is_q ? unit : is_k ? unit - a.heads : unit - a.heads - keys;
-    const float *source = is_q ? a.q + (size_t)row * a.heads * d : (is_k || !a.v ? a.k : a.v) + (size_t)row * a.kv_heads * d;
+    const float *source =
+        is_q ? a.q + (size_t)row * a.heads * d : (is_k || !a.v ? a.k : a.v) + (size_t)row * a.kv_heads * d;
     source += (size_t)head * d;
     const float2 *turns = a.turns + (size_t)row * a.pairs;
 #pragma unroll
@@ -83,7 +87,8 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     } else {
         const cuda_layer_view &view = step->cache->layer[a.layer];
         out = as_bf16(is_k ? view.k : view.v) + store_row(view, position) * kv_dim + column;
-        if (view.sink_v && position < step->sink) sink = as_bf16(is_k ? view.sink_k : view.sink_v) + (size_t)position * kv_dim + column;
+        if (view.sink_v && position < step->sink)
+            sink = as_bf16(is_k ? view.sink_k : view.sink_v) + (size_t)position * kv_dim + column;
     }
 #pragma unroll
     for (int e = 0; e < PER_LANE; e++) {
@@ -98,12 +103,23 @@ void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_head
     int units = h->heads + (h->k ? h->kv_heads : 0) + (h->k && h->v ? h->kv_heads : 0);
     dim3 grid(rows, ceil_div(units, HEAD_WARPS)), block(HEAD_WARPS * 32);
     switch ((h->head_dim + 31) / 32) {
-    case 1: launch_kernel(l, head_rows_kernel<1>, grid, block, 0, step, *h); break;
-    case 2: launch_kernel(l, head_rows_kernel<2>, grid, block, 0, step, *h); break;
-    case 4: launch_kernel(l, head_rows_kernel<4>, grid, block, 0, step, *h); break;
-    case 8: launch_kernel(l, head_rows_kernel<8>, grid, block, 0, step, *h); break;
-    case 16: launch_kernel(l, head_rows_kernel<16>, grid, block, 0, step, *h); break;
-    default: break; /* model.c refuses other dimensions */
+    case 1:
+        launch_kernel(l, head_rows_kernel<1>, grid, block, 0, step, *h);
+        break;
+    case 2:
+        launch_kernel(l, head_rows_kernel<2>, grid, block, 0, step, *h);
+        break;
+    case 4:
+        launch_kernel(l, head_rows_kernel<4>, grid, block, 0, step, *h);
+        break;
+    case 8:
+        launch_kernel(l, head_rows_kernel<8>, grid, block, 0, step, *h);
+        break;
+    case 16:
+        launch_kernel(l, head_rows_kernel<16>, grid, block, 0, step, *h);
+        break;
+    default:
+        break; /* model.c refuses other dimensions */
     }
 }
 
@@ -118,7 +134,8 @@ static __global__ void turns_kernel(const cuda_step *step, const float *inverse_
     }
 }
 
-void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns, int rows) {
+void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
+                int rows) {
     if (pairs) launch_kernel(l, turns_kernel, dim3(rows), dim3(128), 0, step, inverse_frequency, pairs, turns);
 }
 
@@ -188,8 +205,10 @@ static __device__ __forceinline__ attend_context load_context(const cuda_step *s
     c.draft_from = __ldcg(&step->draft_from);
     c.restored_begin = __ldcg(&step->restored_begin[a.sliding_window == 0]);
     c.restored_end = __ldcg(&step->restored_end);
-    if (a.drafter) c.draft = step->cache->draft[a.layer];
-    else c.view = step->cache->layer[a.layer];
+    if (a.drafter)
+        c.draft = step->cache->draft[a.layer];
+    else
+        c.view = step->cache->layer[a.layer];
     return c;
 }
 
@@ -227,15 +246,15 @@ static __device__ __forceinline__ bool sees_restored(const visible_range &r, int
 
 enum tile_source { TILE_EXACT, TILE_RESTORED, TILE_BOTH };
 
-/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding layers, where
- * few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding
+ * layers, where few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
 static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) {
     return !a.final && a.restored_k && !a.sliding_window ? 2 : 1;
 }
 
 /* Key positions of a partition, and which of them; row 0 of the step decides where sliding partitions begin. */
-static __device__ tile_source partition_range(const cuda_attention &a, const visible_range &first, int sink, int index, int *begin,
-                                              int *end) {
+static __device__ tile_source partition_range(const cuda_attention &a, const visible_range &first, int sink, int index,
+                                              int *begin, int *end) {
     tile_source source = TILE_BOTH;
     if (a.sliding_window || a.drafter) {
         int tile = first.begin / KEYS + index;
@@ -280,7 +299,8 @@ template <int D, bool SPLIT> struct attend_memory {
 
 static __host__ __device__ int turned_columns(int pairs) { return (pairs + 15) / 16 * 16; }
 
-/* Where the columns [16 c, 16 c + 16) of the keys lie: in the key tile at the returned column, or (-1) in the values. */
+/* Where the columns [16 c, 16 c + 16) of the keys lie: in the key tile at the returned column, or (-1) in the values.
+ */
 template <int D> static __device__ __forceinline__ int key_column(int c, int turned) {
     int at = c * 16, half = D / 2;
     if (at < turned) return at;
@@ -290,9 +310,10 @@ template <int D> static __device__ __forceinline__ int key_column(int c, int tur
 
 template <int D, bool SPLIT>
 static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
-                                    tile_source source, int base, const visible_range &first, const visible_range &last, int head,
-                                    bool of_step) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, capacity = a.drafter ? step.draft.capacity : step.view.capacity;
+                                    tile_source source, int base, const visible_range &first, const visible_range &last,
+                                    int head, bool of_step) {
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
+        capacity = a.drafter ? step.draft.capacity : step.view.capacity;
     size_t kv_dim = (size_t)a.kv_heads * D, column = (size_t)head * D;
     int base_slot = capacity ? base % capacity : base;
 #pragma unroll 2
@@ -339,8 +360,8 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
     }
 }
 
-/* Keys of a K = V tile: all dimensions, or with SPLIT the turned ones. The angle of position base + key is the sum of two:
- * of the tile's base, made here, and of the key inside the tile, from a table. */
+/* Keys of a K = V tile: all dimensions, or with SPLIT the turned ones. The angle of position base + key is the sum of
+ * two: of the tile's base, made here, and of the key inside the tile, from a table. */
 template <int D, bool SPLIT>
 static __device__ void derive_keys(attend_memory<D, SPLIT> &m, const cuda_attention &a, int base, int turned) {
     const int half = D / 2;
@@ -374,8 +395,7 @@ static __device__ void derive_keys(attend_memory<D, SPLIT> &m, const cuda_attent
 }
 
 /* Scores of 16 queries with the 8 keys of this warp; two accumulators shorten the chain of dependent products. */
-template <int D, bool SPLIT>
-static __device__ void compute_scores(attend_memory<D, SPLIT> &m, int turned) {
+template <int D, bool SPLIT> static __device__ void compute_scores(attend_memory<D, SPLIT> &m, int turned) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     float s[2][4] = {};
     int key = warp * 8 + (lane & 7), offset = (lane >> 3 & 1) * 8, upper = lane >> 4;
@@ -400,8 +420,8 @@ enum { QUERY_THREADS = ATTEND_THREADS / QUERIES, QUERY_KEYS = KEYS / QUERY_THREA
 
 /* QUERY_THREADS threads per query: mask, maximum, probabilities, sums. */
 template <int D, bool SPLIT>
-static __device__ void update_softmax(attend_memory<D, SPLIT> &m, tile_source source, int base, const visible_range &mine,
-                                      bool valid) {
+static __device__ void update_softmax(attend_memory<D, SPLIT> &m, tile_source source, int base,
+                                      const visible_range &mine, bool valid) {
     int query = threadIdx.x / QUERY_THREADS, part = threadIdx.x % QUERY_THREADS;
     float s[QUERY_KEYS], top = -INFINITY, sum = 0;
 #pragma unroll
@@ -465,8 +485,8 @@ static __device__ void accumulate_values(attend_memory<D, SPLIT> &m, float (&o)[
 }
 
 template <int D, bool SPLIT>
-static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_attention &a, int first_query, int queries, int head,
-                                    int turned) {
+static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_attention &a, int first_query, int queries,
+                                    int head, int turned) {
     int group = a.heads / a.kv_heads;
     for (int i = threadIdx.x; i < QUERIES * (D / 8); i += ATTEND_THREADS) {
         int query = i / (D / 8), c = i % (D / 8), index = first_query + query;
@@ -489,7 +509,10 @@ static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_atten
 }
 
 template <int D, bool SPLIT>
-static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 : 1) void attend_kernel(const cuda_step *step_memory,
+static __global__ __launch_bounds__(ATTEND_THREADS,
+                                    D <= 128   ? 3
+                                    : D <= 256 ? 2
+                                               : 1) void attend_kernel(const cuda_step *step_memory,
                                                                        const __grid_constant__ cuda_attention a) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory<D, SPLIT> &m = *reinterpret_cast<attend_memory<D, SPLIT> *>(memory);
@@ -566,7 +589,8 @@ static __global__ __launch_bounds__(ATTEND_THREADS, D <= 128 ? 3 : D <= 256 ? 2 
         int index = first_query + threadIdx.x;
         size_t row = (size_t)(index / group) * a.heads + head * group + index % group;
         float2 *state = reinterpret_cast<float2 *>(a.partial + (size_t)step.rows * a.heads * a.partitions * D);
-        state[row * a.partitions + blockIdx.x] = make_float2(begun ? m.top[threadIdx.x] : -INFINITY, begun ? m.sum[threadIdx.x] : 0);
+        state[row * a.partitions + blockIdx.x] =
+            make_float2(begun ? m.top[threadIdx.x] : -INFINITY, begun ? m.sum[threadIdx.x] : 0);
     }
 }
 
@@ -581,14 +605,17 @@ static __host__ __device__ int partitions_until(int sliding_window, int rows, in
     return FINE_END / FINE_KEYS + (end - FINE_END + COARSE_KEYS - 1) / COARSE_KEYS;
 }
 
-static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_step *step, const __grid_constant__ cuda_attention a) {
+static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_step *step,
+                                                                     const __grid_constant__ cuda_attention a) {
     extern __shared__ float2 weight[]; /* [partitions]: of values, times their sums */
     __shared__ float shared[MERGE_THREADS / 32];
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
     int rows = __ldcg(&step->rows), used = a.partitions;
-    if (!a.sliding_window && !a.drafter) used = min(used, partition_sources(a) * partitions_until(0, rows, __ldcg(&step->position) + rows));
+    if (!a.sliding_window && !a.drafter)
+        used = min(used, partition_sources(a) * partitions_until(0, rows, __ldcg(&step->position) + rows));
     size_t at = (size_t)blockIdx.x * a.partitions;
-    const float2 *state = reinterpret_cast<const float2 *>(a.partial + (size_t)rows * a.heads * a.partitions * a.head_dim) + at;
+    const float2 *state =
+        reinterpret_cast<const float2 *>(a.partial + (size_t)rows * a.heads * a.partitions * a.head_dim) + at;
     const float *partial = a.partial + at * a.head_dim + min(d, a.head_dim - 1);
     release_successor();
     wait_for_predecessor();
@@ -632,7 +659,9 @@ size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int part
     return (size_t)rows * heads * partitions * (head_dim + 2);
 }
 
-int cuda_attention_partitions(int sliding_window, int rows, int end) { return partitions_until(sliding_window, rows, end); }
+int cuda_attention_partitions(int sliding_window, int rows, int end) {
+    return partitions_until(sliding_window, rows, end);
+}
 
 /* Tiles that so many neighbouring positions can touch. */
 static int most_tiles(int positions) { return positions > 0 ? (positions - 2 + KEYS) / KEYS + 1 : 0; }
@@ -650,28 +679,44 @@ template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
     int tiles = ceil_div(rows * (a->heads / a->kv_heads), QUERIES);
-    launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles), dim3(ATTEND_THREADS), bytes,
-                  step, *a);
+    launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles),
+                  dim3(ATTEND_THREADS), bytes, step, *a);
     if (a->final) return;
     launch_kernel(l, merge_kernel, dim3(rows * a->heads, ceil_div(D, MERGE_THREADS)), dim3(MERGE_THREADS),
                   (size_t)a->partitions * sizeof(float2), step, *a);
 }
 
-template <int D> static void launch_split(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
+template <int D>
+static void launch_split(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
     bool split = a->k_norm && !a->restored_k && turned_columns(a->pairs) * 8 <= D;
-    if (split) launch_attend<D, true>(l, step, a, rows);
-    else launch_attend<D, false>(l, step, a, rows);
+    if (split)
+        launch_attend<D, true>(l, step, a, rows);
+    else
+        launch_attend<D, false>(l, step, a, rows);
 }
 
 void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
     switch (a->head_dim) {
-    case 16: launch_split<16>(l, step, a, rows); break;
-    case 32: launch_split<32>(l, step, a, rows); break;
-    case 64: launch_split<64>(l, step, a, rows); break;
-    case 128: launch_split<128>(l, step, a, rows); break;
-    case 256: launch_split<256>(l, step, a, rows); break;
-    case 512: launch_split<512>(l, step, a, rows); break;
-    default: break; /* model.c refuses other dimensions */
+    case 16:
+        launch_split<16>(l, step, a, rows);
+        break;
+    case 32:
+        launch_split<32>(l, step, a, rows);
+        break;
+    case 64:
+        launch_split<64>(l, step, a, rows);
+        break;
+    case 128:
+        launch_split<128>(l, step, a, rows);
+        break;
+    case 256:
+        launch_split<256>(l, step, a, rows);
+        break;
+    case 512:
+        launch_split<512>(l, step, a, rows);
+        break;
+    default:
+        break; /* model.c refuses other dimensions */
     }
 }
 
@@ -685,12 +730,19 @@ template <int D> static cudaError_t allow_shared_memory(void) {
 
 cudaError_t cuda_attention_prepare(int head_dim) {
     switch (head_dim) {
-    case 16: return allow_shared_memory<16>();
-    case 32: return allow_shared_memory<32>();
-    case 64: return allow_shared_memory<64>();
-    case 128: return allow_shared_memory<128>();
-    case 256: return allow_shared_memory<256>();
-    case 512: return allow_shared_memory<512>();
-    default: return cudaErrorInvalidValue;
+    case 16:
+        return allow_shared_memory<16>();
+    case 32:
+        return allow_shared_memory<32>();
+    case 64:
+        return allow_shared_memory<64>();
+    case 128:
+        return allow_shared_memory<128>();
+    case 256:
+        return allow_shared_memory<256>();
+    case 512:
+        return allow_shared_memory<512>();
+    default:
+        return cudaErrorInvalidValue;
     }
 }

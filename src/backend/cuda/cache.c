@@ -49,8 +49,10 @@ static kakeya_status ring_allocate(backend_cache *c, layer_store *s, int capacit
     s->k = s->v = (cuda_buffer){0};
     kakeya_status status = allocate(c, &s->v, MEM_KV_SLIDING, bytes, error);
     if (!status && s->has_k) status = allocate(c, &s->k, MEM_KV_SLIDING, bytes, error);
-    if (status) cuda_buffer_destroy(&s->v);
-    else s->capacity = capacity;
+    if (status)
+        cuda_buffer_destroy(&s->v);
+    else
+        s->capacity = capacity;
     return status;
 }
 
@@ -81,7 +83,8 @@ static kakeya_status create_layer(backend_cache *c, int layer, kakeya_error *err
     s->kind = STORE_PAGES;
     size_t largest = largest_positions(c) * row_bytes(s);
     status = cuda_extent_create(&s->pages_v, &c->model->device, c->account, tag, largest, error);
-    if (!status && s->has_k) status = cuda_extent_create(&s->pages_k, &c->model->device, c->account, tag, largest, error);
+    if (!status && s->has_k)
+        status = cuda_extent_create(&s->pages_k, &c->model->device, c->account, tag, largest, error);
     return status;
 }
 
@@ -107,7 +110,8 @@ static kakeya_status create_latents(backend_cache *c, kakeya_error *error) {
     size_t positions = largest_positions(c);
     status = cuda_extent_create(&s->pages_codes, device, c->account, MEM_KV_LATENT, positions * code_bytes(c), error);
     if (!status)
-        status = cuda_extent_create(&s->pages_scales, device, c->account, MEM_KV_LATENT, positions * scale_bytes, error);
+        status =
+            cuda_extent_create(&s->pages_scales, device, c->account, MEM_KV_LATENT, positions * scale_bytes, error);
     return status;
 }
 
@@ -144,7 +148,8 @@ static kakeya_status check_options(const backend_model *m, const backend_cache_o
                          m->config->max_context);
     }
     if (o->attention == KAKEYA_ATTENTION_RESTORED && (!m->options.drafter || !m->options.f_theta)) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs a drafter and an f_theta (%s missing)",
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "attention 'restored' needs a drafter and an f_theta (%s missing)",
                          m->options.drafter ? "f_theta" : "drafter");
     }
     if (o->kv_format != KV_FORMAT_BF16) {
@@ -187,7 +192,8 @@ kakeya_status cuda_cache_update_view(backend_cache *c, kakeya_error *error) {
         view.draft[i] = (cuda_draft_view){s->k.data, s->v.data, s->capacity, s->window};
     }
     view.aux = c->aux_backlog.data;
-    cudaError_t status = cudaMemcpyAsync(c->view.data, &view, sizeof view, cudaMemcpyHostToDevice, c->model->device.stream);
+    cudaError_t status =
+        cudaMemcpyAsync(c->view.data, &view, sizeof view, cudaMemcpyHostToDevice, c->model->device.stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(c->model->device.stream);
     return cuda_check(status, "updating a cache's addresses", error);
 }
@@ -307,7 +313,8 @@ static kakeya_status resize_rings(backend_cache *c, int capacity, kakeya_error *
 
 kakeya_status cuda_cache_cover_pages(backend_cache *c, int layer, kakeya_error *error) {
     layer_store *s = &c->layer[layer];
-    size_t page = row_bytes(s) * KV_PAGE_POSITIONS, begin = (size_t)s->first_page * page, end = (size_t)s->n_pages * page;
+    size_t page = row_bytes(s) * KV_PAGE_POSITIONS, begin = (size_t)s->first_page * page,
+           end = (size_t)s->n_pages * page;
     kakeya_status status = cuda_extent_cover(&s->pages_v, begin, end, error);
     if (!status && s->has_k) status = cuda_extent_cover(&s->pages_k, begin, end, error);
     return status;
@@ -327,10 +334,12 @@ kakeya_status cuda_cache_reserve(backend_cache *c, int positions, kakeya_error *
         if (status) s->n_pages = had;
     }
     latent_store *latent = &c->latent;
-    if (status || c->options.attention != KAKEYA_ATTENTION_RESTORED || latent->ring || latent->n_pages >= pages) return status;
+    if (status || c->options.attention != KAKEYA_ATTENTION_RESTORED || latent->ring || latent->n_pages >= pages)
+        return status;
     size_t rows = (size_t)pages * KV_PAGE_POSITIONS;
     status = cuda_extent_cover(&latent->pages_codes, 0, rows * code_bytes(c), error);
-    if (!status) status = cuda_extent_cover(&latent->pages_scales, 0, rows * (size_t)latent->heads * sizeof(float), error);
+    if (!status)
+        status = cuda_extent_cover(&latent->pages_scales, 0, rows * (size_t)latent->heads * sizeof(float), error);
     if (!status) latent->n_pages = pages;
     return status;
 }
@@ -385,13 +394,16 @@ int cuda_cache_min_truncate(const backend_cache *c) {
     int reach = bounded && c->decoding ? c->options.window : c->model->config->sliding_window;
     for (int i = 0; i < c->model->config->layers; i++) {
         const layer_store *s = &c->layer[i];
-        int held = s->kind == STORE_RING ? ring_oldest(c, s) : s->kind == STORE_PAGES ? s->first_page * KV_PAGE_POSITIONS : 0;
+        int held = s->kind == STORE_RING    ? ring_oldest(c, s)
+                   : s->kind == STORE_PAGES ? s->first_page * KV_PAGE_POSITIONS
+                                            : 0;
         int needs = s->kind == STORE_RING ? reach : c->options.window;
         if (held > 0 && held + needs > least) least = held + needs;
     }
     if (c->options.attention == KAKEYA_ATTENTION_RESTORED && c->latent.ring) {
         int held = c->high - c->latent.capacity;
-        if (held > 0 && held + c->model->config->sliding_window > least) least = held + c->model->config->sliding_window;
+        if (held > 0 && held + c->model->config->sliding_window > least)
+            least = held + c->model->config->sliding_window;
     }
     if (bounded && c->n_runs && cuda_cache_frontier(c) > c->options.sink) {
         /* Earlier turns evicted by their own rule; their state cannot be had back. */
@@ -446,7 +458,8 @@ static kakeya_status copy_stores(backend_cache *copy, const backend_cache *c, ka
     if (from->n_pages) {
         size_t rows = (size_t)from->n_pages * KV_PAGE_POSITIONS;
         status = cuda_extent_cover(&to->pages_codes, 0, rows * code_bytes(c), error);
-        if (!status) status = cuda_extent_cover(&to->pages_scales, 0, rows * (size_t)from->heads * sizeof(float), error);
+        if (!status)
+            status = cuda_extent_cover(&to->pages_scales, 0, rows * (size_t)from->heads * sizeof(float), error);
         if (status) return status;
         to->n_pages = from->n_pages;
         if (copied == cudaSuccess) copied = copy_extent(c, &to->pages_codes, &from->pages_codes);
@@ -471,8 +484,10 @@ kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, back
     kakeya_status status = cuda_cache_create(c->model, &options, &copy, error);
     if (!status && c->n_runs) {
         copy->runs = malloc((size_t)c->n_runs * sizeof *copy->runs);
-        if (!copy->runs) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d runs", c->n_runs);
-        else memcpy(copy->runs, c->runs, (size_t)c->n_runs * sizeof *copy->runs);
+        if (!copy->runs)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d runs", c->n_runs);
+        else
+            memcpy(copy->runs, c->runs, (size_t)c->n_runs * sizeof *copy->runs);
         copy->n_runs = copy->max_runs = status ? 0 : c->n_runs;
     }
     if (!status) status = copy_stores(copy, c, error);
@@ -507,15 +522,20 @@ backend_cache_bytes cuda_cache_bytes(const backend_cache *c) {
         size_t copies = s->has_k ? 2 : 1, bytes = 0, page = row_bytes(s) * KV_PAGE_POSITIONS;
         if (s->kind == STORE_NONE) continue;
         if (s->sink_v.data) bytes += copies * mem_rounded(row_bytes(s) * (size_t)c->options.sink);
-        if (s->kind == STORE_RING) bytes += copies * mem_rounded(row_bytes(s) * (size_t)s->capacity);
-        else bytes += copies * granules_of(c, (size_t)s->first_page * page, (size_t)s->n_pages * page);
-        if (layer_tag(c, i) == MEM_KV_FULL) b.full += bytes;
-        else b.sliding += bytes;
+        if (s->kind == STORE_RING)
+            bytes += copies * mem_rounded(row_bytes(s) * (size_t)s->capacity);
+        else
+            bytes += copies * granules_of(c, (size_t)s->first_page * page, (size_t)s->n_pages * page);
+        if (layer_tag(c, i) == MEM_KV_FULL)
+            b.full += bytes;
+        else
+            b.sliding += bytes;
     }
     if (c->options.attention == KAKEYA_ATTENTION_RESTORED) {
         size_t scale = (size_t)c->latent.heads * sizeof(float), rows = (size_t)c->latent.n_pages * KV_PAGE_POSITIONS;
         if (c->latent.ring) {
-            b.latent += mem_rounded((size_t)c->latent.capacity * code_bytes(c)) + mem_rounded((size_t)c->latent.capacity * scale);
+            b.latent += mem_rounded((size_t)c->latent.capacity * code_bytes(c)) +
+                        mem_rounded((size_t)c->latent.capacity * scale);
         } else {
             b.latent += granules_of(c, 0, rows * code_bytes(c)) + granules_of(c, 0, rows * scale);
         }

@@ -1,6 +1,6 @@
 /* The K/V memory of one timeline on the device. The rules are those of the CPU backend's cache: rings with slack, so
- * that a rejected block never overwrites a position that the accepted length still needs; pages that are given back below
- * the window under restore-all; a drafter context and latents that follow the committed rows. */
+ * that a rejected block never overwrites a position that the accepted length still needs; pages that are given back
+ * below the window under restore-all; a drafter context and latents that follow the committed rows. */
 #ifndef KAKEYA_BACKEND_CUDA_CACHE_H
 #define KAKEYA_BACKEND_CUDA_CACHE_H
 
@@ -56,13 +56,15 @@ struct backend_cache {
     draft_store draft[DFLASH_MAX_LAYERS];
     int draft_length; /* positions whose context K/V (and latents) exist */
     int draft_from;   /* oldest position whose context K/V are valid */
-    cuda_buffer aux_backlog; /* [CUDA_AUX_BACKLOG][targets * hidden] of positions [draft_length, length) and pending rows */
-    cuda_buffer view;        /* the cuda_cache_view that kernels read */
+    cuda_buffer
+        aux_backlog;  /* [CUDA_AUX_BACKLOG][targets * hidden] of positions [draft_length, length) and pending rows */
+    cuda_buffer view; /* the cuda_cache_view that kernels read */
     decode_run *runs;
     int n_runs, max_runs;
 };
 
-kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out, kakeya_error *error);
+kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                                kakeya_error *error);
 void cuda_cache_destroy(backend_cache *c);
 kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error);
 /* What the formula of the layout says. */

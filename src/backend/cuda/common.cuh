@@ -19,9 +19,9 @@ static __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
-/* The successor may be started as soon as every block has come here or has ended. Short kernels do it first thing, so that
- * what follows them is resident (and its first weights are on their way) when they end; products when their last weights are
- * requested. What the successor reads before its own wait must be older than this kernel. */
+/* The successor may be started as soon as every block has come here or has ended. Short kernels do it first thing, so
+ * that what follows them is resident (and its first weights are on their way) when they end; products when their last
+ * weights are requested. What the successor reads before its own wait must be older than this kernel. */
 static __device__ __forceinline__ void release_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -61,13 +61,13 @@ static __device__ __forceinline__ uint4 load_weights(const void *p) {
     return v;
 }
 
-
 /* D (16 x 8) += A (16 x 16) B (16 x 8), bf16 in, float32 accumulated. */
 static __device__ __forceinline__ void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                 uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -21,11 +21,13 @@ kakeya_status cuda_check(cudaError_t status, const char *what, kakeya_error *err
         int driver = 0; /* the newest CUDA that it serves; 0 where there is none */
         if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
             return error_set(error, KAKEYA_UNSUPPORTED, "%s: no NVIDIA driver is installed", what);
-        return error_set(error, KAKEYA_UNSUPPORTED, "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what,
-                         driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "%s: the NVIDIA driver serves CUDA %d.%d and this build needs %d.%d", what, driver / 1000,
+                         driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     }
     if (status == cudaErrorNoKernelImageForDevice)
-        return error_set(error, KAKEYA_UNSUPPORTED, "%s: this build has no kernels for the device's compute capability", what);
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: this build has no kernels for the device's compute capability",
+                         what);
     if (status == cudaErrorNoDevice) return error_set(error, KAKEYA_UNSUPPORTED, "%s: no CUDA device is present", what);
     return error_set(error, KAKEYA_BACKEND, "%s: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
@@ -40,7 +42,8 @@ kakeya_status cuda_pinned(void **out, size_t bytes, const char *what, kakeya_err
     cudaError_t status = cudaMallocHost(out, bytes);
     if (status != cudaErrorMemoryAllocation) return cuda_check(status, what, error);
     (void)cudaGetLastError();
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of page-locked host memory: %s needs another %zu bytes", what, bytes);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of page-locked host memory: %s needs another %zu bytes", what,
+                     bytes);
 }
 
 bool cuda_device_present(void) {
@@ -86,7 +89,8 @@ static kakeya_status find_virtual_memory(cuda_device *device, kakeya_error *erro
     if (!status) status = find_entry("cuMemGetAllocationGranularity", &granularity, error);
     if (status) return status;
     CUmemAllocationProp properties = allocation_properties(device);
-    if (granularity(&m->granule_bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS || !m->granule_bytes)
+    if (granularity(&m->granule_bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+        !m->granule_bytes)
         return error_set(error, KAKEYA_UNSUPPORTED, "%s: no virtual memory management", device->name);
     return KAKEYA_OK;
 }
@@ -106,8 +110,9 @@ kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
     device->multiprocessors = properties.multiProcessorCount;
     device->total_bytes = properties.totalGlobalMem;
     if (device->capability < OLDEST_CAPABILITY)
-        return error_set(error, KAKEYA_UNSUPPORTED, "%s has compute capability %d.%d; 8.0 is the least that is supported",
-                         device->name, properties.major, properties.minor);
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "%s has compute capability %d.%d; 8.0 is the least that is supported", device->name,
+                         properties.major, properties.minor);
     status = cuda_check(cudaStreamCreateWithFlags(&device->stream, cudaStreamNonBlocking), "creating a stream", error);
     if (!status) status = find_virtual_memory(device, error);
     if (status) cuda_device_close(device);
@@ -130,8 +135,8 @@ kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device,
     *buffer = (cuda_buffer){0};
     size_t counted = mem_rounded(bytes);
     if (!mem_account_add(account, tag, counted))
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu", what,
-                         counted, account->limit_bytes);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu",
+                         what, counted, account->limit_bytes);
     void *data = NULL;
     cudaError_t status = cudaMalloc(&data, counted);
     if (status == cudaSuccess) status = cudaMemsetAsync(data, 0, counted, device->stream);
@@ -171,9 +176,10 @@ kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device,
     free(extent->handles);
     *extent = (cuda_extent){0};
     if (status == CUDA_ERROR_OUT_OF_MEMORY)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes", largest_bytes);
-    return error_set(error, KAKEYA_BACKEND, "%s: reserving %zu bytes of address space failed with status %d", mem_tag_name(tag),
-                     largest_bytes, (int)status);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes",
+                         largest_bytes);
+    return error_set(error, KAKEYA_BACKEND, "%s: reserving %zu bytes of address space failed with status %d",
+                     mem_tag_name(tag), largest_bytes, (int)status);
 }
 
 static void give_back(cuda_extent *e, size_t granule) {
@@ -221,8 +227,8 @@ static kakeya_status take(cuda_extent *e, size_t granule, kakeya_error *error) {
     if (status != CUDA_ERROR_OUT_OF_MEMORY)
         return error_set(error, KAKEYA_BACKEND, "%s: mapping %zu bytes of device memory failed with status %d",
                          mem_tag_name(e->tag), m->granule_bytes, (int)status);
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s needs another %zu bytes", mem_tag_name(e->tag),
-                     m->granule_bytes);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s needs another %zu bytes",
+                     mem_tag_name(e->tag), m->granule_bytes);
 }
 
 kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya_error *error) {
@@ -243,4 +249,6 @@ kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya
     return KAKEYA_OK;
 }
 
-size_t cuda_extent_bytes(const cuda_extent *e) { return (e->end - e->first) * (e->device ? e->device->memory.granule_bytes : 0); }
+size_t cuda_extent_bytes(const cuda_extent *e) {
+    return (e->end - e->first) * (e->device ? e->device->memory.granule_bytes : 0);
+}

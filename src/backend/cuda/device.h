@@ -63,7 +63,7 @@ typedef struct cuda_extent {
     CUdeviceptr address;
     size_t reserved_bytes;
     CUmemGenericAllocationHandle *handles; /* [granules] */
-    size_t first, end; /* granules that have memory */
+    size_t first, end;                     /* granules that have memory */
     const cuda_device *device;
     mem_account *account;
     mem_tag tag;

@@ -5,38 +5,69 @@
 #include <stddef.h>
 
 #include "backend/cuda/context.h"
+#include "backend/cuda/matrix.h"
 
 static void block_layer(backend_model *m, int layer, int rows) {
     const dflash_config *d = &m->options.drafter->config;
     const cuda_draft_layer *w = &m->weights.draft[layer];
     const cuda_launch *l = &m->launch;
     int q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
-    cuda_product projections[3] = {{w->q.data, m->space.d_q, q, q}, {w->k.data, m->space.d_k, kv, kv}, {w->v.data, m->space.d_v, kv, kv}};
-    cuda_products(l, projections, 3, w->q.in, m->space.d_in, w->q.ld, rows, 0);
+    matrix_product projections[3] = {{&w->q, m->space.d_q, q}, {&w->k, m->space.d_k, kv}, {&w->v, m->space.d_v, kv}};
+    matrix_products(l, projections, 3, m->space.d_in, w->q.ld, rows, 0);
     cuda_heads heads = {
-        .q = m->space.d_q, .k = m->space.d_k, .v = m->space.d_v, .q_norm = w->q_norm, .k_norm = w->k_norm,
-        .turns = m->space.draft_turns, .pairs = d->head_dim / 2, .heads = d->heads, .kv_heads = d->kv_heads,
-        .head_dim = d->head_dim, .q_scale = 1.0f / sqrtf((float)d->head_dim), .eps = d->rms_eps, .q_out = m->space.d_heads,
-        .chunk_k = m->space.d_block_k, .chunk_v = m->space.d_block_v, .layer = layer,
+        .q = m->space.d_q,
+        .k = m->space.d_k,
+        .v = m->space.d_v,
+        .q_norm = w->q_norm,
+        .k_norm = w->k_norm,
+        .turns = m->space.draft_turns,
+        .pairs = d->head_dim / 2,
+        .heads = d->heads,
+        .kv_heads = d->kv_heads,
+        .head_dim = d->head_dim,
+        .q_scale = 1.0f / sqrtf((float)d->head_dim),
+        .eps = d->rms_eps,
+        .q_out = m->space.d_heads,
+        .chunk_k = m->space.d_block_k,
+        .chunk_v = m->space.d_block_v,
+        .layer = layer,
     };
     cuda_head_rows(l, m->space.draft_step, &heads, rows);
     bool causal = d->sliding_window[layer] && !m->options.drafter_block_bidirectional;
     cuda_attention a = {
-        .q = m->space.d_heads, .out = m->space.d_attended, .ldo = w->o.ld, .chunk_k = m->space.d_block_k, .chunk_v = m->space.d_block_v, .heads = d->heads,
-        .kv_heads = d->kv_heads, .head_dim = d->head_dim, .sliding_window = d->sliding_window[layer], .layer = layer,
-        .drafter = 1, .causal = causal, .partial = m->space.partial.data,
+        .q = m->space.d_heads,
+        .out = m->space.d_attended,
+        .ldo = w->o.ld,
+        .chunk_k = m->space.d_block_k,
+        .chunk_v = m->space.d_block_v,
+        .heads = d->heads,
+        .kv_heads = d->kv_heads,
+        .head_dim = d->head_dim,
+        .sliding_window = d->sliding_window[layer],
+        .layer = layer,
+        .drafter = 1,
+        .causal = causal,
+        .partial = m->space.partial.data,
     };
     a.partitions = cuda_attention_partitions(m->space.staged[1].window, rows + 1, 0);
     cuda_attend(l, m->space.draft_step, &a, rows);
-    cuda_product out = {w->o.data, m->space.d_x, d->hidden, d->hidden};
-    cuda_products(l, &out, 1, w->o.in, m->space.d_attended, w->o.ld, rows, 0);
-    cuda_add_norm(l, m->space.d_x, NULL, 1, m->space.d_state, w->post_attention_norm, d->rms_eps, m->space.d_in, w->gate.ld, NULL, d->hidden, rows);
-    cuda_feed_forward f = {.gate = w->gate, .up = w->up, .down = w->down, .x_dense = m->space.d_in, .ldx = w->gate.ld, .act = m->space.d_act,
-                           .y = m->space.d_x, .silu = 1};
-    cuda_gate_up(l, &f, NULL, rows);
-    cuda_down(l, &f, NULL, rows);
+    matrix_product out = {&w->o, m->space.d_x, d->hidden};
+    matrix_products(l, &out, 1, m->space.d_attended, w->o.ld, rows, 0);
+    cuda_add_norm(l, m->space.d_x, NULL, 1, m->space.d_state, w->post_attention_norm, d->rms_eps, m->space.d_in,
+                  w->gate.ld, NULL, d->hidden, rows);
+    cuda_feed_forward f = {.gate = w->gate,
+                           .up = w->up,
+                           .down = w->down,
+                           .x_dense = m->space.d_in,
+                           .ldx = w->gate.ld,
+                           .act = m->space.d_act,
+                           .y = m->space.d_x,
+                           .silu = 1};
+    matrix_gate_up(l, &f, NULL, rows);
+    matrix_down(l, &f, NULL, rows);
     const float *next = layer + 1 < d->layers ? m->weights.draft[layer + 1].input_norm : m->weights.draft_norm;
-    cuda_add_norm(l, m->space.d_x, NULL, 1, m->space.d_state, next, d->rms_eps, m->space.d_in, w->q.ld, NULL, d->hidden, rows);
+    cuda_add_norm(l, m->space.d_x, NULL, 1, m->space.d_state, next, d->rms_eps, m->space.d_in, w->q.ld, NULL, d->hidden,
+                  rows);
 }
 
 /* The most context positions that a drafter layer attends. */
@@ -54,22 +85,26 @@ static cudaError_t enqueue_block(void *context) {
     const dflash_config *d = &m->options.drafter->config;
     int rows = m->space.staged[1].rows, n = rows - 1;
     float scale = m->options.drafter_scaled_embedding ? m->embed_scale : 1.0f;
-    const int32_t *tokens = (const int32_t *)(const void *)((const char *)m->space.draft_step + offsetof(cuda_step, tokens));
-    cuda_turns(&m->launch, m->space.draft_step, m->weights.draft_inverse_frequency, d->head_dim / 2, m->space.draft_turns, rows);
-    cuda_embed(&m->launch, m->weights.embed.data, m->weights.embed.ld, tokens, scale, m->space.d_state, m->weights.draft[0].input_norm, d->rms_eps, m->space.d_in,
-               m->weights.draft[0].q.ld, d->hidden, rows);
+    const int32_t *tokens =
+        (const int32_t *)(const void *)((const char *)m->space.draft_step + offsetof(cuda_step, tokens));
+    cuda_turns(&m->launch, m->space.draft_step, m->weights.draft_inverse_frequency, d->head_dim / 2,
+               m->space.draft_turns, rows);
+    cuda_embed(&m->launch, m->weights.embed.data, m->weights.embed.ld, tokens, scale, m->space.d_state,
+               m->weights.draft[0].input_norm, d->rms_eps, m->space.d_in, m->weights.draft[0].q.ld, d->hidden, rows);
     for (int l = 0; l < d->layers; l++) block_layer(m, l, rows);
     const cuda_bf16 *drafted = m->space.d_in + m->weights.head.ld;
     cuda_excluded mask = {.n = 1, .id = {d->mask_token}}; /* the mask is never proposed */
     if (cuda_head_screens(&m->head_copy)) {
         cuda_screen screen = m->space.screen;
         screen.upper = m->space.logits; /* nobody reads logits of drafts */
-        cuda_greedy_choice(&m->launch, &m->weights.head, &m->head_copy.codes, &screen, &mask, drafted, n, 0, m->space.argmax);
+        cuda_greedy_choice(&m->launch, &m->weights.head, &m->head_copy.codes, &screen, &mask, drafted, n, 0,
+                           m->space.argmax);
         return cudaSuccess;
     }
-    cuda_product head = {.w = m->weights.head.data, .y = m->space.logits, .out = m->config->vocab, .ldy = m->config->vocab};
-    cuda_products(&m->launch, &head, 1, m->weights.head.in, drafted, m->weights.head.ld, n, 0);
-    cuda_argmax(&m->launch, m->space.logits, m->config->vocab, &mask, n, m->space.argmax_value, m->space.argmax_index, m->space.argmax);
+    matrix_product head = {.w = &m->weights.head, .y = m->space.logits, .ldy = m->config->vocab};
+    matrix_products(&m->launch, &head, 1, drafted, m->weights.head.ld, n, 0);
+    cuda_argmax(&m->launch, m->space.logits, m->config->vocab, &mask, n, m->space.argmax_value, m->space.argmax_index,
+                m->space.argmax);
     return cudaSuccess;
 }
 
@@ -95,15 +130,18 @@ kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts
     if (!status) status = cuda_context_flush(c, error);
     if (status) return status;
     cuda_step *step = &m->space.staged[1];
-    *step = (cuda_step){.cache = c->view.data, .position = c->length, .rows = n + 1, .window = window, .draft_from = c->draft_from};
+    *step = (cuda_step){
+        .cache = c->view.data, .position = c->length, .rows = n + 1, .window = window, .draft_from = c->draft_from};
     for (int i = 0; i <= n; i++) step->tokens[i] = i == 0 ? bonus : d->mask_token;
-    status = cuda_check(cudaMemcpyAsync(m->space.draft_step, step, sizeof *step, cudaMemcpyHostToDevice, m->device.stream),
-                        "drafting a block", error);
+    status =
+        cuda_check(cudaMemcpyAsync(m->space.draft_step, step, sizeof *step, cudaMemcpyHostToDevice, m->device.stream),
+                   "drafting a block", error);
     if (status) return status;
     graph_key key = {.rows = n + 1, .draft_window = window};
     status = cuda_graphs_run(&m->graphs, &m->device, &key, enqueue_block, m, error);
     if (status) return status;
-    status = cuda_check(cudaMemcpyAsync(m->space.staged_ids, m->space.argmax, (size_t)n * sizeof(int32_t), cudaMemcpyDeviceToHost, m->device.stream),
+    status = cuda_check(cudaMemcpyAsync(m->space.staged_ids, m->space.argmax, (size_t)n * sizeof(int32_t),
+                                        cudaMemcpyDeviceToHost, m->device.stream),
                         "drafting a block", error);
     if (!status) status = cuda_finish(&m->device, "drafting a block", error);
     if (!status) memcpy(drafts, m->space.staged_ids, (size_t)n * sizeof *drafts);

@@ -12,16 +12,20 @@ static const char *doing(const cuda_pass *p) { return p->prompt ? "computing a p
 
 /* -------------------------------------------------------------------------------------------------------- plan */
 
-static kakeya_status check_segments(const backend_model *m, const backend_segment *segments, int n_segments, kakeya_error *error) {
+static kakeya_status check_segments(const backend_model *m, const backend_segment *segments, int n_segments,
+                                    kakeya_error *error) {
     if (n_segments < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward", n_segments);
     for (int s = 0; s < n_segments; s++) {
         const backend_segment *r = &segments[s];
         if (r->n < 1 || r->n > m->max_rows) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; 1 to %d are possible", s, r->n, m->max_rows);
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; 1 to %d are possible", s, r->n,
+                             m->max_rows);
         }
         if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: leading logits belong to decode rows at a temperature above 0", s);
-        if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "segment %d: leading logits belong to decode rows at a temperature above 0", s);
+        if (r->cache->model != m)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
     }
     return backend_check_segments(m->config, segments, n_segments, error);
 }
@@ -32,8 +36,8 @@ static kakeya_status prepare(backend_cache *c, segment_kind kind, int n, kakeya_
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d pending rows must be committed first", c->pending);
     }
     if (n > c->options.context_tokens - c->length) {
-        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens behind %d do not fit into a context of %d", n, c->length,
-                         c->options.context_tokens);
+        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens behind %d do not fit into a context of %d", n,
+                         c->length, c->options.context_tokens);
     }
     if (kind == SEGMENT_DECODE) {
         bool bounded = c->options.attention != KAKEYA_ATTENTION_NATIVE;
@@ -67,8 +71,8 @@ static void copy_results(cuda_pass *p, const backend_segment *r, int first, int 
         cuda_pass_note(p, cudaMemcpyAsync(r->leaders + at, w->leaders + skip, (size_t)rows * sizeof *w->leaders,
                                           cudaMemcpyDeviceToHost, stream));
     if (r->argmax)
-        cuda_pass_note(p, cudaMemcpyAsync(r->argmax + at, w->argmax + skip, (size_t)rows * sizeof(int32_t), cudaMemcpyDeviceToHost,
-                                          stream));
+        cuda_pass_note(p, cudaMemcpyAsync(r->argmax + at, w->argmax + skip, (size_t)rows * sizeof(int32_t),
+                                          cudaMemcpyDeviceToHost, stream));
 }
 
 static void launch_step(cuda_pass *p) {
@@ -85,8 +89,10 @@ static cudaError_t enqueue_decode(void *context) {
 static kakeya_status run_decode(cuda_pass *p, const backend_segment *r, kakeya_error *error) {
     backend_model *m = p->model;
     kakeya_status status = KAKEYA_OK;
-    if (r->hidden_states || m->launch.profiler) launch_step(p);
-    else status = cuda_graphs_run(&m->graphs, &m->device, &p->key, enqueue_decode, p, error);
+    if (r->hidden_states || m->launch.profiler)
+        launch_step(p);
+    else
+        status = cuda_graphs_run(&m->graphs, &m->device, &p->key, enqueue_decode, p, error);
     if (!status && r->n > r->first_logit_row) copy_results(p, r, r->first_logit_row, r->n - r->first_logit_row);
     return status;
 }
@@ -112,8 +118,8 @@ static kakeya_status run_segment(backend_model *m, const backend_segment *r, kak
     kakeya_status status = cuda_pass_prepare(&p, m, r, error);
     if (status) return status;
     cuda_pass_fill_step(&p, r, &m->space.staged[0]);
-    cuda_pass_note(&p, cudaMemcpyAsync(m->space.step, &m->space.staged[0], sizeof *m->space.step, cudaMemcpyHostToDevice,
-                                       m->device.stream));
+    cuda_pass_note(&p, cudaMemcpyAsync(m->space.step, &m->space.staged[0], sizeof *m->space.step,
+                                       cudaMemcpyHostToDevice, m->device.stream));
     status = p.prompt ? run_prompt(&p, r, error) : run_decode(&p, r, error);
     m->first_logit_row = r->first_logit_row;
     m->logit_rows = p.prompt || p.key.greedy || status ? 0 : r->n - r->first_logit_row;
@@ -126,7 +132,8 @@ static kakeya_status run_segment(backend_model *m, const backend_segment *r, kak
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = cuda_device_use(&m->device, error);
-    for (int s = 0; s < n_segments && !status; s++) status = prepare(segments[s].cache, segments[s].kind, segments[s].n, error);
+    for (int s = 0; s < n_segments && !status; s++)
+        status = prepare(segments[s].cache, segments[s].kind, segments[s].n, error);
     for (int s = 0; s < n_segments && !status; s++) status = run_segment(m, &segments[s], error);
     for (int s = 0; s < n_segments && !status; s++) {
         backend_cache *c = segments[s].cache;
@@ -139,12 +146,14 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
 
 kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error) {
     if (row < 0 || row >= m->logit_rows)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of row %d; the last segment has %d", row, m->logit_rows);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of row %d; the last segment has %d", row,
+                         m->logit_rows);
     size_t vocab = (size_t)m->config->vocab;
     kakeya_status status = cuda_device_use(&m->device, error);
     if (!status)
-        status = cuda_check(cudaMemcpyAsync(logits, m->space.logits + (size_t)(m->first_logit_row + row) * vocab, vocab * sizeof *logits,
-                                            cudaMemcpyDeviceToHost, m->device.stream), "copying logits", error);
+        status = cuda_check(cudaMemcpyAsync(logits, m->space.logits + (size_t)(m->first_logit_row + row) * vocab,
+                                            vocab * sizeof *logits, cudaMemcpyDeviceToHost, m->device.stream),
+                            "copying logits", error);
     return status ? status : cuda_finish(&m->device, "copying logits", error);
 }
 
@@ -166,8 +175,10 @@ kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error) {
         if (c->options.keep_draft_context) c->draft_length = c->length;
         return KAKEYA_OK;
     }
-    if (c->n_runs && c->runs[c->n_runs - 1].end == begin) c->runs[c->n_runs - 1].end = c->length;
-    else c->runs[c->n_runs++] = (decode_run){begin, c->length};
+    if (c->n_runs && c->runs[c->n_runs - 1].end == begin)
+        c->runs[c->n_runs - 1].end = c->length;
+    else
+        c->runs[c->n_runs++] = (decode_run){begin, c->length};
     kakeya_status status = cuda_device_use(&c->model->device, error);
     if (!status && c->decoding) status = cuda_cache_release_pages(c, error);
     if (!status && c->options.attention == KAKEYA_ATTENTION_RESTORED) {
@@ -179,10 +190,11 @@ kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error) {
 }
 
 kakeya_status cuda_cache_truncate(backend_cache *c, int length, kakeya_error *error) {
-    if (c->pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate with %d pending rows", c->pending);
+    if (c->pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate with %d pending rows", c->pending);
     if (length > c->length || length < cuda_cache_min_truncate(c)) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate to %d: the cache can go back to %d to %d", length,
-                         cuda_cache_min_truncate(c), c->length);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate to %d: the cache can go back to %d to %d",
+                         length, cuda_cache_min_truncate(c), c->length);
     }
     kakeya_status status = cuda_finish(&c->model->device, "truncating a cache", error);
     if (status) return status;

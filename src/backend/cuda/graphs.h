@@ -35,8 +35,8 @@ typedef struct cuda_graphs {
 /* Launches the graph of this key on the device's stream; where there is none yet, what `enqueue` launches there is
  * captured first; a step of which `enqueue` says that it is not whole is never kept. With all places taken, all graphs
  * go. */
-kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key, cudaError_t (*enqueue)(void *), void *context,
-                              kakeya_error *error);
+kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
+                              cudaError_t (*enqueue)(void *), void *context, kakeya_error *error);
 /* Needed whenever an address that a graph holds moves. */
 void cuda_graphs_drop(cuda_graphs *graphs);
 

@@ -19,17 +19,19 @@ static size_t free_bytes(const mem_account *account) {
     return available;
 }
 
-kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *device, const cuda_launch *launch, const cuda_matrix *head,
-                                    mem_account *account, kakeya_error *error) {
+kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *device, const cuda_launch *launch,
+                                    const cuda_matrix *head, mem_account *account, kakeya_error *error) {
     *copy = (cuda_head_copy){0};
     size_t matrix = (size_t)head->out * (size_t)head->ld * sizeof(cuda_bf16);
     if (matrix < least_head_bytes || !cuda_can_choose(device->multiprocessors, head->out)) return KAKEYA_OK;
     int steps = cuda_head_steps(head->in);
     size_t outputs = (size_t)cuda_head_tiles(head->out) * CUDA_HEAD_TILE;
-    size_t code_bytes = outputs * (size_t)steps * CUDA_HEAD_STEP, bytes = code_bytes + outputs * sizeof(cuda_head_output);
+    size_t code_bytes = outputs * (size_t)steps * CUDA_HEAD_STEP,
+           bytes = code_bytes + outputs * sizeof(cuda_head_output);
     if (bytes > free_bytes(account) / PART_OF_FREE) return KAKEYA_OK;
     kakeya_error refusal;
-    kakeya_status status = cuda_buffer_create(&copy->memory, device, account, MEM_WEIGHTS, bytes, "the head in int8", &refusal);
+    kakeya_status status =
+        cuda_buffer_create(&copy->memory, device, account, MEM_WEIGHTS, bytes, "the head in int8", &refusal);
     if (status == KAKEYA_OUT_OF_MEMORY) return KAKEYA_OK; /* somebody else was faster */
     if (status) return error_set(error, status, "%s", refusal.message);
     copy->codes = (cuda_head_codes){.codes = copy->memory.data, .out = head->out, .steps = steps};

@@ -8,9 +8,9 @@
 #define KAKEYA_BACKEND_CUDA_KERNELS_H
 
 #include <cuda_runtime_api.h>
-#include <vector_types.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <vector_types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,14 +19,14 @@ extern "C" {
 typedef uint16_t cuda_bf16; /* the bits */
 
 enum {
-    CUDA_MAX_LAYERS = 128,     /* GEMMA4_MAX_LAYERS */
+    CUDA_MAX_LAYERS = 128,      /* GEMMA4_MAX_LAYERS */
     CUDA_MAX_DRAFT_LAYERS = 16, /* DFLASH_MAX_LAYERS */
-    CUDA_K_STEP = 32,         /* weights and activations are padded to whole steps of the reduction */
-    CUDA_MAX_PRODUCTS = 32,   /* matrices that share one input and one launch */
-    CUDA_DECODE_ROWS = 17,    /* BACKEND_MAX_DECODE_ROWS */
-    CUDA_ROW_BLOCK = 16,      /* rows of one pass over the weights when there are more than CUDA_DECODE_ROWS */
-    CUDA_ATTENTION_TILE = 64, /* key positions loaded together, aligned to absolute positions */
-    CUDA_ROUTE_MAX_RANK = 16, /* experts per token */
+    CUDA_K_STEP = 32,           /* weights and activations are padded to whole steps of the reduction */
+    CUDA_MAX_PRODUCTS = 32,     /* matrices that share one input and one launch */
+    CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
+    CUDA_ROW_BLOCK = 16,        /* rows of one pass over the weights when there are more than CUDA_DECODE_ROWS */
+    CUDA_ATTENTION_TILE = 64,   /* key positions loaded together, aligned to absolute positions */
+    CUDA_ROUTE_MAX_RANK = 16,   /* experts per token */
     CUDA_ROUTE_MAX_EXPERTS = 512,
 };
 
@@ -35,13 +35,17 @@ typedef struct cuda_profiler cuda_profiler; /* recorder.h */
 typedef struct cuda_launch {
     cudaStream_t stream;
     int multiprocessors;
-    int programmatic; /* programmatic dependent launch: a kernel may start before its predecessor has ended */
+    int programmatic;        /* programmatic dependent launch: a kernel may start before its predecessor has ended */
     cuda_profiler *profiler; /* NULL but while a step is profiled */
 } cuda_launch;
 
-/* A weight matrix [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */
+/* How weights lie on the device; matrix.h has the kernels of each form. */
+typedef enum cuda_form { CUDA_FORM_BF16 = 0, CUDA_FORMS } cuda_form;
+
+/* A weight matrix. CUDA_FORM_BF16: [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */
 typedef struct cuda_matrix {
     cuda_bf16 *data;
+    cuda_form form;
     int out, in, ld;
 } cuda_matrix;
 
@@ -78,12 +82,12 @@ typedef struct cuda_step {
     const cuda_cache_view *cache;
     int position; /* of row 0 */
     int rows;
-    int prompt;      /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
-    int frontier;    /* prompt rows: positions in [sink, frontier) are evicted */
+    int prompt;   /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
+    int frontier; /* prompt rows: positions in [sink, frontier) are evicted */
     int sink, window;
-    int aux_row;     /* first row of the backlog that this step's aux hidden states go to */
-    int draft_from;  /* oldest valid position of the drafter's context */
-    float temperature; /* of sampling from leaders */
+    int aux_row;                         /* first row of the backlog that this step's aux hidden states go to */
+    int draft_from;                      /* oldest valid position of the drafter's context */
+    float temperature;                   /* of sampling from leaders */
     int restored_begin[2], restored_end; /* positions that the restore buffers cover: of sliding, of full layers */
     int32_t tokens[CUDA_DECODE_ROWS];
 } cuda_step;
@@ -97,8 +101,8 @@ typedef struct cuda_product {
 } cuda_product;
 
 /* y[r][o] = sum_k x[r][k] w[o][k] for matrices that share x ([rows][ldx] bf16). cap > 0: y = cap tanh(y / cap). */
-void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx, int rows,
-                   float cap);
+void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
+                   int rows, float cap);
 
 /* Rows grouped by expert: the slots of one expert are neighbours, experts ascending, rows ascending inside. */
 typedef struct cuda_route {
@@ -108,30 +112,33 @@ typedef struct cuda_route {
     int *slot_row; /* [slots] */
     int *slot_of;  /* [rows][rank] */
     int *begin;    /* [experts + 1]: first slots; prompts only */
-    int *active, *active_begin, *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
+    int *active, *active_begin,
+        *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
     int *active_count;
     unsigned *finished; /* decode: blocks that are done; zero between launches */
     int experts, rank;
 } cuda_route;
 
-/* The router of one layer: logits x w^T in float32; of each row the `rank` largest, softmax over them, times the expert's
- * scale; then the grouping. Prompt rows take cuda_router, decode rows are routed by cuda_after_attention_rows. */
+/* The router of one layer: logits x w^T in float32; of each row the `rank` largest, softmax over them, times the
+ * expert's scale; then the grouping. Prompt rows take cuda_router, decode rows are routed by cuda_after_attention_rows.
+ */
 typedef struct cuda_router_weights {
     const cuda_bf16 *w; /* [experts][ld]; NULL: no router */
     const float *expert_scale;
     int ld;
 } cuda_router_weights;
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows);
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
+                 int hidden, int rows);
 
 typedef struct cuda_feed_forward {
-    cuda_matrix gate, up, down;             /* dense */
+    cuda_matrix gate, up, down;                /* dense */
     cuda_matrix experts_gate_up, experts_down; /* data NULL: dense model */
     int expert_intermediate;
-    const cuda_bf16 *x_dense, *x_experts;   /* [rows][ldx] */
+    const cuda_bf16 *x_dense, *x_experts; /* [rows][ldx] */
     int ldx;
-    cuda_bf16 *act, *act_experts;           /* [rows][down.ld], [slots][experts_down.ld] */
-    float *y, *y_experts;                   /* [rows][hidden], [slots][hidden] */
-    int silu;                               /* else gelu (tanh form) */
+    cuda_bf16 *act, *act_experts; /* [rows][down.ld], [slots][experts_down.ld] */
+    float *y, *y_experts;         /* [rows][hidden], [slots][hidden] */
+    int silu;                     /* else gelu (tanh form) */
 } cuda_feed_forward;
 
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
@@ -147,9 +154,9 @@ typedef struct cuda_after_attention {
     const float *branch;
     const float *post_attention_norm, *pre_ffn_norm, *pre_ffn_norm_2, *router_scale; /* the last two: MoE only */
     const float *h;
-    float *h_out;       /* with a router not h */
+    float *h_out; /* with a router not h */
     cuda_bf16 *x_dense, *x_experts;
-    float *x_router;    /* prompts of MoE models */
+    float *x_router;            /* prompts of MoE models */
     cuda_router_weights router; /* decode rows of MoE models */
     float eps;
     int hidden, ldx;
@@ -169,18 +176,19 @@ typedef struct cuda_after_ffn {
     float eps;
     int hidden, ldx;
     const cuda_step *step;
-    float *aux; /* of prompts; NULL: the backlog of the step's cache */
+    float *aux;                /* of prompts; NULL: the backlog of the step's cache */
     int aux_width, aux_column; /* width 0: no aux hidden states of this layer */
 } cuda_after_ffn;
 /* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm); aux rows get h, as by cuda_copy_aux. */
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
 
-/* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch. */
+/* h = (h + norm(branch) * w) * scalar; x = bf16(norm(h) * next): the tail of per-layer embeddings. w NULL: h += branch.
+ */
 void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
                    float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows);
 /* x = bf16(norm(y) * w) */
-void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx, int n,
-                    int rows);
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
+                    int n, int rows);
 void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows);
 /* ple[row][layer][j] = (norm(ple / sqrt(hidden)) + sqrt(width) table[token]) / sqrt(2) in place */
 void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
@@ -197,8 +205,8 @@ typedef struct cuda_excluded {
     int32_t id[CUDA_MAX_EXCLUDED];
 } cuda_excluded;
 /* Largest value of each row, lowest index first, never an excluded one; NaN and infinity give -1. */
-void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows, float *partial_value,
-                 int *partial_index, int32_t *out);
+void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows,
+                 float *partial_value, int *partial_index, int32_t *out);
 enum { CUDA_ARGMAX_PARTS = 32 };
 
 /* ------------------------------------------------------------------------------------------- the greedy choice */
@@ -240,11 +248,12 @@ typedef struct cuda_screen {
 } cuda_screen;
 
 /* What cuda_products and cuda_argmax would choose for up to CUDA_DECODE_ROWS rows of x [rows][head->ld]. */
-void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes, const cuda_screen *screen,
-                        const cuda_excluded *excluded, const cuda_bf16 *x, int rows, float cap, int32_t *choice);
+void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes,
+                        const cuda_screen *screen, const cuda_excluded *excluded, const cuda_bf16 *x, int rows,
+                        float cap, int32_t *choice);
 /* Its last part: the largest of the logits that the screen of `blocks` blocks leaves. */
-void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks, const cuda_bf16 *x, int rows,
-                 float cap, int32_t *choice);
+void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks,
+                 const cuda_bf16 *x, int rows, float cap, int32_t *choice);
 /* False where the device is too small for cuda_choose. */
 int cuda_can_choose(int multiprocessors, int out);
 /* cuda_products' results lie within this, times |w| |x|, of the exact ones (before the cap). */
@@ -266,48 +275,51 @@ typedef struct cuda_leader_scratch {
     int found, bins[CUDA_LEADER_BINS];
     unsigned long long keys[CUDA_LEADER_SLOTS];
 } cuda_leader_scratch;
-/* The leading logits of each row behind cuda_argmax, and the sum of all weights at the step's temperature. The scratch of each
- * row is zero between launches. */
-void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab, const int32_t *argmax,
-                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows);
+/* The leading logits of each row behind cuda_argmax, and the sum of all weights at the step's temperature. The scratch
+ * of each row is zero between launches. */
+void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
+                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
+                       cuda_leaders *out, int rows);
 
 /* ------------------------------------------------------------------------------------------------------ attention */
 
 typedef struct cuda_heads {
-    const float *q, *k, *v; /* raw projections [rows][...]; k NULL: K/V are shared, v NULL: K = V */
+    const float *q, *k, *v;       /* raw projections [rows][...]; k NULL: K/V are shared, v NULL: K = V */
     const float *q_norm, *k_norm; /* [head_dim] */
-    const float2 *turns; /* cosine and sine [rows][pairs] of the rows' positions */
+    const float2 *turns;          /* cosine and sine [rows][pairs] of the rows' positions */
     int pairs;
     int heads, kv_heads, head_dim;
-    int norm_v;      /* the verifier norms values, the drafter does not */
+    int norm_v; /* the verifier norms values, the drafter does not */
     float q_scale;
     float eps;
-    cuda_bf16 *q_out;  /* [rows][heads * head_dim] */
+    cuda_bf16 *q_out;             /* [rows][heads * head_dim] */
     cuda_bf16 *chunk_k, *chunk_v; /* prompt rows of ring layers, and blocks of the drafter; else NULL */
     int layer;
 } cuda_heads;
 /* cosine and sine of the positions of the step's rows. */
-void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns, int rows);
+void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
+                int rows);
 /* Head norms, RoPE, and the new K/V into the cache (or the chunk buffers). */
 void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows);
 
 typedef struct cuda_attention {
-    const cuda_bf16 *q;  /* [rows][heads * head_dim] */
-    cuda_bf16 *out;      /* the same shape, ldo apart */
+    const cuda_bf16 *q; /* [rows][heads * head_dim] */
+    cuda_bf16 *out;     /* the same shape, ldo apart */
     int ldo;
-    const cuda_bf16 *chunk_k, *chunk_v; /* rows from the step's position on, where they are not in the cache */
+    const cuda_bf16 *chunk_k, *chunk_v;       /* rows from the step's position on, where they are not in the cache */
     const cuda_bf16 *restored_k, *restored_v; /* [restored_end - restored_begin][kv_heads * head_dim] */
     const float *k_norm, *inverse_frequency;  /* K = V layers */
     const float2 *key_turns; /* K = V layers: cosine and sine [CUDA_ATTENTION_TILE][pairs] of positions inside a tile */
     int pairs;
     int heads, kv_heads, head_dim;
-    int sliding_window;  /* 0: full attention */
-    int layer;           /* whose K/V */
-    int drafter;         /* layer counts drafter layers; keys: context, then the block itself */
-    int causal;          /* drafter: rows of the block see only earlier ones */
-    float *partial;      /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
-    int partitions;      /* at most so many; 1 with final = 1: whole rows in one pass */
-    int restored_partitions; /* sliding layers: so many of them, the first, are of restored keys, the others of exact ones */
+    int sliding_window;      /* 0: full attention */
+    int layer;               /* whose K/V */
+    int drafter;             /* layer counts drafter layers; keys: context, then the block itself */
+    int causal;              /* drafter: rows of the block see only earlier ones */
+    float *partial;          /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
+    int partitions;          /* at most so many; 1 with final = 1: whole rows in one pass */
+    int restored_partitions; /* sliding layers: so many of them, the first, are of restored keys, the others of exact
+                                ones */
     int final;
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
@@ -327,8 +339,9 @@ typedef struct cuda_restore {
     int pairs, kv_heads, head_dim, rank, layer;
     int full; /* a full-attention layer */
     float eps;
-    const float2 *turns; /* of the positions in the ring's slots: cosine and sine [capacity][pairs], where the product applies them */
-    cuda_bf16 *k, *v; /* [positions][kv_heads * head_dim] */
+    const float2 *turns; /* of the positions in the ring's slots: cosine and sine [capacity][pairs], where the product
+                            applies them */
+    cuda_bf16 *k, *v;    /* [positions][kv_heads * head_dim] */
 } cuda_restore;
 /* K and V of the evicted positions [restored_begin, restored_end), up to `positions` of them. */
 void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions);
@@ -336,9 +349,10 @@ void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_r
 /* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
 void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
                           const float *raw_v, int capacity);
-/* The turns of the positions in the slots of a ring; in each 32 pairs those that a thread of prompt_gemm_restore holds are apart. */
-void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
-                        float2 *turns);
+/* The turns of the positions in the slots of a ring; in each 32 pairs those that a thread of prompt_gemm_restore holds
+ * are apart. */
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
+                        int full, int capacity, float2 *turns);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
 /* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */
@@ -346,8 +360,8 @@ void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf
                       int kv_dim, int layer, int rows);
 /* -------------------------------------------------------------------------------------------------------- drafter */
 
-/* Context K/V of positions [position, position + rows) from raw projections [rows][2 * layers * kv_dim] (K of all layers,
- * then V): k_norm and RoPE on K, both into the rings. */
+/* Context K/V of positions [position, position + rows) from raw projections [rows][2 * layers * kv_dim] (K of all
+ * layers, then V): k_norm and RoPE on K, both into the rings. */
 typedef struct cuda_context_rows {
     float *raw;
     const float *k_norm[CUDA_MAX_DRAFT_LAYERS]; /* [head_dim] */
@@ -359,17 +373,17 @@ typedef struct cuda_context_rows {
 } cuda_context_rows;
 void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
 /* Latent rows [rows][2 * rank] float32 -> bf16 codes of positions [position, ...), and back as the bf16 V half. */
-void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank, int position,
-                        int rows, cuda_bf16 *v_half, int ldv);
+void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
+                        int position, int rows, cuda_bf16 *v_half, int ldv);
 /* scales[position][head + h] = rms_scale(values[row][h]) */
-void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
-                       int head, float eps, int position, int rows);
+void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
+                       int head_dim, int head, float eps, int position, int rows);
 
 /* ------------------------------------------------------------------------------------------------------- utilities */
 
 /* cosine and sine [position][pairs] of positions [begin, end) */
-void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end, float *cosine,
-                      float *sine);
+void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
+                      float *cosine, float *sine);
 /* Uniform values of this standard deviation; a pure function of (seed, index). */
 void cuda_fill_random(const cuda_launch *l, cuda_bf16 *data, size_t n, float deviation, uint64_t seed);
 /* Reads `bytes` (a multiple of 16) once. */

@@ -1,10 +1,10 @@
-/* Order of operations: transformers 5.17, Gemma4TextDecoderLayer. Decode rows take the kernels whose bits do not depend on
- * the number of rows; prompt rows always take the prompt kernels. */
+/* Order of operations: transformers 5.17, Gemma4TextDecoderLayer. Decode rows take the kernels whose bits do not depend
+ * on the number of rows; prompt rows always take the prompt kernels. */
 #include "backend/cuda/launch.h"
 
 #include "backend/cuda/launch_restore.h"
+#include "backend/cuda/matrix.h"
 #include "backend/cuda/prompt_attention.h"
-#include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/recorder.h"
 #include "backend/cuda/restoration.h"
 
@@ -13,21 +13,16 @@
 /* Products of the operation's matrices and the input x [rows][ld] that they share, into y. */
 static void multiply(cuda_pass *p, const step_op *op, float *const y[], const cuda_bf16 *x) {
     const cuda_launch *l = &p->model->launch;
-    if (p->prompt) {
-        for (int i = 0; i < op->matrices; i++) {
-            const cuda_matrix *w = op->matrix[i];
-            prompt_gemm_args args = {.a = x, .lda = (size_t)w->ld, .w = w->data, .ldw = (size_t)w->ld, .out = y[i],
-                                     .ldo = (size_t)w->out, .m = p->rows, .n = w->out, .k = w->ld};
-            cuda_pass_note(p, prompt_gemm(&args, l->stream));
-        }
+    matrix_product list[STEP_MAX_MATRICES];
+    int ldx = op->matrix[0]->ld;
+    for (int i = 0; i < op->matrices; i++)
+        list[i] = (matrix_product){.w = op->matrix[i], .y = y[i], .ldy = op->matrix[i]->out};
+    if (!p->prompt) {
+        matrix_products(l, list, op->matrices, x, ldx, p->rows, 0);
         return;
     }
-    cuda_product list[STEP_MAX_MATRICES];
-    for (int i = 0; i < op->matrices; i++) {
-        const cuda_matrix *w = op->matrix[i];
-        list[i] = (cuda_product){.w = w->data, .y = y[i], .out = w->out, .ldy = w->out};
-    }
-    cuda_products(l, list, op->matrices, op->matrix[0]->in, x, op->matrix[0]->ld, p->rows, 0);
+    for (int i = 0; i < op->matrices; i++)
+        cuda_pass_note(p, matrix_prompt_product(l, &list[i], x, (size_t)ldx, p->rows));
 }
 
 static void multiply_one(cuda_pass *p, const step_op *op, float *y, const cuda_bf16 *x) { multiply(p, op, &y, x); }
@@ -36,8 +31,8 @@ static void multiply_one(cuda_pass *p, const step_op *op, float *y, const cuda_b
 
 static void run_turns(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_turns(&m->launch, m->space.step, m->weights.inverse_frequency[op->index], m->config->rope[op->index].rotated_pairs,
-               m->space.turns[op->index], p->rows);
+    cuda_turns(&m->launch, m->space.step, m->weights.inverse_frequency[op->index],
+               m->config->rope[op->index].rotated_pairs, m->space.turns[op->index], p->rows);
 }
 
 static void run_embed(cuda_pass *p, const step_op *op) {
@@ -66,8 +61,8 @@ static void run_aux(cuda_pass *p, const step_op *op) {
 static void run_ple_round(cuda_pass *p, const step_op *op) {
     (void)op;
     backend_model *m = p->model;
-    cuda_round_rows(&m->launch, m->space.h, m->config->hidden, m->space.x_head, m->weights.ple_model_proj.ld, m->config->hidden,
-                    p->rows);
+    cuda_round_rows(&m->launch, m->space.h, m->config->hidden, m->space.x_head, m->weights.ple_model_proj.ld,
+                    m->config->hidden, p->rows);
 }
 
 static void run_ple_project(cuda_pass *p, const step_op *op) {
@@ -98,10 +93,23 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool own = op->source == op->layer, chunk = op->index != 0;
     cuda_heads heads = {
-        .q = s->q, .k = own ? s->k : NULL, .v = own && !lc->k_eq_v ? s->v : NULL, .q_norm = w->q_norm, .k_norm = w->k_norm,
-        .turns = s->turns[lc->type], .pairs = c->rope[lc->type].rotated_pairs, .heads = c->heads,
-        .kv_heads = lc->kv_heads, .head_dim = lc->head_dim, .norm_v = 1, .q_scale = 1, .eps = c->rms_eps,
-        .q_out = s->q_heads, .chunk_k = chunk ? s->chunk_k : NULL, .chunk_v = chunk ? s->chunk_v : NULL, .layer = op->layer,
+        .q = s->q,
+        .k = own ? s->k : NULL,
+        .v = own && !lc->k_eq_v ? s->v : NULL,
+        .q_norm = w->q_norm,
+        .k_norm = w->k_norm,
+        .turns = s->turns[lc->type],
+        .pairs = c->rope[lc->type].rotated_pairs,
+        .heads = c->heads,
+        .kv_heads = lc->kv_heads,
+        .head_dim = lc->head_dim,
+        .norm_v = 1,
+        .q_scale = 1,
+        .eps = c->rms_eps,
+        .q_out = s->q_heads,
+        .chunk_k = chunk ? s->chunk_k : NULL,
+        .chunk_v = chunk ? s->chunk_v : NULL,
+        .layer = op->layer,
     };
     cuda_head_rows(&m->launch, s->step, &heads, p->rows);
 }
@@ -109,14 +117,16 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
 static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool restored, cuda_attention *a) {
     const backend_cache_options *o = &p->cache->options;
-    a->partitions = lc->type == GEMMA4_FULL ? p->key.partitions : cuda_attention_partitions(a->sliding_window, p->rows, 0);
+    a->partitions =
+        lc->type == GEMMA4_FULL ? p->key.partitions : cuda_attention_partitions(a->sliding_window, p->rows, 0);
     if (!restored) return;
     if (!a->sliding_window) {
         a->partitions *= 2;
         return;
     }
     a->restored_partitions = cuda_attention_restored_partitions(a->sliding_window, o->window, p->rows);
-    a->partitions = a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, p->rows);
+    a->partitions =
+        a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, p->rows);
 }
 
 static void run_attend(cuda_pass *p, const step_op *op) {
@@ -126,15 +136,25 @@ static void run_attend(cuda_pass *p, const step_op *op) {
     const gemma4_layer_config *lc = &c->layer[op->layer];
     bool restored = op->index >= 0, chunk = p->prompt && p->cache->layer[op->source].kind == STORE_RING;
     cuda_attention a = {
-        .q = s->q_heads, .out = s->attended, .ldo = m->weights.layer[op->layer].o.ld, .chunk_k = chunk ? s->chunk_k : NULL,
-        .chunk_v = chunk ? s->chunk_v : NULL, .restored_k = restored ? cuda_restoration_set(&s->restored_k, op->index) : NULL,
+        .q = s->q_heads,
+        .out = s->attended,
+        .ldo = m->weights.layer[op->layer].o.ld,
+        .chunk_k = chunk ? s->chunk_k : NULL,
+        .chunk_v = chunk ? s->chunk_v : NULL,
+        .restored_k = restored ? cuda_restoration_set(&s->restored_k, op->index) : NULL,
         .restored_v = restored ? cuda_restoration_set(&s->restored_v, op->index) : NULL,
         .k_norm = lc->k_eq_v ? m->weights.layer[op->source].k_norm : NULL,
         .inverse_frequency = m->weights.inverse_frequency[lc->type],
-        .key_turns = (const float2 *)(const void *)m->weights.key_turns, .pairs = c->rope[lc->type].rotated_pairs,
-        .heads = c->heads, .kv_heads = lc->kv_heads, .head_dim = lc->head_dim,
-        .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0, .layer = op->source,
-        .partial = s->partial.data, .partitions = 1, .final = p->prompt,
+        .key_turns = (const float2 *)(const void *)m->weights.key_turns,
+        .pairs = c->rope[lc->type].rotated_pairs,
+        .heads = c->heads,
+        .kv_heads = lc->kv_heads,
+        .head_dim = lc->head_dim,
+        .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0,
+        .layer = op->source,
+        .partial = s->partial.data,
+        .partitions = 1,
+        .final = p->prompt,
     };
     if (!p->prompt) partition(p, lc, restored, &a);
     cuda_attend(&m->launch, s->step, &a, op->rows);
@@ -149,17 +169,28 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     size_t row = (size_t)(m->config->heads * lc->head_dim), first = (size_t)op->first_row;
     int ld = m->weights.layer[op->layer].o.ld;
     prompt_attention_args args = {
-        .q = s->q_heads + first * row, .q_stride = row, .rows = op->rows, .first_position = p->position + op->first_row,
-        .heads = m->config->heads, .kv_heads = lc->kv_heads, .head_dim = lc->head_dim,
+        .q = s->q_heads + first * row,
+        .q_stride = row,
+        .rows = op->rows,
+        .first_position = p->position + op->first_row,
+        .heads = m->config->heads,
+        .kv_heads = lc->kv_heads,
+        .head_dim = lc->head_dim,
         .window = lc->type == GEMMA4_SLIDING ? m->config->sliding_window : 0,
         .evicted_end = cuda_cache_bounds_layer(p->cache, op->source) ? p->evicted_end : 0,
-        .out = s->attended + first * (size_t)ld, .out_stride = (size_t)ld,
+        .out = s->attended + first * (size_t)ld,
+        .out_stride = (size_t)ld,
     };
     if (store->kind == STORE_RING) {
-        args.keys = (prompt_keys){.chunk_begin = p->position, .chunk_k = store->has_k ? s->chunk_k : NULL, .chunk_v = s->chunk_v,
-                                  .ring_capacity = store->capacity, .ring_k = store->k.data, .ring_v = store->v.data};
+        args.keys = (prompt_keys){.chunk_begin = p->position,
+                                  .chunk_k = store->has_k ? s->chunk_k : NULL,
+                                  .chunk_v = s->chunk_v,
+                                  .ring_capacity = store->capacity,
+                                  .ring_k = store->k.data,
+                                  .ring_v = store->v.data};
     } else {
-        args.keys = (prompt_keys){.chunk_begin = 0, .chunk_k = (const cuda_bf16 *)(uintptr_t)store->pages_k.address,
+        args.keys = (prompt_keys){.chunk_begin = 0,
+                                  .chunk_k = (const cuda_bf16 *)(uintptr_t)store->pages_k.address,
                                   .chunk_v = (const cuda_bf16 *)(uintptr_t)store->pages_v.address};
     }
     if (store->has_k) {
@@ -182,11 +213,13 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
 
 static void run_store_chunk(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_store_chunk(&m->launch, m->space.step, m->space.chunk_k, m->space.chunk_v, p->cache->layer[op->source].kv_dim, op->source,
-                     p->rows);
+    cuda_store_chunk(&m->launch, m->space.step, m->space.chunk_k, m->space.chunk_v, p->cache->layer[op->source].kv_dim,
+                     op->source, p->rows);
 }
 
-static void run_out(cuda_pass *p, const step_op *op) { multiply_one(p, op, p->model->space.branch, p->model->space.attended); }
+static void run_out(cuda_pass *p, const step_op *op) {
+    multiply_one(p, op, p->model->space.branch, p->model->space.attended);
+}
 
 /* ------------------------------------------------------------------------------------------------ feed forward */
 
@@ -205,9 +238,19 @@ static void run_after_attention(cuda_pass *p, const step_op *op) {
     const gemma4_config *c = m->config;
     const cuda_layer *w = &m->weights.layer[op->layer];
     cuda_after_attention before = {
-        .branch = s->branch, .post_attention_norm = w->post_attention_norm, .pre_ffn_norm = w->pre_ffn_norm,
-        .pre_ffn_norm_2 = w->pre_ffn_norm_2, .router_scale = w->router_scale, .h = s->h, .h_out = middle(p), .x_dense = s->x,
-        .x_experts = c->moe ? s->x_experts : NULL, .x_router = s->x_router, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
+        .branch = s->branch,
+        .post_attention_norm = w->post_attention_norm,
+        .pre_ffn_norm = w->pre_ffn_norm,
+        .pre_ffn_norm_2 = w->pre_ffn_norm_2,
+        .router_scale = w->router_scale,
+        .h = s->h,
+        .h_out = middle(p),
+        .x_dense = s->x,
+        .x_experts = c->moe ? s->x_experts : NULL,
+        .x_router = s->x_router,
+        .eps = c->rms_eps,
+        .hidden = c->hidden,
+        .ldx = w->q.ld,
     };
     if (op->matrices) before.router = router_of(w);
     cuda_after_attention_rows(&m->launch, &before, &s->route, p->rows);
@@ -223,59 +266,56 @@ static cuda_feed_forward feed_forward_of(const cuda_pass *p, int layer) {
     const cuda_workspace *s = &p->model->space;
     const cuda_layer *w = &p->model->weights.layer[layer];
     return (cuda_feed_forward){
-        .gate = w->gate, .up = w->up, .down = w->down, .experts_gate_up = w->experts_gate_up, .experts_down = w->experts_down,
-        .expert_intermediate = p->model->config->expert_intermediate, .x_dense = s->x, .x_experts = s->x_experts,
-        .ldx = w->gate.ld, .act = s->act, .act_experts = s->act_experts, .y = s->branch, .y_experts = s->experts_out,
+        .gate = w->gate,
+        .up = w->up,
+        .down = w->down,
+        .experts_gate_up = w->experts_gate_up,
+        .experts_down = w->experts_down,
+        .expert_intermediate = p->model->config->expert_intermediate,
+        .x_dense = s->x,
+        .x_experts = s->x_experts,
+        .ldx = w->gate.ld,
+        .act = s->act,
+        .act_experts = s->act_experts,
+        .y = s->branch,
+        .y_experts = s->experts_out,
     };
 }
 
 static void run_gate_up(cuda_pass *p, const step_op *op) {
     cuda_feed_forward f = feed_forward_of(p, op->layer);
-    cuda_gate_up(&p->model->launch, &f, &p->model->space.route, p->rows);
+    matrix_gate_up(&p->model->launch, &f, &p->model->space.route, p->rows);
 }
 
 static void run_down(cuda_pass *p, const step_op *op) {
     cuda_feed_forward f = feed_forward_of(p, op->layer);
-    cuda_down(&p->model->launch, &f, &p->model->space.route, p->rows);
+    matrix_down(&p->model->launch, &f, &p->model->space.route, p->rows);
 }
 
 static void run_dense_gate_up(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_layer *w = &m->weights.layer[op->layer];
-    size_t ld = (size_t)w->gate.ld;
-    prompt_gemm_args gate = {.a = m->space.x, .lda = ld, .w = w->gate.data, .w_up = w->up.data, .ldw = ld, .out = m->space.act,
-                             .ldo = (size_t)w->down.ld, .m = p->rows, .n = w->gate.out, .k = w->gate.ld,
-                             .output = PROMPT_GEMM_GELU_BF16};
-    cuda_pass_note(p, prompt_gemm(&gate, m->launch.stream));
+    cuda_pass_note(p, matrix_prompt_gated(&m->launch, &w->gate, &w->up, m->space.x, (size_t)w->gate.ld, m->space.act,
+                                          (size_t)w->down.ld, p->rows));
 }
 
-static void run_dense_down(cuda_pass *p, const step_op *op) { multiply_one(p, op, p->model->space.branch, p->model->space.act); }
+static void run_dense_down(cuda_pass *p, const step_op *op) {
+    multiply_one(p, op, p->model->space.branch, p->model->space.act);
+}
 
 static void run_experts_gate_up(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_workspace *s = &m->space;
     const cuda_layer *w = &m->weights.layer[op->layer];
-    size_t ld = (size_t)w->experts_gate_up.ld, width = (size_t)m->config->expert_intermediate;
-    prompt_gemm_grouped_args experts = {
-        .product = {.a = s->x_experts, .lda = ld, .w = w->experts_gate_up.data, .w_up = w->experts_gate_up.data + width * ld,
-                    .ldw = ld, .out = s->act_experts, .ldo = (size_t)w->experts_down.ld, .m = p->rows * s->route.rank,
-                    .n = (int)width, .k = (int)ld, .output = PROMPT_GEMM_GELU_BF16},
-        .expert_begin = s->route.begin, .rows = s->route.slot_row, .expert_stride = 2 * width * ld, .experts = s->route.experts,
-    };
-    cuda_pass_note(p, prompt_gemm_grouped(&experts, m->launch.stream));
+    cuda_pass_note(p, matrix_prompt_experts_gated(&m->launch, &w->experts_gate_up, m->config->expert_intermediate,
+                                                  &m->space.route, m->space.x_experts, (size_t)w->experts_gate_up.ld,
+                                                  m->space.act_experts, (size_t)w->experts_down.ld, p->rows));
 }
 
 static void run_experts_down(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_workspace *s = &m->space;
-    const cuda_layer *w = &m->weights.layer[op->layer];
-    size_t ld = (size_t)w->experts_down.ld, hidden = (size_t)m->config->hidden;
-    prompt_gemm_grouped_args experts = {
-        .product = {.a = s->act_experts, .lda = ld, .w = w->experts_down.data, .ldw = ld, .out = s->experts_out, .ldo = hidden,
-                    .m = p->rows * s->route.rank, .n = (int)hidden, .k = (int)ld},
-        .expert_begin = s->route.begin, .expert_stride = hidden * ld, .experts = s->route.experts,
-    };
-    cuda_pass_note(p, prompt_gemm_grouped(&experts, m->launch.stream));
+    const cuda_matrix *w = &m->weights.layer[op->layer].experts_down;
+    cuda_pass_note(p, matrix_prompt_experts(&m->launch, w, m->config->hidden, &m->space.route, m->space.act_experts,
+                                            (size_t)w->ld, m->space.experts_out, (size_t)m->config->hidden, p->rows));
 }
 
 static void run_after_ffn(cuda_pass *p, const step_op *op) {
@@ -285,11 +325,22 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool last = op->layer + 1 == c->layers;
     cuda_after_ffn after = {
-        .dense = s->branch, .experts = c->moe ? s->experts_out : NULL, .post_ffn_norm_1 = w->post_ffn_norm_1,
-        .post_ffn_norm_2 = w->post_ffn_norm_2, .post_ffn_norm = w->post_ffn_norm,
-        .next_norm = c->ple_width ? NULL : last ? m->weights.final_norm : m->weights.layer[op->layer + 1].input_norm,
-        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar, .h_in = middle(p), .h = s->h, .x = s->x,
-        .normed = last && !c->ple_width ? s->normed : NULL, .eps = c->rms_eps, .hidden = c->hidden, .ldx = w->q.ld,
+        .dense = s->branch,
+        .experts = c->moe ? s->experts_out : NULL,
+        .post_ffn_norm_1 = w->post_ffn_norm_1,
+        .post_ffn_norm_2 = w->post_ffn_norm_2,
+        .post_ffn_norm = w->post_ffn_norm,
+        .next_norm = c->ple_width ? NULL
+                     : last       ? m->weights.final_norm
+                                  : m->weights.layer[op->layer + 1].input_norm,
+        .layer_scalar = c->ple_width ? 1.0f : w->layer_scalar,
+        .h_in = middle(p),
+        .h = s->h,
+        .x = s->x,
+        .normed = last && !c->ple_width ? s->normed : NULL,
+        .eps = c->rms_eps,
+        .hidden = c->hidden,
+        .ldx = w->q.ld,
     };
     if (op->index >= 0) {
         after.step = s->step;
@@ -302,7 +353,9 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
 
 /* ---------------------------------------------------------------------------------------- per-layer embeddings */
 
-static void run_ple_gate(cuda_pass *p, const step_op *op) { multiply_one(p, op, p->model->space.ple_gate, p->model->space.x); }
+static void run_ple_gate(cuda_pass *p, const step_op *op) {
+    multiply_one(p, op, p->model->space.ple_gate, p->model->space.x);
+}
 
 static void run_ple_activate(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
@@ -311,7 +364,9 @@ static void run_ple_activate(cuda_pass *p, const step_op *op) {
                   m->weights.layer[op->layer].ple_proj.ld, p->rows);
 }
 
-static void run_ple_out(cuda_pass *p, const step_op *op) { multiply_one(p, op, p->model->space.branch, p->model->space.act); }
+static void run_ple_out(cuda_pass *p, const step_op *op) {
+    multiply_one(p, op, p->model->space.branch, p->model->space.act);
+}
 
 static void run_ple_add(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
@@ -319,8 +374,8 @@ static void run_ple_add(cuda_pass *p, const step_op *op) {
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool last = op->layer + 1 == c->layers;
     cuda_add_norm(&m->launch, m->space.branch, w->post_ple_norm, w->layer_scalar, m->space.h,
-                  last ? m->weights.final_norm : m->weights.layer[op->layer + 1].input_norm, c->rms_eps, m->space.x, w->q.ld,
-                  last ? m->space.normed : NULL, c->hidden, p->rows);
+                  last ? m->weights.final_norm : m->weights.layer[op->layer + 1].input_norm, c->rms_eps, m->space.x,
+                  w->q.ld, last ? m->space.normed : NULL, c->hidden, p->rows);
 }
 
 /* -------------------------------------------------------------------------------------------------------- head */
@@ -339,24 +394,24 @@ static const cuda_bf16 *head_input(const cuda_pass *p) {
 static void run_head(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_matrix *w = op->matrix[0];
-    cuda_product head = {.w = w->data, .y = m->space.logits, .out = m->config->vocab, .ldy = m->config->vocab};
-    cuda_products(&m->launch, &head, 1, w->in, head_input(p), w->ld, p->head_rows, m->config->logit_softcap);
+    matrix_product head = {.w = w, .y = m->space.logits, .ldy = m->config->vocab};
+    matrix_products(&m->launch, &head, 1, head_input(p), w->ld, p->head_rows, m->config->logit_softcap);
 }
 
 static void run_argmax(cuda_pass *p, const step_op *op) {
     (void)op;
     cuda_workspace *s = &p->model->space;
     cuda_excluded excluded = suppressed(p);
-    cuda_argmax(&p->model->launch, s->logits, p->model->config->vocab, &excluded, p->head_rows, s->argmax_value, s->argmax_index,
-                s->argmax);
+    cuda_argmax(&p->model->launch, s->logits, p->model->config->vocab, &excluded, p->head_rows, s->argmax_value,
+                s->argmax_index, s->argmax);
 }
 
 static void run_leaders(cuda_pass *p, const step_op *op) {
     (void)op;
     cuda_workspace *s = &p->model->space;
     cuda_excluded excluded = suppressed(p);
-    cuda_find_leaders(&p->model->launch, s->step, s->logits, p->model->config->vocab, s->argmax, &excluded, s->leader_scratch,
-                      s->leaders, p->head_rows);
+    cuda_find_leaders(&p->model->launch, s->step, s->logits, p->model->config->vocab, s->argmax, &excluded,
+                      s->leader_scratch, s->leaders, p->head_rows);
 }
 
 static void run_choose(cuda_pass *p, const step_op *op) {

@@ -9,7 +9,8 @@ static cuda_launch launch_of(const cuda_pass *p, const step_op *op) {
     cuda_launch l = p->model->launch;
     if (op->alone) l.programmatic = 0;
     if (!op->beside) return l;
-    return (cuda_launch){.stream = l.profiler ? l.stream : p->model->space.restore_stream, .multiprocessors = l.multiprocessors,
+    return (cuda_launch){.stream = l.profiler ? l.stream : p->model->space.restore_stream,
+                         .multiprocessors = l.multiprocessors,
                          .profiler = l.profiler};
 }
 
@@ -18,9 +19,15 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
     const cuda_matrix *decoder = values ? r->decoder_v : r->decoder_k;
     const latent_store *latent = &p->cache->latent;
     prompt_gemm_args args = {
-        .a = (const cuda_bf16 *)latent->codes.data + (values ? r->rank : 0), .lda = 2 * (size_t)r->rank, .w = decoder->data,
-        .ldw = (size_t)decoder->ld, .out = values ? p->model->space.raw_v.data : p->model->space.raw_k.data,
-        .ldo = (size_t)decoder->out, .m = latent->capacity, .n = decoder->out, .k = r->rank,
+        .a = (const cuda_bf16 *)latent->codes.data + (values ? r->rank : 0),
+        .lda = 2 * (size_t)r->rank,
+        .w = decoder->data,
+        .ldw = (size_t)decoder->ld,
+        .out = values ? p->model->space.raw_v.data : p->model->space.raw_k.data,
+        .ldo = (size_t)decoder->out,
+        .m = latent->capacity,
+        .n = decoder->out,
+        .k = r->rank,
     };
     cuda_profile_begin(l, NULL);
     cuda_pass_note(p, prompt_gemm(&args, l->stream));
@@ -47,7 +54,8 @@ static void fork_stream(cuda_pass *p, cudaEvent_t event) {
 
 /* The set is whole: a STEP_JOIN waits for this, not for what is launched beside the step later. */
 static void finish_set(cuda_pass *p, const step_op *op) {
-    if (op->beside) cuda_pass_note(p, cudaEventRecord(p->model->space.restored[op->index], p->model->space.restore_stream));
+    if (op->beside)
+        cuda_pass_note(p, cudaEventRecord(p->model->space.restored[op->index], p->model->space.restore_stream));
 }
 
 void cuda_launch_restore(cuda_pass *p, const step_op *op) {
@@ -63,8 +71,9 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         return;
     }
     if (op->kind == STEP_RESTORE_TURNS) {
-        cuda_restore_turns(&l, w->step, m->weights.inverse_frequency[op->index], m->config->rope[op->index].rotated_pairs,
-                           op->index == GEMMA4_FULL, p->cache->latent.capacity, w->restore_turns[op->index].data);
+        cuda_restore_turns(&l, w->step, m->weights.inverse_frequency[op->index],
+                           m->config->rope[op->index].rotated_pairs, op->index == GEMMA4_FULL,
+                           p->cache->latent.capacity, w->restore_turns[op->index].data);
         return;
     }
     cuda_restore r = cuda_restoration_of(m, op->source);
@@ -74,9 +83,11 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         decode_half(p, &l, &r, op->kind == STEP_RESTORE_VALUES);
         return;
     }
-    if (op->kind == STEP_RESTORE) decode_ring(p, &l, &r, !op->beside);
+    if (op->kind == STEP_RESTORE)
+        decode_ring(p, &l, &r, !op->beside);
     else if (op->kind == STEP_RESTORE_FINISH)
         cuda_finish_restored(&l, w->step, &r, w->raw_k.data, w->raw_v.data, p->cache->latent.capacity);
-    else decode_rows(p, &l, &r);
+    else
+        decode_rows(p, &l, &r);
     finish_set(p, op);
 }

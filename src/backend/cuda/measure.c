@@ -46,7 +46,9 @@ static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_err
     return status ? status : cuda_finish(&m->device, "measuring the device", error);
 }
 
-static size_t greedy_head_bytes(const backend_model *m) { return cuda_head_greedy_bytes(&m->head_copy, &m->weights.head); }
+static size_t greedy_head_bytes(const backend_model *m) {
+    return cuda_head_greedy_bytes(&m->head_copy, &m->weights.head);
+}
 
 const backend_measure_ops *cuda_measure(void);
 

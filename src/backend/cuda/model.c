@@ -29,19 +29,23 @@ kakeya_status model_grow(backend_model *m, cuda_buffer *buffer, size_t bytes, co
 static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
     if (m->options.precision == KAKEYA_PRECISION_F32)
-        return error_set(error, KAKEYA_UNSUPPORTED, "precision f32 is not supported by backend cuda, which computes in bf16");
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "precision f32 is not supported by backend cuda, which computes in bf16");
     if (c->moe && (c->experts > CUDA_ROUTE_MAX_EXPERTS || c->experts_per_token > CUDA_ROUTE_MAX_RANK))
-        return error_set(error, KAKEYA_UNSUPPORTED, "%d experts of which %d work on a token; backend cuda supports %d and %d",
-                         c->experts, c->experts_per_token, (int)CUDA_ROUTE_MAX_EXPERTS, (int)CUDA_ROUTE_MAX_RANK);
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "%d experts of which %d work on a token; backend cuda supports %d and %d", c->experts,
+                         c->experts_per_token, (int)CUDA_ROUTE_MAX_EXPERTS, (int)CUDA_ROUTE_MAX_RANK);
     enum { LARGEST_HIDDEN = 8192 }; /* what two steps of the row kernels cover */
     if (c->hidden > LARGEST_HIDDEN)
-        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is above %d, the most that backend cuda supports", c->hidden,
-                         (int)LARGEST_HIDDEN);
+        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is above %d, the most that backend cuda supports",
+                         c->hidden, (int)LARGEST_HIDDEN);
     if (c->hidden % 8)
-        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of 8, as backend cuda needs", c->hidden);
+        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of 8, as backend cuda needs",
+                         c->hidden);
     const f_theta_model *f = m->options.f_theta;
     if (f && f->config.input != F_THETA_DRAFTER_CONTEXT_KV)
-        return error_set(error, KAKEYA_UNSUPPORTED, "this f_theta reads the drafter's pass over tokens; that needs backend cpu");
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "this f_theta reads the drafter's pass over tokens; that needs backend cpu");
     if (f && f->config.rank % 8)
         return error_set(error, KAKEYA_UNSUPPORTED, "f_theta rank %d is not a multiple of 8, as backend cuda needs",
                          f->config.rank);
@@ -92,14 +96,16 @@ kakeya_status cuda_model_create(const backend_model_options *options, backend_mo
     kakeya_status status = check_model(m, error);
     if (!status) status = cuda_device_open(&m->device, error);
     if (!status) {
-        m->launch = (cuda_launch){.stream = m->device.stream, .multiprocessors = m->device.multiprocessors,
+        m->launch = (cuda_launch){.stream = m->device.stream,
+                                  .multiprocessors = m->device.multiprocessors,
                                   .programmatic = m->device.capability >= 90};
         m->max_rows = m->device.total_bytes >= large_device_bytes ? PROMPT_ROWS_LARGE : PROMPT_ROWS_SMALL;
         snprintf(m->description, sizeof m->description, "cuda/sm_%d, %s", m->device.capability, m->device.name);
         m->embed_scale = bf16_to_f32(f32_to_bf16(sqrtf((float)m->config->hidden)));
         status = prepare_kernels(m, error);
     }
-    if (!status) status = cuda_weights_create(&m->weights, &m->device, &m->launch, options, m->note, sizeof m->note, error);
+    if (!status)
+        status = cuda_weights_create(&m->weights, &m->device, &m->launch, options, m->note, sizeof m->note, error);
     if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->max_rows, error);
     if (!status)
         status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, &m->weights.head, m->account, error);

@@ -1,6 +1,6 @@
 /* A model on a device: its weights, the workspace of the largest forward, and its captured steps. One stream serves all
- * sessions; every verb that computes ends with the stream idle, so host state and device state agree whenever the caller
- * holds the backend's turn. */
+ * sessions; every verb that computes ends with the stream idle, so host state and device state agree whenever the
+ * caller holds the backend's turn. */
 #ifndef KAKEYA_BACKEND_CUDA_MODEL_H
 #define KAKEYA_BACKEND_CUDA_MODEL_H
 
@@ -25,15 +25,15 @@ struct backend_model {
     cuda_head_copy head_copy;
     cuda_workspace space;
     cuda_graphs graphs;
-    step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
+    step_op *step_ops;               /* [step_most_ops]: the list of the step that is being launched */
     int first_logit_row, logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
 };
 
 kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error);
 void cuda_model_destroy(backend_model *m);
 
-/* Makes `buffer` hold at least `bytes` for all steps from now on; captured graphs are dropped when it moves. On failure the buffer is
- * empty, or as it was. */
+/* Makes `buffer` hold at least `bytes` for all steps from now on; captured graphs are dropped when it moves. On failure
+ * the buffer is empty, or as it was. */
 kakeya_status model_grow(backend_model *m, cuda_buffer *buffer, size_t bytes, const char *what, kakeya_error *error);
 
 #endif

@@ -23,7 +23,8 @@ static kakeya_status prepare_rope_tables(backend_model *m, int end, kakeya_error
     kakeya_status status = model_grow(m, &w->cosine, table, "RoPE tables", error);
     if (!status) status = model_grow(m, &w->sine, table, "RoPE tables", error);
     if (status) return status;
-    cuda_rope_tables(&m->launch, m->weights.inverse_frequency[GEMMA4_FULL], pairs, 0, positions, w->cosine.data, w->sine.data);
+    cuda_rope_tables(&m->launch, m->weights.inverse_frequency[GEMMA4_FULL], pairs, 0, positions, w->cosine.data,
+                     w->sine.data);
     w->rope_positions = positions;
     return KAKEYA_OK;
 }
@@ -35,8 +36,9 @@ static kakeya_status prepare_partial(const cuda_pass *p, bool restored, kakeya_e
     size_t partial = 0;
     for (int i = 0; i < config->layers; i++) {
         const gemma4_layer_config *lc = &config->layer[i];
-        int partitions = lc->type == GEMMA4_FULL ? p->key.partitions
-                                                 : cuda_attention_partitions(config->sliding_window, BACKEND_MAX_DECODE_ROWS, 0);
+        int partitions = lc->type == GEMMA4_FULL
+                             ? p->key.partitions
+                             : cuda_attention_partitions(config->sliding_window, BACKEND_MAX_DECODE_ROWS, 0);
         if (restored) partitions *= 2;
         size_t floats = cuda_attention_partial_floats(BACKEND_MAX_DECODE_ROWS, config->heads, lc->head_dim, partitions);
         if (floats > partial) partial = floats;
@@ -47,11 +49,17 @@ static kakeya_status prepare_partial(const cuda_pass *p, bool restored, kakeya_e
 kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, const backend_segment *segment, kakeya_error *error) {
     const backend_cache *c = segment->cache;
     const backend_cache_options *o = &c->options;
-    bool restored = o->attention == KAKEYA_ATTENTION_RESTORED, restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
+    bool restored = o->attention == KAKEYA_ATTENTION_RESTORED,
+         restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
     int frontier = cuda_cache_frontier(c);
-    *p = (cuda_pass){.model = m, .cache = segment->cache, .prompt = segment->kind == SEGMENT_PROMPT, .rows = segment->n,
-                     .position = c->length, .evicted_end = frontier > o->sink ? frontier : 0,
-                     .hidden_states = segment->hidden_states, .head_rows = segment->n};
+    *p = (cuda_pass){.model = m,
+                     .cache = segment->cache,
+                     .prompt = segment->kind == SEGMENT_PROMPT,
+                     .rows = segment->n,
+                     .position = c->length,
+                     .evicted_end = frontier > o->sink ? frontier : 0,
+                     .hidden_states = segment->hidden_states,
+                     .head_rows = segment->n};
     p->tokens = p->prompt ? m->space.tokens
                           : (const int32_t *)(const void *)((const char *)m->space.step + offsetof(cuda_step, tokens));
     int end = p->position + p->rows;
@@ -115,8 +123,13 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     const backend_model *m = p->model;
     const backend_cache *c = p->cache;
     bool nothing_evicted = p->prompt && p->evicted_end == 0;
-    *s = (step_shape){.config = m->config, .weights = &m->weights, .prompt = p->prompt, .rows = p->rows, .position = p->position,
-                      .hidden_states = p->hidden_states != NULL, .head = p->head,
+    *s = (step_shape){.config = m->config,
+                      .weights = &m->weights,
+                      .prompt = p->prompt,
+                      .rows = p->rows,
+                      .position = p->position,
+                      .hidden_states = p->hidden_states != NULL,
+                      .head = p->head,
                       .exact_positions = c->options.sink + c->options.window};
     if (p->key.aux) s->drafter = &m->options.drafter->config;
     for (int i = 0; i < m->config->layers; i++) {
@@ -138,6 +151,7 @@ int cuda_pass_list(const cuda_pass *p) {
 }
 
 int cuda_pass_list_head(const cuda_pass *p) {
-    step_shape shape = {.config = p->model->config, .weights = &p->model->weights, .prompt = p->prompt, .rows = p->head_rows};
+    step_shape shape = {
+        .config = p->model->config, .weights = &p->model->weights, .prompt = p->prompt, .rows = p->head_rows};
     return step_build_head(&shape, p->model->step_ops);
 }

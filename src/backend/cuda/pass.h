@@ -14,9 +14,9 @@ typedef struct cuda_pass {
     int rows, position; /* position of row 0 */
     int evicted_end;    /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
     graph_key key;
-    step_head head;        /* of decode rows */
-    const int32_t *tokens; /* device: [rows] */
-    float *hidden_states;  /* host, or NULL */
+    step_head head;            /* of decode rows */
+    const int32_t *tokens;     /* device: [rows] */
+    float *hidden_states;      /* host, or NULL */
     int head_first, head_rows; /* rows that the head works on */
     cudaError_t failure;       /* the first one of what the launcher was refused */
 } cuda_pass;

@@ -1,15 +1,15 @@
 /* Matrix products of few rows: y[r][o] = sum_k x[r][k] w[o][k], bound by reading w once.
  *
  * A warp computes 16 outputs with mma.m16n8k16: the weights are operand A, loaded from global memory straight into
- * registers, 16 bytes per thread; the rows of x are operand B. The instruction's k index is only a label, so thread t of a
- * quad takes 8 neighbouring k of a step of 32 and feeds them to two instructions; x is read by the same rule. The steps of
- * one output are dealt to `split` warps (a function of k alone), each in ascending order, and their sums are added in the
- * order of the warps. A column of an mma depends on no other column, so a row's result is the same bits whatever rows
- * are computed with it.
+ * registers, 16 bytes per thread; the rows of x are operand B. The instruction's k index is only a label, so thread t
+ * of a quad takes 8 neighbouring k of a step of 32 and feeds them to two instructions; x is read by the same rule. The
+ * steps of one output are dealt to `split` warps (a function of k alone), each in ascending order, and their sums are
+ * added in the order of the warps. A column of an mma depends on no other column, so a row's result is the same bits
+ * whatever rows are computed with it.
  *
- * Blocks stay and take one item of work after the other (8 / split tiles of 16 outputs each). The weights of the next item are
- * requested while the current one is finished, and those of the first before the predecessor kernel has ended (programmatic
- * dependent launch): the memory is never idle while norms and other short kernels run. */
+ * Blocks stay and take one item of work after the other (8 / split tiles of 16 outputs each). The weights of the next
+ * item are requested while the current one is finished, and those of the first before the predecessor kernel has ended
+ * (programmatic dependent launch): the memory is never idle while norms and other short kernels run. */
 #include <float.h>
 #include <math_constants.h>
 
@@ -21,18 +21,17 @@ static __host__ __device__ int split_of(int steps) { return steps >= 64 ? 8 : st
 
 /* What one warp has to do for one item: its slice of the steps of 16 outputs. */
 template <int COLUMNS> struct warp_item {
-    const bf16 *wa, *wb;         /* this lane's weights: outputs g and g + 8 of the tile */
-    const bf16 *x[COLUMNS];      /* this lane's row of x; NULL: absent */
+    const bf16 *wa, *wb;    /* this lane's weights: outputs g and g + 8 of the tile */
+    const bf16 *x[COLUMNS]; /* this lane's row of x; NULL: absent */
     int steps, slice, split;
 };
 
-template <int COLUMNS> struct partial_sums {
-    float value[WARPS][COLUMNS * 4][32];
-};
+template <int COLUMNS> struct partial_sums { float value[WARPS][COLUMNS * 4][32]; };
 
 /* Sum of the warps of tile `group` for accumulator register `reg` of lane `lane`. */
 template <int COLUMNS>
-static __device__ __forceinline__ float collect(const partial_sums<COLUMNS> &sums, int group, int split, int reg, int lane) {
+static __device__ __forceinline__ float collect(const partial_sums<COLUMNS> &sums, int group, int split, int reg,
+                                                int lane) {
     float sum = 0;
     for (int w = 0; w < split; w++) sum += sums.value[group * split + w][reg][lane];
     return sum;
@@ -60,8 +59,8 @@ static __device__ __forceinline__ void request(uint4 (&a)[DEPTH][2], const warp_
     }
 }
 
-/* WORK gives the items first, first + stride, ...: early(index): can be resolved before the predecessor has ended; prepare():
- * once after that, items() afterwards; resolve(index, item); finish(index, sums). */
+/* WORK gives the items first, first + stride, ...: early(index): can be resolved before the predecessor has ended;
+ * prepare(): once after that, items() afterwards; resolve(index, item); finish(index, sums). */
 template <int COLUMNS, int DEPTH, class WORK>
 static __device__ __forceinline__ void run_items(WORK &work, int first, int stride) {
     __shared__ partial_sums<COLUMNS> sums[2];
@@ -84,8 +83,10 @@ static __device__ __forceinline__ void run_items(WORK &work, int first, int stri
     for (;;) {
         int next_index = index + stride;
         bool more = next_index < items;
-        if (more) work.resolve(next_index, next);
-        else release_successor();
+        if (more)
+            work.resolve(next_index, next);
+        else
+            release_successor();
         float acc[COLUMNS][4] = {};
         for (int base = item.slice;;) {
             int following = base + DEPTH * item.split;
@@ -133,8 +134,8 @@ static __device__ __forceinline__ void run_items(WORK &work, int first, int stri
 
 /* Points an item at a tile of 16 outputs: rows o + g of the first half, o + g (+ 8) of the second. */
 template <int COLUMNS>
-static __device__ __forceinline__ void place(warp_item<COLUMNS> &item, const cuda_bf16 *first, const cuda_bf16 *second, int o,
-                                             int second_o, int outs, int steps) {
+static __device__ __forceinline__ void place(warp_item<COLUMNS> &item, const cuda_bf16 *first, const cuda_bf16 *second,
+                                             int o, int second_o, int outs, int steps) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     size_t ldw = (size_t)steps * CUDA_K_STEP;
     item.steps = steps;
@@ -151,7 +152,8 @@ template <int COLUMNS>
 static __device__ __forceinline__ void place_rows(warp_item<COLUMNS> &item, const cuda_bf16 *x, int ldx, int rows) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) item.x[c] = c * 8 + g < rows ? as_bf16(x) + (size_t)(c * 8 + g) * ldx + 8 * t : nullptr;
+    for (int c = 0; c < COLUMNS; c++)
+        item.x[c] = c * 8 + g < rows ? as_bf16(x) + (size_t)(c * 8 + g) * ldx + 8 * t : nullptr;
 }
 
 static __device__ __forceinline__ float soft_cap(float y, float cap) { return cap > 0 ? cap * tanhf(y / cap) : y; }
@@ -180,7 +182,8 @@ template <int COLUMNS> struct plain_work {
         return p;
     }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
-        int tile = index * per_item() + group_of_warp(steps), p = product_of(tile), o = (tile - list.first_tile[p]) * TILE;
+        int tile = index * per_item() + group_of_warp(steps), p = product_of(tile),
+            o = (tile - list.first_tile[p]) * TILE;
         place(item, list.product[p].w, list.product[p].w, o, o + 8, list.product[p].out, steps);
         place_rows(item, x, ldx, rows);
     }
@@ -188,7 +191,8 @@ template <int COLUMNS> struct plain_work {
         const int per_tile = COLUMNS * 128;
         int split = split_of(steps);
         for (int i = threadIdx.x; i < per_item() * per_tile; i += THREADS) {
-            int at = i / per_tile, reg = i % per_tile / 32, from = i & 31, tile = index * per_item() + at, p = product_of(tile);
+            int at = i / per_tile, reg = i % per_tile / 32, from = i & 31, tile = index * per_item() + at,
+                p = product_of(tile);
             int o = (tile - list.first_tile[p]) * TILE + (from >> 2) + (reg & 2) * 4;
             int row = reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
             if (o >= list.product[p].out || row >= rows) continue;
@@ -199,9 +203,8 @@ template <int COLUMNS> struct plain_work {
 };
 
 template <int COLUMNS, int DEPTH>
-static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void products_kernel(const __grid_constant__ product_list list,
-                                                                                             int steps, const cuda_bf16 *x, int ldx,
-                                                                                             int rows, float cap) {
+static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void products_kernel(
+    const __grid_constant__ product_list list, int steps, const cuda_bf16 *x, int ldx, int rows, float cap) {
     plain_work<COLUMNS> work = {list, x, steps, ldx, rows, cap};
     run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
@@ -211,8 +214,8 @@ static dim3 resident_blocks(const cuda_launch *l, int items) {
     return dim3(items < most ? items : most);
 }
 
-void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx, int rows,
-                   float cap) {
+void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
+                   int rows, float cap) {
     product_list list;
     int steps = ceil_div(in, CUDA_K_STEP), per_item = WARPS / split_of(steps);
     for (int first = 0; first < rows; first += CUDA_ROW_BLOCK) {
@@ -226,16 +229,20 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
         }
         const cuda_bf16 *rows_of_x = x + (size_t)first * ldx;
         dim3 blocks = resident_blocks(l, ceil_div(list.first_tile[n], per_item));
-        if (m <= 8) launch_kernel(l, products_kernel<1, 6>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
-        else if (m <= 16) launch_kernel(l, products_kernel<2, 4>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
-        else launch_kernel(l, products_kernel<3, 3>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
+        if (m <= 8)
+            launch_kernel(l, products_kernel<1, 6>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
+        else if (m <= 16)
+            launch_kernel(l, products_kernel<2, 4>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
+        else
+            launch_kernel(l, products_kernel<3, 3>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
         if (rows <= CUDA_DECODE_ROWS) return;
     }
 }
 
 /* -------------------------------------------------------------------------------------------------- feed forward
- * gate/up: a tile holds 8 gate rows (registers 0, 1) and the 8 up rows of the same outputs (registers 2, 3), so that the
- * activation is applied where the sums are made. The dense MLP's items come first: they do not wait for the router. */
+ * gate/up: a tile holds 8 gate rows (registers 0, 1) and the 8 up rows of the same outputs (registers 2, 3), so that
+ * the activation is applied where the sums are made. The dense MLP's items come first: they do not wait for the router.
+ */
 
 static __device__ __forceinline__ void store_bf16(cuda_bf16 *p, float v) { *as_bf16(p) = __float2bfloat16_rn(v); }
 
@@ -255,7 +262,9 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
     __device__ __forceinline__ void prepare() {
         if (GATE_UP && expert_items) read_route<THREADS>(table, route, rows);
     }
-    __device__ __forceinline__ int items() const { return dense_items + (expert_items ? table.count * expert_items : 0); }
+    __device__ __forceinline__ int items() const {
+        return dense_items + (expert_items ? table.count * expert_items : 0);
+    }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
         if (index < dense_items) {
             int o = (index * (WARPS / split_of(dense_steps)) + group_of_warp(dense_steps)) * tile_outputs();
@@ -273,8 +282,10 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
         int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, begin = table.begin[at], n = table.rows[at];
         size_t ldw = (size_t)expert_steps * CUDA_K_STEP;
         if (GATE_UP) {
-            const cuda_bf16 *matrix = f.experts_gate_up.data + (size_t)table.active[at] * 2 * f.expert_intermediate * ldw;
-            place(item, matrix, matrix + (size_t)f.expert_intermediate * ldw, o, o, f.expert_intermediate, expert_steps);
+            const cuda_bf16 *matrix =
+                f.experts_gate_up.data + (size_t)table.active[at] * 2 * f.expert_intermediate * ldw;
+            place(item, matrix, matrix + (size_t)f.expert_intermediate * ldw, o, o, f.expert_intermediate,
+                  expert_steps);
         } else {
             const cuda_bf16 *matrix = f.experts_down.data + (size_t)table.active[at] * f.down.out * ldw;
             place(item, matrix, matrix, o, o + 8, f.down.out, expert_steps);
@@ -285,13 +296,15 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
             if (c * 8 + g >= n) continue;
             int slot = begin + c * 8 + g;
             item.x[c] = (GATE_UP ? as_bf16(f.x_experts) + (size_t)table.slot_row[slot] * f.ldx
-                                 : as_bf16(f.act_experts) + (size_t)slot * f.experts_down.ld) + 8 * t;
+                                 : as_bf16(f.act_experts) + (size_t)slot * f.experts_down.ld) +
+                        8 * t;
         }
     }
     __device__ __forceinline__ void finish(int index, const partial_sums<COLUMNS> &sums) const {
         bool dense = index < dense_items;
         int steps = dense ? dense_steps : expert_steps, split = split_of(steps), per_item = WARPS / split;
-        int at = dense ? 0 : (index - dense_items) / expert_items, tile = dense ? index : (index - dense_items) % expert_items;
+        int at = dense ? 0 : (index - dense_items) / expert_items,
+            tile = dense ? index : (index - dense_items) % expert_items;
         int n = dense ? rows : table.rows[at], first = dense ? 0 : table.begin[at];
         int outs = !GATE_UP ? f.down.out : dense ? f.gate.out : f.expert_intermediate;
         const int per_tile = COLUMNS * (GATE_UP ? 64 : 128);
@@ -301,8 +314,10 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
                 int c = rest / 64, odd = rest / 32 & 1, row = c * 8 + (from & 3) * 2 + odd;
                 int o = (tile * per_item + group) * 8 + (from >> 2);
                 if (o >= outs || row >= n) continue;
-                float gate = collect(sums, group, split, c * 4 + odd, from), up = collect(sums, group, split, c * 4 + 2 + odd, from);
-                cuda_bf16 *act = dense ? f.act + (size_t)row * f.down.ld : f.act_experts + (size_t)(first + row) * f.experts_down.ld;
+                float gate = collect(sums, group, split, c * 4 + odd, from),
+                      up = collect(sums, group, split, c * 4 + 2 + odd, from);
+                cuda_bf16 *act =
+                    dense ? f.act + (size_t)row * f.down.ld : f.act_experts + (size_t)(first + row) * f.experts_down.ld;
                 store_bf16(act + o, (f.silu ? silu(gate) : gelu_tanh(gate)) * up);
             } else {
                 int reg = rest / 32, row = reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
@@ -316,9 +331,10 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
 };
 
 template <int COLUMNS, int DEPTH, bool GATE_UP>
-static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn_kernel(const __grid_constant__ cuda_feed_forward f,
-                                                                                        const __grid_constant__ cuda_route route,
-                                                                                        int dense_items, int expert_items, int rows) {
+static __global__
+__launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn_kernel(const __grid_constant__ cuda_feed_forward f,
+                                                                      const __grid_constant__ cuda_route route,
+                                                                      int dense_items, int expert_items, int rows) {
     __shared__ route_table table;
     int dense_steps = (GATE_UP ? f.gate.ld : f.down.ld) / CUDA_K_STEP;
     int expert_steps = GATE_UP ? dense_steps : f.experts_down.ld / CUDA_K_STEP;
@@ -326,7 +342,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn
     run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
 
-template <bool GATE_UP> static void run_ffn(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+template <bool GATE_UP>
+static void run_ffn(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
     cuda_route r = route ? *route : cuda_route{};
     int dense_steps = (GATE_UP ? f->gate.ld : f->down.ld) / CUDA_K_STEP, expert_steps = dense_steps;
     if (!GATE_UP) expert_steps = f->experts_down.ld / CUDA_K_STEP;
@@ -338,9 +355,12 @@ template <bool GATE_UP> static void run_ffn(const cuda_launch *l, const cuda_fee
         active = rows * r.rank < r.experts ? rows * r.rank : r.experts;
     }
     dim3 blocks = resident_blocks(l, dense_items + active * expert_items);
-    if (rows <= 8) launch_kernel(l, ffn_kernel<1, 6, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
-    else if (rows <= 16) launch_kernel(l, ffn_kernel<2, 4, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
-    else launch_kernel(l, ffn_kernel<3, 3, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
+    if (rows <= 8)
+        launch_kernel(l, ffn_kernel<1, 6, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
+    else if (rows <= 16)
+        launch_kernel(l, ffn_kernel<2, 4, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
+    else
+        launch_kernel(l, ffn_kernel<3, 3, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
 }
 
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
@@ -352,13 +372,14 @@ void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_rout
 }
 
 /* ------------------------------------------------------------------------------------------- the greedy choice
- * Behind the screen of head.cu: each block takes the outputs of its own tiles that some row may choose, sixteen at a time,
- * wherever they lie, and computes them for all rows. The steps and their order are those of the plain product, so are the bits. */
+ * Behind the screen of head.cu: each block takes the outputs of its own tiles that some row may choose, sixteen at a
+ * time, wherever they lie, and computes them for all rows. The steps and their order are those of the plain product, so
+ * are the bits. */
 
-/* What a row's largest logit must be at least for a logit to be equal or above it once both are capped, if the largest is at
- * least `lower`. The cap keeps the order, but rounding may make unequal logits equal: where tanh is flat (beyond 3.9 its slope
- * is below 1.7e-3), never when they are 1e-3 of the cap apart and the smaller one below 3.9: those differ by 1.3e-6, rounding by
- * 3e-7 of the cap. */
+/* What a row's largest logit must be at least for a logit to be equal or above it once both are capped, if the largest
+ * is at least `lower`. The cap keeps the order, but rounding may make unequal logits equal: where tanh is flat
+ * (beyond 3.9 its slope is below 1.7e-3), never when they are 1e-3 of the cap apart and the smaller one below 3.9:
+ * those differ by 1.3e-6, rounding by 3e-7 of the cap. */
 static __device__ __forceinline__ float least_chosen(float lower, float cap) {
     if (!(cap > 0)) return lower;
     if (lower < -4 * cap) return -CUDART_INF_F;
@@ -375,7 +396,7 @@ static __device__ __forceinline__ unsigned long long choice_key(float value, int
 static __device__ __forceinline__ int32_t chosen_id(unsigned long long key) {
     const unsigned infinity = 0xff800000u; /* and NaN above it; negative infinity is its complement */
     unsigned ascending = (unsigned)(key >> 32);
-    return ascending >= infinity || ascending <= ~infinity ? -1 : (int32_t)~(unsigned)key;
+    return ascending >= infinity || ascending <= ~infinity ? -1 : (int32_t) ~(unsigned)key;
 }
 
 template <int COLUMNS> struct choose_work {
@@ -420,8 +441,8 @@ template <int COLUMNS> struct choose_work {
 enum { BOUND_REQUESTS = 4 }; /* of four bounds each, by one thread */
 
 /* This thread's next bounds of `all` quarters of this block's tiles; the last one again behind the end. */
-static __device__ __forceinline__ void request_bounds(float4 (&bound)[BOUND_REQUESTS], const cuda_screen &screen, int per_tile, int all,
-                                                      int base) {
+static __device__ __forceinline__ void request_bounds(float4 (&bound)[BOUND_REQUESTS], const cuda_screen &screen,
+                                                      int per_tile, int all, int base) {
 #pragma unroll
     for (int v = 0; v < BOUND_REQUESTS; v++) {
         int i = min(base + v * THREADS, all - 1);
@@ -431,11 +452,11 @@ static __device__ __forceinline__ void request_bounds(float4 (&bound)[BOUND_REQU
 }
 
 template <int COLUMNS, int DEPTH>
-static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void choose_kernel(const __grid_constant__ cuda_matrix w,
-                                                                                           const __grid_constant__ cuda_screen screen,
-                                                                                           int screen_blocks, const cuda_bf16 *x,
-                                                                                           int rows, float cap, int32_t *choice) {
-    extern __shared__ unsigned wanted[]; /* by tile of this block: its outputs that some row may choose; then the list */
+static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void choose_kernel(
+    const __grid_constant__ cuda_matrix w, const __grid_constant__ cuda_screen screen, int screen_blocks,
+    const cuda_bf16 *x, int rows, float cap, int32_t *choice) {
+    extern __shared__ unsigned
+        wanted[]; /* by tile of this block: its outputs that some row may choose; then the list */
     __shared__ float least[CUDA_DECODE_ROWS];
     __shared__ unsigned long long best_of[WARPS][32];
     __shared__ int count;
@@ -451,7 +472,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void cho
     request_bounds(bound, screen, per_tile, all, threadIdx.x);
     for (int row = warp; row < rows; row += WARPS) {
         float lower = -CUDART_INF_F;
-        for (int b = lane; b < screen_blocks; b += 32) lower = fmaxf(lower, __ldcg(screen.lower + row * screen_blocks + b));
+        for (int b = lane; b < screen_blocks; b += 32)
+            lower = fmaxf(lower, __ldcg(screen.lower + row * screen_blocks + b));
 #pragma unroll
         for (int s = 16; s > 0; s >>= 1) lower = fmaxf(lower, __shfl_xor_sync(0xffffffffu, lower, s));
         if (lane == 0) least[row] = fmaxf(least_chosen(lower, cap), -FLT_MAX); /* what is excluded stays out */
@@ -503,19 +525,22 @@ int cuda_can_choose(int multiprocessors, int out) {
     return choose_shared_bytes(multiprocessors, out) <= MOST_SHARED_BYTES;
 }
 
-void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks, const cuda_bf16 *x, int rows,
-                 float cap, int32_t *choice) {
+void cuda_choose(const cuda_launch *l, const cuda_matrix *head, const cuda_screen *screen, int blocks,
+                 const cuda_bf16 *x, int rows, float cap, int32_t *choice) {
     dim3 grid = resident_blocks(l, ceil_div(head->out, CUDA_HEAD_TILE)), threads(THREADS);
     size_t shared = (size_t)choose_shared_bytes(l->multiprocessors, head->out);
-    if (rows <= 8) launch_kernel(l, choose_kernel<1, 6>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
-    else if (rows <= 16) launch_kernel(l, choose_kernel<2, 4>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
-    else launch_kernel(l, choose_kernel<3, 3>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+    if (rows <= 8)
+        launch_kernel(l, choose_kernel<1, 6>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+    else if (rows <= 16)
+        launch_kernel(l, choose_kernel<2, 4>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
+    else
+        launch_kernel(l, choose_kernel<3, 3>, grid, threads, shared, *head, *screen, blocks, x, rows, cap, choice);
 }
 
-/* An mma adds 16 exact products to an accumulator. Tensor cores align all addends to the largest, cut each behind at least 23
- * bits and normalise the sum, in one pass of 16 products or two of 8: at most 20 cuts, each below 2^-22 of the largest
- * addend, which is not above the sum of all |w_k x_k| of this warp (nor are the partial sums, but for a part in a thousand).
- * Sums over warps round once each. The sum of |w_k x_k| is at most |w| |x|. */
+/* An mma adds 16 exact products to an accumulator. Tensor cores align all addends to the largest, cut each behind at
+ * least 23 bits and normalise the sum, in one pass of 16 products or two of 8: at most 20 cuts, each below 2^-22 of the
+ * largest addend, which is not above the sum of all |w_k x_k| of this warp (nor are the partial sums, but for a part in
+ * a thousand). Sums over warps round once each. The sum of |w_k x_k| is at most |w| |x|. */
 float cuda_product_error(int in) {
     const float cut = 0x1p-22f, of_one = 20 * cut;
     int steps = ceil_div(in, CUDA_K_STEP), split = split_of(steps), chain = 2 * ceil_div(steps, split);

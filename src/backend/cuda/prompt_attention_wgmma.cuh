@@ -3,7 +3,7 @@
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_WGMMA_CUH
 #define KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_WGMMA_CUH
 
-#include "backend/cuda/prompt_attention.cuh"
+#include "backend/cuda/prompt_attention_state.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
 
 namespace prompt {

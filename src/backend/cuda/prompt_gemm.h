@@ -13,16 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/cuda/prompt_gemm_output.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum prompt_gemm_output {
-    PROMPT_GEMM_F32 = 0,   /* out float32 [m][ldo] = A W^T */
-    PROMPT_GEMM_BF16,      /* the same, rounded to bf16 */
-    PROMPT_GEMM_GELU_BF16, /* out bf16 = gelu_tanh(A W^T) * (A W_up^T) */
-    PROMPT_GEMM_SILU_BF16, /* out bf16 = silu(A W^T) * (A W_up^T) */
-} prompt_gemm_output;
 
 typedef struct prompt_gemm_args {
     const uint16_t *a; /* [m][lda] */
@@ -38,10 +33,11 @@ typedef struct prompt_gemm_args {
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
 
-/* Keys and values of evicted positions from the ring of their latents `codes` [capacity][2 * rank], rounded to bf16: what the
- * step covers of them, up to `positions`. Keys pass k_norm and RoPE (r->turns), values their stored scales. A programmatic launch
- * begins beside its predecessor, which must not write what is read here nor read what is written; `chained`: the next kernel in the
- * stream begins beside this one and waits for its end before it reads the results. Only where prompt_gemm_restores says so. */
+/* Keys and values of evicted positions from the ring of their latents `codes` [capacity][2 * rank], rounded to bf16:
+ * what the step covers of them, up to `positions`. Keys pass k_norm and RoPE (r->turns), values their stored scales. A
+ * programmatic launch begins beside its predecessor, which must not write what is read here nor read what is written;
+ * `chained`: the next kernel in the stream begins beside this one and waits for its end before it reads the results.
+ * Only where prompt_gemm_restores says so. */
 struct cuda_launch;
 struct cuda_restore;
 struct cuda_step;

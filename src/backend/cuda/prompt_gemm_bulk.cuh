@@ -6,7 +6,7 @@
 
 #include <cuda.h>
 
-#include "backend/cuda/prompt_gemm.cuh"
+#include "backend/cuda/prompt_gemm_tile.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
 
 namespace prompt {

@@ -12,10 +12,18 @@ cuda_restore cuda_restoration_of(const backend_model *m, int layer) {
     const cuda_weights *w = &m->weights;
     int type = (int)lc->type;
     return (cuda_restore){
-        .decoder_k = &w->decoder_k[layer], .decoder_v = &w->decoder_v[layer], .k_norm = w->layer[layer].k_norm,
-        .inverse_frequency = w->inverse_frequency[type], .pairs = m->config->rope[type].rotated_pairs,
-        .kv_heads = lc->kv_heads, .head_dim = lc->head_dim, .rank = m->options.f_theta->config.rank, .layer = layer,
-        .full = lc->type == GEMMA4_FULL, .eps = m->config->rms_eps, .turns = m->space.restore_turns[type].data,
+        .decoder_k = &w->decoder_k[layer],
+        .decoder_v = &w->decoder_v[layer],
+        .k_norm = w->layer[layer].k_norm,
+        .inverse_frequency = w->inverse_frequency[type],
+        .pairs = m->config->rope[type].rotated_pairs,
+        .kv_heads = lc->kv_heads,
+        .head_dim = lc->head_dim,
+        .rank = m->options.f_theta->config.rank,
+        .layer = layer,
+        .full = lc->type == GEMMA4_FULL,
+        .eps = m->config->rms_eps,
+        .turns = m->space.restore_turns[type].data,
     };
 }
 
@@ -42,14 +50,16 @@ static kakeya_status prepare_ring(backend_cache *c, size_t row, kakeya_error *er
         size_t pairs = (size_t)m->config->rope[type].rotated_pairs;
         switch (cuda_restoration_form(c, i)) {
         case RESTORE_PRODUCT:
-            status = model_grow(m, &w->restore_turns[type], capacity * pairs * sizeof(float2), "turns of evicted positions", error);
+            status = model_grow(m, &w->restore_turns[type], capacity * pairs * sizeof(float2),
+                                "turns of evicted positions", error);
             break;
         case RESTORE_PRODUCTS:
             status = model_grow(m, &w->raw_k, raw, "decoded latents", error);
             if (!status) status = model_grow(m, &w->raw_v, raw, "decoded latents", error);
             break;
         case RESTORE_ROWS:
-        case RESTORE_NONE: break;
+        case RESTORE_NONE:
+            break;
         }
     }
     return status;

@@ -1,8 +1,8 @@
 /* The drafter's context and the latents of f_theta, and what evicted positions get back from them.
  *
- * cuda_restore_rows decodes keys and values of evicted positions for one layer: raw = decoder * latent on tensor cores, then
- * k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone, not on the
- * step's rows. */
+ * cuda_restore_rows decodes keys and values of evicted positions for one layer: raw = decoder * latent on tensor cores,
+ * then k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone,
+ * not on the step's rows. */
 #include "backend/cuda/common.cuh"
 
 enum { RESTORE_THREADS = 128, POSITIONS = 64, DIMENSIONS = 64 };
@@ -14,8 +14,8 @@ static __device__ __forceinline__ size_t latent_row(const cuda_latent_view &late
 /* grid: tiles of 64 absolute positions, K/V heads, {K, V}. */
 static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const cuda_step *step_memory,
                                                                          const __grid_constant__ cuda_restore r,
-                                                                         const cuda_bf16 *decoder_k, const cuda_bf16 *decoder_v,
-                                                                         int ld) {
+                                                                         const cuda_bf16 *decoder_k,
+                                                                         const cuda_bf16 *decoder_v, int ld) {
     extern __shared__ float raw[]; /* [POSITIONS][head_dim + 1] */
     wait_for_predecessor();
     const cuda_step &step = *step_memory;
@@ -23,13 +23,15 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
     int begin = step.restored_begin[r.full], base = (begin / POSITIONS + (int)blockIdx.x) * POSITIONS;
     if (base >= step.restored_end) return;
     bool is_k = blockIdx.z == 0;
-    int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2,
+        t = lane & 3;
     const bf16 *rows[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int p = base + warp * 16 + g + i * 8;
         bool held = p >= begin && p < step.restored_end;
-        rows[i] = held ? as_bf16(latent.codes) + latent_row(latent, p) * 2 * r.rank + (is_k ? 0 : r.rank) + 8 * t : nullptr;
+        rows[i] =
+            held ? as_bf16(latent.codes) + latent_row(latent, p) * 2 * r.rank + (is_k ? 0 : r.rank) + 8 * t : nullptr;
     }
     const bf16 *decoder = as_bf16(is_k ? decoder_k : decoder_v) + (size_t)head * d * ld + 8 * t;
     for (int first = 0; first < d; first += DIMENSIONS) {
@@ -90,13 +92,14 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
 
 void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions) {
     size_t bytes = (size_t)POSITIONS * (r->head_dim + 1) * sizeof(float);
-    launch_kernel(l, restore_kernel, dim3(ceil_div(positions, POSITIONS) + 1, r->kv_heads, 2), dim3(RESTORE_THREADS), bytes, step,
-                  *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data, r->decoder_k->ld);
+    launch_kernel(l, restore_kernel, dim3(ceil_div(positions, POSITIONS) + 1, r->kv_heads, 2), dim3(RESTORE_THREADS),
+                  bytes, step, *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data,
+                  r->decoder_k->ld);
 }
 
 /* Norms and RoPE of raw keys, scales of raw values, from ring slots to positions: one warp per (slot, head, {K, V}). */
-static __global__ void finish_restored_kernel(const cuda_step *step, const __grid_constant__ cuda_restore r, const float *raw_k,
-                                              const float *raw_v) {
+static __global__ void finish_restored_kernel(const cuda_step *step, const __grid_constant__ cuda_restore r,
+                                              const float *raw_k, const float *raw_v) {
     extern __shared__ float buffers[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = r.head_dim, head = blockIdx.y * (blockDim.x >> 5) + warp;
     float *x = buffers + warp * d;
@@ -141,22 +144,24 @@ void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cud
                   (size_t)(warps * r->head_dim) * sizeof(float), step, *r, raw_k, raw_v);
 }
 
-static __global__ void restore_turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
-                                            float2 *turns) {
+static __global__ void restore_turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, int full,
+                                            int capacity, float2 *turns) {
     wait_for_predecessor();
     int begin = step->restored_begin[full], ahead = (int)blockIdx.x - begin % capacity;
     if (ahead < 0) ahead += capacity;
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
         float2 turn;
-        int pair = (j & ~31) | (j >> 1 & 3) << 3 | (j >> 3 & 3) << 1 | (j & 1); /* as prompt_gemm_restore.cuh orders columns */
+        int pair =
+            (j & ~31) | (j >> 1 & 3) << 3 | (j >> 3 & 3) << 1 | (j & 1); /* as prompt_gemm_restore.cuh orders columns */
         sincosf((float)(begin + ahead) * inverse_frequency[pair], &turn.y, &turn.x);
         turns[(size_t)blockIdx.x * pairs + j] = turn;
     }
 }
 
-void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, int full, int capacity,
-                        float2 *turns) {
-    launch_kernel(l, restore_turns_kernel, dim3(capacity), dim3(128), 0, step, inverse_frequency, pairs, full, capacity, turns);
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
+                        int full, int capacity, float2 *turns) {
+    launch_kernel(l, restore_turns_kernel, dim3(capacity), dim3(128), 0, step, inverse_frequency, pairs, full, capacity,
+                  turns);
 }
 
 cudaError_t cuda_restore_prepare(int head_dim) {
@@ -217,13 +222,13 @@ static __global__ void store_latents_kernel(const cuda_cache_view *cache, const 
     }
 }
 
-void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank, int position,
-                        int rows, cuda_bf16 *v_half, int ldv) {
+void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
+                        int position, int rows, cuda_bf16 *v_half, int ldv) {
     launch_kernel(l, store_latents_kernel, dim3(rows), dim3(256), 0, cache, latents, rank, position, v_half, ldv);
 }
 
-static __global__ void store_scales_kernel(const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
-                                           int head, float eps, int position) {
+static __global__ void store_scales_kernel(const cuda_cache_view *cache, const float *values, int kv_heads,
+                                           int head_dim, int head, float eps, int position) {
     wait_for_predecessor();
     int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const cuda_latent_view &latent = cache->latent;
@@ -239,7 +244,8 @@ static __global__ void store_scales_kernel(const cuda_cache_view *cache, const f
     }
 }
 
-void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads, int head_dim,
-                       int head, float eps, int position, int rows) {
-    launch_kernel(l, store_scales_kernel, dim3(rows), dim3(256), 0, cache, values, kv_heads, head_dim, head, eps, position);
+void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
+                       int head_dim, int head, float eps, int position, int rows) {
+    launch_kernel(l, store_scales_kernel, dim3(rows), dim3(256), 0, cache, values, kv_heads, head_dim, head, eps,
+                  position);
 }

@@ -1,5 +1,5 @@
-/* The choice of experts and the grouping of rows by expert in decode steps. A row's choice depends on that row alone; the
- * grouping is stable (experts ascending, rows ascending inside). */
+/* The choice of experts and the grouping of rows by expert in decode steps. A row's choice depends on that row alone;
+ * the grouping is stable (experts ascending, rows ascending inside). */
 #ifndef KAKEYA_BACKEND_CUDA_ROUTE_CUH
 #define KAKEYA_BACKEND_CUDA_ROUTE_CUH
 
@@ -18,7 +18,8 @@ static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
 }
 
 /* Weight of the r-th chosen expert: softmax over the chosen logits, times the expert's scale. */
-static __device__ __forceinline__ float route_weight(const float *value, const int *chosen, int rank, int r, const float *expert_scale) {
+static __device__ __forceinline__ float route_weight(const float *value, const int *chosen, int rank, int r,
+                                                     const float *expert_scale) {
     float scale = expert_scale[chosen[r]], sum = 0;
     for (int i = 0; i < rank; i++) sum += expf(value[i] - value[0]);
     return expf(value[r] - value[0]) / sum * scale;
@@ -74,11 +75,12 @@ static __device__ void choose_experts(const float *logits, int experts, int rank
 }
 
 /* A whole block of THREADS: the route of `rows` rows from their logits. Every slot finds its place by counting. */
-template <int THREADS> static __device__ void make_route(route_scratch &m, const cuda_route &route, const float *expert_scale, int rows) {
+template <int THREADS>
+static __device__ void make_route(route_scratch &m, const cuda_route &route, const float *expert_scale, int rows) {
     int slots = rows * route.rank;
     for (int row = threadIdx.x >> 5; row < rows; row += THREADS / 32)
-        choose_experts(route.logits + (size_t)row * route.experts, route.experts, route.rank, m.chosen + row * route.rank,
-                       m.value + row * route.rank);
+        choose_experts(route.logits + (size_t)row * route.experts, route.experts, route.rank,
+                       m.chosen + row * route.rank, m.value + row * route.rank);
     __syncthreads();
     for (int s = threadIdx.x; s < slots; s += THREADS) {
         bool first = true;

@@ -1,11 +1,18 @@
-/* The router of the mixture of experts for prompts, in float32: logits, the choice of experts, and the grouping of rows by
- * expert. A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending inside). */
+/* The router of the mixture of experts for prompts, in float32: logits, the choice of experts, and the grouping of rows
+ * by expert. A row's choice depends on that row alone; the grouping is stable (experts ascending, rows ascending
+ * inside). */
 #include "backend/cuda/route.cuh"
 
-enum { ROUTER_WARPS = 8, BLOCK_ROWS = 32, WARP_EXPERTS = 32, BLOCK_EXPERTS = ROUTER_WARPS / 2 * WARP_EXPERTS, GROUP_THREADS = 1024 };
+enum {
+    ROUTER_WARPS = 8,
+    BLOCK_ROWS = 32,
+    WARP_EXPERTS = 32,
+    BLOCK_EXPERTS = ROUTER_WARPS / 2 * WARP_EXPERTS,
+    GROUP_THREADS = 1024
+};
 
-/* The experts of a row by counting: an expert's rank is the number of experts before it (larger logit, or equal and lower
- * id). One thread per (row, expert). Leaves logits of the chosen in `value` and ids in `chosen`, by rank. */
+/* The experts of a row by counting: an expert's rank is the number of experts before it (larger logit, or equal and
+ * lower id). One thread per (row, expert). Leaves logits of the chosen in `value` and ids in `chosen`, by rank. */
 static __device__ void choose_by_rank(const float *logits, int experts, int rank, int e, int *chosen, float *value) {
     float mine = logits[e];
     int before = 0, j = 0;
@@ -50,14 +57,17 @@ static __device__ __forceinline__ split_values split_row(const float *x, bool in
     return s;
 }
 
-/* Logits of BLOCK_ROWS rows and BLOCK_EXPERTS experts: a warp takes 16 rows and WARP_EXPERTS experts. The float32 rows enter
- * the tensor cores as sums of three bf16, so nothing of them is lost. As in products.cu, k is only a label. */
-static __global__ __launch_bounds__(ROUTER_WARPS * 32) void router_kernel(const __grid_constant__ cuda_route route,
-                                                                          const __grid_constant__ cuda_router_weights router,
-                                                                          const float *x, int hidden, int rows) {
+/* Logits of BLOCK_ROWS rows and BLOCK_EXPERTS experts: a warp takes 16 rows and WARP_EXPERTS experts. The float32 rows
+ * enter the tensor cores as sums of three bf16, so nothing of them is lost. As in products.cu, k is only a label. */
+static __global__ __launch_bounds__(ROUTER_WARPS *
+                                    32) void router_kernel(const __grid_constant__ cuda_route route,
+                                                           const __grid_constant__ cuda_router_weights router,
+                                                           const float *x, int hidden, int rows) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int row = blockIdx.x * BLOCK_ROWS + warp % 2 * 16 + g, expert = blockIdx.y * BLOCK_EXPERTS + warp / 2 * WARP_EXPERTS;
-    const float *low = x + (size_t)min(row, rows - 1) * hidden + 8 * t, *high = x + (size_t)min(row + 8, rows - 1) * hidden + 8 * t;
+    int row = blockIdx.x * BLOCK_ROWS + warp % 2 * 16 + g,
+        expert = blockIdx.y * BLOCK_EXPERTS + warp / 2 * WARP_EXPERTS;
+    const float *low = x + (size_t)min(row, rows - 1) * hidden + 8 * t,
+                *high = x + (size_t)min(row + 8, rows - 1) * hidden + 8 * t;
     const bf16 *w[WARP_EXPERTS / 8];
 #pragma unroll
     for (int n = 0; n < WARP_EXPERTS / 8; n++)
@@ -75,8 +85,10 @@ static __global__ __launch_bounds__(ROUTER_WARPS * 32) void router_kernel(const 
         for (int part = 0; part < 3; part++) {
 #pragma unroll
             for (int n = 0; n < WARP_EXPERTS / 8; n++) {
-                mma_bf16(acc[n], a.part[part][0], b.part[part][0], a.part[part][1], b.part[part][1], weights[n].x, weights[n].y);
-                mma_bf16(acc[n], a.part[part][2], b.part[part][2], a.part[part][3], b.part[part][3], weights[n].z, weights[n].w);
+                mma_bf16(acc[n], a.part[part][0], b.part[part][0], a.part[part][1], b.part[part][1], weights[n].x,
+                         weights[n].y);
+                mma_bf16(acc[n], a.part[part][2], b.part[part][2], a.part[part][3], b.part[part][3], weights[n].z,
+                         weights[n].w);
             }
         }
     }
@@ -99,7 +111,8 @@ static __global__ void choose_kernel(const __grid_constant__ cuda_route route, c
         chosen[threadIdx.x] = threadIdx.x;
         value[threadIdx.x] = 0;
     }
-    for (int e = threadIdx.x; e < route.experts; e += blockDim.x) logits[e] = route.logits[(size_t)blockIdx.x * route.experts + e];
+    for (int e = threadIdx.x; e < route.experts; e += blockDim.x)
+        logits[e] = route.logits[(size_t)blockIdx.x * route.experts + e];
     __syncthreads();
     for (int e = threadIdx.x; e < route.experts; e += blockDim.x)
         choose_by_rank(logits, route.experts, route.rank, e, chosen, value);
@@ -112,12 +125,14 @@ static __global__ void choose_kernel(const __grid_constant__ cuda_route route, c
 }
 
 /* Stable counting sort of the (row, rank) pairs of a prompt by expert: one block counts, one warp per expert places. */
-static __global__ __launch_bounds__(GROUP_THREADS) void count_kernel(const __grid_constant__ cuda_route route, int slots) {
+static __global__ __launch_bounds__(GROUP_THREADS) void count_kernel(const __grid_constant__ cuda_route route,
+                                                                     int slots) {
     __shared__ int count[CUDA_ROUTE_MAX_EXPERTS + 1];
     wait_for_predecessor();
     for (int e = threadIdx.x; e <= route.experts; e += GROUP_THREADS) count[e] = 0;
     __syncthreads();
-    for (int s = threadIdx.x; s < slots; s += GROUP_THREADS) atomicAdd(&count[route.expert[s] + 1], 1); /* sums of integers */
+    for (int s = threadIdx.x; s < slots; s += GROUP_THREADS)
+        atomicAdd(&count[route.expert[s] + 1], 1); /* sums of integers */
     __syncthreads();
     if (threadIdx.x == 0) {
         for (int e = 0; e < route.experts; e++) count[e + 1] += count[e];
@@ -126,7 +141,8 @@ static __global__ __launch_bounds__(GROUP_THREADS) void count_kernel(const __gri
     for (int e = threadIdx.x; e <= route.experts; e += GROUP_THREADS) route.begin[e] = count[e];
 }
 
-static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __grid_constant__ cuda_route route, int slots) {
+static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __grid_constant__ cuda_route route,
+                                                                     int slots) {
     __shared__ int hits_of[GROUP_THREADS / 32];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, expert = blockIdx.x;
     wait_for_predecessor();
@@ -152,7 +168,8 @@ static __global__ __launch_bounds__(GROUP_THREADS) void place_kernel(const __gri
     }
 }
 
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x, int hidden, int rows) {
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
+                 int hidden, int rows) {
     dim3 grid(ceil_div(rows, BLOCK_ROWS), ceil_div(route->experts, BLOCK_EXPERTS));
     launch_kernel(l, router_kernel, grid, dim3(ROUTER_WARPS * 32), 0, *route, *w, x, hidden, rows);
     launch_kernel(l, choose_kernel, dim3(rows), dim3(128), 0, *route, w->expert_scale);

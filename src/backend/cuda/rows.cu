@@ -1,5 +1,5 @@
-/* Work on whole rows between the matrix products: embeddings, norms and residual sums, per-layer embeddings, the copies of
- * aux hidden states, and the argmax of logits. One block per row; a row's result depends on that row alone. */
+/* Work on whole rows between the matrix products: embeddings, norms and residual sums, per-layer embeddings, the copies
+ * of aux hidden states, and the argmax of logits. One block per row; a row's result depends on that row alone. */
 #include "backend/cuda/route.cuh"
 
 enum { ROW_THREADS = 512 };
@@ -14,7 +14,8 @@ static __device__ float square_sum(const float *row, int n, float *shared) {
 }
 
 /* x = bf16(norm(row) * w); normed: the same in float32, where wanted. w NULL: no norm, x = bf16(row). */
-static __device__ void write_normed(const float *row, const float *w, float eps, int n, bf16 *x, float *normed, float *shared) {
+static __device__ void write_normed(const float *row, const float *w, float eps, int n, bf16 *x, float *normed,
+                                    float *shared) {
     float scale = w ? rms_scale(square_sum(row, n, shared), n, eps) : 1.0f;
     for (int i = threadIdx.x; i < n; i += ROW_THREADS) {
         float v = w ? row[i] * scale * w[i] : row[i];
@@ -23,9 +24,10 @@ static __device__ void write_normed(const float *row, const float *w, float eps,
     }
 }
 
-static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf16 *table, int ld, const int32_t *tokens,
-                                                                   float scale, float *h, const float *norm, float eps,
-                                                                   cuda_bf16 *x, int ldx, int hidden) {
+static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf16 *table, int ld,
+                                                                   const int32_t *tokens, float scale, float *h,
+                                                                   const float *norm, float eps, cuda_bf16 *x, int ldx,
+                                                                   int hidden) {
     extern __shared__ float row[];
     __shared__ float shared[ROW_THREADS / 32];
     release_successor();
@@ -38,20 +40,18 @@ static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf
 
 void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
-    launch_kernel(l, embed_kernel, dim3(rows), dim3(ROW_THREADS), hidden * sizeof(float), table, ld, tokens, scale, h, norm,
-                  eps, x, ldx, hidden);
+    launch_kernel(l, embed_kernel, dim3(rows), dim3(ROW_THREADS), hidden * sizeof(float), table, ld, tokens, scale, h,
+                  norm, eps, x, ldx, hidden);
 }
 
-/* The two kernels below lie on the critical path of every layer with one block per row, so they are bound by latency: every
- * thread owns its elements (four neighbours at a time) in registers, everything is requested before the first reduction, and
- * what does not depend on the predecessor before it has ended. */
+/* The two kernels below lie on the critical path of every layer with one block per row, so they are bound by latency:
+ * every thread owns its elements (four neighbours at a time) in registers, everything is requested before the first
+ * reduction, and what does not depend on the predecessor before it has ended. */
 
 enum { WIDE_THREADS = 1024 };
 
 /* Elements [4 (threadIdx + v * WIDE_THREADS), + 4) of a row; zero behind its end. */
-template <int V> struct row_part {
-    float4 part[V];
-};
+template <int V> struct row_part { float4 part[V]; };
 
 template <int V> static __device__ __forceinline__ row_part<V> load_part(const float *row, int n) {
     row_part<V> r;
@@ -63,9 +63,15 @@ template <int V> static __device__ __forceinline__ row_part<V> load_part(const f
     return r;
 }
 
-static __device__ __forceinline__ float4 operator*(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-static __device__ __forceinline__ float4 operator*(float4 a, float b) { return make_float4(a.x * b, a.y * b, a.z * b, a.w * b); }
-static __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+static __device__ __forceinline__ float4 operator*(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+static __device__ __forceinline__ float4 operator*(float4 a, float b) {
+    return make_float4(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+static __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
 
 static __device__ __forceinline__ float4 load_inside(const float *row, int i, int n) {
     return i < n ? __ldcg(reinterpret_cast<const float4 *>(row + i)) : make_float4(0, 0, 0, 0);
@@ -98,9 +104,14 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
     *reinterpret_cast<uint2 *>(row + i) = packed;
 }
 
-/* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one warp
- * each; the first block of a row writes it, and the last of all blocks chooses and groups. Without: one block per row. */
-enum { ROUTED_WARPS = 8, ROUTED_THREADS = ROUTED_WARPS * 32, EXPERT_AHEAD = 12 /* loads of an expert's weights ahead */ };
+/* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one
+ * warp each; the first block of a row writes it, and the last of all blocks chooses and groups. Without: one block per
+ * row. */
+enum {
+    ROUTED_WARPS = 8,
+    ROUTED_THREADS = ROUTED_WARPS * 32,
+    EXPERT_AHEAD = 12 /* loads of an expert's weights ahead */
+};
 
 struct routed_memory {
     float sums[2][ROUTED_WARPS];
@@ -121,8 +132,9 @@ static __device__ __forceinline__ float routed_sum(float v, float *shared) {
 
 /* V: float4s of a row per thread. */
 template <int V>
-static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_constant__ cuda_after_attention a,
-                                                                                const __grid_constant__ cuda_route route) {
+static __global__
+__launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_constant__ cuda_after_attention a,
+                                                              const __grid_constant__ cuda_route route) {
     extern __shared__ __align__(16) float x_router[]; /* [hidden], with a router */
     __shared__ routed_memory m;
     int n = a.hidden, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, expert = blockIdx.x * ROUTED_WARPS + warp;
@@ -148,7 +160,8 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
         experts[v] = load_inside(a.pre_ffn_norm_2, i, n);
         router[v] = load_inside(a.router_scale, i, n);
     }
-    for (int i = threadIdx.x; a.router.w && i < route.experts; i += ROUTED_THREADS) m.expert_scale[i] = a.router.expert_scale[i];
+    for (int i = threadIdx.x; a.router.w && i < route.experts; i += ROUTED_THREADS)
+        m.expert_scale[i] = a.router.expert_scale[i];
     release_successor();
     wait_for_predecessor();
     float sum = 0;
@@ -182,8 +195,10 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
         }
         if (!a.x_experts) continue;
         float4 routed = normed * router[v] * constant;
-        if (a.router.w) *reinterpret_cast<float4 *>(x_router + i) = routed;
-        else *reinterpret_cast<float4 *>(a.x_router + at + i) = routed;
+        if (a.router.w)
+            *reinterpret_cast<float4 *>(x_router + i) = routed;
+        else
+            *reinterpret_cast<float4 *>(a.x_router + at + i) = routed;
     }
     if (!a.router.w) return;
     __syncthreads();
@@ -210,15 +225,20 @@ static __global__ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(
 }
 
 template <int V>
-static void launch_after_attention(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+static void launch_after_attention(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route,
+                                   int rows) {
     dim3 grid(a->router.w ? ceil_div(route->experts, ROUTED_WARPS) : 1, rows);
-    launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), a->router.w ? a->hidden * sizeof(float) : 0, *a, *route);
+    launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), a->router.w ? a->hidden * sizeof(float) : 0,
+                  *a, *route);
 }
 
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
-    if (a->hidden <= 3 * 4 * ROUTED_THREADS) launch_after_attention<3>(l, a, route, rows);
-    else if (a->hidden <= 6 * 4 * ROUTED_THREADS) launch_after_attention<6>(l, a, route, rows);
-    else launch_after_attention<8>(l, a, route, rows);
+    if (a->hidden <= 3 * 4 * ROUTED_THREADS)
+        launch_after_attention<3>(l, a, route, rows);
+    else if (a->hidden <= 6 * 4 * ROUTED_THREADS)
+        launch_after_attention<6>(l, a, route, rows);
+    else
+        launch_after_attention<8>(l, a, route, rows);
 }
 
 template <int V>
@@ -266,7 +286,8 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
         float scale_dense = rms_scale(sums.x, n, a.eps), scale_experts = rms_scale(sums.y, n, a.eps);
 #pragma unroll
         for (int v = 0; v < V; v++)
-            branch.part[v] = branch.part[v] * scale_dense * norm_dense.part[v] + mixed.part[v] * scale_experts * norm_experts.part[v];
+            branch.part[v] = branch.part[v] * scale_dense * norm_dense.part[v] +
+                             mixed.part[v] * scale_experts * norm_experts.part[v];
     }
     float scale = rms_scale(wide_sum(part_square_sum(branch), 0, shared, 1).x, n, a.eps);
 #pragma unroll
@@ -287,14 +308,17 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
 
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows) {
     cuda_route r = route ? *route : cuda_route{};
-    if (a->hidden <= 4 * WIDE_THREADS) launch_kernel(l, after_ffn_kernel<1>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
-    else launch_kernel(l, after_ffn_kernel<2>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
+    if (a->hidden <= 4 * WIDE_THREADS)
+        launch_kernel(l, after_ffn_kernel<1>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
+    else
+        launch_kernel(l, after_ffn_kernel<2>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
 }
 
 template <int V>
-static __global__ __launch_bounds__(WIDE_THREADS) void add_norm_kernel(const float *branch_rows, const float *w, float scalar,
-                                                                       float *h_rows, const float *next_norm, float eps,
-                                                                       cuda_bf16 *x, int ldx, float *normed_rows, int n) {
+static __global__ __launch_bounds__(WIDE_THREADS) void add_norm_kernel(const float *branch_rows, const float *w,
+                                                                       float scalar, float *h_rows,
+                                                                       const float *next_norm, float eps, cuda_bf16 *x,
+                                                                       int ldx, float *normed_rows, int n) {
     __shared__ float2 shared[2][WIDE_THREADS / 32];
     row_part<V> next = load_part<V>(next_norm, n), norm = {};
     if (w) norm = load_part<V>(w, n);
@@ -305,7 +329,8 @@ static __global__ __launch_bounds__(WIDE_THREADS) void add_norm_kernel(const flo
     row_part<V> branch = load_part<V>(branch_rows + (size_t)blockIdx.x * n, n);
     float scale = w ? rms_scale(wide_sum(part_square_sum(branch), 0, shared, 0).x, n, eps) : 1.0f;
 #pragma unroll
-    for (int v = 0; v < V; v++) h.part[v] = (h.part[v] + (w ? branch.part[v] * scale * norm.part[v] : branch.part[v])) * scalar;
+    for (int v = 0; v < V; v++)
+        h.part[v] = (h.part[v] + (w ? branch.part[v] * scale * norm.part[v] : branch.part[v])) * scalar;
     scale = rms_scale(wide_sum(part_square_sum(h), 0, shared, 1).x, n, eps);
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -321,7 +346,8 @@ static __global__ __launch_bounds__(WIDE_THREADS) void add_norm_kernel(const flo
 void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
                    float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows) {
     auto kernel = hidden <= 4 * WIDE_THREADS ? add_norm_kernel<1> : add_norm_kernel<2>;
-    launch_kernel(l, kernel, dim3(rows), dim3(WIDE_THREADS), 0, branch, w, scalar, h, next, eps, x, ldx, normed, hidden);
+    launch_kernel(l, kernel, dim3(rows), dim3(WIDE_THREADS), 0, branch, w, scalar, h, next, eps, x, ldx, normed,
+                  hidden);
 }
 
 static __global__ __launch_bounds__(ROW_THREADS) void norm_kernel(const float *y, int ldy, const float *w, float eps,
@@ -332,8 +358,8 @@ static __global__ __launch_bounds__(ROW_THREADS) void norm_kernel(const float *y
     write_normed(y + (size_t)blockIdx.x * ldy, w, eps, n, as_bf16(x) + (size_t)blockIdx.x * ldx, nullptr, shared);
 }
 
-void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx, int n,
-                    int rows) {
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
+                    int n, int rows) {
     launch_kernel(l, norm_kernel, dim3(rows), dim3(ROW_THREADS), 0, y, ldy, w, eps, x, ldx, n);
 }
 
@@ -344,8 +370,8 @@ void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x
 /* -------------------------------------------------------------------------------------------- per-layer embeddings */
 
 static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *ple, const cuda_bf16 *table, int ld,
-                                                                        const int32_t *tokens, const float *norm, float eps,
-                                                                        int layers, int width, int hidden) {
+                                                                        const int32_t *tokens, const float *norm,
+                                                                        float eps, int layers, int width, int hidden) {
     __shared__ float shared[ROW_THREADS / 32];
     release_successor();
     wait_for_predecessor();
@@ -366,16 +392,17 @@ static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *p
 
 void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
                      const float *norm, float eps, int layers, int width, int hidden, int rows) {
-    launch_kernel(l, ple_inputs_kernel, dim3(rows, layers), dim3(ROW_THREADS), 0, ple, table, ld, tokens, norm, eps, layers,
-                  width, hidden);
+    launch_kernel(l, ple_inputs_kernel, dim3(rows, layers), dim3(ROW_THREADS), 0, ple, table, ld, tokens, norm, eps,
+                  layers, width, hidden);
 }
 
-static __global__ void ple_gate_kernel(const float *gate, const float *ple, int layer, int layers, int width, cuda_bf16 *x,
-                                       int ldx) {
+static __global__ void ple_gate_kernel(const float *gate, const float *ple, int layer, int layers, int width,
+                                       cuda_bf16 *x, int ldx) {
     release_successor();
     wait_for_predecessor();
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        float v = gelu_tanh(gate[(size_t)blockIdx.x * width + i]) * ple[((size_t)blockIdx.x * layers + layer) * width + i];
+        float v =
+            gelu_tanh(gate[(size_t)blockIdx.x * width + i]) * ple[((size_t)blockIdx.x * layers + layer) * width + i];
         as_bf16(x)[(size_t)blockIdx.x * ldx + i] = __float2bfloat16_rn(v);
     }
 }
@@ -387,10 +414,12 @@ void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, in
 
 /* ----------------------------------------------------------------------------------------------------- aux states */
 
-static __global__ void copy_aux_kernel(const cuda_step *step, const float *h, float *aux, int width, int column, int hidden) {
+static __global__ void copy_aux_kernel(const cuda_step *step, const float *h, float *aux, int width, int column,
+                                       int hidden) {
     release_successor();
     wait_for_predecessor();
-    float *to = aux ? aux + (size_t)blockIdx.x * width : step->cache->aux + (size_t)(step->aux_row + (int)blockIdx.x) * width;
+    float *to =
+        aux ? aux + (size_t)blockIdx.x * width : step->cache->aux + (size_t)(step->aux_row + (int)blockIdx.x) * width;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[column + i] = h[(size_t)blockIdx.x * hidden + i];
 }
 
@@ -427,8 +456,9 @@ static __device__ best_logit block_best(best_logit best, best_logit *shared) {
     return best;
 }
 
-static __global__ void argmax_parts_kernel(const float *logits, int vocab, const __grid_constant__ cuda_excluded excluded,
-                                           float *values, int *indices) {
+static __global__ void argmax_parts_kernel(const float *logits, int vocab,
+                                           const __grid_constant__ cuda_excluded excluded, float *values,
+                                           int *indices) {
     __shared__ best_logit shared[32];
     release_successor();
     wait_for_predecessor();
@@ -439,7 +469,8 @@ static __global__ void argmax_parts_kernel(const float *logits, int vocab, const
     for (int base = begin + threadIdx.x; base < end; base += 4 * blockDim.x) {
         float value[4]; /* four requests at a time */
 #pragma unroll
-        for (int v = 0; v < 4; v++) value[v] = base + v * (int)blockDim.x < end ? __ldcg(row + base + v * blockDim.x) : 0;
+        for (int v = 0; v < 4; v++)
+            value[v] = base + v * (int)blockDim.x < end ? __ldcg(row + base + v * blockDim.x) : 0;
 #pragma unroll
         for (int v = 0; v < 4; v++) {
             int i = base + v * (int)blockDim.x;
@@ -468,17 +499,18 @@ static __global__ void argmax_merge_kernel(const float *values, const int *indic
     if (threadIdx.x == 0) out[blockIdx.x] = best.value != best.value || isinf(best.value) ? -1 : best.index;
 }
 
-void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows, float *partial_value,
-                 int *partial_index, int32_t *out) {
-    launch_kernel(l, argmax_parts_kernel, dim3(CUDA_ARGMAX_PARTS, rows), dim3(512), 0, logits, vocab, *excluded, partial_value,
-                  partial_index);
+void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows,
+                 float *partial_value, int *partial_index, int32_t *out) {
+    launch_kernel(l, argmax_parts_kernel, dim3(CUDA_ARGMAX_PARTS, rows), dim3(512), 0, logits, vocab, *excluded,
+                  partial_value, partial_index);
     launch_kernel(l, argmax_merge_kernel, dim3(rows), dim3(CUDA_ARGMAX_PARTS), 0, (const float *)partial_value,
                   (const int *)partial_index, out);
 }
 
 /* ------------------------------------------------------------------------------------------------------ utilities */
 
-static __global__ void rope_tables_kernel(const float *inverse_frequency, int pairs, int begin, float *cosine, float *sine) {
+static __global__ void rope_tables_kernel(const float *inverse_frequency, int pairs, int begin, float *cosine,
+                                          float *sine) {
     int position = begin + blockIdx.x;
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
         size_t at = (size_t)position * pairs + j;
@@ -486,10 +518,11 @@ static __global__ void rope_tables_kernel(const float *inverse_frequency, int pa
     }
 }
 
-void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end, float *cosine,
-                      float *sine) {
+void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
+                      float *cosine, float *sine) {
     cuda_launch plain = {l->stream, l->multiprocessors, 0};
-    launch_kernel(&plain, rope_tables_kernel, dim3(end - begin), dim3(128), 0, inverse_frequency, pairs, begin, cosine, sine);
+    launch_kernel(&plain, rope_tables_kernel, dim3(end - begin), dim3(128), 0, inverse_frequency, pairs, begin, cosine,
+                  sine);
 }
 
 static __global__ void fill_random_kernel(cuda_bf16 *data, size_t n, float half_range, uint64_t seed) {

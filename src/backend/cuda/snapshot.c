@@ -1,12 +1,10 @@
-/* The committed state of a cache as bytes: the CPU backend's format (src/backend/cpu/snapshot.c), byte for byte, so that
- * snapshots move between backends.
+/* The committed state of a cache as bytes: the CPU backend's format (src/backend/cpu/snapshot.c), byte for byte, so
+ * that snapshots move between backends.
  *
- *   header   magic, version, shape and policy (refused when they differ), length, draft_length, draft_from, decoding, ...
- *   runs     [n_runs] begin, end
- *   layers   per layer with a store: first position held, then rows [first, length): V row, K row (if kept); sink rows
- *   latents  rows: code, scales
- *   drafter  per layer rows: K row, V row
- *   backlog  aux rows of positions [draft_length, length)
+ *   header   magic, version, shape and policy (refused when they differ), length, draft_length, draft_from, decoding,
+ * ... runs     [n_runs] begin, end layers   per layer with a store: first position held, then rows [first, length): V
+ * row, K row (if kept); sink rows latents  rows: code, scales drafter  per layer rows: K row, V row backlog  aux rows
+ * of positions [draft_length, length)
  *
  * Rows of two stores alternate in the snapshot; strided copies of whole runs take them there and back. */
 #include "backend/cuda/snapshot.h"
@@ -37,18 +35,23 @@ static bool has_room(snapshot_cursor *s, size_t bytes) {
 
 static void transfer_host(snapshot_cursor *s, void *data, size_t bytes) {
     if (!has_room(s, bytes)) return;
-    if (s->read) memcpy(data, s->read + s->at, bytes);
-    else if (s->write) memcpy(s->write + s->at, data, bytes);
+    if (s->read)
+        memcpy(data, s->read + s->at, bytes);
+    else if (s->write)
+        memcpy(s->write + s->at, data, bytes);
     s->at += bytes;
 }
 
-/* `count` records of one row each; `stride` bytes from record to record in the snapshot. Leaves the cursor where it is. */
+/* `count` records of one row each; `stride` bytes from record to record in the snapshot. Leaves the cursor where it is.
+ */
 static void transfer_run(snapshot_cursor *s, size_t offset, size_t stride, void *device, size_t row, size_t count) {
     if (!count || !row || s->failed || s->status != cudaSuccess) return;
     if (s->read)
-        s->status = cudaMemcpy2DAsync(device, row, s->read + s->at + offset, stride, row, count, cudaMemcpyHostToDevice, s->stream);
+        s->status = cudaMemcpy2DAsync(device, row, s->read + s->at + offset, stride, row, count, cudaMemcpyHostToDevice,
+                                      s->stream);
     else if (s->write)
-        s->status = cudaMemcpy2DAsync(s->write + s->at + offset, stride, device, row, row, count, cudaMemcpyDeviceToHost, s->stream);
+        s->status = cudaMemcpy2DAsync(s->write + s->at + offset, stride, device, row, row, count,
+                                      cudaMemcpyDeviceToHost, s->stream);
 }
 
 /* A store on the device: [capacity or more][row bytes]. */
@@ -98,17 +101,33 @@ static void fill_header(const backend_cache *c, int32_t *f) {
     const backend_model *m = c->model;
     const backend_cache_options *o = &c->options;
     const int32_t values[SNAPSHOT_FIELDS] = {
-        (int32_t)snapshot_magic, SNAPSHOT_VERSION, m->config->layers, m->config->hidden, m->config->sliding_window,
-        m->config->vocab, (int32_t)o->attention, (int32_t)o->restore_layers, o->sink, o->window, o->draft_window,
-        (int32_t)o->kv_format, o->keep_draft_context ? m->options.drafter->config.layers : 0, c->length, c->draft_length,
-        c->draft_from, c->decoding, c->n_runs, 0,
+        (int32_t)snapshot_magic,
+        SNAPSHOT_VERSION,
+        m->config->layers,
+        m->config->hidden,
+        m->config->sliding_window,
+        m->config->vocab,
+        (int32_t)o->attention,
+        (int32_t)o->restore_layers,
+        o->sink,
+        o->window,
+        o->draft_window,
+        (int32_t)o->kv_format,
+        o->keep_draft_context ? m->options.drafter->config.layers : 0,
+        c->length,
+        c->draft_length,
+        c->draft_from,
+        c->decoding,
+        c->n_runs,
+        0,
     };
     memcpy(f, values, sizeof values);
 }
 
 static char *extent_data(const cuda_extent *e) { return (char *)(void *)(uintptr_t)e->address; }
 
-static void transfer_layer(backend_cache *c, int layer, snapshot_cursor *s, kakeya_status *status, kakeya_error *error) {
+static void transfer_layer(backend_cache *c, int layer, snapshot_cursor *s, kakeya_status *status,
+                           kakeya_error *error) {
     layer_store *store = &c->layer[layer];
     size_t row = (size_t)store->kv_dim * sizeof(cuda_bf16);
     int32_t first = layer_first(c, store);
@@ -175,7 +194,8 @@ size_t cuda_cache_snapshot_bytes(const backend_cache *c) {
 }
 
 kakeya_status cuda_cache_snapshot(const backend_cache *c, void *data, size_t bytes, kakeya_error *error) {
-    if (c->pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", c->pending);
+    if (c->pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", c->pending);
     kakeya_status status = cuda_device_use(&c->model->device, error);
     if (!status) status = cuda_finish(&c->model->device, "taking a snapshot", error);
     if (status) return status;
@@ -194,8 +214,8 @@ kakeya_status cuda_cache_snapshot(const backend_cache *c, void *data, size_t byt
 
 static kakeya_status check_header(const backend_cache *c, const int32_t *found, kakeya_error *error) {
     static const char *const names[SHAPE_FIELDS] = {
-        "magic", "version", "layers", "hidden size", "sliding window", "vocabulary", "attention policy", "restore layers",
-        "sink", "window", "draft window", "K/V format", "drafter layers",
+        "magic",          "version", "layers", "hidden size",  "sliding window", "vocabulary",     "attention policy",
+        "restore layers", "sink",    "window", "draft window", "K/V format",     "drafter layers",
     };
     int32_t expected[SNAPSHOT_FIELDS];
     fill_header(c, expected);
@@ -211,7 +231,9 @@ static kakeya_status check_header(const backend_cache *c, const int32_t *found, 
                 draft_from >= 0 && draft_from <= length && (decoding == 0 || decoding == 1) && n_runs >= 0 &&
                 n_runs <= length && found[FIELD_TOKEN_LATENTS] == 0;
     if (c->options.keep_draft_context && length - draft_length > CUDA_AUX_BACKLOG) sane = false;
-    if (!sane) return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: length %d, drafter %d, runs %d", length, draft_length, n_runs);
+    if (!sane)
+        return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: length %d, drafter %d, runs %d", length,
+                         draft_length, n_runs);
     return KAKEYA_OK;
 }
 

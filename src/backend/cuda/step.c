@@ -1,40 +1,43 @@
 #include "backend/cuda/step.h"
 
+#include "backend/cuda/matrix.h"
+
 typedef struct builder {
     const step_shape *shape;
     step_op *ops;
     int n;
-    bool chained;  /* decode: restored layers are decoded between the kernels of the step, not beside it */
-    int held;      /* chained: layer whose positions the restore buffers hold; -1: none */
-    int restored;  /* beside: layers whose positions have been asked for ... */
-    int attended;  /* ... and of those, layers that have used them */
-    int next;      /* beside: first layer that may come after them */
+    bool chained; /* decode: restored layers are decoded between the kernels of the step, not beside it */
+    int held;     /* chained: layer whose positions the restore buffers hold; -1: none */
+    int restored; /* beside: layers whose positions have been asked for ... */
+    int attended; /* ... and of those, layers that have used them */
+    int next;     /* beside: first layer that may come after them */
 } builder;
 
 /* ------------------------------------------------------------------------------------------------- operations */
 
 static step_op *add(builder *b, step_kind kind, int layer, const char *part, step_items reads, step_items writes) {
     step_op *op = &b->ops[b->n++];
-    *op = (step_op){.kind = kind, .layer = layer, .source = -1, .index = -1, .rows = b->shape->rows, .reads = reads,
-                    .writes = writes, .part = part};
+    *op = (step_op){.kind = kind,
+                    .layer = layer,
+                    .source = -1,
+                    .index = -1,
+                    .rows = b->shape->rows,
+                    .reads = reads,
+                    .writes = writes,
+                    .part = part};
     return op;
 }
 
 static double elements_of(const cuda_matrix *w) { return (double)w->out * w->in; }
 
-/* `share`: of the matrix that is read, and works on a row. */
-static void count_weights(step_op *op, const cuda_matrix *w, double share) {
-    op->bytes += share * elements_of(w) * sizeof(cuda_bf16);
-    op->operations += share * 2 * elements_of(w) * op->rows;
-}
-
 static void multiply(step_op *op, const cuda_matrix *w) {
     op->matrix[op->matrices++] = w;
-    count_weights(op, w, 1);
+    op->bytes += matrix_read_bytes(w);
+    op->operations += 2 * elements_of(w) * op->rows;
 }
 
-static step_op *add_product(builder *b, step_kind kind, int layer, const char *part, const cuda_matrix *w, step_items reads,
-                            step_items writes) {
+static step_op *add_product(builder *b, step_kind kind, int layer, const char *part, const cuda_matrix *w,
+                            step_items reads, step_items writes) {
     step_op *op = add(b, kind, layer, part, reads, writes);
     multiply(op, w);
     return op;
@@ -71,9 +74,11 @@ static void add_restore(builder *b, int source, int set, bool alone) {
     step_items latents = STEP_ITEM(ITEM_LATENTS), set_item = restored_item(set);
     int first = b->n;
     if (s->restore[source] == RESTORE_PRODUCT) {
-        step_op *op = add(b, STEP_RESTORE, source, "decode latents", latents | restore_turns_item(s->config->layer[source].type), set_item);
+        step_op *op = add(b, STEP_RESTORE, source, "decode latents",
+                          latents | restore_turns_item(s->config->layer[source].type), set_item);
         double elements = 2.0 * k->out * s->rank;
-        op->bytes = sizeof(cuda_bf16) * (elements + 2.0 * s->restored_positions * s->rank);
+        op->bytes =
+            matrix_read_bytes(k) + matrix_read_bytes(v) + sizeof(cuda_bf16) * 2.0 * s->restored_positions * s->rank;
         op->operations = 2 * elements * s->restored_positions;
         op->alone = alone;
     } else if (s->restore[source] == RESTORE_PRODUCTS) {
@@ -81,10 +86,11 @@ static void add_restore(builder *b, int source, int set, bool alone) {
             step_op *op = add(b, half ? STEP_RESTORE_VALUES : STEP_RESTORE_KEYS, source, "decode latents", latents,
                               STEP_ITEM(half ? ITEM_RAW_VALUES : ITEM_RAW_KEYS));
             double elements = (double)(half ? v : k)->out * s->rank;
-            op->bytes = sizeof(cuda_bf16) * (elements + (double)s->latent_capacity * s->rank);
+            op->bytes = matrix_read_bytes(half ? v : k) + sizeof(cuda_bf16) * (double)s->latent_capacity * s->rank;
             op->operations = 2 * elements * s->latent_capacity;
         }
-        add(b, STEP_RESTORE_FINISH, source, "restored K/V", latents | STEP_ITEM(ITEM_RAW_KEYS) | STEP_ITEM(ITEM_RAW_VALUES), set_item);
+        add(b, STEP_RESTORE_FINISH, source, "restored K/V",
+            latents | STEP_ITEM(ITEM_RAW_KEYS) | STEP_ITEM(ITEM_RAW_VALUES), set_item);
     } else {
         add(b, STEP_RESTORE_ROWS, source, "restored K/V", latents, set_item);
     }
@@ -124,8 +130,10 @@ static void start_restoring(builder *b) {
         if (!restores(s, i)) continue;
         restore_form form = s->restore[s->config->layer[i].kv_source];
         any = true;
-        if (form == RESTORE_PRODUCT) turns[s->config->layer[i].type] = true;
-        else b->chained = false;
+        if (form == RESTORE_PRODUCT)
+            turns[s->config->layer[i].type] = true;
+        else
+            b->chained = false;
     }
     if (!any) {
         b->chained = false;
@@ -138,8 +146,10 @@ static void start_restoring(builder *b) {
         op->index = type;
         op->beside = !b->chained;
     }
-    if (b->chained) restore_in_chain(b, -1);
-    else restore_next(b);
+    if (b->chained)
+        restore_in_chain(b, -1);
+    else
+        restore_next(b);
 }
 
 /* --------------------------------------------------------------------------------------------------- attention */
@@ -157,7 +167,8 @@ static void count_attention(const step_shape *s, int layer, bool restored, step_
 }
 
 static void store_chunk(builder *b, int source) {
-    add(b, STEP_STORE_CHUNK, source, "head norms, RoPE, store", STEP_ITEM(ITEM_CHUNK), STEP_ITEM(ITEM_KV))->source = source;
+    add(b, STEP_STORE_CHUNK, source, "head norms, RoPE, store", STEP_ITEM(ITEM_CHUNK), STEP_ITEM(ITEM_KV))->source =
+        source;
 }
 
 static bool stays_in_chunk(const step_shape *s, int source) { return s->prompt && s->ring[source]; }
@@ -174,14 +185,16 @@ static void attention(builder *b, int layer) {
     const gemma4_layer_config *lc = &s->config->layer[layer];
     const cuda_layer *w = &s->weights->layer[layer];
     int source = lc->kv_source, mixed = mixed_rows(s, layer);
-    bool full = lc->type == GEMMA4_FULL, own = source == layer, chunk = stays_in_chunk(s, source), restored = restores(s, layer);
+    bool full = lc->type == GEMMA4_FULL, own = source == layer, chunk = stays_in_chunk(s, source),
+         restored = restores(s, layer);
 
     step_op *op = add_product(b, STEP_QKV, layer, full ? "q/k/v, full" : "q/k/v, sliding", &w->q, STEP_ITEM(ITEM_X),
                               STEP_ITEM(ITEM_PROJECTED));
     if (own) multiply(op, &w->k);
     if (own && !lc->k_eq_v) multiply(op, &w->v);
     int set = b->chained ? 0 : b->attended % 2;
-    if (restored && !b->chained) { /* this layer's positions must be there; the next one's are decoded while it attends */
+    if (restored &&
+        !b->chained) { /* this layer's positions must be there; the next one's are decoded while it attends */
         add(b, STEP_FORK, layer, "restored K/V", 0, 0)->index = 1;
         restore_next(b);
         add(b, STEP_JOIN, layer, "restored K/V", 0, 0)->index = set;
@@ -206,10 +219,12 @@ static void attention(builder *b, int layer) {
         op->rows = s->rows - mixed;
     }
     b->attended += restored;
-    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in the one
-     * chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention layers do not use it. */
+    /* The ring's new rows are written after its last reader: a layer that shares this K/V may follow. They survive in
+     * the one chunk buffer until then: the shared sliding layer is the last one with K/V of its own, full-attention
+     * layers do not use it. */
     if (own && chunk && !is_shared(s->config, layer)) store_chunk(b, layer);
-    add_product(b, STEP_OUT, layer, full ? "o, full" : "o, sliding", &w->o, STEP_ITEM(ITEM_ATTENDED), STEP_ITEM(ITEM_BRANCH));
+    add_product(b, STEP_OUT, layer, full ? "o, full" : "o, sliding", &w->o, STEP_ITEM(ITEM_ATTENDED),
+                STEP_ITEM(ITEM_BRANCH));
 }
 
 /* ------------------------------------------------------------------------------------------------ feed forward */
@@ -229,7 +244,7 @@ static double expert_share(const step_shape *s) {
 }
 
 static void count_experts(const step_shape *s, step_op *op, const cuda_matrix *w) {
-    op->bytes += expert_share(s) * elements_of(w) * sizeof(cuda_bf16);
+    op->bytes += expert_share(s) * matrix_read_bytes(w);
     op->operations += 2 * elements_of(w) / s->config->experts * s->config->experts_per_token * s->rows;
 }
 
@@ -238,7 +253,8 @@ static void decode_feed_forward(builder *b, int layer) {
     const cuda_layer *w = &s->weights->layer[layer];
     bool moe = s->config->moe;
     step_items routed = moe ? STEP_ITEM(ITEM_ROUTE) : 0;
-    step_op *op = add_product(b, STEP_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X) | routed, STEP_ITEM(ITEM_ACT));
+    step_op *op =
+        add_product(b, STEP_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X) | routed, STEP_ITEM(ITEM_ACT));
     multiply(op, &w->up);
     if (moe) {
         op->matrix[op->matrices++] = &w->experts_gate_up;
@@ -258,14 +274,17 @@ static void decode_feed_forward(builder *b, int layer) {
 static void prompt_feed_forward(builder *b, int layer) {
     const step_shape *s = b->shape;
     const cuda_layer *w = &s->weights->layer[layer];
-    step_op *op = add_product(b, STEP_DENSE_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_ACT));
+    step_op *op =
+        add_product(b, STEP_DENSE_GATE_UP, layer, "gate/up", &w->gate, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_ACT));
     multiply(op, &w->up);
     add_product(b, STEP_DENSE_DOWN, layer, "down", &w->down, STEP_ITEM(ITEM_ACT), STEP_ITEM(ITEM_BRANCH));
     if (!s->config->moe) return;
-    op = add(b, STEP_EXPERTS_GATE_UP, layer, "gate/up", STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_ROUTE), STEP_ITEM(ITEM_ACT_EXPERTS));
+    op = add(b, STEP_EXPERTS_GATE_UP, layer, "gate/up", STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_ROUTE),
+             STEP_ITEM(ITEM_ACT_EXPERTS));
     op->matrix[op->matrices++] = &w->experts_gate_up;
     count_experts(s, op, &w->experts_gate_up);
-    op = add(b, STEP_EXPERTS_DOWN, layer, "down", STEP_ITEM(ITEM_ACT_EXPERTS) | STEP_ITEM(ITEM_ROUTE), STEP_ITEM(ITEM_EXPERTS_OUT));
+    op = add(b, STEP_EXPERTS_DOWN, layer, "down", STEP_ITEM(ITEM_ACT_EXPERTS) | STEP_ITEM(ITEM_ROUTE),
+             STEP_ITEM(ITEM_EXPERTS_OUT));
     op->matrix[op->matrices++] = &w->experts_down;
     count_experts(s, op, &w->experts_down);
 }
@@ -278,16 +297,19 @@ static void feed_forward(builder *b, int layer) {
     /* Decode rows of routed models keep the residual stream between attention and experts in a buffer of its own. */
     step_items middle = STEP_ITEM(routed ? ITEM_MIDDLE : ITEM_H);
 
-    step_op *op = add(b, STEP_AFTER_ATTENTION, layer, "norms after attention", STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_BRANCH),
-                      middle | STEP_ITEM(ITEM_X) | (c->moe ? STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_MIDDLE) : 0));
+    step_op *op =
+        add(b, STEP_AFTER_ATTENTION, layer, "norms after attention", STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_BRANCH),
+            middle | STEP_ITEM(ITEM_X) | (c->moe ? STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_MIDDLE) : 0));
     if (routed) {
         multiply(op, &w->router);
         op->writes |= STEP_ITEM(ITEM_ROUTE);
     }
     if (s->prompt && c->moe)
         add_product(b, STEP_ROUTE, layer, "router", &w->router, STEP_ITEM(ITEM_MIDDLE), STEP_ITEM(ITEM_ROUTE));
-    if (s->prompt) prompt_feed_forward(b, layer);
-    else decode_feed_forward(b, layer);
+    if (s->prompt)
+        prompt_feed_forward(b, layer);
+    else
+        decode_feed_forward(b, layer);
 
     op = add(b, STEP_AFTER_FFN, layer, "norms after feed-forward",
              middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE) : 0),
@@ -301,7 +323,8 @@ static void feed_forward(builder *b, int layer) {
 static void ple_inputs(builder *b) {
     static const char part[] = "per-layer inputs";
     add(b, STEP_PLE_ROUND, -1, part, STEP_ITEM(ITEM_H), STEP_ITEM(ITEM_X_PLE));
-    add_product(b, STEP_PLE_PROJECT, -1, part, &b->shape->weights->ple_model_proj, STEP_ITEM(ITEM_X_PLE), STEP_ITEM(ITEM_PLE));
+    add_product(b, STEP_PLE_PROJECT, -1, part, &b->shape->weights->ple_model_proj, STEP_ITEM(ITEM_X_PLE),
+                STEP_ITEM(ITEM_PLE));
     add(b, STEP_PLE_COMBINE, -1, part, STEP_ITEM(ITEM_PLE), STEP_ITEM(ITEM_PLE));
 }
 
@@ -310,8 +333,10 @@ static void ple(builder *b, int layer) {
     const cuda_layer *w = &s->weights->layer[layer];
     bool last = layer + 1 == s->config->layers;
     add_product(b, STEP_PLE_GATE, layer, "per-layer gate", &w->ple_gate, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_PLE_GATE));
-    add(b, STEP_PLE_ACTIVATE, layer, "per-layer gate", STEP_ITEM(ITEM_PLE_GATE) | STEP_ITEM(ITEM_PLE), STEP_ITEM(ITEM_ACT));
-    add_product(b, STEP_PLE_OUT, layer, "per-layer projection", &w->ple_proj, STEP_ITEM(ITEM_ACT), STEP_ITEM(ITEM_BRANCH));
+    add(b, STEP_PLE_ACTIVATE, layer, "per-layer gate", STEP_ITEM(ITEM_PLE_GATE) | STEP_ITEM(ITEM_PLE),
+        STEP_ITEM(ITEM_ACT));
+    add_product(b, STEP_PLE_OUT, layer, "per-layer projection", &w->ple_proj, STEP_ITEM(ITEM_ACT),
+                STEP_ITEM(ITEM_BRANCH));
     add(b, STEP_PLE_ADD, layer, "per-layer projection", STEP_ITEM(ITEM_BRANCH) | STEP_ITEM(ITEM_H),
         STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last ? STEP_ITEM(ITEM_NORMED) : 0));
 }
@@ -321,7 +346,8 @@ static void ple(builder *b, int layer) {
 static void copy_hidden(builder *b, int index) {
     if (!b->shape->hidden_states) return;
     bool last = index == b->shape->config->layers;
-    add(b, STEP_HIDDEN_STATES, -1, "hidden states", STEP_ITEM(last ? ITEM_NORMED : ITEM_H), STEP_ITEM(ITEM_STATES))->index = index;
+    add(b, STEP_HIDDEN_STATES, -1, "hidden states", STEP_ITEM(last ? ITEM_NORMED : ITEM_H), STEP_ITEM(ITEM_STATES))
+        ->index = index;
 }
 
 /* Outputs of the drafter's target layers. The first is the feed-forward block's own where that ends the layer. */
@@ -336,7 +362,8 @@ static void copy_aux(builder *b, int layer) {
 static void head(builder *b) {
     const step_shape *s = b->shape;
     if (!s->prompt && s->head == STEP_HEAD_GREEDY) {
-        step_op *op = add(b, STEP_CHOOSE, -1, "head", STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE));
+        step_op *op =
+            add(b, STEP_CHOOSE, -1, "head", STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE));
         op->matrix[op->matrices++] = &s->weights->head; /* of which an int8 copy is read: the kernels count it */
         return;
     }

@@ -28,28 +28,28 @@ typedef enum step_kind {
     STEP_RESTORE_ROWS,   /* the same from latents of all positions by one kernel */
     STEP_QKV,            /* projections; only q where K/V are shared */
     STEP_HEAD_ROWS,      /* head norms, RoPE, new K/V into the cache or the chunk buffers */
-    STEP_ATTEND,         /* flash decoding and merge; of prompts, rows with evicted positions; index: set of restore buffers */
-    STEP_PROMPT_ATTEND,  /* rows that see one run of exact positions */
-    STEP_STORE_CHUNK,    /* prompt rows of a ring layer from the chunk buffers into the ring */
-    STEP_OUT,            /* attention's output projection */
+    STEP_ATTEND, /* flash decoding and merge; of prompts, rows with evicted positions; index: set of restore buffers */
+    STEP_PROMPT_ATTEND, /* rows that see one run of exact positions */
+    STEP_STORE_CHUNK,   /* prompt rows of a ring layer from the chunk buffers into the ring */
+    STEP_OUT,           /* attention's output projection */
     STEP_AFTER_ATTENTION,
-    STEP_ROUTE,          /* prompts: the router */
-    STEP_GATE_UP,        /* decode: dense and chosen experts in one launch */
+    STEP_ROUTE,   /* prompts: the router */
+    STEP_GATE_UP, /* decode: dense and chosen experts in one launch */
     STEP_DOWN,
-    STEP_DENSE_GATE_UP,  /* prompts: each a launch of its own */
+    STEP_DENSE_GATE_UP, /* prompts: each a launch of its own */
     STEP_DENSE_DOWN,
     STEP_EXPERTS_GATE_UP,
     STEP_EXPERTS_DOWN,
-    STEP_AFTER_FFN,      /* index: the drafter's target that this is, or -1 */
-    STEP_PLE_GATE,       /* per-layer embeddings behind a layer */
+    STEP_AFTER_FFN, /* index: the drafter's target that this is, or -1 */
+    STEP_PLE_GATE,  /* per-layer embeddings behind a layer */
     STEP_PLE_ACTIVATE,
     STEP_PLE_OUT,
     STEP_PLE_ADD,
-    STEP_AUX,            /* copy of the residual stream for the drafter; index: target */
-    STEP_HEAD,           /* logits */
+    STEP_AUX,  /* copy of the residual stream for the drafter; index: target */
+    STEP_HEAD, /* logits */
     STEP_ARGMAX,
     STEP_LEADERS,
-    STEP_CHOOSE,         /* the greedy choice without logits */
+    STEP_CHOOSE, /* the greedy choice without logits */
     STEP_KINDS
 } step_kind;
 
@@ -57,9 +57,10 @@ typedef enum step_kind {
 typedef enum step_item {
     ITEM_TURNS_SLIDING = 0,
     ITEM_TURNS_FULL,
-    ITEM_H,         /* residual stream */
-    ITEM_MIDDLE,    /* routed models: the router's input; of decode rows also the residual stream between attention and experts */
-    ITEM_X,         /* normed input of the next product */
+    ITEM_H,      /* residual stream */
+    ITEM_MIDDLE, /* routed models: the router's input; of decode rows also the residual stream between attention and
+                    experts */
+    ITEM_X,      /* normed input of the next product */
     ITEM_X_EXPERTS,
     ITEM_X_PLE,
     ITEM_ROUTE,
@@ -67,18 +68,18 @@ typedef enum step_item {
     ITEM_Q,         /* queries */
     ITEM_CHUNK,     /* new K/V of prompt rows */
     ITEM_ATTENDED,
-    ITEM_BRANCH,    /* what a block adds to the residual stream, before its norm */
+    ITEM_BRANCH, /* what a block adds to the residual stream, before its norm */
     ITEM_ACT,
     ITEM_ACT_EXPERTS,
     ITEM_EXPERTS_OUT,
-    ITEM_NORMED,    /* hidden states behind the final norm, float32 */
+    ITEM_NORMED, /* hidden states behind the final norm, float32 */
     ITEM_PLE,
     ITEM_PLE_GATE,
-    ITEM_KV,        /* exact K/V of layer `source` in the cache; the only item that is one of each layer */
+    ITEM_KV, /* exact K/V of layer `source` in the cache; the only item that is one of each layer */
     ITEM_LATENTS,
     ITEM_RESTORE_TURNS_SLIDING,
     ITEM_RESTORE_TURNS_FULL,
-    ITEM_RAW_KEYS,  /* decoded latents before norms */
+    ITEM_RAW_KEYS, /* decoded latents before norms */
     ITEM_RAW_VALUES,
     ITEM_RESTORED_0, /* the two sets of restore buffers */
     ITEM_RESTORED_1,
@@ -86,7 +87,7 @@ typedef enum step_item {
     ITEM_LOGITS,
     ITEM_CHOICE,
     ITEM_LEADERS,
-    ITEM_STATES,    /* the caller's hidden states */
+    ITEM_STATES, /* the caller's hidden states */
     STEP_ITEMS
 } step_item;
 
@@ -130,8 +131,8 @@ typedef struct step_shape {
     bool hidden_states; /* the caller wants them */
     step_head head;     /* of decode rows */
     /* By layer, of layers with K/V of their own. */
-    bool ring[GEMMA4_MAX_LAYERS];            /* prompt rows wait in the chunk buffers */
-    bool bounded[GEMMA4_MAX_LAYERS];         /* evicts */
+    bool ring[GEMMA4_MAX_LAYERS];    /* prompt rows wait in the chunk buffers */
+    bool bounded[GEMMA4_MAX_LAYERS]; /* evicts */
     restore_form restore[GEMMA4_MAX_LAYERS];
     /* By layer: prompt rows from this position on see one run of exact positions and take the prompt kernel. */
     int plain_from[GEMMA4_MAX_LAYERS];

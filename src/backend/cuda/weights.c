@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/matrix.h"
+#include "base/dtype.h"
+
 /* -------------------------------------------------------------------------------------------- list of weights */
 
 typedef struct planned_tensor {
@@ -15,11 +18,52 @@ typedef struct planned_tensor {
     size_t elements, offset, bytes;
 } planned_tensor;
 
+/* What the formats of a checkpoint become. */
+typedef struct weight_loader {
+    weight_format from;
+    cuda_form to;
+    bool rounds;                                              /* bits are lost on the way */
+    void (*convert)(const void *source, size_t n, void *out); /* n weights of whole rows */
+} weight_loader;
+
+static void copy_bf16(const void *source, size_t n, void *out) { memcpy(out, source, n * sizeof(cuda_bf16)); }
+
+static void round_f32(const void *source, size_t n, void *out) {
+    for (size_t i = 0; i < n; i++) {
+        float value;
+        memcpy(&value, (const char *)source + sizeof value * i, sizeof value);
+        ((cuda_bf16 *)out)[i] = f32_to_bf16(value);
+    }
+}
+
+static void round_f16(const void *source, size_t n, void *out) {
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, (const char *)source + sizeof half * i, sizeof half);
+        ((cuda_bf16 *)out)[i] = f32_to_bf16(f16_to_f32(half));
+    }
+}
+
+static const weight_loader loaders[] = {
+    {WEIGHT_BF16, CUDA_FORM_BF16, false, copy_bf16},
+    {WEIGHT_F32, CUDA_FORM_BF16, true, round_f32},
+    {WEIGHT_F16, CUDA_FORM_BF16, true, round_f16},
+};
+enum { LOADERS = sizeof loaders / sizeof loaders[0] };
+
+static const weight_loader *loader_of(weight_format format) {
+    for (int i = 0; i < LOADERS; i++) {
+        if (loaders[i].from == format) return &loaders[i];
+    }
+    return NULL;
+}
+
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
     bool failed;
-    weight_format rounded; /* of matrices that lose bits on the way to bf16; WEIGHT_BF16: none do */
+    const weight *rounded; /* a matrix that loses bits on the way, or NULL */
+    const weight *refused; /* a matrix of a format that no loader takes, or NULL */
 } weight_plan;
 
 static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
@@ -41,12 +85,17 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
 
 static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
     if (w->out == 0) return;
-    *placed = (cuda_matrix){.out = w->out, .in = w->in, .ld = cuda_padded(w->in)};
-    planned_tensor *t = plan_add(plan, (size_t)w->out * (size_t)placed->ld * sizeof(cuda_bf16));
+    const weight_loader *loader = loader_of(w->format);
+    if (!loader) {
+        plan->refused = w;
+        return;
+    }
+    *placed = (cuda_matrix){.form = loader->to, .out = w->out, .in = w->in, .ld = cuda_padded(w->in)};
+    planned_tensor *t = plan_add(plan, matrix_bytes(loader->to, w->out, w->in));
     if (!t) return;
     t->matrix = w;
     t->placed = placed;
-    if (w->format != WEIGHT_BF16) plan->rounded = w->format;
+    if (loader->rounds) plan->rounded = w;
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -58,7 +107,8 @@ static void plan_vector(weight_plan *plan, const float *vector, int n, const flo
     t->elements = (size_t)n;
 }
 
-static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w, cuda_layer *l) {
+static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w,
+                       cuda_layer *l) {
     int d = c->layer[index].head_dim, hidden = c->hidden;
     plan_matrix(plan, &w->q_proj, &l->q);
     plan_matrix(plan, &w->k_proj, &l->k);
@@ -118,7 +168,8 @@ static void plan_f_theta(weight_plan *plan, const f_theta_model *f, cuda_weights
     }
 }
 
-/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs turn. */
+/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs
+ * turn. */
 static void inverse_frequencies(float theta, float factor, int head_dim, int pairs, float *out) {
     for (int j = 0; j < pairs; j++) out[j] = 1.0f / powf(theta, (float)(2 * j) / (float)head_dim) / factor;
 }
@@ -154,25 +205,6 @@ static void uploader_destroy(uploader *u) {
     }
 }
 
-static void to_bf16(const void *source, weight_format format, size_t n, cuda_bf16 *out) {
-    const unsigned char *bytes = source;
-    if (format == WEIGHT_BF16) {
-        memcpy(out, source, n * sizeof *out);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) {
-        float value;
-        if (format == WEIGHT_F32) {
-            memcpy(&value, bytes + 4 * i, 4);
-        } else {
-            uint16_t half;
-            memcpy(&half, bytes + 2 * i, 2);
-            value = f16_to_f32(half);
-        }
-        out[i] = f32_to_bf16(value);
-    }
-}
-
 static kakeya_status tell(const uploader *u, kakeya_error *error) {
     const backend_model_options *o = u->options;
     if (!o->progress || o->progress(o->user, "uploading the weights", u->bytes, u->total_bytes)) return KAKEYA_OK;
@@ -183,6 +215,7 @@ static kakeya_status tell(const uploader *u, kakeya_error *error) {
 static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matrix *m, kakeya_error *error) {
     size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
     size_t source_row = weight_row_bytes(w, 0);
+    const weight_loader *loader = loader_of(w->format);
     for (size_t first = 0; first < (size_t)w->out; first += rows) {
         size_t n = (size_t)w->out - first < rows ? (size_t)w->out - first : rows;
         int slot = u->next;
@@ -194,14 +227,15 @@ static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matr
         cuda_bf16 *to = u->pinned[slot];
         const char *from = weight_row(w, 0, (int)first);
         if (m->ld == w->in) {
-            to_bf16(from, w->format, n * (size_t)w->in, to);
+            loader->convert(from, n * (size_t)w->in, to);
         } else {
             for (size_t r = 0; r < n; r++) {
-                to_bf16(from + r * source_row, w->format, (size_t)w->in, to + r * (size_t)m->ld);
+                loader->convert(from + r * source_row, (size_t)w->in, to + r * (size_t)m->ld);
                 memset(to + r * (size_t)m->ld + w->in, 0, (size_t)(m->ld - w->in) * sizeof *to);
             }
         }
-        status = cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
+        status =
+            cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
         if (status == cudaSuccess) status = cudaEventRecord(u->done[slot], u->device->stream);
         if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
         u->bytes += n * row;
@@ -218,8 +252,9 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
         const planned_tensor *t = &plan->tensors[i];
         if (!t->matrix) {
             *t->placed_vector = (const float *)(const void *)(base + t->offset);
-            status = cuda_check(cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, device->stream),
-                                "uploading the weights", error);
+            status = cuda_check(
+                cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, device->stream),
+                "uploading the weights", error);
             continue;
         }
         t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
@@ -244,7 +279,8 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
 enum { MAX_PAIRS = 512 };
 
 /* Values that are computed here and uploaded like weights: they must outlive the plan. */
-static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const dflash_model *drafter, cuda_weights *w) {
+static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const dflash_model *drafter,
+                               cuda_weights *w) {
     size_t turned = (size_t)c->rope[GEMMA4_FULL].rotated_pairs;
     float *frequencies = calloc(3 * MAX_PAIRS + 2 * CUDA_ATTENTION_TILE * (turned ? turned : 1), sizeof *frequencies);
     if (!frequencies) {
@@ -291,30 +327,45 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
     if (options->f_theta) plan_f_theta(plan, options->f_theta, w);
 }
 
+static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
+    if (plan->failed) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
+    if (!plan->refused) return KAKEYA_OK;
+    char taken[128] = "";
+    for (int i = 0; i < LOADERS; i++) {
+        size_t length = strlen(taken);
+        snprintf(taken + length, sizeof taken - length, "%s%s", i ? ", " : "", weight_format_name(loaders[i].from));
+    }
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "weights of format %s are not supported by backend cuda, which takes %s",
+                     weight_format_name(plan->refused->format), taken);
+}
+
 kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, kakeya_error *error) {
     *w = (cuda_weights){0};
-    weight_plan plan = {.rounded = WEIGHT_BF16};
+    weight_plan plan = {0};
     plan_all(&plan, options, w);
     if (is_tied(&options->verifier->config, &options->verifier->weights)) w->head = w->embed;
     free(plan.tensors);
-    return plan.failed ? error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights") : KAKEYA_OK;
+    return check_plan(&plan, error);
 }
 
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, char *note, size_t note_bytes, kakeya_error *error) {
+                                  const backend_model_options *options, char *note, size_t note_bytes,
+                                  kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
-    weight_plan plan = {.rounded = WEIGHT_BF16};
+    weight_plan plan = {0};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
-    kakeya_status status = KAKEYA_OK;
-    if (plan.failed) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
+    kakeya_status status = check_plan(&plan, error);
     if (!status)
-        status = cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
+        status =
+            cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
     if (!status) status = upload(w, device, launch, options, &plan, error);
     if (!status && is_tied(c, &options->verifier->weights)) w->head = w->embed;
     note[0] = '\0';
-    if (plan.rounded != WEIGHT_BF16)
-        snprintf(note, note_bytes, "backend cuda computes in bf16: weights of type %s are rounded", weight_format_name(plan.rounded));
+    if (plan.rounded)
+        snprintf(note, note_bytes, "backend cuda computes in bf16: weights of type %s are rounded",
+                 weight_format_name(plan.rounded->format));
     free(frequencies);
     free(plan.tensors);
     return status;

@@ -40,7 +40,8 @@ typedef struct cuda_weights {
  * Waits until all are there. `note` becomes "" or one line about weights that were rounded. KAKEYA_UNSUPPORTED names a
  * matrix whose shape or format no kernel computes. On failure cuda_weights_destroy is still needed. */
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, char *note, size_t note_bytes, kakeya_error *error);
+                                  const backend_model_options *options, char *note, size_t note_bytes,
+                                  kakeya_error *error);
 void cuda_weights_destroy(cuda_weights *w);
 
 /* Fills the shapes alone: what the list of a step depends on. Needs no device. KAKEYA_OUT_OF_MEMORY is possible. */

@@ -27,13 +27,16 @@ typedef struct carve_request {
     size_t bytes;
 } carve_request;
 
-#define FLOATS(field, count) {(void **)(void *)&w->field, (size_t)(count) * sizeof(float)}
-#define INTS(field, count) {(void **)(void *)&w->field, (size_t)(count) * sizeof(int)}
-#define HALVES(field, count) {(void **)(void *)&w->field, (size_t)(count) * sizeof(cuda_bf16)}
+#define FLOATS(field, count)                                                                                           \
+    { (void **)(void *)&w->field, (size_t)(count) * sizeof(float) }
+#define INTS(field, count)                                                                                             \
+    { (void **)(void *)&w->field, (size_t)(count) * sizeof(int) }
+#define HALVES(field, count)                                                                                           \
+    { (void **)(void *)&w->field, (size_t)(count) * sizeof(cuda_bf16) }
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_account *account, const carve_request *requests, size_t n,
-                           kakeya_error *error) {
+static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_account *account,
+                           const carve_request *requests, size_t n, kakeya_error *error) {
     size_t total = 0;
     for (size_t i = 0; i < n; i++) total += (requests[i].bytes + 255) / 256 * 256;
     kakeya_status status =
@@ -46,8 +49,8 @@ static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_acc
     return status;
 }
 
-static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options, int max_rows,
-                               kakeya_error *error) {
+static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
+                               int max_rows, kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
     const dflash_config *d = options->drafter ? &options->drafter->config : NULL;
     shape_limits s = model_limits(c);
@@ -62,32 +65,72 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t rank = options->f_theta ? (size_t)options->f_theta->config.rank : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
-        FLOATS(h, rows * hidden), FLOATS(q, rows * (size_t)s.q), FLOATS(k, rows * (size_t)s.kv),
-        FLOATS(v, rows * (size_t)s.kv), FLOATS(branch, rows * hidden), FLOATS(experts_out, slots * hidden),
-        FLOATS(x_router, c->moe ? rows * hidden : 0), FLOATS(normed, rows * hidden), FLOATS(ple, rows * ple),
-        FLOATS(ple_gate, rows * (size_t)c->ple_width), FLOATS(aux, rows * aux), FLOATS(logits, block * tiles * CUDA_HEAD_TILE),
-        HALVES(x, rows * wide), HALVES(x_experts, c->moe ? rows * wide : 0), HALVES(x_head, rows * wide),
-        HALVES(q_heads, rows * (size_t)s.q), HALVES(attended, rows * q), HALVES(act, rows * act),
-        HALVES(act_experts, slots * (size_t)cuda_padded(c->expert_intermediate)), HALVES(chunk_k, rows * (size_t)s.kv),
-        HALVES(chunk_v, rows * (size_t)s.kv), HALVES(derived_k, (size_t)PROMPT_SLAB_POSITIONS * (size_t)s.derived_kv),
-        FLOATS(turns[0], 2 * rows * (size_t)c->rope[0].rotated_pairs), FLOATS(turns[1], 2 * rows * (size_t)c->rope[1].rotated_pairs),
-        FLOATS(draft_turns, d ? block * (size_t)d->head_dim : 0), FLOATS(attend_top, rows * (size_t)c->heads), FLOATS(attend_sum, rows * (size_t)c->heads), FLOATS(route.logits, rows * experts), FLOATS(route.weight, slots),
-        INTS(route.expert, slots), INTS(route.begin, experts + 1), INTS(route.active, experts),
-        INTS(route.active_begin, experts), INTS(route.active_rows, experts), INTS(route.active_count, 1), INTS(route.finished, 1),
-        INTS(route.slot_row, slots), INTS(route.slot_of, slots), INTS(tokens, rows),
-        FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS), INTS(argmax_index, block * CUDA_ARGMAX_PARTS), INTS(argmax, block),
-        {(void **)(void *)&w->screen.x, CUDA_SCREEN_ROWS * 2 * parts}, FLOATS(screen.lower, block * tiles), INTS(screen.finished, 1),
+        FLOATS(h, rows * hidden),
+        FLOATS(q, rows * (size_t)s.q),
+        FLOATS(k, rows * (size_t)s.kv),
+        FLOATS(v, rows * (size_t)s.kv),
+        FLOATS(branch, rows * hidden),
+        FLOATS(experts_out, slots * hidden),
+        FLOATS(x_router, c->moe ? rows * hidden : 0),
+        FLOATS(normed, rows * hidden),
+        FLOATS(ple, rows * ple),
+        FLOATS(ple_gate, rows * (size_t)c->ple_width),
+        FLOATS(aux, rows * aux),
+        FLOATS(logits, block * tiles * CUDA_HEAD_TILE),
+        HALVES(x, rows * wide),
+        HALVES(x_experts, c->moe ? rows * wide : 0),
+        HALVES(x_head, rows * wide),
+        HALVES(q_heads, rows * (size_t)s.q),
+        HALVES(attended, rows * q),
+        HALVES(act, rows * act),
+        HALVES(act_experts, slots * (size_t)cuda_padded(c->expert_intermediate)),
+        HALVES(chunk_k, rows * (size_t)s.kv),
+        HALVES(chunk_v, rows * (size_t)s.kv),
+        HALVES(derived_k, (size_t)PROMPT_SLAB_POSITIONS * (size_t)s.derived_kv),
+        FLOATS(turns[0], 2 * rows * (size_t)c->rope[0].rotated_pairs),
+        FLOATS(turns[1], 2 * rows * (size_t)c->rope[1].rotated_pairs),
+        FLOATS(draft_turns, d ? block * (size_t)d->head_dim : 0),
+        FLOATS(attend_top, rows * (size_t)c->heads),
+        FLOATS(attend_sum, rows * (size_t)c->heads),
+        FLOATS(route.logits, rows * experts),
+        FLOATS(route.weight, slots),
+        INTS(route.expert, slots),
+        INTS(route.begin, experts + 1),
+        INTS(route.active, experts),
+        INTS(route.active_begin, experts),
+        INTS(route.active_rows, experts),
+        INTS(route.active_count, 1),
+        INTS(route.finished, 1),
+        INTS(route.slot_row, slots),
+        INTS(route.slot_of, slots),
+        INTS(tokens, rows),
+        FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS),
+        INTS(argmax_index, block * CUDA_ARGMAX_PARTS),
+        INTS(argmax, block),
+        {(void **)(void *)&w->screen.x, CUDA_SCREEN_ROWS * 2 * parts},
+        FLOATS(screen.lower, block * tiles),
+        INTS(screen.finished, 1),
         {(void **)(void *)&w->screen.row, block * sizeof(cuda_screen_row)},
         {(void **)(void *)&w->screen.best, block * sizeof(unsigned long long)},
         {(void **)(void *)&w->leaders, block * sizeof(cuda_leaders)},
         {(void **)(void *)&w->leader_scratch, block * sizeof(cuda_leader_scratch)},
-        {(void **)(void *)&w->step, sizeof(cuda_step)}, {(void **)(void *)&w->draft_step, sizeof(cuda_step)},
-        FLOATS(d_state, block * d_hidden), FLOATS(d_x, rows * d_hidden), FLOATS(d_q, block * d_q),
-        FLOATS(d_k, block * d_kv), FLOATS(d_v, block * d_kv),
-        FLOATS(d_raw, rows * 2 * d_all), FLOATS(latents, rows * 2 * rank), FLOATS(latent_values, rank ? rows * (size_t)s.kv : 0),
-        HALVES(d_in, rows * (size_t)cuda_padded((int)d_hidden)), HALVES(d_aux, rows * (size_t)cuda_padded((int)aux)),
-        HALVES(d_heads, block * d_q), HALVES(d_attended, block * (size_t)cuda_padded((int)d_q)),
-        HALVES(d_act, block * (size_t)cuda_padded((int)d_wide)), HALVES(d_block_k, block * d_kv), HALVES(d_block_v, block * d_kv),
+        {(void **)(void *)&w->step, sizeof(cuda_step)},
+        {(void **)(void *)&w->draft_step, sizeof(cuda_step)},
+        FLOATS(d_state, block * d_hidden),
+        FLOATS(d_x, rows * d_hidden),
+        FLOATS(d_q, block * d_q),
+        FLOATS(d_k, block * d_kv),
+        FLOATS(d_v, block * d_kv),
+        FLOATS(d_raw, rows * 2 * d_all),
+        FLOATS(latents, rows * 2 * rank),
+        FLOATS(latent_values, rank ? rows * (size_t)s.kv : 0),
+        HALVES(d_in, rows * (size_t)cuda_padded((int)d_hidden)),
+        HALVES(d_aux, rows * (size_t)cuda_padded((int)aux)),
+        HALVES(d_heads, block * d_q),
+        HALVES(d_attended, block * (size_t)cuda_padded((int)d_q)),
+        HALVES(d_act, block * (size_t)cuda_padded((int)d_wide)),
+        HALVES(d_block_k, block * d_kv),
+        HALVES(d_block_v, block * d_kv),
         HALVES(latent_in, rank ? 2 * rows * (size_t)cuda_padded((int)d_all) : 0),
         HALVES(latent_half, rank ? rows * (size_t)cuda_padded((int)rank) : 0),
     };
@@ -104,8 +147,8 @@ static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *erro
     return cuda_check(status, "creating a stream", error);
 }
 
-kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options, int rows,
-                                    kakeya_error *error) {
+kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
+                                    int rows, kakeya_error *error) {
     kakeya_status status = carve_all(w, device, options, rows, error);
     if (!status && options->f_theta) status = create_restore_stream(w, error);
     if (!status) status = cuda_pinned((void **)&w->staged, 2 * sizeof *w->staged, "a step", error);

@@ -1,5 +1,5 @@
-/* Device memory of the largest forward, shared by all sessions of a model: one allocation that is carved once, and a few
- * buffers that grow with the longest context so far (model_grow). */
+/* Device memory of the largest forward, shared by all sessions of a model: one allocation that is carved once, and a
+ * few buffers that grow with the longest context so far (model_grow). */
 #ifndef KAKEYA_BACKEND_CUDA_WORKSPACE_H
 #define KAKEYA_BACKEND_CUDA_WORKSPACE_H
 
@@ -48,8 +48,8 @@ typedef struct cuda_workspace {
 } cuda_workspace;
 
 /* Sizes everything for segments of up to `rows` rows. On failure cuda_workspace_destroy is still needed. */
-kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options, int rows,
-                                    kakeya_error *error);
+kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
+                                    int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
 
 #endif

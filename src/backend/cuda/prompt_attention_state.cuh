@@ -1,9 +1,9 @@
 /* What the two forms of prompt attention share: the rows of a tile, where keys lie, copies into shared memory, the
  * online softmax, and the state that goes out. */
-#ifndef KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_CUH
-#define KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_CUH
+#ifndef KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_STATE_CUH
+#define KAKEYA_BACKEND_CUDA_PROMPT_ATTENTION_STATE_CUH
 
-#include "backend/cuda/prompt_attention.h"
+#include "backend/cuda/prompt_keys.h"
 #include "backend/cuda/prompt_tensor.cuh"
 
 namespace prompt {

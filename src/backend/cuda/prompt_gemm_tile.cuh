@@ -1,8 +1,8 @@
 /* What the forms of the prompt products share: parameters, the walk over tiles, and the results' way out. */
-#ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CUH
-#define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_CUH
+#ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_TILE_CUH
+#define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_TILE_CUH
 
-#include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_output.h"
 #include "backend/cuda/prompt_tensor.cuh"
 
 namespace prompt {

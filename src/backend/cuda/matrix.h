@@ -1,0 +1,45 @@
+/* Products with a weight matrix in whatever form it lies on the device: a table of kernels with one row per form.
+ * Loading (weights.c) says which formats of a checkpoint become which form, and refuses the others. */
+#ifndef KAKEYA_BACKEND_CUDA_MATRIX_H
+#define KAKEYA_BACKEND_CUDA_MATRIX_H
+
+#include "backend/cuda/kernels.h"
+
+/* Bytes on the device, padding included; a multiple of 16. */
+size_t matrix_bytes(cuda_form form, int out, int in);
+/* Bytes that a product reads of it: without padding. */
+double matrix_read_bytes(const cuda_matrix *w);
+const char *matrix_form_name(cuda_form form);
+
+/* y[r][o] = sum_k x[r][k] w[o][k] */
+typedef struct matrix_product {
+    const cuda_matrix *w;
+    float *y;
+    int ldy;
+} matrix_product;
+
+/* Decode rows: matrices that share the input x [rows][ldx] and its width, in one launch for each form among them. cap >
+ * 0: y = cap tanh(y / cap). What the launch meets is found when the stream is finished. */
+void matrix_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx, int rows,
+                     float cap);
+
+/* Decode rows of a feed-forward block: all of its matrices have the form of `gate` and `down`. */
+void matrix_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
+void matrix_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
+
+/* Prompt rows. Refusals are returned at once, and then nothing has been launched. */
+cudaError_t matrix_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x, size_t ldx,
+                                  int rows);
+/* out[r][o] = bf16(gelu_tanh(x gate^T) * (x up^T)) */
+cudaError_t matrix_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
+                                const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows);
+/* The same for the slots of a route and experts whose gate rows and up rows alternate by expert: [experts][2 * width].
+ */
+cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const cuda_matrix *experts, int width,
+                                        const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
+                                        size_t ldo, int rows);
+/* y[slot] = x[slot] w[expert]^T */
+cudaError_t matrix_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width, const cuda_route *route,
+                                  const cuda_bf16 *x, size_t ldx, float *y, size_t ldy, int rows);
+
+#endif
