@@ -73,7 +73,7 @@ struct head_data {
         CHECK(cudaGetDeviceProperties(&device, 0));
         launch.multiprocessors = c.multiprocessors ? c.multiprocessors : device.multiProcessorCount;
         launch.programmatic = device.major >= 9;
-        head = {dw.data, c.out, c.in, ld};
+        head = {dw.data, CUDA_FORM_BF16, c.out, c.in, ld};
         copy = {codes.data, outputs.data, c.out, steps};
         screen = {parts_of_rows.data, rows.data, upper.data, lower.data, best.data, finished.data};
         cuda_encode_head(&launch, &head, &copy);
@@ -294,7 +294,7 @@ void print_times() {
     device_array<unsigned long long> best(MOST_ROWS);
     device_array<unsigned> finished(1);
     device_array<int> indices(MOST_ROWS * CUDA_ARGMAX_PARTS), choice(MOST_ROWS);
-    cuda_matrix head = {w.data, OUT, IN, IN};
+    cuda_matrix head = {w.data, CUDA_FORM_BF16, OUT, IN, IN};
     cuda_head_codes copy = {codes.data, outputs.data, OUT, steps};
     cuda_screen screen = {parts_of_rows.data, rows.data, logits.data, lower.data, best.data, finished.data};
     cuda_excluded excluded = {};

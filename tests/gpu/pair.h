@@ -17,9 +17,9 @@ typedef struct pair {
 /* The reference computes in float32 on the CPU; what bf16 costs the CPU against it is the measure for the device. */
 enum { CPU = 0, CUDA = 1, REFERENCE = 2, MODELS };
 
-static bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
+static inline bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
 
-static void pair_create(pair *p, bool bidirectional) {
+static inline void pair_create(pair *p, bool bidirectional) {
     static const char *const names[] = {"cpu", "cuda", "cpu"};
     for (int b = 0; b < MODELS; b++) {
         p->ops[b] = backend_find(names[b], NULL);
@@ -33,7 +33,7 @@ static void pair_create(pair *p, bool bidirectional) {
     }
 }
 
-static void pair_open(pair *p, const char *verifier, bool companions) {
+static inline void pair_open(pair *p, const char *verifier, bool companions) {
     memset(p, 0, sizeof *p);
     if (!device_present()) skip();
     mem_account_init(&p->account, NULL, 0);
@@ -47,7 +47,7 @@ static void pair_open(pair *p, const char *verifier, bool companions) {
     pair_create(p, false);
 }
 
-static void pair_close(pair *p) {
+static inline void pair_close(pair *p) {
     for (int b = 0; b < MODELS; b++) p->ops[b]->model_destroy(p->model[b]);
     if (p->f_theta) f_theta_model_close(p->f_theta);
     if (p->drafter) dflash_model_close(p->drafter);
@@ -69,7 +69,7 @@ static const policy policies[] = {
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
-static backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
+static inline backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
     backend_cache *cache = NULL;
     backend_cache_options options = {.context_tokens = context,
                                      .attention = how->attention,
@@ -85,15 +85,15 @@ static backend_cache *new_cache(pair *p, int b, const policy *how, int context, 
 }
 
 /* Rows of one kind; keeps `kept` of them. */
-static void step(pair *p, int b, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind,
-                 float *logits) {
+static inline void step(pair *p, int b, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind,
+                        float *logits) {
     backend_segment segment = {
         .cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n, .logits = logits};
     REQUIRE_OK(p->ops[b]->forward(p->model[b], &segment, 1, error));
     REQUIRE_OK(p->ops[b]->cache_commit(cache, kept, error));
 }
 
-static int argmax_of(const float *row, int vocab) {
+static inline int argmax_of(const float *row, int vocab) {
     int best = 0;
     for (int v = 1; v < vocab; v++) {
         if (row[v] > row[best]) best = v;
@@ -101,8 +101,15 @@ static int argmax_of(const float *row, int vocab) {
     return best;
 }
 
+static inline void *snapshot_of(pair *p, int b, const backend_cache *cache, size_t *bytes) {
+    *bytes = p->ops[b]->cache_snapshot_bytes(cache);
+    void *data = malloc(*bytes);
+    REQUIRE_OK(p->ops[b]->cache_snapshot(cache, data, *bytes, error));
+    return data;
+}
+
 /* Root of the mean squared difference. */
-static double rms_difference(const float *a, const float *b, size_t n) {
+static inline double rms_difference(const float *a, const float *b, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) sum += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
     return sqrt(sum / (double)n);
@@ -110,14 +117,15 @@ static double rms_difference(const float *a, const float *b, size_t n) {
 
 /* The device is about as close to the float32 reference as the CPU in bf16 is. It rounds more (queries, derived keys
  * and probabilities enter products as bf16), and a random model lets small differences grow: hence the factor. */
-static void assert_as_close(const char *what, const float *found, const float *cpu, const float *reference, size_t n) {
+static inline void assert_as_close(const char *what, const float *found, const float *cpu, const float *reference,
+                                   size_t n) {
     double device = rms_difference(found, reference, n), host = rms_difference(cpu, reference, n);
     print_message("%s: rms from float32 %.5f (CPU in bf16 %.5f)\n", what, device, host);
     if (!(device <= 2.2 * host + 1e-3))
         fail_msg("%s: rms %.5f from the reference, the CPU in bf16 %.5f", what, device, host);
 }
 
-static void fill_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
+static inline void fill_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
     for (int i = 0; i < n; i++) {
         seed = seed * 1664525u + 1013904223u;
         tokens[i] = (int32_t)((seed >> 8) % (uint32_t)vocab);

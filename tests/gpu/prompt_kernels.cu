@@ -404,7 +404,7 @@ void check_restored() {
     step.set(host_step);
     cuda_restore r = {};
     device_array<uint16_t> other((size_t)capacity * columns);
-    cuda_matrix matrix = {decoder.data, columns, rank, rank};
+    cuda_matrix matrix = {decoder.data, CUDA_FORM_BF16, columns, rank, rank};
     r.k_norm = norm.data, r.turns = turns.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
     r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank = rank;
     if (!prompt_gemm_restores(&r)) {

@@ -1,13 +1,15 @@
 /* The list of operations that a step consists of (backend/cuda/step.h), for all forms of models and steps. Needs no
  * device: what is read has been written, the two streams wait for each other where they must, every weight is read
  * once. */
-#include <cmocka.h>
-#include <limits.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include <cmocka.h>
+
+#include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,6 +12,7 @@
  * This file holds the mma.sync form and the launchers; prompt_attention_wgmma.cuh what runs instead on sm_90a. */
 #include <limits.h>
 
+#include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_attention_state.cuh"
 #include "backend/cuda/prompt_attention_wgmma.cuh"
 

@@ -1,0 +1,94 @@
+/* Random models in forms that the bundled ones do not have. */
+#ifndef KAKEYA_TESTS_GPU_RANDOM_PAIR_H
+#define KAKEYA_TESTS_GPU_RANDOM_PAIR_H
+
+#include "gpu/pair.h"
+#include "model/gemma4_layers.h"
+#include "model/tensors.h"
+
+/* The E2B form at a width that takes the tensor-core kernels of prompts: layers 5 to 9 attend the K/V of layers 3
+ * (sliding) and 4 (full). */
+static inline gemma4_config shared_form(void) {
+    enum { LAYERS = 10, SHARED = 5, INTERMEDIATE = 192 };
+    gemma4_config c = {.layers = LAYERS,
+                       .hidden = 256,
+                       .heads = 4,
+                       .vocab = 640,
+                       .max_context = 4096,
+                       .sliding_window = 96,
+                       .rms_eps = 1e-6f,
+                       .logit_softcap = 30,
+                       .tied_head = true,
+                       .ple_width = 32,
+                       .ple_vocab = 640,
+                       .shared_kv_layers = SHARED,
+                       .checkpoint_format = WEIGHT_BF16,
+                       .rope = {[GEMMA4_SLIDING] = {.theta = 1e4f, .rotated_pairs = 32, .factor = 1},
+                                [GEMMA4_FULL] = {.theta = 1e6f, .rotated_pairs = 16, .factor = 1}}};
+    for (int i = 0; i < LAYERS; i++) {
+        bool full = (i + 1) % 5 == 0;
+        c.layer[i] = (gemma4_layer_config){
+            .type = full ? GEMMA4_FULL : GEMMA4_SLIDING, .head_dim = full ? 128 : 64, .kv_heads = 2};
+    }
+    int orphan;
+    assert_true(gemma4_share_kv(&c, INTERMEDIATE, true, &orphan));
+    return c;
+}
+
+/* The same with the head dimension of the published models' sliding layers, whose latents are decoded by a kernel of
+ * their own, and with a window of many tiles. */
+static inline gemma4_config wide_form(void) {
+    gemma4_config c = shared_form();
+    c.sliding_window = 1024;
+    c.rope[GEMMA4_SLIDING].rotated_pairs = 128;
+    for (int i = 0; i < c.layers; i++) c.layer[i].head_dim = c.layer[i].type == GEMMA4_FULL ? 128 : 256;
+    return c;
+}
+
+/* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
+ * context. With f_theta a random one, too. */
+static inline void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {
+    memset(p, 0, sizeof *p);
+    if (!device_present()) skip();
+    mem_account_init(&p->account, NULL, 0);
+    tensor_memory memory = {0};
+    p->verifier = calloc(1, sizeof *p->verifier);
+    p->verifier->config = *form;
+    REQUIRE_OK(tensors_synthesize(gemma4_walk, &p->verifier->config, &p->verifier->weights, WEIGHT_BF16, &p->account,
+                                  &memory, error));
+    p->verifier->owned = memory.owned;
+    p->verifier->n_owned = memory.n_owned;
+    p->verifier->weights.head = p->verifier->weights.embed;
+    if (windows) {
+        memory = (tensor_memory){0};
+        p->drafter = calloc(1, sizeof *p->drafter);
+        p->drafter->config = (dflash_config){.layers = 3,
+                                             .hidden = 256,
+                                             .heads = 4,
+                                             .kv_heads = 2,
+                                             .head_dim = 64,
+                                             .intermediate = 320,
+                                             .vocab = form->vocab,
+                                             .rms_eps = 1e-6f,
+                                             .rope_theta = 1e4f,
+                                             .block_size = 16,
+                                             .mask_token = 4,
+                                             .targets = 2,
+                                             .target_layer = {1, 7},
+                                             .sliding_window = {windows[0], windows[1], windows[2]}};
+        REQUIRE_OK(
+            tensors_synthesize(dflash_walk, &p->drafter->config, p->drafter, WEIGHT_BF16, &p->account, &memory, error));
+        p->drafter->owned = memory.owned;
+        p->drafter->n_owned = memory.n_owned;
+    }
+    if (f_theta)
+        REQUIRE_OK(f_theta_model_synthesize(form, &p->drafter->config, false, &p->account, &p->f_theta, error));
+}
+
+static inline void pair_random(pair *p, const gemma4_config *form, const int windows[3], bool bidirectional,
+                               bool f_theta) {
+    random_models(p, form, windows, f_theta);
+    pair_create(p, bidirectional);
+}
+
+#endif
