@@ -15,9 +15,6 @@ include measure/gate measure/gate_private
 include backend/cpu/kernels backend/cpu/kernels_private
 include backend/cpu/screen backend/cpu/kernels
 include backend/cpu/screen backend/cpu/kernels_private
-include backend/cuda/prompt_attention backend/cuda/prompt_attention_wgmma
-include backend/cuda/profile backend/cuda/common
-include backend/cuda/prompt_gemm backend/cuda/prompt_gemm_restore
 link text/tokenizer_build text/tokenizer
 link text/chat_json text/chat
 link text/chat_tools text/chat

@@ -6,8 +6,8 @@
  * The next tile's first stages are in flight while this one's results are written. Gated outputs interleave eight rows
  * of the gate with eight of the up matrix in one tile of W, so that a thread holds both factors of its elements. On
  * sm_90a the largest tiles are prompt_gemm_bulk.cuh's. */
-#include "backend/cuda/prompt_gemm_restore.cuh"
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_restore.cuh"
 #include "backend/cuda/prompt_gemm_tile.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
 
