@@ -13,6 +13,7 @@
 #include "cli/eval.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
+#include "measure/draft_study.h"
 #include "measure/plot.h"
 
 /* Options of every evaluation, beside the shared ones. */
@@ -490,6 +491,60 @@ static int run_lossless(int argc, char **argv) {
     return finish(&c, lossless_command.name, result, report, &error);
 }
 
+/* ------------------------------------------------------------------------------------------------ draft policy */
+
+static const cli_command draft_policy_command = {
+    .name = "eval draft-policy",
+    .summary = "What the choice of draft lengths is worth, and how much each of its constants matters.",
+    .operands = "[FILE]...",
+    .details = "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with the drafts\n"
+               "and the times of blocks. Then they are decoded again from the recording, on its own clock, under other policies.\n",
+    .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
+};
+
+static int run_draft_policy(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    eval_corpus corpus = {0};
+    const char *trace = NULL, *replay = NULL;
+    draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
+    const cli_option own[] = {
+        {.name = "trace", .argument = "FILE", .kind = CLI_TEXT, .target = &trace, .help = "keep the recording in a file"},
+        {.name = "replay", .argument = "FILE", .kind = CLI_TEXT, .target = &replay, .help = "take a recording instead of making one"},
+        {.name = "needles", .argument = "N", .kind = CLI_INT, .target = &o.needles, .min = 0, .max = 1000, .help = "needle prompts (12)"},
+        {.name = "random-texts", .argument = "N", .kind = CLI_INT, .target = &o.random_texts, .min = 0, .max = 1000,
+         .help = "random prompts (8)"},
+        MAX_TOKENS_OPTION(o, "192"),
+        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
+        POLICIES_OPTION(c, "native"),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&draft_policy_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    if (replay && (trace || first < argc)) return cli_usage_error(&draft_policy_command, "--replay takes no --trace and no files");
+    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    draft_traces traces = {0};
+    kakeya_status result;
+    if (replay) {
+        result = draft_traces_load(replay, &traces, &error);
+    } else {
+        result = prepare(&c, &o.policies, &error);
+        if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+        if (result == KAKEYA_OK) result = draft_record(&c.setup, &o, &traces, &error);
+        if (result == KAKEYA_OK && trace) result = draft_traces_save(&traces, trace, &error);
+    }
+    clear_progress(&progress);
+    if (result == KAKEYA_OK) result = eval_print_draft_policies(&traces, c.shared.json, &error);
+    draft_traces_free(&traces);
+    eval_corpus_free(&corpus);
+    command_free(&c);
+    return result == KAKEYA_OK ? CLI_DONE : cli_fail(draft_policy_command.name, &error);
+}
+
 /* -------------------------------------------------------------------------------------------------------- verb */
 
 static const struct {
@@ -502,10 +557,11 @@ static const struct {
     {"code", run_code, &code_command},
     {"acceptance", run_acceptance, &acceptance_command},
     {"lossless", run_lossless, &lossless_command},
+    {"draft-policy", run_draft_policy, &draft_policy_command},
 };
 enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0] };
 
-static const char usage[] = "usage: kakeya eval niah|fidelity|code|acceptance|lossless [OPTION]...\n";
+static const char usage[] = "usage: kakeya eval niah|fidelity|code|acceptance|lossless|draft-policy [OPTION]...\n";
 
 int cli_eval(int argc, char **argv) {
     if (argc < 2) {

@@ -2,10 +2,14 @@
 #ifndef KAKEYA_CLI_EVAL_H
 #define KAKEYA_CLI_EVAL_H
 
+#include "measure/draft_study.h"
 #include "measure/report.h"
 
 /* The report's figures as aligned tables on stdout. */
 void eval_print_tables(const eval_report *report);
+
+/* Decodes the recordings under every policy and prints the speeds as tables, or as one JSON object. */
+kakeya_status eval_print_draft_policies(const draft_traces *traces, bool json, kakeya_error *error);
 
 /* The bundled source files that stand in where no files are given: paths, malloc'ed, freed with eval_corpus_free. Empty
  * when they are not beside the executable. */

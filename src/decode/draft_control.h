@@ -25,6 +25,16 @@
 
 typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_NGRAM } draft_source;
 
+/* What the choice goes by beside what it measures. `kakeya eval draft-policy` replays recorded texts with other values. */
+typedef struct draft_policy {
+    double probe_share, shadow_share;
+    double cost_doubt, hope, advantage, passage_share, assumed_row_share, assumed_draft_share;
+    float acceptance_memory, memory_after_surprise, assumed_weight, expected_weight;
+    float assumed_dflash_rate, assumed_ngram_rate[NGRAM_MAX_MATCH + 1], assumed_ngram_next_rate;
+    int blocks_between_probes, surprises, recent_blocks, enough_samples;
+} draft_policy;
+extern const draft_policy draft_policy_default;
+
 enum { COST_SAMPLES = 5 };
 
 /* The last few measurements of one kind of block. */
@@ -73,6 +83,7 @@ typedef struct draft_experience {
 } draft_experience;
 
 typedef struct draft_control {
+    const draft_policy *policy;
     draft_costs costs;
     draft_budget budget;
     draft_acceptance dflash;
@@ -102,7 +113,7 @@ typedef struct draft_block {
 } draft_block;
 
 /* max_dflash: longest DFlash draft wanted, 0 without drafter. experience: of earlier sessions, or NULL. */
-void draft_control_init(draft_control *control, int max_dflash, const draft_experience *experience);
+void draft_control_init(draft_control *control, const draft_policy *policy, int max_dflash, const draft_experience *experience);
 
 /* Adds what a finished turn has learned. */
 void draft_control_share(const draft_control *control, draft_experience *experience);
@@ -137,7 +148,7 @@ void draft_control_record(draft_control *control, const draft_block *block, doub
 
 /* Estimates, for tests and traces. */
 double draft_control_tokens(const draft_acceptance *acceptance, int length);
-double draft_control_verify_seconds(const draft_costs *costs, int rows);
-double draft_control_draft_seconds(const draft_costs *costs, int drafts);
+double draft_control_verify_seconds(const draft_policy *policy, const draft_costs *costs, int rows);
+double draft_control_draft_seconds(const draft_policy *policy, const draft_costs *costs, int drafts);
 
 #endif

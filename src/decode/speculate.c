@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 
+static double seconds_now(const decode_options *o) { return o->seconds ? o->seconds(o->seconds_user) : clock_seconds(); }
+
 static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE_NGRAM || o->mode == KAKEYA_MODE_AUTO; }
 
 kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
@@ -53,15 +55,15 @@ static kakeya_status ask_drafter(decode_timeline *t, const decode_options *o, in
                                  kakeya_error *error) {
     int32_t bonus = t->tokens[t->n - 1];
     if (o->draft) {
-        double start = clock_seconds();
+        double start = seconds_now(o);
         kakeya_status status = o->draft(o->draft_user, bonus, n, drafts, error);
-        *seconds = clock_seconds() - start;
+        *seconds = seconds_now(o) - start;
         return status;
     }
     pthread_mutex_lock(t->turn);
-    double start = clock_seconds();
+    double start = seconds_now(o);
     kakeya_status status = t->ops->draft(t->cache, bonus, n, drafts, error);
-    *seconds = clock_seconds() - start;
+    *seconds = seconds_now(o) - start;
     pthread_mutex_unlock(t->turn);
     return status;
 }
@@ -180,11 +182,11 @@ static kakeya_status take_next(decode_timeline *t, decode_workspace *w, row_resu
 }
 
 /* Keeps the block's first `taken` rows: exactly the tokens before the timeline's last one. */
-static kakeya_status commit_rows(decode_timeline *t, block_state *b, kakeya_error *error) {
+static kakeya_status commit_rows(decode_timeline *t, const decode_options *o, block_state *b, kakeya_error *error) {
     pthread_mutex_lock(t->turn);
-    double start = clock_seconds();
+    double start = seconds_now(o);
     kakeya_status status = t->ops->cache_commit(t->cache, b->taken, error);
-    b->block.verify_seconds += clock_seconds() - start;
+    b->block.verify_seconds += seconds_now(o) - start;
     if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
     pthread_mutex_unlock(t->turn);
     size_t length = (size_t)t->ops->cache_length(t->cache);
@@ -241,10 +243,10 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
                                .temperature = w->sampler.parameters.temperature,
                                .argmax = w->greedy ? known : NULL};
     pthread_mutex_lock(t->turn);
-    double start = clock_seconds();
+    double start = seconds_now(o);
     status = t->ops->forward(t->model, &segment, 1, error);
     kakeya_status drawn = !status && w->leading ? draw_rows(t, w, &b, known, error) : KAKEYA_OK;
-    b.block.verify_seconds = clock_seconds() - start;
+    b.block.verify_seconds = seconds_now(o) - start;
     pthread_mutex_unlock(t->turn);
     if (status != KAKEYA_OK) return status;
 
@@ -262,7 +264,7 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
         b.block.accepted += accepted;
         if (!accepted || *verdict == OUTPUT_TAKEN_LAST) break;
     }
-    kakeya_status committed = commit_rows(t, &b, status == KAKEYA_OK ? error : NULL);
+    kakeya_status committed = commit_rows(t, o, &b, status == KAKEYA_OK ? error : NULL);
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
 

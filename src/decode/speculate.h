@@ -48,6 +48,8 @@ typedef struct decode_options {
     void *draft_user;
     decode_trace_fn trace; /* may be NULL */
     void *trace_user;
+    double (*seconds)(void *user); /* NULL: the machine's clock; a replay of recorded texts has its own */
+    void *seconds_user;
 } decode_options;
 
 /* What a loop needs besides the timeline; kept between turns. */

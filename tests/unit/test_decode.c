@@ -284,7 +284,7 @@ static void test_control_finds_the_best_length(void **state) {
             for (uint64_t run = 0; run < RUNS; run++) {
                 simulation s = {.shape = shape, .q = rates[r], .ngram_q = -1, .seed = 100 + run};
                 draft_control control;
-                draft_control_init(&control, LONGEST, NULL);
+                draft_control_init(&control, NULL, LONGEST, NULL);
                 simulate(&s, &control, TOKENS);
                 seconds += s.seconds / (double)s.tokens / RUNS;
             }
@@ -303,7 +303,7 @@ static void test_control_follows_the_text(void **state) {
     for (int shape = SHAPE_FREE; shape <= SHAPE_MILD; shape++) {
         simulation s = {.shape = shape, .q = 0.95, .ngram_q = -1, .seed = 7};
         draft_control control;
-        draft_control_init(&control, LONGEST, NULL);
+        draft_control_init(&control, NULL, LONGEST, NULL);
         simulate(&s, &control, 400);
         for (int phase = 0; phase < 3; phase++) {
             double best_drafting = best_fixed(shape, 0.95, draft_cost), plain = verify_cost(shape, 1);
@@ -330,7 +330,7 @@ static void test_control_uses_ngrams(void **state) {
         for (int good = 0; good < 2; good++) {
             simulation s = {.shape = SHAPE_MILD, .q = 0.3, .ngram_q = good ? 0.95 : 0.02, .seed = 21};
             draft_control control;
-            draft_control_init(&control, drafter ? LONGEST : 0, NULL);
+            draft_control_init(&control, NULL, drafter ? LONGEST : 0, NULL);
             simulate(&s, &control, 2000);
             double per_token = s.seconds / (double)s.tokens;
             double best = best_fixed(SHAPE_MILD, s.ngram_q, 0);
@@ -348,7 +348,7 @@ static void test_control_extends_drafts(void **state) {
     for (int good = 0; good < 2; good++) {
         simulation s = {.shape = SHAPE_FREE, .q = 0.98, .ngram_q = -1, .more_q = good ? 0.97 : 0.02, .seed = 31};
         draft_control control;
-        draft_control_init(&control, LONGEST, NULL);
+        draft_control_init(&control, NULL, LONGEST, NULL);
         simulate(&s, &control, 3000);
         double per_token = s.seconds / (double)s.tokens, alone = best_fixed(SHAPE_FREE, s.q, draft_cost);
         double reached = 1, tokens = 1;
@@ -362,7 +362,7 @@ static void test_control_extends_drafts(void **state) {
                      alone);
     }
     draft_control control; /* probes are about DFlash alone */
-    draft_control_init(&control, LONGEST, NULL);
+    draft_control_init(&control, NULL, LONGEST, NULL);
     for (int m = 0; m <= NGRAM_MAX_MATCH; m++) {
         for (int i = 0; i < BACKEND_MAX_DRAFT; i++) control.extension[m].rate[i] = control.dflash.rate[i] = 1;
     }
@@ -379,7 +379,7 @@ static void test_control_extends_drafts(void **state) {
 static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     (void)state;
     draft_control control;
-    draft_control_init(&control, 16, NULL);
+    draft_control_init(&control, NULL, 16, NULL);
     for (int limit = 0; limit <= 16; limit++) {
         draft_plan plan = draft_control_plan(&control, limit, 0, 0);
         assert_true(plan.length <= limit && plan.shadow_length <= limit);
@@ -388,12 +388,12 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     }
     /* costs handed over from an earlier session: the first block of a dear machine is not a full one */
     simulation s = {.shape = SHAPE_DEAR, .q = 0.1, .ngram_q = -1, .seed = 5};
-    draft_control_init(&control, LONGEST, NULL);
+    draft_control_init(&control, NULL, LONGEST, NULL);
     simulate(&s, &control, 500);
     draft_experience experience = {0};
     draft_control_share(&control, &experience);
     draft_control next;
-    draft_control_init(&next, LONGEST, &experience);
+    draft_control_init(&next, NULL, LONGEST, &experience);
     assert_int_equal(draft_control_plan(&next, LONGEST, 0, 0).source, DRAFT_NONE);
 }
 
@@ -413,7 +413,7 @@ static void test_control_starts_with_experience(void **state) {
             double last = 0;
             for (int session = 0; session < SESSIONS; session++) {
                 draft_control control;
-                draft_control_init(&control, LONGEST, &experience);
+                draft_control_init(&control, NULL, LONGEST, &experience);
                 double before = s.seconds;
                 long tokens = s.tokens;
                 simulate(&s, &control, phases[phase].tokens);

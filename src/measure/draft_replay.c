@@ -1,0 +1,139 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "decode/speculate.h"
+#include "measure/draft_study.h"
+
+/* ----------------------------------------------------------------------------- a backend that plays a recording back */
+
+struct backend_model {
+    const draft_trace *trace;
+    double seconds; /* the clock */
+    int verify_used[BACKEND_MAX_DECODE_ROWS + 1], draft_used[BACKEND_MAX_DRAFT + 1];
+    bool strayed; /* the loop asked for rows that are not the recorded text */
+};
+
+struct backend_cache {
+    backend_model *model;
+    int length, pending;
+};
+
+/* Measured times in their order, round and round. */
+static double next_seconds(const trace_cost *cost, int *used) { return (double)cost->seconds[(*used)++ % cost->n]; }
+
+static int recorded_length(const backend_cache *c) { return c->length; }
+
+/* Greedy choices behind the rows: the recorded text, as long as the rows are that text. */
+static kakeya_status recorded_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
+    (void)n_segments, (void)error;
+    const draft_trace *t = m->trace;
+    backend_segment *s = &segments[0];
+    int at = s->cache->length;
+    if (s->tokens[0] != t->tokens[at]) m->strayed = true;
+    for (int i = 0; i < s->n; i++) s->argmax[i] = at + i + 1 < t->n ? t->tokens[at + i + 1] : 0;
+    m->seconds += next_seconds(&t->verify[s->n], &m->verify_used[s->n]);
+    s->cache->pending = s->n;
+    return KAKEYA_OK;
+}
+
+static kakeya_status recorded_commit(backend_cache *c, int n, kakeya_error *error) {
+    (void)error;
+    c->length += n;
+    c->pending = 0;
+    return KAKEYA_OK;
+}
+
+static kakeya_status recorded_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
+    (void)bonus, (void)error;
+    backend_model *m = c->model;
+    memcpy(drafts, draft_trace_drafts(m->trace, c->length + 1, n), (size_t)n * sizeof *drafts);
+    m->seconds += next_seconds(&m->trace->draft[n], &m->draft_used[n]);
+    return KAKEYA_OK;
+}
+
+static const backend_ops recorded_ops = {
+    .name = "recorded",
+    .finds_argmax = true,
+    .cache_length = recorded_length,
+    .forward = recorded_forward,
+    .cache_commit = recorded_commit,
+    .draft = recorded_draft,
+};
+
+static double recorded_seconds(void *user) { return ((const backend_model *)user)->seconds; }
+
+/* --------------------------------------------------------------------------------------------------------- replay */
+
+static int vocabulary_of(const draft_traces *traces) {
+    int32_t most = 0;
+    for (int i = 0; i < traces->n; i++) {
+        const draft_trace *t = &traces->trace[i];
+        int drafts = (t->n - t->prompt_tokens) * t->max_drafts * t->max_drafts;
+        for (int j = 0; j < t->n; j++) most = t->tokens[j] > most ? t->tokens[j] : most;
+        for (int j = 0; j < drafts; j++) most = t->drafts[j] > most ? t->drafts[j] : most;
+    }
+    return (int)most + 1;
+}
+
+static kakeya_status replay_text(const draft_trace *trace, int vocab, const decode_options *wanted, const draft_policy *policy,
+                                 draft_experience *experience, draft_replay_result *out, kakeya_error *error) {
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+    backend_model model = {.trace = trace};
+    backend_cache cache = {.model = &model, .length = trace->prompt_tokens};
+    size_t capacity = (size_t)trace->n + BACKEND_MAX_DECODE_ROWS;
+    decode_timeline t = {
+        .ops = &recorded_ops,
+        .model = &model,
+        .cache = &cache,
+        .turn = &turn,
+        .tokens = calloc(capacity, sizeof *t.tokens),
+        .row_kind = calloc(capacity, 1),
+        .n = (size_t)trace->prompt_tokens + 1, /* the first token is chosen from the prompt's logits, whatever the policy */
+        .capacity = capacity,
+        .vocab = vocab,
+    };
+    decode_workspace w = {.account = &account};
+    decode_options options = *wanted;
+    options.max_tokens = (size_t)(trace->n - trace->prompt_tokens - 1);
+    options.seconds = recorded_seconds;
+    options.seconds_user = &model;
+    decode_output output = {.withheld = -1};
+    kakeya_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
+    kakeya_stats stats = {0};
+    kakeya_status status = KAKEYA_OK;
+    if (!t.tokens || !t.row_kind) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a replay");
+    sampler_init(&w.sampler, vocab, NULL, 0, &account);
+    draft_control_init(&w.control, policy, trace->max_drafts, experience);
+    if (!status) memcpy(t.tokens, trace->tokens, t.n * sizeof *t.tokens);
+    if (!status) status = sampler_configure(&w.sampler, &greedy, error);
+    if (!status) status = decode_prepare(&w, &t, &options, error);
+    if (!status && options.max_tokens) status = decode_run(&t, &w, &options, &output, &stats, error);
+    if (!status && (model.strayed || memcmp(t.tokens, trace->tokens, (size_t)trace->n * sizeof *t.tokens) != 0)) {
+        status = error_set(error, KAKEYA_BACKEND, "the replay of '%s' gave another text", trace->name);
+    }
+    if (!status && options.mode == KAKEYA_MODE_AUTO) draft_control_share(&w.control, experience);
+    out->seconds += model.seconds;
+    out->tokens += (int64_t)stats.completion_tokens;
+    out->forwards += (int64_t)stats.verifier_forwards;
+    decode_workspace_free(&w);
+    free(t.tokens);
+    free(t.row_kind);
+    return status;
+}
+
+kakeya_status draft_replay(const draft_traces *traces, const char *workload, const char *attention, kakeya_mode mode,
+                           int draft_length, const draft_policy *policy, draft_replay_result *out, kakeya_error *error) {
+    *out = (draft_replay_result){0};
+    draft_experience experience = {0};
+    int vocab = vocabulary_of(traces);
+    decode_options options = {.mode = mode, .draft_length = draft_length, .max_rows = BACKEND_MAX_DECODE_ROWS};
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < traces->n && !status; i++) {
+        const draft_trace *t = &traces->trace[i];
+        if ((workload && strcmp(workload, t->workload) != 0) || (attention && strcmp(attention, t->policy) != 0)) continue;
+        status = replay_text(t, vocab, &options, policy, &experience, out, error);
+    }
+    return status;
+}
