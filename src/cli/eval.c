@@ -497,8 +497,9 @@ static const cli_command draft_policy_command = {
     .name = "eval draft-policy",
     .summary = "What the choice of draft lengths is worth, and how much each of its constants matters.",
     .operands = "[FILE]...",
-    .details = "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with the drafts\n"
-               "and the times of blocks. Then they are decoded again from the recording, on its own clock, under other policies.\n",
+    .details =
+        "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with the drafts\n"
+        "and the times of blocks. Then they are decoded again from the recording, on its own clock, under other policies.\n",
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 
@@ -509,37 +510,70 @@ static int run_draft_policy(int argc, char **argv) {
     const char *trace = NULL, *replay = NULL;
     draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
     const cli_option own[] = {
-        {.name = "trace", .argument = "FILE", .kind = CLI_TEXT, .target = &trace, .help = "keep the recording in a file"},
-        {.name = "replay", .argument = "FILE", .kind = CLI_TEXT, .target = &replay, .help = "take a recording instead of making one"},
-        {.name = "needles", .argument = "N", .kind = CLI_INT, .target = &o.needles, .min = 0, .max = 1000, .help = "needle prompts (12)"},
-        {.name = "random-texts", .argument = "N", .kind = CLI_INT, .target = &o.random_texts, .min = 0, .max = 1000,
+        {.name = "trace",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &trace,
+         .help = "keep the recording in a file"},
+        {.name = "replay",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &replay,
+         .help = "take a recording instead of making one"},
+        {.name = "needles",
+         .argument = "N",
+         .kind = CLI_INT,
+         .target = &o.needles,
+         .min = 0,
+         .max = 1000,
+         .help = "needle prompts (12)"},
+        {.name = "random-texts",
+         .argument = "N",
+         .kind = CLI_INT,
+         .target = &o.random_texts,
+         .min = 0,
+         .max = 1000,
          .help = "random prompts (8)"},
         MAX_TOKENS_OPTION(o, "192"),
-        {.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed, .help = "of prompts and sampling (42)"},
+        {.name = "seed",
+         .argument = "N",
+         .kind = CLI_UINT64,
+         .target = &o.seed,
+         .help = "of prompts and sampling (42)"},
         POLICIES_OPTION(c, "native"),
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&draft_policy_command, own, c.shared_table, argc, argv, &first, &status)) return status;
-    if (replay && (trace || first < argc)) return cli_usage_error(&draft_policy_command, "--replay takes no --trace and no files");
+    if (replay && (trace || first < argc))
+        return cli_usage_error(&draft_policy_command, "--replay takes no --trace and no files");
     o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
 
     progress_state progress = {0};
     c.setup.user = &progress;
     kakeya_error error = {0};
     draft_traces traces = {0};
+    file_writer *writer = NULL;
     kakeya_status result;
     if (replay) {
         result = draft_traces_load(replay, &traces, &error);
     } else {
-        result = prepare(&c, &o.policies, &error);
+        result = prepare(&c, &o.policies, o.files, o.n_files, &error);
         if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
+        for (size_t i = 0; result == KAKEYA_OK && i < o.n_files; i++)
+            result = output_spares("trace", trace, o.files[i], &error);
+        if (result == KAKEYA_OK && trace) result = file_writer_open(trace, &writer, &error);
         if (result == KAKEYA_OK) result = draft_record(&c.setup, &o, &traces, &error);
-        if (result == KAKEYA_OK && trace) result = draft_traces_save(&traces, trace, &error);
+        if (result == KAKEYA_OK && trace) result = draft_traces_write(&traces, writer, &error);
+        if (result == KAKEYA_OK && trace) {
+            result = file_writer_commit(writer, &error);
+            writer = NULL;
+        }
     }
     clear_progress(&progress);
     if (result == KAKEYA_OK) result = eval_print_draft_policies(&traces, c.shared.json, &error);
     draft_traces_free(&traces);
+    file_writer_abort(writer);
     eval_corpus_free(&corpus);
     command_free(&c);
     return result == KAKEYA_OK ? CLI_DONE : cli_fail(draft_policy_command.name, &error);

@@ -10,6 +10,7 @@ static const int fixed_lengths[FIXED_LENGTHS] = {1, 2, 3, 5, 7};
 /* Texts of one kind under one attention policy: a column. */
 typedef struct group {
     const char *workload, *policy;
+    bool one_text;
 } group;
 
 typedef struct table {
@@ -24,8 +25,16 @@ static void find_groups(table *t) {
     for (int i = 0; i < t->traces->n; i++) {
         const draft_trace *trace = &t->traces->trace[i];
         int g = 0;
-        while (g < t->n_groups && (strcmp(t->groups[g].workload, trace->workload) || strcmp(t->groups[g].policy, trace->policy))) g++;
-        if (g == t->n_groups && g < MAX_GROUPS) t->groups[t->n_groups++] = (group){trace->workload, trace->policy};
+        while (g < t->n_groups &&
+               (strcmp(t->groups[g].workload, trace->workload) || strcmp(t->groups[g].policy, trace->policy)))
+            g++;
+        if (g == t->n_groups && g < MAX_GROUPS)
+            t->groups[t->n_groups++] = (group){trace->workload, trace->policy, false};
+    }
+    for (int g = 0, n = t->n_groups; g < n && t->n_groups < MAX_GROUPS; g++) {
+        if (g && strcmp(t->groups[g].policy, t->groups[g - 1].policy) == 0) continue;
+        t->groups[t->n_groups++] = (group){NULL, t->groups[g].policy, false};
+        t->groups[t->n_groups++] = (group){NULL, t->groups[g].policy, true};
     }
 }
 
@@ -35,7 +44,8 @@ static kakeya_status add_row(table *t, const char *name, kakeya_mode mode, int l
     double speed[MAX_GROUPS];
     for (int g = 0; g < t->n_groups; g++) {
         draft_replay_result result;
-        kakeya_status status = draft_replay(t->traces, t->groups[g].workload, t->groups[g].policy, mode, length, policy, &result, error);
+        kakeya_status status = draft_replay(t->traces, t->groups[g].one_text, t->groups[g].workload,
+                                            t->groups[g].policy, mode, length, policy, &result, error);
         if (status) return status;
         if (t->usual[g] <= 0) t->usual[g] = result.seconds;
         speed[g] = t->usual[g] / result.seconds;
@@ -77,8 +87,9 @@ kakeya_status eval_print_draft_policies(const draft_traces *traces, bool json, k
     table t = {.traces = traces, .rows = json ? cJSON_CreateArray() : NULL};
     find_groups(&t);
     if (!json) {
-        printf("speed against the product's policy (1.000), %d recorded texts of %s\n%-34s", traces->n, traces->trace[0].backend, "");
-        for (int g = 0; g < t.n_groups; g++) printf(" %14s", t.groups[g].workload);
+        printf("speed against the product's policy (1.000), %d recorded texts of %s\n%-34s", traces->n,
+               traces->trace[0].backend, "");
+        for (int g = 0; g < t.n_groups; g++) printf(" %14s", t.groups[g].workload ? t.groups[g].workload : "mixed");
         printf("\n%-34s", "policy");
         for (int g = 0; g < t.n_groups; g++) printf(" %14s", t.groups[g].policy);
         putchar('\n');
@@ -88,7 +99,7 @@ kakeya_status eval_print_draft_policies(const draft_traces *traces, bool json, k
     cJSON *root = cJSON_CreateObject(), *groups = cJSON_CreateArray();
     for (int g = 0; g < t.n_groups; g++) {
         cJSON *entry = cJSON_CreateObject();
-        cJSON_AddStringToObject(entry, "workload", t.groups[g].workload);
+        cJSON_AddStringToObject(entry, "workload", t.groups[g].workload ? t.groups[g].workload : "mixed");
         cJSON_AddStringToObject(entry, "attention", t.groups[g].policy);
         cJSON_AddNumberToObject(entry, "seconds", t.usual[g]);
         cJSON_AddItemToArray(groups, entry);

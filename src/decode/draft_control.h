@@ -20,56 +20,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
-#include "decode/ngram.h"
+#include "decode/draft_acceptance.h"
+#include "decode/draft_costs.h"
 
 typedef enum draft_source { DRAFT_NONE = 0, DRAFT_DFLASH, DRAFT_NGRAM } draft_source;
-
-/* What the choice goes by beside what it measures. `kakeya eval draft-policy` replays recorded texts with other values. */
-typedef struct draft_policy {
-    double probe_share, shadow_share;
-    double cost_doubt, hope, advantage, passage_share, assumed_row_share, assumed_draft_share;
-    float acceptance_memory, memory_after_surprise, assumed_weight, expected_weight;
-    float assumed_dflash_rate, assumed_ngram_rate[NGRAM_MAX_MATCH + 1], assumed_ngram_next_rate;
-    int blocks_between_probes, surprises, recent_blocks, enough_samples;
-} draft_policy;
-extern const draft_policy draft_policy_default;
-
-enum { COST_SAMPLES = 5 };
-
-/* The last few measurements of one kind of block. */
-typedef struct cost_samples {
-    float seconds[COST_SAMPLES];
-    int n, next;
-} cost_samples;
-
-/* Of the machine and the policy, not of a text. */
-typedef struct draft_costs {
-    cost_samples verify[BACKEND_MAX_DECODE_ROWS + 1]; /* by rows, with commit */
-    cost_samples draft[BACKEND_MAX_DRAFT + 1];        /* DFlash, by drafts */
-} draft_costs;
-
-typedef struct draft_acceptance {
-    float rate[BACKEND_MAX_DRAFT];   /* conditional acceptance by draft position */
-    float weight[BACKEND_MAX_DRAFT]; /* observations behind it, capped: the average forgets */
-    int streak[BACKEND_MAX_DRAFT];   /* equal outcomes in a row: > 0 accepted, < 0 rejected */
-} draft_acceptance;
-
-/* A prediction that is compared with the tokens that follow. */
-typedef struct draft_shadow {
-    int32_t tokens[BACKEND_MAX_DRAFT];
-    int n, at;       /* tokens[at] is compared with the next token; at == n: nothing is being watched */
-    int match;       /* of an n-gram prediction */
-    int first, skip; /* tokens before `first` are another source's, those before `skip` have been verified: neither is
-                        learned from */
-} draft_shadow;
 
 /* How the time was spent. */
 typedef struct draft_budget {
     double elapsed_seconds;               /* all blocks */
     double probe_seconds;                 /* what probe blocks have cost beyond the best choice */
-    double shadow_seconds;                /* what drafts have cost that were only watched */
-    double recent_tokens, recent_seconds; /* of the last blocks, about RECENT_BLOCKS of them: what time is worth */
+    double watch_seconds;                 /* what drafts have cost that were only watched */
+    double recent_tokens, recent_seconds; /* of the last blocks: what time is worth */
 } draft_budget;
 
 /* What earlier turns on an engine know and the next session starts with. All zero: nothing yet. */
@@ -89,9 +50,9 @@ typedef struct draft_control {
     draft_acceptance dflash;
     draft_acceptance ngram[NGRAM_MAX_MATCH + 1];     /* by length of the matched suffix */
     draft_acceptance extension[NGRAM_MAX_MATCH + 1]; /* of what continues DFlash drafts; it ends elsewhere in a text */
-    draft_shadow shadow_dflash, shadow_ngram, shadow_extension;
+    draft_watch watch_dflash, watch_ngram, watch_extension;
     int max_dflash; /* 0: no drafter */
-    int blocks_since_probe, next_probe, next_length;
+    int next_probe, next_length;
     bool drafting;    /* the last choice, probes aside */
     bool probing;     /* the planned block is a probe */
     double best_rate; /* tokens per second that the best choice promised when the block was planned */
@@ -99,8 +60,8 @@ typedef struct draft_control {
 
 typedef struct draft_plan {
     draft_source source;
-    int length;        /* tokens to draft and verify */
-    int shadow_length; /* > 0: also ask the drafter for this many, only to compare them with what comes */
+    int length;       /* tokens to draft and verify */
+    int watch_length; /* > 0: also ask the drafter for this many, only to compare them with what comes */
 } draft_plan;
 
 typedef struct draft_block {
@@ -113,7 +74,8 @@ typedef struct draft_block {
 } draft_block;
 
 /* max_dflash: longest DFlash draft wanted, 0 without drafter. experience: of earlier sessions, or NULL. */
-void draft_control_init(draft_control *control, const draft_policy *policy, int max_dflash, const draft_experience *experience);
+void draft_control_init(draft_control *control, const draft_policy *policy, int max_dflash,
+                        const draft_experience *experience);
 
 /* Adds what a finished turn has learned. */
 void draft_control_share(const draft_control *control, draft_experience *experience);
@@ -142,13 +104,8 @@ void draft_control_watch_extension(draft_control *control, int ngram_match, cons
                                    int verified, int n);
 void draft_control_token(draft_control *control, int32_t token);
 
-/* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. shadow_seconds:
+/* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. watch_seconds:
  * time spent for a prediction that was only watched. */
-void draft_control_record(draft_control *control, const draft_block *block, double shadow_seconds, int shadow_drafts);
-
-/* Estimates, for tests and traces. */
-double draft_control_tokens(const draft_acceptance *acceptance, int length);
-double draft_control_verify_seconds(const draft_policy *policy, const draft_costs *costs, int rows);
-double draft_control_draft_seconds(const draft_policy *policy, const draft_costs *costs, int drafts);
+void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts);
 
 #endif

@@ -4,7 +4,9 @@
 
 #include "base/clock.h"
 
-static double seconds_now(const decode_options *o) { return o->seconds ? o->seconds(o->seconds_user) : clock_seconds(); }
+static double seconds_now(const decode_options *o) {
+    return o->seconds ? o->seconds(o->seconds_user) : clock_seconds();
+}
 
 static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE_NGRAM || o->mode == KAKEYA_MODE_AUTO; }
 
@@ -47,8 +49,8 @@ typedef struct block_state {
     draft_block block;
     int32_t tokens[BACKEND_MAX_DECODE_ROWS]; /* bonus, drafts */
     int taken;
-    double shadow_seconds;
-    int shadow_drafts;
+    double watch_seconds;
+    int watch_drafts;
 } block_state;
 
 static kakeya_status ask_drafter(decode_timeline *t, const decode_options *o, int n, int32_t *drafts, double *seconds,
@@ -147,12 +149,12 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
     if (o->mode != KAKEYA_MODE_AUTO) return KAKEYA_OK;
 
     if (plan.source != DRAFT_NGRAM && n_found) draft_control_watch(&w->control, DRAFT_NGRAM, match, found, 0, n_found);
-    if (plan.shadow_length) {
+    if (plan.watch_length) {
         int32_t watched[BACKEND_MAX_DRAFT];
-        kakeya_status status = ask_drafter(t, o, plan.shadow_length, watched, &b->shadow_seconds, error);
+        kakeya_status status = ask_drafter(t, o, plan.watch_length, watched, &b->watch_seconds, error);
         if (status != KAKEYA_OK) return status;
-        b->shadow_drafts = plan.shadow_length;
-        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, 0, plan.shadow_length);
+        b->watch_drafts = plan.watch_length;
+        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, 0, plan.watch_length);
     }
     return KAKEYA_OK;
 }
@@ -197,13 +199,13 @@ static kakeya_status commit_rows(decode_timeline *t, const decode_options *o, bl
     return status;
 }
 
-static void add_to_stats(kakeya_stats *stats, const draft_block *block, double shadow_seconds) {
+static void add_to_stats(kakeya_stats *stats, const draft_block *block, double watch_seconds) {
     stats->verifier_forwards++;
     stats->drafted_tokens += (uint64_t)block->drafted;
     stats->accepted_tokens += (uint64_t)block->accepted;
     for (int i = 0; i < block->drafted; i++) stats->drafted_at[i]++;
     for (int i = 0; i < block->accepted; i++) stats->accepted_at[i]++;
-    stats->draft_seconds += block->draft_seconds + shadow_seconds;
+    stats->draft_seconds += block->draft_seconds + watch_seconds;
     stats->verify_seconds += block->verify_seconds;
 }
 
@@ -268,8 +270,8 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
 
-    add_to_stats(stats, &b.block, b.shadow_seconds);
-    if (o->mode == KAKEYA_MODE_AUTO) draft_control_record(&w->control, &b.block, b.shadow_seconds, b.shadow_drafts);
+    add_to_stats(stats, &b.block, b.watch_seconds);
+    if (o->mode == KAKEYA_MODE_AUTO) draft_control_record(&w->control, &b.block, b.watch_seconds, b.watch_drafts);
     if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = b.block, .taken = b.taken});
     return KAKEYA_OK;
 }

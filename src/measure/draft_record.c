@@ -47,8 +47,8 @@ static void add_cost(trace_cost *cost, double seconds) {
     if (cost->n < TRACE_COST_SAMPLES) cost->seconds[cost->n++] = (float)seconds;
 }
 
-/* Blocks of every length behind the session's last token. The first that is asked for pays for the drafter's context, as a block does
- * in decoding; its length goes round. */
+/* Blocks of every length behind the session's last token. The first that is asked for pays for the drafter's context,
+ * as a block does in decoding; its length goes round. */
 static kakeya_status draft_all_lengths(recording *r, int32_t *drafts, kakeya_error *error) {
     decode_timeline *t = &r->session->timeline;
     int longest = r->trace->max_drafts, turn = (int)t->n;
@@ -86,7 +86,8 @@ static kakeya_status record_tokens(recording *r, int most, kakeya_error *error) 
 
 /* ---------------------------------------------------------------------------------------------------------- costs */
 
-/* Drafts for a block whose cost is measured: the tokens that come and, in every other block, the prompt's tokens instead. */
+/* Drafts for a block whose cost is measured: the tokens that come and, in every other block, the prompt's tokens
+ * instead. */
 static kakeya_status draft_for_cost(void *user, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
     (void)bonus, (void)error;
     recording *r = user;
@@ -123,7 +124,8 @@ static kakeya_status measure_length(recording *r, const kakeya_session *begun, i
         .trace_user = r,
     };
     decode_output output = {.withheld = -1};
-    kakeya_sampling sampling = {.temperature = r->temperature, .top_p = 1, .repetition_penalty = 1, .seed = r->options->seed};
+    kakeya_sampling sampling = {
+        .temperature = r->temperature, .top_p = 1, .repetition_penalty = 1, .seed = r->options->seed};
     kakeya_stats stats = {0};
     status = sampler_configure(&copy->workspace.sampler, &sampling, error);
     if (!status) status = decode_prepare(&copy->workspace, &copy->timeline, &options, error);
@@ -135,8 +137,8 @@ static kakeya_status measure_length(recording *r, const kakeya_session *begun, i
 
 /* --------------------------------------------------------------------------------------------------------- texts */
 
-static kakeya_status record_text(recording *r, const char *policy, const char *workload, const char *name, const int32_t *ids,
-                                 size_t n, kakeya_error *error) {
+static kakeya_status record_text(recording *r, const char *policy, const char *workload, const char *name,
+                                 const int32_t *ids, size_t n, kakeya_error *error) {
     int most = r->options->max_tokens;
     eval_arm arm;
     harness_arm(&r->harness, policy, KAKEYA_MODE_AUTO, &arm);
@@ -156,7 +158,7 @@ static kakeya_status record_text(recording *r, const char *policy, const char *w
     kakeya_session *begun = NULL;
     bool ended;
     kakeya_status status = draft_trace_allocate(t, (int)n + most, (int)n, drafts, error);
-    if (!status) status = session_open(r->harness.engine, &options, NULL, &r->session, error);
+    if (!status) status = kakeya_session_open(r->harness.engine, &options, &r->session, error);
     if (!status) status = kakeya_session_sync(r->session, ids, n, NULL, NULL, NULL, error);
     if (!status) status = kakeya_session_fork(r->session, &begun, error);
     if (!status) status = generate_one(r, begun, &ended, error);
@@ -228,7 +230,8 @@ kakeya_status draft_record(const eval_setup *setup, const draft_record_options *
     if (!status && options->needles) status = niah_generate(&niah, &needles, error);
     r.harness.total = n_policies * (options->n_files + (size_t)options->needles + (size_t)options->random_texts);
     for (size_t p = 0; p < n_policies && !status; p++) {
-        for (size_t i = 0; i < options->n_files && !status; i++) status = record_code(&r, policies[p], options->files[i], error);
+        for (size_t i = 0; i < options->n_files && !status; i++)
+            status = record_code(&r, policies[p], options->files[i], error);
         for (size_t i = 0; i < needles.n && !status; i++) {
             status = record_needle(&r, policies[p], &needles.samples[i], (int)i, error);
         }

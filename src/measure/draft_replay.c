@@ -4,7 +4,8 @@
 #include "decode/speculate.h"
 #include "measure/draft_study.h"
 
-/* ----------------------------------------------------------------------------- a backend that plays a recording back */
+/* ----------------------------------------------------------------------------- a backend that plays a recording back
+ */
 
 struct backend_model {
     const draft_trace *trace;
@@ -24,7 +25,8 @@ static double next_seconds(const trace_cost *cost, int *used) { return (double)c
 static int recorded_length(const backend_cache *c) { return c->length; }
 
 /* Greedy choices behind the rows: the recorded text, as long as the rows are that text. */
-static kakeya_status recorded_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
+static kakeya_status recorded_forward(backend_model *m, backend_segment *segments, int n_segments,
+                                      kakeya_error *error) {
     (void)n_segments, (void)error;
     const draft_trace *t = m->trace;
     backend_segment *s = &segments[0];
@@ -75,8 +77,13 @@ static int vocabulary_of(const draft_traces *traces) {
     return (int)most + 1;
 }
 
-static kakeya_status replay_text(const draft_trace *trace, int vocab, const decode_options *wanted, const draft_policy *policy,
-                                 draft_experience *experience, draft_replay_result *out, kakeya_error *error) {
+static bool takes_part(const draft_trace *t, const char *workload, const char *attention) {
+    return (!workload || strcmp(workload, t->workload) == 0) && (!attention || strcmp(attention, t->policy) == 0);
+}
+
+static kakeya_status replay_text(const draft_trace *trace, int vocab, const decode_options *wanted,
+                                 const draft_policy *policy, draft_experience *experience, draft_control *going_on,
+                                 draft_replay_result *out, kakeya_error *error) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
     pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
@@ -90,7 +97,8 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
         .turn = &turn,
         .tokens = calloc(capacity, sizeof *t.tokens),
         .row_kind = calloc(capacity, 1),
-        .n = (size_t)trace->prompt_tokens + 1, /* the first token is chosen from the prompt's logits, whatever the policy */
+        .n = (size_t)trace->prompt_tokens +
+             1, /* the first token is chosen from the prompt's logits, whatever the policy */
         .capacity = capacity,
         .vocab = vocab,
     };
@@ -106,6 +114,7 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     if (!t.tokens || !t.row_kind) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a replay");
     sampler_init(&w.sampler, vocab, NULL, 0, &account);
     draft_control_init(&w.control, policy, trace->max_drafts, experience);
+    if (going_on && going_on->policy) w.control = *going_on;
     if (!status) memcpy(t.tokens, trace->tokens, t.n * sizeof *t.tokens);
     if (!status) status = sampler_configure(&w.sampler, &greedy, error);
     if (!status) status = decode_prepare(&w, &t, &options, error);
@@ -114,6 +123,7 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
         status = error_set(error, KAKEYA_BACKEND, "the replay of '%s' gave another text", trace->name);
     }
     if (!status && options.mode == KAKEYA_MODE_AUTO) draft_control_share(&w.control, experience);
+    if (going_on) *going_on = w.control;
     out->seconds += model.seconds;
     out->tokens += (int64_t)stats.completion_tokens;
     out->forwards += (int64_t)stats.verifier_forwards;
@@ -123,17 +133,42 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     return status;
 }
 
-kakeya_status draft_replay(const draft_traces *traces, const char *workload, const char *attention, kakeya_mode mode,
-                           int draft_length, const draft_policy *policy, draft_replay_result *out, kakeya_error *error) {
+/* The traces that take part, those of different kinds mixed: steps of about a golden ratio visit all kinds in turns. */
+static int order_of(const draft_traces *traces, const char *workload, const char *attention, int *order) {
+    int n = 0, step = 1;
+    int *found = order + traces->n;
+    for (int i = 0; i < traces->n; i++)
+        if (takes_part(&traces->trace[i], workload, attention)) found[n++] = i;
+    for (int candidate = 1; candidate < n; candidate++) {
+        int a = candidate, b = n;
+        while (b) {
+            int rest = a % b;
+            a = b;
+            b = rest;
+        }
+        if (a == 1 && abs(candidate * 1000 - n * 618) < abs(step * 1000 - n * 618)) step = candidate;
+    }
+    for (int i = 0; i < n; i++) order[i] = found[(int)((int64_t)i * step % n)];
+    return n;
+}
+
+kakeya_status draft_replay(const draft_traces *traces, bool one_text, const char *workload, const char *attention,
+                           kakeya_mode mode, int draft_length, const draft_policy *policy, draft_replay_result *out,
+                           kakeya_error *error) {
     *out = (draft_replay_result){0};
-    draft_experience experience = {0};
     int vocab = vocabulary_of(traces);
     decode_options options = {.mode = mode, .draft_length = draft_length, .max_rows = BACKEND_MAX_DECODE_ROWS};
+    int *order = malloc(2 * (size_t)traces->n * sizeof *order);
+    if (!order) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a replay");
     kakeya_status status = KAKEYA_OK;
-    for (int i = 0; i < traces->n && !status; i++) {
-        const draft_trace *t = &traces->trace[i];
-        if ((workload && strcmp(workload, t->workload) != 0) || (attention && strcmp(attention, t->policy) != 0)) continue;
-        status = replay_text(t, vocab, &options, policy, &experience, out, error);
+    int n = order_of(traces, workload, attention, order);
+    for (int first = 0; first < n && !status; first++) {
+        draft_experience experience = {0};
+        draft_control control = {0};
+        for (int i = 0; i < n && !status; i++)
+            status = replay_text(&traces->trace[order[(first + i) % n]], vocab, &options, policy, &experience,
+                                 one_text ? &control : NULL, out, error);
     }
+    free(order);
     return status;
 }

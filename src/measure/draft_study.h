@@ -1,6 +1,7 @@
-/* The study behind `kakeya eval draft-policy`: what the choice of draft lengths is worth, and how much each of its constants
- * matters. Texts are recorded once (draft_trace.h) and decoded again and again by the product's own loop over a backend that
- * plays the recording back, on a clock that advances by what each step cost on the machine that recorded it. */
+/* The study behind `kakeya eval draft-policy`: what the choice of draft lengths is worth, and how much each of its
+ * constants matters. Texts are recorded once (draft_trace.h) and decoded again and again by the product's own loop over
+ * a backend that plays the recording back, on a clock that advances by what each step cost on the machine that recorded
+ * it. */
 #ifndef KAKEYA_MEASURE_DRAFT_STUDY_H
 #define KAKEYA_MEASURE_DRAFT_STUDY_H
 
@@ -27,11 +28,12 @@ typedef struct draft_replay_result {
     int64_t tokens, forwards;
 } draft_replay_result;
 
-/* Decodes trace after trace, as sessions of one engine that share what they learn. `policy` NULL: the product's; mode and
- * draft_length as in kakeya_generate_options, resolved. Only traces for which `workload` and `attention` are NULL or equal take
- * part. KAKEYA_BACKEND where the loop does not reproduce a recorded text. */
-kakeya_status draft_replay(const draft_traces *traces, const char *workload, const char *attention, kakeya_mode mode,
-                           int draft_length, const draft_policy *policy, draft_replay_result *out, kakeya_error *error);
+/* Decodes trace after trace, as sessions of one engine that share what they learn. `policy` NULL: the product's; mode
+ * and draft_length as in kakeya_generate_options, resolved. Only traces for which `workload` and `attention` are NULL
+ * or equal take part. KAKEYA_BACKEND where the loop does not reproduce a recorded text. */
+kakeya_status draft_replay(const draft_traces *traces, bool one_text, const char *workload, const char *attention,
+                           kakeya_mode mode, int draft_length, const draft_policy *policy, draft_replay_result *out,
+                           kakeya_error *error);
 
 /* A policy that differs from the product's, for the table: one constant halved or doubled, or a mechanism left out. */
 typedef struct draft_variant {

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/files.h"
 #include "base/json.h"
 
 enum { TRACE_VERSION = 1, MAX_TRACE_BYTES = 1 << 30, MAX_TOKENS = 1 << 20 };
@@ -35,7 +34,8 @@ void draft_traces_free(draft_traces *traces) {
     *traces = (draft_traces){0};
 }
 
-kakeya_status draft_trace_allocate(draft_trace *trace, int tokens, int prompt_tokens, int max_drafts, kakeya_error *error) {
+kakeya_status draft_trace_allocate(draft_trace *trace, int tokens, int prompt_tokens, int max_drafts,
+                                   kakeya_error *error) {
     size_t generated = (size_t)(tokens - prompt_tokens), block = (size_t)max_drafts * (size_t)max_drafts;
     trace->tokens = calloc((size_t)tokens + 1, sizeof *trace->tokens);
     trace->drafts = calloc(generated * block + 1, sizeof *trace->drafts);
@@ -54,7 +54,8 @@ int32_t *draft_trace_drafts(const draft_trace *trace, int n, int k) {
 
 static cJSON *costs_json(const trace_cost *costs, int n) {
     cJSON *array = cJSON_CreateArray();
-    for (int i = 0; array && i < n; i++) cJSON_AddItemToArray(array, cJSON_CreateFloatArray(costs[i].seconds, costs[i].n));
+    for (int i = 0; array && i < n; i++)
+        cJSON_AddItemToArray(array, cJSON_CreateFloatArray(costs[i].seconds, costs[i].n));
     return array;
 }
 
@@ -75,7 +76,7 @@ static cJSON *trace_json(const draft_trace *t) {
     return object;
 }
 
-kakeya_status draft_traces_save(const draft_traces *traces, const char *path, kakeya_error *error) {
+kakeya_status draft_traces_write(const draft_traces *traces, file_writer *writer, kakeya_error *error) {
     cJSON *root = cJSON_CreateObject(), *list = cJSON_CreateArray();
     cJSON_AddStringToObject(root, "kind", "draft-traces");
     cJSON_AddNumberToObject(root, "version", TRACE_VERSION);
@@ -84,13 +85,7 @@ kakeya_status draft_traces_save(const draft_traces *traces, const char *path, ka
     char *text = root ? cJSON_PrintUnformatted(root) : NULL;
     cJSON_Delete(root);
     if (!text) return out_of_memory(error);
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (!status) {
-        status = file_writer_write(writer, text, strlen(text), error);
-        if (status) file_writer_abort(writer);
-        else status = file_writer_commit(writer, error);
-    }
+    kakeya_status status = file_writer_write(writer, text, strlen(text), error);
     cJSON_free(text);
     return status;
 }
@@ -179,8 +174,10 @@ kakeya_status draft_traces_load(const char *path, draft_traces *out, kakeya_erro
     cJSON_ArrayForEach(item, json_array(&r, root, "traces")) {
         if (r.status) break;
         draft_trace *t = draft_traces_add(out);
-        if (!t) r.status = out_of_memory(error);
-        else (void)read_trace(&r, item, t);
+        if (!t)
+            r.status = out_of_memory(error);
+        else
+            (void)read_trace(&r, item, t);
     }
     if (!r.status && out->n == 0) json_fail(&r, KAKEYA_FORMAT, "it holds no text");
     cJSON_Delete(root);

@@ -13,26 +13,16 @@ typedef struct constant {
     double most; /* shares and rates end at 1 */
 } constant;
 
-#define CONSTANT(field, kind, most) {#field, offsetof(draft_policy, field), kind, most}
+#define CONSTANT(field, kind, most)                                                                                    \
+    { #field, offsetof(draft_policy, field), kind, most }
 static const constant constants[] = {
-    CONSTANT(probe_share, CONSTANT_DOUBLE, 1),
-    CONSTANT(shadow_share, CONSTANT_DOUBLE, 1),
-    CONSTANT(cost_doubt, CONSTANT_DOUBLE, 1),
-    CONSTANT(hope, CONSTANT_DOUBLE, 1),
-    CONSTANT(advantage, CONSTANT_DOUBLE, 4),
-    CONSTANT(passage_share, CONSTANT_DOUBLE, 1),
-    CONSTANT(assumed_row_share, CONSTANT_DOUBLE, 1),
-    CONSTANT(assumed_draft_share, CONSTANT_DOUBLE, 1),
-    CONSTANT(acceptance_memory, CONSTANT_FLOAT, 1e6),
-    CONSTANT(memory_after_surprise, CONSTANT_FLOAT, 1e6),
-    CONSTANT(assumed_weight, CONSTANT_FLOAT, 1e6),
-    CONSTANT(expected_weight, CONSTANT_FLOAT, 1e6),
-    CONSTANT(assumed_dflash_rate, CONSTANT_FLOAT, 1),
-    CONSTANT(assumed_ngram_next_rate, CONSTANT_FLOAT, 1),
-    CONSTANT(blocks_between_probes, CONSTANT_INT, 1e6),
-    CONSTANT(surprises, CONSTANT_INT, 1e6),
-    CONSTANT(recent_blocks, CONSTANT_INT, 1e6),
-    CONSTANT(enough_samples, CONSTANT_INT, COST_SAMPLES),
+    CONSTANT(probe_share, CONSTANT_DOUBLE, 1),        CONSTANT(watch_share, CONSTANT_DOUBLE, 1),
+    CONSTANT(acceptance_memory, CONSTANT_FLOAT, 1e6), CONSTANT(advantage, CONSTANT_DOUBLE, 4),
+    CONSTANT(passage_share, CONSTANT_DOUBLE, 1),      CONSTANT(recent_blocks, CONSTANT_DOUBLE, 1e6),
+    CONSTANT(surprises, CONSTANT_INT, 1e6),           CONSTANT(memory_after_surprise, CONSTANT_FLOAT, 1e6),
+    CONSTANT(assumed_row_share, CONSTANT_DOUBLE, 1),  CONSTANT(assumed_draft_share, CONSTANT_DOUBLE, 1),
+    CONSTANT(assumed_dflash_rate, CONSTANT_FLOAT, 1), CONSTANT(assumed_ngram_next_rate, CONSTANT_FLOAT, 1),
+    CONSTANT(assumed_weight, CONSTANT_FLOAT, 1e6),    CONSTANT(expected_weight, CONSTANT_FLOAT, 1e6),
 };
 
 static double value_of(const draft_policy *p, const constant *c) {
@@ -41,9 +31,12 @@ static double value_of(const draft_policy *p, const constant *c) {
     float f;
     int i;
     switch (c->kind) {
-    case CONSTANT_DOUBLE: return memcpy(&d, at, sizeof d), d;
-    case CONSTANT_FLOAT: return memcpy(&f, at, sizeof f), (double)f;
-    default: return memcpy(&i, at, sizeof i), (double)i;
+    case CONSTANT_DOUBLE:
+        return memcpy(&d, at, sizeof d), d;
+    case CONSTANT_FLOAT:
+        return memcpy(&f, at, sizeof f), (double)f;
+    default:
+        return memcpy(&i, at, sizeof i), (double)i;
     }
 }
 
@@ -53,9 +46,15 @@ static double set_value(draft_policy *p, const constant *c, double value) {
     float f = (float)value;
     int i = (int)(value + 0.5);
     switch (c->kind) {
-    case CONSTANT_DOUBLE: memcpy(at, &value, sizeof value); break;
-    case CONSTANT_FLOAT: memcpy(at, &f, sizeof f); break;
-    default: memcpy(at, &i, sizeof i); break;
+    case CONSTANT_DOUBLE:
+        memcpy(at, &value, sizeof value);
+        break;
+    case CONSTANT_FLOAT:
+        memcpy(at, &f, sizeof f);
+        break;
+    default:
+        memcpy(at, &i, sizeof i);
+        break;
     }
     return value_of(p, c);
 }
@@ -78,30 +77,15 @@ int draft_variants(draft_variant out[DRAFT_MAX_VARIANTS]) {
             if (value == usual) n--;
         }
     }
-    draft_variant *v = add(out, &n, "without: probes");
-    v->policy.blocks_between_probes = 1 << 30;
-    v = add(out, &n, "without: shadows");
-    v->policy.shadow_share = 0;
-    v = add(out, &n, "without: hope");
-    v->policy.hope = 1;
-    v = add(out, &n, "without: doubt");
-    v->policy.cost_doubt = 0;
-    v = add(out, &n, "without: advantage");
+    draft_variant *v = add(out, &n, "without probes");
+    v->policy.probe_share = -1;
+    v = add(out, &n, "without watched drafts");
+    v->policy.watch_share = 0;
+    v = add(out, &n, "without advantage");
     v->policy.advantage = 1;
-    v = add(out, &n, "without: passage share");
-    v->policy.passage_share = 1;
-    v = add(out, &n, "without: surprises");
+    v = add(out, &n, "without surprises");
     v->policy.surprises = 1 << 30;
-    v = add(out, &n, "without: ngram rates by match");
+    v = add(out, &n, "all matches alike");
     for (int m = 1; m <= NGRAM_MAX_MATCH; m++) v->policy.assumed_ngram_rate[m] = 0.5f;
-    v = add(out, &n, "simple");
-    v->policy.shadow_share = 0;
-    v->policy.hope = 1;
-    v->policy.cost_doubt = 0;
-    v->policy.advantage = 1;
-    v->policy.passage_share = 1;
-    v->policy.surprises = 1 << 30;
-    v->policy.probe_share = 1e9;
-    v->policy.blocks_between_probes = 64;
     return n;
 }

@@ -75,7 +75,16 @@ printf '{"prompt": "def add(a, b):\\n"}\n' | gzip >"$WORK/prompts.jsonl.gz"
 works "eval acceptance on compressed lines" eval acceptance "$WORK/prompts.jsonl.gz" --max-tokens 8 --json
 json_holds "both embedding forms" '.summary.arms | map(.drafter_scaled_embedding) == [false, true]'
 
+works "eval draft-policy, recorded" eval draft-policy "$EXAMPLES/code/matrix.c" --needles 1 --random-texts 1 \
+    --max-tokens 12 --trace "$WORK/t.json" --json
+json_holds "one column a kind and two of all" '.groups | map(.workload) == ["code", "needle", "random", "mixed", "mixed"]'
+cp "$WORK/out" "$WORK/recorded"
+works "eval draft-policy, replayed" eval draft-policy --replay "$WORK/t.json" --json
+check "the same figures" cmp "$WORK/out" "$WORK/recorded"
+
 # --- wrong usage, wrong files
+fails_with "a recording that is none" 'no file of recorded texts' eval draft-policy --replay "$MODELS/demo/config.json"
+refuses "a replay that records" 'takes no' eval draft-policy --replay a.json --trace b.json
 refuses "eval without a name" 'which evaluation' eval
 refuses "an unknown evaluation" "unknown evaluation 'taste'" eval taste
 refuses "too few lines" '10 to' eval niah --lines 5
@@ -88,7 +97,7 @@ fails_with "prompts that are not there" "$WORK/no.jsonl" eval acceptance "$WORK/
 fails_with "restored without f_theta" 'f_theta' eval niah --lines 12 --policies native,restored --f-theta none
 fails_with "speculation without a drafter" 'drafter' eval niah --lines 12 --mode speculative --drafter none
 fails_with "diagnostics without f_theta" 'f_theta' eval niah --lines 12 --identity-restore --f-theta none
-for name in niah fidelity code acceptance lossless; do
+for name in niah fidelity code acceptance lossless draft-policy; do
     works "eval $name --help" eval "$name" --help
 done
 works "eval --help" eval --help

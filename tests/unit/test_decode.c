@@ -248,14 +248,14 @@ static void simulate(simulation *s, draft_control *control, long tokens) {
             predict(s, s->ngram_q, LONGEST, watched);
             draft_control_watch(control, DRAFT_NGRAM, 3, watched, 0, LONGEST);
         }
-        if (plan.shadow_length) {
+        if (plan.watch_length) {
             shadow = disturbed(s, draft_cost);
             s->seconds += draft_cost;
-            predict(s, s->q, plan.shadow_length, watched);
-            draft_control_watch(control, DRAFT_DFLASH, 0, watched, 0, plan.shadow_length);
+            predict(s, s->q, plan.watch_length, watched);
+            draft_control_watch(control, DRAFT_DFLASH, 0, watched, 0, plan.watch_length);
         }
         for (int i = 0; i <= block.accepted; i++) draft_control_token(control, (int32_t)s->tokens++);
-        draft_control_record(control, &block, shadow, plan.shadow_length);
+        draft_control_record(control, &block, shadow, plan.watch_length);
         s->by_source[plan.source] += block.accepted + 1;
     }
 }
@@ -357,7 +357,7 @@ static void test_control_extends_drafts(void **state) {
         if (good && per_token > extended * 1.05)
             fail_msg("good continuations: %.4f per token, full blocks take %.4f, DFlash alone %.4f", per_token,
                      extended, alone);
-        if (!good && (per_token > alone * 1.05 || s.looked_up > 100))
+        if (!good && (per_token > alone * 1.05 || s.looked_up > 200))
             fail_msg("bad continuations, %ld verified: %.4f per token, DFlash alone %.4f", s.looked_up, per_token,
                      alone);
     }
@@ -382,7 +382,7 @@ static void test_control_obeys_limits_and_learns_costs_once(void **state) {
     draft_control_init(&control, NULL, 16, NULL);
     for (int limit = 0; limit <= 16; limit++) {
         draft_plan plan = draft_control_plan(&control, limit, 0, 0);
-        assert_true(plan.length <= limit && plan.shadow_length <= limit);
+        assert_true(plan.length <= limit && plan.watch_length <= limit);
         assert_int_equal(plan.source, limit ? DRAFT_DFLASH : DRAFT_NONE);
         assert_int_equal(plan.length, limit); /* the first block is full length */
     }
@@ -410,14 +410,14 @@ static void test_control_starts_with_experience(void **state) {
         } phases[] = {{0, 160}, {0.97, 15}, {0, 160}};
         for (size_t phase = 0; phase < sizeof phases / sizeof phases[0]; phase++) {
             simulation s = {.shape = shape, .q = phases[phase].q, .ngram_q = -1, .seed = 40 + phase};
-            double last = 0;
+            double last = 0; /* mean of the last four */
             for (int session = 0; session < SESSIONS; session++) {
                 draft_control control;
                 draft_control_init(&control, NULL, LONGEST, &experience);
                 double before = s.seconds;
                 long tokens = s.tokens;
                 simulate(&s, &control, phases[phase].tokens);
-                last = (s.seconds - before) / (double)(s.tokens - tokens);
+                if (session >= SESSIONS - 4) last += (s.seconds - before) / (double)(s.tokens - tokens) / 4;
                 draft_control_share(&control, &experience);
             }
             double per_token = s.seconds / (double)s.tokens, plain = verify_cost(shape, 1);
@@ -425,7 +425,7 @@ static void test_control_starts_with_experience(void **state) {
             if (phase != 1 && per_token > plain * 1.03)
                 fail_msg("shape %d, random sessions %zu: %.3f per token, plain %.3f", shape, phase, per_token, plain);
             if (phase == 1 && last > best * 1.25)
-                fail_msg("shape %d, easy sessions: %.3f per token in the last one, best %.3f", shape, last, best);
+                fail_msg("shape %d, easy sessions: %.3f per token in the last four, best %.3f", shape, last, best);
         }
     }
 }
