@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static kakeya_status syntax_error(const char *name, const char *text, size_t position, const char *what,
@@ -104,6 +105,34 @@ kakeya_status json_parse_object(const char *name, const char *text, size_t bytes
     cJSON_Delete(*out);
     *out = NULL;
     return error_set(error, KAKEYA_FORMAT, "%s: not a JSON object", name);
+}
+
+static int compare_keys(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static kakeya_status refuse_repeated_keys(const char *name, const cJSON *object, kakeya_error *error) {
+    size_t n = (size_t)cJSON_GetArraySize(object), i = 0;
+    const char **keys = malloc((n + 1) * sizeof *keys);
+    if (!keys) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its keys", name);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object) keys[i++] = item->string;
+    qsort(keys, n, sizeof *keys, compare_keys);
+    kakeya_status status = KAKEYA_OK;
+    for (i = 1; i < n && status == KAKEYA_OK; i++) {
+        if (strcmp(keys[i], keys[i - 1]) == 0)
+            status = error_set(error, KAKEYA_FORMAT, "%s: the key \"%s\" appears twice", name, keys[i]);
+    }
+    free(keys);
+    return status;
+}
+
+/* Parsed values are at most JSON_MAX_DEPTH deep. */
+kakeya_status json_refuse_repeated_keys(const char *name, const cJSON *value, kakeya_error *error) {
+    kakeya_status status = cJSON_IsObject(value) ? refuse_repeated_keys(name, value, error) : KAKEYA_OK;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, value) {
+        if (status == KAKEYA_OK) status = json_refuse_repeated_keys(name, item, error);
+    }
+    return status;
 }
 
 bool json_is_integer(const cJSON *item, double min, double max) {

@@ -17,6 +17,10 @@ kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON
 /* The same, and the value must be an object. */
 kakeya_status json_parse_object(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
 
+/* KAKEYA_FORMAT where an object in `value` (itself, or inside it) has a key twice: readers differ in which of the two
+ * counts. NULL is fine. */
+kakeya_status json_refuse_repeated_keys(const char *name, const cJSON *value, kakeya_error *error);
+
 /* A number that is an integer within [min, max]. */
 bool json_is_integer(const cJSON *item, double min, double max);
 

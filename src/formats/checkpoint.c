@@ -6,12 +6,25 @@
 #include <sys/mman.h>
 
 #include "base/json.h"
+#include "formats/foreign.h"
 
 static const size_t max_config_bytes = (size_t)16 << 20;
 static const size_t max_index_bytes = (size_t)256 << 20;
 
 static kakeya_status no_memory(const char *what, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its tensor list", what);
+}
+
+/* A text file beside the weights. */
+static kakeya_status read_text(const char *path, size_t max_bytes, char **text, size_t *bytes, kakeya_error *error) {
+    kakeya_status status = file_read(path, max_bytes, text, bytes, error);
+    if (status != KAKEYA_OK) return status;
+    status = foreign_refuse(path, *text, *bytes, error);
+    if (status != KAKEYA_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ shards */
@@ -72,7 +85,7 @@ static kakeya_status open_index(checkpoint *ck, const char *index_path, kakeya_e
     size_t bytes = 0;
     cJSON *index = NULL;
     placement *placed = NULL;
-    kakeya_status status = file_read(index_path, max_index_bytes, &text, &bytes, error);
+    kakeya_status status = read_text(index_path, max_index_bytes, &text, &bytes, error);
     if (status == KAKEYA_OK) status = json_parse_object(index_path, text, bytes, &index, error);
     if (status != KAKEYA_OK) goto done;
 
@@ -135,6 +148,22 @@ static kakeya_status merge_tensors(checkpoint *ck, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
+/* Says of a directory without safetensors what it holds instead. */
+static kakeya_status refuse_directory(const char *directory, const char *weights_name, const char *index_name,
+                                      kakeya_error *error) {
+    static const char *const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    for (size_t i = 0; i < sizeof pickled / sizeof pickled[0]; i++) {
+        char *path = path_join(directory, pickled[i]);
+        bool found = path && file_exists(path);
+        free(path);
+        if (found)
+            return error_set(error, KAKEYA_UNSUPPORTED, "%s: neither %s nor %s found, only %s: " FOREIGN_PYTORCH_ADVICE,
+                             directory, weights_name, index_name, pickled[i]);
+    }
+    return error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", directory, weights_name, index_name);
+}
+
+/* A single file wins over an index, as in Hugging Face transformers: shards of an earlier save may lie beside it. */
 static kakeya_status open_tensors(checkpoint *ck, const char *weights_name, kakeya_error *error) {
     char index_name[256];
     snprintf(index_name, sizeof index_name, "%s.index.json", weights_name);
@@ -143,12 +172,12 @@ static kakeya_status open_tensors(checkpoint *ck, const char *weights_name, kake
     kakeya_status status;
     if (!single || !index)
         status = no_memory(ck->directory, error);
-    else if (file_exists(index))
-        status = open_index(ck, index, error);
     else if (file_exists(single))
         status = add_shard(ck, single, error);
+    else if (file_exists(index))
+        status = open_index(ck, index, error);
     else
-        status = error_set(error, KAKEYA_IO, "%s: neither %s nor %s found", ck->directory, weights_name, index_name);
+        status = refuse_directory(ck->directory, weights_name, index_name, error);
     free(single);
     free(index);
     return status == KAKEYA_OK ? merge_tensors(ck, error) : status;
@@ -163,10 +192,10 @@ static kakeya_status read_texts(checkpoint *ck, const char *config_name, kakeya_
     if (!ck->config_path || !generation_path)
         status = no_memory(ck->directory, error);
     else
-        status = file_read(ck->config_path, max_config_bytes, &ck->config, &ck->config_bytes, error);
+        status = read_text(ck->config_path, max_config_bytes, &ck->config, &ck->config_bytes, error);
     if (status == KAKEYA_OK && file_exists(generation_path))
         status =
-            file_read(generation_path, max_config_bytes, &ck->generation_config, &ck->generation_config_bytes, error);
+            read_text(generation_path, max_config_bytes, &ck->generation_config, &ck->generation_config_bytes, error);
     free(generation_path);
     return status;
 }

@@ -21,7 +21,7 @@ typedef struct checkpoint {
     size_t n_copies;
 } checkpoint;
 
-/* Opens `directory`/`config_name` and `directory`/`weights_name`, or the shards of
+/* Opens `directory`/`config_name` and `directory`/`weights_name`; where there is no such file, the shards of
  * `directory`/`weights_name`.index.json. */
 kakeya_status checkpoint_open(const char *directory, const char *config_name, const char *weights_name,
                               checkpoint **out, kakeya_error *error);

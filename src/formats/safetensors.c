@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "formats/foreign.h"
 
 /* The limit of the format's own reference reader. */
 static const uint64_t max_header_bytes = 100u * 1000u * 1000u;
@@ -193,13 +194,15 @@ static kakeya_status read_header(safetensors *file, const unsigned char *bytes, 
 kakeya_status safetensors_parse(const char *path, const unsigned char *data, size_t bytes, safetensors **out,
                                 kakeya_error *error) {
     *out = NULL;
+    kakeya_status status = foreign_refuse(path, data, bytes, error);
+    if (status != KAKEYA_OK) return status;
     safetensors *file = calloc(1, sizeof *file);
     if (file) file->path = strdup(path);
     if (!file || !file->path) {
         free(file);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its header", path);
     }
-    kakeya_status status = read_header(file, data, bytes, error);
+    status = read_header(file, data, bytes, error);
     if (status != KAKEYA_OK) {
         safetensors_close(file);
         return status;

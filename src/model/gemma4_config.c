@@ -48,6 +48,9 @@ static void check_architecture(json_reader *r, const cJSON *top, const cJSON *te
     const char *text_type = text != top ? json_string(r, text, "model_type", NULL) : NULL;
     if (text_type && !is_one_of(text_type, model_types + 2, 2))
         json_fail(r, KAKEYA_UNSUPPORTED, "text_config.model_type \"%s\" is not supported (gemma4_text)", text_type);
+    const char *weights = json_string(r, top, "transformers_weights", NULL);
+    if (weights && strcmp(weights, "model.safetensors") != 0)
+        json_fail(r, KAKEYA_UNSUPPORTED, "transformers_weights \"%s\" is not supported (model.safetensors)", weights);
     if (json_get(top, "quantization_config") || json_get(text, "quantization_config"))
         json_fail(r, KAKEYA_UNSUPPORTED, "quantization_config: quantised checkpoints are not supported");
 }
@@ -299,6 +302,8 @@ kakeya_status gemma4_config_parse(const char *name, const char *json, size_t jso
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);
     if (status == KAKEYA_OK && generation_json)
         status = json_parse_object("generation_config.json", generation_json, generation_bytes, &generation, error);
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys(name, top, error);
+    if (status == KAKEYA_OK) status = json_refuse_repeated_keys("generation_config.json", generation, error);
     if (status == KAKEYA_OK) {
         json_reader reader = {.name = name, .error = error};
         json_reader generation_reader = {.name = "generation_config.json", .error = error};

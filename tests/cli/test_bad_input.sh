@@ -64,6 +64,18 @@ d=$(variant no-weights)
 rm "$d/model.safetensors"
 fails_with "a directory without weights" "$d.*model.safetensors" run --model "$d" --ids-file "$ids"
 
+d=$(variant lfs)
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:cc8d\nsize 32169626\n' >"$d/model.safetensors"
+fails_with "a Git LFS pointer in the place of weights" "$d/model.safetensors: a Git LFS pointer.*git lfs pull" \
+    run --model "$d" --ids-file "$ids"
+d=$(variant pickled)
+mv "$d/model.safetensors" "$d/pytorch_model.bin"
+fails_with "a PyTorch checkpoint" "pickled: .*only pytorch_model.bin.*convert it to safetensors" \
+    run --model "$d" --ids-file "$ids"
+d=$(variant renamed)
+printf 'PK\003\004' >"$d/model.safetensors"
+fails_with "a PyTorch checkpoint under another name" "$d/model.safetensors: a PyTorch checkpoint" run --model "$d" --ids-file "$ids"
+
 # --- shards
 mkdir "$WORK/sharded"
 ln -s "$MODELS"/demo/* "$WORK/sharded/"

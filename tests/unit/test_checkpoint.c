@@ -92,6 +92,78 @@ static void test_single(void **state) {
     checkpoint_close(ck);
 }
 
+/* transformers saves a single file into a directory and leaves an older index where it is. */
+static void test_single_file_wins_over_index(void **state) {
+    (void)state;
+    scratch_folder("both");
+    scratch_text("both/config.json", "{}");
+    scratch_safetensors("both/model.safetensors", TENSOR("new"), 4);
+    scratch_safetensors("both/old.safetensors", TENSOR("old"), 4);
+    scratch_text("both/model.safetensors.index.json", "{\"weight_map\": {\"old\": \"old.safetensors\"}}");
+    checkpoint *ck;
+    assert_ok(checkpoint_open(scratch_path("both"), "config.json", "model.safetensors", &ck, &error));
+    assert_int_equal(ck->n_tensors, 1);
+    assert_string_equal(ck->tensors[0]->name, "new");
+    checkpoint_close(ck);
+    scratch_text("both/model.safetensors.index.json", "{\"weight_map\": {\"gone\": \"gone.safetensors\"}}");
+    assert_ok(open_plain("both"));
+}
+
+static const char lfs_pointer[] =
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:cc8d3a0ce36466ccc1278bf987df5f71db1719b9ca6b4118264f45cb627bfe0f\nsize 32169626\n";
+
+/* What is found in the place of a checkpoint's files is called by its name. */
+static void test_foreign_files(void **state) {
+    (void)state;
+    scratch_folder("f");
+    scratch_text("f/config.json", lfs_pointer);
+    assert_refused(open_plain("f"), KAKEYA_FORMAT, "f/config.json", "Git LFS pointer", "git lfs pull");
+    scratch_text("f/config.json", "{}");
+    scratch_text("f/generation_config.json", lfs_pointer);
+    assert_refused(open_plain("f"), KAKEYA_FORMAT, "f/generation_config.json", "Git LFS pointer");
+    scratch_text("f/generation_config.json", "{}");
+    scratch_text("f/model.safetensors.index.json", lfs_pointer);
+    assert_refused(open_plain("f"), KAKEYA_FORMAT, "f/model.safetensors.index.json", "Git LFS pointer");
+    scratch_text("f/model.safetensors.index.json", "{\"weight_map\": {\"a\": \"one.bin\"}}");
+    scratch_write("f/one.bin", "PK\3\4\0\0\0\0\0\0\0\0", 12);
+    assert_refused(open_plain("f"), KAKEYA_FORMAT, "f/one.bin", "PyTorch checkpoint", "safetensors");
+
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *first, *second;
+    } cases[] = {
+        {lfs_pointer, sizeof lfs_pointer - 1, "Git LFS pointer", "git lfs pull"},
+        {"<!DOCTYPE html><html>", 21, "web page", "download"},
+        {"<html><body>401</body>", 22, "web page", "download"},
+        {"PK\3\4\0\0\0\0\0\0\0\0", 12, "PyTorch checkpoint", "save_pretrained"},
+        {"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", 9, "PyTorch checkpoint", "save_pretrained"},
+        {"GGUF\3\0\0\0", 8, "GGUF", ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        scratch_write("f/model.safetensors", cases[i].bytes, cases[i].n);
+        assert_refused(open_plain("f"), KAKEYA_FORMAT, "f/model.safetensors", cases[i].first, cases[i].second);
+    }
+    /* a header of 0x280 bytes begins as a pickle does */
+    char header[0x280 + 1];
+    snprintf(header, sizeof header, "%-640s", TENSOR("a"));
+    scratch_safetensors("f/model.safetensors", header, 4);
+    assert_ok(open_plain("f"));
+
+    static const char *const pickled[] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    for (int i = 0; i < 2; i++) {
+        char folder[16], name[64];
+        snprintf(folder, sizeof folder, "p%d", i);
+        scratch_folder(folder);
+        snprintf(name, sizeof name, "%s/config.json", folder);
+        scratch_text(name, "{}");
+        snprintf(name, sizeof name, "%s/%s", folder, pickled[i]);
+        scratch_text(name, "{}");
+        assert_refused(open_plain(folder), KAKEYA_UNSUPPORTED, folder, pickled[i], "convert it to safetensors");
+    }
+}
+
 /* The format promises no alignment; what is unaligned is copied once, what is aligned never. */
 static void test_alignment(void **state) {
     (void)state;
@@ -167,6 +239,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_single),
+        cmocka_unit_test(test_single_file_wins_over_index),
+        cmocka_unit_test(test_foreign_files),
         cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_resolve),
     };

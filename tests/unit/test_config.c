@@ -247,6 +247,8 @@ static void test_stop_tokens(void **state) {
     assert_stops((int[]){1}, 1);
     free(text);
     free(json);
+    assert_refused(parse(dense, "{\"eos_token_id\": 1, \"eos_token_id\": 2}"), KAKEYA_FORMAT,
+                   "generation_config.json: the key \"eos_token_id\" appears twice");
     assert_refused(parse(dense, "{\"eos_token_id\": \"1\"}"), KAKEYA_FORMAT, "generation_config.json: eos_token_id");
 }
 
@@ -435,6 +437,10 @@ static void test_refusals(void **state) {
         {"\"model_type\": \"gemma4\"", "\"model_type\": \"gemma3\"", KAKEYA_UNSUPPORTED, "model_type", "gemma3"},
         {"\"gemma4_text\"", "\"qwen3\"", KAKEYA_UNSUPPORTED, "text_config.model_type", "qwen3"},
         {"\"gemma4_text\"", "17", KAKEYA_FORMAT, "model_type is not a string", ""},
+        {"\"vision_config\"", "\"transformers_weights\": \"other.safetensors\", \"vision_config\"", KAKEYA_UNSUPPORTED,
+         "transformers_weights", "other.safetensors"},
+        {"\"sliding_window\": 24", "\"sliding_window\": 24, \"sliding_window\": 12", KAKEYA_FORMAT,
+         "the key \"sliding_window\" appears twice", ""},
         {"\"vision_config\"", "\"quantization_config\"", KAKEYA_UNSUPPORTED, "quantization_config", ""},
         {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": 129", KAKEYA_FORMAT, "num_hidden_layers is 129",
          "1 to 128"},

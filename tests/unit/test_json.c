@@ -126,10 +126,29 @@ static void test_getters(void **state) {
     cJSON_Delete(object);
 }
 
+static kakeya_status refuse_repeated(const char *text) {
+    cJSON *value;
+    assert_ok(json_parse("f.json", text, strlen(text), &value, &error));
+    kakeya_status status = json_refuse_repeated_keys("f.json", value, &error);
+    cJSON_Delete(value);
+    return status;
+}
+
+static void test_repeated_keys(void **state) {
+    (void)state;
+    assert_ok(json_refuse_repeated_keys("f.json", NULL, &error));
+    assert_ok(refuse_repeated("7"));
+    assert_ok(refuse_repeated("{\"a\": {\"a\": [{\"a\": 1}, {\"a\": 2}]}, \"b\": {\"a\": 1}, \"A\": 1}"));
+    assert_refused(refuse_repeated("{\"a\": 1, \"b\": 2, \"a\": 1}"), KAKEYA_FORMAT,
+                   "f.json: the key \"a\" appears twice");
+    assert_refused(refuse_repeated("{\"x\": [1, {\"in\\nner\": 1, \"in\\nner\": null}]}"), KAKEYA_FORMAT,
+                   "the key \"in ner\" appears twice");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse),  cmocka_unit_test(test_numbers), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_object), cmocka_unit_test(test_getters),
+        cmocka_unit_test(test_object), cmocka_unit_test(test_getters), cmocka_unit_test(test_repeated_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
