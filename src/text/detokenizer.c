@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/tokenizer_private.h"
+#include "text/tokenizer_tables.h"
 #include "text/utf8.h"
 
 enum { INITIAL_RUN_BYTES = 256 };
@@ -26,7 +26,7 @@ static bool reserve_run(detokenizer *d, size_t capacity) {
     char *run = realloc(d->run, capacity);
     if (!run) return false;
     d->run = run;
-    char *text = realloc(d->text, capacity * UTF8_REPLACEMENT_BYTES + d->t->longest_piece_bytes);
+    char *text = realloc(d->text, capacity * UTF8_REPLACEMENT_BYTES + tokenizer_longest_piece(d->t));
     if (!text) return false;
     d->text = text;
     d->run_capacity = capacity;

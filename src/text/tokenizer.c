@@ -3,40 +3,47 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/tokenizer_private.h"
+#include "base/files.h"
+#include "text/tokenizer_load.h"
+#include "text/tokenizer_tables.h"
 #include "text/utf8.h"
 
-void tokenizer_close(tokenizer *t) {
-    if (!t) return;
-    free(t->text);
-    free(t->pieces);
-    free(t->piece_slots);
-    free(t->merges);
-    free(t->added_lengths);
-    free(t);
+kakeya_status tokenizer_open_memory(const char *name, const char *data, size_t bytes, tokenizer **out,
+                                    kakeya_error *error) {
+    return tokenizer_load(name, data, bytes, out, error);
 }
+
+kakeya_status tokenizer_open(const char *path, tokenizer **out, kakeya_error *error) {
+    *out = NULL;
+    file_map map;
+    kakeya_status status = file_map_open(path, &map, error);
+    if (status) return status;
+    status = tokenizer_load(path, (const char *)map.data, map.bytes, out, error);
+    file_map_close(&map);
+    return status;
+}
+
+void tokenizer_close(tokenizer *t) { tokenizer_tables_free(t); }
 
 int tokenizer_vocab_size(const tokenizer *t) { return (int)t->n_pieces; }
 
-static const piece *piece_at(const tokenizer *t, int32_t id) {
-    return id >= 0 && (size_t)id < t->n_pieces ? &t->pieces[id] : NULL;
-}
-
 const char *tokenizer_piece(const tokenizer *t, int32_t id, size_t *bytes) {
-    const piece *p = piece_at(t, id);
+    const piece *p = tokenizer_piece_at(t, id);
     if (bytes) *bytes = p ? p->bytes : 0;
     return p ? t->text + p->offset : NULL;
 }
 
+size_t tokenizer_longest_piece(const tokenizer *t) { return t->longest_piece_bytes; }
+
 int32_t tokenizer_id(const tokenizer *t, const char *text) { return tokenizer_find(t, text, strlen(text)); }
 
 bool tokenizer_is_special(const tokenizer *t, int32_t id) {
-    const piece *p = piece_at(t, id);
+    const piece *p = tokenizer_piece_at(t, id);
     return p && (p->flags & PIECE_SPECIAL);
 }
 
 int tokenizer_byte(const tokenizer *t, int32_t id) {
-    const piece *p = piece_at(t, id);
+    const piece *p = tokenizer_piece_at(t, id);
     return p ? p->byte : -1;
 }
 
@@ -65,6 +72,8 @@ typedef struct encoder {
     size_t n_heap, heap_capacity;
     int32_t *ids;
     size_t n_ids, id_capacity;
+    char *normalized; /* a stretch with U+2581 for spaces, where added tokens are looked for in such text */
+    size_t normalized_capacity;
 } encoder;
 
 static bool reserve(void **items, size_t *capacity, size_t needed, size_t item_bytes) {
@@ -181,18 +190,46 @@ static bool encode_text(encoder *e, const char *text, size_t bytes) {
     return true;
 }
 
-/* The longest added token at text[0]; -1 if there is none. Those marked special count only where the caller parses
- * them. */
-static int32_t match_added(const tokenizer *t, const char *text, size_t bytes, bool parse_special) {
-    if (!t->added_first_byte[(unsigned char)text[0]]) return -1;
-    for (size_t i = 0; i < t->n_added_lengths; i++) {
-        uint32_t length = t->added_lengths[i];
-        if (length > bytes) continue;
-        int32_t id = tokenizer_find(t, text, length);
-        if (id < 0 || !(t->pieces[id].flags & PIECE_ADDED)) continue;
-        if (parse_special || !(t->pieces[id].flags & PIECE_SPECIAL)) return id;
+static bool encode_between_added(encoder *e, const added_set *set, const char *text, size_t bytes, bool special,
+                                 bool (*encode)(encoder *e, const char *text, size_t bytes, bool special)) {
+    size_t begin = 0, at = 0;
+    while (at < bytes) {
+        const added_token *found = tokenizer_find_added(e->t, set, text + at, bytes - at, special);
+        if (!found) {
+            at++;
+            continue;
+        }
+        if (!encode(e, text + begin, at - begin, special) || !emit(e, found->id)) return false;
+        at += found->bytes;
+        begin = at;
     }
-    return -1;
+    return encode(e, text + begin, bytes - begin, special);
+}
+
+static bool encode_pieces(encoder *e, const char *text, size_t bytes, bool special) {
+    (void)special;
+    return encode_text(e, text, bytes);
+}
+
+/* Text between verbatim added tokens. Normalized it encodes to the same ids, so only the search needs the copy. */
+static bool encode_normalized(encoder *e, const char *text, size_t bytes, bool special) {
+    if (e->t->normalized.n == 0) return encode_text(e, text, bytes);
+    if (bytes == 0) return true;
+    size_t n = bytes;
+    for (size_t i = 0; i < bytes; i++) n += text[i] == ' ' ? TOKENIZER_SPACE_BYTES - 1 : 0;
+    void *copy = e->normalized;
+    if (!reserve(&copy, &e->normalized_capacity, n, 1)) return false;
+    e->normalized = copy;
+    char *to = e->normalized;
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] != ' ') {
+            *to++ = text[i];
+            continue;
+        }
+        memcpy(to, TOKENIZER_SPACE, TOKENIZER_SPACE_BYTES);
+        to += TOKENIZER_SPACE_BYTES;
+    }
+    return encode_between_added(e, &e->t->normalized, e->normalized, n, special, encode_pieces);
 }
 
 static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_encode_options options) {
@@ -200,18 +237,7 @@ static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_enc
     for (size_t i = 0; options.add_special && i < t->n_prefix; i++) {
         if (!emit(e, t->prefix[i])) return false;
     }
-    size_t begin = 0, at = 0;
-    while (at < bytes) {
-        int32_t id = match_added(t, text + at, bytes - at, options.parse_special);
-        if (id < 0) {
-            at++;
-            continue;
-        }
-        if (!encode_text(e, text + begin, at - begin) || !emit(e, id)) return false;
-        at += t->pieces[id].bytes;
-        begin = at;
-    }
-    if (!encode_text(e, text + begin, bytes - begin)) return false;
+    if (!encode_between_added(e, &t->verbatim, text, bytes, options.parse_special, encode_normalized)) return false;
     for (size_t i = 0; options.add_special && i < t->n_suffix; i++) {
         if (!emit(e, t->suffix[i])) return false;
     }
@@ -239,6 +265,7 @@ kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text
     done = done && encode_all(&e, text, text_bytes, options);
     free(e.symbols);
     free(e.heap);
+    free(e.normalized);
     if (!done) {
         free(e.ids);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while encoding %zu bytes of text", text_bytes);

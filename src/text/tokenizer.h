@@ -2,8 +2,8 @@
  *
  * The form accepted is Gemma's: model BPE with byte fallback; normalizer " " -> U+2581; a pre-tokenizer that splits at
  * spaces (which the normalizer has removed, so nothing is ever split) or none; decoder U+2581 -> " ", byte fallback,
- * fuse; added tokens matched verbatim before everything else. A file of any other form is refused by name rather than
- * tokenised wrongly.
+ * fuse; added tokens matched before everything else, first verbatim ones, then those whose text is normalized as well.
+ * A file of any other form is refused by name rather than tokenised wrongly.
  *
  * A tokenizer is immutable after opening and may be shared by threads. */
 #ifndef KAKEYA_TEXT_TOKENIZER_H
@@ -15,7 +15,7 @@
 
 #include "base/error.h"
 
-typedef struct tokenizer tokenizer;
+typedef struct tokenizer_tables tokenizer; /* opaque */
 
 /* Reads a tokenizer.json. *out is released by tokenizer_close. */
 kakeya_status tokenizer_open(const char *path, tokenizer **out, kakeya_error *error);
@@ -39,7 +39,8 @@ kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text
 
 #define TOKENIZER_MAX_TEXT_BYTES ((size_t)512 << 20)
 
-int tokenizer_vocab_size(const tokenizer *t); /* ids are 0 .. size - 1 */
+int tokenizer_vocab_size(const tokenizer *t); /* the largest id + 1; below it, ids between added tokens may be unused */
+size_t tokenizer_longest_piece(const tokenizer *t); /* bytes */
 /* The piece as the vocabulary spells it (spaces as U+2581, bytes as "<0xNN>"), NUL-terminated; NULL if there is no such
  * id. `bytes` may be NULL. */
 const char *tokenizer_piece(const tokenizer *t, int32_t id, size_t *bytes);

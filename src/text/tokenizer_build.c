@@ -1,9 +1,9 @@
-/* From collected pieces and merges to the tables that encoding reads. */
+#include "text/tokenizer_build.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
-#include "text/tokenizer_private.h"
 
 static bool grow(void **items, size_t *capacity, size_t needed, size_t item_bytes) {
     if (needed <= *capacity) return true;
@@ -28,11 +28,11 @@ bool text_buffer_add(text_buffer *buffer, const char *text, size_t bytes, text_s
     return true;
 }
 
-bool vocab_source_entry(vocab_source *source, text_span text, int32_t id, uint8_t flags) {
+bool vocab_source_entry(vocab_source *source, vocab_entry entry) {
     void *items = source->entries;
     if (!grow(&items, &source->entry_capacity, source->n_entries + 1, sizeof *source->entries)) return false;
     source->entries = items;
-    source->entries[source->n_entries++] = (vocab_entry){.text = text, .id = id, .flags = flags};
+    source->entries[source->n_entries++] = entry;
     return true;
 }
 
@@ -58,43 +58,6 @@ static size_t table_capacity(size_t entries) {
     return capacity;
 }
 
-/* FNV-1a's low bits are weak on short keys that differ in their last byte; one multiply-and-fold spreads them. */
-static size_t fold(uint64_t hash) {
-    hash *= UINT64_C(0x9E3779B97F4A7C15);
-    return (size_t)(hash ^ (hash >> 32));
-}
-
-static size_t hash_pair(int32_t left, int32_t right) { return fold((uint64_t)(uint32_t)left << 32 | (uint32_t)right); }
-
-/* The slot that holds this piece, or the empty one where it belongs. `hash` is FNV-1a of the text. */
-static piece_slot *find_slot(const tokenizer *t, uint64_t hash, const char *text, size_t bytes) {
-    uint32_t tag = (uint32_t)hash;
-    size_t at = fold(hash) & t->piece_mask;
-    for (; t->piece_slots[at].id >= 0; at = (at + 1) & t->piece_mask) {
-        if (t->piece_slots[at].tag != tag) continue;
-        const piece *found = &t->pieces[t->piece_slots[at].id];
-        if (found->bytes == bytes && memcmp(t->text + found->offset, text, bytes) == 0) break;
-    }
-    return &t->piece_slots[at];
-}
-
-int32_t tokenizer_find(const tokenizer *t, const char *text, size_t bytes) {
-    return find_slot(t, hash_fnv1a(HASH_FNV1A_START, text, bytes), text, bytes)->id;
-}
-
-static size_t merge_slot(const tokenizer *t, int32_t left, int32_t right) {
-    size_t slot = hash_pair(left, right) & t->merge_mask;
-    for (; t->merges[slot].left >= 0; slot = (slot + 1) & t->merge_mask) {
-        if (t->merges[slot].left == left && t->merges[slot].right == right) break;
-    }
-    return slot;
-}
-
-const merge *tokenizer_find_merge(const tokenizer *t, int32_t left, int32_t right) {
-    const merge *found = &t->merges[merge_slot(t, left, right)];
-    return found->left >= 0 ? found : NULL;
-}
-
 static int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'A' && c <= 'F') return c - 'A' + 10;
@@ -109,55 +72,81 @@ static int16_t byte_of_piece(const char *text, size_t bytes) {
     return high < 0 || low < 0 ? (int16_t)-1 : (int16_t)(high * 16 + low);
 }
 
-static kakeya_status add_pieces(tokenizer *t, const vocab_source *source, kakeya_error *error) {
-    size_t n_entries = source->n_entries;
-    size_t capacity = table_capacity(n_entries);
+/* Ids that no published vocabulary comes near; they bound the table of pieces. */
+enum { MAX_IDS = 1 << 21 };
+
+static kakeya_status make_piece_tables(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
+    size_t ids = source->n_entries;
+    for (size_t i = 0; i < source->n_entries; i++) {
+        size_t id = (size_t)source->entries[i].id;
+        if (source->entries[i].id >= 0 && id < MAX_IDS && id >= ids) ids = id + 1;
+    }
+    size_t capacity = table_capacity(source->n_entries);
     t->piece_mask = capacity - 1;
-    t->pieces = calloc(n_entries, sizeof *t->pieces);
+    t->pieces = calloc(ids, sizeof *t->pieces);
     t->piece_slots = malloc(capacity * sizeof *t->piece_slots);
     if (!t->pieces || !t->piece_slots) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
-    for (size_t i = 0; i < capacity; i++) t->piece_slots[i].id = -1;
+    for (size_t i = 0; i < capacity; i++) t->piece_slots[i].index = -1;
+    return KAKEYA_OK;
+}
 
-    for (size_t i = 0; i < n_entries; i++) {
-        const vocab_entry *entry = &source->entries[i];
-        const char *text = t->text + entry->text.offset;
-        if (entry->id < 0 || (size_t)entry->id >= n_entries) {
-            return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" has id %d, which does not fit %zu entries",
-                             source->name, text, entry->id, n_entries);
-        }
-        uint64_t hash = hash_fnv1a(HASH_FNV1A_START, text, entry->text.bytes);
-        piece_slot *slot = find_slot(t, hash, text, entry->text.bytes);
-        piece *p = &t->pieces[entry->id];
-        int32_t other = slot->id;
-        if (other == entry->id && (entry->flags & PIECE_ADDED) && !(p->flags & PIECE_ADDED)) {
-            p->flags = entry->flags; /* an added token that the vocabulary lists as well */
-            continue;
-        }
-        if (other >= 0) {
-            return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" appears twice, with ids %d and %d", source->name,
-                             text, other, entry->id);
-        }
-        if (p->defined) {
-            return error_set(error, KAKEYA_FORMAT, "%s: id %d belongs to both \"%s\" and \"%s\"", source->name,
-                             entry->id, t->text + p->offset, text);
-        }
-        *slot = (piece_slot){.id = entry->id, .tag = (uint32_t)hash};
-        *p = (piece){.offset = entry->text.offset,
-                     .bytes = entry->text.bytes,
-                     .byte = byte_of_piece(text, entry->text.bytes),
-                     .flags = entry->flags,
-                     .defined = true};
-        t->n_pieces++;
-        if (entry->text.bytes > t->longest_piece_bytes) t->longest_piece_bytes = entry->text.bytes;
+static kakeya_status id_is_too_large(const tokenizer_tables *t, const vocab_source *source, const vocab_entry *entry,
+                                     kakeya_error *error) {
+    return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" has id %d, which does not fit %zu entries", source->name,
+                     t->text + entry->text.offset, entry->id, source->n_entries);
+}
+
+/* Adds one entry. An added token that the vocabulary lists as well only marks that piece. */
+static kakeya_status add_piece(tokenizer_tables *t, const vocab_source *source, vocab_entry *entry,
+                               kakeya_error *error) {
+    const char *text = t->text + entry->text.offset;
+    uint64_t hash = tokenizer_hash(text, entry->text.bytes);
+    text_slot *slot = tokenizer_piece_slot(t, hash, text, entry->text.bytes);
+    int32_t other = slot->index;
+    bool added = entry->flags & PIECE_ADDED;
+    if (added && other < 0 && (size_t)entry->id > t->n_pieces) entry->id = (int32_t)t->n_pieces;
+    if (entry->id < 0 || entry->id >= MAX_IDS) return id_is_too_large(t, source, entry, error);
+    piece *p = &t->pieces[entry->id];
+    if (other == entry->id && added && !(p->flags & PIECE_ADDED)) {
+        p->flags = entry->flags;
+        return KAKEYA_OK;
     }
-    /* Ids are distinct, so n_pieces of them fill 0 .. n_pieces - 1 unless one lies beyond. */
-    for (size_t id = 0; id < t->n_pieces; id++) {
-        if (!t->pieces[id].defined) {
-            return error_set(error, KAKEYA_FORMAT, "%s: no piece has id %zu, but there are %zu pieces", source->name,
-                             id, t->n_pieces);
-        }
+    if (other >= 0)
+        return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" appears twice, with ids %d and %d", source->name, text,
+                         other, entry->id);
+    if (p->defined)
+        return error_set(error, KAKEYA_FORMAT, "%s: id %d belongs to both \"%s\" and \"%s\"", source->name, entry->id,
+                         t->text + p->offset, text);
+    *slot = (text_slot){.index = entry->id, .tag = (uint32_t)hash};
+    *p = (piece){.offset = entry->text.offset,
+                 .bytes = entry->text.bytes,
+                 .byte = byte_of_piece(text, entry->text.bytes),
+                 .flags = entry->flags,
+                 .defined = true};
+    if ((size_t)entry->id >= t->n_pieces) t->n_pieces = (size_t)entry->id + 1;
+    if (entry->text.bytes > t->longest_piece_bytes) t->longest_piece_bytes = entry->text.bytes;
+    return KAKEYA_OK;
+}
+
+/* Behind the first id without a piece there are added tokens only. */
+static kakeya_status check_gaps(const tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
+    size_t gap = 0, pieces = 0;
+    while (gap < t->n_pieces && t->pieces[gap].defined) gap++;
+    for (size_t id = 0; id < t->n_pieces; id++) pieces += t->pieces[id].defined;
+    for (size_t i = 0; i < source->n_entries; i++) {
+        const vocab_entry *entry = &source->entries[i];
+        if ((size_t)entry->id < gap || (t->pieces[entry->id].flags & PIECE_ADDED)) continue;
+        if ((size_t)entry->id >= source->n_entries) return id_is_too_large(t, source, entry, error);
+        return error_set(error, KAKEYA_FORMAT, "%s: no piece has id %zu, but there are %zu pieces", source->name, gap,
+                         pieces);
     }
     return KAKEYA_OK;
+}
+
+static kakeya_status add_pieces(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
+    kakeya_status status = make_piece_tables(t, source, error);
+    for (size_t i = 0; i < source->n_entries && !status; i++) status = add_piece(t, source, &source->entries[i], error);
+    return status ? status : check_gaps(t, source, error);
 }
 
 static bool mixes_newlines(const char *text, size_t bytes) {
@@ -167,7 +156,7 @@ static bool mixes_newlines(const char *text, size_t bytes) {
 }
 
 /* A merge whose parts or product are not in the vocabulary can never be carried out and is left out. */
-static kakeya_status add_merges(tokenizer *t, const vocab_source *source, kakeya_error *error) {
+static kakeya_status add_merges(tokenizer_tables *t, const vocab_source *source, kakeya_error *error) {
     size_t capacity = table_capacity(source->n_merges);
     t->merge_mask = capacity - 1;
     t->merges = malloc(capacity * sizeof *t->merges);
@@ -186,23 +175,24 @@ static kakeya_status add_merges(tokenizer *t, const vocab_source *source, kakeya
         if (bytes > longest) continue;
         const char *left = source->merge_text.data + source->merges[rank].left.offset;
         const char *right = source->merge_text.data + source->merges[rank].right.offset;
-        uint64_t hash = hash_fnv1a(HASH_FNV1A_START, left, left_bytes);
-        int32_t left_id = find_slot(t, hash, left, left_bytes)->id;
+        uint64_t hash = tokenizer_hash(left, left_bytes);
+        int32_t left_id = tokenizer_piece_slot(t, hash, left, left_bytes)->index;
         int32_t right_id = tokenizer_find(t, right, right_bytes);
         memcpy(product, left, left_bytes);
         memcpy(product + left_bytes, right, right_bytes);
-        int32_t product_id = find_slot(t, hash_fnv1a(hash, right, right_bytes), product, bytes)->id;
+        hash = hash_fnv1a(hash, right, right_bytes);
+        int32_t product_id = tokenizer_piece_slot(t, hash, product, bytes)->index;
         if (left_id < 0 || right_id < 0 || product_id < 0) continue;
         if (mixes_newlines(product, bytes)) t->splits_at_newlines = false;
         /* Of a pair listed twice the later rank counts, as in Hugging Face tokenizers. */
-        t->merges[merge_slot(t, left_id, right_id)] =
+        *tokenizer_merge_slot(t, left_id, right_id) =
             (merge){.left = left_id, .right = right_id, .product = product_id, .rank = (uint32_t)rank};
     }
     free(product);
     return KAKEYA_OK;
 }
 
-static kakeya_status add_byte_ids(tokenizer *t, const char *name, kakeya_error *error) {
+static kakeya_status add_byte_ids(tokenizer_tables *t, const char *name, kakeya_error *error) {
     static const char digits[] = "0123456789ABCDEF";
     for (int byte = 0; byte < 256; byte++) {
         char text[] = {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>', 0};
@@ -221,36 +211,52 @@ static int compare_descending(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-static kakeya_status index_added(tokenizer *t, const char *name, kakeya_error *error) {
-    size_t n_added = 0;
-    for (size_t id = 0; id < t->n_pieces; id++) n_added += (t->pieces[id].flags & PIECE_ADDED) != 0;
-    if (n_added == 0) return KAKEYA_OK;
-    t->added_lengths = malloc(n_added * sizeof *t->added_lengths);
-    if (!t->added_lengths) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
+/* The added tokens that are looked for in normalized text, or the others. */
+static kakeya_status fill_added_set(tokenizer_tables *t, const vocab_source *source, bool normalized, added_set *set,
+                                    kakeya_error *error) {
     size_t n = 0;
-    for (size_t id = 0; id < t->n_pieces; id++) {
-        const piece *p = &t->pieces[id];
-        if (!(p->flags & PIECE_ADDED)) continue;
-        if (p->bytes == 0) return error_set(error, KAKEYA_FORMAT, "%s: added token %zu is empty", name, id);
-        t->added_first_byte[(unsigned char)t->text[p->offset]] = true;
-        t->added_lengths[n++] = p->bytes;
+    for (size_t i = 0; i < source->n_entries; i++)
+        n += (source->entries[i].flags & PIECE_ADDED) && source->entries[i].normalized == normalized;
+    if (n == 0) return KAKEYA_OK;
+    size_t capacity = table_capacity(n);
+    set->mask = capacity - 1;
+    set->tokens = calloc(n, sizeof *set->tokens);
+    set->slots = malloc(capacity * sizeof *set->slots);
+    set->lengths = malloc(n * sizeof *set->lengths);
+    if (!set->tokens || !set->slots || !set->lengths)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
+    for (size_t i = 0; i < capacity; i++) set->slots[i].index = -1;
+
+    for (size_t i = 0; i < source->n_entries; i++) {
+        const vocab_entry *entry = &source->entries[i];
+        if (!(entry->flags & PIECE_ADDED) || entry->normalized != normalized) continue;
+        const char *text = t->text + entry->looked_for.offset;
+        uint32_t bytes = entry->looked_for.bytes;
+        if (bytes == 0) return error_set(error, KAKEYA_FORMAT, "%s: added token %d is empty", source->name, entry->id);
+        text_slot *slot = tokenizer_added_slot(t, set, text, bytes);
+        if (slot->index >= 0) continue; /* another one normalizes to the same text; the first counts */
+        *slot = (text_slot){.index = (int32_t)set->n, .tag = (uint32_t)tokenizer_hash(text, bytes)};
+        set->lengths[set->n] = bytes;
+        set->tokens[set->n++] = (added_token){.offset = entry->looked_for.offset,
+                                              .bytes = bytes,
+                                              .id = entry->id,
+                                              .special = entry->flags & PIECE_SPECIAL};
+        set->first_byte[(unsigned char)text[0]] = true;
     }
-    qsort(t->added_lengths, n, sizeof *t->added_lengths, compare_descending);
-    for (size_t i = 0; i < n; i++) {
-        if (i == 0 || t->added_lengths[i] != t->added_lengths[i - 1]) {
-            t->added_lengths[t->n_added_lengths++] = t->added_lengths[i];
-        }
+    qsort(set->lengths, set->n, sizeof *set->lengths, compare_descending);
+    for (size_t i = 0; i < set->n; i++) {
+        if (i == 0 || set->lengths[i] != set->lengths[i - 1]) set->lengths[set->n_lengths++] = set->lengths[i];
     }
     return KAKEYA_OK;
 }
 
-kakeya_status tokenizer_build(vocab_source *source, tokenizer **out, kakeya_error *error) {
+kakeya_status tokenizer_build(vocab_source *source, tokenizer_tables **out, kakeya_error *error) {
     *out = NULL;
-    if (source->n_entries == 0 || source->n_entries > INT32_MAX || source->n_merges > UINT32_MAX) {
+    if (source->n_entries == 0 || source->n_entries > MAX_IDS || source->n_merges > UINT32_MAX) {
         return error_set(error, KAKEYA_FORMAT, "%s: %zu vocabulary entries and %zu merges make no tokenizer",
                          source->name, source->n_entries, source->n_merges);
     }
-    tokenizer *t = calloc(1, sizeof *t);
+    tokenizer_tables *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", source->name);
     t->text = source->piece_text.data;
     source->piece_text = (text_buffer){0};
@@ -258,9 +264,10 @@ kakeya_status tokenizer_build(vocab_source *source, tokenizer **out, kakeya_erro
     kakeya_status status = add_pieces(t, source, error);
     if (!status) status = add_merges(t, source, error);
     if (!status) status = add_byte_ids(t, source->name, error);
-    if (!status) status = index_added(t, source->name, error);
+    if (!status) status = fill_added_set(t, source, false, &t->verbatim, error);
+    if (!status) status = fill_added_set(t, source, true, &t->normalized, error);
     if (status) {
-        tokenizer_close(t);
+        tokenizer_tables_free(t);
         return status;
     }
     *out = t;

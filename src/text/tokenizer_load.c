@@ -1,14 +1,16 @@
 /* tokenizer.json, read as a stream of events: the vocabulary and the merges, which are nearly all of its 32 MB, go
  * straight into the builder's arrays; the few small sections that say which form of tokenizer this is are cut out and
  * parsed. */
+#include "text/tokenizer_load.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-#include "base/files.h"
 #include "base/json.h"
-#include "text/tokenizer_private.h"
+#include "formats/foreign.h"
+#include "text/tokenizer_build.h"
 
 /* A key of the file that this reader handles; its value is taken where the key stands. */
 typedef enum field {
@@ -147,7 +149,8 @@ static int on_integer(void *context, long long value) {
     if (in_vocab(r)) {
         if (r->depth != 3) return wrong_type(r);
         if (value < 0 || value >= INT32_MAX) return fail(r, KAKEYA_FORMAT, "an id in model.vocab is out of range");
-        return vocab_source_entry(&r->source, r->key, (int32_t)value, 0) ? 1 : out_of_memory(r);
+        vocab_entry entry = {.text = r->key, .id = (int32_t)value};
+        return vocab_source_entry(&r->source, entry) ? 1 : out_of_memory(r);
     }
     if (at_field(r, FIELD_DROPOUT)) {
         return value == 0 ? 1 : fail(r, KAKEYA_UNSUPPORTED, "model.dropout is not 0");
@@ -357,8 +360,23 @@ static kakeya_status check_section(const reader *r, field which, bool (*accept)(
     return status;
 }
 
+/* Appends the text with U+2581 for every space, which is all that Gemma's normalizer does. */
+static bool add_normalized(text_buffer *buffer, const char *text, text_span *span) {
+    size_t bytes = 0, length = strlen(text);
+    char *normalized = malloc(length * TOKENIZER_SPACE_BYTES + 1);
+    if (!normalized) return false;
+    for (size_t i = 0; i < length; i++) {
+        bool space = text[i] == ' ';
+        memcpy(normalized + bytes, space ? TOKENIZER_SPACE : text + i, space ? TOKENIZER_SPACE_BYTES : 1);
+        bytes += space ? TOKENIZER_SPACE_BYTES : 1;
+    }
+    bool added = text_buffer_add(buffer, normalized, bytes, span);
+    free(normalized);
+    return added;
+}
+
 static kakeya_status read_added_token(reader *r, const cJSON *item) {
-    static const char *const unsupported_flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
+    static const char *const unsupported_flags[] = {"single_word", "lstrip", "rstrip"};
     const char *name = r->source.name;
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
     const cJSON *id = cJSON_GetObjectItemCaseSensitive(item, "id");
@@ -373,10 +391,14 @@ static kakeya_status read_added_token(reader *r, const cJSON *item) {
         }
     }
     bool special = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "special"));
-    uint8_t flags = (uint8_t)(PIECE_ADDED | (special ? PIECE_SPECIAL : 0));
-    text_span text;
-    if (!text_buffer_add(&r->source.piece_text, content->valuestring, strlen(content->valuestring), &text) ||
-        !vocab_source_entry(&r->source, text, (int32_t)id->valuedouble, flags)) {
+    vocab_entry entry = {.id = (int32_t)id->valuedouble,
+                         .flags = (uint8_t)(PIECE_ADDED | (special ? PIECE_SPECIAL : 0)),
+                         .normalized = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(item, "normalized"))};
+    text_buffer *buffer = &r->source.piece_text;
+    bool added = text_buffer_add(buffer, content->valuestring, strlen(content->valuestring), &entry.text);
+    entry.looked_for = entry.text;
+    if (entry.normalized) added = added && add_normalized(buffer, content->valuestring, &entry.looked_for);
+    if (!added || !vocab_source_entry(&r->source, entry)) {
         return error_set(r->error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
     }
     return KAKEYA_OK;
@@ -395,19 +417,20 @@ static kakeya_status read_added_tokens(reader *r) {
 }
 
 /* A template's special token stands for the ids that its definition lists. */
-static bool add_template_ids(const tokenizer *t, const cJSON *definition, int32_t *ids, size_t *n) {
+static bool add_template_ids(const tokenizer_tables *t, const cJSON *definition, int32_t *ids, size_t *n) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(definition, "ids");
     if (!cJSON_IsArray(list)) return false;
     const cJSON *id;
     cJSON_ArrayForEach(id, list) {
         if (!json_is_integer(id, 0, (double)t->n_pieces - 1) || *n == TOKENIZER_MAX_TEMPLATE) return false;
+        if (!tokenizer_piece_at(t, (int32_t)id->valuedouble)) return false;
         ids[(*n)++] = (int32_t)id->valuedouble;
     }
     return true;
 }
 
 /* TemplateProcessing: special tokens around the one sequence A. */
-static bool read_template(tokenizer *t, const cJSON *processor) {
+static bool read_template(tokenizer_tables *t, const cJSON *processor) {
     const cJSON *single = cJSON_GetObjectItemCaseSensitive(processor, "single");
     const cJSON *definitions = cJSON_GetObjectItemCaseSensitive(processor, "special_tokens");
     if (!string_is(processor, "type", "TemplateProcessing") || !cJSON_IsArray(single)) return false;
@@ -432,7 +455,7 @@ static bool read_template(tokenizer *t, const cJSON *processor) {
     return have_sequence;
 }
 
-static kakeya_status read_post_processor(const reader *r, tokenizer *t) {
+static kakeya_status read_post_processor(const reader *r, tokenizer_tables *t) {
     cJSON *item;
     kakeya_status status = section(r, FIELD_POST_PROCESSOR, &item);
     if (!status && item && !read_template(t, item)) {
@@ -469,34 +492,26 @@ static kakeya_status check_form(const reader *r) {
     return status;
 }
 
-kakeya_status tokenizer_open_memory(const char *name, const char *data, size_t bytes, tokenizer **out,
-                                    kakeya_error *error) {
+kakeya_status tokenizer_load(const char *name, const char *data, size_t bytes, tokenizer_tables **out,
+                             kakeya_error *error) {
     *out = NULL;
     if (bytes > UINT32_MAX) {
         return error_set(error, KAKEYA_UNSUPPORTED, "%s: %zu bytes are too many for a tokenizer", name, bytes);
     }
+    kakeya_status status = foreign_refuse(name, data, bytes, error);
+    if (status) return status;
     reader r = {.source.name = name, .data = data, .bytes = bytes, .error = error};
-    tokenizer *t = NULL;
-    kakeya_status status = parse(&r);
+    tokenizer_tables *t = NULL;
+    status = parse(&r);
     if (!status) status = check_form(&r);
     if (!status) status = read_added_tokens(&r);
     if (!status) status = tokenizer_build(&r.source, &t, error);
     if (!status) status = read_post_processor(&r, t);
     vocab_source_free(&r.source);
     if (status) {
-        tokenizer_close(t);
+        tokenizer_tables_free(t);
         return status;
     }
     *out = t;
     return KAKEYA_OK;
-}
-
-kakeya_status tokenizer_open(const char *path, tokenizer **out, kakeya_error *error) {
-    *out = NULL;
-    file_map map;
-    kakeya_status status = file_map_open(path, &map, error);
-    if (status) return status;
-    status = tokenizer_open_memory(path, (const char *)map.data, map.bytes, out, error);
-    file_map_close(&map);
-    return status;
 }

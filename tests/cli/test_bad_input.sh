@@ -176,6 +176,11 @@ head -c 5000 "$MODELS/demo/tokenizer.json" >"$WORK/tokenizer/tokenizer.json"
 fails_with "a truncated tokenizer" "tokenizer.json" run --model "$WORK/tokenizer" x
 fails_with "a truncated tokenizer (tokenize)" "tokenizer.json" tokenize --model "$WORK/tokenizer" --text-file "$EXAMPLES/needle-60.txt"
 
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:cc8d\nsize 32169626\n' >"$WORK/pointer"
+rm "$WORK/tokenizer/tokenizer.json"
+cp "$WORK/pointer" "$WORK/tokenizer/tokenizer.json"
+fails_with "a Git LFS pointer in the place of a tokenizer" "tokenizer.json: a Git LFS pointer" run --model "$WORK/tokenizer" x
+
 # --- output
 fails_with "an output directory that is not there" "/nonexistent/out" score --ids-file "$ids" --out /nonexistent/out.safetensors
 fails_with "an output that is a directory" "$WORK is a directory" score --ids-file "$ids" --out "$WORK"

@@ -9,13 +9,11 @@ order="base formats text model backend backend/cpu backend/cuda backend/mlx deco
 known_circles() {
     cat <<'END'
 include model/tensors model/sizes
-include text/tokenizer text/tokenizer_private
 include text/chat text/chat_private
 include measure/gate measure/gate_private
 include backend/cpu/kernels backend/cpu/kernels_private
 include backend/cpu/screen backend/cpu/kernels
 include backend/cpu/screen backend/cpu/kernels_private
-link text/tokenizer_build text/tokenizer
 link text/chat_json text/chat
 link text/chat_tools text/chat
 link backend/cpu/draft backend/cpu/model

@@ -333,8 +333,8 @@ static void test_rope_spellings(void **state) {
     static const char *const same[] = {
         "\"rope_parameters\": {" SLIDING_ROPE ", " FULL_ROPE "}",
         /* `type` where there is no rope_type, which wins where there are both */
-        "\"rope_parameters\": {\"sliding_attention\": {\"type\": \"default\", \"rope_theta\": 1e4}, \"full_attention\": "
-        "{\"type\": \"proportional\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}",
+        "\"rope_parameters\": {\"sliding_attention\": {\"type\": \"default\", \"rope_theta\": 1e4}, "
+        "\"full_attention\": {\"type\": \"proportional\", \"rope_theta\": 1e6, \"partial_rotary_factor\": 0.25}}",
         "\"rope_parameters\": {\"sliding_attention\": {\"type\": \"proportional\", \"rope_type\": \"default\", "
         "\"rope_theta\": 1e4}, " FULL_ROPE "}",
         "\"rope_parameters\": {\"sliding_attention\": {\"rope_theta\": 1e4}, " FULL_ROPE "}",

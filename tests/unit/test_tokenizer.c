@@ -254,6 +254,92 @@ static void test_added_tokens(void **state) {
     tokenizer_close(t);
 }
 
+#define ADDED                                                                                                          \
+    "[{\"id\":256,\"content\":\"<s>\",\"special\":true},{\"id\":258,\"content\":\"ab!\"},"                             \
+    "{\"id\":257,\"content\":\"<s>>\",\"special\":true},"
+
+/* Tokens that are looked for in normalized text. The ids are those of Hugging Face tokenizers 0.23.3. */
+static void test_normalized_added_tokens(void **state) {
+    (void)state;
+    static const struct {
+        const char *added, *text;
+        int32_t ids[8];
+        size_t n;
+    } cases[] = {
+        {"{\"id\":268,\"content\":\"xyz\",\"normalized\":true}]", "a xyz b", {259, 267, 268, 267, 260}, 5},
+        {"{\"id\":268,\"content\":\"xyz\",\"normalized\":true}]", "xyzab!", {268, 258}, 2},
+        {"{\"id\":268,\"content\":\"xyz\",\"normalized\":true}]", "xy", {'x', 'y'}, 2},
+        /* a space and what it normalizes to are the same */
+        {"{\"id\":268,\"content\":\"a b\",\"normalized\":true}]", "a b", {268}, 1},
+        {"{\"id\":268,\"content\":\"a b\",\"normalized\":true}]", "a\xE2\x96\x81\x62", {268}, 1},
+        {"{\"id\":268,\"content\":\"a b\",\"normalized\":true}]", "aa b", {259, 268}, 2},
+        {"{\"id\":268,\"content\":\"a\xE2\x96\x81\x62\",\"normalized\":true}]", "a b", {268}, 1},
+        /* unless the token is verbatim */
+        {"{\"id\":268,\"content\":\"a b\",\"normalized\":false}]", "a b", {268}, 1},
+        {"{\"id\":268,\"content\":\"a b\",\"normalized\":false}]", "a\xE2\x96\x81\x62", {259, 267, 260}, 3},
+        {"{\"id\":268,\"content\":\"a\xE2\x96\x81\x62\"}]", "a b", {259, 267, 260}, 3},
+        /* verbatim ones come first, wherever they stand */
+        {"{\"id\":268,\"content\":\"zab!z\",\"normalized\":true}]", "zab!z", {'z', 258, 'z'}, 3},
+        {"{\"id\":268,\"content\":\"!z\",\"normalized\":true}]", "ab!z", {258, 'z'}, 2},
+        {"{\"id\":268,\"content\":\"!z\",\"normalized\":true}]", "x!z", {'x', 268}, 2},
+        {"{\"id\":268,\"content\":\"xy\",\"normalized\":true},{\"id\":269,\"content\":\"xyz\",\"normalized\":true},"
+         "{\"id\":270,\"content\":\"yzw\",\"normalized\":true}]",
+         "xyzw",
+         {269, 'w'},
+         2},
+        {"{\"id\":268,\"content\":\"sp x\",\"normalized\":true,\"special\":true}]", "a sp x", {259, 267, 268}, 3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char added[512];
+        snprintf(added, sizeof added, ADDED "%s", cases[i].added);
+        tokenizer_form form = default_form;
+        form.added_tokens = added;
+        tokenizer *t;
+        kakeya_error error = {0};
+        if (open_form(&form, &t, &error)) fail_msg("case %zu: %s", i, error.message);
+        assert_encodes(t, cases[i].text, strlen(cases[i].text), parsed, cases[i].ids, cases[i].n);
+        tokenizer_close(t);
+    }
+    /* a special one in text that nobody vouches for is text */
+    tokenizer_form form = default_form;
+    form.added_tokens = ADDED "{\"id\":268,\"content\":\"a b\",\"normalized\":true,\"special\":true}]";
+    tokenizer *t;
+    kakeya_error error = {0};
+    if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
+    assert_encodes(t, "a b", 3, literal, (int32_t[]){259, 267, 260}, 3);
+    assert_encodes(t, "a b", 3, parsed, (int32_t[]){268}, 1);
+    assert_true(tokenizer_is_special(t, 268));
+    tokenizer_close(t);
+}
+
+/* Ids of added tokens behind a gap. The ids are those of Hugging Face tokenizers 0.23.3: where the vocabulary lists the
+ * token, the vocabulary's; elsewhere the next one, whatever the file says. */
+static void test_gaps_between_added_tokens(void **state) {
+    (void)state;
+    tokenizer_form form = default_form;
+    form.added_tokens = ADDED "{\"id\":300,\"content\":\"xyz\"},{\"id\":302,\"content\":\"uvw\"},"
+                              "{\"id\":290,\"content\":\"first\"}]";
+    tokenizer *t;
+    kakeya_error error = {0};
+    if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
+    assert_encodes(t, "axyz", 4, parsed, (int32_t[]){259, 268}, 2);
+    assert_encodes(t, "uvwfirst", 8, parsed, (int32_t[]){269, 270}, 2);
+    assert_int_equal(tokenizer_vocab_size(t), 271);
+    tokenizer_close(t);
+
+    form.vocab = "\"a\":259,\"b\":260,\"xyz\":300,\"<s>>\":257,\"<s>\":256,\"ab!\":258";
+    form.added_tokens = ADDED "{\"id\":300,\"content\":\"xyz\",\"special\":true},{\"id\":301,\"content\":\"uvw\"}]";
+    if (open_form(&form, &t, &error)) fail_msg("%s", error.message);
+    assert_encodes(t, "axyzuvw", 7, parsed, (int32_t[]){259, 300, 301}, 3);
+    assert_int_equal(tokenizer_vocab_size(t), 302);
+    assert_true(tokenizer_is_special(t, 300));
+    assert_non_null(tokenizer_piece(t, 260, NULL));
+    assert_null(tokenizer_piece(t, 261, NULL)); /* nothing has this id */
+    assert_int_equal(tokenizer_byte(t, 299), -1);
+    assert_false(tokenizer_is_special(t, 299));
+    tokenizer_close(t);
+}
+
 static void test_merges(void **state) {
     (void)state;
     static const char *const both[] = {"[[\"b\",\"c\"],[\"a\",\"b\"],[\"a\",\"bc\"],[\"a\",\"a\"]]",
@@ -284,8 +370,8 @@ static void test_merges(void **state) {
 static void test_other_forms_are_refused(void **state) {
     (void)state;
     const tokenizer_form d = default_form;
-    tokenizer_form forms[32];
-    const char *expected[32];
+    tokenizer_form forms[40];
+    const char *expected[40];
     size_t n = 0;
 #define REFUSED(field, value, message) (forms[n] = d, forms[n].field = value, expected[n++] = message)
     REFUSED(type, "\"Unigram\"", "model.type is \"Unigram\"");
@@ -319,6 +405,8 @@ static void test_other_forms_are_refused(void **state) {
     REFUSED(added_tokens, "[{\"id\":256,\"content\":\"x\",\"lstrip\":true}]", "added token \"x\" has lstrip true");
     REFUSED(added_tokens, "[{\"content\":\"x\"}]", "an added token has no");
     REFUSED(added_tokens, "{}", "added_tokens is {}");
+    REFUSED(added_tokens, "[{\"id\":4000000,\"content\":\"a\"}]", "piece \"a\" has id 4000000");
+    REFUSED(added_tokens, ADDED "{\"id\":268,\"content\":\"\",\"normalized\":true}]", "added token 268 is empty");
 #undef REFUSED
     expected[15] = "id 258 belongs to both \"a\" and \"ab!\"";
     for (size_t i = 0; i < n; i++) {
@@ -364,6 +452,9 @@ static void test_malformed_files(void **state) {
     snprintf(expected, sizeof expected, "bad.json: line 2, byte %td: ", model + 8 - text);
     if (strncmp(error.message, expected, strlen(expected) - 4) != 0) fail_msg("%s", error.message);
     free(text);
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:cc8d\nsize 32169626\n";
+    assert_int_equal(tokenizer_open_memory("pointer.json", pointer, sizeof pointer - 1, &t, &error), KAKEYA_FORMAT);
+    assert_non_null(strstr(error.message, "pointer.json: a Git LFS pointer"));
     assert_int_equal(tokenizer_open_memory("list.json", "[]", 2, &t, &error), KAKEYA_FORMAT);
     assert_int_equal(tokenizer_open("/no/such/tokenizer.json", &t, &error), KAKEYA_IO);
     assert_non_null(strstr(error.message, "/no/such/tokenizer.json"));
@@ -378,6 +469,8 @@ int main(void) {
         cmocka_unit_test(test_special_tokens_in_literal_text),
         cmocka_unit_test(test_invalid_utf8_is_refused),
         cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_normalized_added_tokens),
+        cmocka_unit_test(test_gaps_between_added_tokens),
         cmocka_unit_test(test_merges),
         cmocka_unit_test(test_other_forms_are_refused),
         cmocka_unit_test(test_missing_byte_piece_is_refused),
