@@ -90,7 +90,7 @@ typedef struct kakeya_engine_options {
     const char *backend;   /* "auto" (NULL), "cpu", "cuda" */
     const char *cpu_isa;   /* NULL: best available; "scalar", "avx2", "avx512", "avx512bf16": for tests and bench */
     kakeya_precision precision;
-    int threads;              /* 0: one per physical core available to the process */
+    int threads;              /* at most 1024; 0: one per physical core available to the process */
     bool drafter_scaled_embedding; /* multiply drafter block embeddings by sqrt(hidden) (spec of some public engines) */
     bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
     size_t memory_limit_bytes; /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */

@@ -27,7 +27,6 @@
 #include <unistd.h>
 
 enum {
-    MAX_THREADS = 1024,
     SPIN_NS = 50 * 1000,
     YIELD_NS = 50 * 1000,
     PAUSES_PER_CLOCK_READ = 16,
@@ -259,15 +258,20 @@ static void free_pool(thread_pool *pool) {
     free(pool);
 }
 
+int thread_pool_threads(int threads, int cores) {
+    if (threads < 0 || threads > THREAD_POOL_MAX) return -1;
+    if (threads > 0) return threads;
+    return cores < 1 ? 1 : cores < THREAD_POOL_MAX ? cores : THREAD_POOL_MAX;
+}
+
 kakeya_status thread_pool_create(int threads, thread_pool **out, kakeya_error *error) {
     *out = NULL;
-    if (threads < 0 || threads > MAX_THREADS)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads: %d is outside 0..%d", threads, MAX_THREADS);
+    if (thread_pool_threads(threads, 1) < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads: %d is outside 0..%d", threads, THREAD_POOL_MAX);
     placement place = {0};
     bool placed = threads != 1 && placement_open(&place);
     int cores = placed ? place.cores : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (cores < 1) cores = 1;
-    if (threads == 0) threads = cores < MAX_THREADS ? cores : MAX_THREADS;
+    threads = thread_pool_threads(threads, cores);
 
     thread_pool *pool = aligned_alloc(CACHE_LINE, sizeof *pool);
     worker *workers = calloc((size_t)threads, sizeof *workers);

@@ -43,6 +43,7 @@ static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vo
     m->threads = thread_pool_size(m->pool);
     m->head_stride = (vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     m->head_logits = malloc((size_t)MAX_ROWS * (size_t)m->head_stride * sizeof(float));
+    m->scratch = calloc((size_t)m->threads, sizeof *m->scratch);
     m->scratch[0].row = malloc((size_t)k * sizeof(float));
     REQUIRE(packed_rows_create(m, &f->packed, MAX_ROWS, k, 1u << type, error));
 }
@@ -54,6 +55,7 @@ static void free_head(fixture *f) {
     thread_pool_destroy(f->m->pool);
     free(f->m->head_logits);
     free(f->m->scratch[0].row);
+    free(f->m->scratch);
     free(f->m);
     free(f->x);
     free(f->allocation);

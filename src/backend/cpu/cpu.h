@@ -17,7 +17,6 @@
 #include "base/threads.h"
 
 enum {
-    CPU_MAX_THREADS = 256,
     CPU_MAX_ROWS = 512,          /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
     CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
@@ -114,7 +113,7 @@ struct backend_model {
     float *aux;             /* [max_rows][targets * hidden] */
     float *partial;         /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
-    thread_scratch scratch[CPU_MAX_THREADS];
+    thread_scratch *scratch; /* [threads] */
     int threads;
     struct matrix_job *jobs;
     int max_jobs;

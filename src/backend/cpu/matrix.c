@@ -160,6 +160,7 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         size_t row_bytes = weight_row_bytes(job->w, 0);
         size_t piece =
             job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
+        if (piece == 0) piece = 1; /* a row alone is larger than a piece should be */
         size_t align = PIECE_ALIGN;
         int outputs = job->o_end - job->o_begin;
         size_t share = ((size_t)outputs + (size_t)m->threads - 1) / (size_t)m->threads;

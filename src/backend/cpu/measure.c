@@ -23,7 +23,7 @@ static const int probe_repeats = 4;
 typedef struct read_probe {
     const cpu_kernels *kernels;
     const unsigned char *data;
-    float checksum[CPU_MAX_THREADS];
+    float checksum[THREAD_POOL_MAX];
 } read_probe;
 
 /* Fresh memory is one shared page of zeros until it is written; reading that would measure a cache. */
@@ -42,7 +42,7 @@ typedef struct flops_probe {
     const cpu_kernels *kernels;
     bool round;
     size_t iterations;
-    double operations[CPU_MAX_THREADS];
+    double operations[THREAD_POOL_MAX];
 } flops_probe;
 
 static void run_operations(void *context, int thread, int threads) {

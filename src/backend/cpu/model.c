@@ -170,6 +170,8 @@ static kakeya_status allocate_scratch(backend_model *m, const shape_limits *s, k
     }
     size_t state = attention_state_floats(m) * sizeof(float);
     size_t row = (size_t)max_int(s->row, 2 * (int)rank) + (size_t)s->head_dim;
+    m->scratch = mem_alloc(m->account, MEM_WORKSPACE, (size_t)m->threads * sizeof *m->scratch);
+    if (!m->scratch) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d threads", m->threads);
     for (int t = 0; t < m->threads; t++) {
         thread_scratch *x = &m->scratch[t];
         const buffer_request requests[] = {
@@ -253,12 +255,13 @@ static void cpu_model_destroy(backend_model *m) {
     packed_rows *packed[] = {&m->packed, &m->packed_moe, &m->packed_slots, &m->packed_act, &m->packed_act_slots,
                              &m->d_packed, &m->d_packed_aux, &m->d_packed_act, &m->packed_latent_in};
     for (int i = 0; i < COUNT(packed); i++) packed_rows_destroy(packed[i]);
-    for (int t = 0; t < m->threads; t++) {
+    for (int t = 0; m->scratch && t < m->threads; t++) {
         thread_scratch *x = &m->scratch[t];
         void *parts[] = {x->q_packed[0], x->q_packed[1], x->key_block, x->value_block, x->latent_block, x->latent_packed,
                          x->lo, x->hi, x->state[0], x->state[1], x->state[2], x->state[3], x->row};
         for (int i = 0; i < COUNT(parts); i++) mem_free(parts[i]);
     }
+    mem_free(m->scratch);
     head_destroy(m);
     rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
@@ -281,9 +284,6 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
     if (!m->kernels) {
         status = error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' is unknown or not supported by this CPU",
                            options->isa ? options->isa : "(best)");
-    } else if (options->threads < 0 || options->threads > CPU_MAX_THREADS) {
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "threads must be 0 to %d, not %d", CPU_MAX_THREADS,
-                           options->threads);
     }
     if (!status) status = thread_pool_create(options->threads, &m->pool, error);
     if (!status) {
