@@ -35,7 +35,7 @@ uninstall:
 	@tools/uninstall.sh $(BUILD) "$(DESTDIR)"
 
 clean:
-	rm -rf build build-sanitize build-fuzz build-coverage build-cuda build-gpu
+	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu
 
 help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"

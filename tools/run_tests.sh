@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every test: unit tests, command line, example program, the same again under sanitizers, the CUDA backend where there is a
-# CUDA compiler, and a short fuzz of the parsers.
+# Every test: unit tests, command line, example program, the same again under sanitizers, threads under ThreadSanitizer, the
+# CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
 # environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program), CUDA_ARCHITECTURES
 # (90a-real;80-real: with Hopper's own instructions and without; "all": every one that CMakeLists.txt names)
@@ -36,6 +36,16 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
         KAKEYA=build-sanitize/kakeya BUILD=build-sanitize run_tap "test_bad_input (sanitized)" sh tests/cli/test_bad_input.sh
     fi
     unset ASAN_OPTIONS UBSAN_OPTIONS
+fi
+
+echo "== ThreadSanitizer"
+if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF \
+    -DKAKEYA_THREAD_SANITIZE=ON && run_step "thread sanitizer build" tools/build.sh build-threads test_concurrency; then
+    fixed="" # its runtime wants addresses that a kernel's randomisation may have taken
+    setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
+    for test in test_threads test_concurrency; do
+        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
+    done
 fi
 
 echo "== CUDA backend"
