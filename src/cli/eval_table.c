@@ -88,6 +88,9 @@ static void print_lossless(const cJSON *summary) {
     const cJSON *lossless = part(summary, "lossless"), *first = part(lossless, "first_difference");
     printf("\nToken streams: %.0f compared with their reference, %.0f differ.\n",
            part(lossless, "comparisons")->valuedouble, part(lossless, "differences")->valuedouble);
+    if (part(lossless, "diagnostic_rows")->valuedouble > 0)
+        printf("%.0f diagnostic rows mix K/V on purpose and are compared with nothing.\n",
+               part(lossless, "diagnostic_rows")->valuedouble);
     if (cJSON_IsObject(first))
         printf("First difference: %s, token %.0f, %s.\n", part(first, "sample")->valuestring,
                part(first, "position")->valuedouble, part(first, "arm")->valuestring);

@@ -1,36 +1,14 @@
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
 #include "base/json.h"
+#include "measure/gate.h"
 #include "measure/gate_private.h"
 #include "measure/report.h"
 
-enum {
-    MAX_REPORT_BYTES = 1 << 30,
-    MAX_PER_CODE = 5, /* messages; a broken run breaks a rule in every row */
-};
-
-void gate_violate(gate_context *context, const char *code, const char *format, ...) {
-    gate_result *result = context->result;
-    size_t same = 0;
-    for (size_t i = 0; i < result->n_violations; i++) same += strcmp(result->violation[i].code, code) == 0;
-    if (same >= MAX_PER_CODE) return;
-    gate_violation *grown = realloc(result->violation, (result->n_violations + 1) * sizeof *grown);
-    if (!grown) {
-        context->out_of_memory = true;
-        return;
-    }
-    result->violation = grown;
-    gate_violation *violation = &grown[result->n_violations++];
-    violation->code = code;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(violation->message, sizeof violation->message, format, arguments);
-    va_end(arguments);
-}
+enum { MAX_REPORT_BYTES = 1 << 28 };
 
 /* ------------------------------------------------------------------------------------------------- envelope */
 
@@ -65,54 +43,6 @@ static bool recognise(gate_context *context) {
     return true;
 }
 
-static void check_environment(gate_context *context) {
-    static const char *const texts[] = {"kakeya_version", "date",  "cpu_model",   "os",
-                                        "backend",        "model", "fingerprint", "precision"};
-    static const char *const numbers[] = {"cores", "memory_bytes", "threads", "sliding_window"};
-    if (!cJSON_IsObject(context->environment)) {
-        gate_violate(context, "MISSING_ENVIRONMENT", "no \"environment\" object");
-        return;
-    }
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        if (!is_text(member(context->environment, texts[i])))
-            gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing", texts[i]);
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        const cJSON *item = member(context->environment, numbers[i]);
-        if (!cJSON_IsNumber(item) || !(item->valuedouble > 0))
-            gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing", numbers[i]);
-    }
-    if (!cJSON_IsArray(member(context->environment, "stop_tokens")))
-        gate_violate(context, "MISSING_ENVIRONMENT", "environment.stop_tokens is missing");
-}
-
-static void check_options(gate_context *context) {
-    static const char *const required[EVAL_KIND_COUNT][5] = {
-        [EVAL_NIAH] = {"samples", "lines", "seed", "max_tokens", "policies"},
-        [EVAL_FIDELITY] = {"prompt_length", "policies", "windows"},
-        [EVAL_CODE] = {"max_tokens", "repetitions", "policies"},
-        [EVAL_ACCEPTANCE] = {"max_tokens", "draft_length"},
-        [EVAL_LOSSLESS] = {"prompts", "max_tokens", "seed", "policies", "temperatures"},
-    };
-    if (!cJSON_IsObject(context->options)) {
-        gate_violate(context, "MISSING_OPTIONS", "no \"options\" object");
-        return;
-    }
-    for (int i = 0; i < 5 && required[context->kind][i]; i++)
-        if (!member(context->options, required[context->kind][i]))
-            gate_violate(context, "MISSING_OPTIONS", "options.%s is missing", required[context->kind][i]);
-}
-
-static void check_envelope(gate_context *context) {
-    if (!cJSON_IsTrue(member(context->report, "complete")))
-        gate_violate(context, "INCOMPLETE", "the evaluation did not come to its end (\"complete\" is not true)");
-    const cJSON *command = member(context->report, "command");
-    bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > 0;
-    for (const cJSON *word = named ? command->child : NULL; word; word = word->next) named &= cJSON_IsString(word);
-    if (!named) gate_violate(context, "MISSING_COMMAND", "the command line that made the report is not recorded");
-    check_environment(context);
-    check_options(context);
-}
-
 /* Rows are taken only whole: one bad row, and no rule that needs rows is asked. */
 static bool read_rows(gate_context *context, kakeya_error *error) {
     const cJSON *rows = member(context->report, "rows"), *item;
@@ -130,7 +60,9 @@ static bool read_rows(gate_context *context, kakeya_error *error) {
         } else {
             eval_row_free(&row);
             bad++;
-            gate_violate(context, "ROW_FIELD", "rows[%zu]: %.250s", index, problem.message);
+            if (status == KAKEYA_OUT_OF_MEMORY) context->out_of_memory = true;
+            gate_violate(context, status == KAKEYA_INVALID_ARGUMENT ? "UNKNOWN_ARM" : "ROW_FIELD", "rows[%zu]: %.250s",
+                         index, problem.message);
         }
         index++;
     }
@@ -150,7 +82,12 @@ static const struct {
     unsigned kinds;
     void (*check)(gate_context *context);
 } rules[] = {
-    {ALL, gate_rule_timing},
+    {ALL, gate_rule_plan},
+    {ALL, gate_rule_identity_of_samples},
+    {ALL, gate_rule_copies},
+    {ALL, gate_rule_times},
+    {ALL, gate_rule_ids},
+    {GENERATION, gate_rule_kv_formula},
     {GENERATION, gate_rule_kv_sum},
     {GENERATION, gate_rule_counts},
     {GENERATION, gate_rule_turn_end},
@@ -176,7 +113,7 @@ kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *er
                             .options = member(report, "options"),
                             .result = out};
     if (recognise(&context)) {
-        check_envelope(&context);
+        gate_check_form(&context);
         if (!read_rows(&context, error)) context.out_of_memory = true;
         for (size_t i = 0; context.rows.n && i < sizeof rules / sizeof rules[0]; i++)
             if (rules[i].kinds & (1u << context.kind)) rules[i].check(&context);

@@ -12,6 +12,9 @@ static bool same_cell(const eval_row *a, const eval_row *b) {
     return gate_measured(a) && gate_measured(b) && gate_same_rung(a, b) && eval_arm_equal(&a->arm, &b->arm);
 }
 
+/* Of sink and window; their sum may be no int. */
+static double exact_positions(const eval_row *row) { return (double)row->arm.sink + (double)row->arm.window; }
+
 static double sliding_window(const gate_context *context) {
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(context->environment, "sliding_window");
     return cJSON_IsNumber(window) ? window->valuedouble : 0;
@@ -49,12 +52,20 @@ static const eval_row *oracle_of(const gate_context *context, const eval_row *ru
  */
 static bool claims_recall(const eval_row *row) { return gate_is_native(row) || gate_is_restored(row); }
 
+/* Letters and digits that a text does not hold by chance. */
+static bool is_answer(const char *expected) {
+    int visible = 0;
+    for (const char *c = expected ? expected : ""; *c; c++) visible += (unsigned char)*c > ' ';
+    return visible >= GATE_MIN_ANSWER;
+}
+
 void gate_rule_recall(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
-        if (!row->expected || !row->expected[0]) {
-            gate_violate(context, "EMPTY_EXPECTED", "rows[%zu] (%s): no expected answer, so any text would count", i,
-                         row->sample);
+        if (!is_answer(row->expected)) {
+            gate_violate(context, "EMPTY_EXPECTED",
+                         "rows[%zu] (%s): no expected answer of %d characters, so any text would count", i, row->sample,
+                         GATE_MIN_ANSWER);
         } else if (row->correct != eval_answer_correct(row->text, row->expected)) {
             gate_violate(context, "RECALL_FLAG", "rows[%zu] (%s): \"correct\" is %s, but the text says otherwise", i,
                          row->sample, row->correct ? "true" : "false");
@@ -128,17 +139,17 @@ static void check_arm_memory(gate_context *context, const eval_row *row, bool *s
     growth draft = growth_of(context, &row->arm, draft_bytes, row->arm.draft_window);
     if (draft.rungs > 1) {
         require_constant(context, "DRAFT_GROWS", "the drafter's context K/V", &row->arm, draft);
-    } else if (!context->result->note[0] && growth_of(context, &row->arm, draft_bytes, 0).largest) {
-        snprintf(context->result->note, sizeof context->result->note,
-                 "%s: fewer than two rungs exceed the draft window, so the drafter's bound is not shown", label);
+    } else if (growth_of(context, &row->arm, draft_bytes, 0).largest) {
+        gate_note(context, "%s: fewer than two rungs exceed the draft window, so the drafter's bound is not shown",
+                  label);
     }
     if (gate_is_native(row)) return;
 
-    growth sliding = growth_of(context, &row->arm, sliding_bytes, row->arm.sink + row->arm.window);
+    growth sliding = growth_of(context, &row->arm, sliding_bytes, exact_positions(row));
     if (sliding.rungs < 2) {
         gate_violate(context, "MEMORY_UNPROVEN",
-                     "%s: bounded memory needs two rungs longer than sink + window (%d), not %zu", label,
-                     row->arm.sink + row->arm.window, sliding.rungs);
+                     "%s: bounded memory needs two rungs longer than sink + window (%.0f), not %zu", label,
+                     exact_positions(row), sliding.rungs);
     } else {
         *shown = true;
         require_constant(context, "MEMORY_GROWS", "the sliding layers' exact K/V", &row->arm, sliding);
@@ -169,7 +180,7 @@ static void check_row_differs(gate_context *context, size_t i) {
     if (is_ar(row) && row->drafted_tokens)
         gate_violate(context, "SELF_COMPARISON", "rows[%zu] (%s): mode ar, but %lld tokens were drafted", i,
                      row->sample, (long long)row->drafted_tokens);
-    if (gate_is_restored(row) && row->prompt_tokens > row->arm.sink + row->arm.window && !row->kv.latent)
+    if (gate_is_restored(row) && (double)row->prompt_tokens > exact_positions(row) && !row->kv.latent)
         gate_violate(context, "RESTORATION_INACTIVE",
                      "rows[%zu] (%s): %s with a prompt of %lld tokens, but no latents are resident", i, row->sample,
                      row->arm.policy, (long long)row->prompt_tokens);
@@ -186,7 +197,7 @@ static void check_arm_differs(gate_context *context, const eval_row *row) {
         if (!drafted) gate_violate(context, "SPECULATION_INACTIVE", "%s, %s: nothing was drafted", row->sample, label);
     }
     if (gate_is_native(row) || (double)row->prompt_tokens <= sliding_window(context) ||
-        row->arm.sink + row->arm.window >= sliding_window(context))
+        exact_positions(row) >= sliding_window(context))
         return;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *native = &context->rows.row[i];

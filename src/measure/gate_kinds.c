@@ -62,9 +62,9 @@ static void check_restored_arm(gate_context *context, const eval_row *row) {
     if (strcmp(row->arm.policy, "restored") == 0 && restored.kl > drop.kl + zero_kl_per_token * drop.tokens)
         gate_violate(context, "FIDELITY_NO_BENEFIT", "%s: KL from native %.6f per token, dropping alone gives %.6f",
                      label, restored.kl / restored.tokens, drop.kl / drop.tokens);
-    const cJSON *model_window = cJSON_GetObjectItemCaseSensitive(context->environment, "sliding_window");
-    bool evicts = cJSON_IsNumber(model_window) && row->arm.sink + row->arm.window < model_window->valuedouble &&
-                  row->prompt_tokens + row->scored_tokens > row->arm.sink + row->arm.window;
+    double exact = (double)row->arm.sink + (double)row->arm.window;
+    bool evicts = context->has_geometry && exact < context->geometry.verifier.sliding_window &&
+                  (double)row->prompt_tokens + (double)row->scored_tokens > exact;
     if (evicts && restored.kl <= zero_kl_per_token * restored.tokens)
         gate_violate(context, "SELF_COMPARISON",
                      "%s: no difference from native attention, though positions are evicted", label);
@@ -72,11 +72,84 @@ static void check_restored_arm(gate_context *context, const eval_row *row) {
         gate_violate(context, "RESTORATION_INACTIVE", "%s: no difference from sink-window", label);
 }
 
+/* Sums are what their tokens give, and top-1 agreement follows from the likeliest ids of both arms. */
+static void check_tokens(gate_context *context, size_t i, const eval_row *native) {
+    const eval_row *row = &context->rows.row[i];
+    double nll = 0, kl = 0;
+    int64_t agreements = 0;
+    for (size_t t = 0; t < row->n_token_ids; t++) {
+        nll += row->token_nll[t];
+        kl += row->token_kl[t];
+        agreements += row->token_ids[t] == native->token_ids[t];
+    }
+    if (fabs(nll - row->nll) > 1e-9 * fmax(1, fabs(nll)) || fabs(kl - row->kl) > 1e-9 * fmax(1, fabs(kl)) ||
+        agreements != row->agreements)
+        gate_violate(context, "SCORE_SUM", "rows[%zu] (%s): its tokens give nll %.9g, KL %.9g and %lld agreements", i,
+                     row->sample, nll, kl, (long long)agreements);
+}
+
+/* The divergence of two distributions is at least that of any event under them. Take the scored token: native attention
+ * gives it the probability p, the other arm q. What is claimed to be near native attention cannot score far from it. */
+static double least_divergence(double p, double q) {
+    double rest = p < 1 ? (1 - p) * log((1 - p) / (1 - q)) : 0;
+    return p * log(p / q) + rest;
+}
+
+static void check_divergence(gate_context *context, size_t i, const eval_row *native) {
+    /* What float32 logits, and sums over a vocabulary, leave open. */
+    static const double relative = 1e-3, absolute = 1e-5, likeliest = 1 - 1e-6;
+    const eval_row *row = &context->rows.row[i];
+    for (size_t t = 0; t < row->n_token_ids; t++) {
+        double p = exp(-native->token_nll[t]), q = exp(-row->token_nll[t]), kl = row->token_kl[t];
+        bool possible = row->token_nll[t] >= -1e-6 && kl >= -zero_kl_per_token;
+        if (possible && p > 0 && q > 0 && p < likeliest && q < likeliest)
+            possible = least_divergence(p, q) <= kl * (1 + relative) + absolute;
+        /* Other likeliest tokens need other distributions. */
+        if (row->token_ids[t] != native->token_ids[t] && kl <= 0) possible = false;
+        if (possible) continue;
+        gate_violate(context, "SCORE_IMPOSSIBLE",
+                     "rows[%zu] (%s): token %zu has probability %.6g, %.6g under native attention, and KL %.6g", i,
+                     row->sample, t, q, p, kl);
+        return;
+    }
+}
+
+/* The native row of the same sequence: the other rows' scores are relative to it. */
+static const eval_row *native_of(const gate_context *context, const eval_row *row) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *other = &context->rows.row[i];
+        if (gate_is_native(other) && strcmp(other->sample, row->sample) == 0) return other;
+    }
+    return NULL;
+}
+
+static void check_against_native(gate_context *context, size_t i) {
+    const eval_row *row = &context->rows.row[i], *native = native_of(context, row);
+    if (!native) return; /* the plan or ORACLE_MISSING says so */
+    if (native->scored_tokens != row->scored_tokens) {
+        gate_violate(context, "SCORED_TOKENS", "rows[%zu] (%s): %lld tokens scored, %lld under native attention", i,
+                     row->sample, (long long)row->scored_tokens, (long long)native->scored_tokens);
+        return;
+    }
+    check_tokens(context, i, native);
+    check_divergence(context, i, native);
+}
+
+static void check_prompt_length(gate_context *context, size_t i) {
+    const eval_row *row = &context->rows.row[i];
+    if (row->prompt_tokens != gate_option(context, "prompt_length"))
+        gate_violate(context, "PROMPT_MISMATCH",
+                     "rows[%zu] (%s): a prompt of %lld tokens, but options.prompt_length is %d", i, row->sample,
+                     (long long)row->prompt_tokens, gate_option(context, "prompt_length"));
+}
+
 void gate_rule_fidelity(gate_context *context) {
     bool oracle = false;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
         check_score(context, i);
+        check_against_native(context, i);
+        check_prompt_length(context, i);
         oracle |= gate_measured(row) && gate_is_native(row);
         if (gate_is_restored(row) && gate_first_of_arm(context, i, false)) check_restored_arm(context, row);
     }
@@ -96,45 +169,9 @@ void gate_rule_forms(gate_context *context) {
 
 /* ------------------------------------------------------------------------------------------------- lossless */
 
-/* Counts rows whose property equals the value. */
-static size_t rows_with(const gate_context *context, const char *option, const cJSON *value) {
-    size_t n = 0;
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (strcmp(option, "policies") == 0) n += strcmp(row->arm.policy, value->valuestring) == 0;
-        if (strcmp(option, "modes") == 0) n += strcmp(row->arm.mode, value->valuestring) == 0;
-        if (strcmp(option, "prompt_kinds") == 0) n += strcmp(row->prompt_kind, value->valuestring) == 0;
-        if (strcmp(option, "temperatures") == 0) n += fabs(row->arm.temperature - value->valuedouble) < 1e-9;
-        if (strcmp(option, "threads") == 0) n += row->arm.threads == value->valueint;
-        if (strcmp(option, "prompt_chunks") == 0) n += row->arm.prompt_chunk == value->valueint;
-    }
-    return n;
-}
-
-/* Every kind of run that the options promise is there, each stream has its autoregressive reference, and something was
- * drafted and something accepted: otherwise equality shows nothing. */
+/* Each stream has its autoregressive reference, and something was drafted and something accepted: otherwise equality
+ * shows nothing. That every promised run is there, gate_plan.c sees to. */
 void gate_rule_coverage(gate_context *context) {
-    static const struct {
-        const char *option;
-        bool text;
-    } promised[] = {{"policies", true},      {"modes", true},    {"prompt_kinds", true},
-                    {"temperatures", false}, {"threads", false}, {"prompt_chunks", false}};
-    for (size_t p = 0; p < sizeof promised / sizeof promised[0]; p++) {
-        const cJSON *list = cJSON_GetObjectItemCaseSensitive(context->options, promised[p].option), *value;
-        if (!cJSON_IsArray(list) || !list->child)
-            gate_violate(context, "LOSSLESS_COVERAGE", "options.%s does not say what was compared", promised[p].option);
-        cJSON_ArrayForEach(value, list) {
-            if (promised[p].text ? !cJSON_IsString(value) : !cJSON_IsNumber(value)) {
-                gate_violate(context, "LOSSLESS_COVERAGE", "options.%s holds a value of another type",
-                             promised[p].option);
-            } else if (!rows_with(context, promised[p].option, value)) {
-                char text[32];
-                snprintf(text, sizeof text, "%g", promised[p].text ? 0 : value->valuedouble);
-                gate_violate(context, "LOSSLESS_COVERAGE", "options.%s promises %.40s, but no row has it",
-                             promised[p].option, promised[p].text ? value->valuestring : text);
-            }
-        }
-    }
     int64_t drafted = 0, accepted = 0;
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];

@@ -2,12 +2,15 @@
 #ifndef KAKEYA_MEASURE_GATE_PRIVATE_H
 #define KAKEYA_MEASURE_GATE_PRIVATE_H
 
-#include "measure/gate.h"
+#include "measure/kv_geometry.h"
+#include "measure/rows.h"
 
 enum {
     GATE_MIN_SAMPLES = 5,       /* per rung and arm */
     GATE_MIN_REPETITIONS = 5,   /* of a timed file */
     GATE_MIN_SPEED_TOKENS = 32, /* decoded by an arm before its speed means anything */
+    GATE_MIN_ANSWER = 4,        /* characters of an expected answer: fewer are found in any text */
+    GATE_MAX_PER_CODE = 5,      /* messages; a broken run breaks a rule in every row */
 };
 /* Recall may be this much below the oracle's. */
 #define GATE_RECALL_TOLERANCE 0.05
@@ -17,13 +20,28 @@ enum {
 typedef struct gate_context {
     const cJSON *report, *environment, *options;
     eval_kind kind;
+    bool options_sound; /* every option is there and of its form */
+    bool has_geometry;
+    kv_geometry geometry; /* from the environment, where has_geometry */
     eval_rows rows;
-    gate_result *result;
+    struct gate_result *result; /* gate.h; filled by gate_violate and gate_note */
     bool out_of_memory;
 } gate_context;
 
+/* Adds a violation, at most five of one code. Texts of a report are shown as they are only where they are plain ASCII:
+ * a name with a line break or an escape sequence in it could otherwise write lines of its own into a terminal or a log.
+ */
 void gate_violate(gate_context *context, const char *code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Sets the result's note, unless there is one. */
+void gate_note(gate_context *context, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The form of the whole report: keys, ranges, options, environment, command. Sets options_sound and geometry. */
+void gate_check_form(gate_context *context);
+/* Options of a sound form; 0 where there is none. */
+int gate_option(const gate_context *context, const char *key);
+uint64_t gate_option_seed(const gate_context *context);
 
 /* A rung: measured rows that are compared with each other, told apart by `lines` (one rung in kinds without lines). */
 bool gate_measured(const eval_row *row); /* neither warm-up nor diagnostic */
@@ -33,8 +51,15 @@ bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung);
 bool gate_is_native(const eval_row *row);
 bool gate_is_restored(const eval_row *row); /* "restored" or "restored-all" */
 
+/* Rules on what must be there and on what samples are. */
+void gate_rule_plan(gate_context *context);
+void gate_rule_identity_of_samples(gate_context *context);
+void gate_rule_copies(gate_context *context);
+void gate_rule_times(gate_context *context);
+void gate_rule_ids(gate_context *context);
+void gate_rule_kv_formula(gate_context *context);
+
 /* Rules on rows of any kind. */
-void gate_rule_timing(gate_context *context);
 void gate_rule_kv_sum(gate_context *context);
 void gate_rule_counts(gate_context *context);
 void gate_rule_turn_end(gate_context *context);

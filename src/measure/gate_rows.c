@@ -24,19 +24,6 @@ bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung) {
     return true;
 }
 
-void gate_rule_timing(gate_context *context) {
-    for (size_t i = 0; i < context->rows.n; i++) {
-        const eval_row *row = &context->rows.row[i];
-        if (context->kind == EVAL_FIDELITY) {
-            if (!(row->seconds > 0))
-                gate_violate(context, "TIMING", "rows[%zu] (%s): no time measured", i, row->sample);
-        } else if (!(row->prefill_seconds > 0) || !(row->decode_seconds > 0)) {
-            gate_violate(context, "TIMING", "rows[%zu] (%s): prefill took %g s and decoding %g s", i, row->sample,
-                         row->prefill_seconds, row->decode_seconds);
-        }
-    }
-}
-
 void gate_rule_kv_sum(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
@@ -57,18 +44,23 @@ static int64_t sum(const int64_t *values) {
 void gate_rule_counts(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
-        int64_t tokens = (int64_t)row->n_token_ids;
-        /* One token comes with each forward beside the accepted drafts, and one from the prompt. */
-        if (tokens < 1 || row->verifier_forwards > tokens ||
-            tokens > row->verifier_forwards + row->accepted_tokens + 1 || row->accepted_tokens > row->drafted_tokens)
+        int64_t tokens = (int64_t)row->n_token_ids, made = row->verifier_forwards + row->accepted_tokens + 1;
+        /* One token comes with each forward beside the accepted drafts, and one from the prompt. The forward after an
+         * accepted draft that ended the answer gives none. */
+        int64_t spare =
+            row->accepted_tokens > 0 || strcmp(row->arm.mode, "reforward") == 0; /* it computes the first, too */
+        if (tokens < 1 || tokens > made || tokens < made - spare || row->accepted_tokens > row->drafted_tokens)
             gate_violate(context, "COUNTS",
                          "rows[%zu] (%s): %lld tokens from %lld forwards with %lld of %lld drafts accepted", i,
                          row->sample, (long long)tokens, (long long)row->verifier_forwards,
                          (long long)row->accepted_tokens, (long long)row->drafted_tokens);
         bool positions = sum(row->drafted_at) == row->drafted_tokens && sum(row->accepted_at) == row->accepted_tokens;
+        int longest = row->arm.draft_length ? row->arm.draft_length : EVAL_DRAFT_POSITIONS;
+        if (row->drafted_at[0] > row->verifier_forwards) positions = false;
         for (int p = 0; p < EVAL_DRAFT_POSITIONS && positions; p++)
-            positions =
-                row->accepted_at[p] <= row->drafted_at[p] && (!p || row->accepted_at[p] <= row->accepted_at[p - 1]);
+            positions = row->accepted_at[p] <= row->drafted_at[p] && (p < longest || !row->drafted_at[p]) &&
+                        (!p || (row->accepted_at[p] <= row->accepted_at[p - 1] &&
+                                row->drafted_at[p] <= row->drafted_at[p - 1]));
         if (!positions)
             gate_violate(context, "COUNTS", "rows[%zu] (%s): counts by draft position do not fit the totals", i,
                          row->sample);
@@ -95,7 +87,11 @@ void gate_rule_turn_end(gate_context *context) {
             break;
         }
         bool stopped = n && is_stop(context, row->token_ids[n - 1]);
-        bool full = cJSON_IsNumber(limit) && n >= (size_t)limit->valuedouble;
+        double most = cJSON_IsNumber(limit) ? limit->valuedouble : 0;
+        bool full = (double)n >= most;
+        if ((double)n > most)
+            gate_violate(context, "TURN_END", "rows[%zu] (%s): %zu tokens, but max_tokens is %g", i, row->sample, n,
+                         most);
         if (strcmp(row->finish, "stop") == 0 ? !stopped : strcmp(row->finish, "length") == 0 ? stopped || !full : true)
             gate_violate(context, "TURN_END",
                          "rows[%zu] (%s): finish_reason \"%s\" after %zu tokens, the last of them %s", i, row->sample,
@@ -181,17 +177,6 @@ static void check_counts(gate_context *context, const eval_row *row) {
     }
 }
 
-static void check_promised_rungs(gate_context *context) {
-    const cJSON *lines;
-    cJSON_ArrayForEach(lines, cJSON_GetObjectItemCaseSensitive(context->options, "lines")) {
-        bool found = false;
-        for (size_t i = 0; i < context->rows.n && !found; i++)
-            found = gate_measured(&context->rows.row[i]) && context->rows.row[i].lines == lines->valueint;
-        if (!found)
-            gate_violate(context, "SAMPLE_COUNT", "%d lines: promised in options, but not measured", lines->valueint);
-    }
-}
-
 static void count_sequences(gate_context *context) {
     size_t n = 0;
     for (size_t i = 0; i < context->rows.n; i++) {
@@ -209,7 +194,6 @@ void gate_rule_samples(gate_context *context) {
         count_sequences(context);
         return;
     }
-    check_promised_rungs(context);
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
         if (!gate_measured(row)) continue;
@@ -281,8 +265,13 @@ void gate_rule_summary(gate_context *context) {
 void gate_rule_lossless(gate_context *context) {
     eval_lossless result;
     eval_lossless_compare(&context->rows, &result);
-    if (!result.differences) return;
     char label[160], reference[160];
+    if (result.alone && result.comparisons) {
+        eval_arm_label(&result.lonely->arm, label, sizeof label);
+        gate_violate(context, "LOSSLESS_REFERENCE", "%zu token streams have nothing to be compared with; first %s, %s",
+                     result.alone, result.lonely->sample, label);
+    }
+    if (!result.differences) return;
     eval_arm_label(&result.different->arm, label, sizeof label);
     eval_arm_label(&result.reference->arm, reference, sizeof reference);
     gate_violate(context, "LOSSLESS", "%zu of %zu token streams differ; first %s, token %zu: %s against %s",

@@ -6,12 +6,19 @@
 #include <string.h>
 
 #include "backend/measure.h"
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/threads.h"
+#include "measure/kv_geometry.h"
 
 static const char *const policy_names[HARNESS_POLICIES] = {"native", "sink-window", "restored", "restored-all"};
 static const char *const mode_names[] = {"auto", "ar", "speculative", "ngram"};
+
+struct harness_taken {
+    char *sample;
+    uint64_t hash;
+};
 
 enum { MAX_TEXT_BYTES = 1 << 28 };
 
@@ -74,7 +81,17 @@ static cJSON *describe(const eval_harness *harness) {
     cJSON_AddNumberToObject(object, "vocabulary", config->vocab);
     cJSON_AddNumberToObject(object, "sliding_window", config->sliding_window);
     cJSON_AddItemToObject(object, "stop_tokens", cJSON_CreateIntArray(config->stop_tokens, config->n_stop_tokens));
-    return object;
+    cJSON_AddBoolToObject(object, "drafter_scaled_embedding", options->drafter_scaled_embedding);
+    kakeya_kv_format format = harness->setup->session.kv_format;
+    bool bf16 =
+        format == KAKEYA_KV_AUTO ? kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16 : format == KAKEYA_KV_BF16;
+    kv_geometry geometry;
+    kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
+                   engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? DTYPE_BF16 : DTYPE_F32, &geometry);
+    cJSON *sizes = kv_geometry_to_json(&geometry);
+    if (sizes && cJSON_AddItemToObject(object, "kv_geometry", sizes)) return object;
+    cJSON_Delete(object);
+    return NULL;
 }
 
 kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error) {
@@ -88,6 +105,8 @@ kakeya_status harness_close(eval_harness *harness, kakeya_status status, eval_re
             eval_report_finish(harness->report, status == KAKEYA_OK, status == KAKEYA_OK ? error : NULL);
         if (status == KAKEYA_OK) status = finished;
     }
+    for (size_t i = 0; i < harness->n_taken; i++) free(harness->taken[i].sample);
+    free(harness->taken);
     kakeya_engine_close(harness->engine);
     *out = harness->report;
     return status;
@@ -259,6 +278,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     options.on_token = on_token;
     options.user = harness;
     kakeya_stats stats = {0};
+    row->started_seconds = clock_seconds() - harness->report->begun_at;
 
     kakeya_status status = harness_poll(harness, error);
     if (status == KAKEYA_OK) status = kakeya_session_open(engine, &session_options, &session, error);
@@ -275,6 +295,36 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);
     if (status != KAKEYA_OK) eval_row_free(row);
     return status;
+}
+
+kakeya_status harness_take_prompt(eval_harness *harness, const harness_prompt *prompt, kakeya_error *error) {
+    uint64_t hash = harness_prompt_hash(prompt->ids, prompt->n);
+    for (size_t i = 0; i < harness->n_taken; i++) {
+        if (strcmp(harness->taken[i].sample, prompt->sample) == 0)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "two samples are named '%s'", prompt->sample);
+        if (harness->taken[i].hash == hash)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "samples '%s' and '%s' have the same prompt of %zu tokens, and would count as two",
+                             harness->taken[i].sample, prompt->sample, prompt->n);
+    }
+    struct harness_taken *grown = realloc(harness->taken, (harness->n_taken + 1) * sizeof *grown);
+    if (grown) {
+        harness->taken = grown;
+        grown[harness->n_taken] = (struct harness_taken){strdup(prompt->sample), hash};
+        if (grown[harness->n_taken].sample) {
+            harness->n_taken++;
+            return KAKEYA_OK;
+        }
+    }
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu prompts", harness->n_taken + 1);
+}
+
+kakeya_status harness_distinct(const char *option, const int *values, size_t n, kakeya_error *error) {
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (values[i] == values[j])
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: %d is named twice", option, values[i]);
+    return KAKEYA_OK;
 }
 
 kakeya_status harness_add(eval_harness *harness, eval_row *row, kakeya_error *error) {
@@ -319,6 +369,24 @@ void eval_sequences_free(eval_sequences *sequences) {
     for (size_t i = 0; i < sequences->n; i++) free(sequences->sequence[i].ids);
     free(sequences->sequence);
     *sequences = (eval_sequences){0};
+}
+
+void harness_add_sizes(const eval_harness *harness, cJSON *options) {
+    const kakeya_session_options *session = &harness->setup->session;
+    cJSON_AddNumberToObject(options, "sink", session->sink);
+    cJSON_AddNumberToObject(options, "window", session->window);
+    cJSON_AddNumberToObject(options, "draft_window", session->draft_window);
+}
+
+void harness_add_seed(cJSON *options, uint64_t seed) {
+    const uint64_t exact = UINT64_C(1) << 53; /* every integer up to here is a double */
+    char text[24];
+    snprintf(text, sizeof text, "%" PRIu64, seed);
+    if (seed <= exact) {
+        cJSON_AddNumberToObject(options, "seed", (double)seed);
+    } else {
+        cJSON_AddStringToObject(options, "seed", text);
+    }
 }
 
 cJSON *harness_names(const char *const *names, size_t n) { return cJSON_CreateStringArray(names, (int)n); }

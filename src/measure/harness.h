@@ -9,8 +9,10 @@ typedef struct eval_harness {
     const eval_setup *setup;
     kakeya_engine *engine;
     eval_report *report;
-    int threads;          /* of the engine */
-    uint64_t done, total; /* rows */
+    int threads;                 /* of the engine */
+    uint64_t done, total;        /* rows */
+    struct harness_taken *taken; /* names and hashes of the prompts so far */
+    size_t n_taken;
 } eval_harness;
 
 /* Opens the engine (threads > 0 overrides the setup's). */
@@ -57,12 +59,22 @@ kakeya_status harness_poll(eval_harness *harness, kakeya_error *error);
 /* Session options of an arm for a timeline of up to `tokens`. */
 kakeya_session_options harness_session_options(const eval_harness *harness, const eval_arm *arm, size_t tokens);
 
+/* Notes a prompt under its name. KAKEYA_INVALID_ARGUMENT where the name, or the prompt's tokens, were noted before:
+ * every sample of a report has a name and a prompt of its own. */
+kakeya_status harness_take_prompt(eval_harness *harness, const harness_prompt *prompt, kakeya_error *error);
+/* Options that make equal arms are refused: KAKEYA_INVALID_ARGUMENT names the value that is there twice. */
+kakeya_status harness_distinct(const char *option, const int *values, size_t n, kakeya_error *error);
+
 uint64_t harness_prompt_hash(const int32_t *ids, size_t n);
 
 /* Text files as token ids with <bos>, read as raw text. */
 kakeya_status harness_read_text(const eval_harness *harness, const char *path, eval_sequence *out, kakeya_error *error);
 void eval_sequences_free(eval_sequences *sequences);
 
+/* Sizes of the sessions that the arms do not vary, for the report's options. */
+void harness_add_sizes(const eval_harness *harness, cJSON *options);
+/* A seed as a number or, where a number of JSON cannot hold it exactly, as text. */
+void harness_add_seed(cJSON *options, uint64_t seed);
 /* Arrays for the report's options. */
 cJSON *harness_names(const char *const *names, size_t n);
 

@@ -31,7 +31,10 @@ static void compare_stream(const eval_rows *rows, size_t first, eval_lossless *o
         members++;
         if (is_ar(&row->arm) && !is_ar(&reference->arm)) reference = row;
     }
-    if (members < 2) return;
+    if (members < 2) {
+        if (!out->alone++) out->lonely = reference;
+        return;
+    }
     out->streams++;
     for (size_t i = first; i < rows->n; i++) {
         const eval_row *row = &rows->row[i];
@@ -50,7 +53,10 @@ static void compare_stream(const eval_rows *rows, size_t first, eval_lossless *o
 void eval_lossless_compare(const eval_rows *rows, eval_lossless *out) {
     *out = (eval_lossless){0};
     for (size_t i = 0; i < rows->n; i++) {
-        if (!counts(&rows->row[i])) continue;
+        if (!counts(&rows->row[i])) {
+            out->diagnostics++;
+            continue;
+        }
         bool seen = false;
         for (size_t j = 0; j < i && !seen; j++)
             seen = counts(&rows->row[j]) && same_stream(&rows->row[j], &rows->row[i]);

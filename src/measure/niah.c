@@ -74,6 +74,7 @@ static bool make_sample(const niah_options *options, mt19937 *generator, niah_sa
         sample->needle = NULL;
         return false;
     }
+    if (options->without_prompts) return true;
     sample->prompt = make_prompt(sample->lines, sample->needle_line, sample->needle);
     return sample->prompt != NULL;
 }
@@ -97,12 +98,59 @@ kakeya_status niah_generate(const niah_options *options, niah_dataset *out, kake
     return KAKEYA_OK;
 }
 
-void niah_dataset_free(niah_dataset *dataset) {
-    for (size_t i = 0; i < dataset->n; i++) {
-        free(dataset->samples[i].prompt);
-        free(dataset->samples[i].answer);
-        free(dataset->samples[i].needle);
+kakeya_status niah_rung(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
+                        kakeya_error *error) {
+    niah_options options;
+    niah_options_init(&options);
+    options.samples = samples;
+    options.min_lines = options.max_lines = lines;
+    options.seed = seed;
+    options.without_prompts = without_prompts;
+    return niah_generate(&options, out, error);
+}
+
+static bool same_prompt(const niah_sample *a, const niah_sample *b) {
+    return a->lines == b->lines && a->needle_line == b->needle_line && strcmp(a->answer, b->answer) == 0;
+}
+
+static void sample_free(niah_sample *sample) {
+    free(sample->prompt);
+    free(sample->answer);
+    free(sample->needle);
+}
+
+kakeya_status niah_warmup(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
+                          kakeya_error *error) {
+    enum { CANDIDATES = 16 };
+    niah_dataset measured;
+    kakeya_status status = niah_rung(lines, CANDIDATES, seed + 1, without_prompts, out, error);
+    if (status != KAKEYA_OK) return status;
+    status = niah_rung(lines, samples, seed, true, &measured, error);
+    if (status != KAKEYA_OK) {
+        niah_dataset_free(out);
+        return status;
     }
+    size_t chosen = 0;
+    for (bool taken = true; taken && chosen < out->n; chosen += taken) {
+        taken = false;
+        for (size_t i = 0; i < measured.n; i++) taken |= same_prompt(&out->samples[chosen], &measured.samples[i]);
+    }
+    niah_dataset_free(&measured);
+    if (chosen == out->n) {
+        niah_dataset_free(out);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%d lines: all prompts of seed %llu are measured ones, none is left to warm up", lines,
+                         (unsigned long long)seed + 1);
+    }
+    niah_sample kept = out->samples[chosen];
+    out->samples[chosen] = out->samples[0];
+    out->samples[0] = kept;
+    while (out->n > 1) sample_free(&out->samples[--out->n]);
+    return KAKEYA_OK;
+}
+
+void niah_dataset_free(niah_dataset *dataset) {
+    for (size_t i = 0; i < dataset->n; i++) sample_free(&dataset->samples[i]);
     free(dataset->samples);
     *dataset = (niah_dataset){0};
 }

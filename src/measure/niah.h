@@ -2,6 +2,7 @@
 #ifndef KAKEYA_MEASURE_NIAH_H
 #define KAKEYA_MEASURE_NIAH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,7 @@ typedef struct niah_options {
     const char *const *prefixes; /* first half of the code, e.g. "ALPHA" */
     size_t n_prefixes;
     int min_code, max_code; /* second half of the code */
+    bool without_prompts;   /* leave `prompt` NULL: only the answers are asked for */
 } niah_options;
 
 typedef struct niah_sample {
@@ -34,6 +36,12 @@ void niah_options_init(niah_options *options);
 
 /* The data set that random.Random(seed) draws: per sample the number of lines, the prefix, the code and the place. */
 kakeya_status niah_generate(const niah_options *options, niah_dataset *out, kakeya_error *error);
+/* The samples of one rung of `eval niah`, and its warm-up sample: one of the next seed that is none of the rung's. The
+ * gate draws them again without their prompts. */
+kakeya_status niah_rung(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
+                        kakeya_error *error);
+kakeya_status niah_warmup(int lines, int samples, uint64_t seed, bool without_prompts, niah_dataset *out,
+                          kakeya_error *error);
 void niah_dataset_free(niah_dataset *dataset);
 
 #endif

@@ -87,8 +87,12 @@ kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const
         cJSON_Delete(options);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report");
     }
-    *report =
-        (eval_report){.kind = kind, .path = copy, .command = command, .environment = environment, .options = options};
+    *report = (eval_report){.kind = kind,
+                            .path = copy,
+                            .command = command,
+                            .environment = environment,
+                            .options = options,
+                            .begun_at = clock_seconds()};
     kakeya_status status = save(report, false, error);
     if (status != KAKEYA_OK) {
         eval_report_close(report);

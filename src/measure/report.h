@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "measure/rows.h"
 
-enum { EVAL_SCHEMA_VERSION = 1 };
+enum { EVAL_SCHEMA_VERSION = 2 };
 
 typedef struct eval_report {
     eval_kind kind;
@@ -18,7 +18,8 @@ typedef struct eval_report {
     cJSON *options;     /* object: every option of the evaluation, defaults included */
     eval_rows rows;
     bool complete;
-    double saved_at;     /* clock_seconds of the last save */
+    double begun_at;     /* clock_seconds of eval_report_open */
+    double saved_at;     /* of the last save */
     file_writer *stream; /* where `path` is a pipe or a device: open until the end */
 } eval_report;
 

@@ -29,6 +29,8 @@ void eval_row_free(eval_row *row) {
     free(row->token_ids);
     free(row->text);
     free(row->expected);
+    free(row->token_nll);
+    free(row->token_kl);
     eval_row_init(row);
 }
 
@@ -85,6 +87,10 @@ bool eval_answer_correct(const char *text, const char *expected) {
     return text && expected && expected[0] && strstr(text, expected) != NULL;
 }
 
+double eval_row_prefill_speed(const eval_row *row) {
+    return row->prefill_seconds > 0 ? (double)row->prompt_tokens / row->prefill_seconds : 0;
+}
+
 double eval_row_decode_speed(const eval_row *row) {
     return row->decode_seconds > 0 ? (double)row->n_token_ids / row->decode_seconds : 0;
 }
@@ -117,6 +123,16 @@ static void put_text(cJSON *object, const char *name, const char *text) {
     }
 }
 
+static void put_ids(cJSON *object, const char *name, const eval_row *row) {
+    cJSON *ids = cJSON_AddArrayToObject(object, name);
+    for (size_t i = 0; i < row->n_token_ids; i++) cJSON_AddItemToArray(ids, cJSON_CreateNumber(row->token_ids[i]));
+}
+
+static bool put_numbers(cJSON *object, const char *name, const double *values, size_t n) {
+    cJSON *array = n ? cJSON_CreateDoubleArray(values, (int)n) : cJSON_CreateArray();
+    return array && cJSON_AddItemToObject(object, name, array);
+}
+
 static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     put_number(object, "draft_length", row->arm.draft_length);
     put_number(object, "prompt_chunk", row->arm.prompt_chunk);
@@ -127,14 +143,15 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     cJSON_AddStringToObject(object, "finish_reason", row->finish);
     put_number(object, "prefill_seconds", row->prefill_seconds);
     put_number(object, "decode_seconds", row->decode_seconds);
+    put_number(object, "prefill_tokens_per_second", eval_row_prefill_speed(row));
+    put_number(object, "decode_tokens_per_second", eval_row_decode_speed(row));
     put_number(object, "verifier_forwards", (double)row->verifier_forwards);
     put_number(object, "drafted_tokens", (double)row->drafted_tokens);
     put_number(object, "accepted_tokens", (double)row->accepted_tokens);
     put_counts(object, "drafted_at", row->drafted_at);
     put_counts(object, "accepted_at", row->accepted_at);
     put_kv(object, &row->kv);
-    cJSON *ids = cJSON_AddArrayToObject(object, "token_ids");
-    for (size_t i = 0; i < row->n_token_ids; i++) cJSON_AddItemToArray(ids, cJSON_CreateNumber(row->token_ids[i]));
+    put_ids(object, "token_ids", row);
     put_text(object, "text", row->text);
     if (kind == EVAL_NIAH) {
         put_number(object, "lines", row->lines);
@@ -165,12 +182,19 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
     snprintf(hash, sizeof hash, "%016" PRIx64, row->prompt_hash);
     cJSON_AddStringToObject(object, "prompt_hash", hash);
     put_number(object, "prompt_tokens", (double)row->prompt_tokens);
+    put_number(object, "started_seconds", row->started_seconds);
     if (kind == EVAL_FIDELITY) {
         put_number(object, "scored_tokens", (double)row->scored_tokens);
         put_number(object, "nll", row->nll);
         put_number(object, "kl_from_native", row->kl);
         put_number(object, "top1_agreements", (double)row->agreements);
         put_number(object, "seconds", row->seconds);
+        put_ids(object, "top1_ids", row);
+        if (!put_numbers(object, "token_nll", row->token_nll, row->n_token_ids) ||
+            !put_numbers(object, "token_kl", row->token_kl, row->n_token_ids)) {
+            cJSON_Delete(object);
+            return NULL;
+        }
     } else {
         put_generation(kind, row, object);
     }
@@ -233,6 +257,20 @@ static void get_name(row_reader *reader, const char *name, char *out, size_t byt
     }
 }
 
+static const char *const policy_names[] = {"native", "sink-window", "restored", "restored-all"};
+static const char *const mode_names[] = {"ar", "speculative", "ngram", "auto", "reforward", "unfused", "score"};
+
+/* KAKEYA_INVALID_ARGUMENT tells a name that nobody knows from a field that is not there. */
+static void get_known(row_reader *reader, const char *name, const char *const *known, size_t n, char *out,
+                      size_t bytes) {
+    get_name(reader, name, out, bytes);
+    if (reader->status != KAKEYA_OK) return;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(out, known[i]) == 0) return;
+    reader->status = error_set(reader->error, KAKEYA_INVALID_ARGUMENT,
+                               "\"%s\" is \"%s\", which kakeya eval does not run", name, out);
+}
+
 /* null stays NULL. */
 static char *get_text(row_reader *reader, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(reader->object, name);
@@ -258,10 +296,10 @@ static void get_counts(row_reader *reader, const char *name, int64_t *out) {
     cJSON_ArrayForEach(item, array) out[i++] = to_count(reader, name, item);
 }
 
-static void get_ids(row_reader *reader, eval_row *row) {
-    const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, "token_ids");
+static void get_ids(row_reader *reader, const char *name, eval_row *row) {
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, name);
     if (!cJSON_IsArray(array)) {
-        missing(reader, "token_ids", "an array of token ids");
+        missing(reader, name, "an array of token ids");
         return;
     }
     size_t n = (size_t)cJSON_GetArraySize(array);
@@ -272,10 +310,38 @@ static void get_ids(row_reader *reader, eval_row *row) {
     }
     const cJSON *item;
     cJSON_ArrayForEach(item, array) {
-        int64_t id = to_count(reader, "token_ids", item);
-        if (id > INT32_MAX) missing(reader, "token_ids", "an array of token ids");
+        int64_t id = to_count(reader, name, item);
+        if (id > INT32_MAX) missing(reader, name, "an array of token ids");
         row->token_ids[row->n_token_ids++] = (int32_t)(id & INT32_MAX);
     }
+}
+
+/* Exactly n finite numbers; malloc'ed. */
+static double *get_numbers(row_reader *reader, const char *name, size_t n) {
+    const cJSON *array = cJSON_GetObjectItemCaseSensitive(reader->object, name), *item;
+    if (!cJSON_IsArray(array) || (size_t)cJSON_GetArraySize(array) != n) {
+        missing(reader, name, "an array with a number for every scored token");
+        return NULL;
+    }
+    double *values = malloc((n + 1) * sizeof *values);
+    if (!values && reader->status == KAKEYA_OK)
+        reader->status = error_set(reader->error, KAKEYA_OUT_OF_MEMORY, "no memory for \"%s\"", name);
+    size_t i = 0;
+    cJSON_ArrayForEach(item, array) {
+        if (!values) break;
+        bool number = cJSON_IsNumber(item) && isfinite(item->valuedouble);
+        if (!number) missing(reader, name, "an array of numbers");
+        values[i++] = number ? item->valuedouble : 0;
+    }
+    return values;
+}
+
+/* A figure that follows from others in the row: a time edited alone does not fit it. */
+static void check_rate(row_reader *reader, const char *name, double derived) {
+    double stated = get_number(reader, name);
+    if (reader->status != KAKEYA_OK || fabs(stated - derived) <= 1e-9 * fabs(derived)) return;
+    reader->status = error_set(reader->error, KAKEYA_FORMAT, "\"%s\" is %.9g, but tokens and seconds give %.9g", name,
+                               stated, derived);
 }
 
 static void get_kv(row_reader *reader, kakeya_kv_bytes *kv) {
@@ -308,7 +374,9 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     get_counts(reader, "drafted_at", row->drafted_at);
     get_counts(reader, "accepted_at", row->accepted_at);
     get_kv(reader, &row->kv);
-    get_ids(reader, row);
+    get_ids(reader, "token_ids", row);
+    check_rate(reader, "prefill_tokens_per_second", eval_row_prefill_speed(row));
+    check_rate(reader, "decode_tokens_per_second", eval_row_decode_speed(row));
     if (get_count(reader, "completion_tokens") != (int64_t)row->n_token_ids)
         missing(reader, "completion_tokens", "the number of token_ids");
     row->text = get_text(reader, "text");
@@ -319,8 +387,9 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     }
     if (kind == EVAL_LOSSLESS) get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
     const cJSON *mse = cJSON_GetObjectItemCaseSensitive(reader->object, "relative_mse");
-    if (cJSON_GetObjectItemCaseSensitive(reader->object, "mix_alpha")) {
+    if (cJSON_GetObjectItemCaseSensitive(reader->object, "mix_alpha") || mse) {
         row->arm.mix_alpha = get_number(reader, "mix_alpha");
+        if (row->arm.mix_alpha < 0 || row->arm.mix_alpha > 1) missing(reader, "mix_alpha", "a share from 0 to 1");
         if (!cJSON_IsObject(mse)) {
             missing(reader, "relative_mse", "an object");
             return;
@@ -338,8 +407,9 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
     row_reader reader = {json, error, KAKEYA_OK};
     get_name(&reader, "sample", out->sample, sizeof out->sample);
     out->warmup = get_bool(&reader, "warmup");
-    get_name(&reader, "policy", out->arm.policy, sizeof out->arm.policy);
-    get_name(&reader, "mode", out->arm.mode, sizeof out->arm.mode);
+    get_known(&reader, "policy", policy_names, sizeof policy_names / sizeof *policy_names, out->arm.policy,
+              sizeof out->arm.policy);
+    get_known(&reader, "mode", mode_names, sizeof mode_names / sizeof *mode_names, out->arm.mode, sizeof out->arm.mode);
     out->arm.sink = get_int(&reader, "sink");
     out->arm.window = get_int(&reader, "window");
     out->arm.draft_window = get_int(&reader, "draft_window");
@@ -348,14 +418,20 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
     get_name(&reader, "prompt_hash", hash, sizeof hash);
     char *end = hash;
     out->prompt_hash = strtoull(hash, &end, 16);
-    if (strlen(hash) != 16 || *end) missing(&reader, "prompt_hash", "16 hexadecimal digits");
+    if (strspn(hash, "0123456789abcdef") != 16 || *end) missing(&reader, "prompt_hash", "16 hexadecimal digits");
     out->prompt_tokens = get_count(&reader, "prompt_tokens");
+    out->started_seconds = get_number(&reader, "started_seconds");
     if (kind == EVAL_FIDELITY) {
         out->scored_tokens = get_count(&reader, "scored_tokens");
         out->nll = get_number(&reader, "nll");
         out->kl = get_number(&reader, "kl_from_native");
         out->agreements = get_count(&reader, "top1_agreements");
         out->seconds = get_number(&reader, "seconds");
+        get_ids(&reader, "top1_ids", out);
+        if ((int64_t)out->n_token_ids != out->scored_tokens)
+            missing(&reader, "top1_ids", "an id for every scored token");
+        out->token_nll = get_numbers(&reader, "token_nll", out->n_token_ids);
+        out->token_kl = get_numbers(&reader, "token_kl", out->n_token_ids);
     } else {
         get_generation(kind, &reader, out);
     }

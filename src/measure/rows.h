@@ -52,10 +52,13 @@ typedef struct eval_row {
     int64_t prompt_tokens;
     kakeya_kv_bytes kv;
     char finish[16]; /* "stop", "length" */
+    double
+        started_seconds; /* since the report was begun: rows stand in the order in which they ran, and do not overlap */
     double prefill_seconds, decode_seconds;
     int64_t verifier_forwards, drafted_tokens, accepted_tokens;
     int64_t drafted_at[EVAL_DRAFT_POSITIONS], accepted_at[EVAL_DRAFT_POSITIONS];
-    int32_t *token_ids; /* generated ids, the stop token included; owned */
+    int32_t *
+        token_ids; /* generated ids, the stop token included; fidelity: the likeliest id at every scored token; owned */
     size_t n_token_ids;
     char *text;     /* NULL without tokenizer; owned */
     char *expected; /* niah: the answer; otherwise NULL; owned */
@@ -65,6 +68,7 @@ typedef struct eval_row {
     /* fidelity only: sums over the scored tokens that follow the first prompt_tokens ids */
     int64_t scored_tokens, agreements;
     double nll, kl, seconds;
+    double *token_nll, *token_kl; /* [scored_tokens], in the JSON form; owned */
 } eval_row;
 
 typedef struct eval_rows {
@@ -83,7 +87,8 @@ bool eval_arm_equal(const eval_arm *a, const eval_arm *b);
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes);
 /* A continuation counts as right when it contains the expected answer. */
 bool eval_answer_correct(const char *text, const char *expected);
-/* Tokens per second of decoding; 0 when nothing was measured. */
+/* Tokens per second of the prompt and of decoding; 0 when nothing was measured. */
+double eval_row_prefill_speed(const eval_row *row);
 double eval_row_decode_speed(const eval_row *row);
 
 /* NULL when out of memory. */

@@ -29,13 +29,19 @@ static kakeya_status run_one(acceptance_run *run, const char *name, const char *
                                ? kakeya_chat_tokens(run->engine[form], &message, 1, false, &ids, &n, error)
                                : kakeya_tokenize(run->engine[form], text, strlen(text), true, &ids, &n, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "%s", name);
+    harness_prompt input = {name, ids, n};
+    /* Both forms run on every prompt: noted once. */
+    if (form == 0) status = harness_take_prompt(&run->harness, &input, error);
+    if (status != KAKEYA_OK) {
+        kakeya_free(ids);
+        return status;
+    }
     eval_row row;
     eval_row_init(&row);
     harness_arm(&run->harness, "native", KAKEYA_MODE_SPECULATIVE, &row.arm);
     row.arm.draft_length = run->draft_length;
     row.arm.scaled_embedding = form == 1;
     row.warmup = warmup;
-    harness_prompt input = {name, ids, n};
     harness_run how = {.engine = run->engine[form], .max_tokens = run->options->max_tokens};
     status = harness_generate(&run->harness, &input, &how, &row, error);
     if (status == KAKEYA_OK) status = harness_add(&run->harness, &row, error);
@@ -64,6 +70,10 @@ static cJSON *options_json(const acceptance_run *run) {
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     cJSON_AddNumberToObject(object, "draft_length", run->draft_length);
     cJSON_AddBoolToObject(object, "chat", o->chat);
+    cJSON *samples = cJSON_AddArrayToObject(object, "samples");
+    for (size_t i = 0; i < run->prompts.n; i++)
+        cJSON_AddItemToArray(samples, cJSON_CreateString(run->prompts.prompt[i].name));
+    harness_add_sizes(&run->harness, object);
     return object;
 }
 

@@ -19,6 +19,8 @@ typedef struct code_run {
 static kakeya_status choose_arms(code_run *run, const char *const *policies, size_t n, kakeya_error *error) {
     const eval_code_options *o = run->options;
     bool drafter = kakeya_engine_has_drafter(run->harness.engine);
+    kakeya_status status = harness_distinct("draft lengths", o->draft_lengths, o->n_draft_lengths, error);
+    if (status != KAKEYA_OK) return status;
     if (n * (2 + o->n_draft_lengths) > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu draft lengths make more than %d arms",
                          n, o->n_draft_lengths, MAX_ARMS);
@@ -59,6 +61,11 @@ static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
             run->warmup.n = half;
         }
         if (prompt->n > want) prompt->n = want;
+        harness_prompt taken = {prompt->name, prompt->ids, prompt->n},
+                       warmup = {"warmup", run->warmup.ids, run->warmup.n};
+        status = i ? KAKEYA_OK : harness_take_prompt(&run->harness, &warmup, error);
+        if (status == KAKEYA_OK) status = harness_take_prompt(&run->harness, &taken, error);
+        if (status != KAKEYA_OK) return status;
     }
     return KAKEYA_OK;
 }
@@ -80,8 +87,7 @@ static cJSON *options_json(const code_run *run, const char *const *policies, siz
     cJSON_AddNumberToObject(object, "repetitions", o->repetitions);
     cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
     cJSON_AddItemToObject(object, "draft_lengths", cJSON_CreateIntArray(o->draft_lengths, (int)o->n_draft_lengths));
-    cJSON_AddNumberToObject(object, "sink", run->arms[0].sink);
-    cJSON_AddNumberToObject(object, "window", run->arms[0].window);
+    harness_add_sizes(&run->harness, object);
     return object;
 }
 

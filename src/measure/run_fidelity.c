@@ -118,11 +118,13 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
         status = cut_text(run, run->options->texts[i], error);
     for (size_t i = 0; status == KAKEYA_OK && i < run->sequences.n; i++) {
         const eval_sequence *sequence = &run->sequences.sequence[i];
+        harness_prompt prompt = {sequence->name, sequence->ids, sequence->n};
         if (sequence->n > run->longest) run->longest = sequence->n;
         if (sequence->n <= (size_t)run->prompt_length)
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,
                                "sequence %s: nothing to score behind a prompt of %d in %zu tokens", sequence->name,
                                run->prompt_length, sequence->n);
+        if (status == KAKEYA_OK) status = harness_take_prompt(&run->harness, &prompt, error);
     }
     if (status == KAKEYA_OK && !run->sequences.n)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "no sequences to score: give text files or a file of ids");
@@ -133,6 +135,8 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
 
 static kakeya_status choose_arms(fidelity_run *run, const char *const *policies, size_t n, kakeya_error *error) {
     const eval_fidelity_options *o = run->options;
+    kakeya_status status = harness_distinct("windows", o->windows, o->n_windows, error);
+    if (status != KAKEYA_OK) return status;
     if (1 + n * o->n_windows > MAX_ARMS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu policies with %zu windows make more than %d arms", n,
                          o->n_windows, MAX_ARMS);
@@ -154,9 +158,16 @@ static cJSON *options_json(const fidelity_run *run, const char *const *policies,
     if (!object) return NULL;
     cJSON_AddNumberToObject(object, "prompt_length", run->prompt_length);
     cJSON_AddNumberToObject(object, "sequences", (double)run->sequences.n);
-    cJSON_AddItemToObject(object, "policies", harness_names(policies, n));
+    cJSON *samples = cJSON_AddArrayToObject(object, "samples");
+    for (size_t i = 0; i < run->sequences.n; i++)
+        cJSON_AddItemToArray(samples, cJSON_CreateString(run->sequences.sequence[i].name));
+    const char *names[HARNESS_POLICIES + 1] = {"native"}; /* always: the others are compared with it */
+    size_t n_names = 1;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(policies[i], names[0]) != 0) names[n_names++] = policies[i];
+    cJSON_AddItemToObject(object, "policies", harness_names(names, n_names));
     cJSON_AddItemToObject(object, "windows", cJSON_CreateIntArray(run->options->windows, (int)run->options->n_windows));
-    cJSON_AddNumberToObject(object, "sink", run->arms[0].sink);
+    harness_add_sizes(&run->harness, object);
     return object;
 }
 
@@ -174,8 +185,8 @@ static double log_sum(const float *row, int vocab, int *top) {
     return maximum + log(sum);
 }
 
-/* KL(native || other) of one row, and whether both would choose the same token. */
-static double row_divergence(const float *native, const float *other, int vocab, bool *agree) {
+/* KL(native || other) of one row, and the tokens that both would choose. */
+static double row_divergence(const float *native, const float *other, int vocab, int *top, bool *agree) {
     int native_top = 0, other_top = 0;
     double native_log = log_sum(native, vocab, &native_top), other_log = log_sum(other, vocab, &other_top), kl = 0;
     for (int i = 0; i < vocab; i++) {
@@ -183,6 +194,7 @@ static double row_divergence(const float *native, const float *other, int vocab,
         if (isfinite(p)) kl += exp(p) * (p - ((double)other[i] - other_log));
     }
     *agree = native_top == other_top;
+    *top = other_top;
     return kl;
 }
 
@@ -209,6 +221,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
     if (status == KAKEYA_OK) status = kakeya_session_open(run->harness.engine, &options, &session, error);
     if (status == KAKEYA_OK) {
         double start = clock_seconds();
+        row.started_seconds = start - run->harness.report->begun_at;
         status = kakeya_session_score(session, sequence->ids, sequence->n, (size_t)run->prompt_length, run->nll, logits,
                                       NULL, on_progress, &run->harness, error);
         row.seconds = clock_seconds() - start;
@@ -217,10 +230,24 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
     if (status != KAKEYA_OK) return status;
 
     int vocab = kakeya_engine_vocab_size(run->harness.engine);
+    size_t scored = sequence->n - (size_t)run->prompt_length;
+    row.token_ids = calloc(scored, sizeof *row.token_ids);
+    row.token_nll = calloc(scored, sizeof *row.token_nll);
+    row.token_kl = calloc(scored, sizeof *row.token_kl);
+    if (!row.token_ids || !row.token_nll || !row.token_kl) {
+        eval_row_free(&row);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    }
     for (size_t t = (size_t)run->prompt_length - 1; t + 1 < sequence->n; t++) {
         bool agree;
-        row.nll += (double)run->nll[t];
-        row.kl += row_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &agree);
+        int top = 0;
+        size_t i = row.n_token_ids++;
+        row.token_nll[i] = (double)run->nll[t];
+        row.token_kl[i] =
+            row_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
+        row.token_ids[i] = top;
+        row.nll += row.token_nll[i];
+        row.kl += row.token_kl[i];
         row.agreements += agree;
         row.scored_tokens++;
     }

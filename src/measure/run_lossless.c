@@ -3,27 +3,16 @@
 #include <string.h>
 
 #include "measure/harness.h"
+#include "measure/lossless_plan.h"
 #include "measure/mt19937.h"
 #include "measure/niah.h"
 
-enum {
-    KINDS = 3,
-    TEMPERATURES = 3,
-    CHUNKS = 4,
-    ENGINES = 2,
-    VARIANTS = 6,
-    MAX_PROMPT_TOKENS = 400,
-    MIN_PROMPT_TOKENS = 24
-};
-static const char *const kind_names[KINDS] = {"needle", "code", "random"};
-static const double temperatures[TEMPERATURES] = {0, 0.7, 1};
-static const int chunks[CHUNKS] = {0, 13, 64, 129}; /* prompt tokens per forward; 0: the backend's choice */
-static const int thread_counts[ENGINES] = {2, 1};
+enum { MAX_PROMPT_TOKENS = 400, MIN_PROMPT_TOKENS = 24 };
 
 typedef struct lossless_run {
     eval_harness harness;
     const eval_lossless_options *options;
-    kakeya_engine *engine[ENGINES]; /* by thread_counts; the first is the harness's */
+    kakeya_engine *engine[LOSSLESS_ENGINES]; /* by lossless_threads; the first is the harness's */
     const char *policies[HARNESS_POLICIES];
     size_t n_policies;
     bool drafter;
@@ -78,12 +67,22 @@ static kakeya_status stretch_prompt(lossless_run *run, lossless_prompt *prompt, 
     return KAKEYA_OK;
 }
 
-/* Kinds and temperatures go round as in a Latin square: nine prompts show every pair. */
+/* Short texts have few stretches: one that was drawn before is drawn anew. */
 static kakeya_status make_prompt(lossless_run *run, int index, lossless_prompt *out, kakeya_error *error) {
-    *out =
-        (lossless_prompt){.kind = index % KINDS, .temperature = temperatures[(index + index / KINDS) % TEMPERATURES]};
-    snprintf(out->sample, sizeof out->sample, "%03d/%s", index, kind_names[out->kind]);
-    return out->kind == 0 ? needle_prompt(run, out, error) : stretch_prompt(run, out, out->kind == 2, error);
+    enum { ATTEMPTS = 256 };
+    kakeya_status status = KAKEYA_OK;
+    *out = (lossless_prompt){.kind = lossless_kind(index), .temperature = lossless_temperature(index)};
+    snprintf(out->sample, sizeof out->sample, "%03d/%s", index, lossless_kind_names[out->kind]);
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        status = out->kind == 0 ? needle_prompt(run, out, error) : stretch_prompt(run, out, out->kind == 2, error);
+        if (status != KAKEYA_OK) return status;
+        harness_prompt taken = {out->sample, out->ids, out->n};
+        status = harness_take_prompt(&run->harness, &taken, error);
+        if (status != KAKEYA_INVALID_ARGUMENT) return status;
+        free(out->ids);
+        out->ids = NULL;
+    }
+    return error_prefix(error, status, "the texts are too short for %d different prompts", run->options->prompts);
 }
 
 static kakeya_status read_texts(lossless_run *run, kakeya_error *error) {
@@ -104,87 +103,50 @@ static kakeya_status read_texts(lossless_run *run, kakeya_error *error) {
 
 /* -------------------------------------------------------------------------------------------------------- arms */
 
-typedef struct variant {
-    eval_arm arm;
-    int engine; /* index of thread_counts */
-    session_reference reference;
-} variant;
+static void make_arm(const lossless_run *run, const char *policy, double temperature, const lossless_variant *variant,
+                     eval_arm *out) {
+    harness_arm(&run->harness, policy, KAKEYA_MODE_AR, out);
+    snprintf(out->mode, sizeof out->mode, "%s", variant->mode);
+    out->threads = lossless_threads[variant->engine];
+    out->prompt_chunk = variant->prompt_chunk;
+    out->draft_length = variant->draft_length;
+    out->temperature = temperature;
+}
 
-/* The autoregressive reference, then everything that must give the same tokens. Draft lengths, chunks and threads go
- * round with the prompts, each with another period. */
-static size_t choose_variants(const lossless_run *run, int index, const char *policy, double temperature,
-                              variant *out) {
-    bool slow = index < run->options->reference_prompts;
-    int length = index % BACKEND_MAX_DRAFT + 1, other_length = (index * 5 + 3) % BACKEND_MAX_DRAFT + 1;
-    int chunk = chunks[1 + index % (CHUNKS - 1)];
-    const struct {
-        kakeya_mode mode;
-        const char *name; /* NULL: the mode's */
-        int draft_length, chunk, engine;
-        session_reference reference;
-        bool wanted;
-    } plan[] = {
-        {KAKEYA_MODE_AR, NULL, 0, 0, 0, SESSION_FUSED, true},
-        {KAKEYA_MODE_SPECULATIVE, NULL, length, 0, 0, SESSION_FUSED, run->drafter},
-        {KAKEYA_MODE_SPECULATIVE, NULL, other_length, chunk, 1, SESSION_FUSED, run->drafter},
-        {KAKEYA_MODE_NGRAM, NULL, other_length, 0, 0, SESSION_FUSED, true},
-        {KAKEYA_MODE_AUTO, NULL, 0, 0, 0, SESSION_FUSED, true},
-        {KAKEYA_MODE_AR, NULL, 0, chunk, 1, SESSION_FUSED, true},
-        {KAKEYA_MODE_AR, "reforward", 0, 0, 0, SESSION_REFORWARD, slow},
-        {KAKEYA_MODE_SPECULATIVE, "unfused", length, 0, 0, SESSION_UNFUSED, slow && run->drafter},
-    };
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof plan / sizeof plan[0]; i++) {
-        if (!plan[i].wanted) continue;
-        variant *v = &out[n++];
-        *v = (variant){.engine = plan[i].engine, .reference = plan[i].reference};
-        harness_arm(&run->harness, policy, plan[i].mode, &v->arm);
-        if (plan[i].name) snprintf(v->arm.mode, sizeof v->arm.mode, "%s", plan[i].name);
-        v->arm.threads = thread_counts[plan[i].engine];
-        v->arm.prompt_chunk = plan[i].chunk;
-        v->arm.draft_length = plan[i].draft_length;
-        v->arm.temperature = temperature;
-    }
-    return n;
+static session_reference reference_of(const lossless_variant *variant) {
+    return strcmp(variant->mode, "reforward") == 0 ? SESSION_REFORWARD
+           : strcmp(variant->mode, "unfused") == 0 ? SESSION_UNFUSED
+                                                   : SESSION_FUSED;
 }
 
 static cJSON *options_json(const lossless_run *run) {
     const eval_lossless_options *o = run->options;
-    static const char *const modes[] = {"ar", "ngram", "auto", "speculative"};
-    static const char *const slow_modes[] = {"reforward", "unfused"};
     cJSON *object = cJSON_CreateObject();
     if (!object) return NULL;
-    /* What this many prompts reach of each list. */
-    int n = o->prompts;
-    cJSON_AddNumberToObject(object, "prompts", n);
+    cJSON_AddNumberToObject(object, "prompts", o->prompts);
+    cJSON_AddNumberToObject(object, "reference_prompts", o->reference_prompts);
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
-    cJSON_AddNumberToObject(object, "seed", (double)o->seed);
+    harness_add_seed(object, o->seed);
     cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
-    cJSON *names = harness_names(modes, run->drafter ? 4 : 3);
-    for (int i = 0; o->reference_prompts > 0 && i < 1 + run->drafter; i++)
-        cJSON_AddItemToArray(names, cJSON_CreateString(slow_modes[i]));
-    cJSON_AddItemToObject(object, "modes", names);
-    cJSON_AddItemToObject(object, "prompt_kinds", harness_names(kind_names, n < KINDS ? (size_t)n : KINDS));
-    cJSON_AddItemToObject(object, "temperatures",
-                          cJSON_CreateDoubleArray(temperatures, n < TEMPERATURES ? n : TEMPERATURES));
-    cJSON_AddItemToObject(object, "threads", cJSON_CreateIntArray(thread_counts, ENGINES));
-    cJSON_AddItemToObject(object, "prompt_chunks", cJSON_CreateIntArray(chunks, n < CHUNKS ? n + 1 : CHUNKS));
-    return object;
+    harness_add_sizes(&run->harness, object);
+    if (lossless_add_promises(object, o->prompts, run->drafter, o->reference_prompts)) return object;
+    cJSON_Delete(object);
+    return NULL;
 }
 
 static kakeya_status run_prompt(lossless_run *run, int index, const char *policy, const lossless_prompt *prompt,
                                 kakeya_error *error) {
-    variant variants[VARIANTS + 2];
-    size_t n = choose_variants(run, index, policy, prompt->temperature, variants);
+    lossless_variant variants[LOSSLESS_MAX_VARIANTS];
+    size_t n = lossless_variants(index, run->drafter, run->options->reference_prompts, variants);
     kakeya_status status = KAKEYA_OK;
     for (size_t v = 0; status == KAKEYA_OK && v < n; v++) {
         eval_row row;
         eval_row_init(&row);
-        row.arm = variants[v].arm;
-        snprintf(row.prompt_kind, sizeof row.prompt_kind, "%s", kind_names[prompt->kind]);
+        make_arm(run, policy, prompt->temperature, &variants[v], &row.arm);
+        snprintf(row.prompt_kind, sizeof row.prompt_kind, "%s", lossless_kind_names[prompt->kind]);
         harness_prompt input = {prompt->sample, prompt->ids, prompt->n};
         harness_run how = {.engine = run->engine[variants[v].engine],
-                           .reference = variants[v].reference,
+                           .reference = reference_of(&variants[v]),
                            .max_tokens = run->options->max_tokens,
                            .seed = run->options->seed + (uint64_t)index};
         status = harness_generate(&run->harness, &input, &how, &row, error);
@@ -195,9 +157,9 @@ static kakeya_status run_prompt(lossless_run *run, int index, const char *policy
 
 static kakeya_status run_all(lossless_run *run, kakeya_error *error) {
     const eval_lossless_options *o = run->options;
-    variant variants[VARIANTS + 2];
+    lossless_variant variants[LOSSLESS_MAX_VARIANTS];
     for (int i = 0; i < o->prompts; i++)
-        run->harness.total += run->n_policies * choose_variants(run, i, run->policies[0], 0, variants);
+        run->harness.total += run->n_policies * lossless_variants(i, run->drafter, o->reference_prompts, variants);
     kakeya_status status = KAKEYA_OK;
     mt19937_seed(&run->generator, o->seed);
     for (int i = 0; status == KAKEYA_OK && i < o->prompts; i++) {
@@ -221,11 +183,11 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
                                 kakeya_error *error) {
     *out = NULL;
     lossless_run run = {.options = options};
-    kakeya_status status = harness_open(&run.harness, setup, thread_counts[0], error);
+    kakeya_status status = harness_open(&run.harness, setup, lossless_threads[0], error);
     run.engine[0] = run.harness.engine;
     if (status == KAKEYA_OK)
-        status =
-            harness_open_engine(setup, thread_counts[1], setup->engine.drafter_scaled_embedding, &run.engine[1], error);
+        status = harness_open_engine(setup, lossless_threads[1], setup->engine.drafter_scaled_embedding, &run.engine[1],
+                                     error);
     if (status == KAKEYA_OK) {
         run.drafter = kakeya_engine_has_drafter(run.harness.engine);
         status = choose_policies(&run, error);

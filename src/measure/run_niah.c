@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,13 @@ typedef struct needle_run {
 static kakeya_status choose_arms(needle_run *run, kakeya_error *error) {
     const eval_niah_options *o = run->options;
     bool drafting = o->mode != KAKEYA_MODE_AR;
+    kakeya_status status = harness_distinct("draft windows", o->draft_windows, o->n_draft_windows, error);
+    if (status == KAKEYA_OK) status = harness_distinct("lines", o->lines, o->n_lines, error);
+    if (status != KAKEYA_OK) return status;
+    for (size_t a = 0; a < o->n_mix_alpha; a++)
+        for (size_t b = 0; b < a; b++)
+            if (fabs(o->mix_alpha[a] - o->mix_alpha[b]) < 1e-9)
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "mix alpha: %g is named twice", o->mix_alpha[a]);
     if (o->mode == KAKEYA_MODE_SPECULATIVE && !kakeya_engine_has_drafter(run->harness.engine))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "mode 'speculative' needs a drafter, and the engine was opened without one");
@@ -67,35 +75,18 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
     if (!prompt->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
     snprintf(prompt->sample, sizeof prompt->sample, "%s", name);
     kakeya_message message = {"user", sample->prompt};
-    return kakeya_chat_tokens(run->harness.engine, &message, 1, false, &prompt->ids, &prompt->n, error);
+    kakeya_status status = kakeya_chat_tokens(run->harness.engine, &message, 1, false, &prompt->ids, &prompt->n, error);
+    if (status != KAKEYA_OK) return status;
+    harness_prompt taken = {prompt->sample, prompt->ids, prompt->n};
+    return harness_take_prompt(&run->harness, &taken, error);
 }
 
-static kakeya_status generate(const eval_niah_options *o, int lines, int samples, uint64_t seed, niah_dataset *out,
-                              kakeya_error *error) {
-    niah_options options;
-    niah_options_init(&options);
-    options.samples = samples;
-    options.min_lines = options.max_lines = lines;
-    options.seed = o->seed + seed;
-    return niah_generate(&options, out, error);
-}
-
-/* A prompt of the first rung from the next seed, unless chance made it one of the measured ones. */
+/* A prompt of the first rung that is none of the measured ones. */
 static kakeya_status make_warmup(needle_run *run, kakeya_error *error) {
-    enum { CANDIDATES = 16 };
     const eval_niah_options *o = run->options;
-    niah_dataset measured, spare = {0};
-    kakeya_status status = generate(o, o->lines[0], o->samples, 0, &measured, error);
-    if (status == KAKEYA_OK) status = generate(o, o->lines[0], CANDIDATES, 1, &spare, error);
-    for (size_t i = 0; status == KAKEYA_OK && i < spare.n; i++) {
-        bool taken = false;
-        for (size_t j = 0; j < measured.n; j++)
-            taken |= strcmp(spare.samples[i].prompt, measured.samples[j].prompt) == 0;
-        if (taken) continue;
-        status = add_prompt(run, &spare.samples[i], "warmup", true, error);
-        break;
-    }
-    niah_dataset_free(&measured);
+    niah_dataset spare;
+    kakeya_status status = niah_warmup(o->lines[0], o->samples, o->seed, false, &spare, error);
+    if (status == KAKEYA_OK) status = add_prompt(run, &spare.samples[0], "warmup", true, error);
     niah_dataset_free(&spare);
     return status;
 }
@@ -109,7 +100,7 @@ static kakeya_status make_prompts(needle_run *run, kakeya_error *error) {
     kakeya_status status = make_warmup(run, error);
     for (size_t r = 0; status == KAKEYA_OK && r < o->n_lines; r++) {
         niah_dataset dataset;
-        status = generate(o, o->lines[r], o->samples, 0, &dataset, error);
+        status = niah_rung(o->lines[r], o->samples, o->seed, false, &dataset, error);
         for (size_t s = 0; status == KAKEYA_OK && s < dataset.n; s++) {
             char name[64];
             snprintf(name, sizeof name, "lines-%d/%zu", o->lines[r], s);
@@ -128,14 +119,13 @@ static cJSON *options_json(const needle_run *run) {
     harness_arm(&run->harness, "native", o->mode, &arm);
     cJSON_AddItemToObject(object, "lines", cJSON_CreateIntArray(o->lines, (int)o->n_lines));
     cJSON_AddNumberToObject(object, "samples", o->samples);
-    cJSON_AddNumberToObject(object, "seed", (double)o->seed);
+    harness_add_seed(object, o->seed);
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     cJSON_AddItemToObject(object, "policies", harness_names(run->policies, run->n_policies));
     cJSON_AddStringToObject(object, "mode", arm.mode);
     cJSON_AddNumberToObject(object, "draft_length", o->draft_length);
     cJSON_AddItemToObject(object, "draft_windows", cJSON_CreateIntArray(o->draft_windows, (int)o->n_draft_windows));
-    cJSON_AddNumberToObject(object, "sink", arm.sink);
-    cJSON_AddNumberToObject(object, "window", arm.window);
+    harness_add_sizes(&run->harness, object);
     cJSON_AddItemToObject(object, "mix_alpha", cJSON_CreateDoubleArray(o->mix_alpha, (int)o->n_mix_alpha));
     return object;
 }

@@ -105,6 +105,8 @@ static void put_lossless(cJSON *object, const eval_rows *rows) {
     put(out, "streams", (double)result.streams);
     put(out, "comparisons", (double)result.comparisons);
     put(out, "differences", (double)result.differences);
+    put(out, "streams_alone", (double)result.alone);
+    put(out, "diagnostic_rows", (double)result.diagnostics);
     if (!result.differences) {
         cJSON_AddNullToObject(out, "first_difference");
         return;

@@ -14,6 +14,9 @@ typedef struct eval_lossless {
     size_t streams;     /* groups of rows that must agree */
     size_t comparisons; /* rows compared with their reference */
     size_t differences;
+    size_t alone;           /* streams of one row: compared with nothing */
+    size_t diagnostics;     /* rows that mix K/V: their tokens differ on purpose, and nothing is claimed of them */
+    const eval_row *lonely; /* the first stream of one row */
     /* the first difference, where there is one */
     const eval_row *reference, *different;
     size_t position; /* index into token_ids; the shorter stream's length when it is a prefix of the other */

@@ -10,7 +10,6 @@ known_circles() {
     cat <<'END'
 include model/tensors model/sizes
 include text/chat text/chat_private
-include measure/gate measure/gate_private
 include backend/cpu/kernels backend/cpu/kernels_private
 include backend/cpu/screen backend/cpu/kernels
 include backend/cpu/screen backend/cpu/kernels_private
@@ -22,9 +21,6 @@ link backend/cpu/cache backend/cpu/draft
 link backend/cpu/cache backend/cpu/snapshot
 link backend/cpu/cache backend/cpu/token_latents
 link backend/cpu/draft backend/cpu/token_latents
-link measure/gate_kinds measure/gate
-link measure/gate_claims measure/gate
-link measure/gate_rows measure/gate
 link cli/run cli/chat
 END
 }

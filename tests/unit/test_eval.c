@@ -17,10 +17,11 @@
 #include "measure/summary.h"
 #include "scratch.h"
 
-static const char *const command[] = {"kakeya", "eval", "test"};
 static const char *const source = KAKEYA_MODELS "/../examples/code/inventory.py";
 
-static eval_setup setup_for(kakeya_precision precision) {
+static eval_setup setup_for(const char *name, kakeya_precision precision) {
+    static const char *command[] = {"kakeya", "eval", NULL};
+    command[2] = name;
     eval_setup setup = {.argc = 3, .argv = command};
     kakeya_engine_options_init(&setup.engine);
     kakeya_session_options_init(&setup.session);
@@ -55,7 +56,7 @@ static void fidelity_reproduces_the_reference(void **state) {
     const char *path = KAKEYA_TEST_DATA "/eval/fidelity.json";
     static const char *const policies[] = {"native", "sink-window", "restored", "restored-all"};
     const int windows[] = {64};
-    eval_setup setup = setup_for(KAKEYA_PRECISION_F32);
+    eval_setup setup = setup_for("fidelity", KAKEYA_PRECISION_F32);
     eval_fidelity_options options = {.ids_json = path, .policies = {policies, 4}, .windows = windows, .n_windows = 1};
     eval_report *report;
     kakeya_error error;
@@ -84,7 +85,7 @@ static void needles_are_found_under_every_policy(void **state) {
     (void)state;
     const int lines[] = {12}, draft_windows[] = {64, 1024};
     const double alphas[] = {1};
-    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
     eval_niah_options options = {.lines = lines,
                                  .n_lines = 1,
                                  .samples = 1,
@@ -124,7 +125,7 @@ static void needles_are_found_under_every_policy(void **state) {
 
 static void every_mode_gives_the_same_tokens(void **state) {
     (void)state;
-    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
     eval_lossless_options options = {
         .prompts = 3, .max_tokens = 12, .seed = 7, .files = &source, .n_files = 1, .reference_prompts = 1};
     eval_report *report;
@@ -146,7 +147,7 @@ static void every_mode_gives_the_same_tokens(void **state) {
 static void code_and_acceptance_leave_sound_reports(void **state) {
     (void)state;
     const int lengths[] = {3, 16};
-    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_setup setup = setup_for("code", KAKEYA_PRECISION_AUTO);
     eval_code_options code = {.files = &source,
                               .n_files = 1,
                               .prompt_tokens = 64,
@@ -165,6 +166,7 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
         "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\"}\n{\"prompt\":\"int main(void) {\\n\"}\n";
     eval_acceptance_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
                                           .max_tokens = 16};
+    setup = setup_for("acceptance", KAKEYA_PRECISION_AUTO);
     if (eval_acceptance(&setup, &acceptance, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     assert_int_equal(report->rows.n, 2 * (1 + 2));
     assert_only(report, "SAMPLE_COUNT");
@@ -206,7 +208,7 @@ static void interrupted_runs_leave_their_finished_rows(void **state) {
     for (uint64_t calls = 0; calls < 6; calls += 5) { /* before a run, and in the middle of its tokens */
         interruption plan = {.after = 1, .calls_left = calls};
         const char *path = scratch_path("interrupted.json");
-        eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+        eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
         setup.report_path = path;
         setup.progress = interrupt;
         setup.user = &plan;
@@ -240,7 +242,7 @@ static void wrong_requests_are_named(void **state) {
     (void)state;
     const int lines[] = {12}, draft_windows[] = {1024}, windows[] = {64};
     static const char *const unknown[] = {"nativ"}, *const twice[] = {"native", "native"};
-    eval_setup setup = setup_for(KAKEYA_PRECISION_AUTO);
+    eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
     eval_report *report;
     kakeya_error error = {0};
     eval_niah_options niah = {.lines = lines,
@@ -279,6 +281,37 @@ static void wrong_requests_are_named(void **state) {
     assert_non_null(strstr(error.message, "drafter"));
 }
 
+/* Samples and arms that would count twice are refused before anything runs: the gate would refuse the report. */
+static void nothing_counts_twice(void **state) {
+    (void)state;
+    const int windows[] = {64};
+    eval_setup setup = setup_for("code", KAKEYA_PRECISION_AUTO);
+    eval_report *report;
+    kakeya_error error;
+    const char *const twice[] = {source, source};
+    eval_code_options code = {.files = twice,
+                              .n_files = 2,
+                              .prompt_tokens = 64,
+                              .max_tokens = 8,
+                              .repetitions = 1,
+                              .draft_lengths = windows,
+                              .n_draft_lengths = 1};
+    assert_int_equal(eval_code(&setup, &code, &report, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "the same prompt"));
+    const int equal[] = {12, 12};
+    eval_niah_options niah = {
+        .lines = equal, .n_lines = 2, .samples = 1, .max_tokens = 8, .draft_windows = windows, .n_draft_windows = 1};
+    assert_int_equal(eval_niah(&setup, &niah, &report, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "lines: 12 is named twice"));
+    static const char same_name[] =
+        "{\"task_id\":\"A\",\"prompt\":\"a b c\"}\n{\"task_id\":\"A\",\"prompt\":\"d e f\"}\n";
+    eval_acceptance_options named = {.jsonl = scratch_write("names.jsonl", same_name, sizeof same_name - 1),
+                                     .max_tokens = 2};
+    assert_int_not_equal(eval_acceptance(&setup, &named, &report, &error), KAKEYA_OK);
+    assert_non_null(strstr(error.message, "two samples are named 'A'"));
+    eval_report_close(report);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fidelity_reproduces_the_reference),
@@ -287,6 +320,7 @@ int main(void) {
         cmocka_unit_test(code_and_acceptance_leave_sound_reports),
         cmocka_unit_test(interrupted_runs_leave_their_finished_rows),
         cmocka_unit_test(wrong_requests_are_named),
+        cmocka_unit_test(nothing_counts_twice),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

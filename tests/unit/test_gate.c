@@ -1,6 +1,7 @@
-/* Protects the gate: a sound report of every kind passes, and for every rule there is a report that breaks this rule
- * and no other. Each broken report is a sound one with one change; its summary is derived again unless the summary
- * itself is what the case breaks. */
+/* Protects the gate: a true report of every kind passes, and for every rule there is a report that breaks it. Each
+ * broken report is a true one with one change, made to its rows with everything that follows from them derived again,
+ * or to its JSON. The change may break other rules, too: what a change must raise is its own code. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,186 +13,26 @@
 
 #include <cmocka.h>
 
-#include "measure/gate.h"
-#include "measure/report.h"
+#include "measure/kv_geometry.h"
+#include "report_support.h"
 
-enum { STOP = 1, SAMPLES = 5, RUNGS = 3, MAX_TOKENS = 40 };
-static const int rung_lines[RUNGS] = {12, 60, 150};
+enum { SAMPLES = 5, RUNGS = 3 };
+static const int rung_lines[RUNGS] = {12, 16, 60};
 
-/* ------------------------------------------------------------------------------------------- sound reports */
-
-static cJSON *environment(void) {
-    cJSON *object = environment_describe();
-    cJSON_AddStringToObject(object, "backend", "cpu/scalar");
-    cJSON_AddStringToObject(object, "model", "demo");
-    cJSON_AddStringToObject(object, "fingerprint", "0123456789abcdef");
-    cJSON_AddStringToObject(object, "precision", "bf16");
-    cJSON_AddNumberToObject(object, "threads", 2);
-    cJSON_AddNumberToObject(object, "sliding_window", 256);
-    cJSON_AddItemToObject(object, "stop_tokens", cJSON_CreateIntArray((int[]){STOP, 106}, 2));
-    return object;
-}
-
-static cJSON *options(eval_kind kind) {
-    static const char *const text[EVAL_KIND_COUNT] = {
-        [EVAL_NIAH] = "{\"samples\":5,\"lines\":[12,60,150],\"seed\":42,\"max_tokens\":40,"
-                      "\"policies\":[\"native\",\"sink-window\",\"restored\"]}",
-        [EVAL_FIDELITY] =
-            "{\"prompt_length\":600,\"windows\":[64],\"policies\":[\"native\",\"sink-window\",\"restored\"]}",
-        [EVAL_CODE] = "{\"max_tokens\":40,\"repetitions\":5,\"policies\":[\"native\"]}",
-        [EVAL_ACCEPTANCE] = "{\"max_tokens\":40,\"draft_length\":7}",
-        [EVAL_LOSSLESS] = "{\"prompts\":6,\"max_tokens\":40,\"seed\":42,\"policies\":[\"native\",\"restored\"],"
-                          "\"modes\":[\"speculative\",\"auto\"],\"prompt_kinds\":[\"needle\",\"code\",\"random\"],"
-                          "\"temperatures\":[0,0.7],\"threads\":[1,2],\"prompt_chunks\":[0,37]}",
-    };
-    return cJSON_Parse(text[kind]);
-}
-
-static eval_row *add(eval_report *report, const char *policy, const char *mode, bool warmup, int group, int sample) {
-    eval_row row;
-    eval_row_init(&row);
-    snprintf(row.sample, sizeof row.sample, "%s-%d-%d", warmup ? "warmup" : "sample", group, sample);
-    snprintf(row.arm.policy, sizeof row.arm.policy, "%s", policy);
-    snprintf(row.arm.mode, sizeof row.arm.mode, "%s", mode);
-    row.arm.sink = 4;
-    row.arm.window = 64;
-    row.arm.draft_window = 1024;
-    row.arm.threads = 2;
-    row.warmup = warmup;
-    row.prompt_hash = (uint64_t)(1000 * warmup + 10 * group + sample);
-    kakeya_error error;
-    assert_int_equal(eval_rows_add(&report->rows, &row, &error), KAKEYA_OK);
-    return &report->rows.row[report->rows.n - 1];
-}
-
-/* A continuation of 12 tokens that ends with a stop token; speculation takes four forwards and half the time. */
-static void generate(eval_row *row, int64_t prompt_tokens) {
-    enum { TOKENS = 12, BLOCKS = 4, DRAFTS = 7 };
-    bool ar = strcmp(row->arm.mode, "ar") == 0;
-    row->prompt_tokens = prompt_tokens;
-    row->token_ids = calloc(TOKENS, sizeof *row->token_ids);
-    assert_non_null(row->token_ids);
-    for (int i = 0; i < TOKENS; i++) row->token_ids[i] = i == TOKENS - 1 ? STOP : 200 + i;
-    row->n_token_ids = TOKENS;
-    row->text = strdup("The secret code is MAPLE-1234.");
-    row->prefill_seconds = 0.001 * (double)prompt_tokens;
-    row->decode_seconds = ar ? 0.012 : 0.006;
-    row->verifier_forwards = ar ? TOKENS - 1 : BLOCKS;
-    if (!ar) {
-        row->drafted_tokens = BLOCKS * DRAFTS;
-        row->accepted_tokens = BLOCKS + 3;
-        for (int i = 0; i < DRAFTS; i++) row->drafted_at[i] = BLOCKS;
-        row->accepted_at[0] = BLOCKS;
-        row->accepted_at[1] = 3;
-    }
-    bool native = strcmp(row->arm.policy, "native") == 0, restored = strncmp(row->arm.policy, "restored", 8) == 0;
-    row->kv.full = (size_t)prompt_tokens * 512;
-    row->kv.sliding = native ? 256 * 100 : 85 * 100;
-    row->kv.latent = restored ? 256 * 30 : 0;
-    row->kv.draft = (size_t)(prompt_tokens < 1024 ? prompt_tokens : 1024) * 10;
-    row->kv.total = row->kv.full + row->kv.sliding + row->kv.latent + row->kv.draft;
-    snprintf(row->finish, sizeof row->finish, "stop");
-}
-
-static void needle(eval_row *row, int lines) {
-    generate(row, lines * 26);
-    row->lines = lines;
-    row->expected = strdup("MAPLE-1234");
-    row->correct = true;
-}
-
-static void fill_niah(eval_report *report) {
-    static const char *const policies[] = {"native", "sink-window", "restored"};
-    static const char *const modes[] = {"ar", "auto"};
-    for (int p = 0; p < 3; p++)
-        for (int m = 0; m < 2; m++) needle(add(report, policies[p], modes[m], true, 0, 0), rung_lines[0]);
-    for (int r = 0; r < RUNGS; r++)
-        for (int s = 0; s < SAMPLES; s++)
-            for (int p = 0; p < 3; p++)
-                for (int m = 0; m < 2; m++) needle(add(report, policies[p], modes[m], false, r, s), rung_lines[r]);
-    for (int s = 0; s < 2; s++) {
-        eval_row *row = add(report, "restored-all", "ar", false, 0, s);
-        needle(row, rung_lines[0]);
-        row->arm.mix_alpha = 1;
-        row->relative_mse[0] = 0.2;
-        row->relative_mse[1] = 1.4;
-    }
-}
-
-static void fill_fidelity(eval_report *report) {
-    static const char *const policies[] = {"native", "sink-window", "restored"};
-    for (int s = 0; s < SAMPLES; s++) {
-        for (int p = 0; p < 3; p++) {
-            eval_row *row = add(report, policies[p], "score", false, 0, s);
-            row->prompt_tokens = 600;
-            row->scored_tokens = 64;
-            row->nll = 90 + 5 * p;
-            row->kl = p == 0 ? 0 : p == 1 ? 12 : 5;
-            row->agreements = p == 0 ? 64 : p == 1 ? 55 : 58;
-            row->seconds = 0.1;
-        }
-    }
-}
-
-static void fill_code(eval_report *report) {
-    static const struct {
-        const char *mode;
-        int draft_length;
-        double speed;
-    } arms[] = {{"ar", 0, 1}, {"speculative", 2, 1.5}, {"speculative", 16, 0.7}, {"auto", 0, 1.6}};
-    for (int repetition = -1; repetition < 5; repetition++) {
-        for (int s = 0; s < 2; s++) {
-            for (int a = 0; a < 4; a++) {
-                if (repetition < 0 && s) continue;
-                eval_row *row = add(report, "native", arms[a].mode, repetition < 0, 0, s);
-                row->arm.draft_length = arms[a].draft_length;
-                row->repetition = repetition < 0 ? 0 : repetition;
-                generate(row, 700);
-                row->decode_seconds = 0.012 / arms[a].speed;
-            }
-        }
-    }
-}
-
-static void fill_acceptance(eval_report *report) {
-    for (int scaled = 0; scaled < 2; scaled++) {
-        for (int s = -1; s < SAMPLES; s++) {
-            eval_row *row = add(report, "native", "speculative", s < 0, 0, s < 0 ? 0 : s);
-            row->arm.draft_length = 7;
-            row->arm.scaled_embedding = scaled;
-            generate(row, 150);
-        }
-    }
-}
-
-static void fill_lossless(eval_report *report) {
-    static const char *const kinds[] = {"needle", "code", "random"}, *const policies[] = {"native", "restored"};
-    for (int s = 0; s < 6; s++) {
-        for (int p = 0; p < 2; p++) {
-            for (int m = 0; m < 4; m++) {
-                static const char *const modes[] = {"ar", "speculative", "auto", "ar"};
-                eval_row *row = add(report, policies[p], modes[m], false, 0, s);
-                row->arm.draft_length = m == 1 ? s + 1 : 0;
-                row->arm.threads = m == 2 ? 1 : 2;
-                row->arm.prompt_chunk = m == 3 ? 37 : 0;
-                row->arm.temperature = s % 2 ? 0.7 : 0;
-                snprintf(row->prompt_kind, sizeof row->prompt_kind, "%s", kinds[s % 3]);
-                generate(row, 300);
-            }
-        }
-    }
-}
-
+/* A true report in memory. */
 static eval_report *sound(eval_kind kind) {
-    static void (*const fill[EVAL_KIND_COUNT])(eval_report *) = {fill_niah, fill_fidelity, fill_code, fill_acceptance,
-                                                                 fill_lossless};
-    static const char *const command[] = {"kakeya", "eval", "--report", "r.json"};
-    eval_report *report = NULL;
-    kakeya_error error;
-    assert_int_equal(eval_report_open(kind, NULL, 4, command, environment(), options(kind), &report, &error),
-                     KAKEYA_OK);
-    fill[kind](report);
-    report->complete = true;
+    cJSON *json = true_report(kind);
+    eval_report *report = calloc(1, sizeof *report);
+    assert_non_null(report);
+    size_t unread;
+    *report = (eval_report){.kind = kind,
+                            .command = cJSON_DetachItemFromObject(json, "command"),
+                            .environment = cJSON_DetachItemFromObject(json, "environment"),
+                            .options = cJSON_DetachItemFromObject(json, "options"),
+                            .rows = rows_of(kind, json, &unread),
+                            .complete = true};
+    assert_int_equal(unread, 0);
+    cJSON_Delete(json);
     return report;
 }
 
@@ -232,8 +73,26 @@ static void lose_answer(eval_row *row) {
     row->correct = false;
 }
 
+static eval_row *copy_row(eval_report *r, const eval_row *of) {
+    cJSON *json = eval_row_to_json(r->kind, of);
+    eval_row copy;
+    kakeya_error error;
+    assert_int_equal(eval_row_from_json(r->kind, json, &copy, &error), KAKEYA_OK);
+    cJSON_Delete(json);
+    assert_int_equal(eval_rows_add(&r->rows, &copy, &error), KAKEYA_OK);
+    return &r->rows.row[r->rows.n - 1];
+}
+static void set_text(char **text, const char *to) {
+    free(*text);
+    *text = strdup(to);
+}
 static void no_prefill_time(eval_report *r) { row_of(r, "restored", "auto", 0)->prefill_seconds = 0; }
+static void negative_time(eval_report *r) { row_of(r, "restored", "auto", 0)->decode_seconds = -1; }
+static void no_time_at_all(eval_report *r) { row_of(r, "restored", "auto", 0)->decode_seconds = 1e-300; }
+static void all_the_time(eval_report *r) { row_of(r, "native", "ar", 3)->decode_seconds = 1e300; }
 static void no_score_time(eval_report *r) { row_of(r, "restored", "score", 0)->seconds = 0; }
+static void longer_than_there_was_time(eval_report *r) { row_of(r, "native", "ar", 3)->decode_seconds *= 50; }
+static void began_before_its_turn(eval_report *r) { row_of(r, "restored", "auto", 4)->started_seconds = 0; }
 static void wrong_total(eval_report *r) { row_of(r, "native", "ar", 3)->kv.total += 64; }
 static void too_many_tokens(eval_report *r) { row_of(r, "native", "auto", 0)->accepted_tokens = 1; }
 static void gaps_in_acceptance(eval_report *r) {
@@ -242,14 +101,13 @@ static void gaps_in_acceptance(eval_report *r) {
     accepted[1] = 0;
 }
 static void goes_on_after_stop(eval_report *r) {
-    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].token_ids[5] = 106;
+    for (size_t i = 0; i < r->rows.n; i++)
+        r->rows.row[i].token_ids[5] =
+            row_of(r, "native", "ar", 0)->token_ids[row_of(r, "native", "ar", 0)->n_token_ids - 1];
 }
 static void claims_length(eval_report *r) { strcpy(row_of(r, "native", "ar", 0)->finish, "length"); }
 static void claims_cancelled(eval_report *r) { strcpy(row_of(r, "native", "ar", 0)->finish, "cancelled"); }
-static void run_twice(eval_report *r) {
-    eval_row *copy = add(r, "native", "ar", false, 0, 0);
-    needle(copy, rung_lines[0]);
-}
+static void run_twice(eval_report *r) { copy_row(r, row_of(r, "native", "ar", 0))->decode_seconds *= 1.01; }
 static void no_warmup(eval_report *r) { remove_rows(r, "restored", "auto", true); }
 static void late_warmup(eval_report *r) {
     eval_row first = r->rows.row[0];
@@ -257,14 +115,15 @@ static void late_warmup(eval_report *r) {
     r->rows.row[r->rows.n - 1] = first;
 }
 static void warmup_measured_by_name(eval_report *r) {
-    for (int i = 0; i < 6; i++) strcpy(r->rows.row[i].sample, row_of(r, "native", "ar", 2)->sample);
+    for (size_t i = 0; r->rows.row[i].warmup; i++) strcpy(r->rows.row[i].sample, row_of(r, "native", "ar", 2)->sample);
 }
 static void warmup_measured_by_prompt(eval_report *r) {
-    for (int i = 0; i < 6; i++) r->rows.row[i].prompt_hash = row_of(r, "native", "ar", 2)->prompt_hash;
+    for (size_t i = 0; r->rows.row[i].warmup; i++)
+        r->rows.row[i].prompt_hash = row_of(r, "native", "ar", 2)->prompt_hash;
 }
 static void four_samples(eval_report *r) {
     for (size_t i = r->rows.n; i-- > 0;)
-        if (!r->rows.row[i].warmup && strcmp(r->rows.row[i].sample, "sample-2-4") == 0) remove_row(r, &r->rows.row[i]);
+        if (!r->rows.row[i].warmup && strcmp(r->rows.row[i].sample, "lines-60/4") == 0) remove_row(r, &r->rows.row[i]);
 }
 static void rung_left_out(eval_report *r) {
     cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "lines"), cJSON_CreateNumber(280));
@@ -275,9 +134,13 @@ static void four_repetitions(eval_report *r) {
 }
 static void four_sequences(eval_report *r) {
     for (size_t i = r->rows.n; i-- > 0;)
-        if (strcmp(r->rows.row[i].sample, "sample-0-4") >= 0) remove_row(r, &r->rows.row[i]);
+        if (atoi(r->rows.row[i].sample) >= 4) remove_row(r, &r->rows.row[i]);
 }
-static void sample_only_in_one_arm(eval_report *r) { needle(add(r, "native", "ar", false, 2, 7), rung_lines[2]); }
+static void sample_only_in_one_arm(eval_report *r) {
+    eval_row *row = copy_row(r, row_of(r, "native", "ar", 14));
+    strcpy(row->sample, "lines-60/5");
+    row->prompt_hash++;
+}
 static void native_with_latents(eval_report *r) {
     eval_row *row = row_of(r, "native", "auto", 0);
     row->kv.latent += 64;
@@ -297,16 +160,17 @@ static void no_latents(eval_report *r) {
 static void bounded_holds_all(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         eval_row *row = &r->rows.row[i];
-        row->kv.total += 256 * 100 - row->kv.sliding;
-        row->kv.sliding = 256 * 100;
+        size_t native = row_of(r, "native", "ar", 0)->kv.sliding;
+        row->kv.total += native - row->kv.sliding;
+        row->kv.sliding = native;
     }
 }
 static void nothing_drafted(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         eval_row *row = &r->rows.row[i];
-        if (row->arm.draft_length != 16) continue;
+        if (row->arm.draft_length != 7) continue;
         row->drafted_tokens = row->accepted_tokens = 0;
-        row->verifier_forwards = 11;
+        row->verifier_forwards = (int64_t)row->n_token_ids - 1;
         memset(row->drafted_at, 0, sizeof row->drafted_at);
         memset(row->accepted_at, 0, sizeof row->accepted_at);
     }
@@ -315,18 +179,14 @@ static void nothing_drafted_at_all(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         eval_row *row = &r->rows.row[i];
         row->drafted_tokens = row->accepted_tokens = 0;
-        row->verifier_forwards = 11;
+        row->verifier_forwards = (int64_t)row->n_token_ids - 1;
         memset(row->drafted_at, 0, sizeof row->drafted_at);
         memset(row->accepted_at, 0, sizeof row->accepted_at);
     }
 }
 static void other_token(eval_report *r) { row_of(r, "restored", "auto", 4)->token_ids[7]++; }
 static void other_token_between_forms(eval_report *r) { row_of(r, "native", "speculative", 8)->token_ids[0]++; }
-static void one_token_less(eval_report *r) {
-    eval_row *row = row_of(r, "native", "speculative", 3);
-    row->token_ids[10] = STOP;
-    row->n_token_ids = 11;
-}
+static void one_token_less(eval_report *r) { row_of(r, "native", "speculative", 3)->n_token_ids--; }
 static void no_expected_answer(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) {
         free(r->rows.row[i].expected);
@@ -341,6 +201,18 @@ static void claims_correct(eval_report *r) {
 }
 static void no_oracle(eval_report *r) { remove_rows(r, "native", NULL, false); }
 static void needle_lost(eval_report *r) { lose_answer(row_of(r, "restored", "auto", 6)); }
+static void one_letter_expected(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) set_text(&r->rows.row[i].expected, "A");
+}
+static void blanks_expected(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) set_text(&r->rows.row[i].expected, "      ");
+}
+static void other_answer_expected(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) set_text(&r->rows.row[i].expected, "secret");
+}
+static void answers_of_another_seed(eval_report *r) {
+    cJSON_ReplaceItemInObject(r->options, "seed", cJSON_CreateNumber(43));
+}
 static void nobody_finds_it(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++)
         if (!r->rows.row[i].warmup && r->rows.row[i].lines == rung_lines[1]) lose_answer(&r->rows.row[i]);
@@ -353,6 +225,7 @@ static void one_rung(eval_report *r) {
 static void native_only(eval_report *r) {
     remove_rows(r, "sink-window", NULL, false);
     remove_rows(r, "restored", NULL, false);
+    remove_rows(r, "restored-all", NULL, false);
 }
 static void grow(eval_report *r, const char *policy, size_t bytes, bool draft) {
     for (size_t i = 0; i < r->rows.n; i++) {
@@ -374,7 +247,10 @@ static void sliding_grows(eval_report *r) {
     }
 }
 static void latents_grow(eval_report *r) { grow(r, "restored", 640, false); }
-static void draft_grows(eval_report *r) { grow(r, "restored", 640, true); }
+static void draft_grows(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].arm.draft_window = 64; /* so that two rungs exceed it */
+    grow(r, "restored", 640, true);
+}
 static void identity_fails(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++)
         if (r->rows.row[i].arm.mix_alpha >= 1) lose_answer(&r->rows.row[i]);
@@ -382,21 +258,16 @@ static void identity_fails(eval_report *r) {
 static void slower(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++)
         if (strcmp(r->rows.row[i].arm.policy, "native") == 0 && strcmp(r->rows.row[i].arm.mode, "auto") == 0)
-            r->rows.row[i].decode_seconds = 0.0128;
+            r->rows.row[i].decode_seconds *= 50;
 }
 static void all_lengths_slower(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++)
-        if (strcmp(r->rows.row[i].arm.mode, "speculative") == 0) r->rows.row[i].decode_seconds = 0.02;
+        if (strcmp(r->rows.row[i].arm.mode, "speculative") == 0) r->rows.row[i].decode_seconds *= 50;
 }
 static void few_tokens(eval_report *r) {
     for (size_t i = r->rows.n; i-- > 0;)
-        if (strcmp(r->rows.row[i].sample, "sample-0-1") == 0) remove_row(r, &r->rows.row[i]);
-    for (size_t i = 0; i < r->rows.n; i++) {
-        eval_row *row = &r->rows.row[i];
-        row->n_token_ids = 6;
-        row->token_ids[5] = STOP;
-        if (row->verifier_forwards > 5) row->verifier_forwards = 5;
-    }
+        if (!r->rows.row[i].warmup && atoi(r->rows.row[i].sample) == 1) remove_row(r, &r->rows.row[i]);
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].n_token_ids = 6;
 }
 static void no_ar(eval_report *r) { remove_rows(r, NULL, "ar", false); }
 static void no_ar_for_one_policy(eval_report *r) { remove_rows(r, "restored", "ar", false); }
@@ -404,26 +275,172 @@ static void one_form(eval_report *r) {
     for (size_t i = r->rows.n; i-- > 0;)
         if (r->rows.row[i].arm.scaled_embedding) remove_row(r, &r->rows.row[i]);
 }
-static void native_differs(eval_report *r) { row_of(r, "native", "score", 1)->agreements = 63; }
+static void native_differs(eval_report *r) { row_of(r, "native", "score", 1)->agreements--; }
 static void more_agreements_than_tokens(eval_report *r) { row_of(r, "restored", "score", 1)->agreements = 65; }
+static void one_agreement_more(eval_report *r) { row_of(r, "restored", "score", 1)->agreements++; }
+static void better_likelihood(eval_report *r) { row_of(r, "restored", "score", 1)->nll *= 0.9; }
+static void better_tokens(eval_report *r) {
+    eval_row *row = row_of(r, "restored", "score", 1);
+    row->nll = 0;
+    for (size_t t = 0; t < row->n_token_ids; t++) row->nll += row->token_nll[t] *= 0.5;
+}
+static void nearer_to_native(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) {
+        eval_row *row = &r->rows.row[i];
+        if (strcmp(row->arm.policy, "restored") != 0) continue;
+        row->kl = 0;
+        for (size_t t = 0; t < row->n_token_ids; t++) row->kl += row->token_kl[t] *= 0.01;
+    }
+}
+static void fewer_tokens_scored(eval_report *r) {
+    eval_row *row = row_of(r, "restored", "score", 2);
+    row->scored_tokens = (int64_t)--row->n_token_ids;
+    row->nll -= row->token_nll[row->n_token_ids];
+    row->kl -= row->token_kl[row->n_token_ids];
+    const eval_row *native = row_of(r, "native", "score", 1);
+    row->agreements -= row->token_ids[row->n_token_ids] == native->token_ids[row->n_token_ids];
+}
 static void no_sink_window(eval_report *r) { remove_rows(r, "sink-window", NULL, false); }
 static void no_benefit(eval_report *r) {
-    for (int i = 0; i < SAMPLES; i++) row_of(r, "restored", "score", i)->kl = 13;
+    for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl += 100;
 }
 static void restored_is_native(eval_report *r) {
-    for (int i = 0; i < SAMPLES; i++) row_of(r, "restored", "score", i)->kl = 0;
+    for (int i = 0; i < 2 * SAMPLES; i++) row_of(r, "restored", "score", i)->kl = 0;
 }
 static void restored_is_dropped(eval_report *r) {
-    for (int i = 0; i < SAMPLES; i++) {
+    for (int i = 0; i < 2 * SAMPLES; i++) {
         row_of(r, "restored", "score", i)->kl = row_of(r, "sink-window", "score", i)->kl;
         row_of(r, "restored", "score", i)->agreements = row_of(r, "sink-window", "score", i)->agreements;
     }
 }
 static void promised_mode_missing(eval_report *r) {
-    cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "modes"), cJSON_CreateString("ngram"));
+    cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "modes"), cJSON_CreateString("ideal"));
 }
 static void promised_temperature_missing(eval_report *r) {
-    cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "temperatures"), cJSON_CreateNumber(1));
+    cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "temperatures"), cJSON_CreateNumber(1.5));
+}
+/* A stream that differs from its reference, set apart from it by a label. */
+static eval_row *differing(eval_report *r) {
+    eval_row *row = row_of(r, "restored", "speculative", 4);
+    row->token_ids[2]++;
+    return row;
+}
+static void differing_prompt(eval_report *r) { differing(r)->prompt_hash++; }
+static void differing_temperature(eval_report *r) { differing(r)->arm.temperature = 0.35; }
+static void differing_window(eval_report *r) { differing(r)->arm.window++; }
+static void differing_policy(eval_report *r) { strcpy(differing(r)->arm.policy, "sink-window"); }
+static void differing_sample(eval_report *r) { strcpy(differing(r)->sample, "099/needle"); }
+static void differing_alone(eval_report *r) {
+    differing(r)->prompt_hash++;
+    strcpy(differing(r)->sample, "099/needle");
+}
+static void differing_diagnostic(eval_report *r) {
+    eval_row *row = row_of(r, "restored", "auto", 4);
+    row->token_ids[2]++;
+    row->arm.mix_alpha = 0.5;
+}
+static void differing_is_gone(eval_report *r) { remove_row(r, row_of(r, "restored", "speculative", 4)); }
+static void threads_relabelled(eval_report *r) { row_of(r, "native", "auto", 2)->arm.threads = 64; }
+static void copied_under_new_names(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++)
+        if (!r->rows.row[i].warmup) r->rows.row[i].prompt_hash = row_of(r, "native", "speculative", 0)->prompt_hash;
+}
+static void copied_whole(eval_report *r) {
+    eval_row *from = row_of(r, "native", "speculative", 0), *to = row_of(r, "native", "speculative", 2);
+    to->prefill_seconds = from->prefill_seconds;
+    to->decode_seconds = from->decode_seconds;
+}
+static void copied_answer(eval_report *r) {
+    eval_row *from = row_of(r, "native", "ar", 0), *to = row_of(r, "native", "ar", 1);
+    to->prompt_tokens = from->prompt_tokens;
+    to->n_token_ids = from->n_token_ids;
+    to->token_ids = realloc(to->token_ids, from->n_token_ids * sizeof *to->token_ids);
+    memcpy(to->token_ids, from->token_ids, from->n_token_ids * sizeof *to->token_ids);
+}
+static void another_prompt_in_one_arm(eval_report *r) { row_of(r, "native", "ar", 1)->prompt_tokens += 1; }
+static void text_alone_improved(eval_report *r) { set_text(&row_of(r, "native", "ar", 1)->text, "a better text"); }
+static void unknown_id(eval_report *r) { row_of(r, "native", "ar", 1)->token_ids[0] = 1 << 20; }
+static void one_byte_of_latents(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) {
+        eval_row *row = &r->rows.row[i];
+        if (!row->kv.latent || row->arm.mix_alpha >= 0) continue;
+        row->kv.total -= row->kv.latent - 1;
+        row->kv.latent = 1;
+    }
+}
+static void full_attention_forgets(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) {
+        eval_row *row = &r->rows.row[i];
+        if (strcmp(row->arm.policy, "sink-window") != 0) continue;
+        row->kv.total += row->kv.full;
+        row->kv.full *= 2;
+    }
+}
+static void wide_window(eval_report *r) {
+    cJSON_ReplaceItemInObject(r->environment, "sliding_window", cJSON_CreateNumber(100000));
+    bounded_holds_all(r);
+}
+static void wide_geometry(eval_report *r) {
+    cJSON *geometry = cJSON_GetObjectItem(r->environment, "kv_geometry");
+    cJSON_ReplaceItemInObject(geometry, "sliding_window", cJSON_CreateNumber(100000));
+}
+/* With care: the sizes, their fingerprint and what the environment repeats of them. Left over are the rows. */
+static void consistent_geometry(eval_report *r) {
+    kv_geometry geometry;
+    kakeya_error error;
+    assert_int_equal(kv_geometry_from_json(cJSON_GetObjectItem(r->environment, "kv_geometry"), &geometry, &error),
+                     KAKEYA_OK);
+    geometry.verifier.sliding_window = 100000;
+    cJSON_ReplaceItemInObject(r->environment, "kv_geometry", kv_geometry_to_json(&geometry));
+    cJSON_ReplaceItemInObject(r->environment, "sliding_window", cJSON_CreateNumber(100000));
+}
+static void window_beyond_int(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].arm.sink = r->rows.row[i].arm.window = INT32_MAX;
+}
+static void one_length_left_out(eval_report *r) {
+    for (size_t i = r->rows.n; i-- > 0;)
+        if (r->rows.row[i].arm.draft_length == 3) remove_row(r, &r->rows.row[i]);
+}
+static void one_policy_left_out(eval_report *r) { remove_rows(r, "restored-all", NULL, false); }
+static void one_repetition_more(eval_report *r) {
+    eval_row *row = copy_row(r, row_of(r, "native", "ar", 0));
+    row->repetition = 7;
+    row->decode_seconds *= 1.01;
+    row->started_seconds = r->rows.row[r->rows.n - 2].started_seconds + 1000;
+}
+static void arms_one_after_the_other(eval_report *r) {
+    eval_row kept = r->rows.row[20];
+    r->rows.row[20] = r->rows.row[21];
+    r->rows.row[21] = kept;
+    double started = r->rows.row[20].started_seconds;
+    r->rows.row[20].started_seconds = r->rows.row[21].started_seconds;
+    r->rows.row[21].started_seconds = started;
+    r->rows.row[20].decode_seconds = r->rows.row[20].prefill_seconds = 1e-4;
+    r->rows.row[21].decode_seconds = r->rows.row[21].prefill_seconds = 1.1e-4;
+}
+static void another_evaluation(eval_report *r) {
+    cJSON_ReplaceItemInArray(r->command, 2, cJSON_CreateString("fidelity"));
+}
+static void another_command(eval_report *r) {
+    cJSON_AddItemToArray(r->command, cJSON_CreateString("--samples"));
+    cJSON_AddItemToArray(r->command, cJSON_CreateString("50"));
+}
+static void date_of_a_day(eval_report *r) {
+    cJSON_ReplaceItemInObject(r->environment, "date", cJSON_CreateString("yesterday"));
+}
+static void lines_is_no_list(eval_report *r) { cJSON_ReplaceItemInObject(r->options, "lines", cJSON_CreateNumber(12)); }
+static void rungs_twice(eval_report *r) {
+    cJSON_AddItemToArray(cJSON_GetObjectItem(r->options, "lines"), cJSON_CreateNumber(12));
+}
+static void samples_is_huge(eval_report *r) {
+    cJSON_ReplaceItemInObject(r->options, "samples", cJSON_CreateNumber(1e300));
+}
+static void other_case(eval_report *r) {
+    cJSON_AddItemToObject(r->options, "Lines", cJSON_DetachItemFromObject(r->options, "lines"));
+}
+static void stated_twice(eval_report *r) { cJSON_AddItemToObject(r->options, "samples", cJSON_CreateNumber(1)); }
+static void stated_twice_in_case(eval_report *r) {
+    cJSON_AddItemToObject(r->options, "SAMPLES", cJSON_CreateNumber(1));
 }
 static void silent_about_threads(eval_report *r) { cJSON_DeleteItemFromObject(r->options, "threads"); }
 static void interrupted(eval_report *r) { r->complete = false; }
@@ -431,8 +448,6 @@ static void no_options(eval_report *r) { cJSON_DeleteItemFromObject(r->options, 
 static void no_fingerprint(eval_report *r) { cJSON_DeleteItemFromObject(r->environment, "fingerprint"); }
 static void no_stop_tokens(eval_report *r) {
     cJSON_ReplaceItemInObject(r->environment, "stop_tokens", cJSON_CreateNumber(1));
-    for (size_t i = 0; i < r->rows.n; i++) strcpy(r->rows.row[i].finish, "length");
-    cJSON_ReplaceItemInObject(r->options, "max_tokens", cJSON_CreateNumber(12));
 }
 static void empty_command(eval_report *r) {
     while (r->command->child) cJSON_DeleteItemFromArray(r->command, 0);
@@ -444,7 +459,9 @@ static void no_rows(eval_report *r) {
 static void edit_kind(cJSON *j) { cJSON_ReplaceItemInObject(j, "kind", cJSON_CreateString("kakeya.eval.opinion")); }
 static void foreign(cJSON *j) { cJSON_DeleteItemFromObject(j, "kind"); }
 static void old_schema(cJSON *j) { cJSON_ReplaceItemInObject(j, "schema_version", cJSON_CreateNumber(0)); }
-static void new_schema(cJSON *j) { cJSON_ReplaceItemInObject(j, "schema_version", cJSON_CreateNumber(2)); }
+static void new_schema(cJSON *j) {
+    cJSON_ReplaceItemInObject(j, "schema_version", cJSON_CreateNumber(EVAL_SCHEMA_VERSION + 1));
+}
 static void no_schema(cJSON *j) { cJSON_DeleteItemFromObject(j, "schema_version"); }
 static void no_environment(cJSON *j) {
     cJSON_DeleteItemFromObject(j, "environment");
@@ -473,8 +490,30 @@ static void summary_embellished(cJSON *j) {
     cJSON_AddItemToArray(arms, cJSON_Duplicate(arms->child, true));
 }
 
+static cJSON *first_row(cJSON *j) { return cJSON_GetObjectItem(j, "rows")->child; }
+static void unknown_policy(cJSON *j) {
+    cJSON_ReplaceItemInObject(first_row(j), "policy", cJSON_CreateString("restored-best"));
+}
+static void unknown_mode(cJSON *j) { cJSON_ReplaceItemInObject(first_row(j), "mode", cJSON_CreateString("oracle")); }
+static void rate_alone(cJSON *j) {
+    cJSON_ReplaceItemInObject(first_row(j), "decode_tokens_per_second", cJSON_CreateNumber(1e6));
+}
+static void time_alone(cJSON *j) {
+    cJSON_ReplaceItemInObject(first_row(j), "decode_seconds", cJSON_CreateNumber(1e-3));
+}
+static void endless_number(cJSON *j) { cJSON_ReplaceItemInObject(first_row(j), "window", cJSON_CreateNumber(1e30)); }
+static void infinite_number(cJSON *j) {
+    cJSON_ReplaceItemInObject(first_row(j), "decode_seconds", cJSON_CreateNumber((double)INFINITY));
+}
+static void row_key_twice(cJSON *j) { cJSON_AddItemToObject(first_row(j), "policy", cJSON_CreateString("native")); }
+static void remark_in_row(cJSON *j) { cJSON_AddItemToObject(first_row(j), "remark", cJSON_CreateString("checked")); }
+static void remark_in_report(cJSON *j) { cJSON_AddItemToObject(j, "verdict", cJSON_CreateString("passed")); }
+static void diagnostics_without_share(cJSON *j) {
+    cJSON_AddItemToObject(first_row(j), "relative_mse", cJSON_Parse("{\"sliding\": 0, \"full\": 0}"));
+}
+
 typedef struct broken_case {
-    const char *codes; /* every code that the report must raise, no other; most cases: one */
+    const char *codes; /* codes that the report must raise; it may raise others */
     eval_kind kind;
     void (*rows)(eval_report *report); /* before the summary is derived */
     void (*json)(cJSON *report);       /* after */
@@ -518,7 +557,7 @@ static const broken_case cases[] = {
     ROWS("WARMUP_OVERLAP DUPLICATE_ROW", EVAL_NIAH, warmup_measured_by_name),
     ROWS("WARMUP_OVERLAP", EVAL_NIAH, warmup_measured_by_prompt),
     ROWS("SAMPLE_COUNT", EVAL_NIAH, four_samples),
-    ROWS("SAMPLE_COUNT", EVAL_NIAH, rung_left_out),
+    ROWS("ROW_MISSING", EVAL_NIAH, rung_left_out),
     ROWS("SAMPLE_COUNT", EVAL_CODE, four_repetitions),
     ROWS("SAMPLE_COUNT", EVAL_LOSSLESS, four_sequences),
     ROWS("SAMPLE_MISMATCH", EVAL_NIAH, sample_only_in_one_arm),
@@ -556,28 +595,70 @@ static const broken_case cases[] = {
     ROWS("FIDELITY_NO_BENEFIT", EVAL_FIDELITY, no_benefit),
     ROWS("LOSSLESS_COVERAGE", EVAL_LOSSLESS, promised_mode_missing),
     ROWS("LOSSLESS_COVERAGE", EVAL_LOSSLESS, promised_temperature_missing),
-    ROWS("LOSSLESS_COVERAGE", EVAL_LOSSLESS, silent_about_threads),
+    ROWS("MISSING_OPTIONS", EVAL_LOSSLESS, silent_about_threads),
     JSON("SUMMARY_MISMATCH", EVAL_NIAH, better_recall),
     JSON("SUMMARY_MISMATCH", EVAL_FIDELITY, summary_forgotten),
     JSON("SUMMARY_MISMATCH", EVAL_CODE, summary_embellished),
+    ROWS("TIMING", EVAL_NIAH, negative_time),
+    ROWS("TIMING", EVAL_NIAH, no_time_at_all),
+    ROWS("TIMING", EVAL_NIAH, all_the_time),
+    ROWS("TIMING_ORDER", EVAL_NIAH, longer_than_there_was_time),
+    ROWS("TIMING_ORDER", EVAL_NIAH, began_before_its_turn),
+    JSON("ROW_FIELD", EVAL_NIAH, rate_alone),
+    JSON("ROW_FIELD", EVAL_NIAH, time_alone),
+    JSON("NUMBER_RANGE", EVAL_NIAH, endless_number),
+    JSON("NUMBER_RANGE", EVAL_NIAH, infinite_number),
+    ROWS("OPTIONS_FORM", EVAL_NIAH, lines_is_no_list),
+    ROWS("OPTIONS_FORM", EVAL_NIAH, rungs_twice),
+    ROWS("OPTIONS_FORM NUMBER_RANGE", EVAL_NIAH, samples_is_huge),
+    ROWS("UNKNOWN_KEY MISSING_OPTIONS", EVAL_NIAH, other_case),
+    ROWS("DUPLICATE_KEY", EVAL_NIAH, stated_twice),
+    ROWS("DUPLICATE_KEY", EVAL_NIAH, stated_twice_in_case),
+    JSON("DUPLICATE_KEY", EVAL_FIDELITY, row_key_twice),
+    JSON("UNKNOWN_KEY", EVAL_CODE, remark_in_row),
+    JSON("UNKNOWN_KEY", EVAL_LOSSLESS, remark_in_report),
+    JSON("UNKNOWN_KEY", EVAL_LOSSLESS, diagnostics_without_share),
+    JSON("UNKNOWN_ARM", EVAL_NIAH, unknown_policy),
+    JSON("UNKNOWN_ARM", EVAL_CODE, unknown_mode),
+    ROWS("COMMAND", EVAL_NIAH, another_evaluation),
+    ROWS("COMMAND", EVAL_NIAH, another_command),
+    ROWS("ENVIRONMENT", EVAL_NIAH, date_of_a_day),
+    ROWS("EMPTY_EXPECTED", EVAL_NIAH, one_letter_expected),
+    ROWS("EMPTY_EXPECTED", EVAL_NIAH, blanks_expected),
+    ROWS("ANSWER_MISMATCH", EVAL_NIAH, other_answer_expected),
+    ROWS("ANSWER_MISMATCH", EVAL_NIAH, answers_of_another_seed),
+    ROWS("ROW_MISSING", EVAL_NIAH, one_policy_left_out),
+    ROWS("ROW_MISSING", EVAL_NIAH, four_samples),
+    ROWS("ROW_MISSING", EVAL_CODE, one_length_left_out),
+    ROWS("ROW_MISSING", EVAL_LOSSLESS, differing_is_gone),
+    ROWS("ROW_UNPROMISED", EVAL_CODE, one_repetition_more),
+    ROWS("ROW_UNPROMISED", EVAL_LOSSLESS, threads_relabelled),
+    ROWS("ROW_ORDER", EVAL_NIAH, arms_one_after_the_other),
+    ROWS("PROMPT_MISMATCH", EVAL_LOSSLESS, differing_prompt),
+    ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE", EVAL_LOSSLESS, differing_temperature),
+    ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE", EVAL_LOSSLESS, differing_window),
+    ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE", EVAL_LOSSLESS, differing_policy),
+    ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE PROMPT_REUSED", EVAL_LOSSLESS, differing_sample),
+    ROWS("ROW_UNPROMISED LOSSLESS_REFERENCE", EVAL_LOSSLESS, differing_alone),
+    ROWS("ROW_UNPROMISED UNKNOWN_KEY", EVAL_LOSSLESS, differing_diagnostic),
+    ROWS("PROMPT_REUSED", EVAL_ACCEPTANCE, copied_under_new_names),
+    ROWS("ROW_COPIED", EVAL_ACCEPTANCE, copied_whole),
+    ROWS("SAMPLE_COPIED", EVAL_CODE, copied_answer),
+    ROWS("PROMPT_MISMATCH", EVAL_NIAH, another_prompt_in_one_arm),
+    ROWS("TEXT_MISMATCH", EVAL_NIAH, text_alone_improved),
+    ROWS("TOKEN_RANGE", EVAL_NIAH, unknown_id),
+    ROWS("KV_FORMULA", EVAL_NIAH, one_byte_of_latents),
+    ROWS("KV_FORMULA", EVAL_NIAH, full_attention_forgets),
+    ROWS("KV_GEOMETRY", EVAL_NIAH, wide_window),
+    ROWS("KV_GEOMETRY", EVAL_NIAH, wide_geometry),
+    ROWS("KV_FORMULA", EVAL_NIAH, consistent_geometry),
+    ROWS("ROW_UNPROMISED", EVAL_NIAH, window_beyond_int),
+    ROWS("SCORED_TOKENS", EVAL_FIDELITY, fewer_tokens_scored),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, one_agreement_more),
+    ROWS("SCORE_SUM", EVAL_FIDELITY, better_likelihood),
+    ROWS("SCORE_IMPOSSIBLE", EVAL_FIDELITY, better_tokens),
+    ROWS("SCORE_IMPOSSIBLE", EVAL_FIDELITY, nearer_to_native),
 };
-
-/* Judges the report as it comes back from a file. */
-static gate_result judge(const cJSON *report) {
-    char path[] = "/tmp/kakeya-gate-XXXXXX";
-    int descriptor = mkstemp(path);
-    assert_true(descriptor >= 0);
-    char *text = cJSON_PrintUnformatted(report);
-    assert_non_null(text);
-    assert_int_equal(write(descriptor, text, strlen(text)), strlen(text));
-    close(descriptor);
-    cJSON_free(text);
-    gate_result result;
-    kakeya_error error;
-    assert_int_equal(gate_check_file(path, &result, &error), KAKEYA_OK);
-    unlink(path);
-    return result;
-}
 
 static void sound_reports_pass(void **state) {
     (void)state;
@@ -598,13 +679,6 @@ static void sound_reports_pass(void **state) {
     }
 }
 
-static bool listed(const char *codes, const char *code) {
-    size_t length = strlen(code);
-    for (const char *at = codes; (at = strstr(at, code)) != NULL; at += length)
-        if ((at == codes || at[-1] == ' ') && (at[length] == ' ' || !at[length])) return true;
-    return false;
-}
-
 static void every_rule_catches_its_report(void **state) {
     (void)state;
     size_t failures = 0;
@@ -616,19 +690,13 @@ static void every_rule_catches_its_report(void **state) {
         assert_non_null(json);
         if (broken->json) broken->json(json);
         gate_result result = judge(json);
-        char raised[400] = "";
-        for (size_t i = 0; i < result.n_violations; i++) {
-            const gate_violation *violation = &result.violation[i];
-            assert_true(violation->message[0] != '\0');
-            if (listed(raised, violation->code)) continue;
-            if (raised[0]) strcat(raised, " ");
-            strcat(raised, violation->code);
-            if (listed(broken->codes, violation->code)) continue;
-            print_error("%s: unexpected [%s] %s\n", broken->name, violation->code, violation->message);
-            failures++;
-        }
-        if (strlen(raised) != strlen(broken->codes)) {
-            print_error("%s: raised '%s', wanted '%s'\n", broken->name, raised, broken->codes);
+        char codes[200];
+        snprintf(codes, sizeof codes, "%s", broken->codes);
+        for (char *rest = codes, *code; (code = strsep(&rest, " ")) != NULL;) {
+            if (raises(&result, code)) continue;
+            print_error("%s: does not raise %s; what it raises:\n", broken->name, code);
+            for (size_t i = 0; i < result.n_violations; i++)
+                print_error("    [%s] %s\n", result.violation[i].code, result.violation[i].message);
             failures++;
         }
         gate_result_free(&result);
@@ -638,45 +706,10 @@ static void every_rule_catches_its_report(void **state) {
     assert_int_equal(failures, 0);
 }
 
-static void unreadable_files_are_refused(void **state) {
-    (void)state;
-    static const char *const texts[] = {"", "{\"kind\": \"kakeya.eval.niah\", ", "not JSON", "[1,2", "\xff\xfe\x00"};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        char path[] = "/tmp/kakeya-gate-XXXXXX";
-        int descriptor = mkstemp(path);
-        assert_true(descriptor >= 0);
-        assert_int_equal(write(descriptor, texts[i], strlen(texts[i])), strlen(texts[i]));
-        close(descriptor);
-        gate_result result;
-        kakeya_error error;
-        assert_int_equal(gate_check_file(path, &result, &error), KAKEYA_OK);
-        assert_int_equal(result.n_violations, 1);
-        assert_string_equal(result.violation[0].code, "UNREADABLE");
-        assert_non_null(strstr(result.violation[0].message, path));
-        gate_result_free(&result);
-        unlink(path);
-    }
-    static const char *const foreign_texts[] = {"[]", "null", "3", "{}", "{\"kind\": 7}", "{\"schema_version\": 1}"};
-    for (size_t i = 0; i < sizeof foreign_texts / sizeof foreign_texts[0]; i++) {
-        cJSON *json = cJSON_Parse(foreign_texts[i]);
-        gate_result result = judge(json);
-        assert_int_equal(result.n_violations, 1);
-        assert_string_equal(result.violation[0].code, "NOT_A_REPORT");
-        gate_result_free(&result);
-        cJSON_Delete(json);
-    }
-    gate_result result;
-    kakeya_error error;
-    assert_int_equal(gate_check_file("/nonexistent/report.json", &result, &error), KAKEYA_OK);
-    assert_string_equal(result.violation[0].code, "UNREADABLE");
-    gate_result_free(&result);
-}
-
 /* The drafter's bound cannot be seen below its window; the report still passes, and says so. */
 static void short_rungs_leave_a_note(void **state) {
     (void)state;
     eval_report *report = sound(EVAL_NIAH);
-    for (size_t i = 0; i < report->rows.n; i++) report->rows.row[i].arm.draft_window = 100000;
     cJSON *json = eval_report_to_json(report);
     gate_result result = judge(json);
     assert_int_equal(result.n_violations, 0);
@@ -690,7 +723,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sound_reports_pass),
         cmocka_unit_test(every_rule_catches_its_report),
-        cmocka_unit_test(unreadable_files_are_refused),
         cmocka_unit_test(short_rungs_leave_a_note),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

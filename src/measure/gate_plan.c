@@ -1,0 +1,302 @@
+/* The runs that a report's options promise, in their order. The rows must be these runs, whole: a row that is missing,
+ * added or given another label leaves a gap here, whatever the summary says. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "measure/gate_private.h"
+#include "measure/lossless_plan.h"
+#include "measure/niah.h"
+
+typedef struct plan_run {
+    eval_row row; /* sample, prompt_kind, arm, warmup, repetition, lines; expected, where the seed says it */
+    bool found;
+} plan_run;
+
+typedef struct plan {
+    gate_context *context;
+    plan_run *run;
+    size_t n, capacity;
+    size_t limit; /* about: what promises so much more than the rows hold need not be written down whole */
+} plan;
+
+static const cJSON *option(const plan *p, const char *key) {
+    return cJSON_GetObjectItemCaseSensitive(p->context->options, key);
+}
+
+static bool environment_flag(const plan *p, const char *key) {
+    return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(p->context->environment, key));
+}
+
+static int environment_threads(const plan *p) {
+    const cJSON *threads = cJSON_GetObjectItemCaseSensitive(p->context->environment, "threads");
+    return cJSON_IsNumber(threads) && threads->valuedouble < 1e9 ? (int)threads->valuedouble : 0;
+}
+
+static eval_arm arm_of(const plan *p, const char *policy, const char *mode) {
+    eval_arm arm = {.sink = gate_option(p->context, "sink"),
+                    .window = gate_option(p->context, "window"),
+                    .draft_window = gate_option(p->context, "draft_window"),
+                    .threads = environment_threads(p),
+                    .scaled_embedding = environment_flag(p, "drafter_scaled_embedding"),
+                    .mix_alpha = -1};
+    snprintf(arm.policy, sizeof arm.policy, "%s", policy);
+    snprintf(arm.mode, sizeof arm.mode, "%s", mode);
+    return arm;
+}
+
+/* NULL when out of memory. */
+static eval_row *add(plan *p, const char *sample, const eval_arm *arm, bool warmup) {
+    if (p->n == p->capacity) {
+        size_t capacity = p->capacity ? 2 * p->capacity : 256;
+        plan_run *grown = realloc(p->run, capacity * sizeof *grown);
+        if (!grown) {
+            p->context->out_of_memory = true;
+            return NULL;
+        }
+        p->run = grown;
+        p->capacity = capacity;
+    }
+    plan_run *run = &p->run[p->n++];
+    *run = (plan_run){0};
+    eval_row_init(&run->row);
+    snprintf(run->row.sample, sizeof run->row.sample, "%s", sample);
+    run->row.arm = *arm;
+    run->row.warmup = warmup;
+    return &run->row;
+}
+
+static void plan_free(plan *p) {
+    for (size_t i = 0; i < p->n; i++) eval_row_free(&p->run[i].row);
+    free(p->run);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- niah */
+
+enum { MAX_ARMS = 64 };
+
+static size_t needle_arms(const plan *p, eval_arm arms[MAX_ARMS]) {
+    const cJSON *policy, *window, *windows = option(p, "draft_windows");
+    const char *mode = option(p, "mode")->valuestring;
+    size_t n = 0;
+    cJSON_ArrayForEach(policy, option(p, "policies")) {
+        if (n == MAX_ARMS) return n;
+        arms[n] = arm_of(p, policy->valuestring, "ar");
+        arms[n++].draft_window = (int)windows->child->valuedouble;
+        cJSON_ArrayForEach(window, windows) {
+            if (strcmp(mode, "ar") == 0 || n == MAX_ARMS) break;
+            arms[n] = arm_of(p, policy->valuestring, mode);
+            arms[n].draft_window = (int)window->valuedouble;
+            arms[n++].draft_length = gate_option(p->context, "draft_length");
+        }
+    }
+    return n;
+}
+
+static bool add_needle(plan *p, const char *sample, const eval_arm *arm, bool warmup, int lines, const char *answer) {
+    eval_row *row = add(p, sample, arm, warmup);
+    if (!row) return false;
+    row->lines = lines;
+    row->expected = strdup(answer);
+    if (!row->expected) p->context->out_of_memory = true;
+    return row->expected != NULL;
+}
+
+/* Arms take turns on every prompt and begin with another one each time; the diagnostics follow. */
+static void plan_niah(plan *p) {
+    int samples = gate_option(p->context, "samples"), first_lines = (int)option(p, "lines")->child->valuedouble;
+    uint64_t seed = gate_option_seed(p->context);
+    eval_arm arms[MAX_ARMS];
+    size_t n_arms = needle_arms(p, arms), turn = 0;
+    const cJSON *lines, *alpha;
+    niah_dataset drawn = {0};
+    kakeya_error problem;
+    if ((size_t)samples > p->limit) return; /* nothing is drawn for a promise that the rows cannot keep */
+    if (niah_warmup(first_lines, samples, seed, true, &drawn, &problem) != KAKEYA_OK) return;
+    for (size_t a = 0; a < n_arms; a++)
+        if (!add_needle(p, "warmup", &arms[a], true, first_lines, drawn.samples[0].answer)) break;
+    niah_dataset_free(&drawn);
+    for (int diagnostics = 0; diagnostics < 2; diagnostics++) {
+        cJSON_ArrayForEach(lines, option(p, "lines")) {
+            if (niah_rung((int)lines->valuedouble, samples, seed, true, &drawn, &problem) != KAKEYA_OK) return;
+            for (size_t s = 0; s < drawn.n && !p->context->out_of_memory && p->n <= p->limit; s++) {
+                char sample[96];
+                snprintf(sample, sizeof sample, "lines-%d/%zu", (int)lines->valuedouble, s);
+                const char *answer = drawn.samples[s].answer;
+                turn++;
+                for (size_t a = 0; !diagnostics && a < n_arms; a++)
+                    add_needle(p, sample, &arms[(a + turn) % n_arms], false, (int)lines->valuedouble, answer);
+                if (!diagnostics) continue;
+                cJSON_ArrayForEach(alpha, option(p, "mix_alpha")) {
+                    eval_arm arm = arm_of(p, "restored-all", "ar");
+                    arm.mix_alpha = alpha->valuedouble;
+                    add_needle(p, sample, &arm, false, (int)lines->valuedouble, answer);
+                }
+            }
+            niah_dataset_free(&drawn);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ other kinds */
+
+static void plan_fidelity(plan *p) {
+    const cJSON *sample, *policy, *window;
+    if (strcmp(option(p, "policies")->child->valuestring, "native") != 0)
+        gate_violate(p->context, "OPTIONS_FORM", "options.policies does not begin with native attention");
+    cJSON_ArrayForEach(sample, option(p, "samples")) {
+        eval_arm native = arm_of(p, "native", "score");
+        native.scaled_embedding = false; /* not recorded: nothing is drafted */
+        add(p, sample->valuestring, &native, false);
+        for (policy = option(p, "policies")->child->next; policy; policy = policy->next) {
+            cJSON_ArrayForEach(window, option(p, "windows")) {
+                eval_arm arm = native;
+                snprintf(arm.policy, sizeof arm.policy, "%s", policy->valuestring);
+                arm.window = (int)window->valuedouble;
+                add(p, sample->valuestring, &arm, false);
+            }
+        }
+    }
+}
+
+static void plan_code(plan *p) {
+    eval_arm arms[MAX_ARMS];
+    size_t n = 0, turn = 0;
+    const cJSON *policy, *length, *file;
+    cJSON_ArrayForEach(policy, option(p, "policies")) {
+        if (n + 2 > MAX_ARMS) break;
+        arms[n++] = arm_of(p, policy->valuestring, "ar");
+        cJSON_ArrayForEach(length, option(p, "draft_lengths")) {
+            if (!environment_flag(p, "drafter") || n + 1 >= MAX_ARMS) break;
+            arms[n] = arm_of(p, policy->valuestring, "speculative");
+            arms[n++].draft_length = (int)length->valuedouble;
+        }
+        arms[n++] = arm_of(p, policy->valuestring, "auto");
+    }
+    for (size_t a = 0; a < n; a++) add(p, "warmup", &arms[a], true);
+    for (int r = 0; r < gate_option(p->context, "repetitions"); r++) {
+        cJSON_ArrayForEach(file, option(p, "files")) {
+            for (size_t a = 0; a < n; a++) {
+                if (p->n > p->limit) return;
+                eval_row *row = add(p, file->valuestring, &arms[(a + turn) % n], false);
+                if (!row) return;
+                row->repetition = r;
+            }
+            turn++;
+        }
+    }
+}
+
+static void plan_acceptance(plan *p) {
+    enum { FORMS = 2 };
+    eval_arm arm = arm_of(p, "native", "speculative");
+    arm.draft_length = gate_option(p->context, "draft_length");
+    const cJSON *sample;
+    for (int form = 0; form < FORMS; form++) {
+        arm.scaled_embedding = form == 1;
+        add(p, "warmup", &arm, true);
+    }
+    cJSON_ArrayForEach(sample, option(p, "samples")) {
+        for (int form = 0; form < FORMS; form++) {
+            arm.scaled_embedding = form == 1;
+            add(p, sample->valuestring, &arm, false);
+        }
+    }
+}
+
+static void plan_lossless(plan *p) {
+    lossless_variant variants[LOSSLESS_MAX_VARIANTS];
+    int prompts = gate_option(p->context, "prompts"), slow = gate_option(p->context, "reference_prompts");
+    const cJSON *policy;
+    if (environment_threads(p) != lossless_threads[0])
+        gate_violate(p->context, "ENVIRONMENT", "environment.threads is %d, but the evaluation begins with %d",
+                     environment_threads(p), lossless_threads[0]);
+    for (int i = 0; i < prompts && p->n <= p->limit; i++) {
+        char sample[96];
+        snprintf(sample, sizeof sample, "%03d/%s", i, lossless_kind_names[lossless_kind(i)]);
+        cJSON_ArrayForEach(policy, option(p, "policies")) {
+            size_t n = lossless_variants(i, environment_flag(p, "drafter"), slow, variants);
+            for (size_t v = 0; v < n; v++) {
+                eval_arm arm = arm_of(p, policy->valuestring, variants[v].mode);
+                arm.threads = lossless_threads[variants[v].engine];
+                arm.prompt_chunk = variants[v].prompt_chunk;
+                arm.draft_length = variants[v].draft_length;
+                arm.temperature = lossless_temperature(i);
+                eval_row *row = add(p, sample, &arm, false);
+                if (!row) return;
+                snprintf(row->prompt_kind, sizeof row->prompt_kind, "%s", lossless_kind_names[lossless_kind(i)]);
+            }
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- comparison */
+
+static bool same_run(const eval_row *a, const eval_row *b) {
+    return a->warmup == b->warmup && a->repetition == b->repetition && a->lines == b->lines &&
+           strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 &&
+           eval_arm_equal(&a->arm, &b->arm);
+}
+
+static void describe(const eval_row *row, char *out, size_t bytes) {
+    char label[160];
+    eval_arm_label(&row->arm, label, sizeof label);
+    snprintf(out, bytes, "%s%.60s, %s%s", row->warmup ? "warm-up " : "", row->sample, label,
+             row->repetition ? ", repeated" : "");
+}
+
+static void check_answer(gate_context *context, size_t i, const eval_row *planned) {
+    const eval_row *row = &context->rows.row[i];
+    if (!planned->expected || !row->expected || strcmp(planned->expected, row->expected) == 0) return;
+    gate_violate(context, "ANSWER_MISMATCH",
+                 "rows[%zu] (%s): the expected answer is \"%.40s\", the seed draws \"%.40s\"", i, row->sample,
+                 row->expected, planned->expected);
+}
+
+/* Rows out of place are looked for; what is then left over on either side is missing or was never promised. */
+static void explain(plan *p) {
+    gate_context *context = p->context;
+    char text[300];
+    size_t missing = 0, unpromised = 0;
+    for (size_t i = 0; i < context->rows.n; i++) {
+        bool found = false;
+        for (size_t j = 0; j < p->n && !found; j++) {
+            if (p->run[j].found || !same_run(&context->rows.row[i], &p->run[j].row)) continue;
+            found = p->run[j].found = true;
+        }
+        if (found || unpromised++ >= GATE_MAX_PER_CODE) continue;
+        describe(&context->rows.row[i], text, sizeof text);
+        gate_violate(context, "ROW_UNPROMISED", "rows[%zu] (%s): the options do not promise this run", i, text);
+    }
+    for (size_t j = 0; j < p->n; j++) {
+        if (p->run[j].found || missing++ >= GATE_MAX_PER_CODE) continue;
+        describe(&p->run[j].row, text, sizeof text);
+        gate_violate(context, "ROW_MISSING", "the options promise %s, but no row holds it", text);
+    }
+    if (!missing && !unpromised)
+        gate_violate(context, "ROW_ORDER", "the rows do not stand in the order in which the evaluation runs them");
+}
+
+void gate_rule_plan(gate_context *context) {
+    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah, plan_fidelity, plan_code, plan_acceptance,
+                                                          plan_lossless};
+    if (!context->options_sound) return; /* refused already */
+    plan p = {.context = context, .limit = 4 * context->rows.n + 4096};
+    make[context->kind](&p);
+    bool same = p.n == context->rows.n;
+    for (size_t i = 0; same && i < p.n; i++) same = same_run(&context->rows.row[i], &p.run[i].row);
+    if (!same && !context->out_of_memory) explain(&p);
+    for (size_t i = 0; same && i < p.n; i++) check_answer(context, i, &p.run[i].row);
+    plan_free(&p);
+
+    static const char *const counted[EVAL_KIND_COUNT] = {
+        [EVAL_FIDELITY] = "sequences",
+        [EVAL_ACCEPTANCE] = "prompts",
+    };
+    if (!counted[context->kind]) return;
+    int stated = gate_option(context, counted[context->kind]);
+    int listed = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(context->options, "samples"));
+    if (stated != listed)
+        gate_violate(context, "ROW_MISSING", "options.%s is %d, but %d samples are named", counted[context->kind],
+                     stated, listed);
+}

@@ -1,0 +1,44 @@
+/* What rows say of K/V memory is what the model's own sizes give. */
+#include <stdio.h>
+#include <string.h>
+
+#include "measure/gate_private.h"
+
+/* Pending rows of a decode block may have asked for room behind the committed tokens. */
+enum { MAX_PENDING = 17, MAX_POSITIONS = 1 << 28 };
+
+typedef size_t (*kv_part)(const kv_bytes *bytes);
+static size_t full_part(const kv_bytes *b) { return b->full; }
+static size_t sliding_part(const kv_bytes *b) { return b->sliding; }
+static size_t latent_part(const kv_bytes *b) { return b->latent; }
+static size_t draft_part(const kv_bytes *b) { return b->draft; }
+
+static void check_part(gate_context *context, size_t i, const char *name, kv_part part, size_t stated) {
+    const eval_row *row = &context->rows.row[i];
+    int committed = (int)(row->prompt_tokens + (int64_t)row->n_token_ids - 1);
+    kv_bytes first = kv_geometry_bytes(&context->geometry, &row->arm, committed);
+    for (int pending = 0; pending <= MAX_PENDING; pending++) {
+        kv_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + pending);
+        if (part(&bytes) == stated) return;
+    }
+    gate_violate(context, "KV_FORMULA", "rows[%zu] (%s, %s): %zu bytes of %s K/V, but the model's sizes give %zu", i,
+                 row->sample, row->arm.policy, stated, name, part(&first));
+}
+
+void gate_rule_kv_formula(gate_context *context) {
+    if (!context->has_geometry) return; /* refused already */
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (row->prompt_tokens < 1 || row->prompt_tokens > MAX_POSITIONS || row->n_token_ids > MAX_POSITIONS) {
+            gate_violate(context, "KV_FORMULA", "rows[%zu] (%s): a prompt of %lld tokens", i, row->sample,
+                         (long long)row->prompt_tokens);
+            continue;
+        }
+        if (row->arm.mix_alpha >= 0) continue; /* diagnostics keep all raw K/V besides */
+        check_part(context, i, "draft", draft_part, row->kv.draft);
+        if (row->verifier_forwards == 0) continue; /* eviction begins with the first decoded row */
+        check_part(context, i, "full", full_part, row->kv.full);
+        check_part(context, i, "sliding", sliding_part, row->kv.sliding);
+        check_part(context, i, "latent", latent_part, row->kv.latent);
+    }
+}

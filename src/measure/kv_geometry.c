@@ -1,0 +1,163 @@
+#include "measure/kv_geometry.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/json.h"
+
+enum { MAX_WINDOW = 1 << 24, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 14, MAX_RANK = 1 << 16 };
+
+static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
+
+void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
+                    dtype type, kv_geometry *out) {
+    *out = (kv_geometry){.type = type, .has_drafter = drafter != NULL, .f_theta_rank = f_theta ? f_theta->rank : 0};
+    out->verifier.layers = verifier->layers;
+    out->verifier.sliding_window = verifier->sliding_window;
+    for (int i = 0; i < verifier->layers; i++) {
+        const gemma4_layer_config *l = &verifier->layer[i];
+        out->verifier.layer[i] = (gemma4_layer_config){.type = l->type,
+                                                       .head_dim = l->head_dim,
+                                                       .kv_heads = l->kv_heads,
+                                                       .k_eq_v = l->k_eq_v,
+                                                       .kv_source = l->kv_source};
+    }
+    if (!drafter) return;
+    out->drafter.layers = drafter->layers;
+    out->drafter.kv_heads = drafter->kv_heads;
+    out->drafter.head_dim = drafter->head_dim;
+    memcpy(out->drafter.sliding_window, drafter->sliding_window, sizeof drafter->sliding_window);
+}
+
+/* ------------------------------------------------------------------------------------------------------ JSON */
+
+static void put(cJSON *object, const char *name, int value) { cJSON_AddNumberToObject(object, name, value); }
+
+static cJSON *describe(const kv_geometry *g) {
+    cJSON *object = cJSON_CreateObject();
+    if (!object) return NULL;
+    cJSON_AddStringToObject(object, "kv_format", g->type == DTYPE_BF16 ? "bf16" : "f32");
+    put(object, "sliding_window", g->verifier.sliding_window);
+    put(object, "f_theta_rank", g->f_theta_rank);
+    cJSON *layers = cJSON_AddArrayToObject(object, "layers");
+    for (int i = 0; i < g->verifier.layers; i++) {
+        const gemma4_layer_config *l = &g->verifier.layer[i];
+        cJSON *layer = cJSON_CreateObject();
+        cJSON_AddStringToObject(layer, "type", layer_names[l->type]);
+        put(layer, "kv_heads", l->kv_heads);
+        put(layer, "head_dim", l->head_dim);
+        cJSON_AddBoolToObject(layer, "k_eq_v", l->k_eq_v);
+        put(layer, "kv_source", l->kv_source);
+        cJSON_AddItemToArray(layers, layer);
+    }
+    if (!g->has_drafter) {
+        cJSON_AddNullToObject(object, "drafter");
+        return object;
+    }
+    cJSON *drafter = cJSON_AddObjectToObject(object, "drafter");
+    put(drafter, "kv_heads", g->drafter.kv_heads);
+    put(drafter, "head_dim", g->drafter.head_dim);
+    cJSON_AddItemToObject(drafter, "sliding_windows",
+                          cJSON_CreateIntArray(g->drafter.sliding_window, g->drafter.layers));
+    return object;
+}
+
+/* Of the printed object: every size counts. */
+static bool fingerprint_of(const cJSON *described, char out[20]) {
+    char *text = cJSON_PrintUnformatted(described);
+    if (!text) return false;
+    snprintf(out, 20, "%016" PRIx64, hash_fnv1a(HASH_FNV1A_START, text, strlen(text)));
+    cJSON_free(text);
+    return true;
+}
+
+cJSON *kv_geometry_to_json(const kv_geometry *geometry) {
+    cJSON *object = describe(geometry);
+    char fingerprint[20];
+    if (object && fingerprint_of(object, fingerprint)) {
+        cJSON_AddStringToObject(object, "fingerprint", fingerprint);
+        return object;
+    }
+    cJSON_Delete(object);
+    return NULL;
+}
+
+static void read_layers(json_reader *reader, const cJSON *json, gemma4_config *out) {
+    const cJSON *list = json_array(reader, json, "layers"), *layer;
+    cJSON_ArrayForEach(layer, list) {
+        int i = out->layers++;
+        if (i == GEMMA4_MAX_LAYERS) {
+            json_fail(reader, KAKEYA_FORMAT, "more than %d layers", GEMMA4_MAX_LAYERS);
+            out->layers = GEMMA4_MAX_LAYERS;
+            return;
+        }
+        const char *type = json_string(reader, layer, "type", "");
+        bool full = strcmp(type, layer_names[GEMMA4_FULL]) == 0;
+        if (!full && strcmp(type, layer_names[GEMMA4_SLIDING]) != 0)
+            json_fail(reader, KAKEYA_FORMAT, "layers[%d] is neither sliding nor full", i);
+        out->layer[i] = (gemma4_layer_config){.type = full ? GEMMA4_FULL : GEMMA4_SLIDING,
+                                              .head_dim = json_required_int(reader, layer, "head_dim", 1, MAX_HEAD_DIM),
+                                              .kv_heads = json_required_int(reader, layer, "kv_heads", 1, MAX_HEADS),
+                                              .k_eq_v = json_bool(reader, layer, "k_eq_v", false),
+                                              .kv_source = json_required_int(reader, layer, "kv_source", 0, i)};
+    }
+    if (!out->layers) json_fail(reader, KAKEYA_FORMAT, "no layers");
+}
+
+kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_error *error) {
+    *out = (kv_geometry){.type = DTYPE_BF16};
+    json_reader reader = {.name = "kv_geometry", .error = error};
+    if (!cJSON_IsObject(json)) json_fail(&reader, KAKEYA_FORMAT, "is missing");
+    const char *format = json_string(&reader, json, "kv_format", "");
+    if (strcmp(format, "f32") == 0)
+        out->type = DTYPE_F32;
+    else if (strcmp(format, "bf16") != 0)
+        json_fail(&reader, KAKEYA_FORMAT, "kv_format is neither f32 nor bf16");
+    out->verifier.sliding_window = json_required_int(&reader, json, "sliding_window", 1, MAX_WINDOW);
+    out->f_theta_rank = json_required_int(&reader, json, "f_theta_rank", 0, MAX_RANK);
+    read_layers(&reader, json, &out->verifier);
+    const cJSON *drafter = json_object(&reader, json, "drafter");
+    if (drafter) {
+        out->has_drafter = true;
+        out->drafter.kv_heads = json_required_int(&reader, drafter, "kv_heads", 1, MAX_HEADS);
+        out->drafter.head_dim = json_required_int(&reader, drafter, "head_dim", 1, MAX_HEAD_DIM);
+        out->drafter.layers = json_int_array(&reader, drafter, "sliding_windows", 0, MAX_WINDOW,
+                                             out->drafter.sliding_window, DFLASH_MAX_LAYERS);
+        if (!out->drafter.layers) json_fail(&reader, KAKEYA_FORMAT, "the drafter has no layers");
+    }
+    if (reader.status != KAKEYA_OK) return reader.status;
+
+    char derived[20] = "";
+    cJSON *described = describe(out);
+    bool known = described && fingerprint_of(described, derived);
+    cJSON_Delete(described);
+    if (!known) return error_set(error, KAKEYA_OUT_OF_MEMORY, "kv_geometry: out of memory");
+    const char *stated = json_string(&reader, json, "fingerprint", "");
+    if (strcmp(stated, derived) != 0)
+        return error_set(error, KAKEYA_FORMAT, "kv_geometry: its fingerprint is %.20s, but its sizes give %s", stated,
+                         derived);
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ bytes */
+
+kv_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int positions) {
+    bool restored = strncmp(arm->policy, "restored", 8) == 0;
+    /* Plain decoding is measured without a drafter, except where restoration needs the drafter's projections. */
+    bool plain = strcmp(arm->mode, "ar") == 0 || strcmp(arm->mode, "ngram") == 0 || strcmp(arm->mode, "reforward") == 0;
+    kv_policy policy = {
+        .attention = restored                                  ? KAKEYA_ATTENTION_RESTORED
+                     : strcmp(arm->policy, "sink-window") == 0 ? KAKEYA_ATTENTION_SINK_WINDOW
+                                                               : KAKEYA_ATTENTION_NATIVE,
+        .restore_layers = strcmp(arm->policy, "restored-all") == 0 ? KAKEYA_RESTORE_ALL : KAKEYA_RESTORE_SLIDING,
+        .sink = arm->sink,
+        .window = arm->window,
+        .draft_window = arm->draft_window,
+        .f_theta_rank = geometry->f_theta_rank,
+        .type = geometry->type,
+    };
+    bool keeps_draft = geometry->has_drafter && (restored || !plain);
+    return kv_session_bytes(&geometry->verifier, keeps_draft ? &geometry->drafter : NULL, &policy, positions);
+}

@@ -1,0 +1,89 @@
+/* True reports for tests of the gate: tests/data/reports holds one of every kind, made by tools/make_reports.sh from
+ * real runs on the demo model. A test changes one and derives the summary again, as somebody would who edits a report
+ * with care. Include after cmocka. */
+#ifndef KAKEYA_TESTS_REPORT_SUPPORT_H
+#define KAKEYA_TESTS_REPORT_SUPPORT_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "measure/gate.h"
+#include "measure/report.h"
+#include "measure/summary.h"
+
+/* The report of a kind as JSON; freed with cJSON_Delete. */
+static inline cJSON *true_report(eval_kind kind) {
+    static char *texts[EVAL_KIND_COUNT];
+    if (!texts[kind]) {
+        enum { MAX_BYTES = 1 << 24 };
+        char path[512];
+        snprintf(path, sizeof path, "%s/reports/%s.json.gz", KAKEYA_TEST_DATA, strrchr(eval_kind_name(kind), '.') + 1);
+        gzFile file = gzopen(path, "rb");
+        if (!file) fail_msg("%s: cannot open", path);
+        texts[kind] = calloc(MAX_BYTES, 1);
+        assert_non_null(texts[kind]);
+        assert_true(gzread(file, texts[kind], MAX_BYTES - 1) > 0);
+        gzclose(file);
+    }
+    cJSON *json = cJSON_Parse(texts[kind]);
+    assert_non_null(json);
+    return json;
+}
+
+static inline cJSON *part_of(const cJSON *object, const char *key) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!item) fail_msg("the report has no %s", key);
+    return item;
+}
+
+/* The rows in memory; a row that cannot be read is left out, and *unread counts it. */
+static inline eval_rows rows_of(eval_kind kind, const cJSON *json, size_t *unread) {
+    eval_rows rows = {0};
+    const cJSON *item;
+    kakeya_error error;
+    *unread = 0;
+    cJSON_ArrayForEach(item, part_of(json, "rows")) {
+        eval_row row;
+        if (eval_row_from_json(kind, item, &row, &error) == KAKEYA_OK) {
+            assert_int_equal(eval_rows_add(&rows, &row, &error), KAKEYA_OK);
+        } else {
+            eval_row_free(&row);
+            ++*unread;
+        }
+    }
+    return rows;
+}
+
+/* Replaces the summary by what the rows give, where they can be read. */
+static inline void derive_again(eval_kind kind, cJSON *json) {
+    size_t unread;
+    eval_rows rows = rows_of(kind, json, &unread);
+    cJSON *summary = unread ? NULL : eval_summary_derive(kind, &rows);
+    if (summary) cJSON_ReplaceItemInObjectCaseSensitive(json, "summary", summary);
+    eval_rows_free(&rows);
+}
+
+/* Writes rows back, with everything in them that follows from other fields, and a summary. */
+static inline void put_rows(eval_kind kind, cJSON *json, const eval_rows *rows) {
+    cJSON *array = cJSON_CreateArray();
+    for (size_t i = 0; i < rows->n; i++) cJSON_AddItemToArray(array, eval_row_to_json(kind, &rows->row[i]));
+    cJSON_ReplaceItemInObjectCaseSensitive(json, "rows", array);
+    cJSON_ReplaceItemInObjectCaseSensitive(json, "summary", eval_summary_derive(kind, rows));
+}
+
+static inline gate_result judge(const cJSON *json) {
+    gate_result result;
+    kakeya_error error;
+    assert_int_equal(gate_check(json, &result, &error), KAKEYA_OK);
+    return result;
+}
+
+static inline bool raises(const gate_result *result, const char *code) {
+    for (size_t i = 0; i < result->n_violations; i++)
+        if (strcmp(result->violation[i].code, code) == 0) return true;
+    return false;
+}
+
+#endif
