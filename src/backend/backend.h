@@ -87,9 +87,14 @@ typedef struct backend_segment {
         hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
 } backend_segment;
 
+/* Bytes of K/V memory by kind, as the allocator counts them. */
 typedef struct backend_cache_bytes {
-    size_t full, sliding, latent, draft;
+    size_t full, sliding, latent, draft, total;
 } backend_cache_bytes;
+
+/* Take, or give, exactly `bytes`. A failure ends the snapshot that is being written or read, and is handed on. */
+typedef kakeya_status (*backend_write_fn)(void *user, const void *data, size_t bytes, kakeya_error *error);
+typedef kakeya_status (*backend_read_fn)(void *user, void *data, size_t bytes, kakeya_error *error);
 
 struct backend_ops {
     const char *name;   /* "cpu", "cuda" */
@@ -110,7 +115,8 @@ struct backend_ops {
     void (*cache_destroy)(backend_cache *cache);
     int (*cache_length)(const backend_cache *cache);
     int (*cache_pending)(const backend_cache *cache);
-    /* The smallest length that cache_truncate can still go back to. */
+    /* The smallest length that cache_truncate can still go back to; length + 1 for a cache that cannot go on, because a
+     * dropped prompt has overwritten what the committed positions need. */
     int (*cache_min_truncate)(const backend_cache *cache);
 
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
@@ -119,17 +125,19 @@ struct backend_ops {
     /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits
      * or leaders; before any other call on the model. */
     kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
+    /* Keeps the first n pending rows; of a prompt all, or none where it is to be dropped. */
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
     kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out,
                                 kakeya_error *error);
-    backend_cache_bytes (*cache_bytes)(
-        const backend_cache *cache); /* what the formula of the layout says; tests compare it with the account */
-    /* Snapshot of the committed state (nothing pending). Portable between backends: little-endian, logical order. */
+    /* What the formula of the layout says (timeline_bytes); tests compare it with the account. */
+    backend_cache_bytes (*cache_bytes)(const backend_cache *cache);
+    /* The committed state (nothing pending) as a stream, portable between backends (backend/snapshot.h). Restoring replaces
+     * a cache's whole state; on failure the cache is unchanged. */
     size_t (*cache_snapshot_bytes)(const backend_cache *cache);
-    kakeya_status (*cache_snapshot)(const backend_cache *cache, void *data, size_t bytes, kakeya_error *error);
-    kakeya_status (*cache_restore)(backend_cache *cache, const void *data, size_t bytes, kakeya_error *error);
+    kakeya_status (*cache_snapshot)(const backend_cache *cache, backend_write_fn write, void *user, kakeya_error *error);
+    kakeya_status (*cache_restore)(backend_cache *cache, backend_read_fn read, void *user, kakeya_error *error);
 
     /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */
     kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);

@@ -13,6 +13,9 @@ static int most(int a, int b) { return a > b ? a : b; }
 static bool is_bounded(const timeline *t) { return t->options.attention != KAKEYA_ATTENTION_NATIVE; }
 static bool is_restored(const timeline *t) { return t->options.attention == KAKEYA_ATTENTION_RESTORED; }
 
+/* The window in sums: a wider one than the context never evicts either. */
+static int window_of(const timeline *t) { return least(t->options.window, t->options.context_tokens); }
+
 /* Full-attention layers evict, too. */
 static bool bounds_all(const timeline *t) { return is_restored(t) && t->options.restore_layers == KAKEYA_RESTORE_ALL; }
 
@@ -80,23 +83,25 @@ static void lay_out_layers(timeline *t) {
     t->latents_from_tokens = t->models.f_theta->input == F_THETA_DRAFTER_TOKEN_KV;
 }
 
+static timeline lay_out(const timeline_models *models, const backend_cache_options *options) {
+    timeline t = {.models = *models, .options = *options, .set_aside = -1};
+    if (is_restored(&t)) t.options.keep_draft_context = true;
+    if (!models->drafter) t.options.keep_draft_context = false;
+    lay_out_layers(&t);
+    for (int i = 0; t.options.keep_draft_context && i < models->drafter->layers; i++) {
+        int own = models->drafter->sliding_window[i], window = options->draft_window;
+        t.draft[i].window = own ? least(own, window) : window;
+        t.draft[i].capacity = kv_ring_positions(t.draft[i].window);
+    }
+    return t;
+}
+
 kakeya_status timeline_create(timeline *t, const timeline_models *models, const backend_cache_options *options,
                               kakeya_error *error) {
-    memset(t, 0, sizeof *t);
+    *t = (timeline){0};
     kakeya_status status = check_options(models, options, error);
-    if (status) return status;
-    t->models = *models;
-    t->options = *options;
-    t->set_aside = -1;
-    if (is_restored(t)) t->options.keep_draft_context = true;
-    if (!models->drafter) t->options.keep_draft_context = false;
-    lay_out_layers(t);
-    for (int i = 0; t->options.keep_draft_context && i < models->drafter->layers; i++) {
-        int own = models->drafter->sliding_window[i], window = options->draft_window;
-        t->draft[i].window = own ? least(own, window) : window;
-        t->draft[i].capacity = kv_ring_positions(t->draft[i].window);
-    }
-    return KAKEYA_OK;
+    if (!status) *t = lay_out(models, options);
+    return status;
 }
 
 void timeline_destroy(timeline *t) {
@@ -139,7 +144,7 @@ int timeline_decode_rows(const timeline *t) {
 static int frontier_at(const timeline *t, int length) {
     if (!is_bounded(t)) return 0;
     for (int i = t->n_runs - 1; i >= 0; i--) {
-        if (t->runs[i].begin < length) return most(0, least(t->runs[i].end, length) - t->options.window);
+        if (t->runs[i].begin < length) return most(0, least(t->runs[i].end, length) - window_of(t));
     }
     return 0;
 }
@@ -148,7 +153,7 @@ int timeline_frontier(const timeline *t) { return frontier_at(t, t->length); }
 
 /* The smallest length whose frontier is at least `position` (above 0); INT_MAX if there is none. */
 static int length_of_frontier(const timeline *t, int position) {
-    int end = position + t->options.window;
+    int end = position + window_of(t);
     for (int i = 0; i < t->n_runs; i++) {
         if (t->runs[i].end >= end) return most(t->runs[i].begin + 1, end);
     }
@@ -161,7 +166,7 @@ timeline_view timeline_sees(const timeline *t, int layer, segment_kind kind, int
         end = position + 1;
     if (!l->bounded) return (timeline_view){.exact = {oldest, end}};
     int sink = least(t->options.sink, end), behind_sink = most(sink, oldest);
-    int evicted = kind == SEGMENT_DECODE ? end - t->options.window : timeline_frontier(t);
+    int evicted = kind == SEGMENT_DECODE ? end - window_of(t) : timeline_frontier(t);
     return (timeline_view){
         .sink = {oldest, most(sink, oldest)},
         .evicted = {behind_sink, most(evicted, behind_sink)},
@@ -186,7 +191,7 @@ int timeline_min_truncate(const timeline *t) {
     int held = t->first_page * KV_PAGE_POSITIONS;
     if (held > 0) result = most(result, held <= sink ? held : length_of_frontier(t, held));
     /* Latents are seen inside the sliding window, if eviction begins there at all. */
-    bool sees_latents = t->latents == STORE_RING && t->options.window < window;
+    bool sees_latents = t->latents == STORE_RING && window_of(t) < window;
     if (sees_latents && t->latent_from > sink) result = most(result, t->latent_from + window - 1);
     return least(result, t->length + 1);
 }
@@ -258,7 +263,7 @@ static int row_at_risk(const timeline *t, const timeline_step *step) {
  * evicted that has no latent yet. */
 static position_range rows_to_flush(const timeline *t, const timeline_step *step) {
     int waiting = t->length - t->draft_length;
-    bool evicts = is_restored(t) && t->length + step->n - t->options.window > t->draft_length;
+    bool evicts = is_restored(t) && t->length + step->n - window_of(t) > t->draft_length;
     bool flush = step->kind == SEGMENT_PROMPT || waiting + step->n > KV_BACKLOG || evicts;
     if (!t->options.keep_draft_context || !flush) return (position_range){t->length, t->length};
     return (position_range){t->draft_length, t->length};
@@ -367,6 +372,12 @@ static void drop_pending(timeline *t) {
     t->end_page = most(t->first_page, kv_pages(t->length));
 }
 
+/* Of full-attention layers that evict: those below the window, and below what a truncation by one block may need. */
+static void release_pages(timeline *t) {
+    int kept = t->length - window_of(t) - KV_RING_SLACK;
+    if (bounds_all(t)) t->first_page = most(t->first_page, kept / KV_PAGE_POSITIONS);
+}
+
 static void keep_prompt(timeline *t, int n) {
     t->length += n;
     if (t->options.keep_draft_context) t->draft_length = t->length;
@@ -384,10 +395,7 @@ static void keep_block(timeline *t, const timeline_keep *keep) {
         t->ring_capacity = keep->ring_capacity;
         t->ring_from = keep->moved.begin;
     }
-    /* Full-attention layers under restore-all: pages below the window, and below what truncation by a block may need.
-     */
-    if (bounds_all(t))
-        t->first_page = most(t->first_page, (t->length - t->options.window - KV_RING_SLACK) / KV_PAGE_POSITIONS);
+    release_pages(t);
 }
 
 void timeline_commit(timeline *t, const timeline_keep *keep) {
@@ -424,6 +432,75 @@ position_range timeline_draft_held(const timeline *t, int draft_layer) {
 
 position_range timeline_backlog_held(const timeline *t) {
     return (position_range){t->options.keep_draft_context ? t->draft_length : t->length, t->length};
+}
+
+/* ------------------------------------------------------------------------------------------------------- bytes */
+
+/* Whole granules that hold bytes [begin, end). */
+static size_t granules(size_t begin, size_t end, size_t granule) {
+    return end > begin ? ((end + granule - 1) / granule - begin / granule) * granule : 0;
+}
+
+/* Pages [first, end) of rows of one or two kinds (0: none). */
+static size_t pages_bytes(size_t a, size_t b, int first, int end, size_t granule) {
+    size_t from = (size_t)first * KV_PAGE_POSITIONS, to = (size_t)end * KV_PAGE_POSITIONS;
+    if (granule) return granules(from * a, to * a, granule) + granules(from * b, to * b, granule);
+    return (size_t)(end - first) * mem_rounded((a + b) * KV_PAGE_POSITIONS);
+}
+
+static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
+    const timeline_layer *l = &t->layer[layer];
+    size_t row = kv_format_row_bytes(t->options.kv_format, (size_t)l->values), copies = l->has_keys ? 2 : 1, bytes = 0;
+    if (l->bounded && t->options.sink > 0) bytes += copies * mem_rounded(row * (size_t)t->options.sink);
+    if (l->kind == STORE_PAGES) return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
+    bytes += copies * mem_rounded(row * (size_t)t->ring_capacity);
+    if (t->reserved_capacity) bytes += copies * mem_rounded(row * (size_t)t->reserved_capacity);
+    return bytes;
+}
+
+backend_cache_bytes timeline_bytes(const timeline *t, size_t granule) {
+    backend_cache_bytes b = {0};
+    kv_format format = t->options.kv_format;
+    for (int i = 0; i < t->models.verifier->layers; i++) {
+        if (t->layer[i].kind == STORE_RING) b.sliding += layer_bytes(t, i, granule);
+        if (t->layer[i].kind == STORE_PAGES) b.full += layer_bytes(t, i, granule);
+    }
+    if (t->latents != STORE_NONE) {
+        size_t codes = 2 * kv_format_row_bytes(format, (size_t)t->models.f_theta->rank);
+        size_t scales = (size_t)t->latent_heads * sizeof(float), ring = (size_t)t->latent_capacity;
+        if (t->latents == STORE_RING) b.latent = mem_rounded(codes * ring) + mem_rounded(scales * ring);
+        else b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
+    }
+    for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
+        const dflash_config *d = t->models.drafter;
+        size_t row = kv_format_row_bytes(format, (size_t)(d->kv_heads * d->head_dim));
+        b.draft += 2 * mem_rounded(row * (size_t)t->draft[i].capacity);
+    }
+    b.total = b.full + b.sliding + b.latent + b.draft;
+    return b;
+}
+
+backend_cache_bytes timeline_session_bytes(const timeline_models *models, const backend_cache_options *options,
+                                           int positions, size_t granule) {
+    timeline t = lay_out(models, options);
+    t.length = t.options.context_tokens = positions;
+    t.ring_capacity = t.decode_capacity;
+    t.end_page = kv_pages(positions);
+    release_pages(&t);
+    return timeline_bytes(&t, granule);
+}
+
+size_t timeline_bytes_per_token(const timeline_models *models, const backend_cache_options *options) {
+    timeline t = lay_out(models, options);
+    size_t bytes = 0;
+    for (int i = 0; i < models->verifier->layers; i++) {
+        const timeline_layer *l = &t.layer[i];
+        if (l->kind != STORE_PAGES || l->bounded) continue;
+        bytes += kv_format_row_bytes(options->kv_format, (size_t)l->values) * (l->has_keys ? 2 : 1);
+    }
+    if (t.latents != STORE_PAGES) return bytes;
+    size_t codes = 2 * kv_format_row_bytes(options->kv_format, (size_t)models->f_theta->rank);
+    return bytes + codes + (size_t)t.latent_heads * sizeof(float);
 }
 
 timeline_state timeline_get_state(const timeline *t) {

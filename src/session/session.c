@@ -173,7 +173,8 @@ static kakeya_status keep_prefix(kakeya_session *session, size_t keep, kakeya_er
     const backend_ops *ops = t->ops;
     if (!t->cache) return session_reset_cache(session, error);
     size_t length = (size_t)ops->cache_length(t->cache);
-    if (keep < length && (size_t)ops->cache_min_truncate(t->cache) > keep) return session_reset_cache(session, error);
+    if ((size_t)ops->cache_min_truncate(t->cache) > (keep < length ? keep : length))
+        return session_reset_cache(session, error);
     if (keep < length) {
         t->has_logits = false;
         pthread_mutex_lock(t->turn);

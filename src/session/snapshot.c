@@ -40,6 +40,13 @@ static void write_words(writer *w, const void *words, size_t n) {
     }
 }
 
+/* The backend's bytes: as many as it has announced. */
+static kakeya_status write_state_bytes(void *user, const void *data, size_t bytes, kakeya_error *error) {
+    (void)error;
+    write_bytes(user, data, bytes);
+    return KAKEYA_OK;
+}
+
 typedef struct reader {
     const unsigned char *data;
     size_t bytes, at;
@@ -53,6 +60,13 @@ static const unsigned char *read_bytes(reader *r, size_t n) {
     }
     r->at += n;
     return r->data + r->at - n;
+}
+
+static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
+    const unsigned char *found = read_bytes(user, bytes);
+    if (!found) return error_set(error, KAKEYA_FORMAT, "snapshot: the memory of the session is cut off");
+    memcpy(data, found, bytes);
+    return KAKEYA_OK;
 }
 
 static uint64_t read_number(reader *r, int bytes) {
@@ -103,10 +117,11 @@ static kakeya_status write_state(const kakeya_session *session, size_t cache_byt
     kakeya_status status = KAKEYA_OK;
     if (w->data) {
         pthread_mutex_lock(t->turn);
-        status = t->ops->cache_snapshot(t->cache, w->data + w->at, cache_bytes, error);
+        status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
         pthread_mutex_unlock(t->turn);
+    } else {
+        w->at += cache_bytes;
     }
-    w->at += cache_bytes;
     write_number(w, w->data ? hash_fnv1a(HASH_FNV1A_START, w->data, w->at) : 0, CHECKSUM_BYTES);
     return status;
 }
@@ -203,11 +218,13 @@ kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, 
     if (status != KAKEYA_OK) return status;
 
     /* into a cache of its own, so that a failure leaves the session as it was */
-    const unsigned char *state = r.data + r.bytes - c.cache_bytes;
+    reader state = {.data = r.data + r.bytes - c.cache_bytes, .bytes = c.cache_bytes};
     backend_cache *cache = NULL;
     pthread_mutex_lock(t->turn);
     status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
-    if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, state, c.cache_bytes, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, read_state_bytes, &state, error);
+    if (status == KAKEYA_OK && state.at != state.bytes)
+        status = error_set(error, KAKEYA_FORMAT, "snapshot: memory of %zu bytes where %zu are stated", state.at, state.bytes);
     if (status == KAKEYA_OK) {
         size_t length = (size_t)t->ops->cache_length(cache);
         bool fits = length == c.n || (!c.has_logits && length + 1 == c.n);

@@ -4,6 +4,7 @@
 #define KAKEYA_TESTS_GPU_PAIR_H
 
 #include "golden.h"
+#include "memory_stream.h"
 
 typedef struct pair {
     mem_account account;
@@ -101,11 +102,11 @@ static inline int argmax_of(const float *row, int vocab) {
     return best;
 }
 
-static inline void *snapshot_of(pair *p, int b, const backend_cache *cache, size_t *bytes) {
-    *bytes = p->ops[b]->cache_snapshot_bytes(cache);
-    void *data = malloc(*bytes);
-    REQUIRE_OK(p->ops[b]->cache_snapshot(cache, data, *bytes, error));
-    return data;
+static inline memory_stream snapshot_of(pair *p, int b, const backend_cache *cache) {
+    memory_stream stream = {0};
+    REQUIRE_OK(p->ops[b]->cache_snapshot(cache, memory_write, &stream, error));
+    assert_int_equal(stream.bytes, p->ops[b]->cache_snapshot_bytes(cache));
+    return stream;
 }
 
 /* Root of the mean squared difference. */

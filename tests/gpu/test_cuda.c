@@ -182,18 +182,17 @@ static void snapshots(void **state) {
         for (int i = 0; i < 40; i++) step(&p, CUDA, cache, tokens + PROMPT + i, 1, 1, SEGMENT_DECODE, NULL);
 
         /* Through a snapshot on this backend and through the CPU's cache: the same bytes, the same future. */
-        size_t bytes, cpu_bytes, again_bytes;
-        void *data = snapshot_of(&p, CUDA, cache, &bytes);
+        memory_stream data = snapshot_of(&p, CUDA, cache);
         backend_cache *on_cpu = new_cache(&p, CPU, &policies[k], CONTEXT, true);
-        REQUIRE_OK(p.ops[CPU]->cache_restore(on_cpu, data, bytes, error));
-        void *cpu_data = snapshot_of(&p, CPU, on_cpu, &cpu_bytes);
-        assert_int_equal(bytes, cpu_bytes);
-        assert_memory_equal(data, cpu_data, bytes);
+        REQUIRE_OK(p.ops[CPU]->cache_restore(on_cpu, memory_read, &data, error));
+        memory_stream cpu_data = snapshot_of(&p, CPU, on_cpu);
+        assert_int_equal(data.bytes, cpu_data.bytes);
+        assert_memory_equal(data.data, cpu_data.data, data.bytes);
         backend_cache *back = new_cache(&p, CUDA, &policies[k], CONTEXT, true), *fork = NULL;
-        REQUIRE_OK(p.ops[CUDA]->cache_restore(back, cpu_data, cpu_bytes, error));
-        void *again = snapshot_of(&p, CUDA, back, &again_bytes);
-        assert_int_equal(bytes, again_bytes);
-        assert_memory_equal(data, again, bytes);
+        REQUIRE_OK(p.ops[CUDA]->cache_restore(back, memory_read, &cpu_data, error));
+        memory_stream again = snapshot_of(&p, CUDA, back);
+        assert_int_equal(data.bytes, again.bytes);
+        assert_memory_equal(data.data, again.data, data.bytes);
         REQUIRE_OK(p.ops[CUDA]->cache_fork(cache, &own, &fork, error));
         backend_cache_bytes formula = p.ops[CUDA]->cache_bytes(fork);
         assert_int_equal(formula.full, mem_bytes(&own, MEM_KV_FULL));
@@ -221,9 +220,9 @@ static void snapshots(void **state) {
         p.ops[CUDA]->cache_destroy(fork);
         p.ops[CPU]->cache_destroy(on_cpu);
         assert_int_equal(mem_total(&own), 0);
-        free(data);
-        free(cpu_data);
-        free(again);
+        memory_free(&data);
+        memory_free(&cpu_data);
+        memory_free(&again);
     }
     free(a);
     free(b);

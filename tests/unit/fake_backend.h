@@ -303,31 +303,25 @@ static backend_cache_bytes fake_bytes(const backend_cache *cache) {
 
 static size_t fake_snapshot_bytes(const backend_cache *cache) { return 4 + (size_t)cache->length * 5; }
 
-static kakeya_status fake_snapshot(const backend_cache *cache, void *data, size_t bytes, kakeya_error *error) {
-    kakeya_status status = fake_fails(cache->model->script, FAKE_SNAPSHOT, "cache_snapshot", error);
-    if (status != KAKEYA_OK) return status;
-    if (bytes != fake_snapshot_bytes(cache))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "snapshot of %zu bytes", bytes);
-    char *p = data;
+static kakeya_status fake_snapshot(const backend_cache *cache, backend_write_fn write, void *user,
+                                   kakeya_error *error) {
     size_t length = (size_t)cache->length;
-    memcpy(p, &cache->length, 4);
-    memcpy(p + 4, cache->tokens, length * 4);
-    memcpy(p + 4 + length * 4, cache->kinds, length);
-    return KAKEYA_OK;
+    kakeya_status status = fake_fails(cache->model->script, FAKE_SNAPSHOT, "cache_snapshot", error);
+    if (status == KAKEYA_OK) status = write(user, &cache->length, 4, error);
+    if (status == KAKEYA_OK) status = write(user, cache->tokens, length * 4, error);
+    return status == KAKEYA_OK ? write(user, cache->kinds, length, error) : status;
 }
 
-static kakeya_status fake_restore(backend_cache *cache, const void *data, size_t bytes, kakeya_error *error) {
-    kakeya_status status = fake_fails(cache->model->script, FAKE_RESTORE, "cache_restore", error);
-    if (status != KAKEYA_OK) return status;
-    const char *p = data;
+static kakeya_status fake_restore(backend_cache *cache, backend_read_fn read, void *user, kakeya_error *error) {
     int length = -1;
-    if (bytes >= 4) memcpy(&length, p, 4);
-    if (length < 0 || length > cache->options.context_tokens || bytes != 4 + (size_t)length * 5)
-        return error_set(error, KAKEYA_FORMAT, "restore: %zu bytes for %d positions", bytes, length);
-    cache->length = length;
-    memcpy(cache->tokens, p + 4, (size_t)length * 4);
-    memcpy(cache->kinds, p + 4 + (size_t)length * 4, (size_t)length);
-    return KAKEYA_OK;
+    kakeya_status status = fake_fails(cache->model->script, FAKE_RESTORE, "cache_restore", error);
+    if (status == KAKEYA_OK) status = read(user, &length, 4, error);
+    if (status == KAKEYA_OK && (length < 0 || length > cache->options.context_tokens))
+        return error_set(error, KAKEYA_FORMAT, "restore: %d positions", length);
+    if (status == KAKEYA_OK) status = read(user, cache->tokens, (size_t)length * 4, error);
+    if (status == KAKEYA_OK) status = read(user, cache->kinds, (size_t)length, error);
+    if (status == KAKEYA_OK) cache->length = length;
+    return status;
 }
 
 /* Right drafts are the toy model's own greedy continuation; whether a draft is right depends on its position alone. */

@@ -7,7 +7,7 @@
  * compared. */
 #include "golden.h"
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/block.h"
 #include "base/hash.h"
 
 enum { ISAS = 4, PRECISIONS = 2, DRAFTS = 7 };

@@ -2,7 +2,10 @@
  * rows one by one = blocks, rejected rows leave no trace, truncation, fork and snapshot are exact. */
 #include "golden.h"
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/block.h"
+#include "backend/cpu/draft.h"
+#include "backend/cpu/rope.h"
+#include "memory_stream.h"
 #include "backend/measure.h"
 
 typedef struct demo {
@@ -80,7 +83,7 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
             draft_extend(cache, aux + (size_t)(at * c->targets) * (size_t)d->verifier->config.hidden, n, at);
             at += n;
         }
-        cache->length = cache->draft_length = context;
+        cache->t.length = cache->t.draft_length = context;
         REQUIRE_OK(draft_block_hidden(cache, ids[0], block - 1, found, error));
         assert_close("drafter hidden", found, floats(file, hidden_name, (size_t)block * hidden),
                      (size_t)block * hidden, 2e-3);
@@ -334,14 +337,14 @@ static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const 
             if (next_random(&random) >> 30 == 0) {
                 backend_cache *copy = NULL;
                 REQUIRE_OK(d->ops->cache_fork(cache, &d->account, &copy, error));
-                size_t bytes = d->ops->cache_snapshot_bytes(cache);
-                assert_int_equal(bytes, d->ops->cache_snapshot_bytes(copy));
-                char *first = malloc(bytes), *second = malloc(bytes);
-                REQUIRE_OK(d->ops->cache_snapshot(cache, first, bytes, error));
-                REQUIRE_OK(d->ops->cache_snapshot(copy, second, bytes, error));
-                assert_memory_equal(first, second, bytes);
-                free(first);
-                free(second);
+                memory_stream first = {0}, second = {0};
+                REQUIRE_OK(d->ops->cache_snapshot(cache, memory_write, &first, error));
+                REQUIRE_OK(d->ops->cache_snapshot(copy, memory_write, &second, error));
+                assert_int_equal(first.bytes, d->ops->cache_snapshot_bytes(cache));
+                assert_int_equal(second.bytes, first.bytes);
+                assert_memory_equal(first.data, second.data, first.bytes);
+                memory_free(&first);
+                memory_free(&second);
                 d->ops->cache_destroy(cache);
                 cache = copy;
             }

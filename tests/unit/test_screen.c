@@ -1,7 +1,8 @@
 /* The int8 bounds of logits hold, and a greedy choice through them is the choice of the whole product. */
 #include "kernel_operands.h"
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/head.h"
+#include "backend/cpu/matrix.h"
 
 #define REQUIRE(call)                                                                                                  \
     do {                                                                                                               \

@@ -2,7 +2,7 @@
  * evaluation of the drafter (no context, no mask), generated tokens against a pass of one token. */
 #include "golden.h"
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/cache.h"
 
 enum { PROMPT = 37, DECODED = 5 };
 
@@ -130,7 +130,7 @@ static void latents_of_prompt_and_answer(void **state) {
         REQUIRE_OK(ops->cache_commit(cache, n, error));
         at += n;
     }
-    draft_flush(cache);
+    cache_flush(cache);
     size_t width = 2 * (size_t)f->config.rank;
     double *expected = calloc((PROMPT + DECODED) * width, sizeof *expected);
     reference(g, d, f, tokens, PROMPT, 0, expected);

@@ -11,11 +11,13 @@
  *   sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
  * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order; with few
  * queries the partitions are spread over threads, with the same merges. */
+#include "backend/cpu/attention.h"
+
 #include <limits.h>
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/matrix.h"
 
 typedef struct flash_state {
     float *m, *l, *o; /* [queries], [queries], [queries][dim] */
@@ -25,7 +27,7 @@ typedef struct flash_state {
 typedef struct attention_tile {
     backend_model *model;
     const backend_cache *cache;
-    const layer_store *store;
+    const timeline_layer *kept;
     const gemma4_layer_config *config;
     int layer;  /* whose queries */
     int source; /* whose K/V */
@@ -35,14 +37,9 @@ typedef struct attention_tile {
     int chunk_begin;     /* positions from here on lie in the chunk buffers (INT_MAX: all stored) */
     int chunk_row;       /* their first row there */
     segment_kind kind;
-    int frontier;
-    bool bounded, restored;
+    bool restored;
     thread_scratch *scratch;
 } attention_tile;
-
-typedef struct key_range {
-    int begin, end;
-} key_range;
 
 typedef enum attention_pass { PASS_SINK, PASS_RESTORED, PASS_EXACT } attention_pass;
 
@@ -116,27 +113,11 @@ static void state_merge(const cpu_kernels *kernels, flash_state into, flash_stat
     }
 }
 
-/* Keys that the query at position t attends in one pass. */
-static key_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
-    const backend_cache_options *o = &tile->cache->options;
-    int lo = 0;
-    if (tile->config->type == GEMMA4_SLIDING) {
-        lo = t - tile->model->config->sliding_window + 1;
-        if (lo < 0) lo = 0;
-    }
-    /* Sinks always come from their own store: a ring that serves sink + window does not hold them for every row. */
-    int sink = 0, evicted_end = 0;
-    if (tile->bounded) {
-        sink = o->sink;
-        evicted_end = tile->kind == SEGMENT_DECODE ? t - o->window + 1 : tile->frontier;
-    }
-    int behind_sink = sink > lo ? sink : lo;
-    key_range r = {behind_sink, t + 1};
-    if (pass == PASS_SINK) r = (key_range){lo, sink < t + 1 ? sink : t + 1};
-    else if (pass == PASS_RESTORED) r.end = evicted_end;
-    else if (evicted_end > behind_sink) r.begin = evicted_end;
-    if (r.end < r.begin) r.end = r.begin;
-    return r;
+/* Keys that the query at position t attends in one pass. Sinks always come from their own store: a ring that serves sink
+ * and window does not hold them for every row. */
+static position_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
+    timeline_view view = timeline_sees(&tile->cache->t, tile->source, tile->kind, t);
+    return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
 }
 
 unsigned char *chunk_rows(const backend_model *m, int layer, bool is_k) {
@@ -154,50 +135,43 @@ typedef struct key_block {
     int packing; /* which packed queries meet these keys: 0 stored type, 1 float32 */
 } key_block;
 
-/* Copies up to 16 rows of this head, found one by one, into `to`; rows not wanted become zero. */
-static const void *gather_rows(const attention_tile *tile, int base, key_range wanted, bool sink, bool is_k, void *to) {
+/* Copies the wanted ones of 16 rows of this head, found one by one, into `to`. The others become zero: their weight is 0, but
+ * what lies there may not be a number. */
+static void gather_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, void *to) {
     const backend_cache *c = tile->cache;
-    const layer_store *s = tile->store;
-    size_t element = kv_element_bytes(c), d = (size_t)tile->config->head_dim, bytes = d * element;
+    size_t element = kv_element_bytes(c), bytes = (size_t)tile->config->head_dim * element;
     size_t head_offset = (size_t)tile->head * bytes;
-    for (int i = 0; i < ATTENTION_BLOCK; i++) {
-        int p = base + i;
-        unsigned char *out = (unsigned char *)to + (size_t)i * bytes;
-        const unsigned char *row = NULL;
-        if (p < wanted.begin || p >= wanted.end) {
-            row = NULL;
-        } else if (sink && p < tile->chunk_begin) {
-            row = (is_k ? s->sink_k : s->sink_v) + (size_t)p * (size_t)s->kv_dim * element;
-        } else if (p >= tile->chunk_begin) {
-            size_t chunk_row = (size_t)(tile->chunk_row + p - tile->chunk_begin);
+    memset(to, 0, ATTENTION_BLOCK * bytes);
+    for (int p = base; p < base + ATTENTION_BLOCK; p++) {
+        if (p < wanted.begin || p >= wanted.end) continue;
+        const unsigned char *row;
+        if (p >= tile->chunk_begin) {
             row = chunk_rows(tile->model, tile->source, is_k) +
-                  chunk_row * (size_t)s->kv_dim * element;
+                  (size_t)(tile->chunk_row + p - tile->chunk_begin) * (size_t)tile->kept->values * element;
         } else {
-            row = store_row(c, s, p, is_k);
+            row = sink ? kv_sink_row(c, tile->source, p, is_k) : kv_row(c, tile->source, p, is_k);
         }
-        if (row) memcpy(out, row + head_offset, bytes);
-        else memset(out, 0, bytes);
+        memcpy((unsigned char *)to + (size_t)(p - base) * bytes, row + head_offset, bytes);
     }
-    return to;
 }
 
-/* Where the 16 stored rows of a block lie; gathered when they are not contiguous. Sets pointer and stride. */
-static void locate_rows(const attention_tile *tile, int base, key_range wanted, bool sink, bool is_k, void *temporary,
-                        const void **rows, size_t *stride) {
+/* Where the 16 stored rows of a block lie; gathered when they are not contiguous, or not all wanted. Sets pointer and
+ * stride. */
+static void locate_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
+                        void *temporary, const void **rows, size_t *stride) {
     const backend_cache *c = tile->cache;
-    const layer_store *s = tile->store;
-    size_t element = kv_element_bytes(c), d = (size_t)tile->config->head_dim;
-    size_t row_bytes = (size_t)s->kv_dim * element;
-    *stride = (size_t)s->kv_dim;
-    if (!sink && base >= tile->chunk_begin) {
-        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin);
-        *rows = chunk_rows(tile->model, tile->source, is_k) + row * row_bytes +
-                (size_t)tile->head * d * element;
-    } else if (!sink && base + ATTENTION_BLOCK <= tile->chunk_begin) {
-        *rows = store_row(c, s, base, is_k) + (size_t)tile->head * d * element;
+    size_t element = kv_element_bytes(c), head_offset = (size_t)(tile->head * tile->config->head_dim) * element;
+    bool whole = !sink && wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
+    *stride = (size_t)tile->kept->values;
+    if (whole && base >= tile->chunk_begin) {
+        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin) * *stride * element;
+        *rows = chunk_rows(tile->model, tile->source, is_k) + row + head_offset;
+    } else if (whole && base + ATTENTION_BLOCK <= tile->chunk_begin) {
+        *rows = kv_row(c, tile->source, base, is_k) + head_offset;
     } else {
-        *rows = gather_rows(tile, base, wanted, sink, is_k, temporary);
-        *stride = d;
+        gather_rows(tile, base, wanted, sink, is_k, temporary);
+        *rows = temporary;
+        *stride = (size_t)tile->config->head_dim;
     }
 }
 
@@ -215,14 +189,14 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
     }
 }
 
-static void exact_block(const attention_tile *tile, int base, key_range wanted, bool sink, key_block *b) {
+static void exact_block(const attention_tile *tile, int base, position_range wanted, bool sink, key_block *b) {
     dtype type = kv_type(tile->cache);
     thread_scratch *x = tile->scratch;
     b->v_type = type;
     b->v_dim = tile->config->head_dim;
     b->v_scale = NULL;
     locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_stride);
-    if (tile->store->has_k) {
+    if (tile->kept->has_keys) {
         b->k_type = type;
         b->packing = 0;
         locate_rows(tile, base, wanted, sink, true, x->key_block, &b->k, &b->k_stride);
@@ -235,18 +209,20 @@ static void exact_block(const attention_tile *tile, int base, key_range wanted, 
     }
 }
 
-/* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16). */
-static void decode_latents(const attention_tile *tile, int base, bool is_k, float *out) {
+/* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16); 0 where none
+ * is wanted. */
+static void decode_latents(const attention_tile *tile, int base, position_range wanted, bool is_k, float *out) {
     const backend_model *m = tile->model;
     const cpu_kernels *kernels = m->kernels;
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank, d = tile->config->head_dim;
     weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
     dtype type = kv_type(tile->cache);
-    for (int i = 0; i < ATTENTION_BLOCK; i++) {
-        const unsigned char *code = latent_code(tile->cache, base + i);
-        float *row = tile->scratch->latent_block + (size_t)i * (size_t)rank;
-        kernels->load(type, code + (is_k ? 0 : (size_t)rank * dtype_bytes(type)), rank, row);
+    memset(tile->scratch->latent_block, 0, ATTENTION_BLOCK * (size_t)rank * sizeof(float));
+    for (int p = base; p < base + ATTENTION_BLOCK; p++) {
+        if (p < wanted.begin || p >= wanted.end) continue;
+        const unsigned char *code = latent_code(tile->cache, p) + (is_k ? 0 : (size_t)rank * dtype_bytes(type));
+        kernels->load(type, code, rank, tile->scratch->latent_block + (size_t)(p - base) * (size_t)rank);
     }
     multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK, tile->scratch->latent_packed, out,
                    (size_t)d);
@@ -255,9 +231,9 @@ static void decode_latents(const attention_tile *tile, int base, bool is_k, floa
 /* Raw rows are mixed with the layer's own raw K/V before the norms (identity restore and the mix-alpha sweep). */
 static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float *rows) {
     const backend_cache *c = tile->cache;
-    int d = tile->config->head_dim, kv_dim = tile->store->kv_dim;
+    int d = tile->config->head_dim, kv_dim = tile->kept->values;
     float alpha = c->mix_alpha;
-    for (int i = 0; i < ATTENTION_BLOCK && base + i < c->options.context_tokens; i++) {
+    for (int i = 0; i < ATTENTION_BLOCK && base + i < c->t.options.context_tokens; i++) {
         const float *own = c->own_raw[tile->source] + ((size_t)(base + i) * 2 + (is_k ? 0 : 1)) * (size_t)kv_dim +
                            (size_t)tile->head * (size_t)d;
         float *row = rows + (size_t)i * (size_t)d;
@@ -265,14 +241,14 @@ static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float 
     }
 }
 
-static void restored_block(const attention_tile *tile, int base, key_block *b) {
+static void restored_block(const attention_tile *tile, int base, position_range wanted, key_block *b) {
     const backend_model *m = tile->model;
     const backend_cache *c = tile->cache;
     const rope_table *rope = &m->rope[tile->config->type];
     int d = tile->config->head_dim, rank = m->options.f_theta->config.rank;
     float *keys = tile->scratch->key_block, eps = m->config->rms_eps;
 
-    decode_latents(tile, base, true, keys);
+    decode_latents(tile, base, wanted, true, keys);
     if (c->own_raw) mix_own_rows(tile, base, true, keys);
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         float *k = keys + (size_t)i * (size_t)d;
@@ -286,7 +262,7 @@ static void restored_block(const attention_tile *tile, int base, key_block *b) {
     b->packing = 1;
     if (c->own_raw) {
         float *values = tile->scratch->value_block;
-        decode_latents(tile, base, false, values);
+        decode_latents(tile, base, wanted, false, values);
         mix_own_rows(tile, base, false, values);
         for (int i = 0; i < ATTENTION_BLOCK; i++) {
             float *v = values + (size_t)i * (size_t)d;
@@ -297,34 +273,42 @@ static void restored_block(const attention_tile *tile, int base, key_block *b) {
         return;
     }
     dtype type = kv_type(c);
-    b->v = latent_code(c, base) + (size_t)rank * dtype_bytes(type);
+    size_t half = (size_t)rank * dtype_bytes(type);
+    unsigned char *gathered = (unsigned char *)tile->scratch->latent_block; /* free by now */
+    bool whole = wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
+    if (!whole) memset(gathered, 0, ATTENTION_BLOCK * half);
+    int head = tile->kept->latent_head + tile->head;
+    for (int i = 0; i < ATTENTION_BLOCK; i++) {
+        bool is_wanted = base + i >= wanted.begin && base + i < wanted.end;
+        b->scale_memory[i] = is_wanted ? latent_scales(c, base + i)[head] : 0;
+        if (is_wanted && !whole) memcpy(gathered + (size_t)i * half, latent_code(c, base + i) + half, half);
+    }
+    b->v = whole ? latent_code(c, base) + half : gathered;
     b->v_type = type;
-    b->v_stride = 2 * (size_t)rank;
+    b->v_stride = whole ? 2 * (size_t)rank : (size_t)rank;
     b->v_dim = rank;
-    int head = c->latent.head_offset[tile->source] + tile->head;
-    for (int i = 0; i < ATTENTION_BLOCK; i++) b->scale_memory[i] = latent_scales(c, base + i)[head];
     b->v_scale = b->scale_memory;
 }
 
 /* One pass over the keys of [partition.begin, partition.end) into `state`. */
-static void attend_pass(const attention_tile *tile, attention_pass pass, key_range partition, flash_state state) {
+static void attend_pass(const attention_tile *tile, attention_pass pass, position_range partition, flash_state state) {
     thread_scratch *x = tile->scratch;
+    position_range seen[CPU_TILE_QUERIES];
     int first = INT_MAX, last = 0;
     for (int token = 0; token < tile->tokens; token++) {
-        key_range r = pass_range(tile, pass, tile->position + token);
-        if (r.begin < partition.begin) r.begin = partition.begin;
-        if (r.end > partition.end) r.end = partition.end;
-        if (r.begin >= r.end) continue;
-        if (r.begin < first) first = r.begin;
-        if (r.end > last) last = r.end;
+        position_range *r = &seen[token];
+        *r = pass_range(tile, pass, tile->position + token);
+        if (r->begin < partition.begin) r->begin = partition.begin;
+        if (r->end > partition.end) r->end = partition.end;
+        if (r->begin >= r->end) continue;
+        if (r->begin < first) first = r->begin;
+        if (r->end > last) last = r->end;
     }
     if (first >= last) return;
     for (int base = first / ATTENTION_BLOCK * ATTENTION_BLOCK; base < last; base += ATTENTION_BLOCK) {
         bool any = false;
         for (int token = 0; token < tile->tokens; token++) {
-            key_range r = pass_range(tile, pass, tile->position + token);
-            int lo = (r.begin > partition.begin ? r.begin : partition.begin) - base;
-            int hi = (r.end < partition.end ? r.end : partition.end) - base;
+            int lo = seen[token].begin - base, hi = seen[token].end - base;
             if (lo < 0) lo = 0;
             if (hi > ATTENTION_BLOCK) hi = ATTENTION_BLOCK;
             if (hi > lo) any = true;
@@ -336,8 +320,9 @@ static void attend_pass(const attention_tile *tile, attention_pass pass, key_ran
         }
         if (!any) continue;
         key_block b;
-        if (pass == PASS_RESTORED) restored_block(tile, base, &b);
-        else exact_block(tile, base, (key_range){first, last}, pass == PASS_SINK, &b);
+        position_range wanted = {first, last};
+        if (pass == PASS_RESTORED) restored_block(tile, base, wanted, &b);
+        else exact_block(tile, base, wanted, pass == PASS_SINK, &b);
         tile->model->kernels->attend_block(tile->queries, x->lo, x->hi, x->q_packed[b.packing], tile->config->head_dim,
                                            b.k_type, b.k, b.k_stride, b.v_dim, b.v_type, b.v, b.v_stride, b.v_scale,
                                            state.m, state.l, state.o, (size_t)state.dim);
@@ -350,7 +335,7 @@ static void pack_queries(const attention_tile *tile) {
     size_t row = (size_t)(m->config->heads * d);
     dtype stored = kv_type(tile->cache);
     for (int packing = 0; packing < 2; packing++) {
-        bool needed = packing == 0 ? tile->store->has_k : (!tile->store->has_k || tile->restored);
+        bool needed = packing == 0 ? tile->kept->has_keys : (!tile->kept->has_keys || tile->restored);
         if (!needed) continue;
         dtype type = packing == 0 ? stored : DTYPE_F32;
         size_t bytes = m->kernels->pack_row_bytes(type, false, d);
@@ -400,9 +385,9 @@ static int partitions_of(const attention_tile *tile) {
     return (tile->position + tile->tokens - 1) / CPU_PARTITION_FULL + 1;
 }
 
-static key_range partition_at(const attention_tile *tile, int index) {
-    if (tile->config->type == GEMMA4_SLIDING) return (key_range){0, INT_MAX};
-    return (key_range){index * CPU_PARTITION_FULL, (index + 1) * CPU_PARTITION_FULL};
+static position_range partition_at(const attention_tile *tile, int index) {
+    if (tile->config->type == GEMMA4_SLIDING) return (position_range){0, INT_MAX};
+    return (position_range){index * CPU_PARTITION_FULL, (index + 1) * CPU_PARTITION_FULL};
 }
 
 static int restored_dim(const attention_tile *tile) {
@@ -411,9 +396,9 @@ static int restored_dim(const attention_tile *tile) {
 }
 
 static void attend_partition(const attention_tile *tile, int index, flash_state exact, flash_state restored) {
-    key_range partition = partition_at(tile, index);
+    position_range partition = partition_at(tile, index);
     state_reset(exact, tile->queries);
-    if (tile->bounded) attend_pass(tile, PASS_SINK, partition, exact);
+    if (tile->kept->bounded) attend_pass(tile, PASS_SINK, partition, exact);
     if (tile->restored) {
         state_reset(restored, tile->queries);
         attend_pass(tile, PASS_RESTORED, partition, restored);
@@ -448,6 +433,7 @@ typedef struct attention_context {
     int layer;
     const attention_segment *segments;
     int n_segments;
+    bool burst;
     int first_partition, first_slot, n_slots; /* split form: the wave in flight */
 } attention_context;
 
@@ -457,14 +443,13 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
     const gemma4_layer_config *lc = &m->config->layer[a->layer];
     int source = lc->kv_source, group = group_of(m->config, lc);
     attention_tile tile = {
-        .model = m, .cache = s->cache, .store = &s->cache->layer[source], .config = lc, .layer = a->layer,
+        .model = m, .cache = s->cache, .kept = &s->cache->t.layer[source], .config = lc, .layer = a->layer,
         .source = source, .head = head, .group = group, .tokens = tokens, .queries = tokens * group,
         .row = s->first_row + first, .position = s->position + first, .chunk_begin = INT_MAX, .kind = s->kind,
-        .frontier = cache_frontier(s->cache), .bounded = cache_bounds_layer(s->cache, source),
-        .restored = cache_restores_layer(s->cache, source), .scratch = &m->scratch[thread],
+        .restored = s->cache->t.layer[source].restored, .scratch = &m->scratch[thread],
     };
     /* New prompt rows of a ring live in the chunk buffers until the ring's last reader is done (forward.c). */
-    if (tile.store->kind == STORE_RING && s->kind == SEGMENT_PROMPT) {
+    if (tile.kept->kind == STORE_RING && s->kind == SEGMENT_PROMPT) {
         tile.chunk_begin = s->position;
         tile.chunk_row = s->first_row;
     }
@@ -472,6 +457,7 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
 }
 
 static int tile_tokens(const attention_context *a, const attention_segment *s) {
+    if (a->burst) return 1; /* a weight of 0 does not hide what is not a number */
     int group = group_of(a->model->config, &a->model->config->layer[a->layer]);
     if (s->rows <= BACKEND_MAX_DECODE_ROWS) return s->rows;
     return CPU_TILE_QUERIES / group > 0 ? CPU_TILE_QUERIES / group : 1;
@@ -556,12 +542,12 @@ static void run_split(attention_context *a, int partitions) {
     thread_pool_for(m->pool, heads, 1, finish_heads, a);
 }
 
-void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments) {
+void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst) {
     const gemma4_layer_config *lc = &m->config->layer[layer];
-    attention_context context = {.model = m, .layer = layer, .segments = segments, .n_segments = n_segments};
+    attention_context context = {.model = m, .layer = layer, .segments = segments, .n_segments = n_segments, .burst = burst};
     const attention_segment *only = &segments[0];
     int partitions = (only->position + only->rows - 1) / CPU_PARTITION_FULL + 1;
-    bool few = n_segments == 1 && only->rows <= BACKEND_MAX_DECODE_ROWS && lc->kv_heads < 4 * m->threads;
+    bool few = !burst && n_segments == 1 && only->rows <= BACKEND_MAX_DECODE_ROWS && lc->kv_heads < 4 * m->threads;
     if (few && lc->type == GEMMA4_FULL && partitions > 1 && m->threads > 1) {
         run_split(&context, partitions);
         return;

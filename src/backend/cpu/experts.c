@@ -3,7 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/experts.h"
+#include "backend/cpu/matrix.h"
 
 typedef struct route_context {
     backend_model *model;

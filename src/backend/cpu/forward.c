@@ -1,10 +1,19 @@
 /* The decoder layers over the rows of all segments (order of operations: transformers 5.17, Gemma4TextDecoderLayer).
  * Matrix products run over all rows at once; attention and K/V stores go segment by segment. Everything that can fail
  * (memory, token ids, room in a context) is checked before the first cache changes. */
+#include "backend/cpu/forward.h"
+
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/attention.h"
+#include "backend/cpu/cache.h"
+#include "backend/cpu/draft.h"
+#include "backend/cpu/experts.h"
+#include "backend/cpu/head.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/rope.h"
 #include "backend/segments.h"
 
 enum { MAX_SEGMENTS = 64 };
@@ -12,6 +21,7 @@ enum { MAX_SEGMENTS = 64 };
 typedef struct forward_step {
     backend_model *model;
     attention_segment segments[MAX_SEGMENTS];
+    timeline_step steps[MAX_SEGMENTS];
     backend_segment *requests;
     int n_segments;
     int rows;
@@ -19,6 +29,7 @@ typedef struct forward_step {
     const gemma4_layer_config *config; /* of the layer in work */
     const gemma4_layer_weights *weights;
     int layer;
+    atomic_bool burst; /* a new K or V is not a finite number; once so, a row stays so */
 } forward_step;
 
 /* ---------------------------------------------------------------------------------------------- embedding */
@@ -85,6 +96,8 @@ static void input_norm_rows(void *context, size_t begin, size_t end, int thread)
     }
 }
 
+static bool is_finite(const cpu_kernels *kernels, const float *x, size_t n) { return !isnan(kernels->maximum(x, (int)n)); }
+
 /* Head norms and RoPE; new K/V go, in the stored type, into the chunk buffers. */
 static void head_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
@@ -115,6 +128,9 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
             kernels->rms_norm(k, f->weights->k_norm, d, eps, k);
             kernels->rope(k, rope->half, rope->pairs, cosine, sine);
         }
+        bool finite = is_finite(kernels, m->k + row * kv_dim, kv_dim);
+        if (!f->config->k_eq_v) finite &= is_finite(kernels, m->v + row * kv_dim, kv_dim);
+        if (!finite) atomic_store(&f->burst, true);
         size_t at = row * kv_dim * dtype_bytes(type);
         kernels->store(type, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
                        chunk_rows(m, f->layer, false) + at);
@@ -138,27 +154,24 @@ static void keep_own_raw(forward_step *f) {
     }
 }
 
-/* Rows [first, rows) of a segment from the chunk buffers into the store of `layer`, and into its sink. */
-static void store_chunk(backend_model *m, const attention_segment *a, int layer, int first) {
+/* The last `stored` rows of a segment from the chunk buffers into the store of `layer`, and all of them into its sink. */
+static void store_chunk(backend_model *m, const attention_segment *a, int layer, int stored) {
     backend_cache *c = a->cache;
-    layer_store *s = &c->layer[layer];
-    size_t bytes = (size_t)s->kv_dim * kv_element_bytes(c);
-    for (int i = 0; i < a->rows; i++) {
-        int position = a->position + i;
-        const unsigned char *v = chunk_rows(m, layer, false) + (size_t)(a->first_row + i) * bytes;
-        const unsigned char *k = chunk_rows(m, layer, true) + (size_t)(a->first_row + i) * bytes;
-        if (s->sink_v && position < c->options.sink) {
-            memcpy(s->sink_v + (size_t)position * bytes, v, bytes);
-            if (s->has_k) memcpy(s->sink_k + (size_t)position * bytes, k, bytes);
+    const timeline_layer *l = &c->t.layer[layer];
+    size_t bytes = kv_row_bytes(c, layer);
+    int sink = l->bounded ? c->t.options.sink : 0;
+    for (int is_k = 0; is_k < (l->has_keys ? 2 : 1); is_k++) {
+        const unsigned char *row = chunk_rows(m, layer, is_k) + (size_t)a->first_row * bytes;
+        for (int i = 0; i < a->rows; i++, row += bytes) {
+            int position = a->position + i;
+            if (position < sink) memcpy(kv_sink_row(c, layer, position, is_k), row, bytes);
+            if (i >= a->rows - stored) memcpy(kv_row(c, layer, position, is_k), row, bytes);
         }
-        if (i < first) continue;
-        memcpy(store_row(c, s, position, false), v, bytes);
-        if (s->has_k) memcpy(store_row(c, s, position, true), k, bytes);
     }
 }
 
 static bool chunk_stays(const attention_segment *a, int layer) {
-    return a->kind == SEGMENT_PROMPT && a->cache->layer[layer].kind == STORE_RING;
+    return a->kind == SEGMENT_PROMPT && a->cache->t.layer[layer].kind == STORE_RING;
 }
 
 /* Prompt rows of a ring are stored after the layer's attention: writing them earlier would overwrite keys that the
@@ -170,8 +183,7 @@ static void store_new_rows(forward_step *f, bool before_attention) {
         bool late = chunk_stays(a, f->layer);
         if (late == before_attention) continue;
         if (late && f->layer == f->model->shared_sliding) continue;
-        int capacity = a->cache->layer[f->layer].capacity;
-        store_chunk(f->model, a, f->layer, late && a->rows > capacity ? a->rows - capacity : 0);
+        store_chunk(f->model, a, f->layer, late ? f->steps[s].stored : a->rows);
     }
 }
 
@@ -199,7 +211,7 @@ static void run_attention(forward_step *f) {
     keep_own_raw(f);
     rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
     store_new_rows(f, true);
-    attention_run(m, f->layer, f->segments, f->n_segments);
+    attention_run(m, f->layer, f->segments, f->n_segments, f->burst);
     store_new_rows(f, false);
     pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, input_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->o_proj, m->branch, hidden);
@@ -335,10 +347,10 @@ static void copy_aux(forward_step *f) {
         if (drafter->config.target_layer[t] != f->layer) continue;
         for (int s = 0; s < f->n_segments; s++) {
             const attention_segment *a = &f->segments[s];
-            if (!a->cache->options.keep_draft_context) continue;
+            if (!a->cache->t.options.keep_draft_context) continue;
             float *to = a->kind == SEGMENT_PROMPT
                             ? m->aux + (size_t)a->first_row * width
-                            : a->cache->aux_backlog + (size_t)(a->position - a->cache->draft_length) * width;
+                            : a->cache->backlog + (size_t)(a->position - a->cache->t.draft_length) * width;
             for (int i = 0; i < a->rows; i++) {
                 memcpy(to + (size_t)i * width + (size_t)t * hidden, m->h + (size_t)(a->first_row + i) * hidden,
                        hidden * sizeof(float));
@@ -384,40 +396,70 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
         }
         rows += r->n;
         if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
-        if (r->cache->options.kv_format != segments[0].cache->options.kv_format) {
+        if (r->cache->t.options.kv_format != segments[0].cache->t.options.kv_format) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: K/V formats %s and %s in one forward", s,
-                             kv_format_name(r->cache->options.kv_format), kv_format_name(segments[0].cache->options.kv_format));
+                             kv_format_name(r->cache->t.options.kv_format), kv_format_name(segments[0].cache->t.options.kv_format));
         }
     }
     return backend_check_segments(m->config, segments, n_segments, error);
+}
+
+/* Steps 1 and 2 of backend/timeline.h: nothing that fails here leaves a trace in any cache. */
+static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
+    backend_model *m = f->model;
+    int furthest = 0, reserved = 0;
+    kakeya_status status = KAKEYA_OK;
+    for (int s = 0; !status && s < f->n_segments; s++) {
+        const backend_segment *r = &f->requests[s];
+        const timeline *t = &r->cache->t;
+        status = timeline_plan(t, r->kind, r->n, &f->steps[s], error);
+        f->segments[s] = (attention_segment){r->cache, f->rows, r->n, t->length, r->kind};
+        for (int i = 0; i < r->n; i++) f->positions[f->rows++] = t->length + i;
+        if (t->length + r->n > furthest) furthest = t->length + r->n;
+    }
+    for (int type = 0; !status && type < 2; type++) {
+        if (m->rope[type].inverse_frequency)
+            status = rope_table_reserve(m, &m->rope[type], furthest + ATTENTION_BLOCK, error);
+    }
+    if (!status && m->options.drafter) status = rope_table_reserve(m, &m->draft_rope, furthest + ATTENTION_BLOCK, error);
+    for (; !status && reserved < f->n_segments; reserved++)
+        status = cache_reserve(f->requests[reserved].cache, &f->steps[reserved], error);
+    for (int s = 0; status && s < reserved; s++) cache_release(f->requests[s].cache);
+    return status;
+}
+
+static void begin_segments(forward_step *f) {
+    for (int s = 0; s < f->n_segments; s++) {
+        backend_cache *c = f->requests[s].cache;
+        cache_begin(c, &f->steps[s]);
+        if (c->tokens)
+            memcpy(c->tokens + c->t.length, f->requests[s].tokens, (size_t)f->requests[s].n * sizeof *c->tokens);
+    }
+}
+
+/* The rows become pending. Prompt rows enter the drafter's context here, while their aux hidden states are there. */
+static void mark_segments(forward_step *f) {
+    backend_model *m = f->model;
+    for (int s = 0; s < f->n_segments; s++) {
+        const attention_segment *a = &f->segments[s];
+        backend_cache *c = a->cache;
+        if (m->shared_sliding >= 0 && chunk_stays(a, m->shared_sliding))
+            store_chunk(m, a, m->shared_sliding, f->steps[s].stored);
+        if (a->kind == SEGMENT_PROMPT && c->t.options.keep_draft_context) {
+            size_t width = kv_aux_row_bytes(c) / sizeof(float);
+            draft_extend(c, m->aux + (size_t)a->first_row * width, a->rows, a->position);
+        }
+        timeline_computed(&c->t, &f->steps[s]);
+    }
 }
 
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (status) return status;
     forward_step f = {.model = m, .requests = segments, .n_segments = n_segments};
-    int furthest = 0;
-    for (int s = 0; s < n_segments; s++) {
-        backend_cache *c = segments[s].cache;
-        status = cache_prepare(c, segments[s].kind, segments[s].n, error);
-        if (status) return status;
-        if (c->tokens) memcpy(c->tokens + c->length, segments[s].tokens, (size_t)segments[s].n * sizeof *c->tokens);
-        f.segments[s] = (attention_segment){c, f.rows, segments[s].n, c->length, segments[s].kind};
-        for (int i = 0; i < segments[s].n; i++) f.positions[f.rows++] = c->length + i;
-        if (c->length + segments[s].n > furthest) furthest = c->length + segments[s].n;
-    }
-    for (int type = 0; type < 2; type++) {
-        if (!m->rope[type].inverse_frequency) continue;
-        status = rope_table_reserve(m, &m->rope[type], furthest + ATTENTION_BLOCK, error);
-        if (status) return status;
-    }
-    if (m->options.drafter) {
-        int ahead = furthest + BACKEND_MAX_DECODE_ROWS + ATTENTION_BLOCK;
-        status = rope_table_reserve(m, &m->draft_rope, ahead, error);
-        if (status) return status;
-    }
-
-    /* From here on nothing fails. */
+    status = plan_and_reserve(&f, error);
+    if (status) return status;
+    begin_segments(&f);
     rows_run(m, f.rows, m->config->hidden, embed_rows, &f);
     copy_hidden(&f, 0);
     if (m->config->ple_width) run_ple_inputs(&f);
@@ -434,20 +476,6 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
     rows_run(m, f.rows, m->config->hidden, final_norm_rows, &f);
     copy_hidden(&f, m->config->layers);
     run_head(&f);
-    for (int s = 0; s < n_segments; s++) {
-        const attention_segment *a = &f.segments[s];
-        backend_cache *c = a->cache;
-        if (m->shared_sliding >= 0 && chunk_stays(a, m->shared_sliding)) {
-            int capacity = c->layer[m->shared_sliding].capacity;
-            store_chunk(m, a, m->shared_sliding, a->rows > capacity ? a->rows - capacity : 0);
-        }
-        c->pending = a->rows;
-        c->pending_kind = a->kind;
-        if (c->length + a->rows > c->high) c->high = c->length + a->rows;
-        if (a->kind == SEGMENT_PROMPT && c->options.keep_draft_context) {
-            size_t width = (size_t)m->options.drafter->config.targets * (size_t)m->config->hidden;
-            draft_extend(c, m->aux + (size_t)a->first_row * width, a->rows, a->position);
-        }
-    }
+    mark_segments(&f);
     return KAKEYA_OK;
 }

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/head.h"
+#include "backend/cpu/matrix.h"
 
 /* Blocks of a piece of work: a multiple of what the kernels take at a time. */
 enum {

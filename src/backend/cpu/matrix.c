@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/matrix.h"
 
 /* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance
  */

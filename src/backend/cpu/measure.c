@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/head.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/stores.h"
 #include "base/clock.h"
 
 /* ------------------------------------------------------------------------------------------------------ probes */
@@ -95,17 +97,17 @@ static kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_erro
 
 static kakeya_status mix_own(backend_cache *c, float alpha, kakeya_error *error) {
     int layers = c->model->config->layers;
-    if (c->options.attention != KAKEYA_ATTENTION_RESTORED)
+    if (c->t.options.attention != KAKEYA_ATTENTION_RESTORED)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "restoration diagnostics need attention 'restored'");
-    if (c->length || c->pending || c->own_raw)
+    if (c->t.length || c->t.pending || c->own_raw)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "restoration diagnostics need an empty cache, not %d positions", c->length + c->pending);
+                         "restoration diagnostics need an empty cache, not %d positions", c->t.length + c->t.pending);
     float **own = calloc((size_t)layers, sizeof *own);
     size_t bytes = (size_t)layers * sizeof *own;
     bool complete = own != NULL;
     for (int i = 0; i < layers && complete; i++) {
-        if (c->layer[i].kind == STORE_NONE) continue;
-        bytes = (size_t)c->options.context_tokens * 2 * (size_t)c->layer[i].kv_dim * sizeof(float);
+        if (c->t.layer[i].kind == STORE_NONE) continue;
+        bytes = (size_t)c->t.options.context_tokens * 2 * (size_t)c->t.layer[i].values * sizeof(float);
         own[i] = mem_alloc(c->account, MEM_KV_LATENT, bytes);
         complete = own[i] != NULL;
     }
@@ -127,15 +129,14 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     int rank = f->config.rank;
     dtype type = kv_type(c);
     double difference[2] = {0, 0}, energy[2] = {0, 0};
-    int end = c->length - c->options.window < c->draft_length ? c->length - c->options.window : c->draft_length;
+    position_range held = timeline_latents_held(&c->t);
+    int evicted = c->t.length - c->t.options.window, end = evicted < held.end ? evicted : held.end;
+    int begin = c->t.options.sink > held.begin ? c->t.options.sink : held.begin;
     float *latent = m->scratch[0].row;
     for (int layer = 0; layer < m->config->layers; layer++) {
         const gemma4_layer_config *lc = &m->config->layer[layer];
         if (lc->kv_source != layer || !c->own_raw[layer]) continue;
         int width = lc->kv_heads * lc->head_dim;
-        int begin = c->options.sink;
-        if (c->latent.ring && c->draft_length - c->latent.capacity > begin)
-            begin = c->draft_length - c->latent.capacity;
         for (int p = begin; p < end; p++) {
             for (int half = 0; half < 2; half++) {
                 const weight *decoder = half ? &f->decoder_v[layer] : &f->decoder_k[layer];

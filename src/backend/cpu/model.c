@@ -4,7 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/attention.h"
+#include "backend/cpu/block.h"
+#include "backend/cpu/cache.h"
+#include "backend/cpu/forward.h"
+#include "backend/cpu/head.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/rope.h"
 
 static unsigned format_bit(const weight *w) { return weight_present(w) ? 1u << w->format : 0u; }
 
@@ -15,59 +21,6 @@ static unsigned layer_formats(const gemma4_layer_weights *w) {
 }
 
 static int max_int(int a, int b) { return a > b ? a : b; }
-
-/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs turn
- * (proportional RoPE, transformers modeling_rope_utils). */
-static kakeya_status rope_table_create(backend_model *m, rope_table *table, float theta, float factor, int head_dim,
-                                       int pairs, kakeya_error *error) {
-    table->pairs = pairs;
-    table->half = head_dim / 2;
-    table->positions = 0;
-    table->inverse_frequency = mem_alloc(m->account, MEM_WORKSPACE, (size_t)(pairs > 0 ? pairs : 1) * sizeof(float));
-    if (!table->inverse_frequency) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for RoPE tables");
-    for (int j = 0; j < pairs; j++) {
-        float exponent = (float)(2 * j) / (float)head_dim;
-        table->inverse_frequency[j] = 1.0f / powf(theta, exponent) / factor;
-    }
-    return KAKEYA_OK;
-}
-
-kakeya_status rope_table_reserve(backend_model *m, rope_table *table, int positions, kakeya_error *error) {
-    if (positions <= table->positions) return KAKEYA_OK;
-    int grown = (positions + CPU_ROPE_GROWTH - 1) / CPU_ROPE_GROWTH * CPU_ROPE_GROWTH;
-    size_t row = (size_t)table->pairs, bytes = (size_t)grown * row * sizeof(float);
-    float *cosine = mem_alloc(m->account, MEM_WORKSPACE, bytes);
-    float *sine = mem_alloc(m->account, MEM_WORKSPACE, bytes);
-    if (!cosine || !sine) {
-        mem_free(cosine);
-        mem_free(sine);
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for RoPE tables of %d positions", grown);
-    }
-    size_t old = (size_t)table->positions * row;
-    if (old) {
-        memcpy(cosine, table->cosine, old * sizeof(float));
-        memcpy(sine, table->sine, old * sizeof(float));
-    }
-    for (int p = table->positions; p < grown; p++) {
-        for (int j = 0; j < table->pairs; j++) {
-            float angle = (float)p * table->inverse_frequency[j];
-            cosine[(size_t)p * row + (size_t)j] = cosf(angle);
-            sine[(size_t)p * row + (size_t)j] = sinf(angle);
-        }
-    }
-    mem_free(table->cosine);
-    mem_free(table->sine);
-    table->cosine = cosine;
-    table->sine = sine;
-    table->positions = grown;
-    return KAKEYA_OK;
-}
-
-static void rope_table_destroy(rope_table *table) {
-    mem_free(table->inverse_frequency);
-    mem_free(table->cosine);
-    mem_free(table->sine);
-}
 
 typedef struct shape_limits {
     int q, kv, intermediate, head_dim, row;
@@ -321,8 +274,6 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
 static const char *cpu_description(const backend_model *m) { return m->description; }
 static int cpu_prompt_chunk(const backend_model *m) { return m->max_rows; }
-static int cpu_cache_length(const backend_cache *c) { return c->length; }
-static int cpu_cache_pending(const backend_cache *c) { return c->pending; }
 
 const backend_ops *cpu_backend(void) {
     static const backend_ops ops = {

@@ -1,13 +1,10 @@
-/* f_theta's input "drafter_kv": raw k_proj/v_proj outputs of a drafter pass over the token embeddings, without context
- * (the reference implementation's form; kept so that its checkpoints can be used).
- *
- * The reference ran that pass over the whole sequence, non-causally, and only ever for a prompt. Here each turn's prompt is
- * one such pass, made when the turn's first decode step evicts, so it does not depend on how the prompt was cut; a
- * generated token is a pass of its own (it attends itself alone), so it does not depend on blocks. */
+#include "backend/cpu/token_latents.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/draft.h"
+#include "backend/cpu/matrix.h"
 
 typedef struct token_pass {
     draft_step step;
@@ -115,7 +112,7 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
 static void store_latents(token_pass *p) {
     backend_cache *c = p->step.cache;
     backend_model *m = p->step.model;
-    int skip = c->latent.ring && p->n > c->latent.capacity ? p->n - c->latent.capacity : 0;
+    int skip = p->n - timeline_latent_rows(&c->t, p->n);
     for (int row = skip; row < p->n; row += p->step.rows) {
         p->step.rows = p->n - row < m->max_rows ? p->n - row : m->max_rows;
         p->step.position = p->first + row;
@@ -124,20 +121,28 @@ static void store_latents(token_pass *p) {
     }
 }
 
-kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error) {
+/* Floats of a pass over n rows: token_pass.state, raw, keys, values, one behind the other. */
+static size_t pass_floats(const dflash_config *d, size_t n) {
+    size_t kv = (size_t)(d->kv_heads * d->head_dim), padded = n + ATTENTION_BLOCK;
+    return n * (size_t)d->hidden + n * 2 * (size_t)d->layers * kv + 2 * padded * kv;
+}
+
+kakeya_status token_latents_reserve(backend_cache *c, position_range rows, kakeya_error *error) {
+    size_t bytes = pass_floats(c->t.models.drafter, (size_t)(rows.end - rows.begin)) * sizeof(float);
+    c->pass = mem_alloc(c->account, MEM_WORKSPACE, bytes);
+    if (c->pass) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's pass over %d prompt tokens needs %zu bytes",
+                     rows.end - rows.begin, bytes);
+}
+
+void token_latents_prompt(backend_cache *c, position_range rows) {
     backend_model *m = c->model;
     const dflash_config *d = &m->options.drafter->config;
-    token_pass p = {.step = {.cache = c, .model = m, .config = d}, .first = c->latent_length,
-                    .n = c->draft_length - c->latent_length, .kv = (size_t)(d->kv_heads * d->head_dim)};
+    token_pass p = {.step = {.cache = c, .model = m, .config = d}, .first = rows.begin, .n = rows.end - rows.begin,
+                    .kv = (size_t)(d->kv_heads * d->head_dim)};
     p.all = (size_t)d->layers * p.kv;
     size_t n = (size_t)p.n, padded = n + ATTENTION_BLOCK;
-    size_t floats = n * hidden_of(&p) + n * 2 * p.all + 2 * padded * p.kv;
-    float *memory = mem_alloc(c->account, MEM_WORKSPACE, floats * sizeof(float));
-    if (!memory) {
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's pass over %d prompt tokens needs %zu bytes",
-                         p.n, floats * sizeof(float));
-    }
-    p.state = memory;
+    p.state = c->pass;
     p.raw = p.state + n * hidden_of(&p);
     p.keys = p.raw + n * 2 * p.all;
     p.values = p.keys + padded * p.kv;
@@ -162,9 +167,8 @@ kakeya_status token_latents_prompt(backend_cache *c, kakeya_error *error) {
         }
     }
     store_latents(&p);
-    mem_free(memory);
-    c->latent_length = c->draft_length;
-    return KAKEYA_OK;
+    mem_free(c->pass);
+    c->pass = NULL;
 }
 
 void token_latents_alone(backend_cache *c, int position, int n) {
@@ -191,5 +195,4 @@ void token_latents_alone(backend_cache *c, int position, int n) {
         draft_layer_rest(&s);
     }
     draft_extend_latents(&s, 0);
-    c->latent_length = position + n;
 }

@@ -1,0 +1,10 @@
+/* Router and mixture of experts. */
+#ifndef KAKEYA_BACKEND_CPU_EXPERTS_H
+#define KAKEYA_BACKEND_CPU_EXPERTS_H
+
+#include "backend/cpu/cpu.h"
+
+void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows);
+void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemma4_layer_config *lc, int rows);
+
+#endif

@@ -1,0 +1,105 @@
+/* Models small enough for thousands of forwards, and caches of every policy over them. */
+#ifndef KAKEYA_TESTS_TINY_H
+#define KAKEYA_TESTS_TINY_H
+
+#include "golden.h"
+
+typedef struct tiny {
+    mem_account account;
+    gemma4_model *verifier;
+    dflash_model *drafter;
+    f_theta_model *f_theta;
+    backend_model *backend;
+    const backend_ops *ops;
+} tiny;
+
+/* A verifier of the vectors; with a drafter, an f_theta is made for the two. */
+static inline void tiny_open(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision) {
+    memset(d, 0, sizeof *d);
+    mem_account_init(&d->account, NULL, 0);
+    char path[512];
+    snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, verifier);
+    REQUIRE_OK(gemma4_model_open(path, &d->account, &d->verifier, error));
+    if (drafter) {
+        snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
+        REQUIRE_OK(dflash_model_open(path, &d->verifier->config, &d->account, &d->drafter, error));
+        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, false, &d->account, &d->f_theta,
+                                            error));
+    }
+    d->ops = backend_find("cpu", NULL);
+    backend_model_options options = {.verifier = d->verifier, .drafter = d->drafter, .f_theta = d->f_theta,
+                                     .precision = precision, .threads = 1, .account = &d->account};
+    REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
+}
+
+static inline void tiny_close(tiny *d) {
+    d->ops->model_destroy(d->backend);
+    if (d->f_theta) f_theta_model_close(d->f_theta);
+    if (d->drafter) dflash_model_close(d->drafter);
+    gemma4_model_close(d->verifier);
+    assert_int_equal(mem_total(&d->account), 0);
+}
+
+typedef struct tiny_policy {
+    const char *name;
+    kakeya_attention attention;
+    kakeya_restore_layers layers;
+    int sink, window;
+    f_theta_input input;
+} tiny_policy;
+
+static const tiny_policy tiny_policies[] = {
+    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, F_THETA_DRAFTER_CONTEXT_KV},
+    {"sink-window 16", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 4, 16, F_THETA_DRAFTER_CONTEXT_KV},
+    {"sink-window 5", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, 0, 5, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 7", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 90, 7, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored all 32", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 32, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 70, 9, F_THETA_DRAFTER_CONTEXT_KV},
+    {"restored 16 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3, 16, F_THETA_DRAFTER_TOKEN_KV},
+    {"restored all 20 from tokens", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 0, 20, F_THETA_DRAFTER_TOKEN_KV},
+};
+enum { TINY_POLICIES = sizeof tiny_policies / sizeof tiny_policies[0], TINY_CONTEXT = 400 };
+
+static inline backend_cache_options tiny_options(tiny *d, const tiny_policy *p, kv_format format) {
+    return (backend_cache_options){.context_tokens = TINY_CONTEXT, .attention = p->attention, .restore_layers = p->layers,
+                                   .sink = p->sink, .window = p->window, .draft_window = 24, .kv_format = format,
+                                   .keep_draft_context = d->drafter != NULL, .account = &d->account};
+}
+
+static inline backend_cache *tiny_cache(tiny *d, const tiny_policy *p, kv_format format) {
+    backend_cache *cache = NULL;
+    backend_cache_options options = tiny_options(d, p, format);
+    if (d->f_theta) d->f_theta->config.input = p->input;
+    REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
+    return cache;
+}
+
+static inline int tiny_block_rows(const tiny_policy *p) {
+    bool cut = p->attention != KAKEYA_ATTENTION_NATIVE && p->window < BACKEND_MAX_DECODE_ROWS;
+    return cut ? p->window : BACKEND_MAX_DECODE_ROWS;
+}
+
+static inline backend_segment tiny_rows(backend_cache *cache, segment_kind kind, const int32_t *tokens, int n, float *logits) {
+    return (backend_segment){.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n,
+                             .logits = logits};
+}
+
+/* Rows behind the committed ones, of which `kept` stay. logits [n][vocab] or NULL. */
+static inline void tiny_step(tiny *d, backend_cache *cache, segment_kind kind, const int32_t *tokens, int n, int kept,
+                             float *logits) {
+    backend_segment segment = tiny_rows(cache, kind, tokens, n, logits);
+    REQUIRE_OK(d->ops->forward(d->backend, &segment, 1, error));
+    REQUIRE_OK(d->ops->cache_commit(cache, kept, error));
+}
+
+static inline uint32_t tiny_draw(uint64_t *state, uint32_t n) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((*state >> 33) % n);
+}
+
+static inline void tiny_tokens(int32_t *tokens, int n, uint64_t seed) {
+    for (int i = 0; i < n; i++) tokens[i] = (int32_t)tiny_draw(&seed, 300);
+}
+
+#endif
