@@ -1,6 +1,6 @@
-/* Protects the CPU backend's caches: whatever the schedule of prompts, blocks, drops, truncations, forks and snapshots, every
- * row has the bits that it has one row at a time; a session knows nothing of the others on its engine; what is refused or
- * dropped leaves no trace; a snapshot that somebody has edited is refused. */
+/* Protects the CPU backend's caches: whatever the schedule of prompts, blocks, drops, truncations, forks and snapshots,
+ * every row has the bits that it has one row at a time; a session knows nothing of the others on its engine; what is
+ * refused or dropped leaves no trace; a snapshot that somebody has edited is refused. */
 #include "memory_stream.h"
 #include "tiny.h"
 
@@ -20,7 +20,9 @@ typedef struct play {
 
 static size_t vocab_of(const tiny *d) { return (size_t)d->verifier->config.vocab; }
 
-static int draw_within(play *p, int low, int high) { return low + (int)tiny_draw(&p->random, (uint32_t)(high - low + 1)); }
+static int draw_within(play *p, int low, int high) {
+    return low + (int)tiny_draw(&p->random, (uint32_t)(high - low + 1));
+}
 
 /* n rows of `kind`, of which `kept` stay. */
 static void rows(play *p, segment_kind kind, int n, int kept) {
@@ -73,7 +75,8 @@ static void detour(play *p) {
             REQUIRE_OK(ops->draft(p->cache, 7, 5, drafts, error));
         }
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -117,7 +120,9 @@ static void run_schedule(tiny *d, const tiny_policy *policy, kv_format format, u
         int n = tiny_draw(&p->random, 3) ? draw_within(p, 1, most) : most;
         if (n > room) n = room;
         if (n == 0) break;
-        int kept = answering ? (tiny_draw(&p->random, 3) ? draw_within(p, 0, n) : 0) : tiny_draw(&p->random, 20) ? n : 0;
+        int kept = answering                   ? (tiny_draw(&p->random, 3) ? draw_within(p, 0, n) : 0)
+                   : tiny_draw(&p->random, 20) ? n
+                                               : 0;
         rows(p, answering ? SEGMENT_DECODE : SEGMENT_PROMPT, n, kept);
         check_bytes(p);
         if (d->ops->cache_min_truncate(p->cache) > p->length) break; /* a dropped prompt has overwritten the ring */
@@ -179,8 +184,8 @@ static void a_dropped_block_evicts_nothing(void **state) {
     tiny_close(&d);
 }
 
-/* A prompt can be dropped. Where it has overwritten nothing that is needed, it was never there; otherwise the cache says that it
- * cannot go on. */
+/* A prompt can be dropped. Where it has overwritten nothing that is needed, it was never there; otherwise the cache
+ * says that it cannot go on. */
 static void a_dropped_prompt_is_gone_or_known(void **state) {
     (void)state;
     tiny d;
@@ -243,8 +248,11 @@ static void segments_do_not_mix(void **state) {
                     for (int s = 0; s < 2; s++) {
                         cache[s] = tiny_cache(&d, policy[s], KV_FORMAT_F32);
                         tiny_step(&d, cache[s], SEGMENT_PROMPT, tokens[s], FIRST, FIRST, NULL);
-                        n[s] = kind[s] == SEGMENT_PROMPT ? MOST - 5 * s : tiny_block_rows(policy[s]) < ROWS ? tiny_block_rows(policy[s]) : ROWS;
-                        segments[s] = tiny_rows(cache[s], kind[s], tokens[s] + FIRST, n[s], together ? found[s] : expected[s]);
+                        n[s] = kind[s] == SEGMENT_PROMPT           ? MOST - 5 * s
+                               : tiny_block_rows(policy[s]) < ROWS ? tiny_block_rows(policy[s])
+                                                                   : ROWS;
+                        segments[s] =
+                            tiny_rows(cache[s], kind[s], tokens[s] + FIRST, n[s], together ? found[s] : expected[s]);
                         if (!together) REQUIRE_OK(d.ops->forward(d.backend, &segments[s], 1, error));
                     }
                     if (together) REQUIRE_OK(d.ops->forward(d.backend, segments, 2, error));
@@ -252,7 +260,8 @@ static void segments_do_not_mix(void **state) {
                 }
                 for (int s = 0; s < 2; s++) {
                     char what[128];
-                    snprintf(what, sizeof what, "%s beside %s, kinds %d, segment %d", policy[0]->name, policy[1]->name, kinds, s);
+                    snprintf(what, sizeof what, "%s beside %s, kinds %d, segment %d", policy[0]->name, policy[1]->name,
+                             kinds, s);
                     assert_same_bits(what, found[s], expected[s], (size_t)n[s] * vocab);
                 }
             }
@@ -273,7 +282,8 @@ static void refusals_change_no_cache(void **state) {
     int32_t tokens[TINY_CONTEXT];
     tiny_tokens(tokens, TINY_CONTEXT, 8);
     for (int i = 0; i < TINY_POLICIES; i++) {
-        backend_cache *cache = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32), *full = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32);
+        backend_cache *cache = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32),
+                      *full = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32);
         tiny_step(&d, cache, SEGMENT_PROMPT, tokens, 70, 70, NULL);
         tiny_step(&d, full, SEGMENT_PROMPT, tokens, TINY_CONTEXT, TINY_CONTEXT, NULL);
         size_t held = mem_total(&d.account);
@@ -437,7 +447,8 @@ static void edited_snapshots_are_refused(void **state) {
     int32_t tokens[90];
     tiny_tokens(tokens, 90, 12);
     for (int i = 0; i < TINY_POLICIES; i++) {
-        backend_cache *cache = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32), *target = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32);
+        backend_cache *cache = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32),
+                      *target = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32);
         tiny_step(&d, cache, SEGMENT_PROMPT, tokens, 80, 80, NULL);
         for (int at = 80; at < 90; at++) tiny_step(&d, cache, SEGMENT_DECODE, tokens + at, 1, 1, NULL);
         memory_stream good = {0};

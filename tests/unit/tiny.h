@@ -27,8 +27,12 @@ static inline void tiny_open(tiny *d, const char *verifier, const char *drafter,
                                             error));
     }
     d->ops = backend_find("cpu", NULL);
-    backend_model_options options = {.verifier = d->verifier, .drafter = d->drafter, .f_theta = d->f_theta,
-                                     .precision = precision, .threads = 1, .account = &d->account};
+    backend_model_options options = {.verifier = d->verifier,
+                                     .drafter = d->drafter,
+                                     .f_theta = d->f_theta,
+                                     .precision = precision,
+                                     .threads = 1,
+                                     .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
 }
 
@@ -62,9 +66,15 @@ static const tiny_policy tiny_policies[] = {
 enum { TINY_POLICIES = sizeof tiny_policies / sizeof tiny_policies[0], TINY_CONTEXT = 400 };
 
 static inline backend_cache_options tiny_options(tiny *d, const tiny_policy *p, kv_format format) {
-    return (backend_cache_options){.context_tokens = TINY_CONTEXT, .attention = p->attention, .restore_layers = p->layers,
-                                   .sink = p->sink, .window = p->window, .draft_window = 24, .kv_format = format,
-                                   .keep_draft_context = d->drafter != NULL, .account = &d->account};
+    return (backend_cache_options){.context_tokens = TINY_CONTEXT,
+                                   .attention = p->attention,
+                                   .restore_layers = p->layers,
+                                   .sink = p->sink,
+                                   .window = p->window,
+                                   .draft_window = 24,
+                                   .kv_format = format,
+                                   .keep_draft_context = d->drafter != NULL,
+                                   .account = &d->account};
 }
 
 static inline backend_cache *tiny_cache(tiny *d, const tiny_policy *p, kv_format format) {
@@ -80,9 +90,10 @@ static inline int tiny_block_rows(const tiny_policy *p) {
     return cut ? p->window : BACKEND_MAX_DECODE_ROWS;
 }
 
-static inline backend_segment tiny_rows(backend_cache *cache, segment_kind kind, const int32_t *tokens, int n, float *logits) {
-    return (backend_segment){.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n,
-                             .logits = logits};
+static inline backend_segment tiny_rows(backend_cache *cache, segment_kind kind, const int32_t *tokens, int n,
+                                        float *logits) {
+    return (backend_segment){
+        .cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n, .logits = logits};
 }
 
 /* Rows behind the committed ones, of which `kept` stay. logits [n][vocab] or NULL. */
