@@ -133,10 +133,11 @@ struct backend_ops {
                                 kakeya_error *error);
     /* What the formula of the layout says (timeline_bytes); tests compare it with the account. */
     backend_cache_bytes (*cache_bytes)(const backend_cache *cache);
-    /* The committed state (nothing pending) as a stream, portable between backends (backend/snapshot.h). Restoring replaces
-     * a cache's whole state; on failure the cache is unchanged. */
+    /* The committed state (nothing pending) as a stream, portable between backends (backend/snapshot.h). Restoring
+     * replaces a cache's whole state; on failure the cache is unchanged. */
     size_t (*cache_snapshot_bytes)(const backend_cache *cache);
-    kakeya_status (*cache_snapshot)(const backend_cache *cache, backend_write_fn write, void *user, kakeya_error *error);
+    kakeya_status (*cache_snapshot)(const backend_cache *cache, backend_write_fn write, void *user,
+                                    kakeya_error *error);
     kakeya_status (*cache_restore)(backend_cache *cache, backend_read_fn read, void *user, kakeya_error *error);
 
     /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */

@@ -13,8 +13,9 @@ kakeya_status backend_check_segments(const gemma4_config *config, const backend_
         for (int i = 0; i < r->n; i++) {
             if (backend_token_exists(config, r->tokens[i])) continue;
             bool embedded = r->tokens[i] >= 0 && r->tokens[i] < config->vocab;
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the %s of %d", i, (int)r->tokens[i],
-                             embedded ? "per-layer table" : "vocabulary", embedded ? config->ple_vocab : config->vocab);
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %d is %d, outside the %s of %d", i,
+                             (int)r->tokens[i], embedded ? "per-layer table" : "vocabulary",
+                             embedded ? config->ple_vocab : config->vocab);
         }
         for (int other = 0; other < s; other++) {
             if (segments[other].cache == r->cache) {

@@ -24,12 +24,21 @@ static snapshot_header header_of(const timeline *t) {
     const gemma4_config *c = t->models.verifier;
     const backend_cache_options *o = &t->options;
     return (snapshot_header){
-        .magic = snapshot_magic, .version = SNAPSHOT_VERSION, .layers = c->layers, .hidden = c->hidden,
-        .sliding_window = c->sliding_window, .vocabulary = c->vocab, .attention = (int32_t)o->attention,
-        .restore_layers = (int32_t)o->restore_layers, .sink = o->sink, .window = o->window,
-        .draft_window = o->draft_window, .kv_format = (int32_t)o->kv_format,
+        .magic = snapshot_magic,
+        .version = SNAPSHOT_VERSION,
+        .layers = c->layers,
+        .hidden = c->hidden,
+        .sliding_window = c->sliding_window,
+        .vocabulary = c->vocab,
+        .attention = (int32_t)o->attention,
+        .restore_layers = (int32_t)o->restore_layers,
+        .sink = o->sink,
+        .window = o->window,
+        .draft_window = o->draft_window,
+        .kv_format = (int32_t)o->kv_format,
         .drafter_layers = o->keep_draft_context ? t->models.drafter->layers : 0,
-        .latent_rank = t->latents ? t->models.f_theta->rank : 0, .latents_from_tokens = t->latents_from_tokens,
+        .latent_rank = t->latents ? t->models.f_theta->rank : 0,
+        .latents_from_tokens = t->latents_from_tokens,
         .state = timeline_get_state(t),
     };
 }
@@ -121,8 +130,8 @@ size_t snapshot_bytes(const timeline *t) {
 static kakeya_status check_tokens(const timeline *t, const int32_t *tokens, int first, int n, kakeya_error *error) {
     for (int i = 0; i < n; i++) {
         if (!backend_token_exists(t->models.verifier, tokens[i]))
-            return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: token %d is %d, outside the vocabulary", first + i,
-                             (int)tokens[i]);
+            return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: token %d is %d, outside the vocabulary",
+                             first + i, (int)tokens[i]);
     }
     return KAKEYA_OK;
 }
@@ -151,7 +160,8 @@ static kakeya_status transfer_all(snapshot_walk *w, mem_account *account, kakeya
     w->buffer_bytes = count_all(w->t).largest_row;
     if (w->buffer_bytes < least_buffer_bytes) w->buffer_bytes = least_buffer_bytes;
     w->buffer = mem_alloc(account, MEM_WORKSPACE, w->buffer_bytes);
-    if (!w->buffer) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a snapshot needs %zu bytes", w->buffer_bytes);
+    if (!w->buffer)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a snapshot needs %zu bytes", w->buffer_bytes);
     kakeya_status status = walk_all(w, error);
     mem_free(w->buffer);
     return status;
@@ -159,7 +169,8 @@ static kakeya_status transfer_all(snapshot_walk *w, mem_account *account, kakeya
 
 kakeya_status snapshot_write(const timeline *t, backend_cache *cache, snapshot_copy_fn copy, mem_account *account,
                              backend_write_fn write, void *user, kakeya_error *error) {
-    if (t->pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", t->pending);
+    if (t->pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", t->pending);
     snapshot_header header = header_of(t);
     kakeya_status status = write(user, &header, sizeof header, error);
     if (!status && t->n_runs) status = write(user, t->runs, (size_t)t->n_runs * sizeof *t->runs, error);
@@ -202,14 +213,15 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
     if (header.magic != snapshot_magic)
         return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: it begins with %08x", (unsigned)header.magic);
     if (header.version != SNAPSHOT_VERSION)
-        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads version %d", (unsigned)header.version,
-                         (int)SNAPSHOT_VERSION);
+        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads version %d",
+                         (unsigned)header.version, (int)SNAPSHOT_VERSION);
     status = read(user, (char *)&header + start, sizeof header - start, error);
     if (!status) status = check_shape(&header, &own, error);
     if (status) return status;
     int n = header.state.n_runs;
     if (n < 0 || n > t->options.context_tokens)
-        return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: %d turns in a context of %d", n, t->options.context_tokens);
+        return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: %d turns in a context of %d", n,
+                         t->options.context_tokens);
     decode_run *runs = n ? malloc((size_t)n * sizeof *runs) : NULL;
     if (n && !runs) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the history of %d turns", n);
     if (n) status = read(user, runs, (size_t)n * sizeof *runs, error);

@@ -1,5 +1,5 @@
-/* The committed state of a cache as a stream of bytes, the same for every backend: little-endian, stores in logical order
- * (positions ascending, not ring slots). Two caches with the same state give the same bytes.
+/* The committed state of a cache as a stream of bytes, the same for every backend: little-endian, stores in logical
+ * order (positions ascending, not ring slots). Two caches with the same state give the same bytes.
  *
  *   header    snapshot_header: what it is, the shape and policy that must agree, the timeline's state
  *   runs      decode_run [n_runs]
@@ -36,21 +36,24 @@ typedef struct snapshot_rows {
     size_t row_bytes;
 } snapshot_rows;
 
-/* Copies rows out of the cache's stores to `host` [n][row_bytes], or from there into them. Has finished when it returns. */
+/* Copies rows out of the cache's stores to `host` [n][row_bytes], or from there into them. Has finished when it
+ * returns. */
 typedef kakeya_status (*snapshot_copy_fn)(backend_cache *cache, const snapshot_rows *rows, void *host, bool to_host,
                                           kakeya_error *error);
 
 /* Bytes of a snapshot of this timeline. */
 size_t snapshot_bytes(const timeline *t);
 
-/* Writes the whole snapshot of a timeline that has nothing pending. A buffer of a few hundred KiB comes from `account`. */
+/* Writes the whole snapshot of a timeline that has nothing pending. A buffer of a few hundred KiB comes from `account`.
+ */
 kakeya_status snapshot_write(const timeline *t, backend_cache *cache, snapshot_copy_fn copy, mem_account *account,
                              backend_write_fn write, void *user, kakeya_error *error);
 
-/* Reads header and runs into a timeline that has just been created. KAKEYA_FORMAT where the snapshot is of another version,
- * does not fit the timeline's models and options (naming the field and both values), or is damaged. */
+/* Reads header and runs into a timeline that has just been created. KAKEYA_FORMAT where the snapshot is of another
+ * version, does not fit the timeline's models and options (naming the field and both values), or is damaged. */
 kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user, kakeya_error *error);
-/* Reads all rows into the stores of `cache`, which have been allocated for `t`. Token ids are checked against the model. */
+/* Reads all rows into the stores of `cache`, which have been allocated for `t`. Token ids are checked against the
+ * model. */
 kakeya_status snapshot_read_rows(const timeline *t, backend_cache *cache, snapshot_copy_fn copy, mem_account *account,
                                  backend_read_fn read, void *user, kakeya_error *error);
 

@@ -452,7 +452,8 @@ static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
     const timeline_layer *l = &t->layer[layer];
     size_t row = kv_format_row_bytes(t->options.kv_format, (size_t)l->values), copies = l->has_keys ? 2 : 1, bytes = 0;
     if (l->bounded && t->options.sink > 0) bytes += copies * mem_rounded(row * (size_t)t->options.sink);
-    if (l->kind == STORE_PAGES) return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
+    if (l->kind == STORE_PAGES)
+        return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
     bytes += copies * mem_rounded(row * (size_t)t->ring_capacity);
     if (t->reserved_capacity) bytes += copies * mem_rounded(row * (size_t)t->reserved_capacity);
     return bytes;
@@ -468,8 +469,10 @@ backend_cache_bytes timeline_bytes(const timeline *t, size_t granule) {
     if (t->latents != STORE_NONE) {
         size_t codes = 2 * kv_format_row_bytes(format, (size_t)t->models.f_theta->rank);
         size_t scales = (size_t)t->latent_heads * sizeof(float), ring = (size_t)t->latent_capacity;
-        if (t->latents == STORE_RING) b.latent = mem_rounded(codes * ring) + mem_rounded(scales * ring);
-        else b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
+        if (t->latents == STORE_RING)
+            b.latent = mem_rounded(codes * ring) + mem_rounded(scales * ring);
+        else
+            b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
     }
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
         const dflash_config *d = t->models.drafter;

@@ -235,15 +235,15 @@ position_range timeline_backlog_held(const timeline *t);
 
 /* ------------------------------------------------------------------------------------------------------- bytes */
 
-/* K/V memory of the timeline as the allocator counts it, reserved rings included. granule 0: every page is an allocation
- * that holds K and V together (or codes and scalars). Otherwise K and V (codes and scalars) of a layer are one range of
- * addresses each, of which whole granules are backed. */
+/* K/V memory of the timeline as the allocator counts it, reserved rings included. granule 0: every page is an
+ * allocation that holds K and V together (or codes and scalars). Otherwise K and V (codes and scalars) of a layer are
+ * one range of addresses each, of which whole granules are backed. */
 backend_cache_bytes timeline_bytes(const timeline *t, size_t granule);
 /* The same for a session of `positions` (1 or more) tokens that has begun to decode. The options need not be valid. */
 backend_cache_bytes timeline_session_bytes(const timeline_models *models, const backend_cache_options *options,
                                            int positions, size_t granule);
-/* Bytes by which a session grows per position, for good: exact K/V of layers that do not evict, latents where nothing else
- * is kept. */
+/* Bytes by which a session grows per position, for good: exact K/V of layers that do not evict, latents where nothing
+ * else is kept. */
 size_t timeline_bytes_per_token(const timeline_models *models, const backend_cache_options *options);
 
 /* The committed state but for the runs, in the order of a snapshot. */

@@ -109,7 +109,8 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
 
     session->cache_options = cache_options_of(session);
     pthread_mutex_lock(&engine->turn);
-    draft_control_init(&session->workspace.control, NULL, longest_draft(session), &engine->experience[resolved.attention]);
+    draft_control_init(&session->workspace.control, NULL, longest_draft(session),
+                       &engine->experience[resolved.attention]);
     pthread_mutex_unlock(&engine->turn);
     status = session_reset_cache(session, error);
     if (status != KAKEYA_OK) {

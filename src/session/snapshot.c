@@ -224,7 +224,8 @@ kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, 
     status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, read_state_bytes, &state, error);
     if (status == KAKEYA_OK && state.at != state.bytes)
-        status = error_set(error, KAKEYA_FORMAT, "snapshot: memory of %zu bytes where %zu are stated", state.at, state.bytes);
+        status = error_set(error, KAKEYA_FORMAT, "snapshot: memory of %zu bytes where %zu are stated", state.at,
+                           state.bytes);
     if (status == KAKEYA_OK) {
         size_t length = (size_t)t->ops->cache_length(cache);
         bool fits = length == c.n || (!c.has_logits && length + 1 == c.n);

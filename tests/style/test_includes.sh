@@ -15,12 +15,6 @@ include backend/cpu/screen backend/cpu/kernels
 include backend/cpu/screen backend/cpu/kernels_private
 link text/chat_json text/chat
 link text/chat_tools text/chat
-link backend/cpu/draft backend/cpu/model
-link backend/cpu/forward backend/cpu/model
-link backend/cpu/cache backend/cpu/draft
-link backend/cpu/cache backend/cpu/snapshot
-link backend/cpu/cache backend/cpu/token_latents
-link backend/cpu/draft backend/cpu/token_latents
 link cli/run cli/chat
 END
 }

@@ -13,14 +13,7 @@ longer() { :; }
 unformatted() {
     cat <<'END'
 include/kakeya.h
-src/backend/cpu/attention.c
-src/backend/cpu/cache.c
-src/backend/cpu/cpu.h
-src/backend/cpu/draft.c
-src/backend/cpu/forward.c
 src/backend/cpu/model.c
-src/backend/cpu/snapshot.c
-src/backend/cpu/token_latents.c
 src/cli/chat.c
 src/cli/info.c
 src/cli/run.c
@@ -29,8 +22,6 @@ src/cli/tokenize.c
 src/session/engine.c
 src/session/engine.h
 tests/unit/test_forward.c
-tests/unit/test_restoration.c
-tests/unit/test_token_latents.c
 END
 }
 

@@ -144,7 +144,8 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
                                            .sink = 4,
                                            .window = 32,
                                            .draft_window = 256,
-                                           .kv_format = precision == KAKEYA_PRECISION_F32 ? KV_FORMAT_F32 : KV_FORMAT_BF16,
+                                           .kv_format =
+                                               precision == KAKEYA_PRECISION_F32 ? KV_FORMAT_F32 : KV_FORMAT_BF16,
                                            .keep_draft_context = demo,
                                            .account = &account};
     REQUIRE_OK(r.ops->model_create(&model_options, &r.model, error));

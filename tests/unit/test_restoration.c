@@ -1,12 +1,12 @@
-/* Drafter, f_theta and restored attention against reference vectors (float32), and what must hold for any policy: decode
- * rows one by one = blocks, rejected rows leave no trace, truncation, fork and snapshot are exact. */
+/* Drafter, f_theta and restored attention against reference vectors (float32), and what must hold for any policy:
+ * decode rows one by one = blocks, rejected rows leave no trace, truncation, fork and snapshot are exact. */
 #include "golden.h"
 
 #include "backend/cpu/block.h"
 #include "backend/cpu/draft.h"
 #include "backend/cpu/rope.h"
-#include "memory_stream.h"
 #include "backend/measure.h"
+#include "memory_stream.h"
 
 typedef struct demo {
     mem_account account;
@@ -25,8 +25,13 @@ static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
     REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d->verifier->config, &d->drafter->config, &d->account,
                                   &d->f_theta, error));
     d->ops = backend_find("cpu", NULL);
-    backend_model_options options = {.verifier = d->verifier, .drafter = d->drafter, .f_theta = d->f_theta,
-                                     .precision = precision, .isa = isa, .threads = 2, .account = &d->account};
+    backend_model_options options = {.verifier = d->verifier,
+                                     .drafter = d->drafter,
+                                     .f_theta = d->f_theta,
+                                     .precision = precision,
+                                     .isa = isa,
+                                     .threads = 2,
+                                     .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
 }
 
@@ -38,19 +43,27 @@ static void demo_close(demo *d) {
     assert_int_equal(mem_total(&d->account), 0);
 }
 
-static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, dtype kv, int window) {
+static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, dtype kv,
+                               int window) {
     backend_cache *cache = NULL;
-    backend_cache_options options = {.context_tokens = 2048, .attention = attention, .restore_layers = layers, .sink = 4,
-                                     .window = window, .draft_window = 1024, .kv_format = kv == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, .keep_draft_context = true,
+    backend_cache_options options = {.context_tokens = 2048,
+                                     .attention = attention,
+                                     .restore_layers = layers,
+                                     .sink = 4,
+                                     .window = window,
+                                     .draft_window = 1024,
+                                     .kv_format = kv == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
+                                     .keep_draft_context = true,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
     return cache;
 }
 
 /* Rows [at, at + n) of one kind; keeps `kept` of them. */
-static void step(demo *d, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind, float *logits) {
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind,
-                               .first_logit_row = logits ? 0 : n, .logits = logits};
+static void step(demo *d, backend_cache *cache, const int32_t *tokens, int n, int kept, segment_kind kind,
+                 float *logits) {
+    backend_segment segment = {
+        .cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = logits ? 0 : n, .logits = logits};
     REQUIRE_OK(d->ops->forward(d->backend, &segment, 1, error));
     REQUIRE_OK(d->ops->cache_commit(cache, kept, error));
 }
@@ -85,8 +98,8 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
         }
         cache->t.length = cache->t.draft_length = context;
         REQUIRE_OK(draft_block_hidden(cache, ids[0], block - 1, found, error));
-        assert_close("drafter hidden", found, floats(file, hidden_name, (size_t)block * hidden),
-                     (size_t)block * hidden, 2e-3);
+        assert_close("drafter hidden", found, floats(file, hidden_name, (size_t)block * hidden), (size_t)block * hidden,
+                     2e-3);
         REQUIRE_OK(d->ops->draft(cache, ids[0], block - 1, drafts, error));
         const float *raw = floats(file, logits_name, (size_t)block * vocab);
         for (int i = 1; i < block; i++) {
@@ -125,17 +138,22 @@ static void drafter_tiny(void **state) {
     /* The vectors bring their own embedding. */
     d.verifier->weights.embed.stream[0] = safetensors_find(file, "embed")->data;
     d.verifier->weights.head = d.verifier->weights.embed;
-    REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account, &d.drafter, error));
+    REQUIRE_OK(
+        dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-tiny", &d.verifier->config, &d.account, &d.drafter, error));
     d.ops = backend_find("cpu", NULL);
-    backend_model_options options = {.verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32,
-                                     .threads = 1, .account = &d.account};
+    backend_model_options options = {.verifier = d.verifier,
+                                     .drafter = d.drafter,
+                                     .precision = KAKEYA_PRECISION_F32,
+                                     .threads = 1,
+                                     .account = &d.account};
     REQUIRE_OK(d.ops->model_create(&options, &d.backend, error));
     check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-tiny/golden.safetensors", "hidden", "logits_raw", 37, 6);
     demo_close(&d);
     safetensors_close(file);
 }
 
-/* Sliding layers with a window shorter than the block, under both rules inside the block (tools/make_drafter_golden.py). */
+/* Sliding layers with a window shorter than the block, under both rules inside the block
+ * (tools/make_drafter_golden.py). */
 static void drafter_sliding(void **state) {
     (void)state;
     static const char *const names[2][2] = {{"hidden_causal", "logits_causal"},
@@ -145,11 +163,15 @@ static void drafter_sliding(void **state) {
         memset(&d, 0, sizeof d);
         mem_account_init(&d.account, NULL, 0);
         REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
-        REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-sliding", &d.verifier->config, &d.account, &d.drafter,
-                                     error));
+        REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-sliding", &d.verifier->config, &d.account,
+                                     &d.drafter, error));
         d.ops = backend_find("cpu", NULL);
-        backend_model_options options = {.verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32,
-                                         .drafter_block_bidirectional = bidirectional, .threads = 2, .account = &d.account};
+        backend_model_options options = {.verifier = d.verifier,
+                                         .drafter = d.drafter,
+                                         .precision = KAKEYA_PRECISION_F32,
+                                         .drafter_block_bidirectional = bidirectional,
+                                         .threads = 2,
+                                         .account = &d.account};
         REQUIRE_OK(d.ops->model_create(&options, &d.backend, error));
         check_drafter(&d, KAKEYA_TEST_DATA "/golden/dflash-sliding/golden.safetensors", names[bidirectional][0],
                       names[bidirectional][1], 37, 8);
@@ -177,13 +199,15 @@ static void f_theta_map(void **state) {
         float *latent = calloc(ROWS * (size_t)f->config.rank, sizeof *latent), *raw = calloc(ROWS * 4096, sizeof *raw);
         for (int half = 0; half < 2; half++) {
             product(k, half ? &f->encoder_v : &f->encoder_k,
-                    floats(file, half ? "f_theta.drafter_v" : "f_theta.drafter_k", ROWS * (size_t)f->encoder_in), ROWS, latent);
+                    floats(file, half ? "f_theta.drafter_v" : "f_theta.drafter_k", ROWS * (size_t)f->encoder_in), ROWS,
+                    latent);
             for (int i = 0; i < f->config.layers; i++) {
                 const weight *decoder = half ? &f->decoder_v[i] : &f->decoder_k[i];
                 char name[64];
                 snprintf(name, sizeof name, "f_theta.%c.%d", half ? 'v' : 'k', i);
                 product(k, decoder, latent, ROWS, raw);
-                assert_close(name, raw, floats(file, name, ROWS * (size_t)decoder->out), ROWS * (size_t)decoder->out, 2e-3);
+                assert_close(name, raw, floats(file, name, ROWS * (size_t)decoder->out), ROWS * (size_t)decoder->out,
+                             2e-3);
             }
         }
         free(latent);
@@ -254,8 +278,13 @@ static void demo_hidden_states(void **state) {
     const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "input_ids")->data;
     float *logits = calloc(LAST * vocab, sizeof *logits), *states = calloc((layers + 1) * T * hidden, sizeof *states);
     backend_cache *cache = cache_of(&d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
-    backend_segment segment = {.cache = cache, .tokens = ids, .n = T, .kind = SEGMENT_PROMPT, .first_logit_row = T - LAST,
-                               .logits = logits, .hidden_states = states};
+    backend_segment segment = {.cache = cache,
+                               .tokens = ids,
+                               .n = T,
+                               .kind = SEGMENT_PROMPT,
+                               .first_logit_row = T - LAST,
+                               .logits = logits,
+                               .hidden_states = states};
     REQUIRE_OK(d.ops->forward(d.backend, &segment, 1, error));
     assert_close("logits", logits, floats(file, "logits_last8", LAST * vocab), LAST * vocab, 5e-4);
     const float *expected = floats(file, "hidden_states_last8", (layers + 1) * LAST * hidden);
@@ -293,7 +322,8 @@ static const policy_case policies[] = {
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
-/* The first answer begins before anything is evicted and ends behind it; the last wraps the demo's ring of 272 positions. */
+/* The first answer begins before anything is evicted and ends behind it; the last wraps the demo's ring of 272
+ * positions. */
 enum { TURNS = 3, FIRST_PROMPT = 40, PROMPT = 110, ANSWER = 40 };
 static int prompt_tokens(int turn) { return turn == 0 ? FIRST_PROMPT : PROMPT; }
 
@@ -304,7 +334,8 @@ static void random_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
 }
 
 /* Three turns of prompt and answer. style 0: whole prompts, single decode rows. style 1: uneven prompt chunks, the
- * longest blocks, with wrong drafts behind the right tokens, rejected. style 2: blocks of any length, with detours through truncation, fork and snapshot. */
+ * longest blocks, with wrong drafts behind the right tokens, rejected. style 2: blocks of any length, with detours
+ * through truncation, fork and snapshot. */
 static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const int32_t *tokens, float *logits) {
     size_t vocab = (size_t)d->verifier->config.vocab;
     backend_cache *cache = cache_of(d, p->attention, p->layers, kv, p->window);
@@ -324,7 +355,8 @@ static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const 
             int kept = style == 0 ? 1 : 1 + (int)((next_random(&random) >> 8) % (uint32_t)n);
             if (kept > end - at) kept = end - at;
             int32_t block[BACKEND_MAX_DECODE_ROWS];
-            for (int i = 0; i < n; i++) block[i] = i < kept ? tokens[at + i] : (int32_t)((next_random(&random) >> 8) % vocab);
+            for (int i = 0; i < n; i++)
+                block[i] = i < kept ? tokens[at + i] : (int32_t)((next_random(&random) >> 8) % vocab);
             step(d, cache, block, n, kept, SEGMENT_DECODE, discard);
             memcpy(logits + (size_t)at * vocab, discard, (size_t)kept * vocab * sizeof *logits);
             at += kept;
@@ -388,7 +420,8 @@ static void lossless_across_blocks(void **state) {
     }
 }
 
-/* Identity restore: with mix_alpha 1 evicted positions carry the layer's own K/V, so restored = native up to rounding. */
+/* Identity restore: with mix_alpha 1 evicted positions carry the layer's own K/V, so restored = native up to rounding.
+ */
 static void identity_restore_is_native(void **state) {
     (void)state;
     demo d;
@@ -401,10 +434,15 @@ static void identity_restore_is_native(void **state) {
     float *native = calloc(TOTAL * vocab, sizeof *native), *identity = calloc(TOTAL * vocab, sizeof *identity);
     for (int which = 0; which < 2; which++) {
         backend_cache *cache = NULL;
-        backend_cache_options options = {.context_tokens = 512, .sink = 4, .window = 64, .draft_window = 256,
+        backend_cache_options options = {.context_tokens = 512,
+                                         .sink = 4,
+                                         .window = 64,
+                                         .draft_window = 256,
                                          .attention = which ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE,
-                                         .restore_layers = KAKEYA_RESTORE_ALL, .kv_format = KV_FORMAT_F32,
-                                         .keep_draft_context = true, .account = &d.account};
+                                         .restore_layers = KAKEYA_RESTORE_ALL,
+                                         .kv_format = KV_FORMAT_F32,
+                                         .keep_draft_context = true,
+                                         .account = &d.account};
         REQUIRE_OK(d.ops->cache_create(d.backend, &options, &cache, error));
         kakeya_error refusal = {0};
         if (which)
@@ -413,7 +451,8 @@ static void identity_restore_is_native(void **state) {
             assert_int_equal(measure->cache_mix_own(cache, 1, &refusal), KAKEYA_INVALID_ARGUMENT);
         float *logits = which ? identity : native;
         step(&d, cache, tokens, FIRST, FIRST, SEGMENT_PROMPT, logits);
-        for (int at = FIRST; at < TOTAL; at += 5) step(&d, cache, tokens + at, 5, 5, SEGMENT_DECODE, logits + (size_t)at * vocab);
+        for (int at = FIRST; at < TOTAL; at += 5)
+            step(&d, cache, tokens + at, 5, 5, SEGMENT_DECODE, logits + (size_t)at * vocab);
         if (which) {
             assert_int_equal(measure->cache_mix_own(cache, 1, &refusal), KAKEYA_INVALID_ARGUMENT); /* not empty */
             double error_by_type[2] = {0, 0};
@@ -431,10 +470,14 @@ static void identity_restore_is_native(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(demo_hidden_states),    cmocka_unit_test(drafter_tiny),
-        cmocka_unit_test(drafter_sliding),       cmocka_unit_test(drafter_of_demo),
-        cmocka_unit_test(f_theta_map),           cmocka_unit_test(policies_of_reference),
-        cmocka_unit_test(lossless_across_blocks), cmocka_unit_test(identity_restore_is_native),
+        cmocka_unit_test(demo_hidden_states),
+        cmocka_unit_test(drafter_tiny),
+        cmocka_unit_test(drafter_sliding),
+        cmocka_unit_test(drafter_of_demo),
+        cmocka_unit_test(f_theta_map),
+        cmocka_unit_test(policies_of_reference),
+        cmocka_unit_test(lossless_across_blocks),
+        cmocka_unit_test(identity_restore_is_native),
     };
     return cmocka_run_group_tests_name("restoration", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* f_theta fed by the drafter's unconditioned pass over the tokens: the prompt's latents against a plain double-precision
- * evaluation of the drafter (no context, no mask), generated tokens against a pass of one token. */
+/* f_theta fed by the drafter's unconditioned pass over the tokens: the prompt's latents against a plain
+ * double-precision evaluation of the drafter (no context, no mask), generated tokens against a pass of one token. */
 #include "golden.h"
 
 #include "backend/cpu/cache.h"
@@ -36,10 +36,11 @@ static void rotate(double *x, int dim, int position, double theta) {
 }
 
 /* Latents [n][2 * rank] of tokens at positions first.. in one non-causal pass. */
-static void reference(const gemma4_model *g, const dflash_model *d, const f_theta_model *f, const int32_t *tokens, int n,
-                      int first, double *latents) {
+static void reference(const gemma4_model *g, const dflash_model *d, const f_theta_model *f, const int32_t *tokens,
+                      int n, int first, double *latents) {
     const dflash_config *c = &d->config;
-    int hidden = c->hidden, kv = c->kv_heads * c->head_dim, q_dim = c->heads * c->head_dim, group = c->heads / c->kv_heads;
+    int hidden = c->hidden, kv = c->kv_heads * c->head_dim, q_dim = c->heads * c->head_dim,
+        group = c->heads / c->kv_heads;
     size_t all = (size_t)(c->layers * kv);
     double *h = calloc((size_t)(n * hidden), sizeof *h), *x = calloc((size_t)(n * hidden), sizeof *x);
     double *q = calloc((size_t)(n * q_dim), sizeof *q), *k = calloc((size_t)(n * kv), sizeof *k);
@@ -59,7 +60,8 @@ static void reference(const gemma4_model *g, const dflash_model *d, const f_thet
             multiply(&w->v_proj, x + t * hidden, raw_v);
             memcpy(k + t * kv, raw_k, (size_t)kv * sizeof *k);
             for (int i = 0; i < c->heads + c->kv_heads; i++) {
-                double *head = i < c->heads ? q + t * q_dim + i * c->head_dim : k + t * kv + (i - c->heads) * c->head_dim;
+                double *head =
+                    i < c->heads ? q + t * q_dim + i * c->head_dim : k + t * kv + (i - c->heads) * c->head_dim;
                 norm(head, i < c->heads ? w->q_norm : w->k_norm, c->head_dim, c->rms_eps, head);
                 rotate(head, c->head_dim, first + t, c->rope_theta);
             }
@@ -94,7 +96,8 @@ static void reference(const gemma4_model *g, const dflash_model *d, const f_thet
     }
     for (int t = 0; t < n; t++) {
         multiply(&f->encoder_k, raw + (size_t)t * 2 * all, latents + (size_t)t * 2 * (size_t)f->config.rank);
-        multiply(&f->encoder_v, raw + (size_t)t * 2 * all + all, latents + ((size_t)t * 2 + 1) * (size_t)f->config.rank);
+        multiply(&f->encoder_v, raw + (size_t)t * 2 * all + all,
+                 latents + ((size_t)t * 2 + 1) * (size_t)f->config.rank);
     }
     double *owned[] = {h, x, q, k, raw, o, gate, up, score, y};
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
@@ -112,13 +115,22 @@ static void latents_of_prompt_and_answer(void **state) {
     REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &g->config, &d->config, &account, &f, error));
     f->config.input = F_THETA_DRAFTER_TOKEN_KV;
     const backend_ops *ops = backend_find("cpu", NULL);
-    backend_model_options options = {.verifier = g, .drafter = d, .f_theta = f, .precision = KAKEYA_PRECISION_F32,
-                                     .threads = 2, .account = &account};
+    backend_model_options options = {.verifier = g,
+                                     .drafter = d,
+                                     .f_theta = f,
+                                     .precision = KAKEYA_PRECISION_F32,
+                                     .threads = 2,
+                                     .account = &account};
     backend_model *m = NULL;
     REQUIRE_OK(ops->model_create(&options, &m, error));
     backend_cache *cache = NULL;
-    backend_cache_options cache_options = {.context_tokens = 64, .attention = KAKEYA_ATTENTION_RESTORED, .sink = 2,
-                                           .window = 8, .draft_window = 32, .kv_format = KV_FORMAT_F32, .account = &account};
+    backend_cache_options cache_options = {.context_tokens = 64,
+                                           .attention = KAKEYA_ATTENTION_RESTORED,
+                                           .sink = 2,
+                                           .window = 8,
+                                           .draft_window = 32,
+                                           .kv_format = KV_FORMAT_F32,
+                                           .account = &account};
     REQUIRE_OK(ops->cache_create(m, &cache_options, &cache, error));
     int32_t tokens[PROMPT + DECODED];
     for (int i = 0; i < PROMPT + DECODED; i++) tokens[i] = (i * 977 + 31) % g->config.vocab;

@@ -5,10 +5,9 @@
  *   pass 2  restored   [sink, E)            from latents (policy `restored`)
  *   pass 3  exact      [max(sink, E), t]    exact
  *
- * all cut by the layer's own causal / sliding mask. E is t - window + 1 for decode rows and the cache's frontier for prompt
- * rows. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in
- * latent space (sum of p * v_norm scalar * e_v) and are decoded once per query at the end:
- *   sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
+ * all cut by the layer's own causal / sliding mask. E is t - window + 1 for decode rows and the cache's frontier for
+ * prompt rows. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in latent space (sum of p *
+ * v_norm scalar * e_v) and are decoded once per query at the end: sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
  * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order; with few
  * queries the partitions are spread over threads, with the same merges. */
 #include "backend/cpu/attention.h"
@@ -32,10 +31,10 @@ typedef struct attention_tile {
     int layer;  /* whose queries */
     int source; /* whose K/V */
     int head, group, tokens, queries;
-    int row;      /* first row of the forward */
-    int position; /* of that row */
-    int chunk_begin;     /* positions from here on lie in the chunk buffers (INT_MAX: all stored) */
-    int chunk_row;       /* their first row there */
+    int row;         /* first row of the forward */
+    int position;    /* of that row */
+    int chunk_begin; /* positions from here on lie in the chunk buffers (INT_MAX: all stored) */
+    int chunk_row;   /* their first row there */
     segment_kind kind;
     bool restored;
     thread_scratch *scratch;
@@ -113,8 +112,8 @@ static void state_merge(const cpu_kernels *kernels, flash_state into, flash_stat
     }
 }
 
-/* Keys that the query at position t attends in one pass. Sinks always come from their own store: a ring that serves sink
- * and window does not hold them for every row. */
+/* Keys that the query at position t attends in one pass. Sinks always come from their own store: a ring that serves
+ * sink and window does not hold them for every row. */
 static position_range pass_range(const attention_tile *tile, attention_pass pass, int t) {
     timeline_view view = timeline_sees(&tile->cache->t, tile->source, tile->kind, t);
     return pass == PASS_SINK ? view.sink : pass == PASS_RESTORED ? view.evicted : view.exact;
@@ -135,8 +134,8 @@ typedef struct key_block {
     int packing; /* which packed queries meet these keys: 0 stored type, 1 float32 */
 } key_block;
 
-/* Copies the wanted ones of 16 rows of this head, found one by one, into `to`. The others become zero: their weight is 0, but
- * what lies there may not be a number. */
+/* Copies the wanted ones of 16 rows of this head, found one by one, into `to`. The others become zero: their weight is
+ * 0, but what lies there may not be a number. */
 static void gather_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, void *to) {
     const backend_cache *c = tile->cache;
     size_t element = kv_element_bytes(c), bytes = (size_t)tile->config->head_dim * element;
@@ -184,8 +183,8 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
     int d = tile->config->head_dim;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
-        kernels->derive_key(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), norm, rope->half, rope->pairs,
-                            rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
+        kernels->derive_key(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), norm, rope->half,
+                            rope->pairs, rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
     }
 }
 
@@ -209,8 +208,8 @@ static void exact_block(const attention_tile *tile, int base, position_range wan
     }
 }
 
-/* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16); 0 where none
- * is wanted. */
+/* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16); 0
+ * where none is wanted. */
 static void decode_latents(const attention_tile *tile, int base, position_range wanted, bool is_k, float *out) {
     const backend_model *m = tile->model;
     const cpu_kernels *kernels = m->kernels;
@@ -224,8 +223,8 @@ static void decode_latents(const attention_tile *tile, int base, position_range 
         const unsigned char *code = latent_code(tile->cache, p) + (is_k ? 0 : (size_t)rank * dtype_bytes(type));
         kernels->load(type, code, rank, tile->scratch->latent_block + (size_t)(p - base) * (size_t)rank);
     }
-    multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK, tile->scratch->latent_packed, out,
-                   (size_t)d);
+    multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK,
+                   tile->scratch->latent_packed, out, (size_t)d);
 }
 
 /* Raw rows are mixed with the layer's own raw K/V before the norms (identity restore and the mix-alpha sweep). */
@@ -268,8 +267,14 @@ static void restored_block(const attention_tile *tile, int base, position_range 
             float *v = values + (size_t)i * (size_t)d;
             m->kernels->rms_norm(v, NULL, d, eps, v);
         }
-        *b = (key_block){.k = keys, .k_type = DTYPE_F32, .k_stride = (size_t)d, .packing = 1, .v = values,
-                         .v_type = DTYPE_F32, .v_stride = (size_t)d, .v_dim = d};
+        *b = (key_block){.k = keys,
+                         .k_type = DTYPE_F32,
+                         .k_stride = (size_t)d,
+                         .packing = 1,
+                         .v = values,
+                         .v_type = DTYPE_F32,
+                         .v_stride = (size_t)d,
+                         .v_dim = d};
         return;
     }
     dtype type = kv_type(c);
@@ -311,8 +316,10 @@ static void attend_pass(const attention_tile *tile, attention_pass pass, positio
             int lo = seen[token].begin - base, hi = seen[token].end - base;
             if (lo < 0) lo = 0;
             if (hi > ATTENTION_BLOCK) hi = ATTENTION_BLOCK;
-            if (hi > lo) any = true;
-            else lo = hi = 0;
+            if (hi > lo)
+                any = true;
+            else
+                lo = hi = 0;
             for (int g = 0; g < tile->group; g++) {
                 x->lo[token * tile->group + g] = lo;
                 x->hi[token * tile->group + g] = hi;
@@ -321,8 +328,10 @@ static void attend_pass(const attention_tile *tile, attention_pass pass, positio
         if (!any) continue;
         key_block b;
         position_range wanted = {first, last};
-        if (pass == PASS_RESTORED) restored_block(tile, base, wanted, &b);
-        else exact_block(tile, base, wanted, pass == PASS_SINK, &b);
+        if (pass == PASS_RESTORED)
+            restored_block(tile, base, wanted, &b);
+        else
+            exact_block(tile, base, wanted, pass == PASS_SINK, &b);
         tile->model->kernels->attend_block(tile->queries, x->lo, x->hi, x->q_packed[b.packing], tile->config->head_dim,
                                            b.k_type, b.k, b.k_stride, b.v_dim, b.v_type, b.v, b.v_stride, b.v_scale,
                                            state.m, state.l, state.o, (size_t)state.dim);
@@ -359,8 +368,8 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
         weight decoder = weight_rows(&f->decoder_v[tile->source], tile->head * d, d);
         decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
         decoded_stride = (size_t)d;
-        multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank, tile->queries, tile->scratch->q_packed[0], decoded,
-                       (size_t)d);
+        multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank, tile->queries, tile->scratch->q_packed[0],
+                       decoded, (size_t)d);
     }
     size_t row = (size_t)(m->config->heads * d);
     for (int i = 0; i < tile->queries; i++) {
@@ -443,10 +452,22 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
     const gemma4_layer_config *lc = &m->config->layer[a->layer];
     int source = lc->kv_source, group = group_of(m->config, lc);
     attention_tile tile = {
-        .model = m, .cache = s->cache, .kept = &s->cache->t.layer[source], .config = lc, .layer = a->layer,
-        .source = source, .head = head, .group = group, .tokens = tokens, .queries = tokens * group,
-        .row = s->first_row + first, .position = s->position + first, .chunk_begin = INT_MAX, .kind = s->kind,
-        .restored = s->cache->t.layer[source].restored, .scratch = &m->scratch[thread],
+        .model = m,
+        .cache = s->cache,
+        .kept = &s->cache->t.layer[source],
+        .config = lc,
+        .layer = a->layer,
+        .source = source,
+        .head = head,
+        .group = group,
+        .tokens = tokens,
+        .queries = tokens * group,
+        .row = s->first_row + first,
+        .position = s->position + first,
+        .chunk_begin = INT_MAX,
+        .kind = s->kind,
+        .restored = s->cache->t.layer[source].restored,
+        .scratch = &m->scratch[thread],
     };
     /* New prompt rows of a ring live in the chunk buffers until the ring's last reader is done (forward.c). */
     if (tile.kept->kind == STORE_RING && s->kind == SEGMENT_PROMPT) {
@@ -544,7 +565,8 @@ static void run_split(attention_context *a, int partitions) {
 
 void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst) {
     const gemma4_layer_config *lc = &m->config->layer[layer];
-    attention_context context = {.model = m, .layer = layer, .segments = segments, .n_segments = n_segments, .burst = burst};
+    attention_context context = {
+        .model = m, .layer = layer, .segments = segments, .n_segments = n_segments, .burst = burst};
     const attention_segment *only = &segments[0];
     int partitions = (only->position + only->rows - 1) / CPU_PARTITION_FULL + 1;
     bool few = !burst && n_segments == 1 && only->rows <= BACKEND_MAX_DECODE_ROWS && lc->kv_heads < 4 * m->threads;

@@ -6,12 +6,12 @@
 
 typedef struct attention_segment {
     backend_cache *cache;
-    int first_row, rows;   /* rows of the forward */
-    int position;          /* of first_row */
+    int first_row, rows; /* rows of the forward */
+    int position;        /* of first_row */
     segment_kind kind;
 } attention_segment;
-/* m->q [rows][heads * head_dim] (normed, rotated) -> attention output in place. `burst`: a row of the segments has K or V that
- * are no finite numbers. Then every row is computed alone, so that those before it see nothing of it. */
+/* m->q [rows][heads * head_dim] (normed, rotated) -> attention output in place. `burst`: a row of the segments has K or
+ * V that are no finite numbers. Then every row is computed alone, so that those before it see nothing of it. */
 void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst);
 size_t attention_partial_floats(const backend_model *m, int context);
 size_t attention_state_floats(const backend_model *m);

@@ -33,7 +33,8 @@ static void block_heads(draft_step *s) {
         m->kernels->store(type, m->d_k + (size_t)row * kv, (int)kv, (char *)m->d_block_k + (size_t)row * kv * element);
         m->kernels->store(type, m->d_v + (size_t)row * kv, (int)kv, (char *)m->d_block_v + (size_t)row * kv * element);
     }
-    /* The last 16 rows are attended whole, with weight 0 behind the block: no numbers of another session's format there. */
+    /* The last 16 rows are attended whole, with weight 0 behind the block: no numbers of another session's format
+     * there. */
     memset((char *)m->d_block_k + (size_t)s->rows * kv * element, 0, (ATTENTION_BLOCK - 1) * kv * element);
     memset((char *)m->d_block_v + (size_t)s->rows * kv * element, 0, (ATTENTION_BLOCK - 1) * kv * element);
 }
@@ -46,8 +47,8 @@ static int context_begin(const draft_step *s, int t) {
     return begin;
 }
 
-/* Where the 16 context rows from `base` on lie; the stride in bytes is returned. Positions before `first` and from the block on
- * become zero: their weight is 0, but what lies there may not be a number. */
+/* Where the 16 context rows from `base` on lie; the stride in bytes is returned. Positions before `first` and from the
+ * block on become zero: their weight is 0, but what lies there may not be a number. */
 static size_t locate_context(const draft_step *s, int base, int first, size_t head_offset, size_t bytes,
                              thread_scratch *x, const void **k, const void **v) {
     const backend_cache *c = s->cache;
@@ -101,7 +102,9 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
                                  v, stride, NULL, state_m, state_l, state_o, dim);
     }
     int sliding = s->config->sliding_window[s->layer];
-    int before = sliding ? sliding - 1 : s->rows, behind = !sliding ? s->rows : m->options.drafter_block_bidirectional ? before : 0;
+    int before = sliding ? sliding - 1 : s->rows, behind = !sliding                                 ? s->rows
+                                                           : m->options.drafter_block_bidirectional ? before
+                                                                                                    : 0;
     for (int base = 0; base < s->rows; base += ATTENTION_BLOCK) {
         for (int i = 0; i < queries; i++) {
             int row = i / group, end = row + 1 + behind < s->rows ? row + 1 + behind : s->rows;
@@ -110,8 +113,9 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
             x->lo[i] = lo < 0 ? 0 : lo < x->hi[i] ? lo : x->hi[i];
         }
         size_t at = (size_t)base * kv * element + head_bytes;
-        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, (char *)m->d_block_k + at, kv,
-                                 d->head_dim, type, (char *)m->d_block_v + at, kv, NULL, state_m, state_l, state_o, dim);
+        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, (char *)m->d_block_k + at,
+                                 kv, d->head_dim, type, (char *)m->d_block_v + at, kv, NULL, state_m, state_l, state_o,
+                                 dim);
     }
     for (int i = 0; i < queries; i++) {
         float *o = state_o + (size_t)i * dim;
@@ -149,7 +153,8 @@ static kakeya_status run_block(backend_cache *c, int32_t bonus, int n, kakeya_er
     if (n < 1 || n > BACKEND_MAX_DRAFT) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft %d tokens; 1 to %d", n, BACKEND_MAX_DRAFT);
     }
-    if (c->t.pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->t.pending);
+    if (c->t.pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->t.pending);
     if (bonus < 0 || bonus >= m->config->vocab) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "bonus token %d is outside the vocabulary of %d", (int)bonus,
                          m->config->vocab);
@@ -171,7 +176,9 @@ static kakeya_status run_block(backend_cache *c, int32_t bonus, int n, kakeya_er
 
 kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *hidden, kakeya_error *error) {
     kakeya_status status = run_block(c, bonus, n, error);
-    if (!status) memcpy(hidden, c->model->d_x, (size_t)(n + 1) * (size_t)c->model->options.drafter->config.hidden * sizeof(float));
+    if (!status)
+        memcpy(hidden, c->model->d_x,
+               (size_t)(n + 1) * (size_t)c->model->options.drafter->config.hidden * sizeof(float));
     return status;
 }
 

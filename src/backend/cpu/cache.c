@@ -28,8 +28,10 @@ static kakeya_status create_with(backend_model *m, timeline *t, backend_cache **
     c->t = *t;
     c->account = t->options.account;
     kakeya_status status = stores_create(c, error);
-    if (status) cpu_cache_destroy(c);
-    else *out = c;
+    if (status)
+        cpu_cache_destroy(c);
+    else
+        *out = c;
     return status;
 }
 
@@ -56,7 +58,8 @@ backend_cache_bytes cpu_cache_bytes(const backend_cache *c) { return timeline_by
 
 kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error) {
     *out = NULL;
-    if (c->t.pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot fork with %d pending rows", c->t.pending);
+    if (c->t.pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot fork with %d pending rows", c->t.pending);
     if (c->own_raw) return error_set(error, KAKEYA_UNSUPPORTED, "a diagnostics cache cannot be forked");
     timeline t;
     kakeya_status status = timeline_copy(&t, &c->t, error);
@@ -71,7 +74,8 @@ kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backe
 
 kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error) {
     kakeya_status status = stores_reserve(c, step, error);
-    if (!status && !range_is_empty(step->prompt_latents)) status = token_latents_reserve(c, step->prompt_latents, error);
+    if (!status && !range_is_empty(step->prompt_latents))
+        status = token_latents_reserve(c, step->prompt_latents, error);
     return status ? status : timeline_reserve(&c->t, step, error);
 }
 
@@ -117,16 +121,26 @@ kakeya_status cpu_cache_truncate(backend_cache *c, int length, kakeya_error *err
 
 static void *row_of(backend_cache *c, const snapshot_rows *rows, int position) {
     switch (rows->part) {
-    case SNAPSHOT_TOKENS: return c->tokens + position;
-    case SNAPSHOT_LAYER_V: return kv_row(c, rows->layer, position, false);
-    case SNAPSHOT_LAYER_K: return kv_row(c, rows->layer, position, true);
-    case SNAPSHOT_SINK_V: return kv_sink_row(c, rows->layer, position, false);
-    case SNAPSHOT_SINK_K: return kv_sink_row(c, rows->layer, position, true);
-    case SNAPSHOT_LATENT_CODES: return latent_code(c, position);
-    case SNAPSHOT_LATENT_SCALES: return latent_scales(c, position);
-    case SNAPSHOT_DRAFT_K: return kv_draft_row(c, rows->layer, position, true);
-    case SNAPSHOT_DRAFT_V: return kv_draft_row(c, rows->layer, position, false);
-    case SNAPSHOT_BACKLOG: return (char *)c->backlog + (size_t)(position - c->t.draft_length) * rows->row_bytes;
+    case SNAPSHOT_TOKENS:
+        return c->tokens + position;
+    case SNAPSHOT_LAYER_V:
+        return kv_row(c, rows->layer, position, false);
+    case SNAPSHOT_LAYER_K:
+        return kv_row(c, rows->layer, position, true);
+    case SNAPSHOT_SINK_V:
+        return kv_sink_row(c, rows->layer, position, false);
+    case SNAPSHOT_SINK_K:
+        return kv_sink_row(c, rows->layer, position, true);
+    case SNAPSHOT_LATENT_CODES:
+        return latent_code(c, position);
+    case SNAPSHOT_LATENT_SCALES:
+        return latent_scales(c, position);
+    case SNAPSHOT_DRAFT_K:
+        return kv_draft_row(c, rows->layer, position, true);
+    case SNAPSHOT_DRAFT_V:
+        return kv_draft_row(c, rows->layer, position, false);
+    case SNAPSHOT_BACKLOG:
+        return (char *)c->backlog + (size_t)(position - c->t.draft_length) * rows->row_bytes;
     }
     return NULL;
 }

@@ -18,8 +18,8 @@ size_t cpu_cache_snapshot_bytes(const backend_cache *c);
 kakeya_status cpu_cache_snapshot(const backend_cache *c, backend_write_fn write, void *user, kakeya_error *error);
 kakeya_status cpu_cache_restore(backend_cache *c, backend_read_fn read, void *user, kakeya_error *error);
 
-/* A forward's steps 2 and 3 (backend/timeline.h) for one cache. cache_reserve is the one that can fail; cache_release undoes
- * it. RoPE tables must reach the positions of the step before cache_begin. */
+/* A forward's steps 2 and 3 (backend/timeline.h) for one cache. cache_reserve is the one that can fail; cache_release
+ * undoes it. RoPE tables must reach the positions of the step before cache_begin. */
 kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error);
 void cache_release(backend_cache *c);
 void cache_begin(backend_cache *c, const timeline_step *step);

@@ -19,8 +19,8 @@
 #include "base/threads.h"
 
 enum {
-    CPU_MAX_ROWS = 512,          /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
-    CPU_ROPE_GROWTH = 1024,      /* positions by which RoPE tables grow */
+    CPU_MAX_ROWS = 512,     /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
+    CPU_ROPE_GROWTH = 1024, /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
     CPU_SERIAL_VALUES = 8192,    /* per-row work on so few values costs less than a fork and join */
@@ -47,26 +47,26 @@ typedef struct packed_rows {
 typedef unsigned input_set;
 
 typedef struct thread_scratch {
-    void *q_packed[2];        /* queries packed for stored keys, and for derived (float32) keys */
-    float *key_block;         /* [16][max head_dim] derived or gathered keys */
-    float *value_block;       /* [16][max head_dim] gathered or mixed values */
-    float *latent_block;      /* [16][rank] */
-    void *latent_packed;      /* 16 packed latents */
-    int *lo, *hi;             /* [max query rows] */
-    float *state[6];          /* flash states: partition exact, partition restored, totals (see attention.c) */
-    float *row;               /* [max row length] */
+    void *q_packed[2];   /* queries packed for stored keys, and for derived (float32) keys */
+    float *key_block;    /* [16][max head_dim] derived or gathered keys */
+    float *value_block;  /* [16][max head_dim] gathered or mixed values */
+    float *latent_block; /* [16][rank] */
+    void *latent_packed; /* 16 packed latents */
+    int *lo, *hi;        /* [max query rows] */
+    float *state[6];     /* flash states: partition exact, partition restored, totals (see attention.c) */
+    float *row;          /* [max row length] */
 } thread_scratch;
 
 /* The head's int8 copy and what a greedy choice through it needs. */
 typedef struct head_screen {
     screen_bounds bounds; /* NULL: not used */
     screen_matrix matrix;
-    int8_t *codes;        /* [BACKEND_MAX_DECODE_ROWS][matrix.steps * SCREEN_DEPTH] */
+    int8_t *codes; /* [BACKEND_MAX_DECODE_ROWS][matrix.steps * SCREEN_DEPTH] */
     screen_row row[BACKEND_MAX_DECODE_ROWS];
-    int limit;            /* logits that a row computes at most; where more could be the largest, all are computed */
-    int32_t *candidate;   /* [BACKEND_MAX_DECODE_ROWS][limit] */
-    float *logit;         /* of the candidates */
-    int pause, backoff;   /* after rows with too many candidates: calls that do without, doubled each time */
+    int limit;          /* logits that a row computes at most; where more could be the largest, all are computed */
+    int32_t *candidate; /* [BACKEND_MAX_DECODE_ROWS][limit] */
+    float *logit;       /* of the candidates */
+    int pause, backoff; /* after rows with too many candidates: calls that do without, doubled each time */
 } head_screen;
 
 struct backend_model {
@@ -79,40 +79,41 @@ struct backend_model {
     bool round; /* activations are rounded to bf16 before a product */
     char description[64];
 
-    int max_rows;       /* rows of one forward */
+    int max_rows;                           /* rows of one forward */
     unsigned weight_formats, draft_formats; /* bit per format present */
-    rope_table rope[2]; /* by gemma4_layer_type */
+    rope_table rope[2];                     /* by gemma4_layer_type */
     rope_table draft_rope;
     float embed_scale;
 
     /* workspace, [max_rows][...] float32 unless noted */
-    float *h;          /* residual stream */
-    float *x;          /* normed input of a product */
-    float *q;          /* queries, later attention output */
-    float *k, *v;      /* raw projections, [max kv_dim] */
-    float *branch;     /* [hidden] output of a block before its post-norm */
-    float *gate_up;    /* [2 * max intermediate] */
-    float *moe;        /* [hidden] */
-    float *ple;        /* [layers * ple_width] */
-    float *ple_gate;   /* [ple_width] */
-    /* [BACKEND_MAX_DECODE_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of drafts */
+    float *h;        /* residual stream */
+    float *x;        /* normed input of a product */
+    float *q;        /* queries, later attention output */
+    float *k, *v;    /* raw projections, [max kv_dim] */
+    float *branch;   /* [hidden] output of a block before its post-norm */
+    float *gate_up;  /* [2 * max intermediate] */
+    float *moe;      /* [hidden] */
+    float *ple;      /* [layers * ple_width] */
+    float *ple_gate; /* [ple_width] */
+    /* [BACKEND_MAX_DECODE_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of
+     * drafts */
     float *head_logits;
-    int head_stride;     /* vocab, rounded up to SCREEN_OUTPUTS */
+    int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
     head_screen screen;
-    float *router_logits;   /* [experts] */
-    int *expert_of;         /* [experts_per_token] */
-    float *expert_weight;   /* [experts_per_token] */
-    int *expert_rows;       /* [max_rows * experts_per_token] slot -> row, grouped by expert */
-    int *expert_slot;       /* [max_rows * experts_per_token] (row, rank) -> slot */
-    int *expert_begin;      /* [experts + 1] */
-    float *expert_gate_up;  /* [slots][2 * expert_intermediate] */
-    float *expert_out;      /* [slots][hidden] */
+    float *router_logits;  /* [experts] */
+    int *expert_of;        /* [experts_per_token] */
+    float *expert_weight;  /* [experts_per_token] */
+    int *expert_rows;      /* [max_rows * experts_per_token] slot -> row, grouped by expert */
+    int *expert_slot;      /* [max_rows * experts_per_token] (row, rank) -> slot */
+    int *expert_begin;     /* [experts + 1] */
+    float *expert_gate_up; /* [slots][2 * expert_intermediate] */
+    float *expert_out;     /* [slots][hidden] */
     packed_rows packed, packed_moe, packed_slots, packed_act, packed_act_slots;
-    void *chunk_k, *chunk_v;     /* K/V of the current layer's new rows in the stored type (float32-sized), + a block */
-    int shared_sliding;          /* sliding layer whose K/V later layers attend too, -1: none; layers in between ... */
-    void *shared_k, *shared_v;   /* ... use chunk_k/v, so its new rows lie here until the forward ends */
-    float *aux;             /* [max_rows][targets * hidden] */
-    float *partial;         /* flash states of partitions when one step is split over threads */
+    void *chunk_k, *chunk_v;   /* K/V of the current layer's new rows in the stored type (float32-sized), + a block */
+    int shared_sliding;        /* sliding layer whose K/V later layers attend too, -1: none; layers in between ... */
+    void *shared_k, *shared_v; /* ... use chunk_k/v, so its new rows lie here until the forward ends */
+    float *aux;                /* [max_rows][targets * hidden] */
+    float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
     thread_scratch *scratch; /* [threads] */
     int threads;

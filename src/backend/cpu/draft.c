@@ -45,8 +45,8 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
     }
 }
 
-/* Latents of rows [first, rows): e = encoder * raw context K (V), stored; and for every restored layer and head the scalar
- * of v_norm, computed from the stored (rounded) latent that attention will read. */
+/* Latents of rows [first, rows): e = encoder * raw context K (V), stored; and for every restored layer and head the
+ * scalar of v_norm, computed from the stored (rounded) latent that attention will read. */
 void draft_extend_latents(draft_step *s, int first) {
     backend_model *m = s->model;
     backend_cache *c = s->cache;
@@ -59,8 +59,8 @@ void draft_extend_latents(draft_step *s, int first) {
         const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
         pack(m, &m->packed_latent_in, m->d_context + (size_t)first * 2 * all + (size_t)half * all, 2 * all, rows, in,
              input_of(m, encoder));
-        matrix_job job = matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank,
-                                        2 * (size_t)rank);
+        matrix_job job =
+            matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank, 2 * (size_t)rank);
         matrix_run(m, &job, 1);
     }
     dtype type = kv_type(c);

@@ -1,6 +1,6 @@
-/* Rows of the drafter, and its context: for every committed position x = hidden_norm(fc(aux)), and per drafter layer raw
- * K = k_proj x, V = v_proj x. k_norm and RoPE make the context K/V out of them; the raw values of all layers are f_theta's
- * input. Formulas: the DFlash authors' reference model. */
+/* Rows of the drafter, and its context: for every committed position x = hidden_norm(fc(aux)), and per drafter layer
+ * raw K = k_proj x, V = v_proj x. k_norm and RoPE make the context K/V out of them; the raw values of all layers are
+ * f_theta's input. Formulas: the DFlash authors' reference model. */
 #ifndef KAKEYA_BACKEND_CPU_DRAFT_H
 #define KAKEYA_BACKEND_CPU_DRAFT_H
 
@@ -20,8 +20,8 @@ void draft_norm(draft_step *s, const float *norm);
 /* m->d_q holds the attention output: o_proj, MLP and both residual additions. */
 void draft_layer_rest(draft_step *s);
 
-/* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden]; of those that the
- * stores still hold afterwards. RoPE tables must reach them. */
+/* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden]; of those
+ * that the stores still hold afterwards. RoPE tables must reach them. */
 void draft_extend(backend_cache *c, const float *aux, int rows, int position);
 /* Latents of rows [first, rows) from raw K/V in m->d_context [rows][2 * layers * kv]. */
 void draft_extend_latents(draft_step *s, int first);

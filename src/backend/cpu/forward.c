@@ -25,7 +25,7 @@ typedef struct forward_step {
     backend_segment *requests;
     int n_segments;
     int rows;
-    int positions[CPU_MAX_ROWS];    /* per row */
+    int positions[CPU_MAX_ROWS];       /* per row */
     const gemma4_layer_config *config; /* of the layer in work */
     const gemma4_layer_weights *weights;
     int layer;
@@ -50,7 +50,8 @@ static void embed_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-/* Per-layer inputs (E2B, E4B): (norm(W h0 / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), for all layers at once. */
+/* Per-layer inputs (E2B, E4B): (norm(W h0 / sqrt(hidden)) + sqrt(width) * table[token]) / sqrt(2), for all layers at
+ * once. */
 static void combine_ple(void *context, size_t begin, size_t end, int thread) {
     forward_step *f = context;
     backend_model *m = f->model;
@@ -92,11 +93,14 @@ static void input_norm_rows(void *context, size_t begin, size_t end, int thread)
     backend_model *m = f->model;
     size_t hidden = (size_t)m->config->hidden;
     for (size_t row = begin; row < end; row++) {
-        m->kernels->rms_norm(m->h + row * hidden, f->weights->input_norm, (int)hidden, m->config->rms_eps, m->x + row * hidden);
+        m->kernels->rms_norm(m->h + row * hidden, f->weights->input_norm, (int)hidden, m->config->rms_eps,
+                             m->x + row * hidden);
     }
 }
 
-static bool is_finite(const cpu_kernels *kernels, const float *x, size_t n) { return !isnan(kernels->maximum(x, (int)n)); }
+static bool is_finite(const cpu_kernels *kernels, const float *x, size_t n) {
+    return !isnan(kernels->maximum(x, (int)n));
+}
 
 /* Head norms and RoPE; new K/V go, in the stored type, into the chunk buffers. */
 static void head_rows(void *context, size_t begin, size_t end, int thread) {
@@ -134,7 +138,8 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
         size_t at = row * kv_dim * dtype_bytes(type);
         kernels->store(type, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
                        chunk_rows(m, f->layer, false) + at);
-        if (!f->config->k_eq_v) kernels->store(type, m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
+        if (!f->config->k_eq_v)
+            kernels->store(type, m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
     }
 }
 
@@ -154,7 +159,8 @@ static void keep_own_raw(forward_step *f) {
     }
 }
 
-/* The last `stored` rows of a segment from the chunk buffers into the store of `layer`, and all of them into its sink. */
+/* The last `stored` rows of a segment from the chunk buffers into the store of `layer`, and all of them into its sink.
+ */
 static void store_chunk(backend_model *m, const attention_segment *a, int layer, int stored) {
     backend_cache *c = a->cache;
     const timeline_layer *l = &c->t.layer[layer];
@@ -331,13 +337,13 @@ static void copy_hidden(forward_step *f, int index) {
     for (int s = 0; s < f->n_segments; s++) {
         backend_segment *r = &f->requests[s];
         if (!r->hidden_states) continue;
-        memcpy(r->hidden_states + (size_t)index * (size_t)r->n * hidden, f->model->h + (size_t)f->segments[s].first_row * hidden,
-               (size_t)r->n * hidden * sizeof(float));
+        memcpy(r->hidden_states + (size_t)index * (size_t)r->n * hidden,
+               f->model->h + (size_t)f->segments[s].first_row * hidden, (size_t)r->n * hidden * sizeof(float));
     }
 }
 
-/* Outputs of the drafter's target layers: prompt rows into the model's buffer (used before this forward returns), decode
- * rows behind the cache's backlog (used when they are committed). */
+/* Outputs of the drafter's target layers: prompt rows into the model's buffer (used before this forward returns),
+ * decode rows behind the cache's backlog (used when they are committed). */
 static void copy_aux(forward_step *f) {
     backend_model *m = f->model;
     const dflash_model *drafter = m->options.drafter;
@@ -364,7 +370,8 @@ static void final_norm_rows(void *context, size_t begin, size_t end, int thread)
     backend_model *m = ((forward_step *)context)->model;
     size_t hidden = (size_t)m->config->hidden;
     for (size_t row = begin; row < end; row++) {
-        m->kernels->rms_norm(m->h + row * hidden, m->weights->final_norm, (int)hidden, m->config->rms_eps, m->h + row * hidden);
+        m->kernels->rms_norm(m->h + row * hidden, m->weights->final_norm, (int)hidden, m->config->rms_eps,
+                             m->h + row * hidden);
     }
 }
 
@@ -376,7 +383,8 @@ static void run_head(forward_step *f) {
         if (rows <= 0) continue;
         const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * (size_t)m->config->hidden;
         if (r->logits) head_logits(m, &m->packed, x, rows, r->logits);
-        if (r->argmax) head_choose(m, &m->packed, x, rows, m->config->suppress_tokens, m->config->n_suppress_tokens, r->argmax);
+        if (r->argmax)
+            head_choose(m, &m->packed, x, rows, m->config->suppress_tokens, m->config->n_suppress_tokens, r->argmax);
     }
 }
 
@@ -391,14 +399,16 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
     for (int s = 0; s < n_segments; s++) {
         const backend_segment *r = &segments[s];
         if (r->n < 1 || r->n > m->max_rows - rows) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; a forward takes 1 to %d in all", s,
-                             r->n, m->max_rows);
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; a forward takes 1 to %d in all",
+                             s, r->n, m->max_rows);
         }
         rows += r->n;
-        if (r->cache->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
+        if (r->cache->model != m)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
         if (r->cache->t.options.kv_format != segments[0].cache->t.options.kv_format) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: K/V formats %s and %s in one forward", s,
-                             kv_format_name(r->cache->t.options.kv_format), kv_format_name(segments[0].cache->t.options.kv_format));
+                             kv_format_name(r->cache->t.options.kv_format),
+                             kv_format_name(segments[0].cache->t.options.kv_format));
         }
     }
     return backend_check_segments(m->config, segments, n_segments, error);
@@ -421,7 +431,8 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
         if (m->rope[type].inverse_frequency)
             status = rope_table_reserve(m, &m->rope[type], furthest + ATTENTION_BLOCK, error);
     }
-    if (!status && m->options.drafter) status = rope_table_reserve(m, &m->draft_rope, furthest + ATTENTION_BLOCK, error);
+    if (!status && m->options.drafter)
+        status = rope_table_reserve(m, &m->draft_rope, furthest + ATTENTION_BLOCK, error);
     for (; !status && reserved < f->n_segments; reserved++)
         status = cache_reserve(f->requests[reserved].cache, &f->steps[reserved], error);
     for (int s = 0; status && s < reserved; s++) cache_release(f->requests[s].cache);

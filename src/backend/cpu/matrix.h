@@ -13,11 +13,13 @@ typedef struct matrix_job {
     size_t ldy;
     size_t first_piece;
     int piece;
-    bool exact_input;   /* input was packed without rounding */
+    bool exact_input; /* input was packed without rounding */
 } matrix_job;
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats, kakeya_error *error);
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats,
+                                 kakeya_error *error);
 void packed_rows_destroy(packed_rows *p);
-/* What a product with w wants, at the model's precision, or with values that are not rounded (jobs with exact_input). */
+/* What a product with w wants, at the model's precision, or with values that are not rounded (jobs with exact_input).
+ */
 input_set input_of(const backend_model *m, const weight *w);
 input_set input_exact(const weight *w);
 /* Bytes from one row to the next of what a product with w wants. */
@@ -28,14 +30,14 @@ void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows
 void multiply_packed(const backend_model *m, const weight *w, const packed_rows *input, int first, int rows, float *y,
                      size_t ldy);
 /* y [rows][w->out] = w * x with exact input, on the calling thread; `packed` has room for the rows. */
-void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed, float *y,
-                    size_t ldy);
+void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed,
+                    float *y, size_t ldy);
 /* Values [begin, begin + n) of a row, as float32. */
 void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out);
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs);
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy);
-/* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is little,
- * on the pool otherwise. */
+/* Per-row work over [0, rows), each of which reads and writes about `values` floats: on the calling thread where it is
+ * little, on the pool otherwise. */
 void rows_run(backend_model *m, int rows, int values, range_task task, void *context);
 
 #endif

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-kakeya_status rope_table_create(backend_model *m, rope_table *table, float theta, float factor, int head_dim,
-                                       int pairs, kakeya_error *error) {
+kakeya_status rope_table_create(backend_model *m, rope_table *table, float theta, float factor, int head_dim, int pairs,
+                                kakeya_error *error) {
     table->pairs = pairs;
     table->half = head_dim / 2;
     table->positions = 0;

@@ -4,8 +4,8 @@
 
 #include "backend/cpu/cpu.h"
 
-/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs turn
- * (proportional RoPE, transformers modeling_rope_utils). */
+/* inverse frequency j = theta^(-2j / head_dim) / factor; the denominator is the whole head even where only some pairs
+ * turn (proportional RoPE, transformers modeling_rope_utils). */
 kakeya_status rope_table_create(backend_model *m, rope_table *table, float theta, float factor, int head_dim, int pairs,
                                 kakeya_error *error);
 /* Makes the table reach positions [0, positions). On failure it is as it was. */

@@ -121,9 +121,11 @@ static kakeya_status create_layer(backend_cache *c, int layer, kakeya_error *err
 static kakeya_status create_latents(backend_cache *c, kakeya_error *error) {
     if (c->t.latents == STORE_PAGES) {
         c->latent.pages = calloc(page_slots(c), sizeof *c->latent.pages);
-        return c->latent.pages ? KAKEYA_OK : out_of_memory(error, "the latent page table", page_slots(c) * sizeof(void *));
+        return c->latent.pages ? KAKEYA_OK
+                               : out_of_memory(error, "the latent page table", page_slots(c) * sizeof(void *));
     }
-    size_t codes = (size_t)c->t.latent_capacity * kv_code_bytes(c), scales = (size_t)c->t.latent_capacity * scale_bytes(c);
+    size_t codes = (size_t)c->t.latent_capacity * kv_code_bytes(c),
+           scales = (size_t)c->t.latent_capacity * scale_bytes(c);
     c->latent.codes = mem_alloc(c->account, MEM_KV_LATENT, codes);
     c->latent.scales = mem_alloc(c->account, MEM_KV_LATENT, scales);
     return c->latent.codes && c->latent.scales ? KAKEYA_OK : out_of_memory(error, "latents", codes + scales);
@@ -145,7 +147,8 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
 static kakeya_status grow_pages(backend_cache *c, int end, kakeya_error *error) {
     for (; c->end_page < end; c->end_page++) {
         for (int i = 0; i < c->model->config->layers; i++) {
-            if (c->t.layer[i].kind != STORE_PAGES || c->end_page < c->first_page || c->layer[i].pages[c->end_page]) continue;
+            if (c->t.layer[i].kind != STORE_PAGES || c->end_page < c->first_page || c->layer[i].pages[c->end_page])
+                continue;
             unsigned char *page = mem_alloc(c->account, MEM_KV_FULL, page_bytes(c, i));
             if (!page) return out_of_memory(error, "K/V of a full-attention layer", page_bytes(c, i));
             c->layer[i].pages[c->end_page] = page;
@@ -299,7 +302,8 @@ void stores_copy(backend_cache *to, const backend_cache *from) {
             copy_ring(&to->layer[i].ring, &s->ring, kv_row_bytes(from, i) * (size_t)t->ring_capacity);
             continue;
         }
-        for (int p = t->first_page; p < t->end_page; p++) memcpy(to->layer[i].pages[p], s->pages[p], page_bytes(from, i));
+        for (int p = t->first_page; p < t->end_page; p++)
+            memcpy(to->layer[i].pages[p], s->pages[p], page_bytes(from, i));
     }
     if (t->latents == STORE_RING) {
         memcpy(to->latent.codes, from->latent.codes, (size_t)t->latent_capacity * kv_code_bytes(from));

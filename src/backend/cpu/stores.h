@@ -13,13 +13,14 @@ typedef struct ring_store {
 
 /* Exact K/V of one layer. Rows are [kv_heads][head_dim] in the cache's format. */
 typedef struct layer_store {
-    ring_store ring;         /* of timeline.ring_capacity */
-    ring_store grown, kept;  /* reserved: for the rows of a forward, and for a commit that keeps some of them */
-    ring_store sink;         /* bounded layers: [sink][values] */
-    unsigned char **pages;   /* KV_PAGE_POSITIONS positions each: V rows, then K rows */
+    ring_store ring;        /* of timeline.ring_capacity */
+    ring_store grown, kept; /* reserved: for the rows of a forward, and for a commit that keeps some of them */
+    ring_store sink;        /* bounded layers: [sink][values] */
+    unsigned char **pages;  /* KV_PAGE_POSITIONS positions each: V rows, then K rows */
 } layer_store;
 
-/* Rows of latents: e_k[rank], e_v[rank] in the cache's format, and the v_norm scalar of every restored layer and head. */
+/* Rows of latents: e_k[rank], e_v[rank] in the cache's format, and the v_norm scalar of every restored layer and head.
+ */
 typedef struct latent_store {
     unsigned char *codes;  /* ring: [capacity][2][rank] */
     float *scales;         /* ring: [capacity][heads] */
@@ -34,9 +35,9 @@ struct backend_cache {
     int first_page, end_page; /* pages that exist; latent pages are [0, end_page) */
     latent_store latent;
     ring_store draft[DFLASH_MAX_LAYERS]; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
-    float *backlog;      /* [KV_BACKLOG][targets * hidden]: aux rows of positions [draft_length, length) and pending ones */
-    int32_t *tokens;     /* [context]; only where f_theta reads the drafter's pass over the tokens themselves */
-    float *pass;         /* reserved for that pass (token_latents.h) */
+    float *backlog;  /* [KV_BACKLOG][targets * hidden]: aux rows of positions [draft_length, length) and pending ones */
+    int32_t *tokens; /* [context]; only where f_theta reads the drafter's pass over the tokens themselves */
+    float *pass;     /* reserved for that pass (token_latents.h) */
     unsigned char *aside; /* ring rows set aside, layer by layer: V, K */
     float **own_raw;      /* diagnostics: per layer [context][2][values] own raw K and V; NULL otherwise */
     float mix_alpha;      /* with own_raw: their share in what is restored */
@@ -46,7 +47,8 @@ struct backend_cache {
 kakeya_status stores_create(backend_cache *c, kakeya_error *error);
 void stores_destroy(backend_cache *c);
 
-/* The memory that a step needs beyond what there is. On failure, or when the step is not taken, stores_trim gives it back. */
+/* The memory that a step needs beyond what there is. On failure, or when the step is not taken, stores_trim gives it
+ * back. */
 kakeya_status stores_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error);
 /* Moves rows into larger rings and sets a row aside, before timeline_begin. */
 void stores_begin(backend_cache *c, const timeline_step *step);

@@ -8,12 +8,12 @@
 
 typedef struct token_pass {
     draft_step step;
-    int first, n;   /* rows of the pass */
-    int chunk;      /* first row of the chunk in work */
-    float *state;   /* [n][hidden] */
-    float *raw;     /* [n][2 * layers * kv]: raw K of all layers, then raw V */
-    float *keys;    /* [n + 16][kv] keys of the layer after k_norm and RoPE */
-    float *values;  /* [n + 16][kv] */
+    int first, n;  /* rows of the pass */
+    int chunk;     /* first row of the chunk in work */
+    float *state;  /* [n][hidden] */
+    float *raw;    /* [n][2 * layers * kv]: raw K of all layers, then raw V */
+    float *keys;   /* [n + 16][kv] keys of the layer after k_norm and RoPE */
+    float *values; /* [n + 16][kv] */
     size_t kv, all;
 } token_pass;
 
@@ -99,7 +99,8 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
             for (int i = 0; i < group; i++) x->hi[i] = p->n - base < ATTENTION_BLOCK ? p->n - base : ATTENTION_BLOCK;
             size_t at = (size_t)base * p->kv + head * dim;
             m->kernels->attend_block(group, x->lo, x->hi, x->q_packed[0], d->head_dim, DTYPE_F32, p->keys + at, p->kv,
-                                     d->head_dim, DTYPE_F32, p->values + at, p->kv, NULL, state_m, state_l, state_o, dim);
+                                     d->head_dim, DTYPE_F32, p->values + at, p->kv, NULL, state_m, state_l, state_o,
+                                     dim);
         }
         for (int i = 0; i < group; i++) {
             m->kernels->scale(1.0f / state_l[i], d->head_dim, state_o + (size_t)i * dim);
@@ -131,14 +132,17 @@ kakeya_status token_latents_reserve(backend_cache *c, position_range rows, kakey
     size_t bytes = pass_floats(c->t.models.drafter, (size_t)(rows.end - rows.begin)) * sizeof(float);
     c->pass = mem_alloc(c->account, MEM_WORKSPACE, bytes);
     if (c->pass) return KAKEYA_OK;
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's pass over %d prompt tokens needs %zu bytes",
-                     rows.end - rows.begin, bytes);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY,
+                     "out of memory: the drafter's pass over %d prompt tokens needs %zu bytes", rows.end - rows.begin,
+                     bytes);
 }
 
 void token_latents_prompt(backend_cache *c, position_range rows) {
     backend_model *m = c->model;
     const dflash_config *d = &m->options.drafter->config;
-    token_pass p = {.step = {.cache = c, .model = m, .config = d}, .first = rows.begin, .n = rows.end - rows.begin,
+    token_pass p = {.step = {.cache = c, .model = m, .config = d},
+                    .first = rows.begin,
+                    .n = rows.end - rows.begin,
                     .kv = (size_t)(d->kv_heads * d->head_dim)};
     p.all = (size_t)d->layers * p.kv;
     size_t n = (size_t)p.n, padded = n + ATTENTION_BLOCK;
@@ -163,7 +167,8 @@ void token_latents_prompt(backend_cache *c, position_range rows) {
             project_queries(&p);
             rows_run(m, p.step.rows * d->kv_heads, p.n * d->head_dim, attend_rows, &p);
             draft_layer_rest(&p.step);
-            memcpy(p.state + (size_t)row * hidden_of(&p), m->d_state, (size_t)p.step.rows * hidden_of(&p) * sizeof(float));
+            memcpy(p.state + (size_t)row * hidden_of(&p), m->d_state,
+                   (size_t)p.step.rows * hidden_of(&p) * sizeof(float));
         }
     }
     store_latents(&p);
@@ -182,14 +187,17 @@ void token_latents_alone(backend_cache *c, int position, int n) {
         const dflash_layer_weights *w = &m->options.drafter->layer[s.layer];
         float *k = m->d_context + (size_t)s.layer * kv;
         draft_norm(&s, w->input_norm);
-        pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden, input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
+        pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden,
+             input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
         matrix_job jobs[2] = {matrix_product(&m->d_packed, n, &w->k_proj, k, 2 * all),
                               matrix_product(&m->d_packed, n, &w->v_proj, k + all, 2 * all)};
         matrix_run(m, jobs, 2);
         if (s.layer + 1 == d->layers) break;
-        for (size_t row = 0; row < (size_t)n; row++) { /* a lone key has weight one: every query's output is its value */
+        for (size_t row = 0; row < (size_t)n;
+             row++) { /* a lone key has weight one: every query's output is its value */
             for (size_t h = 0; h < (size_t)d->heads; h++) {
-                memcpy(m->d_q + (row * (size_t)d->heads + h) * dim, k + row * 2 * all + all + h / group * dim, dim * sizeof(float));
+                memcpy(m->d_q + (row * (size_t)d->heads + h) * dim, k + row * 2 * all + all + h / group * dim,
+                       dim * sizeof(float));
             }
         }
         draft_layer_rest(&s);

@@ -1,5 +1,4 @@
-/* The committed state of a cache as bytes: the CPU backend's format (src/backend/cpu/snapshot.c), byte for byte, so
- * that snapshots move between backends.
+/* The committed state of a cache as bytes: in one piece.
  *
  *   header   magic, version, shape and policy (refused when they differ), length, draft_length, draft_from, decoding,
  * ... runs     [n_runs] begin, end layers   per layer with a store: first position held, then rows [first, length): V
