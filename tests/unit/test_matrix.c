@@ -2,7 +2,7 @@
  * Inputs and weights are random; the reference is a product in double precision. */
 #include "kernel_operands.h"
 
-#include "backend/cpu/cpu.h"
+#include "backend/cpu/matrix.h"
 #include "copies.h"
 #include "model/tensors.h"
 
