@@ -5,9 +5,10 @@
 
 #include <kakeya.h>
 
-static bool print_token(void *user, int32_t token, const char *text, size_t text_bytes) {
-    (void)token;
-    return fwrite(text, 1, text_bytes, user) == text_bytes && fflush(user) == 0; /* false would stop the answer */
+static bool print_text(void *user, const kakeya_event *event) {
+    if (event->type != KAKEYA_EVENT_TOKEN) return true;
+    FILE *out = (FILE *)user;
+    return fwrite(event->text, 1, event->text_bytes, out) == event->text_bytes && fflush(out) == 0; /* false ends it */
 }
 
 int main(int argc, char **argv) {
@@ -18,6 +19,7 @@ int main(int argc, char **argv) {
     int32_t *ids = NULL;
     size_t n_ids = 0;
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
 
     kakeya_engine_options model;
     kakeya_engine_options_init(&model);
@@ -25,12 +27,14 @@ int main(int argc, char **argv) {
     kakeya_generate_options answer;
     kakeya_generate_options_init(&answer);
     answer.max_tokens = 64;
-    answer.on_token = print_token;
+    answer.on_event = print_text;
     answer.user = stdout;
 
     kakeya_status status = kakeya_engine_open(&model, &engine, &error);
     if (!status) status = kakeya_session_open(engine, NULL, &session, &error);
-    if (!status) status = kakeya_tokenize(engine, argv[2], strlen(argv[2]), true, &ids, &n_ids, &error);
+    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
+    if (!status)
+        status = kakeya_tokenize(tokenizer, argv[2], strlen(argv[2]), KAKEYA_TEXT_PROMPT, &ids, &n_ids, &error);
     if (!status) status = kakeya_session_sync(session, ids, n_ids, NULL, NULL, NULL, &error);
     if (!status) status = kakeya_session_generate(session, &answer, &stats, &error);
     if (!status) fprintf(stderr, "\n%zu tokens in %.2f s\n", stats.completion_tokens, stats.decode_seconds);

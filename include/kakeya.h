@@ -3,10 +3,16 @@
  * Two nouns. A kakeya_engine holds weights on one backend; it is immutable after opening and may be shared by sessions.
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
  * sessions of one engine take turns inside the engine, so calls on different sessions from different threads are safe.
+ * A kakeya_tokenizer is the text side of a model. It needs no weights, is immutable, and may be shared by threads.
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
  * (which may be NULL). The library never exits, never prints and has no global state.
- * Strings are UTF-8. Token ids are int32_t. "tokens" counts tokens, "bytes" counts bytes. */
+ * Strings are UTF-8. Token ids are int32_t. "tokens" counts tokens, "bytes" counts bytes.
+ *
+ * Structs that begin with `size` may grow at their end in later versions. `size` says how many bytes the caller knows;
+ * the library reads and writes no more. The *_init functions set it, and all defaults: call them first. A program then
+ * runs with every later library of the same soname. A library that is older than the program refuses options that it
+ * does not know, unless they are zero. kakeya_error, kakeya_message and kakeya_sampling never change. */
 #ifndef KAKEYA_H
 #define KAKEYA_H
 
@@ -14,12 +20,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__GNUC__)
+#define KAKEYA_API __attribute__((visibility("default")))
+#else
+#define KAKEYA_API
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define KAKEYA_VERSION_MAJOR 0
-#define KAKEYA_VERSION_MINOR 1
+#define KAKEYA_VERSION_MINOR 2
 #define KAKEYA_VERSION_PATCH 0
 
 typedef enum kakeya_status {
@@ -29,9 +41,9 @@ typedef enum kakeya_status {
     KAKEYA_FORMAT,           /* a file's content is malformed or does not fit the model */
     KAKEYA_UNSUPPORTED,      /* well formed, but not something this build can run */
     KAKEYA_OUT_OF_MEMORY,
-    KAKEYA_CONTEXT_FULL,     /* the tokens do not fit into the session's context */
-    KAKEYA_CANCELLED,        /* a callback asked to stop */
-    KAKEYA_BACKEND,          /* the compute device failed */
+    KAKEYA_CONTEXT_FULL, /* the tokens do not fit into the session's context */
+    KAKEYA_CANCELLED,    /* a callback asked to stop */
+    KAKEYA_BACKEND,      /* the compute device failed */
 } kakeya_status;
 
 /* One line of text that names the file, tensor or option and the values that disagree. */
@@ -40,8 +52,7 @@ typedef struct kakeya_error {
     char message[1024];
 } kakeya_error;
 
-const char *kakeya_status_name(kakeya_status status);
-const char *kakeya_version(void); /* "0.1.0" */
+KAKEYA_API const char *kakeya_version(void); /* "0.2.0"; of the library, which may be newer than this header */
 
 typedef enum kakeya_precision {
     KAKEYA_PRECISION_AUTO = 0, /* the checkpoint's own type: bf16 for bf16 checkpoints, otherwise f32 */
@@ -73,58 +84,94 @@ typedef enum kakeya_mode {
     KAKEYA_MODE_NGRAM,       /* drafts looked up in the session's own tokens; needs no drafter */
 } kakeya_mode;
 
+typedef enum kakeya_finish {
+    KAKEYA_FINISH_NONE = 0,
+    KAKEYA_FINISH_STOP,      /* stop token or stop string */
+    KAKEYA_FINISH_LENGTH,    /* max_tokens or the context's end */
+    KAKEYA_FINISH_CANCELLED, /* the callback returned false, or kakeya_session_cancel */
+    KAKEYA_FINISH_FAILED,    /* the call returned an error */
+} kakeya_finish;
+
+typedef enum kakeya_event_type {
+    KAKEYA_EVENT_TOKEN = 0,
+    KAKEYA_EVENT_FINISH,
+} kakeya_event_type;
+
+/* What the parameters of a verifier are for. */
+typedef enum kakeya_parameter_group {
+    KAKEYA_PARAMETERS_EMBEDDING = 0, /* token table; also the head where tied */
+    KAKEYA_PARAMETERS_HEAD,
+    KAKEYA_PARAMETERS_PLE_TABLE, /* table of the per-layer embeddings */
+    KAKEYA_PARAMETERS_PLE,
+    KAKEYA_PARAMETERS_ATTENTION,
+    KAKEYA_PARAMETERS_DENSE_MLP,
+    KAKEYA_PARAMETERS_EXPERTS,
+    KAKEYA_PARAMETERS_ROUTER,
+    KAKEYA_PARAMETERS_NORMS, /* norms and layer scalars */
+} kakeya_parameter_group;
+
+/* What allocated memory holds. Mapped files are not allocations. */
+typedef enum kakeya_memory_kind {
+    KAKEYA_MEMORY_WEIGHTS = 0,
+    KAKEYA_MEMORY_KV_FULL,    /* full-attention layers: exact K/V */
+    KAKEYA_MEMORY_KV_SLIDING, /* sliding layers: exact K/V */
+    KAKEYA_MEMORY_KV_LATENT,  /* f_theta latents and their norms */
+    KAKEYA_MEMORY_KV_DRAFT,   /* drafter context K/V */
+    KAKEYA_MEMORY_WORKSPACE,  /* activations, logits, tokens */
+} kakeya_memory_kind;
+
+/* Names as the command line spells them: "ok", "f32", "sink-window", "speculative", "stop", "kv.full". NULL for a value
+ * that this library does not have, so that `for (i = 0; kakeya_mode_name((kakeya_mode)i); i++)` meets them all. */
+KAKEYA_API const char *kakeya_status_name(kakeya_status status);
+KAKEYA_API const char *kakeya_precision_name(kakeya_precision precision);
+KAKEYA_API const char *kakeya_kv_format_name(kakeya_kv_format format);
+KAKEYA_API const char *kakeya_attention_name(kakeya_attention attention);
+KAKEYA_API const char *kakeya_restore_layers_name(kakeya_restore_layers layers);
+KAKEYA_API const char *kakeya_mode_name(kakeya_mode mode);
+KAKEYA_API const char *kakeya_finish_name(kakeya_finish finish);
+KAKEYA_API const char *kakeya_event_name(kakeya_event_type type);
+KAKEYA_API const char *kakeya_memory_name(kakeya_memory_kind kind);
+KAKEYA_API const char *kakeya_parameter_group_name(kakeya_parameter_group group);
+
 /* Called during long work. done/total count `what` ("loading", "prompt", ...). Return false to cancel. */
 typedef bool (*kakeya_progress_fn)(void *user, const char *what, uint64_t done, uint64_t total);
 
-/* ------------------------------------------------------------------------------------------------ engine */
+KAKEYA_API void kakeya_free(void *pointer);
 
-typedef struct kakeya_engine kakeya_engine;
+/* --------------------------------------------------------------------------------------------- tokenizer */
 
-typedef struct kakeya_engine_options {
-    const char *model;     /* directory, or a name in the local Hugging Face cache; NULL with `synthetic` */
-    const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    /* Directory or name; NULL: none, unless the model directory's sibling "<model>-dflash" exists; "none";
-     * "synthetic": weights made in memory, for a synthetic model. */
-    const char *drafter;
-    const char *f_theta;   /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
-    const char *backend;   /* "auto" (NULL), "cpu", "cuda" */
-    const char *cpu_isa;   /* NULL: best available; "scalar", "avx2", "avx512", "avx512bf16": for tests and bench */
-    kakeya_precision precision;
-    int threads;              /* at most 1024; 0: one per physical core available to the process */
-    bool drafter_scaled_embedding; /* multiply drafter block embeddings by sqrt(hidden) (spec of some public engines) */
-    bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
-    size_t memory_limit_bytes; /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
-    kakeya_progress_fn progress;
-    void *user;
-} kakeya_engine_options;
+typedef struct kakeya_tokenizer kakeya_tokenizer;
 
-/* All defaults; call before setting fields, so that new fields keep old callers working. */
-void kakeya_engine_options_init(kakeya_engine_options *options);
+/* Reads the tokenizer and the chat template of a model, and nothing else of it. model: as in kakeya_engine_options.
+ * *out is owned by the caller. */
+KAKEYA_API kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error);
+KAKEYA_API void kakeya_tokenizer_close(kakeya_tokenizer *tokenizer);
 
-/* Opens a model. *out is owned by the caller, released by kakeya_engine_close after its sessions. */
-kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error);
-void kakeya_engine_close(kakeya_engine *engine);
+/* Ids are 0 .. size - 1. */
+KAKEYA_API int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *tokenizer);
+/* A token as the vocabulary spells it (spaces as U+2581, bytes as "<0xNN>"); NULL outside the vocabulary. */
+KAKEYA_API const char *kakeya_tokenizer_piece(const kakeya_tokenizer *tokenizer, int32_t token);
+/* The id of a token that is spelled exactly so, -1 if there is none. */
+KAKEYA_API int32_t kakeya_tokenizer_find(const kakeya_tokenizer *tokenizer, const char *piece);
+/* Whether the token controls (turns, tools, <bos>) rather than spells text. */
+KAKEYA_API bool kakeya_tokenizer_is_special(const kakeya_tokenizer *tokenizer, int32_t token);
 
-int kakeya_engine_vocab_size(const kakeya_engine *engine);
-int kakeya_engine_hidden_size(const kakeya_engine *engine);
-int kakeya_engine_layers(const kakeya_engine *engine);
-int kakeya_engine_max_context(const kakeya_engine *engine);
-bool kakeya_engine_has_tokenizer(const kakeya_engine *engine);
-bool kakeya_engine_has_drafter(const kakeya_engine *engine);
-bool kakeya_engine_has_f_theta(const kakeya_engine *engine);
-int kakeya_engine_drafter_block_size(const kakeya_engine *engine); /* 0 without drafter */
-const char *kakeya_engine_backend(const kakeya_engine *engine);    /* e.g. "cpu/avx512" */
-kakeya_precision kakeya_engine_precision(const kakeya_engine *engine); /* never AUTO */
-bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
+enum {
+    KAKEYA_TEXT_LITERAL = 0,       /* every word is text, whatever it spells */
+    KAKEYA_TEXT_PARSE_SPECIAL = 1, /* special-token strings become their ids */
+    KAKEYA_TEXT_ADD_SPECIAL = 2,   /* what the model wants around a text is added: <bos> in front */
+    KAKEYA_TEXT_PROMPT = KAKEYA_TEXT_PARSE_SPECIAL | KAKEYA_TEXT_ADD_SPECIAL,
+};
 
-/* Text to ids. *ids is malloc'ed, freed by the caller with kakeya_free. With special = true, special-token strings in the
- * text become their ids and the post-processor's <bos> is added; otherwise the text is taken literally. */
-kakeya_status kakeya_tokenize(const kakeya_engine *engine, const char *text, size_t text_bytes, bool special,
-                              int32_t **ids, size_t *n_ids, kakeya_error *error);
+/* Text to ids. *ids is freed by the caller with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL is refused: the
+ * model has none. */
+KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                                         int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
 /* Ids to text, valid UTF-8 always. *text is NUL-terminated, freed with kakeya_free. */
-kakeya_status kakeya_detokenize(const kakeya_engine *engine, const int32_t *ids, size_t n_ids, bool keep_special,
-                                char **text, size_t *text_bytes, kakeya_error *error);
-void kakeya_free(void *pointer);
+KAKEYA_API kakeya_status kakeya_detokenize(const kakeya_tokenizer *tokenizer, const int32_t *ids, size_t n_ids,
+                                           bool keep_special, char **text, size_t *text_bytes, kakeya_error *error);
+
+/* ----------------------------------------------------------------------------------------- conversations */
 
 /* One message of a conversation; role: "system", "user", "model" (or "assistant"). */
 typedef struct kakeya_message {
@@ -134,14 +181,84 @@ typedef struct kakeya_message {
 
 /* Renders a conversation in the Gemma 4 turn format and tokenises it; user text is never read as special tokens.
  * Ends with the opened model turn. */
-kakeya_status kakeya_chat_tokens(const kakeya_engine *engine, const kakeya_message *messages, size_t n_messages,
-                                 bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error);
+KAKEYA_API kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *tokenizer, const kakeya_message *messages,
+                                            size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
+                                            kakeya_error *error);
+
+/* ------------------------------------------------------------------------------------------- K/V memory */
+
+/* Bytes of K/V memory: of a session as it stands, or as it would be. */
+typedef struct kakeya_kv_bytes {
+    size_t size;
+    size_t full, sliding, latent, draft, total;
+    size_t each_token; /* by which it grows with every token, for good */
+} kakeya_kv_bytes;
+
+static inline void kakeya_kv_bytes_init(kakeya_kv_bytes *bytes) { bytes->size = sizeof *bytes; }
+
+/* ------------------------------------------------------------------------------------------------ engine */
+
+typedef struct kakeya_engine kakeya_engine;
+
+typedef struct kakeya_engine_options {
+    size_t size;
+    const char *model;     /* directory, or a name in the local Hugging Face cache; NULL with `synthetic` */
+    const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
+    /* Directory or name; NULL: none, unless the model directory's sibling "<model>-dflash" exists; "none";
+     * "synthetic": weights made in memory, for a synthetic model. */
+    const char *drafter;
+    const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
+    const char *backend; /* "auto" (NULL), "cpu", "cuda" */
+    const char *cpu_isa; /* NULL: best available; "scalar", "avx2", "avx512", "avx512bf16": for tests and bench */
+    kakeya_precision precision;
+    int threads;                      /* at most 1024; 0: one per physical core available to the process */
+    bool drafter_scaled_embedding;    /* multiply drafter block embeddings by sqrt(hidden) (some public engines do) */
+    bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
+    size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
+    kakeya_progress_fn progress;
+    void *user; /* for progress */
+} kakeya_engine_options;
+
+KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
+static inline void kakeya_engine_options_init(kakeya_engine_options *options) {
+    kakeya_engine_options_init_sized(options, sizeof *options);
+}
+
+/* Opens a model. *out is owned by the caller, released by kakeya_engine_close after its sessions. */
+KAKEYA_API kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out,
+                                            kakeya_error *error);
+KAKEYA_API void kakeya_engine_close(kakeya_engine *engine);
+
+KAKEYA_API int kakeya_engine_vocab_size(const kakeya_engine *engine);
+KAKEYA_API int kakeya_engine_hidden_size(const kakeya_engine *engine);
+KAKEYA_API int kakeya_engine_layers(const kakeya_engine *engine);
+KAKEYA_API int kakeya_engine_max_context(const kakeya_engine *engine);
+/* What the engine's models are (see "description"); the engine's own, valid as long as the engine. */
+typedef struct kakeya_description kakeya_description;
+KAKEYA_API const kakeya_description *kakeya_engine_description(const kakeya_engine *engine);
+/* The engine's own, valid as long as the engine; NULL where the model (or the engine) is none. */
+KAKEYA_API const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *engine);
+KAKEYA_API bool kakeya_engine_has_tokenizer(const kakeya_engine *engine);
+KAKEYA_API bool kakeya_engine_has_drafter(const kakeya_engine *engine);
+KAKEYA_API bool kakeya_engine_has_f_theta(const kakeya_engine *engine);
+KAKEYA_API int kakeya_engine_drafter_block_size(const kakeya_engine *engine);     /* 0 without drafter */
+KAKEYA_API const char *kakeya_engine_backend(const kakeya_engine *engine);        /* e.g. "cpu/avx512" */
+KAKEYA_API kakeya_precision kakeya_engine_precision(const kakeya_engine *engine); /* never AUTO */
+KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token);
+
+/* The i-th line that the user should know (tensors that were skipped, a chat template that is not understood); NULL
+ * behind the last one. */
+KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
+
+/* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
+KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
 
 /* ----------------------------------------------------------------------------------------------- session */
 
 typedef struct kakeya_session kakeya_session;
 
 typedef struct kakeya_session_options {
+    size_t size;
     int context_tokens; /* 0: the model's maximum */
     kakeya_attention attention;
     kakeya_restore_layers restore_layers;
@@ -150,36 +267,40 @@ typedef struct kakeya_session_options {
     int draft_window; /* positions of drafter context; default 1024 */
     kakeya_kv_format kv_format;
     int prompt_chunk_tokens; /* 0: the backend's choice */
-    bool without_drafter; /* keep no drafter context: saves its memory and work; modes ar, ngram and auto without DFlash */
+    bool without_drafter; /* keep no drafter context: saves its memory and work; modes ar, ngram and auto without DFlash
+                           */
 } kakeya_session_options;
 
-void kakeya_session_options_init(kakeya_session_options *options);
+KAKEYA_API void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size);
+static inline void kakeya_session_options_init(kakeya_session_options *options) {
+    kakeya_session_options_init_sized(options, sizeof *options);
+}
 
-kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
-                                  kakeya_error *error);
-void kakeya_session_close(kakeya_session *session);
+/* options NULL: all defaults. */
+KAKEYA_API kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options,
+                                             kakeya_session **out, kakeya_error *error);
+KAKEYA_API void kakeya_session_close(kakeya_session *session);
 
 /* Makes the session's timeline equal to tokens[0..n): reuses the longest common prefix that its cache can still reach,
  * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the tokens that were not computed
  * again. On failure the session holds a prefix of `tokens` and stays usable. */
-kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                  kakeya_progress_fn progress, void *user, kakeya_error *error);
+KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
+                                             kakeya_progress_fn progress, void *user, kakeya_error *error);
+
+/* Ends what the session does: from any thread, at any time between opening and closing, also from a callback. A running
+ * sync or score returns KAKEYA_CANCELLED after the prompt chunk that it computes, a running generate ends with
+ * KAKEYA_FINISH_CANCELLED after the block that it computes; the session stays usable and goes on from there. While
+ * nothing runs, the next sync, score or generate is cancelled before it computes anything, so that no cancel is lost
+ * between two calls. A call takes with it all cancels that came before it returned. */
+KAKEYA_API void kakeya_session_cancel(kakeya_session *session);
+/* Forgets a cancel that no call has taken yet. */
+KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session);
 
 /* Tokens of the timeline: those synced and those generated. Valid until the next call on the session. */
-const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
-
-typedef enum kakeya_finish {
-    KAKEYA_FINISH_NONE = 0,
-    KAKEYA_FINISH_STOP,      /* stop token or stop string */
-    KAKEYA_FINISH_LENGTH,    /* max_tokens or the context's end */
-    KAKEYA_FINISH_CANCELLED, /* the callback returned false */
-} kakeya_finish;
-
-typedef struct kakeya_kv_bytes {
-    size_t full, sliding, latent, draft, total; /* bytes that the session's allocator holds now */
-} kakeya_kv_bytes;
+KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
 typedef struct kakeya_stats {
+    size_t size;
     size_t prompt_tokens, reused_tokens, completion_tokens;
     double prefill_seconds, decode_seconds;
     uint64_t verifier_forwards; /* decode forwards; tokens per forward = completion_tokens / verifier_forwards */
@@ -189,57 +310,223 @@ typedef struct kakeya_stats {
     kakeya_finish finish;
 } kakeya_stats;
 
+/* Before every use as a result: the other fields are then the library's to fill, also on failure. */
+static inline void kakeya_stats_init(kakeya_stats *stats) { stats->size = sizeof *stats; }
+
 typedef struct kakeya_sampling {
-    float temperature; /* 0: greedy */
-    int top_k;         /* 0: off */
-    float top_p;       /* 1: off */
-    float min_p;       /* 0: off */
+    float temperature;        /* 0: greedy */
+    int top_k;                /* 0: off */
+    float top_p;              /* 1: off */
+    float min_p;              /* 0: off */
     float repetition_penalty; /* 1: off */
-    uint64_t seed;     /* sampling at position p depends on (seed, p) and the logits only */
+    uint64_t seed;            /* sampling at position p depends on (seed, p) and the logits only */
 } kakeya_sampling;
 
-/* One generated token. `text` holds the complete UTF-8 characters that became certain with this token, possibly none; NULL
- * without tokenizer; not NUL-terminated. Text that may be the beginning of a stop string waits for later tokens; a token
- * whose text is undecided is itself delivered only when the next token or the end is known. Return false to stop after
- * this token: it is then the timeline's last. Must not use the session. */
-typedef bool (*kakeya_token_fn)(void *user, int32_t token, const char *text, size_t text_bytes);
+enum { KAKEYA_MAX_TOP_LOG_PROBABILITIES = 20 };
+
+typedef struct kakeya_log_probability {
+    int32_t token;
+    double log_probability; /* natural logarithm, at most 0 but for rounding */
+} kakeya_log_probability;
+
+/* What happens while an answer is generated. `size` says how much of the event the library fills: a program that may
+ * meet an older library looks at it before it reads newer fields. Types that a program does not know are to be ignored.
+ */
+typedef struct kakeya_event {
+    size_t size;
+    kakeya_event_type type;
+
+    /* KAKEYA_EVENT_TOKEN: one generated token, in order. `text` holds the complete UTF-8 characters that became certain
+     * with it, possibly none; NULL without tokenizer; not NUL-terminated. Text that may be the beginning of a stop
+     * string waits for later tokens; a token whose text is undecided is itself delivered only when the next token or
+     * the end is known. A stop token is not delivered. */
+    int32_t token;
+    size_t position; /* of the token in the timeline */
+    const char *text;
+    size_t text_bytes;
+
+    /* KAKEYA_EVENT_FINISH: the last event of every generation that began, failures included. */
+    kakeya_finish finish;
+    int32_t stop_token;        /* that ended the answer; -1: none did */
+    int32_t stop_string;       /* index of the stop string that ended the answer; -1: none did */
+    const kakeya_error *error; /* with KAKEYA_FINISH_FAILED: what the call returns; otherwise NULL */
+
+    /* KAKEYA_EVENT_TOKEN, where log-probabilities were asked for: those of the token, and of the most likely tokens at
+     * its position, largest first, then lowest id. They are the model's own: softmax at temperature 1 of the logits
+     * after soft-capping, whatever penalties, biases, masks and filters did to the choice. Error: at most 4e-6. */
+    double log_probability;            /* NaN where not asked for */
+    const kakeya_log_probability *top; /* n_top entries */
+    size_t n_top;
+} kakeya_event;
+
+/* Everything that the event points to is valid during the call only. Return false to stop after this token: it is then
+ * the timeline's last. The answer to a FINISH event is ignored. The callback must not use the session, but may cancel
+ * it. */
+typedef bool (*kakeya_event_fn)(void *user, const kakeya_event *event);
+
+/* Added to the logit of a token before anything else is done to it; -INFINITY: the token is never chosen. */
+typedef struct kakeya_logit_bias {
+    int32_t token;
+    float bias; /* finite or -INFINITY */
+} kakeya_logit_bias;
+
+/* Constrained decoding: says which tokens may stand at position n, behind tokens[0..n). `allowed` holds n_words words,
+ * all zero: bit t % 32 of word t / 32 allows token t; bits behind the vocabulary count for nothing. Return true when
+ * they are set, or false where every token is allowed. Called once for every generated token, in the order of
+ * positions, whatever the mode and the draft length. Where no token is left that may be chosen, the generation fails.
+ * Must not use the session, but may cancel it. */
+typedef bool (*kakeya_token_mask_fn)(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words);
 
 typedef struct kakeya_generate_options {
+    size_t size;
     int max_tokens; /* 0: until the context is full */
     kakeya_mode mode;
     /* Tokens drafted per block after the bonus token, 1..16: their number in the fixed modes, the most in auto. 0: the
-     * drafter's block size - 1; in auto 16, of which the drafter gives its block size - 1 at most and the text the rest. */
+     * drafter's block size - 1; in auto 16, of which the drafter gives its block size - 1 at most and the text the
+     * rest. */
     int draft_length;
     kakeya_sampling sampling;
     const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
     size_t n_stop_strings;
     bool ignore_stop_tokens;
-    kakeya_token_fn on_token;
-    void *user;
+    kakeya_event_fn on_event;  /* may be NULL */
+    void *user;                /* for on_event */
+    bool log_probabilities;    /* events carry them; costs the whole head where a greedy choice needs only half of it */
+    int top_log_probabilities; /* 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely tokens too; more than 0 implies the
+                                  above */
+    const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; several of one token add up */
+    size_t n_logit_bias;
+    kakeya_token_mask_fn token_mask; /* may be NULL */
+    void *token_mask_user;
 } kakeya_generate_options;
 
-void kakeya_generate_options_init(kakeya_generate_options *options);
+KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);
+static inline void kakeya_generate_options_init(kakeya_generate_options *options) {
+    kakeya_generate_options_init_sized(options, sizeof *options);
+}
 
-/* Continues the timeline. Generated tokens join it (stop token included, which is not passed to on_token). The token
- * stream is the same for every mode, draft length, chunking and thread count (DESIGN: the lossless contract). */
-kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
-                                      kakeya_stats *stats, kakeya_error *error);
+/* Continues the timeline. Generated tokens join it (stop token included). The token stream is the same for every mode,
+ * draft length, chunking and thread count (docs/architecture.md, "Positions, never block borders"). options NULL: all
+ * defaults. stats may be NULL. */
+KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
+                                                 kakeya_stats *stats, kakeya_error *error);
 
-kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *session);
+/* Bytes that the session has allocated now, by what they hold. */
+KAKEYA_API size_t kakeya_session_memory(const kakeya_session *session, kakeya_memory_kind kind);
+
+KAKEYA_API void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_bytes *out);
+static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *session) {
+    kakeya_kv_bytes bytes;
+    bytes.size = sizeof bytes;
+    kakeya_session_kv_bytes_sized(session, &bytes);
+    return bytes;
+}
 
 /* An independent copy of the timeline and its memory. */
-kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
-/* The whole state as bytes (*data freed with kakeya_free), and back. Refuses data of another model or policy. */
-kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data, size_t *bytes, kakeya_error *error);
-kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, size_t bytes, kakeya_error *error);
+KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
-/* Teacher-forced scoring of tokens[0..n) in a fresh timeline: rows t < prompt_length are prompt rows (native attention),
- * later rows are decode rows under the session's policy. nll[t], t in [0, n-1), is -log p(tokens[t+1] | tokens[0..t]);
- * logits, if not NULL, receives F32 [n][vocab]; hidden_states F32 [layers+1][n][hidden] (embedding, each layer's output,
- * the last one after the final norm). prompt_length 0: all rows are prompt rows. */
-kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n, size_t prompt_length,
-                                   float *nll, float *logits, float *hidden_states, kakeya_progress_fn progress,
-                                   void *user, kakeya_error *error);
+/* Takes the next bytes of a stream. False: it takes no more, which ends the work with KAKEYA_IO. */
+typedef bool (*kakeya_write_fn)(void *user, const void *data, size_t bytes);
+/* Gives at least one of the next `bytes` bytes and returns how many; 0: the stream ends, or cannot be read. */
+typedef size_t (*kakeya_read_fn)(void *user, void *data, size_t bytes);
+
+/* The whole state of a session as a stream of kakeya_session_save_bytes bytes: tokens, K/V memory, and what is needed
+ * to go on with the same tokens, in this process or another. Nothing is held twice. The functions that take and give
+ * bytes are called in the engine's turn: its other sessions wait meanwhile, and must not be used by them. */
+KAKEYA_API kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn write, void *user,
+                                             kakeya_error *error);
+KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
+/* Makes the session what was saved, by a session with the same model, attention policy and K/V format; its context may
+ * be larger or smaller, as long as the tokens fit. Reads exactly the bytes that were written. A stream that is damaged,
+ * cut off or of another model leaves the session as it was; until all has been read, its old memory is held beside the
+ * new. */
+KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
+                                             kakeya_error *error);
+
+/* The same with a file. It is written under another name and renamed at the end, so it is never seen half written. */
+KAKEYA_API kakeya_status kakeya_session_save_file(const kakeya_session *session, const char *path, kakeya_error *error);
+KAKEYA_API kakeya_status kakeya_session_load_file(kakeya_session *session, const char *path, kakeya_error *error);
+
+/* The same with memory; *data is freed with kakeya_free. */
+KAKEYA_API kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data, size_t *bytes,
+                                                 kakeya_error *error);
+KAKEYA_API kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, size_t bytes,
+                                                kakeya_error *error);
+
+typedef struct kakeya_score_options {
+    size_t size;
+    size_t prompt_length; /* rows t < prompt_length are prompt rows (native attention), later ones decode rows under the
+                             session's policy. 0: all rows are prompt rows */
+    float *nll;           /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]), natural logarithm */
+    float *logits;        /* NULL, or [n][vocab], after soft-capping */
+    float *hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, the last one after the
+                             final norm */
+    kakeya_progress_fn progress;
+    void *user; /* for progress */
+    /* NULL, or a safetensors file to be written: `logits` (F32 [n, vocab]) and, with file_hidden_states,
+     * `hidden_states` (F32 [layers + 1, n, hidden]). Logits go there as they are computed and need no memory. The file
+     * is there only if scoring succeeds. */
+    const char *file;
+    bool file_hidden_states;
+} kakeya_score_options;
+
+KAKEYA_API void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size);
+static inline void kakeya_score_options_init(kakeya_score_options *options) {
+    kakeya_score_options_init_sized(options, sizeof *options);
+}
+
+/* Teacher-forced scoring of tokens[0..n) in a fresh timeline with the session's options; the session's own timeline is
+ * not touched. */
+KAKEYA_API kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
+                                              const kakeya_score_options *options, kakeya_error *error);
+
+/* ------------------------------------------------------------------------------------------- description */
+
+/* What a model is and what it will cost, from its configuration files alone: nothing is loaded. Looks at model,
+ * synthetic, drafter and f_theta of the options. *out is owned by the caller. */
+KAKEYA_API kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out,
+                                         kakeya_error *error);
+KAKEYA_API void kakeya_description_close(kakeya_description *description);
+
+typedef struct kakeya_facts {
+    size_t size;
+    const char *variant;     /* "26b-a4b", "e2b", ...; valid as long as the description */
+    const char *weight_type; /* of the checkpoint: "BF16", ... */
+    int layers, sliding_layers, full_attention_layers;
+    int sliding_window, hidden, heads, vocab, max_context;
+    int experts, experts_per_token, expert_width; /* 0: a dense model */
+    int per_layer_embedding_width;                /* 0: it has none */
+    int shared_kv_layers;                         /* the last layers, which use K/V of earlier ones */
+    bool tied_head;                               /* the head is the token table */
+    uint64_t parameters, active_parameters;       /* active: read by the forward of one token */
+    int drafter_layers, drafter_block_size;       /* 0: no drafter */
+    uint64_t drafter_parameters;
+    int f_theta_rank; /* 0: no f_theta */
+    uint64_t f_theta_parameters;
+} kakeya_facts;
+
+KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);
+static inline kakeya_facts kakeya_description_facts(const kakeya_description *description) {
+    kakeya_facts facts;
+    facts.size = sizeof facts;
+    kakeya_description_facts_sized(description, &facts);
+    return facts;
+}
+
+KAKEYA_API uint64_t kakeya_description_parameters(const kakeya_description *description, kakeya_parameter_group group);
+/* Weight bytes that one decoded token reads where all weights are stored as F32 or BF16; 0 for other values. */
+KAKEYA_API uint64_t kakeya_description_bytes_per_token(const kakeya_description *description,
+                                                       kakeya_precision precision);
+
+/* The K/V memory of a session with these options (NULL: all defaults) that has begun to decode and holds `tokens`. A
+ * kv_format of AUTO follows the checkpoint. */
+KAKEYA_API kakeya_status kakeya_description_kv_bytes(const kakeya_description *description,
+                                                     const kakeya_session_options *options, size_t tokens,
+                                                     kakeya_kv_bytes *out, kakeya_error *error);
+/* For comparison: what K and V, both stored, take at `tokens` under native attention. rings: sliding layers hold their
+ * window only, as common engines do; otherwise every layer holds every position. 0 beyond the longest context. */
+KAKEYA_API size_t kakeya_description_reference_bytes(const kakeya_description *description, kakeya_kv_format format,
+                                                     size_t tokens, bool rings);
 
 #ifdef __cplusplus
 }

@@ -43,15 +43,6 @@ kakeya_status error_prefix(kakeya_error *error, kakeya_status status, const char
     return status;
 }
 
-const char *kakeya_status_name(kakeya_status status) {
-    static const char *const names[] = {
-        "ok",           "invalid argument", "input/output error", "bad format", "unsupported", "out of memory",
-        "context full", "cancelled",        "backend failure",
-    };
-    size_t index = (size_t)status;
-    return index < sizeof names / sizeof names[0] ? names[index] : "unknown status";
-}
-
 #define STRINGIFY_(x) #x
 #define STRINGIFY(x)  STRINGIFY_(x)
 

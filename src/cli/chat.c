@@ -92,6 +92,7 @@ static void answer_turn(const run_options *options, kakeya_engine *engine, kakey
     kakeya_error error = {0};
     run_stream stream = {0};
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     int32_t *ids = NULL;
     size_t n = 0, before = talk->n;
 
@@ -101,7 +102,7 @@ static void answer_turn(const run_options *options, kakeya_engine *engine, kakey
         goto failed;
     }
     terminal_clear_interrupt();
-    if (kakeya_chat_tokens(engine, talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
+    if (kakeya_chat_tokens(kakeya_engine_tokenizer(engine), talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
     if (kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
     terminal_clear_progress();
     if (run_generate(options, session, &stream, &stats, &error)) goto failed;

@@ -43,9 +43,9 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
 kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engine **out, kakeya_error *error);
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options);
 
-extern const char *const cli_attention_names[]; /* by kakeya_attention */
-extern const char *const cli_mode_names[];      /* by kakeya_mode */
-extern const char *const cli_finish_names[];    /* by kakeya_finish */
+/* Names in the order of the enums, NULL at the end; there since cli_shared_init. */
+extern const char *const *const cli_attention_names; /* by kakeya_attention */
+extern const char *const *const cli_mode_names;      /* by kakeya_mode */
 
 /* Prints "kakeya VERB: message" on stderr as one line and returns CLI_FAILED. */
 int cli_fail(const char *verb, const kakeya_error *error);

@@ -1,124 +1,28 @@
 /* kakeya info: what a model is and what it will cost, from its configuration files alone. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/files.h"
+#include "base/error.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
-#include "formats/checkpoint.h"
-#include "model/sizes.h"
-
-enum { CONFIG_MAX_BYTES = 16 << 20 };
 
 static const cli_command command = {
     .name = "info",
-    .summary = "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
+    .summary =
+        "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
     .operands = "",
     .examples = "  kakeya info --context 7300\n"
                 "  kakeya info --synthetic 26b-a4b --context 62000 --json\n",
 };
 
-/* What the configuration files say. */
-typedef struct description {
+/* The model under its name, and the session that its memory is told for. */
+typedef struct subject {
     const char *name; /* directory or shape */
-    char *directory;
-    gemma4_config verifier;
-    bool has_drafter, has_f_theta;
-    dflash_config drafter;
-    f_theta_config f_theta;
-    int context;
-} description;
-
-/* Reads DIRECTORY/FILE whole; *path is the name for messages. Both are freed by the caller. */
-static kakeya_status read_config(const char *directory, const char *file, char **path, char **text, size_t *bytes,
-                                 kakeya_error *error) {
-    *text = NULL;
-    *path = path_join(directory, file);
-    if (!*path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    return file_read(*path, CONFIG_MAX_BYTES, text, bytes, error);
-}
-
-static kakeya_status read_verifier(description *d, kakeya_error *error) {
-    char *path = NULL, *text = NULL, *generation_path = NULL, *generation = NULL;
-    size_t bytes = 0, generation_bytes = 0;
-    kakeya_status status = read_config(d->directory, "config.json", &path, &text, &bytes, error);
-    if (status) goto done;
-    generation_path = path_join(d->directory, "generation_config.json");
-    if (generation_path && file_exists(generation_path)) {
-        status = file_read(generation_path, CONFIG_MAX_BYTES, &generation, &generation_bytes, error);
-        if (status) goto done;
-    }
-    status = gemma4_config_parse(path, text, bytes, generation, generation_bytes, &d->verifier, error);
-done:
-    free(generation);
-    free(generation_path);
-    free(text);
-    free(path);
-    return status;
-}
-
-/* The companion's directory: the option, or the sibling DIRECTORY + suffix; NULL where there is none. malloc'ed. */
-static kakeya_status companion(const description *d, const char *option, const char *suffix, char **out,
-                               kakeya_error *error) {
-    *out = NULL;
-    if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
-    if (option) return checkpoint_resolve(option, out, error);
-    if (!d->directory) return KAKEYA_OK;
-    size_t length = strlen(d->directory);
-    while (length > 1 && d->directory[length - 1] == '/') length--;
-    char *sibling = malloc(length + strlen(suffix) + 1);
-    if (!sibling) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", d->directory);
-    memcpy(sibling, d->directory, length);
-    strcpy(sibling + length, suffix);
-    if (directory_exists(sibling)) {
-        *out = sibling;
-    } else {
-        free(sibling);
-    }
-    return KAKEYA_OK;
-}
-
-static kakeya_status read_companions(const cli_shared *shared, description *d, kakeya_error *error) {
-    char *directory = NULL, *path = NULL, *text = NULL;
-    size_t bytes = 0;
-    kakeya_status status = companion(d, shared->drafter, "-dflash", &directory, error);
-    if (status || !directory) return status;
-    status = read_config(directory, "config.json", &path, &text, &bytes, error);
-    if (!status) status = dflash_config_parse(path, text, bytes, &d->drafter, error);
-    d->has_drafter = !status;
-    free(text);
-    free(path);
-    free(directory);
-    if (status) return status;
-
-    status = companion(d, shared->f_theta, "-f-theta", &directory, error);
-    if (status || !directory) return status;
-    status = read_config(directory, "f_theta_config.json", &path, &text, &bytes, error);
-    if (!status) status = f_theta_config_parse(path, text, bytes, &d->f_theta, error);
-    d->has_f_theta = !status;
-    free(text);
-    free(path);
-    free(directory);
-    return status;
-}
-
-static kakeya_status describe(cli_shared *shared, description *d, kakeya_error *error) {
-    const char *model;
-    kakeya_status status = cli_shared_model(shared, &model, error);
-    if (status) return status;
-    d->name = model ? model : shared->synthetic;
-    if (model) {
-        status = checkpoint_resolve(model, &d->directory, error);
-        if (!status) status = read_verifier(d, error);
-    } else {
-        status = gemma4_config_variant(shared->synthetic, &d->verifier, error);
-    }
-    if (!status) status = read_companions(shared, d, error);
-    d->context = shared->context ? shared->context : d->verifier.max_context;
-    return status;
-}
+    const kakeya_description *model;
+    kakeya_facts facts;
+    kakeya_session_options session;
+    size_t context;
+} subject;
 
 /* One row of the memory table. */
 typedef struct policy_row {
@@ -135,168 +39,197 @@ static const policy_row policies[] = {
 };
 enum { POLICY_COUNT = sizeof policies / sizeof policies[0] };
 
-static const dtype kv_types[] = {DTYPE_BF16, DTYPE_F32};
-enum { KV_TYPE_COUNT = sizeof kv_types / sizeof kv_types[0] };
+static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32};
+enum { KV_FORMAT_COUNT = sizeof kv_formats / sizeof kv_formats[0] };
 
-static const char *type_option(dtype type) { return type == DTYPE_F32 ? "f32" : "bf16"; }
-
-static bool possible(const description *d, const policy_row *row) {
-    return row->attention != KAKEYA_ATTENTION_RESTORED || (d->has_drafter && d->has_f_theta);
+static bool possible(const subject *s, const policy_row *row) {
+    return row->attention != KAKEYA_ATTENTION_RESTORED || s->facts.f_theta_rank > 0;
 }
 
-static kv_policy policy_of(const description *d, const cli_shared *shared, const policy_row *row, dtype type) {
-    return (kv_policy){.attention = row->attention,
-                       .restore_layers = row->restore_layers,
-                       .sink = shared->sink,
-                       .window = shared->window,
-                       .draft_window = shared->draft_window,
-                       .type = type,
-                       .f_theta_rank = d->has_f_theta ? d->f_theta.rank : 0};
+static kakeya_status kv_of(const subject *s, const policy_row *row, kakeya_kv_format format, kakeya_kv_bytes *kv,
+                           kakeya_error *error) {
+    kakeya_session_options options = s->session;
+    options.attention = row->attention;
+    options.restore_layers = row->restore_layers;
+    options.kv_format = format;
+    kakeya_kv_bytes_init(kv);
+    return kakeya_description_kv_bytes(s->model, &options, s->context, kv, error);
 }
 
-static int full_layers(const gemma4_config *c) {
-    int n = 0;
-    for (int i = 0; i < c->layers; i++) n += c->layer[i].type == GEMMA4_FULL;
-    return n;
+static size_t reference_bytes(const subject *s, bool rings) {
+    return kakeya_description_reference_bytes(s->model, KAKEYA_KV_BF16, s->context, rings);
 }
 
-static void print_text(const description *d, const cli_shared *shared) {
-    const gemma4_config *c = &d->verifier;
-    char a[32], b[32], e[32];
-    printf("%s\n", d->name);
-    printf("  architecture    Gemma 4, %s: %d layers (%d sliding with a window of %d, %d full attention), hidden %d, %d heads\n",
-           c->variant, c->layers, c->layers - full_layers(c), c->sliding_window, full_layers(c), c->hidden, c->heads);
-    if (c->moe) {
-        printf("  experts         %d, %d per token, width %d\n", c->experts, c->experts_per_token, c->expert_intermediate);
-    }
-    if (c->ple_width) printf("  per-layer embeddings of width %d\n", c->ple_width);
-    if (c->shared_kv_layers) printf("  shared K/V      the last %d layers\n", c->shared_kv_layers);
-    printf("  vocabulary      %s tokens, context up to %s, stored as %s\n", format_count(a, (uint64_t)c->vocab),
-           format_count(b, (uint64_t)c->max_context), weight_format_name(c->checkpoint_format));
-    if (d->has_drafter) {
-        printf("  drafter         %d layers, block of %d, %s parameters\n", d->drafter.layers, d->drafter.block_size,
-               format_count(a, (uint64_t)dflash_parameters(&d->drafter)));
-    }
-    if (d->has_f_theta) {
-        printf("  f_theta         rank %d, %s parameters\n", d->f_theta.rank,
-               format_count(a, (uint64_t)f_theta_parameters(&d->f_theta)));
-    }
+static void print_architecture(const subject *s) {
+    const kakeya_facts *f = &s->facts;
+    char a[32], b[32];
+    printf("%s\n", s->name);
+    printf(
+        "  architecture    Gemma 4, %s: %d layers (%d sliding with a window of %d, %d full attention), hidden %d, %d "
+        "heads\n",
+        f->variant, f->layers, f->sliding_layers, f->sliding_window, f->full_attention_layers, f->hidden, f->heads);
+    if (f->experts)
+        printf("  experts         %d, %d per token, width %d\n", f->experts, f->experts_per_token, f->expert_width);
+    if (f->per_layer_embedding_width) printf("  per-layer embeddings of width %d\n", f->per_layer_embedding_width);
+    if (f->shared_kv_layers) printf("  shared K/V      the last %d layers\n", f->shared_kv_layers);
+    printf("  vocabulary      %s tokens, context up to %s, stored as %s\n", format_count(a, (uint64_t)f->vocab),
+           format_count(b, (uint64_t)f->max_context), f->weight_type);
+    if (f->drafter_layers)
+        printf("  drafter         %d layers, block of %d, %s parameters\n", f->drafter_layers, f->drafter_block_size,
+               format_count(a, f->drafter_parameters));
+    if (f->f_theta_rank)
+        printf("  f_theta         rank %d, %s parameters\n", f->f_theta_rank, format_count(a, f->f_theta_parameters));
+}
 
-    parameter_counts parameters = gemma4_parameters(c);
-    printf("\nparameters        %s, of which one token uses %s\n", format_count(a, (uint64_t)parameters.total),
-           format_count(b, (uint64_t)parameters.active));
-    for (int i = 0; i < PARAMETERS_GROUPS; i++) {
-        if (parameters.group[i]) {
-            printf("  %-15s %16s\n", parameter_group_name((parameter_group)i), format_count(a, (uint64_t)parameters.group[i]));
-        }
+static void print_parameters(const subject *s) {
+    char a[32], b[32];
+    printf("\nparameters        %s, of which one token uses %s\n", format_count(a, s->facts.parameters),
+           format_count(b, s->facts.active_parameters));
+    for (int i = 0; kakeya_parameter_group_name((kakeya_parameter_group)i); i++) {
+        uint64_t n = kakeya_description_parameters(s->model, (kakeya_parameter_group)i);
+        if (n) printf("  %-15s %16s\n", kakeya_parameter_group_name((kakeya_parameter_group)i), format_count(a, n));
     }
     printf("bytes read per token, K/V aside: %s in bf16, %s in f32\n",
-           format_bytes(a, (double)gemma4_bytes_per_token(c, WEIGHT_BF16)),
-           format_bytes(b, (double)gemma4_bytes_per_token(c, WEIGHT_F32)));
+           format_bytes(a, (double)kakeya_description_bytes_per_token(s->model, KAKEYA_PRECISION_BF16)),
+           format_bytes(b, (double)kakeya_description_bytes_per_token(s->model, KAKEYA_PRECISION_F32)));
+}
 
+static kakeya_status print_text(const subject *s, kakeya_error *error) {
+    char a[32], b[32], full[32], sliding[32], latent[32], draft[32];
+    print_architecture(s);
+    print_parameters(s);
     printf("\nK/V memory of a session of %s tokens (sink %d, window %d, draft window %d)\n",
-           format_count(a, (uint64_t)d->context), shared->sink, shared->window, shared->draft_window);
-    printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", "policy", "type", "full", "sliding", "latent", "draft", "total",
-           "each token");
+           format_count(a, s->context), s->session.sink, s->session.window, s->session.draft_window);
+    printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", "policy", "type", "full", "sliding", "latent", "draft",
+           "total", "each token");
     for (int i = 0; i < POLICY_COUNT; i++) {
-        for (int t = 0; t < KV_TYPE_COUNT && possible(d, &policies[i]); t++) {
-            kv_policy policy = policy_of(d, shared, &policies[i], kv_types[t]);
-            kv_bytes kv = kv_session_bytes(c, d->has_drafter ? &d->drafter : NULL, &policy, d->context);
-            char full[32], sliding[32], latent[32], draft[32];
-            printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", policies[i].name, type_option(kv_types[t]),
-                   format_bytes(full, (double)kv.full), format_bytes(sliding, (double)kv.sliding),
-                   format_bytes(latent, (double)kv.latent), format_bytes(draft, (double)kv.draft),
-                   format_bytes(a, (double)kv.total), format_bytes(b, (double)kv_bytes_per_token(c, &policy)));
+        for (int t = 0; t < KV_FORMAT_COUNT && possible(s, &policies[i]); t++) {
+            kakeya_kv_bytes kv;
+            kakeya_status status = kv_of(s, &policies[i], kv_formats[t], &kv, error);
+            if (status) return status;
+            printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", policies[i].name,
+                   kakeya_kv_format_name(kv_formats[t]), format_bytes(full, (double)kv.full),
+                   format_bytes(sliding, (double)kv.sliding), format_bytes(latent, (double)kv.latent),
+                   format_bytes(draft, (double)kv.draft), format_bytes(a, (double)kv.total),
+                   format_bytes(b, (double)kv.each_token));
         }
     }
-    printf("for comparison, separate K and V in bf16: %s with a ring per sliding layer, %s with every position everywhere\n",
-           format_bytes(a, (double)kv_reference_bytes(c, DTYPE_BF16, d->context, true)),
-           format_bytes(e, (double)kv_reference_bytes(c, DTYPE_BF16, d->context, false)));
+    printf("for comparison, separate K and V in bf16: %s with a ring per sliding layer, %s with every position "
+           "everywhere\n",
+           format_bytes(a, (double)reference_bytes(s, true)), format_bytes(b, (double)reference_bytes(s, false)));
+    return KAKEYA_OK;
 }
 
 static void add_number(cJSON *object, const char *key, double value) { cJSON_AddNumberToObject(object, key, value); }
 
-static void add_parameters(cJSON *json, const gemma4_config *c) {
-    parameter_counts counts = gemma4_parameters(c);
+static void add_parameters(cJSON *json, const subject *s) {
     cJSON *parameters = cJSON_AddObjectToObject(json, "parameters");
-    add_number(parameters, "total", (double)counts.total);
-    add_number(parameters, "active", (double)counts.active);
+    add_number(parameters, "total", (double)s->facts.parameters);
+    add_number(parameters, "active", (double)s->facts.active_parameters);
     cJSON *groups = cJSON_AddObjectToObject(parameters, "groups");
-    for (int i = 0; i < PARAMETERS_GROUPS; i++) {
-        if (counts.group[i]) add_number(groups, parameter_group_name((parameter_group)i), (double)counts.group[i]);
+    for (int i = 0; kakeya_parameter_group_name((kakeya_parameter_group)i); i++) {
+        uint64_t n = kakeya_description_parameters(s->model, (kakeya_parameter_group)i);
+        if (n) add_number(groups, kakeya_parameter_group_name((kakeya_parameter_group)i), (double)n);
     }
     cJSON *bytes = cJSON_AddObjectToObject(json, "bytes_per_token");
-    for (int t = 0; t < KV_TYPE_COUNT; t++) {
-        add_number(bytes, type_option(kv_types[t]), (double)gemma4_bytes_per_token(c, kv_types[t] == DTYPE_F32 ? WEIGHT_F32 : WEIGHT_BF16));
-    }
+    static const kakeya_precision types[] = {KAKEYA_PRECISION_BF16, KAKEYA_PRECISION_F32};
+    for (int t = 0; t < 2; t++)
+        add_number(bytes, kakeya_precision_name(types[t]),
+                   (double)kakeya_description_bytes_per_token(s->model, types[t]));
 }
 
-static void add_sessions(cJSON *json, const description *d, const cli_shared *shared) {
-    const gemma4_config *c = &d->verifier;
-    add_number(json, "context", d->context);
+static kakeya_status add_sessions(cJSON *json, const subject *s, kakeya_error *error) {
+    add_number(json, "context", (double)s->context);
     cJSON *sessions = cJSON_AddArrayToObject(json, "sessions");
     for (int i = 0; i < POLICY_COUNT; i++) {
-        for (int t = 0; t < KV_TYPE_COUNT && possible(d, &policies[i]); t++) {
-            kv_policy policy = policy_of(d, shared, &policies[i], kv_types[t]);
-            kv_bytes kv = kv_session_bytes(c, d->has_drafter ? &d->drafter : NULL, &policy, d->context);
+        for (int t = 0; t < KV_FORMAT_COUNT && possible(s, &policies[i]); t++) {
+            kakeya_kv_bytes kv;
+            kakeya_status status = kv_of(s, &policies[i], kv_formats[t], &kv, error);
+            if (status) return status;
             cJSON *session = cJSON_CreateObject();
-            cJSON_AddStringToObject(session, "attention", cli_attention_names[policy.attention]);
-            cJSON_AddStringToObject(session, "restore_layers", policy.restore_layers == KAKEYA_RESTORE_ALL ? "all" : "sliding");
-            cJSON_AddStringToObject(session, "kv_format", type_option(kv_types[t]));
+            cJSON_AddStringToObject(session, "attention", kakeya_attention_name(policies[i].attention));
+            cJSON_AddStringToObject(session, "restore_layers", kakeya_restore_layers_name(policies[i].restore_layers));
+            cJSON_AddStringToObject(session, "kv_format", kakeya_kv_format_name(kv_formats[t]));
             cJSON *bytes = cJSON_AddObjectToObject(session, "kv_bytes");
             add_number(bytes, "full", (double)kv.full);
             add_number(bytes, "sliding", (double)kv.sliding);
             add_number(bytes, "latent", (double)kv.latent);
             add_number(bytes, "draft", (double)kv.draft);
             add_number(bytes, "total", (double)kv.total);
-            add_number(session, "kv_bytes_per_token", (double)kv_bytes_per_token(c, &policy));
+            add_number(session, "kv_bytes_per_token", (double)kv.each_token);
             cJSON_AddItemToArray(sessions, session);
         }
     }
     cJSON *references = cJSON_AddObjectToObject(json, "reference_kv_bytes");
-    add_number(references, "hybrid_bf16", (double)kv_reference_bytes(c, DTYPE_BF16, d->context, true));
-    add_number(references, "all_positions_bf16", (double)kv_reference_bytes(c, DTYPE_BF16, d->context, false));
+    add_number(references, "hybrid_bf16", (double)reference_bytes(s, true));
+    add_number(references, "all_positions_bf16", (double)reference_bytes(s, false));
+    return KAKEYA_OK;
 }
 
-static cJSON *description_json(const description *d, const cli_shared *shared) {
-    const gemma4_config *c = &d->verifier;
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "model", d->name);
+static void add_architecture(cJSON *json, const kakeya_facts *f) {
     cJSON *architecture = cJSON_AddObjectToObject(json, "architecture");
     cJSON_AddStringToObject(architecture, "family", "gemma4");
-    cJSON_AddStringToObject(architecture, "variant", c->variant);
-    add_number(architecture, "layers", c->layers);
-    add_number(architecture, "sliding_layers", c->layers - full_layers(c));
-    add_number(architecture, "full_attention_layers", full_layers(c));
-    add_number(architecture, "sliding_window", c->sliding_window);
-    add_number(architecture, "hidden", c->hidden);
-    add_number(architecture, "heads", c->heads);
-    add_number(architecture, "vocab", c->vocab);
-    add_number(architecture, "max_context", c->max_context);
-    add_number(architecture, "experts", c->moe ? c->experts : 0);
-    add_number(architecture, "experts_per_token", c->moe ? c->experts_per_token : 0);
-    add_number(architecture, "per_layer_embedding_width", c->ple_width);
-    add_number(architecture, "shared_kv_layers", c->shared_kv_layers);
-    cJSON_AddBoolToObject(architecture, "tied_head", c->tied_head);
-    cJSON_AddStringToObject(architecture, "dtype", weight_format_name(c->checkpoint_format));
-    add_parameters(json, c);
-    if (d->has_drafter) {
+    cJSON_AddStringToObject(architecture, "variant", f->variant);
+    add_number(architecture, "layers", f->layers);
+    add_number(architecture, "sliding_layers", f->sliding_layers);
+    add_number(architecture, "full_attention_layers", f->full_attention_layers);
+    add_number(architecture, "sliding_window", f->sliding_window);
+    add_number(architecture, "hidden", f->hidden);
+    add_number(architecture, "heads", f->heads);
+    add_number(architecture, "vocab", f->vocab);
+    add_number(architecture, "max_context", f->max_context);
+    add_number(architecture, "experts", f->experts);
+    add_number(architecture, "experts_per_token", f->experts_per_token);
+    add_number(architecture, "per_layer_embedding_width", f->per_layer_embedding_width);
+    add_number(architecture, "shared_kv_layers", f->shared_kv_layers);
+    cJSON_AddBoolToObject(architecture, "tied_head", f->tied_head);
+    cJSON_AddStringToObject(architecture, "dtype", f->weight_type);
+}
+
+static void add_companions(cJSON *json, const kakeya_facts *f) {
+    if (f->drafter_layers) {
         cJSON *drafter = cJSON_AddObjectToObject(json, "drafter");
-        add_number(drafter, "layers", d->drafter.layers);
-        add_number(drafter, "block_size", d->drafter.block_size);
-        add_number(drafter, "parameters", (double)dflash_parameters(&d->drafter));
+        add_number(drafter, "layers", f->drafter_layers);
+        add_number(drafter, "block_size", f->drafter_block_size);
+        add_number(drafter, "parameters", (double)f->drafter_parameters);
     } else {
         cJSON_AddNullToObject(json, "drafter");
     }
-    if (d->has_f_theta) {
+    if (f->f_theta_rank) {
         cJSON *f_theta = cJSON_AddObjectToObject(json, "f_theta");
-        add_number(f_theta, "rank", d->f_theta.rank);
-        add_number(f_theta, "parameters", (double)f_theta_parameters(&d->f_theta));
+        add_number(f_theta, "rank", f->f_theta_rank);
+        add_number(f_theta, "parameters", (double)f->f_theta_parameters);
     } else {
         cJSON_AddNullToObject(json, "f_theta");
     }
-    add_sessions(json, d, shared);
-    return json;
+}
+
+static kakeya_status print_json(const subject *s, kakeya_error *error) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model", s->name);
+    add_architecture(json, &s->facts);
+    add_parameters(json, s);
+    add_companions(json, &s->facts);
+    kakeya_status status = add_sessions(json, s, error);
+    if (!status) status = cli_print_json(json, error);
+    cJSON_Delete(json);
+    return status;
+}
+
+static kakeya_status describe(cli_shared *shared, kakeya_error *error) {
+    kakeya_engine_options options;
+    kakeya_description *model = NULL;
+    kakeya_status status = cli_shared_engine_options(shared, &options, error);
+    if (!status) status = kakeya_describe(&options, &model, error);
+    if (status) return status;
+    subject s = {.name = options.model ? options.model : options.synthetic,
+                 .model = model,
+                 .facts = kakeya_description_facts(model)};
+    cli_shared_session_options(shared, &s.session);
+    s.context = (size_t)(shared->context ? shared->context : s.facts.max_context);
+    status = shared->json ? print_json(&s, error) : print_text(&s, error);
+    kakeya_description_close(model);
+    return status;
 }
 
 int cli_info(int argc, char **argv) {
@@ -309,18 +242,7 @@ int cli_info(int argc, char **argv) {
     if (argc > first) return cli_usage_error(&command, "unexpected '%s' (the model is --model DIR)", argv[first]);
 
     kakeya_error error = {0};
-    kakeya_status failed;
-    description *d = calloc(1, sizeof *d);
-    failed = d ? describe(&shared, d, &error) : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    if (!failed && shared.json) {
-        cJSON *json = description_json(d, &shared);
-        failed = cli_print_json(json, &error);
-        cJSON_Delete(json);
-    } else if (!failed) {
-        print_text(d, &shared);
-    }
-    if (d) free(d->directory);
-    free(d);
+    kakeya_status failed = describe(&shared, &error);
     cli_shared_free(&shared);
     return failed ? cli_fail(command.name, &error) : CLI_DONE;
 }

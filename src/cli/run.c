@@ -47,11 +47,14 @@ static bool stream_append(run_stream *stream, const char *text, size_t bytes) {
     return true;
 }
 
-static bool on_token(void *user, int32_t token, const char *text, size_t text_bytes) {
+static bool on_event(void *user, const kakeya_event *event) {
     run_stream *stream = user;
+    const char *text = event->text;
+    size_t text_bytes = event->text_bytes;
     char id[16];
+    if (event->type != KAKEYA_EVENT_TOKEN) return true;
     if (stream->as_ids) {
-        text_bytes = (size_t)snprintf(id, sizeof id, stream->wrote_any ? " %d" : "%d", (int)token);
+        text_bytes = (size_t)snprintf(id, sizeof id, stream->wrote_any ? " %d" : "%d", (int)event->token);
         text = id;
     }
     if (text_bytes) {
@@ -74,7 +77,7 @@ kakeya_status run_generate(const run_options *options, kakeya_session *session, 
     generate.stop_strings = options->stop.text;
     generate.n_stop_strings = options->stop.n;
     generate.ignore_stop_tokens = options->ignore_eos;
-    generate.on_token = on_token;
+    generate.on_event = on_event;
     generate.user = stream;
     kakeya_status status = kakeya_session_generate(session, &generate, stats, error);
     if (!status && stream->out_of_memory) {
@@ -131,7 +134,7 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
     cJSON_AddItemToObject(json, "token_ids", cJSON_CreateIntArray(tokens + prompt_tokens, (int)(n_tokens - prompt_tokens)));
     cJSON_AddNumberToObject(json, "prompt_tokens", (double)prompt_tokens);
     cJSON_AddNumberToObject(json, "completion_tokens", (double)stats->completion_tokens);
-    cJSON_AddStringToObject(json, "finish_reason", cli_finish_names[stats->finish]);
+    cJSON_AddStringToObject(json, "finish_reason", kakeya_finish_name(stats->finish));
     cJSON *figures = cJSON_AddObjectToObject(json, "stats");
     cJSON_AddStringToObject(figures, "mode", cli_mode_names[options->mode]);
     cJSON_AddStringToObject(figures, "attention", cli_attention_names[options->shared.attention]);
@@ -160,12 +163,12 @@ static kakeya_status prompt_tokens(const run_options *options, const kakeya_engi
     if (options->ids_file) {
         return input_read_ids(options->ids_file, kakeya_engine_vocab_size(engine), ids, n, error);
     }
-    if (options->raw) return kakeya_tokenize(engine, text, text_bytes, true, ids, n, error);
+    if (options->raw) return kakeya_tokenize(kakeya_engine_tokenizer(engine), text, text_bytes, KAKEYA_TEXT_PROMPT, ids, n, error);
     kakeya_message messages[2];
     size_t count = 0;
     if (options->system) messages[count++] = (kakeya_message){.role = "system", .content = options->system};
     messages[count++] = (kakeya_message){.role = "user", .content = text};
-    return kakeya_chat_tokens(engine, messages, count, options->thinking, ids, n, error);
+    return kakeya_chat_tokens(kakeya_engine_tokenizer(engine), messages, count, options->thinking, ids, n, error);
 }
 
 enum { ATTENTION_NOT_GIVEN = -1 };
@@ -181,6 +184,7 @@ static kakeya_status answer_prompt(const run_options *options, kakeya_engine *en
                                    const int32_t *ids, size_t n, kakeya_error *error) {
     run_stream stream = {.quiet = options->shared.json, .as_ids = !kakeya_engine_has_tokenizer(engine)};
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     kakeya_status status = kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, error);
     if (status) goto done;
     status = run_generate(options, session, &stream, &stats, error);

@@ -11,7 +11,6 @@
 #include "cli/input.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
-#include "formats/safetensors.h"
 
 typedef struct score_options {
     cli_shared shared;
@@ -24,64 +23,36 @@ static const cli_command command = {
     .name = "score",
     .summary = "Scores given tokens: row t predicts token t + 1.",
     .operands = "",
-    .details = "JSON: tokens (how many were scored), nll (their summed negative log-likelihood, natural logarithm),\n"
-               "perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the first C tokens are a\n"
-               "prompt: only the tokens behind them are scored, and rows t >= C are decode rows under --attention.\n"
-               "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states, hidden_states\n"
-               "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n",
+    .details =
+        "JSON: tokens (how many were scored), nll (their summed negative log-likelihood, natural logarithm),\n"
+        "perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the first C tokens are a\n"
+        "prompt: only the tokens behind them are scored, and rows t >= C are decode rows under --attention.\n"
+        "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states, hidden_states\n"
+        "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n",
     .examples = "  kakeya score --text-file README.md\n"
                 "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
                 "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n",
 };
 
-/* Sizes and buffers of one scoring. */
+/* What is scored, and its results. */
 typedef struct scoring {
     int32_t *ids;
     size_t n;
-    size_t vocab, hidden, layers;
-    float *nll;           /* [n - 1] */
-    float *logits;        /* [n][vocab], with --out */
-    float *hidden_states; /* [layers + 1][n][hidden], with --hidden-states */
+    size_t vocab;
+    float *nll; /* [n - 1] */
 } scoring;
 
-static kakeya_status allocate(const score_options *options, scoring *s, kakeya_error *error) {
-    size_t logit_bytes = options->out ? s->n * s->vocab * sizeof(float) : 0;
-    size_t state_bytes = options->hidden_states ? (s->layers + 1) * s->n * s->hidden * sizeof(float) : 0;
-    size_t limit = options->shared.memory_limit_bytes;
-    if (limit && logit_bytes + state_bytes > limit) {
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "--out: %zu bytes of results are more than --memory-limit %zu",
-                         logit_bytes + state_bytes, limit);
-    }
-    s->nll = malloc((s->n + 1) * sizeof(float));
-    s->logits = logit_bytes ? malloc(logit_bytes) : NULL;
-    s->hidden_states = state_bytes ? malloc(state_bytes) : NULL;
-    if (!s->nll || (logit_bytes && !s->logits) || (state_bytes && !s->hidden_states)) {
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the results need %zu bytes", logit_bytes + state_bytes);
-    }
-    return KAKEYA_OK;
-}
-
-/* Opens the output before anything is computed, so that an unwritable path fails at once. */
-static kakeya_status open_output(const score_options *options, const scoring *s, safetensors_writer **writer,
-                                 kakeya_error *error) {
-    if (directory_exists(options->out)) return error_set(error, KAKEYA_IO, "--out: %s is a directory", options->out);
-    safetensors_entry entries[2] = {
-        {.name = "logits", .type = TENSOR_F32, .dims = 2, .shape = {(int64_t)s->n, (int64_t)s->vocab}},
-        {.name = "hidden_states", .type = TENSOR_F32, .dims = 3,
-         .shape = {(int64_t)s->layers + 1, (int64_t)s->n, (int64_t)s->hidden}},
-    };
-    return safetensors_writer_open(options->out, entries, options->hidden_states ? 2 : 1, writer, error);
-}
-
 static kakeya_status print_result(const score_options *options, const scoring *s, kakeya_error *error) {
-    size_t first = options->prompt_length > 0 ? (size_t)options->prompt_length - 1 : 0; /* row of the first scored token */
+    size_t first =
+        options->prompt_length > 0 ? (size_t)options->prompt_length - 1 : 0; /* row of the first scored token */
     size_t end = s->n - 1;
     double sum = 0;
     for (size_t t = first; t < end; t++) sum += (double)s->nll[t];
     size_t tokens = end > first ? end - first : 0;
     if (!options->shared.json) {
         if (tokens) {
-            printf("%zu tokens, negative log-likelihood %.6f, perplexity %.6f\n", tokens, sum, exp(sum / (double)tokens));
+            printf("%zu tokens, negative log-likelihood %.6f, perplexity %.6f\n", tokens, sum,
+                   exp(sum / (double)tokens));
         } else {
             printf("0 tokens\n");
         }
@@ -108,7 +79,7 @@ static kakeya_status read_tokens(const score_options *options, const kakeya_engi
     size_t bytes;
     kakeya_status status = input_read_text(options->text_file, &text, &bytes, error);
     if (status) return status;
-    status = kakeya_tokenize(engine, text, bytes, true, &s->ids, &s->n, error);
+    status = kakeya_tokenize(kakeya_engine_tokenizer(engine), text, bytes, KAKEYA_TEXT_PROMPT, &s->ids, &s->n, error);
     free(text);
     return status;
 }
@@ -116,7 +87,6 @@ static kakeya_status read_tokens(const score_options *options, const kakeya_engi
 static kakeya_status score(score_options *options, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     kakeya_session *session = NULL;
-    safetensors_writer *writer = NULL;
     scoring s = {0};
     kakeya_session_options session_options;
 
@@ -129,8 +99,6 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);
     if (status) goto done;
     s.vocab = (size_t)kakeya_engine_vocab_size(engine);
-    s.hidden = (size_t)kakeya_engine_hidden_size(engine);
-    s.layers = (size_t)kakeya_engine_layers(engine);
     status = read_tokens(options, engine, &s, error);
     if (status) goto done;
     if (s.n == 0) {
@@ -145,31 +113,28 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     cli_shared_session_options(&options->shared, &session_options);
     status = kakeya_session_open(engine, &session_options, &session, error);
     if (status) goto done;
-    if (options->out) status = open_output(options, &s, &writer, error);
+    if (options->out && directory_exists(options->out))
+        status = error_set(error, KAKEYA_IO, "--out: %s is a directory", options->out);
     if (status) goto done;
-    status = allocate(options, &s, error);
-    if (status) goto done;
-    status = kakeya_session_score(session, s.ids, s.n, (size_t)options->prompt_length, s.nll, s.logits, s.hidden_states,
-                                  terminal_progress, NULL, error);
+    s.nll = malloc((s.n + 1) * sizeof *s.nll);
+    if (!s.nll) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu tokens", s.n);
+        goto done;
+    }
+    kakeya_score_options how;
+    kakeya_score_options_init(&how);
+    how.prompt_length = (size_t)options->prompt_length;
+    how.nll = s.nll;
+    how.file = options->out;
+    how.file_hidden_states = options->hidden_states;
+    how.progress = terminal_progress;
+    status = kakeya_session_score(session, s.ids, s.n, &how, error);
     terminal_clear_progress();
     if (status) goto done;
-    if (writer) {
-        status = safetensors_writer_write(writer, s.logits, s.n * s.vocab * sizeof(float), error);
-        if (!status && s.hidden_states) {
-            status = safetensors_writer_write(writer, s.hidden_states, (s.layers + 1) * s.n * s.hidden * sizeof(float), error);
-        }
-        if (status) goto done;
-        status = safetensors_writer_commit(writer, error);
-        writer = NULL;
-        if (status) goto done;
-    }
     status = print_result(options, &s, error);
 done:
-    safetensors_writer_abort(writer);
     kakeya_session_close(session);
     kakeya_engine_close(engine);
-    free(s.hidden_states);
-    free(s.logits);
     free(s.nll);
     kakeya_free(s.ids);
     return status;
@@ -180,22 +145,39 @@ int cli_score(int argc, char **argv) {
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
     const cli_option own[] = {
-        {.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
+        {.name = "ids-file",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &options.ids_file,
          .help = "token ids as they are, a JSON array ('-': standard input)"},
-        {.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.text_file,
+        {.name = "text-file",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &options.text_file,
          .help = "text, tokenised with <bos> in front ('-': standard input)"},
-        {.name = "prompt-length", .argument = "C", .kind = CLI_INT, .target = &options.prompt_length, .min = 0, .max = 1 << 30,
+        {.name = "prompt-length",
+         .argument = "C",
+         .kind = CLI_INT,
+         .target = &options.prompt_length,
+         .min = 0,
+         .max = 1 << 30,
          .help = "the first C tokens are a prompt (0: all rows are prompt rows, all tokens are scored)"},
-        {.name = "out", .argument = "FILE", .kind = CLI_TEXT, .target = &options.out,
+        {.name = "out",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &options.out,
          .help = "write the logits to a safetensors file"},
-        {.name = "hidden-states", .kind = CLI_FLAG, .target = &options.hidden_states,
+        {.name = "hidden-states",
+         .kind = CLI_FLAG,
+         .target = &options.hidden_states,
          .help = "hidden states into --out as well"},
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
-    if (!options.ids_file == !options.text_file) return cli_usage_error(&command, "give either --ids-file or --text-file");
+    if (!options.ids_file == !options.text_file)
+        return cli_usage_error(&command, "give either --ids-file or --text-file");
     if (options.hidden_states && !options.out) return cli_usage_error(&command, "--hidden-states needs --out");
 
     kakeya_error error = {0};

@@ -10,16 +10,27 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "cli/terminal.h"
-#include "session/engine.h"
 
-static const char *const precision_names[] = {"auto", "f32", "bf16", NULL};
-static const char *const kv_format_names[] = {"auto", "f32", "bf16", NULL};
-static const char *const restore_layers_names[] = {"sliding", "all", NULL};
-const char *const cli_attention_names[] = {"native", "sink-window", "restored", NULL};
-const char *const cli_mode_names[] = {"auto", "ar", "speculative", "ngram", NULL};
-const char *const cli_finish_names[] = {"none", "stop", "length", "cancelled", NULL};
+/* Choices in the order of the public enums, spelt by the library. */
+enum { MAX_CHOICES = 16 };
+static const char *precision_names[MAX_CHOICES], *kv_format_names[MAX_CHOICES], *restore_layers_names[MAX_CHOICES],
+    *attention_names[MAX_CHOICES], *mode_names[MAX_CHOICES];
+const char *const *const cli_attention_names = attention_names;
+const char *const *const cli_mode_names = mode_names;
+
+#define FILL(names, name, type)                                                                                        \
+    for (int i = 0; i + 1 < MAX_CHOICES && name((type)i); i++) (names)[i] = name((type)i)
+
+static void fill_choices(void) {
+    FILL(precision_names, kakeya_precision_name, kakeya_precision);
+    FILL(kv_format_names, kakeya_kv_format_name, kakeya_kv_format);
+    FILL(restore_layers_names, kakeya_restore_layers_name, kakeya_restore_layers);
+    FILL(attention_names, kakeya_attention_name, kakeya_attention);
+    FILL(mode_names, kakeya_mode_name, kakeya_mode);
+}
 
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
+    fill_choices();
     kakeya_session_options session;
     kakeya_session_options_init(&session);
     *shared = (cli_shared){.sink = session.sink, .window = session.window, .draft_window = session.draft_window};
@@ -154,11 +165,9 @@ kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engin
     if (!status) status = kakeya_engine_open(&options, out, error);
     terminal_clear_progress();
     if (status) return status;
-    const backend_ops *ops = (*out)->ops;
-    const char *const notes[] = {(*out)->verifier->note, ops->model_note ? ops->model_note((*out)->model) : ""};
-    for (size_t i = 0; i < sizeof notes / sizeof notes[0]; i++) {
-        if (notes[i][0]) fprintf(stderr, "kakeya %s: note: %s\n", verb, notes[i]);
-    }
+    const char *note;
+    for (size_t i = 0; (note = kakeya_engine_note(*out, i)) != NULL; i++)
+        fprintf(stderr, "kakeya %s: note: %s\n", verb, note);
     return KAKEYA_OK;
 }
 

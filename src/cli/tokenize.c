@@ -5,13 +5,9 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/files.h"
 #include "cli/cli.h"
 #include "cli/input.h"
 #include "cli/terminal.h"
-#include "formats/checkpoint.h"
-#include "text/detokenizer.h"
-#include "text/tokenizer.h"
 
 typedef struct tokenize_options {
     cli_shared shared;
@@ -27,47 +23,34 @@ static const cli_command command = {
                 "  kakeya tokenize --decode --ids-file ids.json\n",
 };
 
-static kakeya_status open_tokenizer(tokenize_options *options, tokenizer **out, kakeya_error *error) {
+static kakeya_status open_tokenizer(tokenize_options *options, kakeya_tokenizer **out, kakeya_error *error) {
     const char *model;
-    char *directory = NULL, *path = NULL;
     kakeya_status status = cli_shared_model(&options->shared, &model, error);
     if (status) return status;
     if (!model) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--synthetic: synthetic models have no tokenizer");
-    status = checkpoint_resolve(model, &directory, error);
-    if (status) return status;
-    path = path_join(directory, "tokenizer.json");
-    if (!path) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    } else if (!file_exists(path)) {
-        status = error_set(error, KAKEYA_IO, "%s: the model directory has no tokenizer", path);
-    } else {
-        status = tokenizer_open(path, out, error);
-    }
-    free(path);
-    free(directory);
-    return status;
+    return kakeya_tokenizer_open(model, out, error);
 }
 
-static kakeya_status encode(const tokenize_options *options, const tokenizer *t, kakeya_error *error) {
+static kakeya_status encode(const tokenize_options *options, const kakeya_tokenizer *t, kakeya_error *error) {
     char *text = NULL;
     size_t bytes, n = 0;
     int32_t *ids = NULL;
     kakeya_status status = input_read_text(options->text_file ? options->text_file : "-", &text, &bytes, error);
     if (status) return status;
-    tokenizer_encode_options how = {.add_special = !options->no_special_tokens, .parse_special = true};
-    status = tokenizer_encode(t, text, bytes, how, &ids, &n, error);
+    int how = options->no_special_tokens ? KAKEYA_TEXT_PARSE_SPECIAL : KAKEYA_TEXT_PROMPT;
+    status = kakeya_tokenize(t, text, bytes, how, &ids, &n, error);
     if (status) goto done;
     if (options->shared.json) {
         cJSON *json = cJSON_CreateObject();
         cJSON_AddItemToObject(json, "ids", cJSON_CreateIntArray(ids, (int)n));
         cJSON *tokens = cJSON_AddArrayToObject(json, "tokens");
         for (size_t i = 0; i < n; i++) {
-            cJSON_AddItemToArray(tokens, cJSON_CreateString(tokenizer_piece(t, ids[i], NULL)));
+            cJSON_AddItemToArray(tokens, cJSON_CreateString(kakeya_tokenizer_piece(t, ids[i])));
         }
         status = cli_print_json(json, error);
         cJSON_Delete(json);
     } else {
-        for (size_t i = 0; i < n; i++) printf("%d\t%s\n", (int)ids[i], tokenizer_piece(t, ids[i], NULL));
+        for (size_t i = 0; i < n; i++) printf("%d\t%s\n", (int)ids[i], kakeya_tokenizer_piece(t, ids[i]));
     }
 done:
     free(ids);
@@ -75,14 +58,14 @@ done:
     return status;
 }
 
-static kakeya_status decode(const tokenize_options *options, const tokenizer *t, kakeya_error *error) {
+static kakeya_status decode(const tokenize_options *options, const kakeya_tokenizer *t, kakeya_error *error) {
     int32_t *ids = NULL;
     size_t n = 0, bytes = 0;
     char *text = NULL;
     const char *path = options->ids_file ? options->ids_file : "-";
-    kakeya_status status = input_read_ids(path, tokenizer_vocab_size(t), &ids, &n, error);
+    kakeya_status status = input_read_ids(path, kakeya_tokenizer_vocab_size(t), &ids, &n, error);
     if (status) return status;
-    status = detokenize(t, ids, n, !options->no_special_tokens, &text, &bytes, error);
+    status = kakeya_detokenize(t, ids, n, !options->no_special_tokens, &text, &bytes, error);
     if (status) goto done;
     if (options->shared.json) {
         cJSON *json = cJSON_CreateObject();
@@ -103,26 +86,36 @@ int cli_tokenize(int argc, char **argv) {
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&options.shared, shared);
     const cli_option own[] = {
-        {.name = "text-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.text_file,
+        {.name = "text-file",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &options.text_file,
          .help = "the text ('-' or nothing: standard input)"},
-        {.name = "no-special-tokens", .kind = CLI_FLAG, .target = &options.no_special_tokens,
+        {.name = "no-special-tokens",
+         .kind = CLI_FLAG,
+         .target = &options.no_special_tokens,
          .help = "add no <bos>; with --decode, leave special tokens out"},
         {.name = "decode", .kind = CLI_FLAG, .target = &options.decode, .help = "ids to text"},
-        {.name = "ids-file", .argument = "FILE", .kind = CLI_TEXT, .target = &options.ids_file,
+        {.name = "ids-file",
+         .argument = "FILE",
+         .kind = CLI_TEXT,
+         .target = &options.ids_file,
          .help = "the ids for --decode, a JSON array ('-' or nothing: standard input)"},
         {.name = NULL},
     };
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&command, "unexpected '%s' (the text comes from --text-file)", argv[first]);
-    if (options.decode && options.text_file) return cli_usage_error(&command, "--decode takes --ids-file, not --text-file");
+    if (argc > first)
+        return cli_usage_error(&command, "unexpected '%s' (the text comes from --text-file)", argv[first]);
+    if (options.decode && options.text_file)
+        return cli_usage_error(&command, "--decode takes --ids-file, not --text-file");
     if (!options.decode && options.ids_file) return cli_usage_error(&command, "--ids-file needs --decode");
 
     kakeya_error error = {0};
-    tokenizer *t = NULL;
+    kakeya_tokenizer *t = NULL;
     kakeya_status failed = open_tokenizer(&options, &t, &error);
     if (!failed) failed = options.decode ? decode(&options, t, &error) : encode(&options, t, &error);
-    tokenizer_close(t);
+    kakeya_tokenizer_close(t);
     int result = failed ? cli_fail(command.name, &error) : CLI_DONE;
     cli_shared_free(&options.shared);
     return result;

@@ -1,16 +1,36 @@
 #include "decode/output.h"
 
+#include <math.h>
+
 static bool is_stop_token(const decode_output *o, int32_t token) {
     for (int i = 0; i < o->n_stop_tokens; i++)
         if (o->stop_tokens[i] == token) return true;
     return false;
 }
 
+static kakeya_event empty_event(kakeya_event_type type) {
+    return (kakeya_event){.size = sizeof(kakeya_event),
+                          .type = type,
+                          .token = -1,
+                          .stop_token = -1,
+                          .stop_string = -1,
+                          .log_probability = (double)NAN};
+}
+
 /* False: the callback asked to stop. */
-static bool deliver(decode_output *o, int32_t token) {
-    if (!o->on_token) return true;
-    bool text = o->text.push != NULL;
-    return o->on_token(o->user, token, text ? o->stop.text : NULL, text ? o->stop.released : 0);
+static bool deliver(decode_output *o, const output_token *token) {
+    if (!o->on_event) return true;
+    kakeya_event event = empty_event(KAKEYA_EVENT_TOKEN);
+    event.token = token->token;
+    event.position = token->position;
+    event.log_probability = token->log_probabilities.chosen;
+    event.top = token->log_probabilities.top;
+    event.n_top = (size_t)token->log_probabilities.n_top;
+    if (o->text.push) {
+        event.text = o->stop.text;
+        event.text_bytes = o->stop.released;
+    }
+    return o->on_event(o->user, &event);
 }
 
 /* Makes all text that is left certain. */
@@ -34,35 +54,46 @@ static kakeya_status take_text(decode_output *o, int32_t token, bool last, bool 
     bool incomplete = false;
     kakeya_status status = o->text.push(o->text.source, token, &text, &bytes, &incomplete, error);
     if (status == KAKEYA_OK) status = stop_text_push(&o->stop, text, bytes, stopped, error);
+    if (status == KAKEYA_OK && *stopped) o->stop_string = (int32_t)o->stop.completed;
     if (status == KAKEYA_OK && last && !*stopped) status = end_text(o, error);
     *undecided = !last && !*stopped && (incomplete || o->stop.held > 0);
     return status;
 }
 
-kakeya_status output_take(decode_output *o, int32_t token, bool last, output_verdict *verdict, kakeya_error *error) {
+void output_begin(decode_output *o) {
+    o->withheld.token = -1;
+    o->finish = KAKEYA_FINISH_NONE;
+    o->stop_token = o->stop_string = -1;
+}
+
+static bool deliver_withheld(decode_output *o) {
+    output_token before = o->withheld;
+    o->withheld.token = -1;
+    return before.token < 0 || deliver(o, &before);
+}
+
+kakeya_status output_take(decode_output *o, const output_token *token, bool last, output_verdict *verdict,
+                          kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    bool stop_token = is_stop_token(o, token);
-    if (o->withheld >= 0) {
-        if (stop_token) status = end_text(o, error);
-        if (status != KAKEYA_OK) return status;
-        int32_t before = o->withheld;
-        o->withheld = -1;
-        if (!deliver(o, before)) {
-            *verdict = finish_with(o, KAKEYA_FINISH_CANCELLED, OUTPUT_REFUSED);
-            return KAKEYA_OK;
-        }
+    bool stop_token = is_stop_token(o, token->token);
+    if (stop_token && o->withheld.token >= 0) status = end_text(o, error);
+    if (status != KAKEYA_OK) return status;
+    if (!deliver_withheld(o)) {
+        *verdict = finish_with(o, KAKEYA_FINISH_CANCELLED, OUTPUT_REFUSED);
+        return KAKEYA_OK;
     }
     if (stop_token) {
+        o->stop_token = token->token;
         *verdict = finish_with(o, KAKEYA_FINISH_STOP, OUTPUT_TAKEN_LAST);
         return KAKEYA_OK;
     }
 
     bool stopped = false, undecided = false;
-    if (o->text.push) status = take_text(o, token, last, &stopped, &undecided, error);
+    if (o->text.push) status = take_text(o, token->token, last, &stopped, &undecided, error);
     if (status != KAKEYA_OK) return status;
     *verdict = OUTPUT_TAKEN;
     if (undecided) {
-        o->withheld = token;
+        o->withheld = *token;
     } else if (!deliver(o, token)) {
         *verdict = finish_with(o, KAKEYA_FINISH_CANCELLED, OUTPUT_TAKEN_LAST);
     } else if (stopped) {
@@ -71,4 +102,25 @@ kakeya_status output_take(decode_output *o, int32_t token, bool last, output_ver
         *verdict = finish_with(o, KAKEYA_FINISH_LENGTH, OUTPUT_TAKEN_LAST);
     }
     return KAKEYA_OK;
+}
+
+kakeya_status output_cut(decode_output *o, kakeya_finish finish, kakeya_error *error) {
+    o->finish = finish;
+    if (o->withheld.token < 0) return KAKEYA_OK;
+    kakeya_status status = end_text(o, error);
+    if (status == KAKEYA_OK) (void)deliver_withheld(o); /* it ends here whatever the callback says */
+    return status;
+}
+
+void output_finish(decode_output *o, kakeya_status status, const kakeya_error *error) {
+    if (status != KAKEYA_OK) o->finish = KAKEYA_FINISH_FAILED;
+    if (!o->on_event) return;
+    kakeya_event event = empty_event(KAKEYA_EVENT_FINISH);
+    event.finish = o->finish;
+    if (o->finish == KAKEYA_FINISH_STOP) {
+        event.stop_token = o->stop_token;
+        event.stop_string = o->stop_string;
+    }
+    event.error = status != KAKEYA_OK ? error : NULL;
+    (void)o->on_event(o->user, &event);
 }

@@ -29,33 +29,61 @@ void sampler_free(sampler *s) {
     mem_free(s->adjusted);
     mem_free(s->candidates);
     mem_free(s->seen);
+    mem_free(s->allowed);
+    s->allowed = NULL;
     s->adjusted = NULL;
     s->candidates = NULL;
     s->seen = NULL;
 }
 
-static kakeya_status ensure(sampler *s, void **buffer, size_t element_bytes, kakeya_error *error) {
+static kakeya_status ensure(sampler *s, void **buffer, size_t bytes, kakeya_error *error) {
     if (*buffer) return KAKEYA_OK;
-    *buffer = mem_alloc(s->account, MEM_WORKSPACE, (size_t)s->vocab * element_bytes);
+    *buffer = mem_alloc(s->account, MEM_WORKSPACE, bytes);
     if (*buffer) return KAKEYA_OK;
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "sampling workspace of %zu bytes: out of memory",
-                     (size_t)s->vocab * element_bytes);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "sampling workspace of %zu bytes: out of memory", bytes);
 }
 
-kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, kakeya_error *error) {
+static size_t mask_words(const sampler *s) { return ((size_t)s->vocab + 31) / 32; }
+
+static kakeya_status check_bias(const sampler *s, const sampler_constraints *c, kakeya_error *error) {
+    if (c->n_bias && !c->bias)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu logit biases, but the array is NULL", c->n_bias);
+    for (size_t i = 0; i < c->n_bias; i++) {
+        if (c->bias[i].token < 0 || c->bias[i].token >= s->vocab)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "logit bias %zu: token %d, the vocabulary has ids 0 to %d",
+                             i, (int)c->bias[i].token, s->vocab - 1);
+        if (isnan(c->bias[i].bias) || c->bias[i].bias == INFINITY)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "logit bias %zu: %g for token %d, must be finite or -infinity", i, (double)c->bias[i].bias,
+                             (int)c->bias[i].token);
+    }
+    return KAKEYA_OK;
+}
+
+static bool constrained(const sampler_constraints *c) { return c->n_bias || c->mask; }
+
+kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
+                                kakeya_error *error) {
+    const sampler_constraints none = {0}, *c = constraints ? constraints : &none;
+    size_t vocab = (size_t)s->vocab;
     kakeya_status status = sampling_validate(parameters, error);
+    if (status == KAKEYA_OK) status = check_bias(s, c, error);
     bool penalty = parameters->repetition_penalty != 1.0f;
-    if (status == KAKEYA_OK && (penalty || s->n_suppress))
-        status = ensure(s, (void **)&s->adjusted, sizeof *s->adjusted, error);
-    if (status == KAKEYA_OK && penalty) status = ensure(s, (void **)&s->seen, sizeof *s->seen, error);
+    if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c)))
+        status = ensure(s, (void **)&s->adjusted, vocab * sizeof *s->adjusted, error);
+    if (status == KAKEYA_OK && penalty) status = ensure(s, (void **)&s->seen, vocab * sizeof *s->seen, error);
+    if (status == KAKEYA_OK && c->mask)
+        status = ensure(s, (void **)&s->allowed, mask_words(s) * sizeof *s->allowed, error);
     if (status == KAKEYA_OK && parameters->temperature > 0)
-        status = ensure(s, (void **)&s->candidates, sizeof *s->candidates, error);
-    if (status == KAKEYA_OK) s->parameters = *parameters;
-    return status;
+        status = ensure(s, (void **)&s->candidates, vocab * sizeof *s->candidates, error);
+    if (status != KAKEYA_OK) return status;
+    s->parameters = *parameters;
+    s->constraints = *c;
+    return KAKEYA_OK;
 }
 
 bool sampler_is_argmax(const sampler *s) {
-    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f;
+    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f && !constrained(&s->constraints);
 }
 
 bool sampler_suppresses(const sampler *s, int32_t token) {
@@ -79,6 +107,21 @@ static void penalise(sampler *s, const int32_t *history, size_t n) {
         float logit = s->adjusted[token];
         s->adjusted[token] = logit > 0 ? logit / penalty : logit * penalty;
     }
+}
+
+/* The caller's mask, applied to the adjusted row. */
+static kakeya_status mask_row(sampler *s, const int32_t *history, size_t n, kakeya_error *error) {
+    const sampler_constraints *c = &s->constraints;
+    memset(s->allowed, 0, mask_words(s) * sizeof *s->allowed);
+    if (!c->mask(c->mask_user, history, n, s->allowed, mask_words(s))) return KAKEYA_OK;
+    bool left = false;
+    for (int32_t t = 0; t < s->vocab; t++) {
+        if (!(s->allowed[t / 32] >> (t % 32) & 1)) s->adjusted[t] = -INFINITY;
+        left |= s->adjusted[t] != -INFINITY;
+    }
+    if (left) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "the token mask of position %zu leaves none of the %d tokens", n,
+                     s->vocab);
 }
 
 /* Largest logit and its lowest id. NaN and +inf are failures of the computation and never become a token. */
@@ -279,13 +322,18 @@ static int32_t draw(sampler *s, const float *logits, float maximum, size_t posit
 }
 
 bool sampler_takes_leaders(const sampler *s) {
-    return s->parameters.temperature > 0 && s->parameters.repetition_penalty == 1.0f;
+    return s->parameters.repetition_penalty == 1.0f && !constrained(&s->constraints);
 }
 
 bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
     const kakeya_sampling *p = &s->parameters;
     *token = -1;
     if (leaders->n < 0) return true;
+    if (p->temperature == 0) {
+        if (leaders->n == 0) return false;
+        *token = leaders->token[0];
+        return true;
+    }
     sampling_candidate *c = s->candidates; /* in order already */
     size_t n = 0;
     uint64_t total = 0;
@@ -331,10 +379,16 @@ bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t pos
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error) {
     bool penalty = s->parameters.repetition_penalty != 1.0f;
-    if (penalty || s->n_suppress) {
+    const sampler_constraints *c = &s->constraints;
+    if (penalty || s->n_suppress || constrained(c)) {
         memcpy(s->adjusted, logits, (size_t)s->vocab * sizeof *logits);
+        for (size_t i = 0; i < c->n_bias; i++) s->adjusted[c->bias[i].token] += c->bias[i].bias;
         for (int i = 0; i < s->n_suppress; i++)
             if (s->suppress[i] >= 0 && s->suppress[i] < s->vocab) s->adjusted[s->suppress[i]] = -INFINITY;
+        if (c->mask) {
+            kakeya_status masked = mask_row(s, history, position, error);
+            if (masked != KAKEYA_OK) return masked;
+        }
         if (penalty) penalise(s, history, position);
         logits = s->adjusted;
     }

@@ -1,10 +1,10 @@
 /* Choosing the token of one position from a row of logits.
  *
- * The result is a pure function of (parameters, seed, position, logits, tokens before the position): that is what lets
- * a draft be accepted exactly if it equals the sampled token, at any temperature.
+ * The result is a pure function of (parameters, constraints, seed, position, logits, tokens before the position): that
+ * is what lets a draft be accepted exactly if it equals the sampled token, at any temperature.
  *
- * Order of the steps, as in Hugging Face's generate(): suppressed tokens, repetition penalty, temperature, top-k,
- * top-p, min-p, draw. Ties always go to the lowest id.
+ * Order of the steps, as in Hugging Face's generate(): biases, suppressed tokens, mask, repetition penalty,
+ * temperature, top-k, top-p, min-p, draw. Ties always go to the lowest id.
  *
  * The draw is the inverse of the distribution function over tokens in the order of their logits, largest first. Weights
  * are integers (base/exp_weight.h), so the few leading tokens and the sum of all weights decide it exactly as a whole
@@ -20,16 +20,26 @@ typedef struct sampling_candidate {
     uint64_t weight; /* exp_weight of the logit */
 } sampling_candidate;
 
+/* What a caller adds to the model's own opinion; borrowed. */
+typedef struct sampler_constraints {
+    const kakeya_logit_bias *bias;
+    size_t n_bias;
+    kakeya_token_mask_fn mask; /* may be NULL */
+    void *mask_user;
+} sampler_constraints;
+
 typedef struct sampler {
     kakeya_sampling parameters;
+    sampler_constraints constraints;
     int vocab;
     const int32_t *suppress; /* borrowed */
     int n_suppress;
     mem_account *account;
-    float *adjusted;                /* [vocab]: logits after suppression and penalty; NULL while neither is used */
+    float *adjusted; /* [vocab]: the row that is sampled from where it is not the model's; NULL while unused */
     sampling_candidate *candidates; /* [vocab]; NULL while only greedy decoding was asked for */
     uint32_t *seen;                 /* [vocab]: the value of seen_mark where a token has been penalised */
     uint32_t seen_mark;
+    uint32_t *allowed; /* [(vocab + 31) / 32]: the mask of a position; NULL while there is none */
 } sampler;
 
 /* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty finite > 0. */
@@ -38,10 +48,13 @@ kakeya_status sampling_validate(const kakeya_sampling *parameters, kakeya_error 
 void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, mem_account *account);
 void sampler_free(sampler *s);
 
-/* Validates and takes the parameters; allocates (MEM_WORKSPACE) what they need, so that sampling itself never does. */
-kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, kakeya_error *error);
+/* Validates and takes parameters and constraints (NULL: none); allocates (MEM_WORKSPACE) what they need, so that
+ * sampling itself never does. */
+kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
+                                kakeya_error *error);
 
-/* history[0..position) are the tokens before the position. KAKEYA_BACKEND for logits that are not numbers. */
+/* history[0..position) are the tokens before the position. KAKEYA_BACKEND for logits that are not numbers,
+ * KAKEYA_INVALID_ARGUMENT where the mask leaves no token. */
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error);
 

@@ -1,5 +1,6 @@
 #include "decode/speculate.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -13,8 +14,11 @@ static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE
 kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
                              kakeya_error *error) {
     w->rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
-    w->greedy = t->ops->finds_argmax && sampler_is_argmax(&w->sampler);
-    w->leading = t->ops->finds_leaders && sampler_takes_leaders(&w->sampler);
+    bool argmax = sampler_is_argmax(&w->sampler);
+    w->greedy = t->ops->finds_argmax && argmax && !o->log_probabilities;
+    w->leading =
+        t->ops->finds_leaders && !w->greedy && sampler_takes_leaders(&w->sampler) && (!argmax || o->log_probabilities);
+    w->leader_temperature = argmax ? 1 : w->sampler.parameters.temperature;
     int logit_rows = w->greedy ? 0 : w->leading ? 1 : w->rows;
     if (w->logit_rows < logit_rows) {
         size_t bytes = (size_t)logit_rows * (size_t)t->vocab * sizeof *w->logits;
@@ -30,6 +34,12 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
         w->leaders = mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->leaders);
         if (!w->leaders) return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of a block: out of memory");
     }
+    if (w->leading && !w->log_probabilities) {
+        w->log_probabilities =
+            mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->log_probabilities);
+        if (!w->log_probabilities)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "log-probabilities of a block: out of memory");
+    }
     if (uses_ngrams(o) && !w->ngram.last) return ngram_create(&w->ngram, t->vocab, t->capacity, w->account, error);
     return KAKEYA_OK;
 }
@@ -37,7 +47,9 @@ kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, cons
 void decode_workspace_free(decode_workspace *w) {
     mem_free(w->logits);
     mem_free(w->leaders);
+    mem_free(w->log_probabilities);
     w->logits = NULL;
+    w->log_probabilities = NULL;
     w->leaders = NULL;
     w->logit_rows = 0;
     sampler_free(&w->sampler);
@@ -162,25 +174,43 @@ static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, cons
 /* What a row says about the next token: its logits, or the token itself where that is known already. */
 typedef struct row_result {
     const float *logits;
-    const int32_t *token; /* NULL: sample from the logits; -1: the logits are not numbers */
+    const int32_t *token;                             /* NULL: sample from the logits; -1: the logits are not numbers */
+    const token_log_probabilities *log_probabilities; /* with token; NULL: not asked for */
 } row_result;
 
-static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, row_result row, int32_t *token,
-                                  kakeya_error *error) {
-    if (!row.token) return sampler_sample(&w->sampler, row.logits, t->tokens, t->n, token, error);
-    *token = *row.token;
-    if (*token >= 0) return KAKEYA_OK;
-    return error_set(error, KAKEYA_BACKEND, "sampling at position %zu: the logits are not finite numbers", t->n);
+static bool is_cancelled(const decode_options *o) { return o->cancelled && atomic_load(o->cancelled); }
+
+static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, const decode_options *o, row_result row,
+                                  output_token *out, kakeya_error *error) {
+    *out = (output_token){.position = t->n, .log_probabilities.chosen = (double)NAN};
+    if (row.token) {
+        out->token = *row.token;
+        if (out->token < 0)
+            return error_set(error, KAKEYA_BACKEND, "sampling at position %zu: the logits are not finite numbers",
+                             t->n);
+        if (row.log_probabilities) out->log_probabilities = *row.log_probabilities;
+        return KAKEYA_OK;
+    }
+    kakeya_status status = sampler_sample(&w->sampler, row.logits, t->tokens, t->n, &out->token, error);
+    if (status == KAKEYA_OK && o->log_probabilities)
+        log_probabilities_of_row(row.logits, t->vocab, out->token, o->top_log_probabilities, &out->log_probabilities);
+    return status;
 }
 
 /* Chooses the token behind tokens[0..n) and lets the output decide about it. */
-static kakeya_status take_next(decode_timeline *t, decode_workspace *w, row_result row, bool last,
-                               decode_output *output, int32_t *token, output_verdict *verdict, kakeya_error *error) {
-    kakeya_status status = choose_token(t, w, row, token, error);
-    if (status == KAKEYA_OK) status = output_take(output, *token, last, verdict, error);
+static kakeya_status take_next(decode_timeline *t, decode_workspace *w, const decode_options *o, row_result row,
+                               bool last, decode_output *output, int32_t *token, output_verdict *verdict,
+                               kakeya_error *error) {
+    output_token chosen;
+    kakeya_status status = choose_token(t, w, o, row, &chosen, error);
     if (status != KAKEYA_OK) return status;
-    if (*verdict != OUTPUT_REFUSED) t->tokens[t->n++] = *token;
-    return KAKEYA_OK;
+    status = output_take(output, &chosen, last, verdict, error);
+    if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) return status;
+    *token = chosen.token;
+    t->tokens[t->n++] = chosen.token;
+    if (*verdict != OUTPUT_TAKEN || !is_cancelled(o)) return KAKEYA_OK;
+    *verdict = OUTPUT_TAKEN_LAST;
+    return output_cut(output, KAKEYA_FINISH_CANCELLED, error);
 }
 
 /* Keeps the block's first `taken` rows: exactly the tokens before the timeline's last one. */
@@ -209,19 +239,33 @@ static void add_to_stats(kakeya_stats *stats, const draft_block *block, double w
     stats->verify_seconds += block->verify_seconds;
 }
 
-/* Draws from the leading logits of the rows, whole rows where those do not decide, up to the first draft that is not
- * the drawn token; -1 for logits that are not numbers. Needs the turn: whole rows are still with the backend. */
-static kakeya_status draw_rows(const decode_timeline *t, decode_workspace *w, const block_state *b, int32_t *drawn,
-                               kakeya_error *error) {
+/* Chooses the token of one row from its leading logits, or from the whole row where those do not decide; -1 for logits
+ * that are not numbers. */
+static kakeya_status choose_from_leaders(const decode_timeline *t, decode_workspace *w, const decode_options *o,
+                                         int row, size_t position, int32_t *token, kakeya_error *error) {
+    const backend_leaders *leaders = &w->leaders[row];
+    token_log_probabilities *known = &w->log_probabilities[row];
+    bool decided = sampler_draw_leaders(&w->sampler, leaders, position, token);
+    if (decided && (*token < 0 || !o->log_probabilities)) return KAKEYA_OK;
+    /* the sum is that of the model's own softmax at temperature 1 only, and holds no suppressed tokens */
+    if (decided && w->leader_temperature == 1.0f && w->sampler.n_suppress == 0 &&
+        log_probabilities_of_leaders(leaders, leaders->total, t->vocab, *token, o->top_log_probabilities, known))
+        return KAKEYA_OK;
+    kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
+    if (status == KAKEYA_OK && !decided) status = sampler_sample(&w->sampler, w->logits, NULL, position, token, error);
+    if (status == KAKEYA_OK && o->log_probabilities)
+        log_probabilities_of_row(w->logits, t->vocab, *token, o->top_log_probabilities, known);
+    return status;
+}
+
+/* Chooses the tokens of all rows up to the first draft that is not the chosen token. Needs the turn: whole rows are
+ * still with the backend. */
+static kakeya_status choose_rows(const decode_timeline *t, decode_workspace *w, const decode_options *o,
+                                 const block_state *b, int32_t *chosen, kakeya_error *error) {
     for (int row = 0; row <= b->block.drafted; row++) {
-        size_t position = t->n + (size_t)row;
-        if (!sampler_draw_leaders(&w->sampler, &w->leaders[row], position, &drawn[row])) {
-            kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
-            if (status == KAKEYA_OK)
-                status = sampler_sample(&w->sampler, w->logits, NULL, position, &drawn[row], error);
-            if (status != KAKEYA_OK) return status;
-        }
-        if (row < b->block.drafted && drawn[row] != b->tokens[row + 1]) break;
+        kakeya_status status = choose_from_leaders(t, w, o, row, t->n + (size_t)row, &chosen[row], error);
+        if (status != KAKEYA_OK) return status;
+        if (row < b->block.drafted && chosen[row] != b->tokens[row + 1]) break;
     }
     return KAKEYA_OK;
 }
@@ -242,12 +286,12 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
                                .kind = SEGMENT_DECODE,
                                .logits = w->greedy || w->leading ? NULL : w->logits,
                                .leaders = w->leading ? w->leaders : NULL,
-                               .temperature = w->sampler.parameters.temperature,
+                               .temperature = w->leader_temperature,
                                .argmax = w->greedy ? known : NULL};
     pthread_mutex_lock(t->turn);
     double start = seconds_now(o);
     status = t->ops->forward(t->model, &segment, 1, error);
-    kakeya_status drawn = !status && w->leading ? draw_rows(t, w, &b, known, error) : KAKEYA_OK;
+    kakeya_status drawn = !status && w->leading ? choose_rows(t, w, o, &b, known, error) : KAKEYA_OK;
     b.block.verify_seconds = seconds_now(o) - start;
     pthread_mutex_unlock(t->turn);
     if (status != KAKEYA_OK) return status;
@@ -255,10 +299,12 @@ static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const
     status = drawn; /* the rows are pending now: a failure commits none of them */
     for (int row = 0; row < segment.n && !status; row++) {
         int32_t token;
-        row_result result = {.token = &known[row]};
+        row_result result = {.token = &known[row],
+                             .log_probabilities =
+                                 w->leading && o->log_probabilities ? &w->log_probabilities[row] : NULL};
         if (!w->greedy && !w->leading) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
         bool last = remaining == (size_t)b.taken + 1;
-        status = take_next(t, w, result, last, output, &token, verdict, error);
+        status = take_next(t, w, o, result, last, output, &token, verdict, error);
         if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;
         b.taken++;
         if (o->mode == KAKEYA_MODE_AUTO) draft_control_token(&w->control, token);
@@ -281,14 +327,16 @@ kakeya_status decode_run(decode_timeline *t, decode_workspace *w, const decode_o
     size_t start = t->n;
     output_verdict verdict = OUTPUT_TAKEN;
     kakeya_status status = KAKEYA_OK;
-    if (t->has_logits) {
+    bool cancelled = is_cancelled(o);
+    if (t->has_logits && !cancelled) {
         int32_t token;
         status =
-            take_next(t, w, (row_result){.logits = t->logits}, o->max_tokens == 1, output, &token, &verdict, error);
+            take_next(t, w, o, (row_result){.logits = t->logits}, o->max_tokens == 1, output, &token, &verdict, error);
         t->has_logits = false; /* used up; after a failure the row is computed again */
     }
-    while (status == KAKEYA_OK && verdict == OUTPUT_TAKEN)
+    while (status == KAKEYA_OK && verdict == OUTPUT_TAKEN && !(cancelled = cancelled || is_cancelled(o)))
         status = decode_block(t, w, o, o->max_tokens - (t->n - start), output, stats, &verdict, error);
+    if (status == KAKEYA_OK && verdict == OUTPUT_TAKEN) status = output_cut(output, KAKEYA_FINISH_CANCELLED, error);
     stats->completion_tokens += t->n > start ? t->n - start : 0;
     stats->finish = output->finish;
     return status;

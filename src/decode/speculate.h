@@ -8,6 +8,7 @@
 #define KAKEYA_DECODE_SPECULATE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "backend/backend.h"
 #include "decode/draft_control.h"
@@ -41,10 +42,13 @@ typedef kakeya_status (*decode_draft_fn)(void *user, int32_t bonus, int n, int32
 
 typedef struct decode_options {
     kakeya_mode mode;
-    int draft_length;      /* tokens per block in the fixed modes, the most in auto; 0 with AR */
-    int max_rows;          /* rows that a decode segment may have under the attention policy */
-    size_t max_tokens;     /* at least 1, fits into the timeline */
-    decode_draft_fn draft; /* NULL: the backend's */
+    int draft_length;  /* tokens per block in the fixed modes, the most in auto; 0 with AR */
+    int max_rows;      /* rows that a decode segment may have under the attention policy */
+    size_t max_tokens; /* at least 1, fits into the timeline */
+    bool log_probabilities;
+    int top_log_probabilities;
+    const atomic_bool *cancelled; /* looked at before every block and behind every token; NULL: never */
+    decode_draft_fn draft;        /* NULL: the backend's */
     void *draft_user;
     decode_trace_fn trace; /* may be NULL */
     void *trace_user;
@@ -55,12 +59,14 @@ typedef struct decode_options {
 /* What a loop needs besides the timeline; kept between turns. */
 typedef struct decode_workspace {
     mem_account *account;
-    int rows;      /* of a block, at most */
-    bool greedy;   /* the backend finds the next tokens itself */
-    bool leading;  /* it finds the leading logits, from which they are drawn */
-    float *logits; /* [logit_rows][vocab], where tokens are sampled here */
+    int rows;                 /* of a block, at most */
+    bool greedy;              /* the backend finds the next tokens itself */
+    bool leading;             /* it finds the leading logits, from which they are chosen */
+    float leader_temperature; /* of the leaders' weights */
+    float *logits;            /* [logit_rows][vocab], where tokens are sampled here */
     int logit_rows;
-    backend_leaders *leaders; /* [BACKEND_MAX_DECODE_ROWS] once they were wanted */
+    backend_leaders *leaders;                   /* [BACKEND_MAX_DECODE_ROWS] once they were wanted */
+    token_log_probabilities *log_probabilities; /* [BACKEND_MAX_DECODE_ROWS] of rows whose token is chosen in advance */
     sampler sampler;
     ngram_index ngram; /* memory only once n-gram drafts were wanted */
     draft_control control;

@@ -77,7 +77,9 @@ kakeya_status stop_text_push(stop_text *s, const char *text, size_t bytes, bool 
             if (s->lengths[i] > end || memcmp(s->text + end - s->lengths[i], s->strings[i], s->lengths[i]) != 0)
                 continue;
             *stopped = true;
-            if (end - s->lengths[i] < start) start = end - s->lengths[i];
+            if (end - s->lengths[i] >= start) continue;
+            start = end - s->lengths[i];
+            s->completed = i;
         }
     }
     if (!*stopped) start = possible_beginning(s, total);

@@ -14,6 +14,7 @@ typedef struct stop_text {
     size_t n;
     char *text; /* what push has released, then what is held back */
     size_t released, held, capacity;
+    size_t completed; /* index of the string that was completed */
     mem_account *account;
 } stop_text;
 

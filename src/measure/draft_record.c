@@ -123,11 +123,12 @@ static kakeya_status measure_length(recording *r, const kakeya_session *begun, i
         .trace = take_cost,
         .trace_user = r,
     };
-    decode_output output = {.withheld = -1};
+    decode_output output = {0};
+    output_begin(&output);
     kakeya_sampling sampling = {
         .temperature = r->temperature, .top_p = 1, .repetition_penalty = 1, .seed = r->options->seed};
     kakeya_stats stats = {0};
-    status = sampler_configure(&copy->workspace.sampler, &sampling, error);
+    status = sampler_configure(&copy->workspace.sampler, &sampling, NULL, error);
     if (!status) status = decode_prepare(&copy->workspace, &copy->timeline, &options, error);
     if (!status) status = decode_run(&copy->timeline, &copy->workspace, &options, &output, &stats, error);
     r->session = session;
@@ -192,7 +193,8 @@ static kakeya_status record_needle(recording *r, const char *policy, const niah_
     size_t n = 0;
     char name[32];
     snprintf(name, sizeof name, "needle %d", index);
-    kakeya_status status = kakeya_chat_tokens(r->harness.engine, &message, 1, false, &ids, &n, error);
+    kakeya_status status =
+        kakeya_chat_tokens(kakeya_engine_tokenizer(r->harness.engine), &message, 1, false, &ids, &n, error);
     if (!status) status = record_text(r, policy, "needle", name, ids, n, error);
     kakeya_free(ids);
     return status;

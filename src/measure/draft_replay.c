@@ -107,7 +107,8 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     options.max_tokens = (size_t)(trace->n - trace->prompt_tokens - 1);
     options.seconds = recorded_seconds;
     options.seconds_user = &model;
-    decode_output output = {.withheld = -1};
+    decode_output output = {0};
+    output_begin(&output);
     kakeya_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
     kakeya_stats stats = {0};
     kakeya_status status = KAKEYA_OK;
@@ -116,7 +117,7 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     draft_control_init(&w.control, policy, trace->max_drafts, experience);
     if (going_on && going_on->policy) w.control = *going_on;
     if (!status) memcpy(t.tokens, trace->tokens, t.n * sizeof *t.tokens);
-    if (!status) status = sampler_configure(&w.sampler, &greedy, error);
+    if (!status) status = sampler_configure(&w.sampler, &greedy, NULL, error);
     if (!status) status = decode_prepare(&w, &t, &options, error);
     if (!status && options.max_tokens) status = decode_run(&t, &w, &options, &output, &stats, error);
     if (!status && (model.strayed || memcmp(t.tokens, trace->tokens, (size_t)trace->n * sizeof *t.tokens) != 0)) {

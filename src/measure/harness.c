@@ -193,8 +193,8 @@ static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t tota
     return wants_on(user);
 }
 
-static bool on_token(void *user, int32_t token, const char *text, size_t text_bytes) {
-    (void)token, (void)text, (void)text_bytes;
+static bool on_event(void *user, const kakeya_event *event) {
+    (void)event;
     return wants_on(user);
 }
 
@@ -232,8 +232,8 @@ static kakeya_status take_result(const kakeya_session *session, const harness_pr
     if (!kakeya_engine_has_tokenizer(session->engine)) return KAKEYA_OK;
     char *text;
     size_t bytes;
-    kakeya_status status =
-        kakeya_detokenize(session->engine, row->token_ids, row->n_token_ids, false, &text, &bytes, error);
+    kakeya_status status = kakeya_detokenize(kakeya_engine_tokenizer(session->engine), row->token_ids, row->n_token_ids,
+                                             false, &text, &bytes, error);
     if (status != KAKEYA_OK) return status;
     row->text = strdup(text); /* JSON texts end at a NUL anyway */
     kakeya_free(text);
@@ -275,7 +275,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     options.draft_length = row->arm.draft_length;
     options.sampling.temperature = (float)row->arm.temperature;
     options.sampling.seed = run->seed;
-    options.on_token = on_token;
+    options.on_event = on_event;
     options.user = harness;
     kakeya_stats stats = {0};
     row->started_seconds = clock_seconds() - harness->report->begun_at;
@@ -344,8 +344,9 @@ kakeya_status harness_read_text(const eval_harness *harness, const char *path, e
     /* <bos> in front as the tokenizer's post-processor has it; special tokens in the text are text. */
     int32_t *literal = NULL, *empty = NULL;
     size_t n = 0, n_bos = 0;
-    status = kakeya_tokenize(harness->engine, text, bytes, false, &literal, &n, error);
-    if (status == KAKEYA_OK) status = kakeya_tokenize(harness->engine, "", 0, true, &empty, &n_bos, error);
+    const kakeya_tokenizer *text_side = kakeya_engine_tokenizer(harness->engine);
+    status = kakeya_tokenize(text_side, text, bytes, KAKEYA_TEXT_LITERAL, &literal, &n, error);
+    if (status == KAKEYA_OK) status = kakeya_tokenize(text_side, "", 0, KAKEYA_TEXT_PROMPT, &empty, &n_bos, error);
     free(text);
     if (status == KAKEYA_OK) {
         out->ids = malloc((n + n_bos + 1) * sizeof *out->ids);

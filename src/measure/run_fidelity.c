@@ -222,8 +222,14 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
     if (status == KAKEYA_OK) {
         double start = clock_seconds();
         row.started_seconds = start - run->harness.report->begun_at;
-        status = kakeya_session_score(session, sequence->ids, sequence->n, (size_t)run->prompt_length, run->nll, logits,
-                                      NULL, on_progress, &run->harness, error);
+        kakeya_score_options score;
+        kakeya_score_options_init(&score);
+        score.prompt_length = (size_t)run->prompt_length;
+        score.nll = run->nll;
+        score.logits = logits;
+        score.progress = on_progress;
+        score.user = &run->harness;
+        status = kakeya_session_score(session, sequence->ids, sequence->n, &score, error);
         row.seconds = clock_seconds() - start;
     }
     kakeya_session_close(session);

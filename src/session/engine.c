@@ -90,13 +90,17 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     engine->verifier = parts->verifier;
     engine->drafter = parts->drafter;
     engine->f_theta = parts->f_theta;
-    engine->tokenizer = parts->tokenizer;
-    engine->chat = parts->chat;
+    engine->text = parts->text;
+    engine->description = (kakeya_description){
+        .verifier = &parts->verifier->config,
+        .drafter = parts->drafter ? &parts->drafter->config : NULL,
+        .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
+    };
     engine->precision = parts->precision;
     if (engine->precision == KAKEYA_PRECISION_AUTO)
-        engine->precision =
-            parts->ops->bf16_only || parts->verifier->config.checkpoint_format == WEIGHT_BF16 ? KAKEYA_PRECISION_BF16
-                                                                                            : KAKEYA_PRECISION_F32;
+        engine->precision = parts->ops->bf16_only || parts->verifier->config.checkpoint_format == WEIGHT_BF16
+                                ? KAKEYA_PRECISION_BF16
+                                : KAKEYA_PRECISION_F32;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
     if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);
@@ -123,7 +127,7 @@ void kakeya_engine_close(kakeya_engine *engine) {
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);
     if (engine->verifier) gemma4_model_close(engine->verifier);
-    tokenizer_close(engine->tokenizer);
+    tokenizer_release(&engine->text);
     pthread_mutex_destroy(&engine->turn);
     free(engine);
 }
@@ -134,13 +138,19 @@ int kakeya_engine_vocab_size(const kakeya_engine *engine) { return engine->verif
 int kakeya_engine_hidden_size(const kakeya_engine *engine) { return engine->verifier->config.hidden; }
 int kakeya_engine_layers(const kakeya_engine *engine) { return engine->verifier->config.layers; }
 int kakeya_engine_max_context(const kakeya_engine *engine) { return engine->verifier->config.max_context; }
-bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->tokenizer != NULL; }
+bool kakeya_engine_has_tokenizer(const kakeya_engine *engine) { return engine->text.tokens != NULL; }
 bool kakeya_engine_has_drafter(const kakeya_engine *engine) { return engine->drafter != NULL; }
 bool kakeya_engine_has_f_theta(const kakeya_engine *engine) { return engine->f_theta != NULL; }
 
 int kakeya_engine_drafter_block_size(const kakeya_engine *engine) {
     return engine->drafter ? engine->drafter->config.block_size : 0;
 }
+
+const kakeya_tokenizer *kakeya_engine_tokenizer(const kakeya_engine *engine) {
+    return engine && engine->text.tokens ? &engine->text : NULL;
+}
+
+const kakeya_description *kakeya_engine_description(const kakeya_engine *engine) { return &engine->description; }
 
 const char *kakeya_engine_backend(const kakeya_engine *engine) { return engine->ops->model_description(engine->model); }
 kakeya_precision kakeya_engine_precision(const kakeya_engine *engine) { return engine->precision; }
@@ -150,4 +160,19 @@ bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t token) {
     for (int i = 0; i < config->n_stop_tokens; i++)
         if (config->stop_tokens[i] == token) return true;
     return false;
+}
+
+const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
+    const char *const notes[] = {
+        engine->verifier->note,
+        engine->text.tokens ? engine->text.chat.note : "",
+        engine->ops->model_note ? engine->ops->model_note(engine->model) : "",
+    };
+    for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++)
+        if (notes[n][0] && i-- == 0) return notes[n];
+    return NULL;
+}
+
+size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind) {
+    return kakeya_memory_name(kind) ? mem_bytes(&engine->account, (mem_tag)kind) : 0;
 }

@@ -7,8 +7,8 @@
 
 #include "backend/backend.h"
 #include "decode/draft_control.h"
-#include "text/chat_template.h"
-#include "text/tokenizer.h"
+#include "session/description.h"
+#include "session/tokenizer.h"
 
 enum { ENGINE_POLICIES = KAKEYA_ATTENTION_RESTORED + 1 };
 
@@ -19,11 +19,11 @@ struct kakeya_engine {
     gemma4_model *verifier;
     dflash_model *drafter;  /* NULL: none */
     f_theta_model *f_theta; /* NULL: none */
-    tokenizer *tokenizer;   /* NULL: none */
-    chat_template_info chat;
+    kakeya_tokenizer text;
+    kakeya_description description; /* of the models above */
     kakeya_precision precision;
-    uint64_t fingerprint;               /* of configurations and sampled weights: snapshots name it */
-    pthread_mutex_t turn;               /* held around backend work: sessions of one engine take turns */
+    uint64_t fingerprint;                         /* of configurations and sampled weights: snapshots name it */
+    pthread_mutex_t turn;                         /* held around backend work: sessions of one engine take turns */
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */
 };
 
@@ -33,8 +33,7 @@ typedef struct engine_parts {
     gemma4_model *verifier;
     dflash_model *drafter;
     f_theta_model *f_theta;
-    tokenizer *tokenizer;
-    chat_template_info chat;
+    kakeya_tokenizer text;
     kakeya_precision precision; /* AUTO follows the checkpoint */
     const char *cpu_isa;
     int threads;

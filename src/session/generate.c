@@ -1,14 +1,19 @@
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "session/session.h"
 #include "text/detokenizer.h"
 
 /* N-gram drafts need no drafter whose block size would say how many; longer ones seldom hold. */
 enum { DEFAULT_NGRAM_DRAFT = 7 };
 
-void kakeya_generate_options_init(kakeya_generate_options *options) {
-    *options = (kakeya_generate_options){.sampling = {.top_p = 1, .repetition_penalty = 1}};
+static const kakeya_generate_options default_options = {.size = sizeof default_options,
+                                                        .sampling = {.top_p = 1, .repetition_penalty = 1}};
+
+void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size) {
+    sized_init(options, size, &default_options, sizeof default_options);
 }
 
 /* ------------------------------------------------------------------------------------------------ text of tokens */
@@ -55,6 +60,12 @@ static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_ge
     if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
     if (length == 0) length = drafter ? session->workspace.control.max_dflash : DEFAULT_NGRAM_DRAFT;
     if (o->mode == KAKEYA_MODE_AR) length = 0;
+    if (o->top_log_probabilities < 0 || o->top_log_probabilities > KAKEYA_MAX_TOP_LOG_PROBABILITIES)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_log_probabilities is %d, must be 0 to %d",
+                         o->top_log_probabilities, (int)KAKEYA_MAX_TOP_LOG_PROBABILITIES);
+    out->log_probabilities = o->log_probabilities || o->top_log_probabilities > 0;
+    out->top_log_probabilities = o->top_log_probabilities;
+    out->cancelled = &session->cancelled;
     out->mode = o->mode;
     out->draft_length = length;
     out->max_rows = session_decode_rows(session);
@@ -84,17 +95,17 @@ static kakeya_status begin_output(kakeya_session *session, const kakeya_generate
     *output = (decode_output){
         .stop_tokens = config->stop_tokens,
         .n_stop_tokens = o->ignore_stop_tokens ? 0 : config->n_stop_tokens,
-        .on_token = o->on_token,
+        .on_event = o->on_event,
         .user = o->user,
-        .withheld = -1,
     };
-    if (!engine->tokenizer && o->n_stop_strings)
+    output_begin(output);
+    if (!engine->text.tokens && o->n_stop_strings)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "%zu stop strings, but the model has no tokenizer to make text", o->n_stop_strings);
-    if (!engine->tokenizer || (!o->on_token && !o->n_stop_strings)) return KAKEYA_OK;
+    if (!engine->text.tokens || (!o->on_event && !o->n_stop_strings)) return KAKEYA_OK;
 
-    text->tokenizer = engine->tokenizer;
-    kakeya_status status = detokenizer_create(engine->tokenizer, false, &text->detokenizer, error);
+    text->tokenizer = engine->text.tokens;
+    kakeya_status status = detokenizer_create(engine->text.tokens, false, &text->detokenizer, error);
     if (status == KAKEYA_OK)
         status = stop_text_create(&output->stop, o->stop_strings, o->n_stop_strings, &session->account, error);
     output->text = (text_source){.push = token_text_push, .finish = token_text_finish, .source = text};
@@ -118,19 +129,26 @@ static kakeya_status draft_unfused(void *user, int32_t bonus, int n, int32_t *dr
 }
 
 /* Every token from the logits of a fresh cache that recomputes the whole timeline. */
-static kakeya_status generate_by_reforward(kakeya_session *session, size_t max_tokens, decode_output *output,
+static kakeya_status generate_by_reforward(kakeya_session *session, const decode_options *o, decode_output *output,
                                            kakeya_stats *stats, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     output_verdict verdict = OUTPUT_TAKEN;
     kakeya_status status = KAKEYA_OK;
     for (size_t done = 1; status == KAKEYA_OK && verdict == OUTPUT_TAKEN; done++) {
         backend_cache *cache = NULL;
-        int32_t token;
+        output_token next = {.token = -1, .position = t->n, .log_probabilities.chosen = (double)NAN};
+        if (atomic_load(&session->cancelled)) {
+            status = output_cut(output, KAKEYA_FINISH_CANCELLED, error);
+            break;
+        }
         status = session_replay(session, t->tokens, t->n, t->logits, &cache, error);
         if (status != KAKEYA_OK) break;
         t->has_logits = true;
-        status = sampler_sample(&session->workspace.sampler, t->logits, t->tokens, t->n, &token, error);
-        if (status == KAKEYA_OK) status = output_take(output, token, done == max_tokens, &verdict, error);
+        status = sampler_sample(&session->workspace.sampler, t->logits, t->tokens, t->n, &next.token, error);
+        if (status == KAKEYA_OK && o->log_probabilities)
+            log_probabilities_of_row(t->logits, t->vocab, next.token, o->top_log_probabilities,
+                                     &next.log_probabilities);
+        if (status == KAKEYA_OK) status = output_take(output, &next, done == o->max_tokens, &verdict, error);
         bool taken = status == KAKEYA_OK && verdict != OUTPUT_REFUSED;
         /* the recomputed memory becomes the timeline's: it holds all tokens but the new one */
         size_t held = taken ? (size_t)t->ops->cache_length(t->cache) : t->n;
@@ -143,7 +161,7 @@ static kakeya_status generate_by_reforward(kakeya_session *session, size_t max_t
         }
         t->cache = cache;
         if (held < t->n) memset(t->row_kind + held, SEGMENT_DECODE, t->n - held);
-        t->tokens[t->n++] = token;
+        t->tokens[t->n++] = next.token;
         t->has_logits = false;
         stats->verifier_forwards++;
         stats->completion_tokens++;
@@ -152,54 +170,74 @@ static kakeya_status generate_by_reforward(kakeya_session *session, size_t max_t
     return status;
 }
 
-kakeya_status session_generate(kakeya_session *session, const kakeya_generate_options *options,
-                               const session_trace *trace, kakeya_stats *stats, kakeya_error *error) {
-    kakeya_stats counted = {
-        .prompt_tokens = session->prompt_tokens,
-        .reused_tokens = session->reused_tokens,
-        .prefill_seconds = session->prefill_seconds,
-    };
-    kakeya_generate_options o;
-    kakeya_generate_options_init(&o);
-    if (options) o = *options;
-    session_reference reference = trace ? trace->reference : SESSION_FUSED;
-    decode_options decode = {.trace = trace ? trace->block : NULL, .trace_user = trace ? trace->user : NULL};
-    decode_output output = {0};
-    token_text text = {0};
+/* What is fixed when the loop begins. */
+typedef struct generation {
+    decode_options decode;
+    decode_output output;
+    token_text text;
+    kakeya_stats counted;
+} generation;
 
-    kakeya_status status = resolve_mode(session, &o, &decode, error);
-    if (status == KAKEYA_OK) status = resolve_length(session, &o, &decode, error);
-    if (status == KAKEYA_OK) status = session_ensure_continuable(session, error);
-    if (status == KAKEYA_OK) status = sampler_configure(&session->workspace.sampler, &o.sampling, error);
-    if (status == KAKEYA_OK) status = decode_prepare(&session->workspace, &session->timeline, &decode, error);
-    if (status == KAKEYA_OK) status = begin_output(session, &o, &text, &output, error);
-    if (status == KAKEYA_OK) {
-        double start = clock_seconds();
-        if (reference == SESSION_UNFUSED) {
-            decode.draft = draft_unfused;
-            decode.draft_user = session;
-        }
-        if (reference == SESSION_REFORWARD)
-            status = generate_by_reforward(session, decode.max_tokens, &output, &counted, error);
-        else
-            status = decode_run(&session->timeline, &session->workspace, &decode, &output, &counted, error);
-        counted.decode_seconds = clock_seconds() - start;
-        session->prompt_tokens = session->reused_tokens = 0;
-        session->prefill_seconds = 0;
+static kakeya_status generation_run(kakeya_session *session, generation *g, session_reference reference,
+                                    kakeya_error *error) {
+    if (reference == SESSION_UNFUSED) {
+        g->decode.draft = draft_unfused;
+        g->decode.draft_user = session;
     }
-    if (status == KAKEYA_OK && decode.mode == KAKEYA_MODE_AUTO) {
+    double start = clock_seconds();
+    kakeya_status status = KAKEYA_OK;
+    if (!atomic_load(&session->cancelled)) status = session_ensure_continuable(session, error);
+    if (status == KAKEYA_OK)
+        status = reference == SESSION_REFORWARD
+                     ? generate_by_reforward(session, &g->decode, &g->output, &g->counted, error)
+                     : decode_run(&session->timeline, &session->workspace, &g->decode, &g->output, &g->counted, error);
+    g->counted.decode_seconds = clock_seconds() - start;
+    session->prompt_tokens = session->reused_tokens = 0;
+    session->prefill_seconds = 0;
+    if (status != KAKEYA_OK) (void)output_cut(&g->output, KAKEYA_FINISH_FAILED, NULL);
+    output_finish(&g->output, status, error);
+    g->counted.finish = g->output.finish;
+    if (status == KAKEYA_OK && g->decode.mode == KAKEYA_MODE_AUTO) {
         kakeya_engine *engine = session->engine;
         pthread_mutex_lock(&engine->turn);
         draft_control_share(&session->workspace.control, &engine->experience[session->options.attention]);
         pthread_mutex_unlock(&engine->turn);
     }
-    stop_text_free(&output.stop);
-    detokenizer_destroy(text.detokenizer);
-    if (stats) *stats = counted;
     return status;
+}
+
+kakeya_status session_generate(kakeya_session *session, const kakeya_generate_options *options,
+                               const session_trace *trace, kakeya_stats *stats, kakeya_error *error) {
+    kakeya_error own = {0}; /* for the last event, also where the caller wants none */
+    if (!error) error = &own;
+    kakeya_generate_options o = default_options;
+    generation g = {.decode = {.trace = trace ? trace->block : NULL, .trace_user = trace ? trace->user : NULL},
+                    .counted = {.prompt_tokens = session->prompt_tokens,
+                                .reused_tokens = session->reused_tokens,
+                                .prefill_seconds = session->prefill_seconds}};
+
+    kakeya_status status = KAKEYA_OK;
+    if (options) status = sized_read("generate options", options, &o, sizeof o, error);
+    if (status == KAKEYA_OK) status = resolve_mode(session, &o, &g.decode, error);
+    if (status == KAKEYA_OK) status = resolve_length(session, &o, &g.decode, error);
+    const sampler_constraints constraints = {
+        .bias = o.logit_bias, .n_bias = o.n_logit_bias, .mask = o.token_mask, .mask_user = o.token_mask_user};
+    if (status == KAKEYA_OK) status = sampler_configure(&session->workspace.sampler, &o.sampling, &constraints, error);
+    if (status == KAKEYA_OK) status = decode_prepare(&session->workspace, &session->timeline, &g.decode, error);
+    if (status == KAKEYA_OK) status = begin_output(session, &o, &g.text, &g.output, error);
+    if (status == KAKEYA_OK) status = generation_run(session, &g, trace ? trace->reference : SESSION_FUSED, error);
+    stop_text_free(&g.output.stop);
+    detokenizer_destroy(g.text.detokenizer);
+    if (stats) *stats = g.counted;
+    return session_return(session, status);
 }
 
 kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
                                       kakeya_stats *stats, kakeya_error *error) {
-    return session_generate(session, options, NULL, stats, error);
+    kakeya_stats counted = {0};
+    kakeya_status status = stats ? sized_check("stats", stats, error) : KAKEYA_OK;
+    if (status != KAKEYA_OK) return status;
+    status = session_generate(session, options, NULL, &counted, error);
+    if (stats) sized_write(stats, &counted, sizeof counted);
+    return status;
 }

@@ -4,58 +4,14 @@
 
 #include "backend/synthetic.h"
 #include "base/files.h"
+#include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "session/engine.h"
 
-void kakeya_engine_options_init(kakeya_engine_options *options) { *options = (kakeya_engine_options){0}; }
+static const kakeya_engine_options default_options = {.size = sizeof default_options};
 
-/* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists.
- * *directory stays NULL where there is none. */
-static kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix,
-                                         char **directory, kakeya_error *error) {
-    *directory = NULL;
-    if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
-    if (option) return checkpoint_resolve(option, directory, error);
-    if (!model_directory) return KAKEYA_OK;
-    size_t length = strlen(model_directory);
-    while (length > 1 && model_directory[length - 1] == '/') length--;
-    char *sibling = malloc(length + strlen(suffix) + 1);
-    if (!sibling) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
-    memcpy(sibling, model_directory, length);
-    strcpy(sibling + length, suffix);
-    if (directory_exists(sibling))
-        *directory = sibling;
-    else
-        free(sibling);
-    return KAKEYA_OK;
-}
-
-static kakeya_status open_tokenizer(const char *directory, tokenizer **out, kakeya_error *error) {
-    char *path = path_join(directory, "tokenizer.json");
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    kakeya_status status = file_exists(path) ? tokenizer_open(path, out, error) : KAKEYA_OK;
-    free(path);
-    return status;
-}
-
-/* How the model's turns are written: as its chat_template.jinja says, else as its published siblings do. */
-static kakeya_status read_chat_template(const char *directory, const gemma4_config *config, chat_template_info *out,
-                                        kakeya_error *error) {
-    const size_t max_bytes = (size_t)4 << 20;
-    bool empty_thought = strcmp(config->variant, "26b-a4b") == 0 || strcmp(config->variant, "31b") == 0;
-    *out = (chat_template_info){
-        .known = true, .gemma_turns = true, .style = empty_thought ? CHAT_STYLE_EMPTY_THOUGHT : CHAT_STYLE_PLAIN};
-    char *path = path_join(directory, "chat_template.jinja"), *text = NULL;
-    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
-    kakeya_status status = KAKEYA_OK;
-    size_t bytes = 0;
-    if (file_exists(path)) {
-        status = file_read(path, max_bytes, &text, &bytes, error);
-        if (status == KAKEYA_OK) *out = chat_template_check(text, bytes);
-    }
-    free(text);
-    free(path);
-    return status;
+void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size) {
+    sized_init(options, size, &default_options, sizeof default_options);
 }
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
@@ -107,9 +63,8 @@ static kakeya_status open_parts(kakeya_engine *engine, const kakeya_engine_optio
         status = synthetic_verifier(parts->ops, options->synthetic, &engine->account, &parts->verifier, error);
     else if (status == KAKEYA_OK)
         status = gemma4_model_open(directory, &engine->account, &parts->verifier, error);
-    if (status == KAKEYA_OK && directory) status = open_tokenizer(directory, &parts->tokenizer, error);
     if (status == KAKEYA_OK && directory)
-        status = read_chat_template(directory, &parts->verifier->config, &parts->chat, error);
+        status = tokenizer_read(directory, parts->verifier->config.variant, &parts->text, error);
     if (status == KAKEYA_OK) status = loading(options, 1, error);
     if (status == KAKEYA_OK) status = open_drafter(engine, options, directory, parts, error);
     if (status == KAKEYA_OK) status = loading(options, 2, error);
@@ -132,8 +87,7 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     return KAKEYA_OK;
 }
 
-kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
-    *out = NULL;
+static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     char *directory = NULL;
     engine_parts parts = {
@@ -160,7 +114,7 @@ kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_en
             engine->verifier = parts.verifier;
             engine->drafter = parts.drafter;
             engine->f_theta = parts.f_theta;
-            engine->tokenizer = parts.tokenizer;
+            engine->text = parts.text;
         }
     }
     if (status == KAKEYA_OK) status = loading(options, LOADING_STEPS, error);
@@ -171,4 +125,11 @@ kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_en
     }
     *out = engine;
     return KAKEYA_OK;
+}
+
+kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_engine_options resolved = default_options;
+    kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
+    return status == KAKEYA_OK ? open_engine(&resolved, out, error) : status;
 }

@@ -1,6 +1,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/sized.h"
+#include "formats/safetensors.h"
 #include "session/session.h"
 
 /* Logits of a whole prompt chunk would be large for a large vocabulary: scoring takes fewer rows at a time instead. */
@@ -15,6 +17,8 @@ typedef struct scoring {
     float *chunk_hidden; /* [layers + 1][rows][hidden]; NULL where not wanted */
     size_t rows;
     float *nll, *logits, *hidden;
+    float *own_hidden;        /* [layers + 1][n][hidden]: for the file, where the caller wants none */
+    safetensors_writer *file; /* NULL: none */
 } scoring;
 
 /* -log softmax(row)[target] in double precision; NaN where the row holds none of finite value. */
@@ -44,6 +48,8 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
     pthread_mutex_unlock(t->turn);
     if (status != KAKEYA_OK) return status;
 
+    if (s->file) status = safetensors_writer_write(s->file, rows, n * vocab * sizeof *rows, error);
+    if (status != KAKEYA_OK) return status;
     for (size_t layer = 0; s->hidden && layer < layers; layer++)
         memcpy(s->hidden + (layer * s->n + from) * hidden, s->chunk_hidden + layer * n * hidden,
                n * hidden * sizeof(float));
@@ -73,33 +79,82 @@ static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
                      (s->logits ? 0 : buffer_rows * row_bytes) + (s->hidden ? hidden_bytes : 0));
 }
 
-kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n, size_t prompt_length,
-                                   float *nll, float *logits, float *hidden_states, kakeya_progress_fn progress,
-                                   void *user, kakeya_error *error) {
+static size_t hidden_bytes(const scoring *s) {
+    const gemma4_config *config = &s->session->engine->verifier->config;
+    return ((size_t)config->layers + 1) * s->n * (size_t)config->hidden * sizeof(float);
+}
+
+/* Before anything is computed, so that a path that cannot be written fails at once. */
+static kakeya_status open_file(scoring *s, const kakeya_score_options *o, kakeya_error *error) {
+    const gemma4_config *config = &s->session->engine->verifier->config;
+    if (o->file_hidden_states && !s->hidden) {
+        s->own_hidden = mem_alloc(&s->session->account, MEM_WORKSPACE, hidden_bytes(s));
+        if (!s->own_hidden)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: %zu bytes of hidden states: out of memory", o->file,
+                             hidden_bytes(s));
+        s->hidden = s->own_hidden;
+    }
+    const safetensors_entry entries[] = {
+        {.name = "logits", .type = TENSOR_F32, .dims = 2, .shape = {(int64_t)s->n, config->vocab}},
+        {.name = "hidden_states",
+         .type = TENSOR_F32,
+         .dims = 3,
+         .shape = {(int64_t)config->layers + 1, (int64_t)s->n, config->hidden}},
+    };
+    return safetensors_writer_open(o->file, entries, o->file_hidden_states ? 2 : 1, &s->file, error);
+}
+
+/* Completes the file, or removes it. */
+static kakeya_status close_file(scoring *s, const kakeya_score_options *o, kakeya_status status, kakeya_error *error) {
+    if (!s->file) return status;
+    if (status == KAKEYA_OK && o->file_hidden_states)
+        status = safetensors_writer_write(s->file, s->hidden, hidden_bytes(s), error);
+    if (status == KAKEYA_OK) return safetensors_writer_commit(s->file, error);
+    safetensors_writer_abort(s->file);
+    return status;
+}
+
+static const kakeya_score_options default_options = {.size = sizeof default_options};
+
+void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size) {
+    sized_init(options, size, &default_options, sizeof default_options);
+}
+
+static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens, size_t n,
+                                  const kakeya_score_options *options, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
-    scoring s = {.session = session, .tokens = tokens, .n = n, .nll = nll, .logits = logits, .hidden = hidden_states};
-    kakeya_status status = session_check_tokens(session, tokens, n, error);
+    kakeya_score_options o = default_options;
+    kakeya_status status = sized_read("score options", options, &o, sizeof o, error);
+    if (status == KAKEYA_OK) status = session_check_tokens(session, tokens, n, error);
     if (status != KAKEYA_OK) return status;
     if (n == 0) return error_set(error, KAKEYA_INVALID_ARGUMENT, "scoring: there are no tokens");
+    size_t prompt_length = o.prompt_length;
     if (prompt_length > n)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "scoring: prompt_length %zu exceeds the %zu tokens",
                          prompt_length, n);
     if (prompt_length == 0) prompt_length = n;
 
-    status = score_allocate(&s, error);
+    scoring s = {
+        .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
+    if (o.file) status = open_file(&s, &o, error);
+    if (status == KAKEYA_OK) status = score_allocate(&s, error);
     if (status == KAKEYA_OK) {
         pthread_mutex_lock(t->turn);
         status = t->ops->cache_create(t->model, &session->cache_options, &s.cache, error);
         pthread_mutex_unlock(t->turn);
     }
     for (size_t from = 0; status == KAKEYA_OK && from < n;) {
+        if (atomic_load(&session->cancelled)) {
+            status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
+            break;
+        }
         segment_kind kind = from < prompt_length ? SEGMENT_PROMPT : SEGMENT_DECODE;
         size_t end = kind == SEGMENT_PROMPT ? prompt_length : n;
         size_t rows = kind == SEGMENT_PROMPT ? s.rows : (size_t)session_decode_rows(session);
         size_t count = end - from < rows ? end - from : rows;
         status = score_chunk(&s, from, count, kind, error);
         from += count;
-        if (status == KAKEYA_OK && progress && !progress(user, "score", from, n) && from < n)
+        if (status == KAKEYA_OK && o.progress && !o.progress(o.user, "score", from, n) && from < n)
             status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
     }
     if (s.cache) {
@@ -107,7 +162,14 @@ kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *token
         t->ops->cache_destroy(s.cache);
         pthread_mutex_unlock(t->turn);
     }
+    status = close_file(&s, &o, status, error);
+    mem_free(s.own_hidden);
     mem_free(s.chunk_logits);
     mem_free(s.chunk_hidden);
     return status;
+}
+
+kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
+                                   const kakeya_score_options *options, kakeya_error *error) {
+    return session_return(session, score_tokens(session, tokens, n, options, error));
 }

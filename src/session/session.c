@@ -4,11 +4,15 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/sized.h"
 
 /* ---------------------------------------------------------------------------------------------------- opening */
 
-void kakeya_session_options_init(kakeya_session_options *options) {
-    *options = (kakeya_session_options){.sink = 4, .window = 64, .draft_window = 1024};
+static const kakeya_session_options default_options = {
+    .size = sizeof default_options, .sink = 4, .window = 64, .draft_window = 1024};
+
+void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size) {
+    sized_init(options, size, &default_options, sizeof default_options);
 }
 
 static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_options *o, kakeya_error *error) {
@@ -99,11 +103,11 @@ static int longest_draft(const kakeya_session *session) {
 kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
                                   kakeya_error *error) {
     *out = NULL;
-    kakeya_session_options resolved;
-    kakeya_session_options_init(&resolved);
-    if (options) resolved = *options;
+    kakeya_session_options resolved = default_options;
     kakeya_session *session = NULL;
-    kakeya_status status = check_options(engine, &resolved, error);
+    kakeya_status status = KAKEYA_OK;
+    if (options) status = sized_read("session options", options, &resolved, sizeof resolved, error);
+    if (status == KAKEYA_OK) status = check_options(engine, &resolved, error);
     if (status == KAKEYA_OK) status = session_allocate(engine, &resolved, &session, error);
     if (status != KAKEYA_OK) return status;
 
@@ -215,15 +219,18 @@ static kakeya_status append_chunk(decode_timeline *t, const int32_t *tokens, siz
     return KAKEYA_OK;
 }
 
+/* cancelled: NULL, or what ends the work before the next chunk. */
 static kakeya_status sync_tokens(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                 kakeya_progress_fn progress, void *user, kakeya_error *error) {
+                                 const atomic_bool *cancelled, kakeya_progress_fn progress, void *user,
+                                 kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     size_t cached = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0;
     size_t common = 0;
     while (common < n && common < t->n && common < cached && tokens[common] == t->tokens[common]) common++;
     if (common == n && t->n == n && t->has_logits) {
         *reused = n;
-        return KAKEYA_OK;
+        if (!cancelled || !atomic_load(cancelled)) return KAKEYA_OK;
+        return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled, all %zu tokens are held", n);
     }
     /* the last token is computed in any case: its row predicts what follows */
     size_t keep = common == n && n > 0 ? n - 1 : common;
@@ -234,6 +241,8 @@ static kakeya_status sync_tokens(kakeya_session *session, const int32_t *tokens,
 
     size_t chunk = (size_t)session->options.prompt_chunk_tokens, first = t->n;
     while (t->n < n) {
+        if (cancelled && atomic_load(cancelled))
+            return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled after %zu of %zu tokens", t->n, n);
         size_t end = n - t->n > chunk ? t->n + chunk : n;
         status = append_chunk(t, tokens, end, end == n, error);
         if (status != KAKEYA_OK) return error_prefix(error, status, "prompt tokens %zu to %zu", t->n, end);
@@ -247,7 +256,7 @@ kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *
     decode_timeline *t = &session->timeline;
     size_t reused;
     if (t->has_logits || (size_t)t->ops->cache_length(t->cache) < t->n) return KAKEYA_OK;
-    return sync_tokens(session, t->tokens, t->n, &reused, NULL, NULL, error);
+    return sync_tokens(session, t->tokens, t->n, &reused, NULL, NULL, NULL, error);
 }
 
 kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
@@ -256,12 +265,21 @@ kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens
     kakeya_status status = session_check_tokens(session, tokens, n, error);
     if (status == KAKEYA_OK) {
         double start = clock_seconds();
-        status = sync_tokens(session, tokens, n, &kept, progress, user, error);
+        status = sync_tokens(session, tokens, n, &kept, &session->cancelled, progress, user, error);
         session->prefill_seconds += clock_seconds() - start;
         session->prompt_tokens = n;
         session->reused_tokens = kept;
     }
     if (reused) *reused = kept;
+    return session_return(session, status);
+}
+
+void kakeya_session_cancel(kakeya_session *session) { atomic_store(&session->cancelled, true); }
+
+void kakeya_session_clear_cancel(kakeya_session *session) { atomic_store(&session->cancelled, false); }
+
+kakeya_status session_return(kakeya_session *session, kakeya_status status) {
+    atomic_store(&session->cancelled, false);
     return status;
 }
 
@@ -272,15 +290,21 @@ const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n) {
 
 /* ------------------------------------------------------------------------------------------------- measurement */
 
-kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *session) {
+void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_bytes *out) {
     kakeya_kv_bytes bytes = {
         .full = mem_bytes(&session->account, MEM_KV_FULL),
         .sliding = mem_bytes(&session->account, MEM_KV_SLIDING),
         .latent = mem_bytes(&session->account, MEM_KV_LATENT),
         .draft = mem_bytes(&session->account, MEM_KV_DRAFT),
     };
+    const kv_policy policy = description_policy(&session->engine->description, &session->options);
     bytes.total = bytes.full + bytes.sliding + bytes.latent + bytes.draft;
-    return bytes;
+    bytes.each_token = kv_bytes_per_token(session->engine->description.verifier, &policy);
+    sized_write(out, &bytes, sizeof bytes);
+}
+
+size_t kakeya_session_memory(const kakeya_session *session, kakeya_memory_kind kind) {
+    return kakeya_memory_name(kind) ? mem_bytes(&session->account, (mem_tag)kind) : 0;
 }
 
 /* -------------------------------------------------------------------------------------------------------- fork */

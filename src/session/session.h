@@ -3,6 +3,8 @@
 #ifndef KAKEYA_SESSION_SESSION_H
 #define KAKEYA_SESSION_SESSION_H
 
+#include <stdatomic.h>
+
 #include "decode/speculate.h"
 #include "session/engine.h"
 
@@ -16,6 +18,7 @@ struct kakeya_session {
     decode_workspace workspace;
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
     double prefill_seconds;
+    atomic_bool cancelled; /* by another thread; taken by the call that returns next */
 };
 
 typedef enum session_reference {
@@ -47,6 +50,8 @@ int session_decode_rows(const kakeya_session *session);
 kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error);
 /* After a cancelled or failed sync the cache may hold the last token without its logits: computes that row again. */
 kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *error);
+/* A call that can be cancelled returns: cancels that came before are its own. */
+kakeya_status session_return(kakeya_session *session, kakeya_status status);
 kakeya_status session_check_tokens(const kakeya_session *session, const int32_t *tokens, size_t n, kakeya_error *error);
 
 #endif

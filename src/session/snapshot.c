@@ -1,88 +1,110 @@
-/* A session's whole state as bytes. All numbers are little-endian:
- *   magic "KAKEYA-S", version u32, policy (see write_policy), tokens u64, has_logits u32, cache bytes u64,
- *   token ids i32[n], row kinds u8[n], logits f32[vocab] if any, the backend's bytes, FNV-1a 64 of everything before.
+/* A session's whole state as a stream of bytes. All numbers are little-endian:
+ *   magic "KAKEYA-S", version u32, policy (see policy_of), tokens u64, has_logits u32, cache bytes u64,
+ *   token ids i32[n], row kinds u8[n], logits f32[vocab] if any, the backend's bytes, checksum u64 of everything
+ * before.
  */
+#include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "base/hash.h"
 #include "session/session.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', '-', 'S'};
-enum { VERSION = 1, CHECKSUM_BYTES = 8 };
+enum { VERSION = 2, CHECKSUM_BYTES = 8 };
 
-/* Writes where data is, or only counts with data == NULL. */
+/* ------------------------------------------------------------------------------------------------------ streams */
+
 typedef struct writer {
-    unsigned char *data;
-    size_t at;
+    kakeya_write_fn write; /* NULL: only counts */
+    void *user;
+    uint64_t at;
+    hash_stream hash;
+    bool failed;
 } writer;
 
 static void write_bytes(writer *w, const void *bytes, size_t n) {
-    if (w->data && n) memcpy(w->data + w->at, bytes, n);
-    w->at += n;
+    if (w->failed) return;
+    hash_stream_add(&w->hash, bytes, w->write ? n : 0);
+    if (w->write && n && !w->write(w->user, bytes, n))
+        w->failed = true;
+    else
+        w->at += n;
 }
 
 static void write_number(writer *w, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) {
-        unsigned char byte = (unsigned char)(value >> (8 * i));
-        write_bytes(w, &byte, 1);
-    }
+    unsigned char out[8];
+    for (int i = 0; i < bytes; i++) out[i] = (unsigned char)(value >> (8 * i));
+    write_bytes(w, out, (size_t)bytes);
 }
+
+enum { WORDS_AT_ONCE = 1024 };
 
 /* Words of 4 bytes in the machine's order are written in little-endian order. */
 static void write_words(writer *w, const void *words, size_t n) {
+    unsigned char piece[4 * WORDS_AT_ONCE];
     const unsigned char *p = words;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t word;
-        memcpy(&word, p + 4 * i, 4);
-        write_number(w, word, 4);
+    for (size_t from = 0; from < n; from += WORDS_AT_ONCE) {
+        size_t count = n - from < WORDS_AT_ONCE ? n - from : WORDS_AT_ONCE;
+        for (size_t i = 0; i < count; i++) {
+            uint32_t word;
+            memcpy(&word, p + 4 * (from + i), 4);
+            for (int b = 0; b < 4; b++) piece[4 * i + (size_t)b] = (unsigned char)(word >> (8 * b));
+        }
+        write_bytes(w, piece, 4 * count);
     }
-}
-
-/* The backend's bytes: as many as it has announced. */
-static kakeya_status write_state_bytes(void *user, const void *data, size_t bytes, kakeya_error *error) {
-    (void)error;
-    write_bytes(user, data, bytes);
-    return KAKEYA_OK;
 }
 
 typedef struct reader {
-    const unsigned char *data;
-    size_t bytes, at;
-    bool failed;
+    kakeya_read_fn read;
+    void *user;
+    uint64_t at;
+    hash_stream hash;
+    bool ended;
 } reader;
 
-static const unsigned char *read_bytes(reader *r, size_t n) {
-    if (r->failed || r->bytes - r->at < n) {
-        r->failed = true;
-        return NULL;
+/* Fills all n bytes, with zeros where the stream has ended. */
+static void read_bytes(reader *r, void *bytes, size_t n) {
+    unsigned char *p = bytes;
+    size_t done = 0;
+    while (done < n && !r->ended) {
+        size_t got = r->read(r->user, p + done, n - done);
+        if (got == 0 || got > n - done)
+            r->ended = true;
+        else
+            done += got;
     }
-    r->at += n;
-    return r->data + r->at - n;
-}
-
-static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
-    const unsigned char *found = read_bytes(user, bytes);
-    if (!found) return error_set(error, KAKEYA_FORMAT, "snapshot: the memory of the session is cut off");
-    memcpy(data, found, bytes);
-    return KAKEYA_OK;
+    hash_stream_add(&r->hash, p, done);
+    r->at += done;
+    if (done < n) memset(p + done, 0, n - done);
 }
 
 static uint64_t read_number(reader *r, int bytes) {
-    const unsigned char *p = read_bytes(r, (size_t)bytes);
+    unsigned char p[8];
     uint64_t value = 0;
-    for (int i = 0; p && i < bytes; i++) value |= (uint64_t)p[i] << (8 * i);
+    read_bytes(r, p, (size_t)bytes);
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)p[i] << (8 * i);
     return value;
 }
 
 static void read_words(reader *r, void *words, size_t n) {
     unsigned char *p = words;
-    for (size_t i = 0; i < n && !r->failed; i++) {
-        uint32_t word = (uint32_t)read_number(r, 4);
+    read_bytes(r, p, 4 * n);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word = 0;
+        for (int b = 0; b < 4; b++) word |= (uint32_t)p[4 * i + (size_t)b] << (8 * b);
         memcpy(p + 4 * i, &word, 4);
     }
 }
+
+static kakeya_status cut_off(const reader *r, kakeya_error *error) {
+    return error_set(error, KAKEYA_FORMAT, "session data: cut off at byte %" PRIu64, r->at);
+}
+
+/* ------------------------------------------------------------------------------------------------------- saving */
 
 /* What must agree between the session that wrote and the one that reads. */
 enum { POLICY_FIELDS = 8 };
@@ -102,8 +124,26 @@ static policy policy_of(const kakeya_session *session) {
                      (uint64_t)session->cache_options.keep_draft_context}};
 }
 
-static kakeya_status write_state(const kakeya_session *session, size_t cache_bytes, writer *w, kakeya_error *error) {
+static kakeya_status write_failed(const writer *w, kakeya_error *error) {
+    return error_set(error, KAKEYA_IO, "session data: the writer takes no more at byte %" PRIu64, w->at);
+}
+
+/* The backend's bytes: as many as it has announced. */
+static kakeya_status write_state_bytes(void *user, const void *data, size_t bytes, kakeya_error *error) {
+    writer *w = user;
+    write_bytes(w, data, bytes);
+    return w->failed ? write_failed(w, error) : KAKEYA_OK;
+}
+
+static kakeya_status need_cache(const kakeya_session *session, kakeya_error *error) {
+    if (session->timeline.cache) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "session data: the session lost its memory in an earlier failure, sync it");
+}
+
+static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
+    size_t cache_bytes = t->ops->cache_snapshot_bytes(t->cache);
     policy p = policy_of(session);
     write_bytes(w, magic, sizeof magic);
     write_number(w, VERSION, 4);
@@ -115,137 +155,247 @@ static kakeya_status write_state(const kakeya_session *session, size_t cache_byt
     write_bytes(w, t->row_kind, t->n);
     if (t->has_logits) write_words(w, t->logits, (size_t)t->vocab);
     kakeya_status status = KAKEYA_OK;
-    if (w->data) {
+    if (!w->write) {
+        w->at += cache_bytes;
+    } else if (!w->failed) {
         pthread_mutex_lock(t->turn);
         status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
         pthread_mutex_unlock(t->turn);
-    } else {
-        w->at += cache_bytes;
     }
-    write_number(w, w->data ? hash_fnv1a(HASH_FNV1A_START, w->data, w->at) : 0, CHECKSUM_BYTES);
+    write_number(w, hash_stream_value(&w->hash), CHECKSUM_BYTES);
+    if (status == KAKEYA_OK && w->failed) status = write_failed(w, error);
     return status;
+}
+
+kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn write, void *user,
+                                  kakeya_error *error) {
+    writer w = {.write = write, .user = user, .hash = HASH_STREAM_START};
+    kakeya_status status = need_cache(session, error);
+    return status == KAKEYA_OK ? save(session, &w, error) : status;
+}
+
+uint64_t kakeya_session_save_bytes(const kakeya_session *session) {
+    writer w = {.hash = HASH_STREAM_START};
+    if (session->timeline.cache) (void)save(session, &w, NULL);
+    return w.at;
+}
+
+/* ------------------------------------------------------------------------------------------------------ loading */
+
+/* What a stream holds, until all of it has been found good. */
+typedef struct contents {
+    size_t n, cache_bytes;
+    bool has_logits;
+    int32_t *tokens;         /* [n] */
+    unsigned char *row_kind; /* [n] */
+    float *logits;           /* [vocab], with has_logits */
+    backend_cache *cache;
+} contents;
+
+static kakeya_status read_header(const kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
+    char found[sizeof magic];
+    read_bytes(r, found, sizeof found);
+    if (memcmp(found, magic, sizeof magic) != 0)
+        return error_set(error, KAKEYA_FORMAT, "session data: not a saved session");
+    uint64_t version = read_number(r, 4);
+    if (r->ended) return cut_off(r, error);
+    if (version != VERSION)
+        return error_set(error, KAKEYA_UNSUPPORTED, "session data: version %" PRIu64 ", this build reads version %d",
+                         version, (int)VERSION);
+    policy own = policy_of(session);
+    for (int i = 0; i < POLICY_FIELDS; i++) {
+        uint64_t value = read_number(r, 8);
+        if (!r->ended && value != own.field[i])
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "session data: its %s is %" PRIu64 ", the session's is %" PRIu64, policy_names[i], value,
+                             own.field[i]);
+    }
+    uint64_t n = read_number(r, 8), has_logits = read_number(r, 4), cache_bytes = read_number(r, 8);
+    if (r->ended) return cut_off(r, error);
+    if (n > session->timeline.capacity)
+        return error_set(error, KAKEYA_CONTEXT_FULL,
+                         "session data: %" PRIu64 " tokens do not fit into the context of %zu", n,
+                         session->timeline.capacity);
+    if (has_logits > 1 || cache_bytes > SIZE_MAX)
+        return error_set(error, KAKEYA_FORMAT,
+                         "session data: %" PRIu64 " rows of logits, %" PRIu64 " bytes of K/V memory", has_logits,
+                         cache_bytes);
+    c->n = (size_t)n;
+    c->has_logits = has_logits == 1;
+    c->cache_bytes = (size_t)cache_bytes;
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_tokens(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
+    int vocab = session->timeline.vocab;
+    size_t logits_bytes = c->has_logits ? (size_t)vocab * sizeof *c->logits : 0;
+    c->tokens = mem_alloc(&session->account, MEM_WORKSPACE, c->n * sizeof *c->tokens);
+    c->row_kind = mem_alloc(&session->account, MEM_WORKSPACE, c->n);
+    c->logits = mem_alloc(&session->account, MEM_WORKSPACE, logits_bytes);
+    if (!c->tokens || !c->row_kind || !c->logits)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "session data: %zu tokens: out of memory", c->n);
+    read_words(r, c->tokens, c->n);
+    read_bytes(r, c->row_kind, c->n);
+    if (c->has_logits) read_words(r, c->logits, (size_t)vocab);
+    if (r->ended) return cut_off(r, error);
+    for (size_t i = 0; i < c->n; i++) {
+        if (c->tokens[i] < 0 || c->tokens[i] >= vocab)
+            return error_set(error, KAKEYA_FORMAT, "session data: token %zu is %d, the vocabulary has ids 0 to %d", i,
+                             (int)c->tokens[i], vocab - 1);
+        if (c->row_kind[i] > SEGMENT_DECODE)
+            return error_set(error, KAKEYA_FORMAT, "session data: the kind of row %zu is unknown", i);
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kakeya_error *error) {
+    reader *r = user;
+    read_bytes(r, data, bytes);
+    return r->ended ? cut_off(r, error) : KAKEYA_OK;
+}
+
+/* Into a cache of its own, so that a failure leaves the session as it was. */
+static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    uint64_t begin = r->at;
+    pthread_mutex_lock(t->turn);
+    kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &c->cache, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_restore(c->cache, read_state_bytes, r, error);
+    pthread_mutex_unlock(t->turn);
+    if (status == KAKEYA_OK && r->at - begin != c->cache_bytes)
+        status = error_set(error, KAKEYA_FORMAT, "session data: K/V memory of %" PRIu64 " bytes where %zu are stated",
+                           r->at - begin, c->cache_bytes);
+    return status;
+}
+
+static kakeya_status read_end(reader *r, kakeya_error *error) {
+    uint64_t computed = hash_stream_value(&r->hash), stated = read_number(r, CHECKSUM_BYTES);
+    if (r->ended) return cut_off(r, error);
+    if (stated == computed) return KAKEYA_OK;
+    return error_set(error, KAKEYA_FORMAT,
+                     "session data: damaged, checksum %016" PRIx64 " where %016" PRIx64 " is stated", computed, stated);
+}
+
+static kakeya_status check_length(const kakeya_session *session, const contents *c, kakeya_error *error) {
+    size_t length = (size_t)session->timeline.ops->cache_length(c->cache);
+    if (length == c->n || (!c->has_logits && length + 1 == c->n)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_FORMAT, "session data: memory of %zu positions for %zu tokens", length, c->n);
+}
+
+/* The session becomes what was read; the old memory is c's to free. */
+static void take_contents(kakeya_session *session, contents *c) {
+    decode_timeline *t = &session->timeline;
+    ngram_truncate(&session->workspace.ngram, t->tokens, 0);
+    backend_cache *old = t->cache;
+    t->cache = c->cache;
+    c->cache = old;
+    memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
+    memcpy(t->row_kind, c->row_kind, c->n);
+    if (c->has_logits) memcpy(t->logits, c->logits, (size_t)t->vocab * sizeof *t->logits);
+    t->n = c->n;
+    t->has_logits = c->has_logits;
+}
+
+kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user, kakeya_error *error) {
+    reader r = {.read = read, .user = user, .hash = HASH_STREAM_START};
+    contents c = {0};
+    kakeya_status status = read_header(session, &r, &c, error);
+    if (status == KAKEYA_OK) status = read_tokens(session, &r, &c, error);
+    if (status == KAKEYA_OK) status = read_cache(session, &r, &c, error);
+    if (status == KAKEYA_OK) status = read_end(&r, error);
+    if (status == KAKEYA_OK) status = check_length(session, &c, error);
+    if (status == KAKEYA_OK) take_contents(session, &c);
+    if (c.cache) {
+        pthread_mutex_lock(session->timeline.turn);
+        session->timeline.ops->cache_destroy(c.cache);
+        pthread_mutex_unlock(session->timeline.turn);
+    }
+    mem_free(c.tokens);
+    mem_free(c.row_kind);
+    mem_free(c.logits);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------ memory and files */
+
+typedef struct memory {
+    unsigned char *data;
+    size_t bytes, at;
+} memory;
+
+static bool write_memory(void *user, const void *data, size_t bytes) {
+    memory *m = user;
+    if (m->bytes - m->at < bytes) return false;
+    memcpy(m->data + m->at, data, bytes);
+    m->at += bytes;
+    return true;
+}
+
+static size_t read_memory(void *user, void *data, size_t bytes) {
+    memory *m = user;
+    size_t left = m->bytes - m->at, n = bytes < left ? bytes : left;
+    if (n) memcpy(data, m->data + m->at, n);
+    m->at += n;
+    return n;
 }
 
 kakeya_status kakeya_session_snapshot(const kakeya_session *session, void **data, size_t *bytes, kakeya_error *error) {
     *data = NULL;
     *bytes = 0;
-    const decode_timeline *t = &session->timeline;
-    if (!t->cache)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "snapshot: the session lost its memory in an earlier failure, sync it");
-    size_t cache_bytes = t->ops->cache_snapshot_bytes(t->cache);
-    writer count = {0};
-    (void)write_state(session, cache_bytes, &count, NULL);
-    writer w = {.data = malloc(count.at)};
-    if (!w.data) return error_set(error, KAKEYA_OUT_OF_MEMORY, "snapshot of %zu bytes: out of memory", count.at);
-    kakeya_status status = write_state(session, cache_bytes, &w, error);
+    kakeya_status status = need_cache(session, error);
+    if (status != KAKEYA_OK) return status;
+    memory m = {.bytes = (size_t)kakeya_session_save_bytes(session)};
+    m.data = malloc(m.bytes);
+    if (!m.data) return error_set(error, KAKEYA_OUT_OF_MEMORY, "session data: %zu bytes: out of memory", m.bytes);
+    status = kakeya_session_save(session, write_memory, &m, error);
     if (status != KAKEYA_OK) {
-        free(w.data);
+        free(m.data);
         return status;
     }
-    *data = w.data;
-    *bytes = w.at;
-    return KAKEYA_OK;
-}
-
-typedef struct contents {
-    size_t n, cache_bytes;
-    bool has_logits;
-    size_t tokens_at; /* offset of the token ids */
-} contents;
-
-static kakeya_status read_header(const kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
-    const unsigned char *found = read_bytes(r, sizeof magic);
-    if (!found || memcmp(found, magic, sizeof magic) != 0)
-        return error_set(error, KAKEYA_FORMAT, "snapshot: not a session snapshot (%zu bytes)", r->bytes);
-    uint64_t version = read_number(r, 4);
-    if (!r->failed && version != VERSION)
-        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot: version %" PRIu64 ", this build reads version %d",
-                         version, (int)VERSION);
-    if (r->bytes < r->at + CHECKSUM_BYTES)
-        return error_set(error, KAKEYA_FORMAT, "snapshot: cut off at %zu bytes", r->bytes);
-    reader end = {.data = r->data, .bytes = r->bytes, .at = r->bytes - CHECKSUM_BYTES};
-    uint64_t stated = read_number(&end, CHECKSUM_BYTES);
-    uint64_t computed = hash_fnv1a(HASH_FNV1A_START, r->data, r->bytes - CHECKSUM_BYTES);
-    if (stated != computed)
-        return error_set(error, KAKEYA_FORMAT,
-                         "snapshot: damaged, checksum %016" PRIx64 " where %016" PRIx64 " is stated", computed, stated);
-    r->bytes -= CHECKSUM_BYTES;
-
-    policy own = policy_of(session);
-    for (int i = 0; i < POLICY_FIELDS; i++) {
-        uint64_t value = read_number(r, 8);
-        if (!r->failed && value != own.field[i])
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "snapshot: its %s is %" PRIu64 ", the session's is %" PRIu64, policy_names[i], value,
-                             own.field[i]);
-    }
-    uint64_t n = read_number(r, 8), has_logits = read_number(r, 4), cache_bytes = read_number(r, 8);
-    if (!r->failed && n > session->timeline.capacity)
-        return error_set(error, KAKEYA_CONTEXT_FULL, "snapshot: %" PRIu64 " tokens do not fit into the context of %zu",
-                         n, session->timeline.capacity);
-    c->n = (size_t)n;
-    c->has_logits = has_logits == 1;
-    c->cache_bytes = (size_t)cache_bytes;
-    c->tokens_at = r->at;
-    size_t expected = c->n * 5 + (c->has_logits ? (size_t)session->timeline.vocab * sizeof(float) : 0);
-    if (r->failed || has_logits > 1 || cache_bytes > r->bytes || expected != r->bytes - r->at - c->cache_bytes)
-        return error_set(error, KAKEYA_FORMAT,
-                         "snapshot: lengths disagree (%" PRIu64 " tokens, %" PRIu64 " cache bytes in %zu bytes)", n,
-                         cache_bytes, r->bytes);
-    return KAKEYA_OK;
-}
-
-static kakeya_status check_contents(const kakeya_session *session, reader r, const contents *c, kakeya_error *error) {
-    for (size_t i = 0; i < c->n; i++) {
-        int32_t token = (int32_t)(uint32_t)read_number(&r, 4);
-        if (token < 0 || token >= session->timeline.vocab)
-            return error_set(error, KAKEYA_FORMAT, "snapshot: token %zu is %d, the vocabulary has ids 0 to %d", i,
-                             (int)token, session->timeline.vocab - 1);
-    }
-    for (size_t i = 0; i < c->n; i++)
-        if (read_number(&r, 1) > SEGMENT_DECODE)
-            return error_set(error, KAKEYA_FORMAT, "snapshot: the kind of row %zu is unknown", i);
+    *data = m.data;
+    *bytes = m.at;
     return KAKEYA_OK;
 }
 
 kakeya_status kakeya_session_restore(kakeya_session *session, const void *data, size_t bytes, kakeya_error *error) {
-    decode_timeline *t = &session->timeline;
-    reader r = {.data = data, .bytes = data ? bytes : 0};
-    contents c = {0};
-    kakeya_status status = read_header(session, &r, &c, error);
-    if (status == KAKEYA_OK) status = check_contents(session, r, &c, error);
-    if (status != KAKEYA_OK) return status;
+    memory m = {.data = (unsigned char *)(uintptr_t)data, .bytes = data ? bytes : 0};
+    kakeya_status status = kakeya_session_load(session, read_memory, &m, error);
+    return status;
+}
 
-    /* into a cache of its own, so that a failure leaves the session as it was */
-    reader state = {.data = r.data + r.bytes - c.cache_bytes, .bytes = c.cache_bytes};
-    backend_cache *cache = NULL;
-    pthread_mutex_lock(t->turn);
-    status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
-    if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, read_state_bytes, &state, error);
-    if (status == KAKEYA_OK && state.at != state.bytes)
-        status = error_set(error, KAKEYA_FORMAT, "snapshot: memory of %zu bytes where %zu are stated", state.at,
-                           state.bytes);
-    if (status == KAKEYA_OK) {
-        size_t length = (size_t)t->ops->cache_length(cache);
-        bool fits = length == c.n || (!c.has_logits && length + 1 == c.n);
-        if (!fits)
-            status = error_set(error, KAKEYA_FORMAT, "snapshot: memory of %zu positions for %zu tokens", length, c.n);
-    }
-    backend_cache *unused = cache;
-    if (status == KAKEYA_OK) {
-        unused = t->cache;
-        t->cache = cache;
-    }
-    if (unused) t->ops->cache_destroy(unused);
-    pthread_mutex_unlock(t->turn);
-    if (status != KAKEYA_OK) return status;
+typedef struct file_target {
+    file_writer *file;
+    kakeya_error *error;
+} file_target;
 
-    ngram_truncate(&session->workspace.ngram, t->tokens, 0);
-    read_words(&r, t->tokens, c.n);
-    memcpy(t->row_kind, read_bytes(&r, c.n), c.n);
-    if (c.has_logits) read_words(&r, t->logits, (size_t)t->vocab);
-    t->n = c.n;
-    t->has_logits = c.has_logits;
-    return KAKEYA_OK;
+static bool write_file(void *user, const void *data, size_t bytes) {
+    file_target *target = user;
+    return file_writer_write(target->file, data, bytes, target->error) == KAKEYA_OK;
+}
+
+kakeya_status kakeya_session_save_file(const kakeya_session *session, const char *path, kakeya_error *error) {
+    kakeya_error failure = {0};
+    file_target target = {.error = &failure};
+    kakeya_status status = need_cache(session, error);
+    if (status == KAKEYA_OK) status = file_writer_open(path, &target.file, error);
+    if (status != KAKEYA_OK) return status;
+    status = kakeya_session_save(session, write_file, &target, error);
+    if (status == KAKEYA_OK) return file_writer_commit(target.file, error);
+    file_writer_abort(target.file);
+    return failure.status ? error_set(error, failure.status, "%s", failure.message)
+                          : error_prefix(error, status, "%s", path);
+}
+
+static size_t read_file(void *user, void *data, size_t bytes) { return fread(data, 1, bytes, user); }
+
+kakeya_status kakeya_session_load_file(kakeya_session *session, const char *path, kakeya_error *error) {
+    FILE *file = fopen(path, "rb");
+    if (!file) return error_set(error, KAKEYA_IO, "%s: %s", path, strerror(errno));
+    kakeya_status status = kakeya_session_load(session, read_file, file, error);
+    if (status == KAKEYA_FORMAT && ferror(file))
+        status = error_set(error, KAKEYA_IO, "%s: reading fails at byte %ld", path, ftell(file));
+    else if (status != KAKEYA_OK)
+        (void)error_prefix(error, status, "%s", path);
+    fclose(file);
+    return status;
 }

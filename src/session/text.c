@@ -1,55 +1,178 @@
 /* The public functions between text and tokens. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "session/engine.h"
+#include "base/files.h"
+#include "formats/checkpoint.h"
+#include "model/gemma4.h"
+#include "session/tokenizer.h"
 #include "text/chat_request.h"
 #include "text/detokenizer.h"
 
 void kakeya_free(void *pointer) { free(pointer); }
 
-static kakeya_status need_tokenizer(const kakeya_engine *engine, kakeya_error *error) {
-    if (engine->tokenizer) return KAKEYA_OK;
+/* ------------------------------------------------------------------------------------------------------ opening */
+
+/* Reads DIRECTORY/FILE whole; *text stays NULL where there is none. The path is for messages. */
+static kakeya_status read_optional(const char *directory, const char *file, char **path, char **text, size_t *bytes,
+                                   kakeya_error *error) {
+    const size_t max_bytes = (size_t)4 << 20;
+    *text = NULL;
+    *path = path_join(directory, file);
+    if (!*path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    return file_exists(*path) ? file_read(*path, max_bytes, text, bytes, error) : KAKEYA_OK;
+}
+
+/* Models of some variants open a turn without thinking by an empty thought. variant NULL: see config.json. One that is
+ * no configuration of this family is nothing against the tokenizer; turns are then not known. */
+static kakeya_status style_of_variant(const char *directory, const char *variant, chat_template_info *out,
+                                      kakeya_error *error) {
+    char *path = NULL, *text = NULL;
+    size_t bytes = 0;
+    gemma4_config *config = NULL;
+    kakeya_status status = KAKEYA_OK;
+    *out = (chat_template_info){.known = true, .gemma_turns = true, .style = CHAT_STYLE_PLAIN};
+    if (!variant) status = read_optional(directory, "config.json", &path, &text, &bytes, error);
+    if (text) {
+        config = calloc(1, sizeof *config);
+        kakeya_error refused;
+        if (!config)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+        else if (gemma4_config_parse(path, text, bytes, NULL, 0, config, &refused) == KAKEYA_OK)
+            variant = config->variant;
+        else {
+            out->gemma_turns = false;
+            snprintf(out->note, sizeof out->note, "%.*s", (int)sizeof out->note - 1, refused.message);
+        }
+    }
+    if (variant && (strcmp(variant, "26b-a4b") == 0 || strcmp(variant, "31b") == 0))
+        out->style = CHAT_STYLE_EMPTY_THOUGHT;
+    free(config);
+    free(text);
+    free(path);
+    return status;
+}
+
+/* How the model's turns are written: as its chat_template.jinja says, else as its published siblings do. */
+static kakeya_status read_chat_template(const char *directory, const char *variant, chat_template_info *out,
+                                        kakeya_error *error) {
+    char *path = NULL, *text = NULL;
+    size_t bytes = 0;
+    kakeya_status status = read_optional(directory, "chat_template.jinja", &path, &text, &bytes, error);
+    if (text) {
+        *out = chat_template_check(text, bytes);
+    } else if (status == KAKEYA_OK) {
+        status = style_of_variant(directory, variant, out, error);
+    }
+    free(text);
+    free(path);
+    return status;
+}
+
+kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_tokenizer *out, kakeya_error *error) {
+    char *path = path_join(directory, "tokenizer.json");
+    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    kakeya_status status = file_exists(path) ? tokenizer_open(path, &out->tokens, error) : KAKEYA_OK;
+    free(path);
+    return status == KAKEYA_OK ? read_chat_template(directory, variant, &out->chat, error) : status;
+}
+
+void tokenizer_release(kakeya_tokenizer *t) {
+    tokenizer_close(t->tokens);
+    t->tokens = NULL;
+}
+
+kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error) {
+    *out = NULL;
+    char *directory = NULL;
+    kakeya_tokenizer *opened = NULL;
+    if (!model) return error_set(error, KAKEYA_INVALID_ARGUMENT, "tokenizer: no model given");
+    kakeya_status status = checkpoint_resolve(model, &directory, error);
+    if (status != KAKEYA_OK) return status;
+    opened = calloc(1, sizeof *opened);
+    if (!opened)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    else
+        status = tokenizer_read(directory, NULL, opened, error);
+    if (status == KAKEYA_OK && !opened->tokens)
+        status = error_set(error, KAKEYA_IO, "%s/tokenizer.json: the model directory has no tokenizer", directory);
+    free(directory);
+    if (status == KAKEYA_OK)
+        *out = opened;
+    else
+        kakeya_tokenizer_close(opened);
+    return status;
+}
+
+void kakeya_tokenizer_close(kakeya_tokenizer *t) {
+    if (!t) return;
+    tokenizer_release(t);
+    free(t);
+}
+
+/* ---------------------------------------------------------------------------------------------------- questions */
+
+int kakeya_tokenizer_vocab_size(const kakeya_tokenizer *t) { return tokenizer_vocab_size(t->tokens); }
+
+const char *kakeya_tokenizer_piece(const kakeya_tokenizer *t, int32_t token) {
+    return tokenizer_piece(t->tokens, token, NULL);
+}
+
+int32_t kakeya_tokenizer_find(const kakeya_tokenizer *t, const char *piece) { return tokenizer_id(t->tokens, piece); }
+
+bool kakeya_tokenizer_is_special(const kakeya_tokenizer *t, int32_t token) {
+    return tokenizer_is_special(t->tokens, token);
+}
+
+/* ------------------------------------------------------------------------------------------------- text and ids */
+
+static kakeya_status need_tokenizer(const kakeya_tokenizer *t, kakeya_error *error) {
+    if (t) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "the model has no tokenizer.json: it takes and gives token ids only");
 }
 
-kakeya_status kakeya_tokenize(const kakeya_engine *engine, const char *text, size_t text_bytes, bool special,
-                              int32_t **ids, size_t *n_ids, kakeya_error *error) {
+kakeya_status kakeya_tokenize(const kakeya_tokenizer *t, const char *text, size_t text_bytes, int how, int32_t **ids,
+                              size_t *n_ids, kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
-    kakeya_status status = need_tokenizer(engine, error);
+    kakeya_status status = need_tokenizer(t, error);
     if (status != KAKEYA_OK) return status;
-    const tokenizer_encode_options options = {.add_special = special, .parse_special = special};
-    return tokenizer_encode(engine->tokenizer, text, text_bytes, options, ids, n_ids, error);
+    if (how & ~KAKEYA_TEXT_PROMPT)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "tokenize: how is %d, not made of KAKEYA_TEXT_* flags", how);
+    const tokenizer_encode_options options = {.add_special = (how & KAKEYA_TEXT_ADD_SPECIAL) != 0,
+                                              .parse_special = (how & KAKEYA_TEXT_PARSE_SPECIAL) != 0};
+    return tokenizer_encode(t->tokens, text, text_bytes, options, ids, n_ids, error);
 }
 
-kakeya_status kakeya_detokenize(const kakeya_engine *engine, const int32_t *ids, size_t n_ids, bool keep_special,
+kakeya_status kakeya_detokenize(const kakeya_tokenizer *t, const int32_t *ids, size_t n_ids, bool keep_special,
                                 char **text, size_t *text_bytes, kakeya_error *error) {
     *text = NULL;
     *text_bytes = 0;
-    kakeya_status status = need_tokenizer(engine, error);
+    kakeya_status status = need_tokenizer(t, error);
     if (status != KAKEYA_OK) return status;
-    return detokenize(engine->tokenizer, ids, n_ids, keep_special, text, text_bytes, error);
+    return detokenize(t->tokens, ids, n_ids, keep_special, text, text_bytes, error);
 }
 
-kakeya_status kakeya_chat_tokens(const kakeya_engine *engine, const kakeya_message *messages, size_t n_messages,
+kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const kakeya_message *messages, size_t n_messages,
                                  bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
-    kakeya_status status = need_tokenizer(engine, error);
+    kakeya_status status = need_tokenizer(t, error);
     if (status != KAKEYA_OK) return status;
-    if (!engine->chat.gemma_turns)
+    if (!t->chat.gemma_turns)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "chat: the model's chat_template.jinja does not write Gemma 4 turns%s%s",
-                         engine->chat.note[0] ? ": " : "", engine->chat.note);
+                         t->chat.note[0] ? ": " : "", t->chat.note);
     chat_message *turns = calloc(n_messages ? n_messages : 1, sizeof *turns);
     if (!turns) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
     for (size_t i = 0; i < n_messages; i++)
         turns[i] = (chat_message){
             .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
-    const chat_options options = {.style = engine->chat.style, .thinking = thinking, .add_generation_prompt = true};
+    const chat_options options = {.style = t->chat.style, .thinking = thinking, .add_generation_prompt = true};
     chat_text text = {0};
     status = chat_render(turns, n_messages, &options, &text, error);
-    if (status == KAKEYA_OK) status = chat_tokenize(engine->tokenizer, &text, ids, n_ids, NULL, error);
+    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, ids, n_ids, NULL, error);
     chat_text_free(&text);
     free(turns);
     return status;

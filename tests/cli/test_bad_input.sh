@@ -201,7 +201,7 @@ fi
 # --- memory
 fails_with "not enough memory for the engine" "memory" run --memory-limit 1K x
 fails_with "not enough memory for the session" "memory" run --memory-limit 24M --prompt-file "$EXAMPLES/needle-60.txt"
-fails_with "not enough memory for the results" "--memory-limit" score --text-file "$EXAMPLES/needle-60.txt" \
+fails_with "not enough memory for scoring" "out of memory" score --text-file "$EXAMPLES/needle-60.txt" \
     --out "$WORK/outputs/l" --memory-limit 48M
 check "a lack of memory leaves no file behind" test -z "$(ls -A "$WORK/outputs")"
 fails_with "not enough memory for synthetic weights" "memory" run --synthetic 26b-a4b --memory-limit 1G --ids-file "$ids"

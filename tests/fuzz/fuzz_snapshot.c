@@ -63,7 +63,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         edited[offset % bytes] ^= data[at + 3];
     }
     bytes -= cut % (bytes - CHECKSUM_BYTES);
-    uint64_t checksum = hash_fnv1a(HASH_FNV1A_START, edited, bytes - CHECKSUM_BYTES);
+    hash_stream hash = HASH_STREAM_START;
+    hash_stream_add(&hash, edited, bytes - CHECKSUM_BYTES);
+    uint64_t checksum = hash_stream_value(&hash);
     for (int i = 0; i < CHECKSUM_BYTES; i++)
         edited[bytes - CHECKSUM_BYTES + (size_t)i] = (unsigned char)(checksum >> (8 * i));
 

@@ -71,6 +71,7 @@ std::vector<int32_t> answer(kakeya_session *session, int n, kakeya_status *statu
     options.mode = KAKEYA_MODE_AR;
     options.ignore_stop_tokens = true;
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     *status = kakeya_session_generate(session, &options, &stats, error);
     size_t length = 0;
     const int32_t *tokens = kakeya_session_tokens(session, &length);

@@ -35,7 +35,7 @@ static inline kakeya_engine *fake_engine(fake_script *script, fake_engine_option
                                              .suppress_tokens = {options.suppress},
                                              .n_suppress_tokens = options.suppress > 0};
     if (parts.drafter) parts.drafter->config.block_size = FAKE_BLOCK;
-    if (options.tokenizer && tokenizer_open(options.tokenizer, &parts.tokenizer, &error) != KAKEYA_OK)
+    if (options.tokenizer && tokenizer_open(options.tokenizer, &parts.text.tokens, &error) != KAKEYA_OK)
         fail_msg("%s", error.message);
     fake_next_script = script;
     if (engine_create(0, &engine, &error) != KAKEYA_OK || engine_complete(engine, &parts, &error) != KAKEYA_OK)

@@ -134,6 +134,7 @@ static void test_reference_continuations(void **state) {
             lengths l = {0};
             session_trace trace = {.block = note_block, .user = &l};
             kakeya_stats stats;
+            kakeya_stats_init(&stats);
             size_t n;
             ok(kakeya_session_sync(session, prompt.token, prompt.n, NULL, NULL, NULL, error));
             ok(session_generate(session, &go, &trace, &stats, error));
@@ -331,8 +332,13 @@ static void test_score_reference_logprobs(void **state) {
         memcpy(all.token + all.n, greedy.token, greedy.n * sizeof *greedy.token);
         all.n += greedy.n;
         kakeya_session *session = open_session(f32, NULL);
-        ok(kakeya_session_score(session, all.token, all.n, 0, nll, NULL, NULL, NULL, NULL, error));
-        ok(kakeya_session_score(session, all.token, all.n, prompt, nll_decode, NULL, NULL, NULL, NULL, error));
+        kakeya_score_options options;
+        kakeya_score_options_init(&options);
+        options.nll = nll;
+        ok(kakeya_session_score(session, all.token, all.n, &options, error));
+        options.prompt_length = prompt;
+        options.nll = nll_decode;
+        ok(kakeya_session_score(session, all.token, all.n, &options, error));
         assert_memory_equal(nll, nll_decode, (all.n - 1) * sizeof *nll);
         const cJSON *logprobs = cJSON_GetObjectItem(row, "logprobs");
         for (size_t i = 0; i < greedy.n; i++) {
@@ -398,11 +404,10 @@ typedef struct streamed {
     size_t bytes;
 } streamed;
 
-static bool append_text(void *user, int32_t token, const char *text, size_t bytes) {
-    (void)token;
+static bool append_text(void *user, const kakeya_event *event) {
     streamed *s = user;
-    memcpy(s->text + s->bytes, text, bytes);
-    s->bytes += bytes;
+    if (event->text_bytes) memcpy(s->text + s->bytes, event->text, event->text_bytes);
+    s->bytes += event->text_bytes;
     return true;
 }
 
@@ -412,18 +417,20 @@ static void test_needle_chat(void **state) {
     static ids prompt;
     read_ids(row, "input_ids", &prompt);
     const kakeya_message message = {"user", cJSON_GetObjectItem(row, "prompt")->valuestring};
+    const kakeya_tokenizer *t = kakeya_engine_tokenizer(f32);
     int32_t *tokens;
     size_t n;
-    ok(kakeya_chat_tokens(f32, &message, 1, false, &tokens, &n, error));
+    ok(kakeya_chat_tokens(t, &message, 1, false, &tokens, &n, error));
     assert_same_tokens("chat", tokens, n, prompt.token, prompt.n);
 
     kakeya_session *session = open_session(f32, NULL);
     streamed s = {0};
     kakeya_generate_options go;
     kakeya_generate_options_init(&go);
-    go.on_token = append_text;
+    go.on_event = append_text;
     go.user = &s;
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     ok(kakeya_session_sync(session, tokens, n, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, &stats, error));
     assert_int_equal(stats.finish, KAKEYA_FINISH_STOP);
@@ -432,10 +439,10 @@ static void test_needle_chat(void **state) {
     kakeya_session_close(session);
 
     kakeya_error e = {0};
-    assert_int_equal(kakeya_tokenize(f32, "\xff", 1, true, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(kakeya_tokenize(t, "\xff", 1, KAKEYA_TEXT_PROMPT, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
     const kakeya_message strange = {"oracle", "hello"}, empty = {"user", NULL};
-    assert_int_equal(kakeya_chat_tokens(f32, &strange, 1, false, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
-    ok(kakeya_chat_tokens(f32, &empty, 1, false, &tokens, &n, error));
+    assert_int_equal(kakeya_chat_tokens(t, &strange, 1, false, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
+    ok(kakeya_chat_tokens(t, &empty, 1, false, &tokens, &n, error));
     kakeya_free(tokens);
 }
 

@@ -163,9 +163,10 @@ static void generate(kakeya_engine *engine, int32_t tokens[PROMPT + GENERATED], 
     assert_int_equal(n, PROMPT + GENERATED);
     memcpy(tokens, timeline, n * sizeof *tokens);
     if (logits) {
-        float *nll = calloc(PROMPT, sizeof *nll);
-        assert_ok(kakeya_session_score(session, tokens, PROMPT, 0, nll, logits, NULL, NULL, NULL, &error));
-        free(nll);
+        kakeya_score_options score;
+        kakeya_score_options_init(&score);
+        score.logits = logits;
+        assert_ok(kakeya_session_score(session, tokens, PROMPT, &score, &error));
     }
     kakeya_session_close(session);
 }

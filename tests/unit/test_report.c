@@ -60,7 +60,7 @@ static eval_row full_row(eval_kind kind) {
     row.arm.temperature = 0.7;
     row.arm.scaled_embedding = true;
     row.repetition = 3;
-    row.kv = (kakeya_kv_bytes){1, 2, 3, 4, 10};
+    row.kv = (kakeya_kv_bytes){.full = 1, .sliding = 2, .latent = 3, .draft = 4, .total = 10};
     strcpy(row.finish, "stop");
     row.prefill_seconds = 0.1;
     row.decode_seconds = 1e-7;

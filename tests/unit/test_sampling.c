@@ -85,7 +85,7 @@ static void test_filters_match_full_sort(void **state) {
             reference_set(row, VOCAB, &settings[setting], keep);
             kakeya_sampling p = settings[setting];
             p.seed = 5;
-            assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+            assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
             for (size_t position = 0; position < 400; position++) {
                 int32_t token = -1;
                 assert_int_equal(sampler_sample(&s, row, NULL, position, &token, NULL), KAKEYA_OK);
@@ -144,7 +144,7 @@ static void test_leaders_decide_as_rows_do(void **state) {
             make_leaders(row, VOCAB, settings[setting].temperature, &leaders);
             kakeya_sampling p = settings[setting];
             p.seed = 6;
-            assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+            assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
             assert_true(sampler_takes_leaders(&s));
             for (size_t position = 0; position < POSITIONS; position++) {
                 int32_t whole = -1, token = -1;
@@ -169,8 +169,15 @@ static void test_leaders_decide_as_rows_do(void **state) {
     assert_int_equal(token, -1);
     kakeya_sampling p = defaults(1);
     p.repetition_penalty = 1.1f; /* history changes the order: leaders know nothing of it */
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_false(sampler_takes_leaders(&s));
+    const kakeya_logit_bias bias = {.token = 3, .bias = -1};
+    const sampler_constraints biased = {.bias = &bias, .n_bias = 1};
+    p = defaults(1);
+    assert_int_equal(sampler_configure(&s, &p, &biased, NULL), KAKEYA_OK);
+    assert_false(sampler_takes_leaders(&s));
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
+    assert_true(sampler_takes_leaders(&s));
     sampler_free(&s);
     assert_int_equal(mem_total(&account), 0);
 }
@@ -203,7 +210,7 @@ static void test_draw_follows_probabilities(void **state) {
     sampler s;
     sampler_init(&s, SMALL, NULL, 0, &account);
     kakeya_sampling p = defaults(0.8f);
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     size_t count[SMALL] = {0};
     for (size_t position = 0; position < DRAWS; position++) {
         int32_t token;
@@ -233,14 +240,14 @@ static void test_greedy_ties_and_order_of_steps(void **state) {
     sampler_init(&s, VOCAB, NULL, 0, &account);
     kakeya_sampling p = defaults(0);
     int32_t token;
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_int_equal(sampler_sample(&s, row, NULL, 9, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 41);
     assert_int_equal(mem_total(&account), 0); /* plain greedy decoding needs no workspace */
     sampler_free(&s);
 
     sampler_init(&s, VOCAB, suppress, 1, &account);
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_int_equal(sampler_sample(&s, row, NULL, 9, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 700);
     assert_true(sampler_suppresses(&s, 41) && !sampler_suppresses(&s, 700));
@@ -250,7 +257,7 @@ static void test_greedy_ties_and_order_of_steps(void **state) {
     const int32_t history[] = {700, 700, 700, 999};
     row[700] = 3.5f; /* 3.5 / 1.2 = 2.92; twice would be 2.43 */
     row[999] = 2.9f;
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_int_equal(sampler_sample(&s, row, history, 3, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 700);
     row[999] = 3.0f;
@@ -275,8 +282,8 @@ static void test_depends_on_seed_position_and_row_only(void **state) {
     kakeya_sampling p = defaults(1);
     p.top_p = 0.9f;
     p.seed = 77;
-    assert_int_equal(sampler_configure(&a, &p, NULL), KAKEYA_OK);
-    assert_int_equal(sampler_configure(&b, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&a, &p, NULL, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&b, &p, NULL, NULL), KAKEYA_OK);
     int differs = 0;
     int32_t first[64];
     for (size_t i = 0; i < 64; i++) assert_int_equal(sampler_sample(&a, row, NULL, i, &first[i], NULL), KAKEYA_OK);
@@ -289,7 +296,7 @@ static void test_depends_on_seed_position_and_row_only(void **state) {
     }
     assert_true(differs > 32);
     p.seed = 78;
-    assert_int_equal(sampler_configure(&b, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&b, &p, NULL, NULL), KAKEYA_OK);
     differs = 0;
     for (size_t i = 0; i < 64; i++) {
         int32_t token;
@@ -320,12 +327,12 @@ static void test_refuses_bad_values(void **state) {
                                         "min_p",       "repetition_penalty"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         kakeya_error error = {0};
-        assert_int_equal(sampler_configure(&s, &bad[i], &error), KAKEYA_INVALID_ARGUMENT);
+        assert_int_equal(sampler_configure(&s, &bad[i], NULL, &error), KAKEYA_INVALID_ARGUMENT);
         assert_non_null(strstr(error.message, names[i]));
     }
     for (int greedy = 0; greedy < 2; greedy++) {
         kakeya_sampling p = defaults(greedy ? 0 : 1);
-        assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+        assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
         float row[VOCAB];
         for (int where = 0; where < VOCAB; where += 333) {
             make_row(row, VOCAB, 1, 0);
@@ -344,7 +351,7 @@ static void test_refuses_bad_values(void **state) {
     mem_account_init(&account, NULL, 100);
     sampler_init(&s, VOCAB, NULL, 0, &account);
     kakeya_sampling p = defaults(1);
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OUT_OF_MEMORY);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OUT_OF_MEMORY);
     sampler_free(&s);
 }
 
@@ -361,14 +368,14 @@ static void test_extreme_temperatures(void **state) {
     sampler s;
     sampler_init(&s, VOCAB, NULL, 0, &account);
     kakeya_sampling p = defaults(1e-38f);
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     for (size_t position = 0; position < 50; position++) {
         assert_int_equal(sampler_sample(&s, row, NULL, position, &token, NULL), KAKEYA_OK);
         assert_int_equal(token, best);
     }
     p.temperature = 1e30f;
     p.top_p = 0.5f;
-    assert_int_equal(sampler_configure(&s, &p, NULL), KAKEYA_OK);
+    assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     for (size_t position = 0; position < 50; position++) {
         assert_int_equal(sampler_sample(&s, row, NULL, position, &token, NULL), KAKEYA_OK);
         assert_in_range(token, 0, VOCAB - 1);

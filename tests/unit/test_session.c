@@ -55,6 +55,7 @@ static void same_stream_in_every_mode(kakeya_attention attention, int window, fl
         go.sampling.top_k = temperature > 1 ? 10 : 0;
         go.sampling.seed = 9;
         kakeya_stats stats;
+        kakeya_stats_init(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
         assert_memory_behind(session, 0);
         ok(kakeya_session_generate(session, &go, &stats, error));
@@ -122,6 +123,7 @@ static size_t sampled_stream(kakeya_mode mode, int top_k, int32_t out[FAKE_CONTE
     go.sampling.top_k = top_k;
     go.sampling.seed = 3;
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
     ok(kakeya_session_generate(session, &go, &stats, error));
     size_t n;
@@ -208,6 +210,7 @@ static void test_reference_modes_agree(void **state) {
         go.max_tokens = NEW / 2;
         session_trace trace = {.reference = (session_reference)reference};
         kakeya_stats stats;
+        kakeya_stats_init(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT - 10, NULL, NULL, NULL, error));
         ok(session_generate(session, &go, &trace, &stats, error));
         /* a second turn: its prompt rows stand behind decode rows */
@@ -233,15 +236,27 @@ typedef struct capture {
     int32_t tokens[FAKE_CONTEXT];
     size_t n, stop_after; /* stop_after: the callback returns false at this token; 0: never */
     char text[8192];
-    size_t bytes;
+    size_t bytes, position;
+    bool finished;
+    kakeya_event finish;
 } capture;
 
-static bool capture_token(void *user, int32_t token, const char *text, size_t bytes) {
+static bool capture_token(void *user, const kakeya_event *event) {
     capture *c = user;
-    c->tokens[c->n++] = token;
-    assert_true(c->bytes + bytes < sizeof c->text);
-    if (bytes) memcpy(c->text + c->bytes, text, bytes);
-    c->bytes += bytes;
+    assert_int_equal(event->size, sizeof *event);
+    assert_false(c->finished); /* the last event is the last */
+    if (event->type == KAKEYA_EVENT_FINISH) {
+        c->finished = true;
+        c->finish = *event;
+        return true;
+    }
+    assert_int_equal(event->type, KAKEYA_EVENT_TOKEN);
+    if (c->n) assert_int_equal(event->position, c->position + 1);
+    c->position = event->position;
+    c->tokens[c->n++] = event->token;
+    assert_true(c->bytes + event->text_bytes < sizeof c->text);
+    if (event->text_bytes) memcpy(c->text + c->bytes, event->text, event->text_bytes);
+    c->bytes += event->text_bytes;
     return c->n != c->stop_after;
 }
 
@@ -261,9 +276,10 @@ static void test_stop_token_and_cancel(void **state) {
         go.mode = variants[v].mode;
         go.draft_length = variants[v].draft_length;
         capture c = {0};
-        go.on_token = capture_token;
+        go.on_event = capture_token;
         go.user = &c;
         kakeya_stats stats;
+        kakeya_stats_init(&stats);
         ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
         ok(kakeya_session_generate(session, &go, &stats, error));
         size_t n;
@@ -272,6 +288,12 @@ static void test_stop_token_and_cancel(void **state) {
         assert_timeline(session, expected, n_expected, "until the stop token");
         assert_int_equal(stats.finish, KAKEYA_FINISH_STOP);
         assert_int_equal(tokens[n - 1], FAKE_STOP); /* in the timeline, but not passed on */
+        assert_true(c.finished);
+        assert_int_equal(c.finish.finish, KAKEYA_FINISH_STOP);
+        assert_int_equal(c.finish.stop_token, FAKE_STOP);
+        assert_int_equal(c.finish.stop_string, -1);
+        assert_null(c.finish.error);
+        assert_int_equal(c.position, n - 2);
         assert_int_equal(c.n, stats.completion_tokens - 1);
         assert_memory_equal(c.tokens, tokens + PROMPT, c.n * sizeof *tokens);
         assert_memory_behind(session, 1);
@@ -283,6 +305,9 @@ static void test_stop_token_and_cancel(void **state) {
             ok(kakeya_session_generate(session, &go, &stats, error));
             assert_int_equal(stats.finish, KAKEYA_FINISH_CANCELLED);
             assert_int_equal(stats.completion_tokens, stop_after);
+            assert_true(c.finished);
+            assert_int_equal(c.finish.finish, KAKEYA_FINISH_CANCELLED);
+            assert_int_equal(c.finish.stop_token, -1);
             assert_memory_equal(c.tokens, kakeya_session_tokens(session, &n) + PROMPT, stop_after * sizeof *tokens);
             assert_int_equal(n, PROMPT + stop_after);
             assert_memory_behind(session, 1);
@@ -313,6 +338,7 @@ static void test_context_end(void **state) {
         go.draft_length = variants[v].draft_length;
         go.ignore_stop_tokens = true;
         kakeya_stats stats;
+        kakeya_stats_init(&stats);
         for (size_t length = 33; length < 50; length++) {
             ok(kakeya_session_sync(session, prompt, length, NULL, NULL, NULL, error));
             ok(kakeya_session_generate(session, &go, &stats, error));
@@ -348,9 +374,10 @@ static void test_stop_strings(void **state) {
             go.max_tokens = NEW;
             go.ignore_stop_tokens = true;
             capture c = {0};
-            go.on_token = capture_token;
+            go.on_event = capture_token;
             go.user = &c;
             kakeya_stats stats;
+            kakeya_stats_init(&stats);
             if (v == 0) { /* the whole text, and a stop string somewhere in it */
                 ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
                 ok(kakeya_session_generate(session, &go, &stats, error));
@@ -358,7 +385,8 @@ static void test_stop_strings(void **state) {
                 size_t n;
                 const int32_t *tokens = kakeya_session_tokens(session, &n);
                 char *text;
-                ok(kakeya_detokenize(engine, tokens + PROMPT, NEW, false, &text, &whole_bytes, error));
+                ok(kakeya_detokenize(kakeya_engine_tokenizer(engine), tokens + PROMPT, NEW, false, &text, &whole_bytes,
+                                     error));
                 assert_int_equal(c.bytes, whole_bytes);
                 assert_memory_equal(c.text, text, whole_bytes);
                 memcpy(whole, text, whole_bytes + 1);
@@ -377,6 +405,9 @@ static void test_stop_strings(void **state) {
             ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
             ok(kakeya_session_generate(session, &go, &stats, error));
             assert_int_equal(stats.finish, KAKEYA_FINISH_STOP);
+            assert_true(c.finished);
+            assert_int_equal(c.finish.stop_string, 1);
+            assert_int_equal(c.finish.stop_token, -1);
             if (c.bytes != (size_t)(cut - whole) || memcmp(c.text, whole, c.bytes) != 0)
                 fail_msg("round %d variant %zu: stopped after %zu bytes, '%s' stands at %zu", round, v, c.bytes, stop,
                          (size_t)(cut - whole));
@@ -511,7 +542,7 @@ static void test_fork_and_snapshot(void **state) {
             *byte ^= 0x40;
             kakeya_error error = {0};
             assert_int_not_equal(kakeya_session_restore(other, data, bytes, &error), KAKEYA_OK);
-            assert_non_null(strstr(error.message, "snapshot"));
+            assert_non_null(strstr(error.message, "session data"));
             *byte ^= 0x40;
             assert_int_not_equal(kakeya_session_restore(other, data, at, &error), KAKEYA_OK);
         }
@@ -561,6 +592,7 @@ static void test_nan_logits_are_an_error(void **state) {
         go.max_tokens = 30;
         go.ignore_stop_tokens = true;
         kakeya_stats stats;
+        kakeya_stats_init(&stats);
         kakeya_error error_text = {0};
         ok(kakeya_session_sync(session, prompt, 10, NULL, NULL, NULL, error));
         assert_int_equal(kakeya_session_generate(session, &go, &stats, &error_text), KAKEYA_BACKEND);
@@ -573,6 +605,17 @@ static void test_nan_logits_are_an_error(void **state) {
 }
 
 /* --------------------------------------------------------------------------------------------- scoring, suppression */
+
+static kakeya_status score(kakeya_session *session, const int32_t *tokens, size_t n, size_t prompt, float *nll,
+                           float *logits, float *hidden, kakeya_error *error) {
+    kakeya_score_options options;
+    kakeya_score_options_init(&options);
+    options.prompt_length = prompt;
+    options.nll = nll;
+    options.logits = logits;
+    options.hidden_states = hidden;
+    return kakeya_session_score(session, tokens, n, &options, error);
+}
 
 static void test_score(void **state) {
     (void)state;
@@ -588,8 +631,8 @@ static void test_score(void **state) {
     kakeya_session *session = fake_session(engine, &so);
     static float nll[N], logits[N * FAKE_VOCAB], hidden[LAYERS * N * HIDDEN], row[FAKE_VOCAB], nll_only[N];
     for (size_t prompt = 0; prompt <= N; prompt += 45) {
-        ok(kakeya_session_score(session, tokens, N, prompt, nll, logits, hidden, NULL, NULL, error));
-        ok(kakeya_session_score(session, tokens, N, prompt, nll_only, NULL, NULL, NULL, NULL, error));
+        ok(score(session, tokens, N, prompt, nll, logits, hidden, error));
+        ok(score(session, tokens, N, prompt, nll_only, NULL, NULL, error));
         assert_memory_equal(nll, nll_only, (N - 1) * sizeof *nll);
         backend_cache *cache;
         size_t boundary = prompt ? prompt : N;
@@ -614,12 +657,10 @@ static void test_score(void **state) {
                     assert_true(hidden[(l * N + t) * HIDDEN + h] == (float)(l * 1000000 + t * 100 + h));
     }
     kakeya_error e = {0};
-    assert_int_equal(kakeya_session_score(session, tokens, 5, 6, nll, NULL, NULL, NULL, NULL, &e),
-                     KAKEYA_INVALID_ARGUMENT);
-    assert_int_equal(kakeya_session_score(session, tokens, 0, 0, nll, NULL, NULL, NULL, NULL, &e),
-                     KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(score(session, tokens, 5, 6, nll, NULL, NULL, &e), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(score(session, tokens, 0, 0, nll, NULL, NULL, &e), KAKEYA_INVALID_ARGUMENT);
     script.nan_at = 20;
-    assert_int_equal(kakeya_session_score(session, tokens, N, 0, nll, NULL, NULL, NULL, NULL, &e), KAKEYA_BACKEND);
+    assert_int_equal(score(session, tokens, N, 0, nll, NULL, NULL, &e), KAKEYA_BACKEND);
     close_all(session, engine, &script);
 }
 

@@ -1,0 +1,244 @@
+#include "session/description.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sized.h"
+#include "formats/checkpoint.h"
+#include "model/sizes.h"
+
+/* ------------------------------------------------------------------------------------------------------- opening */
+
+/* A description that holds its configurations itself. `view` is first: closing frees the whole. */
+typedef struct owned_description {
+    kakeya_description view;
+    gemma4_config verifier;
+    dflash_config drafter;
+    f_theta_config f_theta;
+} owned_description;
+
+kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
+                                  kakeya_error *error) {
+    *directory = NULL;
+    if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
+    if (option) return checkpoint_resolve(option, directory, error);
+    if (!model_directory) return KAKEYA_OK;
+    size_t length = strlen(model_directory);
+    while (length > 1 && model_directory[length - 1] == '/') length--;
+    char *sibling = malloc(length + strlen(suffix) + 1);
+    if (!sibling) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
+    memcpy(sibling, model_directory, length);
+    strcpy(sibling + length, suffix);
+    if (directory_exists(sibling))
+        *directory = sibling;
+    else
+        free(sibling);
+    return KAKEYA_OK;
+}
+
+/* A configuration file: its path for messages, its text. */
+typedef struct config_file {
+    char *path, *text; /* malloc'ed */
+    size_t bytes;
+} config_file;
+
+static void config_file_free(config_file *file) {
+    free(file->text);
+    free(file->path);
+}
+
+static kakeya_status config_file_read(const char *directory, const char *name, bool optional, config_file *out,
+                                      kakeya_error *error) {
+    const size_t max_bytes = (size_t)16 << 20;
+    out->path = path_join(directory, name);
+    if (!out->path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (optional && !file_exists(out->path)) return KAKEYA_OK;
+    return file_read(out->path, max_bytes, &out->text, &out->bytes, error);
+}
+
+static kakeya_status read_verifier(const char *directory, owned_description *d, kakeya_error *error) {
+    config_file config = {0}, generation = {0};
+    kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
+    if (status == KAKEYA_OK) status = config_file_read(directory, "generation_config.json", true, &generation, error);
+    if (status == KAKEYA_OK)
+        status = gemma4_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
+                                     &d->verifier, error);
+    config_file_free(&config);
+    config_file_free(&generation);
+    return status;
+}
+
+static kakeya_status read_drafter(const char *directory, owned_description *d, kakeya_error *error) {
+    config_file config = {0};
+    kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
+    if (status == KAKEYA_OK) status = dflash_config_parse(config.path, config.text, config.bytes, &d->drafter, error);
+    if (status == KAKEYA_OK) d->view.drafter = &d->drafter;
+    config_file_free(&config);
+    return status;
+}
+
+static kakeya_status read_f_theta(const char *directory, owned_description *d, kakeya_error *error) {
+    config_file config = {0};
+    kakeya_status status = config_file_read(directory, "f_theta_config.json", false, &config, error);
+    if (status == KAKEYA_OK) status = f_theta_config_parse(config.path, config.text, config.bytes, &d->f_theta, error);
+    if (status == KAKEYA_OK) d->view.f_theta = &d->f_theta;
+    config_file_free(&config);
+    return status;
+}
+
+static kakeya_status read_all(const kakeya_engine_options *o, owned_description *d, kakeya_error *error) {
+    char *directory = NULL, *drafter = NULL, *f_theta = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!o->model == !o->synthetic)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "a description needs either `model` or `synthetic`");
+    d->view.verifier = &d->verifier;
+    if (o->synthetic) {
+        status = gemma4_config_variant(o->synthetic, &d->verifier, error);
+    } else {
+        status = checkpoint_resolve(o->model, &directory, error);
+        if (status == KAKEYA_OK) status = read_verifier(directory, d, error);
+    }
+    if (status == KAKEYA_OK) status = companion_directory(o->drafter, directory, "-dflash", &drafter, error);
+    if (status == KAKEYA_OK && drafter) status = read_drafter(drafter, d, error);
+    if (status == KAKEYA_OK && drafter)
+        status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, error);
+    if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
+    free(f_theta);
+    free(drafter);
+    free(directory);
+    return status;
+}
+
+kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_engine_options resolved;
+    kakeya_engine_options_init(&resolved);
+    kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
+    if (status != KAKEYA_OK) return status;
+    owned_description *d = calloc(1, sizeof *d);
+    if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "model description: out of memory");
+    status = read_all(&resolved, d, error);
+    if (status == KAKEYA_OK)
+        *out = &d->view;
+    else
+        free(d);
+    return status;
+}
+
+void kakeya_description_close(kakeya_description *description) { free(description); }
+
+/* --------------------------------------------------------------------------------------------------------- facts */
+
+static int full_layers(const gemma4_config *c) {
+    int n = 0;
+    for (int i = 0; i < c->layers; i++) n += c->layer[i].type == GEMMA4_FULL;
+    return n;
+}
+
+void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *out) {
+    const gemma4_config *c = d->verifier;
+    parameter_counts parameters = gemma4_parameters(c);
+    kakeya_facts facts = {
+        .variant = c->variant,
+        .weight_type = weight_format_name(c->checkpoint_format),
+        .layers = c->layers,
+        .sliding_layers = c->layers - full_layers(c),
+        .full_attention_layers = full_layers(c),
+        .sliding_window = c->sliding_window,
+        .hidden = c->hidden,
+        .heads = c->heads,
+        .vocab = c->vocab,
+        .max_context = c->max_context,
+        .experts = c->moe ? c->experts : 0,
+        .experts_per_token = c->moe ? c->experts_per_token : 0,
+        .expert_width = c->moe ? c->expert_intermediate : 0,
+        .per_layer_embedding_width = c->ple_width,
+        .shared_kv_layers = c->shared_kv_layers,
+        .tied_head = c->tied_head,
+        .parameters = (uint64_t)parameters.total,
+        .active_parameters = (uint64_t)parameters.active,
+    };
+    if (d->drafter) {
+        facts.drafter_layers = d->drafter->layers;
+        facts.drafter_block_size = d->drafter->block_size;
+        facts.drafter_parameters = (uint64_t)dflash_parameters(d->drafter);
+    }
+    if (d->f_theta) {
+        facts.f_theta_rank = d->f_theta->rank;
+        facts.f_theta_parameters = (uint64_t)f_theta_parameters(d->f_theta);
+    }
+    sized_write(out, &facts, sizeof facts);
+}
+
+_Static_assert((int)KAKEYA_PARAMETERS_NORMS + 1 == (int)PARAMETERS_GROUPS &&
+                   (int)KAKEYA_PARAMETERS_EXPERTS == (int)PARAMETERS_EXPERTS,
+               "the public groups of parameters are those of model/sizes.h");
+
+const char *kakeya_parameter_group_name(kakeya_parameter_group group) {
+    return (size_t)group < PARAMETERS_GROUPS ? parameter_group_name((parameter_group)group) : NULL;
+}
+
+uint64_t kakeya_description_parameters(const kakeya_description *d, kakeya_parameter_group group) {
+    return kakeya_parameter_group_name(group) ? (uint64_t)gemma4_parameters(d->verifier).group[group] : 0;
+}
+
+uint64_t kakeya_description_bytes_per_token(const kakeya_description *d, kakeya_precision precision) {
+    if (precision != KAKEYA_PRECISION_F32 && precision != KAKEYA_PRECISION_BF16) return 0;
+    return (uint64_t)gemma4_bytes_per_token(d->verifier, precision == KAKEYA_PRECISION_F32 ? WEIGHT_F32 : WEIGHT_BF16);
+}
+
+/* ------------------------------------------------------------------------------------------------ session memory */
+
+static dtype kv_type(const kakeya_description *d, kakeya_kv_format format) {
+    if (format == KAKEYA_KV_AUTO) return d->verifier->checkpoint_format == WEIGHT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+    return format == KAKEYA_KV_BF16 ? DTYPE_BF16 : DTYPE_F32;
+}
+
+kv_policy description_policy(const kakeya_description *d, const kakeya_session_options *o) {
+    return (kv_policy){.attention = o->attention,
+                       .restore_layers = o->restore_layers,
+                       .sink = o->sink,
+                       .window = o->window,
+                       .draft_window = o->draft_window,
+                       .f_theta_rank = d->f_theta ? d->f_theta->rank : 0,
+                       .type = kv_type(d, o->kv_format)};
+}
+
+kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kakeya_session_options *options,
+                                          size_t tokens, kakeya_kv_bytes *out, kakeya_error *error) {
+    kakeya_session_options o;
+    kakeya_session_options_init(&o);
+    kakeya_status status = sized_check("K/V bytes", out, error);
+    if (status == KAKEYA_OK && options) status = sized_read("session options", options, &o, sizeof o, error);
+    if (status != KAKEYA_OK) return status;
+    if (tokens > (size_t)d->verifier->max_context)
+        return error_set(error, KAKEYA_CONTEXT_FULL, "%zu tokens, the model's longest context has %d", tokens,
+                         d->verifier->max_context);
+    if (!kakeya_attention_name(o.attention) || !kakeya_restore_layers_name(o.restore_layers) ||
+        !kakeya_kv_format_name(o.kv_format) || o.sink < 0 || o.window < 1 || o.draft_window < 1)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "session options out of range: attention %d, restore_layers %d, kv_format %d, sink %d, window "
+                         "%d, draft_window %d",
+                         (int)o.attention, (int)o.restore_layers, (int)o.kv_format, o.sink, o.window, o.draft_window);
+    if (o.attention == KAKEYA_ATTENTION_RESTORED && !d->f_theta)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "attention 'restored' needs an f_theta, and the model has none");
+    const kv_policy policy = description_policy(d, &o);
+    bool drafts = !o.without_drafter || o.attention == KAKEYA_ATTENTION_RESTORED;
+    kv_bytes bytes = kv_session_bytes(d->verifier, drafts ? d->drafter : NULL, &policy, (int)tokens);
+    const kakeya_kv_bytes result = {.full = bytes.full,
+                                    .sliding = bytes.sliding,
+                                    .latent = bytes.latent,
+                                    .draft = bytes.draft,
+                                    .total = bytes.total,
+                                    .each_token = kv_bytes_per_token(d->verifier, &policy)};
+    sized_write(out, &result, sizeof result);
+    return KAKEYA_OK;
+}
+
+size_t kakeya_description_reference_bytes(const kakeya_description *d, kakeya_kv_format format, size_t tokens,
+                                          bool rings) {
+    if (tokens > (size_t)d->verifier->max_context) return 0;
+    return kv_reference_bytes(d->verifier, kv_type(d, format), (int)tokens, rings);
+}

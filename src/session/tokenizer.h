@@ -1,0 +1,18 @@
+/* The text side of a model: its tokenizer, and how its turns are written. */
+#ifndef KAKEYA_SESSION_TOKENIZER_H
+#define KAKEYA_SESSION_TOKENIZER_H
+
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+struct kakeya_tokenizer {
+    tokenizer *tokens; /* NULL: the model has none */
+    chat_template_info chat;
+};
+
+/* Reads both from a model directory; a directory without tokenizer.json leaves out->tokens NULL. variant: of the model
+ * ("26b-a4b"), or NULL: as config.json says. What was read is there also on failure. */
+kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_tokenizer *out, kakeya_error *error);
+void tokenizer_release(kakeya_tokenizer *t);
+
+#endif

@@ -1,0 +1,450 @@
+/* The public header as a contract with programs that were compiled earlier or later than the library: structs that
+ * grow, names of enums, the text side of a model without its weights. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "fake_engine.h"
+#include "scratch.h"
+
+/* ------------------------------------------------------------------------------------------- sized structs */
+
+/* Memory whose last byte stands before a page that nobody may touch, with guard bytes in front. */
+typedef struct guarded {
+    unsigned char *pages, *data;
+    size_t bytes, page;
+} guarded;
+
+enum { GUARD_BYTES = 64, GUARD = 0xA5 };
+
+static guarded guarded_open(size_t bytes) {
+    guarded g = {.bytes = bytes, .page = (size_t)sysconf(_SC_PAGESIZE)};
+    assert_true(bytes + GUARD_BYTES <= g.page);
+    g.pages = mmap(NULL, 2 * g.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(g.pages != MAP_FAILED);
+    assert_int_equal(mprotect(g.pages + g.page, g.page, PROT_NONE), 0);
+    g.data = g.pages + g.page - bytes;
+    memset(g.data - GUARD_BYTES, GUARD, GUARD_BYTES + bytes);
+    return g;
+}
+
+static void guarded_close(guarded *g) {
+    for (size_t i = 1; i <= GUARD_BYTES; i++) assert_int_equal(g->data[-(ptrdiff_t)i], GUARD);
+    munmap(g->pages, 2 * g->page);
+}
+
+/* A struct of an older caller ends in the middle of today's; the library neither writes nor reads behind its end. */
+#define FOR_EVERY_OLDER(type, step)                                                                                    \
+    for (size_t bytes = sizeof(size_t); bytes <= sizeof(type); bytes += sizeof(size_t)) {                              \
+        guarded g = guarded_open(bytes);                                                                               \
+        step;                                                                                                          \
+        guarded_close(&g);                                                                                             \
+    }
+
+static void open_older_engine(guarded *g) {
+    kakeya_engine_options *options = (void *)g->data;
+    kakeya_engine *engine = NULL;
+    kakeya_error e = {0};
+    kakeya_engine_options_init_sized(options, g->bytes);
+    assert_int_equal(options->size, g->bytes);
+    assert_int_equal(kakeya_engine_open(options, &engine, &e), KAKEYA_INVALID_ARGUMENT); /* no model is given */
+    assert_non_null(strstr(e.message, "no model"));
+}
+
+static void test_older_engine_options(void **state) {
+    (void)state;
+    FOR_EVERY_OLDER(kakeya_engine_options, open_older_engine(&g));
+}
+
+static void open_older_session(kakeya_engine *engine, guarded *g) {
+    kakeya_session_options *options = (void *)g->data;
+    kakeya_session_options_init_sized(options, g->bytes);
+    kakeya_session *session = fake_session(engine, options);
+    assert_int_equal(session->options.window, 64); /* a default that an old caller may not know of */
+    assert_int_equal(session->options.draft_window, 1024);
+    kakeya_session_close(session);
+}
+
+static void run_older(kakeya_session *session, guarded *g) {
+    int32_t prompt[12];
+    fake_prompt(prompt, 12, 1, FAKE_VOCAB);
+    kakeya_generate_options *options = (void *)g->data;
+    kakeya_generate_options_init_sized(options, g->bytes);
+    if (g->bytes >= offsetof(kakeya_generate_options, max_tokens) + sizeof options->max_tokens) options->max_tokens = 5;
+    kakeya_stats stats;
+    kakeya_stats_init(&stats);
+    ok(kakeya_session_sync(session, prompt, 12, NULL, NULL, NULL, error));
+    ok(kakeya_session_generate(session, options, &stats, error));
+    assert_true(stats.completion_tokens > 0);
+}
+
+static void score_older(kakeya_session *session, guarded *g) {
+    int32_t tokens[12];
+    fake_prompt(tokens, 12, 1, FAKE_VOCAB);
+    kakeya_score_options *options = (void *)g->data;
+    kakeya_score_options_init_sized(options, g->bytes);
+    ok(kakeya_session_score(session, tokens, 12, options, error));
+}
+
+static void test_older_session_and_generate_options(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = fake_session(engine, NULL);
+    FOR_EVERY_OLDER(kakeya_session_options, open_older_session(engine, &g));
+    FOR_EVERY_OLDER(kakeya_generate_options, run_older(session, &g));
+    FOR_EVERY_OLDER(kakeya_score_options, score_older(session, &g));
+    close_all(session, engine, &script);
+}
+
+static void fill_older_stats(kakeya_session *session, guarded *g) {
+    int32_t prompt[12];
+    fake_prompt(prompt, 12, 1, FAKE_VOCAB);
+    kakeya_stats *stats = (void *)g->data;
+    stats->size = g->bytes;
+    kakeya_generate_options options;
+    kakeya_generate_options_init(&options);
+    options.max_tokens = 5;
+    options.ignore_stop_tokens = true;
+    ok(kakeya_session_sync(session, prompt, 12, NULL, NULL, NULL, error));
+    ok(kakeya_session_generate(session, &options, stats, error));
+    assert_int_equal(stats->size, g->bytes);
+    if (g->bytes >= offsetof(kakeya_stats, completion_tokens) + sizeof(size_t))
+        assert_int_equal(stats->completion_tokens, 5);
+}
+
+static void fill_older_kv(const kakeya_session *session, guarded *g) {
+    kakeya_kv_bytes *kv = (void *)g->data;
+    kv->size = g->bytes;
+    kakeya_session_kv_bytes_sized(session, kv);
+    assert_int_equal(kv->size, g->bytes);
+    if (g->bytes >= offsetof(kakeya_kv_bytes, draft) + sizeof(size_t)) assert_int_equal(kv->draft, 4096);
+}
+
+static void test_older_results(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = fake_session(engine, NULL);
+    FOR_EVERY_OLDER(kakeya_stats, fill_older_stats(session, &g));
+    FOR_EVERY_OLDER(kakeya_kv_bytes, fill_older_kv(session, &g));
+    close_all(session, engine, &script);
+}
+
+/* A newer program: zeros behind what this library knows are fine, anything else would be silently ignored and is
+ * refused; results are zero there. */
+static void test_newer_caller(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = NULL;
+    kakeya_error e = {0};
+    struct {
+        kakeya_session_options known;
+        int64_t later;
+    } options;
+    memset(&options, 0xff, sizeof options);
+    kakeya_session_options_init_sized(&options.known, sizeof options);
+    assert_int_equal(options.later, 0);
+    ok(kakeya_session_open(engine, &options.known, &session, error));
+    kakeya_session *unwanted = NULL;
+    options.later = 1;
+    assert_int_equal(kakeya_session_open(engine, &options.known, &unwanted, &e), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(e.message, kakeya_version()));
+    assert_null(unwanted);
+
+    struct {
+        kakeya_kv_bytes known;
+        int64_t later;
+    } kv;
+    memset(&kv, 0xff, sizeof kv);
+    kv.known.size = sizeof kv;
+    kakeya_session_kv_bytes_sized(session, &kv.known);
+    assert_int_equal(kv.later, 0);
+    assert_int_equal(kv.known.total, kakeya_session_kv_bytes(session).total);
+    close_all(session, engine, &script);
+}
+
+/* A forgotten _init is told, not obeyed. */
+static void test_forgotten_init(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0}), *none = NULL;
+    kakeya_session *session = fake_session(engine, NULL), *unwanted = NULL;
+    static const size_t sizes[] = {0, 4, (size_t)1 << 20, SIZE_MAX};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        kakeya_error e = {0};
+        kakeya_engine_options engine_options = {.size = sizes[i]};
+        kakeya_session_options session_options = {.size = sizes[i]};
+        kakeya_generate_options generate_options = {.size = sizes[i]};
+        kakeya_score_options score_options = {.size = sizes[i]};
+        kakeya_stats stats = {.size = sizes[i]};
+        assert_int_equal(kakeya_engine_open(&engine_options, &none, &e), KAKEYA_INVALID_ARGUMENT);
+        assert_non_null(strstr(e.message, "engine options"));
+        assert_int_equal(kakeya_session_open(engine, &session_options, &unwanted, &e), KAKEYA_INVALID_ARGUMENT);
+        assert_int_equal(kakeya_session_generate(session, &generate_options, NULL, &e), KAKEYA_INVALID_ARGUMENT);
+        assert_int_equal(kakeya_session_score(session, NULL, 0, &score_options, &e), KAKEYA_INVALID_ARGUMENT);
+        assert_int_equal(kakeya_session_generate(session, NULL, &stats, &e), KAKEYA_INVALID_ARGUMENT);
+        assert_non_null(strstr(e.message, "stats"));
+    }
+    close_all(session, engine, &script);
+}
+
+/* --------------------------------------------------------------------------------------------------- names */
+
+#define assert_names(function, type, last)                                                                             \
+    do {                                                                                                               \
+        for (int i = 0; i <= (int)(last); i++) {                                                                       \
+            assert_non_null(function((type)i));                                                                        \
+            for (int j = 0; j < i; j++) assert_string_not_equal(function((type)i), function((type)j));                 \
+        }                                                                                                              \
+        assert_null(function((type)((int)(last) + 1)));                                                                \
+        assert_null(function((type)-1));                                                                               \
+    } while (0)
+
+static void test_names(void **state) {
+    (void)state;
+    assert_names(kakeya_status_name, kakeya_status, KAKEYA_BACKEND);
+    assert_names(kakeya_precision_name, kakeya_precision, KAKEYA_PRECISION_BF16);
+    assert_names(kakeya_kv_format_name, kakeya_kv_format, KAKEYA_KV_BF16);
+    assert_names(kakeya_attention_name, kakeya_attention, KAKEYA_ATTENTION_RESTORED);
+    assert_names(kakeya_restore_layers_name, kakeya_restore_layers, KAKEYA_RESTORE_ALL);
+    assert_names(kakeya_mode_name, kakeya_mode, KAKEYA_MODE_NGRAM);
+    assert_names(kakeya_finish_name, kakeya_finish, KAKEYA_FINISH_FAILED);
+    assert_names(kakeya_event_name, kakeya_event_type, KAKEYA_EVENT_FINISH);
+    assert_names(kakeya_memory_name, kakeya_memory_kind, KAKEYA_MEMORY_WORKSPACE);
+    assert_names(kakeya_parameter_group_name, kakeya_parameter_group, KAKEYA_PARAMETERS_NORMS);
+    assert_string_equal(kakeya_memory_name(KAKEYA_MEMORY_KV_LATENT), "kv.latent");
+    assert_string_equal(kakeya_attention_name(KAKEYA_ATTENTION_SINK_WINDOW), "sink-window");
+    assert_string_equal(kakeya_status_name(KAKEYA_CONTEXT_FULL), "context full");
+}
+
+/* -------------------------------------------------------------------------------------- tokenizer, notes, memory */
+
+static void test_tokenizer_without_weights(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = NULL;
+    kakeya_error e = {0};
+    assert_int_equal(kakeya_tokenizer_open(scratch_directory, &t, &e), KAKEYA_IO);
+    assert_non_null(strstr(e.message, "tokenizer.json"));
+    assert_null(t);
+    assert_int_equal(symlink(KAKEYA_MODELS "/demo/tokenizer.json", scratch_path("tokenizer.json")), 0);
+    ok(kakeya_tokenizer_open(scratch_directory, &t, error));
+    assert_int_equal(kakeya_tokenizer_vocab_size(t), 8192);
+
+    static const char text[] = "x = <eos> caf\xC3\xA9";
+    int32_t *ids = NULL;
+    size_t n = 0, plain = 0, bytes = 0;
+    ok(kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_LITERAL, &ids, &plain, error));
+    for (size_t i = 0; i < plain; i++) assert_false(kakeya_tokenizer_is_special(t, ids[i]));
+    kakeya_free(ids);
+    ok(kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_PROMPT, &ids, &n, error));
+    int32_t eos = kakeya_tokenizer_find(t, "<eos>"), found = -1;
+    assert_true(eos >= 0);
+    assert_true(kakeya_tokenizer_is_special(t, ids[0]));
+    for (size_t i = 0; i < n; i++) found = ids[i] == eos ? eos : found;
+    assert_int_equal(found, eos);
+    assert_string_equal(kakeya_tokenizer_piece(t, eos), "<eos>");
+    assert_null(kakeya_tokenizer_piece(t, 8192));
+    assert_null(kakeya_tokenizer_piece(t, -1));
+    assert_int_equal(kakeya_tokenizer_find(t, "no such piece"), -1);
+    char *back = NULL;
+    ok(kakeya_detokenize(t, ids + 1, n - 1, true, &back, &bytes, error));
+    assert_string_equal(back, text);
+    kakeya_free(back);
+    kakeya_free(ids);
+    assert_int_equal(kakeya_tokenize(t, "a", 1, 8, &ids, &n, &e), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(kakeya_tokenize(NULL, "a", 1, 0, &ids, &n, &e), KAKEYA_UNSUPPORTED);
+
+    /* turns of a model whose configuration is of another kind are not guessed */
+    const kakeya_message message = {"user", "hello"};
+    ok(kakeya_chat_tokens(t, &message, 1, false, &ids, &n, error));
+    kakeya_free(ids);
+    kakeya_tokenizer_close(t);
+    scratch_text("config.json", "{\"model_type\": \"llama\"}");
+    ok(kakeya_tokenizer_open(scratch_directory, &t, error));
+    assert_int_equal(kakeya_chat_tokens(t, &message, 1, false, &ids, &n, &e), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(e.message, "llama"));
+    kakeya_tokenizer_close(t);
+}
+
+static void test_notes_and_memory(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine =
+        fake_engine(&script, (fake_engine_options){.vocab = 8192, .tokenizer = KAKEYA_MODELS "/demo/tokenizer.json"});
+    assert_null(kakeya_engine_note(engine, 0));
+    strcpy(engine->verifier->note, "first");
+    strcpy(engine->text.chat.note, "second");
+    assert_string_equal(kakeya_engine_note(engine, 0), "first");
+    assert_string_equal(kakeya_engine_note(engine, 1), "second");
+    assert_null(kakeya_engine_note(engine, 2));
+    strcpy(engine->verifier->note, "");
+    assert_string_equal(kakeya_engine_note(engine, 0), "second");
+
+    kakeya_session *a = fake_session(engine, NULL), *b = fake_session(engine, NULL);
+    size_t kv = 0;
+    for (int i = 0; kakeya_memory_name((kakeya_memory_kind)i); i++) {
+        kakeya_memory_kind kind = (kakeya_memory_kind)i;
+        assert_int_equal(kakeya_engine_memory(engine, kind),
+                         kakeya_session_memory(a, kind) + kakeya_session_memory(b, kind));
+        if (strncmp(kakeya_memory_name(kind), "kv.", 3) == 0) kv += kakeya_session_memory(a, kind);
+    }
+    assert_int_equal(kv, kakeya_session_kv_bytes(a).total);
+    assert_true(kakeya_session_memory(a, KAKEYA_MEMORY_WORKSPACE) > 0);
+    assert_int_equal(kakeya_session_memory(a, (kakeya_memory_kind)99), 0);
+    kakeya_session_close(b);
+    close_all(a, engine, &script);
+}
+
+/* ------------------------------------------------------------------------------------------- descriptions */
+
+static kakeya_description *describe(const char *model, const char *synthetic) {
+    kakeya_description *d = NULL;
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = model;
+    options.synthetic = synthetic;
+    ok(kakeya_describe(&options, &d, error));
+    return d;
+}
+
+static void fill_older_facts(const kakeya_description *d, guarded *g) {
+    kakeya_facts *facts = (void *)g->data;
+    facts->size = g->bytes;
+    kakeya_description_facts_sized(d, facts);
+    assert_int_equal(facts->size, g->bytes);
+    if (g->bytes >= offsetof(kakeya_facts, layers) + sizeof facts->layers) assert_int_equal(facts->layers, 12);
+}
+
+/* From configuration files alone: a directory without weights is enough. */
+static void test_description_without_weights(void **state) {
+    (void)state;
+    const char *folder = scratch_folder("described");
+    assert_int_equal(symlink(KAKEYA_MODELS "/demo/config.json", scratch_path("described/config.json")), 0);
+    kakeya_description *bare = describe(folder, NULL), *demo = describe(KAKEYA_MODELS "/demo", NULL);
+    kakeya_facts facts = kakeya_description_facts(demo), alone = kakeya_description_facts(bare);
+    assert_string_equal(facts.variant, alone.variant);
+    assert_int_equal(facts.layers, 12);
+    assert_int_equal(facts.sliding_layers + facts.full_attention_layers, 12);
+    assert_int_equal(facts.vocab, 8192);
+    assert_int_equal(facts.experts, 16);
+    assert_int_equal(facts.drafter_block_size, 8);
+    assert_true(facts.f_theta_rank > 0 && facts.drafter_parameters > 0 && facts.f_theta_parameters > 0);
+    assert_int_equal(alone.drafter_layers + alone.f_theta_rank, 0);
+    assert_true(facts.parameters == alone.parameters && facts.active_parameters < facts.parameters);
+    uint64_t sum = 0;
+    for (int i = 0; kakeya_parameter_group_name((kakeya_parameter_group)i); i++)
+        sum += kakeya_description_parameters(demo, (kakeya_parameter_group)i);
+    assert_true(sum == facts.parameters);
+    assert_int_equal(kakeya_description_parameters(demo, (kakeya_parameter_group)99), 0);
+    assert_true(kakeya_description_bytes_per_token(demo, KAKEYA_PRECISION_F32) >
+                kakeya_description_bytes_per_token(demo, KAKEYA_PRECISION_BF16));
+    assert_int_equal(kakeya_description_bytes_per_token(demo, KAKEYA_PRECISION_AUTO), 0);
+    FOR_EVERY_OLDER(kakeya_facts, fill_older_facts(demo, &g));
+    kakeya_description_close(bare);
+    kakeya_description_close(demo);
+    kakeya_description *large = describe(NULL, "26b-a4b");
+    assert_string_equal(kakeya_description_facts(large).variant, "26b-a4b");
+    assert_true(kakeya_description_reference_bytes(large, KAKEYA_KV_BF16, 62000, false) >
+                kakeya_description_reference_bytes(large, KAKEYA_KV_BF16, 62000, true));
+    assert_int_equal(kakeya_description_reference_bytes(large, KAKEYA_KV_BF16, (size_t)1 << 40, true), 0);
+    kakeya_description_close(large);
+
+    kakeya_error e = {0};
+    kakeya_description *none = NULL;
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    assert_int_equal(kakeya_describe(&options, &none, &e), KAKEYA_INVALID_ARGUMENT);
+    options.model = scratch_folder("empty");
+    assert_int_equal(kakeya_describe(&options, &none, &e), KAKEYA_IO);
+    assert_non_null(strstr(e.message, "config.json"));
+    options.model = NULL;
+    options.synthetic = "17b";
+    assert_int_not_equal(kakeya_describe(&options, &none, &e), KAKEYA_OK);
+    assert_null(none);
+    kakeya_description_close(NULL);
+}
+
+/* What is foretold is what a session then holds. */
+static void foretell(kakeya_engine *engine, kakeya_attention attention, kakeya_kv_format format, bool drafts) {
+    enum { TOKENS = 300 };
+    int32_t prompt[TOKENS];
+    fake_prompt(prompt, TOKENS, 1, 8192);
+    kakeya_session_options so;
+    kakeya_session_options_init(&so);
+    so.attention = attention;
+    so.kv_format = format;
+    so.without_drafter = !drafts;
+    kakeya_session *session = fake_session(engine, &so);
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.max_tokens = 2;
+    go.ignore_stop_tokens = true;
+    ok(kakeya_session_sync(session, prompt, TOKENS, NULL, NULL, NULL, error));
+    ok(kakeya_session_generate(session, &go, NULL, error));
+    kakeya_kv_bytes foretold, held = kakeya_session_kv_bytes(session);
+    kakeya_kv_bytes_init(&foretold);
+    ok(kakeya_description_kv_bytes(kakeya_engine_description(engine), &so, TOKENS + 1, &foretold, error));
+    assert_int_equal(held.full, foretold.full);
+    assert_int_equal(held.sliding, foretold.sliding);
+    assert_int_equal(held.latent, foretold.latent);
+    assert_int_equal(held.draft, foretold.draft);
+    assert_int_equal(held.total, foretold.total);
+    assert_int_equal(held.each_token, foretold.each_token);
+    kakeya_session_close(session);
+}
+
+static void test_foretold_memory(void **state) {
+    (void)state;
+    kakeya_engine_options eo;
+    kakeya_engine_options_init(&eo);
+    eo.model = KAKEYA_MODELS "/demo";
+    for (int format = KAKEYA_KV_F32; kakeya_kv_format_name((kakeya_kv_format)format); format++) {
+        kakeya_engine *engine = NULL;
+        ok(kakeya_engine_open(&eo, &engine, error));
+        for (int attention = 0; kakeya_attention_name((kakeya_attention)attention); attention++)
+            for (int drafts = 0; drafts < 2; drafts++)
+                foretell(engine, (kakeya_attention)attention, (kakeya_kv_format)format, drafts);
+        kakeya_engine_close(engine);
+    }
+    kakeya_description *d = describe(NULL, "26b-a4b");
+    kakeya_error e = {0};
+    kakeya_kv_bytes kv;
+    kakeya_kv_bytes_init(&kv);
+    assert_int_equal(kakeya_description_kv_bytes(d, NULL, (size_t)1 << 40, &kv, &e), KAKEYA_CONTEXT_FULL);
+    kakeya_session_options so;
+    kakeya_session_options_init(&so);
+    so.window = 0;
+    assert_int_equal(kakeya_description_kv_bytes(d, &so, 10, &kv, &e), KAKEYA_INVALID_ARGUMENT);
+    so.window = 64;
+    so.attention = KAKEYA_ATTENTION_RESTORED;
+    assert_int_equal(kakeya_description_kv_bytes(d, &so, 10, &kv, &e), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(e.message, "f_theta"));
+    kv.size = 0;
+    assert_int_equal(kakeya_description_kv_bytes(d, NULL, 10, &kv, &e), KAKEYA_INVALID_ARGUMENT);
+    kakeya_description_close(d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_older_engine_options),
+        cmocka_unit_test(test_older_session_and_generate_options),
+        cmocka_unit_test(test_older_results),
+        cmocka_unit_test(test_newer_caller),
+        cmocka_unit_test(test_forgotten_init),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_tokenizer_without_weights),
+        cmocka_unit_test(test_notes_and_memory),
+        cmocka_unit_test(test_description_without_weights),
+        cmocka_unit_test(test_foretold_memory),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
