@@ -173,17 +173,122 @@ KAKEYA_API kakeya_status kakeya_detokenize(const kakeya_tokenizer *tokenizer, co
 
 /* ----------------------------------------------------------------------------------------- conversations */
 
+/* Conversations become tokens, and the answer's tokens become content, reasoning and tool calls again. The model's turn
+ * format never shows: only what the format itself writes becomes control tokens, and no text is ever taken for one. */
+
 /* One message of a conversation; role: "system", "user", "model" (or "assistant"). */
 typedef struct kakeya_message {
     const char *role;
     const char *content;
 } kakeya_message;
 
-/* Renders a conversation in the Gemma 4 turn format and tokenises it; user text is never read as special tokens.
- * Ends with the opened model turn. */
-KAKEYA_API kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *tokenizer, const kakeya_message *messages,
-                                            size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
-                                            kakeya_error *error);
+/* The tokens of a conversation of texts, ending with the model's turn opened. *ids is freed with kakeya_free. */
+KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer, const kakeya_message *messages,
+                                               size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
+                                               kakeya_error *error);
+
+typedef struct kakeya_chat_options {
+    size_t size;
+    bool thinking;          /* the model may reason before it answers */
+    bool preserve_thinking; /* keep the reasoning of earlier turns that called tools */
+    bool without_turn;      /* do not open the model's turn behind the conversation */
+    const char *tools; /* JSON text of a list of OpenAI tool declarations; NULL: the request's own, if it has any */
+    size_t tools_bytes;
+} kakeya_chat_options;
+
+KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);
+static inline void kakeya_chat_options_init(kakeya_chat_options *options) {
+    kakeya_chat_options_init_sized(options, sizeof *options);
+}
+
+/* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
+ * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
+ * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
+ * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED; errors name the place, such as messages[2].content[0].
+ *
+ * *ids is freed with kakeya_free. *n_stable (may be NULL) receives how many of the ids are the conversation itself: the
+ * next request of this conversation begins with them, while what opens the model's turn may differ. options NULL: all
+ * defaults. */
+KAKEYA_API kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *tokenizer, const char *json, size_t json_bytes,
+                                            const kakeya_chat_options *options, int32_t **ids, size_t *n_ids,
+                                            size_t *n_stable, kakeya_error *error);
+
+typedef enum kakeya_chat_event_type {
+    KAKEYA_CHAT_CONTENT = 0,    /* text */
+    KAKEYA_CHAT_REASONING,      /* text */
+    KAKEYA_CHAT_CALL_BEGIN,     /* call, id, name */
+    KAKEYA_CHAT_CALL_ARGUMENTS, /* call, text: more of the arguments' JSON text */
+    KAKEYA_CHAT_CALL_END,       /* call: its arguments are complete, and a JSON object */
+} kakeya_chat_event_type;
+
+/* A piece of an answer. Texts are whole UTF-8 characters, never empty, not NUL-terminated. */
+typedef struct kakeya_chat_event {
+    size_t size;
+    kakeya_chat_event_type type;
+    const char *text;
+    size_t text_bytes;
+    size_t call;      /* 0 for the answer's first call, and so on */
+    const char *id;   /* of the call: nobody can guess it */
+    const char *name; /* of the function, as the model wrote it, declared or not */
+} kakeya_chat_event;
+
+/* Everything that the event points to is valid during the call only. Return false to hear nothing more: the parser then
+ * returns KAKEYA_CANCELLED. The callback must not use the parser. */
+typedef bool (*kakeya_chat_event_fn)(void *user, const kakeya_chat_event *event);
+
+typedef struct kakeya_chat_parser_options {
+    size_t size;
+    const char
+        *tools; /* JSON text of the tools that the prompt declares: a list, or a request that holds one; NULL: none */
+    size_t tools_bytes;
+    const int32_t *prompt; /* the tokens in front of the answer, which may end with an open thought; NULL: none */
+    size_t n_prompt;
+    bool without_reasoning;          /* reasoning is counted, but no event */
+    bool marked_calls_only;          /* content that begins with call:NAME{ is content, even if NAME is declared */
+    const char *const *stop_strings; /* texts that end the content and are not part of it; not copied */
+    size_t n_stop_strings;
+    const char *id_prefix; /* of call ids, at most 31 bytes; NULL: "call_" */
+    kakeya_chat_event_fn on_event;
+    void *user; /* for on_event */
+} kakeya_chat_parser_options;
+
+KAKEYA_API void kakeya_chat_parser_options_init_sized(kakeya_chat_parser_options *options, size_t size);
+static inline void kakeya_chat_parser_options_init(kakeya_chat_parser_options *options) {
+    kakeya_chat_parser_options_init_sized(options, sizeof *options);
+}
+
+/* What an answer consisted of. */
+typedef struct kakeya_chat_summary {
+    size_t size;
+    size_t calls;              /* begun */
+    size_t complete_calls;     /* ended */
+    size_t reasoning_tokens;   /* from the thought's opening to its end, both included */
+    size_t repairs;            /* tokens dropped and pieces of calls mended */
+    int32_t stop_string;       /* index of the stop string that ended the content; -1: none did */
+    const char *finish_reason; /* "stop", "length", "tool_calls" or "cancelled", as OpenAI's clients know them */
+} kakeya_chat_summary;
+
+static inline void kakeya_chat_summary_init(kakeya_chat_summary *summary) { summary->size = sizeof *summary; }
+
+/* Reads an answer token by token: content, reasoning and tool calls become events as soon as they are certain. The
+ * events, joined, do not depend on how the tokens are dealt out to calls. Memory is bounded. One parser is used by one
+ * thread at a time; the tokenizer must outlive it. */
+typedef struct kakeya_chat_parser kakeya_chat_parser;
+
+KAKEYA_API kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *tokenizer,
+                                                 const kakeya_chat_parser_options *options, kakeya_chat_parser **out,
+                                                 kakeya_error *error);
+KAKEYA_API void kakeya_chat_parser_close(kakeya_chat_parser *parser);
+
+/* The next tokens. *stopped (may be NULL) tells whether a stop string is complete: the answer is over then, and later
+ * tokens say nothing. */
+KAKEYA_API kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *parser, const int32_t *tokens, size_t n,
+                                                 bool *stopped, kakeya_error *error);
+/* The answer is over: gives what was held back. finish says why: after KAKEYA_FINISH_STOP an open call is closed and
+ * complete, after the others it stays as it is and gets no KAKEYA_CHAT_CALL_END. Only close may follow. summary may be
+ * NULL. */
+KAKEYA_API kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *parser, kakeya_finish finish,
+                                                   kakeya_chat_summary *summary, kakeya_error *error);
 
 /* ------------------------------------------------------------------------------------------- K/V memory */
 

@@ -1,5 +1,5 @@
-/* kakeya run without a prompt: a conversation. Every turn renders the whole conversation and synchronises the session with
- * it, which computes only what the session does not hold yet. */
+#include "cli/chat.h"
+
 #include <errno.h>
 #include <histedit.h>
 #include <limits.h>
@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 #include "cli/input.h"
-#include "cli/run.h"
 #include "cli/terminal.h"
 
 typedef struct conversation {
@@ -87,14 +86,15 @@ static void print_commands(void) {
 }
 
 /* One user turn. A failure is told and the turn forgotten; the chat goes on. */
-static void answer_turn(const run_options *options, kakeya_engine *engine, kakeya_session *session, conversation *talk,
+static void answer_turn(const answer_options *options, kakeya_engine *engine,
+                        const kakeya_session_options *session_options, kakeya_session *session, conversation *talk,
                         const char *line) {
     kakeya_error error = {0};
-    run_stream stream = {0};
+    answer a = {0};
     kakeya_stats stats;
-    kakeya_stats_init(&stats);
     int32_t *ids = NULL;
     size_t n = 0, before = talk->n;
+    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
 
     if (input_check_utf8("the message", line, strlen(line), &error)) goto failed;
     if (!conversation_add(talk, "user", line)) {
@@ -102,29 +102,28 @@ static void answer_turn(const run_options *options, kakeya_engine *engine, kakey
         goto failed;
     }
     terminal_clear_interrupt();
-    if (kakeya_chat_tokens(kakeya_engine_tokenizer(engine), talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
+    if (kakeya_message_tokens(tokenizer, talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
     if (kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
     terminal_clear_progress();
-    if (run_generate(options, session, &stream, &stats, &error)) goto failed;
-    if (!stream.ends_with_newline) terminal_write("\n", 1);
-    run_print_figures(session, &stats);
-    if (!conversation_add(talk, "model", stream.text ? stream.text : "")) {
+    if (answer_generate(options, ANSWER_MESSAGE, NULL, 0, engine, session, &a, &stats, &error)) goto failed;
+    answer_print_figures(engine, session_options, session, &stats);
+    if (!conversation_add(talk, "model", a.text.text ? a.text.text : "")) {
         error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
         goto failed;
     }
     goto done;
 failed:
     terminal_clear_progress();
-    if (stream.wrote_any && !stream.ends_with_newline) terminal_write("\n", 1);
     fprintf(stderr, "kakeya run: %s\n", error.message);
     conversation_cut(talk, before);
 done:
     terminal_clear_interrupt();
-    run_stream_free(&stream);
+    answer_free(&a);
     kakeya_free(ids);
 }
 
-int run_chat(const run_options *options, kakeya_engine *engine, kakeya_session *session) {
+int chat_run(const answer_options *options, const char *system, kakeya_engine *engine,
+             const kakeya_session_options *session_options, kakeya_session *session) {
     if (!kakeya_engine_has_tokenizer(engine)) {
         fprintf(stderr, "kakeya run: a chat needs a tokenizer, and the model has none; give --ids-file\n");
         return CLI_FAILED;
@@ -145,13 +144,13 @@ int run_chat(const run_options *options, kakeya_engine *engine, kakeya_session *
     el_set(editor, EL_EDITOR, "emacs");
     el_set(editor, EL_HIST, history, past);
     el_source(editor, NULL); /* the user's ~/.editrc */
-    if (options->system) {
-        if (!conversation_add(&talk, "system", options->system)) goto done;
+    if (system) {
+        if (!conversation_add(&talk, "system", system)) goto done;
         first = 1;
     }
 
-    printf("%s%s on %s; /help lists the commands%s\n", terminal_dim(STDOUT_FILENO), "kakeya", kakeya_engine_backend(engine),
-           terminal_plain(STDOUT_FILENO));
+    printf("%s%s on %s; /help lists the commands%s\n", terminal_dim(STDOUT_FILENO), "kakeya",
+           kakeya_engine_backend(engine), terminal_plain(STDOUT_FILENO));
     bool interrupted_before = false;
     for (;;) {
         int length = 0;
@@ -181,7 +180,7 @@ int run_chat(const run_options *options, kakeya_engine *engine, kakeya_session *
         } else if (*text == '/' && strchr(text, ' ') == NULL) {
             printf("unknown command %s; /help lists the commands\n", text);
         } else if (*text) {
-            answer_turn(options, engine, session, &talk, text);
+            answer_turn(options, engine, session_options, session, &talk, text);
         }
         free(text);
     }

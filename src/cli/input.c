@@ -9,11 +9,11 @@
 #include "base/json.h"
 #include "text/utf8.h"
 
-static const char *display_name(const char *path) { return strcmp(path, "-") == 0 ? "standard input" : path; }
+const char *input_name(const char *path) { return strcmp(path, "-") == 0 ? "standard input" : path; }
 
 kakeya_status input_read(const char *path, char **text, size_t *bytes, kakeya_error *error) {
     if (strcmp(path, "-") == 0)
-        return file_read_descriptor(STDIN_FILENO, display_name(path), 0, INPUT_MAX_BYTES, text, bytes, error);
+        return file_read_descriptor(STDIN_FILENO, input_name(path), 0, INPUT_MAX_BYTES, text, bytes, error);
     return file_read(path, INPUT_MAX_BYTES, text, bytes, error);
 }
 
@@ -27,7 +27,7 @@ kakeya_status input_check_utf8(const char *what, const char *text, size_t bytes,
 kakeya_status input_read_text(const char *path, char **text, size_t *bytes, kakeya_error *error) {
     kakeya_status status = input_read(path, text, bytes, error);
     if (status) return status;
-    status = input_check_utf8(display_name(path), *text, *bytes, error);
+    status = input_check_utf8(input_name(path), *text, *bytes, error);
     if (status) {
         free(*text);
         *text = NULL;
@@ -40,7 +40,7 @@ kakeya_status input_read_ids(const char *path, int vocab_size, int32_t **ids, si
     size_t bytes;
     kakeya_status status = input_read(path, &text, &bytes, error);
     if (status) return status;
-    const char *name = display_name(path);
+    const char *name = input_name(path);
     cJSON *json = NULL;
     status = json_parse(name, text, bytes, &json, error);
     free(text);

@@ -9,6 +9,9 @@
 
 enum { INPUT_MAX_BYTES = 1 << 30 };
 
+/* How messages call a path: "standard input" for "-". */
+const char *input_name(const char *path);
+
 /* Reads a whole file, or standard input for "-". The text is as it is in the file, a NUL behind it, freed with free. */
 kakeya_status input_read(const char *path, char **text, size_t *bytes, kakeya_error *error);
 /* The same for text: refuses what is not UTF-8, naming the first wrong byte. */

@@ -194,7 +194,7 @@ static kakeya_status record_needle(recording *r, const char *policy, const niah_
     char name[32];
     snprintf(name, sizeof name, "needle %d", index);
     kakeya_status status =
-        kakeya_chat_tokens(kakeya_engine_tokenizer(r->harness.engine), &message, 1, false, &ids, &n, error);
+        kakeya_message_tokens(kakeya_engine_tokenizer(r->harness.engine), &message, 1, false, &ids, &n, error);
     if (!status) status = record_text(r, policy, "needle", name, ids, n, error);
     kakeya_free(ids);
     return status;

@@ -27,7 +27,7 @@ static kakeya_status run_one(acceptance_run *run, const char *name, const char *
     kakeya_message message = {"user", text};
     const kakeya_tokenizer *text_side = kakeya_engine_tokenizer(run->engine[form]);
     kakeya_status status = run->options->chat
-                               ? kakeya_chat_tokens(text_side, &message, 1, false, &ids, &n, error)
+                               ? kakeya_message_tokens(text_side, &message, 1, false, &ids, &n, error)
                                : kakeya_tokenize(text_side, text, strlen(text), KAKEYA_TEXT_PROMPT, &ids, &n, error);
     if (status != KAKEYA_OK) return error_prefix(error, status, "%s", name);
     harness_prompt input = {name, ids, n};

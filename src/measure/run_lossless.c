@@ -42,8 +42,8 @@ static kakeya_status needle_prompt(lossless_run *run, lossless_prompt *prompt, k
     if (status != KAKEYA_OK) return status;
     kakeya_message message = {"user", dataset.samples[0].prompt};
     int32_t *ids = NULL;
-    status =
-        kakeya_chat_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false, &ids, &prompt->n, error);
+    status = kakeya_message_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false, &ids, &prompt->n,
+                                   error);
     niah_dataset_free(&dataset);
     if (status != KAKEYA_OK) return status;
     prompt->ids = malloc(prompt->n * sizeof *ids);

@@ -7,7 +7,6 @@
 #include "formats/checkpoint.h"
 #include "model/gemma4.h"
 #include "session/tokenizer.h"
-#include "text/chat_request.h"
 #include "text/detokenizer.h"
 
 void kakeya_free(void *pointer) { free(pointer); }
@@ -127,7 +126,7 @@ bool kakeya_tokenizer_is_special(const kakeya_tokenizer *t, int32_t token) {
 
 /* ------------------------------------------------------------------------------------------------- text and ids */
 
-static kakeya_status need_tokenizer(const kakeya_tokenizer *t, kakeya_error *error) {
+kakeya_status tokenizer_need(const kakeya_tokenizer *t, kakeya_error *error) {
     if (t) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED, "the model has no tokenizer.json: it takes and gives token ids only");
 }
@@ -136,7 +135,7 @@ kakeya_status kakeya_tokenize(const kakeya_tokenizer *t, const char *text, size_
                               size_t *n_ids, kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
-    kakeya_status status = need_tokenizer(t, error);
+    kakeya_status status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
     if (how & ~KAKEYA_TEXT_PROMPT)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "tokenize: how is %d, not made of KAKEYA_TEXT_* flags", how);
@@ -149,31 +148,7 @@ kakeya_status kakeya_detokenize(const kakeya_tokenizer *t, const int32_t *ids, s
                                 char **text, size_t *text_bytes, kakeya_error *error) {
     *text = NULL;
     *text_bytes = 0;
-    kakeya_status status = need_tokenizer(t, error);
+    kakeya_status status = tokenizer_need(t, error);
     if (status != KAKEYA_OK) return status;
     return detokenize(t->tokens, ids, n_ids, keep_special, text, text_bytes, error);
-}
-
-kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const kakeya_message *messages, size_t n_messages,
-                                 bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error) {
-    *ids = NULL;
-    *n_ids = 0;
-    kakeya_status status = need_tokenizer(t, error);
-    if (status != KAKEYA_OK) return status;
-    if (!t->chat.gemma_turns)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "chat: the model's chat_template.jinja does not write Gemma 4 turns%s%s",
-                         t->chat.note[0] ? ": " : "", t->chat.note);
-    chat_message *turns = calloc(n_messages ? n_messages : 1, sizeof *turns);
-    if (!turns) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
-    for (size_t i = 0; i < n_messages; i++)
-        turns[i] = (chat_message){
-            .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
-    const chat_options options = {.style = t->chat.style, .thinking = thinking, .add_generation_prompt = true};
-    chat_text text = {0};
-    status = chat_render(turns, n_messages, &options, &text, error);
-    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, ids, n_ids, NULL, error);
-    chat_text_free(&text);
-    free(turns);
-    return status;
 }

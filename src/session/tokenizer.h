@@ -13,6 +13,8 @@ struct kakeya_tokenizer {
 /* Reads both from a model directory; a directory without tokenizer.json leaves out->tokens NULL. variant: of the model
  * ("26b-a4b"), or NULL: as config.json says. What was read is there also on failure. */
 kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_tokenizer *out, kakeya_error *error);
+/* Refuses NULL, which stands for a model without tokenizer. */
+kakeya_status tokenizer_need(const kakeya_tokenizer *t, kakeya_error *error);
 void tokenizer_release(kakeya_tokenizer *t);
 
 #endif

@@ -79,6 +79,24 @@ static void put_tool_message(chat_writer *w, const char *tool, const chat_messag
     chat_put_control(w, "<tool_response|>");
 }
 
+/* Clients send back what the model wrote, also where an answer was cut short: what is no JSON object is one text, since
+ * a refusal would end the conversation. */
+static void put_arguments(chat_writer *w, const char *text) {
+    cJSON *arguments = NULL;
+    kakeya_status status = chat_json_parse("arguments", text, strlen(text), &arguments, NULL);
+    if (status == KAKEYA_OUT_OF_MEMORY) {
+        chat_fail(w, status, "out of memory while rendering %zu bytes of chat", w->out.bytes);
+    } else if (cJSON_IsObject(arguments)) {
+        chat_put_fields(w, arguments);
+    } else if (!cJSON_IsNull(arguments)) {
+        chat_puts(w, "arguments:");
+        chat_put_control(w, CHAT_QUOTE);
+        chat_puts(w, text);
+        chat_put_control(w, CHAT_QUOTE);
+    }
+    cJSON_Delete(arguments);
+}
+
 static void put_call(chat_writer *w, size_t index, const chat_tool_call *call) {
     if (!call->name) {
         chat_fail(w, KAKEYA_INVALID_ARGUMENT, "messages[%zu]: a tool call has no name", index);
@@ -88,20 +106,7 @@ static void put_call(chat_writer *w, size_t index, const chat_tool_call *call) {
     chat_puts(w, "call:");
     chat_puts(w, call->name);
     chat_puts(w, "{");
-    if (call->arguments && call->arguments[0]) {
-        char where[96];
-        snprintf(where, sizeof where, "messages[%zu]: arguments of a tool call", index);
-        cJSON *arguments;
-        kakeya_status status = chat_json_parse(where, call->arguments, strlen(call->arguments), &arguments, w->error);
-        if (status) {
-            w->status = status;
-        } else if (cJSON_IsObject(arguments)) {
-            chat_put_fields(w, arguments);
-        } else if (!cJSON_IsNull(arguments)) {
-            chat_fail(w, KAKEYA_INVALID_ARGUMENT, "%s are not a JSON object", where);
-        }
-        cJSON_Delete(arguments);
-    }
+    if (call->arguments && call->arguments[0]) put_arguments(w, call->arguments);
     chat_puts(w, "}");
     chat_put_control(w, "<tool_call|>");
 }

@@ -60,6 +60,15 @@ static kakeya_status flatten(cJSON *object, const char *key, const char **out, k
     return KAKEYA_OK;
 }
 
+/* Under which key a part of this type has its text; NULL: it is no text. */
+static const char *text_key(const char *type) {
+    static const char *const types[] = {"text", "input_text", "output_text"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(type, types[i]) == 0) return "text";
+    }
+    return strcmp(type, "refusal") == 0 ? "refusal" : NULL;
+}
+
 static kakeya_status read_content(struct chat_request_storage *storage, const cJSON *object, const place *at,
                                   chat_message *message, kakeya_error *error) {
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(object, "content");
@@ -73,13 +82,14 @@ static kakeya_status read_content(struct chat_request_storage *storage, const cJ
         const cJSON *part;
         cJSON_ArrayForEach(part, content) {
             const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
-            const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
             if (!cJSON_IsString(type)) return wrong(at, "content", "a text or a list of parts with a type", error);
-            if (strcmp(type->valuestring, "text") != 0) {
+            const char *key = text_key(type->valuestring);
+            if (!key) {
                 return error_set(error, KAKEYA_UNSUPPORTED,
-                                 "%s.content has a part of type \"%s\"; only \"text\" is supported", at->name,
-                                 type->valuestring);
+                                 "%s.content[%zu] is a part of type \"%s\"; only \"text\" is supported", at->name,
+                                 message->n_parts, type->valuestring);
             }
+            const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, key);
             if (!cJSON_IsString(text)) return wrong(at, "content", "a text or a list of parts with a text", error);
             parts[message->n_parts++] = text->valuestring;
         }
@@ -177,6 +187,39 @@ static kakeya_status allocate(chat_request *request, const cJSON *messages, kake
     return KAKEYA_OK;
 }
 
+/* Clients that show an answer as it grows begin with an empty one. */
+static bool says_nothing(const chat_message *message) {
+    if (!message->role || (strcmp(message->role, "assistant") != 0 && strcmp(message->role, "model") != 0))
+        return false;
+    for (size_t i = 0; i < message->n_parts; i++) {
+        if (message->parts[i][0]) return false;
+    }
+    bool reasons = message->reasoning && message->reasoning[0];
+    return !reasons && message->n_tool_calls == 0 && message->n_tool_responses == 0;
+}
+
+void chat_request_complete(chat_request *request) {
+    const chat_message *caller = NULL;
+    for (size_t i = 0; i < request->n_messages; i++) {
+        chat_message *message = &request->messages[i];
+        if (!message->role) continue;
+        if (strcmp(message->role, "tool") != 0) {
+            caller = message;
+        } else if (caller && caller->n_tool_calls == 1 && !message->tool_call_id && !message->name) {
+            message->name = caller->tool_calls[0].name;
+        }
+    }
+    if (request->n_messages && says_nothing(&request->messages[request->n_messages - 1])) request->n_messages--;
+}
+
+static kakeya_status print_tools(const cJSON *tools, char **out, kakeya_error *error) {
+    *out = NULL;
+    if (!tools || cJSON_IsNull(tools)) return KAKEYA_OK;
+    if (!cJSON_IsArray(tools)) return error_set(error, KAKEYA_FORMAT, "tools: not a list");
+    *out = cJSON_PrintUnformatted(tools);
+    return *out ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
+}
+
 static kakeya_status read_request(chat_request *request, const char *json, size_t bytes, kakeya_error *error) {
     request->storage = calloc(1, sizeof *request->storage);
     if (!request->storage) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
@@ -195,12 +238,9 @@ static kakeya_status read_request(chat_request *request, const char *json, size_
             read_message(request->storage, item, request->n_messages, &request->messages[request->n_messages], error);
         request->n_messages++;
     }
+    if (status) return status;
     const cJSON *tools = cJSON_IsObject(root) ? cJSON_GetObjectItemCaseSensitive(root, "tools") : NULL;
-    if (!status && tools && !cJSON_IsNull(tools)) {
-        request->tools = cJSON_PrintUnformatted(tools);
-        if (!request->tools) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
-    }
-    return status;
+    return print_tools(tools, &request->tools, error);
 }
 
 kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error) {
@@ -222,3 +262,19 @@ void chat_request_free(chat_request *request) {
     cJSON_free(request->tools);
     *request = (chat_request){0};
 }
+
+kakeya_status chat_tools_read(const char *json, size_t bytes, char **tools, kakeya_error *error) {
+    cJSON *root;
+    *tools = NULL;
+    kakeya_status status = chat_json_parse("tools", json, bytes, &root, error);
+    if (status) return status;
+    bool request = cJSON_IsObject(root) && cJSON_GetObjectItemCaseSensitive(root, "messages");
+    bool messages = cJSON_IsArray(root) && cJSON_GetObjectItemCaseSensitive(root->child, "role");
+    if (!messages) {
+        status = print_tools(request ? cJSON_GetObjectItemCaseSensitive(root, "tools") : root, tools, error);
+    }
+    cJSON_Delete(root);
+    return status;
+}
+
+void chat_tools_free(char *tools) { cJSON_free(tools); }

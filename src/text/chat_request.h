@@ -12,9 +12,18 @@ typedef struct chat_request {
 } chat_request;
 
 /* Reads {"messages": [...], "tools": [...]} (other keys are ignored) or just the array of messages. Contents are texts
- * or lists of {"type": "text"} parts; other parts are KAKEYA_UNSUPPORTED. Messages name the place, such as
- * messages[2].content. *out is released by chat_request_free. */
+ * or lists of parts of type text, input_text, output_text or refusal; other parts are KAKEYA_UNSUPPORTED. Errors name
+ * the place, such as messages[2].content. *out is released by chat_request_free. */
 kakeya_status chat_request_read(const char *json, size_t bytes, chat_request *out, kakeya_error *error);
 void chat_request_free(chat_request *request);
+
+/* What clients leave out and what they add, where a template would say "unknown" or open an empty turn: the answer to
+ * an only call gets the call's name, and an assistant's message at the end that says nothing is left out. */
+void chat_request_complete(chat_request *request);
+
+/* The tools alone, as the text of a list: out of such a list, or out of what chat_request_read takes. *tools is NULL if
+ * there are none, otherwise it is released by chat_tools_free. */
+kakeya_status chat_tools_read(const char *json, size_t bytes, char **tools, kakeya_error *error);
+void chat_tools_free(char *tools);
 
 #endif

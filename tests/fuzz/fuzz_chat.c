@@ -12,6 +12,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (error.message[0] == 0) abort();
         return 0;
     }
+    if (data[0] & 16) chat_request_complete(&request);
+    char *tools;
+    if (!chat_tools_read((const char *)data + 1, size - 1, &tools, &error)) {
+        if ((tools == NULL) != (request.tools == NULL)) abort();
+        chat_tools_free(tools);
+    }
     chat_options options = {
         .style = data[0] & 1 ? CHAT_STYLE_EMPTY_THOUGHT : CHAT_STYLE_PLAIN,
         .thinking = (data[0] & 2) != 0,

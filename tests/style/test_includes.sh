@@ -9,21 +9,15 @@ order="base formats text model backend backend/cpu backend/cuda backend/mlx deco
 known_circles() {
     cat <<'END'
 include model/tensors model/sizes
-include text/chat text/chat_private
 include backend/cpu/kernels backend/cpu/kernels_private
 include backend/cpu/screen backend/cpu/kernels
 include backend/cpu/screen backend/cpu/kernels_private
-link text/chat_json text/chat
-link text/chat_tools text/chat
-link cli/run cli/chat
 END
 }
 
 # Headers that clients of the library include beside kakeya.h, base/ and cli/; one that is gone must be taken off.
 known_reach() {
     cat <<'END'
-cli/run.c model/sizes.h
-cli/run.c session/session.h
 END
 }
 

@@ -13,8 +13,6 @@ longer() { :; }
 unformatted() {
     cat <<'END'
 src/backend/cpu/model.c
-src/cli/chat.c
-src/cli/run.c
 tests/unit/test_forward.c
 END
 }

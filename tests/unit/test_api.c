@@ -420,7 +420,7 @@ static void test_needle_chat(void **state) {
     const kakeya_tokenizer *t = kakeya_engine_tokenizer(f32);
     int32_t *tokens;
     size_t n;
-    ok(kakeya_chat_tokens(t, &message, 1, false, &tokens, &n, error));
+    ok(kakeya_message_tokens(t, &message, 1, false, &tokens, &n, error));
     assert_same_tokens("chat", tokens, n, prompt.token, prompt.n);
 
     kakeya_session *session = open_session(f32, NULL);
@@ -441,8 +441,8 @@ static void test_needle_chat(void **state) {
     kakeya_error e = {0};
     assert_int_equal(kakeya_tokenize(t, "\xff", 1, KAKEYA_TEXT_PROMPT, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
     const kakeya_message strange = {"oracle", "hello"}, empty = {"user", NULL};
-    assert_int_equal(kakeya_chat_tokens(t, &strange, 1, false, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
-    ok(kakeya_chat_tokens(t, &empty, 1, false, &tokens, &n, error));
+    assert_int_equal(kakeya_message_tokens(t, &strange, 1, false, &tokens, &n, &e), KAKEYA_INVALID_ARGUMENT);
+    ok(kakeya_message_tokens(t, &empty, 1, false, &tokens, &n, error));
     kakeya_free(tokens);
 }
 

@@ -193,11 +193,6 @@ static void test_refused_requests(void **state) {
         {"[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":{}}]", "messages[0].tool_calls is not a list"},
         {"[{\"role\":\"user\"},{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{}}]}]",
          "messages[1].tool_calls[0].function"},
-        {"[{\"role\":\"system\"},{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":"
-         "\"[1]\"}}]}]",
-         "messages[1]: arguments of a tool call are not a JSON object"},
-        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"{\"}}]}]",
-         "messages[0]: arguments of a tool call: byte 1"},
         {"{\"messages\":[],\"tools\":{\"a\":1}}", "tools: not a list"},
         {"{\"messages\":[],\"tools\":[{}]}", "tools: a tool has no function.name"},
         {"{\"messages\":[],\"tools\":[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":[1]}}}]}",
@@ -222,6 +217,62 @@ static void test_refused_requests(void **state) {
         }
         assert_null(text.text);
         chat_request_free(&request);
+    }
+}
+
+/* What clients send although no template asks for it. */
+static void test_clients_ways(void **state) {
+    (void)state;
+    static const struct {
+        const char *json, *expected;
+    } cases[] = {
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"[1]\"}},{\"function\":"
+         "{\"name\":\"g\",\"arguments\":\"{\\\"a\\\":\"}},{\"function\":{\"name\":\"h\",\"arguments\":\"\"}}]}]",
+         "<bos><|turn>model\n<|tool_call>call:f{arguments:<|\"|>[1]<|\"|>}<tool_call|>"
+         "<|tool_call>call:g{arguments:<|\"|>{\"a\":<|\"|>}<tool_call|>"
+         "<|tool_call>call:h{}<tool_call|><|tool_response>"},
+        {"[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\"}}]},{\"role\":\"tool\","
+         "\"content\":\"x\"}]",
+         "<bos><|turn>model\n<|tool_call>call:f{}<tool_call|><|tool_response>response:f{value:<|\"|>x<|\"|>}"
+         "<tool_response|>"},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"a\"},"
+         "{\"type\":\"refusal\",\"refusal\":\"b\"}]},{\"role\":\"assistant\",\"content\":\"\"}]",
+         "<bos><|turn>user\nab<turn|>\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_error error = {0};
+        chat_request request;
+        if (chat_request_read(cases[i].json, strlen(cases[i].json), &request, &error)) fail_msg("%s", error.message);
+        chat_request_complete(&request);
+        assert_renders(request.messages, request.n_messages, (chat_options){0}, cases[i].expected);
+        chat_request_free(&request);
+    }
+}
+
+static void test_tools_alone(void **state) {
+    (void)state;
+    static const struct {
+        const char *json, *tools, *message;
+    } cases[] = {
+        {"[ {\"a\": 1.50} ]", "[{\"a\":1.50}]", NULL},
+        {"{\"messages\":[],\"tools\":[3]}", "[3]", NULL},
+        {"{\"messages\":[],\"tools\":null}", NULL, NULL},
+        {"{\"messages\":[]}", NULL, NULL},
+        {"[{\"role\":\"user\"}]", NULL, NULL},
+        {"{\"tools\":[3]}", NULL, "tools: not a list"},
+        {"{\"messages\":[],\"tools\":{}}", NULL, "tools: not a list"},
+        {"7", NULL, "tools: not a list"},
+        {"[", NULL, "tools: byte 1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_error error = {0};
+        char *tools;
+        kakeya_status status = chat_tools_read(cases[i].json, strlen(cases[i].json), &tools, &error);
+        assert_int_equal(status != KAKEYA_OK, cases[i].message != NULL);
+        if (cases[i].message && !strstr(error.message, cases[i].message)) fail_msg("%s", error.message);
+        assert_int_equal(tools != NULL, cases[i].tools != NULL);
+        if (tools) assert_string_equal(tools, cases[i].tools);
+        chat_tools_free(tools);
     }
 }
 
@@ -253,6 +304,8 @@ int main(void) {
         cmocka_unit_test(test_user_text_stays_text),
         cmocka_unit_test(test_vocabulary_without_control_tokens),
         cmocka_unit_test(test_refused_requests),
+        cmocka_unit_test(test_clients_ways),
+        cmocka_unit_test(test_tools_alone),
         cmocka_unit_test(test_template_check),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

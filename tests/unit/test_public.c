@@ -265,12 +265,12 @@ static void test_tokenizer_without_weights(void **state) {
 
     /* turns of a model whose configuration is of another kind are not guessed */
     const kakeya_message message = {"user", "hello"};
-    ok(kakeya_chat_tokens(t, &message, 1, false, &ids, &n, error));
+    ok(kakeya_message_tokens(t, &message, 1, false, &ids, &n, error));
     kakeya_free(ids);
     kakeya_tokenizer_close(t);
     scratch_text("config.json", "{\"model_type\": \"llama\"}");
     ok(kakeya_tokenizer_open(scratch_directory, &t, error));
-    assert_int_equal(kakeya_chat_tokens(t, &message, 1, false, &ids, &n, &e), KAKEYA_UNSUPPORTED);
+    assert_int_equal(kakeya_message_tokens(t, &message, 1, false, &ids, &n, &e), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(e.message, "llama"));
     kakeya_tokenizer_close(t);
 }

@@ -1,0 +1,239 @@
+/* The public functions between conversations and tokens. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sized.h"
+#include "decode/stop_text.h"
+#include "session/tokenizer.h"
+#include "text/chat_parser.h"
+#include "text/chat_request.h"
+
+/* ------------------------------------------------------------------------------------------------------ prompts */
+
+static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) {
+    kakeya_status status = tokenizer_need(t, error);
+    if (status != KAKEYA_OK) return status;
+    if (t->chat.gemma_turns) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "chat: the model's chat_template.jinja does not write Gemma 4 turns%s%s",
+                     t->chat.note[0] ? ": " : "", t->chat.note);
+}
+
+static kakeya_status render(const kakeya_tokenizer *t, const chat_message *messages, size_t n_messages,
+                            const chat_options *options, int32_t **ids, size_t *n_ids, size_t *n_stable,
+                            kakeya_error *error) {
+    chat_text text = {0};
+    kakeya_status status = chat_render(messages, n_messages, options, &text, error);
+    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, ids, n_ids, n_stable, error);
+    chat_text_free(&text);
+    return status;
+}
+
+kakeya_status kakeya_message_tokens(const kakeya_tokenizer *t, const kakeya_message *messages, size_t n_messages,
+                                    bool thinking, int32_t **ids, size_t *n_ids, kakeya_error *error) {
+    *ids = NULL;
+    *n_ids = 0;
+    kakeya_status status = need_turns(t, error);
+    if (status != KAKEYA_OK) return status;
+    chat_message *turns = calloc(n_messages ? n_messages : 1, sizeof *turns);
+    if (!turns) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat of %zu messages: out of memory", n_messages);
+    for (size_t i = 0; i < n_messages; i++)
+        turns[i] = (chat_message){
+            .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
+    const chat_options options = {.style = t->chat.style, .thinking = thinking, .add_generation_prompt = true};
+    status = render(t, turns, n_messages, &options, ids, n_ids, NULL, error);
+    free(turns);
+    return status;
+}
+
+static const kakeya_chat_options default_chat_options = {.size = sizeof default_chat_options};
+
+void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size) {
+    sized_init(options, size, &default_chat_options, sizeof default_chat_options);
+}
+
+kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, size_t json_bytes,
+                                 const kakeya_chat_options *options, int32_t **ids, size_t *n_ids, size_t *n_stable,
+                                 kakeya_error *error) {
+    *ids = NULL;
+    *n_ids = 0;
+    if (n_stable) *n_stable = 0;
+    kakeya_chat_options o = default_chat_options;
+    kakeya_status status = options ? sized_read("chat options", options, &o, sizeof o, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK) status = need_turns(t, error);
+    if (status != KAKEYA_OK) return status;
+    chat_request request = {0};
+    char *tools = NULL;
+    status = chat_request_read(json, json_bytes, &request, error);
+    if (status == KAKEYA_OK && request.n_messages == 0)
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
+    if (status == KAKEYA_OK && o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
+    if (status == KAKEYA_OK) {
+        chat_request_complete(&request);
+        const chat_options how = {.style = t->chat.style,
+                                  .thinking = o.thinking,
+                                  .preserve_thinking = o.preserve_thinking,
+                                  .add_generation_prompt = !o.without_turn,
+                                  .tools = tools ? tools : request.tools};
+        status = render(t, request.messages, request.n_messages, &how, ids, n_ids, n_stable, error);
+    }
+    chat_tools_free(tools);
+    chat_request_free(&request);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ answers */
+
+struct kakeya_chat_parser {
+    chat_parser *parser;
+    kakeya_chat_event_fn on_event;
+    void *user;
+    mem_account account; /* of the stop strings */
+    stop_text stop;
+    bool stops;           /* there are stop strings */
+    bool stopped;         /* one of them is complete */
+    kakeya_status status; /* a failure inside a callback of the parser */
+    kakeya_error error;
+};
+
+static bool deliver(kakeya_chat_parser *p, const chat_event *event, const char *text, size_t bytes) {
+    const kakeya_chat_event given = {
+        .size = sizeof given,
+        .type = (kakeya_chat_event_type)event->kind,
+        .text = text,
+        .text_bytes = bytes,
+        .call = event->call,
+        .id = event->id,
+        .name = event->name,
+    };
+    return !p->on_event || p->on_event(p->user, &given);
+}
+
+static bool deliver_content(kakeya_chat_parser *p, const char *text, size_t bytes) {
+    const chat_event content = {.kind = CHAT_EVENT_CONTENT};
+    return bytes == 0 || deliver(p, &content, text, bytes);
+}
+
+/* Content that might have begun a stop string is content after all: something else comes behind it, or nothing. */
+static bool release_content(kakeya_chat_parser *p) {
+    if (!p->stops || p->stopped || p->stop.held == 0) return true;
+    size_t before = p->stop.released;
+    p->status = stop_text_flush(&p->stop, NULL, 0, &p->error);
+    return p->status == KAKEYA_OK && deliver_content(p, p->stop.text + before, p->stop.released - before);
+}
+
+static bool on_event(void *user, const chat_event *event) {
+    kakeya_chat_parser *p = user;
+    if (p->stopped) return true;
+    if (event->kind != CHAT_EVENT_CONTENT) return release_content(p) && deliver(p, event, event->text, event->bytes);
+    if (!p->stops) return deliver(p, event, event->text, event->bytes);
+    p->status = stop_text_push(&p->stop, event->text, event->bytes, &p->stopped, &p->error);
+    return p->status == KAKEYA_OK && deliver_content(p, p->stop.text, p->stop.released);
+}
+
+static const kakeya_chat_parser_options default_parser_options = {.size = sizeof default_parser_options};
+
+void kakeya_chat_parser_options_init_sized(kakeya_chat_parser_options *options, size_t size) {
+    sized_init(options, size, &default_parser_options, sizeof default_parser_options);
+}
+
+kakeya_status kakeya_chat_parser_open(const kakeya_tokenizer *t, const kakeya_chat_parser_options *options,
+                                      kakeya_chat_parser **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_chat_parser_options o = default_parser_options;
+    kakeya_status status = options ? sized_read("chat parser options", options, &o, sizeof o, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK) status = tokenizer_need(t, error);
+    if (status != KAKEYA_OK) return status;
+    char *tools = NULL;
+    if (o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
+    kakeya_chat_parser *p = status == KAKEYA_OK ? calloc(1, sizeof *p) : NULL;
+    if (status == KAKEYA_OK && !p) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "chat parser: out of memory");
+    if (status == KAKEYA_OK) {
+        p->on_event = o.on_event;
+        p->user = o.user;
+        p->stops = o.n_stop_strings > 0;
+        mem_account_init(&p->account, NULL, 0);
+        if (p->stops) status = stop_text_create(&p->stop, o.stop_strings, o.n_stop_strings, &p->account, error);
+    }
+    if (status == KAKEYA_OK) {
+        const chat_parser_options how = {
+            .tools = tools,
+            .prompt = o.prompt,
+            .n_prompt = o.prompt ? o.n_prompt : 0,
+            .without_reasoning = o.without_reasoning,
+            .marked_calls_only = o.marked_calls_only,
+            .id_prefix = o.id_prefix,
+            .on_event = on_event,
+            .user = p,
+        };
+        status = chat_parser_open(t->tokens, &how, &p->parser, error);
+    }
+    chat_tools_free(tools);
+    if (status != KAKEYA_OK) {
+        kakeya_chat_parser_close(p);
+        return status;
+    }
+    *out = p;
+    return KAKEYA_OK;
+}
+
+void kakeya_chat_parser_close(kakeya_chat_parser *p) {
+    if (!p) return;
+    chat_parser_close(p->parser);
+    stop_text_free(&p->stop);
+    free(p);
+}
+
+/* What ended the parser: a failure of ours inside its callback, or its own. */
+static kakeya_status outcome(const kakeya_chat_parser *p, kakeya_status status, kakeya_error *error) {
+    if (status == KAKEYA_OK || p->status == KAKEYA_OK) return status;
+    if (error) *error = p->error;
+    return p->status;
+}
+
+kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *p, const int32_t *tokens, size_t n, bool *stopped,
+                                      kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    size_t block = p->stops ? 1 : n; /* one by one, so that nothing behind a stop string counts */
+    for (size_t at = 0; at < n && !p->stopped && status == KAKEYA_OK; at += block) {
+        status = outcome(p, chat_parser_feed(p->parser, tokens + at, block, error), error);
+    }
+    if (stopped) *stopped = p->stopped;
+    return status;
+}
+
+static const char *finish_reason(const kakeya_chat_parser *p, kakeya_finish finish, size_t complete_calls) {
+    if (p->stopped) return "stop";
+    if (finish == KAKEYA_FINISH_LENGTH) return "length";
+    if (finish != KAKEYA_FINISH_STOP) return "cancelled";
+    return complete_calls ? "tool_calls" : "stop";
+}
+
+kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *p, kakeya_finish finish, kakeya_chat_summary *summary,
+                                        kakeya_error *error) {
+    kakeya_status status = summary ? sized_check("chat summary", summary, error) : KAKEYA_OK;
+    if (status != KAKEYA_OK) return status;
+    if (!p->stopped) {
+        chat_ending ending = finish == KAKEYA_FINISH_STOP ? CHAT_ENDING_STOP : CHAT_ENDING_CUT;
+        status = outcome(p, chat_parser_finish(p->parser, ending, error), error);
+        if (status == KAKEYA_OK && !release_content(p)) {
+            status = p->status == KAKEYA_OK
+                         ? error_set(error, KAKEYA_CANCELLED, "the callback ended the parsing of an answer")
+                         : outcome(p, KAKEYA_CANCELLED, error);
+        }
+    }
+    if (summary) {
+        chat_parser_counts counts = chat_parser_count(p->parser);
+        const kakeya_chat_summary all = {
+            .size = sizeof all,
+            .calls = counts.calls,
+            .complete_calls = counts.complete_calls,
+            .reasoning_tokens = counts.reasoning_tokens,
+            .repairs = counts.repairs,
+            .stop_string = p->stopped ? (int32_t)p->stop.completed : -1,
+            .finish_reason = finish_reason(p, finish, counts.complete_calls),
+        };
+        sized_write(summary, &all, sizeof all);
+    }
+    return status;
+}

@@ -1,0 +1,269 @@
+/* Protects the public face of conversations: JSON to tokens, tokens to events, stop strings in the content alone. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kakeya.h"
+
+static kakeya_tokenizer *open_demo(void) {
+    kakeya_error error = {0};
+    kakeya_tokenizer *t;
+    if (kakeya_tokenizer_open(KAKEYA_MODELS "/demo", &t, &error)) fail_msg("%s", error.message);
+    return t;
+}
+
+static void assert_status(kakeya_status status, const kakeya_error *error) {
+    if (status) fail_msg("%s", error->message);
+}
+
+/* ------------------------------------------------------------------------------------------------ prompts */
+
+static int32_t *tokens_of(const kakeya_tokenizer *t, const char *json, const kakeya_chat_options *options, size_t *n,
+                          size_t *n_stable) {
+    kakeya_error error = {0};
+    int32_t *ids;
+    assert_status(kakeya_chat_tokens(t, json, strlen(json), options, &ids, n, n_stable, &error), &error);
+    return ids;
+}
+
+static void assert_text(const kakeya_tokenizer *t, const int32_t *ids, size_t n, const char *expected) {
+    kakeya_error error = {0};
+    char *text;
+    size_t bytes;
+    assert_status(kakeya_detokenize(t, ids, n, true, &text, &bytes, &error), &error);
+    assert_string_equal(text, expected);
+    kakeya_free(text);
+}
+
+static void test_json_equals_pairs(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    const kakeya_message pairs[] = {
+        {"system", "Be <turn|> brief."}, {"user", "Hi"}, {"model", "Hello"}, {"user", "So?"}};
+    static const char json[] =
+        "[{\"role\":\"system\",\"content\":\"Be <turn|> brief.\"},{\"role\":\"user\",\"content\":"
+        "[{\"type\":\"text\",\"text\":\"Hi\"}]},{\"role\":\"assistant\",\"content\":\"Hello\"},"
+        "{\"role\":\"user\",\"content\":\"So?\"}]";
+    for (int thinking = 0; thinking < 2; thinking++) {
+        kakeya_error error = {0};
+        kakeya_chat_options options;
+        kakeya_chat_options_init(&options);
+        options.thinking = thinking;
+        int32_t *expected;
+        size_t n_expected, n, n_stable, n_alone;
+        assert_status(kakeya_message_tokens(t, pairs, 4, thinking, &expected, &n_expected, &error), &error);
+        int32_t *ids = tokens_of(t, json, &options, &n, &n_stable);
+        assert_int_equal(n, n_expected);
+        assert_memory_equal(ids, expected, n * sizeof *ids);
+        options.without_turn = true;
+        int32_t *alone = tokens_of(t, json, &options, &n_alone, NULL);
+        assert_int_equal(n_alone, n_stable);
+        assert_true(n_stable < n);
+        assert_memory_equal(alone, ids, n_stable * sizeof *ids);
+        kakeya_free(alone);
+        kakeya_free(ids);
+        kakeya_free(expected);
+    }
+    kakeya_tokenizer_close(t);
+}
+
+static void test_tools(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"g\",\"description\":\"G.\"}}]";
+    static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"model\":\"x\",\"tools\":[{"
+                                  "\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"F.\"}}]}";
+    size_t n;
+    int32_t *ids = tokens_of(t, request, NULL, &n, NULL);
+    assert_text(t, ids, n,
+                "<bos><|turn>system\n<|tool>declaration:f{description:<|\"|>F.<|\"|>}<tool|><turn|>\n<|turn>user\nHi"
+                "<turn|>\n<|turn>model\n");
+    kakeya_free(ids);
+    kakeya_chat_options options;
+    kakeya_chat_options_init(&options);
+    options.tools = tools;
+    options.tools_bytes = sizeof tools - 1;
+    ids = tokens_of(t, request, &options, &n, NULL);
+    assert_text(t, ids, n,
+                "<bos><|turn>system\n<|tool>declaration:g{description:<|\"|>G.<|\"|>}<tool|><turn|>\n<|turn>user\nHi"
+                "<turn|>\n<|turn>model\n");
+    kakeya_free(ids);
+    kakeya_tokenizer_close(t);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const struct {
+        const char *json, *tools, *expected;
+        kakeya_status status;
+    } cases[] = {
+        {"hello", NULL, "chat request: byte", KAKEYA_FORMAT},
+        {"[]", NULL, "there are no messages", KAKEYA_INVALID_ARGUMENT},
+        {"{}", NULL, "\"messages\" is not a list", KAKEYA_INVALID_ARGUMENT},
+        {"[{\"role\":\"king\"}]", NULL, "messages[0].role is \"king\"", KAKEYA_INVALID_ARGUMENT},
+        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"image_url\"}]}]", NULL,
+         "messages[0].content[1] is a part of type \"image_url\"", KAKEYA_UNSUPPORTED},
+        {"[{\"role\":\"user\",\"content\":\"a\"}]", "{\"a\":1}", "tools: not a list", KAKEYA_FORMAT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_error error = {0};
+        kakeya_chat_options options;
+        kakeya_chat_options_init(&options);
+        options.tools = cases[i].tools;
+        options.tools_bytes = cases[i].tools ? strlen(cases[i].tools) : 0;
+        int32_t *ids;
+        size_t n;
+        kakeya_status status =
+            kakeya_chat_tokens(t, cases[i].json, strlen(cases[i].json), &options, &ids, &n, NULL, &error);
+        assert_int_equal(status, cases[i].status);
+        assert_null(ids);
+        if (!strstr(error.message, cases[i].expected)) fail_msg("%s: %s", cases[i].json, error.message);
+    }
+    kakeya_error error = {0};
+    kakeya_chat_options unset = {0};
+    kakeya_chat_parser_options parser_unset = {0};
+    kakeya_chat_parser *parser;
+    int32_t *ids;
+    size_t n;
+    assert_int_equal(kakeya_chat_tokens(t, "[]", 2, &unset, &ids, &n, NULL, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(kakeya_chat_tokens(NULL, "[]", 2, NULL, &ids, &n, NULL, &error), KAKEYA_UNSUPPORTED);
+    assert_int_equal(kakeya_chat_parser_open(t, &parser_unset, &parser, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(kakeya_chat_parser_open(NULL, NULL, &parser, &error), KAKEYA_UNSUPPORTED);
+    const char *empty = "";
+    kakeya_chat_parser_options options;
+    kakeya_chat_parser_options_init(&options);
+    options.stop_strings = &empty;
+    options.n_stop_strings = 1;
+    assert_int_equal(kakeya_chat_parser_open(t, &options, &parser, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_null(parser);
+    kakeya_tokenizer_close(t);
+}
+
+/* ------------------------------------------------------------------------------------------------ answers */
+
+typedef struct heard {
+    char text[4096];
+    size_t events, refuse_at; /* refuse_at: 0 for never */
+    int last;
+} heard;
+
+static bool hear(void *user, const kakeya_chat_event *event) {
+    static const char *const marks[] = {"|C", "|R", "|", "", "."};
+    heard *h = user;
+    size_t used = strlen(h->text);
+    assert_int_equal(event->size, sizeof *event);
+    const char *mark = event->type < KAKEYA_CHAT_CALL_BEGIN && h->last == (int)event->type ? "" : marks[event->type];
+    int bytes = (int)event->text_bytes;
+    snprintf(h->text + used, sizeof h->text - used, "%s%s%.*s", mark,
+             event->type == KAKEYA_CHAT_CALL_BEGIN ? event->name : "", bytes, bytes ? event->text : "");
+    h->last = (int)event->type;
+    return ++h->events != h->refuse_at;
+}
+
+/* Parses text in which control tokens are control tokens, in blocks. */
+static kakeya_status parse(const kakeya_tokenizer *t, const char *answer, const char *const *stops, size_t n_stops,
+                           size_t block, kakeya_finish finish, heard *h, kakeya_chat_summary *summary) {
+    kakeya_error error = {0};
+    int32_t *ids;
+    size_t n;
+    assert_status(kakeya_tokenize(t, answer, strlen(answer), KAKEYA_TEXT_PARSE_SPECIAL, &ids, &n, &error), &error);
+    kakeya_chat_parser_options options;
+    kakeya_chat_parser_options_init(&options);
+    options.stop_strings = stops;
+    options.n_stop_strings = n_stops;
+    options.on_event = hear;
+    options.user = h;
+    h->last = -1;
+    kakeya_chat_parser *parser;
+    assert_status(kakeya_chat_parser_open(t, &options, &parser, &error), &error);
+    kakeya_status status = KAKEYA_OK;
+    bool stopped = false;
+    for (size_t at = 0; at < n && !status; at += block) {
+        status = kakeya_chat_parser_feed(parser, ids + at, block < n - at ? block : n - at, &stopped, &error);
+    }
+    kakeya_chat_summary_init(summary);
+    if (!status) status = kakeya_chat_parser_finish(parser, finish, summary, &error);
+    if (!status) assert_int_equal(stopped, summary->stop_string >= 0);
+    kakeya_chat_parser_close(parser);
+    kakeya_free(ids);
+    return status;
+}
+
+static void test_answers(void **state) {
+    (void)state;
+    static const char *const stops[] = {"END", "\n\n", "漢字漢"};
+    static const struct {
+        const char *answer, *expected, *finish_reason;
+        kakeya_finish finish;
+        int stop_string;
+        size_t calls, complete_calls;
+    } cases[] = {
+        {"Hello.", "|CHello.", "stop", KAKEYA_FINISH_STOP, -1, 0, 0},
+        {"Hello.", "|CHello.", "length", KAKEYA_FINISH_LENGTH, -1, 0, 0},
+        {"Hello.", "|CHello.", "cancelled", KAKEYA_FINISH_CANCELLED, -1, 0, 0},
+        {"This is the END of it.", "|CThis is the ", "stop", KAKEYA_FINISH_CANCELLED, 0, 0, 0},
+        {"one\n\ntwo", "|Cone", "stop", KAKEYA_FINISH_STOP, 1, 0, 0},
+        {"漢字漢字 and so", "|C", "stop", KAKEYA_FINISH_STOP, 2, 0, 0},
+        {"漢字 and EN", "|C漢字 and EN", "stop", KAKEYA_FINISH_STOP, -1, 0, 0},
+        {"<|channel>thought\nthe END\n\nof it<channel|>Yes.", "|Rthe END\n\nof it|CYes.", "stop", KAKEYA_FINISH_STOP,
+         -1, 0, 0},
+        {"the EN<|tool_call>call:f{a:<|\"|>END<|\"|>}<tool_call|>", "|Cthe EN|f{\"a\":\"END\"}.", "tool_calls",
+         KAKEYA_FINISH_STOP, -1, 1, 1},
+        {"the EN<|tool_call>call:f{}<tool_call|>D", "|Cthe EN|f{}.|CD", "tool_calls", KAKEYA_FINISH_STOP, -1, 1, 1},
+        {"<|tool_call>call:f{a:<|\"|>x", "|f{\"a\":\"x\"}.", "tool_calls", KAKEYA_FINISH_STOP, -1, 1, 1},
+        {"<|tool_call>call:f{a:<|\"|>x", "|f{\"a\":\"x", "length", KAKEYA_FINISH_LENGTH, -1, 1, 0},
+        {"x END<|tool_call>call:f{}<tool_call|>", "|Cx ", "stop", KAKEYA_FINISH_STOP, 0, 0, 0},
+    };
+    kakeya_tokenizer *t = open_demo();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t block = 1; block < 12; block += 2) {
+            heard h = {0};
+            kakeya_chat_summary summary;
+            assert_int_equal(parse(t, cases[i].answer, stops, 3, block, cases[i].finish, &h, &summary), KAKEYA_OK);
+            const char *expected = strcmp(cases[i].expected, "|C") == 0 ? "" : cases[i].expected;
+            if (strcmp(h.text, expected) != 0) {
+                fail_msg("%s in blocks of %zu: %s, expected %s", cases[i].answer, block, h.text, expected);
+            }
+            assert_string_equal(summary.finish_reason, cases[i].finish_reason);
+            assert_int_equal(summary.stop_string, cases[i].stop_string);
+            assert_int_equal(summary.calls, cases[i].calls);
+            assert_int_equal(summary.complete_calls, cases[i].complete_calls);
+        }
+    }
+    kakeya_tokenizer_close(t);
+}
+
+static void test_a_callback_ends_it(void **state) {
+    (void)state;
+    static const char *const stops[] = {"ENDE"}, *const answers[] = {"the END<|tool_call>call:f{}<tool_call|>",
+                                                                     "the EN"};
+    kakeya_tokenizer *t = open_demo();
+    for (size_t i = 0; i < 2; i++) {
+        heard all = {0};
+        kakeya_chat_summary summary;
+        assert_int_equal(parse(t, answers[i], stops, 1, 100, KAKEYA_FINISH_STOP, &all, &summary), KAKEYA_OK);
+        assert_true(all.events >= 2);
+        for (size_t refuse_at = 1; refuse_at <= all.events; refuse_at++) {
+            heard h = {.refuse_at = refuse_at};
+            assert_int_equal(parse(t, answers[i], stops, 1, 100, KAKEYA_FINISH_STOP, &h, &summary), KAKEYA_CANCELLED);
+            assert_int_equal(h.events, refuse_at);
+        }
+    }
+    kakeya_tokenizer_close(t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_json_equals_pairs),  cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_a_callback_ends_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
