@@ -10,7 +10,7 @@ DESTDIR ?=
 
 all:
 	@tools/bootstrap.sh build
-	@. tools/cuda.sh && options=$$(cuda_options $(CUDA)) && tools/build.sh $(BUILD) kakeya_cli $$options
+	@. tools/cuda.sh && options=$$(cuda_options $(CUDA)) && tools/build.sh $(BUILD) product $$options
 
 demo: all
 	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt

@@ -14,8 +14,8 @@ cp "$WORK/install" "$WORK/err"
 STATUS=$installed
 check "cmake --install works" test "$installed" -eq 0
 prefix=$WORK/stage/opt/kakeya
-for file in bin/kakeya include/kakeya.h lib/libkakeya.a lib/pkgconfig/kakeya.pc share/man/man1/kakeya.1 \
-    share/bash-completion/completions/kakeya share/kakeya/models/demo/config.json; do
+for file in bin/kakeya include/kakeya.h lib/libkakeya.a lib/libkakeya.so lib/libkakeya.so.0.2 lib/pkgconfig/kakeya.pc \
+    share/man/man1/kakeya.1 share/bash-completion/completions/kakeya share/kakeya/models/demo/config.json; do
     check "$file is installed" test -f "$prefix/$file"
 done
 
@@ -27,12 +27,18 @@ json_holds "beside it" '.drafter.block_size == 8 and .f_theta.rank == 128'
 cd - >/dev/null
 
 # a user's program, in C and in C++, by pkg-config alone
-export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig LD_LIBRARY_PATH=$prefix/lib
 flags=$(pkg-config --cflags --libs kakeya 2>&1) || flags="pkg-config failed: $flags"
 # shellcheck disable=SC2086
 cc -std=c17 -Wall -Wextra -Werror examples/generate.c -o "$WORK/generate" $flags >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
 check "the example compiles with the flags of pkg-config" test "$STATUS" -eq 0
 check "and runs" "$WORK/generate" "$MODELS/demo" 'def f'
+check "with the shared library" sh -c 'readelf -d "$1" | grep -q "NEEDED.*libkakeya.so.0.2"' - "$WORK/generate"
+flags_static=$(pkg-config --static --cflags --libs kakeya | sed 's/-lkakeya/-Wl,-Bstatic -lkakeya -Wl,-Bdynamic/')
+# shellcheck disable=SC2086
+cc -std=c17 examples/generate.c -o "$WORK/generate-static" $flags_static >"$WORK/err" 2>&1 && STATUS=0 || STATUS=$?
+check "the static library links with the flags of pkg-config --static" test "$STATUS" -eq 0
+check "and runs without the shared one" env -u LD_LIBRARY_PATH "$WORK/generate-static" "$MODELS/demo" 'def f'
 cat >"$WORK/user.cpp" <<'CPP'
 #include <kakeya.h>
 #include <cstdio>

@@ -33,4 +33,46 @@ STATUS=0
 check "the example program reports a failure" test "$STATUS" -eq 1
 check "the failure names the model" grep -q '/no/such/model' "$WORK/err"
 
+# libkakeya.so and libkakeya.a: kakeya_* and nothing else, and the example against each of them in every language
+foreign() { # nm's output: names that are not ours
+    awk 'NF >= 3 && $2 ~ /[A-TV-Z]/ && $3 !~ /^kakeya_/ { print $3 }' | head
+}
+if [ ! -e "$BUILD/lib/libkakeya.so" ]; then
+    skip "the shared and the static library" "instrumented builds have none"
+    finish
+fi
+objects=$BUILD/lib/libkakeya
+nm -D --defined-only "$objects.so" >"$WORK/names.so"
+nm -g --defined-only "$objects.a" 2>/dev/null >"$WORK/names.a"
+for kind in so a; do
+    foreign <"$WORK/names.$kind" >"$WORK/out"
+    check "libkakeya.$kind shows kakeya_* only" test ! -s "$WORK/out"
+    # every function that the header declares, and no other
+    awk '$2 == "T" { print $3 }' "$WORK/names.$kind" | sort >"$WORK/shown"
+    tr '\n' ' ' <include/kakeya.h | grep -o 'KAKEYA_API [^;]*;' |
+        sed -n 's/^KAKEYA_API[^(]*[ *]\(kakeya_[a-z_0-9]*\)(.*/\1/p' | sort >"$WORK/declared"
+    check "libkakeya.$kind shows what the header declares" cmp "$WORK/declared" "$WORK/shown"
+done
+check "the header declares functions" test "$(wc -l <"$WORK/declared")" -gt 60
+readelf -d "$objects.so" >"$WORK/out" 2>"$WORK/err"
+check "the soname carries the version of the interface" grep -q 'SONAME.*\[libkakeya\.so\.0\.2\]' "$WORK/out"
+
+private=$(sed -n 's/^Libs.private: //p' "$BUILD/kakeya.pc")
+for language in c11 c17 c++17; do
+    compiler=cc from=c
+    case $language in c++*) compiler=c++ from=c++ ;; esac
+    for kind in so a; do
+        library="$objects.a $private"
+        [ $kind = a ] || library="-L$BUILD/lib -lkakeya -Wl,-rpath,$BUILD/lib"
+        STATUS=0
+        # shellcheck disable=SC2086
+        $compiler -std=$language -Wall -Wextra -Wpedantic -Werror -Iinclude -x $from examples/generate.c -x none -o "$WORK/generate" \
+            $library >"$WORK/err" 2>&1 || STATUS=$?
+        check "the example is $language, against libkakeya.$kind" test "$STATUS" -eq 0
+        STATUS=0
+        "$WORK/generate" "$MODELS/demo" "def main():" >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+        check "and gives the same text" sh -c 'test "$(cat "$1")" = "$(cat "$2")"' - "$WORK/out" "$WORK/run"
+    done
+done
+
 finish
