@@ -55,6 +55,9 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     -DKAKEYA_CUDA_ARCHITECTURES="$cuda_architectures" -DCUDAToolkit_ROOT="${nvcc%/bin/nvcc}"; then
     echo "1 0 0" >>"$results"
     echo "CUDA build for $cuda_architectures: passed"
+    # What needs no device: the lists of steps, and what sessions hold on a fake one.
+    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step (CUDA)" build-cuda/gpu/test_step
+    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "sessions_without_device (CUDA)" build-cuda/gpu/sessions_without_device
     KAKEYA=build-cuda/kakeya BUILD=build-cuda run_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
 fi
 

@@ -12,7 +12,11 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 ids() { # COUNT VOCABULARY: tokens in no order
-    awk -v n="$1" -v vocab="$2" 'BEGIN { printf "["; for (i = 0; i < n; i++) printf "%s%d", i ? "," : "", (i * i * 31 + i * 7 + 3) % vocab; print "]" }'
+    awk -v n="$1" -v vocab="$2" 'BEGIN {
+        printf "["
+        for (i = 0; i < n; i++) printf "%s%d", i ? "," : "", (i * i * 31 + i * 7 + 3) % vocab
+        print "]"
+    }'
 }
 
 hash_of() { # MODEL PROMPT_LENGTH OPTION...

@@ -163,6 +163,24 @@ void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf
     launch_kernel(l, store_chunk_kernel, dim3(rows), dim3(256), 0, step, chunk_k, chunk_v, kv_dim, layer, rows);
 }
 
+static __global__ void set_aside_kernel(const cuda_cache_view *cache, int position, int back) {
+    wait_for_predecessor();
+    const cuda_layer_view &view = cache->layer[blockIdx.x];
+    cuda_bf16 *stored = blockIdx.y ? view.k : view.v, *aside = blockIdx.y ? view.aside_k : view.aside_v;
+    if (!stored || !aside) return;
+    stored += store_row(view, position) * view.values;
+    for (int i = threadIdx.x; i < view.values; i += blockDim.x) {
+        if (back)
+            stored[i] = aside[i];
+        else
+            aside[i] = stored[i];
+    }
+}
+
+void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back) {
+    launch_kernel(l, set_aside_kernel, dim3(layers, 2), dim3(256), 0, cache, position, back);
+}
+
 /* ------------------------------------------------------------------------------------------------ flash decoding */
 
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool wanted) {

@@ -37,7 +37,7 @@ static cudaError_t extend_latents(backend_cache *c, int first, int rows, int pos
     cuda_store_latents(&m->launch, view, m->space.latents, rank, position + first, n, m->space.latent_half,
                        m->weights.decoder_v[0].ld);
     for (int layer = 0; layer < m->config->layers && status == cudaSuccess; layer++) {
-        int head = c->latent.head_offset[layer];
+        int head = c->t.layer[layer].latent_head;
         if (head < 0) continue;
         const gemma4_layer_config *lc = &m->config->layer[layer];
         const cuda_matrix *decoder = &m->weights.decoder_v[layer];
@@ -50,23 +50,14 @@ static cudaError_t extend_latents(backend_cache *c, int first, int rows, int pos
     return status;
 }
 
-/* Rows that a ring or the latents still hold once `rows` more have come; earlier ones need not be computed. */
-static int rows_needed(const backend_cache *c, int latents, int rows) {
-    int needed = latents;
-    for (int l = 0; l < c->model->options.drafter->config.layers; l++) {
-        if (c->draft[l].capacity > needed) needed = c->draft[l].capacity;
-    }
-    return needed < rows ? needed : rows;
-}
-
 kakeya_status cuda_context_extend(backend_cache *c, const float *aux, int rows, int position, bool prompt,
                                   kakeya_error *error) {
     backend_model *m = c->model;
     cuda_workspace *s = &m->space;
     const cuda_weights *w = &m->weights;
     const dflash_config *d = &m->options.drafter->config;
-    bool restored = c->options.attention == KAKEYA_ATTENTION_RESTORED;
-    int latents = restored ? (c->latent.ring ? c->latent.capacity : rows) : 0, needed = rows_needed(c, latents, rows);
+    bool restored = c->t.latents != STORE_NONE;
+    int needed = timeline_context_rows(&c->t, rows), latents = timeline_latent_rows(&c->t, rows);
     int width = d->targets * m->config->hidden, kv = d->kv_heads * d->head_dim, all = d->layers * kv,
         skipped = rows - needed;
     aux += (size_t)skipped * (size_t)width;
@@ -101,14 +92,5 @@ kakeya_status cuda_context_extend(backend_cache *c, const float *aux, int rows, 
     };
     for (int l = 0; l < d->layers; l++) context.k_norm[l] = w->draft[l].k_norm;
     cuda_store_context(&m->launch, &context);
-    if (skipped > 0) c->draft_from = position;
     return KAKEYA_OK;
-}
-
-kakeya_status cuda_context_flush(backend_cache *c, kakeya_error *error) {
-    int waiting = c->length - c->draft_length;
-    if (!c->options.keep_draft_context || waiting == 0) return KAKEYA_OK;
-    kakeya_status status = cuda_context_extend(c, c->aux_backlog.data, waiting, c->draft_length, false, error);
-    if (!status) c->draft_length = c->length;
-    return status;
 }

@@ -239,11 +239,14 @@ kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya
     while (e->end < last) {
         kakeya_status status = take(e, e->end, error);
         if (status) {
+            (void)cudaStreamSynchronize(e->device->stream);
             while (e->end > had) give_back(e, --e->end);
             return status;
         }
         e->end++;
     }
+    /* Nothing on the device may still be on its way to memory that goes. */
+    if (e->first < first || e->end > last) (void)cudaStreamSynchronize(e->device->stream);
     while (e->first < first && e->first < e->end) give_back(e, e->first++);
     while (e->end > last && e->end > e->first) give_back(e, --e->end);
     return KAKEYA_OK;

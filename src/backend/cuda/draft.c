@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "backend/cuda/context.h"
 #include "backend/cuda/matrix.h"
 
 static void block_layer(backend_model *m, int layer, int rows) {
@@ -74,7 +73,7 @@ static void block_layer(backend_model *m, int layer, int rows) {
 static int widest_window(const backend_cache *c) {
     int widest = 0;
     for (int l = 0; l < c->model->options.drafter->config.layers; l++) {
-        if (c->draft[l].window > widest) widest = c->draft[l].window;
+        if (c->t.draft[l].window > widest) widest = c->t.draft[l].window;
     }
     return widest;
 }
@@ -110,13 +109,14 @@ static cudaError_t enqueue_block(void *context) {
 
 kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
     backend_model *m = c->model;
-    if (!c->options.keep_draft_context) {
+    if (!c->t.options.keep_draft_context) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no drafter context");
     }
     if (n < 1 || n > BACKEND_MAX_DRAFT) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft %d tokens; 1 to %d", n, BACKEND_MAX_DRAFT);
     }
-    if (c->pending) return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->pending);
+    if (c->t.pending)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->t.pending);
     if (bonus < 0 || bonus >= m->config->vocab) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "bonus token %d is outside the vocabulary of %d", (int)bonus,
                          m->config->vocab);
@@ -127,11 +127,11 @@ kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts
                                                   cuda_attention_partitions(window, BACKEND_MAX_DECODE_ROWS + 1, 0));
     kakeya_status status = cuda_device_use(&m->device, error);
     if (!status) status = model_grow(m, &m->space.partial, floats * sizeof(float), "attention states", error);
-    if (!status) status = cuda_context_flush(c, error);
+    if (!status) status = cuda_cache_flush(c, error);
     if (status) return status;
     cuda_step *step = &m->space.staged[1];
     *step = (cuda_step){
-        .cache = c->view.data, .position = c->length, .rows = n + 1, .window = window, .draft_from = c->draft_from};
+        .cache = c->view.data, .position = c->t.length, .rows = n + 1, .window = window, .draft_from = c->t.draft_from};
     for (int i = 0; i <= n; i++) step->tokens[i] = i == 0 ? bonus : d->mask_token;
     status =
         cuda_check(cudaMemcpyAsync(m->space.draft_step, step, sizeof *step, cudaMemcpyHostToDevice, m->device.stream),

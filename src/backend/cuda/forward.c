@@ -30,32 +30,6 @@ static kakeya_status check_segments(const backend_model *m, const backend_segmen
     return backend_check_segments(m->config, segments, n_segments, error);
 }
 
-/* Makes room for n rows of this kind: grows pages, switches sliding stores between their prompt and bounded forms. */
-static kakeya_status prepare(backend_cache *c, segment_kind kind, int n, kakeya_error *error) {
-    if (c->pending) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d pending rows must be committed first", c->pending);
-    }
-    if (n > c->options.context_tokens - c->length) {
-        return error_set(error, KAKEYA_CONTEXT_FULL, "%d tokens behind %d do not fit into a context of %d", n,
-                         c->length, c->options.context_tokens);
-    }
-    if (kind == SEGMENT_DECODE) {
-        bool bounded = c->options.attention != KAKEYA_ATTENTION_NATIVE;
-        int most = bounded && c->options.window < BACKEND_MAX_DECODE_ROWS ? c->options.window : BACKEND_MAX_DECODE_ROWS;
-        if (n > most) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d decode rows in one segment; at most %d", n, most);
-        }
-    }
-    kakeya_status status = cuda_cache_reserve(c, c->length + n, error);
-    if (!status && kind == SEGMENT_DECODE) status = cuda_cache_reserve_run(c, error);
-    if (!status) status = cuda_cache_take_form(c, kind == SEGMENT_DECODE, error);
-    if (!status && c->options.keep_draft_context) {
-        int waiting = c->length - c->draft_length;
-        if (kind == SEGMENT_PROMPT || waiting + n > CUDA_AUX_BACKLOG) status = cuda_context_flush(c, error);
-    }
-    return status;
-}
-
 /* ----------------------------------------------------------------------------------------------------- compute */
 
 /* Copies logits and argmax of `rows` rows that the head has just made. */
@@ -129,17 +103,38 @@ static kakeya_status run_segment(backend_model *m, const backend_segment *r, kak
     return status;
 }
 
+/* What a segment needs beyond what there is. Its pass is made again when it runs: then nothing has to grow. */
+static kakeya_status reserve(backend_model *m, const backend_segment *r, kakeya_error *error) {
+    cuda_pass p;
+    kakeya_status status = cuda_cache_reserve(r->cache, error);
+    return status ? status : cuda_pass_prepare(&p, m, r, error);
+}
+
+/* A computation has failed: its rows are dropped. What they may have overwritten is the timeline's to judge. */
+static void drop(backend_cache *c) {
+    cuda_cache_mark(c);
+    (void)cuda_cache_commit(c, 0, NULL);
+}
+
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = cuda_device_use(&m->device, error);
     for (int s = 0; s < n_segments && !status; s++)
-        status = prepare(segments[s].cache, segments[s].kind, segments[s].n, error);
-    for (int s = 0; s < n_segments && !status; s++) status = run_segment(m, &segments[s], error);
-    for (int s = 0; s < n_segments && !status; s++) {
-        backend_cache *c = segments[s].cache;
-        c->pending = segments[s].n;
-        c->pending_kind = segments[s].kind;
-        if (c->length + c->pending > c->high) c->high = c->length + c->pending;
+        status = cuda_cache_plan(segments[s].cache, segments[s].kind, segments[s].n, error);
+    if (status) return status;
+    for (int s = 0; s < n_segments && !status; s++) status = reserve(m, &segments[s], error);
+    int begun = 0;
+    for (; begun < n_segments && !status; begun++) {
+        status = cuda_cache_begin(segments[begun].cache, error);
+        if (!status) status = run_segment(m, &segments[begun], error);
+    }
+    for (int s = 0; s < n_segments; s++) {
+        if (!status)
+            cuda_cache_mark(segments[s].cache);
+        else if (s < begun)
+            drop(segments[s].cache);
+        else
+            cuda_cache_release(segments[s].cache);
     }
     return status;
 }
@@ -155,58 +150,4 @@ kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_
                                             vocab * sizeof *logits, cudaMemcpyDeviceToHost, m->device.stream),
                             "copying logits", error);
     return status ? status : cuda_finish(&m->device, "copying logits", error);
-}
-
-/* ------------------------------------------------------------------------------------------ commit and truncate */
-
-kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error) {
-    if (n < 0 || n > c->pending) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot commit %d of %d pending rows", n, c->pending);
-    }
-    if (c->pending_kind == SEGMENT_PROMPT && n != c->pending && n != 0) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "a prompt of %d rows must be committed whole, not %d rows",
-                         c->pending, n);
-    }
-    int begin = c->length;
-    c->length += n;
-    c->pending = 0;
-    if (n == 0) return KAKEYA_OK;
-    if (c->pending_kind == SEGMENT_PROMPT) {
-        if (c->options.keep_draft_context) c->draft_length = c->length;
-        return KAKEYA_OK;
-    }
-    if (c->n_runs && c->runs[c->n_runs - 1].end == begin)
-        c->runs[c->n_runs - 1].end = c->length;
-    else
-        c->runs[c->n_runs++] = (decode_run){begin, c->length};
-    kakeya_status status = cuda_device_use(&c->model->device, error);
-    if (!status && c->decoding) status = cuda_cache_release_pages(c, error);
-    if (!status && c->options.attention == KAKEYA_ATTENTION_RESTORED) {
-        /* Latents must exist for everything that the next block can find evicted. */
-        int evicted_next = c->length + BACKEND_MAX_DECODE_ROWS - c->options.window;
-        if (evicted_next > c->draft_length) status = cuda_context_flush(c, error);
-    }
-    return status;
-}
-
-kakeya_status cuda_cache_truncate(backend_cache *c, int length, kakeya_error *error) {
-    if (c->pending)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate with %d pending rows", c->pending);
-    if (length > c->length || length < cuda_cache_min_truncate(c)) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot truncate to %d: the cache can go back to %d to %d",
-                         length, cuda_cache_min_truncate(c), c->length);
-    }
-    kakeya_status status = cuda_finish(&c->model->device, "truncating a cache", error);
-    if (status) return status;
-    c->length = length;
-    for (int l = 0; c->options.keep_draft_context && l < c->model->options.drafter->config.layers; l++) {
-        /* What the dropped rows have overwritten in the ring is no context any more. */
-        int oldest = c->draft_length - c->draft[l].capacity;
-        if (oldest > c->draft_from) c->draft_from = oldest < length ? oldest : length;
-    }
-    if (c->draft_length > length) c->draft_length = length;
-    status = cuda_cache_drop_pages(c, error);
-    while (c->n_runs && c->runs[c->n_runs - 1].begin >= length) c->n_runs--;
-    if (c->n_runs && c->runs[c->n_runs - 1].end > length) c->runs[c->n_runs - 1].end = length;
-    return status;
 }

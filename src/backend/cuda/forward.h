@@ -1,4 +1,4 @@
-/* The verbs that move a timeline: forward over segments, commit, truncate. */
+/* Forward over segments: plan all, reserve for all, then begin and compute one after the other, then mark all. */
 #ifndef KAKEYA_BACKEND_CUDA_FORWARD_H
 #define KAKEYA_BACKEND_CUDA_FORWARD_H
 
@@ -6,7 +6,5 @@
 
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
 kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error);
-kakeya_status cuda_cache_commit(backend_cache *c, int n, kakeya_error *error);
-kakeya_status cuda_cache_truncate(backend_cache *c, int length, kakeya_error *error);
 
 #endif

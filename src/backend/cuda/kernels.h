@@ -54,6 +54,8 @@ static inline int cuda_padded(int in) { return (in + CUDA_K_STEP - 1) / CUDA_K_S
 /* Where one layer's exact K/V lie. capacity 0: position p is row p; else row p % capacity. k NULL: K = V. */
 typedef struct cuda_layer_view {
     cuda_bf16 *k, *v, *sink_k, *sink_v;
+    cuda_bf16 *aside_k, *aside_v; /* rings: where a row is set aside */
+    int values;                   /* of a row */
     int capacity;
     int bounded, restored;
     int latent_head; /* first column of this layer in the latents' scales */
@@ -355,6 +357,8 @@ void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float
                         int full, int capacity, float2 *turns);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
+/* Copies the row of `position` of every ring among `layers` layers to where rows are set aside, or back. */
+void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back);
 /* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */
 void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
                       int kv_dim, int layer, int rows);

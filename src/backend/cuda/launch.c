@@ -116,7 +116,7 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
 
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
 static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool restored, cuda_attention *a) {
-    const backend_cache_options *o = &p->cache->options;
+    const backend_cache_options *o = &p->cache->t.options;
     a->partitions =
         lc->type == GEMMA4_FULL ? p->key.partitions : cuda_attention_partitions(a->sliding_window, p->rows, 0);
     if (!restored) return;
@@ -134,7 +134,7 @@ static void run_attend(cuda_pass *p, const step_op *op) {
     cuda_workspace *s = &m->space;
     const gemma4_config *c = m->config;
     const gemma4_layer_config *lc = &c->layer[op->layer];
-    bool restored = op->index >= 0, chunk = p->prompt && p->cache->layer[op->source].kind == STORE_RING;
+    bool restored = op->index >= 0, chunk = p->prompt && p->cache->t.layer[op->source].kind == STORE_RING;
     cuda_attention a = {
         .q = s->q_heads,
         .out = s->attended,
@@ -166,6 +166,7 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     cuda_workspace *s = &m->space;
     const gemma4_layer_config *lc = &m->config->layer[op->layer];
     const layer_store *store = &p->cache->layer[op->source];
+    const timeline_layer *kept = &p->cache->t.layer[op->source];
     size_t row = (size_t)(m->config->heads * lc->head_dim), first = (size_t)op->first_row;
     int ld = m->weights.layer[op->layer].o.ld;
     prompt_attention_args args = {
@@ -177,23 +178,23 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
         .window = lc->type == GEMMA4_SLIDING ? m->config->sliding_window : 0,
-        .evicted_end = cuda_cache_bounds_layer(p->cache, op->source) ? p->evicted_end : 0,
+        .evicted_end = p->cache->t.layer[op->source].bounded ? p->evicted_end : 0,
         .out = s->attended + first * (size_t)ld,
         .out_stride = (size_t)ld,
     };
-    if (store->kind == STORE_RING) {
+    if (kept->kind == STORE_RING) {
         args.keys = (prompt_keys){.chunk_begin = p->position,
-                                  .chunk_k = store->has_k ? s->chunk_k : NULL,
+                                  .chunk_k = kept->has_keys ? s->chunk_k : NULL,
                                   .chunk_v = s->chunk_v,
-                                  .ring_capacity = store->capacity,
-                                  .ring_k = store->k.data,
-                                  .ring_v = store->v.data};
+                                  .ring_capacity = p->cache->t.ring_capacity,
+                                  .ring_k = store->ring.k.data,
+                                  .ring_v = store->ring.v.data};
     } else {
         args.keys = (prompt_keys){.chunk_begin = 0,
-                                  .chunk_k = (const cuda_bf16 *)(uintptr_t)store->pages_k.address,
-                                  .chunk_v = (const cuda_bf16 *)(uintptr_t)store->pages_v.address};
+                                  .chunk_k = (const cuda_bf16 *)(const void *)extent_data(&store->pages_k),
+                                  .chunk_v = (const cuda_bf16 *)(const void *)extent_data(&store->pages_v)};
     }
-    if (store->has_k) {
+    if (kept->has_keys) {
         cuda_pass_note(p, prompt_attention(&args, m->launch.stream));
         return;
     }
@@ -213,8 +214,8 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
 
 static void run_store_chunk(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_store_chunk(&m->launch, m->space.step, m->space.chunk_k, m->space.chunk_v, p->cache->layer[op->source].kv_dim,
-                     op->source, p->rows);
+    cuda_store_chunk(&m->launch, m->space.step, m->space.chunk_k, m->space.chunk_v,
+                     p->cache->t.layer[op->source].values, op->source, p->rows);
 }
 
 static void run_out(cuda_pass *p, const step_op *op) {

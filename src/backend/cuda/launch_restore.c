@@ -25,7 +25,7 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
         .ldw = (size_t)decoder->ld,
         .out = values ? p->model->space.raw_v.data : p->model->space.raw_k.data,
         .ldo = (size_t)decoder->out,
-        .m = latent->capacity,
+        .m = p->cache->t.latent_capacity,
         .n = decoder->out,
         .k = r->rank,
     };
@@ -37,7 +37,7 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
 static void decode_ring(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool chained) {
     const latent_store *latent = &p->cache->latent;
     cuda_profile_begin(l, NULL);
-    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.step, r, latent->codes.data, latent->capacity,
+    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.step, r, latent->codes.data, p->cache->t.latent_capacity,
                                           cuda_restoration_positions(p->cache, p->prompt, p->rows), chained));
     cuda_profile_end(l);
 }
@@ -73,7 +73,7 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
     if (op->kind == STEP_RESTORE_TURNS) {
         cuda_restore_turns(&l, w->step, m->weights.inverse_frequency[op->index],
                            m->config->rope[op->index].rotated_pairs, op->index == GEMMA4_FULL,
-                           p->cache->latent.capacity, w->restore_turns[op->index].data);
+                           p->cache->t.latent_capacity, w->restore_turns[op->index].data);
         return;
     }
     cuda_restore r = cuda_restoration_of(m, op->source);
@@ -86,7 +86,7 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
     if (op->kind == STEP_RESTORE)
         decode_ring(p, &l, &r, !op->beside);
     else if (op->kind == STEP_RESTORE_FINISH)
-        cuda_finish_restored(&l, w->step, &r, w->raw_k.data, w->raw_v.data, p->cache->latent.capacity);
+        cuda_finish_restored(&l, w->step, &r, w->raw_k.data, w->raw_v.data, p->cache->t.latent_capacity);
     else
         decode_rows(p, &l, &r);
     finish_set(p, op);

@@ -48,15 +48,15 @@ static kakeya_status prepare_partial(const cuda_pass *p, bool restored, kakeya_e
 
 kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, const backend_segment *segment, kakeya_error *error) {
     const backend_cache *c = segment->cache;
-    const backend_cache_options *o = &c->options;
+    const backend_cache_options *o = &c->t.options;
     bool restored = o->attention == KAKEYA_ATTENTION_RESTORED,
          restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
-    int frontier = cuda_cache_frontier(c);
+    int frontier = timeline_frontier(&c->t);
     *p = (cuda_pass){.model = m,
                      .cache = segment->cache,
                      .prompt = segment->kind == SEGMENT_PROMPT,
                      .rows = segment->n,
-                     .position = c->length,
+                     .position = c->t.length,
                      .evicted_end = frontier > o->sink ? frontier : 0,
                      .hidden_states = segment->hidden_states,
                      .head_rows = segment->n};
@@ -92,15 +92,15 @@ void cuda_pass_fill_step(const cuda_pass *p, const backend_segment *segment, cud
     step->rows = p->rows;
     step->prompt = p->prompt;
     step->frontier = p->evicted_end;
-    step->sink = c->options.sink;
-    step->window = c->options.window;
-    step->aux_row = p->position - c->draft_length;
-    step->draft_from = c->draft_from;
+    step->sink = c->t.options.sink;
+    step->window = c->t.options.window;
+    step->aux_row = p->position - c->t.draft_length;
+    step->draft_from = c->t.draft_from;
     step->temperature = segment->temperature;
     if (p->key.restored) {
         step->restored_begin[0] = sliding > step->sink ? sliding : step->sink;
         step->restored_begin[1] = step->sink;
-        step->restored_end = p->prompt ? p->evicted_end : p->position + p->rows - c->options.window;
+        step->restored_end = p->prompt ? p->evicted_end : p->position + p->rows - c->t.options.window;
     }
     if (!p->prompt) memcpy(step->tokens, segment->tokens, (size_t)p->rows * sizeof *segment->tokens);
 }
@@ -113,10 +113,10 @@ static int plain_from(const cuda_pass *p, int layer) {
     enum { LEAST_HEAD_DIM = 64, MOST_GROUPED = 16 };
     const gemma4_layer_config *lc = &p->model->config->layer[layer];
     if (lc->head_dim < LEAST_HEAD_DIM || p->model->config->heads / lc->kv_heads > MOST_GROUPED) return INT_MAX;
-    if (p->evicted_end == 0 || !cuda_cache_bounds_layer(p->cache, lc->kv_source)) return 0;
+    if (p->evicted_end == 0 || !p->cache->t.layer[lc->kv_source].bounded) return 0;
     if (lc->type == GEMMA4_FULL) return INT_MAX;
-    bool restored = cuda_cache_restores_layer(p->cache, lc->kv_source);
-    return (restored ? p->evicted_end : p->cache->options.sink) + p->model->config->sliding_window - 1;
+    bool restored = p->cache->t.layer[lc->kv_source].restored;
+    return (restored ? p->evicted_end : p->cache->t.options.sink) + p->model->config->sliding_window - 1;
 }
 
 static void fill_shape(const cuda_pass *p, step_shape *s) {
@@ -130,17 +130,17 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
                       .position = p->position,
                       .hidden_states = p->hidden_states != NULL,
                       .head = p->head,
-                      .exact_positions = c->options.sink + c->options.window};
+                      .exact_positions = c->t.options.sink + c->t.options.window};
     if (p->key.aux) s->drafter = &m->options.drafter->config;
     for (int i = 0; i < m->config->layers; i++) {
-        s->ring[i] = c->layer[i].kind == STORE_RING;
-        s->bounded[i] = cuda_cache_bounds_layer(c, i);
-        s->restore[i] = nothing_evicted ? RESTORE_NONE : cuda_restoration_form(c, i);
+        s->ring[i] = c->t.layer[i].kind == STORE_RING;
+        s->bounded[i] = c->t.layer[i].bounded;
+        s->restore[i] = nothing_evicted ? RESTORE_NONE : c->layer[i].form;
         s->plain_from[i] = plain_from(p, i);
     }
     if (!p->key.restored) return;
     s->restored_positions = cuda_restoration_positions(c, p->prompt, p->rows);
-    s->latent_capacity = c->latent.capacity;
+    s->latent_capacity = c->t.latent_capacity;
     s->rank = m->options.f_theta->config.rank;
 }
 

@@ -3,9 +3,9 @@
 #ifndef KAKEYA_BACKEND_CUDA_PASS_H
 #define KAKEYA_BACKEND_CUDA_PASS_H
 
-#include "backend/cuda/cache.h"
 #include "backend/cuda/model.h"
 #include "backend/cuda/step.h"
+#include "backend/cuda/stores.h"
 
 typedef struct cuda_pass {
     backend_model *model;

@@ -27,15 +27,14 @@ cuda_restore cuda_restoration_of(const backend_model *m, int layer) {
     };
 }
 
-restore_form cuda_restoration_form(const backend_cache *c, int layer) {
-    if (!cuda_cache_restores_layer(c, layer) || c->model->config->layer[layer].kv_source != layer) return RESTORE_NONE;
-    if (!c->latent.ring) return RESTORE_ROWS;
-    cuda_restore r = cuda_restoration_of(c->model, layer);
+restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring) {
+    if (!ring) return RESTORE_ROWS;
+    cuda_restore r = cuda_restoration_of(m, layer);
     return prompt_gemm_restores(&r) ? RESTORE_PRODUCT : RESTORE_PRODUCTS;
 }
 
 int cuda_restoration_positions(const backend_cache *c, bool prompt, int rows) {
-    int sliding = c->model->config->sliding_window, window = c->options.window;
+    int sliding = c->model->config->sliding_window, window = c->t.options.window;
     return prompt ? sliding : (window < sliding ? sliding - window : 0) + rows;
 }
 
@@ -43,12 +42,12 @@ int cuda_restoration_positions(const backend_cache *c, bool prompt, int rows) {
 static kakeya_status prepare_ring(backend_cache *c, size_t row, kakeya_error *error) {
     backend_model *m = c->model;
     cuda_workspace *w = &m->space;
-    size_t capacity = (size_t)c->latent.capacity, raw = capacity * row / sizeof(cuda_bf16) * sizeof(float);
+    size_t capacity = (size_t)c->t.latent_capacity, raw = capacity * row / sizeof(cuda_bf16) * sizeof(float);
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < m->config->layers && !status; i++) {
         gemma4_layer_type type = m->config->layer[i].type;
         size_t pairs = (size_t)m->config->rope[type].rotated_pairs;
-        switch (cuda_restoration_form(c, i)) {
+        switch (c->layer[i].form) {
         case RESTORE_PRODUCT:
             status = model_grow(m, &w->restore_turns[type], capacity * pairs * sizeof(float2),
                                 "turns of evicted positions", error);
@@ -75,7 +74,7 @@ kakeya_status cuda_restoration_prepare(backend_cache *c, int positions, kakeya_e
     }
     size_t both = 2 * ((size_t)positions * row + 256);
     kakeya_status status = model_grow(m, &m->space.restored_k, both, "restored keys", error);
-    if (!status && c->latent.ring) status = prepare_ring(c, row, error);
+    if (!status && c->t.latents == STORE_RING) status = prepare_ring(c, row, error);
     if (!status) status = model_grow(m, &m->space.restored_v, both, "restored values", error);
     return status;
 }

@@ -2,10 +2,10 @@
 #ifndef KAKEYA_BACKEND_CUDA_RESTORATION_H
 #define KAKEYA_BACKEND_CUDA_RESTORATION_H
 
-#include "backend/cuda/cache.h"
+#include "backend/cuda/stores.h"
 
-/* How this layer's evicted positions become keys and values. */
-restore_form cuda_restoration_form(const backend_cache *c, int layer);
+/* How the evicted positions of a restored layer become keys and values; `ring`: latents lie in a ring. */
+restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring);
 /* Positions of one layer of the latent ring that a step can see, at most. */
 int cuda_restoration_positions(const backend_cache *c, bool prompt, int rows);
 /* Grows the buffers of a step under a restored policy to so many positions. */

@@ -3,13 +3,11 @@
 #include "backend/cuda/draft.h"
 #include "backend/cuda/forward.h"
 #include "backend/cuda/model.h"
-#include "backend/cuda/streams.h"
+#include "backend/cuda/snapshot.h"
 
 static const char *cuda_description(const backend_model *m) { return m->description; }
 static const char *cuda_note(const backend_model *m) { return m->note; }
 static int cuda_prompt_chunk(const backend_model *m) { return m->max_rows; }
-static int cuda_cache_length(const backend_cache *c) { return c->length; }
-static int cuda_cache_pending(const backend_cache *c) { return c->pending; }
 
 const backend_ops *cuda_backend(void);
 
@@ -35,9 +33,9 @@ const backend_ops *cuda_backend(void) {
         .cache_truncate = cuda_cache_truncate,
         .cache_fork = cuda_cache_fork,
         .cache_bytes = cuda_cache_bytes,
-        .cache_snapshot_bytes = cuda_cache_stream_bytes,
-        .cache_snapshot = cuda_cache_write_stream,
-        .cache_restore = cuda_cache_read_stream,
+        .cache_snapshot_bytes = cuda_cache_snapshot_bytes,
+        .cache_snapshot = cuda_cache_snapshot,
+        .cache_restore = cuda_cache_restore,
         .draft = cuda_draft,
     };
     return &ops;

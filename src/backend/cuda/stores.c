@@ -1,0 +1,321 @@
+#include "backend/cuda/stores.h"
+
+#include <string.h>
+
+/* ------------------------------------------------------------------------------------------------------- sizes */
+
+size_t cuda_row_bytes(const backend_cache *c, int layer) {
+    return kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.layer[layer].values);
+}
+
+size_t cuda_draft_row_bytes(const backend_cache *c) {
+    const dflash_config *d = c->t.models.drafter;
+    return kv_format_row_bytes(c->t.options.kv_format, (size_t)(d->kv_heads * d->head_dim));
+}
+
+size_t cuda_aux_row_bytes(const backend_cache *c) {
+    return (size_t)c->t.models.drafter->targets * (size_t)c->t.models.verifier->hidden * sizeof(float);
+}
+
+size_t cuda_code_bytes(const backend_cache *c) {
+    return 2 * kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.models.f_theta->rank);
+}
+
+size_t cuda_scale_bytes(const backend_cache *c) { return (size_t)c->t.latent_heads * sizeof(float); }
+
+static bool is_ring(const backend_cache *c, int layer) { return c->t.layer[layer].kind == STORE_RING; }
+static bool is_paged(const backend_cache *c, int layer) { return c->t.layer[layer].kind == STORE_PAGES; }
+static int layers_of(const backend_cache *c) { return c->t.models.verifier->layers; }
+
+/* ------------------------------------------------------------------------------------------------- allocation */
+
+static kakeya_status allocate(backend_cache *c, cuda_buffer *buffer, mem_tag tag, size_t bytes, kakeya_error *error) {
+    return cuda_buffer_create(buffer, &c->model->device, c->account, tag, bytes, mem_tag_name(tag), error);
+}
+
+static void ring_free(ring_store *ring) {
+    cuda_buffer_destroy(&ring->k);
+    cuda_buffer_destroy(&ring->v);
+}
+
+static kakeya_status ring_allocate(backend_cache *c, ring_store *ring, mem_tag tag, bool has_keys, size_t bytes,
+                                   kakeya_error *error) {
+    if (bytes == 0) return KAKEYA_OK;
+    kakeya_status status = allocate(c, &ring->v, tag, bytes, error);
+    if (!status && has_keys) status = allocate(c, &ring->k, tag, bytes, error);
+    return status;
+}
+
+/* Rings of `capacity` for all sliding layers; `which`: the one of its three. */
+static kakeya_status rings_allocate(backend_cache *c, size_t which, int capacity, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < layers_of(c) && !status; i++) {
+        ring_store *ring = (ring_store *)(void *)((char *)&c->layer[i] + which);
+        if (is_ring(c, i))
+            status = ring_allocate(c, ring, MEM_KV_SLIDING, c->t.layer[i].has_keys,
+                                   cuda_row_bytes(c, i) * (size_t)capacity, error);
+    }
+    return status;
+}
+
+static mem_tag layer_tag(const backend_cache *c, int layer) {
+    return is_paged(c, layer) ? MEM_KV_FULL : MEM_KV_SLIDING;
+}
+
+static size_t most_positions(const backend_cache *c) {
+    return (size_t)kv_pages(c->t.options.context_tokens) * KV_PAGE_POSITIONS;
+}
+
+static kakeya_status create_layer(backend_cache *c, int layer, kakeya_error *error) {
+    const timeline_layer *l = &c->t.layer[layer];
+    layer_store *s = &c->layer[layer];
+    if (l->kind == STORE_NONE) return KAKEYA_OK;
+    size_t row = cuda_row_bytes(c, layer), sink = l->bounded ? row * (size_t)c->t.options.sink : 0;
+    kakeya_status status = ring_allocate(c, &s->sink, layer_tag(c, layer), l->has_keys, sink, error);
+    if (status || l->kind == STORE_RING) return status;
+    size_t most = most_positions(c) * row;
+    status = cuda_extent_create(&s->pages_v, &c->model->device, c->account, MEM_KV_FULL, most, error);
+    if (!status && l->has_keys)
+        status = cuda_extent_create(&s->pages_k, &c->model->device, c->account, MEM_KV_FULL, most, error);
+    return status;
+}
+
+static kakeya_status create_latents(backend_cache *c, kakeya_error *error) {
+    latent_store *s = &c->latent;
+    size_t codes = cuda_code_bytes(c), scales = cuda_scale_bytes(c), capacity = (size_t)c->t.latent_capacity;
+    if (c->t.latents == STORE_RING) {
+        kakeya_status status = allocate(c, &s->codes, MEM_KV_LATENT, capacity * codes, error);
+        return status ? status : allocate(c, &s->scales, MEM_KV_LATENT, capacity * scales, error);
+    }
+    const cuda_device *device = &c->model->device;
+    size_t most = most_positions(c);
+    kakeya_status status = cuda_extent_create(&s->pages_codes, device, c->account, MEM_KV_LATENT, most * codes, error);
+    return status ? status
+                  : cuda_extent_create(&s->pages_scales, device, c->account, MEM_KV_LATENT, most * scales, error);
+}
+
+static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; !status && i < c->t.models.drafter->layers; i++) {
+        size_t bytes = cuda_draft_row_bytes(c) * (size_t)c->t.draft[i].capacity;
+        status = ring_allocate(c, &c->draft[i], MEM_KV_DRAFT, true, bytes, error);
+    }
+    return status ? status : allocate(c, &c->backlog, MEM_WORKSPACE, KV_BACKLOG * cuda_aux_row_bytes(c), error);
+}
+
+/* Pages [first, end) of every store that grows have memory, and no others. */
+static kakeya_status cover_pages(backend_cache *c, int first, int end, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < layers_of(c) && !status; i++) {
+        if (!is_paged(c, i)) continue;
+        layer_store *s = &c->layer[i];
+        size_t page = cuda_row_bytes(c, i) * KV_PAGE_POSITIONS;
+        status = cuda_extent_cover(&s->pages_v, (size_t)first * page, (size_t)end * page, error);
+        if (!status && c->t.layer[i].has_keys)
+            status = cuda_extent_cover(&s->pages_k, (size_t)first * page, (size_t)end * page, error);
+    }
+    if (status || c->t.latents != STORE_PAGES) return status;
+    size_t rows = (size_t)end * KV_PAGE_POSITIONS;
+    status = cuda_extent_cover(&c->latent.pages_codes, 0, rows * cuda_code_bytes(c), error);
+    return status ? status : cuda_extent_cover(&c->latent.pages_scales, 0, rows * cuda_scale_bytes(c), error);
+}
+
+/* Copies the addresses of the stores to the device; capacity: of the rings. */
+static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *error) {
+    cuda_cache_view view;
+    memset(&view, 0, sizeof view);
+    cuda_bf16 *aside = c->aside.data;
+    for (int i = 0; i < layers_of(c); i++) {
+        const timeline_layer *l = &c->t.layer[i];
+        const layer_store *s = &c->layer[i];
+        if (l->kind == STORE_NONE) continue;
+        bool ring = l->kind == STORE_RING;
+        view.layer[i] = (cuda_layer_view){
+            .k = ring ? s->ring.k.data : (void *)extent_data(&s->pages_k),
+            .v = ring ? s->ring.v.data : (void *)extent_data(&s->pages_v),
+            .sink_k = s->sink.k.data,
+            .sink_v = s->sink.v.data,
+            .values = l->values,
+            .capacity = ring ? capacity : 0,
+            .bounded = l->bounded,
+            .restored = l->restored,
+            .latent_head = l->latent_head,
+        };
+        if (!ring || !aside) continue;
+        view.layer[i].aside_v = aside;
+        aside += l->values;
+        if (!l->has_keys) continue;
+        view.layer[i].aside_k = aside;
+        aside += l->values;
+    }
+    bool ring = c->t.latents == STORE_RING;
+    if (c->t.latents != STORE_NONE)
+        view.latent = (cuda_latent_view){
+            .codes = ring ? c->latent.codes.data : (void *)extent_data(&c->latent.pages_codes),
+            .scales = ring ? c->latent.scales.data : (void *)extent_data(&c->latent.pages_scales),
+            .capacity = c->t.latent_capacity,
+            .heads = c->t.latent_heads,
+        };
+    for (int i = 0; c->t.options.keep_draft_context && i < c->t.models.drafter->layers; i++)
+        view.draft[i] =
+            (cuda_draft_view){c->draft[i].k.data, c->draft[i].v.data, c->t.draft[i].capacity, c->t.draft[i].window};
+    view.aux = c->backlog.data;
+    cudaStream_t stream = c->model->device.stream;
+    cudaError_t status = cudaMemcpyAsync(c->view.data, &view, sizeof view, cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+    return cuda_check(status, "updating a cache's addresses", error);
+}
+
+kakeya_status cuda_stores_create(backend_cache *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; !status && i < layers_of(c); i++) status = create_layer(c, i, error);
+    if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
+    if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
+    if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
+    if (!status) status = allocate(c, &c->view, MEM_WORKSPACE, sizeof(cuda_cache_view), error);
+    if (!status) status = cover_pages(c, c->t.first_page, c->t.end_page, error);
+    return status ? status : update_view(c, c->t.ring_capacity, error);
+}
+
+void cuda_stores_destroy(backend_cache *c) {
+    (void)cudaStreamSynchronize(c->model->device.stream);
+    for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
+        layer_store *s = &c->layer[i];
+        ring_store *rings[] = {&s->ring, &s->grown, &s->kept, &s->sink};
+        for (int r = 0; r < 4; r++) ring_free(rings[r]);
+        cuda_extent_destroy(&s->pages_k);
+        cuda_extent_destroy(&s->pages_v);
+    }
+    cuda_buffer_destroy(&c->latent.codes);
+    cuda_buffer_destroy(&c->latent.scales);
+    cuda_extent_destroy(&c->latent.pages_codes);
+    cuda_extent_destroy(&c->latent.pages_scales);
+    for (int i = 0; i < DFLASH_MAX_LAYERS; i++) ring_free(&c->draft[i]);
+    cuda_buffer_destroy(&c->backlog);
+    cuda_buffer_destroy(&c->aside);
+    cuda_buffer_destroy(&c->view);
+}
+
+void cuda_stores_trim(backend_cache *c) {
+    for (int i = 0; i < layers_of(c); i++) {
+        ring_free(&c->layer[i].grown);
+        ring_free(&c->layer[i].kept);
+    }
+    (void)cover_pages(c, c->t.first_page, c->t.end_page, NULL); /* which only gives back */
+}
+
+/* ------------------------------------------------------------------------------------------------------ a step */
+
+static kakeya_status reserve_aside(backend_cache *c, kakeya_error *error) {
+    size_t bytes = 0;
+    for (int i = 0; i < layers_of(c); i++) {
+        if (is_ring(c, i)) bytes += cuda_row_bytes(c, i) * (c->t.layer[i].has_keys ? 2 : 1);
+    }
+    kakeya_status status = allocate(c, &c->aside, MEM_WORKSPACE, bytes, error);
+    return status ? status : update_view(c, c->t.ring_capacity, error);
+}
+
+kakeya_status cuda_stores_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    if (step->end_page != c->t.end_page) status = cover_pages(c, c->t.first_page, step->end_page, error);
+    if (!status && step->ring_capacity != c->t.ring_capacity)
+        status = rings_allocate(c, offsetof(layer_store, grown), step->ring_capacity, error);
+    if (!status && step->kept_capacity != step->ring_capacity)
+        status = rings_allocate(c, offsetof(layer_store, kept), step->kept_capacity, error);
+    if (!status && step->set_aside >= 0 && !c->aside.data) status = reserve_aside(c, error);
+    return status;
+}
+
+/* Positions from ring to ring, in runs that are contiguous in both. */
+static cudaError_t copy_positions(const backend_cache *c, cuda_buffer *to, int to_capacity, const cuda_buffer *from,
+                                  int from_capacity, size_t row, position_range moved) {
+    cudaError_t status = cudaSuccess;
+    for (int p = moved.begin; p < moved.end && status == cudaSuccess;) {
+        int at = p % to_capacity, source = p % from_capacity, n = moved.end - p;
+        if (n > to_capacity - at) n = to_capacity - at;
+        if (n > from_capacity - source) n = from_capacity - source;
+        status = cudaMemcpyAsync((char *)to->data + (size_t)at * row, (const char *)from->data + (size_t)source * row,
+                                 (size_t)n * row, cudaMemcpyDeviceToDevice, c->model->device.stream);
+        p += n;
+    }
+    return status;
+}
+
+/* The reserved rings at offset `which` replace the present ones and take over the rows `moved`. */
+static kakeya_status move_rings(backend_cache *c, size_t which, int capacity, position_range moved,
+                                kakeya_error *error) {
+    cudaError_t copied = cudaSuccess;
+    for (int i = 0; i < layers_of(c) && copied == cudaSuccess; i++) {
+        if (!is_ring(c, i)) continue;
+        ring_store *from = &c->layer[i].ring, *to = (ring_store *)(void *)((char *)&c->layer[i] + which);
+        size_t row = cuda_row_bytes(c, i);
+        copied = copy_positions(c, &to->v, capacity, &from->v, c->t.ring_capacity, row, moved);
+        if (copied == cudaSuccess && c->t.layer[i].has_keys)
+            copied = copy_positions(c, &to->k, capacity, &from->k, c->t.ring_capacity, row, moved);
+    }
+    kakeya_status status = cuda_check(copied, "moving the K/V of sliding layers", error);
+    if (!status) status = cuda_finish(&c->model->device, "moving the K/V of sliding layers", error);
+    for (int i = 0; i < layers_of(c); i++) { /* the timeline changes its mind too, whatever the device says */
+        if (!is_ring(c, i)) continue;
+        ring_store *to = (ring_store *)(void *)((char *)&c->layer[i] + which);
+        ring_free(&c->layer[i].ring);
+        c->layer[i].ring = *to;
+        *to = (ring_store){0};
+    }
+    return status ? status : update_view(c, capacity, error);
+}
+
+kakeya_status cuda_stores_begin(backend_cache *c, const timeline_step *step, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    if (step->ring_capacity != c->t.ring_capacity)
+        status = move_rings(c, offsetof(layer_store, grown), step->ring_capacity, step->moved, error);
+    if (!status && step->set_aside >= 0)
+        cuda_set_aside(&c->model->launch, c->view.data, layers_of(c), step->set_aside, 0);
+    return status;
+}
+
+kakeya_status cuda_stores_keep(backend_cache *c, const timeline_keep *keep, kakeya_error *error) {
+    if (keep->put_back >= 0) cuda_set_aside(&c->model->launch, c->view.data, layers_of(c), keep->put_back, 1);
+    if (!keep->ring_capacity) return KAKEYA_OK;
+    return move_rings(c, offsetof(layer_store, kept), keep->ring_capacity, keep->moved, error);
+}
+
+/* -------------------------------------------------------------------------------------------------------- copy */
+
+static cudaError_t copy_buffer(const backend_cache *c, cuda_buffer *to, const cuda_buffer *from) {
+    if (!from->data) return cudaSuccess;
+    return cudaMemcpyAsync(to->data, from->data, from->bytes, cudaMemcpyDeviceToDevice, c->model->device.stream);
+}
+
+static cudaError_t copy_ring(const backend_cache *c, ring_store *to, const ring_store *from) {
+    cudaError_t status = copy_buffer(c, &to->v, &from->v);
+    return status == cudaSuccess ? copy_buffer(c, &to->k, &from->k) : status;
+}
+
+static cudaError_t copy_extent(const backend_cache *c, cuda_extent *to, const cuda_extent *from) {
+    size_t granule = c->model->device.memory.granule_bytes, bytes = cuda_extent_bytes(from);
+    if (!bytes) return cudaSuccess;
+    return cudaMemcpyAsync(extent_data(to) + from->first * granule, extent_data(from) + from->first * granule, bytes,
+                           cudaMemcpyDeviceToDevice, c->model->device.stream);
+}
+
+kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kakeya_error *error) {
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < layers_of(from) && status == cudaSuccess; i++) {
+        const layer_store *s = &from->layer[i];
+        layer_store *copy = &to->layer[i];
+        status = copy_ring(from, &copy->ring, &s->ring);
+        if (status == cudaSuccess) status = copy_ring(from, &copy->sink, &s->sink);
+        if (status == cudaSuccess) status = copy_extent(from, &copy->pages_v, &s->pages_v);
+        if (status == cudaSuccess) status = copy_extent(from, &copy->pages_k, &s->pages_k);
+    }
+    const latent_store *latent = &from->latent;
+    if (status == cudaSuccess) status = copy_buffer(from, &to->latent.codes, &latent->codes);
+    if (status == cudaSuccess) status = copy_buffer(from, &to->latent.scales, &latent->scales);
+    if (status == cudaSuccess) status = copy_extent(from, &to->latent.pages_codes, &latent->pages_codes);
+    if (status == cudaSuccess) status = copy_extent(from, &to->latent.pages_scales, &latent->pages_scales);
+    for (int i = 0; i < DFLASH_MAX_LAYERS && status == cudaSuccess; i++)
+        status = copy_ring(from, &to->draft[i], &from->draft[i]);
+    if (status == cudaSuccess) status = copy_buffer(from, &to->backlog, &from->backlog);
+    return cuda_check(status, "copying a cache", error);
+}

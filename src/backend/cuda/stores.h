@@ -1,0 +1,70 @@
+/* The stores of one cache on the device: memory for what its timeline (backend/timeline.h) says is kept, addressed by
+ * absolute position. They follow the timeline and decide nothing. */
+#ifndef KAKEYA_BACKEND_CUDA_STORES_H
+#define KAKEYA_BACKEND_CUDA_STORES_H
+
+#include "backend/cuda/model.h"
+#include "backend/timeline.h"
+
+/* K and V of a ring, [capacity][values] each in bf16; k empty where keys are derived. */
+typedef struct ring_store {
+    cuda_buffer k, v;
+} ring_store;
+
+/* Exact K/V of one layer. Rows are [kv_heads][head_dim]. Pages are one range of addresses, of which granules have
+ * memory. */
+typedef struct layer_store {
+    ring_store ring;        /* of timeline.ring_capacity */
+    ring_store grown, kept; /* reserved: for the rows of a forward, and for a commit that keeps some of them */
+    ring_store sink;        /* bounded layers: [sink][values] */
+    cuda_extent pages_k, pages_v;
+    restore_form form; /* how its evicted positions are decoded */
+} layer_store;
+
+/* Rows of latents: codes e_k[rank], e_v[rank] in bf16, and the v_norm scalar of every restored layer and head. */
+typedef struct latent_store {
+    cuda_buffer codes, scales; /* rings */
+    cuda_extent pages_codes, pages_scales;
+} latent_store;
+
+struct backend_cache {
+    backend_model *model;
+    mem_account *account;
+    timeline t;
+    timeline_step step; /* of the forward that is under way */
+    layer_store layer[GEMMA4_MAX_LAYERS];
+    latent_store latent;
+    ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
+    cuda_buffer
+        backlog; /* float [KV_BACKLOG][targets * hidden]: aux rows of [draft_length, length) and of pending rows */
+    cuda_buffer aside; /* ring rows set aside, layer by layer: V, K; empty until there is one */
+    cuda_buffer view;  /* the cuda_cache_view that kernels read */
+};
+
+/* Allocates what c->t says, all of it zero. On failure cuda_stores_destroy gives back what there is. */
+kakeya_status cuda_stores_create(backend_cache *c, kakeya_error *error);
+void cuda_stores_destroy(backend_cache *c);
+
+/* The memory that a step needs beyond what there is. On failure, or when the step is not taken, cuda_stores_trim gives
+ * it back. */
+kakeya_status cuda_stores_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error);
+/* Moves rows into larger rings and sets a row aside, before timeline_begin. Fails with the device alone. */
+kakeya_status cuda_stores_begin(backend_cache *c, const timeline_step *step, kakeya_error *error);
+/* Moves kept rows into smaller rings, or puts a row back, before timeline_commit. Fails with the device alone. */
+kakeya_status cuda_stores_keep(backend_cache *c, const timeline_keep *keep, kakeya_error *error);
+/* Gives back reserved rings and pages that the timeline does not have. */
+void cuda_stores_trim(backend_cache *c);
+/* Copies everything that the timeline of `from` says is held, device to device; `to` has been created with the same
+ * timeline. Asynchronous. */
+kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kakeya_error *error);
+
+size_t cuda_row_bytes(const backend_cache *c, int layer);
+size_t cuda_draft_row_bytes(const backend_cache *c);
+size_t cuda_aux_row_bytes(const backend_cache *c);
+size_t cuda_code_bytes(const backend_cache *c);  /* of a row of latents, without its scalars */
+size_t cuda_scale_bytes(const backend_cache *c); /* of its scalars */
+
+/* Where pages begin: the address of position 0, whether or not it has memory. */
+static inline char *extent_data(const cuda_extent *e) { return (char *)(void *)(uintptr_t)e->address; }
+
+#endif

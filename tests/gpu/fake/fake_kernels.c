@@ -1,0 +1,594 @@
+/* The kernels' launchers, which move tags (fake_device.h). */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/prompt_attention.h"
+#include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/recorder.h"
+#include "gpu/fake/fake_device.h"
+
+/* --------------------------------------------------------------------------------------------------------- tags */
+
+enum { MOST_ROWS = 4096 };
+
+/* The first bytes of a row of K, V, latents' codes or restored K/V. */
+typedef struct tag {
+    int32_t position, token;
+    int32_t ill; /* the token's embedding is not a number, or that of one that it has seen */
+    int32_t mark;
+} tag;
+enum { KEY = 1, VALUE, CODE, RESTORED_KEY, RESTORED_VALUE };
+
+/* The rows of the step that runs. */
+static struct {
+    int32_t token[MOST_ROWS];
+    int ill[MOST_ROWS];
+    uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
+    int rows, prompt, position;
+} now;
+static uint64_t block_seen[MOST_ROWS];
+static int block_ill;
+static int in_block; /* the drafter's */
+
+/* The rows whose drafter context and latents are being computed. */
+static struct {
+    tag row[MOST_ROWS];
+    int rows;
+} context;
+
+static void put(void *row, int position, int32_t token, int ill, int mark) {
+    tag t = {position, token, ill, mark};
+    memcpy(row, &t, sizeof t);
+}
+
+static tag get(const void *row, int position, int mark, const char *what) {
+    tag t;
+    memcpy(&t, row, sizeof t);
+    if (t.position != position) fake_broken(what, t.position, position);
+    if (t.mark != mark) fake_broken("a row of another kind", t.mark, mark);
+    return t;
+}
+
+static uint64_t mix(uint64_t seen, uint64_t value) {
+    seen = (seen ^ value) * 0x9e3779b97f4a7c15u;
+    return seen ^ seen >> 29;
+}
+
+static void see(int row, tag t, int restored) {
+    now.seen[row] =
+        mix(now.seen[row], (uint64_t)(uint32_t)t.position << 32 | (uint32_t)t.token << 1 | (uint64_t)restored);
+    now.ill[row] |= t.ill;
+}
+
+static cuda_bf16 *row_of(cuda_bf16 *data, int row, int values) { return data + (size_t)row * (size_t)values; }
+static int slot(const cuda_layer_view *view, int position) {
+    return view->capacity ? position % view->capacity : position;
+}
+
+/* ------------------------------------------------------------------------------------------------- the step's rows */
+
+typedef struct embed_arguments {
+    const int32_t *tokens;
+    const cuda_bf16 *table;
+    int ld, rows;
+} embed_arguments;
+
+static void run_embed(const void *arguments) {
+    const embed_arguments *a = arguments;
+    if (a->rows > MOST_ROWS) fake_broken("too many rows", a->rows, MOST_ROWS);
+    now.rows = a->rows;
+    for (int r = 0; r < a->rows; r++) {
+        now.token[r] = a->tokens[r];
+        now.ill[r] = (a->table[(size_t)a->tokens[r] * (size_t)a->ld] & 0x7fffu) > 0x7f80u;
+        now.seen[r] = mix(1, (uint32_t)a->tokens[r]);
+    }
+}
+
+void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
+                const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
+    (void)l, (void)scale, (void)h, (void)norm, (void)eps, (void)x, (void)ldx, (void)hidden;
+    embed_arguments a = {tokens, table, ld, rows};
+    fake_launch(run_embed, &a, sizeof a);
+}
+
+typedef struct head_rows_arguments {
+    const cuda_step *step;
+    cuda_heads heads;
+    int rows;
+} head_rows_arguments;
+
+static void run_head_rows(const void *arguments) {
+    const head_rows_arguments *a = arguments;
+    const cuda_heads *h = &a->heads;
+    in_block = !h->norm_v; /* the drafter does not norm values */
+    if (!h->k || in_block) return;
+    const cuda_layer_view *view = &a->step->cache->layer[h->layer];
+    int values = h->kv_heads * h->head_dim, has_keys = h->v != NULL;
+    if (view->values != values) fake_broken("a layer's row has another length", view->values, values);
+    for (int r = 0; r < a->rows; r++) {
+        int p = a->step->position + r;
+        for (int key = 0; key < 1 + has_keys; key++) {
+            cuda_bf16 *data = h->chunk_v ? (key ? h->chunk_k : h->chunk_v) : key ? view->k : view->v;
+            put(row_of(data, h->chunk_v ? r : slot(view, p), values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
+            cuda_bf16 *sink = key ? view->sink_k : view->sink_v;
+            if (!h->chunk_v && sink && p < a->step->sink)
+                put(row_of(sink, p, values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
+        }
+    }
+}
+
+void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows) {
+    (void)l;
+    head_rows_arguments a = {step, *h, rows};
+    fake_launch(run_head_rows, &a, sizeof a);
+}
+
+typedef struct store_chunk_arguments {
+    const cuda_step *step;
+    const cuda_bf16 *k, *v;
+    int values, layer, rows;
+} store_chunk_arguments;
+
+static void run_store_chunk(const void *arguments) {
+    const store_chunk_arguments *a = arguments;
+    const cuda_layer_view *view = &a->step->cache->layer[a->layer];
+    size_t bytes = (size_t)a->values * sizeof(cuda_bf16);
+    for (int r = 0; r < a->rows; r++) {
+        int p = a->step->position + r;
+        size_t from = (size_t)r * (size_t)a->values;
+        if (r >= a->rows - view->capacity) {
+            memcpy(row_of(view->v, slot(view, p), a->values), a->v + from, bytes);
+            if (view->k) memcpy(row_of(view->k, slot(view, p), a->values), a->k + from, bytes);
+        }
+        if (!view->sink_v || p >= a->step->sink) continue;
+        memcpy(row_of(view->sink_v, p, a->values), a->v + from, bytes);
+        if (view->sink_k) memcpy(row_of(view->sink_k, p, a->values), a->k + from, bytes);
+    }
+}
+
+void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+                      int kv_dim, int layer, int rows) {
+    (void)l;
+    store_chunk_arguments a = {step, chunk_k, chunk_v, kv_dim, layer, rows};
+    fake_launch(run_store_chunk, &a, sizeof a);
+}
+
+void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back) {
+    (void)l;
+    for (int i = 0; i < layers; i++) {
+        const cuda_layer_view *view = &cache->layer[i];
+        for (int key = 0; key < 2; key++) {
+            cuda_bf16 *stored = key ? view->k : view->v, *aside = key ? view->aside_k : view->aside_v;
+            if (!stored || !aside) continue;
+            stored = row_of(stored, slot(view, position), view->values);
+            memcpy(back ? stored : aside, back ? aside : stored, (size_t)view->values * sizeof(cuda_bf16));
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- restoration */
+
+typedef struct restore_arguments {
+    const cuda_step *step;
+    cuda_restore r;
+    int positions; /* that the buffers hold, or that are decoded at most */
+} restore_arguments;
+
+static void run_restore(const void *arguments) {
+    const restore_arguments *a = arguments;
+    const cuda_latent_view *latent = &a->step->cache->latent;
+    int values = a->r.kv_heads * a->r.head_dim, begin = a->step->restored_begin[a->r.full], end = a->step->restored_end;
+    if (end - begin > a->positions) fake_broken("more evicted positions than are decoded", end - begin, a->positions);
+    for (int p = begin; p < end; p++) {
+        int row = latent->capacity ? p % latent->capacity : p;
+        tag t = get(latent->codes + (size_t)row * 2 * (size_t)a->r.rank, p, CODE, "a latent of another position");
+        float scale =
+            latent->scales[(size_t)row * (size_t)latent->heads + (size_t)a->step->cache->layer[a->r.layer].latent_head];
+        if (scale != (float)p) fake_broken("a latent's scale of another position", (int)scale, p);
+        put(row_of(a->r.k, p - begin, values), p, t.token, t.ill, RESTORED_KEY);
+        put(row_of(a->r.v, p - begin, values), p, t.token, t.ill, RESTORED_VALUE);
+    }
+}
+
+void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions) {
+    (void)l;
+    restore_arguments a = {step, *r, positions};
+    fake_launch(run_restore, &a, sizeof a);
+}
+
+void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int capacity) {
+    (void)raw_k, (void)raw_v;
+    cuda_restore_rows(l, step, r, capacity);
+}
+
+int prompt_gemm_restores(const struct cuda_restore *r) { return r->head_dim == 256; }
+
+cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_step *step, const struct cuda_restore *r,
+                                const uint16_t *codes, int capacity, int positions, int chained) {
+    (void)codes, (void)capacity, (void)chained;
+    cuda_restore_rows(l, step, r, positions);
+    return cudaSuccess;
+}
+
+/* ----------------------------------------------------------------------------------------------------- attention */
+
+typedef struct attend_arguments {
+    const cuda_step *step;
+    cuda_attention a;
+    int rows;
+} attend_arguments;
+
+static void attend_block(const cuda_step *step, const cuda_attention *a, int row) {
+    const cuda_draft_view *draft = &step->cache->draft[a->layer];
+    int begin = step->position - draft->window, t = step->position + row, values = a->kv_heads * a->head_dim;
+    if (begin < step->draft_from) begin = step->draft_from;
+    if (a->sliding_window && begin < t - a->sliding_window + 1) begin = t - a->sliding_window + 1;
+    if (begin < 0) begin = 0;
+    for (int p = begin; p < step->position; p++) {
+        tag k = get(row_of(draft->k, p % draft->capacity, values), p, KEY,
+                    "a key of the drafter's context is of another position");
+        (void)get(row_of(draft->v, p % draft->capacity, values), p, VALUE,
+                  "a value of the drafter's context is of another position");
+        block_seen[row] = mix(block_seen[row], (uint64_t)(uint32_t)p << 32 | (uint32_t)k.token);
+        block_ill |= k.ill;
+    }
+}
+
+static void run_attend(const void *arguments) {
+    const attend_arguments *x = arguments;
+    const cuda_attention *a = &x->a;
+    const cuda_step *step = x->step;
+    const cuda_layer_view *view = &step->cache->layer[a->layer];
+    int values = a->kv_heads * a->head_dim;
+    for (int r = 0; r < x->rows; r++) {
+        if (a->drafter) {
+            attend_block(step, a, r);
+            continue;
+        }
+        int t = step->position + r, begin = a->sliding_window ? t - a->sliding_window + 1 : 0, evicted = 0;
+        if (begin < 0) begin = 0;
+        if (view->bounded) evicted = step->prompt ? step->frontier : t - step->window + 1;
+        if (view->bounded && evicted <= step->sink) evicted = 0;
+        for (int p = begin; p <= t; p++) {
+            int is_evicted = p < evicted && p >= step->sink;
+            if (is_evicted && !a->restored_k) {
+                if (view->restored) fake_broken("an evicted position is not restored", p, t);
+                continue;
+            }
+            tag v, k;
+            if (is_evicted) {
+                int row = p - step->restored_begin[a->sliding_window == 0];
+                v = get(row_of((cuda_bf16 *)(uintptr_t)a->restored_v, row, values), p, RESTORED_VALUE,
+                        "a restored value of another position");
+                k = get(row_of((cuda_bf16 *)(uintptr_t)a->restored_k, row, values), p, RESTORED_KEY,
+                        "a restored key of another position");
+            } else {
+                int chunk = a->chunk_v && p >= step->position, sink = !chunk && view->sink_v && p < step->sink;
+                int row = chunk ? p - step->position : sink ? p : slot(view, p);
+                const cuda_bf16 *vs = chunk  ? a->chunk_v
+                                      : sink ? view->sink_v
+                                             : view->v,
+                                *ks = chunk  ? a->chunk_k
+                                      : sink ? view->sink_k
+                                             : view->k;
+                v = get(row_of((cuda_bf16 *)(uintptr_t)vs, row, values), p, VALUE,
+                        sink ? "a value in the sink is of another position" : "a value of another position");
+                k = v;
+                if (view->k)
+                    k = get(row_of((cuda_bf16 *)(uintptr_t)ks, row, values), p, KEY, "a key of another position");
+            }
+            if (k.token != v.token) fake_broken("a key and a value of different tokens", k.token, v.token);
+            see(r, v, is_evicted);
+        }
+    }
+}
+
+void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *attention, int rows) {
+    (void)l;
+    attend_arguments a = {step, *attention, rows};
+    fake_launch(run_attend, &a, sizeof a);
+}
+
+cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream) {
+    (void)stream;
+    if (fake_capturing()) fake_broken("a prompt in a captured step", 0, 0);
+    int values = a->kv_heads * a->head_dim, first = a->first_position - now.position;
+    for (int r = 0; r < a->rows; r++) {
+        int t = a->first_position + r, begin = a->window ? t - a->window + 1 : 0;
+        if (begin < a->evicted_end) begin = a->evicted_end;
+        if (begin < 0) begin = 0;
+        for (int p = begin; p <= t; p++) {
+            int chunk = p >= a->keys.chunk_begin, row = chunk ? p - a->keys.chunk_begin : p % a->keys.ring_capacity;
+            const uint16_t *vs = chunk ? a->keys.chunk_v : a->keys.ring_v,
+                           *ks = chunk ? a->keys.chunk_k : a->keys.ring_k;
+            tag v = get(row_of((cuda_bf16 *)(uintptr_t)vs, row, values), p, VALUE,
+                        "a value of another position, in a prompt"),
+                k = v;
+            if (!a->keys.k_norm)
+                k = get(row_of((cuda_bf16 *)(uintptr_t)ks, row, values), p, KEY,
+                        "a key of another position, in a prompt");
+            if (k.token != v.token) fake_broken("a key and a value of different tokens", k.token, v.token);
+            see(first + r, v, 0);
+        }
+    }
+    return cudaSuccess;
+}
+
+/* ------------------------------------------------------------------------------------ aux rows, context, latents */
+
+typedef struct aux_arguments {
+    const cuda_step *step;
+    float *aux;
+    int width, column, rows;
+} aux_arguments;
+
+static void run_aux(const void *arguments) {
+    const aux_arguments *a = arguments;
+    float *to = a->aux ? a->aux : a->step->cache->aux + (size_t)a->step->aux_row * (size_t)a->width;
+    for (int r = 0; r < a->rows; r++) {
+        float *row = to + (size_t)r * (size_t)a->width + a->column;
+        row[0] = (float)(a->step->position + r);
+        row[1] = (float)now.token[r];
+        row[2] = (float)now.ill[r];
+    }
+}
+
+void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
+                   int hidden, int rows) {
+    (void)l, (void)h, (void)hidden;
+    aux_arguments a = {step, aux, width, column, rows};
+    fake_launch(run_aux, &a, sizeof a);
+}
+
+/* The head is the product with a cap. Its rows are those whose input it is given: rows of what the norms behind the
+ * feed-forward block have left. */
+static const cuda_bf16 *normed_rows;
+static int normed_ld;
+
+void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows) {
+    (void)route;
+    normed_rows = a->x;
+    normed_ld = a->ldx;
+    if (a->aux_width) cuda_copy_aux(l, a->step, NULL, a->aux, a->aux_width, a->aux_column, a->hidden, rows);
+}
+
+/* Of all rows that are rounded those of the aux hidden states alone matter: what follows is made of them. */
+void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows) {
+    (void)l, (void)x, (void)ldx;
+    if (fake_capturing() || n != ldy || rows > MOST_ROWS) return;
+    context.rows = rows;
+    for (int r = 0; r < rows; r++) {
+        const float *row = y + (size_t)r * (size_t)ldy;
+        context.row[r] = (tag){(int32_t)row[0], (int32_t)row[1], (int32_t)row[2], 0};
+    }
+}
+
+static tag context_tag(int row, int position) {
+    if (row >= context.rows || context.row[row].position != position)
+        fake_broken("an aux row of another position", row < context.rows ? context.row[row].position : -1, position);
+    return context.row[row];
+}
+
+void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
+    (void)l;
+    int values = c->kv_heads * c->head_dim;
+    for (int layer = 0; layer < c->layers; layer++) {
+        const cuda_draft_view *draft = &c->cache->draft[layer];
+        for (int r = c->rows > draft->capacity ? c->rows - draft->capacity : 0; r < c->rows; r++) {
+            int p = c->position + r;
+            tag t = context_tag(r, p);
+            put(row_of(draft->k, p % draft->capacity, values), p, t.token, t.ill, KEY);
+            put(row_of(draft->v, p % draft->capacity, values), p, t.token, t.ill, VALUE);
+        }
+    }
+}
+
+void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
+                        int position, int rows, cuda_bf16 *v_half, int ldv) {
+    (void)l, (void)latents, (void)v_half, (void)ldv;
+    int skipped = context.rows - rows;
+    for (int r = 0; r < rows; r++) {
+        int p = position + r, row = cache->latent.capacity ? p % cache->latent.capacity : p;
+        tag t = context_tag(skipped + r, p);
+        put(cache->latent.codes + (size_t)row * 2 * (size_t)rank, p, t.token, t.ill, CODE);
+    }
+}
+
+void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
+                       int head_dim, int head, float eps, int position, int rows) {
+    (void)l, (void)values, (void)head_dim, (void)eps;
+    for (int r = 0; r < rows; r++) {
+        int p = position + r, row = cache->latent.capacity ? p % cache->latent.capacity : p;
+        for (int h = 0; h < kv_heads; h++)
+            cache->latent.scales[(size_t)row * (size_t)cache->latent.heads + (size_t)(head + h)] = (float)p;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- logits */
+
+typedef struct head_arguments {
+    float *y;
+    int out, ldy, rows, first;
+} head_arguments;
+
+static void run_head(const void *arguments) {
+    const head_arguments *a = arguments;
+    for (int r = 0; r < a->rows; r++) {
+        uint64_t seen = now.seen[a->first + r];
+        float *row = a->y + (size_t)r * (size_t)a->ldy;
+        for (int v = 0; v < a->out; v++) {
+            uint64_t value = (seen + (uint64_t)v) * 0xbf58476d1ce4e5b9u;
+            row[v] = now.ill[a->first + r] ? NAN : (float)(value >> 40) / 65536.0f;
+        }
+    }
+}
+
+void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
+                   int rows, float cap) {
+    (void)l, (void)n, (void)in, (void)ldx;
+    if (cap <= 0) return;
+    head_arguments a = {products[0].y, products[0].out, products[0].ldy, rows, (int)((x - normed_rows) / normed_ld)};
+    fake_launch(run_head, &a, sizeof a);
+}
+
+typedef struct argmax_arguments {
+    const float *logits;
+    int vocab, rows;
+    cuda_excluded excluded;
+    int32_t *out;
+} argmax_arguments;
+
+static void run_argmax(const void *arguments) {
+    const argmax_arguments *a = arguments;
+    for (int r = 0; r < a->rows; r++) {
+        if (in_block) {
+            a->out[r] = block_ill ? -1 : (int32_t)(mix(block_seen[r + 1], (uint64_t)r) % (uint64_t)a->vocab);
+            continue;
+        }
+        const float *row = a->logits + (size_t)r * (size_t)a->vocab;
+        int best = -1;
+        for (int v = 0; v < a->vocab; v++) {
+            int excluded = 0;
+            for (int e = 0; e < a->excluded.n; e++) excluded |= a->excluded.id[e] == v;
+            if (!isnan(row[v]) && !excluded && (best < 0 || row[v] > row[best])) best = v;
+        }
+        a->out[r] = best;
+    }
+    if (in_block) memset(block_seen, 0, sizeof block_seen);
+    if (in_block) block_ill = 0;
+}
+
+void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows,
+                 float *partial_value, int *partial_index, int32_t *out) {
+    (void)l, (void)partial_value, (void)partial_index;
+    argmax_arguments a = {logits, vocab, rows, *excluded, out};
+    fake_launch(run_argmax, &a, sizeof a);
+}
+
+typedef struct turns_arguments {
+    const cuda_step *step;
+} turns_arguments;
+
+static void run_turns(const void *arguments) {
+    const turns_arguments *a = arguments;
+    now.position = a->step->position;
+    now.prompt = a->step->prompt;
+}
+
+void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
+                int rows) {
+    (void)l, (void)inverse_frequency, (void)pairs, (void)turns, (void)rows;
+    turns_arguments a = {step};
+    fake_launch(run_turns, &a, sizeof a);
+}
+
+/* ------------------------------------------------------------------------------------- what leaves no trace here */
+
+void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
+                   float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows) {
+    (void)l, (void)branch, (void)w, (void)scalar, (void)h, (void)next, (void)eps, (void)x, (void)ldx, (void)normed,
+        (void)hidden, (void)rows;
+}
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
+                    int n, int rows) {
+    (void)l, (void)y, (void)ldy, (void)w, (void)eps, (void)x, (void)ldx, (void)n, (void)rows;
+}
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+    (void)l, (void)a, (void)route, (void)rows;
+}
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
+                 int hidden, int rows) {
+    (void)l, (void)route, (void)w, (void)x, (void)hidden, (void)rows;
+}
+void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
+                     const float *norm, float eps, int layers, int width, int hidden, int rows) {
+    (void)l, (void)ple, (void)table, (void)ld, (void)tokens, (void)norm, (void)eps, (void)layers, (void)width,
+        (void)hidden, (void)rows;
+}
+void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
+                   cuda_bf16 *x, int ldx, int rows) {
+    (void)l, (void)gate, (void)ple, (void)layer, (void)layers, (void)width, (void)x, (void)ldx, (void)rows;
+}
+void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
+                        int full, int capacity, float2 *turns) {
+    (void)l, (void)step, (void)inverse_frequency, (void)pairs, (void)full, (void)capacity, (void)turns;
+}
+void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
+                      float *cosine, float *sine) {
+    (void)l, (void)inverse_frequency, (void)pairs, (void)begin, (void)end, (void)cosine, (void)sine;
+}
+void cuda_fill_random(const cuda_launch *l, cuda_bf16 *data, size_t n, float deviation, uint64_t seed) {
+    (void)l, (void)data, (void)n, (void)deviation, (void)seed;
+}
+void cuda_profile_delay(const cuda_launch *l, int microseconds) { (void)l, (void)microseconds; }
+void cuda_profile_empty(const cuda_launch *l) { (void)l; }
+void cuda_probe_read(const cuda_launch *l, const void *data, size_t bytes, float *sink) {
+    (void)l, (void)data, (void)bytes, (void)sink;
+}
+double cuda_probe_flops(const cuda_launch *l, int multiprocessors, int iterations, float *sink) {
+    (void)l, (void)multiprocessors, (void)iterations, (void)sink;
+    return 1;
+}
+cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaSuccess;
+}
+cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaSuccess;
+}
+
+/* Shapes are as they are on no device in particular. */
+cudaError_t cuda_attention_prepare(int head_dim) {
+    (void)head_dim;
+    return cudaSuccess;
+}
+cudaError_t cuda_restore_prepare(int largest_head_dim) {
+    (void)largest_head_dim;
+    return cudaSuccess;
+}
+size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions) {
+    return (size_t)rows * (size_t)heads * (size_t)head_dim * (size_t)partitions;
+}
+int cuda_attention_partitions(int sliding_window, int rows, int end) {
+    return 1 + (sliding_window ? sliding_window + rows : end) / 128;
+}
+int cuda_attention_restored_partitions(int sliding_window, int window, int rows) {
+    (void)rows;
+    return window < sliding_window;
+}
+int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows) {
+    (void)sliding_window, (void)sink, (void)window, (void)rows;
+    return 1;
+}
+int cuda_head_steps(int in) { return (in + CUDA_HEAD_STEP - 1) / CUDA_HEAD_STEP; }
+int cuda_head_tiles(int out) { return (out + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE; }
+int cuda_can_choose(int multiprocessors, int out) {
+    (void)multiprocessors, (void)out;
+    return 0; /* no int8 copy of the head, so greedy rows take the product */
+}
+void cuda_encode_head(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes) {
+    (void)l, (void)head, (void)codes;
+    fake_broken("a head that cannot be chosen from is encoded", 0, 0);
+}
+void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes,
+                        const cuda_screen *screen, const cuda_excluded *excluded, const cuda_bf16 *x, int rows,
+                        float cap, int32_t *choice) {
+    (void)l, (void)head, (void)codes, (void)screen, (void)excluded, (void)x, (void)rows, (void)cap, (void)choice;
+    fake_broken("a head that cannot be chosen from is", 0, 0);
+}
+void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
+                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
+                       cuda_leaders *out, int rows) {
+    (void)l, (void)step, (void)logits, (void)vocab, (void)argmax, (void)excluded, (void)scratch, (void)out, (void)rows;
+    fake_broken("leading logits are not made here", 0, 0);
+}
