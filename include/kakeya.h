@@ -221,6 +221,10 @@ typedef enum kakeya_chat_event_type {
     KAKEYA_CHAT_CALL_END,       /* call: its arguments are complete, and a JSON object */
 } kakeya_chat_event_type;
 
+/* "content", "reasoning", "call-begin", "call-arguments", "call-end"; NULL for a value that this library does not have.
+ */
+KAKEYA_API const char *kakeya_chat_event_name(kakeya_chat_event_type type);
+
 /* A piece of an answer. Texts are whole UTF-8 characters, never empty, not NUL-terminated. */
 typedef struct kakeya_chat_event {
     size_t size;

@@ -52,7 +52,7 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
     } else {
         cJSON_AddNullToObject(json, "text");
     }
-    if (options->messages_file) {
+    if (options->messages_file || (options->answer.thinking && is_conversation(options))) {
         cJSON *message = answer_message(a);
         if (!message || !cJSON_AddItemToObject(json, "message", message)) {
             cJSON_Delete(message);

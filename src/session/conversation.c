@@ -84,6 +84,11 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
 
 /* ------------------------------------------------------------------------------------------------------ answers */
 
+const char *kakeya_chat_event_name(kakeya_chat_event_type type) {
+    static const char *const names[] = {"content", "reasoning", "call-begin", "call-arguments", "call-end"};
+    return (size_t)type < sizeof names / sizeof *names ? names[type] : NULL;
+}
+
 struct kakeya_chat_parser {
     chat_parser *parser;
     kakeya_chat_event_fn on_event;

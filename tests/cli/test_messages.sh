@@ -59,6 +59,8 @@ works "nor in JSON" run --model "$WORK/thinker" --messages "$WORK/both.json" --j
 json_holds "without --thinking there is no reasoning_content" '.message | has("reasoning_content") | not'
 works "a plain prompt leaves them out, too" run --model "$WORK/thinker" --json x
 json_holds "its text is the content" '.text == "Fine."'
+works "a plain prompt with --thinking" run --model "$WORK/thinker" --thinking --json x
+json_holds "has the thought in a message" '.text == "Fine." and .message.reasoning_content == "Hm, let me see."'
 works "--raw shows the text of all tokens" run --model "$WORK/thinker" --raw --json "x$newline"
 json_holds "the thought included" '.text | startswith("thought\nHm, let me see.Fine. call:weather{city:São")'
 

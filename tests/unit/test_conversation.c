@@ -240,6 +240,14 @@ static void test_answers(void **state) {
     kakeya_tokenizer_close(t);
 }
 
+static void test_names(void **state) {
+    (void)state;
+    static const char *const names[] = {"content", "reasoning", "call-begin", "call-arguments", "call-end"};
+    for (int i = 0; i < 5; i++) assert_string_equal(kakeya_chat_event_name((kakeya_chat_event_type)i), names[i]);
+    assert_null(kakeya_chat_event_name((kakeya_chat_event_type)5));
+    assert_null(kakeya_chat_event_name((kakeya_chat_event_type)-1));
+}
+
 static void test_a_callback_ends_it(void **state) {
     (void)state;
     static const char *const stops[] = {"ENDE"}, *const answers[] = {"the END<|tool_call>call:f{}<tool_call|>",
@@ -263,7 +271,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_equals_pairs),  cmocka_unit_test(test_tools),
         cmocka_unit_test(test_refusals),           cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_a_callback_ends_it),
+        cmocka_unit_test(test_a_callback_ends_it), cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
