@@ -12,31 +12,8 @@
 
 #include "base/error.h"
 #include "cli/input.h"
+#include "cli/saved_chat.h"
 #include "cli/terminal.h"
-
-typedef struct conversation {
-    kakeya_message *messages; /* contents are malloc'ed */
-    size_t n, capacity;
-} conversation;
-
-static void conversation_cut(conversation *c, size_t n) {
-    while (c->n > n) free((void *)(uintptr_t)c->messages[--c->n].content);
-}
-
-/* Takes a copy of the content. False when out of memory. */
-static bool conversation_add(conversation *c, const char *role, const char *content) {
-    if (c->n == c->capacity) {
-        size_t capacity = c->capacity ? 2 * c->capacity : 16;
-        kakeya_message *larger = realloc(c->messages, capacity * sizeof *larger);
-        if (!larger) return false;
-        c->messages = larger;
-        c->capacity = capacity;
-    }
-    char *copy = strdup(content);
-    if (!copy) return false;
-    c->messages[c->n++] = (kakeya_message){.role = role, .content = copy};
-    return true;
-}
 
 static const char *prompt_text(EditLine *editor) {
     (void)editor;
@@ -79,47 +56,119 @@ static int read_character(EditLine *editor, wchar_t *out) {
 }
 
 static void print_commands(void) {
-    printf("/help    this list\n"
-           "/reset   forget the conversation\n"
-           "/exit    leave (Ctrl-D as well)\n"
+    printf("/help        this list\n"
+           "/reset       forget the conversation\n"
+           "/save FILE   keep the conversation and its memory in FILE\n"
+           "/load FILE   go on with the conversation in FILE\n"
+           "/exit        leave (Ctrl-D as well)\n"
            "Ctrl-C ends an answer; at the prompt, twice leaves.\n");
 }
 
+typedef struct chat {
+    const answer_options *options;
+    kakeya_engine *engine;
+    const kakeya_session_options *session_options;
+    kakeya_session *session;
+    conversation talk;
+    size_t first; /* messages that /reset keeps */
+} chat;
+
+static void tell(const kakeya_error *error) { fprintf(stderr, "kakeya run: %s\n", error->message); }
+
 /* One user turn. A failure is told and the turn forgotten; the chat goes on. */
-static void answer_turn(const answer_options *options, kakeya_engine *engine,
-                        const kakeya_session_options *session_options, kakeya_session *session, conversation *talk,
-                        const char *line) {
+static void answer_turn(chat *c, const char *line) {
     kakeya_error error = {0};
     answer a = {0};
     kakeya_stats stats;
     int32_t *ids = NULL;
-    size_t n = 0, before = talk->n;
-    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(engine);
+    size_t n = 0, before = c->talk.n;
+    const kakeya_tokenizer *tokenizer = kakeya_engine_tokenizer(c->engine);
+    bool thinking = c->options->thinking;
 
     if (input_check_utf8("the message", line, strlen(line), &error)) goto failed;
-    if (!conversation_add(talk, "user", line)) {
+    if (!conversation_add(&c->talk, "user", line)) {
         error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
         goto failed;
     }
     terminal_clear_interrupt();
-    if (kakeya_message_tokens(tokenizer, talk->messages, talk->n, options->thinking, &ids, &n, &error)) goto failed;
-    if (kakeya_session_sync(session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
+    if (kakeya_message_tokens(tokenizer, c->talk.messages, c->talk.n, thinking, &ids, &n, &error)) goto failed;
+    if (kakeya_session_sync(c->session, ids, n, NULL, terminal_progress, NULL, &error)) goto failed;
     terminal_clear_progress();
-    if (answer_generate(options, ANSWER_MESSAGE, NULL, 0, engine, session, &a, &stats, &error)) goto failed;
-    answer_print_figures(engine, session_options, session, &stats);
-    if (!conversation_add(talk, "model", a.text.text ? a.text.text : "")) {
+    if (answer_generate(c->options, ANSWER_MESSAGE, NULL, 0, c->engine, c->session, &a, &stats, &error)) goto failed;
+    answer_print_figures(c->engine, c->session_options, c->session, &stats);
+    if (!conversation_add(&c->talk, "model", a.text.text ? a.text.text : "")) {
         error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
         goto failed;
     }
     goto done;
 failed:
     terminal_clear_progress();
-    fprintf(stderr, "kakeya run: %s\n", error.message);
-    conversation_cut(talk, before);
+    tell(&error);
+    conversation_cut(&c->talk, before);
 done:
     terminal_clear_interrupt();
     answer_free(&a);
     kakeya_free(ids);
+}
+
+static void save(const chat *c, const char *path) {
+    kakeya_error error = {0};
+    if (c->talk.n == c->first) {
+        printf("(there is nothing to save yet)\n");
+    } else if (saved_chat_write(path, &c->talk, c->session, &error)) {
+        tell(&error);
+    } else {
+        printf("(%zu messages saved in %s)\n", c->talk.n, path);
+    }
+}
+
+static void load(chat *c, const char *path) {
+    kakeya_error error = {0}, note;
+    if (saved_chat_read(path, &c->talk, c->session, &note, &error)) {
+        tell(&error);
+        return;
+    }
+    c->first = c->talk.n && strcmp(c->talk.messages[0].role, "system") == 0;
+    size_t n_tokens;
+    kakeya_session_tokens(c->session, &n_tokens);
+    if (note.status) {
+        tell(&note);
+        printf("(%zu messages loaded from %s; the next answer computes them anew)\n", c->talk.n, path);
+    } else {
+        printf("(%zu messages loaded from %s, with %zu tokens in memory)\n", c->talk.n, path, n_tokens);
+    }
+}
+
+/* The file that a command names; NULL if the line is not this command. "": it names none. */
+static const char *operand(const char *line, const char *name) {
+    size_t bytes = strlen(name);
+    if (strncmp(line, name, bytes) != 0 || (line[bytes] != ' ' && line[bytes])) return NULL;
+    return line + bytes + strspn(line + bytes, " ");
+}
+
+/* False: the chat is over. */
+static bool take_line(chat *c, const char *line) {
+    const char *file;
+    if (strcmp(line, "/exit") == 0) return false;
+    if (strcmp(line, "/help") == 0) {
+        print_commands();
+    } else if (strcmp(line, "/reset") == 0) {
+        conversation_cut(&c->talk, c->first);
+        printf("(the conversation starts anew)\n");
+    } else if ((file = operand(line, "/save")) || (file = operand(line, "/load"))) {
+        if (!*file) {
+            printf("%.5s needs the name of a file\n", line);
+        } else if (line[1] == 's') {
+            save(c, file);
+        } else {
+            load(c, file);
+        }
+    } else if (*line == '/' && strchr(line, ' ') == NULL) {
+        printf("unknown command %s; /help lists the commands\n", line);
+    } else if (*line) {
+        answer_turn(c, line);
+    }
+    return true;
 }
 
 int chat_run(const answer_options *options, const char *system, kakeya_engine *engine,
@@ -129,8 +178,7 @@ int chat_run(const answer_options *options, const char *system, kakeya_engine *e
         return CLI_FAILED;
     }
     int result = CLI_FAILED;
-    conversation talk = {0};
-    size_t first = 0; /* messages that /reset keeps */
+    chat c = {.options = options, .engine = engine, .session_options = session_options, .session = session};
     HistEvent event;
     EditLine *editor = el_init("kakeya", stdin, stdout, stderr);
     History *past = history_init();
@@ -145,8 +193,8 @@ int chat_run(const answer_options *options, const char *system, kakeya_engine *e
     el_set(editor, EL_HIST, history, past);
     el_source(editor, NULL); /* the user's ~/.editrc */
     if (system) {
-        if (!conversation_add(&talk, "system", system)) goto done;
-        first = 1;
+        if (!conversation_add(&c.talk, "system", system)) goto done;
+        c.first = 1;
     }
 
     printf("%s%s on %s; /help lists the commands%s\n", terminal_dim(STDOUT_FILENO), "kakeya",
@@ -168,26 +216,13 @@ int chat_run(const answer_options *options, const char *system, kakeya_engine *e
         char *text = strndup(line, strcspn(line, "\r\n"));
         if (!text) break;
         if (*text) history(past, &event, H_ENTER, line);
-        if (strcmp(text, "/exit") == 0) {
-            free(text);
-            break;
-        }
-        if (strcmp(text, "/help") == 0) {
-            print_commands();
-        } else if (strcmp(text, "/reset") == 0) {
-            conversation_cut(&talk, first);
-            printf("(the conversation starts anew)\n");
-        } else if (*text == '/' && strchr(text, ' ') == NULL) {
-            printf("unknown command %s; /help lists the commands\n", text);
-        } else if (*text) {
-            answer_turn(options, engine, session_options, session, &talk, text);
-        }
+        bool more = take_line(&c, text);
         free(text);
+        if (!more) break;
     }
     result = CLI_DONE;
 done:
-    conversation_cut(&talk, 0);
-    free(talk.messages);
+    conversation_free(&c.talk);
     if (past) history_end(past);
     if (editor) el_end(editor);
     return result;

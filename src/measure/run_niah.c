@@ -76,7 +76,7 @@ static kakeya_status add_prompt(needle_run *run, const niah_sample *sample, cons
     snprintf(prompt->sample, sizeof prompt->sample, "%s", name);
     kakeya_message message = {"user", sample->prompt};
     kakeya_status status = kakeya_message_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false,
-                                              &prompt->ids, &prompt->n, error);
+                                                 &prompt->ids, &prompt->n, error);
     if (status != KAKEYA_OK) return status;
     harness_prompt taken = {prompt->sample, prompt->ids, prompt->n};
     return harness_take_prompt(&run->harness, &taken, error);

@@ -20,6 +20,7 @@ $(tail -c 400 "$WORK/out")"
     fi
 }
 escape=$(printf '\033')
+needle_file=$EXAMPLES/needle-60.txt
 
 play "a question is answered, /exit leaves" run --max-tokens 40 <<'SCRIPT'
 expect > 
@@ -36,6 +37,8 @@ play "commands: /help, /reset, an unknown one; Ctrl-D leaves" run <<'SCRIPT'
 expect > 
 send /help
 expect /reset
+expect /save FILE
+expect /load FILE
 expect > 
 send /reset
 expect anew
@@ -148,6 +151,126 @@ exit 0
 SCRIPT
 check "no colour sequences with NO_COLOR" sh -c "! grep -q '$escape\[2m' '$WORK/out'"
 unset NO_COLOR
+
+# --- thoughts
+"$BUILD/tools/scripted_model" "$MODELS/demo" "$WORK/thinker" '<|channel>thought
+Hm, let me see.<channel|>Fine.' || fail "the scripted model" "not written"
+play "thoughts are dimmed" run --model "$WORK/thinker" --thinking <<SCRIPT
+expect > 
+send why
+expect $escape[2mH
+expect see
+expect Fine.
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+play "without --thinking they are not shown" run --model "$WORK/thinker" <<'SCRIPT'
+expect > 
+send why
+expect Fine.
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+check "not at all" sh -c "! grep -q 'let me see' '$WORK/out'"
+
+# --- conversations in files
+question='def add(a, b): what does it return, and what else could it do with its arguments'
+play "a conversation without a break" run --max-tokens 24 --system 'Be brief.' <<SCRIPT
+expect > 
+send $question
+expect tokens per forward
+expect > 
+send and then
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v 'tokens per forward' >"$WORK/expected"
+play "/save keeps it" run --max-tokens 24 --system 'Be brief.' <<SCRIPT
+expect > 
+send /save $WORK/talk
+expect there is nothing to save yet
+expect > 
+send $question
+expect tokens per forward
+expect > 
+send /save
+expect /save needs the name of a file
+expect > 
+send /save $WORK/none/talk
+expect kakeya run: $WORK/none/talk
+expect > 
+send /save $WORK/talk
+expect (3 messages saved in $WORK/talk)
+expect > 
+end
+exit 0
+SCRIPT
+play "/load goes on in another process" run --max-tokens 24 <<SCRIPT
+expect > 
+send /load $WORK/talk
+expect (3 messages loaded from $WORK/talk, with 
+expect tokens in memory)
+expect > 
+send and then
+expect tokens per forward
+expect > 
+send /reset
+expect anew
+expect > 
+end
+exit 0
+SCRIPT
+tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v 'tokens per forward' >"$WORK/continued"
+check "with the answer that it would have had" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/continued'"
+play "under another policy the messages are computed anew" run --max-tokens 4 --attention native <<SCRIPT
+expect > 
+send /load $WORK/talk
+expect kakeya run: 
+expect (3 messages loaded from $WORK/talk; the next answer computes them anew)
+expect > 
+send and then
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
+head -c 3000 "$WORK/talk" >"$WORK/short"
+head -c 40 "$WORK/talk" >"$WORK/shorter"
+printf 'kakeya chat 1\n2\n{}' >"$WORK/object"
+printf 'kakeya chat 1\n34\n[{"role":"king","content":"obey"}]\n' >"$WORK/king"
+play "what is wrong with a file is told, the chat goes on" run --max-tokens 4 <<SCRIPT
+expect > 
+send /load $WORK/none
+expect kakeya run: $WORK/none: No such file
+expect > 
+send /load $needle_file
+expect not a conversation that /save has written
+expect > 
+send /load $WORK/shorter
+expect ends after
+expect > 
+send /load $WORK/object
+expect the messages are not a list
+expect > 
+send /load $WORK/king
+expect message 0 has the role "king"
+expect > 
+send /load $WORK/short
+expect kakeya run: 
+expect computes them anew
+expect > 
+send x
+expect tokens per forward
+expect > 
+end
+exit 0
+SCRIPT
 
 play "a chat needs a tokenizer" run --model tests/data/golden/gemma4-tiny-moe <<'SCRIPT'
 expect kakeya run: a chat needs a tokenizer
