@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-gpu fuzz coverage install uninstall clean help
+.PHONY: all demo check test test-gpu fuzz coverage install uninstall clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -15,8 +15,11 @@ all:
 demo: all
 	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt
 
+check:
+	@BUILD="$(BUILD)" tools/check.sh
+
 test:
-	@BUILD=$(BUILD) tools/run_tests.sh
+	@BUILD="$(BUILD)" tools/run_tests.sh
 
 # Needs a CUDA toolkit and a device.
 test-gpu:
@@ -41,6 +44,7 @@ help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"
 	@echo "                part of it where a CUDA compiler and a device are; CUDA=on or CUDA=off decides otherwise"
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
+	@echo "make check      build and run the unit and command-line tests, long sweeps cut short: the loop while writing"
 	@echo "make test       build and run every test; the last line counts them"
 	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"

@@ -2,7 +2,7 @@
 # Every test: unit tests, command line, example program, the same again under sanitizers, threads under ThreadSanitizer, the
 # CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT (600 seconds for one test program), CUDA_ARCHITECTURES
+# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), CUDA_ARCHITECTURES
 # (90a-real;80-real: with Hopper's own instructions and without; "all": every one that CMakeLists.txt names)
 set -eu
 
@@ -22,19 +22,18 @@ if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON -DKAKEYA_CUD
     finish
     exit 1
 fi
-run_unit_tests "$build" ""
-for script in tests/style/test_*.sh tests/cli/test_*.sh; do
-    [ -e "$script" ] || continue
-    KAKEYA=$build/kakeya BUILD=$build run_tap "$(basename "$script" .sh)" sh "$script"
-done
+{
+    unit_tests "$build"
+    ls tests/style/test_*.sh tests/cli/test_*.sh
+} | run_programs "$build" ""
 
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
 if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    run_unit_tests build-sanitize " (sanitized)"
-    if [ -x build-sanitize/kakeya ]; then
-        KAKEYA=build-sanitize/kakeya BUILD=build-sanitize run_tap "test_bad_input (sanitized)" sh tests/cli/test_bad_input.sh
-    fi
+    {
+        unit_tests build-sanitize
+        ls tests/cli/test_bad_input.sh
+    } | run_programs build-sanitize " (sanitized)"
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
@@ -56,9 +55,11 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     echo "1 0 0" >>"$results"
     echo "CUDA build for $cuda_architectures: passed"
     # What needs no device: the lists of steps, and what sessions hold on a fake one.
-    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step (CUDA)" build-cuda/gpu/test_step
-    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "sessions_without_device (CUDA)" build-cuda/gpu/sessions_without_device
-    KAKEYA=build-cuda/kakeya BUILD=build-cuda run_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
+    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "test_step (CUDA)" build-cuda/gpu/test_step
+    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "sessions_without_device (CUDA)" build-cuda/gpu/sessions_without_device
+    KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
+    KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_includes (CUDA)" sh tests/style/test_includes.sh
+    wait_taps
 fi
 
 echo "== fuzzing, $fuzz_seconds seconds per target"
@@ -67,8 +68,9 @@ if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
 elif run_step "fuzz build" tools/fuzz.sh build; then
     for target in build-fuzz/fuzz/fuzz_*; do
         [ -x "$target" ] || continue
-        run_tap "$(basename "$target")" tools/fuzz.sh one "$target" "$fuzz_seconds"
+        start_tap "$(basename "$target")" tools/fuzz.sh one "$target" "$fuzz_seconds"
     done
+    wait_taps
 fi
 
 finish

@@ -1,24 +1,45 @@
 # Counting tests: sourced by the scripts that run them. Programs print TAP lines; `finish` prints
 # "N passed, N failed[, N skipped]" as the last line and returns 1 if any failed.
-# environment: TEST_TIMEOUT (600 seconds for one test program)
+# environment: TEST_TIMEOUT (600 seconds for one test program), TEST_JOBS (as many programs at a time as there are processors)
 
 test_timeout=${TEST_TIMEOUT:-600}
+test_jobs=${TEST_JOBS:-$(getconf _NPROCESSORS_ONLN)}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 results=$work/results # one line "passed failed skipped" per test program
 : >"$results"
+: >"$work/seconds" # one line "seconds title"
+tap_number=0
+
+# A pipe holds one line for every program that may still be started.
+mkfifo "$work/slots"
+exec 9<>"$work/slots"
+seq "$test_jobs" >&9
+
+stop_taps() {
+    for file in "$work"/pid.*; do
+        [ ! -e "$file" ] || kill "$(cat "$file")" 2>/dev/null || true
+    done
+}
+trap 'rm -rf "$work"' EXIT
+trap 'stop_taps; exit 130' INT TERM HUP
 
 # Runs one test program that prints TAP lines ("ok ...", "not ok ...", "... # SKIP"), counts them, and shows what failed.
 # A program that dies, times out or reports nothing is itself one failed test.
-run_tap() { # title, command...
-    title=$1
-    shift
+count_tap() { # number, title, command...
+    output=$work/output.$1 errors=$work/errors.$1 pid=$work/pid.$1 title=$2
+    shift 2
     started=$(date +%s)
     status=0
-    timeout -k 10 "$test_timeout" "$@" >"$work/output" 2>"$work/errors" </dev/null || status=$?
-    skipped=$(grep -c -i -E '^(not )?ok\b.*# skip' "$work/output" || true)
-    failed=$(grep -i -v '# skip' "$work/output" | grep -c '^not ok\b' || true)
-    passed=$(grep -i -v '# skip' "$work/output" | grep -c '^ok\b' || true)
+    # a shell starts programs in the background with SIGINT and SIGQUIT ignored, and some tests are about them
+    timeout -k 10 "$test_timeout" env --default-signal=INT,QUIT "$@" >"$output" 2>"$errors" </dev/null 9>&- &
+    echo $! >"$pid"
+    wait $! || status=$?
+    rm -f "$pid"
+    seconds=$(($(date +%s) - started))
+    echo "$seconds $title" >>"$work/seconds"
+    skipped=$(grep -c -i -E '^(not )?ok\b.*# skip' "$output" || true)
+    failed=$(grep -i -v '# skip' "$output" | grep -c '^not ok\b' || true)
+    passed=$(grep -i -v '# skip' "$output" | grep -c '^ok\b' || true)
     broken=""
     if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
         failed=1
@@ -28,23 +49,45 @@ run_tap() { # title, command...
         failed=1
         broken="reported no test"
     fi
-    echo "$passed $failed $skipped" >>"$results"
     line="$title: $passed passed"
     [ "$failed" -eq 0 ] || line="$line, $failed failed"
     [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-    echo "$line ($(($(date +%s) - started)) s)"
-    if [ "$failed" -ne 0 ]; then
-        [ -z "$broken" ] || echo "  $broken"
-        { grep -A12 '^not ok\b' "$work/output" || tail -n 20 "$work/output"; } | sed 's/^/  /'
-        tail -n 40 "$work/errors" | sed 's/^/  /'
-    fi
+    {
+        echo "$line ($seconds s)"
+        if [ "$failed" -ne 0 ]; then
+            [ -z "$broken" ] || echo "  $broken"
+            { grep -A12 '^not ok\b' "$output" || tail -n 20 "$output"; } | sed 's/^/  /'
+            tail -n 40 "$errors" | sed 's/^/  /'
+        fi
+    } >"$output.shown"
+    cat "$output.shown" # at once, so that programs that end together do not mix their lines
+    echo "$passed $failed $skipped" >>"$results"
+    rm -f "$output" "$output.shown" "$errors"
+}
+
+# Runs a test program as soon as fewer than $test_jobs are running; wait_taps waits for all of them.
+start_tap() { # title, command...
+    read -r _ <&9
+    tap_number=$((tap_number + 1))
+    {
+        count_tap "$tap_number" "$@"
+        echo >&9
+    } &
+}
+wait_taps() { wait; }
+
+run_tap() { # title, command...
+    start_tap "$@"
+    wait_taps
 }
 
 # A step that either works or is one failed test: compiling a variant, for example.
 run_step() { # title, command...
     title=$1
     shift
+    started=$(date +%s)
     if "$@" >"$work/output" 2>&1; then
+        echo "$title: done ($(($(date +%s) - started)) s)"
         return 0
     fi
     echo "0 1 0" >>"$results"
@@ -58,10 +101,27 @@ skip() { # title, reason
     echo "$1: skipped ($2)"
 }
 
-run_unit_tests() { # build directory, suffix of the title
+# Runs unit tests and scripts, several at a time. Those that took longest the last time come first, so that none of them is
+# left alone at the end.
+run_programs() { # build directory, suffix of the titles; paths on stdin
+    [ -e "$1/test_seconds" ] || : >"$1/test_seconds"
+    awk 'FILENAME != "-" { seconds[$2] = $1; next }
+         { name = $0; sub(/.*\//, "", name); sub(/\.sh$/, "", name); print (name in seconds ? seconds[name] : 1000) "\t" $0 }' \
+        "$1/test_seconds" - | sort -s -n -r | cut -f 2 >"$work/programs"
+    : >"$work/seconds"
+    while IFS= read -r program; do
+        case $program in
+        *.sh) KAKEYA=$1/kakeya BUILD=$1 start_tap "$(basename "$program" .sh)$2" sh "$program" ;;
+        *) CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$(basename "$program")$2" "$program" ;;
+        esac
+    done <"$work/programs"
+    wait_taps
+    cp "$work/seconds" "$1/test_seconds"
+}
+
+unit_tests() { # build directory: the paths of its unit tests
     for program in "$1"/tests/test_*; do
-        [ -x "$program" ] || continue
-        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$(basename "$program")$2" "$program"
+        [ ! -x "$program" ] || echo "$program"
     done
 }
 

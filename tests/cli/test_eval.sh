@@ -3,13 +3,13 @@
 
 # --- a needle evaluation that shows all it has to show
 works "eval niah writes report and picture" \
-    eval niah --lines 12,16 --samples 5 --max-tokens 24 --report "$WORK/niah.json" --plot "$WORK/niah.svg"
+    eval niah --lines 10,11 --samples 5 --max-tokens 24 --policies native,restored --report "$WORK/niah.json" --plot "$WORK/niah.svg"
 check "it prints the table" grep -q 'restored.*auto.*100.0%' "$WORK/out"
 check "and the comparison of token streams" grep -q ' 0 differ' "$WORK/out"
 check "the picture is SVG" grep -q '^<svg .*xmlns' "$WORK/niah.svg"
 check "every needle is found" jq -e '[.rows[].correct] | all' "$WORK/niah.json"
 check "every arm has a warm-up row of its own" \
-    jq -e '[.rows[] | select(.warmup)] | length == 6 and ([.[] | .policy + .mode] | unique | length == 6)' "$WORK/niah.json"
+    jq -e '[.rows[] | select(.warmup)] | length == 4 and ([.[] | .policy + .mode] | unique | length == 4)' "$WORK/niah.json"
 check "K/V of sliding layers stay as they are under bounded policies" \
     jq -e '[.rows[] | select(.policy != "native") | .kv_bytes.sliding] | unique | length == 1' "$WORK/niah.json"
 check "the command is recorded" jq -e '.command[0:3] == ["kakeya", "eval", "niah"]' "$WORK/niah.json"
@@ -45,7 +45,7 @@ json_holds "several reports are judged one by one" \
 check "status 1 if one of them fails" test "$STATUS" -eq 1
 
 # --- an interrupted evaluation leaves what it has
-"$KAKEYA" eval niah --lines 12,150,280 --samples 20 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
+"$KAKEYA" eval niah --lines 12,16 --samples 500 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
 evaluation=$!
 for _ in $(seq 600); do
     jq -e '.rows | length > 0' "$WORK/stopped.json" >/dev/null 2>&1 && break
@@ -61,12 +61,12 @@ check "and one line that names the report" grep -q "interrupted; $WORK/stopped.j
 check "which holds the finished rows" jq -e '(.complete | not) and (.rows | length > 0)' "$WORK/stopped.json"
 
 # --- the other evaluations
-works "eval fidelity" eval fidelity --ids-json tests/data/eval/fidelity.json --precision f32 --json
+works "eval fidelity" eval fidelity --ids-json tests/data/eval/fidelity.json --max-sequences 1 --precision f32 --json
 json_holds "restoring is closer to native attention than dropping" \
     '(.summary.arms | map({(.policy): .kl_from_native}) | add) as $kl | $kl.restored < $kl["sink-window"]'
 json_holds "perplexity is the reference's within 1 %" \
-    '.summary.arms[] | select(.policy == "native") | .perplexity - 1.90963 | fabs < 0.019'
-works "eval lossless" eval lossless --prompts 3 --max-tokens 8 --reference-prompts 0 --json
+    '.summary.arms[] | select(.policy == "native") | .perplexity - 2.64981 | fabs < 0.026'
+works "eval lossless" eval lossless --prompts 3 --max-tokens 4 --reference-prompts 0 --json
 json_holds "no token differs" '.summary.lossless | .comparisons == 30 and .differences == 0'
 works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
     --draft-lengths 3 --json

@@ -7,7 +7,7 @@ echo '[2, 5, 7, 9]' >"$WORK/ids.json"
 ids=$WORK/ids.json
 text=$EXAMPLES/code/events.py
 # What the commands with an output have in common: small runs.
-niah="eval niah --lines 12 --samples 1 --max-tokens 4 --policies native,sink-window --mode ar"
+niah="eval niah --lines 10 --samples 1 --max-tokens 4 --policies native --mode ar"
 score="score --model $tiny --ids-file $ids"
 bench="bench --model $tiny --drafter none --context-frontiers 16 --prompt-tokens 16 --decode-tokens 2 --verify-rows 1 --repeats 1"
 
@@ -145,7 +145,7 @@ bad_number "a point without digits" '[2.]'
 mkdir "$WORK/s"
 for signal in TERM:143 HUP:129 QUIT:131; do
     rm -f "$WORK/s/r.json" "$WORK/s/p.svg"
-    "$KAKEYA" eval niah --lines 12,150,280 --samples 20 --report "$WORK/s/r.json" --plot "$WORK/s/p.svg" \
+    "$KAKEYA" eval niah --lines 12,16 --samples 500 --report "$WORK/s/r.json" --plot "$WORK/s/p.svg" \
         >"$WORK/out" 2>"$WORK/err" </dev/null &
     evaluation=$!
     for _ in $(seq 600); do

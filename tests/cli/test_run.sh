@@ -20,6 +20,12 @@ json_holds "JSON has the contract's fields and types" '
         (.kv_bytes | .total == .full + .sliding + .latent + .draft and .full > 0))'
 json_holds "JSON holds the answer" '.text == "The secret code is IOTA-8961."'
 check "with --json stderr is silent" test ! -s "$WORK/err"
+
+# What follows asks a prompt of 14 lines, most of which are evicted, too.
+needle=$WORK/needle
+sed -n '1,9p; 31p; 60,$p' "$EXAMPLES/needle-60.txt" >"$needle"
+works "a shorter prompt is answered alike" run --prompt-file "$needle" --json
+json_holds "with more tokens than stay exact" '.text == "The secret code is IOTA-8961." and .prompt_tokens > 200'
 jq -c .token_ids "$WORK/out" >"$WORK/expected"
 
 same_tokens() { # description, arguments...

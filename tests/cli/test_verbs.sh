@@ -96,7 +96,7 @@ json_holds "the formula is what the allocator holds" '
     [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes == $held[0]' --slurpfile held "$WORK/held.json"
 
 # --- bench
-works "bench works" bench --context-frontiers 0,64 --prompt-tokens 32 --decode-tokens 2 --verify-rows 1,4 --repeats 2 \
+works "bench works" bench --context-frontiers 0,64 --prompt-tokens 32 --decode-tokens 2 --verify-rows 1,4 --repeats 1 \
     --csv "$WORK/bench.csv" --json
 json_holds "every case of every context, beside its bound" '
     (.rows | length) == 10 and ([.rows[].what] | unique) == ["decode", "draft", "prefill", "verify"] and
@@ -106,11 +106,11 @@ json_holds "one row costs one, by bytes four cost more" '
     (.rows | map(select(.what == "verify" and .rows == 1)) | all(.cost == 1 and .cost_bound == 1)) and
     (.rows | map(select(.what == "verify" and .rows == 4)) | all(.cost_bound > 1))'
 check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/bench.csv")" -eq 11
-works "bench prints a table" bench --context-frontiers 0 --prompt-tokens 16 --decode-tokens 1 --verify-rows 1,2 --repeats 1 \
+works "bench prints a table" bench --context-frontiers 0 --prompt-tokens 16 --decode-tokens 1 --verify-rows 1 --repeats 1 \
     --attention restored --drafter "$MODELS/demo-dflash"
 check "with shares of the bound" grep -q -E '^ +0  decode 1 .* % of (read bandwidth|FLOP/s)' "$WORK/out"
 works "bench measures a model without drafter" bench --model "$tiny" --context-frontiers 0 --prompt-tokens 16 \
-    --decode-tokens 1 --repeats 1 --json
+    --decode-tokens 1 --verify-rows 1 --repeats 1 --json
 json_holds "then there is no draft row" '[.rows[].what] | index("draft") == null'
 fails_with "a profile needs a GPU" "--profile: backend cpu has no profile" bench --backend cpu --profile
 fails_with "a context that does not fit" "--context-frontiers: 8192" bench --context-frontiers 8192

@@ -16,6 +16,7 @@
 #include "measure/gate.h"
 #include "measure/summary.h"
 #include "scratch.h"
+#include "sweep.h"
 
 static const char *const source = KAKEYA_MODELS "/../examples/code/inventory.py";
 
@@ -57,7 +58,12 @@ static void fidelity_reproduces_the_reference(void **state) {
     static const char *const policies[] = {"native", "sink-window", "restored", "restored-all"};
     const int windows[] = {64};
     eval_setup setup = setup_for("fidelity", KAKEYA_PRECISION_F32);
-    eval_fidelity_options options = {.ids_json = path, .policies = {policies, 4}, .windows = windows, .n_windows = 1};
+    const size_t sequences = sweep_short() ? 1 : 2;
+    eval_fidelity_options options = {.ids_json = path,
+                                     .max_sequences = (int)sequences,
+                                     .policies = {policies, 4},
+                                     .windows = windows,
+                                     .n_windows = 1};
     eval_report *report;
     kakeya_error error;
     if (eval_fidelity(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
@@ -68,7 +74,7 @@ static void fidelity_reproduces_the_reference(void **state) {
     cJSON *reference = cJSON_Parse(text);
     free(text);
     const cJSON *expected = cJSON_GetObjectItem(reference, "nll_per_sequence");
-    assert_int_equal(report->rows.n, 2 * 4);
+    assert_int_equal(report->rows.n, sequences * 4);
     for (size_t i = 0; i < report->rows.n; i++) {
         const eval_row *row = &report->rows.row[i];
         double want = cJSON_GetArrayItem(cJSON_GetObjectItem(expected, row->arm.policy), (int)(i / 4))->valuedouble;
@@ -126,8 +132,12 @@ static void needles_are_found_under_every_policy(void **state) {
 static void every_mode_gives_the_same_tokens(void **state) {
     (void)state;
     eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
-    eval_lossless_options options = {
-        .prompts = 3, .max_tokens = 12, .seed = 7, .files = &source, .n_files = 1, .reference_prompts = 1};
+    eval_lossless_options options = {.prompts = 3,
+                                     .max_tokens = sweep_short() ? 4 : 12,
+                                     .seed = 7,
+                                     .files = &source,
+                                     .n_files = 1,
+                                     .reference_prompts = 1};
     eval_report *report;
     kakeya_error error;
     if (eval_lossless_run(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);

@@ -7,6 +7,7 @@
 #include "backend/cpu/rope.h"
 #include "backend/measure.h"
 #include "memory_stream.h"
+#include "sweep.h"
 
 typedef struct demo {
     mem_account account;
@@ -257,7 +258,7 @@ static void policies_of_reference(void **state) {
     demo_open(&d, KAKEYA_PRECISION_F32, NULL);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (sweep_short() ? 1 : 3); i++) {
         check_policy(&d, file, i, "native", KAKEYA_ATTENTION_NATIVE);
         check_policy(&d, file, i, "drop", KAKEYA_ATTENTION_SINK_WINDOW);
         check_policy(&d, file, i, "restored", KAKEYA_ATTENTION_RESTORED);
@@ -394,18 +395,18 @@ static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const 
 static void lossless_across_blocks(void **state) {
     (void)state;
     enum { TOTAL = TURNS * (PROMPT + ANSWER) - PROMPT + FIRST_PROMPT };
-    for (int precision = 0; precision < 2; precision++) {
+    for (int precision = sweep_short(); precision < 2; precision++) {
         demo d;
         demo_open(&d, precision ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32, NULL);
         size_t vocab = (size_t)d.verifier->config.vocab;
         float *reference = calloc(TOTAL * vocab, sizeof *reference), *other = calloc(TOTAL * vocab, sizeof *other);
         int32_t tokens[TOTAL];
         random_tokens(tokens, TOTAL, (int)vocab, 7);
-        for (int p = 0; p < POLICIES; p++) {
+        for (int p = 0; p < POLICIES; p += sweep_short() ? 2 : 1) {
             dtype kv = precision ? DTYPE_BF16 : DTYPE_F32;
             d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);
-            for (int style = 1; style < 3; style++) {
+            for (int style = sweep_short() ? 2 : 1; style < 3; style++) {
                 run_turns(&d, &policies[p], kv, style, tokens, other);
                 for (int t = 0; t < TOTAL; t++) {
                     char what[96];
