@@ -131,7 +131,7 @@ struct backend_ops {
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
     kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out,
                                 kakeya_error *error);
-    /* What the formula of the layout says (timeline_bytes); tests compare it with the account. */
+    /* What the formula of the layout says (kv_bytes); tests compare it with the account. */
     backend_cache_bytes (*cache_bytes)(const backend_cache *cache);
     /* The committed state (nothing pending) as a stream, portable between backends (backend/snapshot.h). Restoring
      * replaces a cache's whole state; on failure the cache is unchanged. */

@@ -222,7 +222,7 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
     if (n < 0 || n > t->options.context_tokens)
         return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: %d turns in a context of %d", n,
                          t->options.context_tokens);
-    decode_run *runs = n ? malloc((size_t)n * sizeof *runs) : NULL;
+    timeline_run *runs = n ? malloc((size_t)n * sizeof *runs) : NULL;
     if (n && !runs) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the history of %d turns", n);
     if (n) status = read(user, runs, (size_t)n * sizeof *runs, error);
     if (!status) status = timeline_set_state(t, &header.state, runs, error);

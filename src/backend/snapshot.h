@@ -2,7 +2,7 @@
  * order (positions ascending, not ring slots). Two caches with the same state give the same bytes.
  *
  *   header    snapshot_header: what it is, the shape and policy that must agree, the timeline's state
- *   runs      decode_run [n_runs]
+ *   runs      timeline_run [n_runs]
  *   tokens    int32 [length], where latents come from the drafter's pass over the tokens
  *   layers    per layer with a store: V rows held, K rows held (where keys are kept), then V and K rows of the sink
  *   latents   codes held, then scales held

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int kv_pages(int positions) { return (positions + KV_PAGE_POSITIONS - 1) / KV_PAGE_POSITIONS; }
-
 static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 
@@ -114,7 +112,7 @@ static kakeya_status grow_runs(timeline *t, int n, kakeya_error *error) {
     enum { FIRST_RUNS = 16 };
     if (n <= t->max_runs) return KAKEYA_OK;
     int grown = most(n, t->max_runs ? 2 * t->max_runs : FIRST_RUNS);
-    decode_run *runs = realloc(t->runs, (size_t)grown * sizeof *runs);
+    timeline_run *runs = realloc(t->runs, (size_t)grown * sizeof *runs);
     if (!runs) {
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the history of turns needs %zu bytes",
                          (size_t)grown * sizeof *runs);
@@ -378,6 +376,15 @@ static void release_pages(timeline *t) {
     if (bounds_all(t)) t->first_page = most(t->first_page, kept / KV_PAGE_POSITIONS);
 }
 
+timeline timeline_preview(const timeline_models *models, const backend_cache_options *options, int positions) {
+    timeline t = lay_out(models, options);
+    t.length = t.options.context_tokens = positions;
+    t.ring_capacity = t.decode_capacity;
+    t.end_page = kv_pages(positions);
+    release_pages(&t);
+    return t;
+}
+
 static void keep_prompt(timeline *t, int n) {
     t->length += n;
     if (t->options.keep_draft_context) t->draft_length = t->length;
@@ -388,7 +395,7 @@ static void keep_block(timeline *t, const timeline_keep *keep) {
         t->runs[t->n_runs - 1].end += keep->n;
     } else {
         assert(t->n_runs < t->max_runs);
-        t->runs[t->n_runs++] = (decode_run){t->length, t->length + keep->n};
+        t->runs[t->n_runs++] = (timeline_run){t->length, t->length + keep->n};
     }
     t->length += keep->n;
     if (keep->ring_capacity) {
@@ -434,78 +441,6 @@ position_range timeline_backlog_held(const timeline *t) {
     return (position_range){t->options.keep_draft_context ? t->draft_length : t->length, t->length};
 }
 
-/* ------------------------------------------------------------------------------------------------------- bytes */
-
-/* Whole granules that hold bytes [begin, end). */
-static size_t granules(size_t begin, size_t end, size_t granule) {
-    return end > begin ? ((end + granule - 1) / granule - begin / granule) * granule : 0;
-}
-
-/* Pages [first, end) of rows of one or two kinds (0: none). */
-static size_t pages_bytes(size_t a, size_t b, int first, int end, size_t granule) {
-    size_t from = (size_t)first * KV_PAGE_POSITIONS, to = (size_t)end * KV_PAGE_POSITIONS;
-    if (granule) return granules(from * a, to * a, granule) + granules(from * b, to * b, granule);
-    return (size_t)(end - first) * mem_rounded((a + b) * KV_PAGE_POSITIONS);
-}
-
-static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
-    const timeline_layer *l = &t->layer[layer];
-    size_t row = kv_format_row_bytes(t->options.kv_format, (size_t)l->values), copies = l->has_keys ? 2 : 1, bytes = 0;
-    if (l->bounded && t->options.sink > 0) bytes += copies * mem_rounded(row * (size_t)t->options.sink);
-    if (l->kind == STORE_PAGES)
-        return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
-    bytes += copies * mem_rounded(row * (size_t)t->ring_capacity);
-    if (t->reserved_capacity) bytes += copies * mem_rounded(row * (size_t)t->reserved_capacity);
-    return bytes;
-}
-
-backend_cache_bytes timeline_bytes(const timeline *t, size_t granule) {
-    backend_cache_bytes b = {0};
-    kv_format format = t->options.kv_format;
-    for (int i = 0; i < t->models.verifier->layers; i++) {
-        if (t->layer[i].kind == STORE_RING) b.sliding += layer_bytes(t, i, granule);
-        if (t->layer[i].kind == STORE_PAGES) b.full += layer_bytes(t, i, granule);
-    }
-    if (t->latents != STORE_NONE) {
-        size_t codes = 2 * kv_format_row_bytes(format, (size_t)t->models.f_theta->rank);
-        size_t scales = (size_t)t->latent_heads * sizeof(float), ring = (size_t)t->latent_capacity;
-        if (t->latents == STORE_RING)
-            b.latent = mem_rounded(codes * ring) + mem_rounded(scales * ring);
-        else
-            b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
-    }
-    for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
-        const dflash_config *d = t->models.drafter;
-        size_t row = kv_format_row_bytes(format, (size_t)(d->kv_heads * d->head_dim));
-        b.draft += 2 * mem_rounded(row * (size_t)t->draft[i].capacity);
-    }
-    b.total = b.full + b.sliding + b.latent + b.draft;
-    return b;
-}
-
-backend_cache_bytes timeline_session_bytes(const timeline_models *models, const backend_cache_options *options,
-                                           int positions, size_t granule) {
-    timeline t = lay_out(models, options);
-    t.length = t.options.context_tokens = positions;
-    t.ring_capacity = t.decode_capacity;
-    t.end_page = kv_pages(positions);
-    release_pages(&t);
-    return timeline_bytes(&t, granule);
-}
-
-size_t timeline_bytes_per_token(const timeline_models *models, const backend_cache_options *options) {
-    timeline t = lay_out(models, options);
-    size_t bytes = 0;
-    for (int i = 0; i < models->verifier->layers; i++) {
-        const timeline_layer *l = &t.layer[i];
-        if (l->kind != STORE_PAGES || l->bounded) continue;
-        bytes += kv_format_row_bytes(options->kv_format, (size_t)l->values) * (l->has_keys ? 2 : 1);
-    }
-    if (t.latents != STORE_PAGES) return bytes;
-    size_t codes = 2 * kv_format_row_bytes(options->kv_format, (size_t)models->f_theta->rank);
-    return bytes + codes + (size_t)t.latent_heads * sizeof(float);
-}
-
 timeline_state timeline_get_state(const timeline *t) {
     return (timeline_state){t->length,     t->ring_capacity, t->ring_from,   t->first_page, t->draft_length,
                             t->draft_from, t->latent_length, t->latent_from, t->n_runs};
@@ -532,7 +467,7 @@ static bool is_possible(const timeline *t, const timeline_state *s) {
     return is_within(s->latent_from, oldest, t->latents == STORE_RING ? s->latent_length : 0);
 }
 
-static bool are_runs(const decode_run *runs, int n, int length) {
+static bool are_runs(const timeline_run *runs, int n, int length) {
     for (int i = 0; i < n; i++) {
         int least_begin = i ? runs[i - 1].end + 1 : 0;
         if (runs[i].begin < least_begin || runs[i].end <= runs[i].begin || runs[i].end > length) return false;
@@ -540,7 +475,7 @@ static bool are_runs(const decode_run *runs, int n, int length) {
     return true;
 }
 
-kakeya_status timeline_set_state(timeline *t, const timeline_state *s, const decode_run *runs, kakeya_error *error) {
+kakeya_status timeline_set_state(timeline *t, const timeline_state *s, const timeline_run *runs, kakeya_error *error) {
     bool sane = is_possible(t, s) && is_within(s->n_runs, 0, s->length) && are_runs(runs, s->n_runs, s->length);
     if (sane) {
         timeline probe = *t; /* with the history that is to be checked; it allocates nothing */
@@ -549,7 +484,7 @@ kakeya_status timeline_set_state(timeline *t, const timeline_state *s, const dec
         probe.ring_from = s->ring_from;
         probe.first_page = s->first_page;
         probe.latent_from = s->latent_from;
-        decode_run *copy = NULL;
+        timeline_run *copy = NULL;
         if (s->n_runs) {
             copy = malloc((size_t)s->n_runs * sizeof *copy);
             if (!copy)

@@ -55,12 +55,21 @@
 #include <stdbool.h>
 
 #include "backend/backend.h"
-#include "model/sizes.h"
 
-enum { KV_BACKLOG = 32 }; /* committed rows that may wait for one batched extension of the drafter's context */
+enum {
+    KV_RING_SLACK = 16,     /* a rejected block must not overwrite what the accepted length still needs */
+    KV_RING_STEP = 16,      /* rings are whole multiples of so many positions */
+    KV_PAGE_POSITIONS = 64, /* stores that grow do so by pages */
+    KV_BACKLOG = 32,        /* committed rows that may wait for one batched extension of the drafter's context */
+};
+
+/* Positions of the ring that serves a window. */
+static inline int kv_ring_positions(int window) {
+    return (window + KV_RING_SLACK + KV_RING_STEP - 1) / KV_RING_STEP * KV_RING_STEP;
+}
 
 /* Pages that hold positions [0, positions). */
-int kv_pages(int positions);
+static inline int kv_pages(int positions) { return (positions + KV_PAGE_POSITIONS - 1) / KV_PAGE_POSITIONS; }
 
 /* Positions [begin, end); empty where begin >= end. */
 typedef struct position_range {
@@ -90,9 +99,9 @@ typedef struct timeline_draft_layer {
 } timeline_draft_layer;
 
 /* A run of committed decode rows: one answer. */
-typedef struct decode_run {
+typedef struct timeline_run {
     int32_t begin, end;
-} decode_run;
+} timeline_run;
 
 /* The models that a timeline is made for; drafter and f_theta may be NULL. They outlive it. */
 typedef struct timeline_models {
@@ -119,11 +128,11 @@ typedef struct timeline {
     int ring_capacity;        /* of the rings of sliding layers now: prompt_capacity or decode_capacity */
     int ring_from;            /* they hold positions [ring_from, length) */
     int first_page, end_page; /* pages of full-attention layers that exist; latent pages are [0, end_page) */
-    int draft_length;  /* the drafter's context has positions [0, draft_length); the others wait in the backlog */
-    int draft_from;    /* oldest position whose context K/V are valid */
-    int latent_length; /* positions [0, latent_length) have latents ... */
-    int latent_from;   /* ... of which a ring holds those from here on */
-    decode_run *runs;  /* [n_runs] ascending, never adjacent */
+    int draft_length;   /* the drafter's context has positions [0, draft_length); the others wait in the backlog */
+    int draft_from;     /* oldest position whose context K/V are valid */
+    int latent_length;  /* positions [0, latent_length) have latents ... */
+    int latent_from;    /* ... of which a ring holds those from here on */
+    timeline_run *runs; /* [n_runs] ascending, never adjacent */
     int n_runs, max_runs;
 
     /* --- between a forward and its commit */
@@ -139,6 +148,9 @@ typedef struct timeline {
 kakeya_status timeline_create(timeline *t, const timeline_models *models, const backend_cache_options *options,
                               kakeya_error *error);
 void timeline_destroy(timeline *t); /* also of a zeroed or failed one */
+/* A timeline as it is when a session of `positions` tokens (1 or more) has begun to answer, for computing sizes. It
+ * takes the options as they are, knows no turns and owns nothing. */
+timeline timeline_preview(const timeline_models *models, const backend_cache_options *options, int positions);
 /* `copy` becomes a timeline like `t`, which has nothing pending. */
 kakeya_status timeline_copy(timeline *copy, const timeline *t, kakeya_error *error);
 
@@ -233,19 +245,6 @@ position_range timeline_latents_held(const timeline *t);
 position_range timeline_draft_held(const timeline *t, int draft_layer);
 position_range timeline_backlog_held(const timeline *t);
 
-/* ------------------------------------------------------------------------------------------------------- bytes */
-
-/* K/V memory of the timeline as the allocator counts it, reserved rings included. granule 0: every page is an
- * allocation that holds K and V together (or codes and scalars). Otherwise K and V (codes and scalars) of a layer are
- * one range of addresses each, of which whole granules are backed. */
-backend_cache_bytes timeline_bytes(const timeline *t, size_t granule);
-/* The same for a session of `positions` (1 or more) tokens that has begun to decode. The options need not be valid. */
-backend_cache_bytes timeline_session_bytes(const timeline_models *models, const backend_cache_options *options,
-                                           int positions, size_t granule);
-/* Bytes by which a session grows per position, for good: exact K/V of layers that do not evict, latents where nothing
- * else is kept. */
-size_t timeline_bytes_per_token(const timeline_models *models, const backend_cache_options *options);
-
 /* The committed state but for the runs, in the order of a snapshot. */
 typedef struct timeline_state {
     int32_t length, ring_capacity, ring_from, first_page, draft_length, draft_from, latent_length, latent_from, n_runs;
@@ -254,6 +253,7 @@ typedef struct timeline_state {
 timeline_state timeline_get_state(const timeline *t);
 /* Takes over a state and its runs. KAKEYA_FORMAT, with the timeline unchanged, for one that this timeline cannot have
  * come to. */
-kakeya_status timeline_set_state(timeline *t, const timeline_state *state, const decode_run *runs, kakeya_error *error);
+kakeya_status timeline_set_state(timeline *t, const timeline_state *state, const timeline_run *runs,
+                                 kakeya_error *error);
 
 #endif

@@ -1,6 +1,7 @@
 /* The work that one call cannot avoid: bytes that must be read, operations that must be done. */
 #include <math.h>
 
+#include "backend/kv_bytes.h"
 #include "measure/bench.h"
 
 /* What greedy decoding reads of the head. */
@@ -30,23 +31,21 @@ static void shared_matrices(const gemma4_layer_weights *l, const weight *out[SHA
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 
-/* Bytes of stored K/V that one query behind `context` positions attends in a layer. */
-static double kv_read_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int layer,
-                            int context) {
-    const gemma4_config *c = &engine->verifier->config;
-    const gemma4_layer_config *l = &c->layer[layer];
-    const gemma4_layer_config *source = &c->layer[l->kv_source];
-    double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
-    double row = (double)source->kv_heads * source->head_dim * (source->k_eq_v ? 1 : 2) * element;
-    int visible = l->type == GEMMA4_SLIDING ? min_int(context, c->sliding_window) : context;
-    bool bounded = session->attention != KAKEYA_ATTENTION_NATIVE &&
-                   (l->type == GEMMA4_SLIDING ||
-                    (session->attention == KAKEYA_ATTENTION_RESTORED && session->restore_layers == KAKEYA_RESTORE_ALL));
-    if (!bounded) return visible * row;
-    int exact = min_int(visible, session->sink + session->window);
-    if (session->attention == KAKEYA_ATTENTION_SINK_WINDOW) return exact * row;
-    double latent = engine->f_theta ? 2 * engine->f_theta->config.rank * element + source->kv_heads * 4.0 : 0;
-    return exact * row + (visible - exact) * latent;
+/* The timeline of a session whose last row, a decoded one, has `context` positions. */
+static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
+    const timeline_models models = {.verifier = &engine->verifier->config,
+                                    .drafter = engine->drafter ? &engine->drafter->config : NULL,
+                                    .f_theta = engine->f_theta ? &engine->f_theta->config : NULL};
+    const backend_cache_options options = {
+        .attention = session->attention,
+        .restore_layers = session->restore_layers,
+        .sink = session->sink,
+        .window = session->window,
+        .draft_window = session->draft_window,
+        .kv_format = session->kv_format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
+        .keep_draft_context = true,
+    };
+    return timeline_preview(&models, &options, context);
 }
 
 double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
@@ -54,13 +53,14 @@ double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_opt
     const gemma4_weights *w = &engine->verifier->weights;
     double bytes = head_bytes(engine) + (double)weight_bytes(&w->ple_model_proj);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
+    timeline t = timeline_at(engine, session, context);
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) bytes += (double)weight_bytes(shared[m]);
         bytes += experts * ((double)weight_bytes(&l->experts_gate_up) + (double)weight_bytes(&l->experts_down));
-        bytes += kv_read_bytes(engine, session, i, context);
+        bytes += (double)kv_read_bytes(&t, i);
     }
     return bytes;
 }
@@ -100,14 +100,12 @@ static int draft_context(const dflash_config *c, const kakeya_session_options *s
 
 double bench_draft_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
     const dflash_model *d = engine->drafter;
-    double element = session->kv_format == KAKEYA_KV_BF16 ? 2 : 4;
-    double bytes = head_bytes(engine);
+    timeline t = timeline_at(engine, session, context);
+    double bytes = head_bytes(engine) + (double)kv_draft_read_bytes(&t);
     for (int i = 0; i < d->config.layers; i++) {
         const weight *matrices[DRAFT_MATRICES];
         draft_matrices(&d->layer[i], matrices);
         for (int m = 0; m < DRAFT_MATRICES; m++) bytes += (double)weight_bytes(matrices[m]);
-        bytes +=
-            2.0 * draft_context(&d->config, session, i, context) * d->config.kv_heads * d->config.head_dim * element;
     }
     return bytes;
 }

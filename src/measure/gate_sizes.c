@@ -7,18 +7,18 @@
 /* Pending rows of a decode block may have asked for room behind the committed tokens. */
 enum { MAX_PENDING = 17, MAX_POSITIONS = 1 << 28 };
 
-typedef size_t (*kv_part)(const kv_bytes *bytes);
-static size_t full_part(const kv_bytes *b) { return b->full; }
-static size_t sliding_part(const kv_bytes *b) { return b->sliding; }
-static size_t latent_part(const kv_bytes *b) { return b->latent; }
-static size_t draft_part(const kv_bytes *b) { return b->draft; }
+typedef size_t (*kv_part)(const backend_cache_bytes *bytes);
+static size_t full_part(const backend_cache_bytes *b) { return b->full; }
+static size_t sliding_part(const backend_cache_bytes *b) { return b->sliding; }
+static size_t latent_part(const backend_cache_bytes *b) { return b->latent; }
+static size_t draft_part(const backend_cache_bytes *b) { return b->draft; }
 
 static void check_part(gate_context *context, size_t i, const char *name, kv_part part, size_t stated) {
     const eval_row *row = &context->rows.row[i];
     int committed = (int)(row->prompt_tokens + (int64_t)row->n_token_ids - 1);
-    kv_bytes first = kv_geometry_bytes(&context->geometry, &row->arm, committed);
+    backend_cache_bytes first = kv_geometry_bytes(&context->geometry, &row->arm, committed);
     for (int pending = 0; pending <= MAX_PENDING; pending++) {
-        kv_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + pending);
+        backend_cache_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + pending);
         if (part(&bytes) == stated) return;
     }
     gate_violate(context, "KV_FORMULA", "rows[%zu] (%s, %s): %zu bytes of %s K/V, but the model's sizes give %zu", i,

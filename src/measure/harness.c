@@ -87,7 +87,7 @@ static cJSON *describe(const eval_harness *harness) {
         format == KAKEYA_KV_AUTO ? kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16 : format == KAKEYA_KV_BF16;
     kv_geometry geometry;
     kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
-                   engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? DTYPE_BF16 : DTYPE_F32, &geometry);
+                   engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, &geometry);
     cJSON *sizes = kv_geometry_to_json(&geometry);
     if (sizes && cJSON_AddItemToObject(object, "kv_geometry", sizes)) return object;
     cJSON_Delete(object);

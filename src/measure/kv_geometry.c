@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backend/kv_bytes.h"
 #include "base/hash.h"
 #include "base/json.h"
 
@@ -12,8 +13,8 @@ enum { MAX_WINDOW = 1 << 24, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 14, MAX_RA
 static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
 
 void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
-                    dtype type, kv_geometry *out) {
-    *out = (kv_geometry){.type = type, .has_drafter = drafter != NULL, .f_theta_rank = f_theta ? f_theta->rank : 0};
+                    kv_format format, kv_geometry *out) {
+    *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL, .f_theta_rank = f_theta ? f_theta->rank : 0};
     out->verifier.layers = verifier->layers;
     out->verifier.sliding_window = verifier->sliding_window;
     for (int i = 0; i < verifier->layers; i++) {
@@ -38,7 +39,7 @@ static void put(cJSON *object, const char *name, int value) { cJSON_AddNumberToO
 static cJSON *describe(const kv_geometry *g) {
     cJSON *object = cJSON_CreateObject();
     if (!object) return NULL;
-    cJSON_AddStringToObject(object, "kv_format", g->type == DTYPE_BF16 ? "bf16" : "f32");
+    cJSON_AddStringToObject(object, "kv_format", kv_format_name(g->format));
     put(object, "sliding_window", g->verifier.sliding_window);
     put(object, "f_theta_rank", g->f_theta_rank);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
@@ -107,12 +108,12 @@ static void read_layers(json_reader *reader, const cJSON *json, gemma4_config *o
 }
 
 kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_error *error) {
-    *out = (kv_geometry){.type = DTYPE_BF16};
+    *out = (kv_geometry){.format = KV_FORMAT_BF16};
     json_reader reader = {.name = "kv_geometry", .error = error};
     if (!cJSON_IsObject(json)) json_fail(&reader, KAKEYA_FORMAT, "is missing");
     const char *format = json_string(&reader, json, "kv_format", "");
     if (strcmp(format, "f32") == 0)
-        out->type = DTYPE_F32;
+        out->format = KV_FORMAT_F32;
     else if (strcmp(format, "bf16") != 0)
         json_fail(&reader, KAKEYA_FORMAT, "kv_format is neither f32 nor bf16");
     out->verifier.sliding_window = json_required_int(&reader, json, "sliding_window", 1, MAX_WINDOW);
@@ -143,11 +144,11 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
 
 /* ------------------------------------------------------------------------------------------------------ bytes */
 
-kv_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int positions) {
+backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int positions) {
     bool restored = strncmp(arm->policy, "restored", 8) == 0;
     /* Plain decoding is measured without a drafter, except where restoration needs the drafter's projections. */
     bool plain = strcmp(arm->mode, "ar") == 0 || strcmp(arm->mode, "ngram") == 0 || strcmp(arm->mode, "reforward") == 0;
-    kv_policy policy = {
+    const backend_cache_options options = {
         .attention = restored                                  ? KAKEYA_ATTENTION_RESTORED
                      : strcmp(arm->policy, "sink-window") == 0 ? KAKEYA_ATTENTION_SINK_WINDOW
                                                                : KAKEYA_ATTENTION_NATIVE,
@@ -155,9 +156,11 @@ kv_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int
         .sink = arm->sink,
         .window = arm->window,
         .draft_window = arm->draft_window,
-        .f_theta_rank = geometry->f_theta_rank,
-        .type = geometry->type,
+        .kv_format = geometry->format,
+        .keep_draft_context = !plain,
     };
-    bool keeps_draft = geometry->has_drafter && (restored || !plain);
-    return kv_session_bytes(&geometry->verifier, keeps_draft ? &geometry->drafter : NULL, &policy, positions);
+    const f_theta_config f_theta = {.rank = geometry->f_theta_rank};
+    const timeline_models models = {&geometry->verifier, geometry->has_drafter ? &geometry->drafter : NULL, &f_theta};
+    timeline t = timeline_preview(&models, &options, positions);
+    return kv_bytes(&t, 0);
 }

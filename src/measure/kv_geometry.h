@@ -5,22 +5,20 @@
 
 #include <cjson/cJSON.h>
 
+#include "backend/backend.h"
 #include "measure/rows.h"
-#include "model/dflash.h"
-#include "model/gemma4.h"
-#include "model/sizes.h"
 
 typedef struct kv_geometry {
     gemma4_config verifier; /* layers and sliding_window alone */
     bool has_drafter;
     dflash_config drafter; /* layers, kv_heads, head_dim and sliding_window alone */
     int f_theta_rank;      /* 0: none */
-    dtype type;            /* of resident K/V and latents */
+    kv_format format;      /* of resident K/V and latents */
 } kv_geometry;
 
 /* f_theta and drafter may be NULL. */
 void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
-                    dtype type, kv_geometry *out);
+                    kv_format format, kv_geometry *out);
 
 /* The object "kv_geometry" of a report's environment, with a fingerprint of its own; NULL when out of memory. */
 cJSON *kv_geometry_to_json(const kv_geometry *geometry);
@@ -28,6 +26,6 @@ cJSON *kv_geometry_to_json(const kv_geometry *geometry);
 kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_error *error);
 
 /* What a session of this arm holds when `positions` tokens are committed, at least one of them decoded. */
-kv_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int positions);
+backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_arm *arm, int positions);
 
 #endif

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/kv_bytes.h"
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
@@ -190,19 +191,21 @@ uint64_t kakeya_description_bytes_per_token(const kakeya_description *d, kakeya_
 
 /* ------------------------------------------------------------------------------------------------ session memory */
 
-static dtype kv_type(const kakeya_description *d, kakeya_kv_format format) {
-    if (format == KAKEYA_KV_AUTO) return d->verifier->checkpoint_format == WEIGHT_BF16 ? DTYPE_BF16 : DTYPE_F32;
-    return format == KAKEYA_KV_BF16 ? DTYPE_BF16 : DTYPE_F32;
+static kv_format format_of(const kakeya_description *d, kakeya_kv_format format) {
+    if (format == KAKEYA_KV_AUTO) return d->verifier->checkpoint_format == WEIGHT_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+    return format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
 }
 
-kv_policy description_policy(const kakeya_description *d, const kakeya_session_options *o) {
-    return (kv_policy){.attention = o->attention,
-                       .restore_layers = o->restore_layers,
-                       .sink = o->sink,
-                       .window = o->window,
-                       .draft_window = o->draft_window,
-                       .f_theta_rank = d->f_theta ? d->f_theta->rank : 0,
-                       .type = kv_type(d, o->kv_format)};
+timeline description_session(const kakeya_description *d, const kakeya_session_options *o, size_t tokens) {
+    const timeline_models models = {d->verifier, d->drafter, d->f_theta};
+    const backend_cache_options options = {.attention = o->attention,
+                                           .restore_layers = o->restore_layers,
+                                           .sink = o->sink,
+                                           .window = o->window,
+                                           .draft_window = o->draft_window,
+                                           .kv_format = format_of(d, o->kv_format),
+                                           .keep_draft_context = !o->without_drafter};
+    return timeline_preview(&models, &options, (int)tokens);
 }
 
 kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kakeya_session_options *options,
@@ -224,15 +227,14 @@ kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kak
     if (o.attention == KAKEYA_ATTENTION_RESTORED && !d->f_theta)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "attention 'restored' needs an f_theta, and the model has none");
-    const kv_policy policy = description_policy(d, &o);
-    bool drafts = !o.without_drafter || o.attention == KAKEYA_ATTENTION_RESTORED;
-    kv_bytes bytes = kv_session_bytes(d->verifier, drafts ? d->drafter : NULL, &policy, (int)tokens);
+    timeline t = description_session(d, &o, tokens);
+    backend_cache_bytes bytes = kv_bytes(&t, 0);
     const kakeya_kv_bytes result = {.full = bytes.full,
                                     .sliding = bytes.sliding,
                                     .latent = bytes.latent,
                                     .draft = bytes.draft,
                                     .total = bytes.total,
-                                    .each_token = kv_bytes_per_token(d->verifier, &policy)};
+                                    .each_token = kv_bytes_per_token(&t)};
     sized_write(out, &result, sizeof result);
     return KAKEYA_OK;
 }
@@ -240,5 +242,5 @@ kakeya_status kakeya_description_kv_bytes(const kakeya_description *d, const kak
 size_t kakeya_description_reference_bytes(const kakeya_description *d, kakeya_kv_format format, size_t tokens,
                                           bool rings) {
     if (tokens > (size_t)d->verifier->max_context) return 0;
-    return kv_reference_bytes(d->verifier, kv_type(d, format), (int)tokens, rings);
+    return kv_reference_bytes(d->verifier, format_of(d, format), (int)tokens, rings);
 }

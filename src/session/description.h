@@ -2,10 +2,7 @@
 #ifndef KAKEYA_SESSION_DESCRIPTION_H
 #define KAKEYA_SESSION_DESCRIPTION_H
 
-#include "model/dflash.h"
-#include "model/f_theta.h"
-#include "model/gemma4.h"
-#include "model/sizes.h"
+#include "backend/timeline.h"
 
 struct kakeya_description {
     const gemma4_config *verifier;
@@ -13,8 +10,8 @@ struct kakeya_description {
     const f_theta_config *f_theta; /* NULL: none */
 };
 
-/* What the session's memory depends on. */
-kv_policy description_policy(const kakeya_description *description, const kakeya_session_options *options);
+/* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */
+timeline description_session(const kakeya_description *description, const kakeya_session_options *options, size_t tokens);
 
 /* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists.
  * *directory stays NULL where there is none, and is malloc'ed otherwise. */

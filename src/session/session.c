@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/kv_bytes.h"
 #include "base/clock.h"
 #include "base/sized.h"
 
@@ -297,9 +298,9 @@ void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_byte
         .latent = mem_bytes(&session->account, MEM_KV_LATENT),
         .draft = mem_bytes(&session->account, MEM_KV_DRAFT),
     };
-    const kv_policy policy = description_policy(&session->engine->description, &session->options);
+    timeline t = description_session(&session->engine->description, &session->options, session->timeline.n);
     bytes.total = bytes.full + bytes.sliding + bytes.latent + bytes.draft;
-    bytes.each_token = kv_bytes_per_token(session->engine->description.verifier, &policy);
+    bytes.each_token = kv_bytes_per_token(&t);
     sized_write(out, &bytes, sizeof bytes);
 }
 

@@ -38,6 +38,7 @@ typedef struct fake_script {
     int fail_verb, fail_after; /* fail_after: calls of that verb that still succeed; < 0: never fails */
     int nan_at;                /* position whose logits are NaN; < 0: none */
     int truncate_reach;        /* cache_min_truncate = length - reach; < 0: 0 */
+    bool spoilt;               /* caches that hold something cannot go on: cache_min_truncate = length + 1 */
     int calls[FAKE_VERBS];
     int max_rows_seen, live_caches;
 } fake_script;
@@ -129,6 +130,7 @@ static int fake_length(const backend_cache *cache) { return cache->length; }
 static int fake_pending(const backend_cache *cache) { return cache->pending; }
 static int fake_min_truncate(const backend_cache *cache) {
     int reach = cache->model->script->truncate_reach;
+    if (cache->model->script->spoilt && cache->length) return cache->length + 1;
     return reach < 0 || cache->length < reach ? 0 : cache->length - reach;
 }
 

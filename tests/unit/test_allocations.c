@@ -189,7 +189,9 @@ static long run(tiny *d, int policy, long index, bool rest, float *logits, int *
 
 static void every_allocation_may_fail(void **state) {
     (void)state;
-    for (int policy = 0; policy < TINY_POLICIES; policy++) {
+    static const int policies[] = {0, 3, 5, 8}; /* every kind of store */
+    for (int p = 0; p < 4; p++) {
+        int policy = policies[p];
         long total = 1, failures = 0;
         float *expected = NULL, *found = NULL;
         int32_t wanted[DRAFTS], drafts[DRAFTS];

@@ -1,7 +1,7 @@
 /* Protects: the session memory that `kakeya info` promises is what the allocator holds, policy by policy. */
 #include "golden.h"
 
-#include "model/sizes.h"
+#include "backend/kv_bytes.h"
 #include "sweep.h"
 
 typedef struct demo {
@@ -18,18 +18,11 @@ static void check_held(const char *what, size_t held, size_t promised) {
 }
 
 /* One session of its own account: a prompt, then one decoded token. */
-static void check(demo *d, const kv_policy *policy, bool with_drafter, int prompt_tokens) {
+static void check(demo *d, backend_cache_options options, int prompt_tokens) {
     mem_account account;
     mem_account_init(&account, &d->account, 0);
-    backend_cache_options options = {.context_tokens = 1024,
-                                     .attention = policy->attention,
-                                     .restore_layers = policy->restore_layers,
-                                     .sink = policy->sink,
-                                     .window = policy->window,
-                                     .draft_window = policy->draft_window,
-                                     .kv_format = policy->type == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
-                                     .keep_draft_context = with_drafter,
-                                     .account = &account};
+    options.context_tokens = 1024;
+    options.account = &account;
     backend_cache *cache = NULL;
     REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
     int32_t tokens[1024];
@@ -47,8 +40,10 @@ static void check(demo *d, const kv_policy *policy, bool with_drafter, int promp
     REQUIRE_OK(d->ops->forward(d->backend, &segment, 1, error));
     REQUIRE_OK(d->ops->cache_commit(cache, 1, error));
 
-    kv_bytes promised =
-        kv_session_bytes(&d->verifier->config, with_drafter ? &d->drafter->config : NULL, policy, prompt_tokens + 1);
+    const timeline_models models = {&d->verifier->config, &d->drafter->config, &d->f_theta->config};
+    timeline t = timeline_preview(&models, &options, prompt_tokens + 1);
+    backend_cache_bytes promised = kv_bytes(&t, 0), counted = d->ops->cache_bytes(cache);
+    assert_memory_equal(&promised, &counted, sizeof promised);
     check_held("kv.full", mem_bytes(&account, MEM_KV_FULL), promised.full);
     check_held("kv.sliding", mem_bytes(&account, MEM_KV_SLIDING), promised.sliding);
     check_held("kv.latent", mem_bytes(&account, MEM_KV_LATENT), promised.latent);
@@ -78,14 +73,14 @@ static void test_policies(void **state) {
     static const int prompts[] = {1, 62, 63, 64, 300, 607};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (size_t p = 0; p < sizeof prompts / sizeof prompts[0]; p += sweep_short() ? 3 : 1) {
-            kv_policy policy = {.attention = cases[i].attention,
-                                .restore_layers = cases[i].layers,
-                                .sink = cases[i].sink,
-                                .window = cases[i].window,
-                                .draft_window = cases[i].draft_window,
-                                .f_theta_rank = d->f_theta->config.rank,
-                                .type = p % 2 ? DTYPE_F32 : DTYPE_BF16};
-            check(d, &policy, cases[i].with_drafter, prompts[p]);
+            backend_cache_options options = {.attention = cases[i].attention,
+                                             .restore_layers = cases[i].layers,
+                                             .sink = cases[i].sink,
+                                             .window = cases[i].window,
+                                             .draft_window = cases[i].draft_window,
+                                             .kv_format = p % 2 ? KV_FORMAT_F32 : KV_FORMAT_BF16,
+                                             .keep_draft_context = cases[i].with_drafter};
+            check(d, options, prompts[p]);
         }
     }
 }

@@ -71,6 +71,26 @@ static void test_injected_failures(void **state) {
     }
 }
 
+/* A cache that a dropped prompt has spoilt is replaced, and its tokens are computed again. */
+static void test_spoilt_cache_is_replaced(void **state) {
+    (void)state;
+    enum { PROMPT = 30, MORE = 20 };
+    int32_t prompt[PROMPT + MORE];
+    fake_prompt(prompt, PROMPT + MORE, 5, FAKE_VOCAB);
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session = fake_session(engine, NULL);
+    size_t reused = 0;
+    ok(kakeya_session_sync(session, prompt, PROMPT, &reused, NULL, NULL, error));
+    int created = script.calls[FAKE_CREATE];
+    script.spoilt = true;
+    ok(kakeya_session_sync(session, prompt, PROMPT + MORE, &reused, NULL, NULL, error));
+    assert_int_equal(reused, 0);
+    assert_int_equal(script.calls[FAKE_CREATE], created + 1);
+    assert_timeline(session, prompt, PROMPT + MORE, "after a spoilt cache");
+    close_all(session, engine, &script);
+}
+
 static void test_memory_limit(void **state) {
     (void)state;
     fake_script script = fake_script_default();
@@ -156,6 +176,7 @@ static void test_refusals_name_the_values(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_injected_failures),
+        cmocka_unit_test(test_spoilt_cache_is_replaced),
         cmocka_unit_test(test_memory_limit),
         cmocka_unit_test(test_refusals_name_the_values),
     };

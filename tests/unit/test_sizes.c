@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "backend/kv_bytes.h"
 #include "model/sizes.h"
 #include "scratch.h"
 
@@ -73,6 +74,21 @@ static void test_rings(void **state) {
     for (size_t i = 0; i < 5; i++) assert_int_equal(kv_ring_positions(cases[i][0]), cases[i][1]);
 }
 
+typedef struct session_options {
+    timeline_models models;
+    backend_cache_options options;
+} session_options;
+
+static backend_cache_bytes session_bytes(const session_options *s, int positions) {
+    timeline t = timeline_preview(&s->models, &s->options, positions);
+    return kv_bytes(&t, 0);
+}
+
+static size_t per_token(const session_options *s) {
+    timeline t = timeline_preview(&s->models, &s->options, 100);
+    return kv_bytes_per_token(&t);
+}
+
 /* The demo pair: 10 sliding layers of 2 x 64 at window 256, 2 full ones of 1 x 128 with K = V. */
 static void test_sessions(void **state) {
     (void)state;
@@ -84,50 +100,53 @@ static void test_sessions(void **state) {
     free(json);
     dflash_config drafter = {.layers = 3, .kv_heads = 2, .head_dim = 64};
 
-    kv_policy policy = {.attention = KAKEYA_ATTENTION_NATIVE,
-                        .sink = 4,
-                        .window = 64,
-                        .draft_window = 1024,
-                        .type = DTYPE_BF16,
-                        .f_theta_rank = 128};
+    f_theta_config f_theta = {.rank = 128};
+    session_options policy = {{&c, NULL, &f_theta},
+                              {.attention = KAKEYA_ATTENTION_NATIVE,
+                               .sink = 4,
+                               .window = 64,
+                               .draft_window = 1024,
+                               .kv_format = KV_FORMAT_BF16,
+                               .keep_draft_context = true}};
     const size_t sliding_row = 2 * 128 * 2, full_row = 128 * 2;
-    kv_bytes b = kv_session_bytes(&c, NULL, &policy, 7300);
+    backend_cache_bytes b = session_bytes(&policy, 7300);
     assert_int_equal(b.sliding, 10 * sliding_row * 272);
     assert_int_equal(b.full, 2 * full_row * 64 * 115); /* 115 pages */
     assert_int_equal(b.latent, 0);
     assert_int_equal(b.draft, 0);
     assert_int_equal(b.total, b.sliding + b.full);
-    assert_int_equal(kv_bytes_per_token(&c, &policy), 2 * full_row);
+    assert_int_equal(per_token(&policy), 2 * full_row);
 
-    policy.attention = KAKEYA_ATTENTION_SINK_WINDOW;
-    b = kv_session_bytes(&c, &drafter, &policy, 7300);
+    policy.options.attention = KAKEYA_ATTENTION_SINK_WINDOW;
+    policy.models.drafter = &drafter;
+    b = session_bytes(&policy, 7300);
     assert_int_equal(b.sliding, 10 * sliding_row * (4 + 80));
     assert_int_equal(b.full, 2 * full_row * 64 * 115);
     assert_int_equal(b.latent, 0);
     assert_int_equal(b.draft, 3 * 2 * 128 * 2 * 1040);
 
-    policy.attention = KAKEYA_ATTENTION_RESTORED;
-    b = kv_session_bytes(&c, &drafter, &policy, 7300);
+    policy.options.attention = KAKEYA_ATTENTION_RESTORED;
+    b = session_bytes(&policy, 7300);
     assert_int_equal(b.sliding, 10 * sliding_row * (4 + 80));
     assert_int_equal(b.latent, 272 * (2 * 128 * 2 + 20 * 4)); /* two latents; 10 layers x 2 heads */
-    size_t hybrid = kv_reference_bytes(&c, DTYPE_BF16, 7300, true),
-           all = kv_reference_bytes(&c, DTYPE_BF16, 7300, false);
+    size_t hybrid = kv_reference_bytes(&c, KV_FORMAT_BF16, 7300, true),
+           all = kv_reference_bytes(&c, KV_FORMAT_BF16, 7300, false);
     assert_int_equal(hybrid, 10 * sliding_row * 256 + 2 * 2 * full_row * 7300);
     assert_int_equal(all, 10 * sliding_row * 7300 + 2 * 2 * full_row * 7300);
 
-    policy.restore_layers = KAKEYA_RESTORE_ALL;
-    b = kv_session_bytes(&c, &drafter, &policy, 7300);
+    policy.options.restore_layers = KAKEYA_RESTORE_ALL;
+    b = session_bytes(&policy, 7300);
     /* 7300 - 64 - 16 = 7220 lies in page 112; pages 112 to 114 stay, beside the sink */
     assert_int_equal(b.full, 2 * (full_row * 4 + 3 * 64 * full_row));
     assert_int_equal(b.latent, 115 * 64 * (512 + 22 * 4));
-    assert_int_equal(kv_bytes_per_token(&c, &policy), 512 + 22 * 4);
+    assert_int_equal(per_token(&policy), 512 + 22 * 4);
 
     /* what does not bound, does not grow; a window beyond the model's own adds nothing */
-    policy.restore_layers = KAKEYA_RESTORE_SLIDING;
-    kv_bytes near = kv_session_bytes(&c, &drafter, &policy, 300), far = kv_session_bytes(&c, &drafter, &policy, 8000);
+    policy.options.restore_layers = KAKEYA_RESTORE_SLIDING;
+    backend_cache_bytes near = session_bytes(&policy, 300), far = session_bytes(&policy, 8000);
     assert_int_equal(near.sliding + near.latent + near.draft, far.sliding + far.latent + far.draft);
-    policy.window = 4096;
-    assert_int_equal(kv_session_bytes(&c, NULL, &policy, 7300).sliding, 10 * sliding_row * (4 + 272));
+    policy.options.window = 4096;
+    assert_int_equal(session_bytes(&policy, 7300).sliding, 10 * sliding_row * (4 + 272));
 }
 
 /* K/V bytes per token of the published models, K and V both stored. */
@@ -143,12 +162,11 @@ static void test_references(void **state) {
                      {"e2b", 12288, 6144}};
     for (size_t i = 0; i < 5; i++) {
         gemma4_config c = variant(published[i].name);
-        assert_int_equal(kv_reference_bytes(&c, DTYPE_BF16, 1, false), published[i].sliding + published[i].full);
-        assert_int_equal(kv_reference_bytes(&c, DTYPE_BF16, 100000, true),
+        assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 1, false), published[i].sliding + published[i].full);
+        assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 100000, true),
                          published[i].sliding * (size_t)c.sliding_window + published[i].full * 100000);
-        kv_policy native = {.type = DTYPE_BF16};
-        assert_int_equal(kv_bytes_per_token(&c, &native),
-                         c.layer[5].k_eq_v ? published[i].full / 2 : published[i].full);
+        session_options native = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_BF16}};
+        assert_int_equal(per_token(&native), c.layer[5].k_eq_v ? published[i].full / 2 : published[i].full);
     }
 }
 

@@ -476,7 +476,7 @@ static void a_plan_changes_nothing(void **state) {
     free(r);
 }
 
-static kakeya_status state_of(const timeline *like, timeline_state state, const decode_run *runs) {
+static kakeya_status state_of(const timeline *like, timeline_state state, const timeline_run *runs) {
     timeline t;
     kakeya_error error = {0};
     assert_int_equal(timeline_create(&t, &like->models, &like->options, &error), KAKEYA_OK);
@@ -502,7 +502,7 @@ static void damaged_states_are_refused(void **state) {
     timeline t;
     kakeya_error error = {0};
     check_ok(r, timeline_create(&t, &models, &r->options, &error), &error, "create");
-    const decode_run runs[] = {{40, 60}, {90, 120}};
+    const timeline_run runs[] = {{40, 60}, {90, 120}};
     const timeline_state good = {.length = 120,
                                  .ring_capacity = 32,
                                  .ring_from = 88,
@@ -532,7 +532,7 @@ static void damaged_states_are_refused(void **state) {
         memcpy((char *)&bad + damages[i].field, &damages[i].value, sizeof damages[i].value);
         if (state_of(&t, bad, runs) != KAKEYA_FORMAT) fail_msg("damage %zu was not found", i);
     }
-    const decode_run adjacent[] = {{40, 90}, {90, 120}}, empty[] = {{40, 40}, {90, 120}},
+    const timeline_run adjacent[] = {{40, 90}, {90, 120}}, empty[] = {{40, 40}, {90, 120}},
                      beyond[] = {{40, 60}, {90, 121}}, negative[] = {{-1, 60}, {90, 120}};
     assert_int_equal(state_of(&t, good, adjacent), KAKEYA_FORMAT);
     assert_int_equal(state_of(&t, good, empty), KAKEYA_FORMAT);

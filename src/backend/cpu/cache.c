@@ -5,6 +5,7 @@
 
 #include "backend/cpu/draft.h"
 #include "backend/cpu/token_latents.h"
+#include "backend/kv_bytes.h"
 #include "backend/snapshot.h"
 
 /* ---------------------------------------------------------------------------------------------------- creation */
@@ -54,7 +55,7 @@ void cpu_cache_destroy(backend_cache *c) {
 int cpu_cache_length(const backend_cache *c) { return c->t.length; }
 int cpu_cache_pending(const backend_cache *c) { return c->t.pending; }
 int cpu_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
-backend_cache_bytes cpu_cache_bytes(const backend_cache *c) { return timeline_bytes(&c->t, 0); }
+backend_cache_bytes cpu_cache_bytes(const backend_cache *c) { return kv_bytes(&c->t, 0); }
 
 kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error) {
     *out = NULL;

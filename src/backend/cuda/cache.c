@@ -4,6 +4,7 @@
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/restoration.h"
+#include "backend/kv_bytes.h"
 
 /* ---------------------------------------------------------------------------------------------------- creation */
 
@@ -63,7 +64,7 @@ int cuda_cache_pending(const backend_cache *c) { return c->t.pending; }
 int cuda_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
 
 backend_cache_bytes cuda_cache_bytes(const backend_cache *c) {
-    return timeline_bytes(&c->t, c->model->device.memory.granule_bytes);
+    return kv_bytes(&c->t, c->model->device.memory.granule_bytes);
 }
 
 kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error) {

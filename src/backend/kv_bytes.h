@@ -1,0 +1,26 @@
+/* Bytes of K/V memory: one formula for what a cache holds, what a session of a length will hold (with
+ * timeline_preview), and what a row reads. Pure arithmetic on timelines. */
+#ifndef KAKEYA_BACKEND_KV_BYTES_H
+#define KAKEYA_BACKEND_KV_BYTES_H
+
+#include "backend/timeline.h"
+
+/* What the timeline's stores hold, as the allocator counts it, reserved rings included. granule 0: every page is an
+ * allocation that holds K and V together (or codes and scalars). Otherwise K and V (codes and scalars) of a layer are
+ * one range of addresses each, of which whole granules are backed. */
+backend_cache_bytes kv_bytes(const timeline *t, size_t granule);
+
+/* Bytes by which a session grows per position, for good: exact K/V of layers that do not evict, latents where nothing
+ * else is kept. */
+size_t kv_bytes_per_token(const timeline *t);
+
+/* What a decode row at the last of the timeline's positions reads in one verifier layer: stored K/V, and latents. */
+size_t kv_read_bytes(const timeline *t, int layer);
+/* What a block of the drafter behind the timeline's positions reads of its context, in all layers. */
+size_t kv_draft_read_bytes(const timeline *t);
+
+/* References, with K and V both stored: `hybrid` holds the window only in sliding layers, as common engines do;
+ * otherwise every layer holds every position. */
+size_t kv_reference_bytes(const gemma4_config *config, kv_format format, int positions, bool hybrid);
+
+#endif
