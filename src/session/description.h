@@ -11,7 +11,8 @@ struct kakeya_description {
 };
 
 /* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */
-timeline description_session(const kakeya_description *description, const kakeya_session_options *options, size_t tokens);
+timeline description_session(const kakeya_description *description, const kakeya_session_options *options,
+                             size_t tokens);
 
 /* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists.
  * *directory stays NULL where there is none, and is malloc'ed otherwise. */
