@@ -83,12 +83,17 @@ static void run_flops(void *context, int thread, int threads) {
     b->operations[thread] = b->kernels->probe_flops(b->current->round, iterations);
 }
 
+static const cpu_product *product_of(const bench *b, const bench_case *c) {
+    return &b->kernels->weight[WEIGHT_BF16].product[c->round ? INPUT_BF16 : INPUT_EXACT];
+}
+
 static void multiply_range(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     bench *b = context;
     const bench_case *c = b->current;
-    b->kernels->matmul(DTYPE_BF16, c->round, b->packed, c->rows, c->shape.k, b->weights, (size_t)c->shape.k, (int)begin,
-                       (int)end, b->y + begin, (size_t)c->shape.outputs);
+    weight all = weight_matrix(WEIGHT_BF16, b->weights, c->shape.outputs, c->shape.k);
+    weight piece = weight_rows(&all, (int)begin, (int)(end - begin));
+    product_of(b, c)->multiply(b->packed, c->rows, &piece, b->y + begin, (size_t)c->shape.outputs);
 }
 
 /* One key/value head after another over a long context; the heads of a position lie side by side, as in a cache. */
@@ -111,8 +116,8 @@ static void attend_range(void *context, size_t begin, size_t end, int thread) {
         size_t head = block / (ATTEND_KEYS / ATTENTION_BLOCK), position = block % (ATTEND_KEYS / ATTENTION_BLOCK);
         const unsigned char *k = b->weights + 2 * (position * ATTENTION_BLOCK * ATTEND_STRIDE + head * ATTEND_DIM);
         const unsigned char *v = k + 2 * (size_t)ATTEND_KEYS * ATTEND_STRIDE;
-        b->kernels->attend_block(c->rows, lo, hi, b->packed, ATTEND_DIM, DTYPE_BF16, k, ATTEND_STRIDE, ATTEND_DIM,
-                                 DTYPE_BF16, v, ATTEND_STRIDE, NULL, m, l, o, ATTEND_DIM);
+        b->kernels->attend_block(c->rows, lo, hi, b->packed, ATTEND_DIM, KV_FORMAT_BF16, k, 2 * ATTEND_STRIDE,
+                                 ATTEND_DIM, KV_FORMAT_BF16, v, 2 * ATTEND_STRIDE, NULL, m, l, o, ATTEND_DIM);
     }
 }
 
@@ -122,9 +127,10 @@ static double measure(bench *b, bench_case *c) {
     b->current = c;
     double start = 0, work = 0;
     if (c->kind == CASE_ROWS || c->kind == CASE_PREFILL) {
-        b->kernels->pack_rows(DTYPE_BF16, c->round, b->x, (size_t)c->shape.k, c->rows, c->shape.k, b->packed);
+        b->kernels->packing[product_of(b, c)->packing].pack(b->x, (size_t)c->shape.k, c->rows, c->shape.k, b->packed);
     } else if (c->kind == CASE_ATTENTION) {
-        b->kernels->pack_rows(DTYPE_BF16, false, b->x, ATTEND_DIM, c->rows, ATTEND_DIM, b->packed);
+        cpu_packing queries = b->kernels->kv[KV_FORMAT_BF16].queries;
+        b->kernels->packing[queries].pack(b->x, ATTEND_DIM, c->rows, ATTEND_DIM, b->packed);
         memset(b->y, 0, (size_t)MAX_THREADS * PREFILL_ROWS * ATTEND_DIM * sizeof *b->y);
     }
     start = now_seconds(c->threads);

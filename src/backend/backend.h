@@ -17,7 +17,6 @@
 
 #include "backend/kv_format.h"
 #include "base/alloc.h"
-#include "base/dtype.h"
 #include "base/error.h"
 #include "model/dflash.h"
 #include "model/f_theta.h"

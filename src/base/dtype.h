@@ -1,51 +1,14 @@
-/* Element types of stored tensors, and the scalar conversions that every kernel must agree with. */
+/* Element types of stored tensors that kakeya computes with. */
 #ifndef KAKEYA_BASE_DTYPE_H
 #define KAKEYA_BASE_DTYPE_H
 
 #include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 
 typedef enum dtype { DTYPE_F32 = 0, DTYPE_F16, DTYPE_BF16, DTYPE_COUNT } dtype;
 
 static inline size_t dtype_bytes(dtype type) { return type == DTYPE_F32 ? 4 : 2; }
 static inline const char *dtype_name(dtype type) {
     return type == DTYPE_F32 ? "F32" : type == DTYPE_F16 ? "F16" : "BF16";
-}
-
-static inline float bf16_to_f32(uint16_t value) {
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-/* Round to nearest, ties to even; NaN stays a (quiet) NaN. */
-static inline uint16_t f32_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-static inline float f16_to_f32(uint16_t value) {
-    uint32_t sign = (uint32_t)(value & 0x8000u) << 16;
-    uint32_t exponent = (value >> 10) & 0x1fu;
-    uint32_t mantissa = value & 0x3ffu;
-    uint32_t bits;
-    if (exponent == 0x1f) {
-        bits = sign | 0x7f800000u | (mantissa << 13);
-    } else if (exponent) {
-        bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
-    } else {
-        /* subnormal: value = mantissa * 2^-24, exact in float */
-        float scaled = (float)mantissa * 0x1p-24f;
-        memcpy(&bits, &scaled, sizeof bits);
-        bits |= sign;
-    }
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
 }
 
 #endif

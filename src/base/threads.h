@@ -12,12 +12,12 @@ enum { THREAD_POOL_MAX = 1024 };
 
 typedef struct thread_pool thread_pool;
 
-/* How many threads a request for `threads` gives on a machine with this many cores: as many as asked for, or for 0 one per
- * core, but no more than THREAD_POOL_MAX. -1: no pool has so many. */
+/* How many threads a request for `threads` gives on a machine with this many cores: as many as asked for, or for 0 one
+ * per core, but no more than THREAD_POOL_MAX. -1: no pool has so many. */
 int thread_pool_threads(int threads, int cores);
 
-/* threads = 0: one per physical core that the process may use, THREAD_POOL_MAX at most. More threads than cores are fine;
- * they share the cores as the scheduler likes. KAKEYA_INVALID_ARGUMENT outside 0..THREAD_POOL_MAX. */
+/* threads = 0: one per physical core that the process may use, THREAD_POOL_MAX at most. More threads than cores are
+ * fine; they share the cores as the scheduler likes. KAKEYA_INVALID_ARGUMENT outside 0..THREAD_POOL_MAX. */
 kakeya_status thread_pool_create(int threads, thread_pool **out, kakeya_error *error);
 void thread_pool_destroy(thread_pool *pool);
 int thread_pool_size(const thread_pool *pool);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float16.h"
+
 enum { LISTED_NAMES = 6, VECTOR_ALIGN_FLOATS = 16 };
 
 int64_t tensor_slot_elements(const tensor_slot *slot) {

@@ -18,7 +18,12 @@ size_t weight_row_bytes(const weight *w, int stream) {
 const void *weight_row(const weight *w, int stream, int row) {
     const weight_stream *s = &weight_format_find(w->format)->stream[stream];
     size_t tile = s->rows == WEIGHT_ALL ? 0 : (size_t)(w->first + row) / (size_t)s->rows;
-    return (const char *)w->stream[stream] + tile * weight_row_bytes(w, stream);
+    return (const char *)w->stream[stream] + tile * weight_stream_row_bytes(s, w->in, w->group);
+}
+
+void weight_row_streams(const weight *w, int row, const void *streams[WEIGHT_STREAMS]) {
+    int n = weight_format_find(w->format)->streams;
+    for (int s = 0; s < n; s++) streams[s] = weight_row(w, s, row);
 }
 
 size_t weight_bytes(const weight *w) {

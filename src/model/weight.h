@@ -28,6 +28,9 @@ weight weight_rows(const weight *w, int first, int n);
 /* The element of a stream where row `row` begins (in tiles of several rows: the tile's). */
 const void *weight_row(const weight *w, int stream, int row);
 
+/* The same for all streams. */
+void weight_row_streams(const weight *w, int row, const void *streams[WEIGHT_STREAMS]);
+
 /* Bytes from a row of a stream's elements to the next. */
 size_t weight_row_bytes(const weight *w, int stream);
 

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "backend/cpu/kernels.h"
+#include "base/float16.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
@@ -34,15 +35,28 @@ static inline float *random_floats(size_t n, uint64_t seed, float scale) {
     return x;
 }
 
-static inline float element(dtype type, const void *data, size_t i) {
+static inline float element(weight_format format, const void *data, size_t i) {
     uint16_t half;
     float value;
-    if (type == DTYPE_F32) {
+    if (format == WEIGHT_F32) {
         memcpy(&value, (const char *)data + 4 * i, 4);
         return value;
     }
     memcpy(&half, (const char *)data + 2 * i, 2);
-    return type == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+    return format == WEIGHT_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+/* The format of weights whose values are stored as those of a K/V format. */
+static inline weight_format stored_like(kv_format format) { return format == KV_FORMAT_F32 ? WEIGHT_F32 : WEIGHT_BF16; }
+
+static inline size_t value_bytes(weight_format format) { return format == WEIGHT_F32 ? 4 : 2; }
+
+/* Towards zero; small values become zero. */
+static inline uint16_t cut_to_f16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+    return (uint16_t)(magnitude < 0x38800000u ? sign : sign | (magnitude - 0x38000000u) >> 13);
 }
 
 static inline void *aligned(size_t bytes) {
@@ -51,23 +65,49 @@ static inline void *aligned(size_t bytes) {
     return p;
 }
 
-/* `n` random weights of a type, at a distance of one element from an aligned address. *allocation is to be freed. */
-static inline void *random_weights(dtype type, size_t n, uint64_t seed, void **allocation) {
+/* `n` random values of a format, at a distance of one value from an aligned address. *allocation is to be freed. */
+static inline void *random_weights(weight_format format, size_t n, uint64_t seed, void **allocation) {
     float *values = random_floats(n, seed, 0.05f);
-    *allocation = aligned((n + 1) * dtype_bytes(type));
-    void *w = (char *)*allocation + dtype_bytes(type);
-    cpu_kernels_find("scalar")->store(type, values, (int)n, w);
+    size_t bytes = value_bytes(format);
+    *allocation = aligned((n + 1) * bytes);
+    char *w = (char *)*allocation + bytes;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half = format == WEIGHT_BF16 ? f32_to_bf16(values[i]) : cut_to_f16(values[i]);
+        memcpy(w + i * bytes, format == WEIGHT_F32 ? (const void *)&values[i] : (const void *)&half, bytes);
+    }
     free(values);
     return w;
 }
 
-static inline void *packed_operand(const cpu_kernels *kernels, dtype type, bool rounded, const float *x, size_t ldx,
-                                   int rows, int k) {
-    size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
+static inline void *packed_as(const cpu_kernels *kernels, cpu_packing packing, const float *x, size_t ldx, int rows,
+                              int k) {
+    size_t row_bytes = kernels->packing[packing].row_bytes(k);
     assert_int_equal(row_bytes % 64, 0);
     void *packed = aligned(row_bytes * (size_t)rows);
-    kernels->pack_rows(type, rounded, x, ldx, rows, k, packed);
+    kernels->packing[packing].pack(x, ldx, rows, k, packed);
     return packed;
+}
+
+static inline void *packed_operand(const cpu_kernels *kernels, weight_format format, int rounded, const float *x,
+                                   size_t ldx, int rows, int k) {
+    return packed_as(kernels, kernels->weight[format].product[rounded ? INPUT_BF16 : INPUT_EXACT].packing, x, ldx, rows,
+                     k);
+}
+
+static inline void *packed_queries(const cpu_kernels *kernels, kv_format format, const float *q, size_t ldq, int rows,
+                                   int k) {
+    return packed_as(kernels, kernels->kv[format].queries, q, ldq, rows, k);
+}
+
+/* Outputs [o_begin, o_end) of a matrix w [*][k]. */
+static inline void multiply(const cpu_kernels *kernels, weight_format format, int rounded, const void *packed, int rows,
+                            int k, const void *w, int o_begin, int o_end, float *y, size_t ldy) {
+    weight all = weight_matrix(format, w, o_end, k), some = weight_rows(&all, o_begin, o_end - o_begin);
+    kernels->weight[format].product[rounded ? INPUT_BF16 : INPUT_EXACT].multiply(packed, rows, &some, y, ldy);
+}
+
+static inline size_t packed_bytes_of(const cpu_kernels *kernels, weight_format format, int rounded, int k) {
+    return kernels->packing[kernels->weight[format].product[rounded ? INPUT_BF16 : INPUT_EXACT].packing].row_bytes(k);
 }
 
 static inline void check_near(const char *what, const char *table, long place, double got, double want, double bound) {

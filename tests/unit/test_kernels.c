@@ -31,12 +31,12 @@ static void matmul_agrees_with_double(void **state) {
     static const int row_counts[] = {1, 2, 3, 4, 6, 8, 11, 17};
     const int max_rows = 17, outputs = 19;
     FOR_TABLES(kernels)
-    for (dtype type = 0; type < DTYPE_COUNT; type++)
+    for (weight_format type = 0; type < WEIGHT_FORMAT_COUNT; type++)
         for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
             int k = odd_sizes[ki];
-            size_t ldx = (size_t)k + 5, ldw = (size_t)k + 3, ldy = (size_t)outputs + 2;
+            size_t ldx = (size_t)k + 5, ldy = (size_t)outputs + 2;
             void *allocation;
-            void *w = random_weights(type, ldw * (size_t)outputs, 7 + (uint64_t)k, &allocation);
+            void *w = random_weights(type, (size_t)k * (size_t)outputs, 7 + (uint64_t)k, &allocation);
             float *x = random_floats(ldx * (size_t)max_rows, 11 + (uint64_t)k, 1.0f);
             float *y = malloc(ldy * (size_t)max_rows * sizeof *y);
             for (int rounded = 0; rounded < 2; rounded++)
@@ -44,12 +44,12 @@ static void matmul_agrees_with_double(void **state) {
                     int rows = row_counts[ri], o_begin = 2;
                     void *packed = packed_operand(kernels, type, rounded, x, ldx, rows, k);
                     for (size_t i = 0; i < ldy * (size_t)max_rows; i++) y[i] = -77.0f;
-                    kernels->matmul(type, rounded, packed, rows, k, w, ldw, o_begin, outputs, y, ldy);
+                    multiply(kernels, type, rounded, packed, rows, k, w, o_begin, outputs, y, ldy);
                     for (int r = 0; r < max_rows; r++)
                         for (size_t c = 0; c < ldy; c++) {
                             char what[128];
                             snprintf(what, sizeof what, "matmul %s rounded %d rows %d k %d, row %d column",
-                                     dtype_name(type), rounded, rows, k, r);
+                                     weight_format_name(type), rounded, rows, k, r);
                             float got = y[(size_t)r * ldy + c];
                             if (r >= rows || (int)c >= outputs - o_begin) {
                                 check_same_bits(what, kernels->name, (long)c, got, -77.0f);
@@ -59,8 +59,8 @@ static void matmul_agrees_with_double(void **state) {
                             for (int i = 0; i < k; i++) {
                                 float value = x[(size_t)r * ldx + (size_t)i];
                                 if (rounded) value = bf16_to_f32(f32_to_bf16(value));
-                                double term =
-                                    (double)value * (double)element(type, w, (c + (size_t)o_begin) * ldw + (size_t)i);
+                                double term = (double)value *
+                                              (double)element(type, w, (c + (size_t)o_begin) * (size_t)k + (size_t)i);
                                 sum += term;
                                 magnitude += fabs(term);
                             }
@@ -78,14 +78,14 @@ static void matmul_agrees_with_double(void **state) {
 }
 
 /* One row, one output at a time is what every other call must reproduce. */
-static float *matmul_one_by_one(const cpu_kernels *kernels, dtype type, bool rounded, const void *packed, int rows,
-                                int k, const void *w, size_t ldw, int outputs) {
+static float *matmul_one_by_one(const cpu_kernels *kernels, weight_format type, bool rounded, const void *packed,
+                                int rows, int k, const void *w, int outputs) {
     float *y = malloc((size_t)rows * (size_t)outputs * sizeof *y);
-    size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
+    size_t row_bytes = packed_bytes_of(kernels, type, rounded, k);
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < outputs; o++) {
-            kernels->matmul(type, rounded, (const char *)packed + (size_t)r * row_bytes, 1, k, w, ldw, o, o + 1,
-                            &y[(size_t)r * (size_t)outputs + (size_t)o], 1);
+            multiply(kernels, type, rounded, (const char *)packed + (size_t)r * row_bytes, 1, k, w, o, o + 1,
+                     &y[(size_t)r * (size_t)outputs + (size_t)o], 1);
         }
     return y;
 }
@@ -95,7 +95,7 @@ static void matmul_bits_do_not_depend_on_the_call(void **state) {
     static const int sizes[] = {33, 704, 2816};
     const int max_rows = 64, outputs = 29;
     FOR_TABLES(kernels)
-    for (dtype type = 0; type < DTYPE_COUNT; type++)
+    for (weight_format type = 0; type < WEIGHT_FORMAT_COUNT; type++)
         for (int rounded = 0; rounded < 2; rounded++)
             for (size_t ki = 0; ki < COUNT(sizes); ki++) {
                 int k = sizes[ki];
@@ -103,21 +103,20 @@ static void matmul_bits_do_not_depend_on_the_call(void **state) {
                 void *w = random_weights(type, (size_t)k * (size_t)outputs, 3, &allocation);
                 float *x = random_floats((size_t)k * (size_t)max_rows, 5, 1.0f);
                 void *packed = packed_operand(kernels, type, rounded, x, (size_t)k, max_rows, k);
-                float *want = matmul_one_by_one(kernels, type, rounded, packed, max_rows, k, w, (size_t)k, outputs);
+                float *want = matmul_one_by_one(kernels, type, rounded, packed, max_rows, k, w, outputs);
                 float *y = malloc((size_t)max_rows * (size_t)outputs * sizeof *y);
                 for (int rows = 1; rows <= max_rows; rows += rows < 26 ? 1 : 19) {
                     /* All outputs at once, then pieces of every width. */
                     for (int piece = outputs; piece > 0; piece = piece > 12 ? piece - 8 : piece - 1) {
                         for (int o = 0; o < outputs; o += piece) {
                             int end = o + piece < outputs ? o + piece : outputs;
-                            kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, o, end, y + o,
-                                            (size_t)outputs);
+                            multiply(kernels, type, rounded, packed, rows, k, w, o, end, y + o, (size_t)outputs);
                         }
                         for (int i = 0; i < rows * outputs; i++) {
                             char what[128];
                             if (memcmp(&y[i], &want[i], sizeof *y) == 0) continue;
-                            snprintf(what, sizeof what, "matmul %s rounded %d rows %d k %d piece %d", dtype_name(type),
-                                     rounded, rows, k, piece);
+                            snprintf(what, sizeof what, "matmul %s rounded %d rows %d k %d piece %d",
+                                     weight_format_name(type), rounded, rows, k, piece);
                             check_same_bits(what, kernels->name, i, y[i], want[i]);
                         }
                     }
@@ -135,15 +134,15 @@ static void matmul_bits_do_not_depend_on_blocks(void **state) {
     (void)state;
     const int rows = 131, outputs = 139, k = 1700;
     FOR_TABLES(kernels)
-    for (dtype type = 0; type < DTYPE_COUNT; type++)
+    for (weight_format type = 0; type < WEIGHT_FORMAT_COUNT; type++)
         for (int rounded = 0; rounded < 2; rounded++) {
             void *allocation;
             void *w = random_weights(type, (size_t)k * (size_t)outputs, 8, &allocation);
             float *x = random_floats((size_t)k * (size_t)rows, 9, 1.0f);
             void *packed = packed_operand(kernels, type, rounded, x, (size_t)k, rows, k);
-            float *want = matmul_one_by_one(kernels, type, rounded, packed, rows, k, w, (size_t)k, outputs);
+            float *want = matmul_one_by_one(kernels, type, rounded, packed, rows, k, w, outputs);
             float *y = malloc((size_t)rows * (size_t)outputs * sizeof *y);
-            kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, 0, outputs, y, (size_t)outputs);
+            multiply(kernels, type, rounded, packed, rows, k, w, 0, outputs, y, (size_t)outputs);
             for (int i = 0; i < rows * outputs; i++)
                 check_same_bits("matmul of many blocks", kernels->name, i, y[i], want[i]);
             free(y);
@@ -157,27 +156,70 @@ static void matmul_bits_do_not_depend_on_blocks(void **state) {
 static void packed_rows_are_independent(void **state) {
     (void)state;
     FOR_TABLES(kernels)
-    for (dtype type = 0; type < DTYPE_COUNT; type++)
-        for (int rounded = 0; rounded < 2; rounded++)
-            for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
-                int k = odd_sizes[ki];
-                const int rows = 5;
-                float *x = random_floats((size_t)k * (size_t)rows, 17, 1.0f);
-                size_t row_bytes = kernels->pack_row_bytes(type, rounded, k);
-                void *together = aligned(row_bytes * (size_t)rows), *alone = aligned(row_bytes);
-                memset(together, 0xa5, row_bytes * (size_t)rows);
-                kernels->pack_rows(type, rounded, x, (size_t)k, rows, k, together);
-                for (int r = 0; r < rows; r++) {
-                    memset(alone, 0x5a, row_bytes);
-                    kernels->pack_rows(type, rounded, x + (size_t)r * (size_t)k, 1, 1, k, alone);
-                    if (memcmp(alone, (char *)together + (size_t)r * row_bytes, row_bytes) != 0)
-                        fail_msg("pack_rows %s rounded %d k %d, table %s: row %d differs from the row alone",
-                                 dtype_name(type), rounded, k, kernels->name, r);
-                }
-                free(alone);
-                free(together);
-                free(x);
+    for (int packing = 0; packing < PACKING_COUNT; packing++)
+        for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+            const cpu_packing_kernels *p = &kernels->packing[packing];
+            int k = odd_sizes[ki];
+            const int rows = 5;
+            if (!p->pack) continue;
+            float *x = random_floats((size_t)k * (size_t)rows, 17, 1.0f);
+            size_t row_bytes = p->row_bytes(k);
+            void *together = aligned(row_bytes * (size_t)rows), *alone = aligned(row_bytes);
+            memset(together, 0xa5, row_bytes * (size_t)rows);
+            p->pack(x, (size_t)k, rows, k, together);
+            for (int r = 0; r < rows; r++) {
+                memset(alone, 0x5a, row_bytes);
+                p->pack(x + (size_t)r * (size_t)k, 1, 1, k, alone);
+                if (memcmp(alone, (char *)together + (size_t)r * row_bytes, row_bytes) != 0)
+                    fail_msg("packing %d, k %d, table %s: row %d differs from the row alone", packing, k, kernels->name,
+                             r);
             }
+            free(alone);
+            free(together);
+            free(x);
+        }
+}
+
+/* A row of the weight table is complete in every instruction set, and what it loads is what it multiplies. */
+static void every_format_has_its_kernels(void **state) {
+    (void)state;
+    FOR_TABLES(kernels)
+    for (weight_format format = 0; format < WEIGHT_FORMAT_COUNT; format++) {
+        const cpu_weight_kernels *w = &kernels->weight[format];
+        if (!w->load) fail_msg("%s, table %s: no loader", weight_format_name(format), kernels->name);
+        for (int input = 0; input < INPUT_COUNT; input++) {
+            if (!w->product[input].multiply || !kernels->packing[w->product[input].packing].pack)
+                fail_msg("%s, input %d, table %s: no product", weight_format_name(format), input, kernels->name);
+        }
+        for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+            enum { OUTPUTS = 3 };
+            int k = odd_sizes[ki];
+            void *allocation, *values = random_weights(format, (size_t)k * OUTPUTS, 71, &allocation);
+            weight matrix = weight_matrix(format, values, OUTPUTS, k), last = weight_rows(&matrix, 1, OUTPUTS - 1);
+            float *row = malloc((size_t)k * sizeof *row), *one = calloc((size_t)k, sizeof *one), y[OUTPUTS - 1];
+            w->load(&last, 1, 0, k, row);
+            for (int i = 0; i < k; i += k < 100 ? 1 : 37) { /* the product with a unit vector is the weight */
+                one[i] = 1;
+                void *packed = packed_operand(kernels, format, 0, one, (size_t)k, 1, k);
+                w->product[INPUT_EXACT].multiply(packed, 1, &last, y, OUTPUTS - 1);
+                check_same_bits("loaded weight", kernels->name, i, row[i], y[1]);
+                free(packed);
+                one[i] = 0;
+                float part[2] = {-1, -1};
+                w->load(&last, 1, i, 1, part);
+                check_same_bits("weight loaded alone", kernels->name, i, part[0], row[i]);
+                check_same_bits("what lies behind it", kernels->name, i, part[1], -1);
+            }
+            free(row);
+            free(one);
+            free(allocation);
+        }
+    }
+    for (kv_format format = 0; format < KV_FORMAT_COUNT; format++) FOR_TABLES(kernels) {
+            const cpu_kv_kernels *kv = &kernels->kv[format];
+            if (!kv->store || !kv->load || !kv->derive_key || !kernels->packing[kv->queries].pack)
+                fail_msg("K/V %s, table %s: not complete", kv_format_name(format), kernels->name);
+        }
 }
 
 /* Memory whose last byte lies before a page that must not be touched. */
@@ -201,10 +243,10 @@ static void no_access_behind_the_operands(void **state) {
     static const int row_counts[] = {1, 2, 5, 8, 12, 13};
     const int outputs = 11, max_rows = 13;
     FOR_TABLES(kernels)
-    for (dtype type = 0; type < DTYPE_COUNT; type++)
+    for (weight_format type = 0; type < WEIGHT_FORMAT_COUNT; type++)
         for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
             int k = odd_sizes[ki];
-            size_t w_bytes = (size_t)k * (size_t)outputs * dtype_bytes(type);
+            size_t w_bytes = (size_t)k * (size_t)outputs * value_bytes(type);
             size_t x_bytes = (size_t)k * (size_t)max_rows * sizeof(float),
                    y_bytes = (size_t)outputs * (size_t)max_rows * sizeof(float);
             guarded w_memory = guarded_open(w_bytes), x_memory = guarded_open(x_bytes),
@@ -215,22 +257,26 @@ static void no_access_behind_the_operands(void **state) {
             for (int rounded = 0; rounded < 2; rounded++)
                 for (size_t ri = 0; ri < COUNT(row_counts); ri++) {
                     int rows = row_counts[ri];
-                    size_t packed_bytes = kernels->pack_row_bytes(type, rounded, k) * (size_t)rows;
+                    size_t packed_bytes = packed_bytes_of(kernels, type, rounded, k) * (size_t)rows;
                     guarded packed_memory = guarded_open(packed_bytes);
                     void *packed = packed_memory.end - packed_bytes;
-                    kernels->pack_rows(type, rounded, x + (size_t)k * (size_t)(max_rows - rows), (size_t)k, rows, k,
-                                       packed);
+                    kernels->packing[kernels->weight[type].product[rounded ? INPUT_BF16 : INPUT_EXACT].packing].pack(
+                        x + (size_t)k * (size_t)(max_rows - rows), (size_t)k, rows, k, packed);
                     float *y = (float *)(void *)(y_memory.end - (size_t)rows * (size_t)outputs * sizeof *y);
-                    kernels->matmul(type, rounded, packed, rows, k, w, (size_t)k, 0, outputs, y, (size_t)outputs);
+                    multiply(kernels, type, rounded, packed, rows, k, w, 0, outputs, y, (size_t)outputs);
                     munmap(packed_memory.map, packed_memory.bytes);
                 }
             /* Elementwise functions on vectors that end at the page. */
             float *vector = (float *)(void *)(x_memory.end - (size_t)k * sizeof(float));
             float *other = x;
             memset(x, 0, x_bytes);
-            void *stored = w_memory.end - (size_t)k * dtype_bytes(type);
-            kernels->store(type, vector, k, stored);
-            kernels->load(type, stored, k, vector);
+            weight last = weight_matrix(type, w_memory.end - (size_t)k * value_bytes(type), 1, k);
+            kernels->weight[type].load(&last, 0, 0, k, vector);
+            for (kv_format format = 0; format < KV_FORMAT_COUNT && stored_like(format) == type; format++) {
+                void *stored = w_memory.end - (size_t)k * value_bytes(type);
+                kernels->kv[format].store(vector, k, stored);
+                kernels->kv[format].load(stored, k, vector);
+            }
             kernels->rms_norm(vector, vector, k, 1e-6f, vector);
             kernels->gated(0, vector, vector, k, vector);
             kernels->gated(1, vector, vector, k, vector);
@@ -248,7 +294,7 @@ static void no_access_behind_the_operands(void **state) {
 
 typedef struct attention_case {
     int rows, k_dim, v_dim;
-    dtype k_type, v_type;
+    kv_format k_type, v_type;
     bool scaled;
 } attention_case;
 
@@ -287,16 +333,17 @@ static void ranges_of_block(int rows, int block, int *lo, int *hi) {
 static void run_attention(const cpu_kernels *kernels, const attention_case *c, const float *q, int first_row, int rows,
                           const void *k, size_t k_stride, const void *v, size_t v_stride, const float *v_scale,
                           attention_state *s, size_t ldo) {
-    void *packed = packed_operand(kernels, c->k_type, false, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim,
-                                  rows, c->k_dim);
+    void *packed =
+        packed_queries(kernels, c->k_type, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim, rows, c->k_dim);
+    size_t k_bytes = kv_format_row_bytes(c->k_type, k_stride), v_bytes = kv_format_row_bytes(c->v_type, v_stride);
     for (int b = 0; b < TEST_BLOCKS; b++) {
         int lo[64], hi[64];
         ranges_of_block(c->rows, b, lo, hi);
         size_t first_key = (size_t)b * ATTENTION_BLOCK;
         kernels->attend_block(rows, lo + first_row, hi + first_row, packed, c->k_dim, c->k_type,
-                              (const char *)k + first_key * k_stride * dtype_bytes(c->k_type), k_stride, c->v_dim,
-                              c->v_type, (const char *)v + first_key * v_stride * dtype_bytes(c->v_type), v_stride,
-                              v_scale ? v_scale + first_key : NULL, s->m, s->l, s->o, ldo);
+                              (const char *)k + first_key * k_bytes, k_bytes, c->v_dim, c->v_type,
+                              (const char *)v + first_key * v_bytes, v_bytes, v_scale ? v_scale + first_key : NULL,
+                              s->m, s->l, s->o, ldo);
     }
     free(packed);
 }
@@ -304,8 +351,8 @@ static void run_attention(const cpu_kernels *kernels, const attention_case *c, c
 static void check_attention(const cpu_kernels *kernels, const attention_case *c) {
     size_t k_stride = (size_t)c->k_dim + 2, v_stride = (size_t)c->v_dim + 6, ldo = (size_t)c->v_dim + 3;
     void *k_allocation, *v_allocation;
-    void *k = random_weights(c->k_type, k_stride * TEST_KEYS, 21, &k_allocation);
-    void *v = random_weights(c->v_type, v_stride * TEST_KEYS, 22, &v_allocation);
+    void *k = random_weights(stored_like(c->k_type), k_stride * TEST_KEYS, 21, &k_allocation);
+    void *v = random_weights(stored_like(c->v_type), v_stride * TEST_KEYS, 22, &v_allocation);
     float *q = random_floats((size_t)c->rows * (size_t)c->k_dim, 23, 4.0f);
     float v_scale[TEST_KEYS];
     for (int j = 0; j < TEST_KEYS; j++) v_scale[j] = 0.5f + 0.1f * (float)(j % 11);
@@ -315,7 +362,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
 
     char what[128];
     snprintf(what, sizeof what, "attend_block rows %d k %d %s v %d %s scaled %d", c->rows, c->k_dim,
-             dtype_name(c->k_type), c->v_dim, dtype_name(c->v_type), c->scaled);
+             kv_format_name(c->k_type), c->v_dim, kv_format_name(c->v_type), c->scaled);
     for (int r = 0; r < c->rows; r++) {
         int begin = (r * 5) % 23, end = r % 6 == 5 ? begin : begin + 1 + (r * 7) % 25;
         double scores[TEST_KEYS], top = -INFINITY, sum = 0, magnitude = 0;
@@ -324,7 +371,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
             double terms = 0;
             for (int i = 0; i < c->k_dim; i++) {
                 double term = (double)q[(size_t)r * (size_t)c->k_dim + (size_t)i] *
-                              (double)element(c->k_type, k, (size_t)j * k_stride + (size_t)i);
+                              (double)element(stored_like(c->k_type), k, (size_t)j * k_stride + (size_t)i);
                 scores[j] += term;
                 terms += fabs(term);
             }
@@ -345,7 +392,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
             double value = 0, terms = 0;
             for (int j = begin; j < end; j++) {
                 double term = exp(scores[j] - top) * (c->scaled ? (double)v_scale[j] : 1.0) *
-                              (double)element(c->v_type, v, (size_t)j * v_stride + (size_t)i);
+                              (double)element(stored_like(c->v_type), v, (size_t)j * v_stride + (size_t)i);
                 value += term;
                 terms += fabs(term);
             }
@@ -369,8 +416,10 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
 
     /* Keys that nobody sees (the ranges end before key 47) and the keys outside a row's range do not count. */
     size_t hidden = (size_t)(TEST_KEYS - 1);
-    memset((char *)k + hidden * k_stride * dtype_bytes(c->k_type), 0x3f, (size_t)c->k_dim * dtype_bytes(c->k_type));
-    memset((char *)v + hidden * v_stride * dtype_bytes(c->v_type), 0x3f, (size_t)c->v_dim * dtype_bytes(c->v_type));
+    memset((char *)k + kv_format_row_bytes(c->k_type, hidden * k_stride), 0x3f,
+           kv_format_row_bytes(c->k_type, (size_t)c->k_dim));
+    memset((char *)v + kv_format_row_bytes(c->v_type, hidden * v_stride), 0x3f,
+           kv_format_row_bytes(c->v_type, (size_t)c->v_dim));
     attention_state changed = attention_state_new(c->rows, ldo);
     run_attention(kernels, c, q, 0, c->rows, k, k_stride, v, v_stride, used_scale, &changed, ldo);
     for (int r = 0; r < c->rows; r++) {
@@ -389,10 +438,10 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
 static void attention_agrees_with_double(void **state) {
     (void)state;
     static const attention_case cases[] = {
-        {1, 256, 256, DTYPE_BF16, DTYPE_BF16, false}, {2, 256, 256, DTYPE_BF16, DTYPE_BF16, true},
-        {8, 512, 512, DTYPE_BF16, DTYPE_BF16, true},  {33, 64, 96, DTYPE_F32, DTYPE_F32, false},
-        {13, 33, 41, DTYPE_F32, DTYPE_BF16, true},    {7, 100, 7, DTYPE_F16, DTYPE_F16, false},
-        {12, 16, 24, DTYPE_BF16, DTYPE_F32, true},
+        {1, 256, 256, KV_FORMAT_BF16, KV_FORMAT_BF16, false}, {2, 256, 256, KV_FORMAT_BF16, KV_FORMAT_BF16, true},
+        {8, 512, 512, KV_FORMAT_BF16, KV_FORMAT_BF16, true},  {33, 64, 96, KV_FORMAT_F32, KV_FORMAT_F32, false},
+        {13, 33, 41, KV_FORMAT_F32, KV_FORMAT_BF16, true},    {7, 100, 7, KV_FORMAT_BF16, KV_FORMAT_BF16, false},
+        {12, 16, 24, KV_FORMAT_BF16, KV_FORMAT_F32, true},
     };
     FOR_TABLES(kernels) for (size_t i = 0; i < COUNT(cases); i++) check_attention(kernels, &cases[i]);
 }
@@ -406,9 +455,9 @@ static void attention_masks(void **state) {
             k[j] = j % 3 == 0 ? -200.0f : 0.25f * (float)j;
             v[j] = (float)(1 << j);
         }
-        void *packed = packed_operand(kernels, DTYPE_F32, false, &q, 1, 1, 1);
+        void *packed = packed_queries(kernels, KV_FORMAT_F32, &q, 1, 1, 1);
         float m = -1.5f, l = 3.0f, o = 5.0f;
-        kernels->attend_block(1, &lo, &hi, packed, 1, DTYPE_F32, k, 1, 1, DTYPE_F32, v, 1, NULL, &m, &l, &o, 1);
+        kernels->attend_block(1, &lo, &hi, packed, 1, KV_FORMAT_F32, k, 4, 1, KV_FORMAT_F32, v, 4, NULL, &m, &l, &o, 1);
         free(packed);
         double top = -1.5;
         for (int j = lo; j < hi; j++) top = fmax(top, (double)k[j]);
@@ -457,6 +506,7 @@ int main(void) {
         cmocka_unit_test(matmul_bits_do_not_depend_on_the_call),
         cmocka_unit_test(matmul_bits_do_not_depend_on_blocks),
         cmocka_unit_test(packed_rows_are_independent),
+        cmocka_unit_test(every_format_has_its_kernels),
         cmocka_unit_test(no_access_behind_the_operands),
         cmocka_unit_test(attention_agrees_with_double),
         cmocka_unit_test(attention_masks),

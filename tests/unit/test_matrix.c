@@ -16,14 +16,14 @@ typedef struct fixture {
     packed_rows packed;
 } fixture;
 
-static void setup_model(fixture *f, const cpu_kernels *kernels, int threads, int rows, int k, weight_format format) {
+static void setup_model(fixture *f, const cpu_kernels *kernels, int threads, int rows, const weight *w) {
     memset(f, 0, sizeof *f);
     mem_account_init(&f->account, NULL, 0);
     f->model.kernels = kernels;
     f->model.account = &f->account;
     assert_ok(thread_pool_create(threads, &f->model.pool, &error));
     f->model.threads = thread_pool_size(f->model.pool);
-    assert_ok(packed_rows_create(&f->model, &f->packed, rows, k, 1u << format, &error));
+    assert_ok(packed_rows_create(&f->model, &f->packed, rows, w->in, packing_of(&f->model, w), &error));
 }
 
 static void teardown_model(fixture *f) {
@@ -34,9 +34,9 @@ static void teardown_model(fixture *f) {
 
 static float *run_product(const cpu_kernels *kernels, int threads, const weight *w, const float *x, int rows) {
     fixture f;
-    setup_model(&f, kernels, threads, rows, w->in, w->format);
+    setup_model(&f, kernels, threads, rows, w);
     float *y = calloc((size_t)rows * (size_t)w->out, sizeof *y);
-    pack(&f.model, &f.packed, x, (size_t)w->in, rows, w->in, input_of(&f.model, w));
+    pack(&f.model, &f.packed, x, (size_t)w->in, rows, w->in, packing_of(&f.model, w));
     matrix_job job = matrix_product(&f.packed, rows, w, y, (size_t)w->out);
     matrix_run(&f.model, &job, 1);
     teardown_model(&f);
@@ -86,7 +86,7 @@ static const char wide_config[] =
     " \"tie_word_embeddings\": true, \"final_logit_softcapping\": 30.0, \"bos_token_id\": 2, \"pad_token_id\": 0,"
     " \"eos_token_id\": 1, \"dtype\": \"float32\", \"hidden_size_per_layer_input\": 0, \"num_kv_shared_layers\": 0,"
     " \"attention_k_eq_v\": false, \"enable_moe_block\": false, \"rope_parameters\": {"
-    " \"full_attention\": {\"partial_rotary_factor\": 0.25, \"rope_theta\": 1000000.0, \"rope_type\": \"proportional\"},"
+    " \"full_attention\": {\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6, \"rope_type\": \"proportional\"},"
     " \"sliding_attention\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"}}}";
 
 typedef struct slot_list {

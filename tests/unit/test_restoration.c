@@ -44,7 +44,7 @@ static void demo_close(demo *d) {
     assert_int_equal(mem_total(&d->account), 0);
 }
 
-static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, dtype kv,
+static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_restore_layers layers, kv_format kv,
                                int window) {
     backend_cache *cache = NULL;
     backend_cache_options options = {.context_tokens = 2048,
@@ -53,7 +53,7 @@ static backend_cache *cache_of(demo *d, kakeya_attention attention, kakeya_resto
                                      .sink = 4,
                                      .window = window,
                                      .draft_window = 1024,
-                                     .kv_format = kv == DTYPE_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
+                                     .kv_format = kv,
                                      .keep_draft_context = true,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
@@ -90,7 +90,7 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
 
     /* The context built in one go, and in uneven pieces: the same block. */
     for (int pieces = 0; pieces < 2; pieces++) {
-        backend_cache *cache = cache_of(d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+        backend_cache *cache = cache_of(d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, KV_FORMAT_F32, 64);
         REQUIRE_OK(rope_table_reserve(d->backend, &d->backend->draft_rope, context + 64, error));
         for (int at = 0; at < context;) {
             int n = pieces == 0 ? context : at % 7 + 1 < context - at ? at % 7 + 1 : context - at;
@@ -181,9 +181,10 @@ static void drafter_sliding(void **state) {
 }
 
 static void product(const cpu_kernels *k, const weight *w, const float *x, int rows, float *y) {
-    void *packed = aligned_alloc(64, k->pack_row_bytes((dtype)w->format, false, w->in) * (size_t)rows);
-    k->pack_rows((dtype)w->format, false, x, (size_t)w->in, rows, w->in, packed);
-    k->matmul((dtype)w->format, false, packed, rows, w->in, w->stream[0], (size_t)w->in, 0, w->out, y, (size_t)w->out);
+    const cpu_product *exact = &k->weight[w->format].product[INPUT_EXACT];
+    void *packed = aligned_alloc(64, k->packing[exact->packing].row_bytes(w->in) * (size_t)rows);
+    k->packing[exact->packing].pack(x, (size_t)w->in, rows, w->in, packed);
+    exact->multiply(packed, rows, w, y, (size_t)w->out);
     free(packed);
 }
 
@@ -229,7 +230,7 @@ static void check_policy(demo *d, safetensors *file, int index, const char *poli
     int prompt = *(const int32_t *)(const void *)safetensors_find(file, name)->data;
     size_t vocab = (size_t)d->verifier->config.vocab;
     float *logits = calloc((size_t)total * vocab, sizeof *logits);
-    backend_cache *cache = cache_of(d, attention, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+    backend_cache *cache = cache_of(d, attention, KAKEYA_RESTORE_SLIDING, KV_FORMAT_F32, 64);
     for (int at = 0; at < prompt;) {
         int n = prompt - at < 400 ? prompt - at : 400;
         step(d, cache, ids + at, n, n, SEGMENT_PROMPT, logits + (size_t)at * vocab);
@@ -278,7 +279,7 @@ static void demo_hidden_states(void **state) {
     size_t layers = (size_t)d.verifier->config.layers;
     const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "input_ids")->data;
     float *logits = calloc(LAST * vocab, sizeof *logits), *states = calloc((layers + 1) * T * hidden, sizeof *states);
-    backend_cache *cache = cache_of(&d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, DTYPE_F32, 64);
+    backend_cache *cache = cache_of(&d, KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, KV_FORMAT_F32, 64);
     backend_segment segment = {.cache = cache,
                                .tokens = ids,
                                .n = T,
@@ -337,7 +338,7 @@ static void random_tokens(int32_t *tokens, int n, int vocab, uint32_t seed) {
 /* Three turns of prompt and answer. style 0: whole prompts, single decode rows. style 1: uneven prompt chunks, the
  * longest blocks, with wrong drafts behind the right tokens, rejected. style 2: blocks of any length, with detours
  * through truncation, fork and snapshot. */
-static void run_turns(demo *d, const policy_case *p, dtype kv, int style, const int32_t *tokens, float *logits) {
+static void run_turns(demo *d, const policy_case *p, kv_format kv, int style, const int32_t *tokens, float *logits) {
     size_t vocab = (size_t)d->verifier->config.vocab;
     backend_cache *cache = cache_of(d, p->attention, p->layers, kv, p->window);
     float *discard = calloc(BACKEND_MAX_DECODE_ROWS * vocab, sizeof *discard);
@@ -403,14 +404,15 @@ static void lossless_across_blocks(void **state) {
         int32_t tokens[TOTAL];
         random_tokens(tokens, TOTAL, (int)vocab, 7);
         for (int p = 0; p < POLICIES; p += sweep_short() ? 2 : 1) {
-            dtype kv = precision ? DTYPE_BF16 : DTYPE_F32;
+            kv_format kv = precision ? KV_FORMAT_BF16 : KV_FORMAT_F32;
             d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);
             for (int style = sweep_short() ? 2 : 1; style < 3; style++) {
                 run_turns(&d, &policies[p], kv, style, tokens, other);
                 for (int t = 0; t < TOTAL; t++) {
                     char what[96];
-                    snprintf(what, sizeof what, "%s, style %d, %s, row %d", policies[p].name, style, dtype_name(kv), t);
+                    snprintf(what, sizeof what, "%s, style %d, %s, row %d", policies[p].name, style, kv_format_name(kv),
+                             t);
                     assert_same_bits(what, other + (size_t)t * vocab, reference + (size_t)t * vocab, vocab);
                 }
             }

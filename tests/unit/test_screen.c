@@ -25,28 +25,28 @@ typedef struct fixture {
 } fixture;
 
 /* A model that is only a head: vocab x k of one type, weights and rows with a few values far larger than the others. */
-static void make_head(fixture *f, const cpu_kernels *kernels, dtype type, int vocab, int k, float cap, bool round,
-                      uint64_t seed) {
+static void make_head(fixture *f, const cpu_kernels *kernels, weight_format format, int vocab, int k, float cap,
+                      bool round, uint64_t seed) {
     memset(f, 0, sizeof *f);
     mem_account_init(&f->account, NULL, 0);
     backend_model *m = f->m = calloc(1, sizeof *m);
     f->config = (gemma4_config){.vocab = vocab, .hidden = k, .logit_softcap = cap};
-    void *w = random_weights(type, (size_t)vocab * (size_t)k, seed, &f->allocation);
-    f->weights.head = weight_matrix((weight_format)type, w, vocab, k);
+    void *w = random_weights(format, (size_t)vocab * (size_t)k, seed, &f->allocation);
+    f->weights.head = weight_matrix(format, w, vocab, k);
     f->x = random_floats((size_t)MAX_ROWS * (size_t)k, seed + 1, 1.0f);
     for (int r = 0; r < MAX_ROWS; r += 3) f->x[(size_t)r * (size_t)k + (size_t)(r % k)] *= 40;
     m->config = &f->config;
     m->weights = &f->weights;
     m->kernels = kernels;
     m->account = &f->account;
-    m->round = round;
+    m->input = round ? INPUT_BF16 : INPUT_EXACT;
     REQUIRE(thread_pool_create(2, &m->pool, error));
     m->threads = thread_pool_size(m->pool);
     m->head_stride = (vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     m->head_logits = malloc((size_t)MAX_ROWS * (size_t)m->head_stride * sizeof(float));
     m->scratch = calloc((size_t)m->threads, sizeof *m->scratch);
     m->scratch[0].row = malloc((size_t)k * sizeof(float));
-    REQUIRE(packed_rows_create(m, &f->packed, MAX_ROWS, k, 1u << type, error));
+    REQUIRE(packed_rows_create(m, &f->packed, MAX_ROWS, k, packing_of(m, &f->weights.head), error));
 }
 
 static void free_head(fixture *f) {
@@ -65,14 +65,14 @@ static void free_head(fixture *f) {
 static void bounds_hold(void **state) {
     (void)state;
     static const int shapes[][2] = {{1, 1}, {16, 64}, {50, 33}, {400, 256}, {37, 2816}, {19, 7}};
-    static const dtype types[] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16};
+    static const weight_format formats[] = {WEIGHT_BF16, WEIGHT_F32, WEIGHT_F16};
     FOR_TABLES(kernels) {
         screen_bounds bounds = screen_bounds_beside(kernels);
         if (!bounds) continue;
-        for (size_t i = 0; i < COUNT(shapes) * COUNT(types) * 2; i++) {
-            int vocab = shapes[i / 2 / COUNT(types)][0], k = shapes[i / 2 / COUNT(types)][1];
+        for (size_t i = 0; i < COUNT(shapes) * COUNT(formats) * 2; i++) {
+            int vocab = shapes[i / 2 / COUNT(formats)][0], k = shapes[i / 2 / COUNT(formats)][1];
             fixture f;
-            make_head(&f, kernels, types[i / 2 % COUNT(types)], vocab, k, 0, i % 2, 50 + i);
+            make_head(&f, kernels, formats[i / 2 % COUNT(formats)], vocab, k, 0, i % 2, 50 + i);
             head_create(f.m);
             const head_screen *s = &f.m->screen;
             float *logits = malloc((size_t)MAX_ROWS * (size_t)vocab * sizeof *logits);
@@ -154,7 +154,7 @@ static void choices_are_those_of_the_product(void **state) {
     for (size_t c = 0; c < COUNT(caps) * 2; c++) {
         bool screened = screen_bounds_beside(kernels) != NULL, round = c >= COUNT(caps);
         fixture f;
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
         head_create(f.m);
         int enough = check_choices(&f, "as it is", NULL, 0);
         assert_int_equal(enough, screened ? MAX_ROWS : 0);
@@ -168,7 +168,7 @@ static void choices_are_those_of_the_product(void **state) {
         free_head(&f);
 
         /* copies of the largest before and behind it, and some that differ in the last bit of one weight */
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
         for (int i = 0; i < 12; i++) {
             int at = (best + 1 + i * 83) % VOCAB;
             memcpy(head_row(&f, at), head_row(&f, best), WIDTH * sizeof(uint16_t));
@@ -179,7 +179,7 @@ static void choices_are_those_of_the_product(void **state) {
         free_head(&f);
 
         /* two logits far above the cap, of which the smaller has the lower id: capped, they are equal */
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
         for (size_t i = 0; i < WIDTH; i++) {
             float towards = f.x[i] < 0 ? -0.5f : 0.5f;
             head_row(&f, 20)[i] = f32_to_bf16(towards * 16);
@@ -190,7 +190,7 @@ static void choices_are_those_of_the_product(void **state) {
         free_head(&f);
 
         /* where the cap is flat, where all logits are equal, and where nothing is a number */
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 901);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 901);
         head_create(f.m);
         for (size_t i = 0; i < (size_t)MAX_ROWS * WIDTH; i++) f.x[i] *= i / WIDTH % 2 ? 50.0f : -3.0f;
         check_choices(&f, "large logits", NULL, 0);
@@ -202,14 +202,14 @@ static void choices_are_those_of_the_product(void **state) {
         check_choices(&f, "rows that are not numbers", NULL, 0);
         free_head(&f);
 
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 902);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 902);
         for (int o = 1; o < VOCAB; o++) memcpy(head_row(&f, o), head_row(&f, 0), WIDTH * sizeof(uint16_t));
         head_create(f.m);
         check_choices(&f, "all equal", NULL, 0);
         if (screened) assert_true(f.m->screen.backoff > 0); /* such rows are not screened for nothing every time */
         free_head(&f);
 
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
         f.account.limit_bytes =
             mem_total(&f.account) + 2 * VOCAB * WIDTH; /* it would take half of what sessions need */
         head_create(f.m);
@@ -217,7 +217,7 @@ static void choices_are_those_of_the_product(void **state) {
         check_choices(&f, "no memory for a copy", NULL, 0);
         free_head(&f);
 
-        make_head(&f, kernels, DTYPE_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 903);
+        make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 903);
         head_row(&f, 77)[3] = 0x7fc0;
         head_create(f.m);
         assert_null(f.m->screen.bounds);

@@ -52,10 +52,9 @@ static void refuses_absurd_sizes(void **state) {
 static void decides_how_many(void **state) {
     (void)state;
     static const int cases[][3] = {/* wanted, cores, threads */
-                                   {0, 1, 1},       {0, 2, 2},       {0, 300, 300},   {0, 1024, 1024},
-                                   {0, 1025, 1024}, {0, 5000, 1024}, {0, 0, 1},       {0, -1, 1},
-                                   {1, 64, 1},      {300, 2, 300},   {1024, 1, 1024}, {1025, 4000, -1},
-                                   {-1, 4, -1}};
+                                   {0, 1, 1},       {0, 2, 2},        {0, 300, 300}, {0, 1024, 1024}, {0, 1025, 1024},
+                                   {0, 5000, 1024}, {0, 0, 1},        {0, -1, 1},    {1, 64, 1},      {300, 2, 300},
+                                   {1024, 1, 1024}, {1025, 4000, -1}, {-1, 4, -1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int found = thread_pool_threads(cases[i][0], cases[i][1]);
         if (found != cases[i][2])
@@ -63,7 +62,8 @@ static void decides_how_many(void **state) {
     }
 }
 
-/* hwloc describes another machine when the environment says so: a pool of its size, larger than any array of this test. */
+/* hwloc describes another machine when the environment says so: a pool of its size, larger than any array of this test.
+ */
 static void takes_every_core(void **state) {
     (void)state;
     assert_int_equal(setenv("HWLOC_SYNTHETIC", "core:300 pu:1", 1), 0);
@@ -210,8 +210,7 @@ static void creates_and_destroys_often(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reports_its_size),           cmocka_unit_test(refuses_absurd_sizes),
-        cmocka_unit_test(decides_how_many),
-        cmocka_unit_test(takes_every_core),
+        cmocka_unit_test(decides_how_many),           cmocka_unit_test(takes_every_core),
         cmocka_unit_test(runs_once_on_every_thread),  cmocka_unit_test(covers_ranges_exactly_once),
         cmocka_unit_test(wakes_parked_workers),       cmocka_unit_test(pools_nest),
         cmocka_unit_test(creates_and_destroys_often),

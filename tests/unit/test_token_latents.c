@@ -3,6 +3,7 @@
 #include "golden.h"
 
 #include "backend/cpu/cache.h"
+#include "base/float16.h"
 
 enum { PROMPT = 37, DECODED = 5 };
 

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 
+#include "base/float16.h"
 #include "copies.h"
 #include "model/tensors.h"
 #include "scratch.h"

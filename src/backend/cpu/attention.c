@@ -126,27 +126,26 @@ unsigned char *chunk_rows(const backend_model *m, int layer, bool is_k) {
 
 typedef struct key_block {
     const void *k, *v;
-    dtype k_type, v_type;
-    size_t k_stride, v_stride; /* elements */
+    kv_format k_format, v_format;
+    size_t k_row_bytes, v_row_bytes;
     int v_dim;
     const float *v_scale;
     float scale_memory[ATTENTION_BLOCK];
-    int packing; /* which packed queries meet these keys: 0 stored type, 1 float32 */
+    int packing; /* which packed queries meet these keys: 0 stored format, 1 float32 */
 } key_block;
 
 /* Copies the wanted ones of 16 rows of this head, found one by one, into `to`. The others become zero: their weight is
  * 0, but what lies there may not be a number. */
 static void gather_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, void *to) {
     const backend_cache *c = tile->cache;
-    size_t element = kv_element_bytes(c), bytes = (size_t)tile->config->head_dim * element;
-    size_t head_offset = (size_t)tile->head * bytes;
+    size_t bytes = kv_values_bytes(c, tile->config->head_dim), head_offset = (size_t)tile->head * bytes;
     memset(to, 0, ATTENTION_BLOCK * bytes);
     for (int p = base; p < base + ATTENTION_BLOCK; p++) {
         if (p < wanted.begin || p >= wanted.end) continue;
         const unsigned char *row;
         if (p >= tile->chunk_begin) {
             row = chunk_rows(tile->model, tile->source, is_k) +
-                  (size_t)(tile->chunk_row + p - tile->chunk_begin) * (size_t)tile->kept->values * element;
+                  (size_t)(tile->chunk_row + p - tile->chunk_begin) * kv_row_bytes(c, tile->source);
         } else {
             row = sink ? kv_sink_row(c, tile->source, p, is_k) : kv_row(c, tile->source, p, is_k);
         }
@@ -154,56 +153,55 @@ static void gather_rows(const attention_tile *tile, int base, position_range wan
     }
 }
 
-/* Where the 16 stored rows of a block lie; gathered when they are not contiguous, or not all wanted. Sets pointer and
- * stride. */
+/* Where the 16 stored rows of a block lie; gathered when they are not contiguous, or not all wanted. Sets the pointer
+ * and the bytes from row to row. */
 static void locate_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
-                        void *temporary, const void **rows, size_t *stride) {
+                        void *temporary, const void **rows, size_t *row_bytes) {
     const backend_cache *c = tile->cache;
-    size_t element = kv_element_bytes(c), head_offset = (size_t)(tile->head * tile->config->head_dim) * element;
+    size_t head_bytes = kv_values_bytes(c, tile->config->head_dim), head_offset = (size_t)tile->head * head_bytes;
     bool whole = !sink && wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
-    *stride = (size_t)tile->kept->values;
+    *row_bytes = kv_row_bytes(c, tile->source);
     if (whole && base >= tile->chunk_begin) {
-        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin) * *stride * element;
+        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin) * *row_bytes;
         *rows = chunk_rows(tile->model, tile->source, is_k) + row + head_offset;
     } else if (whole && base + ATTENTION_BLOCK <= tile->chunk_begin) {
         *rows = kv_row(c, tile->source, base, is_k) + head_offset;
     } else {
         gather_rows(tile, base, wanted, sink, is_k, temporary);
         *rows = temporary;
-        *stride = (size_t)tile->config->head_dim;
+        *row_bytes = head_bytes;
     }
 }
 
 /* K = RoPE(k_norm * V): the keys of a K = V layer are derived from the stored values. */
-static void derive_keys(const attention_tile *tile, int base, const void *v, size_t v_stride, dtype type, float *keys) {
+static void derive_keys(const attention_tile *tile, int base, const void *v, size_t v_row_bytes, float *keys) {
     const backend_model *m = tile->model;
-    const cpu_kernels *kernels = m->kernels;
+    const cpu_kv_kernels *stored = kv_kernels(tile->cache);
     const rope_table *rope = &m->rope[tile->config->type];
     const float *norm = m->weights->layer[tile->source].k_norm;
     int d = tile->config->head_dim;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
-        kernels->derive_key(type, (const char *)v + (size_t)i * v_stride * dtype_bytes(type), norm, rope->half,
-                            rope->pairs, rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
+        stored->derive_key((const char *)v + (size_t)i * v_row_bytes, norm, rope->half, rope->pairs,
+                           rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
     }
 }
 
 static void exact_block(const attention_tile *tile, int base, position_range wanted, bool sink, key_block *b) {
-    dtype type = kv_type(tile->cache);
     thread_scratch *x = tile->scratch;
-    b->v_type = type;
+    b->v_format = tile->cache->t.options.kv_format;
     b->v_dim = tile->config->head_dim;
     b->v_scale = NULL;
-    locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_stride);
+    locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_row_bytes);
     if (tile->kept->has_keys) {
-        b->k_type = type;
+        b->k_format = b->v_format;
         b->packing = 0;
-        locate_rows(tile, base, wanted, sink, true, x->key_block, &b->k, &b->k_stride);
+        locate_rows(tile, base, wanted, sink, true, x->key_block, &b->k, &b->k_row_bytes);
     } else {
-        derive_keys(tile, base, b->v, b->v_stride, type, x->key_block);
+        derive_keys(tile, base, b->v, b->v_row_bytes, x->key_block);
         b->k = x->key_block;
-        b->k_type = DTYPE_F32;
-        b->k_stride = (size_t)tile->config->head_dim;
+        b->k_format = KV_FORMAT_F32;
+        b->k_row_bytes = (size_t)tile->config->head_dim * sizeof(float);
         b->packing = 1;
     }
 }
@@ -212,16 +210,15 @@ static void exact_block(const attention_tile *tile, int base, position_range wan
  * where none is wanted. */
 static void decode_latents(const attention_tile *tile, int base, position_range wanted, bool is_k, float *out) {
     const backend_model *m = tile->model;
-    const cpu_kernels *kernels = m->kernels;
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank, d = tile->config->head_dim;
     weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
-    dtype type = kv_type(tile->cache);
+    size_t values_at = is_k ? 0 : kv_values_bytes(tile->cache, rank);
     memset(tile->scratch->latent_block, 0, ATTENTION_BLOCK * (size_t)rank * sizeof(float));
     for (int p = base; p < base + ATTENTION_BLOCK; p++) {
         if (p < wanted.begin || p >= wanted.end) continue;
-        const unsigned char *code = latent_code(tile->cache, p) + (is_k ? 0 : (size_t)rank * dtype_bytes(type));
-        kernels->load(type, code, rank, tile->scratch->latent_block + (size_t)(p - base) * (size_t)rank);
+        const unsigned char *code = latent_code(tile->cache, p) + values_at;
+        kv_kernels(tile->cache)->load(code, rank, tile->scratch->latent_block + (size_t)(p - base) * (size_t)rank);
     }
     multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK,
                    tile->scratch->latent_packed, out, (size_t)d);
@@ -256,8 +253,8 @@ static void restored_block(const attention_tile *tile, int base, position_range 
         m->kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
     }
     b->k = keys;
-    b->k_type = DTYPE_F32;
-    b->k_stride = (size_t)d;
+    b->k_format = KV_FORMAT_F32;
+    b->k_row_bytes = (size_t)d * sizeof(float);
     b->packing = 1;
     if (c->own_raw) {
         float *values = tile->scratch->value_block;
@@ -267,18 +264,14 @@ static void restored_block(const attention_tile *tile, int base, position_range 
             float *v = values + (size_t)i * (size_t)d;
             m->kernels->rms_norm(v, NULL, d, eps, v);
         }
-        *b = (key_block){.k = keys,
-                         .k_type = DTYPE_F32,
-                         .k_stride = (size_t)d,
-                         .packing = 1,
-                         .v = values,
-                         .v_type = DTYPE_F32,
-                         .v_stride = (size_t)d,
-                         .v_dim = d};
+        b->v = values;
+        b->v_format = KV_FORMAT_F32;
+        b->v_row_bytes = (size_t)d * sizeof(float);
+        b->v_dim = d;
+        b->v_scale = NULL;
         return;
     }
-    dtype type = kv_type(c);
-    size_t half = (size_t)rank * dtype_bytes(type);
+    size_t half = kv_values_bytes(c, rank);
     unsigned char *gathered = (unsigned char *)tile->scratch->latent_block; /* free by now */
     bool whole = wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
     if (!whole) memset(gathered, 0, ATTENTION_BLOCK * half);
@@ -289,8 +282,8 @@ static void restored_block(const attention_tile *tile, int base, position_range 
         if (is_wanted && !whole) memcpy(gathered + (size_t)i * half, latent_code(c, base + i) + half, half);
     }
     b->v = whole ? latent_code(c, base) + half : gathered;
-    b->v_type = type;
-    b->v_stride = whole ? 2 * (size_t)rank : (size_t)rank;
+    b->v_format = c->t.options.kv_format;
+    b->v_row_bytes = whole ? 2 * half : half;
     b->v_dim = rank;
     b->v_scale = b->scale_memory;
 }
@@ -333,8 +326,8 @@ static void attend_pass(const attention_tile *tile, attention_pass pass, positio
         else
             exact_block(tile, base, wanted, pass == PASS_SINK, &b);
         tile->model->kernels->attend_block(tile->queries, x->lo, x->hi, x->q_packed[b.packing], tile->config->head_dim,
-                                           b.k_type, b.k, b.k_stride, b.v_dim, b.v_type, b.v, b.v_stride, b.v_scale,
-                                           state.m, state.l, state.o, (size_t)state.dim);
+                                           b.k_format, b.k, b.k_row_bytes, b.v_dim, b.v_format, b.v, b.v_row_bytes,
+                                           b.v_scale, state.m, state.l, state.o, (size_t)state.dim);
     }
 }
 
@@ -342,16 +335,16 @@ static void pack_queries(const attention_tile *tile) {
     const backend_model *m = tile->model;
     int d = tile->config->head_dim;
     size_t row = (size_t)(m->config->heads * d);
-    dtype stored = kv_type(tile->cache);
     for (int packing = 0; packing < 2; packing++) {
         bool needed = packing == 0 ? tile->kept->has_keys : (!tile->kept->has_keys || tile->restored);
         if (!needed) continue;
-        dtype type = packing == 0 ? stored : DTYPE_F32;
-        size_t bytes = m->kernels->pack_row_bytes(type, false, d);
+        kv_format format = packing == 0 ? tile->cache->t.options.kv_format : KV_FORMAT_F32;
+        const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[format].queries];
+        size_t bytes = queries->row_bytes(d);
         for (int token = 0; token < tile->tokens; token++) {
             const float *q = m->q + (size_t)(tile->row + token) * row + (size_t)(tile->head * tile->group * d);
-            m->kernels->pack_rows(type, false, q, (size_t)d, tile->group, d,
-                                  (char *)tile->scratch->q_packed[packing] + (size_t)(token * tile->group) * bytes);
+            queries->pack(q, (size_t)d, tile->group, d,
+                          (char *)tile->scratch->q_packed[packing] + (size_t)(token * tile->group) * bytes);
         }
     }
 }

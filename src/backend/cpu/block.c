@@ -14,8 +14,8 @@ static void block_heads(draft_step *s) {
     backend_model *m = s->model;
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
-    size_t kv = kv_width(d), element = kv_element_bytes(s->cache);
-    dtype type = kv_type(s->cache);
+    size_t kv = kv_width(d), row_bytes = kv_draft_row_bytes(s->cache);
+    const cpu_kv_kernels *stored = kv_kernels(s->cache);
     for (int row = 0; row < s->rows; row++) {
         size_t angle = (size_t)(s->position + row) * (size_t)m->draft_rope.pairs;
         const float *cosine = m->draft_rope.cosine + angle, *sine = m->draft_rope.sine + angle;
@@ -30,13 +30,13 @@ static void block_heads(draft_step *s) {
             m->kernels->rms_norm(k, w->k_norm, d->head_dim, d->rms_eps, k);
             m->kernels->rope(k, m->draft_rope.half, m->draft_rope.pairs, cosine, sine);
         }
-        m->kernels->store(type, m->d_k + (size_t)row * kv, (int)kv, (char *)m->d_block_k + (size_t)row * kv * element);
-        m->kernels->store(type, m->d_v + (size_t)row * kv, (int)kv, (char *)m->d_block_v + (size_t)row * kv * element);
+        stored->store(m->d_k + (size_t)row * kv, (int)kv, (char *)m->d_block_k + (size_t)row * row_bytes);
+        stored->store(m->d_v + (size_t)row * kv, (int)kv, (char *)m->d_block_v + (size_t)row * row_bytes);
     }
     /* The last 16 rows are attended whole, with weight 0 behind the block: no numbers of another session's format
      * there. */
-    memset((char *)m->d_block_k + (size_t)s->rows * kv * element, 0, (ATTENTION_BLOCK - 1) * kv * element);
-    memset((char *)m->d_block_v + (size_t)s->rows * kv * element, 0, (ATTENTION_BLOCK - 1) * kv * element);
+    memset((char *)m->d_block_k + (size_t)s->rows * row_bytes, 0, (ATTENTION_BLOCK - 1) * row_bytes);
+    memset((char *)m->d_block_v + (size_t)s->rows * row_bytes, 0, (ATTENTION_BLOCK - 1) * row_bytes);
 }
 
 /* Context keys that the block's row at position t sees; sliding layers count their window from t. */
@@ -74,10 +74,12 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
     backend_cache *c = s->cache;
     const dflash_config *d = s->config;
     int group = d->heads / d->kv_heads, queries = s->rows * group;
-    size_t dim = (size_t)d->head_dim, kv = kv_width(d), element = kv_element_bytes(c);
-    size_t head_bytes = (size_t)head * dim * element, q_row = (size_t)d->heads * dim;
-    dtype type = kv_type(c);
-    size_t packed = m->kernels->pack_row_bytes(type, false, d->head_dim);
+    size_t dim = (size_t)d->head_dim, head_bytes = kv_values_bytes(c, d->head_dim),
+           head_offset = (size_t)head * head_bytes;
+    size_t q_row = (size_t)d->heads * dim, row_bytes = kv_draft_row_bytes(c);
+    kv_format format = c->t.options.kv_format;
+    const cpu_packing_kernels *packing = &m->kernels->packing[kv_kernels(c)->queries];
+    size_t packed = packing->row_bytes(d->head_dim);
     float *state_m = x->state[0], *state_l = state_m + queries, *state_o = state_m + 2 * (size_t)queries;
     for (int i = 0; i < queries; i++) {
         state_m[i] = -INFINITY;
@@ -85,8 +87,8 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
     }
     memset(state_o, 0, (size_t)queries * dim * sizeof(float));
     for (int row = 0; row < s->rows; row++) {
-        m->kernels->pack_rows(type, false, m->d_q + (size_t)row * q_row + (size_t)(head * group) * dim, dim, group,
-                              d->head_dim, (char *)x->q_packed[0] + (size_t)(row * group) * packed);
+        packing->pack(m->d_q + (size_t)row * q_row + (size_t)(head * group) * dim, dim, group, d->head_dim,
+                      (char *)x->q_packed[0] + (size_t)(row * group) * packed);
     }
     int first = context_begin(s, s->position);
     for (int base = first / ATTENTION_BLOCK * ATTENTION_BLOCK; base < s->position; base += ATTENTION_BLOCK) {
@@ -97,9 +99,9 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
             if (x->hi[i] < x->lo[i]) x->hi[i] = x->lo[i];
         }
         const void *k, *v;
-        size_t stride = locate_context(s, base, first, head_bytes, dim * element, x, &k, &v) / element;
-        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, k, stride, d->head_dim, type,
-                                 v, stride, NULL, state_m, state_l, state_o, dim);
+        size_t stride = locate_context(s, base, first, head_offset, head_bytes, x, &k, &v);
+        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, format, k, stride, d->head_dim,
+                                 format, v, stride, NULL, state_m, state_l, state_o, dim);
     }
     int sliding = s->config->sliding_window[s->layer];
     int before = sliding ? sliding - 1 : s->rows, behind = !sliding                                 ? s->rows
@@ -112,10 +114,10 @@ static void block_attend_head(draft_step *s, int head, thread_scratch *x) {
             x->hi[i] = hi < 0 ? 0 : hi < ATTENTION_BLOCK ? hi : ATTENTION_BLOCK;
             x->lo[i] = lo < 0 ? 0 : lo < x->hi[i] ? lo : x->hi[i];
         }
-        size_t at = (size_t)base * kv * element + head_bytes;
-        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, type, (char *)m->d_block_k + at,
-                                 kv, d->head_dim, type, (char *)m->d_block_v + at, kv, NULL, state_m, state_l, state_o,
-                                 dim);
+        size_t at = (size_t)base * row_bytes + head_offset;
+        m->kernels->attend_block(queries, x->lo, x->hi, x->q_packed[0], d->head_dim, format, (char *)m->d_block_k + at,
+                                 row_bytes, d->head_dim, format, (char *)m->d_block_v + at, row_bytes, NULL, state_m,
+                                 state_l, state_o, dim);
     }
     for (int i = 0; i < queries; i++) {
         float *o = state_o + (size_t)i * dim;
@@ -136,7 +138,7 @@ static void block_inputs(draft_step *s) {
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     draft_norm(s, w->input_norm);
     pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, s->rows, d->hidden,
-         input_of(m, &w->q_proj) | input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
+         packing_of(m, &w->q_proj) | packing_of(m, &w->k_proj) | packing_of(m, &w->v_proj));
     matrix_job jobs[3] = {matrix_product(&m->d_packed, s->rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out),
                           matrix_product(&m->d_packed, s->rows, &w->k_proj, m->d_k, kv_width(d)),
                           matrix_product(&m->d_packed, s->rows, &w->v_proj, m->d_v, kv_width(d))};

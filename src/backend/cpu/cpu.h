@@ -36,15 +36,14 @@ typedef struct rope_table {
     int positions;
 } rope_table;
 
-/* Rows of activations packed for every weight format of the model that may meet them. */
-typedef struct packed_rows {
-    void *data[WEIGHT_FORMAT_COUNT]; /* NULL where no weight has that format */
-    size_t row_bytes[WEIGHT_FORMAT_COUNT];
-    int rows, k;
-} packed_rows;
+/* Packings of activations (cpu_packing) as a set, one bit each. */
+typedef unsigned packing_set;
 
-/* The forms in which matrices want their input, as a set. */
-typedef unsigned input_set;
+/* Rows of activations, packed in every form in which a matrix may want them. */
+typedef struct packed_rows {
+    void *data[PACKING_COUNT]; /* [rows], NULL where no matrix wants that form */
+    int rows, k;               /* at most */
+} packed_rows;
 
 typedef struct thread_scratch {
     void *q_packed[2];   /* queries packed for stored keys, and for derived (float32) keys */
@@ -76,12 +75,11 @@ struct backend_model {
     const cpu_kernels *kernels;
     thread_pool *pool;
     mem_account *account;
-    bool round; /* activations are rounded to bf16 before a product */
+    cpu_input input; /* what happens to activations before a product */
     char description[64];
 
-    int max_rows;                           /* rows of one forward */
-    unsigned weight_formats, draft_formats; /* bit per format present */
-    rope_table rope[2];                     /* by gemma4_layer_type */
+    int max_rows;       /* rows of one forward */
+    rope_table rope[2]; /* by gemma4_layer_type */
     rope_table draft_rope;
     float embed_scale;
 

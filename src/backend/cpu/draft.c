@@ -25,7 +25,7 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
     const cpu_kernels *kernels = m->kernels;
     const dflash_config *d = s->config;
     size_t kv = kv_width(d), all = (size_t)d->layers * kv;
-    dtype type = kv_type(s->cache);
+    const cpu_kv_kernels *stored = kv_kernels(s->cache);
     for (size_t row = begin; row < end; row++) {
         int position = s->position + (int)row;
         size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
@@ -39,8 +39,8 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
                 kernels->rope(head, m->draft_rope.half, m->draft_rope.pairs, m->draft_rope.cosine + angle,
                               m->draft_rope.sine + angle);
             }
-            kernels->store(type, k, (int)kv, kv_draft_row(s->cache, l, position, true));
-            kernels->store(type, v, (int)kv, kv_draft_row(s->cache, l, position, false));
+            stored->store(k, (int)kv, kv_draft_row(s->cache, l, position, true));
+            stored->store(v, (int)kv, kv_draft_row(s->cache, l, position, false));
         }
     }
 }
@@ -53,22 +53,23 @@ void draft_extend_latents(draft_step *s, int first) {
     const f_theta_model *f = m->options.f_theta;
     const cpu_kernels *kernels = m->kernels;
     int rank = f->config.rank, rows = s->rows - first, in = f->encoder_in;
-    size_t all = (size_t)in, element = kv_element_bytes(c);
+    size_t all = (size_t)in, values_at = kv_values_bytes(c, rank);
     float *codes = m->latent_out, *values = m->latent_out + (size_t)rows * 2 * (size_t)rank;
     for (int half = 0; half < 2; half++) {
         const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
         pack(m, &m->packed_latent_in, m->d_context + (size_t)first * 2 * all + (size_t)half * all, 2 * all, rows, in,
-             input_of(m, encoder));
+             packing_of(m, encoder));
         matrix_job job =
             matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank, 2 * (size_t)rank);
         matrix_run(m, &job, 1);
     }
-    dtype type = kv_type(c);
+    const cpu_kv_kernels *stored = kv_kernels(c);
     for (int row = 0; row < rows; row++) {
         unsigned char *code = latent_code(c, s->position + first + row);
         float *values_code = codes + (size_t)row * 2 * (size_t)rank;
-        kernels->store(type, values_code, 2 * rank, code);
-        kernels->load(type, code + (size_t)rank * element, rank, values_code + rank);
+        stored->store(values_code, rank, code);
+        stored->store(values_code + rank, rank, code + values_at);
+        stored->load(code + values_at, rank, values_code + rank);
     }
     for (int layer = 0; layer < m->config->layers; layer++) {
         int head = c->t.layer[layer].latent_head;
@@ -76,7 +77,7 @@ void draft_extend_latents(draft_step *s, int first) {
         const gemma4_layer_config *lc = &m->config->layer[layer];
         const weight *decoder = &f->decoder_v[layer];
         size_t width = (size_t)decoder->out;
-        pack(m, &m->packed_latent_in, codes + rank, 2 * (size_t)rank, rows, rank, input_exact(decoder));
+        pack(m, &m->packed_latent_in, codes + rank, 2 * (size_t)rank, rows, rank, packing_exact(m, decoder));
         matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
         job.exact_input = true;
         matrix_run(m, &job, 1);
@@ -101,19 +102,19 @@ void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
     rows -= skipped;
     draft_step s = {.cache = c, .model = m, .config = d, .rows = rows, .position = position};
     size_t hidden = (size_t)d->hidden, kv = kv_width(d), all = (size_t)d->layers * kv;
-    pack(m, &m->d_packed_aux, aux, width, rows, (int)width, input_of(m, &drafter->fc));
+    pack(m, &m->d_packed_aux, aux, width, rows, (int)width, packing_of(m, &drafter->fc));
     matrix_job fc = matrix_product(&m->d_packed_aux, rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
     rows_run(m, rows, d->hidden, context_norm_rows, &s);
     matrix_job jobs[2 * DFLASH_MAX_LAYERS];
-    input_set inputs = 0;
+    packing_set packings = 0;
     for (int l = 0; l < d->layers; l++) {
         float *k = m->d_context + (size_t)l * kv;
         jobs[2 * l] = matrix_product(&m->d_packed, rows, &drafter->layer[l].k_proj, k, 2 * all);
         jobs[2 * l + 1] = matrix_product(&m->d_packed, rows, &drafter->layer[l].v_proj, k + all, 2 * all);
-        inputs |= input_of(m, jobs[2 * l].w) | input_of(m, jobs[2 * l + 1].w);
+        packings |= packing_of(m, jobs[2 * l].w) | packing_of(m, jobs[2 * l + 1].w);
     }
-    pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, inputs);
+    pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, packings);
     matrix_run(m, jobs, 2 * d->layers);
     if (latents && !c->t.latents_from_tokens) draft_extend_latents(&s, rows - latents);
     rows_run(m, rows, 2 * (int)all, context_store_rows, &s);
@@ -144,14 +145,15 @@ void draft_layer_rest(draft_step *s) {
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), width = (size_t)d->intermediate;
-    pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, input_of(m, &w->o_proj));
+    pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, packing_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->d_packed, s->rows, &w->o_proj, m->d_x, hidden);
     matrix_run(m, &out, 1);
     for (int row = 0; row < s->rows; row++) {
         m->kernels->axpy(1.0f, m->d_x + (size_t)row * hidden, d->hidden, m->d_state + (size_t)row * hidden);
     }
     draft_norm(s, w->post_attention_norm);
-    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden, input_of(m, &w->gate_proj) | input_of(m, &w->up_proj));
+    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden,
+         packing_of(m, &w->gate_proj) | packing_of(m, &w->up_proj));
     matrix_job gate_up[2] = {matrix_product(&m->d_packed, s->rows, &w->gate_proj, m->d_gate_up, 2 * width),
                              matrix_product(&m->d_packed, s->rows, &w->up_proj, m->d_gate_up + width, 2 * width)};
     matrix_run(m, gate_up, 2);
@@ -159,7 +161,7 @@ void draft_layer_rest(draft_step *s) {
         float *gate = m->d_gate_up + (size_t)row * 2 * width;
         m->kernels->gated(1, gate, gate + width, d->intermediate, gate);
     }
-    pack(m, &m->d_packed_act, m->d_gate_up, 2 * width, s->rows, d->intermediate, input_of(m, &w->down_proj));
+    pack(m, &m->d_packed_act, m->d_gate_up, 2 * width, s->rows, d->intermediate, packing_of(m, &w->down_proj));
     matrix_job down = matrix_product(&m->d_packed_act, s->rows, &w->down_proj, m->d_x, hidden);
     matrix_run(m, &down, 1);
     for (int row = 0; row < s->rows; row++) {

@@ -59,7 +59,7 @@ void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
     int hidden = m->config->hidden, experts = m->config->experts, k = m->config->experts_per_token;
     route_context context = {m, w};
     rows_run(m, rows, 2 * hidden, router_inputs, &context);
-    pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, input_exact(&w->router_proj));
+    pack(m, &m->packed, m->x, (size_t)hidden, rows, hidden, packing_exact(m, &w->router_proj));
     matrix_job job = matrix_product(&m->packed, rows, &w->router_proj, m->router_logits, (size_t)experts);
     job.exact_input = true;
     matrix_run(m, &job, 1);
@@ -81,8 +81,7 @@ void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
 
 typedef struct slot_context {
     backend_model *model;
-    weight_format format;
-    size_t row_bytes;
+    const weight *w; /* of the gathered rows */
     int intermediate;
     float *gate_up; /* [rows][2 * intermediate] */
 } slot_context;
@@ -92,8 +91,7 @@ static void gather_slots(void *context, size_t begin, size_t end, int thread) {
     slot_context *s = context;
     backend_model *m = s->model;
     for (size_t slot = begin; slot < end; slot++) {
-        memcpy((char *)m->packed_slots.data[s->format] + slot * s->row_bytes,
-               (const char *)m->packed_moe.data[s->format] + (size_t)m->expert_rows[slot] * s->row_bytes, s->row_bytes);
+        packed_row_copy(m, s->w, &m->packed_moe, m->expert_rows[slot], &m->packed_slots, (int)slot);
     }
 }
 
@@ -154,8 +152,7 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
     if (config->moe) {
-        slots.format = w->experts_gate_up.format;
-        slots.row_bytes = packed_row_bytes(m, &w->experts_gate_up);
+        slots.w = &w->experts_gate_up;
         rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
         n_jobs += expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
                               m->expert_gate_up, views, jobs + n_jobs);
@@ -164,13 +161,13 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
 
     slot_context dense = {.model = m, .intermediate = lc->intermediate, .gate_up = m->gate_up};
     rows_run(m, rows, 2 * lc->intermediate, activate_rows, &dense);
-    pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, input_of(m, &w->down_proj));
+    pack(m, &m->packed_act, m->gate_up, 2 * width, rows, lc->intermediate, packing_of(m, &w->down_proj));
     n_jobs = 0;
     jobs[n_jobs++] = matrix_product(&m->packed_act, rows, &w->down_proj, m->branch, (size_t)config->hidden);
     if (config->moe) {
         rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
-             config->expert_intermediate, input_of(m, &w->experts_down));
+             config->expert_intermediate, packing_of(m, &w->experts_down));
         n_jobs +=
             expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
     }

@@ -79,7 +79,7 @@ static void run_ple_inputs(forward_step *f) {
     backend_model *m = f->model;
     const gemma4_config *c = m->config;
     const weight *w = &m->weights->ple_model_proj;
-    pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, input_of(m, w));
+    pack(m, &m->packed, m->h, (size_t)c->hidden, f->rows, c->hidden, packing_of(m, w));
     matrix_job job = matrix_product(&m->packed, f->rows, w, m->ple, (size_t)w->out);
     matrix_run(m, &job, 1);
     rows_run(m, f->rows, c->layers * c->ple_width, combine_ple, f);
@@ -112,7 +112,8 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     int d = f->config->head_dim, heads = m->config->heads, kv_heads = f->config->kv_heads;
     size_t kv_dim = (size_t)(kv_heads * d);
     bool own_kv = f->config->kv_source == f->layer;
-    dtype type = kv_type(f->segments[0].cache);
+    const backend_cache *cache = f->segments[0].cache;
+    const cpu_kv_kernels *stored = kv_kernels(cache);
     float eps = m->config->rms_eps;
     for (size_t row = begin; row < end; row++) {
         size_t angle = (size_t)f->positions[row] * (size_t)rope->pairs;
@@ -135,11 +136,10 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
         bool finite = is_finite(kernels, m->k + row * kv_dim, kv_dim);
         if (!f->config->k_eq_v) finite &= is_finite(kernels, m->v + row * kv_dim, kv_dim);
         if (!finite) atomic_store(&f->burst, true);
-        size_t at = row * kv_dim * dtype_bytes(type);
-        kernels->store(type, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
-                       chunk_rows(m, f->layer, false) + at);
-        if (!f->config->k_eq_v)
-            kernels->store(type, m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
+        size_t at = row * kv_row_bytes(cache, f->layer);
+        stored->store(f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
+                      chunk_rows(m, f->layer, false) + at);
+        if (!f->config->k_eq_v) stored->store(m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
     }
 }
 
@@ -202,24 +202,24 @@ static void run_attention(forward_step *f) {
     rows_run(m, f->rows, (int)hidden, input_norm_rows, f);
     matrix_job jobs[3];
     int n = 0;
-    input_set inputs = input_of(m, &w->q_proj);
+    packing_set packings = packing_of(m, &w->q_proj);
     jobs[n++] = matrix_product(&m->packed, f->rows, &w->q_proj, m->q, q_dim);
     if (lc->kv_source == f->layer) {
-        inputs |= input_of(m, &w->k_proj);
+        packings |= packing_of(m, &w->k_proj);
         jobs[n++] = matrix_product(&m->packed, f->rows, &w->k_proj, m->k, kv_dim);
         if (!lc->k_eq_v) {
-            inputs |= input_of(m, &w->v_proj);
+            packings |= packing_of(m, &w->v_proj);
             jobs[n++] = matrix_product(&m->packed, f->rows, &w->v_proj, m->v, kv_dim);
         }
     }
-    pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, inputs);
+    pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, packings);
     matrix_run(m, jobs, n);
     keep_own_raw(f);
     rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
     store_new_rows(f, true);
     attention_run(m, f->layer, f->segments, f->n_segments, f->burst);
     store_new_rows(f, false);
-    pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, input_of(m, &w->o_proj));
+    pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, packing_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->o_proj, m->branch, hidden);
     matrix_run(m, &out, 1);
 }
@@ -281,11 +281,12 @@ static void run_feed_forward(forward_step *f) {
     int hidden = m->config->hidden;
     rows_run(m, f->rows, 2 * hidden, after_attention_rows, f);
     if (m->config->moe) {
-        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, input_of(m, &w->experts_gate_up));
+        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, packing_of(m, &w->experts_gate_up));
         experts_route(m, w, f->rows);
     }
     rows_run(m, f->rows, hidden, dense_input_rows, f);
-    pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden, input_of(m, &w->gate_proj) | input_of(m, &w->up_proj));
+    pack(m, &m->packed, m->x, (size_t)hidden, f->rows, hidden,
+         packing_of(m, &w->gate_proj) | packing_of(m, &w->up_proj));
     experts_forward(m, w, f->config, f->rows);
     rows_run(m, f->rows, 3 * hidden, after_ffn_rows, f);
 }
@@ -320,11 +321,11 @@ static void run_ple(forward_step *f) {
     backend_model *m = f->model;
     const gemma4_layer_weights *w = f->weights;
     int hidden = m->config->hidden, width = m->config->ple_width;
-    pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, input_of(m, &w->ple_gate));
+    pack(m, &m->packed, m->h, (size_t)hidden, f->rows, hidden, packing_of(m, &w->ple_gate));
     matrix_job gate = matrix_product(&m->packed, f->rows, &w->ple_gate, m->ple_gate, (size_t)width);
     matrix_run(m, &gate, 1);
     rows_run(m, f->rows, width, ple_gate_rows, f);
-    pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, input_of(m, &w->ple_proj));
+    pack(m, &m->packed, m->ple_gate, (size_t)width, f->rows, width, packing_of(m, &w->ple_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->ple_proj, m->branch, (size_t)hidden);
     matrix_run(m, &out, 1);
     rows_run(m, f->rows, 2 * hidden, ple_add_rows, f);

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
+#include "base/float16.h"
 
 /* Blocks of a piece of work: a multiple of what the kernels take at a time. */
 enum {
@@ -19,7 +20,7 @@ enum {
 
 static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
     const weight *head = &m->weights->head;
-    pack(m, packed, x, (size_t)head->in, rows, head->in, input_of(m, head));
+    pack(m, packed, x, (size_t)head->in, rows, head->in, packing_of(m, head));
 }
 
 /* logits [rows][ldy] of packed rows. */
@@ -202,7 +203,7 @@ static bool split_rows(backend_model *m, const float *x, int rows) {
     for (int r = 0; r < rows; r++) {
         const float *in = x + (size_t)r * (size_t)k;
         int8_t *codes = m->screen.codes + (size_t)r * depth;
-        for (int i = 0; i < k; i++) values[i] = m->round ? bf16_to_f32(f32_to_bf16(in[i])) : in[i];
+        for (int i = 0; i < k; i++) values[i] = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(in[i])) : in[i];
         screen_row *row = &m->screen.row[r];
         float norm, rest;
         memset(codes + k, 0, depth - (size_t)k);

@@ -50,17 +50,16 @@ SIMD_INLINE void score(product kind, const int R, const int K, const score_call 
 
 #define DEFINE_SCORE(kind, R, K)                                                                                       \
     static void score_##kind##_##R(const score_call *call) { score(PRODUCT_##kind, R, K, call); }
-#define SCORE_ENTRY(kind, R, K) [DTYPE_##kind][R] = score_##kind##_##R,
+#define SCORE_ENTRY(kind, R, K) [KV_FORMAT_##kind][R] = score_##kind##_##R,
 #if defined(__AVX512F__)
 #define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 8) X(kind, 3, 4) X(kind, 4, 4)
 #else
 #define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 4) X(kind, 3, 4) X(kind, 4, 2)
 #endif
 SCORE_TILES(DEFINE_SCORE, F32)
-SCORE_TILES(DEFINE_SCORE, F16)
 SCORE_TILES(DEFINE_SCORE, BF16)
-static const score_function score_functions[DTYPE_COUNT][SCORE_ROWS + 1] = {
-    SCORE_TILES(SCORE_ENTRY, F32) SCORE_TILES(SCORE_ENTRY, F16) SCORE_TILES(SCORE_ENTRY, BF16)};
+static const score_function score_functions[KV_FORMAT_COUNT][SCORE_ROWS + 1] = {SCORE_TILES(SCORE_ENTRY, F32)
+                                                                                    SCORE_TILES(SCORE_ENTRY, BF16)};
 
 /* --- values ----------------------------------------------------------------------------------------------------- */
 
@@ -76,7 +75,7 @@ typedef struct value_call {
 
 typedef void (*value_function)(const value_call *call);
 
-SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
+SIMD_INLINE void add_values(kv_format format, const int R, const value_call *call) {
     const int width = ATTEND_VECTORS * SIMD_LANES;
     int c = 0;
     for (; c + width <= call->v_dim; c += width) {
@@ -90,10 +89,11 @@ SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
         const unsigned char *v = call->v;
         for (int j = 0; j < ATTENTION_BLOCK; j++, v += call->v_row_bytes) {
             simd_f32 values[ATTEND_VECTORS];
-            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) values[i] = load_as(type, v, (size_t)(c + i * SIMD_LANES));
+            UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) values[i] =
+                load_kv(format, v + (size_t)(c + i * SIMD_LANES) * kv_value_bytes(format));
             UNROLL for (int r = 0; r < R; r++) {
-                simd_f32 weight = simd_set1(call->weights[r * ATTENTION_BLOCK + j]);
-                UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) sums[r][i] = simd_fma(weight, values[i], sums[r][i]);
+                simd_f32 factor = simd_set1(call->weights[r * ATTENTION_BLOCK + j]);
+                UNROLL for (int i = 0; i < ATTEND_VECTORS; i++) sums[r][i] = simd_fma(factor, values[i], sums[r][i]);
             }
         }
         UNROLL for (int r = 0; r < R; r++) {
@@ -108,7 +108,8 @@ SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
             float *out = call->o + (size_t)r * call->ldo + c;
             simd_f32 sum = simd_mul(simd_load_first(out, n), simd_set1(call->kept[r]));
             for (int j = 0; j < ATTENTION_BLOCK; j++) {
-                simd_f32 values = load_first_as(type, call->v + (size_t)j * call->v_row_bytes, (size_t)c, n);
+                simd_f32 values = load_kv_first(
+                    format, call->v + (size_t)j * call->v_row_bytes + (size_t)c * kv_value_bytes(format), n);
                 sum = simd_fma(simd_set1(call->weights[r * ATTENTION_BLOCK + j]), values, sum);
             }
             simd_store_first(out, n, sum);
@@ -117,18 +118,17 @@ SIMD_INLINE void add_values(dtype type, const int R, const value_call *call) {
 }
 
 #define DEFINE_ADD_VALUES(kind, R)                                                                                     \
-    static void add_values_##kind##_##R(const value_call *call) { add_values(DTYPE_##kind, R, call); }
-#define ADD_VALUES_ENTRY(kind, R) [DTYPE_##kind][R] = add_values_##kind##_##R,
+    static void add_values_##kind##_##R(const value_call *call) { add_values(KV_FORMAT_##kind, R, call); }
+#define ADD_VALUES_ENTRY(kind, R) [KV_FORMAT_##kind][R] = add_values_##kind##_##R,
 #if defined(__AVX512F__)
 #define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4) X(kind, 5) X(kind, 6) X(kind, 7) X(kind, 8)
 #else
 #define VALUE_TILES(X, kind) X(kind, 1) X(kind, 2) X(kind, 3) X(kind, 4)
 #endif
 VALUE_TILES(DEFINE_ADD_VALUES, F32)
-VALUE_TILES(DEFINE_ADD_VALUES, F16)
 VALUE_TILES(DEFINE_ADD_VALUES, BF16)
-static const value_function value_functions[DTYPE_COUNT][ATTEND_ROWS + 1] = {
-    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, F16) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
+static const value_function value_functions[KV_FORMAT_COUNT][ATTEND_ROWS + 1] = {
+    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
 
 /* --- the block -------------------------------------------------------------------------------------------------- */
 
@@ -174,15 +174,14 @@ static void soft_max_step(int rows, float (*scores)[ATTENTION_BLOCK], const int 
         }                                                                                                              \
     }
 
-static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
-                         const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
-                         const float *v_scale, float *m, float *l, float *o, size_t ldo) {
-    const size_t q_row_bytes = pack_row_bytes(k_type, false, k_dim);
-    const size_t k_row_bytes = k_stride * dtype_bytes(k_type), v_row_bytes = v_stride * dtype_bytes(v_type);
+static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, kv_format k_format,
+                         const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
+                         size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo) {
+    const size_t q_row_bytes = pack_row_bytes(PACK_F32, k_dim);
     /* The values are needed after the scores, the next block's keys (most often) after this call. */
-    PREFETCH_ROWS(v, v_row_bytes, (size_t)v_dim * dtype_bytes(v_type), _MM_HINT_T0)
-    PREFETCH_ROWS((const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes, (size_t)k_dim * dtype_bytes(k_type),
-                  _MM_HINT_T1)
+    PREFETCH_ROWS(v, v_row_bytes, (size_t)v_dim * kv_value_bytes(v_format), _MM_HINT_T0)
+    PREFETCH_ROWS((const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes,
+                  (size_t)k_dim * kv_value_bytes(k_format), _MM_HINT_T1)
     for (int r = 0; r < rows;) {
         int n = 0; /* rows in a run without empty ranges */
         while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
@@ -200,7 +199,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                 .k_dim = k_dim,
                 .scores = weights[i],
             };
-            score_functions[k_type][n - i < SCORE_ROWS ? n - i : SCORE_ROWS](&call);
+            score_functions[k_format][n - i < SCORE_ROWS ? n - i : SCORE_ROWS](&call);
         }
         soft_max_step(n, weights, lo + r, hi + r, v_scale, m + r, l + r, kept);
         value_call call = {
@@ -212,20 +211,52 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
             .o = o + (size_t)r * ldo,
             .ldo = ldo,
         };
-        value_functions[v_type][n](&call);
+        value_functions[v_format][n](&call);
         r += n;
     }
 }
 
 /* --- table ------------------------------------------------------------------------------------------------------ */
 
+/* How a CPU multiplies bf16 weights with rounded activations is the one thing in which tables of equal vectors differ.
+ */
+#ifdef SIMD_DOT_PAIRS
+#define ROUNDED_BF16                                                                                                   \
+    { PACKING_PAIRS, multiply_PAIRS }
+#define ROUNDED_BF16_PACKING [PACKING_PAIRS] = PACKING_ENTRY(pairs)
+#else
+#define ROUNDED_BF16                                                                                                   \
+    { PACKING_SPLIT_ROUNDED, multiply_BF16 }
+#define ROUNDED_BF16_PACKING [PACKING_SPLIT_ROUNDED] = PACKING_ENTRY(split_rounded)
+#endif
+
 #define VECTOR_TABLE(table_name)                                                                                       \
     {                                                                                                                  \
-        .name = table_name, .pack_row_bytes = pack_row_bytes, .pack_rows = pack_rows, .matmul = matmul,                \
+        .name = table_name,                                                                                            \
+        .packing = {[PACKING_F32] = PACKING_ENTRY(f32),                                                                \
+                    [PACKING_F32_ROUNDED] = PACKING_ENTRY(f32_rounded),                                                \
+                    [PACKING_SPLIT] = PACKING_ENTRY(split),                                                            \
+                    ROUNDED_BF16_PACKING},                                                                             \
+        .weight = {[WEIGHT_F32] = {.product = {[INPUT_EXACT] = {PACKING_F32, multiply_F32},                            \
+                                               [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_F32}},                    \
+                                   .load = load_weights_f32},                                                          \
+                   [WEIGHT_F16] = {.product = {[INPUT_EXACT] = {PACKING_F32, multiply_F16},                            \
+                                               [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_F16}},                    \
+                                   .load = load_weights_f16},                                                          \
+                   [WEIGHT_BF16] =                                                                                     \
+                       {.product = {[INPUT_EXACT] = {PACKING_SPLIT, multiply_BF16}, [INPUT_BF16] = ROUNDED_BF16},      \
+                        .load = load_weights_bf16}},                                                                   \
+        .kv = {[KV_FORMAT_F32] = {.queries = PACKING_F32,                                                              \
+                                  .store = store_f32,                                                                  \
+                                  .load = load_f32,                                                                    \
+                                  .derive_key = derive_key_f32},                                                       \
+               [KV_FORMAT_BF16] = {.queries = PACKING_SPLIT,                                                           \
+                                   .store = store_bf16,                                                                \
+                                   .load = load_bf16,                                                                  \
+                                   .derive_key = derive_key_bf16}},                                                    \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
-        .derive_key = derive_key, .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap,         \
-        .maximum = maximum, .first_at_least = first_at_least, .store = store, .load = load, .probe_read = probe_read,  \
-        .probe_flops = probe_flops,                                                                                    \
+        .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .maximum = maximum,               \
+        .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,                        \
     }
 
 #endif

@@ -55,14 +55,6 @@ enum {
     MAX_BLOCK_PANELS = 22, /* their results are kept until the end of k */
 };
 
-static product product_of(dtype w, bool round_to_bf16) {
-#ifdef SIMD_DOT_PAIRS
-    if (w == DTYPE_BF16 && round_to_bf16) return PRODUCT_PAIRS;
-#endif
-    (void)round_to_bf16;
-    return w == DTYPE_F32 ? PRODUCT_F32 : w == DTYPE_F16 ? PRODUCT_F16 : PRODUCT_BF16;
-}
-
 /* Bytes of one step of one row of activations, and of weights. */
 SIMD_INLINE size_t x_step_bytes(product kind) {
     return STEP * (kind == PRODUCT_PAIRS ? sizeof(uint16_t) : sizeof(float));
@@ -73,14 +65,19 @@ SIMD_INLINE size_t w_step_bytes(product kind) {
 
 /* --- packing ---------------------------------------------------------------------------------------------------- */
 
-static size_t pack_row_bytes(dtype w, bool round_to_bf16, int k) {
-    size_t bytes = ((size_t)k + STEP - 1) / STEP * x_step_bytes(product_of(w, round_to_bf16));
+typedef enum pack_form { PACK_F32, PACK_SPLIT, PACK_PAIRS } pack_form;
+
+SIMD_INLINE size_t pack_step_bytes(pack_form form) {
+    return STEP * (form == PACK_PAIRS ? sizeof(uint16_t) : sizeof(float));
+}
+
+SIMD_INLINE size_t pack_row_bytes(pack_form form, int k) {
+    size_t bytes = ((size_t)k + STEP - 1) / STEP * pack_step_bytes(form);
     return (bytes + 63) / 64 * 64;
 }
 
-static void pack_rows(dtype w, bool round_to_bf16, const float *x, size_t ldx, int rows, int k, void *packed) {
-    product kind = product_of(w, round_to_bf16);
-    size_t step_bytes = x_step_bytes(kind), row_bytes = pack_row_bytes(w, round_to_bf16, k);
+SIMD_INLINE void pack_rows(pack_form form, bool round, const float *x, size_t ldx, int rows, int k, void *packed) {
+    size_t step_bytes = pack_step_bytes(form), row_bytes = pack_row_bytes(form, k);
     for (int r = 0; r < rows; r++) {
         const float *in = x + (size_t)r * ldx;
         unsigned char *out = (unsigned char *)packed + (size_t)r * row_bytes;
@@ -91,22 +88,38 @@ static void pack_rows(dtype w, bool round_to_bf16, const float *x, size_t ldx, i
             simd_f32 b = n >= STEP         ? simd_load(in + i + SIMD_LANES)
                          : n <= SIMD_LANES ? simd_zero()
                                            : simd_load_first(in + i + SIMD_LANES, n - SIMD_LANES);
-            if (round_to_bf16) {
+            if (round) {
                 a = simd_round_to_bf16(a);
                 b = simd_round_to_bf16(b);
             }
-            if (kind == PRODUCT_PAIRS) {
-                simd_store_16(DTYPE_BF16, out, a);
-                simd_store_16(DTYPE_BF16, out + step_bytes / 2, b);
+            if (form == PACK_PAIRS) {
+                simd_store_bf16(out, a);
+                simd_store_bf16(out + step_bytes / 2, b);
                 continue;
             }
-            if (kind == PRODUCT_BF16) simd_deinterleave(a, b, &a, &b);
+            if (form == PACK_SPLIT) simd_deinterleave(a, b, &a, &b);
             simd_store(out, a);
             simd_store(out + step_bytes / 2, b);
         }
         memset(out, 0, (size_t)(end - out));
     }
 }
+
+#define DEFINE_PACKING(name, form, round)                                                                              \
+    static size_t row_bytes_##name(int k) { return pack_row_bytes(form, k); }                                          \
+    static void pack_##name(const float *x, size_t ldx, int rows, int k, void *packed) {                               \
+        pack_rows(form, round, x, ldx, rows, k, packed);                                                               \
+    }
+#define PACKING_ENTRY(name)                                                                                            \
+    { row_bytes_##name, pack_##name }
+DEFINE_PACKING(f32, PACK_F32, false)
+DEFINE_PACKING(f32_rounded, PACK_F32, true)
+DEFINE_PACKING(split, PACK_SPLIT, false)
+#ifdef SIMD_DOT_PAIRS
+DEFINE_PACKING(pairs, PACK_PAIRS, true)
+#else
+DEFINE_PACKING(split_rounded, PACK_SPLIT, true)
+#endif
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
@@ -150,9 +163,7 @@ SIMD_INLINE simd_f32 load_weights(product kind, const unsigned char *w, int n, b
     if (kind == PRODUCT_F32) {
         return n == STEP ? simd_load(half) : present ? simd_load_first(half, present) : simd_zero();
     }
-    return n == STEP ? simd_load_16(DTYPE_F16, half)
-           : present ? simd_load_16_first(DTYPE_F16, half, present)
-                     : simd_zero();
+    return n == STEP ? simd_load_f16(half) : present ? simd_load_f16_first(half, present) : simd_zero();
 }
 
 /* One step of R rows of activations, x_stride bytes apart, and O rows of weights, of which n values are present. */
@@ -539,38 +550,50 @@ static void multiply_block(product kind, int rows, const unsigned char *x, size_
     }
 }
 
-static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int rows, int k, const void *w, size_t ldw,
-                   int o_begin, int o_end, float *y, size_t ldy) {
-    const product kind = product_of(w_type, round_to_bf16);
-    const size_t x_row_bytes = pack_row_bytes(w_type, round_to_bf16, k);
-    const size_t w_row_bytes = ldw * dtype_bytes(w_type);
-    const unsigned char *x = packed, *weights = w;
+/* --- weight formats ---------------------------------------------------------------------------------------------- */
+
+static void multiply_rows(product kind, const void *packed, int rows, const weight *w, float *y, size_t ldy) {
+    const int k = w->in, outputs = w->out;
+    const size_t x_row_bytes = pack_row_bytes(kind == PRODUCT_PAIRS ? PACK_PAIRS : PACK_F32, k);
+    const size_t w_row_bytes = weight_row_bytes(w, 0);
+    const unsigned char *x = packed, *weights = weight_row(w, 0, 0);
     if (rows <= MAX_FEW_ROWS) {
         int tiles = (rows + FEW_ROWS - 1) / FEW_ROWS;
-        for (int o = o_begin; o < o_end; o += FEW_BLOCK_OUTPUTS) {
-            int outputs = o_end - o < FEW_BLOCK_OUTPUTS ? o_end - o : FEW_BLOCK_OUTPUTS;
+        for (int o = 0; o < outputs; o += FEW_BLOCK_OUTPUTS) {
+            int together = outputs - o < FEW_BLOCK_OUTPUTS ? outputs - o : FEW_BLOCK_OUTPUTS;
             for (int t = 0; t < tiles; t++) {
                 int begin = rows * t / tiles, end = rows * (t + 1) / tiles;
                 multiply_few(kind, end - begin, x + (size_t)begin * x_row_bytes, x_row_bytes, k,
-                             weights + (size_t)o * w_row_bytes, w_row_bytes, outputs, o_end - o,
-                             y + (size_t)begin * ldy + (size_t)(o - o_begin), ldy);
+                             weights + (size_t)o * w_row_bytes, w_row_bytes, together, outputs - o,
+                             y + (size_t)begin * ldy + (size_t)o, ldy);
             }
         }
         return;
     }
-    int panels = (o_end - o_begin + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
+    int panels = (outputs + PANEL_OUTPUTS - 1) / PANEL_OUTPUTS;
     int blocks = (panels + MAX_BLOCK_PANELS - 1) / MAX_BLOCK_PANELS;
     for (int r = 0; r < rows; r += PANEL_BLOCK_ROWS) {
         int block_rows = rows - r < PANEL_BLOCK_ROWS ? rows - r : PANEL_BLOCK_ROWS;
         for (int b = 0; b < blocks; b++) {
-            int o = o_begin + panels * b / blocks * PANEL_OUTPUTS;
-            int end = o_begin + panels * (b + 1) / blocks * PANEL_OUTPUTS;
-            if (end > o_end) end = o_end;
+            int o = panels * b / blocks * PANEL_OUTPUTS;
+            int end = panels * (b + 1) / blocks * PANEL_OUTPUTS;
+            if (end > outputs) end = outputs;
             multiply_block(kind, block_rows, x + (size_t)r * x_row_bytes, x_row_bytes, k,
-                           weights + (size_t)o * w_row_bytes, w_row_bytes, end - o,
-                           y + (size_t)r * ldy + (size_t)(o - o_begin), ldy);
+                           weights + (size_t)o * w_row_bytes, w_row_bytes, end - o, y + (size_t)r * ldy + (size_t)o,
+                           ldy);
         }
     }
 }
+
+#define DEFINE_MULTIPLY(kind)                                                                                          \
+    static void multiply_##kind(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
+        multiply_rows(PRODUCT_##kind, packed, rows, w, y, ldy);                                                        \
+    }
+DEFINE_MULTIPLY(F32)
+DEFINE_MULTIPLY(F16)
+DEFINE_MULTIPLY(BF16)
+#ifdef SIMD_DOT_PAIRS
+DEFINE_MULTIPLY(PAIRS)
+#endif
 
 #endif

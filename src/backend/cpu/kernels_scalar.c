@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/cpu/kernels_private.h"
+#include "base/float16.h"
 
 enum {
     LANES = 16,        /* partial sums of a dot product; packed rows are padded to it */
@@ -14,68 +15,63 @@ enum {
 
 static size_t padded(int k) { return ((size_t)k + LANES - 1) / LANES * LANES; }
 
-/* Round to nearest, ties to even; overflow gives infinity, NaN stays a quiet NaN. */
-static uint16_t f32_to_f16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000u);
-    uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
-    if (magnitude < 0x38800000u) {
-        /* Subnormal: adding 0.5 aligns the unit of the last place to 2^-24, and the adder rounds. */
-        float shifted;
-        memcpy(&shifted, &magnitude, sizeof shifted);
-        shifted += 0.5f;
-        memcpy(&magnitude, &shifted, sizeof magnitude);
-        return (uint16_t)(sign | (magnitude - 0x3f000000u));
-    }
-    magnitude += 0xfffu + ((magnitude >> 13) & 1u);
-    return (uint16_t)(sign | ((magnitude - 0x38000000u) >> 13));
+/* --- stored values ---------------------------------------------------------------------------------------------- */
+
+/* n values of an array that begins at `bytes`, from the first-th on. */
+#define VALUES_INLINE static inline __attribute__((always_inline))
+
+VALUES_INLINE void widen_f32(const void *bytes, int first, int n, float *out) {
+    memmove(out, (const char *)bytes + (size_t)first * sizeof *out, (size_t)n * sizeof *out);
 }
 
-static void load(dtype type, const void *x, int n, float *out) {
-    const unsigned char *bytes = x;
-    if (type == DTYPE_F32) {
-        memmove(out, x, (size_t)n * sizeof *out);
-        return;
-    }
+VALUES_INLINE void widen_f16(const void *bytes, int first, int n, float *out) {
     for (int i = 0; i < n; i++) {
         uint16_t value;
-        memcpy(&value, bytes + (size_t)i * 2, 2);
-        out[i] = type == DTYPE_BF16 ? bf16_to_f32(value) : f16_to_f32(value);
+        memcpy(&value, (const char *)bytes + (size_t)(first + i) * sizeof value, sizeof value);
+        out[i] = f16_to_f32(value);
     }
 }
 
-static void store(dtype type, const float *x, int n, void *out) {
-    unsigned char *bytes = out;
-    if (type == DTYPE_F32) {
-        memmove(out, x, (size_t)n * sizeof *x);
-        return;
-    }
+VALUES_INLINE void widen_bf16(const void *bytes, int first, int n, float *out) {
     for (int i = 0; i < n; i++) {
-        uint16_t value = type == DTYPE_BF16 ? f32_to_bf16(x[i]) : f32_to_f16(x[i]);
-        memcpy(bytes + (size_t)i * 2, &value, 2);
+        uint16_t value;
+        memcpy(&value, (const char *)bytes + (size_t)(first + i) * sizeof value, sizeof value);
+        out[i] = bf16_to_f32(value);
     }
 }
 
-/* --- matrix product --------------------------------------------------------------------------------------------- */
+static void store_f32(const float *x, int n, void *out) { memmove(out, x, (size_t)n * sizeof *x); }
 
-static size_t pack_row_bytes(dtype w, bool round_to_bf16, int k) {
-    (void)w;
-    (void)round_to_bf16;
-    return padded(k) * sizeof(float);
+static void store_bf16(const float *x, int n, void *out) {
+    for (int i = 0; i < n; i++) {
+        uint16_t value = f32_to_bf16(x[i]);
+        memcpy((char *)out + (size_t)i * sizeof value, &value, sizeof value);
+    }
 }
 
-static void pack_rows(dtype w, bool round_to_bf16, const float *x, size_t ldx, int rows, int k, void *packed) {
-    size_t stride = pack_row_bytes(w, round_to_bf16, k) / sizeof(float);
+/* --- packing ---------------------------------------------------------------------------------------------------- */
+
+static size_t packed_row_bytes(int k) { return padded(k) * sizeof(float); }
+
+VALUES_INLINE void pack_values(bool round, const float *x, size_t ldx, int rows, int k, void *packed) {
+    size_t stride = padded(k);
     for (int r = 0; r < rows; r++) {
         float *out = (float *)packed + (size_t)r * stride;
         const float *row = x + (size_t)r * ldx;
-        for (int i = 0; i < k; i++) out[i] = round_to_bf16 ? bf16_to_f32(f32_to_bf16(row[i])) : row[i];
+        for (int i = 0; i < k; i++) out[i] = round ? bf16_to_f32(f32_to_bf16(row[i])) : row[i];
         memset(out + k, 0, (stride - (size_t)k) * sizeof(float));
     }
 }
+
+static void pack_exact(const float *x, size_t ldx, int rows, int k, void *packed) {
+    pack_values(false, x, ldx, rows, k, packed);
+}
+
+static void pack_rounded(const float *x, size_t ldx, int rows, int k, void *packed) {
+    pack_values(true, x, ldx, rows, k, packed);
+}
+
+/* --- products --------------------------------------------------------------------------------------------------- */
 
 static float sum_of_lanes(const float lanes[LANES]) {
     float sums[LANES];
@@ -86,14 +82,28 @@ static float sum_of_lanes(const float lanes[LANES]) {
     return sums[0];
 }
 
-/* Dot products of up to ROWS_TOGETHER packed rows with one weight row. */
-static void dot_rows(dtype w_type, const float *packed, size_t stride, int rows, int k, const void *w, float *result) {
+/* What a weight format needs: values [first, first + n) of a row, for first a multiple of LANES. row[s] is where the
+ * row begins in stream s; w tells the rest (NULL: keys). */
+typedef void (*widen_row)(const weight *w, const void *const *row, int first, int n, float *out);
+
+#define DEFINE_ROW_OF_VALUES(format)                                                                                   \
+    VALUES_INLINE void row_##format(const weight *w, const void *const *row, int first, int n, float *out) {           \
+        (void)w;                                                                                                       \
+        widen_##format(row[0], first, n, out);                                                                         \
+    }
+DEFINE_ROW_OF_VALUES(f32)
+DEFINE_ROW_OF_VALUES(f16)
+DEFINE_ROW_OF_VALUES(bf16)
+
+/* Dot products of up to ROWS_TOGETHER packed rows with one row of weights or one key. */
+VALUES_INLINE void dot_rows(widen_row widen, const weight *w, const void *const *row, const float *packed,
+                            size_t stride, int rows, int k, float *result) {
     float lanes[ROWS_TOGETHER][LANES] = {{0}};
     float weights[LANES];
     for (int i = 0; i < k; i += LANES) {
         int n = k - i < LANES ? k - i : LANES;
         if (n < LANES) memset(weights, 0, sizeof weights);
-        load(w_type, (const unsigned char *)w + (size_t)i * dtype_bytes(w_type), n, weights);
+        widen(w, row, i, n, weights);
         for (int r = 0; r < rows; r++) {
             const float *x = packed + (size_t)r * stride + i;
             for (int j = 0; j < LANES; j++) lanes[r][j] += x[j] * weights[j];
@@ -102,34 +112,67 @@ static void dot_rows(dtype w_type, const float *packed, size_t stride, int rows,
     for (int r = 0; r < rows; r++) result[r] = sum_of_lanes(lanes[r]);
 }
 
-static void matmul(dtype w_type, bool round_to_bf16, const void *packed, int rows, int k, const void *w, size_t ldw,
-                   int o_begin, int o_end, float *y, size_t ldy) {
-    size_t stride = pack_row_bytes(w_type, round_to_bf16, k) / sizeof(float);
+VALUES_INLINE void multiply_rows(widen_row widen, const void *packed, int rows, const weight *w, float *y, size_t ldy) {
+    size_t stride = padded(w->in);
     for (int first = 0; first < rows; first += ROWS_TOGETHER) {
         int n = rows - first < ROWS_TOGETHER ? rows - first : ROWS_TOGETHER;
-        for (int o = o_begin; o < o_end; o++) {
+        for (int o = 0; o < w->out; o++) {
+            const void *row[WEIGHT_STREAMS];
             float result[ROWS_TOGETHER];
-            const void *row = (const unsigned char *)w + (size_t)o * ldw * dtype_bytes(w_type);
-            dot_rows(w_type, (const float *)packed + (size_t)first * stride, stride, n, k, row, result);
-            for (int r = 0; r < n; r++) y[(size_t)(first + r) * ldy + (size_t)(o - o_begin)] = result[r];
+            weight_row_streams(w, o, row);
+            dot_rows(widen, w, row, (const float *)packed + (size_t)first * stride, stride, n, w->in, result);
+            for (int r = 0; r < n; r++) y[(size_t)(first + r) * ldy + (size_t)o] = result[r];
         }
     }
 }
 
+/* A weight format is its row_...; the rest follows. */
+#define DEFINE_WEIGHT(format)                                                                                          \
+    static void multiply_##format(const void *packed, int rows, const weight *w, float *y, size_t ldy) {               \
+        multiply_rows(row_##format, packed, rows, w, y, ldy);                                                          \
+    }                                                                                                                  \
+    static void load_##format(const weight *w, int index, int begin, int n, float *out) {                              \
+        const void *row[WEIGHT_STREAMS];                                                                               \
+        weight_row_streams(w, index, row);                                                                             \
+        row_##format(w, row, begin, n, out);                                                                           \
+    }
+DEFINE_WEIGHT(f32)
+DEFINE_WEIGHT(f16)
+DEFINE_WEIGHT(bf16)
+#define WEIGHT_ENTRY(format)                                                                                           \
+    {                                                                                                                  \
+        .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##format},                                                  \
+                    [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##format}},                                          \
+        .load = load_##format                                                                                          \
+    }
+
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
-static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, dtype k_type,
-                         const void *k, size_t k_stride, int v_dim, dtype v_type, const void *v, size_t v_stride,
-                         const float *v_scale, float *m, float *l, float *o, size_t ldo) {
-    size_t q_stride = pack_row_bytes(k_type, false, k_dim) / sizeof(float);
-    size_t k_row_bytes = k_stride * dtype_bytes(k_type), v_row_bytes = v_stride * dtype_bytes(v_type);
+static void dot_key(kv_format format, const float *q, size_t stride, int k_dim, const void *key, float *score) {
+    if (format == KV_FORMAT_F32)
+        dot_rows(row_f32, NULL, &key, q, stride, 1, k_dim, score);
+    else
+        dot_rows(row_bf16, NULL, &key, q, stride, 1, k_dim, score);
+}
+
+static void widen_kv(kv_format format, const void *row, int first, int n, float *out) {
+    if (format == KV_FORMAT_F32)
+        widen_f32(row, first, n, out);
+    else
+        widen_bf16(row, first, n, out);
+}
+
+static void attend_block(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, kv_format k_format,
+                         const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
+                         size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo) {
+    size_t q_stride = padded(k_dim);
     for (int r = 0; r < rows; r++) {
         if (lo[r] >= hi[r]) continue;
         float scores[ATTENTION_BLOCK];
         float top = m[r];
         for (int j = lo[r]; j < hi[r]; j++) {
-            dot_rows(k_type, (const float *)q_packed + (size_t)r * q_stride, q_stride, 1, k_dim,
-                     (const unsigned char *)k + (size_t)j * k_row_bytes, &scores[j]);
+            dot_key(k_format, (const float *)q_packed + (size_t)r * q_stride, q_stride, k_dim,
+                    (const char *)k + (size_t)j * k_row_bytes, &scores[j]);
             if (scores[j] > top) top = scores[j];
         }
         float kept = expf(m[r] - top);
@@ -139,13 +182,13 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
         for (int j = lo[r]; j < hi[r]; j++) {
             float p = expf(scores[j] - top);
             sum += p;
-            float weight = v_scale ? p * v_scale[j] : p;
-            const unsigned char *row = (const unsigned char *)v + (size_t)j * v_row_bytes;
+            float factor = v_scale ? p * v_scale[j] : p;
+            const char *row = (const char *)v + (size_t)j * v_row_bytes;
             float values[LANES];
             for (int i = 0; i < v_dim; i += LANES) {
                 int n = v_dim - i < LANES ? v_dim - i : LANES;
-                load(v_type, row + (size_t)i * dtype_bytes(v_type), n, values);
-                for (int c = 0; c < n; c++) out[i + c] += weight * values[c];
+                widen_kv(v_format, row, i, n, values);
+                for (int c = 0; c < n; c++) out[i + c] += factor * values[c];
             }
         }
         l[r] = sum;
@@ -161,9 +204,9 @@ static float rms_scale(const float *x, int n, float eps) {
     return (float)(1.0 / sqrt(sum / n + (double)eps));
 }
 
-static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
+static void rms_norm(const float *x, const float *w, int n, float eps, float *out) {
     float scale = rms_scale(x, n, eps);
-    for (int i = 0; i < n; i++) out[i] = weight ? x[i] * scale * weight[i] : x[i] * scale;
+    for (int i = 0; i < n; i++) out[i] = w ? x[i] * scale * w[i] : x[i] * scale;
 }
 
 static float gelu_tanh(float z) {
@@ -197,12 +240,19 @@ static void scale(float a, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] *= a;
 }
 
-static void derive_key(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
-                       const float *sine, float *out) {
-    load(type, v, 2 * half, out);
-    multiply(norm, 2 * half, out);
-    rope(out, half, pairs, cosine, sine);
-}
+/* A K/V format is its `widen` and its store. */
+#define DEFINE_KV(format)                                                                                              \
+    static void load_kv_##format(const void *x, int n, float *out) { widen_##format(x, 0, n, out); }                   \
+    static void derive_key_##format(const void *v, const float *norm, int half, int pairs, const float *cosine,        \
+                                    const float *sine, float *out) {                                                   \
+        widen_##format(v, 0, 2 * half, out);                                                                           \
+        multiply(norm, 2 * half, out);                                                                                 \
+        rope(out, half, pairs, cosine, sine);                                                                          \
+    }
+DEFINE_KV(f32)
+DEFINE_KV(bf16)
+#define KV_ENTRY(format)                                                                                               \
+    { .queries = PACKING_F32, .store = store_##format, .load = load_kv_##format, .derive_key = derive_key_##format }
 
 static void soft_cap(float cap, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] = cap * tanhf(y[i] / cap);
@@ -251,23 +301,21 @@ static double probe_flops(bool round_to_bf16, size_t iterations) {
 
 const cpu_kernels cpu_kernels_scalar = {
     .name = "scalar",
-    .pack_row_bytes = pack_row_bytes,
-    .pack_rows = pack_rows,
-    .matmul = matmul,
+    .packing =
+        {[PACKING_F32] = {packed_row_bytes, pack_exact}, [PACKING_F32_ROUNDED] = {packed_row_bytes, pack_rounded}},
+    .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32), [WEIGHT_F16] = WEIGHT_ENTRY(f16), [WEIGHT_BF16] = WEIGHT_ENTRY(bf16)},
+    .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,
     .rms_scale = rms_scale,
     .gated = gated,
     .rope = rope,
-    .derive_key = derive_key,
     .axpy = axpy,
     .scale = scale,
     .multiply = multiply,
     .soft_cap = soft_cap,
     .maximum = maximum,
     .first_at_least = first_at_least,
-    .store = store,
-    .load = load,
     .probe_read = probe_read,
     .probe_flops = probe_flops,
 };

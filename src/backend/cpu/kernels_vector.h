@@ -60,14 +60,15 @@ SIMD_INLINE simd_f32 simd_gelu_tanh(simd_f32 z) {
     return times_logistic(z, twice_u);
 }
 
-/* Elements from `index` on, of any type. */
-SIMD_INLINE simd_f32 load_as(dtype type, const unsigned char *base, size_t index) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load(p) : simd_load_16(type, p);
+/* The vector of stored values that begins at `p`: whole, or its first n. */
+SIMD_INLINE simd_f32 load_kv(kv_format format, const unsigned char *p) {
+    return format == KV_FORMAT_F32 ? simd_load(p) : simd_load_bf16(p);
 }
-SIMD_INLINE simd_f32 load_first_as(dtype type, const unsigned char *base, size_t index, int n) {
-    const unsigned char *p = base + index * dtype_bytes(type);
-    return type == DTYPE_F32 ? simd_load_first(p, n) : simd_load_16_first(type, p, n);
+SIMD_INLINE simd_f32 load_kv_first(kv_format format, const unsigned char *p, int n) {
+    return format == KV_FORMAT_F32 ? simd_load_first(p, n) : simd_load_bf16_first(p, n);
+}
+SIMD_INLINE size_t kv_value_bytes(kv_format format) {
+    return format == KV_FORMAT_F32 ? sizeof(float) : sizeof(uint16_t);
 }
 
 /* --- elementwise ------------------------------------------------------------------------------------------------ */
@@ -165,51 +166,75 @@ static int first_at_least(const float *x, int n, float bound) {
     return begin;
 }
 
-static void store(dtype type, const float *x, int n, void *out) {
-    if (type == DTYPE_F32) {
-        memmove(out, x, (size_t)n * sizeof *x);
-        return;
-    }
+/* --- stored values ---------------------------------------------------------------------------------------------- */
+
+static void store_f32(const float *x, int n, void *out) { memmove(out, x, (size_t)n * sizeof *x); }
+
+static void store_bf16(const float *x, int n, void *out) {
     uint16_t *values = out;
-    FOR_VECTORS(i, n, simd_store_16(type, values + i, simd_load(x + i)),
-                simd_store_16_first(type, values + i, n - i, simd_load_first(x + i, n - i)));
+    FOR_VECTORS(i, n, simd_store_bf16(values + i, simd_load(x + i)),
+                simd_store_bf16_first(values + i, n - i, simd_load_first(x + i, n - i)));
 }
 
-static void load(dtype type, const void *x, int n, float *out) {
-    if (type == DTYPE_F32) {
-        memmove(out, x, (size_t)n * sizeof *out);
-        return;
-    }
+static void load_f32(const void *x, int n, float *out) { memmove(out, x, (size_t)n * sizeof *out); }
+
+static void load_f16(const void *x, int n, float *out) {
     const uint16_t *values = x;
-    FOR_VECTORS(i, n, simd_store(out + i, simd_load_16(type, values + i)),
-                simd_store_first(out + i, n - i, simd_load_16_first(type, values + i, n - i)));
+    FOR_VECTORS(i, n, simd_store(out + i, simd_load_f16(values + i)),
+                simd_store_first(out + i, n - i, simd_load_f16_first(values + i, n - i)));
 }
 
-static void derive_key(dtype type, const void *v, const float *norm, int half, int pairs, const float *cosine,
-                       const float *sine, float *out) {
+static void load_bf16(const void *x, int n, float *out) {
+    const uint16_t *values = x;
+    FOR_VECTORS(i, n, simd_store(out + i, simd_load_bf16(values + i)),
+                simd_store_first(out + i, n - i, simd_load_bf16_first(values + i, n - i)));
+}
+
+#define DEFINE_LOAD_WEIGHTS(format, bytes)                                                                             \
+    static void load_weights_##format(const weight *w, int row, int begin, int n, float *out) {                        \
+        load_##format((const char *)weight_row(w, 0, row) + (size_t)begin * (bytes), n, out);                          \
+    }
+DEFINE_LOAD_WEIGHTS(f32, 4)
+DEFINE_LOAD_WEIGHTS(f16, 2)
+DEFINE_LOAD_WEIGHTS(bf16, 2)
+
+SIMD_INLINE void derive_key(kv_format format, const unsigned char *v, const float *norm, int half, int pairs,
+                            const float *cosine, const float *sine, float *out) {
+    const size_t bytes = kv_value_bytes(format);
+    const unsigned char *upper = v + (size_t)half * bytes;
     int i = 0;
     if (half % SIMD_LANES == 0) {
-        const unsigned char *values = v;
         for (; i + SIMD_LANES <= pairs; i += SIMD_LANES) {
-            simd_f32 a = simd_mul(load_as(type, values, (size_t)i), simd_load(norm + i));
-            simd_f32 b = simd_mul(load_as(type, values, (size_t)(half + i)), simd_load(norm + half + i));
+            simd_f32 a = simd_mul(load_kv(format, v + (size_t)i * bytes), simd_load(norm + i));
+            simd_f32 b = simd_mul(load_kv(format, upper + (size_t)i * bytes), simd_load(norm + half + i));
             rotate(&a, &b, simd_load(cosine + i), simd_load(sine + i));
             simd_store(out + i, a);
             simd_store(out + half + i, b);
         }
         if (i == pairs) {
             for (; i < half; i += SIMD_LANES) {
-                simd_store(out + i, simd_mul(load_as(type, values, (size_t)i), simd_load(norm + i)));
+                simd_store(out + i, simd_mul(load_kv(format, v + (size_t)i * bytes), simd_load(norm + i)));
                 simd_store(out + half + i,
-                           simd_mul(load_as(type, values, (size_t)(half + i)), simd_load(norm + half + i)));
+                           simd_mul(load_kv(format, upper + (size_t)i * bytes), simd_load(norm + half + i)));
             }
             return;
         }
     }
-    load(type, v, 2 * half, out);
+    if (format == KV_FORMAT_F32)
+        load_f32(v, 2 * half, out);
+    else
+        load_bf16(v, 2 * half, out);
     multiply_by(norm, 2 * half, out);
     rope(out, half, pairs, cosine, sine);
 }
+
+#define DEFINE_DERIVE_KEY(name, format)                                                                                \
+    static void derive_key_##name(const void *v, const float *norm, int half, int pairs, const float *cosine,          \
+                                  const float *sine, float *out) {                                                     \
+        derive_key(format, v, norm, half, pairs, cosine, sine, out);                                                   \
+    }
+DEFINE_DERIVE_KEY(f32, KV_FORMAT_F32)
+DEFINE_DERIVE_KEY(bf16, KV_FORMAT_BF16)
 
 /* --- norms ------------------------------------------------------------------------------------------------------ */
 
@@ -231,13 +256,13 @@ static float rms_scale(const float *x, int n, float eps) {
     return 1.0f / sqrtf(sum / (float)n + eps);
 }
 
-static void rms_norm(const float *x, const float *weight, int n, float eps, float *out) {
+static void rms_norm(const float *x, const float *w, int n, float eps, float *out) {
     simd_f32 factor = simd_set1(rms_scale(x, n, eps));
-    if (weight) {
-        FOR_VECTORS(i, n, simd_store(out + i, simd_mul(simd_mul(simd_load(x + i), factor), simd_load(weight + i))),
-                    simd_store_first(
-                        out + i, n - i,
-                        simd_mul(simd_mul(simd_load_first(x + i, n - i), factor), simd_load_first(weight + i, n - i))));
+    if (w) {
+        FOR_VECTORS(
+            i, n, simd_store(out + i, simd_mul(simd_mul(simd_load(x + i), factor), simd_load(w + i))),
+            simd_store_first(out + i, n - i,
+                             simd_mul(simd_mul(simd_load_first(x + i, n - i), factor), simd_load_first(w + i, n - i))));
     } else {
         FOR_VECTORS(i, n, simd_store(out + i, simd_mul(simd_load(x + i), factor)),
                     simd_store_first(out + i, n - i, simd_mul(simd_load_first(x + i, n - i), factor)));

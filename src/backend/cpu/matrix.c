@@ -14,54 +14,60 @@ static const size_t piece_outputs_computing = 192;
 /* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
 enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
-/* An input_set has one bit per format, and another one per format whose input is rounded to bf16. */
-enum { ROUNDED_INPUTS = 16 };
-
-static dtype element_of(weight_format format) {
-    return format == WEIGHT_F32 ? DTYPE_F32 : format == WEIGHT_F16 ? DTYPE_F16 : DTYPE_BF16;
+static const cpu_product *product_of(const backend_model *m, const weight *w, bool exact) {
+    return &m->kernels->weight[w->format].product[exact ? INPUT_EXACT : m->input];
 }
 
-input_set input_exact(const weight *w) { return 1u << w->format; }
-
-input_set input_of(const backend_model *m, const weight *w) {
-    return input_exact(w) << (m->round ? ROUNDED_INPUTS : 0);
+packing_set packing_of(const backend_model *m, const weight *w) {
+    return weight_present(w) ? 1u << product_of(m, w, false)->packing : 0;
 }
 
-size_t packed_row_bytes(const backend_model *m, const weight *w) {
-    return m->kernels->pack_row_bytes(element_of(w->format), m->round, w->in);
+packing_set packing_exact(const backend_model *m, const weight *w) {
+    return weight_present(w) ? 1u << product_of(m, w, true)->packing : 0;
 }
 
 void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out) {
-    dtype type = element_of(w->format);
-    m->kernels->load(type, (const char *)weight_row(w, 0, row) + (size_t)begin * dtype_bytes(type), n, out);
+    m->kernels->weight[w->format].load(w, row, begin, n, out);
+}
+
+size_t multiply_alone_bytes(const backend_model *m, const weight *w, int rows) {
+    return m->kernels->packing[product_of(m, w, true)->packing].row_bytes(w->in) * (size_t)rows;
 }
 
 void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed,
                     float *y, size_t ldy) {
-    dtype type = element_of(w->format);
-    m->kernels->pack_rows(type, false, x, ldx, rows, w->in, packed);
-    m->kernels->matmul(type, false, packed, rows, w->in, weight_row(w, 0, 0), (size_t)w->in, 0, w->out, y, ldy);
+    const cpu_product *product = product_of(m, w, true);
+    m->kernels->packing[product->packing].pack(x, ldx, rows, w->in, packed);
+    product->multiply(packed, rows, w, y, ldy);
+}
+
+/* Where row `row` lies in one packing, for rows of k values. */
+static char *packed_row(const backend_model *m, const packed_rows *p, cpu_packing packing, int row, int k) {
+    return (char *)p->data[packing] + (size_t)row * m->kernels->packing[packing].row_bytes(k);
+}
+
+void packed_row_copy(const backend_model *m, const weight *w, const packed_rows *source, int from, packed_rows *target,
+                     int to) {
+    cpu_packing packing = product_of(m, w, false)->packing;
+    memcpy(packed_row(m, target, packing, to, w->in), packed_row(m, source, packing, from, w->in),
+           m->kernels->packing[packing].row_bytes(w->in));
 }
 
 void multiply_packed(const backend_model *m, const weight *w, const packed_rows *input, int first, int rows, float *y,
                      size_t ldy) {
-    const char *x = (const char *)input->data[w->format] + (size_t)first * packed_row_bytes(m, w);
-    m->kernels->matmul(element_of(w->format), m->round, x, rows, w->in, weight_row(w, 0, 0), (size_t)w->in, 0, w->out,
-                       y, ldy);
+    const cpu_product *product = product_of(m, w, false);
+    product->multiply(packed_row(m, input, product->packing, first, w->in), rows, w, y, ldy);
 }
 
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats,
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, packing_set packings,
                                  kakeya_error *error) {
     memset(p, 0, sizeof *p);
     p->rows = rows;
     p->k = k;
-    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
-        if (!(formats & (1u << t))) continue;
-        size_t rounded = m->kernels->pack_row_bytes(element_of((weight_format)t), true, k);
-        size_t exact = m->kernels->pack_row_bytes(element_of((weight_format)t), false, k);
-        p->row_bytes[t] = rounded > exact ? rounded : exact;
-        p->data[t] = mem_alloc(m->account, MEM_WORKSPACE, p->row_bytes[t] * (size_t)rows);
-        if (!p->data[t]) {
+    for (int i = 0; i < PACKING_COUNT; i++) {
+        if (!(packings & (1u << i))) continue;
+        p->data[i] = mem_alloc(m->account, MEM_WORKSPACE, m->kernels->packing[i].row_bytes(k) * (size_t)rows);
+        if (!p->data[i]) {
             packed_rows_destroy(p);
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d packed rows of %d values", rows, k);
         }
@@ -70,9 +76,9 @@ kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int
 }
 
 void packed_rows_destroy(packed_rows *p) {
-    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
-        mem_free(p->data[t]);
-        p->data[t] = NULL;
+    for (int i = 0; i < PACKING_COUNT; i++) {
+        mem_free(p->data[i]);
+        p->data[i] = NULL;
     }
 }
 
@@ -93,30 +99,26 @@ typedef struct pack_context {
     const float *x;
     size_t ldx;
     int k;
-    input_set inputs;
+    packing_set packings;
 } pack_context;
 
 static void pack_range(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     pack_context *c = context;
-    for (int t = 0; t < WEIGHT_FORMAT_COUNT; t++) {
-        for (int round = 0; round < 2; round++) {
-            if (!(c->inputs & (1u << t) << (round ? ROUNDED_INPUTS : 0))) continue;
-            dtype type = element_of((weight_format)t);
-            size_t bytes = c->model->kernels->pack_row_bytes(type, round, c->k);
-            c->model->kernels->pack_rows(type, round, c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
-                                         (char *)c->p->data[t] + begin * bytes);
-        }
+    for (int i = 0; i < PACKING_COUNT; i++) {
+        if (!(c->packings & (1u << i))) continue;
+        c->model->kernels->packing[i].pack(c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
+                                           packed_row(c->model, c->p, (cpu_packing)i, (int)begin, c->k));
     }
 }
 
-void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, input_set inputs) {
-    pack_context context = {m, p, x, ldx, k, inputs};
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, packing_set packings) {
+    pack_context context = {m, p, x, ldx, k, packings};
     rows_run(m, rows, k, pack_range, &context);
 }
 
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy) {
-    return (matrix_job){.input = input, .rows = rows, .w = w, .o_end = w->out, .y = y, .ldy = ldy};
+    return (matrix_job){.input = input, .rows = rows, .w = w, .y = y, .ldy = ldy};
 }
 
 typedef struct batch_context {
@@ -128,7 +130,6 @@ typedef struct batch_context {
 static void run_pieces(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     batch_context *b = context;
-    const cpu_kernels *kernels = b->model->kernels;
     int low = 0, high = b->n_jobs - 1;
     while (low < high) { /* the last job whose first piece is <= begin */
         int middle = (low + high + 1) / 2;
@@ -141,15 +142,12 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
     for (size_t piece = begin; piece < end; piece++) {
         while (j + 1 < b->n_jobs && b->jobs[j + 1].first_piece <= piece) j++;
         const matrix_job *job = &b->jobs[j];
-        int o = job->o_begin + (int)(piece - job->first_piece) * job->piece;
-        int o_end = o + job->piece < job->o_end ? o + job->piece : job->o_end;
-        bool round = b->model->round && !job->exact_input;
         const weight *w = job->w;
-        dtype type = element_of(w->format);
-        size_t row_bytes = kernels->pack_row_bytes(type, round, w->in);
-        const char *packed = (const char *)job->input->data[w->format] + (size_t)job->first_row * row_bytes;
-        kernels->matmul(type, round, packed, job->rows, w->in, weight_row(w, 0, 0), (size_t)w->in, o, o_end,
-                        job->y + (o - job->o_begin), job->ldy);
+        int o = (int)(piece - job->first_piece) * job->piece, left = w->out - o;
+        weight outputs = weight_rows(w, o, left < job->piece ? left : job->piece);
+        const cpu_product *product = product_of(b->model, w, job->exact_input);
+        product->multiply(packed_row(b->model, job->input, product->packing, job->first_row, w->in), job->rows,
+                          &outputs, job->y + o, job->ldy);
     }
 }
 
@@ -157,13 +155,12 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     size_t pieces = 0, weights = 0, products = 0;
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
-        size_t row_bytes = weight_row_bytes(job->w, 0);
+        size_t outputs = (size_t)job->w->out, row_bytes = weight_bytes(job->w) / outputs;
         size_t piece =
             job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         if (piece == 0) piece = 1; /* a row alone is larger than a piece should be */
         size_t align = PIECE_ALIGN;
-        int outputs = job->o_end - job->o_begin;
-        size_t share = ((size_t)outputs + (size_t)m->threads - 1) / (size_t)m->threads;
+        size_t share = (outputs + (size_t)m->threads - 1) / (size_t)m->threads;
         if (piece > share) {
             piece = share;
             align = PIECE_ALIGN_SMALL;
@@ -171,9 +168,9 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         piece = (piece + align - 1) / align * align;
         job->piece = (int)piece;
         job->first_piece = pieces;
-        pieces += ((size_t)outputs + piece - 1) / piece;
-        weights += (size_t)outputs * (size_t)job->w->in;
-        products += (size_t)job->rows * (size_t)outputs * (size_t)job->w->in;
+        pieces += (outputs + piece - 1) / piece;
+        weights += outputs * (size_t)job->w->in;
+        products += (size_t)job->rows * outputs * (size_t)job->w->in;
     }
     batch_context context = {m, jobs, n_jobs};
     if (weights <= CPU_SERIAL_WEIGHTS && products <= CPU_SERIAL_PRODUCTS) {

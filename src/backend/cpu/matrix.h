@@ -8,28 +8,32 @@ typedef struct matrix_job {
     const packed_rows *input;
     int first_row, rows;
     const weight *w;
-    int o_begin, o_end; /* output range inside w */
-    float *y;           /* [rows][ldy], column 0 = o_begin */
+    float *y; /* [rows][ldy] */
     size_t ldy;
     size_t first_piece;
     int piece;
     bool exact_input; /* input was packed without rounding */
 } matrix_job;
-kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, unsigned formats,
+
+/* Room for `rows` rows of k values in all of these packings. */
+kakeya_status packed_rows_create(backend_model *m, packed_rows *p, int rows, int k, packing_set packings,
                                  kakeya_error *error);
 void packed_rows_destroy(packed_rows *p);
-/* What a product with w wants, at the model's precision, or with values that are not rounded (jobs with exact_input).
- */
-input_set input_of(const backend_model *m, const weight *w);
-input_set input_exact(const weight *w);
-/* Bytes from one row to the next of what a product with w wants. */
-size_t packed_row_bytes(const backend_model *m, const weight *w);
-/* Packs rows [0, rows) of x (stride ldx) in all forms of `inputs`. Parallel where it pays. */
-void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, input_set inputs);
+/* The packing that a product with w wants at the model's precision, or with values that are not rounded (jobs with
+ * exact_input). Empty for an absent w. */
+packing_set packing_of(const backend_model *m, const weight *w);
+packing_set packing_exact(const backend_model *m, const weight *w);
+/* Packs rows [0, rows) of x (stride ldx) in all of these forms. Parallel where it pays. */
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, packing_set packings);
+/* Copies row `from` of one to row `to` of another in the form that a product with w wants; rows of w->in values. */
+void packed_row_copy(const backend_model *m, const weight *w, const packed_rows *source, int from, packed_rows *target,
+                     int to);
+/* Bytes of `rows` rows of exact input for a product with w. */
+size_t multiply_alone_bytes(const backend_model *m, const weight *w, int rows);
 /* y [rows][w->out] = w * packed rows [first, first + rows), on the calling thread. */
 void multiply_packed(const backend_model *m, const weight *w, const packed_rows *input, int first, int rows, float *y,
                      size_t ldy);
-/* y [rows][w->out] = w * x with exact input, on the calling thread; `packed` has room for the rows. */
+/* y [rows][w->out] = w * x with exact input, on the calling thread; `packed` has room of multiply_alone_bytes. */
 void multiply_alone(const backend_model *m, const weight *w, const float *x, size_t ldx, int rows, void *packed,
                     float *y, size_t ldy);
 /* Values [begin, begin + n) of a row, as float32. */

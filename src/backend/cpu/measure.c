@@ -78,7 +78,7 @@ static kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_erro
     mem_free(buffer);
     out->read_bytes_per_second = fastest;
 
-    flops_probe computing = {.kernels = m->kernels, .round = m->round, .iterations = 1000};
+    flops_probe computing = {.kernels = m->kernels, .round = m->input == INPUT_BF16, .iterations = 1000};
     while (seconds_of_operations(m->pool, &computing) < probe_flops_seconds && computing.iterations < SIZE_MAX / 2) {
         computing.iterations *= 2; /* wakes the threads and finds a run that is long enough */
     }
@@ -127,7 +127,7 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     if (!c->own_raw) return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no own K/V to compare with");
     const f_theta_model *f = m->options.f_theta;
     int rank = f->config.rank;
-    dtype type = kv_type(c);
+    size_t values_at = kv_values_bytes(c, rank);
     double difference[2] = {0, 0}, energy[2] = {0, 0};
     position_range held = timeline_latents_held(&c->t);
     int evicted = c->t.length - c->t.options.window, end = evicted < held.end ? evicted : held.end;
@@ -141,8 +141,7 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
             for (int half = 0; half < 2; half++) {
                 const weight *decoder = half ? &f->decoder_v[layer] : &f->decoder_k[layer];
                 const float *own = c->own_raw[layer] + ((size_t)p * 2 + (size_t)half) * (size_t)width;
-                m->kernels->load(type, latent_code(c, p) + (size_t)half * (size_t)rank * dtype_bytes(type), rank,
-                                 latent);
+                kv_kernels(c)->load(latent_code(c, p) + (half ? values_at : 0), rank, latent);
                 float *raw = m->latent_out;
                 multiply_alone(m, decoder, latent, (size_t)rank, 1, m->scratch[0].latent_packed, raw, (size_t)width);
                 for (int i = 0; i < width; i++) {

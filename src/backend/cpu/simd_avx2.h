@@ -6,8 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/dtype.h"
-
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
 enum { SIMD_LANES = 8, SIMD_REGISTERS = 16 };
@@ -64,18 +62,21 @@ SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, in
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
 
-SIMD_INLINE simd_f32 simd_from_16(dtype type, __m128i x) {
-    if (type == DTYPE_F16) return _mm256_cvtph_ps(x);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+SIMD_INLINE simd_f32 simd_load_bf16(const void *p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-SIMD_INLINE simd_f32 simd_load_16(dtype type, const void *p) {
-    return simd_from_16(type, _mm_loadu_si128((const __m128i *)p));
-}
+SIMD_INLINE simd_f32 simd_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 /* There are no masked 16-bit loads here: the few values go through a buffer. */
-SIMD_INLINE simd_f32 simd_load_16_first(dtype type, const void *p, int n) {
+SIMD_INLINE simd_f32 simd_load_bf16_first(const void *p, int n) {
     uint16_t values[SIMD_LANES] = {0};
     memcpy(values, p, (size_t)n * sizeof *values);
-    return simd_load_16(type, values);
+    return simd_load_bf16(values);
+}
+SIMD_INLINE simd_f32 simd_load_f16_first(const void *p, int n) {
+    uint16_t values[SIMD_LANES] = {0};
+    memcpy(values, p, (size_t)n * sizeof *values);
+    return simd_load_f16(values);
 }
 
 /* x rounded to bf16 as in f32_to_bf16; the result stays a float32 (low half zero). */
@@ -87,15 +88,13 @@ SIMD_INLINE simd_f32 simd_round_to_bf16(simd_f32 x) {
     rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
     return _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32((int)0xffff0000)));
 }
-SIMD_INLINE __m128i simd_to_16(dtype type, simd_f32 x) {
-    if (type == DTYPE_F16) return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+SIMD_INLINE void simd_store_bf16(void *p, simd_f32 x) {
     __m256i bits = _mm256_srli_epi32(_mm256_castps_si256(simd_round_to_bf16(x)), 16);
-    return _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
+    _mm_storeu_si128((__m128i *)p, _mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1)));
 }
-SIMD_INLINE void simd_store_16(dtype type, void *p, simd_f32 x) { _mm_storeu_si128((__m128i *)p, simd_to_16(type, x)); }
-SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
+SIMD_INLINE void simd_store_bf16_first(void *p, int n, simd_f32 x) {
     uint16_t values[SIMD_LANES];
-    simd_store_16(type, values, x);
+    simd_store_bf16(values, x);
     memcpy(p, values, (size_t)n * sizeof *values);
 }
 

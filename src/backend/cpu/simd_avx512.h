@@ -5,8 +5,6 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#include "base/dtype.h"
-
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
 enum { SIMD_LANES = 16, SIMD_REGISTERS = 32 };
@@ -52,15 +50,16 @@ SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, in
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
 
-SIMD_INLINE simd_f32 simd_from_16(dtype type, __m256i x) {
-    if (type == DTYPE_F16) return _mm512_cvtph_ps(x);
+SIMD_INLINE simd_f32 simd_widen_bf16(__m256i x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
-SIMD_INLINE simd_f32 simd_load_16(dtype type, const void *p) {
-    return simd_from_16(type, _mm256_loadu_si256((const __m256i *)p));
+SIMD_INLINE simd_f32 simd_load_bf16(const void *p) { return simd_widen_bf16(_mm256_loadu_si256((const __m256i *)p)); }
+SIMD_INLINE simd_f32 simd_load_bf16_first(const void *p, int n) {
+    return simd_widen_bf16(_mm256_maskz_loadu_epi16(simd_mask_first(n), p));
 }
-SIMD_INLINE simd_f32 simd_load_16_first(dtype type, const void *p, int n) {
-    return simd_from_16(type, _mm256_maskz_loadu_epi16(simd_mask_first(n), p));
+SIMD_INLINE simd_f32 simd_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+SIMD_INLINE simd_f32 simd_load_f16_first(const void *p, int n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(simd_mask_first(n), p));
 }
 
 /* x rounded to bf16 as in f32_to_bf16; the result stays a float32 (low half zero). */
@@ -72,15 +71,12 @@ SIMD_INLINE simd_f32 simd_round_to_bf16(simd_f32 x) {
     rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
     return _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32((int)0xffff0000)));
 }
-SIMD_INLINE __m256i simd_to_16(dtype type, simd_f32 x) {
-    if (type == DTYPE_F16) return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+SIMD_INLINE __m256i simd_narrow_bf16(simd_f32 x) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(simd_round_to_bf16(x)), 16));
 }
-SIMD_INLINE void simd_store_16(dtype type, void *p, simd_f32 x) {
-    _mm256_storeu_si256((__m256i *)p, simd_to_16(type, x));
-}
-SIMD_INLINE void simd_store_16_first(dtype type, void *p, int n, simd_f32 x) {
-    _mm256_mask_storeu_epi16(p, simd_mask_first(n), simd_to_16(type, x));
+SIMD_INLINE void simd_store_bf16(void *p, simd_f32 x) { _mm256_storeu_si256((__m256i *)p, simd_narrow_bf16(x)); }
+SIMD_INLINE void simd_store_bf16_first(void *p, int n, simd_f32 x) {
+    _mm256_mask_storeu_epi16(p, simd_mask_first(n), simd_narrow_bf16(x));
 }
 
 /* --- 2 * SIMD_LANES bf16 values as they lie, seen as pairs ------------------------------------------------------ */

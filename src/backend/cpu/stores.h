@@ -59,11 +59,14 @@ void stores_trim(backend_cache *c);
 /* Copies everything that the timeline of `from` says is held; `to` has been created with the same timeline. */
 void stores_copy(backend_cache *to, const backend_cache *from);
 
-/* The element type of stored rows. */
-static inline dtype kv_type(const backend_cache *c) {
-    return c->t.options.kv_format == KV_FORMAT_BF16 ? DTYPE_BF16 : DTYPE_F32;
+/* The kernels that know the cache's format. */
+static inline const cpu_kv_kernels *kv_kernels(const backend_cache *c) {
+    return &c->model->kernels->kv[c->t.options.kv_format];
 }
-static inline size_t kv_element_bytes(const backend_cache *c) { return dtype_bytes(kv_type(c)); }
+/* Bytes of n stored values, of one head for example. */
+static inline size_t kv_values_bytes(const backend_cache *c, int n) {
+    return kv_format_row_bytes(c->t.options.kv_format, (size_t)n);
+}
 size_t kv_row_bytes(const backend_cache *c, int layer);
 size_t kv_draft_row_bytes(const backend_cache *c);
 size_t kv_aux_row_bytes(const backend_cache *c);

@@ -34,7 +34,7 @@ static void project_chunk(token_pass *p) {
     float *k = p->raw + (size_t)p->chunk * 2 * p->all + (size_t)p->step.layer * p->kv;
     draft_norm(&p->step, w->input_norm);
     pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden,
-         input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
+         packing_of(m, &w->k_proj) | packing_of(m, &w->v_proj));
     matrix_job jobs[2] = {matrix_product(&m->d_packed, p->step.rows, &w->k_proj, k, 2 * p->all),
                           matrix_product(&m->d_packed, p->step.rows, &w->v_proj, k + p->all, 2 * p->all)};
     matrix_run(m, jobs, 2);
@@ -68,7 +68,7 @@ static void project_queries(token_pass *p) {
     backend_model *m = p->step.model;
     const dflash_layer_weights *w = &m->options.drafter->layer[p->step.layer];
     draft_norm(&p->step, w->input_norm);
-    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, input_of(m, &w->q_proj));
+    pack(m, &m->d_packed, m->d_x, hidden_of(p), p->step.rows, p->step.config->hidden, packing_of(m, &w->q_proj));
     matrix_job job = matrix_product(&m->d_packed, p->step.rows, &w->q_proj, m->d_q, (size_t)w->q_proj.out);
     matrix_run(m, &job, 1);
 }
@@ -87,7 +87,7 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
         float *q = m->d_q + (row * (size_t)d->heads + head * (size_t)group) * dim;
         rotate_heads(p, q, group, q_norm, p->step.position + (int)row);
         m->kernels->scale(1.0f / sqrtf((float)d->head_dim), group * d->head_dim, q);
-        m->kernels->pack_rows(DTYPE_F32, false, q, dim, group, d->head_dim, x->q_packed[0]);
+        m->kernels->packing[m->kernels->kv[KV_FORMAT_F32].queries].pack(q, dim, group, d->head_dim, x->q_packed[0]);
         float *state_m = x->state[0], *state_l = state_m + group, *state_o = state_m + 2 * (size_t)group;
         for (int i = 0; i < group; i++) {
             state_m[i] = -INFINITY;
@@ -98,9 +98,9 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
         for (int base = 0; base < p->n; base += ATTENTION_BLOCK) {
             for (int i = 0; i < group; i++) x->hi[i] = p->n - base < ATTENTION_BLOCK ? p->n - base : ATTENTION_BLOCK;
             size_t at = (size_t)base * p->kv + head * dim;
-            m->kernels->attend_block(group, x->lo, x->hi, x->q_packed[0], d->head_dim, DTYPE_F32, p->keys + at, p->kv,
-                                     d->head_dim, DTYPE_F32, p->values + at, p->kv, NULL, state_m, state_l, state_o,
-                                     dim);
+            m->kernels->attend_block(group, x->lo, x->hi, x->q_packed[0], d->head_dim, KV_FORMAT_F32, p->keys + at,
+                                     p->kv * sizeof(float), d->head_dim, KV_FORMAT_F32, p->values + at,
+                                     p->kv * sizeof(float), NULL, state_m, state_l, state_o, dim);
         }
         for (int i = 0; i < group; i++) {
             m->kernels->scale(1.0f / state_l[i], d->head_dim, state_o + (size_t)i * dim);
@@ -188,7 +188,7 @@ void token_latents_alone(backend_cache *c, int position, int n) {
         float *k = m->d_context + (size_t)s.layer * kv;
         draft_norm(&s, w->input_norm);
         pack(m, &m->d_packed, m->d_x, (size_t)d->hidden, n, d->hidden,
-             input_of(m, &w->k_proj) | input_of(m, &w->v_proj));
+             packing_of(m, &w->k_proj) | packing_of(m, &w->v_proj));
         matrix_job jobs[2] = {matrix_product(&m->d_packed, n, &w->k_proj, k, 2 * all),
                               matrix_product(&m->d_packed, n, &w->v_proj, k + all, 2 * all)};
         matrix_run(m, jobs, 2);

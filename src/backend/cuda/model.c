@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/float16.h"
+
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_MAX_EXCLUDED >= (int)GEMMA4_MAX_SUPPRESS_TOKENS, "kernels.h repeats the model's limits");
 _Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h repeats the model's limits");

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/matrix.h"
-#include "base/dtype.h"
+#include "base/float16.h"
 
 /* -------------------------------------------------------------------------------------------- list of weights */
 
