@@ -498,8 +498,9 @@ static const cli_command draft_policy_command = {
     .summary = "What the choice of draft lengths is worth, and how much each of its constants matters.",
     .operands = "[FILE]...",
     .details =
-        "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with the drafts\n"
-        "and the times of blocks. Then they are decoded again from the recording, on its own clock, under other policies.\n",
+        "Texts are recorded once: code (the files; without any, the bundled ones), needles and random text, each with\n"
+        "the drafts and the times of blocks. Then they are decoded again from the recording, on its own clock, under\n"
+        "other policies.\n",
     .examples = "  kakeya eval draft-policy --trace t.json\n  kakeya eval draft-policy --replay t.json\n",
 };
 

@@ -533,7 +533,7 @@ static void damaged_states_are_refused(void **state) {
         if (state_of(&t, bad, runs) != KAKEYA_FORMAT) fail_msg("damage %zu was not found", i);
     }
     const timeline_run adjacent[] = {{40, 90}, {90, 120}}, empty[] = {{40, 40}, {90, 120}},
-                     beyond[] = {{40, 60}, {90, 121}}, negative[] = {{-1, 60}, {90, 120}};
+                       beyond[] = {{40, 60}, {90, 121}}, negative[] = {{-1, 60}, {90, 120}};
     assert_int_equal(state_of(&t, good, adjacent), KAKEYA_FORMAT);
     assert_int_equal(state_of(&t, good, empty), KAKEYA_FORMAT);
     assert_int_equal(state_of(&t, good, beyond), KAKEYA_FORMAT);
