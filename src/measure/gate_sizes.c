@@ -27,6 +27,10 @@ static void check_part(gate_context *context, size_t i, const char *name, kv_par
 
 void gate_rule_kv_formula(gate_context *context) {
     if (!context->has_geometry) return; /* refused already */
+    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
+    if (context->geometry.page_granule && (!cJSON_IsString(backend) || strncmp(backend->valuestring, "cpu", 3) == 0))
+        gate_violate(context, "KV_FORMULA", "pages in granules of %zu bytes, which backend cpu does not have",
+                     context->geometry.page_granule);
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
         if (row->prompt_tokens < 1 || row->prompt_tokens > MAX_POSITIONS || row->n_token_ids > MAX_POSITIONS) {

@@ -88,6 +88,8 @@ static cJSON *describe(const eval_harness *harness) {
     kv_geometry geometry;
     kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
                    engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, &geometry);
+    const backend_measure_ops *measure = backend_measure_find(engine->ops);
+    if (measure && measure->page_granule) geometry.page_granule = measure->page_granule(engine->model);
     cJSON *sizes = kv_geometry_to_json(&geometry);
     if (sizes && cJSON_AddItemToObject(object, "kv_geometry", sizes)) return object;
     cJSON_Delete(object);

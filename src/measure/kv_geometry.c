@@ -8,7 +8,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 
-enum { MAX_WINDOW = 1 << 24, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 14, MAX_RANK = 1 << 16 };
+enum { MAX_WINDOW = 1 << 24, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 14, MAX_RANK = 1 << 16, MAX_GRANULE = 1 << 25 };
 
 static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
 
@@ -42,6 +42,7 @@ static cJSON *describe(const kv_geometry *g) {
     cJSON_AddStringToObject(object, "kv_format", kv_format_name(g->format));
     put(object, "sliding_window", g->verifier.sliding_window);
     put(object, "f_theta_rank", g->f_theta_rank);
+    if (g->page_granule) put(object, "page_granule_bytes", (int)g->page_granule);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
     for (int i = 0; i < g->verifier.layers; i++) {
         const gemma4_layer_config *l = &g->verifier.layer[i];
@@ -117,6 +118,9 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     else if (strcmp(format, "bf16") != 0)
         json_fail(&reader, KAKEYA_FORMAT, "kv_format is neither f32 nor bf16");
     out->verifier.sliding_window = json_required_int(&reader, json, "sliding_window", 1, MAX_WINDOW);
+    out->page_granule = (size_t)json_int(&reader, json, "page_granule_bytes", 0, MAX_GRANULE, 0);
+    if (out->page_granule & (out->page_granule - 1))
+        json_fail(&reader, KAKEYA_FORMAT, "page_granule_bytes %zu is no power of two", out->page_granule);
     out->f_theta_rank = json_required_int(&reader, json, "f_theta_rank", 0, MAX_RANK);
     read_layers(&reader, json, &out->verifier);
     const cJSON *drafter = json_object(&reader, json, "drafter");
@@ -162,5 +166,5 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
     const f_theta_config f_theta = {.rank = geometry->f_theta_rank};
     const timeline_models models = {&geometry->verifier, geometry->has_drafter ? &geometry->drafter : NULL, &f_theta};
     timeline t = timeline_preview(&models, &options, positions);
-    return kv_bytes(&t, 0);
+    return kv_bytes(&t, geometry->page_granule);
 }

@@ -14,6 +14,7 @@ typedef struct kv_geometry {
     dflash_config drafter; /* layers, kv_heads, head_dim and sliding_window alone */
     int f_theta_rank;      /* 0: none */
     kv_format format;      /* of resident K/V and latents */
+    size_t page_granule;   /* bytes that growing stores take at a time; 0: every page is an allocation of its own */
 } kv_geometry;
 
 /* f_theta and drafter may be NULL. */

@@ -8,6 +8,7 @@
 #include "base/sized.h"
 #include "formats/checkpoint.h"
 #include "model/sizes.h"
+#include "session/companion.h"
 
 /* ------------------------------------------------------------------------------------------------------- opening */
 
@@ -18,25 +19,6 @@ typedef struct owned_description {
     dflash_config drafter;
     f_theta_config f_theta;
 } owned_description;
-
-kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
-                                  kakeya_error *error) {
-    *directory = NULL;
-    if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
-    if (option) return checkpoint_resolve(option, directory, error);
-    if (!model_directory) return KAKEYA_OK;
-    size_t length = strlen(model_directory);
-    while (length > 1 && model_directory[length - 1] == '/') length--;
-    char *sibling = malloc(length + strlen(suffix) + 1);
-    if (!sibling) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
-    memcpy(sibling, model_directory, length);
-    strcpy(sibling + length, suffix);
-    if (directory_exists(sibling))
-        *directory = sibling;
-    else
-        free(sibling);
-    return KAKEYA_OK;
-}
 
 /* A configuration file: its path for messages, its text. */
 typedef struct config_file {

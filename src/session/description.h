@@ -14,9 +14,4 @@ struct kakeya_description {
 timeline description_session(const kakeya_description *description, const kakeya_session_options *options,
                              size_t tokens);
 
-/* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists.
- * *directory stays NULL where there is none, and is malloc'ed otherwise. */
-kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
-                                  kakeya_error *error);
-
 #endif

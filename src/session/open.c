@@ -6,13 +6,8 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "session/companion.h"
 #include "session/engine.h"
-
-static const kakeya_engine_options default_options = {.size = sizeof default_options};
-
-void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
 
@@ -129,7 +124,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
 
 kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
     *out = NULL;
-    kakeya_engine_options resolved = default_options;
+    kakeya_engine_options resolved;
+    kakeya_engine_options_init(&resolved);
     kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
     return status == KAKEYA_OK ? open_engine(&resolved, out, error) : status;
 }

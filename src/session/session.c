@@ -9,13 +9,6 @@
 
 /* ---------------------------------------------------------------------------------------------------- opening */
 
-static const kakeya_session_options default_options = {
-    .size = sizeof default_options, .sink = 4, .window = 64, .draft_window = 1024};
-
-void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size) {
-    sized_init(options, size, &default_options, sizeof default_options);
-}
-
 static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_options *o, kakeya_error *error) {
     int maximum = engine->verifier->config.max_context;
     if (o->context_tokens == 0) o->context_tokens = maximum;
@@ -104,7 +97,8 @@ static int longest_draft(const kakeya_session *session) {
 kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_options *options, kakeya_session **out,
                                   kakeya_error *error) {
     *out = NULL;
-    kakeya_session_options resolved = default_options;
+    kakeya_session_options resolved;
+    kakeya_session_options_init(&resolved);
     kakeya_session *session = NULL;
     kakeya_status status = KAKEYA_OK;
     if (options) status = sized_read("session options", options, &resolved, sizeof resolved, error);

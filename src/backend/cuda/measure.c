@@ -50,12 +50,15 @@ static size_t greedy_head_bytes(const backend_model *m) {
     return cuda_head_greedy_bytes(&m->head_copy, &m->weights.head);
 }
 
+static size_t page_granule(const backend_model *m) { return m->device.memory.granule_bytes; }
+
 const backend_measure_ops *cuda_measure(void);
 
 const backend_measure_ops *cuda_measure(void) {
     static const backend_measure_ops ops = {
         .makes_weights = true,
         .greedy_head_bytes = greedy_head_bytes,
+        .page_granule = page_granule,
         .probe = cuda_probe,
         .profile = cuda_profile,
     };
