@@ -121,7 +121,7 @@ static void check_geometry(gate_context *context) {
     kakeya_error problem = {0};
     const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
     allow_keys(context, "environment.kv_geometry", json,
-               "kv_format sliding_window f_theta_rank layers drafter fingerprint", "");
+               "kv_format sliding_window f_theta_rank layers drafter fingerprint", "page_granule_bytes");
     allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"), "kv_heads head_dim sliding_windows",
                "");
     cJSON_ArrayForEach(layer, member(json, "layers"))

@@ -115,7 +115,7 @@ static void drop_row(cJSON *json) {
 static void copy_row(cJSON *json) {
     cJSON *rows = part_of(json, "rows"), *copy = cJSON_Duplicate(any_row(json), true);
     if (chance(2)) change_leaf(copy);
-    cJSON_InsertItemInArray(rows, (int)chance((uint64_t)cJSON_GetArraySize(rows)), copy);
+    if (!cJSON_InsertItemInArray(rows, (int)chance((uint64_t)cJSON_GetArraySize(rows)), copy)) cJSON_Delete(copy);
 }
 
 /* All rows of a sample again, under a name and a prompt of their own. */
@@ -158,8 +158,8 @@ static void swap_fields(cJSON *json) {
     char key[64];
     snprintf(key, sizeof key, "%s", field->string);
     cJSON *first = cJSON_Duplicate(field, true), *second = cJSON_Duplicate(part_of(b, key), true);
-    cJSON_ReplaceItemInObjectCaseSensitive(a, key, second);
-    cJSON_ReplaceItemInObjectCaseSensitive(b, key, first);
+    if (!cJSON_ReplaceItemInObjectCaseSensitive(a, key, second)) cJSON_Delete(second);
+    if (!cJSON_ReplaceItemInObjectCaseSensitive(b, key, first)) cJSON_Delete(first);
 }
 
 /* One field of every row, or of all rows that have the same value in it. */
