@@ -20,6 +20,7 @@ static inline void tiny_open(tiny *d, const char *verifier, const char *drafter,
     char path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, verifier);
     REQUIRE_OK(gemma4_model_open(path, &d->account, &d->verifier, error));
+    d->verifier->config.sliding_window = 40; /* wider than the policies' windows, so that there is something to evict */
     if (drafter) {
         snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
         REQUIRE_OK(dflash_model_open(path, &d->verifier->config, &d->account, &d->drafter, error));
