@@ -248,6 +248,43 @@ static void dropped_first_block(void **state) {
     pair_close(&p);
 }
 
+/* A prompt that is dropped leaves no trace either, or, where it has overwritten what the committed rows need, a cache
+ * that says so. */
+static void dropped_prompt(void **state) {
+    (void)state;
+    enum { FIRST = 200, SHORT = 40, LONG = 500, ROWS = 9 };
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    const backend_ops *ops = p.ops[CUDA];
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    int32_t tokens[FIRST + LONG];
+    fill_tokens(tokens, FIRST + LONG, (int)vocab, 101);
+    float *with = calloc(ROWS * vocab, sizeof *with), *without = calloc(ROWS * vocab, sizeof *without);
+    for (int k = 0; k < POLICIES; k++) {
+        for (int dropped = 0; dropped <= LONG; dropped += dropped ? LONG - SHORT : SHORT) {
+            backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+            step(&p, CUDA, cache, tokens, FIRST, FIRST, SEGMENT_PROMPT, NULL);
+            if (dropped) step(&p, CUDA, cache, tokens + FIRST, dropped, 0, SEGMENT_PROMPT, NULL);
+            assert_int_equal(ops->cache_length(cache), FIRST);
+            if (dropped == LONG) {
+                kakeya_error refusal = {0};
+                backend_segment segment = {
+                    .cache = cache, .tokens = tokens, .n = 1, .kind = SEGMENT_DECODE, .logits = with};
+                assert_int_equal(ops->cache_min_truncate(cache), FIRST + 1);
+                assert_int_equal(ops->forward(p.model[CUDA], &segment, 1, &refusal), KAKEYA_INVALID_ARGUMENT);
+                assert_non_null(strstr(refusal.message, "dropped prompt"));
+            } else {
+                step(&p, CUDA, cache, tokens + FIRST, ROWS, ROWS, SEGMENT_DECODE, dropped ? with : without);
+            }
+            ops->cache_destroy(cache);
+        }
+        assert_same_bits(policies[k].name, with, without, ROWS * vocab);
+    }
+    free(with);
+    free(without);
+    pair_close(&p);
+}
+
 /* ---------------------------------------------------------------------------------------------- several sessions */
 
 /* Segments of two sessions in one forward, prompts beside decode rows: each has the bits that it has alone. One that is
@@ -542,9 +579,9 @@ static void failing_allocations(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_schedules),    cmocka_unit_test(random_schedules_of_shared_layers),
-        cmocka_unit_test(dropped_first_block), cmocka_unit_test(two_segments),
-        cmocka_unit_test(poisoned_session),    cmocka_unit_test(fresh_engine),
-        cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(dropped_first_block), cmocka_unit_test(dropped_prompt),
+        cmocka_unit_test(two_segments),        cmocka_unit_test(poisoned_session),
+        cmocka_unit_test(fresh_engine),        cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests_name("sessions", tests, NULL, NULL);
 }

@@ -74,6 +74,12 @@ if command -v nm >/dev/null 2>&1 && [ -d "$BUILD/CMakeFiles" ]; then
     check "the uses of object files are found" test "$(wc -l <"$WORK/uses")" -gt 300
     circles link "$WORK/uses"
     check "no file uses itself through others" test "$STATUS" -eq 0
+    # A linker takes the first one of two functions of the same name in an archive, and says nothing.
+    find "$BUILD/CMakeFiles" -path '*/kakeya*.dir/src/*.o' -exec nm -A {} + | sed -n 's|^.*\.dir/src/\(.*\)\.cu*\.o:|\1 |p' |
+        awk 'NF == 4 && $3 ~ /[TDBRC]/ { if (($4 in at) && at[$4] != $1) print $4 ": " at[$4] ", " $1; at[$4] = $1 }' |
+        sort -u >"$WORK/out"
+    STATUS=0
+    check "no two files define the same name" test ! -s "$WORK/out"
 else
     skip "no file uses itself through others" "no nm, or nothing is built in $BUILD"
 fi
