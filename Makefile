@@ -10,10 +10,10 @@ DESTDIR ?=
 
 all:
 	@tools/bootstrap.sh build
-	@. tools/cuda.sh && options=$$(cuda_options $(CUDA)) && tools/build.sh $(BUILD) product $$options
+	@. tools/cuda.sh && options=$$(cuda_options "$(CUDA)") && tools/build.sh "$(BUILD)" product $$options
 
 demo: all
-	$(BUILD)/kakeya run --prompt-file examples/needle-60.txt
+	"$(BUILD)/kakeya" run --prompt-file examples/needle-60.txt
 
 check:
 	@BUILD="$(BUILD)" tools/check.sh
@@ -23,7 +23,7 @@ test:
 
 # Needs a CUDA toolkit and a device.
 test-gpu:
-	@BUILD=$(BUILD)-gpu tools/test_gpu.sh
+	@BUILD="$(BUILD)-gpu" tools/test_gpu.sh
 
 fuzz:
 	@tools/fuzz.sh $${SECONDS_PER_TARGET:-600}
@@ -32,13 +32,14 @@ coverage:
 	@tools/coverage.sh
 
 install: all
-	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+	DESTDIR="$(DESTDIR)" cmake --install "$(BUILD)" --prefix "$(PREFIX)"
 
 uninstall:
-	@tools/uninstall.sh $(BUILD) "$(DESTDIR)"
+	@tools/uninstall.sh "$(BUILD)" "$(DESTDIR)"
 
 clean:
 	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu
+	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
 
 help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"

@@ -19,8 +19,11 @@ static void load(loaded *l, const char *name, const char *isa, int threads) {
     snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
     REQUIRE_OK(safetensors_open(path, &l->vectors, error));
     l->ops = backend_find("cpu", NULL);
-    backend_model_options options = {.verifier = l->model, .precision = KAKEYA_PRECISION_F32, .isa = isa,
-                                     .threads = threads, .account = &l->account};
+    backend_model_options options = {.verifier = l->model,
+                                     .precision = KAKEYA_PRECISION_F32,
+                                     .isa = isa,
+                                     .threads = threads,
+                                     .account = &l->account};
     REQUIRE_OK(l->ops->model_create(&options, &l->backend, error));
 }
 
@@ -52,10 +55,15 @@ static const int32_t *integers(loaded *l, const char *name, int *count) {
     return (const int32_t *)(const void *)t->data;
 }
 
-static void forward_one(loaded *l, backend_cache *cache, const int32_t *tokens, int n, segment_kind kind, int first_logit,
-                        float *logits, float *hidden) {
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = kind, .first_logit_row = first_logit,
-                               .logits = logits, .hidden_states = hidden};
+static void forward_one(loaded *l, backend_cache *cache, const int32_t *tokens, int n, segment_kind kind,
+                        int first_logit, float *logits, float *hidden) {
+    backend_segment segment = {.cache = cache,
+                               .tokens = tokens,
+                               .n = n,
+                               .kind = kind,
+                               .first_logit_row = first_logit,
+                               .logits = logits,
+                               .hidden_states = hidden};
     REQUIRE_OK(l->ops->forward(l->backend, &segment, 1, error));
     REQUIRE_OK(l->ops->cache_commit(cache, n, error));
 }
@@ -68,7 +76,8 @@ static void check_model(const char *name, const char *isa) {
     int n, steps;
     const int32_t *ids = integers(&l, "input_ids", &n), *greedy = integers(&l, "greedy", &steps);
     size_t rows = (size_t)n;
-    float *logits = calloc(rows * vocab, sizeof *logits), *states = calloc((layers + 1) * rows * hidden, sizeof *states);
+    float *logits = calloc(rows * vocab, sizeof *logits),
+          *states = calloc((layers + 1) * rows * hidden, sizeof *states);
     float *again = calloc(rows * vocab, sizeof *again);
 
     backend_cache *cache = new_cache(&l, 128);
@@ -99,7 +108,8 @@ static void check_model(const char *name, const char *isa) {
         for (size_t v = 1; v < vocab; v++) {
             if (row[v] > row[token]) token = (int32_t)v;
         }
-        if (token != greedy[step]) fail_msg("%s: greedy step %d gives %d, expected %d", name, step, token, greedy[step]);
+        if (token != greedy[step])
+            fail_msg("%s: greedy step %d gives %d, expected %d", name, step, token, greedy[step]);
         forward_one(&l, cache, &token, 1, SEGMENT_DECODE, 0, again, NULL);
         row = again;
     }
@@ -129,11 +139,12 @@ static void per_layer_embedding_form(void **state) {
     check_form("gemma4-tiny-ple");
 }
 
-/* Shapes that are multiples of nothing, both dialects of the configuration, shards, every dtype (tools/make_golden.py). */
+/* Shapes that are multiples of nothing, both dialects of the configuration, shards, every dtype (tools/make_golden.py).
+ */
 static void odd_forms(void **state) {
     (void)state;
-    static const char *const forms[] = {"shared-kv", "shared-k-eq-v", "experts", "untied", "window-of-one", "one-token",
-                                        "respelt"};
+    static const char *const forms[] = {"shared-kv",     "shared-k-eq-v", "experts", "untied",
+                                        "window-of-one", "one-token",     "respelt"};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         char name[64];
         snprintf(name, sizeof name, "forms/%s", forms[i]);
@@ -165,7 +176,11 @@ static void check_greedy(const char *name, float scale) {
     for (int rows = 1; rows <= ROWS; rows += 4) {
         int32_t beside_logits[ROWS], alone[ROWS];
         backend_cache *cache = new_cache(&l, 128);
-        backend_segment segment = {.cache = cache, .tokens = ids, .n = rows, .kind = SEGMENT_DECODE, .logits = logits,
+        backend_segment segment = {.cache = cache,
+                                   .tokens = ids,
+                                   .n = rows,
+                                   .kind = SEGMENT_DECODE,
+                                   .logits = logits,
                                    .argmax = beside_logits};
         REQUIRE_OK(l.ops->forward(l.backend, &segment, 1, error));
         REQUIRE_OK(l.ops->cache_commit(cache, 0, error));
