@@ -31,9 +31,18 @@ includes() {
 }
 without_suffix='s/\.(c|h|cu|cuh)( |$)/\2/g'
 
+# "file address type name" for every symbol of the program's object files. A build folder may hold objects of files that
+# have moved since: those do not count.
+symbols() {
+    find "$BUILD/CMakeFiles" -path '*/kakeya*.dir/src/*.o' | while IFS= read -r object; do
+        source=${object##*.dir/}
+        [ ! -e "${source%.o}" ] || nm -A "$object"
+    done | sed -n 's|^.*\.dir/src/\(.*\)\.cu*\.o:|\1 |p'
+}
+
 # "from to" for every function or table of one object file of the library that another one uses.
 uses() {
-    find "$BUILD/CMakeFiles" -path '*/kakeya*.dir/src/*.o' -exec nm -A {} + | sed -n 's|^.*\.dir/src/\(.*\)\.cu*\.o:|\1 |p' |
+    symbols |
         awk 'NF == 4 && $3 ~ /[TDBRC]/ { at[$4] = $1 }
              NF == 3 && $2 == "U" { user[++n] = $1; name[n] = $3 }
              END { for (i = 1; i <= n; i++) if (name[i] in at && at[name[i]] != user[i]) print user[i], at[name[i]] }' | sort -u
@@ -75,7 +84,7 @@ if command -v nm >/dev/null 2>&1 && [ -d "$BUILD/CMakeFiles" ]; then
     circles link "$WORK/uses"
     check "no file uses itself through others" test "$STATUS" -eq 0
     # A linker takes the first one of two functions of the same name in an archive, and says nothing.
-    find "$BUILD/CMakeFiles" -path '*/kakeya*.dir/src/*.o' -exec nm -A {} + | sed -n 's|^.*\.dir/src/\(.*\)\.cu*\.o:|\1 |p' |
+    symbols |
         awk 'NF == 4 && $3 ~ /[TDBRC]/ { if (($4 in at) && at[$4] != $1) print $4 ": " at[$4] ", " $1; at[$4] = $1 }' |
         sort -u >"$WORK/out"
     STATUS=0
