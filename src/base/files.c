@@ -15,29 +15,29 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Opens a file for reading; -1 with *error set. */
-static int open_input(const char *path, struct stat *about, kakeya_error *error) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (fd < 0) {
-        error_set(error, errno == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO, "%s: cannot open: %s", path, strerror(errno));
-        return -1;
-    }
-    if (fstat(fd, about) != 0) {
-        error_set(error, KAKEYA_IO, "%s: cannot find what it is: %s", path, strerror(errno));
-    } else if (S_ISDIR(about->st_mode)) {
-        error_set(error, KAKEYA_IO, "%s: is a directory, not a file", path);
-    } else {
-        return fd;
-    }
-    close(fd);
-    return -1;
+static kakeya_status status_of(int number) {
+    return number == ENOMEM ? KAKEYA_OUT_OF_MEMORY : number == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO;
+}
+
+/* Opens a file for reading. */
+static kakeya_status open_input(const char *path, int *fd, struct stat *about, kakeya_error *error) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    if (*fd < 0) return error_set(error, status_of(errno), "%s: cannot open: %s", path, strerror(errno));
+    kakeya_status status = KAKEYA_OK;
+    if (fstat(*fd, about) != 0)
+        status = error_set(error, status_of(errno), "%s: cannot find what it is: %s", path, strerror(errno));
+    else if (S_ISDIR(about->st_mode))
+        status = error_set(error, KAKEYA_IO, "%s: is a directory, not a file", path);
+    if (status != KAKEYA_OK) close(*fd);
+    return status;
 }
 
 kakeya_status file_map_open(const char *path, file_map *out, kakeya_error *error) {
     *out = (file_map){0};
     struct stat about;
-    int fd = open_input(path, &about, error);
-    if (fd < 0) return KAKEYA_IO;
+    int fd;
+    kakeya_status status = open_input(path, &fd, &about, error);
+    if (status != KAKEYA_OK) return status;
     if (!S_ISREG(about.st_mode)) {
         close(fd);
         return error_set(error, KAKEYA_IO, "%s: not a regular file, and it has to be mapped into memory", path);
@@ -46,9 +46,9 @@ kakeya_status file_map_open(const char *path, file_map *out, kakeya_error *error
     if (bytes > 0) {
         void *data = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
         if (data == MAP_FAILED) {
-            error_set(error, KAKEYA_IO, "%s: cannot map %zu bytes: %s", path, bytes, strerror(errno));
+            status = error_set(error, status_of(errno), "%s: cannot map %zu bytes: %s", path, bytes, strerror(errno));
             close(fd);
-            return KAKEYA_IO;
+            return status;
         }
         *out = (file_map){.data = data, .bytes = bytes};
     }
@@ -78,8 +78,7 @@ kakeya_status file_read_descriptor(int fd, const char *name, size_t expected, si
         ssize_t got = read(fd, buffer + have, capacity - have);
         if (got < 0) {
             /* Files are not interrupted. A pipe is, by the signals that end the program. */
-            status = error_set(error, errno == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO, "%s: cannot read: %s", name,
-                               strerror(errno));
+            status = error_set(error, status_of(errno), "%s: cannot read: %s", name, strerror(errno));
             goto done;
         }
         if (got == 0) break;
@@ -107,10 +106,11 @@ kakeya_status file_read(const char *path, size_t max_bytes, char **data, size_t 
     *data = NULL;
     *bytes = 0;
     struct stat about;
-    int fd = open_input(path, &about, error);
-    if (fd < 0) return KAKEYA_IO;
+    int fd;
+    kakeya_status status = open_input(path, &fd, &about, error);
+    if (status != KAKEYA_OK) return status;
     size_t expected = S_ISREG(about.st_mode) && about.st_size > 0 ? (size_t)about.st_size : 0;
-    kakeya_status status = file_read_descriptor(fd, path, expected, max_bytes, data, bytes, error);
+    status = file_read_descriptor(fd, path, expected, max_bytes, data, bytes, error);
     close(fd);
     return status;
 }
@@ -174,7 +174,7 @@ static kakeya_status follow_links(const char *path, char **out, kakeya_error *er
         if (length <= 0 || links == MAX_LINKS) {
             int number = length <= 0 ? errno : ELOOP;
             free(at);
-            return error_set(error, KAKEYA_IO, "%s: cannot write: %s", path, strerror(number));
+            return error_set(error, status_of(number), "%s: cannot write: %s", path, strerror(number));
         }
         link[length] = '\0';
         const char *slash = strrchr(at, '/');
@@ -188,8 +188,7 @@ static kakeya_status follow_links(const char *path, char **out, kakeya_error *er
 }
 
 static kakeya_status cannot_write(const char *path, kakeya_error *error) {
-    return error_set(error, errno == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO, "%s: cannot write: %s", path,
-                     strerror(errno));
+    return error_set(error, status_of(errno), "%s: cannot write: %s", path, strerror(errno));
 }
 
 /* A socket that is listened on is connected to; descriptors are duplicated; the rest is opened. */
@@ -322,7 +321,7 @@ kakeya_status file_writer_commit(file_writer *writer, kakeya_error *error) {
     if (fsync(writer->fd) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP)
         status = cannot_write(writer->path, error);
     if (status == KAKEYA_OK && !writer->stream && !put_in_place(writer))
-        status = error_set(error, KAKEYA_IO, "%s: cannot replace: %s", writer->path, strerror(errno));
+        status = error_set(error, status_of(errno), "%s: cannot replace: %s", writer->path, strerror(errno));
     if (close(writer->fd) != 0 && status == KAKEYA_OK) status = cannot_write(writer->path, error);
     if (status != KAKEYA_OK && writer->temporary) unlink(writer->temporary);
     writer_free(writer);

@@ -145,7 +145,11 @@ static const char *find_weights(const char *directory, kakeya_error *error) {
     enum { CONVERTIBLE = 2, COUNT = 3 };
     for (int i = 0; i < COUNT; i++) {
         char *path = path_join(directory, names[i]);
-        bool found = path && file_exists(path);
+        if (!path) {
+            error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the names of its files", directory);
+            return NULL;
+        }
+        bool found = file_exists(path);
         free(path);
         if (!found) continue;
         if (i < CONVERTIBLE) return names[i];
