@@ -79,7 +79,9 @@ size_t attention_partial_floats(const backend_model *m, int context) {
     return (size_t)wave_partitions(m) * (size_t)m->config->heads * BACKEND_MAX_DECODE_ROWS * per_query;
 }
 
+/* memory NULL: a model without f_theta has no states of restored keys. */
 static flash_state state_at(float *memory, int queries, int dim) {
+    if (!memory) return (flash_state){.dim = dim};
     return (flash_state){memory, memory + queries, memory + 2 * (size_t)queries, dim};
 }
 
