@@ -234,9 +234,9 @@ static kakeya_status fork_session(run *r, kakeya_error *error) {
 /* Adds the timeline to `tokens`. */
 static void collect(kakeya_session *session, int32_t *tokens, size_t *n) {
     size_t more;
-    const int32_t *timeline = kakeya_session_tokens(session, &more);
+    const int32_t *held = kakeya_session_tokens(session, &more);
     assert_true(*n + more <= 8 * MOST_TOKENS);
-    memcpy(tokens + *n, timeline, more * sizeof *tokens);
+    memcpy(tokens + *n, held, more * sizeof *tokens);
     *n += more;
 }
 
