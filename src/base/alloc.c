@@ -39,7 +39,13 @@ void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes) {
     }
 }
 
-int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
+void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner) {
+    account->give_back = give_back;
+    account->owner = owner;
+}
+
+/* Counts the bytes in all accounts; where one of them would pass its limit, in none, and returns that one. */
+static mem_account *count(mem_account *account, mem_tag tag, size_t bytes) {
     for (mem_account *a = account; a; a = a->parent) {
         size_t total = atomic_fetch_add(&a->total_bytes, bytes) + bytes;
         atomic_fetch_add(&a->bytes[tag], bytes);
@@ -47,14 +53,30 @@ int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
             for (mem_account *undo = account;; undo = undo->parent) {
                 atomic_fetch_sub(&undo->bytes[tag], bytes);
                 atomic_fetch_sub(&undo->total_bytes, bytes);
-                if (undo == a) return 0;
+                if (undo == a) return a;
             }
         }
         size_t peak = atomic_load(&a->peak_bytes);
         while (total > peak && !atomic_compare_exchange_weak(&a->peak_bytes, &peak, total)) {
         }
     }
-    return 1;
+    return NULL;
+}
+
+/* What the accounts up to the full one can do without counts in the full one, too. */
+static bool make_room(mem_account *account, const mem_account *full) {
+    for (mem_account *a = account;; a = a->parent) {
+        if (a->give_back && a->give_back(a->owner)) return true;
+        if (a == full) return false;
+    }
+}
+
+int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
+    for (;;) {
+        const mem_account *full = count(account, tag, bytes);
+        if (!full) return 1;
+        if (!make_room(account, full)) return 0;
+    }
 }
 
 void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {

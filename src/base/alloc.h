@@ -4,6 +4,7 @@
 #define KAKEYA_BASE_ALLOC_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef enum mem_tag {
@@ -23,9 +24,16 @@ typedef struct mem_account {
     atomic_size_t bytes[MEM_TAG_COUNT];
     atomic_size_t total_bytes;
     atomic_size_t peak_bytes;
+    bool (*give_back)(void *owner); /* mem_account_spare; NULL: nothing to give back */
+    void *owner;
 } mem_account;
 
 void mem_account_init(mem_account *account, mem_account *parent, size_t limit_bytes);
+
+/* Says that some of the account's memory can be done without. Where an allocation would pass a limit, give_back(owner) is asked
+ * to free it, and the allocation is tried again if it did (true). So what is optional never takes what is needed, and more
+ * memory is never worse than less. Called from any thread that allocates; set while no other thread does; NULL ends it. */
+void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner);
 
 /* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is
  * exhausted. The account must outlive the allocation. */

@@ -11,6 +11,7 @@
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "backend/backend.h"
@@ -58,6 +59,7 @@ typedef struct thread_scratch {
 
 /* The head's int8 copy and what a greedy choice through it needs. */
 typedef struct head_screen {
+    pthread_mutex_t lock; /* held while the copy is used, or given back to a session that needs its memory */
     screen_bounds bounds; /* NULL: not used */
     screen_matrix matrix;
     int8_t *codes; /* [BACKEND_MAX_DECODE_ROWS][matrix.steps * SCREEN_DEPTH] */
@@ -98,6 +100,7 @@ struct backend_model {
     float *head_logits;
     int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
     head_screen screen;
+    bool screen_ready; /* its lock is made */
     float *router_logits;  /* [experts] */
     int *expert_of;        /* [experts_per_token] */
     float *expert_weight;  /* [experts_per_token] */

@@ -133,11 +133,33 @@ static void split_blocks(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-void head_destroy(backend_model *m) {
-    head_screen *s = &m->screen;
+static void screen_free(head_screen *s) {
     void *buffers[] = {s->matrix.codes, s->matrix.scale, s->matrix.rest, s->matrix.norm,
                        s->codes,        s->candidate,    s->logit};
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) mem_free(buffers[i]);
+    s->bounds = NULL;
+    s->matrix = (screen_matrix){0};
+    s->codes = NULL;
+    s->candidate = NULL;
+    s->logit = NULL;
+}
+
+/* The copy makes greedy choices faster, no more: a session that finds no memory gets the copy's. */
+static bool give_back(void *owner) {
+    head_screen *s = owner;
+    pthread_mutex_lock(&s->lock);
+    bool held = s->bounds != NULL;
+    if (held) screen_free(s);
+    pthread_mutex_unlock(&s->lock);
+    return held;
+}
+
+void head_destroy(backend_model *m) {
+    if (!m->screen_ready) return;
+    mem_account_spare(m->account, NULL, NULL);
+    screen_free(&m->screen);
+    pthread_mutex_destroy(&m->screen.lock);
+    m->screen_ready = false;
 }
 
 /* Bytes that limits leave to sessions, which come later. */
@@ -155,7 +177,8 @@ void head_create(backend_model *m) {
     head_screen *s = &m->screen;
     size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = BACKEND_MAX_DECODE_ROWS;
     screen_bounds bounds = screen_bounds_beside(m->kernels);
-    if (!bounds || !weight_present(head)) return;
+    m->screen_ready = pthread_mutex_init(&s->lock, NULL) == 0;
+    if (!m->screen_ready || !bounds || !weight_present(head)) return;
     s->matrix.blocks = m->head_stride / SCREEN_OUTPUTS;
     s->matrix.steps = (head->in + SCREEN_DEPTH - 1) / SCREEN_DEPTH;
     s->limit = m->config->vocab / SCREEN_VOCAB_SHARE;
@@ -183,9 +206,11 @@ void head_create(backend_model *m) {
     free(c.values);
     free(c.codes);
     free(c.finite);
-    if (s->bounds) return;
-    head_destroy(m);
-    *s = (head_screen){0};
+    if (s->bounds) {
+        mem_account_spare(m->account, give_back, s);
+    } else {
+        screen_free(s);
+    }
 }
 
 size_t cpu_greedy_head_bytes(const backend_model *m) {
@@ -277,9 +302,8 @@ static void decide_rows(void *context, size_t begin, size_t end, int thread) {
     for (size_t row = begin; row < end; row++) c->chosen[row] = decide(c, row);
 }
 
-/* False: some row needs all its logits. */
-static bool choose_screened(backend_model *m, row_context *c) {
-    head_screen *s = &m->screen;
+static bool choose_with(head_screen *s, row_context *c) {
+    backend_model *m = c->model;
     if (!s->bounds) return false;
     if (s->pause > 0) {
         s->pause--;
@@ -294,6 +318,15 @@ static bool choose_screened(backend_model *m, row_context *c) {
     s->backoff = all ? 0 : s->backoff ? 2 * s->backoff : 1;
     if (s->backoff > SCREEN_LONGEST_PAUSE) s->backoff = SCREEN_LONGEST_PAUSE;
     s->pause = s->backoff;
+    return all;
+}
+
+/* False: some row needs all its logits, or there is no copy. */
+static bool choose_screened(backend_model *m, row_context *c) {
+    if (!m->screen_ready) return false;
+    pthread_mutex_lock(&m->screen.lock);
+    bool all = choose_with(&m->screen, c);
+    pthread_mutex_unlock(&m->screen.lock);
     return all;
 }
 
