@@ -392,7 +392,14 @@ KAKEYA_API void kakeya_session_close(kakeya_session *session);
 
 /* Makes the session's timeline equal to tokens[0..n): reuses the longest common prefix that its cache can still reach,
  * truncates or extends the rest, rebuilds when it must. *reused (optional) receives the tokens that were not computed
- * again. On failure the session holds a prefix of `tokens` and stays usable. */
+ * again. On failure the session holds a prefix of `tokens` and stays usable.
+ *
+ * Reused rows stay as they were computed. Under `native` that does not show: they are bit for bit what a new session
+ * would compute. Under `sink-window` and `restored` it shows. Rows of earlier answers were computed over sink and
+ * window (and restored positions), and new prompt rows see evicted positions not at all (`sink-window`) or restored. A
+ * new session reads all of `tokens` as one prompt, whose rows see everything inside the model's own window. Later
+ * output may therefore differ between the two. Where it must not depend on what came before, open a session for each
+ * request, or restore a snapshot. */
 KAKEYA_API kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
                                              kakeya_progress_fn progress, void *user, kakeya_error *error);
 

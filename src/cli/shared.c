@@ -72,7 +72,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .choices = kv_format_names,
                    .help = "what resident K/V are stored in: auto, f32 or bf16 (auto: as precision)"),
         CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0,
-                   .max = 1024, .help = "compute threads (0: one per physical core)"),
+                   .max = 1024, .help = "compute threads, at most 1024 (0: one per physical core)"),
         CLI_OPTION(.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0,
                    .max = INT_MAX, .help = "tokens that a session can hold (0: the model's maximum)"),
         CLI_OPTION(.name = "memory-limit", .argument = "BYTES", .kind = CLI_BYTES,

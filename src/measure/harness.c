@@ -127,7 +127,9 @@ kakeya_status harness_policies(const eval_harness *harness, const eval_policies 
                              "policy '%s' is none of native, sink-window, restored, restored-all", given->names[i]);
         if (strncmp(policy_names[p], "restored", 8) == 0 && !kakeya_engine_has_f_theta(harness->engine))
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "policy '%s' needs an f_theta, and the engine was opened without one", policy_names[p]);
+                             "policy '%s' needs an f_theta, and the engine was opened without one%s%s", policy_names[p],
+                             harness->engine->f_theta_sought ? ": looked for " : "",
+                             harness->engine->f_theta_sought ? harness->engine->f_theta_sought : "");
         for (size_t j = 0; j < *n; j++)
             if (out[j] == policy_names[p])
                 return error_set(error, KAKEYA_INVALID_ARGUMENT, "policy '%s' is named twice", given->names[i]);

@@ -1,26 +1,44 @@
 #include "session/companion.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
 #include "formats/checkpoint.h"
 
+/* directory + suffix, malloc'ed; NULL when out of memory. */
+static char *sibling_of(const char *directory, const char *suffix) {
+    size_t length = strlen(directory);
+    while (length > 1 && directory[length - 1] == '/') length--;
+    char *sibling = NULL;
+    return asprintf(&sibling, "%.*s%s", (int)length, directory, suffix) < 0 ? NULL : sibling;
+}
+
 kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
-                                  kakeya_error *error) {
+                                  char **sought, kakeya_error *error) {
     *directory = NULL;
     if (option && strcmp(option, "none") == 0) return KAKEYA_OK;
     if (option) return checkpoint_resolve(option, directory, error);
     if (!model_directory) return KAKEYA_OK;
-    size_t length = strlen(model_directory);
-    while (length > 1 && model_directory[length - 1] == '/') length--;
-    char *sibling = malloc(length + strlen(suffix) + 1);
-    if (!sibling) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
-    memcpy(sibling, model_directory, length);
-    strcpy(sibling + length, suffix);
-    if (directory_exists(sibling))
-        *directory = sibling;
-    else
-        free(sibling);
-    return KAKEYA_OK;
+    char *resolved = realpath(model_directory, NULL), *beside = sibling_of(model_directory, suffix);
+    char *behind = resolved ? sibling_of(resolved, suffix) : NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!beside || (resolved && !behind)) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", model_directory);
+    } else if (directory_exists(beside)) {
+        *directory = beside;
+        beside = NULL;
+    } else if (behind && directory_exists(behind)) {
+        *directory = behind;
+        behind = NULL;
+    } else if (sought) {
+        bool two = behind && strcmp(beside, behind) != 0;
+        if (asprintf(sought, "%s%s%s", beside, two ? " and " : "", two ? behind : "") < 0)
+            *sought = NULL; /* a message will say less */
+    }
+    free(resolved);
+    free(beside);
+    free(behind);
+    return status;
 }

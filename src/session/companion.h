@@ -2,11 +2,15 @@
 #ifndef KAKEYA_SESSION_COMPANION_H
 #define KAKEYA_SESSION_COMPANION_H
 
+#include <stdbool.h>
+
 #include "base/error.h"
 
-/* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists.
- * *directory stays NULL where there is none, and is malloc'ed otherwise. */
+/* The directory of a companion model: what the option names, "none", or the model directory's sibling if that exists. A
+ * model may be a symbolic link: its companions lie beside the link or beside what it leads to. *directory stays NULL
+ * where there is none, and is malloc'ed otherwise. Where a sibling was looked for and not found, *sought (unless sought
+ * is NULL) names the places in malloc'ed text; otherwise it is left as it is. */
 kakeya_status companion_directory(const char *option, const char *model_directory, const char *suffix, char **directory,
-                                  kakeya_error *error);
+                                  char **sought, kakeya_error *error);
 
 #endif

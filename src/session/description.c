@@ -82,10 +82,10 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
         status = checkpoint_resolve(o->model, &directory, error);
         if (status == KAKEYA_OK) status = read_verifier(directory, d, error);
     }
-    if (status == KAKEYA_OK) status = companion_directory(o->drafter, directory, "-dflash", &drafter, error);
+    if (status == KAKEYA_OK) status = companion_directory(o->drafter, directory, "-dflash", &drafter, NULL, error);
     if (status == KAKEYA_OK && drafter) status = read_drafter(drafter, d, error);
     if (status == KAKEYA_OK && drafter)
-        status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, error);
+        status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
     if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
     free(f_theta);
     free(drafter);

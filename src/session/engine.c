@@ -127,6 +127,8 @@ void kakeya_engine_close(kakeya_engine *engine) {
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);
     if (engine->verifier) gemma4_model_close(engine->verifier);
+    free(engine->drafter_sought);
+    free(engine->f_theta_sought);
     tokenizer_release(&engine->text);
     pthread_mutex_destroy(&engine->turn);
     free(engine);

@@ -17,8 +17,9 @@ struct kakeya_engine {
     backend_model *model;
     mem_account account;
     gemma4_model *verifier;
-    dflash_model *drafter;  /* NULL: none */
-    f_theta_model *f_theta; /* NULL: none */
+    dflash_model *drafter;                 /* NULL: none */
+    f_theta_model *f_theta;                /* NULL: none */
+    char *drafter_sought, *f_theta_sought; /* where none was found: the places, for messages; NULL: not looked for */
     kakeya_tokenizer text;
     kakeya_description description; /* of the models above */
     kakeya_precision precision;

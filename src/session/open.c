@@ -23,7 +23,7 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
     kakeya_status status;
     if (options->synthetic && options->drafter && strcmp(options->drafter, "synthetic") == 0)
         return synthetic_drafter(parts->ops, verifier, &engine->account, &parts->drafter, error);
-    status = companion_directory(options->drafter, directory, "-dflash", &drafter, error);
+    status = companion_directory(options->drafter, directory, "-dflash", &drafter, &engine->drafter_sought, error);
     if (status == KAKEYA_OK && drafter)
         status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
     free(drafter);
@@ -36,7 +36,8 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
     if (options->synthetic && parts->drafter && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
         return synthetic_f_theta(parts->ops, &parts->verifier->config, &parts->drafter->config, &engine->account,
                                  &parts->f_theta, error);
-    kakeya_status status = companion_directory(options->f_theta, directory, "-f-theta", &f_theta, error);
+    kakeya_status status =
+        companion_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
     if (status == KAKEYA_OK && f_theta && !parts->drafter) {
         /* a sibling that nobody asked for is of no use without the drafter */
         if (options->f_theta)

@@ -20,7 +20,9 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
                          (int)o->attention);
     if (o->attention == KAKEYA_ATTENTION_RESTORED && !engine->f_theta)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "attention 'restored' needs an f_theta, and the engine was opened without one");
+                         "attention 'restored' needs an f_theta, and the engine was opened without one%s%s",
+                         engine->f_theta_sought ? ": looked for " : "",
+                         engine->f_theta_sought ? engine->f_theta_sought : "");
     if (o->restore_layers < KAKEYA_RESTORE_SLIDING || o->restore_layers > KAKEYA_RESTORE_ALL)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "restore_layers %d is none of sliding, all",
                          (int)o->restore_layers);

@@ -141,6 +141,22 @@ bad_number "a leading zero behind a sign" '[-01]'
 bad_number "a plus sign" '[+2]'
 bad_number "a point without digits" '[2.]'
 
+# --- a model behind a symbolic link finds its companions beside the link or beside what it leads to
+ln -s "$MODELS/demo" "$WORK/linked"
+works "companions beside what the link leads to" run --model "$WORK/linked" --attention restored --max-tokens 2 --raw x
+mkdir "$WORK/own"
+ln -s "$MODELS/demo" "$WORK/own/m"
+ln -s "$MODELS/demo-dflash" "$WORK/own/m-dflash"
+works "a drafter beside the link, an f_theta beside its target" run --model "$WORK/own/m" --attention restored --max-tokens 2 --raw x
+(cd "$MODELS/demo" && "$KAKEYA" run --model . --attention restored --max-tokens 2 --raw x >"$WORK/out" 2>"$WORK/err" </dev/null)
+STATUS=$?
+check "a model named . finds them, too" test "$STATUS" -eq 0
+mkdir "$WORK/bare"
+ln -s "$MODELS"/demo/* "$WORK/bare/"
+ln -s "$WORK/bare" "$WORK/bare-link"
+fails_with "where none is, both places are named" \
+    "f_theta.*looked for $WORK/bare-link-f-theta and $WORK/bare-f-theta" run --model "$WORK/bare-link" --attention restored x
+
 # --- signals: temporary files go, reports stay readable, the status says which signal it was
 mkdir "$WORK/s"
 for signal in TERM:143 HUP:129 QUIT:131; do
