@@ -30,9 +30,10 @@ typedef struct mem_account {
 
 void mem_account_init(mem_account *account, mem_account *parent, size_t limit_bytes);
 
-/* Says that some of the account's memory can be done without. Where an allocation would pass a limit, give_back(owner) is asked
- * to free it, and the allocation is tried again if it did (true). So what is optional never takes what is needed, and more
- * memory is never worse than less. Called from any thread that allocates; set while no other thread does; NULL ends it. */
+/* Says that some of the account's memory can be done without. Where an allocation would pass a limit, give_back(owner)
+ * is asked to free it, and the allocation is tried again if it did (true). So what is optional never takes what is
+ * needed, and more memory is never worse than less. Called from any thread that allocates; set while no other thread
+ * does; NULL ends it. */
 void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), void *owner);
 
 /* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is

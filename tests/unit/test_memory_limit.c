@@ -58,6 +58,7 @@ static kakeya_status answer(const attempt *a, size_t limit, size_t *held, kakeya
     generate.mode = a->mode;
     generate.sampling.temperature = a->temperature;
     kakeya_stats stats;
+    kakeya_stats_init(&stats);
     if (status == KAKEYA_OK) status = kakeya_session_generate(session, &generate, &stats, error);
     *held = engine ? atomic_load(&engine->account.peak_bytes) : 0;
     kakeya_session_close(session);

@@ -100,7 +100,7 @@ struct backend_model {
     float *head_logits;
     int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
     head_screen screen;
-    bool screen_ready; /* its lock is made */
+    bool screen_ready;     /* its lock is made */
     float *router_logits;  /* [experts] */
     int *expert_of;        /* [experts_per_token] */
     float *expert_weight;  /* [experts_per_token] */
