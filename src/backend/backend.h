@@ -62,7 +62,8 @@ enum { BACKEND_LEADERS = 256 };
 typedef struct backend_leaders {
     int32_t n; /* listed; 0: too many tokens are too close to tell them apart; -1: a logit is not a number */
     int32_t reserved;
-    uint64_t total; /* sum of exp_weight (base/exp_weight.h) over the vocabulary at the segment's temperature */
+    uint64_t total;       /* sum of exp_weight (base/exp_weight.h) over the vocabulary at the segment's temperature */
+    uint64_t plain_total; /* the same at temperature 1, for log-probabilities; without suppressed tokens as well */
     int32_t token[BACKEND_LEADERS]; /* largest logit first, then lowest id; none of the model's suppressed tokens */
     float logit[BACKEND_LEADERS];
 } backend_leaders;

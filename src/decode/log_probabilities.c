@@ -50,14 +50,14 @@ void log_probabilities_of_row(const float *logits, int vocab, int32_t token, int
                                                .log_probability = log_probability(logits[top[i]], maximum, log_sum)};
 }
 
-bool log_probabilities_of_leaders(const backend_leaders *leaders, uint64_t total, int vocab, int32_t token, int n_top,
+bool log_probabilities_of_leaders(const backend_leaders *leaders, int vocab, int32_t token, int n_top,
                                   token_log_probabilities *out) {
     if (n_top > vocab) n_top = vocab;
     if (leaders->n < 1 || leaders->n < n_top) return false;
     int at = 0;
     while (at < leaders->n && leaders->token[at] != token) at++;
     if (at == leaders->n) return false;
-    double log_sum = log_total(total);
+    double log_sum = log_total(leaders->plain_total);
     out->chosen = log_probability(leaders->logit[at], leaders->logit[0], log_sum);
     out->n_top = n_top;
     for (int i = 0; i < n_top; i++)

@@ -247,9 +247,9 @@ static kakeya_status choose_from_leaders(const decode_timeline *t, decode_worksp
     token_log_probabilities *known = &w->log_probabilities[row];
     bool decided = sampler_draw_leaders(&w->sampler, leaders, position, token);
     if (decided && (*token < 0 || !o->log_probabilities)) return KAKEYA_OK;
-    /* the sum is that of the model's own softmax at temperature 1 only, and holds no suppressed tokens */
-    if (decided && w->leader_temperature == 1.0f && w->sampler.n_suppress == 0 &&
-        log_probabilities_of_leaders(leaders, leaders->total, t->vocab, *token, o->top_log_probabilities, known))
+    /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
+    if (decided && w->sampler.n_suppress == 0 &&
+        log_probabilities_of_leaders(leaders, t->vocab, *token, o->top_log_probabilities, known))
         return KAKEYA_OK;
     kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
     if (status == KAKEYA_OK && !decided) status = sampler_sample(&w->sampler, w->logits, NULL, position, token, error);

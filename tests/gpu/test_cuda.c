@@ -571,11 +571,15 @@ static void assert_leaders(const backend_leaders *found, const float *logits, in
     for (int i = 0; i < vocab; i++) order[i] = i;
     sorted_logits = logits;
     qsort(order, (size_t)vocab, sizeof *order, by_logit);
-    uint64_t total = 0;
-    for (int i = 0; i < vocab; i++) total += exp_weight(logits[i], logits[order[0]], temperature);
-    if (found->total != total)
-        fail_msg("temperature %g: weights sum to %llu, expected %llu", (double)temperature,
-                 (unsigned long long)found->total, (unsigned long long)total);
+    uint64_t total = 0, plain = 0;
+    for (int i = 0; i < vocab; i++) {
+        total += exp_weight(logits[i], logits[order[0]], temperature);
+        plain += exp_weight(logits[i], logits[order[0]], 1);
+    }
+    if (found->total != total || found->plain_total != plain)
+        fail_msg("temperature %g: weights sum to %llu, at temperature 1 to %llu; expected %llu and %llu",
+                 (double)temperature, (unsigned long long)found->total, (unsigned long long)found->plain_total,
+                 (unsigned long long)total, (unsigned long long)plain);
     assert_int_equal(found->n, BACKEND_LEADERS);
     for (int i = 0; i < found->n; i++) {
         if (found->token[i] != order[i] || memcmp(&found->logit[i], &logits[order[i]], sizeof(float)) != 0)

@@ -196,7 +196,10 @@ static void fake_leaders(const backend_segment *segment) {
         }
         float maximum = -INFINITY;
         for (int t = 0; t < vocab; t++) maximum = row[t] > maximum ? row[t] : maximum;
-        for (int t = 0; out->n >= 0 && t < vocab; t++) out->total += exp_weight(row[t], maximum, segment->temperature);
+        for (int t = 0; out->n >= 0 && t < vocab; t++) {
+            out->total += exp_weight(row[t], maximum, segment->temperature);
+            out->plain_total += exp_weight(row[t], maximum, 1);
+        }
         while (out->n >= 0 && out->n < LISTED) {
             int32_t best = 0;
             for (int t = 1; t < vocab; t++)

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,6 +215,92 @@ static void test_lossless_bounded(void **state) {
     if (sweep_short()) return;
     same_stream(KAKEYA_PRECISION_F32, KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING, CODE_ROW + 1, 0, 0, 48);
     same_stream(KAKEYA_PRECISION_BF16, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, CODE_ROW + 3, 0.7f, 6, 48);
+}
+
+/* ------------------------------------------------------------------------------------------- asked-for choices */
+
+typedef struct choices {
+    int32_t token[64];
+    double log_probability[64], best[64];
+    size_t n, masked;
+} choices;
+
+static bool note_choice(void *user, const kakeya_event *event) {
+    choices *c = user;
+    if (event->type != KAKEYA_EVENT_TOKEN) return true;
+    c->token[c->n] = event->token;
+    c->log_probability[c->n] = event->log_probability;
+    c->best[c->n++] = event->top[0].log_probability;
+    return true;
+}
+
+/* Every seventh token is forbidden, other ones behind every token. */
+static bool mask_choice(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words) {
+    choices *c = user;
+    c->masked++;
+    for (int32_t t = 0; t < (int32_t)n_words * 32; t++)
+        if ((t + tokens[n - 1]) % 7) allowed[t / 32] |= 1u << (t % 32);
+    return true;
+}
+
+/* Masks, biases and log-probabilities: the same stream and the same figures in every mode, and those of scoring. */
+static void same_choices(int row, float temperature) {
+    static ids prompt;
+    static choices expected, found;
+    static float nll[512];
+    static const kakeya_logit_bias biases[] = {{100, -INFINITY}, {200, 2}};
+    static const arm arms[] = {{KAKEYA_MODE_AR, 0, 0, 1},
+                               {KAKEYA_MODE_SPECULATIVE, 7, 0, 1},
+                               {KAKEYA_MODE_AUTO, 0, 0, 1},
+                               {KAKEYA_MODE_NGRAM, 0, 0, 1}};
+    read_ids(golden_row(row), "input_ids", &prompt);
+    if (prompt.n > 200) prompt.n = 200;
+    for (size_t a = 0; a < sizeof arms / sizeof arms[0]; a++) {
+        choices *c = a ? &found : &expected;
+        *c = (choices){0};
+        kakeya_session *session = open_session(f32, NULL);
+        kakeya_generate_options go;
+        kakeya_generate_options_init(&go);
+        go.mode = arms[a].mode;
+        go.draft_length = arms[a].draft_length;
+        go.max_tokens = 40;
+        go.ignore_stop_tokens = true;
+        go.sampling.temperature = temperature;
+        go.top_log_probabilities = 3;
+        go.on_event = note_choice;
+        go.token_mask = mask_choice;
+        go.user = go.token_mask_user = c;
+        go.logit_bias = biases;
+        go.n_logit_bias = 2;
+        ok(kakeya_session_sync(session, prompt.token, prompt.n, NULL, NULL, NULL, error));
+        ok(kakeya_session_generate(session, &go, NULL, error));
+        assert_int_equal(c->n, 40);
+        assert_int_equal(c->masked, 40);
+        size_t n;
+        const int32_t *tokens = kakeya_session_tokens(session, &n);
+        for (size_t i = prompt.n; i < n; i++) assert_int_not_equal((tokens[i] + tokens[i - 1]) % 7, 0);
+        if (a) assert_memory_equal(c, &expected, sizeof expected);
+        if (!a) {
+            kakeya_score_options score;
+            kakeya_score_options_init(&score);
+            score.prompt_length = prompt.n;
+            score.nll = nll;
+            ok(kakeya_session_score(session, tokens, n, &score, error));
+            for (size_t i = 0; i < c->n; i++) {
+                if (!(fabs(c->log_probability[i] + (double)nll[prompt.n + i - 1]) < 6e-6))
+                    fail_msg("token %zu: log-probability %.8f, scoring gives %.8f", i, c->log_probability[i],
+                             -(double)nll[prompt.n + i - 1]);
+                assert_true(c->best[i] >= c->log_probability[i]);
+            }
+        }
+        kakeya_session_close(session);
+    }
+}
+
+static void test_lossless_choices(void **state) {
+    (void)state;
+    same_choices(CODE_ROW, 0);
+    same_choices(CODE_ROW + 1, 0.8f);
 }
 
 /* The harness's slow references: recomputing everything for each token, and a drafter context rebuilt for each block.
@@ -549,6 +636,7 @@ int main(void) {
         cmocka_unit_test(test_reference_continuations),
         cmocka_unit_test(test_lossless_native),
         cmocka_unit_test(test_lossless_bounded),
+        cmocka_unit_test(test_lossless_choices),
         cmocka_unit_test(test_reference_modes),
         cmocka_unit_test(test_truncate_fork_snapshot),
         cmocka_unit_test(test_sessions_take_turns),

@@ -263,8 +263,9 @@ static void test_lossless_where_the_backend_finds_leaders(void **state) {
 static void test_leaders_suffice(void **state) {
     (void)state;
     static stream whole, led;
-    for (int sampled = 0; sampled < 2; sampled++) {
-        wish w = {.temperature = (float)sampled, .top = 3};
+    static const float temperatures[] = {0, 1, 0.5f};
+    for (int sampled = 0; sampled < 3; sampled++) {
+        wish w = {.temperature = temperatures[sampled], .top = 3};
         int rows_read;
         generate(&w, &variants[3], &whole, &rows_read);
         assert_int_equal(rows_read, 0); /* it has no such verb */

@@ -197,6 +197,37 @@ static void test_forgotten_init(void **state) {
     close_all(session, engine, &script);
 }
 
+/* Fields stay where version 0.2 put them; new ones come behind the last. */
+static void test_layout(void **state) {
+    (void)state;
+    if (sizeof(void *) != 8) skip();
+#define assert_place(type, field, place) assert_int_equal(offsetof(type, field), place)
+    assert_place(kakeya_engine_options, model, 8);
+    assert_place(kakeya_engine_options, precision, 56);
+    assert_place(kakeya_engine_options, memory_limit_bytes, 72);
+    assert_place(kakeya_engine_options, user, 88);
+    assert_place(kakeya_session_options, context_tokens, 8);
+    assert_place(kakeya_session_options, kv_format, 32);
+    assert_place(kakeya_session_options, without_drafter, 40);
+    assert_place(kakeya_generate_options, max_tokens, 8);
+    assert_place(kakeya_generate_options, sampling, 24);
+    assert_place(kakeya_generate_options, stop_strings, 56);
+    assert_place(kakeya_generate_options, on_event, 80);
+    assert_place(kakeya_generate_options, token_mask_user, 128);
+    assert_place(kakeya_stats, prompt_tokens, 8);
+    assert_place(kakeya_stats, drafted_at, 72);
+    assert_place(kakeya_stats, finish, 600);
+    assert_place(kakeya_event, token, 12);
+    assert_place(kakeya_event, finish, 40);
+    assert_place(kakeya_event, n_top, 80);
+    assert_place(kakeya_kv_bytes, each_token, 48);
+    assert_place(kakeya_score_options, file_hidden_states, 64);
+    assert_place(kakeya_facts, f_theta_parameters, 120);
+    assert_int_equal(sizeof(kakeya_sampling), 32);
+    assert_int_equal(sizeof(kakeya_error), 1028);
+#undef assert_place
+}
+
 /* --------------------------------------------------------------------------------------------------- names */
 
 #define assert_names(function, type, last)                                                                             \
@@ -440,6 +471,7 @@ int main(void) {
         cmocka_unit_test(test_older_results),
         cmocka_unit_test(test_newer_caller),
         cmocka_unit_test(test_forgotten_init),
+        cmocka_unit_test(test_layout),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_tokenizer_without_weights),
         cmocka_unit_test(test_notes_and_memory),

@@ -42,7 +42,7 @@ static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda
                                                                       const __grid_constant__ cuda_excluded excluded,
                                                                       cuda_leader_scratch *scratch) {
     __shared__ int bins[BINS];
-    __shared__ unsigned long long sums[LEADER_THREADS / 32];
+    __shared__ unsigned long long sums[LEADER_THREADS / 32], plain_sums[LEADER_THREADS / 32];
     for (int b = threadIdx.x; b < BINS; b += LEADER_THREADS) bins[b] = 0;
     __syncthreads();
     wait_for_predecessor();
@@ -50,23 +50,35 @@ static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda
     leader_row r = row_maximum(row, argmax + blockIdx.y);
     if (!r.valid) return;
     float temperature = __ldcg(&step->temperature);
-    unsigned long long sum = 0;
+    bool own_sum = temperature != 1.0f; /* otherwise both sums are one */
+    unsigned long long sum = 0, plain = 0;
     int part = (vocab + LEADER_PARTS - 1) / LEADER_PARTS, begin = blockIdx.x * part, end = min(begin + part, vocab);
 #pragma unroll 4
     for (int i = begin + threadIdx.x; i < end; i += LEADER_THREADS) {
         if (is_excluded(excluded, i)) continue;
         float logit = __ldcg(row + i);
-        sum += exp_weight(logit, r.maximum, temperature);
+        plain += exp_weight(logit, r.maximum, 1.0f);
+        if (own_sum) sum += exp_weight(logit, r.maximum, temperature);
         atomicAdd(&bins[bin_of(logit, r.maximum)], 1);
     }
 #pragma unroll
-    for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-    if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = sum;
+    for (int o = 16; o > 0; o >>= 1) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        plain += __shfl_xor_sync(0xffffffffu, plain, o);
+    }
+    if ((threadIdx.x & 31) == 0) {
+        sums[threadIdx.x >> 5] = sum;
+        plain_sums[threadIdx.x >> 5] = plain;
+    }
     __syncthreads();
     cuda_leader_scratch &out = scratch[blockIdx.y];
     if (threadIdx.x == 0) {
-        for (int w = 1; w < LEADER_THREADS / 32; w++) sum += sums[w];
-        atomicAdd(&out.total, sum);
+        for (int w = 1; w < LEADER_THREADS / 32; w++) {
+            sum += sums[w];
+            plain += plain_sums[w];
+        }
+        atomicAdd(&out.total, own_sum ? sum : plain);
+        atomicAdd(&out.plain_total, plain);
     }
     for (int b = threadIdx.x; b < BINS; b += LEADER_THREADS) {
         if (bins[b]) atomicAdd(&out.bins[b], bins[b]);
@@ -138,6 +150,7 @@ static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32
     if (threadIdx.x == 0) {
         result.n = valid ? listed : -1;
         result.total = __ldcg(&s.total);
+        result.plain_total = __ldcg(&s.plain_total);
     }
     __syncthreads();
     for (int size = 2; size <= SORTED; size *= 2) {
@@ -163,6 +176,7 @@ static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32
     if (threadIdx.x == 0) {
         s.found = 0;
         s.total = 0;
+        s.plain_total = 0;
     }
 }
 
