@@ -277,8 +277,8 @@ typedef struct cuda_leader_scratch {
     int found, bins[CUDA_LEADER_BINS];
     unsigned long long keys[CUDA_LEADER_SLOTS];
 } cuda_leader_scratch;
-/* The leading logits of each row behind cuda_argmax, and the sums of all weights at the step's temperature and at 1. The
- * scratch of each row is zero between launches. */
+/* The leading logits of each row behind cuda_argmax, and the sums of all weights at the step's temperature and at 1.
+ * The scratch of each row is zero between launches. */
 void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
                        const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
                        cuda_leaders *out, int rows);
