@@ -20,3 +20,9 @@ const backend_ops *backend_find(const char *name, kakeya_error *error) {
     error_set(error, KAKEYA_UNSUPPORTED, "backend '%s' is not in this build (available: %s)", name, available);
     return NULL;
 }
+
+kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
+                                int n, int32_t *drafts, kakeya_error *error) {
+    backend_draft_request request = {.cache = cache, .bonus = bonus, .n = n, .drafts = drafts};
+    return ops->draft(model, &request, 1, error);
+}

@@ -25,6 +25,7 @@
 enum {
     BACKEND_MAX_DRAFT = 16,                          /* tokens drafted after the bonus token */
     BACKEND_MAX_DECODE_ROWS = BACKEND_MAX_DRAFT + 1, /* rows of one decode segment */
+    BACKEND_MAX_SEGMENTS = 64,                       /* caches in one forward, or in one call of draft */
 };
 
 typedef struct backend_model backend_model;
@@ -69,7 +70,8 @@ typedef struct backend_leaders {
 } backend_leaders;
 
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
- * the bounded policies. A cache takes part at most once in a call. */
+ * the bounded policies. One forward takes 1 to BACKEND_MAX_SEGMENTS segments of different caches with one K/V format,
+ * model_prompt_chunk rows in all at most. A row's results do not depend on what else is in the call. */
 typedef struct backend_segment {
     backend_cache *cache;
     const int32_t *tokens; /* [n] ids inside the vocabulary */
@@ -85,7 +87,19 @@ typedef struct backend_segment {
                     id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     float *
         hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
+    kakeya_status status; /* out, where forward fails: why this segment cannot be computed, whatever is beside it (a
+                             token that does not exist, no room in the context, no memory for its cache); KAKEYA_OK in
+                             all segments: the failure is not one segment's */
 } backend_segment;
+
+/* A block of drafts of one cache. */
+typedef struct backend_draft_request {
+    backend_cache *cache; /* keeps drafter context, nothing pending; takes part at most once in a call */
+    int32_t bonus;        /* stands at position cache_length */
+    int n;                /* drafts that follow it, 1 to BACKEND_MAX_DRAFT */
+    int32_t *drafts;      /* out: [n] */
+    kakeya_status status; /* out, as in backend_segment */
+} backend_draft_request;
 
 /* Bytes of K/V memory by kind, as the allocator counts them. */
 typedef struct backend_cache_bytes {
@@ -108,7 +122,8 @@ struct backend_ops {
         const backend_model *model); /* "cpu/avx512, 2 threads" style, owned by the model */
     const char *(*model_note)(
         const backend_model *model); /* "" or one line that the user should know; NULL: never any */
-    int (*model_prompt_chunk)(const backend_model *model); /* preferred (and largest) tokens per prompt segment */
+    int (*model_prompt_chunk)(const backend_model *model); /* preferred (and largest) tokens per prompt segment, and the
+                                                              most rows of a forward */
 
     kakeya_status (*cache_create)(backend_model *model, const backend_cache_options *options, backend_cache **out,
                                   kakeya_error *error);
@@ -122,9 +137,9 @@ struct backend_ops {
     /* Computes all segments; every cache's rows become pending (earlier pending rows must have been committed). On
      * failure no cache has changed. */
     kakeya_status (*forward)(backend_model *model, backend_segment *segments, int n_segments, kakeya_error *error);
-    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of the last forward's last segment, which asked for logits
-     * or leaders; before any other call on the model. */
-    kakeya_status (*read_logits)(backend_model *model, int row, float *logits, kakeya_error *error);
+    /* Logits [vocab] of a row (0 .. n - first_logit_row - 1) of a decode segment of the last forward, which asked for
+     * logits or leaders; before the next forward or draft on the model. */
+    kakeya_status (*read_logits)(backend_model *model, int segment, int row, float *logits, kakeya_error *error);
     /* Keeps the first n pending rows; of a prompt all, or none where it is to be dropped. */
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
@@ -140,9 +155,14 @@ struct backend_ops {
                                     kakeya_error *error);
     kakeya_status (*cache_restore)(backend_cache *cache, backend_read_fn read, void *user, kakeya_error *error);
 
-    /* Drafts `n` tokens (1..BACKEND_MAX_DRAFT) that follow `bonus`, which stands at position cache_length. */
-    kakeya_status (*draft)(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+    /* Drafts for 1 to BACKEND_MAX_SEGMENTS caches of one K/V format. A cache's drafts do not depend on the others. On
+     * failure there are no drafts, and no cache's committed positions have changed. */
+    kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
 };
+
+/* The drafts of one cache alone. */
+kakeya_status backend_draft_one(const backend_ops *ops, backend_model *model, backend_cache *cache, int32_t bonus,
+                                int n, int32_t *drafts, kakeya_error *error);
 
 /* The backend by name ("cpu"; "auto" or NULL picks the best present), or NULL with *error set. */
 const backend_ops *backend_find(const char *name, kakeya_error *error);

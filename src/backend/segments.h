@@ -3,14 +3,21 @@
 #define KAKEYA_BACKEND_SEGMENTS_H
 
 #include "backend/backend.h"
+#include "backend/timeline.h"
 #include "model/gemma4.h"
 
 /* The token has a row in the embedding, and in the table of per-layer embeddings where there is one. */
 bool backend_token_exists(const gemma4_config *config, int32_t token);
 
-/* KAKEYA_INVALID_ARGUMENT for a token outside the vocabulary (or outside the table of per-layer embeddings), and for a
- * cache that takes part twice. */
-kakeya_status backend_check_segments(const gemma4_config *config, const backend_segment *segments, int n_segments,
-                                     kakeya_error *error);
+/* Sets the status of every segment. KAKEYA_INVALID_ARGUMENT for too many segments or rows (max_rows in all), for a
+ * token outside the vocabulary (or outside the table of per-layer embeddings), and for a cache that takes part twice.
+ */
+kakeya_status backend_check_segments(const gemma4_config *config, backend_segment *segments, int n_segments,
+                                     int max_rows, kakeya_error *error);
+
+/* The same for drafts: a number outside 1 to BACKEND_MAX_DRAFT, a bonus token outside the vocabulary, a cache that
+ * keeps no drafter context, has pending rows or takes part twice. `timeline_of` gives the timeline of a cache. */
+kakeya_status backend_check_drafts(const gemma4_config *config, backend_draft_request *requests, int n_requests,
+                                   const timeline *(*timeline_of)(const backend_cache *cache), kakeya_error *error);
 
 #endif

@@ -76,7 +76,7 @@ static kakeya_status ask_drafter(decode_timeline *t, const decode_options *o, in
     }
     pthread_mutex_lock(t->turn);
     double start = seconds_now(o);
-    kakeya_status status = t->ops->draft(t->cache, bonus, n, drafts, error);
+    kakeya_status status = backend_draft_one(t->ops, t->model, t->cache, bonus, n, drafts, error);
     *seconds = seconds_now(o) - start;
     pthread_mutex_unlock(t->turn);
     return status;
@@ -251,7 +251,7 @@ static kakeya_status choose_from_leaders(const decode_timeline *t, decode_worksp
     if (decided && w->sampler.n_suppress == 0 &&
         log_probabilities_of_leaders(leaders, t->vocab, *token, o->top_log_probabilities, known))
         return KAKEYA_OK;
-    kakeya_status status = t->ops->read_logits(t->model, row, w->logits, error);
+    kakeya_status status = t->ops->read_logits(t->model, 0, row, w->logits, error);
     if (status == KAKEYA_OK && !decided) status = sampler_sample(&w->sampler, w->logits, NULL, position, token, error);
     if (status == KAKEYA_OK && o->log_probabilities)
         log_probabilities_of_row(w->logits, t->vocab, *token, o->top_log_probabilities, known);

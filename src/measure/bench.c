@@ -103,7 +103,8 @@ static kakeya_status time_draft(bench_run *run, backend_cache *cache, int repeat
                                 kakeya_error *error) {
     int32_t drafts[BACKEND_MAX_DRAFT];
     double start = clock_seconds();
-    kakeya_status status = run->engine->ops->draft(cache, run->tokens[repeat], run->draft_length, drafts, error);
+    kakeya_status status = backend_draft_one(run->engine->ops, run->engine->model, cache, run->tokens[repeat],
+                                             run->draft_length, drafts, error);
     *seconds = clock_seconds() - start;
     return status;
 }

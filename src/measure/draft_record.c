@@ -57,7 +57,8 @@ static kakeya_status draft_all_lengths(recording *r, int32_t *drafts, kakeya_err
         int k = 1 + (turn + i) % longest;
         pthread_mutex_lock(t->turn);
         double start = clock_seconds();
-        status = t->ops->draft(t->cache, t->tokens[t->n - 1], k, drafts + (size_t)(k - 1) * (size_t)longest, error);
+        status = backend_draft_one(t->ops, t->model, t->cache, t->tokens[t->n - 1], k,
+                                   drafts + (size_t)(k - 1) * (size_t)longest, error);
         double seconds = clock_seconds() - start;
         pthread_mutex_unlock(t->turn);
         if (i == 0) add_cost(&r->trace->draft[k], seconds);

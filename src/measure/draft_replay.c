@@ -45,11 +45,12 @@ static kakeya_status recorded_commit(backend_cache *c, int n, kakeya_error *erro
     return KAKEYA_OK;
 }
 
-static kakeya_status recorded_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
-    (void)bonus, (void)error;
-    backend_model *m = c->model;
-    memcpy(drafts, draft_trace_drafts(m->trace, c->length + 1, n), (size_t)n * sizeof *drafts);
-    m->seconds += next_seconds(&m->trace->draft[n], &m->draft_used[n]);
+static kakeya_status recorded_draft(backend_model *m, backend_draft_request *requests, int n_requests,
+                                    kakeya_error *error) {
+    (void)n_requests, (void)error;
+    const backend_draft_request *r = &requests[0];
+    memcpy(r->drafts, draft_trace_drafts(m->trace, r->cache->length + 1, r->n), (size_t)r->n * sizeof *r->drafts);
+    m->seconds += next_seconds(&m->trace->draft[r->n], &m->draft_used[r->n]);
     return KAKEYA_OK;
 }
 

@@ -122,7 +122,7 @@ static kakeya_status draft_unfused(void *user, int32_t bonus, int n, int32_t *dr
     kakeya_status status = session_replay(session, t->tokens, t->n - 1, NULL, &cache, error);
     if (status != KAKEYA_OK) return status;
     pthread_mutex_lock(t->turn);
-    status = t->ops->draft(cache, bonus, n, drafts, error);
+    status = backend_draft_one(t->ops, t->model, cache, bonus, n, drafts, error);
     t->ops->cache_destroy(cache);
     pthread_mutex_unlock(t->turn);
     return status;

@@ -380,7 +380,7 @@ static void check_draft(bench *b, backend_cache *cache) {
     int32_t drafts[BACKEND_MAX_DRAFT];
     int n = b->drafter->block_size - 1;
     if (!b->cache.keep_draft_context || b->ops->cache_length(cache) + n + 1 > b->cache.context_tokens) return;
-    must(b->ops->draft(cache, b->tokens[0], n, drafts, &error), &error, "draft");
+    must(backend_draft_one(b->ops, b->backend, cache, b->tokens[0], n, drafts, &error), &error, "draft");
     for (int i = 0; i < n; i++) {
         if (drafts[i] < 0 || drafts[i] >= b->config->vocab || drafts[i] == b->drafter->mask_token)
             fail("a draft is no token", i, drafts[i]);

@@ -112,7 +112,8 @@ static void against_cpu(void **state) {
             int32_t drafts[MODELS][7];
             for (int b = 0; b < MODELS; b++) {
                 step(&p, b, caches[b], tokens + PROMPT + at, 5, 5, SEGMENT_DECODE, decoded[b] + (size_t)at * vocab);
-                if (at % 20 == 0) REQUIRE_OK(p.ops[b]->draft(caches[b], tokens[at], 7, drafts[b], error));
+                if (at % 20 == 0)
+                    REQUIRE_OK(backend_draft_one(p.ops[b], p.model[b], caches[b], tokens[at], 7, drafts[b], error));
             }
             for (int i = 0; at % 20 == 0 && i < 7; i++, drafts_all++) drafts_equal += drafts[CPU][i] == drafts[CUDA][i];
         }
@@ -205,8 +206,8 @@ static void snapshots(void **state) {
         step(&p, CUDA, fork, tokens + 60, 9, 9, SEGMENT_DECODE, b);
         assert_same_bits("after fork", b, a, 9 * vocab);
         int32_t drafts[2][7];
-        REQUIRE_OK(p.ops[CUDA]->draft(cache, tokens[3], 7, drafts[0], error));
-        REQUIRE_OK(p.ops[CUDA]->draft(fork, tokens[3], 7, drafts[1], error));
+        REQUIRE_OK(backend_draft_one(p.ops[CUDA], p.model[CUDA], cache, tokens[3], 7, drafts[0], error));
+        REQUIRE_OK(backend_draft_one(p.ops[CUDA], p.model[CUDA], fork, tokens[3], 7, drafts[1], error));
         assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
 
         /* Back by three and forth again: the same bits. */
@@ -424,7 +425,7 @@ static void draft_blocks(pair *p, int b, int32_t drafts[BLOCKS][DRAFTS]) {
     backend_cache *cache = new_cache(p, b, &policies[0], CONTEXT, true);
     step(p, b, cache, tokens, ROWS, ROWS, SEGMENT_PROMPT, NULL);
     for (int i = 0; i < BLOCKS; i++) {
-        REQUIRE_OK(p->ops[b]->draft(cache, tokens[i], DRAFTS, drafts[i], error));
+        REQUIRE_OK(backend_draft_one(p->ops[b], p->model[b], cache, tokens[i], DRAFTS, drafts[i], error));
         step(p, b, cache, tokens + 3 * i, 3, 3, SEGMENT_DECODE, NULL);
     }
     p->ops[b]->cache_destroy(cache);
@@ -534,7 +535,7 @@ static void greedy_rows(void **state) {
             REQUIRE_OK(p.ops[b]->forward(p.model[b], &segment, 1, error));
             if (b == SCREENED) {
                 kakeya_error refusal = {0};
-                assert_int_equal(p.ops[b]->read_logits(p.model[b], 0, row, &refusal), KAKEYA_INVALID_ARGUMENT);
+                assert_int_equal(p.ops[b]->read_logits(p.model[b], 0, 0, row, &refusal), KAKEYA_INVALID_ARGUMENT);
             }
             REQUIRE_OK(p.ops[b]->cache_commit(caches[b], 0, error));
         }
@@ -548,7 +549,8 @@ static void greedy_rows(void **state) {
          * another */
         p.verifier->config.suppress_tokens[0] = n % 2 ? found[FULL][n - n / 3 - 1] : 0;
         if (n > BACKEND_MAX_DRAFT) continue;
-        for (int b = 0; b < 2; b++) REQUIRE_OK(p.ops[b]->draft(caches[b], tokens[n], n, drafts[b], error));
+        for (int b = 0; b < 2; b++)
+            REQUIRE_OK(backend_draft_one(p.ops[b], p.model[b], caches[b], tokens[n], n, drafts[b], error));
         assert_memory_equal(drafts[SCREENED], drafts[FULL], (size_t)n * sizeof **drafts);
     }
     for (int b = 0; b < 2; b++) p.ops[b]->cache_destroy(caches[b]);
@@ -613,11 +615,11 @@ static void leading_logits(void **state) {
         REQUIRE_OK(p.ops[CUDA]->forward(p.model[CUDA], &segment, 1, error));
         REQUIRE_OK(p.ops[CUDA]->cache_commit(cache, 0, error));
         for (size_t i = 0; i < ROWS; i++) assert_leaders(&many[i], logits + i * vocab, (int)vocab, temperatures[k]);
-        REQUIRE_OK(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS - 1, row, error));
+        REQUIRE_OK(p.ops[CUDA]->read_logits(p.model[CUDA], 0, ROWS - 1, row, error));
         assert_same_bits("a row read afterwards", row, logits + (ROWS - 1) * vocab, vocab);
     }
     kakeya_error refusal = {0};
-    assert_int_equal(p.ops[CUDA]->read_logits(p.model[CUDA], ROWS, row, &refusal), KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(p.ops[CUDA]->read_logits(p.model[CUDA], 0, ROWS, row, &refusal), KAKEYA_INVALID_ARGUMENT);
     /* one row gives the same as many */
     backend_segment segment = {.cache = cache,
                                .tokens = tokens + 40,

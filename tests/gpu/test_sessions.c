@@ -138,7 +138,8 @@ static void disturb(player *y, int at, const char *what) {
         break;
     }
     case 4:
-        REQUIRE_OK(ops->draft(y->cache, t->tokens[at], 1 + (int)draw(y, BACKEND_MAX_DRAFT), drafts, error));
+        REQUIRE_OK(backend_draft_one(ops, t->p->model[CUDA], y->cache, t->tokens[at],
+                                     1 + (int)draw(y, BACKEND_MAX_DRAFT), drafts, error));
         break;
     default:
         break;
@@ -376,11 +377,11 @@ static void poisoned_session(void **state) {
                     REQUIRE_OK(ops->forward(p.model[CUDA], &segment, 1, error));
                     assert_int_equal(choice, -1); /* it is ill indeed */
                     REQUIRE_OK(ops->cache_commit(other, 1, error));
-                    REQUIRE_OK(ops->draft(other, healthy[at], 7, drafts[0], error));
+                    REQUIRE_OK(backend_draft_one(ops, p.model[CUDA], other, healthy[at], 7, drafts[0], error));
                 }
                 step(&p, CUDA, cache, healthy + at, 5, 5, SEGMENT_DECODE, logits[with] + (size_t)at * vocab);
             }
-            REQUIRE_OK(ops->draft(cache, healthy[0], 7, drafts[1], error));
+            REQUIRE_OK(backend_draft_one(ops, p.model[CUDA], cache, healthy[0], 7, drafts[1], error));
             ops->cache_destroy(cache);
             if (with) ops->cache_destroy(other);
         }
@@ -513,7 +514,7 @@ static void live(pair *p, const policy *how, const int32_t *tokens, float *logit
     AGAIN(ops->cache_create(p->model[CUDA], &options, &cache, error));
     rows(p, cache, tokens, LIFE_PROMPT, LIFE_PROMPT, SEGMENT_PROMPT, logits);
     for (int i = 0; i < LIFE_BLOCKS; i++, at += 8) {
-        AGAIN(ops->draft(cache, tokens[at], 7, drafts, error));
+        AGAIN(backend_draft_one(ops, p->model[CUDA], cache, tokens[at], 7, drafts, error));
         rows(p, cache, tokens + at, 8, 8, SEGMENT_DECODE, logits + (size_t)at * vocab);
     }
     AGAIN(ops->cache_fork(cache, &p->account, &copy, error));

@@ -212,8 +212,8 @@ static void fake_leaders(const backend_segment *segment) {
     free(row);
 }
 
-static kakeya_status fake_read_logits(backend_model *model, int row, float *logits, kakeya_error *error) {
-    if (!model->last_cache || row < 0 || row >= model->last_rows)
+static kakeya_status fake_read_logits(backend_model *model, int segment, int row, float *logits, kakeya_error *error) {
+    if (!model->last_cache || segment != 0 || row < 0 || row >= model->last_rows)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "read_logits: row %d", row);
     fake_row(model->last_cache, model->last_position + row, logits);
     model->rows_read++;
@@ -330,7 +330,8 @@ static kakeya_status fake_restore(backend_cache *cache, backend_read_fn read, vo
 }
 
 /* Right drafts are the toy model's own greedy continuation; whether a draft is right depends on its position alone. */
-static kakeya_status fake_draft(backend_cache *cache, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
+static kakeya_status fake_draft_block(backend_cache *cache, int32_t bonus, int n, int32_t *drafts,
+                                      kakeya_error *error) {
     fake_script *script = cache->model->script;
     kakeya_status status = fake_fails(script, FAKE_DRAFT, "draft", error);
     if (status != KAKEYA_OK) return status;
@@ -352,6 +353,17 @@ static kakeya_status fake_draft(backend_cache *cache, int32_t bonus, int n, int3
     }
     for (int i = cache->length; i < context; i++) cache->tokens[i] = -1;
     return KAKEYA_OK;
+}
+
+static kakeya_status fake_draft(backend_model *model, backend_draft_request *requests, int n_requests,
+                                kakeya_error *error) {
+    (void)model;
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n_requests && !status; i++) {
+        backend_draft_request *r = &requests[i];
+        status = r->status = fake_draft_block(r->cache, r->bonus, r->n, r->drafts, error);
+    }
+    return status;
 }
 
 /* With `finds_argmax` or `finds_leaders` set by a test that wants it. */

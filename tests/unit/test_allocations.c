@@ -117,7 +117,7 @@ static kakeya_status block_beside_prompt(use *u, kakeya_error *error) {
 }
 
 static kakeya_status draft(use *u, kakeya_error *error) {
-    return u->d->ops->draft(u->cache, 5, DRAFTS, u->drafts, error);
+    return backend_draft_one(u->d->ops, u->d->backend, u->cache, 5, DRAFTS, u->drafts, error);
 }
 static kakeya_status fork_cache(use *u, kakeya_error *error) {
     return u->d->ops->cache_fork(u->cache, &u->d->account, &u->other, error);

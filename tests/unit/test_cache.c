@@ -73,7 +73,7 @@ static void detour(play *p) {
     case 4:
         if (p->d->drafter) {
             int32_t drafts[5];
-            REQUIRE_OK(ops->draft(p->cache, 7, 5, drafts, error));
+            REQUIRE_OK(backend_draft_one(ops, p->d->backend, p->cache, 7, 5, drafts, error));
         }
         break;
     default:
@@ -322,12 +322,13 @@ static void formats_do_not_meet(void **state) {
         for (int i = 0; after && i < 2; i++) {
             backend_cache *other = tiny_cache(&d, &tiny_policies[i], KV_FORMAT_F32);
             tiny_step(&d, other, SEGMENT_PROMPT, tokens, LONG, LONG, NULL);
-            REQUIRE_OK(d.ops->draft(other, 3, BACKEND_MAX_DRAFT, (int32_t[BACKEND_MAX_DRAFT]){0}, error));
+            REQUIRE_OK(backend_draft_one(d.ops, d.backend, other, 3, BACKEND_MAX_DRAFT, (int32_t[BACKEND_MAX_DRAFT]){0},
+                                         error));
             d.ops->cache_destroy(other);
         }
         backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_BF16);
         tiny_step(&d, cache, SEGMENT_PROMPT, tokens, SHORT, SHORT, after ? found : expected);
-        REQUIRE_OK(d.ops->draft(cache, 3, 5, drafts[after], error));
+        REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, 3, 5, drafts[after], error));
         d.ops->cache_destroy(cache);
     }
     assert_same_bits("a bf16 session after float32 sessions", found, expected, n);
@@ -380,11 +381,11 @@ static void poison_does_not_spread(void **state) {
                 if (beside) {
                     assert_true(isnan(burst[0]));
                     REQUIRE_OK(d.ops->cache_commit(poisoned, n, error));
-                    (void)d.ops->draft(poisoned, POISON, 5, drafts[1], NULL);
+                    (void)backend_draft_one(d.ops, d.backend, poisoned, POISON, 5, drafts[1], NULL);
                 }
                 at += n;
             }
-            REQUIRE_OK(d.ops->draft(cache, tokens[0], 5, drafts[beside], error));
+            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, drafts[beside], error));
             d.ops->cache_destroy(cache);
             d.ops->cache_destroy(poisoned);
         }
@@ -429,10 +430,10 @@ static void a_dropped_burst_leaves_no_trace(void **state) {
             if (bursting) { /* also rows that were kept, and have entered the drafter's context */
                 int32_t bad[2] = {POISON, POISON}, ignored[5];
                 tiny_step(&d, cache, SEGMENT_DECODE, bad, 2, 2, NULL);
-                REQUIRE_OK(d.ops->draft(cache, POISON, 5, ignored, error));
+                REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, POISON, 5, ignored, error));
                 REQUIRE_OK(d.ops->cache_truncate(cache, FIRST + ANSWER, error));
             }
-            REQUIRE_OK(d.ops->draft(cache, tokens[0], 5, drafts[bursting], error));
+            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, drafts[bursting], error));
             d.ops->cache_destroy(cache);
         }
         assert_same_bits(tiny_policies[i].name, found, expected, ANSWER * vocab);

@@ -15,7 +15,7 @@ static uint64_t go_on(tiny *d, const tiny_policy *policy, backend_cache *cache, 
     float *logits = malloc(NEXT * vocab * sizeof *logits);
     int32_t drafts[DRAFTS];
     int most = tiny_block_rows(policy) < 5 ? tiny_block_rows(policy) : 5;
-    REQUIRE_OK(d->ops->draft(cache, tokens[0], DRAFTS, drafts, error));
+    REQUIRE_OK(backend_draft_one(d->ops, d->backend, cache, tokens[0], DRAFTS, drafts, error));
     uint64_t hash = hash_fnv1a(HASH_FNV1A_START, drafts, sizeof drafts);
     tiny_step(d, cache, SEGMENT_PROMPT, tokens, NEXT, NEXT, logits);
     hash = hash_fnv1a(hash, logits, NEXT * vocab * sizeof *logits);

@@ -101,7 +101,7 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
         REQUIRE_OK(draft_block_hidden(cache, ids[0], block - 1, found, error));
         assert_close("drafter hidden", found, floats(file, hidden_name, (size_t)block * hidden), (size_t)block * hidden,
                      2e-3);
-        REQUIRE_OK(d->ops->draft(cache, ids[0], block - 1, drafts, error));
+        REQUIRE_OK(backend_draft_one(d->ops, d->backend, cache, ids[0], block - 1, drafts, error));
         const float *raw = floats(file, logits_name, (size_t)block * vocab);
         for (int i = 1; i < block; i++) {
             const float *row = raw + (size_t)i * vocab;

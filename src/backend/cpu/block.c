@@ -7,6 +7,7 @@
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
+#include "backend/segments.h"
 
 static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
 
@@ -149,18 +150,6 @@ static void block_inputs(draft_step *s) {
 /* Leaves the normed hidden states of the block in m->d_x. */
 static kakeya_status run_block(backend_cache *c, int32_t bonus, int n, kakeya_error *error) {
     backend_model *m = c->model;
-    if (!c->t.options.keep_draft_context) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no drafter context");
-    }
-    if (n < 1 || n > BACKEND_MAX_DRAFT) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft %d tokens; 1 to %d", n, BACKEND_MAX_DRAFT);
-    }
-    if (c->t.pending)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->t.pending);
-    if (bonus < 0 || bonus >= m->config->vocab) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "bonus token %d is outside the vocabulary of %d", (int)bonus,
-                         m->config->vocab);
-    }
     kakeya_status status = rope_table_reserve(m, &m->draft_rope, c->t.length + n + 1, error);
     if (status) return status;
     cache_flush(c);
@@ -176,20 +165,27 @@ static kakeya_status run_block(backend_cache *c, int32_t bonus, int n, kakeya_er
     return KAKEYA_OK;
 }
 
+static const timeline *timeline_of(const backend_cache *c) { return &c->t; }
+
 kakeya_status draft_block_hidden(backend_cache *c, int32_t bonus, int n, float *hidden, kakeya_error *error) {
-    kakeya_status status = run_block(c, bonus, n, error);
+    backend_draft_request request = {.cache = c, .bonus = bonus, .n = n};
+    kakeya_status status = backend_check_drafts(c->model->config, &request, 1, timeline_of, error);
+    if (!status) status = run_block(c, bonus, n, error);
     if (!status)
         memcpy(hidden, c->model->d_x,
                (size_t)(n + 1) * (size_t)c->model->options.drafter->config.hidden * sizeof(float));
     return status;
 }
 
-kakeya_status cpu_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
-    kakeya_status status = run_block(c, bonus, n, error);
-    if (status) return status;
-    backend_model *m = c->model;
-    const dflash_config *d = &m->options.drafter->config;
-    int mask = d->mask_token; /* never proposed */
-    head_choose(m, &m->d_packed, m->d_x + d->hidden, n, &mask, 1, drafts);
-    return KAKEYA_OK;
+kakeya_status cpu_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    kakeya_status status = backend_check_drafts(m->config, requests, n_requests, timeline_of, error);
+    for (int i = 0; i < n_requests && !status; i++) {
+        backend_draft_request *r = &requests[i];
+        status = r->status = run_block(r->cache, r->bonus, r->n, error);
+        if (status) break;
+        const dflash_config *d = &m->options.drafter->config;
+        int mask = d->mask_token; /* never proposed */
+        head_choose(m, &m->d_packed, m->d_x + d->hidden, r->n, &mask, 1, r->drafts);
+    }
+    return status;
 }

@@ -16,12 +16,10 @@
 #include "backend/cpu/rope.h"
 #include "backend/segments.h"
 
-enum { MAX_SEGMENTS = 64 };
-
 typedef struct forward_step {
     backend_model *model;
-    attention_segment segments[MAX_SEGMENTS];
-    timeline_step steps[MAX_SEGMENTS];
+    attention_segment segments[BACKEND_MAX_SEGMENTS];
+    timeline_step steps[BACKEND_MAX_SEGMENTS];
     backend_segment *requests;
     int n_segments;
     int rows;
@@ -392,18 +390,9 @@ static void run_head(forward_step *f) {
 /* --------------------------------------------------------------------------------------------------- driver */
 
 static kakeya_status check_segments(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
-    int rows = 0;
-    if (n_segments < 1 || n_segments > MAX_SEGMENTS) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n_segments,
-                         MAX_SEGMENTS);
-    }
-    for (int s = 0; s < n_segments; s++) {
+    kakeya_status status = backend_check_segments(m->config, segments, n_segments, m->max_rows, error);
+    for (int s = 0; s < n_segments && !status; s++) {
         const backend_segment *r = &segments[s];
-        if (r->n < 1 || r->n > m->max_rows - rows) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; a forward takes 1 to %d in all",
-                             s, r->n, m->max_rows);
-        }
-        rows += r->n;
         if (r->cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
         if (r->cache->t.options.kv_format != segments[0].cache->t.options.kv_format) {
@@ -412,7 +401,7 @@ static kakeya_status check_segments(backend_model *m, backend_segment *segments,
                              kv_format_name(segments[0].cache->t.options.kv_format));
         }
     }
-    return backend_check_segments(m->config, segments, n_segments, error);
+    return status;
 }
 
 /* Steps 1 and 2 of backend/timeline.h: nothing that fails here leaves a trace in any cache. */
@@ -434,8 +423,10 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
     }
     if (!status && m->options.drafter)
         status = rope_table_reserve(m, &m->draft_rope, furthest + ATTENTION_BLOCK, error);
-    for (; !status && reserved < f->n_segments; reserved++)
-        status = cache_reserve(f->requests[reserved].cache, &f->steps[reserved], error);
+    for (; !status && reserved < f->n_segments; reserved++) {
+        backend_segment *r = &f->requests[reserved];
+        status = r->status = cache_reserve(r->cache, &f->steps[reserved], error);
+    }
     for (int s = 0; status && s < reserved; s++) cache_release(f->requests[s].cache);
     return status;
 }

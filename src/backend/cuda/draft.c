@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backend/cuda/matrix.h"
+#include "backend/segments.h"
 
 static void block_layer(backend_model *m, int layer, int rows) {
     const dflash_config *d = &m->options.drafter->config;
@@ -108,20 +109,8 @@ static cudaError_t enqueue_block(void *context) {
     return cudaSuccess;
 }
 
-kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
+static kakeya_status draft_block(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error) {
     backend_model *m = c->model;
-    if (!c->t.options.keep_draft_context) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no drafter context");
-    }
-    if (n < 1 || n > BACKEND_MAX_DRAFT) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft %d tokens; 1 to %d", n, BACKEND_MAX_DRAFT);
-    }
-    if (c->t.pending)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot draft with %d pending rows", c->t.pending);
-    if (bonus < 0 || bonus >= m->config->vocab) {
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "bonus token %d is outside the vocabulary of %d", (int)bonus,
-                         m->config->vocab);
-    }
     const dflash_config *d = &m->options.drafter->config;
     int window = widest_window(c);
     size_t floats = cuda_attention_partial_floats(BACKEND_MAX_DECODE_ROWS, d->heads, d->head_dim,
@@ -146,5 +135,16 @@ kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts
                         "drafting a block", error);
     if (!status) status = cuda_finish(&m->device, "drafting a block", error);
     if (!status) memcpy(drafts, m->space.staged_ids, (size_t)n * sizeof *drafts);
+    return status;
+}
+
+static const timeline *timeline_of(const backend_cache *c) { return &c->t; }
+
+kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    kakeya_status status = backend_check_drafts(m->config, requests, n_requests, timeline_of, error);
+    for (int i = 0; i < n_requests && !status; i++) {
+        backend_draft_request *r = &requests[i];
+        status = r->status = draft_block(r->cache, r->bonus, r->n, r->drafts, error);
+    }
     return status;
 }

@@ -4,6 +4,6 @@
 
 #include "backend/cuda/cache.h"
 
-kakeya_status cuda_draft(backend_cache *c, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
+kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error);
 
 #endif

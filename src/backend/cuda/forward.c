@@ -12,22 +12,18 @@ static const char *doing(const cuda_pass *p) { return p->prompt ? "computing a p
 
 /* -------------------------------------------------------------------------------------------------------- plan */
 
-static kakeya_status check_segments(const backend_model *m, const backend_segment *segments, int n_segments,
+static kakeya_status check_segments(const backend_model *m, backend_segment *segments, int n_segments,
                                     kakeya_error *error) {
-    if (n_segments < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward", n_segments);
-    for (int s = 0; s < n_segments; s++) {
+    kakeya_status status = backend_check_segments(m->config, segments, n_segments, m->max_rows, error);
+    for (int s = 0; s < n_segments && !status; s++) {
         const backend_segment *r = &segments[s];
-        if (r->n < 1 || r->n > m->max_rows) {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d has %d tokens; 1 to %d are possible", s, r->n,
-                             m->max_rows);
-        }
         if (r->leaders && (r->kind != SEGMENT_DECODE || !(r->temperature > 0)))
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
                              "segment %d: leading logits belong to decode rows at a temperature above 0", s);
         if (r->cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
     }
-    return backend_check_segments(m->config, segments, n_segments, error);
+    return status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- compute */
@@ -120,13 +116,14 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = cuda_device_use(&m->device, error);
     for (int s = 0; s < n_segments && !status; s++)
-        status = cuda_cache_plan(segments[s].cache, segments[s].kind, segments[s].n, error);
+        status = segments[s].status = cuda_cache_plan(segments[s].cache, segments[s].kind, segments[s].n, error);
     if (status) return status;
-    for (int s = 0; s < n_segments && !status; s++) status = reserve(m, &segments[s], error);
+    for (int s = 0; s < n_segments && !status; s++) status = segments[s].status = reserve(m, &segments[s], error);
     int begun = 0;
     for (; begun < n_segments && !status; begun++) {
         status = cuda_cache_begin(segments[begun].cache, error);
         if (!status) status = run_segment(m, &segments[begun], error);
+        m->logit_segment = begun;
     }
     for (int s = 0; s < n_segments; s++) {
         if (!status)
@@ -139,10 +136,10 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     return status;
 }
 
-kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error) {
-    if (row < 0 || row >= m->logit_rows)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of row %d; the last segment has %d", row,
-                         m->logit_rows);
+kakeya_status cuda_read_logits(backend_model *m, int segment, int row, float *logits, kakeya_error *error) {
+    if (segment != m->logit_segment || row < 0 || row >= m->logit_rows)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of segment %d, row %d; segment %d has %d", segment,
+                         row, m->logit_segment, m->logit_rows);
     size_t vocab = (size_t)m->config->vocab;
     kakeya_status status = cuda_device_use(&m->device, error);
     if (!status)

@@ -5,6 +5,6 @@
 #include "backend/cuda/cache.h"
 
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
-kakeya_status cuda_read_logits(backend_model *m, int row, float *logits, kakeya_error *error);
+kakeya_status cuda_read_logits(backend_model *m, int segment, int row, float *logits, kakeya_error *error);
 
 #endif

@@ -25,8 +25,9 @@ struct backend_model {
     cuda_head_copy head_copy;
     cuda_workspace space;
     cuda_graphs graphs;
-    step_op *step_ops;               /* [step_most_ops]: the list of the step that is being launched */
-    int first_logit_row, logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
+    step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
+    int logit_segment, first_logit_row,
+        logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
 };
 
 kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error);
