@@ -5,21 +5,9 @@
 
 #include "base/dtype.h"
 #include "model/f_theta.h"
+#include "model/parameter_group.h"
 
 /* --------------------------------------------------------------------------------------------- parameters */
-
-typedef enum parameter_group {
-    PARAMETERS_EMBEDDING = 0, /* token table; also the head where tied */
-    PARAMETERS_HEAD,
-    PARAMETERS_PLE_TABLE,
-    PARAMETERS_PLE,
-    PARAMETERS_ATTENTION,
-    PARAMETERS_DENSE_MLP,
-    PARAMETERS_EXPERTS,
-    PARAMETERS_ROUTER,
-    PARAMETERS_NORMS, /* norms and layer scalars */
-    PARAMETERS_GROUPS
-} parameter_group;
 
 const char *parameter_group_name(parameter_group group); /* "embedding", "experts", ... */
 

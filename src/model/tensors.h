@@ -5,7 +5,8 @@
 #define KAKEYA_MODEL_TENSORS_H
 
 #include "formats/checkpoint.h"
-#include "model/sizes.h"
+#include "model/parameter_group.h"
+#include "model/weight.h"
 
 typedef enum tensor_kind {
     SLOT_MATRIX = 0, /* a `weight`; leading dimensions are folded into its rows */

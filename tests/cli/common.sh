@@ -27,6 +27,9 @@ skip() { # description, reason
     echo "ok $TEST_COUNT - $1 # SKIP $2"
 }
 
+# Whether long runs are to be cut short, as in `make check` (tests/sweep.h).
+short_sweeps() { [ -n "${KAKEYA_SHORT_SWEEPS:-}" ]; }
+
 # Runs kakeya; its output is in $WORK/out and $WORK/err, its exit status in $STATUS.
 run() {
     STATUS=0

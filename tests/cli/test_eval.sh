@@ -1,9 +1,12 @@
 # kakeya eval and kakeya gate: real runs on the demo model, small ones; reports that pass, are refused, or cannot be judged.
 . tests/cli/common.sh
 
-# --- a needle evaluation that shows all it has to show
+# --- a needle evaluation that shows all it has to show; a short one has too few samples and tokens for the gate
+samples=5 allowed=SPEED
+short_sweeps && samples=1 allowed="SPEED SPEED_TOKENS SAMPLE_COUNT"
 works "eval niah writes report and picture" \
-    eval niah --lines 10,11 --samples 5 --max-tokens 24 --policies native,restored --report "$WORK/niah.json" --plot "$WORK/niah.svg"
+    eval niah --lines 10,11 --samples "$samples" --max-tokens 24 --policies native,restored \
+    --report "$WORK/niah.json" --plot "$WORK/niah.svg"
 check "it prints the table" grep -q 'restored.*auto.*100.0%' "$WORK/out"
 check "and the comparison of token streams" grep -q ' 0 differ' "$WORK/out"
 check "the picture is SVG" grep -q '^<svg .*xmlns' "$WORK/niah.svg"
@@ -17,7 +20,7 @@ check "no path of this machine is recorded as the model" jq -e '.environment.mod
 # Speed is not judged here: the machine may be busy with other tests.
 run gate --json "$WORK/niah.json"
 json_holds "the gate has nothing against it, speed aside" \
-    '[.reports[0].violations[].code | select(. != "SPEED")] | length == 0'
+    '[.reports[0].violations[].code] - ($allowed | split(" ")) | length == 0' --arg allowed "$allowed"
 
 # --- the gate refuses
 jq -c '.rows[7].kv_bytes.total += 1' "$WORK/niah.json" >"$WORK/bent.json"
@@ -45,7 +48,7 @@ json_holds "several reports are judged one by one" \
 check "status 1 if one of them fails" test "$STATUS" -eq 1
 
 # --- an interrupted evaluation leaves what it has
-"$KAKEYA" eval niah --lines 12,16 --samples 500 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
+"$KAKEYA" eval niah --lines 12,16 --samples 500 --threads 1 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
 evaluation=$!
 for _ in $(seq 600); do
     jq -e '.rows | length > 0' "$WORK/stopped.json" >/dev/null 2>&1 && break
@@ -75,12 +78,15 @@ printf '{"prompt": "def add(a, b):\\n"}\n' | gzip >"$WORK/prompts.jsonl.gz"
 works "eval acceptance on compressed lines" eval acceptance "$WORK/prompts.jsonl.gz" --max-tokens 8 --json
 json_holds "both embedding forms" '.summary.arms | map(.drafter_scaled_embedding) == [false, true]'
 
-works "eval draft-policy, recorded" eval draft-policy "$EXAMPLES/code/matrix.c" --needles 1 --random-texts 1 \
-    --max-tokens 12 --trace "$WORK/t.json" --json
-json_holds "one column a kind and two of all" '.groups | map(.workload) == ["code", "needle", "random", "mixed", "mixed"]'
-cp "$WORK/out" "$WORK/recorded"
-works "eval draft-policy, replayed" eval draft-policy --replay "$WORK/t.json" --json
-check "the same figures" cmp "$WORK/out" "$WORK/recorded"
+# A recording measures blocks of every length, which takes half a minute.
+if ! short_sweeps; then
+    works "eval draft-policy, recorded" eval draft-policy "$EXAMPLES/code/matrix.c" --needles 1 --random-texts 1 \
+        --max-tokens 12 --trace "$WORK/t.json" --json
+    json_holds "one column a kind and two of all" '.groups | map(.workload) == ["code", "needle", "random", "mixed", "mixed"]'
+    cp "$WORK/out" "$WORK/recorded"
+    works "eval draft-policy, replayed" eval draft-policy --replay "$WORK/t.json" --json
+    check "the same figures" cmp "$WORK/out" "$WORK/recorded"
+fi
 
 # --- wrong usage, wrong files
 fails_with "a recording that is none" 'no file of recorded texts' eval draft-policy --replay "$MODELS/demo/config.json"

@@ -23,7 +23,8 @@ json_holds "and nothing else" '.ids == [2]'
 
 # every string of the reference, there and back
 cases=tests/data/text/tokenizer_golden.json
-count=$(jq length "$cases") wrong=""
+count=$(jq length "$cases") wrong="" step=1
+short_sweeps && step=5
 i=0
 while [ "$i" -lt "$count" ]; do
     jq -j ".[$i].text" "$cases" >"$WORK/text.txt"
@@ -34,9 +35,9 @@ while [ "$i" -lt "$count" ]; do
     jq -c ".[$i].ids_no_special" "$cases" >"$WORK/ids.json"
     run tokenize --decode --ids-file "$WORK/ids.json" --json
     [ "$(jq -c .text "$WORK/out")" = "$(jq -c ".[$i].decoded" "$cases")" ] || wrong="$wrong $i(decoded)"
-    i=$((i + 1))
+    i=$((i + step))
 done
-check "all $count reference strings, wrong:${wrong:- none}" test -z "$wrong"
+check "reference strings (every ${step}th of $count), wrong:${wrong:- none}" test -z "$wrong"
 
 # --- score
 echo '[2,436,418,297,377,457,289,387,352]' >"$WORK/ids.json"

@@ -15,6 +15,7 @@
 #include "backend/cpu/kernels.h"
 #include "base/float16.h"
 #include "base/json.h"
+#include "model/sizes.h"
 #include "model/tensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -166,6 +166,7 @@ static void same_stream(kakeya_precision precision, kakeya_attention attention, 
     static ids prompt, expected;
     read_ids(golden_row(row), "input_ids", &prompt);
     if (prompt.n > 200) prompt.n = 200;
+    if (sweep_short()) prompt.n = 100, max_tokens = 16;
     kakeya_engine *engines[2] = {open_demo(precision, 1), open_demo(precision, 2)};
     for (size_t a = 0; a < sizeof arms / sizeof arms[0]; a++) {
         kakeya_session_options so;
@@ -299,7 +300,7 @@ static void same_choices(int row, float temperature) {
 
 static void test_lossless_choices(void **state) {
     (void)state;
-    same_choices(CODE_ROW, 0);
+    if (!sweep_short()) same_choices(CODE_ROW, 0);
     same_choices(CODE_ROW + 1, 0.8f);
 }
 
@@ -309,7 +310,7 @@ static void test_reference_modes(void **state) {
     (void)state;
     static ids prompt, expected;
     read_ids(golden_row(CODE_ROW), "input_ids", &prompt);
-    prompt.n = 150;
+    prompt.n = sweep_short() ? 90 : 150;
     lengths fused = {0};
     for (int reference = SESSION_FUSED; reference <= SESSION_UNFUSED; reference++) {
         kakeya_session_options so;
@@ -320,7 +321,7 @@ static void test_reference_modes(void **state) {
         kakeya_generate_options go;
         kakeya_generate_options_init(&go);
         go.mode = KAKEYA_MODE_SPECULATIVE;
-        go.max_tokens = 24;
+        go.max_tokens = sweep_short() ? 10 : 24;
         go.ignore_stop_tokens = true;
         lengths l = {0};
         session_trace trace = {.reference = (session_reference)reference, .block = note_block, .user = &l};
@@ -366,7 +367,7 @@ static void test_truncate_fork_snapshot(void **state) {
                                                 KAKEYA_ATTENTION_RESTORED};
     read_ids(golden_row(CODE_ROW + 1), "input_ids", &prompt);
     prompt.n = 340;
-    for (size_t p = 0; p < 3; p++) {
+    for (size_t p = sweep_short() ? 2 : 0; p < 3; p++) {
         kakeya_session_options so;
         kakeya_session_options_init(&so);
         so.context_tokens = 700;
@@ -414,7 +415,7 @@ static void test_score_reference_logprobs(void **state) {
     (void)state;
     static ids all, greedy;
     static float nll[8192], nll_decode[8192];
-    for (int r = CODE_ROW; r < CODE_ROW + 2; r++) {
+    for (int r = CODE_ROW; r < CODE_ROW + (sweep_short() ? 1 : 2); r++) {
         const cJSON *row = golden_row(r);
         read_ids(row, "input_ids", &all);
         read_ids(row, "greedy", &greedy);

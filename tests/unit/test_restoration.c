@@ -403,7 +403,7 @@ static void lossless_across_blocks(void **state) {
         float *reference = calloc(TOTAL * vocab, sizeof *reference), *other = calloc(TOTAL * vocab, sizeof *other);
         int32_t tokens[TOTAL];
         random_tokens(tokens, TOTAL, (int)vocab, 7);
-        for (int p = 0; p < POLICIES; p += sweep_short() ? 2 : 1) {
+        for (int p = 0; p < POLICIES; p += sweep_short() ? 3 : 1) {
             kv_format kv = precision ? KV_FORMAT_BF16 : KV_FORMAT_F32;
             d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);

@@ -10,6 +10,7 @@
 
 #include "base/float16.h"
 #include "copies.h"
+#include "model/f_theta.h"
 #include "model/tensors.h"
 #include "scratch.h"
 

@@ -1,4 +1,6 @@
 /* Which kernel table this CPU can run. */
+#include "backend/cpu/kernels.h"
+
 #include <string.h>
 
 #include "backend/cpu/kernels_private.h"

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "backend/cpu/kernels_private.h"
+#include "backend/cpu/screen_vnni.h"
 
 /* Rests are summed in LANES float32 sums, which lose less than this share for up to 2^16 values, and each rest is off
  * by at most 2^-23 of the largest value. */
@@ -44,8 +45,8 @@ bool screen_split(const float *x, int n, int8_t *codes, float *scale, float *nor
     return isfinite(*norm) && isfinite(*rest);
 }
 
-void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows,
-                          float *upper, size_t ld) {
+static void screen_bounds_scalar(const screen_matrix *matrix, int first, int n, const screen_row *rows, int n_rows,
+                                 float *upper, size_t ld) {
     for (int o = first * SCREEN_OUTPUTS; o < (first + n) * SCREEN_OUTPUTS; o++) {
         const uint8_t *codes = matrix->codes +
                                (size_t)(o / SCREEN_OUTPUTS) * (size_t)matrix->steps * SCREEN_OUTPUTS * SCREEN_DEPTH +

@@ -1,10 +1,9 @@
 /* CPUs that multiply bytes four at a time (Intel from Cascade Lake on, AMD from Zen 4 on): 64 products an instruction.
  * The sums of 16 outputs lie in one vector and a row's four values are broadcast to them, so nothing is summed over
  * lanes. Bound: the bytes of the codes, up to the eight rows of a call. */
-#include <immintrin.h>
+#include "backend/cpu/screen_vnni.h"
 
-#include "backend/cpu/kernels_private.h"
-#include "backend/cpu/screen.h"
+#include <immintrin.h>
 
 enum { STEP_BYTES = SCREEN_OUTPUTS * SCREEN_DEPTH, MAX_BLOCKS = 8, MAX_SUMS = 24 };
 _Static_assert(STEP_BYTES == sizeof(__m512i), "a step of a block is one vector");
