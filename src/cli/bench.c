@@ -7,18 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/files.h"
-#include "cli/cli.h"
 #include "cli/output.h"
 #include "cli/terminal.h"
-
-typedef struct bench_arguments {
-    cli_shared shared;
-    cli_ints contexts, verify_rows;
-    int prompt_tokens, decode_tokens, repeats;
-    bool profile;
-    const char *csv;
-} bench_arguments;
+#include "measure/bench_sessions.h"
 
 static const cli_command command = {
     .name = "bench",
@@ -30,9 +21,12 @@ static const cli_command command = {
                "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
                "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
                "caches can pass 100 %.\n"
-               "--profile adds, on a GPU, a table of one decode step's kernels, each measured alone.\n",
+               "--profile adds, on a GPU, a table of one decode step's kernels, each measured alone.\n"
+               "--sessions measures many sessions instead: each decodes one token in a step, first among themselves,\n"
+               "then with a new session's prompt beside them, so much of it in a step as --stall-ms allows.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
-                "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n",
+                "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n"
+                "  kakeya bench --sessions 1,4,8 --context-frontiers 1238\n",
 };
 
 static const char *const what_names[] = {"prefill", "decode", "verify", "draft"}; /* by bench_what */
@@ -47,12 +41,7 @@ static void print_table(const bench_result *result, const kakeya_engine *engine,
     const gemma4_config *c = &engine->verifier->config;
     printf("%s, %d layers, %s attention, %s\n", c->variant, c->layers, cli_attention_names[arguments->shared.attention],
            kakeya_engine_backend(engine));
-    printf("the machine reads %.1f GB/s (%.1f to %.1f) and computes %.0f GFLOP/s (%.0f to %.0f) with %d threads; "
-           "%d repetitions\n\n",
-           result->read_bytes_per_second.median / 1e9, result->read_bytes_per_second.low / 1e9,
-           result->read_bytes_per_second.high / 1e9, result->flops_per_second.median / 1e9,
-           result->flops_per_second.low / 1e9, result->flops_per_second.high / 1e9, result->threads,
-           arguments->repeats);
+    bench_print_probes(&result->read_bytes_per_second, &result->flops_per_second, result->threads, arguments->repeats);
     printf("%8s  %-12s %12s %22s  %-22s %s\n", "context", "what", "milliseconds", "", "result", "share of the bound");
     for (size_t i = 0; i < result->n; i++) {
         const bench_row *row = &result->row[i];
@@ -70,19 +59,12 @@ static void print_table(const bench_result *result, const kakeya_engine *engine,
     }
 }
 
-static void add_spread(cJSON *object, const char *key, const bench_spread *spread) {
-    cJSON *json = cJSON_AddObjectToObject(object, key);
-    cJSON_AddNumberToObject(json, "median", spread->median);
-    cJSON_AddNumberToObject(json, "low", spread->low);
-    cJSON_AddNumberToObject(json, "high", spread->high);
-}
-
 static cJSON *row_json(const bench_row *row) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "what", what_names[row->what]);
     cJSON_AddNumberToObject(json, "context", row->context);
     cJSON_AddNumberToObject(json, "rows", row->rows);
-    add_spread(json, "seconds", &row->seconds);
+    bench_add_spread(json, "seconds", &row->seconds);
     if (rate(row, row->seconds.median) > 0) {
         cJSON_AddNumberToObject(json, "tokens_per_second", rate(row, row->seconds.median));
     }
@@ -93,24 +75,14 @@ static cJSON *row_json(const bench_row *row) {
     cJSON_AddNumberToObject(json, "bytes", row->bytes);
     cJSON_AddNumberToObject(json, "operations", row->operations);
     cJSON_AddStringToObject(json, "bound", row->bound_by_bytes ? "read_bandwidth" : "flops");
-    add_spread(json, "bound_seconds", &row->bound_seconds);
-    add_spread(json, "share_of_bound", &row->share);
+    bench_add_spread(json, "bound_seconds", &row->bound_seconds);
+    bench_add_spread(json, "share_of_bound", &row->share);
     return json;
 }
 
 static cJSON *result_json(const bench_result *result, const kakeya_engine *engine, const bench_arguments *arguments) {
-    const gemma4_config *c = &engine->verifier->config;
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "model", c->variant);
-    cJSON_AddNumberToObject(json, "layers", c->layers);
-    cJSON_AddStringToObject(json, "backend", kakeya_engine_backend(engine));
-    cJSON_AddStringToObject(json, "precision", engine->precision == KAKEYA_PRECISION_BF16 ? "bf16" : "f32");
-    cJSON_AddStringToObject(json, "attention", cli_attention_names[arguments->shared.attention]);
-    cJSON_AddNumberToObject(json, "threads", result->threads);
-    cJSON_AddNumberToObject(json, "repeats", arguments->repeats);
-    cJSON *probe = cJSON_AddObjectToObject(json, "probe");
-    add_spread(probe, "read_bytes_per_second", &result->read_bytes_per_second);
-    add_spread(probe, "flops_per_second", &result->flops_per_second);
+    cJSON *json =
+        bench_json(engine, arguments, &result->read_bytes_per_second, &result->flops_per_second, result->threads);
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (size_t i = 0; i < result->n; i++) cJSON_AddItemToArray(rows, row_json(&result->row[i]));
     if (arguments->profile) cJSON_AddItemToObject(json, "profiles", bench_profiles_json(result));
@@ -151,10 +123,42 @@ static kakeya_status check_contexts(const bench_arguments *arguments, const kake
     return KAKEYA_OK;
 }
 
+static kakeya_status bench_one(kakeya_engine *engine, const bench_arguments *arguments, file_writer *csv,
+                               kakeya_error *error) {
+    bench_result result = {0};
+    bench_options options = {.contexts = arguments->contexts.value,
+                             .n_contexts = arguments->contexts.n,
+                             .verify_rows = arguments->verify_rows.value,
+                             .n_verify_rows = arguments->verify_rows.n,
+                             .prompt_tokens = arguments->prompt_tokens,
+                             .decode_tokens = arguments->decode_tokens,
+                             .repeats = arguments->repeats,
+                             .profile = arguments->profile,
+                             .progress = terminal_progress};
+    cli_shared_session_options(&arguments->shared, &options.session);
+    kakeya_status status = bench_measure(engine, &options, &result, error);
+    terminal_clear_progress();
+    if (!status && csv) status = write_csv(csv, &result, error);
+    if (!status && csv) {
+        status = file_writer_commit(csv, error);
+        csv = NULL;
+    }
+    if (!status && arguments->shared.json) {
+        cJSON *json = result_json(&result, engine, arguments);
+        status = cli_print_json(json, error);
+        cJSON_Delete(json);
+    } else if (!status) {
+        print_table(&result, engine, arguments);
+        bench_print_profiles(&result);
+    }
+    file_writer_abort(csv);
+    bench_result_free(&result);
+    return status;
+}
+
 static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     kakeya_engine *engine = NULL;
     file_writer *csv = NULL;
-    bench_result result = {0};
     const char *model = NULL;
     kakeya_status status = cli_shared_model(&arguments->shared, &model, error);
     if (!status) status = output_spares("csv", arguments->csv, model, error);
@@ -166,36 +170,9 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
     status = cli_open_engine(command.name, &arguments->shared, &engine, error);
     if (!status) status = check_contexts(arguments, engine, error);
     if (status) goto done;
-    bench_options options = {.contexts = arguments->contexts.value,
-                             .n_contexts = arguments->contexts.n,
-                             .verify_rows = arguments->verify_rows.value,
-                             .n_verify_rows = arguments->verify_rows.n,
-                             .prompt_tokens = arguments->prompt_tokens,
-                             .decode_tokens = arguments->decode_tokens,
-                             .repeats = arguments->repeats,
-                             .profile = arguments->profile,
-                             .progress = terminal_progress};
-    cli_shared_session_options(&arguments->shared, &options.session);
-    status = bench_measure(engine, &options, &result, error);
-    terminal_clear_progress();
-    if (status) goto done;
-    if (csv) {
-        status = write_csv(csv, &result, error);
-        if (status) goto done;
-        status = file_writer_commit(csv, error);
-        csv = NULL;
-        if (status) goto done;
-    }
-    if (arguments->shared.json) {
-        cJSON *json = result_json(&result, engine, arguments);
-        status = cli_print_json(json, error);
-        cJSON_Delete(json);
-    } else {
-        print_table(&result, engine, arguments);
-        bench_print_profiles(&result);
-    }
+    status = (arguments->sessions.n ? bench_sessions : bench_one)(engine, arguments, csv, error);
+    csv = NULL;
 done:
-    bench_result_free(&result);
     file_writer_abort(csv);
     kakeya_engine_close(engine);
     return status;
@@ -206,7 +183,8 @@ int cli_bench(int argc, char **argv) {
                                  .verify_rows = {.value = {1, 2, 4, 8, 16}, .n = 5},
                                  .prompt_tokens = 512,
                                  .decode_tokens = 32,
-                                 .repeats = 5};
+                                 .repeats = 5,
+                                 .stall_ms = 60};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&arguments.shared, shared);
     const cli_option own[] = {
@@ -219,6 +197,11 @@ int cli_bench(int argc, char **argv) {
         CLI_OPTION(.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows,
                    .min = 1, .max = BACKEND_MAX_DECODE_ROWS,
                    .help = "rows verified in one forward; costs are relative to 1 (1,2,4,8,16)"),
+        CLI_OPTION(.name = "sessions", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.sessions, .min = 1,
+                   .max = BENCH_MAX_SESSIONS,
+                   .help = "measure so many sessions that decode together instead, and a prompt beside them"),
+        CLI_OPTION(.name = "stall-ms", .argument = "N", .kind = CLI_INT, .target = &arguments.stall_ms, .min = 1,
+                   .max = 10000, .help = "with --sessions: prompt work that a step takes beside the decodes (60)"),
         CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
                    .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"),
         CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
@@ -230,6 +213,9 @@ int cli_bench(int argc, char **argv) {
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
+
+    if (arguments.profile && arguments.sessions.n)
+        return cli_usage_error(&command, "--profile and --sessions exclude each other");
 
     kakeya_error error = {0};
     int result = bench(&arguments, &error) ? cli_fail(command.name, &error) : CLI_DONE;

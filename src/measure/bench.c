@@ -38,8 +38,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
-static bench_spread spread_of(double *values, size_t n) {
+bench_spread bench_spread_of(double *values, size_t n) {
     qsort(values, n, sizeof *values, compare_doubles);
     double median = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
     return (bench_spread){.median = median, .low = values[0], .high = values[n - 1]};
@@ -190,16 +189,16 @@ static void summarise(bench_row *rows, size_t n, bench_samples *samples, size_t 
         if (rows[i].what != BENCH_VERIFY || one == n) continue;
         double cost[BENCH_MAX_REPEATS];
         for (size_t r = 0; r < repeats; r++) cost[r] = samples[i].seconds[r] / samples[one].seconds[r];
-        rows[i].cost = spread_of(cost, repeats).median;
+        rows[i].cost = bench_spread_of(cost, repeats).median;
         rows[i].cost_bound = rows[i].bytes / rows[one].bytes;
     }
     for (size_t i = 0; i < n; i++) {
         size_t by_bytes = 0;
         for (size_t r = 0; r < repeats; r++) by_bytes += samples[i].byte_bound[r] >= samples[i].bound[r];
         rows[i].bound_by_bytes = 2 * by_bytes > repeats;
-        rows[i].seconds = spread_of(samples[i].seconds, repeats);
-        rows[i].bound_seconds = spread_of(samples[i].bound, repeats);
-        rows[i].share = spread_of(samples[i].share, repeats);
+        rows[i].seconds = bench_spread_of(samples[i].seconds, repeats);
+        rows[i].bound_seconds = bench_spread_of(samples[i].bound, repeats);
+        rows[i].share = bench_spread_of(samples[i].share, repeats);
     }
 }
 
@@ -334,8 +333,8 @@ kakeya_status bench_measure(kakeya_engine *engine, const bench_options *options,
         status = measure_context(&run, options->contexts[i], &probes, out, error);
     }
     if (!status) {
-        out->read_bytes_per_second = spread_of(probes.read, probes.n);
-        out->flops_per_second = spread_of(probes.flops, probes.n);
+        out->read_bytes_per_second = bench_spread_of(probes.read, probes.n);
+        out->flops_per_second = bench_spread_of(probes.flops, probes.n);
     }
 done:
     free(probes.flops);

@@ -55,6 +55,9 @@ typedef struct bench_result {
     int threads, draft_length;
 } bench_result;
 
+/* Sorts the values. */
+bench_spread bench_spread_of(double *values, size_t n);
+
 /* Measures all cases of all contexts: every repetition takes each case once, so that a disturbance of the machine meets
  * all cases alike. Every state but the measured call (filling the context, copying caches) is outside the timed
  * windows. */
@@ -69,6 +72,11 @@ double bench_kernel_bound(const bench_result *result, const backend_profile_row 
 /* Bytes that a forward of `rows` rows reads: every weight that one row needs, once, with as many experts as `rows` rows
  * choose on average when routing is uniform (E = n (1 - (1 - k/n)^rows)), and the K/V of `context` positions. */
 double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows);
+/* Bytes that one forward reads in which each of `sessions` caches of `context` positions has one row, and one more
+ * cache `prompt_rows` rows of a prompt (0: none): the weights once, the experts that all rows choose, every session's
+ * own K/V. What the prompt's rows read of their own prompt is not counted. */
+double bench_together_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context,
+                            int sessions, int prompt_rows);
 /* Operations of `rows` rows behind `context` positions, with the head computed for `logit_rows` of them. */
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows);
 /* Bytes that drafting one block reads: the drafter, the verifier's head, the drafter's context K/V. */

@@ -48,21 +48,37 @@ static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_op
     return timeline_preview(&models, &options, context);
 }
 
-double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
+/* Of a forward of `rows` rows, K/V aside. */
+static double weight_bytes_read(const kakeya_engine *engine, int rows) {
     const gemma4_config *c = &engine->verifier->config;
     const gemma4_weights *w = &engine->verifier->weights;
     double bytes = head_bytes(engine) + (double)weight_bytes(&w->ple_model_proj);
     double experts = c->moe ? expected_experts(c, rows) / c->experts : 0;
-    timeline t = timeline_at(engine, session, context);
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *l = &w->layer[i];
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) bytes += (double)weight_bytes(shared[m]);
         bytes += experts * ((double)weight_bytes(&l->experts_gate_up) + (double)weight_bytes(&l->experts_down));
-        bytes += (double)kv_read_bytes(&t, i);
     }
     return bytes;
+}
+
+/* Of one cache whose last row has `context` positions. */
+static double kv_bytes_read(const kakeya_engine *engine, const kakeya_session_options *session, int context) {
+    timeline t = timeline_at(engine, session, context);
+    double bytes = 0;
+    for (int i = 0; i < engine->verifier->config.layers; i++) bytes += (double)kv_read_bytes(&t, i);
+    return bytes;
+}
+
+double bench_forward_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context, int rows) {
+    return weight_bytes_read(engine, rows) + kv_bytes_read(engine, session, context);
+}
+
+double bench_together_bytes(const kakeya_engine *engine, const kakeya_session_options *session, int context,
+                            int sessions, int prompt_rows) {
+    return weight_bytes_read(engine, sessions + prompt_rows) + sessions * kv_bytes_read(engine, session, context);
 }
 
 double bench_forward_operations(const kakeya_engine *engine, int context, int rows, int logit_rows) {

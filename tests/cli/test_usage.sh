@@ -65,6 +65,8 @@ refuses "score: two inputs" "give either --ids-file or --text-file" score --ids-
 refuses "score: --hidden-states needs --out" "--hidden-states needs --out" score --ids-file a --hidden-states
 refuses "tokenize: --decode takes ids" "--decode takes --ids-file" tokenize --decode --text-file a
 refuses "tokenize: --ids-file needs --decode" "--ids-file needs --decode" tokenize --ids-file a
+refuses "bench: a session at least" "--sessions: .0. is not an integer from 1" bench --sessions 0
+refuses "bench: a profile is of one session" "--profile and --sessions exclude" bench --sessions 2 --profile
 refuses "bench: a list is checked item by item" "--context-frontiers: 'x' is not an integer" bench --context-frontiers 0,x
 refuses "info: no operands" "unexpected 'demo'" info demo
 

@@ -116,6 +116,27 @@ json_holds "then there is no draft row" '[.rows[].what] | index("draft") == null
 fails_with "a profile needs a GPU" "--profile: backend cpu has no profile" bench --backend cpu --profile
 fails_with "a context that does not fit" "--context-frontiers: 8192" bench --context-frontiers 8192
 
+# --- bench --sessions
+works "bench --sessions works" bench --sessions 1,2,65 --context-frontiers 0,40 --prompt-tokens 64 --decode-tokens 2 \
+    --repeats 1 --stall-ms 1 --attention restored --csv "$WORK/sessions.csv" --json
+json_holds "every number of sessions at every context, alone and beside a prompt" '
+    [.rows[] | [.context, .sessions, .what]] == [[0, 40][] as $c | [$c, 0, "prompt"],
+        ([1, 2, 65][] as $n | [$c, $n, "decode"], [$c, $n, "beside_prompt"])]'
+json_holds "each beside its bound" '
+    .rows | all(.step_seconds.median > 0 and .longest_step_seconds > 0 and .bytes > 0 and .share_of_bound.median > 0)'
+json_holds "speeds of what is decoded and of the prompt" '
+    (.rows | map(select(.what == "decode")) | all(.tokens_per_second > 0 and .against_one_session > 0 and .prompt_rows == 0)) and
+    (.rows | map(select(.what == "beside_prompt")) |
+        all(.tokens_per_second > 0 and .prompt_against_alone > 0 and .prompt_rows == 32 and .steps == 2)) and
+    (.rows | map(select(.what == "prompt")) | all(.prompt_tokens_per_second > 0 and .tokens_per_second == null))'
+json_holds "65 sessions take two forwards" '.rows | map(select(.what == "decode" and .sessions == 65)) | all(.forwards == 2 * .steps)'
+check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/sessions.csv")" -eq 15
+works "bench --sessions prints a table" bench --sessions 2 --context-frontiers 8 --prompt-tokens 16 --decode-tokens 1 \
+    --repeats 1 --model "$tiny" --drafter none
+check "with tokens per second and the bound" grep -q -E '^ +8 +2  decode .* % of (read bandwidth|FLOP/s)' "$WORK/out"
+fails_with "sessions that cannot fit" "--sessions: 1000 sessions of 4000 tokens .* need [0-9]+ bytes of K/V memory, there are [0-9]+" \
+    bench --sessions 1,1000 --context-frontiers 4000 --memory-limit 1G
+
 # --- the example program
 example=$BUILD/examples/generate
 if [ -x "$example" ]; then

@@ -10,6 +10,7 @@
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/stores.h"
 #include "base/clock.h"
+#include "base/machine_memory.h"
 
 /* ------------------------------------------------------------------------------------------------------ probes */
 
@@ -156,11 +157,17 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     return KAKEYA_OK;
 }
 
+static size_t cpu_free_bytes(const backend_model *m) {
+    (void)m;
+    return machine_memory_available();
+}
+
 const backend_measure_ops *cpu_measure(void);
 
 const backend_measure_ops *cpu_measure(void) {
     static const backend_measure_ops ops = {
         .greedy_head_bytes = cpu_greedy_head_bytes,
+        .free_bytes = cpu_free_bytes,
         .probe = cpu_probe,
         .cache_mix_own = mix_own,
         .cache_restoration_error = restoration_error,

@@ -52,6 +52,13 @@ static size_t greedy_head_bytes(const backend_model *m) {
 
 static size_t page_granule(const backend_model *m) { return m->device.memory.granule_bytes; }
 
+static size_t cuda_free_bytes(const backend_model *m) {
+    size_t available = 0, total = 0;
+    kakeya_error error = {0};
+    if (cuda_device_use(&m->device, &error) != KAKEYA_OK) return 0;
+    return cudaMemGetInfo(&available, &total) == cudaSuccess ? available : 0;
+}
+
 const backend_measure_ops *cuda_measure(void);
 
 const backend_measure_ops *cuda_measure(void) {
@@ -59,6 +66,7 @@ const backend_measure_ops *cuda_measure(void) {
         .makes_weights = true,
         .greedy_head_bytes = greedy_head_bytes,
         .page_granule = page_granule,
+        .free_bytes = cuda_free_bytes,
         .probe = cuda_probe,
         .profile = cuda_profile,
     };

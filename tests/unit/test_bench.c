@@ -1,0 +1,236 @@
+/* Protects: the bounds that `kakeya bench` compares with, how steps of many sessions are cut into forwards, that a
+ * measurement of many sessions ends with its memory given back under every policy, and that sessions which cannot fit
+ * are refused before anything is filled. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/machine_memory.h"
+#include "measure/bench_sessions.h"
+#include "scratch.h"
+#include "session/session.h"
+
+static kakeya_engine *demo(size_t memory_limit_bytes) {
+    kakeya_engine *engine = NULL;
+    kakeya_error error = {0};
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = KAKEYA_MODELS "/demo";
+    options.backend = "cpu";
+    options.threads = 2;
+    options.memory_limit_bytes = memory_limit_bytes;
+    assert_ok(kakeya_engine_open(&options, &engine, &error));
+    return engine;
+}
+
+static void test_steps_are_cut_into_forwards(void **state) {
+    (void)state;
+    static const struct {
+        int sessions, max_rows;
+        bench_step_shape shape;
+    } cases[] = {
+        {0, 512, {.most = 64, .last = 0, .forwards = 0, .prompt_room = 512}},
+        {1, 512, {.most = 64, .last = 1, .forwards = 1, .prompt_room = 511}},
+        {63, 512, {.most = 64, .last = 63, .forwards = 1, .prompt_room = 449}},
+        {64, 512, {.most = 64, .last = 64, .forwards = 1, .prompt_room = 0}}, /* no segment is left */
+        {65, 512, {.most = 64, .last = 1, .forwards = 2, .prompt_room = 511}},
+        {128, 512, {.most = 64, .last = 64, .forwards = 2, .prompt_room = 0}},
+        {40, 32, {.most = 32, .last = 8, .forwards = 2, .prompt_room = 24}},
+        {32, 32, {.most = 32, .last = 32, .forwards = 1, .prompt_room = 0}}, /* no row is left */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bench_step_shape found = bench_shape_of(cases[i].sessions, cases[i].max_rows), wanted = cases[i].shape;
+        if (memcmp(&found, &wanted, sizeof found) != 0)
+            fail_msg("%d sessions, %d rows: most %d, last %d, forwards %d, room %d", cases[i].sessions,
+                     cases[i].max_rows, found.most, found.last, found.forwards, found.prompt_room);
+    }
+    assert_int_equal(bench_prompt_rows(2000, 60, 512), 120);
+    assert_int_equal(bench_prompt_rows(100, 60, 512), BENCH_LEAST_PROMPT_ROWS);
+    assert_int_equal(bench_prompt_rows(57000, 60, 512), 512);
+    assert_int_equal(bench_prompt_rows(100, 60, 8), 8);
+}
+
+static void near(const char *what, double found, double wanted) {
+    double difference = found > wanted ? found - wanted : wanted - found;
+    if (difference > 1e-6 * wanted) fail_msg("%s: %.3f, expected %.3f", what, found, wanted);
+}
+
+/* Weights once whatever the number of sessions, experts by all rows, K/V once for each session. */
+static void test_bytes_of_a_step(void **state) {
+    kakeya_engine *engine = *state;
+    kakeya_session_options session;
+    kakeya_session_options_init(&session);
+    session.kv_format = KAKEYA_KV_BF16;
+    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy++) {
+        session.attention = (kakeya_attention)policy;
+        double kv = bench_forward_bytes(engine, &session, 1000, 1) - bench_forward_bytes(engine, &session, 0, 1);
+        assert_true(kv > 0);
+        static const int sessions[] = {1, 2, 8, 64};
+        for (size_t i = 0; i < 4; i++) {
+            int n = sessions[i];
+            near("decode", bench_together_bytes(engine, &session, 1000, n, 0),
+                 bench_forward_bytes(engine, &session, 0, n) + n * kv);
+            near("beside a prompt", bench_together_bytes(engine, &session, 1000, n, 100),
+                 bench_forward_bytes(engine, &session, 0, n + 100) + n * kv);
+        }
+        assert_true(bench_together_bytes(engine, &session, 0, 8, 0) <
+                    8 * bench_together_bytes(engine, &session, 0, 1, 0));
+    }
+    /* 10 sliding layers of 2 x 2 x 64 values in a window of 256, 2 full ones of 128 values, K = V */
+    session.attention = KAKEYA_ATTENTION_NATIVE;
+    near("native", bench_together_bytes(engine, &session, 1000, 3, 0) - bench_together_bytes(engine, &session, 0, 3, 0),
+         3 * 2.0 * (10 * 256 * 256 + 2 * 1000 * 128));
+}
+
+static kakeya_status measure(kakeya_engine *engine, kakeya_attention attention, const int *sessions, size_t n,
+                             bench_sessions_result *out, kakeya_error *error) {
+    static const int contexts[] = {0, 300};
+    bench_sessions_options options = {.contexts = contexts,
+                                      .n_contexts = 2,
+                                      .sessions = sessions,
+                                      .n_sessions = n,
+                                      .prompt_tokens = 40,
+                                      .decode_tokens = BACKEND_MAX_DRAFT + 2, /* the sessions go back once */
+                                      .repeats = 1,
+                                      .stall_ms = 1};
+    kakeya_session_options_init(&options.session);
+    options.session.attention = attention;
+    options.session.context_tokens = 400;
+    return bench_sessions_measure(engine, &options, out, error);
+}
+
+static size_t kv_held(const kakeya_engine *engine) {
+    size_t held = 0;
+    for (mem_tag tag = MEM_KV_FULL; tag <= MEM_KV_DRAFT; tag++) held += mem_bytes(&engine->account, tag);
+    return held;
+}
+
+static void test_measuring(void **state) {
+    kakeya_engine *engine = *state;
+    static const int sessions[] = {1, 3};
+    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy++) {
+        bench_sessions_result result;
+        kakeya_error error = {0};
+        assert_ok(measure(engine, (kakeya_attention)policy, sessions, 2, &result, &error));
+        assert_int_equal(result.n, 10);
+        for (size_t i = 0; i < result.n; i++) {
+            const bench_together_row *row = &result.row[i];
+            static const bench_together what[] = {BENCH_TOGETHER_ALONE, BENCH_TOGETHER_DECODE, BENCH_TOGETHER_PROMPT,
+                                                  BENCH_TOGETHER_DECODE, BENCH_TOGETHER_PROMPT};
+            static const int decoding[] = {0, 1, 1, 3, 3};
+            assert_int_equal(row->what, what[i % 5]);
+            assert_int_equal(row->sessions, decoding[i % 5]);
+            assert_int_equal(row->context, i < 5 ? 0 : 300);
+            assert_true(row->seconds.median > 0 && row->bound_seconds.median > 0 && row->share.median > 0);
+            assert_true(row->longest_seconds >= row->seconds.median * 0.999);
+            int rows = row->what == BENCH_TOGETHER_ALONE ? 40 : row->what == BENCH_TOGETHER_PROMPT ? 32 : 0;
+            assert_int_equal(row->prompt_rows, rows);
+            assert_int_equal(row->steps, rows == 40 ? 1 : rows == 32 ? 2 : BACKEND_MAX_DRAFT + 2);
+            assert_int_equal(row->forwards, row->steps);
+            assert_true((row->prompt_tokens_per_second > 0) == (rows > 0));
+            assert_true((row->prompt_share > 0) == (row->what == BENCH_TOGETHER_PROMPT));
+            assert_true((row->tokens_per_second > 0) == (row->sessions > 0));
+            if (row->what == BENCH_TOGETHER_DECODE && row->sessions == 1) near("against itself", row->against_one, 1);
+        }
+        bench_sessions_result_free(&result);
+        assert_int_equal(kv_held(engine), 0);
+    }
+}
+
+static void test_sessions_that_cannot_fit(void **state) {
+    kakeya_engine *open = *state;
+    kakeya_session *session = NULL;
+    kakeya_error error = {0};
+    kakeya_session_options options;
+    kakeya_session_options_init(&options);
+    options.context_tokens = 400;
+    options.without_drafter = true;
+    assert_ok(kakeya_session_open(open, &options, &session, &error));
+    backend_cache_options cache = session->cache_options;
+    kakeya_session_close(session);
+    size_t needed = bench_sessions_bytes(open, &cache, 0, 500, 300, 40);
+
+    /* one session more is the K/V memory of one session more */
+    kakeya_kv_bytes kv;
+    kakeya_kv_bytes_init(&kv);
+    options.kv_format = KAKEYA_KV_BF16;
+    assert_ok(kakeya_description_kv_bytes(kakeya_engine_description(open), &options,
+                                          300 + BENCH_WARM_STEPS + BACKEND_MAX_DRAFT, &kv, &error));
+    assert_int_equal(bench_sessions_bytes(open, &cache, 0, 501, 300, 40) - needed, kv.total);
+
+    kakeya_engine *engine = demo(0); /* a new one: tables grow with the positions that an engine has seen */
+    size_t held = mem_total(&engine->account);
+    kakeya_engine_close(engine);
+    engine = demo(held + needed - 1);
+    static const int sessions[] = {1, 500};
+    bench_sessions_result result;
+    assert_int_equal(measure(engine, KAKEYA_ATTENTION_NATIVE, sessions, 2, &result, &error), KAKEYA_OUT_OF_MEMORY);
+    char expected[200];
+    snprintf(expected, sizeof expected,
+             "--sessions: 500 sessions of 300 tokens and a prompt of 40 need %zu bytes of K/V memory, there are %zu",
+             needed, needed - 1);
+    assert_string_equal(error.message, expected);
+    assert_int_equal(mem_total(&engine->account), held);
+    bench_sessions_result_free(&result);
+    kakeya_engine_close(engine);
+}
+
+static void test_memory_of_the_machine(void **state) {
+    (void)state;
+    assert_true(machine_memory_available() > 0);
+    assert_int_equal(machine_memory_available_in(scratch_path("nothing")), 0);
+
+    scratch_folder("machine/proc");
+    scratch_text("machine/proc/meminfo", "MemTotal:       24000000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n");
+    const char *root = scratch_path("machine");
+    assert_int_equal(machine_memory_available_in(root), 1000 * 1024);
+    /* a control group without a limit, then with one that leaves less, then with one that is used up */
+    scratch_folder("machine/sys/fs/cgroup");
+    scratch_text("machine/sys/fs/cgroup/memory.max", "max\n");
+    scratch_text("machine/sys/fs/cgroup/memory.current", "5000\n");
+    assert_int_equal(machine_memory_available_in(root), 1000 * 1024);
+    scratch_text("machine/sys/fs/cgroup/memory.max", "9000\n");
+    assert_int_equal(machine_memory_available_in(root), 4000);
+    scratch_text("machine/sys/fs/cgroup/memory.stat", "anon 4\nactive_file 7\ninactive_file 1500\n");
+    assert_int_equal(machine_memory_available_in(root), 5500);
+    scratch_text("machine/sys/fs/cgroup/memory.max", "3000\n");
+    assert_int_equal(machine_memory_available_in(root), 0);
+
+    scratch_folder("old/proc");
+    scratch_folder("old/sys/fs/cgroup/memory");
+    scratch_text("old/proc/meminfo", "MemAvailable:    1000 kB\n");
+    scratch_text("old/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    scratch_text("old/sys/fs/cgroup/memory/memory.usage_in_bytes", "5000\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("old")), 1000 * 1024);
+    scratch_text("old/sys/fs/cgroup/memory/memory.limit_in_bytes", "8000\n");
+    scratch_text("old/sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 100\n");
+    assert_int_equal(machine_memory_available_in(scratch_path("old")), 3100);
+}
+
+static int open_demo(void **state) {
+    scratch_setup(state);
+    *state = demo(0);
+    return 0;
+}
+
+static int close_demo(void **state) {
+    kakeya_engine_close(*state);
+    return scratch_teardown(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_are_cut_into_forwards),
+        cmocka_unit_test(test_bytes_of_a_step),
+        cmocka_unit_test(test_measuring),
+        cmocka_unit_test(test_sessions_that_cannot_fit),
+        cmocka_unit_test(test_memory_of_the_machine),
+    };
+    return cmocka_run_group_tests(tests, open_demo, close_demo);
+}
