@@ -144,7 +144,7 @@ static void schedules_change_no_bit(void **state) {
         tiny d;
         tiny_open(&d, "gemma4-tiny-dense", drafters[k], k ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32);
         for (int i = 0; i < TINY_POLICIES; i++) {
-            for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 15 : SCHEDULES); seed++)
+            for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 10 : SCHEDULES); seed++)
                 run_schedule(&d, &tiny_policies[i], k ? KV_FORMAT_BF16 : KV_FORMAT_F32, seed);
         }
         tiny_close(&d);
@@ -152,7 +152,7 @@ static void schedules_change_no_bit(void **state) {
     tiny d; /* layers that share K/V, per-layer embeddings; no drafter */
     tiny_open(&d, "gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32);
     for (int i = 0; i < 3; i++) {
-        for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 15 : SCHEDULES); seed++)
+        for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 10 : SCHEDULES); seed++)
             run_schedule(&d, &tiny_policies[i], KV_FORMAT_F32, seed);
     }
     tiny_close(&d);
