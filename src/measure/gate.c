@@ -101,6 +101,7 @@ static const struct {
     {KIND(NIAH), gate_rule_identity},
     {KIND(NIAH) | KIND(CODE), gate_rule_speed},
     {KIND(FIDELITY), gate_rule_fidelity},
+    {KIND(CODE), gate_rule_code_prompts},
     {KIND(ACCEPTANCE), gate_rule_forms},
     {KIND(LOSSLESS), gate_rule_coverage},
     {ALL, gate_rule_summary},

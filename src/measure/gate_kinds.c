@@ -1,4 +1,4 @@
-/* Rules of single kinds: fidelity, acceptance and lossless reports. */
+/* Rules of single kinds: fidelity, code, acceptance and lossless reports. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -154,6 +154,19 @@ void gate_rule_fidelity(gate_context *context) {
         if (gate_is_restored(row) && gate_first_of_arm(context, i, false)) check_restored_arm(context, row);
     }
     if (!oracle) gate_violate(context, "ORACLE_MISSING", "no rows under native attention");
+}
+
+/* ----------------------------------------------------------------------------------------------------- code */
+
+void gate_rule_code_prompts(gate_context *context) {
+    const int most = gate_option(context, "prompt_tokens");
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (row->prompt_tokens > most)
+            gate_violate(context, "PROMPT_MISMATCH",
+                         "rows[%zu] (%s): a prompt of %lld tokens, but options.prompt_tokens is %d", i, row->sample,
+                         (long long)row->prompt_tokens, most);
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------- acceptance */

@@ -76,6 +76,7 @@ void gate_rule_self_comparison(gate_context *context);
 void gate_rule_speed(gate_context *context);
 void gate_rule_identity(gate_context *context);
 void gate_rule_fidelity(gate_context *context);
+void gate_rule_code_prompts(gate_context *context);
 void gate_rule_forms(gate_context *context);
 void gate_rule_coverage(gate_context *context);
 

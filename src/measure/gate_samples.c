@@ -49,12 +49,34 @@ static int distinct_ids(const eval_row *row, int enough) {
     return n;
 }
 
-/* Different prompts of one length that are answered by the same long and varied stream: one prompt under two names. */
+/* Sequences of which every token is as likely as in another one. Tokens that are certain say nothing. */
+static bool same_scores(const eval_row *a, const eval_row *b) {
+    enum { MIN_UNCERTAIN = 4 };
+    static const double rounding = 1e-6, certain = 1e-3;
+    int uncertain = 0;
+    if (!same_stream(a, b)) return false;
+    for (size_t t = 0; t < a->n_token_ids; t++) {
+        if (fabs(a->token_nll[t] - b->token_nll[t]) > rounding) return false;
+        uncertain += a->token_nll[t] > certain;
+    }
+    return uncertain >= MIN_UNCERTAIN;
+}
+
+/* Drafts were made, and as many were accepted at every position. */
+static bool same_drafts(const eval_row *a, const eval_row *b) {
+    return a->drafted_tokens > 0 && a->verifier_forwards == b->verifier_forwards &&
+           memcmp(a->drafted_at, b->drafted_at, sizeof a->drafted_at) == 0 &&
+           memcmp(a->accepted_at, b->accepted_at, sizeof a->accepted_at) == 0;
+}
+
+/* One prompt under two names: the same scores, or the same long and varied answer to a prompt of the same length or by
+ * the same drafts. */
 static bool is_copied_sample(const gate_context *context, const eval_row *a, const eval_row *b) {
     enum { MIN_TOKENS = 16, MIN_DISTINCT = 8 };
-    if (context->kind == EVAL_LOSSLESS || context->kind == EVAL_FIDELITY) return false;
-    return a->prompt_tokens == b->prompt_tokens && a->n_token_ids >= MIN_TOKENS && same_stream(a, b) &&
-           distinct_ids(a, MIN_DISTINCT) == MIN_DISTINCT;
+    if (context->kind == EVAL_LOSSLESS) return false;
+    if (context->kind == EVAL_FIDELITY) return same_scores(a, b);
+    return (a->prompt_tokens == b->prompt_tokens || same_drafts(a, b)) && a->n_token_ids >= MIN_TOKENS &&
+           same_stream(a, b) && distinct_ids(a, MIN_DISTINCT) == MIN_DISTINCT;
 }
 
 static void check_other_name(gate_context *context, size_t i, size_t j) {
@@ -62,8 +84,8 @@ static void check_other_name(gate_context *context, size_t i, size_t j) {
     if (a->prompt_hash == b->prompt_hash) {
         gate_violate(context, "PROMPT_REUSED", "%s and %s are the same prompt under two names", b->sample, a->sample);
     } else if (eval_arm_equal(&a->arm, &b->arm) && is_copied_sample(context, a, b)) {
-        gate_violate(context, "SAMPLE_COPIED", "%s and %s are answered by the same %zu tokens", b->sample, a->sample,
-                     a->n_token_ids);
+        gate_violate(context, "SAMPLE_COPIED", "%s and %s have the same %zu tokens%s", b->sample, a->sample,
+                     a->n_token_ids, context->kind == EVAL_FIDELITY ? ", as likely" : " for an answer");
     }
 }
 

@@ -357,6 +357,44 @@ static void copied_answer(eval_report *r) {
     to->token_ids = realloc(to->token_ids, from->n_token_ids * sizeof *to->token_ids);
     memcpy(to->token_ids, from->token_ids, from->n_token_ids * sizeof *to->token_ids);
 }
+/* Every row of one sample says what the row of another sample and the same arm says, its times aside. */
+static void copy_sample(eval_report *r, const char *from_name, const char *to_name, int longer) {
+    size_t copied = 0;
+    for (size_t i = 0; i < r->rows.n; i++) {
+        eval_row *to = &r->rows.row[i];
+        for (size_t j = 0; j < r->rows.n && strcmp(to->sample, to_name) == 0; j++) {
+            const eval_row *from = &r->rows.row[j];
+            if (strcmp(from->sample, from_name) != 0 || !eval_arm_equal(&from->arm, &to->arm) ||
+                from->repetition != to->repetition)
+                continue;
+            cJSON *json = eval_row_to_json(r->kind, from);
+            eval_row copy;
+            kakeya_error error;
+            assert_int_equal(eval_row_from_json(r->kind, json, &copy, &error), KAKEYA_OK);
+            cJSON_Delete(json);
+            strcpy(copy.sample, to_name);
+            copy.prompt_hash = to->prompt_hash;
+            copy.prompt_tokens += longer;
+            copy.seconds = to->seconds;
+            copy.prefill_seconds = to->prefill_seconds;
+            copy.decode_seconds = to->decode_seconds;
+            copy.started_seconds = to->started_seconds;
+            eval_row_free(to);
+            *to = copy;
+            copied++;
+            break;
+        }
+    }
+    assert_true(copied > 0);
+}
+static void sequence_copied(eval_report *r) {
+    copy_sample(r, r->rows.row[0].sample, r->rows.row[r->rows.n - 1].sample, 0);
+}
+static void file_copied_with_another_length(eval_report *r) { copy_sample(r, "0/events.py", "1/ring_buffer.c", -1); }
+static void prompt_copied_with_another_length(eval_report *r) { copy_sample(r, "task/1", "task/4", 2); }
+static void longer_prompts_than_promised(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].prompt_tokens += 3;
+}
 static void another_prompt_in_one_arm(eval_report *r) { row_of(r, "native", "ar", 1)->prompt_tokens += 1; }
 static void text_alone_improved(eval_report *r) { set_text(&row_of(r, "native", "ar", 1)->text, "a better text"); }
 static void unknown_id(eval_report *r) { row_of(r, "native", "ar", 1)->token_ids[0] = 1 << 20; }
@@ -644,6 +682,10 @@ static const broken_case cases[] = {
     ROWS("PROMPT_REUSED", EVAL_ACCEPTANCE, copied_under_new_names),
     ROWS("ROW_COPIED", EVAL_ACCEPTANCE, copied_whole),
     ROWS("SAMPLE_COPIED", EVAL_CODE, copied_answer),
+    ROWS("SAMPLE_COPIED", EVAL_CODE, file_copied_with_another_length),
+    ROWS("SAMPLE_COPIED", EVAL_ACCEPTANCE, prompt_copied_with_another_length),
+    ROWS("SAMPLE_COPIED", EVAL_FIDELITY, sequence_copied),
+    ROWS("PROMPT_MISMATCH", EVAL_CODE, longer_prompts_than_promised),
     ROWS("PROMPT_MISMATCH", EVAL_NIAH, another_prompt_in_one_arm),
     ROWS("TEXT_MISMATCH", EVAL_NIAH, text_alone_improved),
     ROWS("TOKEN_RANGE", EVAL_NIAH, unknown_id),
