@@ -39,7 +39,8 @@ typedef struct backend_measure_ops {
     size_t (*greedy_head_bytes)(const backend_model *model);
     /* Bytes that stores which grow take from the device at a time. NULL: every page is an allocation of its own. */
     size_t (*page_granule)(const backend_model *model);
-    /* Bytes that the device could still give, whatever the account's limit says; 0: it does not tell. */
+    /* Bytes that the device could still give, whatever the account's limit says; 0: it does not tell. A model of NULL:
+     * the device that a new model would be on. */
     size_t (*free_bytes)(const backend_model *model);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
-#include "cli/cli.h"
+#include "cli/info.h"
 #include "cli/terminal.h"
 
 static const cli_command command = {
@@ -11,42 +11,22 @@ static const cli_command command = {
     .summary =
         "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
     .operands = "",
+    .details = "--sessions adds how many sessions fit at once beside weights and workspace into this machine's free\n"
+               "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n",
     .examples = "  kakeya info --context 7300\n"
-                "  kakeya info --synthetic 26b-a4b --context 62000 --json\n",
+                "  kakeya info --synthetic 26b-a4b --context 62000 --json\n"
+                "  kakeya info --synthetic 26b-a4b --sessions --memory 141G\n",
 };
 
-/* The model under its name, and the session that its memory is told for. */
-typedef struct subject {
-    const char *name; /* directory or shape */
-    const kakeya_description *model;
-    kakeya_facts facts;
-    kakeya_session_options session;
-    size_t context;
-} subject;
-
-/* One row of the memory table. */
-typedef struct policy_row {
-    const char *name;
-    kakeya_attention attention;
-    kakeya_restore_layers restore_layers;
-} policy_row;
-
-static const policy_row policies[] = {
-    {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING},
-    {"sink-window", KAKEYA_ATTENTION_SINK_WINDOW, KAKEYA_RESTORE_SLIDING},
-    {"restored", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING},
-    {"restored, all layers", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL},
-};
-enum { POLICY_COUNT = sizeof policies / sizeof policies[0] };
+typedef struct info_arguments {
+    bool sessions;
+    size_t memory_bytes;
+} info_arguments;
 
 static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32};
 enum { KV_FORMAT_COUNT = sizeof kv_formats / sizeof kv_formats[0] };
 
-static bool possible(const subject *s, const policy_row *row) {
-    return row->attention != KAKEYA_ATTENTION_RESTORED || s->facts.f_theta_rank > 0;
-}
-
-static kakeya_status kv_of(const subject *s, const policy_row *row, kakeya_kv_format format, kakeya_kv_bytes *kv,
+static kakeya_status kv_of(const info_subject *s, const info_policy *row, kakeya_kv_format format, kakeya_kv_bytes *kv,
                            kakeya_error *error) {
     kakeya_session_options options = s->session;
     options.attention = row->attention;
@@ -56,11 +36,11 @@ static kakeya_status kv_of(const subject *s, const policy_row *row, kakeya_kv_fo
     return kakeya_description_kv_bytes(s->model, &options, s->context, kv, error);
 }
 
-static size_t reference_bytes(const subject *s, bool rings) {
+static size_t reference_bytes(const info_subject *s, bool rings) {
     return kakeya_description_reference_bytes(s->model, KAKEYA_KV_BF16, s->context, rings);
 }
 
-static void print_architecture(const subject *s) {
+static void print_architecture(const info_subject *s) {
     const kakeya_facts *f = &s->facts;
     char a[32], b[32];
     printf("%s\n", s->name);
@@ -81,7 +61,7 @@ static void print_architecture(const subject *s) {
         printf("  f_theta         rank %d, %s parameters\n", f->f_theta_rank, format_count(a, f->f_theta_parameters));
 }
 
-static void print_parameters(const subject *s) {
+static void print_parameters(const info_subject *s) {
     char a[32], b[32];
     printf("\nparameters        %s, of which one token uses %s\n", format_count(a, s->facts.parameters),
            format_count(b, s->facts.active_parameters));
@@ -94,7 +74,7 @@ static void print_parameters(const subject *s) {
            format_bytes(b, (double)kakeya_description_bytes_per_token(s->model, KAKEYA_PRECISION_F32)));
 }
 
-static kakeya_status print_text(const subject *s, kakeya_error *error) {
+static kakeya_status print_text(const info_subject *s, const info_room *room, kakeya_error *error) {
     char a[32], b[32], full[32], sliding[32], latent[32], draft[32];
     print_architecture(s);
     print_parameters(s);
@@ -102,12 +82,12 @@ static kakeya_status print_text(const subject *s, kakeya_error *error) {
            format_count(a, s->context), s->session.sink, s->session.window, s->session.draft_window);
     printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", "policy", "type", "full", "sliding", "latent", "draft",
            "total", "each token");
-    for (int i = 0; i < POLICY_COUNT; i++) {
-        for (int t = 0; t < KV_FORMAT_COUNT && possible(s, &policies[i]); t++) {
+    for (int i = 0; i < INFO_POLICIES; i++) {
+        for (int t = 0; t < KV_FORMAT_COUNT && info_possible(s, &info_policies[i]); t++) {
             kakeya_kv_bytes kv;
-            kakeya_status status = kv_of(s, &policies[i], kv_formats[t], &kv, error);
+            kakeya_status status = kv_of(s, &info_policies[i], kv_formats[t], &kv, error);
             if (status) return status;
-            printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", policies[i].name,
+            printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", info_policies[i].name,
                    kakeya_kv_format_name(kv_formats[t]), format_bytes(full, (double)kv.full),
                    format_bytes(sliding, (double)kv.sliding), format_bytes(latent, (double)kv.latent),
                    format_bytes(draft, (double)kv.draft), format_bytes(a, (double)kv.total),
@@ -117,12 +97,13 @@ static kakeya_status print_text(const subject *s, kakeya_error *error) {
     printf("for comparison, separate K and V in bf16: %s with a ring per sliding layer, %s with every position "
            "everywhere\n",
            format_bytes(a, (double)reference_bytes(s, true)), format_bytes(b, (double)reference_bytes(s, false)));
+    if (room) info_room_print(room);
     return KAKEYA_OK;
 }
 
 static void add_number(cJSON *object, const char *key, double value) { cJSON_AddNumberToObject(object, key, value); }
 
-static void add_parameters(cJSON *json, const subject *s) {
+static void add_parameters(cJSON *json, const info_subject *s) {
     cJSON *parameters = cJSON_AddObjectToObject(json, "parameters");
     add_number(parameters, "total", (double)s->facts.parameters);
     add_number(parameters, "active", (double)s->facts.active_parameters);
@@ -138,17 +119,18 @@ static void add_parameters(cJSON *json, const subject *s) {
                    (double)kakeya_description_bytes_per_token(s->model, types[t]));
 }
 
-static kakeya_status add_sessions(cJSON *json, const subject *s, kakeya_error *error) {
+static kakeya_status add_sessions(cJSON *json, const info_subject *s, kakeya_error *error) {
     add_number(json, "context", (double)s->context);
     cJSON *sessions = cJSON_AddArrayToObject(json, "sessions");
-    for (int i = 0; i < POLICY_COUNT; i++) {
-        for (int t = 0; t < KV_FORMAT_COUNT && possible(s, &policies[i]); t++) {
+    for (int i = 0; i < INFO_POLICIES; i++) {
+        for (int t = 0; t < KV_FORMAT_COUNT && info_possible(s, &info_policies[i]); t++) {
             kakeya_kv_bytes kv;
-            kakeya_status status = kv_of(s, &policies[i], kv_formats[t], &kv, error);
+            kakeya_status status = kv_of(s, &info_policies[i], kv_formats[t], &kv, error);
             if (status) return status;
             cJSON *session = cJSON_CreateObject();
-            cJSON_AddStringToObject(session, "attention", kakeya_attention_name(policies[i].attention));
-            cJSON_AddStringToObject(session, "restore_layers", kakeya_restore_layers_name(policies[i].restore_layers));
+            cJSON_AddStringToObject(session, "attention", kakeya_attention_name(info_policies[i].attention));
+            cJSON_AddStringToObject(session, "restore_layers",
+                                    kakeya_restore_layers_name(info_policies[i].restore_layers));
             cJSON_AddStringToObject(session, "kv_format", kakeya_kv_format_name(kv_formats[t]));
             cJSON *bytes = cJSON_AddObjectToObject(session, "kv_bytes");
             add_number(bytes, "full", (double)kv.full);
@@ -204,30 +186,36 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
     }
 }
 
-static kakeya_status print_json(const subject *s, kakeya_error *error) {
+static kakeya_status print_json(const info_subject *s, const info_room *room, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
     add_parameters(json, s);
     add_companions(json, &s->facts);
     kakeya_status status = add_sessions(json, s, error);
+    if (room) info_room_add_json(json, room);
     if (!status) status = cli_print_json(json, error);
     cJSON_Delete(json);
     return status;
 }
 
-static kakeya_status describe(cli_shared *shared, kakeya_error *error) {
+static kakeya_status describe(const info_arguments *arguments, cli_shared *shared, kakeya_error *error) {
     kakeya_engine_options options;
     kakeya_description *model = NULL;
     kakeya_status status = cli_shared_engine_options(shared, &options, error);
     if (!status) status = kakeya_describe(&options, &model, error);
     if (status) return status;
-    subject s = {.name = options.model ? options.model : options.synthetic,
-                 .model = model,
-                 .facts = kakeya_description_facts(model)};
+    info_subject s = {.name = options.model ? options.model : options.synthetic,
+                      .model = model,
+                      .facts = kakeya_description_facts(model)};
     cli_shared_session_options(shared, &s.session);
     s.context = (size_t)(shared->context ? shared->context : s.facts.max_context);
-    status = shared->json ? print_json(&s, error) : print_text(&s, error);
+    info_room *room = NULL;
+    if (arguments->sessions)
+        status = info_room_compute(&s, shared->backend, (kakeya_precision)shared->precision, shared->threads,
+                                   arguments->memory_bytes, &room, error);
+    if (!status) status = shared->json ? print_json(&s, room, error) : print_text(&s, room, error);
+    info_room_free(room);
     kakeya_description_close(model);
     return status;
 }
@@ -236,13 +224,22 @@ int cli_info(int argc, char **argv) {
     cli_shared shared;
     cli_option table[CLI_SHARED_OPTIONS];
     cli_shared_init(&shared, table);
-    const cli_option own[] = {{.name = NULL}};
+    info_arguments arguments = {0};
+    const cli_option own[] = {
+        CLI_OPTION(.name = "sessions", .kind = CLI_FLAG, .target = &arguments.sessions,
+                   .help = "also how many sessions fit at once, by length and policy"),
+        CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
+                   .help = "with --sessions: into so much memory (what is free here; K, M, G may follow)"),
+        {.name = NULL},
+    };
     int first, status;
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s' (the model is --model DIR)", argv[first]);
 
+    if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
+
     kakeya_error error = {0};
-    kakeya_status failed = describe(&shared, &error);
+    kakeya_status failed = describe(&arguments, &shared, &error);
     cli_shared_free(&shared);
     return failed ? cli_fail(command.name, &error) : CLI_DONE;
 }

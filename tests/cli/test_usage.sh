@@ -68,6 +68,7 @@ refuses "tokenize: --ids-file needs --decode" "--ids-file needs --decode" tokeni
 refuses "bench: a session at least" "--sessions: .0. is not an integer from 1" bench --sessions 0
 refuses "bench: a profile is of one session" "--profile and --sessions exclude" bench --sessions 2 --profile
 refuses "bench: a list is checked item by item" "--context-frontiers: 'x' is not an integer" bench --context-frontiers 0,x
+refuses "info: a memory for nothing" "--memory needs --sessions" info --memory 2G
 refuses "info: no operands" "unexpected 'demo'" info demo
 
 finish

@@ -88,6 +88,25 @@ for shape in 31b 12b e2b e4b 26b-a4b:layers=6; do
     works "info --synthetic $shape works" info --synthetic $shape --json
 done
 
+works "info --sessions works" info --sessions --memory 2G --backend cpu --context 1604 --json
+json_holds "every length of the model under every policy" '
+    ([.room.rows[].tokens] | unique) == [1000, 1604, 4000, 8192] and (.room.rows | length) == 16 and
+    .room.memory_bytes == 2147483648 and .room.device == "cpu"'
+json_holds "K/V memory as in the table of one session" '
+    ([.room.rows[] | select(.tokens == 1604) | .kv_bytes]) ==
+        [.sessions[] | select(.kv_format == "bf16") | .kv_bytes.total]'
+json_holds "as many as fit" '
+    .room as $r | $r.rows | all(.sessions > 0 and
+        .sessions * (.kv_bytes + .other_bytes) + $r.weights_bytes + .workspace_bytes <= $r.memory_bytes)'
+works "info --sessions takes this machine's free memory" info --sessions --backend cpu
+check "and says so" grep -q -E '^sessions that fit at once into .* that this machine has free, beside 42.7 MB of weights' "$WORK/out"
+works "info --sessions of a GPU that is not here" info --synthetic 26b-a4b --sessions --memory 141G --json
+json_holds "the whole model is told, and there is room" '
+    .room.device == "gpu" and .room.weights_bytes > 50e9 and
+    ([.room.rows[] | select(.tokens == 62000 and .attention == "native")][0].sessions | . > 80 and . < 130)'
+works "info --sessions where nothing fits" info --synthetic 26b-a4b --sessions --memory 24G --json
+json_holds "no session" '.room.rows | all(.sessions == 0)'
+
 # what info computes is what a session holds
 works "a session of 1,604 tokens" run --attention native --prompt-file "$EXAMPLES/needle-60.txt" --ignore-eos --max-tokens 1 --json
 tokens=$(jq '.prompt_tokens + .completion_tokens' "$WORK/out")

@@ -55,7 +55,7 @@ static size_t page_granule(const backend_model *m) { return m->device.memory.gra
 static size_t cuda_free_bytes(const backend_model *m) {
     size_t available = 0, total = 0;
     kakeya_error error = {0};
-    if (cuda_device_use(&m->device, &error) != KAKEYA_OK) return 0;
+    if (m && cuda_device_use(&m->device, &error) != KAKEYA_OK) return 0;
     return cudaMemGetInfo(&available, &total) == cudaSuccess ? available : 0;
 }
 

@@ -1,0 +1,156 @@
+/* kakeya info --sessions: how many sessions fit, before anything is loaded. */
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend/measure.h"
+#include "base/error.h"
+#include "cli/info.h"
+#include "cli/terminal.h"
+#include "measure/session_room.h"
+
+enum { MOST_LENGTHS = 6 };
+
+typedef struct room_cell {
+    bool possible;
+    room_session session;
+    size_t sessions;
+} room_cell;
+
+struct info_room {
+    room_device device;
+    bool given; /* the memory */
+    size_t memory;
+    room_engine engine[MOST_LENGTHS]; /* by length */
+    kakeya_kv_format format;
+    int n, tokens[MOST_LENGTHS];
+    room_cell cell[MOST_LENGTHS][INFO_POLICIES];
+};
+
+/* The lengths of the table that the model has, the one that was asked for and the model's longest, in order. */
+static void list_lengths(info_room *room, const info_subject *s) {
+    static const int usual[] = {1000, 4000, 16000, 62000};
+    int asked = s->context ? (int)s->context : 1, longest = s->facts.max_context, all[MOST_LENGTHS], n = 0;
+    for (int i = 0; i < 4; i++) {
+        if (usual[i] < longest) all[n++] = usual[i];
+    }
+    all[n++] = asked;
+    all[n++] = longest;
+    for (int i = 0; i < n; i++) {
+        int next = 0; /* the smallest that is larger than the last one listed */
+        for (int k = 0; k < n; k++) {
+            if ((room->n == 0 || all[k] > room->tokens[room->n - 1]) && (next == 0 || all[k] < next)) next = all[k];
+        }
+        if (next) room->tokens[room->n++] = next;
+    }
+}
+
+/* With a memory that is given, the device need not be here: a GPU where the backend is not said to be the CPU. */
+static kakeya_status find_device(info_room *room, const char *backend, size_t memory_bytes, kakeya_error *error) {
+    room->given = memory_bytes > 0;
+    room->memory = memory_bytes;
+    if (room->given) {
+        room->device = backend && strcmp(backend, "cpu") == 0 ? ROOM_CPU : ROOM_GPU;
+        return KAKEYA_OK;
+    }
+    const backend_ops *ops = backend_find(backend, error);
+    if (!ops) return KAKEYA_UNSUPPORTED;
+    const backend_measure_ops *measure = backend_measure_find(ops);
+    room->device = ops->bf16_only ? ROOM_GPU : ROOM_CPU;
+    if (measure && measure->free_bytes) room->memory = measure->free_bytes(NULL);
+    if (room->memory) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED,
+                     "--sessions: the system does not say how much memory is free; give --memory");
+}
+
+kakeya_status info_room_compute(const info_subject *s, const char *backend, kakeya_precision precision, int threads,
+                                size_t memory_bytes, info_room **out, kakeya_error *error) {
+    *out = NULL;
+    info_room *room = calloc(1, sizeof *room);
+    if (!room) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    kakeya_status status = find_device(room, backend, memory_bytes, error);
+    if (status) {
+        free(room);
+        return status;
+    }
+    if (threads == 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    list_lengths(room, s);
+    for (int i = 0; i < room->n; i++)
+        room->engine[i] = room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads,
+                                         room->tokens[i]);
+    kakeya_session_options options = s->session;
+    if (options.kv_format == KAKEYA_KV_AUTO) { /* as an engine chooses */
+        bool bf16 = room->device == ROOM_GPU || precision == KAKEYA_PRECISION_BF16 ||
+                    (precision == KAKEYA_PRECISION_AUTO && strcmp(s->facts.weight_type, "BF16") == 0);
+        options.kv_format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
+    }
+    room->format = options.kv_format;
+    for (int p = 0; p < INFO_POLICIES; p++) {
+        options.attention = info_policies[p].attention;
+        options.restore_layers = info_policies[p].restore_layers;
+        for (int i = 0; i < room->n && info_possible(s, &info_policies[p]); i++) {
+            room_cell *cell = &room->cell[i][p];
+            cell->possible = true;
+            cell->session = room_of_session(s->model, room->device, &options, room->tokens[i]);
+            cell->sessions = room_sessions(room->memory, &room->engine[i], &cell->session);
+        }
+    }
+    *out = room;
+    return KAKEYA_OK;
+}
+
+void info_room_free(info_room *room) { free(room); }
+
+void info_room_print(const info_room *room) {
+    char a[32], b[32], c[32], d[32];
+    printf("\nsessions that fit at once into %s %s, beside %s of weights and about %s of workspace (%s with "
+           "the longest); K/V in %s\n",
+           format_bytes(a, (double)room->memory),
+           room->device == ROOM_GPU ? (room->given ? "of a GPU" : "that this GPU has free")
+                                    : (room->given ? "of a machine" : "that this machine has free"),
+           format_bytes(b, (double)room->engine[0].weights), format_bytes(c, (double)room->engine[0].workspace),
+           format_bytes(d, (double)room->engine[room->n - 1].workspace), kakeya_kv_format_name(room->format));
+    printf("  %10s", "tokens");
+    for (int p = 0; p < INFO_POLICIES; p++) {
+        if (room->cell[0][p].possible) printf("  %24s", info_policies[p].name);
+    }
+    putchar('\n');
+    for (int i = 0; i < room->n; i++) {
+        printf("  %10s", format_count(a, (uint64_t)room->tokens[i]));
+        for (int p = 0; p < INFO_POLICIES; p++) {
+            const room_cell *cell = &room->cell[i][p];
+            char text[80];
+            if (!cell->possible) continue;
+            snprintf(text, sizeof text, "%s of %s", format_count(b, cell->sessions),
+                     format_bytes(c, (double)(cell->session.kv + cell->session.own)));
+            printf("  %24s", text);
+        }
+        putchar('\n');
+    }
+}
+
+void info_room_add_json(cJSON *object, const info_room *room) {
+    cJSON *json = cJSON_AddObjectToObject(object, "room");
+    cJSON_AddStringToObject(json, "device", room->device == ROOM_GPU ? "gpu" : "cpu");
+    cJSON_AddNumberToObject(json, "memory_bytes", (double)room->memory);
+    cJSON_AddNumberToObject(json, "weights_bytes", (double)room->engine[0].weights);
+    cJSON_AddStringToObject(json, "kv_format", kakeya_kv_format_name(room->format));
+    cJSON *rows = cJSON_AddArrayToObject(json, "rows");
+    for (int i = 0; i < room->n; i++) {
+        for (int p = 0; p < INFO_POLICIES; p++) {
+            const room_cell *cell = &room->cell[i][p];
+            if (!cell->possible) continue;
+            cJSON *row = cJSON_CreateObject();
+            cJSON_AddNumberToObject(row, "tokens", room->tokens[i]);
+            cJSON_AddStringToObject(row, "attention", kakeya_attention_name(info_policies[p].attention));
+            cJSON_AddStringToObject(row, "restore_layers", kakeya_restore_layers_name(info_policies[p].restore_layers));
+            cJSON_AddNumberToObject(row, "workspace_bytes", (double)room->engine[i].workspace);
+            cJSON_AddNumberToObject(row, "kv_bytes", (double)cell->session.kv);
+            cJSON_AddNumberToObject(row, "other_bytes", (double)cell->session.own);
+            cJSON_AddNumberToObject(row, "sessions", (double)cell->sessions);
+            cJSON_AddItemToArray(rows, row);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+#include "measure/session_room.h"
+
+#include "backend/kv_bytes.h"
+#include "model/sizes.h"
+
+/* What the backends decide for themselves: rows of their largest forward, and by how much a device's stores grow. */
+enum { CPU_ROWS = 512, GPU_ROWS_LARGE = 4096, GPU_ROWS_SMALL = 1024 };
+static const size_t large_gpu_bytes = (size_t)60 << 30, gpu_granule_bytes = (size_t)2 << 20;
+
+int room_default_rows(room_device device, size_t memory_bytes) {
+    if (device == ROOM_CPU) return CPU_ROWS;
+    return memory_bytes >= large_gpu_bytes ? GPU_ROWS_LARGE : GPU_ROWS_SMALL;
+}
+
+/* ------------------------------------------------------------------------------------------------------ workspace */
+
+/* Widths of the widest layer, and of the drafter and f_theta (0 where there is none). */
+typedef struct widths {
+    size_t hidden, q, kv, intermediate, head_dim, chosen, expert, ple, aux;
+    size_t d_hidden, d_q, d_kv, d_all, d_intermediate, rank;
+} widths;
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static widths widths_of(const kakeya_description *d) {
+    const gemma4_config *c = d->verifier;
+    widths w = {.hidden = (size_t)c->hidden, .ple = (size_t)c->layers * (size_t)c->ple_width};
+    if (c->moe) w.chosen = (size_t)c->experts_per_token, w.expert = (size_t)c->expert_intermediate;
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_config *l = &c->layer[i];
+        w.q = larger(w.q, (size_t)(c->heads * l->head_dim));
+        w.kv = larger(w.kv, (size_t)(l->kv_heads * l->head_dim));
+        w.intermediate = larger(w.intermediate, (size_t)l->intermediate);
+        w.head_dim = larger(w.head_dim, (size_t)l->head_dim);
+    }
+    if (d->drafter) {
+        const dflash_config *f = d->drafter;
+        w.aux = (size_t)f->targets * w.hidden;
+        w.d_hidden = (size_t)f->hidden;
+        w.d_q = (size_t)(f->heads * f->head_dim);
+        w.d_kv = (size_t)(f->kv_heads * f->head_dim);
+        w.d_all = (size_t)f->layers * w.d_kv;
+        w.d_intermediate = (size_t)f->intermediate;
+    }
+    if (d->f_theta) w.rank = (size_t)d->f_theta->rank;
+    return w;
+}
+
+/* Bytes for each row of the largest forward: activations, and the inputs of products as the products want them. */
+static size_t cpu_row_bytes(const gemma4_config *c, const widths *w) {
+    size_t experts = c->moe ? w->hidden + (size_t)c->experts + w->chosen * (2 * w->expert + w->hidden + 4) : 0;
+    size_t activations =
+        3 * w->hidden + w->q + 2 * w->kv + 2 * w->intermediate + w->ple + (size_t)c->ple_width + w->aux;
+    size_t inputs = larger(w->q, w->hidden) + w->intermediate;
+    if (c->moe) inputs += larger(w->q, w->hidden) + w->hidden + w->chosen * (w->hidden + w->expert);
+    size_t drafter = 0;
+    if (w->d_hidden) {
+        drafter = 2 * w->d_hidden + w->d_q + 2 * w->d_kv + 2 * w->d_all + 2 * w->d_intermediate;
+        drafter += larger(w->d_q, w->d_hidden) + w->aux + w->d_intermediate;
+    }
+    if (w->rank) drafter += 2 * w->rank + w->kv + larger(w->d_all, w->rank);
+    size_t chunk = 2 * w->kv; /* new K and V before they are stored */
+    return sizeof(float) * (activations + experts + inputs + drafter + chunk);
+}
+
+static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
+    const size_t half = 2;
+    size_t floats = 3 * w->hidden + w->q + 2 * w->kv + w->ple + (size_t)c->ple_width + w->aux + 2 * w->d_all +
+                    w->d_hidden + 2 * w->rank + (w->rank ? w->kv : 0) + w->head_dim;
+    size_t halves = 2 * w->hidden + 2 * w->q + w->intermediate + 2 * w->kv + w->d_hidden + w->aux +
+                    (w->rank ? 2 * w->d_all + w->rank : 0);
+    if (c->moe) {
+        floats += w->hidden + (size_t)c->experts + w->chosen * (w->hidden + 4);
+        halves += w->hidden + w->chosen * w->expert;
+    }
+    return sizeof(float) * floats + half * halves;
+}
+
+static size_t rope_bytes(const gemma4_config *c, int tokens) {
+    size_t growth = 1024, rows = ((size_t)tokens + growth - 1) / growth * growth;
+    return 2 * sizeof(float) * rows * (size_t)(c->rope[0].rotated_pairs + c->rope[1].rotated_pairs);
+}
+
+/* Partial states of attention that is split over a context, for all rows of a block. */
+static size_t cpu_attention_bytes(const gemma4_config *c, const widths *w, int threads) {
+    size_t state = larger(w->head_dim, w->rank) + 2, rows = BACKEND_MAX_DECODE_ROWS, partitions = 2 * (size_t)threads;
+    return 2 * sizeof(float) * partitions * (size_t)c->heads * rows * state;
+}
+
+room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
+                           int longest_tokens) {
+    const gemma4_config *c = d->verifier;
+    widths w = widths_of(d);
+    const weight_format gpu = WEIGHT_BF16, format = device == ROOM_GPU ? gpu : c->checkpoint_format;
+    const weight_stream *stream = &weight_format_find(format)->stream[0];
+    int64_t parameters = gemma4_parameters(c).total;
+    if (d->drafter) parameters += dflash_parameters(d->drafter);
+    if (d->f_theta) parameters += f_theta_parameters(d->f_theta);
+    room_engine engine = {.weights = (size_t)(parameters / stream->values * stream->bytes)};
+
+    size_t row = device == ROOM_GPU ? gpu_row_bytes(c, &w) : cpu_row_bytes(c, &w);
+    size_t logits = sizeof(float) * BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab;
+    engine.workspace = (size_t)max_rows * row + logits + rope_bytes(c, longest_tokens);
+    if (device == ROOM_CPU) engine.workspace += cpu_attention_bytes(c, &w, threads);
+    return engine;
+}
+
+/* ------------------------------------------------------------------------------------------------------- sessions */
+
+room_session room_of_session(const kakeya_description *d, room_device device, const kakeya_session_options *options,
+                             int tokens) {
+    size_t granule = device == ROOM_GPU ? gpu_granule_bytes : 0;
+    timeline t = description_session(d, options, (size_t)tokens);
+    room_session session = {.kv = kv_bytes(&t, granule).total};
+    session.own = (size_t)tokens * (sizeof(int32_t) + 1);
+    if (t.options.keep_draft_context)
+        session.own += KV_BACKLOG * (size_t)d->drafter->targets * (size_t)d->verifier->hidden * sizeof(float);
+    timeline beginning = t;
+    if (t.prompt_capacity != t.decode_capacity) beginning.reserved_capacity = t.prompt_capacity;
+    session.beginning = kv_bytes(&beginning, granule).total - session.kv;
+    return session;
+}
+
+size_t room_sessions(size_t memory_bytes, const room_engine *engine, const room_session *session) {
+    size_t each = session->kv + session->own, once = engine->weights + engine->workspace + session->beginning;
+    return memory_bytes > once && each ? (memory_bytes - once) / each : 0;
+}
