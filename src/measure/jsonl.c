@@ -14,26 +14,24 @@ enum { MAX_LINE_BYTES = 1 << 24 };
 static kakeya_status read_line(gzFile file, const char *path, char **line, size_t *capacity, long *length,
                                kakeya_error *error) {
     size_t n = 0;
+    int c;
     *length = -1;
     for (;;) {
-        if (*capacity - n < 4096) {
+        if (n + 1 >= *capacity) {
             size_t grown = *capacity ? 2 * *capacity : 16384;
             char *larger = grown <= MAX_LINE_BYTES ? realloc(*line, grown) : NULL;
             if (!larger) return error_set(error, KAKEYA_FORMAT, "%s: a line is longer than %zu bytes", path, *capacity);
             *line = larger;
             *capacity = grown;
         }
-        if (!gzgets(file, *line + n, (int)(*capacity - n))) break;
-        n += strlen(*line + n);
-        if (n && (*line)[n - 1] == '\n') {
-            n--;
-            break;
-        }
+        c = gzgetc(file); /* not gzgets, which does not tell where a line with a NUL ends */
+        if (c < 0 || c == '\n') break;
+        (*line)[n++] = (char)c;
     }
     int code;
     const char *problem = gzerror(file, &code);
     if (code != Z_OK && code != Z_STREAM_END) return error_set(error, KAKEYA_IO, "%s: cannot read: %s", path, problem);
-    if (!n && gzeof(file)) return KAKEYA_OK;
+    if (!n && c < 0) return KAKEYA_OK;
     (*line)[n] = '\0';
     *length = (long)n;
     return KAKEYA_OK;

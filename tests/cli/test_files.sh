@@ -136,6 +136,7 @@ check "the gate judges a FIFO as the file" sh -c "sed 's|^$WORK/[a-z.]*||' '$WOR
     sed 's|^$WORK/[a-z.]*||' '$WORK/out' | cmp - '$WORK/a'"
 fails_with "an endless input is refused by what was read" "/dev/zero: more than the [0-9]+ bytes" \
     tokenize --text-file /dev/zero
+fails_with "an endless line of prompts, too" "/dev/zero: a line is longer than [0-9]+ bytes" eval acceptance /dev/zero
 bad_number() { # description, content
     printf '%s' "$2" >"$WORK/bad.json"
     fails_with "$1" "bad.json.*line 1" run --model "$tiny" --ids-file "$WORK/bad.json" --max-tokens 1

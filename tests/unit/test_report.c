@@ -347,7 +347,11 @@ static void bad_lines_are_named(void **state) {
             fail_msg("case %zu: '%s' does not say '%s'", i, error.message, cases[i].word);
         jsonl_prompts_free(&prompts);
     }
+    static const char with_nul[] = "{\"prompt\": \"a\"}\0{\n"; /* what stands behind the NUL is part of the line */
+    const char *nul_path = scratch_write("nul.jsonl", with_nul, sizeof with_nul - 1);
     jsonl_prompts prompts;
+    kakeya_error nul_error;
+    assert_int_equal(jsonl_read_prompts(nul_path, 0, &prompts, &nul_error), KAKEYA_FORMAT);
     kakeya_error error = {0};
     assert_int_equal(jsonl_read_prompts("/nonexistent.jsonl", 0, &prompts, &error), KAKEYA_IO);
 
