@@ -12,7 +12,12 @@
 
 /* ------------------------------------------------------------------------------------------------------- bounds */
 
-enum { MAX_ROWS = BACKEND_MAX_DECODE_ROWS };
+enum { MAX_ROWS = CPU_HEAD_ROWS + 6 };
+
+/* Every number of rows of one block, then those around what goes together. */
+static const int row_counts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                 16, 17, 31, 32, 33, CPU_HEAD_ROWS, CPU_HEAD_ROWS + 1, MAX_ROWS};
+enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
 
 typedef struct fixture {
     backend_model *m;
@@ -43,10 +48,25 @@ static void make_head(fixture *f, const cpu_kernels *kernels, weight_format form
     REQUIRE(thread_pool_create(2, &m->pool, error));
     m->threads = thread_pool_size(m->pool);
     m->head_stride = (vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
-    m->head_logits = malloc((size_t)MAX_ROWS * (size_t)m->head_stride * sizeof(float));
+    m->head_logits = malloc((size_t)CPU_HEAD_ROWS * (size_t)m->head_stride * sizeof(float));
     m->scratch = calloc((size_t)m->threads, sizeof *m->scratch);
-    m->scratch[0].row = malloc((size_t)k * sizeof(float));
+    for (int t = 0; t < m->threads; t++) m->scratch[t].row = malloc((size_t)k * sizeof(float));
     REQUIRE(packed_rows_create(m, &f->packed, MAX_ROWS, k, packing_of(m, &f->weights.head), error));
+}
+
+/* Logits [rows][vocab]; where they go row by row changes no bit. */
+static void compute_logits(fixture *f, int rows, float *logits) {
+    size_t vocab = (size_t)f->config.vocab;
+    float *to[MAX_ROWS], *apart = malloc((size_t)rows * vocab * sizeof *apart);
+    for (int r = 0; r < rows; r++) to[r] = apart + (size_t)(rows - 1 - r) * vocab;
+    head_logits(f->m, &f->packed, f->x, rows, to);
+    for (int r = 0; r < rows; r++) to[r] = logits + (size_t)r * vocab;
+    head_logits(f->m, &f->packed, f->x, rows, to);
+    for (int r = 0; r < rows; r++) {
+        if (memcmp(to[r], apart + (size_t)(rows - 1 - r) * vocab, vocab * sizeof *logits) != 0)
+            fail_msg("%s: row %d of %d differs where rows go to places of their own", f->m->kernels->name, r, rows);
+    }
+    free(apart);
 }
 
 static void free_head(fixture *f) {
@@ -55,7 +75,7 @@ static void free_head(fixture *f) {
     assert_int_equal(mem_total(&f->account), 0);
     thread_pool_destroy(f->m->pool);
     free(f->m->head_logits);
-    free(f->m->scratch[0].row);
+    for (int t = 0; t < f->m->threads; t++) free(f->m->scratch[t].row);
     free(f->m->scratch);
     free(f->m);
     free(f->x);
@@ -76,12 +96,13 @@ static void bounds_hold(void **state) {
             head_create(f.m);
             const head_screen *s = &f.m->screen;
             float *logits = malloc((size_t)MAX_ROWS * (size_t)vocab * sizeof *logits);
-            head_logits(f.m, &f.packed, f.x, MAX_ROWS, logits);
-            for (int rows = 1; rows <= MAX_ROWS; rows++) {
+            compute_logits(&f, MAX_ROWS, logits);
+            for (int count = 0; row_counts[count] <= CPU_HEAD_ROWS; count++) {
                 int32_t choice[MAX_ROWS];
+                int rows = row_counts[count];
                 f.m->screen.pause = f.m->screen.backoff = 0;
                 head_choose(f.m, &f.packed, f.x, rows, NULL, 0, choice);
-                /* the bounds, as the choice has made them, over its last whole rows */
+                /* the bounds, as the choice has made them */
                 for (int first = 0; first < rows; first += SCREEN_ROWS) {
                     int n = rows - first < SCREEN_ROWS ? rows - first : SCREEN_ROWS;
                     float *upper = malloc((size_t)n * (size_t)f.m->head_stride * sizeof *upper);
@@ -125,9 +146,10 @@ static int check_choices(fixture *f, const char *what, const int *excluded, int 
     size_t vocab = (size_t)f->config.vocab;
     float *logits = malloc(MAX_ROWS * vocab * sizeof *logits);
     int enough = 0;
-    head_logits(f->m, &f->packed, f->x, MAX_ROWS, logits);
-    for (int rows = 1; rows <= MAX_ROWS; rows++) {
+    compute_logits(f, MAX_ROWS, logits);
+    for (int count = 0; count < ROW_COUNTS; count++) {
         int32_t choice[MAX_ROWS];
+        int rows = row_counts[count];
         head_choose(f->m, &f->packed, f->x, rows, excluded, n_excluded, choice);
         for (int r = 0; r < rows; r++) {
             int32_t expected = expected_choice(f, logits + (size_t)r * vocab, excluded, n_excluded);
@@ -157,10 +179,10 @@ static void choices_are_those_of_the_product(void **state) {
         make_head(&f, kernels, WEIGHT_BF16, VOCAB, WIDTH, caps[c % COUNT(caps)], round, 900);
         head_create(f.m);
         int enough = check_choices(&f, "as it is", NULL, 0);
-        assert_int_equal(enough, screened ? MAX_ROWS : 0);
+        assert_int_equal(enough, screened ? ROW_COUNTS : 0);
         int banned[4] = {-1, VOCAB, 3, 0};
         float *logits = malloc((size_t)MAX_ROWS * VOCAB * sizeof *logits);
-        head_logits(f.m, &f.packed, f.x, MAX_ROWS, logits);
+        compute_logits(&f, MAX_ROWS, logits);
         banned[3] = expected_choice(&f, logits, NULL, 0); /* the first row's choice */
         check_choices(&f, "largest excluded", banned, 4);
         int32_t best = banned[3];

@@ -21,6 +21,7 @@
 
 enum {
     CPU_MAX_ROWS = 512,     /* rows of one forward: compute-bound on wide models, bounded by the workspace they cost */
+    CPU_HEAD_ROWS = BACKEND_MAX_SEGMENTS, /* rows whose greedy choices are made in one go */
     CPU_ROPE_GROWTH = 1024, /* positions by which RoPE tables grow */
     CPU_PARTITION_FULL = 256,    /* key positions of one independent flash state in full-attention layers */
     CPU_TILE_QUERIES = 64,       /* query rows (tokens x grouped heads) of one prompt attention tile, about */
@@ -62,10 +63,10 @@ typedef struct head_screen {
     pthread_mutex_t lock; /* held while the copy is used, or given back to a session that needs its memory */
     screen_bounds bounds; /* NULL: not used */
     screen_matrix matrix;
-    int8_t *codes; /* [BACKEND_MAX_DECODE_ROWS][matrix.steps * SCREEN_DEPTH] */
-    screen_row row[BACKEND_MAX_DECODE_ROWS];
+    int8_t *codes; /* [CPU_HEAD_ROWS][matrix.steps * SCREEN_DEPTH] */
+    screen_row row[CPU_HEAD_ROWS];
     int limit;          /* logits that a row computes at most; where more could be the largest, all are computed */
-    int32_t *candidate; /* [BACKEND_MAX_DECODE_ROWS][limit] */
+    int32_t *candidate; /* [CPU_HEAD_ROWS][limit] */
     float *logit;       /* of the candidates */
     int pause, backoff; /* after rows with too many candidates: calls that do without, doubled each time */
 } head_screen;
@@ -95,8 +96,7 @@ struct backend_model {
     float *moe;      /* [hidden] */
     float *ple;      /* [layers * ple_width] */
     float *ple_gate; /* [ple_width] */
-    /* [BACKEND_MAX_DECODE_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of
-     * drafts */
+    /* [CPU_HEAD_ROWS][head_stride]: logits, or bounds of them, of rows whose greedy choice is wanted, and of drafts */
     float *head_logits;
     int head_stride; /* vocab, rounded up to SCREEN_OUTPUTS */
     head_screen screen;

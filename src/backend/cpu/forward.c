@@ -374,17 +374,35 @@ static void final_norm_rows(void *context, size_t begin, size_t end, int thread)
     }
 }
 
+/* The rows that want logits are one product, those that want their greedy choice another, whoever they belong to. */
 static void run_head(forward_step *f) {
     backend_model *m = f->model;
+    size_t hidden = (size_t)m->config->hidden, vocab = (size_t)m->config->vocab;
+    float *to[CPU_MAX_ROWS];
+    int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
-        backend_segment *r = &f->requests[s];
-        int rows = r->n - r->first_logit_row;
-        if (rows <= 0) continue;
-        const float *x = m->h + (size_t)(f->segments[s].first_row + r->first_logit_row) * (size_t)m->config->hidden;
-        if (r->logits) head_logits(m, &m->packed, x, rows, r->logits);
-        if (r->argmax)
-            head_choose(m, &m->packed, x, rows, m->config->suppress_tokens, m->config->n_suppress_tokens, r->argmax);
+        const backend_segment *r = &f->requests[s];
+        for (int i = r->first_logit_row; r->logits && i < r->n; i++) {
+            memcpy(m->x + (size_t)n * hidden, m->h + (size_t)(f->segments[s].first_row + i) * hidden,
+                   hidden * sizeof *m->x);
+            to[n++] = r->logits + (size_t)(i - r->first_logit_row) * vocab;
+        }
     }
+    if (n) head_logits(m, &m->packed, m->x, n, to);
+
+    int32_t choice[CPU_MAX_ROWS];
+    int32_t *owner[CPU_MAX_ROWS];
+    n = 0;
+    for (int s = 0; s < f->n_segments; s++) {
+        const backend_segment *r = &f->requests[s];
+        for (int i = r->first_logit_row; r->argmax && i < r->n; i++) {
+            memcpy(m->x + (size_t)n * hidden, m->h + (size_t)(f->segments[s].first_row + i) * hidden,
+                   hidden * sizeof *m->x);
+            owner[n++] = r->argmax + (i - r->first_logit_row);
+        }
+    }
+    if (n) head_choose(m, &m->packed, m->x, n, m->config->suppress_tokens, m->config->n_suppress_tokens, choice);
+    for (int i = 0; i < n; i++) *owner[i] = choice[i];
 }
 
 /* --------------------------------------------------------------------------------------------------- driver */
@@ -410,9 +428,9 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
     int furthest = 0, reserved = 0;
     kakeya_status status = KAKEYA_OK;
     for (int s = 0; !status && s < f->n_segments; s++) {
-        const backend_segment *r = &f->requests[s];
+        backend_segment *r = &f->requests[s];
         const timeline *t = &r->cache->t;
-        status = timeline_plan(t, r->kind, r->n, &f->steps[s], error);
+        status = r->status = timeline_plan(t, r->kind, r->n, &f->steps[s], error);
         f->segments[s] = (attention_segment){r->cache, f->rows, r->n, t->length, r->kind};
         for (int i = 0; i < r->n; i++) f->positions[f->rows++] = t->length + i;
         if (t->length + r->n > furthest) furthest = t->length + r->n;

@@ -15,7 +15,9 @@ enum {
     SCREEN_LEAST_CANDIDATES = 64,
     SCREEN_VOCAB_SHARE = 64,
     SCREEN_LONGEST_PAUSE = 64,
-    SCREEN_PART_OF_ROOM = 4
+    SCREEN_PART_OF_ROOM = 4,
+    SCREEN_ROWS_PER_MISS = 32, /* decided rows that pay for a whole product over one that is not */
+    LOGIT_PIECE = 96,          /* outputs: a multiple of the kernels' tiles */
 };
 
 static void pack_head(backend_model *m, packed_rows *packed, const float *x, int rows) {
@@ -31,10 +33,11 @@ static void head_product(backend_model *m, const packed_rows *packed, int rows, 
 
 typedef struct row_context {
     backend_model *model;
-    const packed_rows *packed;
+    packed_rows *packed;
     const float *x;
     int rows;
     float *logits;
+    float *const *to; /* [rows] */
     const int *excluded;
     int n_excluded;
     int32_t *choice;
@@ -175,7 +178,7 @@ static size_t room_left(const mem_account *account) {
 void head_create(backend_model *m) {
     const weight *head = &m->weights->head;
     head_screen *s = &m->screen;
-    size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = BACKEND_MAX_DECODE_ROWS;
+    size_t in = (size_t)head->in, threads = (size_t)m->threads, rows = CPU_HEAD_ROWS;
     screen_bounds bounds = screen_bounds_beside(m->kernels);
     m->screen_ready = pthread_mutex_init(&s->lock, NULL) == 0;
     if (!m->screen_ready || !bounds || !weight_present(head)) return;
@@ -220,27 +223,29 @@ size_t cpu_greedy_head_bytes(const backend_model *m) {
     return (size_t)m->head_stride * ((size_t)s->steps * SCREEN_DEPTH + 3 * sizeof(float));
 }
 
-/* The rows as the product sees them, split. False where a value is not finite. */
-static bool split_rows(backend_model *m, const float *x, int rows) {
+/* The rows as the product sees them, split. False in c->chosen for rows with a value that is not finite. */
+static void split_rows(void *context, size_t begin, size_t end, int thread) {
+    row_context *c = context;
+    backend_model *m = c->model;
     int k = m->weights->head.in;
     size_t depth = (size_t)m->screen.matrix.steps * SCREEN_DEPTH;
-    float gamma = (float)(k + 64) * 0x1p-23f, *values = m->scratch[0].row;
-    for (int r = 0; r < rows; r++) {
-        const float *in = x + (size_t)r * (size_t)k;
-        int8_t *codes = m->screen.codes + (size_t)r * depth;
+    float gamma = (float)(k + 64) * 0x1p-23f, *values = m->scratch[thread].row;
+    for (size_t r = begin; r < end; r++) {
+        const float *in = c->x + r * (size_t)k;
+        int8_t *codes = m->screen.codes + r * depth;
         for (int i = 0; i < k; i++) values[i] = m->input == INPUT_BF16 ? bf16_to_f32(f32_to_bf16(in[i])) : in[i];
         screen_row *row = &m->screen.row[r];
         float norm, rest;
-        memset(codes + k, 0, depth - (size_t)k);
-        if (!screen_split(values, k, codes, &row->scale, &norm, &rest)) return false;
+        memset(codes, 0, depth);
+        *row = (screen_row){.codes = codes};
+        c->chosen[r] = screen_split(values, k, codes, &row->scale, &norm, &rest);
+        if (!c->chosen[r]) continue;
         int32_t sum = 0;
         for (int i = 0; i < k; i++) sum += codes[i];
-        row->codes = codes;
         row->offset = 128 * sum;
         row->a = (1 + gamma) * (norm + rest);
         row->b = rest + gamma * (norm + rest);
     }
-    return true;
 }
 
 static void bound_pieces(void *context, size_t begin, size_t end, int thread) {
@@ -299,60 +304,106 @@ static bool decide(const row_context *c, size_t row) {
 static void decide_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     row_context *c = context;
-    for (size_t row = begin; row < end; row++) c->chosen[row] = decide(c, row);
+    for (size_t row = begin; row < end; row++) c->chosen[row] = c->chosen[row] && decide(c, row);
 }
 
-static bool choose_with(head_screen *s, row_context *c) {
+static void choose_with(head_screen *s, row_context *c) {
     backend_model *m = c->model;
-    if (!s->bounds) return false;
+    if (!s->bounds) return;
     if (s->pause > 0) {
         s->pause--;
-        return false;
+        return;
     }
-    if (!split_rows(m, c->x, c->rows)) return false;
+    rows_run(m, c->rows, m->weights->head.in, split_rows, c);
     thread_pool_for(m->pool, (size_t)((s->matrix.blocks + SCREEN_PIECE - 1) / SCREEN_PIECE), 1, bound_pieces, c);
-    bool chosen[BACKEND_MAX_DECODE_ROWS], all = true;
-    c->chosen = chosen;
     rows_run(m, c->rows, m->config->vocab / 8, decide_rows, c); /* a pass of comparisons: cheap values */
-    for (int row = 0; row < c->rows; row++) all &= chosen[row];
-    s->backoff = all ? 0 : s->backoff ? 2 * s->backoff : 1;
+    int missed = 0;
+    for (int row = 0; row < c->rows; row++) missed += !c->chosen[row];
+    s->backoff = missed * SCREEN_ROWS_PER_MISS <= c->rows ? 0 : s->backoff ? 2 * s->backoff : 1;
     if (s->backoff > SCREEN_LONGEST_PAUSE) s->backoff = SCREEN_LONGEST_PAUSE;
     s->pause = s->backoff;
-    return all;
 }
 
-/* False: some row needs all its logits, or there is no copy. */
-static bool choose_screened(backend_model *m, row_context *c) {
-    if (!m->screen_ready) return false;
+/* Sets c->chosen, and the choice of those rows. Rows that need all their logits are left; without a copy, all are. */
+static void choose_screened(backend_model *m, row_context *c) {
+    for (int row = 0; row < c->rows; row++) c->chosen[row] = false;
+    if (!m->screen_ready) return;
     pthread_mutex_lock(&m->screen.lock);
-    bool all = choose_with(&m->screen, c);
+    choose_with(&m->screen, c);
     pthread_mutex_unlock(&m->screen.lock);
-    return all;
 }
 
 /* ------------------------------------------------------------------------------------------------------ the face */
 
+/* Up to CPU_HEAD_ROWS rows: the screen, then one product over the rows that it leaves. */
+static void choose_some(row_context *c) {
+    backend_model *m = c->model;
+    bool chosen[CPU_HEAD_ROWS];
+    int left[CPU_HEAD_ROWS], n = 0;
+    int32_t choice[CPU_HEAD_ROWS];
+    c->chosen = chosen;
+    pack_head(m, c->packed, c->x, c->rows);
+    choose_screened(m, c);
+    for (int row = 0; row < c->rows; row++) {
+        if (chosen[row]) continue;
+        if (row != n) packed_row_copy(m, &m->weights->head, c->packed, row, c->packed, n);
+        left[n++] = row;
+    }
+    if (n == 0) return;
+    head_product(m, c->packed, n, m->head_logits, (size_t)m->head_stride);
+    row_context rest = *c;
+    rest.rows = n;
+    rest.choice = choice;
+    rows_run(m, n, m->config->vocab / 8, choose_rows, &rest);
+    for (int i = 0; i < n; i++) c->choice[left[i]] = choice[i];
+}
+
 void head_choose(backend_model *m, packed_rows *packed, const float *x, int rows, const int *excluded, int n_excluded,
                  int32_t *choice) {
-    for (int first = 0; first < rows; first += BACKEND_MAX_DECODE_ROWS) {
-        int n = rows - first < BACKEND_MAX_DECODE_ROWS ? rows - first : BACKEND_MAX_DECODE_ROWS;
+    for (int first = 0; first < rows; first += CPU_HEAD_ROWS) {
         row_context c = {.model = m,
                          .packed = packed,
                          .x = x + (size_t)first * (size_t)m->weights->head.in,
-                         .rows = n,
+                         .rows = rows - first < CPU_HEAD_ROWS ? rows - first : CPU_HEAD_ROWS,
                          .excluded = excluded,
                          .n_excluded = n_excluded,
                          .choice = choice + first};
-        pack_head(m, packed, c.x, n);
-        if (choose_screened(m, &c)) continue;
-        head_product(m, packed, n, m->head_logits, (size_t)m->head_stride);
-        rows_run(m, n, m->config->vocab / 8, choose_rows, &c);
+        choose_some(&c);
     }
 }
 
-void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *logits) {
+/* Logits of some outputs, of all rows, to where each row wants them: the weights are read once. */
+static void logit_pieces(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const row_context *c = context;
+    const backend_model *m = c->model;
+    float cap = m->config->logit_softcap;
+    for (size_t piece = begin; piece < end; piece++) {
+        int o = (int)piece * LOGIT_PIECE, left = m->config->vocab - o, n = left < LOGIT_PIECE ? left : LOGIT_PIECE;
+        weight outputs = weight_rows(&m->weights->head, o, n);
+        float *tile = m->head_logits + o;
+        for (int first = 0; first < c->rows; first += CPU_HEAD_ROWS) {
+            int rows = c->rows - first < CPU_HEAD_ROWS ? c->rows - first : CPU_HEAD_ROWS;
+            multiply_packed(m, &outputs, c->packed, first, rows, tile, (size_t)m->head_stride);
+            for (int row = 0; row < rows; row++) {
+                float *logits = c->to[first + row] + o;
+                memcpy(logits, tile + (size_t)row * (size_t)m->head_stride, (size_t)n * sizeof *logits);
+                if (cap > 0) m->kernels->soft_cap(cap, n, logits);
+            }
+        }
+    }
+}
+
+void head_logits(backend_model *m, packed_rows *packed, const float *x, int rows, float *const *to) {
+    size_t vocab = (size_t)m->config->vocab;
+    bool together = true;
+    for (int row = 1; row < rows; row++) together &= to[row] == to[row - 1] + vocab;
     pack_head(m, packed, x, rows);
-    head_product(m, packed, rows, logits, (size_t)m->config->vocab);
-    row_context c = {.model = m, .logits = logits};
+    row_context c = {.model = m, .packed = packed, .rows = rows, .logits = to[0], .to = to};
+    if (!together) {
+        thread_pool_for(m->pool, (vocab + LOGIT_PIECE - 1) / LOGIT_PIECE, 1, logit_pieces, &c);
+        return;
+    }
+    head_product(m, packed, rows, to[0], vocab);
     if (m->config->logit_softcap > 0) rows_run(m, rows, m->config->vocab, cap_rows, &c);
 }

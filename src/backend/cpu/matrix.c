@@ -96,6 +96,7 @@ void rows_run(backend_model *m, int rows, int values, range_task task, void *con
 typedef struct pack_context {
     backend_model *model;
     packed_rows *p;
+    int first;
     const float *x;
     size_t ldx;
     int k;
@@ -108,13 +109,18 @@ static void pack_range(void *context, size_t begin, size_t end, int thread) {
     for (int i = 0; i < PACKING_COUNT; i++) {
         if (!(c->packings & (1u << i))) continue;
         c->model->kernels->packing[i].pack(c->x + begin * c->ldx, c->ldx, (int)(end - begin), c->k,
-                                           packed_row(c->model, c->p, (cpu_packing)i, (int)begin, c->k));
+                                           packed_row(c->model, c->p, (cpu_packing)i, c->first + (int)begin, c->k));
     }
 }
 
-void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, packing_set packings) {
-    pack_context context = {m, p, x, ldx, k, packings};
+void pack_at(backend_model *m, packed_rows *p, int first, const float *x, size_t ldx, int rows, int k,
+             packing_set packings) {
+    pack_context context = {m, p, first, x, ldx, k, packings};
     rows_run(m, rows, k, pack_range, &context);
+}
+
+void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, packing_set packings) {
+    pack_at(m, p, 0, x, ldx, rows, k, packings);
 }
 
 matrix_job matrix_product(const packed_rows *input, int rows, const weight *w, float *y, size_t ldy) {

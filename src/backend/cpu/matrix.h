@@ -25,6 +25,9 @@ packing_set packing_of(const backend_model *m, const weight *w);
 packing_set packing_exact(const backend_model *m, const weight *w);
 /* Packs rows [0, rows) of x (stride ldx) in all of these forms. Parallel where it pays. */
 void pack(backend_model *m, packed_rows *p, const float *x, size_t ldx, int rows, int k, packing_set packings);
+/* The same, to rows [first, first + rows). */
+void pack_at(backend_model *m, packed_rows *p, int first, const float *x, size_t ldx, int rows, int k,
+             packing_set packings);
 /* Copies row `from` of one to row `to` of another in the form that a product with w wants; rows of w->in values. */
 void packed_row_copy(const backend_model *m, const weight *w, const packed_rows *source, int from, packed_rows *target,
                      int to);
