@@ -94,7 +94,8 @@ static void check_drafter(demo *d, const char *vectors, const char *hidden_name,
         REQUIRE_OK(rope_table_reserve(d->backend, &d->backend->draft_rope, context + 64, error));
         for (int at = 0; at < context;) {
             int n = pieces == 0 ? context : at % 7 + 1 < context - at ? at % 7 + 1 : context - at;
-            draft_extend(cache, aux + (size_t)(at * c->targets) * (size_t)d->verifier->config.hidden, n, at);
+            draft_rows rows = {cache, aux + (size_t)(at * c->targets) * (size_t)d->verifier->config.hidden, n, at};
+            draft_extend(d->backend, &rows, 1);
             at += n;
         }
         cache->t.length = cache->t.draft_length = context;

@@ -15,8 +15,8 @@
 enum { MAX_ROWS = CPU_HEAD_ROWS + 6 };
 
 /* Every number of rows of one block, then those around what goes together. */
-static const int row_counts[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                 16, 17, 31, 32, 33, CPU_HEAD_ROWS, CPU_HEAD_ROWS + 1, MAX_ROWS};
+static const int row_counts[] = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 32, 33, CPU_HEAD_ROWS, CPU_HEAD_ROWS + 1, MAX_ROWS};
 enum { ROW_COUNTS = sizeof row_counts / sizeof row_counts[0] };
 
 typedef struct fixture {

@@ -143,7 +143,7 @@ static void latents_of_prompt_and_answer(void **state) {
         REQUIRE_OK(ops->cache_commit(cache, n, error));
         at += n;
     }
-    cache_flush(cache);
+    caches_flush(&cache, 1);
     size_t width = 2 * (size_t)f->config.rank;
     double *expected = calloc((PROMPT + DECODED) * width, sizeof *expected);
     reference(g, d, f, tokens, PROMPT, 0, expected);

@@ -14,7 +14,8 @@ typedef struct tiny {
 } tiny;
 
 /* A verifier of the vectors; with a drafter, an f_theta is made for the two. */
-static inline void tiny_open(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision) {
+static inline void tiny_open_on(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision,
+                                const char *isa, int threads) {
     memset(d, 0, sizeof *d);
     mem_account_init(&d->account, NULL, 0);
     char path[512];
@@ -32,9 +33,14 @@ static inline void tiny_open(tiny *d, const char *verifier, const char *drafter,
                                      .drafter = d->drafter,
                                      .f_theta = d->f_theta,
                                      .precision = precision,
-                                     .threads = 1,
+                                     .isa = isa,
+                                     .threads = threads,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
+}
+
+static inline void tiny_open(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision) {
+    tiny_open_on(d, verifier, drafter, precision, NULL, 1);
 }
 
 static inline void tiny_close(tiny *d) {

@@ -8,8 +8,10 @@
  * all cut by the layer's own causal / sliding mask. E is t - window + 1 for decode rows and the cache's frontier for
  * prompt rows. Passes 1 and 3 share one flash state; pass 2 has its own, whose values stay in latent space (sum of p *
  * v_norm scalar * e_v) and are decoded once per query at the end: sum_p P(p) s(p) D e(p) = D (sum_p P(p) s(p) e(p)).
- * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order; with few
- * queries the partitions are spread over threads, with the same merges. */
+ * Full-attention layers are cut into partitions of CPU_PARTITION_FULL positions, merged in ascending order. The work of
+ * a layer is a list over all segments: tiles (segment, rows, K/V head), and, of segments with few rows and a long
+ * context, partitions (segment, K/V head, partition) with the same merges, so that one long session does not hold up a
+ * thread. */
 #include "backend/cpu/attention.h"
 
 #include <limits.h>
@@ -70,13 +72,17 @@ size_t attention_state_floats(const backend_model *m) {
     return (size_t)attention_max_queries(m) * (size_t)(state_dim(m) + 2);
 }
 
-/* Partitions in flight when one decode step is split over threads. */
-static int wave_partitions(const backend_model *m) { return 2 * m->threads; }
+/* Floats of the states of one partition, exact and restored. */
+static size_t states_floats(const backend_model *m, int queries) {
+    return 2 * (size_t)queries * (size_t)(state_dim(m) + 2);
+}
 
+/* Memory for the partitions in flight, two for each thread and head with blocks of the most rows, and for the totals of
+ * pairs of which some are not in flight (carried_states). */
 size_t attention_partial_floats(const backend_model *m, int context) {
     if (context <= CPU_PARTITION_FULL) return 0;
-    size_t per_query = 2 * (size_t)(state_dim(m) + 2);
-    return (size_t)wave_partitions(m) * (size_t)m->config->heads * BACKEND_MAX_DECODE_ROWS * per_query;
+    size_t heads = 2 * (size_t)m->threads * (size_t)m->config->heads;
+    return heads * states_floats(m, BACKEND_MAX_DECODE_ROWS) + 2 * states_floats(m, attention_max_queries(m));
 }
 
 /* memory NULL: a model without f_theta has no states of restored keys. */
@@ -432,13 +438,34 @@ static void run_tile(const attention_tile *tile) {
     finish_tile(tile, total, total_restored);
 }
 
+/* One partition of one (segment, K/V head), and where its states lie. */
+typedef struct partition_item {
+    int segment, head, partition;
+    float *states;
+} partition_item;
+
+/* Partitions of one (segment, K/V head) that are in flight together. */
+typedef struct partition_group {
+    int begin, end;   /* items */
+    bool first, last; /* the first, the last of the pair's partitions are among them */
+} partition_group;
+
+enum {
+    WAVE_ITEMS = 1024,     /* at most */
+    WAVE_THREAD_ITEMS = 16 /* for each thread: they end together, and their states stay in the cache */
+};
+
 typedef struct attention_context {
     backend_model *model;
     int layer;
     const attention_segment *segments;
     int n_segments;
     bool burst;
-    int first_partition, first_slot, n_slots; /* split form: the wave in flight */
+    int first_item[BACKEND_MAX_SEGMENTS + 1]; /* tiles of each segment in the list of all */
+    bool split[BACKEND_MAX_SEGMENTS];         /* has partitions instead */
+    partition_item item[WAVE_ITEMS];          /* the wave in flight ... */
+    partition_group group[WAVE_ITEMS];        /* ... and whose partitions they are, in order */
+    int n_items, n_groups, n_waves;
 } attention_context;
 
 static attention_tile make_tile(const attention_context *a, const attention_segment *s, int head, int first, int tokens,
@@ -480,99 +507,126 @@ static int tile_tokens(const attention_context *a, const attention_segment *s) {
 }
 
 static void run_tiles(void *context, size_t begin, size_t end, int thread) {
-    attention_context *a = context;
-    size_t heads = (size_t)a->model->config->layer[a->layer].kv_heads;
-    size_t index = 0;
-    for (int i = 0; i < a->n_segments; i++) {
+    const attention_context *a = context;
+    int heads = a->model->config->layer[a->layer].kv_heads, i = 0;
+    for (int item = (int)begin; item < (int)end; item++) {
+        while (item >= a->first_item[i + 1]) i++;
         const attention_segment *s = &a->segments[i];
-        int tokens = tile_tokens(a, s);
-        size_t tiles = (size_t)((s->rows + tokens - 1) / tokens);
-        for (size_t t = 0; t < tiles * heads; t++, index++) {
-            if (index < begin || index >= end) continue;
-            int first = (int)(t / heads) * tokens;
-            int n = s->rows - first < tokens ? s->rows - first : tokens;
-            attention_tile tile = make_tile(a, s, (int)(t % heads), first, n, thread);
-            run_tile(&tile);
-        }
+        int tokens = tile_tokens(a, s), at = item - a->first_item[i], first = at / heads * tokens;
+        int n = s->rows - first < tokens ? s->rows - first : tokens;
+        attention_tile tile = make_tile(a, s, at % heads, first, n, thread);
+        run_tile(&tile);
     }
 }
 
-/* Split form: few queries over a long context. Partitions run in waves; slot 0 of m->partial ends up with the total. */
-static float *partial_state(const attention_context *a, const attention_tile *tile, int slot, bool restored) {
-    size_t per_query = (size_t)(state_dim(a->model) + 2), queries = (size_t)tile->queries;
-    size_t index = ((size_t)slot * (size_t)tile->config->kv_heads + (size_t)tile->head) * 2 + (restored ? 1 : 0);
-    return a->model->partial + index * queries * per_query;
+/* --------------------------------------------------------------------------------------------------- partitions */
+
+static attention_tile split_tile(const attention_context *a, const partition_item *item, int thread) {
+    const attention_segment *s = &a->segments[item->segment];
+    return make_tile(a, s, item->head, 0, s->rows, thread);
+}
+
+static flash_state states_of(const attention_tile *tile, float *states, bool restored) {
+    float *half = states + (restored ? states_floats(tile->model, tile->queries) / 2 : 0);
+    return state_at(half, tile->queries, restored ? restored_dim(tile) : tile->config->head_dim);
+}
+
+/* Where a wave leaves the total of a pair for the next one. A wave can find one such total, of its first pair, and
+ * leave one, of its last. */
+static float *carried_states(const backend_model *m, int wave) {
+    return m->partial + m->partial_floats - (size_t)(1 + wave % 2) * states_floats(m, attention_max_queries(m));
 }
 
 static void run_partitions(void *context, size_t begin, size_t end, int thread) {
-    attention_context *a = context;
-    const attention_segment *s = a->segments;
-    int heads = a->model->config->layer[a->layer].kv_heads;
-    for (size_t item = begin; item < end; item++) {
-        attention_tile tile = make_tile(a, s, (int)item % heads, 0, s->rows, thread);
-        int offset = (int)item / heads, slot = a->first_slot + offset;
+    const attention_context *a = context;
+    for (size_t i = begin; i < end; i++) {
+        const partition_item *item = &a->item[i];
+        attention_tile tile = split_tile(a, item, thread);
         pack_queries(&tile);
-        attend_partition(&tile, a->first_partition + offset,
-                         state_at(partial_state(a, &tile, slot, false), tile.queries, tile.config->head_dim),
-                         state_at(partial_state(a, &tile, slot, true), tile.queries, restored_dim(&tile)));
+        attend_partition(&tile, item->partition, states_of(&tile, item->states, false),
+                         states_of(&tile, item->states, true));
     }
 }
 
-static void merge_heads(void *context, size_t begin, size_t end, int thread) {
-    attention_context *a = context;
-    const attention_segment *s = a->segments;
-    for (size_t head = begin; head < end; head++) {
-        attention_tile tile = make_tile(a, s, (int)head, 0, s->rows, thread);
-        for (int slot = 1; slot < a->first_slot + a->n_slots; slot++) {
-            for (int restored = 0; restored <= (tile.restored ? 1 : 0); restored++) {
-                int dim = restored ? restored_dim(&tile) : tile.config->head_dim;
-                state_merge(a->model->kernels, state_at(partial_state(a, &tile, 0, restored), tile.queries, dim),
-                            state_at(partial_state(a, &tile, slot, restored), tile.queries, dim), tile.queries);
-            }
+/* Merges a pair's partitions in ascending order, behind those of earlier waves; with the last one the pair is done. */
+static void merge_group(const attention_context *a, const partition_group *group, int thread) {
+    backend_model *m = a->model;
+    attention_tile tile = split_tile(a, &a->item[group->begin], thread);
+    float *total = group->first ? a->item[group->begin].states : carried_states(m, a->n_waves - 1);
+    for (int i = group->begin + (group->first ? 1 : 0); i < group->end; i++) {
+        for (int restored = 0; restored <= (tile.restored ? 1 : 0); restored++) {
+            state_merge(m->kernels, states_of(&tile, total, restored), states_of(&tile, a->item[i].states, restored),
+                        tile.queries);
         }
     }
+    if (group->last)
+        finish_tile(&tile, states_of(&tile, total, false), states_of(&tile, total, true));
+    else
+        memcpy(carried_states(m, a->n_waves), total, states_floats(m, tile.queries) * sizeof *total);
 }
 
-static void finish_heads(void *context, size_t begin, size_t end, int thread) {
-    attention_context *a = context;
-    const attention_segment *s = a->segments;
-    for (size_t head = begin; head < end; head++) {
-        attention_tile tile = make_tile(a, s, (int)head, 0, s->rows, thread);
-        finish_tile(&tile, state_at(partial_state(a, &tile, 0, false), tile.queries, tile.config->head_dim),
-                    state_at(partial_state(a, &tile, 0, true), tile.queries, restored_dim(&tile)));
-    }
+static void merge_groups(void *context, size_t begin, size_t end, int thread) {
+    const attention_context *a = context;
+    for (size_t g = begin; g < end; g++) merge_group(a, &a->group[g], thread);
 }
 
-static void run_split(attention_context *a, int partitions) {
+static void run_wave(attention_context *a) {
+    thread_pool_for(a->model->pool, (size_t)a->n_items, 1, run_partitions, a);
+    thread_pool_for(a->model->pool, (size_t)a->n_groups, 1, merge_groups, a);
+    a->n_items = a->n_groups = 0;
+    a->n_waves++;
+}
+
+static int partitions_at(const attention_segment *s) { return (s->position + s->rows - 1) / CPU_PARTITION_FULL + 1; }
+
+/* Segments of few queries over a long context: waves of as many partitions as there is room for their states. */
+static void run_split(attention_context *a) {
     backend_model *m = a->model;
-    size_t heads = (size_t)m->config->layer[a->layer].kv_heads;
-    int wave = wave_partitions(m);
-    for (int first = 0; first < partitions; first += a->n_slots) {
-        a->first_slot = first == 0 ? 0 : 1; /* from the second wave on, slot 0 is the total so far */
-        int room = wave - a->first_slot, left = partitions - first;
-        a->n_slots = left < room ? left : room;
-        a->first_partition = first;
-        thread_pool_for(m->pool, (size_t)a->n_slots * heads, 1, run_partitions, a);
-        thread_pool_for(m->pool, heads, 1, merge_heads, a);
+    int heads = m->config->layer[a->layer].kv_heads, group_size = group_of(m->config, &m->config->layer[a->layer]);
+    int most = WAVE_THREAD_ITEMS * m->threads < WAVE_ITEMS ? WAVE_THREAD_ITEMS * m->threads : WAVE_ITEMS;
+    size_t room = m->partial_floats - 2 * states_floats(m, attention_max_queries(m)), left = room;
+    for (int i = 0; i < a->n_segments; i++) {
+        if (!a->split[i]) continue;
+        int partitions = partitions_at(&a->segments[i]);
+        size_t floats = states_floats(m, a->segments[i].rows * group_size);
+        for (int at = 0; at < heads * partitions; at++) {
+            int head = at / partitions, partition = at % partitions;
+            if (a->n_items == most || left < floats) {
+                run_wave(a);
+                left = room;
+            }
+            if (partition == 0 || a->n_items == 0)
+                a->group[a->n_groups++] = (partition_group){.begin = a->n_items, .first = partition == 0};
+            a->item[a->n_items++] = (partition_item){i, head, partition, m->partial + (room - left)};
+            left -= floats;
+            a->group[a->n_groups - 1].end = a->n_items;
+            a->group[a->n_groups - 1].last = partition == partitions - 1;
+        }
     }
-    thread_pool_for(m->pool, heads, 1, finish_heads, a);
+    if (a->n_items) run_wave(a);
 }
 
 void attention_run(backend_model *m, int layer, const attention_segment *segments, int n_segments, bool burst) {
     const gemma4_layer_config *lc = &m->config->layer[layer];
-    attention_context context = {
-        .model = m, .layer = layer, .segments = segments, .n_segments = n_segments, .burst = burst};
-    const attention_segment *only = &segments[0];
-    int partitions = (only->position + only->rows - 1) / CPU_PARTITION_FULL + 1;
-    bool few = !burst && n_segments == 1 && only->rows <= BACKEND_MAX_DECODE_ROWS && lc->kv_heads < 4 * m->threads;
-    if (few && lc->type == GEMMA4_FULL && partitions > 1 && m->threads > 1) {
-        run_split(&context, partitions);
-        return;
-    }
-    size_t items = 0;
+    attention_context context;
+    context.model = m;
+    context.layer = layer;
+    context.segments = segments;
+    context.n_segments = n_segments;
+    context.burst = burst;
+    context.n_items = context.n_groups = context.n_waves = 0;
+    int items = 0;
+    bool any_split = false;
     for (int i = 0; i < n_segments; i++) {
-        int tokens = tile_tokens(&context, &segments[i]);
-        items += (size_t)((segments[i].rows + tokens - 1) / tokens) * (size_t)lc->kv_heads;
+        const attention_segment *s = &segments[i];
+        int tokens = tile_tokens(&context, s);
+        context.split[i] = !burst && s->rows <= BACKEND_MAX_DECODE_ROWS && lc->type == GEMMA4_FULL &&
+                           partitions_at(s) > 1 && m->threads > 1;
+        any_split |= context.split[i];
+        context.first_item[i] = items;
+        if (!context.split[i]) items += (s->rows + tokens - 1) / tokens * lc->kv_heads;
     }
-    thread_pool_for(m->pool, items, 1, run_tiles, &context);
+    context.first_item[n_segments] = items;
+    if (items) thread_pool_for(m->pool, (size_t)items, 1, run_tiles, &context);
+    if (any_split) run_split(&context);
 }

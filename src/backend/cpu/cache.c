@@ -82,22 +82,38 @@ kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_
 
 void cache_release(backend_cache *c) { stores_trim(c); }
 
-static void extend(backend_cache *c, position_range rows) {
-    if (range_is_empty(rows)) return;
-    draft_extend(c, c->backlog, rows.end - rows.begin, rows.begin);
-    if (c->t.latents_from_tokens) token_latents_alone(c, rows.begin, rows.end - rows.begin);
+/* The first rows of each backlog, in the caches' order; none where a range is empty. */
+static void extend(backend_cache *const *caches, const position_range *rows, int n) {
+    draft_rows entries[BACKEND_MAX_SEGMENTS], tokens[BACKEND_MAX_SEGMENTS];
+    int n_entries = 0, n_tokens = 0;
+    for (int i = 0; i < n; i++) {
+        if (range_is_empty(rows[i])) continue;
+        draft_rows e = {caches[i], caches[i]->backlog, rows[i].end - rows[i].begin, rows[i].begin};
+        entries[n_entries++] = e;
+        if (caches[i]->t.latents_from_tokens) tokens[n_tokens++] = e;
+    }
+    draft_extend(caches[0]->model, entries, n_entries);
+    token_latents_alone(caches[0]->model, tokens, n_tokens);
 }
 
-void cache_begin(backend_cache *c, const timeline_step *step) {
-    stores_begin(c, step);
-    extend(c, step->flushed);
-    if (!range_is_empty(step->prompt_latents)) token_latents_prompt(c, step->prompt_latents);
-    timeline_begin(&c->t, step);
+void caches_begin(backend_cache *const *caches, const timeline_step *steps, int n) {
+    position_range flushed[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    for (int i = 0; i < n; i++) {
+        stores_begin(caches[i], &steps[i]);
+        flushed[i] = steps[i].flushed;
+    }
+    extend(caches, flushed, n);
+    for (int i = 0; i < n; i++) {
+        if (!range_is_empty(steps[i].prompt_latents)) token_latents_prompt(caches[i], steps[i].prompt_latents);
+        timeline_begin(&caches[i]->t, &steps[i]);
+    }
 }
 
-void cache_flush(backend_cache *c) {
-    extend(c, timeline_flush(&c->t));
-    timeline_flushed(&c->t);
+void caches_flush(backend_cache *const *caches, int n) {
+    position_range rows[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    for (int i = 0; i < n; i++) rows[i] = timeline_flush(&caches[i]->t);
+    extend(caches, rows, n);
+    for (int i = 0; i < n; i++) timeline_flushed(&caches[i]->t);
 }
 
 /* --------------------------------------------------------------------------------------------- commit, truncate */

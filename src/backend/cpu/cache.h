@@ -18,13 +18,15 @@ size_t cpu_cache_snapshot_bytes(const backend_cache *c);
 kakeya_status cpu_cache_snapshot(const backend_cache *c, backend_write_fn write, void *user, kakeya_error *error);
 kakeya_status cpu_cache_restore(backend_cache *c, backend_read_fn read, void *user, kakeya_error *error);
 
-/* A forward's steps 2 and 3 (backend/timeline.h) for one cache. cache_reserve is the one that can fail; cache_release
- * undoes it. RoPE tables must reach the positions of the step before cache_begin. */
+/* A forward's steps 2 and 3 (backend/timeline.h). cache_reserve, of one cache, is the one that can fail; cache_release
+ * undoes it. RoPE tables must reach the positions of the steps before caches_begin, of 1 to BACKEND_MAX_SEGMENTS caches
+ * of one model. */
 kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error);
 void cache_release(backend_cache *c);
-void cache_begin(backend_cache *c, const timeline_step *step);
+void caches_begin(backend_cache *const *caches, const timeline_step *steps, int n);
 
-/* The rows that wait in the backlog enter the drafter's context. RoPE tables must reach the committed length. */
-void cache_flush(backend_cache *c);
+/* The rows that wait in backlogs enter the drafter's contexts, as many together as the workspace takes. RoPE tables
+ * must reach the committed lengths. */
+void caches_flush(backend_cache *const *caches, int n);
 
 #endif

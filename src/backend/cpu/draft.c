@@ -6,9 +6,17 @@ static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d
 
 /* ------------------------------------------------------------------------------------------------ context */
 
+/* The rows of parts that enter the context together. */
+typedef struct context_step {
+    backend_model *model;
+    const dflash_config *config;
+    draft_part parts[BACKEND_MAX_SEGMENTS];
+    int n_parts, rows;
+} context_step;
+
 static void context_norm_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
-    draft_step *s = context;
+    const context_step *s = context;
     backend_model *m = s->model;
     size_t hidden = (size_t)s->config->hidden;
     for (size_t row = begin; row < end; row++) {
@@ -17,107 +25,154 @@ static void context_norm_rows(void *context, size_t begin, size_t end, int threa
     }
 }
 
-/* k_norm and RoPE on raw keys, then both into the rings. The raw keys are gone afterwards, so latents come first. */
-static void context_store_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    draft_step *s = context;
+/* k_norm and RoPE on the raw keys of a row, then K and V into the rings that keep its position. */
+static void store_context_row(const context_step *s, const draft_part *part, int row) {
     backend_model *m = s->model;
     const cpu_kernels *kernels = m->kernels;
     const dflash_config *d = s->config;
+    const cpu_kv_kernels *stored = kv_kernels(part->cache);
     size_t kv = kv_width(d), all = (size_t)d->layers * kv;
-    const cpu_kv_kernels *stored = kv_kernels(s->cache);
-    for (size_t row = begin; row < end; row++) {
-        int position = s->position + (int)row;
-        size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
-        for (int l = 0; l < d->layers; l++) {
-            if (position < s->position + s->rows - s->cache->t.draft[l].capacity) continue;
-            float *k = m->d_context + row * 2 * all + (size_t)l * kv;
-            const float *v = k + all;
-            for (int h = 0; h < d->kv_heads; h++) {
-                float *head = k + (size_t)(h * d->head_dim);
-                kernels->rms_norm(head, m->options.drafter->layer[l].k_norm, d->head_dim, d->rms_eps, head);
-                kernels->rope(head, m->draft_rope.half, m->draft_rope.pairs, m->draft_rope.cosine + angle,
-                              m->draft_rope.sine + angle);
-            }
-            stored->store(k, (int)kv, kv_draft_row(s->cache, l, position, true));
-            stored->store(v, (int)kv, kv_draft_row(s->cache, l, position, false));
+    int position = part->position + row - part->first_row;
+    size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;
+    for (int l = 0; l < d->layers; l++) {
+        if (position < part->position + part->rows - part->cache->t.draft[l].capacity) continue;
+        float *k = m->d_context + (size_t)row * 2 * all + (size_t)l * kv;
+        const float *v = k + all;
+        for (int h = 0; h < d->kv_heads; h++) {
+            float *head = k + (size_t)(h * d->head_dim);
+            kernels->rms_norm(head, m->options.drafter->layer[l].k_norm, d->head_dim, d->rms_eps, head);
+            kernels->rope(head, m->draft_rope.half, m->draft_rope.pairs, m->draft_rope.cosine + angle,
+                          m->draft_rope.sine + angle);
         }
+        stored->store(k, (int)kv, kv_draft_row(part->cache, l, position, true));
+        stored->store(v, (int)kv, kv_draft_row(part->cache, l, position, false));
     }
 }
 
-/* Latents of rows [first, rows): e = encoder * raw context K (V), stored; and for every restored layer and head the
- * scalar of v_norm, computed from the stored (rounded) latent that attention will read. */
-void draft_extend_latents(draft_step *s, int first) {
-    backend_model *m = s->model;
-    backend_cache *c = s->cache;
+/* The raw keys are gone afterwards, so latents come first. */
+static void context_store_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const context_step *s = context;
+    for (int i = 0; i < s->n_parts; i++) {
+        const draft_part *part = &s->parts[i];
+        int from = part->first_row > (int)begin ? part->first_row : (int)begin, to = part->first_row + part->rows;
+        for (int row = from; row < to && row < (int)end; row++) store_context_row(s, part, row);
+    }
+}
+
+/* Stores the latents of a part, and leaves them (rounded as they are stored) in `codes` [rows][2][rank]. */
+static void store_latents(const draft_part *part, int rank, float *codes) {
+    const backend_cache *c = part->cache;
+    const cpu_kv_kernels *stored = kv_kernels(c);
+    size_t values_at = kv_values_bytes(c, rank);
+    for (int row = 0; row < part->rows; row++, codes += 2 * rank) {
+        unsigned char *code = latent_code(c, part->position + row);
+        stored->store(codes, rank, code);
+        stored->store(codes + rank, rank, code + values_at);
+        stored->load(code + values_at, rank, codes + rank);
+    }
+}
+
+/* Latents: e = encoder * raw context K (V), stored; and for every restored layer and head the scalar of v_norm,
+ * computed from the stored (rounded) latent that attention will read. */
+void draft_extend_latents(backend_model *m, const draft_part *parts, int n_parts) {
     const f_theta_model *f = m->options.f_theta;
-    const cpu_kernels *kernels = m->kernels;
-    int rank = f->config.rank, rows = s->rows - first, in = f->encoder_in;
-    size_t all = (size_t)in, values_at = kv_values_bytes(c, rank);
-    float *codes = m->latent_out, *values = m->latent_out + (size_t)rows * 2 * (size_t)rank;
+    int rank = f->config.rank, in = f->encoder_in, rows = 0;
+    size_t all = (size_t)in, code_row = 2 * (size_t)rank;
+    for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
+    float *codes = m->latent_out, *values = m->latent_out + (size_t)rows * code_row;
     for (int half = 0; half < 2; half++) {
         const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
-        pack(m, &m->packed_latent_in, m->d_context + (size_t)first * 2 * all + (size_t)half * all, 2 * all, rows, in,
-             packing_of(m, encoder));
+        for (int i = 0, row = 0; i < n_parts; row += parts[i++].rows) {
+            pack_at(m, &m->packed_latent_in, row,
+                    m->d_context + (size_t)parts[i].first_row * 2 * all + (size_t)half * all, 2 * all, parts[i].rows,
+                    in, packing_of(m, encoder));
+        }
         matrix_job job =
-            matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank, 2 * (size_t)rank);
+            matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank, code_row);
         matrix_run(m, &job, 1);
     }
-    const cpu_kv_kernels *stored = kv_kernels(c);
-    for (int row = 0; row < rows; row++) {
-        unsigned char *code = latent_code(c, s->position + first + row);
-        float *values_code = codes + (size_t)row * 2 * (size_t)rank;
-        stored->store(values_code, rank, code);
-        stored->store(values_code + rank, rank, code + values_at);
-        stored->load(code + values_at, rank, values_code + rank);
-    }
+    for (int i = 0, row = 0; i < n_parts; row += parts[i++].rows)
+        store_latents(&parts[i], rank, codes + (size_t)row * code_row);
     for (int layer = 0; layer < m->config->layers; layer++) {
-        int head = c->t.layer[layer].latent_head;
-        if (head < 0) continue;
         const gemma4_layer_config *lc = &m->config->layer[layer];
         const weight *decoder = &f->decoder_v[layer];
+        bool restored = false;
+        for (int i = 0; i < n_parts; i++) restored |= parts[i].cache->t.layer[layer].latent_head >= 0;
+        if (!restored) continue;
         size_t width = (size_t)decoder->out;
-        pack(m, &m->packed_latent_in, codes + rank, 2 * (size_t)rank, rows, rank, packing_exact(m, decoder));
+        pack(m, &m->packed_latent_in, codes + rank, code_row, rows, rank, packing_exact(m, decoder));
         matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
         job.exact_input = true;
         matrix_run(m, &job, 1);
-        for (int row = 0; row < rows; row++) {
-            float *scales = latent_scales(c, s->position + first + row);
-            for (int h = 0; h < lc->kv_heads; h++) {
-                scales[head + h] = kernels->rms_scale(values + (size_t)row * width + (size_t)(h * lc->head_dim),
-                                                      lc->head_dim, m->config->rms_eps);
+        const float *row = values;
+        for (int i = 0; i < n_parts; i++) {
+            int head = parts[i].cache->t.layer[layer].latent_head;
+            for (int r = 0; r < parts[i].rows; r++, row += width) {
+                float *scales = latent_scales(parts[i].cache, parts[i].position + r);
+                for (int h = 0; h < lc->kv_heads && head >= 0; h++) {
+                    scales[head + h] =
+                        m->kernels->rms_scale(row + (size_t)(h * lc->head_dim), lc->head_dim, m->config->rms_eps);
+                }
             }
         }
     }
 }
 
-void draft_extend(backend_cache *c, const float *aux, int rows, int position) {
-    backend_model *m = c->model;
+/* The last rows of the parts, whose latents are kept. */
+static void extend_latents(const context_step *s) {
+    draft_part parts[BACKEND_MAX_SEGMENTS];
+    int n = 0;
+    for (int i = 0; i < s->n_parts; i++) {
+        draft_part part = s->parts[i];
+        int latents = timeline_latent_rows(&part.cache->t, part.rows), skipped = part.rows - latents;
+        if (!latents || part.cache->t.latents_from_tokens) continue;
+        parts[n++] = (draft_part){part.cache, part.first_row + skipped, latents, part.position + skipped};
+    }
+    if (n) draft_extend_latents(s->model, parts, n);
+}
+
+/* Their aux rows are packed. */
+static void extend_parts(context_step *s) {
+    backend_model *m = s->model;
     const dflash_model *drafter = m->options.drafter;
-    const dflash_config *d = &drafter->config;
-    size_t width = (size_t)d->targets * (size_t)m->config->hidden;
-    int skipped = rows - timeline_context_rows(&c->t, rows), latents = timeline_latent_rows(&c->t, rows);
-    aux += (size_t)skipped * width;
-    position += skipped;
-    rows -= skipped;
-    draft_step s = {.cache = c, .model = m, .config = d, .rows = rows, .position = position};
+    const dflash_config *d = s->config;
     size_t hidden = (size_t)d->hidden, kv = kv_width(d), all = (size_t)d->layers * kv;
-    pack(m, &m->d_packed_aux, aux, width, rows, (int)width, packing_of(m, &drafter->fc));
-    matrix_job fc = matrix_product(&m->d_packed_aux, rows, &drafter->fc, m->d_x, hidden);
+    matrix_job fc = matrix_product(&m->d_packed_aux, s->rows, &drafter->fc, m->d_x, hidden);
     matrix_run(m, &fc, 1);
-    rows_run(m, rows, d->hidden, context_norm_rows, &s);
+    rows_run(m, s->rows, d->hidden, context_norm_rows, s);
     matrix_job jobs[2 * DFLASH_MAX_LAYERS];
     packing_set packings = 0;
     for (int l = 0; l < d->layers; l++) {
         float *k = m->d_context + (size_t)l * kv;
-        jobs[2 * l] = matrix_product(&m->d_packed, rows, &drafter->layer[l].k_proj, k, 2 * all);
-        jobs[2 * l + 1] = matrix_product(&m->d_packed, rows, &drafter->layer[l].v_proj, k + all, 2 * all);
+        jobs[2 * l] = matrix_product(&m->d_packed, s->rows, &drafter->layer[l].k_proj, k, 2 * all);
+        jobs[2 * l + 1] = matrix_product(&m->d_packed, s->rows, &drafter->layer[l].v_proj, k + all, 2 * all);
         packings |= packing_of(m, jobs[2 * l].w) | packing_of(m, jobs[2 * l + 1].w);
     }
-    pack(m, &m->d_packed, m->d_x, hidden, rows, d->hidden, packings);
+    pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden, packings);
     matrix_run(m, jobs, 2 * d->layers);
-    if (latents && !c->t.latents_from_tokens) draft_extend_latents(&s, rows - latents);
-    rows_run(m, rows, 2 * (int)all, context_store_rows, &s);
+    extend_latents(s);
+    rows_run(m, s->rows, 2 * (int)all, context_store_rows, s);
+}
+
+void draft_extend(backend_model *m, const draft_rows *entries, int n) {
+    if (n == 0) return;
+    const dflash_model *drafter = m->options.drafter;
+    size_t width = (size_t)drafter->config.targets * (size_t)m->config->hidden;
+    context_step s = {.model = m, .config = &drafter->config};
+    for (int i = 0; i < n; i++) {
+        const draft_rows *e = &entries[i];
+        int rows = timeline_context_rows(&e->cache->t, e->rows), skipped = e->rows - rows;
+        if (s.rows + rows > m->max_rows) {
+            extend_parts(&s);
+            s.n_parts = s.rows = 0;
+        }
+        pack_at(m, &m->d_packed_aux, s.rows, e->aux + (size_t)skipped * width, width, rows, (int)width,
+                packing_of(m, &drafter->fc));
+        s.parts[s.n_parts++] = (draft_part){e->cache, s.rows, rows, e->position + skipped};
+        s.rows += rows;
+    }
+    extend_parts(&s);
 }
 
 /* --------------------------------------------------------------------------------------------------- rows */
@@ -131,13 +186,45 @@ void draft_embed(draft_step *s, int row, int32_t token) {
     if (m->options.drafter_scaled_embedding) m->kernels->scale(m->embed_scale, (int)hidden, h);
 }
 
-void draft_norm(draft_step *s, const float *norm) {
-    backend_model *m = s->model;
-    size_t hidden = (size_t)s->config->hidden;
-    for (int row = 0; row < s->rows; row++) {
-        m->kernels->rms_norm(m->d_state + (size_t)row * hidden, norm, (int)hidden, s->config->rms_eps,
-                             m->d_x + (size_t)row * hidden);
+typedef struct row_context {
+    const draft_step *step;
+    const float *norm;
+} row_context;
+
+static void norm_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const row_context *r = context;
+    backend_model *m = r->step->model;
+    size_t hidden = (size_t)r->step->config->hidden;
+    for (size_t row = begin; row < end; row++) {
+        m->kernels->rms_norm(m->d_state + row * hidden, r->norm, (int)hidden, r->step->config->rms_eps,
+                             m->d_x + row * hidden);
     }
+}
+
+static void add_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const row_context *r = context;
+    backend_model *m = r->step->model;
+    size_t hidden = (size_t)r->step->config->hidden;
+    for (size_t row = begin; row < end; row++)
+        m->kernels->axpy(1.0f, m->d_x + row * hidden, (int)hidden, m->d_state + row * hidden);
+}
+
+static void activate_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const row_context *r = context;
+    backend_model *m = r->step->model;
+    size_t width = (size_t)r->step->config->intermediate;
+    for (size_t row = begin; row < end; row++) {
+        float *gate = m->d_gate_up + row * 2 * width;
+        m->kernels->gated(1, gate, gate + width, (int)width, gate);
+    }
+}
+
+void draft_norm(draft_step *s, const float *norm) {
+    row_context context = {s, norm};
+    rows_run(s->model, s->rows, s->config->hidden, norm_rows, &context);
 }
 
 void draft_layer_rest(draft_step *s) {
@@ -145,26 +232,20 @@ void draft_layer_rest(draft_step *s) {
     const dflash_config *d = s->config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->layer];
     size_t hidden = (size_t)d->hidden, q = (size_t)(d->heads * d->head_dim), width = (size_t)d->intermediate;
+    row_context rows = {.step = s};
     pack(m, &m->d_packed, m->d_q, q, s->rows, (int)q, packing_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->d_packed, s->rows, &w->o_proj, m->d_x, hidden);
     matrix_run(m, &out, 1);
-    for (int row = 0; row < s->rows; row++) {
-        m->kernels->axpy(1.0f, m->d_x + (size_t)row * hidden, d->hidden, m->d_state + (size_t)row * hidden);
-    }
+    rows_run(m, s->rows, d->hidden, add_rows, &rows);
     draft_norm(s, w->post_attention_norm);
     pack(m, &m->d_packed, m->d_x, hidden, s->rows, d->hidden,
          packing_of(m, &w->gate_proj) | packing_of(m, &w->up_proj));
     matrix_job gate_up[2] = {matrix_product(&m->d_packed, s->rows, &w->gate_proj, m->d_gate_up, 2 * width),
                              matrix_product(&m->d_packed, s->rows, &w->up_proj, m->d_gate_up + width, 2 * width)};
     matrix_run(m, gate_up, 2);
-    for (int row = 0; row < s->rows; row++) {
-        float *gate = m->d_gate_up + (size_t)row * 2 * width;
-        m->kernels->gated(1, gate, gate + width, d->intermediate, gate);
-    }
+    rows_run(m, s->rows, 2 * d->intermediate, activate_rows, &rows);
     pack(m, &m->d_packed_act, m->d_gate_up, 2 * width, s->rows, d->intermediate, packing_of(m, &w->down_proj));
     matrix_job down = matrix_product(&m->d_packed_act, s->rows, &w->down_proj, m->d_x, hidden);
     matrix_run(m, &down, 1);
-    for (int row = 0; row < s->rows; row++) {
-        m->kernels->axpy(1.0f, m->d_x + (size_t)row * hidden, d->hidden, m->d_state + (size_t)row * hidden);
-    }
+    rows_run(m, s->rows, d->hidden, add_rows, &rows);
 }

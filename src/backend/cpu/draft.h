@@ -6,12 +6,18 @@
 
 #include "backend/cpu/stores.h"
 
+/* Rows of one cache among the rows in work. */
+typedef struct draft_part {
+    backend_cache *cache;
+    int first_row, rows;
+    int position; /* of the first row */
+} draft_part;
+
 /* Rows of the drafter in work: m->d_state [rows][hidden] is their residual stream, m->d_x their normed input. */
 typedef struct draft_step {
-    backend_cache *cache;
     backend_model *model;
     const dflash_config *config;
-    int rows, position; /* of the first row */
+    int rows;
     int layer;
 } draft_step;
 
@@ -20,10 +26,18 @@ void draft_norm(draft_step *s, const float *norm);
 /* m->d_q holds the attention output: o_proj, MLP and both residual additions. */
 void draft_layer_rest(draft_step *s);
 
-/* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden]; of those
- * that the stores still hold afterwards. RoPE tables must reach them. */
-void draft_extend(backend_cache *c, const float *aux, int rows, int position);
-/* Latents of rows [first, rows) from raw K/V in m->d_context [rows][2 * layers * kv]. */
-void draft_extend_latents(draft_step *s, int first);
+/* Rows that enter the context of a cache: aux hidden states [rows][targets * hidden] of positions from `position` on.
+ */
+typedef struct draft_rows {
+    backend_cache *cache;
+    const float *aux;
+    int rows, position;
+} draft_rows;
+
+/* Context K/V and latents of the rows of up to BACKEND_MAX_SEGMENTS caches, max_rows each at most, in as few products
+ * as the workspace allows; of those rows that the stores still hold afterwards. RoPE tables must reach them. */
+void draft_extend(backend_model *m, const draft_rows *entries, int n);
+/* Latents of the parts' rows from raw K/V in m->d_context [...][2 * layers * kv]. The parts are in ascending order. */
+void draft_extend_latents(backend_model *m, const draft_part *parts, int n_parts);
 
 #endif

@@ -1,6 +1,7 @@
 /* The decoder layers over the rows of all segments (order of operations: transformers 5.17, Gemma4TextDecoderLayer).
- * Matrix products run over all rows at once; attention and K/V stores go segment by segment. Everything that can fail
- * (memory, token ids, room in a context) is checked before the first cache changes. */
+ * Matrix products run over all rows at once, attention takes its work from one list over the segments; only what goes
+ * into K/V stores goes segment by segment. Everything that can fail (memory, token ids, room in a context) is checked
+ * before the first cache changes. */
 #include "backend/cpu/forward.h"
 
 #include <math.h>
@@ -450,9 +451,11 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
 }
 
 static void begin_segments(forward_step *f) {
+    backend_cache *caches[BACKEND_MAX_SEGMENTS];
+    for (int s = 0; s < f->n_segments; s++) caches[s] = f->requests[s].cache;
+    caches_begin(caches, f->steps, f->n_segments);
     for (int s = 0; s < f->n_segments; s++) {
-        backend_cache *c = f->requests[s].cache;
-        cache_begin(c, &f->steps[s]);
+        backend_cache *c = caches[s];
         if (c->tokens)
             memcpy(c->tokens + c->t.length, f->requests[s].tokens, (size_t)f->requests[s].n * sizeof *c->tokens);
     }
@@ -461,6 +464,8 @@ static void begin_segments(forward_step *f) {
 /* The rows become pending. Prompt rows enter the drafter's context here, while their aux hidden states are there. */
 static void mark_segments(forward_step *f) {
     backend_model *m = f->model;
+    draft_rows entries[BACKEND_MAX_SEGMENTS];
+    int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
         backend_cache *c = a->cache;
@@ -468,10 +473,11 @@ static void mark_segments(forward_step *f) {
             store_chunk(m, a, m->shared_sliding, f->steps[s].stored);
         if (a->kind == SEGMENT_PROMPT && c->t.options.keep_draft_context) {
             size_t width = kv_aux_row_bytes(c) / sizeof(float);
-            draft_extend(c, m->aux + (size_t)a->first_row * width, a->rows, a->position);
+            entries[n++] = (draft_rows){c, m->aux + (size_t)a->first_row * width, a->rows, a->position};
         }
-        timeline_computed(&c->t, &f->steps[s]);
     }
+    draft_extend(m, entries, n);
+    for (int s = 0; s < f->n_segments; s++) timeline_computed(&f->segments[s].cache->t, &f->steps[s]);
 }
 
 kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {

@@ -7,6 +7,7 @@
 #include "backend/cpu/matrix.h"
 
 typedef struct token_pass {
+    backend_cache *cache;
     draft_step step;
     int first, n;  /* rows of the pass */
     int chunk;     /* first row of the chunk in work */
@@ -23,7 +24,6 @@ static void begin_chunk(token_pass *p, int chunk) {
     backend_model *m = p->step.model;
     p->chunk = chunk;
     p->step.rows = p->n - chunk < m->max_rows ? p->n - chunk : m->max_rows;
-    p->step.position = p->first + chunk;
     memcpy(m->d_state, p->state + (size_t)chunk * hidden_of(p), (size_t)p->step.rows * hidden_of(p) * sizeof(float));
 }
 
@@ -85,7 +85,7 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
     for (size_t item = begin; item < end; item++) {
         size_t row = item / (size_t)d->kv_heads, head = item % (size_t)d->kv_heads;
         float *q = m->d_q + (row * (size_t)d->heads + head * (size_t)group) * dim;
-        rotate_heads(p, q, group, q_norm, p->step.position + (int)row);
+        rotate_heads(p, q, group, q_norm, p->first + p->chunk + (int)row);
         m->kernels->scale(1.0f / sqrtf((float)d->head_dim), group * d->head_dim, q);
         m->kernels->packing[m->kernels->kv[KV_FORMAT_F32].queries].pack(q, dim, group, d->head_dim, x->q_packed[0]);
         float *state_m = x->state[0], *state_l = state_m + group, *state_o = state_m + 2 * (size_t)group;
@@ -111,14 +111,13 @@ static void attend_rows(void *context, size_t begin, size_t end, int thread) {
 
 /* Raw rows [skip, n) -> latents; rows that the latent ring would not hold any more are skipped. */
 static void store_latents(token_pass *p) {
-    backend_cache *c = p->step.cache;
     backend_model *m = p->step.model;
-    int skip = p->n - timeline_latent_rows(&c->t, p->n);
-    for (int row = skip; row < p->n; row += p->step.rows) {
-        p->step.rows = p->n - row < m->max_rows ? p->n - row : m->max_rows;
-        p->step.position = p->first + row;
-        memcpy(m->d_context, p->raw + (size_t)row * 2 * p->all, (size_t)p->step.rows * 2 * p->all * sizeof(float));
-        draft_extend_latents(&p->step, 0);
+    int skip = p->n - timeline_latent_rows(&p->cache->t, p->n);
+    for (int row = skip, rows; row < p->n; row += rows) {
+        rows = p->n - row < m->max_rows ? p->n - row : m->max_rows;
+        memcpy(m->d_context, p->raw + (size_t)row * 2 * p->all, (size_t)rows * 2 * p->all * sizeof(float));
+        draft_part part = {p->cache, 0, rows, p->first + row};
+        draft_extend_latents(m, &part, 1);
     }
 }
 
@@ -140,7 +139,8 @@ kakeya_status token_latents_reserve(backend_cache *c, position_range rows, kakey
 void token_latents_prompt(backend_cache *c, position_range rows) {
     backend_model *m = c->model;
     const dflash_config *d = &m->options.drafter->config;
-    token_pass p = {.step = {.cache = c, .model = m, .config = d},
+    token_pass p = {.cache = c,
+                    .step = {.model = m, .config = d},
                     .first = rows.begin,
                     .n = rows.end - rows.begin,
                     .kv = (size_t)(d->kv_heads * d->head_dim)};
@@ -176,13 +176,16 @@ void token_latents_prompt(backend_cache *c, position_range rows) {
     c->pass = NULL;
 }
 
-void token_latents_alone(backend_cache *c, int position, int n) {
-    backend_model *m = c->model;
+/* The rows of parts that fit into the workspace together. */
+static void alone_together(backend_model *m, const draft_part *parts, int n_parts, int n) {
     const dflash_config *d = &m->options.drafter->config;
-    draft_step s = {.cache = c, .model = m, .config = d, .rows = n, .position = position};
+    draft_step s = {.model = m, .config = d, .rows = n};
     size_t kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv, dim = (size_t)d->head_dim;
     size_t group = (size_t)(d->heads / d->kv_heads);
-    for (int row = 0; row < n; row++) draft_embed(&s, row, c->tokens[position + row]);
+    for (int i = 0; i < n_parts; i++) {
+        const int32_t *tokens = parts[i].cache->tokens + parts[i].position;
+        for (int row = 0; row < parts[i].rows; row++) draft_embed(&s, parts[i].first_row + row, tokens[row]);
+    }
     for (s.layer = 0; s.layer < d->layers; s.layer++) {
         const dflash_layer_weights *w = &m->options.drafter->layer[s.layer];
         float *k = m->d_context + (size_t)s.layer * kv;
@@ -202,5 +205,19 @@ void token_latents_alone(backend_cache *c, int position, int n) {
         }
         draft_layer_rest(&s);
     }
-    draft_extend_latents(&s, 0);
+    draft_extend_latents(m, parts, n_parts);
+}
+
+void token_latents_alone(backend_model *m, const draft_rows *entries, int n) {
+    draft_part parts[BACKEND_MAX_SEGMENTS];
+    int n_parts = 0, rows = 0;
+    for (int i = 0; i < n; i++) {
+        if (rows + entries[i].rows > m->max_rows) {
+            alone_together(m, parts, n_parts, rows);
+            n_parts = rows = 0;
+        }
+        parts[n_parts++] = (draft_part){entries[i].cache, rows, entries[i].rows, entries[i].position};
+        rows += entries[i].rows;
+    }
+    if (n_parts) alone_together(m, parts, n_parts, rows);
 }

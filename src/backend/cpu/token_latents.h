@@ -7,12 +7,12 @@
 #ifndef KAKEYA_BACKEND_CPU_TOKEN_LATENTS_H
 #define KAKEYA_BACKEND_CPU_TOKEN_LATENTS_H
 
-#include "backend/cpu/stores.h"
+#include "backend/cpu/draft.h"
 
 /* Memory for a pass over these prompt rows (c->pass), and the pass, which cannot fail and gives it back. */
 kakeya_status token_latents_reserve(backend_cache *c, position_range rows, kakeya_error *error);
 void token_latents_prompt(backend_cache *c, position_range rows);
-/* Latents of n rows from `position` on, each token by itself. */
-void token_latents_alone(backend_cache *c, int position, int n);
+/* Latents of rows of n caches, each token by itself; aux is not read. Limits as for draft_extend. */
+void token_latents_alone(backend_model *m, const draft_rows *entries, int n);
 
 #endif

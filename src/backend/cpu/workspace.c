@@ -206,10 +206,10 @@ static kakeya_status allocate_scratch(backend_model *m, const shape_limits *s, k
 
 static kakeya_status allocate_drafter(backend_model *m, const input_packings *p, kakeya_error *error) {
     const dflash_config *d = &m->options.drafter->config;
-    size_t rows = (size_t)m->max_rows, block = BACKEND_MAX_DECODE_ROWS;
+    size_t rows = (size_t)m->max_rows;
     size_t kv = (size_t)(d->kv_heads * d->head_dim), q = (size_t)(d->heads * d->head_dim);
     size_t all_kv = (size_t)d->layers * kv;
-    size_t block_kv = (block + 2 * ATTENTION_BLOCK) * kv * sizeof(float);
+    size_t block_kv = (rows + ATTENTION_BLOCK) * kv * sizeof(float);
     size_t rank = m->options.f_theta ? (size_t)m->options.f_theta->config.rank : 0;
     size_t max_kv = 0;
     for (int i = 0; rank && i < m->config->layers; i++) {
