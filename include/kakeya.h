@@ -2,7 +2,10 @@
  *
  * Two nouns. A kakeya_engine holds weights on one backend; it is immutable after opening and may be shared by sessions.
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
- * sessions of one engine take turns inside the engine, so calls on different sessions from different threads are safe.
+ * calls on different sessions from different threads are safe, and what several sessions of one engine want at the same
+ * time is computed together: the rows of all are one step of a thread that the engine keeps for this. No session's
+ * tokens depend on the others. Callbacks of prompts and answers are called on that thread, so they may cancel sessions,
+ * but not wait for one.
  * A kakeya_tokenizer is the text side of a model. It needs no weights, is immutable, and may be shared by threads.
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
@@ -325,7 +328,9 @@ typedef struct kakeya_engine_options {
     bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
     size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
     kakeya_progress_fn progress;
-    void *user; /* for progress */
+    void *user;       /* for progress */
+    int max_batch;    /* sessions whose answers are computed in one step, 1 to 64; more take turns. 0: 64 */
+    int max_stall_ms; /* what a prompt may add to one step of running answers, at least 1. 0: 200 */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
@@ -526,6 +531,37 @@ static inline void kakeya_generate_options_init(kakeya_generate_options *options
  * defaults. stats may be NULL. */
 KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const kakeya_generate_options *options,
                                                  kakeya_stats *stats, kakeya_error *error);
+
+/* A request: the same without waiting. Many of them, of different sessions, are the way to use a machine well. */
+typedef struct kakeya_request kakeya_request;
+
+typedef struct kakeya_request_options {
+    size_t size;
+    const int32_t *tokens; /* n_tokens ids that the timeline becomes first, as by kakeya_session_sync; NULL: none */
+    size_t n_tokens;
+    const kakeya_generate_options *generate; /* the answer behind them; NULL: none */
+    kakeya_progress_fn progress;             /* of the prompt; may be NULL */
+    void *progress_user;
+} kakeya_request_options;
+
+KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);
+static inline void kakeya_request_options_init(kakeya_request_options *options) {
+    kakeya_request_options_init_sized(options, sizeof *options);
+}
+
+/* Queues what the options say and returns. The arrays are copied; callbacks and what they point to must live until the
+ * request is done. The session has one request at a time (KAKEYA_INVALID_ARGUMENT otherwise), and no other call may be
+ * made on it until then but kakeya_session_cancel. A request begins when its K/V memory fits beside that of the others
+ * that have begun, in the order of submission. Where memory runs out later, the one that began last waits, in a
+ * temporary file, until there is room. *out is freed by kakeya_request_wait, which must be called. */
+KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const kakeya_request_options *options,
+                                               kakeya_request **out, kakeya_error *error);
+KAKEYA_API bool kakeya_request_is_done(kakeya_request *request);
+/* As kakeya_session_cancel. */
+KAKEYA_API void kakeya_request_cancel(kakeya_request *request);
+/* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback of the engine's
+ * thread: KAKEYA_INVALID_ARGUMENT, and the request goes on. */
+KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
 
 /* Bytes that the session has allocated now, by what they hold. */
 KAKEYA_API size_t kakeya_session_memory(const kakeya_session *session, kakeya_memory_kind kind);

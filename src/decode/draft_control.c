@@ -185,6 +185,34 @@ draft_plan draft_control_plan(draft_control *control, int limit, int ngram_avail
     return best;
 }
 
+/* Drafts of the source that are worth their rows, and in *value the tokens that they leave beyond all costs. */
+static int worth_drafting(const float *rate, int longest, double row, double *value) {
+    double reached = 1, sum = *value, best = 0;
+    int length = 0;
+    for (int i = 0; i < longest; i++) {
+        reached *= (double)rate[i];
+        sum += reached - row;
+        if (sum <= best) continue;
+        best = sum;
+        length = i + 1;
+    }
+    *value = best;
+    return length;
+}
+
+draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_available, int ngram_match,
+                                 const draft_prices *prices) {
+    int longest = control->max_dflash < limit ? control->max_dflash : limit;
+    int longest_ngram = ngram_available < limit ? ngram_available : limit;
+    double dflash = -prices->drafts, ngram = 0;
+    int drafted = worth_drafting(control->dflash.rate, longest, prices->row, &dflash);
+    int found = worth_drafting(control->ngram[ngram_match].rate, longest_ngram, prices->row, &ngram);
+    control->probing = false;
+    if (drafted && dflash > ngram) return (draft_plan){.source = DRAFT_DFLASH, .length = drafted};
+    if (found) return (draft_plan){.source = DRAFT_NGRAM, .length = found};
+    return (draft_plan){.source = DRAFT_NONE};
+}
+
 /* More rows are worth their time if they bring a share of what time brings on average, good and poor blocks together: a
  * passage that ends inside this block saves the next, which would be a poor one. */
 draft_extension draft_control_extend(const draft_control *control, int kept, int available, int ngram_match) {
@@ -227,19 +255,23 @@ void draft_control_token(draft_control *control, int32_t token) {
                       token);
 }
 
-void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts) {
+void draft_control_record_accepted(draft_control *control, const draft_block *block) {
     const draft_policy *policy = control->policy;
-    draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
     int own = block->drafted - block->looked_up;
-    if (block->source == DRAFT_DFLASH) draft_costs_add(&control->costs.draft[block->asked], block->draft_seconds);
-    if (watch_drafts) draft_costs_add(&control->costs.draft[watch_drafts], watch_seconds);
-
     if (block->source == DRAFT_DFLASH) draft_acceptance_block(policy, &control->dflash, own, block->accepted);
     if (block->source == DRAFT_DFLASH && block->accepted >= own)
         draft_acceptance_block(policy, &control->extension[block->ngram_match], block->looked_up,
                                block->accepted - own);
     if (block->source == DRAFT_NGRAM)
         draft_acceptance_block(policy, &control->ngram[block->ngram_match], block->drafted, block->accepted);
+}
+
+void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts) {
+    const draft_policy *policy = control->policy;
+    draft_costs_add(&control->costs.verify[block->drafted + 1], block->verify_seconds);
+    if (block->source == DRAFT_DFLASH) draft_costs_add(&control->costs.draft[block->asked], block->draft_seconds);
+    if (watch_drafts) draft_costs_add(&control->costs.draft[watch_drafts], watch_seconds);
+    draft_control_record_accepted(control, block);
 
     double seconds = block->draft_seconds + block->verify_seconds;
     control->budget.elapsed_seconds += seconds + watch_seconds;

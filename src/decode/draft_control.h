@@ -84,6 +84,16 @@ void draft_control_share(const draft_control *control, draft_experience *experie
  * a suffix match of ngram_match tokens. */
 draft_plan draft_control_plan(draft_control *control, int limit, int ngram_available, int ngram_match);
 
+/* What drafts cost where many sessions share a forward, in tokens that the time would bring otherwise. */
+typedef struct draft_prices {
+    double row;    /* one row more */
+    double drafts; /* asking the drafter */
+} draft_prices;
+
+/* The same at these prices: of each source as many drafts as are worth their rows, from the source that leaves most. */
+draft_plan draft_control_plan_at(draft_control *control, int limit, int ngram_available, int ngram_match,
+                                 const draft_prices *prices);
+
 /* What to verify of a finished draft: its first `kept` tokens and `more` tokens that followed them earlier in the text.
  * `value` is expected tokens less what the rows' time is worth. */
 typedef struct draft_extension {
@@ -107,5 +117,7 @@ void draft_control_token(draft_control *control, int32_t token);
 /* Reports a finished block: `block.accepted` of the drafts were accepted, one more token was sampled. watch_seconds:
  * time spent for a prediction that was only watched. */
 void draft_control_record(draft_control *control, const draft_block *block, double watch_seconds, int watch_drafts);
+/* The same of a block that shared its forward with others: only what was accepted, for its time says nothing. */
+void draft_control_record_accepted(draft_control *control, const draft_block *block);
 
 #endif

@@ -21,24 +21,21 @@ kakeya_status sampling_validate(const kakeya_sampling *p, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
-void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, mem_account *account) {
-    *s = (sampler){.vocab = vocab, .suppress = suppress, .n_suppress = n_suppress, .account = account};
+void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, sampler_space *space) {
+    *s = (sampler){.vocab = vocab, .suppress = suppress, .n_suppress = n_suppress, .space = space};
 }
 
-void sampler_free(sampler *s) {
-    mem_free(s->adjusted);
-    mem_free(s->candidates);
-    mem_free(s->seen);
-    mem_free(s->allowed);
-    s->allowed = NULL;
-    s->adjusted = NULL;
-    s->candidates = NULL;
-    s->seen = NULL;
+void sampler_space_free(sampler_space *space) {
+    mem_free(space->adjusted);
+    mem_free(space->candidates);
+    mem_free(space->seen);
+    mem_free(space->allowed);
+    *space = (sampler_space){.account = space->account};
 }
 
-static kakeya_status ensure(sampler *s, void **buffer, size_t bytes, kakeya_error *error) {
+static kakeya_status ensure(sampler_space *space, void **buffer, size_t bytes, kakeya_error *error) {
     if (*buffer) return KAKEYA_OK;
-    *buffer = mem_alloc(s->account, MEM_WORKSPACE, bytes);
+    *buffer = mem_alloc(space->account, MEM_WORKSPACE, bytes);
     if (*buffer) return KAKEYA_OK;
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "sampling workspace of %zu bytes: out of memory", bytes);
 }
@@ -62,20 +59,27 @@ static kakeya_status check_bias(const sampler *s, const sampler_constraints *c, 
 
 static bool constrained(const sampler_constraints *c) { return c->n_bias || c->mask; }
 
+kakeya_status sampler_check(const sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
+                            kakeya_error *error) {
+    kakeya_status status = sampling_validate(parameters, error);
+    return status || !constraints ? status : check_bias(s, constraints, error);
+}
+
 kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
                                 kakeya_error *error) {
     const sampler_constraints none = {0}, *c = constraints ? constraints : &none;
     size_t vocab = (size_t)s->vocab;
-    kakeya_status status = sampling_validate(parameters, error);
-    if (status == KAKEYA_OK) status = check_bias(s, c, error);
+    sampler_space *space = s->space;
+    kakeya_status status = sampler_check(s, parameters, c, error);
     bool penalty = parameters->repetition_penalty != 1.0f;
     if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c)))
-        status = ensure(s, (void **)&s->adjusted, vocab * sizeof *s->adjusted, error);
-    if (status == KAKEYA_OK && penalty) status = ensure(s, (void **)&s->seen, vocab * sizeof *s->seen, error);
+        status = ensure(space, (void **)&space->adjusted, vocab * sizeof *space->adjusted, error);
+    if (status == KAKEYA_OK && penalty)
+        status = ensure(space, (void **)&space->seen, vocab * sizeof *space->seen, error);
     if (status == KAKEYA_OK && c->mask)
-        status = ensure(s, (void **)&s->allowed, mask_words(s) * sizeof *s->allowed, error);
+        status = ensure(space, (void **)&space->allowed, mask_words(s) * sizeof *space->allowed, error);
     if (status == KAKEYA_OK && parameters->temperature > 0)
-        status = ensure(s, (void **)&s->candidates, vocab * sizeof *s->candidates, error);
+        status = ensure(space, (void **)&space->candidates, vocab * sizeof *space->candidates, error);
     if (status != KAKEYA_OK) return status;
     s->parameters = *parameters;
     s->constraints = *c;
@@ -95,29 +99,29 @@ bool sampler_suppresses(const sampler *s, int32_t token) {
 /* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL).
  */
 static void penalise(sampler *s, const int32_t *history, size_t n) {
-    if (++s->seen_mark == 0) {
-        memset(s->seen, 0, (size_t)s->vocab * sizeof *s->seen);
-        s->seen_mark = 1;
+    if (++s->space->seen_mark == 0) {
+        memset(s->space->seen, 0, (size_t)s->vocab * sizeof *s->space->seen);
+        s->space->seen_mark = 1;
     }
     float penalty = s->parameters.repetition_penalty;
     for (size_t i = 0; i < n; i++) {
         int32_t token = history[i];
-        if (s->seen[token] == s->seen_mark) continue;
-        s->seen[token] = s->seen_mark;
-        float logit = s->adjusted[token];
-        s->adjusted[token] = logit > 0 ? logit / penalty : logit * penalty;
+        if (s->space->seen[token] == s->space->seen_mark) continue;
+        s->space->seen[token] = s->space->seen_mark;
+        float logit = s->space->adjusted[token];
+        s->space->adjusted[token] = logit > 0 ? logit / penalty : logit * penalty;
     }
 }
 
 /* The caller's mask, applied to the adjusted row. */
 static kakeya_status mask_row(sampler *s, const int32_t *history, size_t n, kakeya_error *error) {
     const sampler_constraints *c = &s->constraints;
-    memset(s->allowed, 0, mask_words(s) * sizeof *s->allowed);
-    if (!c->mask(c->mask_user, history, n, s->allowed, mask_words(s))) return KAKEYA_OK;
+    memset(s->space->allowed, 0, mask_words(s) * sizeof *s->space->allowed);
+    if (!c->mask(c->mask_user, history, n, s->space->allowed, mask_words(s))) return KAKEYA_OK;
     bool left = false;
     for (int32_t t = 0; t < s->vocab; t++) {
-        if (!(s->allowed[t / 32] >> (t % 32) & 1)) s->adjusted[t] = -INFINITY;
-        left |= s->adjusted[t] != -INFINITY;
+        if (!(s->space->allowed[t / 32] >> (t % 32) & 1)) s->space->adjusted[t] = -INFINITY;
+        left |= s->space->adjusted[t] != -INFINITY;
     }
     if (left) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT, "the token mask of position %zu leaves none of the %d tokens", n,
@@ -305,7 +309,7 @@ static size_t weigh_all(sampling_candidate *c, const float *logits, int vocab, f
 
 static int32_t draw(sampler *s, const float *logits, float maximum, size_t position) {
     const kakeya_sampling *p = &s->parameters;
-    sampling_candidate *c = s->candidates;
+    sampling_candidate *c = s->space->candidates;
     size_t n = 0;
     if (p->top_k > 0 && p->top_k < s->vocab) {
         select_top_k(c, (size_t)p->top_k, logits, s->vocab);
@@ -334,7 +338,7 @@ bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t pos
         *token = leaders->token[0];
         return true;
     }
-    sampling_candidate *c = s->candidates; /* in order already */
+    sampling_candidate *c = s->space->candidates; /* in order already */
     size_t n = 0;
     uint64_t total = 0;
     for (int i = 0; i < leaders->n; i++) {
@@ -381,16 +385,16 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
     bool penalty = s->parameters.repetition_penalty != 1.0f;
     const sampler_constraints *c = &s->constraints;
     if (penalty || s->n_suppress || constrained(c)) {
-        memcpy(s->adjusted, logits, (size_t)s->vocab * sizeof *logits);
-        for (size_t i = 0; i < c->n_bias; i++) s->adjusted[c->bias[i].token] += c->bias[i].bias;
+        memcpy(s->space->adjusted, logits, (size_t)s->vocab * sizeof *logits);
+        for (size_t i = 0; i < c->n_bias; i++) s->space->adjusted[c->bias[i].token] += c->bias[i].bias;
         for (int i = 0; i < s->n_suppress; i++)
-            if (s->suppress[i] >= 0 && s->suppress[i] < s->vocab) s->adjusted[s->suppress[i]] = -INFINITY;
+            if (s->suppress[i] >= 0 && s->suppress[i] < s->vocab) s->space->adjusted[s->suppress[i]] = -INFINITY;
         if (c->mask) {
             kakeya_status masked = mask_row(s, history, position, error);
             if (masked != KAKEYA_OK) return masked;
         }
         if (penalty) penalise(s, history, position);
-        logits = s->adjusted;
+        logits = s->space->adjusted;
     }
     float maximum = 0;
     kakeya_status status = row_maximum(logits, s->vocab, token, &maximum, error);

@@ -28,28 +28,39 @@ typedef struct sampler_constraints {
     void *mask_user;
 } sampler_constraints;
 
-typedef struct sampler {
-    kakeya_sampling parameters;
-    sampler_constraints constraints;
-    int vocab;
-    const int32_t *suppress; /* borrowed */
-    int n_suppress;
+/* Vocabulary-sized memory of sampling. Nothing in it outlives one call of a sampler, so any number of samplers of one
+ * thread share it. All zero but for the account: empty. */
+typedef struct sampler_space {
     mem_account *account;
     float *adjusted; /* [vocab]: the row that is sampled from where it is not the model's; NULL while unused */
     sampling_candidate *candidates; /* [vocab]; NULL while only greedy decoding was asked for */
     uint32_t *seen;                 /* [vocab]: the value of seen_mark where a token has been penalised */
     uint32_t seen_mark;
     uint32_t *allowed; /* [(vocab + 31) / 32]: the mask of a position; NULL while there is none */
+} sampler_space;
+
+void sampler_space_free(sampler_space *space);
+
+typedef struct sampler {
+    kakeya_sampling parameters;
+    sampler_constraints constraints;
+    int vocab;
+    const int32_t *suppress; /* borrowed */
+    int n_suppress;
+    sampler_space *space; /* borrowed */
 } sampler;
 
 /* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty finite > 0. */
 kakeya_status sampling_validate(const kakeya_sampling *parameters, kakeya_error *error);
 
-void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, mem_account *account);
-void sampler_free(sampler *s);
+/* space: of samplers with the same vocabulary; may be set later, before sampler_configure. */
+void sampler_init(sampler *s, int vocab, const int32_t *suppress, int n_suppress, sampler_space *space);
 
-/* Validates and takes parameters and constraints (NULL: none); allocates (MEM_WORKSPACE) what they need, so that
- * sampling itself never does. */
+/* Parameters and constraints (NULL: none) that sampler_configure takes if there is memory. */
+kakeya_status sampler_check(const sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
+                            kakeya_error *error);
+/* Checks and takes parameters and constraints; allocates (MEM_WORKSPACE) what they need in the space, so that sampling
+ * itself never does. */
 kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
                                 kakeya_error *error);
 

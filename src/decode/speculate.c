@@ -11,76 +11,47 @@ static double seconds_now(const decode_options *o) {
 
 static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE_NGRAM || o->mode == KAKEYA_MODE_AUTO; }
 
-kakeya_status decode_prepare(decode_workspace *w, const decode_timeline *t, const decode_options *o,
-                             kakeya_error *error) {
-    w->rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
-    bool argmax = sampler_is_argmax(&w->sampler);
-    w->greedy = t->ops->finds_argmax && argmax && !o->log_probabilities;
-    w->leading =
-        t->ops->finds_leaders && !w->greedy && sampler_takes_leaders(&w->sampler) && (!argmax || o->log_probabilities);
-    w->leader_temperature = argmax ? 1 : w->sampler.parameters.temperature;
-    int logit_rows = w->greedy ? 0 : w->leading ? 1 : w->rows;
-    if (w->logit_rows < logit_rows) {
-        size_t bytes = (size_t)logit_rows * (size_t)t->vocab * sizeof *w->logits;
-        mem_free(w->logits);
-        w->logit_rows = 0;
-        w->logits = mem_alloc(w->account, MEM_WORKSPACE, bytes);
-        if (!w->logits)
+/* ------------------------------------------------------------------------------------------------------ memory */
+
+void decode_workspace_free(decode_workspace *w) { ngram_free(&w->ngram); }
+
+void decode_buffers_init(decode_buffers *b, int vocab, mem_account *account) {
+    *b = (decode_buffers){.account = account, .vocab = vocab, .sampling = {.account = account}};
+}
+
+void decode_buffers_free(decode_buffers *b) {
+    mem_free(b->logits);
+    mem_free(b->leaders);
+    mem_free(b->log_probabilities);
+    sampler_space_free(&b->sampling);
+    decode_buffers_init(b, b->vocab, b->account);
+}
+
+kakeya_status decode_buffers_reserve(decode_buffers *b, int logit_rows, int leader_rows, kakeya_error *error) {
+    if (b->logit_rows < logit_rows) {
+        size_t bytes = (size_t)logit_rows * (size_t)b->vocab * sizeof *b->logits;
+        mem_free(b->logits);
+        b->logit_rows = 0;
+        b->logits = mem_alloc(b->account, MEM_WORKSPACE, bytes);
+        if (!b->logits)
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "logits of %d rows, %zu bytes: out of memory", logit_rows,
                              bytes);
-        w->logit_rows = logit_rows;
+        b->logit_rows = logit_rows;
     }
-    if (w->leading && !w->leaders) {
-        w->leaders = mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->leaders);
-        if (!w->leaders) return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of a block: out of memory");
+    if (b->leader_rows < leader_rows) {
+        mem_free(b->leaders);
+        mem_free(b->log_probabilities);
+        b->leader_rows = 0;
+        b->leaders = mem_alloc(b->account, MEM_WORKSPACE, (size_t)leader_rows * sizeof *b->leaders);
+        b->log_probabilities = mem_alloc(b->account, MEM_WORKSPACE, (size_t)leader_rows * sizeof *b->log_probabilities);
+        if (!b->leaders || !b->log_probabilities)
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "leading logits of %d rows: out of memory", leader_rows);
+        b->leader_rows = leader_rows;
     }
-    if (w->leading && !w->log_probabilities) {
-        w->log_probabilities =
-            mem_alloc(w->account, MEM_WORKSPACE, BACKEND_MAX_DECODE_ROWS * sizeof *w->log_probabilities);
-        if (!w->log_probabilities)
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "log-probabilities of a block: out of memory");
-    }
-    if (uses_ngrams(o) && !w->ngram.last) return ngram_create(&w->ngram, t->vocab, t->capacity, w->account, error);
     return KAKEYA_OK;
 }
 
-void decode_workspace_free(decode_workspace *w) {
-    mem_free(w->logits);
-    mem_free(w->leaders);
-    mem_free(w->log_probabilities);
-    w->logits = NULL;
-    w->log_probabilities = NULL;
-    w->leaders = NULL;
-    w->logit_rows = 0;
-    sampler_free(&w->sampler);
-    ngram_free(&w->ngram);
-}
-
-/* One block being decoded. */
-typedef struct block_state {
-    draft_block block;
-    int32_t tokens[BACKEND_MAX_DECODE_ROWS]; /* bonus, drafts */
-    int taken;
-    double watch_seconds;
-    int watch_drafts;
-} block_state;
-
-static kakeya_status ask_drafter(decode_timeline *t, const decode_options *o, int n, int32_t *drafts, double *seconds,
-                                 kakeya_error *error) {
-    int32_t bonus = t->tokens[t->n - 1];
-    if (o->draft) {
-        double start = seconds_now(o);
-        kakeya_status status = o->draft(o->draft_user, bonus, n, drafts, error);
-        *seconds = seconds_now(o) - start;
-        return status;
-    }
-    pthread_mutex_lock(t->turn);
-    double start = seconds_now(o);
-    kakeya_status status = backend_draft_one(t->ops, t->model, t->cache, bonus, n, drafts, error);
-    *seconds = seconds_now(o) - start;
-    pthread_mutex_unlock(t->turn);
-    return status;
-}
+/* ------------------------------------------------------------------------------------------------------ drafts */
 
 /* Cuts drafts at the first one that can never be sampled. */
 static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n) {
@@ -91,7 +62,10 @@ static int usable_drafts(const decode_workspace *w, const int32_t *drafts, int n
 
 /* Lets the text continue the drafts of DFlash, or their beginning where it seems to know better: the n-gram index takes
  * them for written, one by one, and is asked behind each. */
-static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, block_state *b) {
+static void extend_drafts(decode_stream *b) {
+    decode_timeline *t = b->timeline;
+    decode_workspace *w = b->workspace;
+    int limit = b->limit;
     int32_t *drafts = b->tokens + 1, more[BACKEND_MAX_DRAFT], best_more[BACKEND_MAX_DRAFT];
     int n = b->block.drafted, best_found = 0, best_match = 0;
     draft_extension best = draft_control_extend(&w->control, n, 0, 0);
@@ -118,55 +92,166 @@ static void extend_drafts(decode_timeline *t, decode_workspace *w, int limit, bl
                                       best.kept + best_found);
 }
 
-/* Fills b->tokens behind the bonus according to the mode; limit: drafts that the block may hold. */
-static kakeya_status choose_drafts(decode_timeline *t, decode_workspace *w, const decode_options *o, int limit,
-                                   block_state *b, kakeya_error *error) {
-    int32_t *drafts = b->tokens + 1;
-    int32_t found[BACKEND_MAX_DRAFT];
-    int n_found = 0, match = 0;
-    if (uses_ngrams(o)) {
-        ngram_extend(&w->ngram, t->tokens, t->n);
-        n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, found, &match);
-        n_found = usable_drafts(w, found, n_found);
-    }
-
+static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
+    const decode_options *o = s->options;
     draft_plan plan = {.source = DRAFT_NONE};
     switch (o->mode) {
     case KAKEYA_MODE_AUTO:
-        plan = draft_control_plan(&w->control, limit, n_found, match);
+        plan = prices ? draft_control_plan_at(&s->workspace->control, s->limit, s->n_found, s->match, prices)
+                      : draft_control_plan(&s->workspace->control, s->limit, s->n_found, s->match);
         break;
     case KAKEYA_MODE_SPECULATIVE:
-        plan = (draft_plan){.source = DRAFT_DFLASH, .length = limit};
+        plan = (draft_plan){.source = DRAFT_DFLASH, .length = s->limit};
         break;
     case KAKEYA_MODE_NGRAM:
-        plan = (draft_plan){.source = DRAFT_NGRAM, .length = n_found < limit ? n_found : limit};
+        plan = (draft_plan){.source = DRAFT_NGRAM, .length = s->n_found < s->limit ? s->n_found : s->limit};
         break;
     case KAKEYA_MODE_AR:
         break;
     }
     if (plan.length <= 0) plan.source = DRAFT_NONE;
+    return plan;
+}
 
-    b->block.source = plan.source;
-    if (plan.source == DRAFT_DFLASH) {
-        kakeya_status status = ask_drafter(t, o, plan.length, drafts, &b->block.draft_seconds, error);
-        if (status != KAKEYA_OK) return status;
-        b->block.asked = plan.length;
-        b->block.drafted = usable_drafts(w, drafts, plan.length);
-        if (o->mode == KAKEYA_MODE_AUTO && b->block.drafted == plan.length) extend_drafts(t, w, limit, b);
-    } else if (plan.source == DRAFT_NGRAM) {
-        memcpy(drafts, found, (size_t)plan.length * sizeof *drafts);
-        b->block.drafted = plan.length;
-        b->block.ngram_match = match;
+enum { QUESTION_DRAFTS = 0, QUESTION_WATCH, QUESTION_NONE };
+
+bool decode_asks(decode_stream *s, backend_draft_request *request) {
+    *request = (backend_draft_request){.cache = s->timeline->cache, .bonus = s->tokens[0]};
+    if (s->question == QUESTION_DRAFTS) {
+        request->n = s->plan.source == DRAFT_DFLASH ? s->plan.length : 0;
+        request->drafts = s->tokens + 1;
+        if (request->n) return true;
+        s->question = QUESTION_WATCH;
     }
-    if (o->mode != KAKEYA_MODE_AUTO) return KAKEYA_OK;
+    if (s->question == QUESTION_WATCH) {
+        request->n = s->options->mode == KAKEYA_MODE_AUTO ? s->plan.watch_length : 0;
+        request->drafts = s->watched;
+        if (request->n) return true;
+        s->question = QUESTION_NONE;
+    }
+    return false;
+}
 
-    if (plan.source != DRAFT_NGRAM && n_found) draft_control_watch(&w->control, DRAFT_NGRAM, match, found, 0, n_found);
-    if (plan.watch_length) {
-        int32_t watched[BACKEND_MAX_DRAFT];
-        kakeya_status status = ask_drafter(t, o, plan.watch_length, watched, &b->watch_seconds, error);
+void decode_answered(decode_stream *s, double seconds) {
+    decode_workspace *w = s->workspace;
+    if (s->question++ == QUESTION_DRAFTS) {
+        s->block.draft_seconds = seconds;
+        s->block.asked = s->plan.length;
+        s->block.drafted = usable_drafts(w, s->tokens + 1, s->plan.length);
+        if (s->options->mode != KAKEYA_MODE_AUTO) return;
+        if (s->block.drafted == s->plan.length && !s->priced) extend_drafts(s);
+        if (s->n_found) draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
+        return;
+    }
+    s->watch_seconds = seconds;
+    s->watch_drafts = s->plan.watch_length;
+    draft_control_watch(&w->control, DRAFT_DFLASH, 0, s->watched, 0, s->plan.watch_length);
+}
+
+/* Drafts of the caller's own take the drafter's place. */
+static kakeya_status ask_caller(decode_stream *s, kakeya_error *error) {
+    const decode_options *o = s->options;
+    backend_draft_request request;
+    kakeya_status status = KAKEYA_OK;
+    while (status == KAKEYA_OK && decode_asks(s, &request)) {
+        double start = seconds_now(o);
+        status = o->draft(o->draft_user, request.bonus, request.n, request.drafts, error);
+        if (status == KAKEYA_OK) decode_answered(s, seconds_now(o) - start);
+    }
+    return status;
+}
+
+kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *prices, kakeya_error *error) {
+    decode_timeline *t = s->timeline;
+    decode_workspace *w = s->workspace;
+    const decode_options *o = s->options;
+    size_t remaining = o->max_tokens - (t->n - s->start);
+    int rows = o->draft_length + 1 < o->max_rows ? o->draft_length + 1 : o->max_rows;
+    if (rows > most_rows) rows = most_rows;
+    s->limit = rows - 1;
+    if ((size_t)s->limit > remaining - 1) s->limit = (int)(remaining - 1);
+    kakeya_status status = decode_timeline_reserve(t, t->n + (size_t)s->limit + 1, error);
+    if (status == KAKEYA_OK && uses_ngrams(o))
+        status = ngram_reserve(&w->ngram, t->n + (size_t)s->limit + 1, w->account, error);
+    if (status != KAKEYA_OK) return status;
+
+    s->block = (draft_block){0};
+    s->tokens[0] = t->tokens[t->n - 1];
+    s->n_found = s->match = s->watch_drafts = s->taken = 0;
+    s->watch_seconds = 0;
+    s->question = QUESTION_DRAFTS;
+    s->batched = false;
+    if (uses_ngrams(o)) {
+        ngram_extend(&w->ngram, t->tokens, t->n);
+        s->n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, s->found, &s->match);
+        s->n_found = usable_drafts(w, s->found, s->n_found);
+    }
+    s->plan = plan_of(s, prices);
+    s->priced = prices != NULL;
+    s->block.source = s->plan.source;
+    if (s->plan.source == DRAFT_NGRAM) {
+        memcpy(s->tokens + 1, s->found, (size_t)s->plan.length * sizeof *s->found);
+        s->block.drafted = s->plan.length;
+        s->block.ngram_match = s->match;
+    }
+    if (o->mode == KAKEYA_MODE_AUTO && s->plan.source == DRAFT_NONE && s->n_found)
+        draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
+    return o->draft ? ask_caller(s, error) : KAKEYA_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- one block */
+
+int decode_rows(const decode_stream *s) { return s->block.drafted + 1; }
+
+int decode_logit_rows(const decode_stream *s) {
+    return s->choice == DECODE_FROM_LOGITS ? decode_rows(s) : s->choice == DECODE_FROM_LEADERS ? 1 : 0;
+}
+
+int decode_leader_rows(const decode_stream *s) { return s->choice == DECODE_FROM_LEADERS ? decode_rows(s) : 0; }
+
+backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_leader_row) {
+    const decode_buffers *b = s->buffers;
+    const sampler *choice = &s->workspace->sampler;
+    s->logits = b->logits ? b->logits + (size_t)first_logit_row * (size_t)b->vocab : NULL;
+    s->leaders = b->leaders ? b->leaders + first_leader_row : NULL;
+    s->log_probabilities = b->log_probabilities ? b->log_probabilities + first_leader_row : NULL;
+    return (backend_segment){.cache = s->timeline->cache,
+                             .tokens = s->tokens,
+                             .n = decode_rows(s),
+                             .kind = SEGMENT_DECODE,
+                             .logits = s->choice == DECODE_FROM_LOGITS ? s->logits : NULL,
+                             .leaders = s->choice == DECODE_FROM_LEADERS ? s->leaders : NULL,
+                             .temperature = sampler_is_argmax(choice) ? 1 : choice->parameters.temperature,
+                             .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL};
+}
+
+/* Chooses the token of one row from its leading logits, or from the whole row where those do not decide; -1 for logits
+ * that are not numbers. */
+static kakeya_status choose_from_leaders(decode_stream *s, int segment, int row, int32_t *token, kakeya_error *error) {
+    const decode_timeline *t = s->timeline;
+    const decode_options *o = s->options;
+    sampler *choice = &s->workspace->sampler;
+    size_t position = t->n + (size_t)row;
+    const backend_leaders *leaders = &s->leaders[row];
+    token_log_probabilities *known = &s->log_probabilities[row];
+    bool decided = sampler_draw_leaders(choice, leaders, position, token);
+    if (decided && (*token < 0 || !o->log_probabilities)) return KAKEYA_OK;
+    /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
+    if (decided && choice->n_suppress == 0 &&
+        log_probabilities_of_leaders(leaders, t->vocab, *token, o->top_log_probabilities, known))
+        return KAKEYA_OK;
+    kakeya_status status = t->ops->read_logits(t->model, segment, row, s->logits, error);
+    if (status == KAKEYA_OK && !decided) status = sampler_sample(choice, s->logits, NULL, position, token, error);
+    if (status == KAKEYA_OK && o->log_probabilities)
+        log_probabilities_of_row(s->logits, t->vocab, *token, o->top_log_probabilities, known);
+    return status;
+}
+
+kakeya_status decode_read(decode_stream *s, int segment, kakeya_error *error) {
+    for (int row = 0; s->choice == DECODE_FROM_LEADERS && row < decode_rows(s); row++) {
+        kakeya_status status = choose_from_leaders(s, segment, row, &s->known[row], error);
         if (status != KAKEYA_OK) return status;
-        b->watch_drafts = plan.watch_length;
-        draft_control_watch(&w->control, DRAFT_DFLASH, 0, watched, 0, plan.watch_length);
+        if (row < s->block.drafted && s->known[row] != s->tokens[row + 1]) break; /* rows behind it are dropped */
     }
     return KAKEYA_OK;
 }
@@ -180,8 +265,9 @@ typedef struct row_result {
 
 static bool is_cancelled(const decode_options *o) { return o->cancelled && atomic_load(o->cancelled); }
 
-static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, const decode_options *o, row_result row,
-                                  output_token *out, kakeya_error *error) {
+static kakeya_status choose_token(decode_stream *s, row_result row, output_token *out, kakeya_error *error) {
+    const decode_timeline *t = s->timeline;
+    const decode_options *o = s->options;
     *out = (output_token){.position = t->n, .log_probabilities.chosen = (double)NAN};
     if (row.token) {
         out->token = *row.token;
@@ -191,42 +277,46 @@ static kakeya_status choose_token(decode_timeline *t, decode_workspace *w, const
         if (row.log_probabilities) out->log_probabilities = *row.log_probabilities;
         return KAKEYA_OK;
     }
-    kakeya_status status = sampler_sample(&w->sampler, row.logits, t->tokens, t->n, &out->token, error);
+    kakeya_status status = sampler_sample(&s->workspace->sampler, row.logits, t->tokens, t->n, &out->token, error);
     if (status == KAKEYA_OK && o->log_probabilities)
         log_probabilities_of_row(row.logits, t->vocab, out->token, o->top_log_probabilities, &out->log_probabilities);
     return status;
 }
 
 /* Chooses the token behind tokens[0..n) and lets the output decide about it. */
-static kakeya_status take_next(decode_timeline *t, decode_workspace *w, const decode_options *o, row_result row,
-                               bool last, decode_output *output, int32_t *token, output_verdict *verdict,
-                               kakeya_error *error) {
+static kakeya_status take_next(decode_stream *s, row_result row, int32_t *token, kakeya_error *error) {
+    decode_timeline *t = s->timeline;
     output_token chosen;
-    kakeya_status status = choose_token(t, w, o, row, &chosen, error);
+    bool last = t->n - s->start + 1 == s->options->max_tokens;
+    kakeya_status status = choose_token(s, row, &chosen, error);
     if (status != KAKEYA_OK) return status;
-    status = output_take(output, &chosen, last, verdict, error);
-    if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) return status;
+    status = output_take(s->output, &chosen, last, &s->verdict, error);
+    if (status != KAKEYA_OK || s->verdict == OUTPUT_REFUSED) return status;
     *token = chosen.token;
     t->tokens[t->n++] = chosen.token;
-    if (*verdict != OUTPUT_TAKEN || !is_cancelled(o)) return KAKEYA_OK;
-    *verdict = OUTPUT_TAKEN_LAST;
-    return output_cut(output, KAKEYA_FINISH_CANCELLED, error);
+    if (s->verdict != OUTPUT_TAKEN || !is_cancelled(s->options)) return KAKEYA_OK;
+    s->verdict = OUTPUT_TAKEN_LAST;
+    return output_cut(s->output, KAKEYA_FINISH_CANCELLED, error);
 }
 
-/* Keeps the block's first `taken` rows: exactly the tokens before the timeline's last one. */
-static kakeya_status commit_rows(decode_timeline *t, const decode_options *o, block_state *b, kakeya_error *error) {
-    pthread_mutex_lock(t->turn);
-    double start = seconds_now(o);
-    kakeya_status status = t->ops->cache_commit(t->cache, b->taken, error);
-    b->block.verify_seconds += seconds_now(o) - start;
-    if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
-    pthread_mutex_unlock(t->turn);
-    size_t length = (size_t)t->ops->cache_length(t->cache);
-    if (status == KAKEYA_OK)
-        memset(t->row_kind + length - (size_t)b->taken, SEGMENT_DECODE, (size_t)b->taken);
-    else if (t->n > length + 1)
-        t->n = length + 1;
-    return status;
+kakeya_status decode_take(decode_stream *s, kakeya_error *error) {
+    for (int row = 0; row < decode_rows(s); row++) {
+        int32_t token = -1;
+        row_result result = {.logits = s->logits + (size_t)row * (size_t)s->timeline->vocab};
+        if (s->choice != DECODE_FROM_LOGITS) {
+            bool probable = s->choice == DECODE_FROM_LEADERS && s->options->log_probabilities;
+            result = (row_result){.token = &s->known[row],
+                                  .log_probabilities = probable ? &s->log_probabilities[row] : NULL};
+        }
+        kakeya_status status = take_next(s, result, &token, error);
+        if (status != KAKEYA_OK || s->verdict == OUTPUT_REFUSED) return status;
+        s->taken++;
+        if (s->options->mode == KAKEYA_MODE_AUTO) draft_control_token(&s->workspace->control, token);
+        bool accepted = row < s->block.drafted && token == s->tokens[row + 1];
+        s->block.accepted += accepted;
+        if (!accepted || s->verdict == OUTPUT_TAKEN_LAST) break;
+    }
+    return KAKEYA_OK;
 }
 
 static void add_to_stats(kakeya_stats *stats, const draft_block *block, double watch_seconds) {
@@ -239,105 +329,99 @@ static void add_to_stats(kakeya_stats *stats, const draft_block *block, double w
     stats->verify_seconds += block->verify_seconds;
 }
 
-/* Chooses the token of one row from its leading logits, or from the whole row where those do not decide; -1 for logits
- * that are not numbers. */
-static kakeya_status choose_from_leaders(const decode_timeline *t, decode_workspace *w, const decode_options *o,
-                                         int row, size_t position, int32_t *token, kakeya_error *error) {
-    const backend_leaders *leaders = &w->leaders[row];
-    token_log_probabilities *known = &w->log_probabilities[row];
-    bool decided = sampler_draw_leaders(&w->sampler, leaders, position, token);
-    if (decided && (*token < 0 || !o->log_probabilities)) return KAKEYA_OK;
-    /* leaders know nothing of suppressed tokens, which have their part in the model's own softmax */
-    if (decided && w->sampler.n_suppress == 0 &&
-        log_probabilities_of_leaders(leaders, t->vocab, *token, o->top_log_probabilities, known))
-        return KAKEYA_OK;
-    kakeya_status status = t->ops->read_logits(t->model, 0, row, w->logits, error);
-    if (status == KAKEYA_OK && !decided) status = sampler_sample(&w->sampler, w->logits, NULL, position, token, error);
-    if (status == KAKEYA_OK && o->log_probabilities)
-        log_probabilities_of_row(w->logits, t->vocab, *token, o->top_log_probabilities, known);
+/* Keeps the block's first `taken` rows: exactly the tokens before the timeline's last one. */
+static kakeya_status commit_rows(decode_stream *s, kakeya_error *error) {
+    decode_timeline *t = s->timeline;
+    double start = seconds_now(s->options);
+    kakeya_status status = t->ops->cache_commit(t->cache, s->taken, error);
+    s->block.verify_seconds += seconds_now(s->options) - start;
+    if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
+    size_t length = (size_t)t->ops->cache_length(t->cache);
+    if (status == KAKEYA_OK)
+        memset(t->row_kind + length - (size_t)s->taken, SEGMENT_DECODE, (size_t)s->taken);
+    else if (t->n > length + 1)
+        t->n = length + 1;
     return status;
 }
 
-/* Chooses the tokens of all rows up to the first draft that is not the chosen token. Needs the turn: whole rows are
- * still with the backend. */
-static kakeya_status choose_rows(const decode_timeline *t, decode_workspace *w, const decode_options *o,
-                                 const block_state *b, int32_t *chosen, kakeya_error *error) {
-    for (int row = 0; row <= b->block.drafted; row++) {
-        kakeya_status status = choose_from_leaders(t, w, o, row, t->n + (size_t)row, &chosen[row], error);
-        if (status != KAKEYA_OK) return status;
-        if (row < b->block.drafted && chosen[row] != b->tokens[row + 1]) break;
-    }
-    return KAKEYA_OK;
-}
-
-static kakeya_status decode_block(decode_timeline *t, decode_workspace *w, const decode_options *o, size_t remaining,
-                                  decode_output *output, kakeya_stats *stats, output_verdict *verdict,
-                                  kakeya_error *error) {
-    block_state b = {.tokens = {t->tokens[t->n - 1]}};
-    int limit = o->draft_length < w->rows - 1 ? o->draft_length : w->rows - 1;
-    if ((size_t)limit > remaining - 1) limit = (int)(remaining - 1);
-    kakeya_status status = choose_drafts(t, w, o, limit, &b, error);
-    if (status != KAKEYA_OK) return status;
-
-    int32_t known[BACKEND_MAX_DECODE_ROWS];
-    backend_segment segment = {.cache = t->cache,
-                               .tokens = b.tokens,
-                               .n = b.block.drafted + 1,
-                               .kind = SEGMENT_DECODE,
-                               .logits = w->greedy || w->leading ? NULL : w->logits,
-                               .leaders = w->leading ? w->leaders : NULL,
-                               .temperature = w->leader_temperature,
-                               .argmax = w->greedy ? known : NULL};
-    pthread_mutex_lock(t->turn);
-    double start = seconds_now(o);
-    status = t->ops->forward(t->model, &segment, 1, error);
-    kakeya_status drawn = !status && w->leading ? choose_rows(t, w, o, &b, known, error) : KAKEYA_OK;
-    b.block.verify_seconds = seconds_now(o) - start;
-    pthread_mutex_unlock(t->turn);
-    if (status != KAKEYA_OK) return status;
-
-    status = drawn; /* the rows are pending now: a failure commits none of them */
-    for (int row = 0; row < segment.n && !status; row++) {
-        int32_t token;
-        row_result result = {.token = &known[row],
-                             .log_probabilities =
-                                 w->leading && o->log_probabilities ? &w->log_probabilities[row] : NULL};
-        if (!w->greedy && !w->leading) result = (row_result){.logits = w->logits + (size_t)row * (size_t)t->vocab};
-        bool last = remaining == (size_t)b.taken + 1;
-        status = take_next(t, w, o, result, last, output, &token, verdict, error);
-        if (status != KAKEYA_OK || *verdict == OUTPUT_REFUSED) break;
-        b.taken++;
-        if (o->mode == KAKEYA_MODE_AUTO) draft_control_token(&w->control, token);
-        bool accepted = row < b.block.drafted && token == b.tokens[row + 1];
-        b.block.accepted += accepted;
-        if (!accepted || *verdict == OUTPUT_TAKEN_LAST) break;
-    }
-    kakeya_status committed = commit_rows(t, o, &b, status == KAKEYA_OK ? error : NULL);
+kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verify_seconds, kakeya_error *error) {
+    s->block.verify_seconds = verify_seconds;
+    kakeya_status committed = commit_rows(s, status == KAKEYA_OK ? error : NULL);
     if (status == KAKEYA_OK) status = committed;
     if (status != KAKEYA_OK) return status;
-
-    add_to_stats(stats, &b.block, b.watch_seconds);
-    if (o->mode == KAKEYA_MODE_AUTO) draft_control_record(&w->control, &b.block, b.watch_seconds, b.watch_drafts);
-    if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = b.block, .taken = b.taken});
+    const decode_options *o = s->options;
+    add_to_stats(s->stats, &s->block, s->watch_seconds);
+    if (o->mode == KAKEYA_MODE_AUTO && s->batched)
+        draft_control_record_accepted(&s->workspace->control, &s->block);
+    else if (o->mode == KAKEYA_MODE_AUTO)
+        draft_control_record(&s->workspace->control, &s->block, s->watch_seconds, s->watch_drafts);
+    if (o->trace) o->trace(o->trace_user, &(decode_trace_block){.block = s->block, .taken = s->taken});
     return KAKEYA_OK;
 }
 
-kakeya_status decode_run(decode_timeline *t, decode_workspace *w, const decode_options *o, decode_output *output,
-                         kakeya_stats *stats, kakeya_error *error) {
-    size_t start = t->n;
-    output_verdict verdict = OUTPUT_TAKEN;
-    kakeya_status status = KAKEYA_OK;
-    bool cancelled = is_cancelled(o);
-    if (t->has_logits && !cancelled) {
-        int32_t token;
-        status =
-            take_next(t, w, o, (row_result){.logits = t->logits}, o->max_tokens == 1, output, &token, &verdict, error);
-        t->has_logits = false; /* used up; after a failure the row is computed again */
-    }
-    while (status == KAKEYA_OK && verdict == OUTPUT_TAKEN && !(cancelled = cancelled || is_cancelled(o)))
-        status = decode_block(t, w, o, o->max_tokens - (t->n - start), output, stats, &verdict, error);
-    if (status == KAKEYA_OK && verdict == OUTPUT_TAKEN) status = output_cut(output, KAKEYA_FINISH_CANCELLED, error);
-    stats->completion_tokens += t->n > start ? t->n - start : 0;
-    stats->finish = output->finish;
+/* --------------------------------------------------------------------------------------------------- the stream */
+
+kakeya_status decode_begin(decode_stream *s, decode_timeline *t, decode_workspace *w, decode_buffers *b,
+                           const decode_options *o, decode_output *output, kakeya_stats *stats, kakeya_error *error) {
+    *s = (decode_stream){.timeline = t,
+                         .workspace = w,
+                         .buffers = b,
+                         .options = o,
+                         .output = output,
+                         .stats = stats,
+                         .start = t->n,
+                         .verdict = OUTPUT_TAKEN};
+    bool argmax = sampler_is_argmax(&w->sampler);
+    if (t->ops->finds_argmax && argmax && !o->log_probabilities)
+        s->choice = DECODE_BY_BACKEND;
+    else if (t->ops->finds_leaders && sampler_takes_leaders(&w->sampler) && (!argmax || o->log_probabilities))
+        s->choice = DECODE_FROM_LEADERS;
+    if (!t->has_logits || is_cancelled(o)) return KAKEYA_OK;
+    int32_t token;
+    kakeya_status status = decode_timeline_reserve(t, t->n + 1, error);
+    if (status == KAKEYA_OK) status = take_next(s, (row_result){.logits = t->logits}, &token, error);
+    decode_timeline_drop_logits(t); /* used up; after a failure the row is computed again */
     return status;
+}
+
+bool decode_goes_on(const decode_stream *s) { return s->verdict == OUTPUT_TAKEN && !is_cancelled(s->options); }
+
+kakeya_status decode_end(decode_stream *s, kakeya_status status, kakeya_error *error) {
+    if (status == KAKEYA_OK && s->verdict == OUTPUT_TAKEN)
+        status = output_cut(s->output, KAKEYA_FINISH_CANCELLED, error);
+    size_t n = s->timeline->n;
+    s->stats->completion_tokens += n > s->start ? n - s->start : 0;
+    s->stats->finish = s->output->finish;
+    return status;
+}
+
+static kakeya_status run_block(decode_stream *s, kakeya_error *error) {
+    decode_timeline *t = s->timeline;
+    const decode_options *o = s->options;
+    backend_draft_request request;
+    kakeya_status status = decode_plan(s, BACKEND_MAX_DECODE_ROWS, NULL, error);
+    while (status == KAKEYA_OK && decode_asks(s, &request)) {
+        double start = seconds_now(o);
+        status = t->ops->draft(t->model, &request, 1, error);
+        if (status == KAKEYA_OK) decode_answered(s, seconds_now(o) - start);
+    }
+    if (status == KAKEYA_OK)
+        status = decode_buffers_reserve(s->buffers, decode_logit_rows(s), decode_leader_rows(s), error);
+    if (status != KAKEYA_OK) return status;
+    backend_segment segment = decode_segment(s, 0, 0);
+    double start = seconds_now(o);
+    status = t->ops->forward(t->model, &segment, 1, error);
+    if (status != KAKEYA_OK) return status;
+    status = decode_read(s, 0, error);
+    double seconds = seconds_now(o) - start;
+    if (status == KAKEYA_OK) status = decode_take(s, error);
+    return decode_commit(s, status, seconds, error);
+}
+
+kakeya_status decode_run(decode_timeline *t, decode_workspace *w, decode_buffers *b, const decode_options *o,
+                         decode_output *output, kakeya_stats *stats, kakeya_error *error) {
+    decode_stream s;
+    kakeya_status status = decode_begin(&s, t, w, b, o, output, stats, error);
+    while (status == KAKEYA_OK && decode_goes_on(&s)) status = run_block(&s, error);
+    return decode_end(&s, status, error);
 }

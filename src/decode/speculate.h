@@ -1,34 +1,34 @@
-/* The decode loop, the same for every mode. A block is [bonus, drafts...]: the bonus token is the last sampled token,
- * which the cache does not hold yet. One forward gives a row of logits behind each of its tokens; each row is sampled
- * at its position, and a draft is accepted exactly if it equals the sampled token. The first sampled token that is not
- * an accepted draft is the next block's bonus, so no second forward is ever needed. AR is the block without drafts.
+/* Decoding, the same for every mode and for every number of streams. A block is [bonus, drafts...]: the bonus token is
+ * the last sampled token, which the cache does not hold yet. One forward gives a row of logits behind each of its
+ * tokens; each row is sampled at its position, and a draft is accepted exactly if it equals the sampled token. The
+ * first sampled token that is not an accepted draft is the next block's bonus, so no second forward is ever needed. AR
+ * is the block without drafts.
  *
- * Invariant between blocks: the cache holds all tokens of the timeline but the last one, whatever the mode. */
+ * Invariant between blocks: the cache holds all tokens of the timeline but the last one, whatever the mode.
+ *
+ * Whoever calls the backend is not decided here. A block goes in steps, and between them stands the backend's work,
+ * which may serve any number of streams at once:
+ *
+ *   decode_plan      chooses the source of the drafts; no backend
+ *   decode_asks      what the drafter shall answer, if anything; decode_answered takes it; until there is no question
+ *   decode_segment   the block as a segment of a forward
+ *   decode_read      right behind the forward: tokens that need the backend once more
+ *   decode_take      samples the rows in order, hands tokens to the output; no backend
+ *   decode_commit    keeps the rows of the tokens that were taken
+ *
+ * decode_run does so for one stream alone. Nothing here locks: calls on one stream, its timeline and its buffers come
+ * from one thread at a time. */
 #ifndef KAKEYA_DECODE_SPECULATE_H
 #define KAKEYA_DECODE_SPECULATE_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "backend/backend.h"
+#include "decode/decode_timeline.h"
 #include "decode/draft_control.h"
 #include "decode/ngram.h"
 #include "decode/output.h"
 #include "decode/sampling.h"
-
-/* Tokens and their K/V memory. The cache's length is n, and then `logits` predict the next token, or n - 1. */
-typedef struct decode_timeline {
-    const backend_ops *ops;
-    backend_model *model;
-    backend_cache *cache;
-    pthread_mutex_t *turn;   /* held around backend calls that compute: sessions of one engine take turns */
-    int32_t *tokens;         /* [capacity] */
-    unsigned char *row_kind; /* [capacity]: the segment_kind that each committed position was computed as */
-    size_t n, capacity;
-    int vocab;
-    float *logits; /* [vocab] */
-    bool has_logits;
-} decode_timeline;
 
 typedef struct decode_trace_block {
     draft_block block;
@@ -37,7 +37,7 @@ typedef struct decode_trace_block {
 
 typedef void (*decode_trace_fn)(void *user, const decode_trace_block *block);
 
-/* Drafts like backend_ops.draft; takes its place in reference modes of the evaluation. */
+/* Drafts like backend_draft_one; takes its place in reference modes of the evaluation. Called in decode_plan. */
 typedef kakeya_status (*decode_draft_fn)(void *user, int32_t bonus, int n, int32_t *drafts, kakeya_error *error);
 
 typedef struct decode_options {
@@ -56,30 +56,105 @@ typedef struct decode_options {
     void *seconds_user;
 } decode_options;
 
-/* What a loop needs besides the timeline; kept between turns. */
+/* What a stream needs besides the timeline; kept between turns. */
 typedef struct decode_workspace {
     mem_account *account;
-    int rows;                 /* of a block, at most */
-    bool greedy;              /* the backend finds the next tokens itself */
-    bool leading;             /* it finds the leading logits, from which they are chosen */
-    float leader_temperature; /* of the leaders' weights */
-    float *logits;            /* [logit_rows][vocab], where tokens are sampled here */
-    int logit_rows;
-    backend_leaders *leaders;                   /* [BACKEND_MAX_DECODE_ROWS] once they were wanted */
-    token_log_probabilities *log_probabilities; /* [BACKEND_MAX_DECODE_ROWS] of rows whose token is chosen in advance */
     sampler sampler;
     ngram_index ngram; /* memory only once n-gram drafts were wanted */
     draft_control control;
 } decode_workspace;
 
-/* Allocates what the options need; afterwards decode_run allocates nothing. */
-kakeya_status decode_prepare(decode_workspace *workspace, const decode_timeline *timeline,
-                             const decode_options *options, kakeya_error *error);
 void decode_workspace_free(decode_workspace *workspace);
 
-/* Adds to *stats; sets stats->finish. On failure the timeline holds what was committed and one token more, and can go
- * on. */
-kakeya_status decode_run(decode_timeline *timeline, decode_workspace *workspace, const decode_options *options,
-                         decode_output *output, kakeya_stats *stats, kakeya_error *error);
+/* Vocabulary-sized memory: rows of one forward, and what sampling needs. One serves all streams of a thread. All zero
+ * but for the accounts: empty. */
+typedef struct decode_buffers {
+    mem_account *account;
+    int vocab;
+    float *logits; /* [logit_rows][vocab] */
+    int logit_rows;
+    backend_leaders *leaders;                   /* [leader_rows] */
+    token_log_probabilities *log_probabilities; /* [leader_rows], of rows whose token is chosen in advance */
+    int leader_rows;
+    sampler_space sampling;
+} decode_buffers;
+
+void decode_buffers_init(decode_buffers *buffers, int vocab, mem_account *account);
+void decode_buffers_free(decode_buffers *buffers);
+/* At least so many rows. Grows by dropping what was there. */
+kakeya_status decode_buffers_reserve(decode_buffers *buffers, int logit_rows, int leader_rows, kakeya_error *error);
+
+/* Who finds the token of a row. */
+typedef enum decode_choice {
+    DECODE_FROM_LOGITS = 0, /* sampled here from whole rows */
+    DECODE_FROM_LEADERS, /* from the leading logits that the backend finds, and from a whole row where they do not do */
+    DECODE_BY_BACKEND,   /* the greedy choice, found by the backend */
+} decode_choice;
+
+/* An answer in the making. Everything but the block is borrowed. */
+typedef struct decode_stream {
+    decode_timeline *timeline;
+    decode_workspace *workspace;
+    decode_buffers *buffers;
+    const decode_options *options;
+    decode_output *output;
+    kakeya_stats *stats; /* added to */
+    size_t start;        /* tokens of the timeline when the stream began */
+    output_verdict verdict;
+    decode_choice choice;
+    /* --- the block */
+    draft_block block;
+    int32_t tokens[BACKEND_MAX_DECODE_ROWS]; /* bonus, drafts */
+    int limit;                               /* drafts that the block may hold */
+    draft_plan plan;
+    bool priced;
+    int32_t found[BACKEND_MAX_DRAFT]; /* by the n-gram index */
+    int n_found, match;
+    int question; /* of decode_asks */
+    int32_t watched[BACKEND_MAX_DRAFT];
+    double watch_seconds;
+    int watch_drafts;
+    int32_t known[BACKEND_MAX_DECODE_ROWS]; /* tokens chosen by the backend or in decode_read */
+    float *logits;                          /* the block's part of the buffers */
+    backend_leaders *leaders;
+    token_log_probabilities *log_probabilities;
+    int taken;    /* rows whose token joined the timeline */
+    bool batched; /* the forward served other streams, too: its time says nothing about this block */
+} decode_stream;
+
+/* Begins. sampler_configure comes before, with the sampling space of the buffers. A token that the timeline's logits
+ * already decide is taken at once: what the output does about it may end the stream. */
+kakeya_status decode_begin(decode_stream *stream, decode_timeline *timeline, decode_workspace *workspace,
+                           decode_buffers *buffers, const decode_options *options, decode_output *output,
+                           kakeya_stats *stats, kakeya_error *error);
+/* The stream wants another block. */
+bool decode_goes_on(const decode_stream *stream);
+
+/* most_rows: of the block, at least 1. prices: of drafts in auto where the forward is shared; NULL: the stream is
+ * alone, and its own measurements decide. May allocate; on failure nothing has changed. */
+kakeya_status decode_plan(decode_stream *stream, int most_rows, const draft_prices *prices, kakeya_error *error);
+bool decode_asks(decode_stream *stream, backend_draft_request *request);
+/* seconds: what the answer took; of a batch, the share of this stream. */
+void decode_answered(decode_stream *stream, double seconds);
+int decode_rows(const decode_stream *stream);
+/* Rows of the buffers that decode_segment needs: logits (one per read_logits at the least) and leaders. */
+int decode_logit_rows(const decode_stream *stream);
+int decode_leader_rows(const decode_stream *stream);
+/* first_logit_row, first_leader_row: where the block's part of the buffers begins. */
+backend_segment decode_segment(decode_stream *stream, int first_logit_row, int first_leader_row);
+/* segment: the block's index in the last forward. A failure is the stream's own: decode_commit drops the rows. */
+kakeya_status decode_read(decode_stream *stream, int segment, kakeya_error *error);
+kakeya_status decode_take(decode_stream *stream, kakeya_error *error);
+/* `status` of the steps before, handed on. verify_seconds: of the forward. Adds to the stats. On failure the timeline
+ * holds what was committed and one token more, and can go on. */
+kakeya_status decode_commit(decode_stream *stream, kakeya_status status, double verify_seconds, kakeya_error *error);
+
+/* Sets stats->finish; `status`: of the last step, handed on. */
+kakeya_status decode_end(decode_stream *stream, kakeya_status status, kakeya_error *error);
+
+/* The whole stream, alone. */
+kakeya_status decode_run(decode_timeline *timeline, decode_workspace *workspace, decode_buffers *buffers,
+                         const decode_options *options, decode_output *output, kakeya_stats *stats,
+                         kakeya_error *error);
 
 #endif

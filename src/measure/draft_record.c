@@ -55,12 +55,12 @@ static kakeya_status draft_all_lengths(recording *r, int32_t *drafts, kakeya_err
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < longest && !status; i++) {
         int k = 1 + (turn + i) % longest;
-        pthread_mutex_lock(t->turn);
+        engine_turn_begin(r->session->engine);
         double start = clock_seconds();
         status = backend_draft_one(t->ops, t->model, t->cache, t->tokens[t->n - 1], k,
                                    drafts + (size_t)(k - 1) * (size_t)longest, error);
         double seconds = clock_seconds() - start;
-        pthread_mutex_unlock(t->turn);
+        engine_turn_end(r->session->engine);
         if (i == 0) add_cost(&r->trace->draft[k], seconds);
     }
     return status;
@@ -129,9 +129,12 @@ static kakeya_status measure_length(recording *r, const kakeya_session *begun, i
     kakeya_sampling sampling = {
         .temperature = r->temperature, .top_p = 1, .repetition_penalty = 1, .seed = r->options->seed};
     kakeya_stats stats = {0};
+    decode_buffers buffers;
+    decode_buffers_init(&buffers, copy->timeline.vocab, &copy->account);
+    copy->workspace.sampler.space = &buffers.sampling;
     status = sampler_configure(&copy->workspace.sampler, &sampling, NULL, error);
-    if (!status) status = decode_prepare(&copy->workspace, &copy->timeline, &options, error);
-    if (!status) status = decode_run(&copy->timeline, &copy->workspace, &options, &output, &stats, error);
+    if (!status) status = decode_run(&copy->timeline, &copy->workspace, &buffers, &options, &output, &stats, error);
+    decode_buffers_free(&buffers);
     r->session = session;
     kakeya_session_close(copy);
     return status;

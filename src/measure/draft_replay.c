@@ -87,7 +87,6 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
                                  draft_replay_result *out, kakeya_error *error) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
     backend_model model = {.trace = trace};
     backend_cache cache = {.model = &model, .length = trace->prompt_tokens};
     size_t capacity = (size_t)trace->n + BACKEND_MAX_DECODE_ROWS;
@@ -95,15 +94,18 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
         .ops = &recorded_ops,
         .model = &model,
         .cache = &cache,
-        .turn = &turn,
-        .tokens = calloc(capacity, sizeof *t.tokens),
-        .row_kind = calloc(capacity, 1),
+        .account = &account,
+        .tokens = mem_alloc(&account, MEM_WORKSPACE, capacity * sizeof *t.tokens),
+        .row_kind = mem_alloc(&account, MEM_WORKSPACE, capacity),
         .n = (size_t)trace->prompt_tokens +
              1, /* the first token is chosen from the prompt's logits, whatever the policy */
         .capacity = capacity,
+        .allocated = capacity,
         .vocab = vocab,
     };
     decode_workspace w = {.account = &account};
+    decode_buffers buffers;
+    decode_buffers_init(&buffers, vocab, &account);
     decode_options options = *wanted;
     options.max_tokens = (size_t)(trace->n - trace->prompt_tokens - 1);
     options.seconds = recorded_seconds;
@@ -114,13 +116,12 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     kakeya_stats stats = {0};
     kakeya_status status = KAKEYA_OK;
     if (!t.tokens || !t.row_kind) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a replay");
-    sampler_init(&w.sampler, vocab, NULL, 0, &account);
+    sampler_init(&w.sampler, vocab, NULL, 0, &buffers.sampling);
     draft_control_init(&w.control, policy, trace->max_drafts, experience);
     if (going_on && going_on->policy) w.control = *going_on;
     if (!status) memcpy(t.tokens, trace->tokens, t.n * sizeof *t.tokens);
     if (!status) status = sampler_configure(&w.sampler, &greedy, NULL, error);
-    if (!status) status = decode_prepare(&w, &t, &options, error);
-    if (!status && options.max_tokens) status = decode_run(&t, &w, &options, &output, &stats, error);
+    if (!status && options.max_tokens) status = decode_run(&t, &w, &buffers, &options, &output, &stats, error);
     if (!status && (model.strayed || memcmp(t.tokens, trace->tokens, (size_t)trace->n * sizeof *t.tokens) != 0)) {
         status = error_set(error, KAKEYA_BACKEND, "the replay of '%s' gave another text", trace->name);
     }
@@ -130,8 +131,8 @@ static kakeya_status replay_text(const draft_trace *trace, int vocab, const deco
     out->tokens += (int64_t)stats.completion_tokens;
     out->forwards += (int64_t)stats.verifier_forwards;
     decode_workspace_free(&w);
-    free(t.tokens);
-    free(t.row_kind);
+    decode_buffers_free(&buffers);
+    decode_timeline_free(&t);
     return status;
 }
 

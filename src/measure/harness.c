@@ -251,17 +251,17 @@ static kakeya_status mix_own(kakeya_session *session, float alpha, kakeya_error 
     if (!measure || !measure->cache_mix_own)
         return error_set(error, KAKEYA_UNSUPPORTED, "restoration diagnostics need backend cpu, not %s",
                          session->engine->ops->name);
-    pthread_mutex_lock(&session->engine->turn);
+    engine_turn_begin(session->engine);
     kakeya_status status = measure->cache_mix_own(session->timeline.cache, alpha, error);
-    pthread_mutex_unlock(&session->engine->turn);
+    engine_turn_end(session->engine);
     return status;
 }
 
 static kakeya_status restoration_error(kakeya_session *session, double relative_mse[2], kakeya_error *error) {
     const backend_measure_ops *measure = backend_measure_find(session->engine->ops);
-    pthread_mutex_lock(&session->engine->turn);
+    engine_turn_begin(session->engine);
     kakeya_status status = measure->cache_restoration_error(session->timeline.cache, relative_mse, error);
-    pthread_mutex_unlock(&session->engine->turn);
+    engine_turn_end(session->engine);
     return status;
 }
 

@@ -5,17 +5,44 @@
 
 #include "base/hash.h"
 
+static void destroy_locks(kakeya_engine *engine) {
+    pthread_mutex_destroy(&engine->scheduler_lock);
+    pthread_cond_destroy(&engine->turn.next);
+    pthread_mutex_destroy(&engine->turn.mutex);
+}
+
+/* What answers wait at most for a prompt beside them: a pause that a reader hardly notices. */
+enum { DEFAULT_STALL_MS = 200 };
+
 kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error) {
     *out = NULL;
     kakeya_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
     mem_account_init(&engine->account, NULL, memory_limit_bytes);
-    if (pthread_mutex_init(&engine->turn, NULL) != 0) {
+    if (pthread_mutex_init(&engine->turn.mutex, NULL) | pthread_cond_init(&engine->turn.next, NULL) |
+        pthread_mutex_init(&engine->scheduler_lock, NULL)) {
+        destroy_locks(engine);
         free(engine);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine lock: out of memory");
     }
     *out = engine;
     return KAKEYA_OK;
+}
+
+void engine_turn_begin(kakeya_engine *engine) {
+    engine_turn *turn = &engine->turn;
+    pthread_mutex_lock(&turn->mutex);
+    unsigned long mine = turn->asked++;
+    while (turn->served != mine) pthread_cond_wait(&turn->next, &turn->mutex);
+    pthread_mutex_unlock(&turn->mutex);
+}
+
+void engine_turn_end(kakeya_engine *engine) {
+    engine_turn *turn = &engine->turn;
+    pthread_mutex_lock(&turn->mutex);
+    turn->served++;
+    if (turn->served != turn->asked) pthread_cond_broadcast(&turn->next);
+    pthread_mutex_unlock(&turn->mutex);
 }
 
 /* ----------------------------------------------------------------------------------------------- fingerprint
@@ -101,6 +128,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         engine->precision = parts->ops->bf16_only || parts->verifier->config.checkpoint_format == WEIGHT_BF16
                                 ? KAKEYA_PRECISION_BF16
                                 : KAKEYA_PRECISION_F32;
+    engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
+    engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : DEFAULT_STALL_MS;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
     if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);
@@ -121,8 +150,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     return engine->ops->model_create(&options, &engine->model, error);
 }
 
-void kakeya_engine_close(kakeya_engine *engine) {
-    if (!engine) return;
+void engine_free(kakeya_engine *engine) {
     if (engine->model) engine->ops->model_destroy(engine->model);
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);
@@ -130,7 +158,7 @@ void kakeya_engine_close(kakeya_engine *engine) {
     free(engine->drafter_sought);
     free(engine->f_theta_sought);
     tokenizer_release(&engine->text);
-    pthread_mutex_destroy(&engine->turn);
+    destroy_locks(engine);
     free(engine);
 }
 

@@ -12,6 +12,14 @@
 
 enum { ENGINE_POLICIES = KAKEYA_ATTENTION_RESTORED + 1 };
 
+/* The right to use the backend. Threads get it in the order in which they asked: the scheduler asks again and again,
+ * and must not keep others out. */
+typedef struct engine_turn {
+    pthread_mutex_t mutex;
+    pthread_cond_t next;
+    unsigned long asked, served; /* how many have asked, and how many are done */
+} engine_turn;
+
 struct kakeya_engine {
     const backend_ops *ops;
     backend_model *model;
@@ -24,7 +32,10 @@ struct kakeya_engine {
     kakeya_description description; /* of the models above */
     kakeya_precision precision;
     uint64_t fingerprint;                         /* of configurations and sampled weights: snapshots name it */
-    pthread_mutex_t turn;                         /* held around backend work: sessions of one engine take turns */
+    engine_turn turn;                             /* held around backend work */
+    struct scheduler *scheduler;                  /* session/scheduler.h; NULL until the first request */
+    pthread_mutex_t scheduler_lock;               /* of the pointer */
+    int max_batch, max_stall_ms;                  /* of the scheduler, resolved */
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */
 };
 
@@ -39,6 +50,7 @@ typedef struct engine_parts {
     const char *cpu_isa;
     int threads;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
+    int max_batch, max_stall_ms; /* 0: defaults */
     kakeya_progress_fn progress;
     void *user;
 } engine_parts;
@@ -48,5 +60,11 @@ typedef struct engine_parts {
  */
 kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error);
 kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, kakeya_error *error);
+
+/* Of an engine without scheduler. */
+void engine_free(kakeya_engine *engine);
+
+void engine_turn_begin(kakeya_engine *engine);
+void engine_turn_end(kakeya_engine *engine);
 
 #endif

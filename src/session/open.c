@@ -8,6 +8,7 @@
 #include "formats/checkpoint.h"
 #include "session/companion.h"
 #include "session/engine.h"
+#include "session/scheduler.h"
 
 enum { LOADING_STEPS = 4 }; /* verifier, drafter, f_theta, backend */
 
@@ -92,6 +93,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         .threads = options->threads,
         .drafter_scaled_embedding = options->drafter_scaled_embedding,
         .drafter_block_bidirectional = options->drafter_block_bidirectional,
+        .max_batch = options->max_batch,
+        .max_stall_ms = options->max_stall_ms,
         .progress = options->progress,
         .user = options->user,
     };
@@ -129,4 +132,10 @@ kakeya_status kakeya_engine_open(const kakeya_engine_options *options, kakeya_en
     kakeya_engine_options_init(&resolved);
     kakeya_status status = sized_read("engine options", options, &resolved, sizeof resolved, error);
     return status == KAKEYA_OK ? open_engine(&resolved, out, error) : status;
+}
+
+void kakeya_engine_close(kakeya_engine *engine) {
+    if (!engine) return;
+    if (engine->scheduler) scheduler_close(engine->scheduler);
+    engine_free(engine);
 }

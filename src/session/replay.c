@@ -32,7 +32,7 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
     const decode_timeline *t = &session->timeline;
     size_t held = (size_t)t->ops->cache_length(t->cache);
     backend_cache *cache = NULL;
-    pthread_mutex_lock(t->turn);
+    engine_turn_begin(session->engine);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
     for (size_t from = 0; status == KAKEYA_OK && from < n;) {
         segment_kind kind = kind_at(t, held, from);
@@ -45,7 +45,7 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
         t->ops->cache_destroy(cache);
         cache = NULL;
     }
-    pthread_mutex_unlock(t->turn);
+    engine_turn_end(session->engine);
     *out = cache;
     return status;
 }

@@ -42,10 +42,10 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
                                .kind = kind,
                                .logits = rows,
                                .hidden_states = s->chunk_hidden};
-    pthread_mutex_lock(t->turn);
+    engine_turn_begin(s->session->engine);
     kakeya_status status = t->ops->forward(t->model, &segment, 1, error);
     if (status == KAKEYA_OK) status = t->ops->cache_commit(s->cache, (int)n, error);
-    pthread_mutex_unlock(t->turn);
+    engine_turn_end(s->session->engine);
     if (status != KAKEYA_OK) return status;
 
     if (s->file) status = safetensors_writer_write(s->file, rows, n * vocab * sizeof *rows, error);
@@ -139,9 +139,9 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     if (o.file) status = open_file(&s, &o, error);
     if (status == KAKEYA_OK) status = score_allocate(&s, error);
     if (status == KAKEYA_OK) {
-        pthread_mutex_lock(t->turn);
+        engine_turn_begin(session->engine);
         status = t->ops->cache_create(t->model, &session->cache_options, &s.cache, error);
-        pthread_mutex_unlock(t->turn);
+        engine_turn_end(session->engine);
     }
     for (size_t from = 0; status == KAKEYA_OK && from < n;) {
         if (atomic_load(&session->cancelled)) {
@@ -158,9 +158,9 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
             status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
     }
     if (s.cache) {
-        pthread_mutex_lock(t->turn);
+        engine_turn_begin(session->engine);
         t->ops->cache_destroy(s.cache);
-        pthread_mutex_unlock(t->turn);
+        engine_turn_end(session->engine);
     }
     status = close_file(&s, &o, status, error);
     mem_free(s.own_hidden);

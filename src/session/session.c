@@ -72,19 +72,11 @@ static kakeya_status session_allocate(kakeya_engine *engine, const kakeya_sessio
     decode_timeline *t = &session->timeline;
     *t = (decode_timeline){.ops = engine->ops,
                            .model = engine->model,
-                           .turn = &engine->turn,
+                           .account = &session->account,
                            .capacity = capacity,
                            .vocab = config->vocab};
-    t->tokens = mem_alloc(&session->account, MEM_WORKSPACE, capacity * sizeof *t->tokens);
-    t->row_kind = mem_alloc(&session->account, MEM_WORKSPACE, capacity);
-    t->logits = mem_alloc(&session->account, MEM_WORKSPACE, (size_t)config->vocab * sizeof *t->logits);
     session->workspace.account = &session->account;
-    sampler_init(&session->workspace.sampler, config->vocab, config->suppress_tokens, config->n_suppress_tokens,
-                 &session->account);
-    if (!t->tokens || !t->row_kind || !t->logits) {
-        kakeya_session_close(session);
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "session with a context of %zu tokens: out of memory", capacity);
-    }
+    sampler_init(&session->workspace.sampler, config->vocab, config->suppress_tokens, config->n_suppress_tokens, NULL);
     *out = session;
     return KAKEYA_OK;
 }
@@ -109,28 +101,25 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     if (status != KAKEYA_OK) return status;
 
     session->cache_options = cache_options_of(session);
-    pthread_mutex_lock(&engine->turn);
+    engine_turn_begin(engine);
     draft_control_init(&session->workspace.control, NULL, longest_draft(session),
                        &engine->experience[resolved.attention]);
-    pthread_mutex_unlock(&engine->turn);
     status = session_reset_cache(session, error);
+    engine_turn_end(engine);
     if (status != KAKEYA_OK) {
-        kakeya_session_close(session);
+        session_free(session);
         return status;
     }
     *out = session;
     return KAKEYA_OK;
 }
 
-void kakeya_session_close(kakeya_session *session) {
-    if (!session) return;
-    pthread_mutex_lock(&session->engine->turn);
+void session_free(kakeya_session *session) {
+    engine_turn_begin(session->engine);
     if (session->timeline.cache) session->engine->ops->cache_destroy(session->timeline.cache);
-    pthread_mutex_unlock(&session->engine->turn);
+    engine_turn_end(session->engine);
     decode_workspace_free(&session->workspace);
-    mem_free(session->timeline.tokens);
-    mem_free(session->timeline.row_kind);
-    mem_free(session->timeline.logits);
+    decode_timeline_free(&session->timeline);
     free(session);
 }
 
@@ -145,13 +134,10 @@ kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error) 
     kakeya_engine *engine = session->engine;
     ngram_truncate(&session->workspace.ngram, t->tokens, 0);
     t->n = 0;
-    t->has_logits = false;
-    pthread_mutex_lock(&engine->turn);
+    decode_timeline_drop_logits(t);
     if (t->cache) engine->ops->cache_destroy(t->cache);
     t->cache = NULL;
-    kakeya_status status = engine->ops->cache_create(engine->model, &session->cache_options, &t->cache, error);
-    pthread_mutex_unlock(&engine->turn);
-    return status;
+    return engine->ops->cache_create(engine->model, &session->cache_options, &t->cache, error);
 }
 
 /* ------------------------------------------------------------------------------------------------------ prompts */
@@ -167,108 +153,6 @@ kakeya_status session_check_tokens(const kakeya_session *session, const int32_t 
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "token %zu is %d, the vocabulary has ids 0 to %d", i,
                              (int)tokens[i], session->timeline.vocab - 1);
     return KAKEYA_OK;
-}
-
-/* The timeline becomes its first `keep` tokens or fewer; afterwards the cache holds all that is left of it. */
-static kakeya_status keep_prefix(kakeya_session *session, size_t keep, kakeya_error *error) {
-    decode_timeline *t = &session->timeline;
-    const backend_ops *ops = t->ops;
-    if (!t->cache) return session_reset_cache(session, error);
-    size_t length = (size_t)ops->cache_length(t->cache);
-    if ((size_t)ops->cache_min_truncate(t->cache) > (keep < length ? keep : length))
-        return session_reset_cache(session, error);
-    if (keep < length) {
-        t->has_logits = false;
-        pthread_mutex_lock(t->turn);
-        kakeya_status status = ops->cache_truncate(t->cache, (int)keep, error);
-        pthread_mutex_unlock(t->turn);
-        if (status != KAKEYA_OK) return status;
-        length = keep;
-    }
-    if (t->n > length) {
-        ngram_truncate(&session->workspace.ngram, t->tokens, length);
-        t->n = length;
-    }
-    return KAKEYA_OK;
-}
-
-/* Computes tokens[t->n..n), of which the last row's logits are kept if `n` is the end of the prompt. */
-static kakeya_status append_chunk(decode_timeline *t, const int32_t *tokens, size_t n, bool end, kakeya_error *error) {
-    int rows = (int)(n - t->n);
-    backend_segment segment = {.cache = t->cache,
-                               .tokens = tokens + t->n,
-                               .n = rows,
-                               .kind = SEGMENT_PROMPT,
-                               .first_logit_row = end ? rows - 1 : rows,
-                               .logits = t->logits};
-    pthread_mutex_lock(t->turn);
-    kakeya_status status = t->ops->forward(t->model, &segment, 1, error);
-    if (status == KAKEYA_OK) {
-        status = t->ops->cache_commit(t->cache, rows, error);
-        if (status != KAKEYA_OK) (void)t->ops->cache_commit(t->cache, 0, NULL);
-    }
-    pthread_mutex_unlock(t->turn);
-    if (status != KAKEYA_OK) return status;
-    memmove(t->tokens + t->n, tokens + t->n, (size_t)rows * sizeof *tokens); /* may be the timeline's own array */
-    memset(t->row_kind + t->n, SEGMENT_PROMPT, (size_t)rows);
-    t->n = n;
-    t->has_logits = end;
-    return KAKEYA_OK;
-}
-
-/* cancelled: NULL, or what ends the work before the next chunk. */
-static kakeya_status sync_tokens(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                 const atomic_bool *cancelled, kakeya_progress_fn progress, void *user,
-                                 kakeya_error *error) {
-    decode_timeline *t = &session->timeline;
-    size_t cached = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0;
-    size_t common = 0;
-    while (common < n && common < t->n && common < cached && tokens[common] == t->tokens[common]) common++;
-    if (common == n && t->n == n && t->has_logits) {
-        *reused = n;
-        if (!cancelled || !atomic_load(cancelled)) return KAKEYA_OK;
-        return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled, all %zu tokens are held", n);
-    }
-    /* the last token is computed in any case: its row predicts what follows */
-    size_t keep = common == n && n > 0 ? n - 1 : common;
-    kakeya_status status = keep_prefix(session, keep, error);
-    if (status != KAKEYA_OK) return status;
-    *reused = t->n;
-    t->has_logits = false;
-
-    size_t chunk = (size_t)session->options.prompt_chunk_tokens, first = t->n;
-    while (t->n < n) {
-        if (cancelled && atomic_load(cancelled))
-            return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled after %zu of %zu tokens", t->n, n);
-        size_t end = n - t->n > chunk ? t->n + chunk : n;
-        status = append_chunk(t, tokens, end, end == n, error);
-        if (status != KAKEYA_OK) return error_prefix(error, status, "prompt tokens %zu to %zu", t->n, end);
-        if (progress && !progress(user, "prompt", t->n - first, n - first) && t->n < n)
-            return error_set(error, KAKEYA_CANCELLED, "the prompt was cancelled after %zu of %zu tokens", t->n, n);
-    }
-    return KAKEYA_OK;
-}
-
-kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *error) {
-    decode_timeline *t = &session->timeline;
-    size_t reused;
-    if (t->has_logits || (size_t)t->ops->cache_length(t->cache) < t->n) return KAKEYA_OK;
-    return sync_tokens(session, t->tokens, t->n, &reused, NULL, NULL, NULL, error);
-}
-
-kakeya_status kakeya_session_sync(kakeya_session *session, const int32_t *tokens, size_t n, size_t *reused,
-                                  kakeya_progress_fn progress, void *user, kakeya_error *error) {
-    size_t kept = 0;
-    kakeya_status status = session_check_tokens(session, tokens, n, error);
-    if (status == KAKEYA_OK) {
-        double start = clock_seconds();
-        status = sync_tokens(session, tokens, n, &kept, &session->cancelled, progress, user, error);
-        session->prefill_seconds += clock_seconds() - start;
-        session->prompt_tokens = n;
-        session->reused_tokens = kept;
-    }
-    if (reused) *reused = kept;
-    return session_return(session, status);
 }
 
 void kakeya_session_cancel(kakeya_session *session) { atomic_store(&session->cancelled, true); }
@@ -320,16 +204,18 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     copy->workspace.control = session->workspace.control;
 
     decode_timeline *to = &copy->timeline;
-    pthread_mutex_lock(to->turn);
-    status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);
-    pthread_mutex_unlock(to->turn);
+    status = decode_timeline_reserve(to, from->n, error);
+    if (status == KAKEYA_OK && from->has_logits) status = decode_timeline_keep_logits(to, error);
+    engine_turn_begin(session->engine);
+    if (status == KAKEYA_OK) status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);
+    engine_turn_end(session->engine);
     if (status != KAKEYA_OK) {
-        kakeya_session_close(copy);
+        session_free(copy);
         return status;
     }
     memcpy(to->tokens, from->tokens, from->n * sizeof *to->tokens);
     memcpy(to->row_kind, from->row_kind, from->n);
-    memcpy(to->logits, from->logits, (size_t)to->vocab * sizeof *to->logits);
+    if (from->has_logits) memcpy(to->logits, from->logits, (size_t)to->vocab * sizeof *to->logits);
     to->n = from->n;
     to->has_logits = from->has_logits;
     *out = copy;

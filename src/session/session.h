@@ -18,7 +18,8 @@ struct kakeya_session {
     decode_workspace workspace;
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
     double prefill_seconds;
-    atomic_bool cancelled; /* by another thread; taken by the call that returns next */
+    atomic_bool cancelled;          /* by another thread; taken by the call that returns next */
+    struct kakeya_request *request; /* in the scheduler's hands, whose lock protects this; NULL: none */
 };
 
 typedef enum session_reference {
@@ -46,10 +47,10 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
 /* Rows that a decode segment may have under the session's policy. */
 int session_decode_rows(const kakeya_session *session);
 
-/* Inside: an empty cache in place of whatever there was. */
+/* Of a session that no request holds. */
+void session_free(kakeya_session *session);
+/* Inside: an empty cache in place of whatever there was. Needs the turn. */
 kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error);
-/* After a cancelled or failed sync the cache may hold the last token without its logits: computes that row again. */
-kakeya_status session_ensure_continuable(kakeya_session *session, kakeya_error *error);
 /* A call that can be cancelled returns: cancels that came before are its own. */
 kakeya_status session_return(kakeya_session *session, kakeya_status status);
 kakeya_status session_check_tokens(const kakeya_session *session, const int32_t *tokens, size_t n, kakeya_error *error);

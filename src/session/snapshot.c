@@ -158,9 +158,9 @@ static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error
     if (!w->write) {
         w->at += cache_bytes;
     } else if (!w->failed) {
-        pthread_mutex_lock(t->turn);
+        engine_turn_begin(session->engine);
         status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
-        pthread_mutex_unlock(t->turn);
+        engine_turn_end(session->engine);
     }
     write_number(w, hash_stream_value(&w->hash), CHECKSUM_BYTES);
     if (status == KAKEYA_OK && w->failed) status = write_failed(w, error);
@@ -258,10 +258,10 @@ static kakeya_status read_state_bytes(void *user, void *data, size_t bytes, kake
 static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
     uint64_t begin = r->at;
-    pthread_mutex_lock(t->turn);
+    engine_turn_begin(session->engine);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &c->cache, error);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(c->cache, read_state_bytes, r, error);
-    pthread_mutex_unlock(t->turn);
+    engine_turn_end(session->engine);
     if (status == KAKEYA_OK && r->at - begin != c->cache_bytes)
         status = error_set(error, KAKEYA_FORMAT, "session data: K/V memory of %" PRIu64 " bytes where %zu are stated",
                            r->at - begin, c->cache_bytes);
@@ -283,17 +283,24 @@ static kakeya_status check_length(const kakeya_session *session, const contents 
 }
 
 /* The session becomes what was read; the old memory is c's to free. */
-static void take_contents(kakeya_session *session, contents *c) {
+static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
+    kakeya_status status = decode_timeline_reserve(t, c->n, error);
+    if (status == KAKEYA_OK && c->has_logits) status = decode_timeline_keep_logits(t, error);
+    if (status != KAKEYA_OK) return status;
     ngram_truncate(&session->workspace.ngram, t->tokens, 0);
     backend_cache *old = t->cache;
     t->cache = c->cache;
     c->cache = old;
     memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
     memcpy(t->row_kind, c->row_kind, c->n);
-    if (c->has_logits) memcpy(t->logits, c->logits, (size_t)t->vocab * sizeof *t->logits);
+    if (c->has_logits)
+        memcpy(t->logits, c->logits, (size_t)t->vocab * sizeof *t->logits);
+    else
+        decode_timeline_drop_logits(t);
     t->n = c->n;
     t->has_logits = c->has_logits;
+    return KAKEYA_OK;
 }
 
 kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user, kakeya_error *error) {
@@ -304,11 +311,11 @@ kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, 
     if (status == KAKEYA_OK) status = read_cache(session, &r, &c, error);
     if (status == KAKEYA_OK) status = read_end(&r, error);
     if (status == KAKEYA_OK) status = check_length(session, &c, error);
-    if (status == KAKEYA_OK) take_contents(session, &c);
+    if (status == KAKEYA_OK) status = take_contents(session, &c, error);
     if (c.cache) {
-        pthread_mutex_lock(session->timeline.turn);
+        engine_turn_begin(session->engine);
         session->timeline.ops->cache_destroy(c.cache);
-        pthread_mutex_unlock(session->timeline.turn);
+        engine_turn_end(session->engine);
     }
     mem_free(c.tokens);
     mem_free(c.row_kind);

@@ -3,7 +3,7 @@
 #define KAKEYA_TESTS_FAKE_ENGINE_H
 
 #include "fake_backend.h"
-#include "session/session.h"
+#include "session/scheduler.h"
 
 enum { FAKE_CONTEXT = 400, FAKE_STOP = 7, FAKE_BLOCK = 8 };
 
@@ -66,6 +66,8 @@ static inline void fake_prompt(int32_t *tokens, size_t n, uint64_t seed, int voc
 
 static inline void close_all(kakeya_session *session, kakeya_engine *engine, const fake_script *script) {
     kakeya_session_close(session);
+    if (engine->scheduler) scheduler_close(engine->scheduler);
+    engine->scheduler = NULL;
     assert_int_equal(mem_total(&engine->account), 0);
     assert_int_equal(script->live_caches, 0);
     kakeya_engine_close(engine);

@@ -43,8 +43,7 @@ static void test_ngram_matches_definition(void **state) {
     enum { VOCAB = 6, N = 200, MAX = 12 };
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    ngram_index index;
-    assert_int_equal(ngram_create(&index, VOCAB, N, &account, NULL), KAKEYA_OK);
+    ngram_index index = {0};
     int32_t tokens[N], expected[MAX], found[MAX];
     size_t n = 0;
     for (uint64_t step = 0; step < 3000; step++) { /* grow, and now and then fall back and grow differently */
@@ -54,6 +53,7 @@ static void test_ngram_matches_definition(void **state) {
             n = keep;
         }
         tokens[n++] = (int32_t)(random_uniform_at(5, step) * VOCAB);
+        assert_int_equal(ngram_reserve(&index, n, &account, NULL), KAKEYA_OK);
         if (step % 3) continue; /* several tokens at once */
         ngram_extend(&index, tokens, n);
         int match, expected_match;
@@ -63,17 +63,39 @@ static void test_ngram_matches_definition(void **state) {
         if (memcmp(found, expected, (size_t)drafted * sizeof *found) != 0) fail_msg("step %d: other drafts", (int)step);
     }
     ngram_truncate(&index, tokens, 0);
-    for (int t = 0; t < VOCAB; t++) assert_int_equal(index.last[t], 0);
     ngram_free(&index);
     assert_int_equal(mem_total(&account), 0);
+}
+
+/* Tokens that were dropped do not fill the table, nor does what they link to come back. */
+static void test_ngram_forgets(void **state) {
+    (void)state;
+    enum { N = 300, ROUNDS = 40 };
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    ngram_index index = {0};
+    size_t held = 0;
+    for (int32_t round = 0; round < ROUNDS; round++) {
+        int32_t tokens[N], drafts[4];
+        int match;
+        for (int32_t i = 0; i < N; i++) tokens[i] = round * N + i % (N - 10); /* the last ten have been before */
+        assert_int_equal(ngram_reserve(&index, N, &account, NULL), KAKEYA_OK);
+        ngram_extend(&index, tokens, N);
+        assert_int_equal(ngram_draft(&index, tokens, 4, drafts, &match), 4);
+        assert_int_equal(drafts[0], round * N + 10);
+        ngram_truncate(&index, tokens, 0);
+        if (round == 1) held = mem_total(&account);
+        if (round > 1) assert_int_equal(mem_total(&account), held);
+    }
+    ngram_free(&index);
 }
 
 static void test_ngram_drafts_loops_at_full_length(void **state) {
     (void)state;
     mem_account account;
     mem_account_init(&account, NULL, 0);
-    ngram_index index;
-    assert_int_equal(ngram_create(&index, 10, 10, &account, NULL), KAKEYA_OK);
+    ngram_index index = {0};
+    assert_int_equal(ngram_reserve(&index, 10, &account, NULL), KAKEYA_OK);
     const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3};
     const int32_t expected[] = {1, 2, 3, 1, 2, 3, 1, 2, 3, 1};
     int32_t drafts[10];
@@ -437,6 +459,7 @@ static void test_control_starts_with_experience(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ngram_matches_definition),
+        cmocka_unit_test(test_ngram_forgets),
         cmocka_unit_test(test_ngram_drafts_loops_at_full_length),
         cmocka_unit_test(test_stop_strings_whatever_the_cuts),
         cmocka_unit_test(test_stop_strings_refused),

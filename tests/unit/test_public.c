@@ -322,6 +322,7 @@ static void test_notes_and_memory(void **state) {
 
     kakeya_session *a = fake_session(engine, NULL), *b = fake_session(engine, NULL);
     size_t kv = 0;
+    ok(kakeya_session_sync(a, (const int32_t[]){1, 2, 3}, 3, NULL, NULL, NULL, error));
     for (int i = 0; kakeya_memory_name((kakeya_memory_kind)i); i++) {
         kakeya_memory_kind kind = (kakeya_memory_kind)i;
         assert_int_equal(kakeya_engine_memory(engine, kind),

@@ -76,7 +76,7 @@ static void test_filters_match_full_sort(void **state) {
         {.temperature = 1, .top_k = 5000, .top_p = 1, .repetition_penalty = 1},
     };
     sampler s;
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     float row[VOCAB];
     char keep[VOCAB];
     for (size_t setting = 0; setting < sizeof settings / sizeof settings[0]; setting++) {
@@ -95,7 +95,7 @@ static void test_filters_match_full_sort(void **state) {
             }
         }
     }
-    sampler_free(&s);
+    sampler_space_free(s.space);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -134,7 +134,7 @@ static void test_leaders_decide_as_rows_do(void **state) {
     };
     enum { SETTINGS = sizeof settings / sizeof settings[0], POSITIONS = 200 };
     sampler s;
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     float row[VOCAB];
     backend_leaders leaders;
     int decided_by_setting[SETTINGS] = {0};
@@ -178,7 +178,7 @@ static void test_leaders_decide_as_rows_do(void **state) {
     assert_false(sampler_takes_leaders(&s));
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_true(sampler_takes_leaders(&s));
-    sampler_free(&s);
+    sampler_space_free(s.space);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -208,7 +208,7 @@ static void test_draw_follows_probabilities(void **state) {
     enum { SMALL = 8, DRAWS = 200000 };
     const float row[SMALL] = {0, 1, 2, -1, 0.5f, 2, -30, 1.5f};
     sampler s;
-    sampler_init(&s, SMALL, NULL, 0, &account);
+    sampler_init(&s, SMALL, NULL, 0, &(sampler_space){.account = &account});
     kakeya_sampling p = defaults(0.8f);
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     size_t count[SMALL] = {0};
@@ -225,7 +225,7 @@ static void test_draw_follows_probabilities(void **state) {
         if (fabs(seen - expected) > 5 * sigma + 1e-9)
             fail_msg("token %d: frequency %g, probability %g", i, seen, expected);
     }
-    sampler_free(&s);
+    sampler_space_free(s.space);
 }
 
 static void test_greedy_ties_and_order_of_steps(void **state) {
@@ -237,16 +237,16 @@ static void test_greedy_ties_and_order_of_steps(void **state) {
     row[700] = row[41] = row[999] = 3;
     const int32_t suppress[] = {41};
     sampler s;
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     kakeya_sampling p = defaults(0);
     int32_t token;
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_int_equal(sampler_sample(&s, row, NULL, 9, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 41);
     assert_int_equal(mem_total(&account), 0); /* plain greedy decoding needs no workspace */
-    sampler_free(&s);
+    sampler_space_free(s.space);
 
-    sampler_init(&s, VOCAB, suppress, 1, &account);
+    sampler_init(&s, VOCAB, suppress, 1, &(sampler_space){.account = &account});
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     assert_int_equal(sampler_sample(&s, row, NULL, 9, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 700);
@@ -265,7 +265,7 @@ static void test_greedy_ties_and_order_of_steps(void **state) {
     assert_int_equal(token, 999);
     assert_int_equal(sampler_sample(&s, row, history, 4, &token, NULL), KAKEYA_OK);
     assert_int_equal(token, 700);
-    sampler_free(&s);
+    sampler_space_free(s.space);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -277,8 +277,8 @@ static void test_depends_on_seed_position_and_row_only(void **state) {
     make_row(row, VOCAB, 3, 2);
     make_row(other, VOCAB, 4, 0);
     sampler a, b;
-    sampler_init(&a, VOCAB, NULL, 0, &account);
-    sampler_init(&b, VOCAB, NULL, 0, &account);
+    sampler_init(&a, VOCAB, NULL, 0, &(sampler_space){.account = &account});
+    sampler_init(&b, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     kakeya_sampling p = defaults(1);
     p.top_p = 0.9f;
     p.seed = 77;
@@ -304,8 +304,8 @@ static void test_depends_on_seed_position_and_row_only(void **state) {
         differs += token != first[i];
     }
     assert_true(differs > 32);
-    sampler_free(&a);
-    sampler_free(&b);
+    sampler_space_free(a.space);
+    sampler_space_free(b.space);
 }
 
 static void test_refuses_bad_values(void **state) {
@@ -313,7 +313,7 @@ static void test_refuses_bad_values(void **state) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
     sampler s;
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     static const kakeya_sampling bad[] = {
         {.temperature = -1, .top_p = 1, .repetition_penalty = 1},
         {.temperature = NAN, .top_p = 1, .repetition_penalty = 1},
@@ -346,13 +346,13 @@ static void test_refuses_bad_values(void **state) {
         int32_t token;
         assert_int_equal(sampler_sample(&s, row, NULL, 0, &token, NULL), KAKEYA_BACKEND);
     }
-    sampler_free(&s);
+    sampler_space_free(s.space);
 
     mem_account_init(&account, NULL, 100);
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     kakeya_sampling p = defaults(1);
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OUT_OF_MEMORY);
-    sampler_free(&s);
+    sampler_space_free(s.space);
 }
 
 /* Extreme temperatures neither overflow nor divide 0 by 0. */
@@ -366,7 +366,7 @@ static void test_extreme_temperatures(void **state) {
     for (int i = 1; i < VOCAB; i++)
         if (row[i] > row[best]) best = i;
     sampler s;
-    sampler_init(&s, VOCAB, NULL, 0, &account);
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
     kakeya_sampling p = defaults(1e-38f);
     assert_int_equal(sampler_configure(&s, &p, NULL, NULL), KAKEYA_OK);
     for (size_t position = 0; position < 50; position++) {
@@ -380,7 +380,7 @@ static void test_extreme_temperatures(void **state) {
         assert_int_equal(sampler_sample(&s, row, NULL, position, &token, NULL), KAKEYA_OK);
         assert_in_range(token, 0, VOCAB - 1);
     }
-    sampler_free(&s);
+    sampler_space_free(s.space);
 }
 
 int main(void) {

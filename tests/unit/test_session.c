@@ -637,6 +637,7 @@ static void test_score(void **state) {
         assert_memory_equal(nll, nll_only, (N - 1) * sizeof *nll);
         backend_cache *cache;
         size_t boundary = prompt ? prompt : N;
+        ok(decode_timeline_reserve(&session->timeline, N, error));
         memset(session->timeline.row_kind, SEGMENT_DECODE, N);
         for (size_t t = 0; t + 1 < N; t++) { /* against one row at a time */
             fake_cache_create(engine->model, &session->cache_options, &cache, NULL);

@@ -1,0 +1,49 @@
+#include "decode/decode_timeline.h"
+
+#include <string.h>
+
+kakeya_status decode_timeline_reserve(decode_timeline *t, size_t n, kakeya_error *error) {
+    enum { LEAST = 256 };
+    if (n <= t->allocated) return KAKEYA_OK;
+    size_t room = t->allocated ? t->allocated : LEAST;
+    while (room < n) room *= 2;
+    if (room > t->capacity) room = t->capacity > n ? t->capacity : n;
+    int32_t *tokens = mem_alloc(t->account, MEM_WORKSPACE, room * sizeof *tokens);
+    unsigned char *row_kind = mem_alloc(t->account, MEM_WORKSPACE, room);
+    if (!tokens || !row_kind) {
+        mem_free(tokens);
+        mem_free(row_kind);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu token ids: out of memory", room);
+    }
+    if (t->allocated) {
+        memcpy(tokens, t->tokens, t->allocated * sizeof *tokens);
+        memcpy(row_kind, t->row_kind, t->allocated);
+    }
+    mem_free(t->tokens);
+    mem_free(t->row_kind);
+    t->tokens = tokens;
+    t->row_kind = row_kind;
+    t->allocated = room;
+    return KAKEYA_OK;
+}
+
+kakeya_status decode_timeline_keep_logits(decode_timeline *t, kakeya_error *error) {
+    if (!t->logits) t->logits = mem_alloc(t->account, MEM_WORKSPACE, (size_t)t->vocab * sizeof *t->logits);
+    if (t->logits) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "a row of %d logits: out of memory", t->vocab);
+}
+
+void decode_timeline_drop_logits(decode_timeline *t) {
+    mem_free(t->logits);
+    t->logits = NULL;
+    t->has_logits = false;
+}
+
+void decode_timeline_free(decode_timeline *t) {
+    decode_timeline_drop_logits(t);
+    mem_free(t->tokens);
+    mem_free(t->row_kind);
+    t->tokens = NULL;
+    t->row_kind = NULL;
+    t->n = t->allocated = 0;
+}

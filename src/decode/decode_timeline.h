@@ -1,0 +1,31 @@
+/* Tokens and their K/V memory: what a session keeps between answers. Arrays grow with the text. */
+#ifndef KAKEYA_DECODE_DECODE_TIMELINE_H
+#define KAKEYA_DECODE_DECODE_TIMELINE_H
+
+#include "backend/backend.h"
+
+/* The cache's length is n, and then `logits` predict the next token, or n - 1. */
+typedef struct decode_timeline {
+    const backend_ops *ops;
+    backend_model *model;
+    backend_cache *cache;
+    mem_account *account;
+    int32_t *tokens;         /* [allocated] */
+    unsigned char *row_kind; /* [allocated]: the segment_kind that each committed position was computed as */
+    size_t n, allocated;
+    size_t capacity; /* tokens of the context */
+    int vocab;
+    float *logits; /* [vocab]; NULL while there are none */
+    bool has_logits;
+} decode_timeline;
+
+/* Room for n tokens, n <= capacity. KAKEYA_OUT_OF_MEMORY leaves the timeline as it was. */
+kakeya_status decode_timeline_reserve(decode_timeline *t, size_t n, kakeya_error *error);
+/* Room for a row of logits. */
+kakeya_status decode_timeline_keep_logits(decode_timeline *t, kakeya_error *error);
+/* The row is used up, or no longer true: its memory is given back. */
+void decode_timeline_drop_logits(decode_timeline *t);
+/* Gives back the arrays; the cache is the caller's. */
+void decode_timeline_free(decode_timeline *t);
+
+#endif

@@ -1,0 +1,169 @@
+#include "session/answer.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/sized.h"
+
+/* N-gram drafts need no drafter whose block size would say how many; longer ones seldom hold. */
+enum { DEFAULT_NGRAM_DRAFT = 7 };
+
+static const kakeya_generate_options default_options = {.size = sizeof default_options,
+                                                        .sampling = {.top_p = 1, .repetition_penalty = 1}};
+
+void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size) {
+    sized_init(options, size, &default_options, sizeof default_options);
+}
+
+/* ------------------------------------------------------------------------------------------------ text of tokens */
+
+static kakeya_status token_text_push(void *source, int32_t token, const char **text, size_t *bytes, bool *incomplete,
+                                     kakeya_error *error) {
+    token_text *t = source;
+    kakeya_status status = detokenizer_push(t->detokenizer, token, text, bytes, error);
+    if (status != KAKEYA_OK) return status;
+    t->incomplete = tokenizer_byte(t->tokenizer, token) >= 0 || (t->incomplete && *bytes == 0);
+    *incomplete = t->incomplete;
+    return KAKEYA_OK;
+}
+
+static kakeya_status token_text_finish(void *source, const char **text, size_t *bytes, kakeya_error *error) {
+    (void)error;
+    token_text *t = source;
+    detokenizer_finish(t->detokenizer, text, bytes);
+    t->incomplete = false;
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- options */
+
+static kakeya_status resolve_mode(const kakeya_session *session, const kakeya_generate_options *o, decode_options *out,
+                                  kakeya_error *error) {
+    bool drafter = session->cache_options.keep_draft_context;
+    if (o->mode < KAKEYA_MODE_AUTO || o->mode > KAKEYA_MODE_NGRAM)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "mode %d is none of auto, ar, speculative, ngram",
+                         (int)o->mode);
+    if (o->mode == KAKEYA_MODE_SPECULATIVE && !drafter)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "mode 'speculative' needs a drafter, and the %s without one",
+                         session->engine->drafter ? "session was opened" : "engine was opened");
+    if (o->draft_length < 0 || o->draft_length > BACKEND_MAX_DRAFT)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_length is %d, must be 1 to %d, or 0 for the default",
+                         o->draft_length, (int)BACKEND_MAX_DRAFT);
+    int length = o->draft_length;
+    if (length == 0 && o->mode == KAKEYA_MODE_AUTO) length = BACKEND_MAX_DRAFT;
+    if (length == 0) length = drafter ? session->workspace.control.max_dflash : DEFAULT_NGRAM_DRAFT;
+    if (o->mode == KAKEYA_MODE_AR) length = 0;
+    if (o->top_log_probabilities < 0 || o->top_log_probabilities > KAKEYA_MAX_TOP_LOG_PROBABILITIES)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_log_probabilities is %d, must be 0 to %d",
+                         o->top_log_probabilities, (int)KAKEYA_MAX_TOP_LOG_PROBABILITIES);
+    out->log_probabilities = o->log_probabilities || o->top_log_probabilities > 0;
+    out->top_log_probabilities = o->top_log_probabilities;
+    out->mode = o->mode;
+    out->draft_length = length;
+    out->max_rows = session_decode_rows(session);
+    return KAKEYA_OK;
+}
+
+static kakeya_status resolve_length(const kakeya_session *session, const kakeya_generate_options *o,
+                                    decode_options *out, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    if (t->n == 0 || !t->cache)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "nothing to continue: the session holds no tokens, sync it first");
+    if (o->max_tokens < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "max_tokens is %d, must be at least 0", o->max_tokens);
+    if (t->n >= t->capacity)
+        return error_set(error, KAKEYA_CONTEXT_FULL, "the session's context of %zu tokens is full, it holds %zu",
+                         t->capacity, t->n);
+    out->max_tokens = t->capacity - t->n;
+    if (o->max_tokens && (size_t)o->max_tokens < out->max_tokens) out->max_tokens = (size_t)o->max_tokens;
+    return KAKEYA_OK;
+}
+
+static kakeya_status begin_output(kakeya_session *session, answer_work *answer, kakeya_error *error) {
+    const kakeya_generate_options *o = &answer->options;
+    token_text *text = &answer->text;
+    decode_output *output = &answer->output;
+    const kakeya_engine *engine = session->engine;
+    const gemma4_config *config = &engine->verifier->config;
+    *output = (decode_output){
+        .stop_tokens = config->stop_tokens,
+        .n_stop_tokens = o->ignore_stop_tokens ? 0 : config->n_stop_tokens,
+        .on_event = o->on_event,
+        .user = o->user,
+    };
+    output_begin(output);
+    if (!engine->text.tokens && o->n_stop_strings)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%zu stop strings, but the model has no tokenizer to make text", o->n_stop_strings);
+    if (!engine->text.tokens || (!o->on_event && !o->n_stop_strings)) return KAKEYA_OK;
+
+    text->tokenizer = engine->text.tokens;
+    kakeya_status status = detokenizer_create(engine->text.tokens, false, &text->detokenizer, error);
+    if (status == KAKEYA_OK)
+        status = stop_text_create(&output->stop, o->stop_strings, o->n_stop_strings, &session->account, error);
+    output->text = (text_source){.push = token_text_push, .finish = token_text_finish, .source = text};
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ answers */
+
+static sampler_constraints constraints_of(const kakeya_generate_options *o) {
+    return (sampler_constraints){
+        .bias = o->logit_bias, .n_bias = o->n_logit_bias, .mask = o->token_mask, .mask_user = o->token_mask_user};
+}
+
+kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generate_options *options, answer_work *answer,
+                             kakeya_error *error) {
+    kakeya_generate_options *o = &answer->options;
+    *o = default_options;
+    kakeya_status status = options ? sized_read("generate options", options, o, sizeof *o, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK) status = resolve_mode(session, o, &answer->decode, error);
+    if (status != KAKEYA_OK) return status;
+    const sampler_constraints constraints = constraints_of(o);
+    answer->decode.trace = answer->trace.block;
+    answer->decode.trace_user = answer->trace.user;
+    return sampler_check(&session->workspace.sampler, &o->sampling, &constraints, error);
+}
+
+kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_buffers *buffers, kakeya_error *error) {
+    sampler *choice = &session->workspace.sampler;
+    const sampler_constraints constraints = constraints_of(&answer->options);
+    answer->decode.cancelled = &session->cancelled;
+    answer->counted = (kakeya_stats){.prompt_tokens = session->prompt_tokens,
+                                     .reused_tokens = session->reused_tokens,
+                                     .prefill_seconds = session->prefill_seconds};
+    kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);
+    choice->space = &buffers->sampling;
+    if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
+    if (status == KAKEYA_OK) status = begin_output(session, answer, error);
+    answer->started = clock_seconds();
+    answer->begun = status == KAKEYA_OK;
+    return status;
+}
+
+bool answer_needs_row(const kakeya_session *session) {
+    const decode_timeline *t = &session->timeline;
+    return !t->has_logits && (size_t)t->ops->cache_length(t->cache) == t->n;
+}
+
+kakeya_status answer_close(kakeya_session *session, answer_work *answer, kakeya_status status, kakeya_error *error) {
+    if (answer->begun) {
+        answer->counted.decode_seconds = clock_seconds() - answer->started;
+        session->prompt_tokens = session->reused_tokens = 0;
+        session->prefill_seconds = 0;
+        if (status != KAKEYA_OK) (void)output_cut(&answer->output, KAKEYA_FINISH_FAILED, NULL);
+        output_finish(&answer->output, status, error);
+        answer->counted.finish = answer->output.finish;
+        if (status == KAKEYA_OK && answer->decode.mode == KAKEYA_MODE_AUTO) {
+            kakeya_engine *engine = session->engine;
+            engine_turn_begin(engine);
+            draft_control_share(&session->workspace.control, &engine->experience[session->options.attention]);
+            engine_turn_end(engine);
+        }
+    }
+    stop_text_free(&answer->output.stop);
+    detokenizer_destroy(answer->text.detokenizer);
+    answer->text.detokenizer = NULL;
+    return status;
+}

@@ -1,0 +1,26 @@
+/* Requests that are computed together, an iteration at a time. Everything here happens on one thread, which takes the
+ * engine's turn for the backend's work and gives it back before it calls anybody. */
+#ifndef KAKEYA_SESSION_BATCH_H
+#define KAKEYA_SESSION_BATCH_H
+
+#include "session/request.h"
+#include "session/step_costs.h"
+
+typedef struct batch {
+    kakeya_engine *engine;
+    kakeya_request *requests; /* in the order of their arrival */
+    decode_buffers buffers;
+    double prompt_speed; /* tokens per second, the best that was seen; 0: none yet */
+    step_costs costs;
+    uint64_t count; /* of admissions and of iterations */
+} batch;
+
+void batch_init(batch *batch, kakeya_engine *engine);
+/* Without requests. */
+void batch_free(batch *batch);
+/* A list of new requests. */
+void batch_add(batch *batch, kakeya_request *requests);
+/* One iteration: at least one request advances. Those that are done say so by their state. */
+void batch_step(batch *batch);
+
+#endif

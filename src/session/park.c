@@ -1,0 +1,48 @@
+#include "session/park.h"
+
+#include <errno.h>
+#include <string.h>
+
+static kakeya_status write_file(void *user, const void *data, size_t bytes, kakeya_error *error) {
+    if (fwrite(data, 1, bytes, user) == bytes) return KAKEYA_OK;
+    return error_set(error, KAKEYA_IO, "parking a session: %s", strerror(errno));
+}
+
+static kakeya_status read_file(void *user, void *data, size_t bytes, kakeya_error *error) {
+    if (fread(data, 1, bytes, user) == bytes) return KAKEYA_OK;
+    return error_set(error, KAKEYA_IO, "taking up a parked session: %s",
+                     ferror((FILE *)user) ? strerror(errno) : "the temporary file ends early");
+}
+
+kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    *file = tmpfile();
+    if (!*file) return error_set(error, KAKEYA_IO, "parking a session: no temporary file: %s", strerror(errno));
+    kakeya_status status = t->ops->cache_snapshot(t->cache, write_file, *file, error);
+    if (status == KAKEYA_OK && fflush(*file) != 0)
+        status = error_set(error, KAKEYA_IO, "parking a session: %s", strerror(errno));
+    if (status != KAKEYA_OK) {
+        fclose(*file);
+        *file = NULL;
+        return status;
+    }
+    t->ops->cache_destroy(t->cache);
+    t->cache = NULL;
+    return KAKEYA_OK;
+}
+
+kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    backend_cache *cache = NULL;
+    rewind(*file);
+    kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
+    if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, read_file, *file, error);
+    if (status != KAKEYA_OK) {
+        if (cache) t->ops->cache_destroy(cache);
+        return status;
+    }
+    t->cache = cache;
+    fclose(*file);
+    *file = NULL;
+    return KAKEYA_OK;
+}

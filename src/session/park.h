@@ -1,0 +1,16 @@
+/* K/V memory of a session that has to wait, in a temporary file: what it held can serve others meanwhile. */
+#ifndef KAKEYA_SESSION_PARK_H
+#define KAKEYA_SESSION_PARK_H
+
+#include <stdio.h>
+
+#include "session/session.h"
+
+/* Writes the cache (nothing pending) into *file, which is made without a name, and gives the cache's memory back. On
+ * failure the session is as it was. Needs the turn. */
+kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error);
+/* The reverse; closes the file. KAKEYA_OUT_OF_MEMORY leaves the session parked, so that it can be tried again. Needs
+ * the turn. */
+kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error);
+
+#endif

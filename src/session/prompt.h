@@ -1,0 +1,35 @@
+/* A prompt on its way into a session's timeline, a chunk per forward. Whoever drives it calls the backend. */
+#ifndef KAKEYA_SESSION_PROMPT_H
+#define KAKEYA_SESSION_PROMPT_H
+
+#include "session/session.h"
+
+typedef struct prompt_work {
+    const int32_t *tokens; /* [n] the wanted timeline; may be the session's own array */
+    size_t n;
+    kakeya_progress_fn progress; /* or NULL */
+    void *user;
+    bool cancellable;
+    size_t reused, first; /* tokens kept; the first that is computed */
+    size_t end;           /* of the chunk in work */
+} prompt_work;
+
+/* Keeps the longest common prefix that the cache can still reach. Needs the turn. */
+kakeya_status prompt_begin(kakeya_session *session, prompt_work *work, kakeya_error *error);
+bool prompt_done(const kakeya_session *session, const prompt_work *work);
+/* Tokens still to be computed. */
+size_t prompt_left(const kakeya_session *session, const prompt_work *work);
+/* KAKEYA_CANCELLED where the session was told so. */
+kakeya_status prompt_check(const kakeya_session *session, const prompt_work *work, kakeya_error *error);
+/* The next chunk, of `most` tokens at most, as a segment of a forward. May allocate. */
+kakeya_status prompt_segment(kakeya_session *session, prompt_work *work, size_t most, backend_segment *segment,
+                             kakeya_error *error);
+/* Keeps the chunk that was computed. Needs the turn. */
+kakeya_status prompt_commit(kakeya_session *session, prompt_work *work, kakeya_error *error);
+/* A failure of the chunk, with the positions in front of its message. */
+kakeya_status prompt_failed(const kakeya_session *session, const prompt_work *work, kakeya_status status,
+                            kakeya_error *error);
+/* Tells the caller how far it is; KAKEYA_CANCELLED where that answers so. */
+kakeya_status prompt_report(const kakeya_session *session, const prompt_work *work, kakeya_error *error);
+
+#endif

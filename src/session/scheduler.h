@@ -1,0 +1,30 @@
+/* Many sessions on one backend: one thread computes the blocks of all answers and the chunks of all prompts that are
+ * wanted, in one forward per iteration (docs/scheduling.md).
+ *
+ *   - Every iteration advances every running answer by at least one token, up to max_batch of them; more take turns.
+ *   - Beside answers, prompts get as many tokens as their speed lets pass in max_stall_ms, but at least 32: half for
+ * the oldest, half for the one with the least left. Without answers they get whole chunks.
+ *   - A request is admitted when the K/V memory that it is going to need fits beside what the admitted ones need.
+ *   - Where memory runs out all the same, the request that was admitted last is parked in a file and goes on later.
+ *   - What is one session's own fault (its callback, its numbers, its memory) ends that session's request alone.
+ *
+ * What a session computes does not depend on the others: a row's bits are its own (DESIGN of the backends). */
+#ifndef KAKEYA_SESSION_SCHEDULER_H
+#define KAKEYA_SESSION_SCHEDULER_H
+
+#include "session/request.h"
+
+typedef struct scheduler scheduler;
+
+/* Hands the request over and returns; it must not move before it is done. Starts the engine's scheduler where there is
+ * none. KAKEYA_INVALID_ARGUMENT: the session has a request already. */
+kakeya_status scheduler_submit(kakeya_request *request, kakeya_error *error);
+bool scheduler_is_done(kakeya_request *request);
+/* Waits and takes the result. KAKEYA_INVALID_ARGUMENT, at once, on the scheduler's own thread. */
+kakeya_status scheduler_wait(kakeya_request *request, kakeya_error *error);
+/* Both. */
+kakeya_status scheduler_run(kakeya_request *request, kakeya_error *error);
+/* Stops the thread. No request may be under way. */
+void scheduler_close(scheduler *scheduler);
+
+#endif
