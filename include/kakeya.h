@@ -429,6 +429,7 @@ typedef struct kakeya_stats {
     uint64_t drafted_at[32], accepted_at[32]; /* by draft position, 0 = first draft after the bonus token */
     double draft_seconds, verify_seconds;
     kakeya_finish finish;
+    uint64_t waits; /* how often the request gave its memory to others and waited for it in a file */
 } kakeya_stats;
 
 /* Before every use as a result: the other fields are then the library's to fill, also on failure. */

@@ -7,11 +7,12 @@
 #include "session/park.h"
 
 enum {
-    LEAST_PROMPT_ROWS = 32, /* of a prompt beside answers */
-    MOST_PROMPTS = 2,       /* in one iteration */
-    MOST_LOGIT_ROWS = 64,   /* whole rows of logits in one iteration, unless there are more sessions */
-    MOST_PARKINGS = 3,
-    RESERVED_TOKENS = 1024, /* of an answer, at most, that admission reckons with */
+    LEAST_PROMPT_ROWS = 32,    /* of a prompt beside answers */
+    MOST_PROMPTS = 2,          /* in one iteration */
+    MOST_LOGIT_ROWS = 64,      /* whole rows of logits in one iteration, unless there are more sessions */
+    MANY_PARKINGS = 3,         /* of one request: others are parked rather */
+    RESERVED_TOKENS = 1024,    /* of an answer, at most, that admission reckons with */
+    PARKING_BYTES = 288 << 10, /* what parking itself needs: a buffer of backend/snapshot.h, and a little */
 };
 
 void batch_init(batch *b, kakeya_engine *engine) {
@@ -19,7 +20,20 @@ void batch_init(batch *b, kakeya_engine *engine) {
     decode_buffers_init(&b->buffers, engine->verifier->config.vocab, &engine->account);
 }
 
-void batch_free(batch *b) { decode_buffers_free(&b->buffers); }
+void batch_free(batch *b) {
+    mem_free(b->spare);
+    decode_buffers_free(&b->buffers);
+}
+
+/* Parking needs some memory where there is none left: it is set aside while several requests run under a limit. */
+static void keep_spare(batch *b) {
+    bool several = b->requests && b->requests->next;
+    if (several && !b->spare && b->engine->account.limit_bytes)
+        b->spare = mem_alloc(&b->engine->account, MEM_WORKSPACE, PARKING_BYTES);
+    if (several) return;
+    mem_free(b->spare);
+    b->spare = NULL;
+}
 
 void batch_add(batch *b, kakeya_request *requests) {
     kakeya_request **end = &b->requests;
@@ -33,6 +47,7 @@ static void finish(kakeya_request *r, kakeya_status status) {
     r->failing = false;
     if (r->parked) fclose(r->parked);
     r->parked = NULL;
+    r->answer.counted.waits = (uint64_t)r->parkings;
     if (r->answers) status = answer_close(r->session, &r->answer, status, &r->error);
     r->status = status;
     r->state = REQUEST_DONE;
@@ -174,18 +189,36 @@ static void admit(batch *b) {
     }
 }
 
-/* The request that was admitted last makes room, unless it is the only one or has done so too often. Needs the turn. */
+/* What a request can come to need at most. */
+static size_t most_of(const kakeya_request *r) {
+    const decode_timeline *t = &r->session->timeline;
+    size_t tokens = r->prompts && r->prompt.n > t->n ? r->prompt.n : t->n;
+    if (!r->answers) return kv_of(r, tokens);
+    size_t most = r->answer.begun ? r->answer.stream.start + r->answer.decode.max_tokens : t->capacity;
+    return kv_of(r, most > tokens ? most : tokens);
+}
+
+/* The request that was admitted last makes room, unless it is the only one; those that have done so often are the last
+ * to be chosen. From now on the engine reckons with all that the requests may come to need: who waits begins again only
+ * if it need not make room once more. Needs the turn. */
 static bool make_room(batch *b) {
     kakeya_request *victim = NULL;
     int running = 0;
     for (kakeya_request *r = b->requests; r; r = r->next) {
-        if (!admitted(r)) continue;
+        if (!admitted(r) || r->failing) continue;
         running++;
-        if (r->parkings < MOST_PARKINGS && (!victim || r->admitted > victim->admitted)) victim = r;
+        r->need = most_of(r);
+        bool spared = victim && r->parkings >= MANY_PARKINGS && victim->parkings < MANY_PARKINGS;
+        bool sooner = victim && victim->parkings >= MANY_PARKINGS && r->parkings < MANY_PARKINGS;
+        if (!victim || sooner || (!spared && r->admitted > victim->admitted)) victim = r;
     }
     if (running < 2 || !victim) return false;
+    mem_free(b->spare);
+    b->spare = NULL;
     victim->parkings++;
-    return park(victim->session, &victim->parked, NULL) == KAKEYA_OK;
+    bool parked = park(victim->session, &victim->parked, NULL) == KAKEYA_OK;
+    keep_spare(b);
+    return parked;
 }
 
 /* -------------------------------------------------------------------------------------------------- one iteration */
@@ -477,6 +510,7 @@ void batch_step(batch *b) {
         }
         end_answer(r);
     }
+    keep_spare(b);
     admit(b);
     for (int format = 0; format < KV_FORMAT_COUNT; format++) run_step(b, (kv_format)format);
     end_requests(b);

@@ -78,6 +78,12 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
                          options->synthetic);
     if (options->threads < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "threads is %d, must be at least 0", options->threads);
+    if (options->max_batch < 0 || options->max_batch > BACKEND_MAX_SEGMENTS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "max_batch is %d, must be 1 to %d, or 0 for the default",
+                         options->max_batch, (int)BACKEND_MAX_SEGMENTS);
+    if (options->max_stall_ms < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "max_stall_ms is %d, must be at least 0",
+                         options->max_stall_ms);
     if (options->precision < KAKEYA_PRECISION_AUTO || options->precision > KAKEYA_PRECISION_BF16)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "precision %d is none of auto, f32, bf16",
                          (int)options->precision);

@@ -1,0 +1,424 @@
+/* Many sessions at once: every one says what it says alone, whatever runs beside it and whatever happens to the others.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <semaphore.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "scratch.h"
+#include "sweep.h"
+
+static kakeya_error error;
+
+enum { MOST_SPEAKERS = 32, MOST_TOKENS = 400 };
+
+/* One session, its prompt and its answer. */
+typedef struct speaker {
+    kakeya_session_options session;
+    kakeya_generate_options generate;
+    int32_t prompt[MOST_TOKENS];
+    size_t n_prompt;
+    int32_t said[MOST_TOKENS]; /* events */
+    double log_probability[MOST_TOKENS];
+    size_t n_said;
+    kakeya_session *cancels; /* by this one's first event */
+    int ends;                /* FINISH events */
+    kakeya_finish finish;
+} speaker;
+
+static bool listen(void *user, const kakeya_event *event) {
+    speaker *s = user;
+    if (event->type == KAKEYA_EVENT_FINISH) {
+        s->ends++;
+        s->finish = event->finish;
+        return true;
+    }
+    if (s->cancels) kakeya_session_cancel(s->cancels);
+    s->cancels = NULL;
+    if (s->n_said == MOST_TOKENS) return false;
+    s->said[s->n_said] = event->token;
+    s->log_probability[s->n_said++] = event->log_probability;
+    return true;
+}
+
+static uint64_t draw(uint64_t seed, uint64_t *at, uint64_t n) {
+    return (uint64_t)(random_uniform_at(seed, (*at)++) * (double)n);
+}
+
+/* A session of any policy, mode and temperature. */
+static void make_speaker(speaker *s, uint64_t seed, uint64_t *at, bool drafts, bool f_theta, int most_prompt) {
+    static const kakeya_mode modes[] = {KAKEYA_MODE_AUTO, KAKEYA_MODE_AR, KAKEYA_MODE_NGRAM, KAKEYA_MODE_SPECULATIVE};
+    memset(s, 0, sizeof *s);
+    kakeya_session_options_init(&s->session);
+    kakeya_generate_options_init(&s->generate);
+    s->session.context_tokens = MOST_TOKENS;
+    s->session.attention = (kakeya_attention)draw(seed, at, f_theta ? 3 : 2);
+    s->session.window = 8 + (int)draw(seed, at, 40);
+    s->session.kv_format = draw(seed, at, 4) ? KAKEYA_KV_AUTO : KAKEYA_KV_BF16;
+    s->session.prompt_chunk_tokens = draw(seed, at, 3) ? 0 : 1 + (int)draw(seed, at, 40);
+    s->generate.mode = modes[draw(seed, at, drafts ? 4 : 3)];
+    s->generate.sampling.temperature = draw(seed, at, 2) ? 0.9f : 0;
+    s->generate.sampling.repetition_penalty = draw(seed, at, 4) ? 1 : 1.1f;
+    s->generate.sampling.seed = draw(seed, at, 1000);
+    s->generate.log_probabilities = draw(seed, at, 3) == 0;
+    s->generate.max_tokens = 1 + (int)draw(seed, at, 40);
+    s->generate.ignore_stop_tokens = true;
+    s->generate.on_event = listen;
+    s->n_prompt = 1 + draw(seed, at, (uint64_t)most_prompt);
+    size_t period = 3 + draw(seed, at, 40); /* short ones let n-grams hold */
+    for (size_t i = 0; i < s->n_prompt; i++) s->prompt[i] = 110 + (int32_t)(i % period * 7 % 120);
+}
+
+static kakeya_engine *open_engine(const char *model, const char *drafter, size_t limit, int max_batch) {
+    kakeya_engine *engine = NULL;
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = model;
+    options.drafter = drafter;
+    options.backend = "cpu";
+    options.threads = 2;
+    options.memory_limit_bytes = limit;
+    options.max_batch = max_batch;
+    options.max_stall_ms = 1; /* prompts in the smallest pieces */
+    assert_ok(kakeya_engine_open(&options, &engine, &error));
+    return engine;
+}
+
+static void speak_alone(kakeya_engine *engine, speaker *s) {
+    kakeya_session *session = NULL;
+    s->generate.user = s;
+    assert_ok(kakeya_session_open(engine, &s->session, &session, &error));
+    assert_ok(kakeya_session_sync(session, s->prompt, s->n_prompt, NULL, NULL, NULL, &error));
+    assert_ok(kakeya_session_generate(session, &s->generate, NULL, &error));
+    kakeya_session_close(session);
+}
+
+static kakeya_request *submit(kakeya_session *session, speaker *s) {
+    kakeya_request *request = NULL;
+    kakeya_request_options options;
+    kakeya_request_options_init(&options);
+    options.tokens = s->prompt;
+    options.n_tokens = s->n_prompt;
+    options.generate = &s->generate;
+    s->generate.user = s;
+    assert_ok(kakeya_session_submit(session, &options, &request, &error));
+    return request;
+}
+
+static void assert_same(const speaker *together, const speaker *alone, const char *what) {
+    if (together->n_said != alone->n_said ||
+        memcmp(together->said, alone->said, alone->n_said * sizeof *alone->said) != 0)
+        fail_msg("%s: other tokens (%zu, alone %zu)", what, together->n_said, alone->n_said);
+    if (memcmp(together->log_probability, alone->log_probability, alone->n_said * sizeof(double)) != 0)
+        fail_msg("%s: other log-probabilities", what);
+    assert_int_equal(together->ends, 1);
+    assert_int_equal(together->finish, alone->finish);
+}
+
+static void compose(const char *model, const char *drafter_model, bool f_theta, uint64_t seed, int speakers,
+                    int max_batch, int most_prompt) {
+    static speaker alone[MOST_SPEAKERS], together[MOST_SPEAKERS];
+    kakeya_session *session[MOST_SPEAKERS];
+    kakeya_request *request[MOST_SPEAKERS];
+    uint64_t at = 0;
+    kakeya_engine *engine = open_engine(model, drafter_model, 0, 0);
+    for (int i = 0; i < speakers; i++) {
+        make_speaker(&alone[i], seed, &at, strcmp(drafter_model ? drafter_model : "", "none") != 0, f_theta,
+                     most_prompt);
+        together[i] = alone[i];
+        speak_alone(engine, &alone[i]);
+    }
+    kakeya_engine_close(engine);
+    engine = open_engine(model, drafter_model, 0, max_batch);
+    for (int i = 0; i < speakers; i++)
+        assert_ok(kakeya_session_open(engine, &together[i].session, &session[i], &error));
+    for (int i = 0; i < speakers; i++) request[i] = submit(session[i], &together[i]);
+    for (int i = 0; i < speakers; i++) {
+        kakeya_stats stats;
+        kakeya_stats_init(&stats);
+        assert_ok(kakeya_request_wait(request[i], &stats, &error));
+        assert_int_equal(stats.completion_tokens, alone[i].n_said);
+        assert_int_equal(stats.prompt_tokens, alone[i].n_prompt);
+        char what[64];
+        snprintf(what, sizeof what, "seed %d, session %d of %d", (int)seed, i, speakers);
+        assert_same(&together[i], &alone[i], what);
+    }
+    for (int i = 0; i < speakers; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
+static const char tiny[] = KAKEYA_TEST_DATA "/golden/gemma4-tiny-moe";
+static const char dense[] = KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense";
+static const char drafter[] = KAKEYA_TEST_DATA "/golden/dflash-tiny";
+static const char demo[] = KAKEYA_MODELS "/demo";
+
+static void random_compositions(void **state) {
+    (void)state;
+    int seeds = sweep_short() ? 2 : 8;
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
+        int speakers = 1 + (int)(random_uniform_at(77, seed) * MOST_SPEAKERS);
+        compose(dense, drafter, false, seed, speakers, 0, 200);
+        compose(tiny, "none", false, seed + 100, speakers, 3, 200);
+    }
+}
+
+static void random_compositions_of_the_demo(void **state) {
+    (void)state;
+    int seeds = sweep_short() ? 1 : 3;
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) compose(demo, NULL, true, seed, 8 + (int)seed * 3, 0, 340);
+}
+
+/* Some are cancelled by what others say: they have said the beginning of what they say alone. */
+static void cancelled_ones(void **state) {
+    (void)state;
+    enum { N = 12 };
+    static speaker alone[N], together[N];
+    kakeya_session *session[N];
+    kakeya_request *request[N];
+    uint64_t at = 0;
+    kakeya_engine *engine = open_engine(dense, drafter, 0, 0);
+    for (int i = 0; i < N; i++) {
+        make_speaker(&alone[i], 500, &at, true, false, 100);
+        alone[i].generate.max_tokens = i % 3 ? 20 : 60;
+        together[i] = alone[i];
+        speak_alone(engine, &alone[i]);
+        assert_ok(kakeya_session_open(engine, &together[i].session, &session[i], &error));
+    }
+    for (int i = 0; i < N; i++) {
+        if (i % 3 == 1) together[i].cancels = session[i - 1];
+        request[i] = submit(session[i], &together[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        kakeya_status status = kakeya_request_wait(request[i], NULL, &error);
+        if (i % 3 == 0) {
+            /* in its prompt, or in its answer */
+            if (status != KAKEYA_CANCELLED) assert_ok(status);
+            assert_true(together[i].n_said <= alone[i].n_said);
+            assert_memory_equal(together[i].said, alone[i].said, together[i].n_said * sizeof(int32_t));
+            continue;
+        }
+        assert_ok(status);
+        assert_same(&together[i], &alone[i], "beside cancelled ones");
+    }
+    for (int i = 0; i < N; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
+static bool allow_nothing(void *user, const int32_t *tokens, size_t n, uint32_t *allowed, size_t n_words) {
+    (void)user, (void)tokens, (void)n, (void)allowed, (void)n_words;
+    return true;
+}
+
+/* What is one session's own fault ends that session's answer alone. */
+static void failing_ones(void **state) {
+    (void)state;
+    enum { N = 9 };
+    static speaker alone[N], together[N];
+    kakeya_session *session[N];
+    kakeya_request *request[N];
+    uint64_t at = 0;
+    kakeya_engine *engine = open_engine(tiny, "none", 0, 0);
+    for (int i = 0; i < N; i++) {
+        make_speaker(&alone[i], 900, &at, false, false, 100);
+        together[i] = alone[i];
+        speak_alone(engine, &alone[i]);
+        if (i % 3 == 2) together[i].generate.token_mask = allow_nothing;
+        assert_ok(kakeya_session_open(engine, &together[i].session, &session[i], &error));
+    }
+    for (int i = 0; i < N; i++) request[i] = submit(session[i], &together[i]);
+    for (int i = 0; i < N; i++) {
+        kakeya_status status = kakeya_request_wait(request[i], NULL, &error);
+        if (i % 3 == 2) {
+            assert_int_equal(status, KAKEYA_INVALID_ARGUMENT);
+            assert_non_null(strstr(error.message, "token mask"));
+            assert_int_equal(together[i].finish, KAKEYA_FINISH_FAILED);
+            assert_int_equal(together[i].ends, 1);
+        } else {
+            assert_ok(status);
+            assert_same(&together[i], &alone[i], "beside failing ones");
+        }
+    }
+    for (int i = 0; i < N; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
+static size_t engine_bytes(const kakeya_engine *engine) {
+    size_t bytes = 0;
+    for (int i = 0; kakeya_memory_name((kakeya_memory_kind)i); i++)
+        bytes += kakeya_engine_memory(engine, (kakeya_memory_kind)i);
+    return bytes;
+}
+
+typedef struct long_answer {
+    int32_t *said;
+    size_t n, pause; /* pause: it waits behind so many tokens until the others' memory has been given back */
+    sem_t *go_on;
+} long_answer;
+
+static bool listen_long(void *user, const kakeya_event *event) {
+    long_answer *l = user;
+    if (event->type != KAKEYA_EVENT_TOKEN) return true;
+    l->said[l->n++] = event->token;
+    while (l->go_on && l->n == l->pause && sem_wait(l->go_on) != 0) continue;
+    return true;
+}
+
+/* Answers that grow beyond what was reckoned with: the last one waits in a file until two sessions are closed, and all
+ * say what they say alone. */
+static void memory_runs_out(void **state) {
+    (void)state;
+    enum { N = 4, LONG = 1500, LONGER = 60, PAUSE = LONG + 30, CONTEXT = 1600, PROMPT = 8 };
+    kakeya_session_options options;
+    kakeya_session_options_init(&options);
+    options.context_tokens = CONTEXT;
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.mode = KAKEYA_MODE_AR; /* all at the same pace */
+    generate.ignore_stop_tokens = true;
+    generate.sampling.temperature = 1;
+    generate.on_event = listen_long;
+    int32_t prompt[PROMPT] = {120, 130, 140, 150, 120, 130, 140, 150};
+    sem_t go_on;
+    assert_int_equal(sem_init(&go_on, 0, 0), 0);
+    long_answer alone[N], together[N];
+    size_t need = 0, begun = 0;
+    for (int limited = 0; limited < 2; limited++) {
+        /* room for the first thousand tokens of all, not for the rest */
+        kakeya_engine *engine = open_engine(dense, "none", limited ? begun + N * need * 9 / 10 : 0, 0);
+        long_answer *answers = limited ? together : alone;
+        kakeya_session *session[N];
+        kakeya_request *request[N];
+        for (int i = 0; i < N; i++) {
+            answers[i] = (long_answer){.said = calloc(LONG + LONGER, sizeof(int32_t)), .pause = PAUSE};
+            assert_non_null(answers[i].said);
+            if (limited && i == 2) answers[i].go_on = &go_on;
+            assert_ok(kakeya_session_open(engine, &options, &session[i], &error));
+        }
+        begun = engine_bytes(engine);
+        for (int i = 0; i < N; i++) {
+            kakeya_request_options r;
+            kakeya_request_options_init(&r);
+            generate.sampling.seed = (uint64_t)i;
+            generate.user = &answers[i];
+            generate.max_tokens = i == 2 ? LONG + LONGER : LONG;
+            r.tokens = prompt;
+            r.n_tokens = PROMPT;
+            r.generate = &generate;
+            assert_ok(kakeya_session_submit(session[i], &r, &request[i], &error));
+            if (!limited) assert_ok(kakeya_request_wait(request[i], NULL, &error));
+        }
+        if (!limited) need = (engine_bytes(engine) - begun) / N;
+        uint64_t waits = 0;
+        for (int i = 0; i < N; i++) {
+            kakeya_stats stats;
+            kakeya_stats_init(&stats);
+            if (limited) {
+                assert_ok(kakeya_request_wait(request[i], &stats, &error));
+                waits += stats.waits;
+                assert_int_equal(together[i].n, alone[i].n);
+                assert_memory_equal(together[i].said, alone[i].said, alone[i].n * sizeof(int32_t));
+            }
+            kakeya_session_close(session[i]);
+            if (limited && i == 1) assert_int_equal(sem_post(&go_on), 0);
+        }
+        if (limited) assert_true(waits > 0);
+        kakeya_engine_close(engine);
+    }
+    for (int i = 0; i < N; i++) {
+        free(alone[i].said);
+        free(together[i].said);
+    }
+    sem_destroy(&go_on);
+}
+
+typedef struct meddler {
+    kakeya_session *other;
+    kakeya_request *request;
+    kakeya_status submitted, twice, waited, generated;
+} meddler;
+
+/* From the engine's own thread: submitting is possible, waiting is not. */
+static bool meddle(void *user, const kakeya_event *event) {
+    meddler *m = user;
+    if (event->type != KAKEYA_EVENT_TOKEN || m->request) return true;
+    m->generated = kakeya_session_generate(m->other, NULL, NULL, NULL);
+    kakeya_request *second = NULL;
+    kakeya_request_options options;
+    kakeya_request_options_init(&options);
+    options.tokens = (int32_t[]){120, 121, 122, 123};
+    options.n_tokens = 4;
+    m->submitted = kakeya_session_submit(m->other, &options, &m->request, NULL);
+    m->twice = kakeya_session_submit(m->other, &options, &second, NULL);
+    m->waited = kakeya_request_wait(m->request, NULL, NULL);
+    return true;
+}
+
+static void what_is_refused(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine(tiny, "none", 0, 0);
+    meddler m = {0};
+    kakeya_session *own = NULL;
+    kakeya_request *second = NULL;
+    assert_ok(kakeya_session_open(engine, NULL, &own, &error));
+    assert_ok(kakeya_session_open(engine, NULL, &m.other, &error));
+    int32_t tokens[3] = {120, 121, 122};
+    assert_ok(kakeya_session_sync(own, tokens, 3, NULL, NULL, NULL, &error));
+    assert_ok(kakeya_session_sync(m.other, tokens, 3, NULL, NULL, NULL, &error));
+    kakeya_request_options options;
+    kakeya_request_options_init(&options);
+    assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "neither"));
+    options.n_tokens = 3;
+    assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
+    options.tokens = (int32_t[]){1, 2, -3};
+    assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "-3"));
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.sampling.temperature = -1;
+    options = (kakeya_request_options){.size = sizeof options, .generate = &generate};
+    assert_int_equal(kakeya_session_submit(own, &options, &second, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_null(second);
+    generate.sampling.temperature = 0;
+    generate.max_tokens = 5;
+    generate.ignore_stop_tokens = true;
+    generate.on_event = meddle;
+    generate.user = &m;
+    assert_ok(kakeya_session_generate(own, &generate, NULL, &error));
+    assert_int_equal(m.generated, KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(m.submitted, KAKEYA_OK);
+    assert_int_equal(m.twice, KAKEYA_INVALID_ARGUMENT);
+    assert_int_equal(m.waited, KAKEYA_INVALID_ARGUMENT);
+    assert_ok(kakeya_request_wait(m.request, NULL, &error));
+    size_t n = 0;
+    kakeya_session_tokens(m.other, &n);
+    assert_int_equal(n, 4);
+    kakeya_session_close(m.other);
+    kakeya_session_close(own);
+    kakeya_engine_close(engine);
+    kakeya_engine_options bad;
+    kakeya_engine_options_init(&bad);
+    bad.model = tiny;
+    bad.max_batch = 65;
+    assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "max_batch is 65"));
+    bad.max_batch = 0;
+    bad.max_stall_ms = -1;
+    assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_compositions), cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),      cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),     cmocka_unit_test(what_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
