@@ -18,7 +18,8 @@ done >"$prompts"
 make_report() { # name, arguments
     name=$1
     shift
-    "$kakeya" eval "$name" "$@" --report "$out/$name.json" >/dev/null
+    if [ "$name" = batch ]; then set -- lossless --batch "$@"; else set -- "$name" "$@"; fi
+    "$kakeya" eval "$@" --report "$out/$name.json" >/dev/null
     "$kakeya" gate "$out/$name.json"
 }
 make_report niah --lines 12,16,60 --max-tokens 24 --mix-alpha 0.5,1 --policies native,sink-window,restored,restored-all
@@ -27,5 +28,6 @@ make_report code examples/code/events.py examples/code/ring_buffer.c --max-token
     --policies native,restored
 make_report acceptance "$prompts" --max-tokens 24
 make_report lossless --prompts 6 --max-tokens 12 --reference-prompts 1
+make_report batch --compositions 3 --sessions 8 --max-tokens 12
 rm "$prompts"
 gzip -9nf "$out"/*.json

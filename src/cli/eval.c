@@ -1,5 +1,6 @@
 /* kakeya eval: policies and decode modes side by side, with a report that `kakeya gate` can check. */
 #include "measure/eval.h"
+#include "measure/lossless_batch_plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -454,8 +455,12 @@ static const cli_command lossless_command = {
     .details = "Prompts are needles, stretches of the source files (without any: the bundled ones) and random ids;\n"
                "temperatures 0, 0.7 and 1; draft lengths 1 to 16; several prompt chunkings; 1 and 2 threads; native\n"
                "and restored attention. The first few prompts also run the slow references: every token by a whole\n"
-               "new forward, every block from a new drafter context.\n",
-    .examples = "  kakeya eval lossless --prompts 200 --report l.json\n",
+               "new forward, every block from a new drafter context.\n"
+               "--batch compares sessions that are computed together with the same sessions alone instead, and their\n"
+               "log-probabilities to the bit: compositions of up to --sessions sessions, drawn by seed, with prompts\n"
+               "beside answers, forks, answers that are cancelled, every mode and policy, temperatures 0 and 1.\n",
+    .examples = "  kakeya eval lossless --prompts 200 --report l.json\n"
+                "  kakeya eval lossless --batch --compositions 100 --report b.json\n",
 };
 
 static int run_lossless(int argc, char **argv) {
@@ -464,6 +469,8 @@ static int run_lossless(int argc, char **argv) {
     drop_option(c.shared_table, "threads");
     eval_corpus corpus = {0};
     eval_lossless_options o = {.prompts = 200, .max_tokens = 32, .seed = 42, .reference_prompts = 2};
+    eval_lossless_batch_options b = {.compositions = 40, .sessions = LOSSLESS_BATCH_SESSIONS};
+    bool batch = false;
     const cli_option own[] = {
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
                    .help = "prompts; every one runs in every mode (200)"),
@@ -472,6 +479,13 @@ static int run_lossless(int argc, char **argv) {
                    .help = "of prompts and sampling (42)"),
         CLI_OPTION(.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts,
                    .min = 0, .max = 1 << 20, .help = "prompts that also run the slow references (2)"),
+        CLI_OPTION(.name = "batch", .kind = CLI_FLAG, .target = &batch,
+                   .help = "compare sessions together with the same sessions alone instead"),
+        CLI_OPTION(.name = "compositions", .argument = "N", .kind = CLI_INT, .target = &b.compositions, .min = 1,
+                   .max = 1 << 20, .help = "with --batch: how many, of 1 to --sessions sessions each (40)"),
+        CLI_OPTION(.name = "sessions", .argument = "N", .kind = CLI_INT, .target = &b.sessions, .min = 2,
+                   .max = LOSSLESS_BATCH_SESSIONS, .help = "with --batch: of the largest composition (32)"),
+        POLICIES_OPTION(c, "--batch: all"),
         REPORT_OPTION(c),
         {.name = NULL},
     };
@@ -483,10 +497,16 @@ static int run_lossless(int argc, char **argv) {
     c.setup.user = &progress;
     kakeya_error error = {0};
     eval_report *report = NULL;
-    eval_policies none;
-    kakeya_status result = prepare(&c, &none, o.files, o.n_files, &error);
+    if (c.policies && !batch) return cli_usage_error(&lossless_command, "--policies needs --batch");
+    kakeya_status result = prepare(&c, &b.policies, o.files, o.n_files, &error);
     if (result == KAKEYA_OK) result = require_files(o.n_files, &error);
-    if (result == KAKEYA_OK) result = eval_lossless_run(&c.setup, &o, &report, &error);
+    b.max_tokens = o.max_tokens;
+    b.seed = o.seed;
+    b.files = o.files;
+    b.n_files = o.n_files;
+    if (result == KAKEYA_OK)
+        result = batch ? eval_lossless_batch(&c.setup, &b, &report, &error)
+                       : eval_lossless_run(&c.setup, &o, &report, &error);
     eval_corpus_free(&corpus);
     return finish(&c, lossless_command.name, result, report, &error);
 }

@@ -170,9 +170,19 @@ static void print_lossless_report(const cJSON *summary) {
     print_lossless(summary);
 }
 
+static void print_batch(const cJSON *summary) {
+    const cJSON *batch = part(summary, "batch");
+    print_lossless_report(summary);
+    printf("%.0f streams in compositions of up to %.0f sessions: %.0f forked, %.0f cancelled, %.0f with "
+           "log-probabilities.\n",
+           part(batch, "rows")->valuedouble, part(batch, "most_sessions")->valuedouble,
+           part(batch, "forked")->valuedouble, part(batch, "cancelled")->valuedouble,
+           part(batch, "with_log_probabilities")->valuedouble);
+}
+
 void eval_print_tables(const eval_report *report) {
-    static void (*const print[EVAL_KIND_COUNT])(const cJSON *) = {print_niah, print_fidelity, print_code,
-                                                                  print_acceptance, print_lossless_report};
+    static void (*const print[EVAL_KIND_COUNT])(const cJSON *) = {print_niah,       print_fidelity,        print_code,
+                                                                  print_acceptance, print_lossless_report, print_batch};
     cJSON *summary = report->rows.n ? eval_summary_derive(report->kind, &report->rows) : NULL;
     if (summary) print[report->kind](summary);
     cJSON_Delete(summary);

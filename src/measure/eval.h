@@ -104,4 +104,18 @@ typedef struct eval_lossless_options {
 kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_options *options, eval_report **out,
                                 kakeya_error *error);
 
+typedef struct eval_lossless_batch_options {
+    int compositions;
+    int sessions; /* of the largest composition */
+    int max_tokens;
+    uint64_t seed;
+    const char *const *files; /* sources of code prompts, at least one */
+    size_t n_files;
+    eval_policies policies; /* n = 0: all that the model has */
+} eval_lossless_batch_options;
+/* Sessions alone, one after the other, and then all of a composition together: requests, prompts beside answers, forks,
+ * answers that their callbacks end. */
+kakeya_status eval_lossless_batch(const eval_setup *setup, const eval_lossless_batch_options *options,
+                                  eval_report **out, kakeya_error *error);
+
 #endif

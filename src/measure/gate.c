@@ -74,7 +74,7 @@ static bool read_rows(gate_context *context, kakeya_error *error) {
 /* ---------------------------------------------------------------------------------------------------- rules */
 
 #define KIND(name) (1u << (EVAL_##name))
-#define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS))
+#define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS) | KIND(BATCH))
 #define TIMED      (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE))
 #define ALL        (GENERATION | KIND(FIDELITY))
 
@@ -85,7 +85,7 @@ static const struct {
     {ALL, gate_rule_plan},
     {ALL, gate_rule_identity_of_samples},
     {ALL, gate_rule_copies},
-    {ALL, gate_rule_times},
+    {ALL & ~KIND(BATCH), gate_rule_times}, /* what runs together overlaps */
     {ALL, gate_rule_ids},
     {GENERATION, gate_rule_kv_formula},
     {GENERATION, gate_rule_kv_sum},
@@ -103,7 +103,7 @@ static const struct {
     {KIND(FIDELITY), gate_rule_fidelity},
     {KIND(CODE), gate_rule_code_prompts},
     {KIND(ACCEPTANCE), gate_rule_forms},
-    {KIND(LOSSLESS), gate_rule_coverage},
+    {KIND(LOSSLESS) | KIND(BATCH), gate_rule_coverage},
     {ALL, gate_rule_summary},
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "measure/gate_private.h"
+#include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
 
 static const cJSON *member(const cJSON *object, const char *name) {
@@ -83,6 +84,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_CODE] = "",
     [EVAL_ACCEPTANCE] = "",
     [EVAL_LOSSLESS] = "prompt_kind",
+    [EVAL_BATCH] = "prompt_kind together forked cancel_after log_probability_hash",
 };
 
 static void check_row_keys(gate_context *context, const cJSON *row, size_t index) {
@@ -265,6 +267,11 @@ static const option_rule option_rules[EVAL_KIND_COUNT][MAX_OPTIONS] = {
                        {"temperatures", PROMISE, 0, 0, NULL},
                        {"threads", PROMISE, 0, 0, NULL},
                        {"prompt_chunks", PROMISE, 0, 0, NULL}},
+    [EVAL_BATCH] = {SIZES,
+                    {"compositions", COUNT, 1, MAX_ROWS, NULL},
+                    {"sessions", COUNT, 2, LOSSLESS_BATCH_SESSIONS, NULL},
+                    {"seed", SEED, 0, 0, NULL},
+                    {"policies", NAMES, 0, 0, policy_words}},
 };
 
 static bool seed_value(const cJSON *item, uint64_t *out) {
@@ -403,6 +410,12 @@ static void check_command(gate_context *context) {
     }
     kind = cJSON_GetArrayItem(command, 2);
     const char *name = strrchr(eval_kind_name(context->kind), '.') + 1;
+    bool batch = false;
+    cJSON_ArrayForEach(word, command) batch |= strcmp(word->valuestring, "--batch") == 0;
+    if (context->kind == EVAL_BATCH) name = "lossless";
+    if (batch != (context->kind == EVAL_BATCH))
+        gate_violate(context, "COMMAND", "the command %s --batch, but the report is of kind %s",
+                     batch ? "says" : "does not say", eval_kind_name(context->kind));
     if (strcmp(kind->valuestring, name) != 0)
         gate_violate(context, "COMMAND", "the command ran \"%.40s\", but the report is of kind %s", kind->valuestring,
                      name);

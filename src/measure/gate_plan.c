@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "measure/gate_private.h"
+#include "measure/lossless_batch_plan.h"
 #include "measure/lossless_plan.h"
 #include "measure/niah.h"
 
@@ -230,11 +231,52 @@ static void plan_lossless(plan *p) {
     }
 }
 
+static const char *policy_at(const plan *p, int index) {
+    const cJSON *policy = cJSON_GetArrayItem(option(p, "policies"), index);
+    return policy->valuestring;
+}
+
+static bool add_session(plan *p, int composition, int session, const lossless_batch_session *s, int together) {
+    char sample[96];
+    lossless_batch_sample(composition, session, s->kind, sample, sizeof sample);
+    eval_arm arm = arm_of(p, policy_at(p, s->policy), together ? s->mode : "ar");
+    arm.temperature = s->temperature;
+    arm.together = together;
+    if (together) {
+        arm.draft_length = s->draft_length;
+        arm.prompt_chunk = s->prompt_chunk;
+    }
+    eval_row *row = add(p, sample, &arm, false);
+    if (!row) return false;
+    snprintf(row->prompt_kind, sizeof row->prompt_kind, "%s", lossless_kind_names[s->kind]);
+    row->forked = together && s->forked;
+    row->cancel_after = s->cancel_after;
+    row->has_log_probabilities = s->log_probabilities;
+    return true;
+}
+
+/* Every session alone, then all of them together. */
+static void plan_batch(plan *p) {
+    lossless_batch_session sessions[LOSSLESS_BATCH_SESSIONS];
+    const lossless_batch_options options = {.seed = gate_option_seed(p->context),
+                                            .sessions = gate_option(p->context, "sessions"),
+                                            .max_tokens = gate_option(p->context, "max_tokens"),
+                                            .policies = cJSON_GetArraySize(option(p, "policies")),
+                                            .drafter = environment_flag(p, "drafter")};
+    int compositions = gate_option(p->context, "compositions");
+    for (int c = 0; c < compositions && p->n <= p->limit; c++) {
+        int n = lossless_batch_composition(&options, c, sessions);
+        for (int i = 0; i < 2 * n; i++)
+            if (!add_session(p, c, i % n, &sessions[i % n], i < n ? 0 : n)) return;
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------- comparison */
 
 static bool same_run(const eval_row *a, const eval_row *b) {
     return a->warmup == b->warmup && a->repetition == b->repetition && a->lines == b->lines &&
-           strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 &&
+           strcmp(a->sample, b->sample) == 0 && strcmp(a->prompt_kind, b->prompt_kind) == 0 && a->forked == b->forked &&
+           a->cancel_after == b->cancel_after && a->has_log_probabilities == b->has_log_probabilities &&
            eval_arm_equal(&a->arm, &b->arm);
 }
 
@@ -278,8 +320,8 @@ static void explain(plan *p) {
 }
 
 void gate_rule_plan(gate_context *context) {
-    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah, plan_fidelity, plan_code, plan_acceptance,
-                                                          plan_lossless};
+    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,       plan_fidelity, plan_code,
+                                                          plan_acceptance, plan_lossless, plan_batch};
     if (!context->options_sound) return; /* refused already */
     plan p = {.context = context, .limit = 4 * context->rows.n + 4096};
     make[context->kind](&p);

@@ -92,7 +92,13 @@ void gate_rule_turn_end(gate_context *context) {
         if ((double)n > most)
             gate_violate(context, "TURN_END", "rows[%zu] (%s): %zu tokens, but max_tokens is %g", i, row->sample, n,
                          most);
-        if (strcmp(row->finish, "stop") == 0 ? !stopped : strcmp(row->finish, "length") == 0 ? stopped || !full : true)
+        /* A callback that ends an answer does so before its last token can. */
+        bool ended = row->cancel_after > 0 && n >= (size_t)row->cancel_after && !stopped;
+        bool sound = strcmp(row->finish, "stop") == 0        ? stopped
+                     : strcmp(row->finish, "length") == 0    ? !stopped && full && !row->cancel_after
+                     : strcmp(row->finish, "cancelled") == 0 ? ended
+                                                             : false;
+        if (!sound)
             gate_violate(context, "TURN_END",
                          "rows[%zu] (%s): finish_reason \"%s\" after %zu tokens, the last of them %s", i, row->sample,
                          row->finish, n, stopped ? "a stop token" : "no stop token");
@@ -190,7 +196,8 @@ static void count_sequences(gate_context *context) {
 }
 
 void gate_rule_samples(gate_context *context) {
-    if (context->kind == EVAL_LOSSLESS) { /* its arms are spread over the prompts on purpose */
+    if (context->kind == EVAL_LOSSLESS ||
+        context->kind == EVAL_BATCH) { /* its arms are spread over the prompts on purpose */
         count_sequences(context);
         return;
     }

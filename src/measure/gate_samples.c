@@ -73,7 +73,7 @@ static bool same_drafts(const eval_row *a, const eval_row *b) {
  * the same drafts. */
 static bool is_copied_sample(const gate_context *context, const eval_row *a, const eval_row *b) {
     enum { MIN_TOKENS = 16, MIN_DISTINCT = 8 };
-    if (context->kind == EVAL_LOSSLESS) return false;
+    if (context->kind == EVAL_LOSSLESS || context->kind == EVAL_BATCH) return false;
     if (context->kind == EVAL_FIDELITY) return same_scores(a, b);
     return (a->prompt_tokens == b->prompt_tokens || same_drafts(a, b)) && a->n_token_ids >= MIN_TOKENS &&
            same_stream(a, b) && distinct_ids(a, MIN_DISTINCT) == MIN_DISTINCT;

@@ -155,7 +155,7 @@ void harness_arm(const eval_harness *harness, const char *policy, kakeya_mode mo
     snprintf(out->mode, sizeof out->mode, "%s", mode_names[mode]);
 }
 
-static kakeya_mode mode_of(const eval_arm *arm) {
+kakeya_mode harness_mode(const eval_arm *arm) {
     for (int m = 0; m < (int)(sizeof mode_names / sizeof mode_names[0]); m++)
         if (strcmp(mode_names[m], arm->mode) == 0) return (kakeya_mode)m;
     /* The slow references: reforward computes every token anew, unfused is speculative with another drafter context. */
@@ -174,32 +174,32 @@ kakeya_session_options harness_session_options(const eval_harness *harness, cons
     options.prompt_chunk_tokens = arm->prompt_chunk;
     options.context_tokens = tokens > INT32_MAX ? INT32_MAX : (int)tokens;
     /* Plain decoding is measured as what it is: without the memory and the work of a drafter. */
-    kakeya_mode mode = mode_of(arm);
+    kakeya_mode mode = harness_mode(arm);
     options.without_drafter = mode == KAKEYA_MODE_AR || mode == KAKEYA_MODE_NGRAM;
     return options;
 }
 
 /* -------------------------------------------------------------------------------------------------- one run */
 
-static bool wants_on(const eval_harness *harness) {
+bool harness_wants_on(const eval_harness *harness) {
     const eval_setup *setup = harness->setup;
     return !setup->progress || setup->progress(setup->user, "eval", harness->done, harness->total);
 }
 
 kakeya_status harness_poll(eval_harness *harness, kakeya_error *error) {
-    if (wants_on(harness)) return KAKEYA_OK;
+    if (harness_wants_on(harness)) return KAKEYA_OK;
     return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs", (unsigned long long)harness->done,
                      (unsigned long long)harness->total);
 }
 
 static bool on_prompt(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)what, (void)done, (void)total;
-    return wants_on(user);
+    return harness_wants_on(user);
 }
 
 static bool on_event(void *user, const kakeya_event *event) {
     (void)event;
-    return wants_on(user);
+    return harness_wants_on(user);
 }
 
 uint64_t harness_prompt_hash(const int32_t *ids, size_t n) {
@@ -212,8 +212,8 @@ uint64_t harness_prompt_hash(const int32_t *ids, size_t n) {
     return hash;
 }
 
-static kakeya_status take_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
-                                 eval_row *row, kakeya_error *error) {
+kakeya_status harness_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
+                             eval_row *row, kakeya_error *error) {
     size_t n;
     const int32_t *tokens = kakeya_session_tokens(session, &n);
     row->n_token_ids = n - prompt->n;
@@ -232,7 +232,10 @@ static kakeya_status take_result(const kakeya_session *session, const harness_pr
         row->drafted_at[i] = (int64_t)stats->drafted_at[i];
         row->accepted_at[i] = (int64_t)stats->accepted_at[i];
     }
-    snprintf(row->finish, sizeof row->finish, "%s", stats->finish == KAKEYA_FINISH_STOP ? "stop" : "length");
+    snprintf(row->finish, sizeof row->finish, "%s",
+             stats->finish == KAKEYA_FINISH_STOP        ? "stop"
+             : stats->finish == KAKEYA_FINISH_CANCELLED ? "cancelled"
+                                                        : "length");
     if (!kakeya_engine_has_tokenizer(session->engine)) return KAKEYA_OK;
     char *text;
     size_t bytes;
@@ -275,7 +278,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     kakeya_generate_options options;
     kakeya_generate_options_init(&options);
     options.max_tokens = run->max_tokens;
-    options.mode = mode_of(&row->arm);
+    options.mode = harness_mode(&row->arm);
     options.draft_length = row->arm.draft_length;
     options.sampling.temperature = (float)row->arm.temperature;
     options.sampling.seed = run->seed;
@@ -293,7 +296,7 @@ kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prom
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
         status = error_set(error, KAKEYA_CANCELLED, "interrupted after %llu of %llu runs",
                            (unsigned long long)harness->done, (unsigned long long)harness->total);
-    if (status == KAKEYA_OK) status = take_result(session, prompt, &stats, row, error);
+    if (status == KAKEYA_OK) status = harness_result(session, prompt, &stats, row, error);
     if (status == KAKEYA_OK && row->arm.mix_alpha >= 0) status = restoration_error(session, row->relative_mse, error);
     kakeya_session_close(session);
     snprintf(row->sample, sizeof row->sample, "%s", prompt->sample);

@@ -51,6 +51,13 @@ typedef struct harness_run {
  * the like are the caller's. On failure or when stopped the row is freed. */
 kakeya_status harness_generate(eval_harness *harness, const harness_prompt *prompt, const harness_run *run,
                                eval_row *row, kakeya_error *error);
+/* What a session holds behind the prompt, and how it came to it: for runs that harness_generate does not make. The
+ * session's tokens begin with the prompt's. */
+kakeya_status harness_result(const kakeya_session *session, const harness_prompt *prompt, const kakeya_stats *stats,
+                             eval_row *row, kakeya_error *error);
+kakeya_mode harness_mode(const eval_arm *arm);
+/* False once the caller wants to stop. */
+bool harness_wants_on(const eval_harness *harness);
 /* Adds the row to the report and counts it. */
 kakeya_status harness_add(eval_harness *harness, eval_row *row, kakeya_error *error);
 /* KAKEYA_CANCELLED once the caller wants to stop. */

@@ -22,6 +22,12 @@ static size_t first_difference(const eval_row *a, const eval_row *b) {
     return i;
 }
 
+/* Only rows of one kind ask for them, and then all rows of a stream do. */
+static bool same_log_probabilities(const eval_row *a, const eval_row *b) {
+    return a->has_log_probabilities == b->has_log_probabilities &&
+           (!a->has_log_probabilities || a->log_probability_hash == b->log_probability_hash);
+}
+
 static void compare_stream(const eval_rows *rows, size_t first, eval_lossless *out) {
     const eval_row *reference = &rows->row[first];
     size_t members = 0;
@@ -41,7 +47,7 @@ static void compare_stream(const eval_rows *rows, size_t first, eval_lossless *o
         if (row == reference || !counts(row) || !same_stream(row, reference)) continue;
         out->comparisons++;
         size_t at = first_difference(reference, row);
-        if (at == reference->n_token_ids && at == row->n_token_ids) continue;
+        if (at == reference->n_token_ids && at == row->n_token_ids && same_log_probabilities(reference, row)) continue;
         if (!out->differences++) {
             out->reference = reference;
             out->different = row;

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[EVAL_KIND_COUNT] = {"kakeya.eval.niah", "kakeya.eval.fidelity", "kakeya.eval.code",
-                                                        "kakeya.eval.acceptance", "kakeya.eval.lossless"};
+static const char *const kind_names[EVAL_KIND_COUNT] = {"kakeya.eval.niah",     "kakeya.eval.fidelity",
+                                                        "kakeya.eval.code",     "kakeya.eval.acceptance",
+                                                        "kakeya.eval.lossless", "kakeya.eval.batch"};
 
 const char *eval_kind_name(eval_kind kind) { return kind_names[kind]; }
 
@@ -59,7 +60,7 @@ void eval_rows_free(eval_rows *rows) {
 bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
     return strcmp(a->policy, b->policy) == 0 && strcmp(a->mode, b->mode) == 0 && a->sink == b->sink &&
            a->window == b->window && a->draft_window == b->draft_window && a->draft_length == b->draft_length &&
-           a->threads == b->threads && a->prompt_chunk == b->prompt_chunk &&
+           a->threads == b->threads && a->prompt_chunk == b->prompt_chunk && a->together == b->together &&
            fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
            fabs(a->mix_alpha - b->mix_alpha) < 1e-9;
 }
@@ -78,6 +79,7 @@ void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
     if (arm->temperature > 0) fprintf(stream, " T=%g", arm->temperature);
     if (arm->scaled_embedding) fputs(" scaled", stream);
     if (arm->mix_alpha >= 0) fprintf(stream, " alpha=%g", arm->mix_alpha);
+    if (arm->together) fprintf(stream, " together=%d", arm->together);
     fprintf(stream, " threads=%d", arm->threads);
     fclose(stream);
     out[bytes - 1] = '\0';
@@ -133,6 +135,20 @@ static bool put_numbers(cJSON *object, const char *name, const double *values, s
     return array && cJSON_AddItemToObject(object, name, array);
 }
 
+static void put_hash(cJSON *object, const char *name, uint64_t hash) {
+    char text[20];
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    cJSON_AddStringToObject(object, name, text);
+}
+
+static void put_log_probabilities(cJSON *object, const eval_row *row) {
+    static const char name[] = "log_probability_hash";
+    if (row->has_log_probabilities)
+        put_hash(object, name, row->log_probability_hash);
+    else
+        cJSON_AddNullToObject(object, name);
+}
+
 static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     put_number(object, "draft_length", row->arm.draft_length);
     put_number(object, "prompt_chunk", row->arm.prompt_chunk);
@@ -158,7 +174,13 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
         put_text(object, "expected", row->expected);
         cJSON_AddBoolToObject(object, "correct", row->correct);
     }
-    if (kind == EVAL_LOSSLESS) cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH) cJSON_AddStringToObject(object, "prompt_kind", row->prompt_kind);
+    if (kind == EVAL_BATCH) {
+        put_number(object, "together", row->arm.together);
+        cJSON_AddBoolToObject(object, "forked", row->forked);
+        put_number(object, "cancel_after", row->cancel_after);
+        put_log_probabilities(object, row);
+    }
     if (row->arm.mix_alpha >= 0) {
         put_number(object, "mix_alpha", row->arm.mix_alpha);
         cJSON *mse = cJSON_AddObjectToObject(object, "relative_mse");
@@ -178,9 +200,7 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
     put_number(object, "window", row->arm.window);
     put_number(object, "draft_window", row->arm.draft_window);
     put_number(object, "threads", row->arm.threads);
-    char hash[20];
-    snprintf(hash, sizeof hash, "%016" PRIx64, row->prompt_hash);
-    cJSON_AddStringToObject(object, "prompt_hash", hash);
+    put_hash(object, "prompt_hash", row->prompt_hash);
     put_number(object, "prompt_tokens", (double)row->prompt_tokens);
     put_number(object, "started_seconds", row->started_seconds);
     if (kind == EVAL_FIDELITY) {
@@ -255,6 +275,14 @@ static void get_name(row_reader *reader, const char *name, char *out, size_t byt
     } else {
         missing(reader, name, "a short text");
     }
+}
+
+static uint64_t get_hash(row_reader *reader, const char *name) {
+    char hash[20] = "", *end = hash;
+    get_name(reader, name, hash, sizeof hash);
+    uint64_t value = strtoull(hash, &end, 16);
+    if (strspn(hash, "0123456789abcdef") != 16 || *end) missing(reader, name, "16 hexadecimal digits");
+    return value;
 }
 
 static const char *const policy_names[] = {"native", "sink-window", "restored", "restored-all"};
@@ -385,7 +413,16 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
         row->expected = get_text(reader, "expected");
         row->correct = get_bool(reader, "correct");
     }
-    if (kind == EVAL_LOSSLESS) get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
+    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH)
+        get_name(reader, "prompt_kind", row->prompt_kind, sizeof row->prompt_kind);
+    if (kind == EVAL_BATCH) {
+        const cJSON *hash = cJSON_GetObjectItemCaseSensitive(reader->object, "log_probability_hash");
+        row->arm.together = get_int(reader, "together");
+        row->forked = get_bool(reader, "forked");
+        row->cancel_after = get_int(reader, "cancel_after");
+        row->has_log_probabilities = !cJSON_IsNull(hash);
+        if (row->has_log_probabilities) row->log_probability_hash = get_hash(reader, "log_probability_hash");
+    }
     const cJSON *mse = cJSON_GetObjectItemCaseSensitive(reader->object, "relative_mse");
     if (cJSON_GetObjectItemCaseSensitive(reader->object, "mix_alpha") || mse) {
         row->arm.mix_alpha = get_number(reader, "mix_alpha");
@@ -414,11 +451,7 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
     out->arm.window = get_int(&reader, "window");
     out->arm.draft_window = get_int(&reader, "draft_window");
     out->arm.threads = get_int(&reader, "threads");
-    char hash[20] = "";
-    get_name(&reader, "prompt_hash", hash, sizeof hash);
-    char *end = hash;
-    out->prompt_hash = strtoull(hash, &end, 16);
-    if (strspn(hash, "0123456789abcdef") != 16 || *end) missing(&reader, "prompt_hash", "16 hexadecimal digits");
+    out->prompt_hash = get_hash(&reader, "prompt_hash");
     out->prompt_tokens = get_count(&reader, "prompt_tokens");
     out->started_seconds = get_number(&reader, "started_seconds");
     if (kind == EVAL_FIDELITY) {

@@ -17,6 +17,7 @@ typedef enum eval_kind {
     EVAL_CODE,
     EVAL_ACCEPTANCE,
     EVAL_LOSSLESS,
+    EVAL_BATCH,
     EVAL_KIND_COUNT
 } eval_kind;
 
@@ -35,6 +36,7 @@ typedef struct eval_arm {
     int draft_length; /* 0: the mode's own choice */
     int threads;
     int prompt_chunk; /* 0: the backend's choice */
+    int together;     /* batch: sessions that were computed with it, itself included; 0: alone */
     double temperature;
     bool scaled_embedding; /* drafter block embeddings times sqrt(hidden) */
     double mix_alpha;      /* diagnostics only; negative: none */
@@ -43,7 +45,7 @@ typedef struct eval_arm {
 /* A generated continuation (every kind but fidelity) or a scored sequence (fidelity). */
 typedef struct eval_row {
     char sample[96];      /* unique within the report; measured and warm-up samples never share one */
-    char prompt_kind[16]; /* lossless: "needle", "code", "random"; otherwise "" */
+    char prompt_kind[16]; /* lossless, batch: "needle", "code", "random"; otherwise "" */
     eval_arm arm;
     bool warmup;
     int repetition;
@@ -51,7 +53,7 @@ typedef struct eval_row {
     uint64_t prompt_hash; /* of the prompt's token ids */
     int64_t prompt_tokens;
     kakeya_kv_bytes kv;
-    char finish[16]; /* "stop", "length" */
+    char finish[16]; /* "stop", "length"; batch also "cancelled" */
     double
         started_seconds; /* since the report was begun: rows stand in the order in which they ran, and do not overlap */
     double prefill_seconds, decode_seconds;
@@ -64,6 +66,12 @@ typedef struct eval_row {
     char *expected; /* niah: the answer; otherwise NULL; owned */
     bool correct;
     double relative_mse[2]; /* diagnostics: sliding, full-attention layers */
+
+    /* batch only */
+    bool forked;                   /* its timeline was forked from one that held the beginning of its prompt */
+    int cancel_after;              /* tokens after which its callback ends it; 0: none */
+    bool has_log_probabilities;    /* asked for */
+    uint64_t log_probability_hash; /* of the bits of all of them, in order */
 
     /* fidelity only: sums over the scored tokens that follow the first prompt_tokens ids */
     int64_t scored_tokens, agreements;

@@ -330,6 +330,27 @@ static bool summarise_lossless(cJSON *summary, const eval_rows *rows, double *sc
     return true;
 }
 
+/* The same figures, and what the compositions were made of. */
+static bool summarise_batch(cJSON *summary, const eval_rows *rows, double *scratch) {
+    double together = 0, largest = 0, forked = 0, cancelled = 0, hashed = 0;
+    for (size_t i = 0; i < rows->n; i++) {
+        const eval_row *row = &rows->row[i];
+        if (!row->arm.together) continue;
+        together++;
+        largest = fmax(largest, row->arm.together);
+        forked += row->forked;
+        cancelled += strcmp(row->finish, "cancelled") == 0;
+        hashed += row->has_log_probabilities;
+    }
+    cJSON *batch = cJSON_AddObjectToObject(summary, "batch");
+    put(batch, "rows", together);
+    put(batch, "most_sessions", largest);
+    put(batch, "forked", forked);
+    put(batch, "cancelled", cancelled);
+    put(batch, "with_log_probabilities", hashed);
+    return summarise_lossless(summary, rows, scratch);
+}
+
 static bool summarise_fidelity(cJSON *summary, const eval_rows *rows, double *scratch) {
     (void)scratch;
     cJSON *array = cJSON_AddArrayToObject(summary, "arms");
@@ -360,7 +381,7 @@ static bool summarise_fidelity(cJSON *summary, const eval_rows *rows, double *sc
 
 cJSON *eval_summary_derive(eval_kind kind, const eval_rows *rows) {
     static bool (*const summarise[EVAL_KIND_COUNT])(cJSON *, const eval_rows *, double *) = {
-        summarise_niah, summarise_fidelity, summarise_code, summarise_acceptance, summarise_lossless};
+        summarise_niah, summarise_fidelity, summarise_code, summarise_acceptance, summarise_lossless, summarise_batch};
     cJSON *summary = cJSON_CreateObject();
     double *scratch = calloc(rows->n + 1, sizeof *scratch);
     if (summary && scratch) {

@@ -19,7 +19,8 @@ typedef struct eval_lossless {
     const eval_row *lonely; /* the first stream of one row */
     /* the first difference, where there is one */
     const eval_row *reference, *different;
-    size_t position; /* index into token_ids; the shorter stream's length when it is a prefix of the other */
+    size_t position; /* index into token_ids; the shorter stream's length when it is a prefix of the other, or when the
+                        log-probabilities alone differ */
 } eval_lossless;
 
 void eval_lossless_compare(const eval_rows *rows, eval_lossless *out);

@@ -76,6 +76,13 @@ prompts=3
 short_sweeps && prompts=1
 works "eval lossless" eval lossless --prompts "$prompts" --max-tokens 4 --reference-prompts 0 --json
 json_holds "no token differs" '.summary.lossless | .comparisons == 10 * $prompts and .differences == 0' --argjson prompts "$prompts"
+sessions=5
+short_sweeps && sessions=3
+works "eval lossless --batch" eval lossless --batch --compositions 2 --sessions "$sessions" --max-tokens 6 --json \
+    --report "$WORK/batch.json"
+json_holds "no session is changed by the others" '
+    .kind == "kakeya.eval.batch" and (.rows | length) == 2 * .summary.lossless.comparisons and
+    .summary.lossless.comparisons >= $n and .summary.lossless.differences == 0' --argjson n "$sessions"
 works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
     --draft-lengths 3 --json
 json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "auto"]'
@@ -101,6 +108,8 @@ refuses "an unknown evaluation" "unknown evaluation 'taste'" eval taste
 refuses "too few lines" '10 to' eval niah --lines 5
 refuses "fractions out of range" 'mix-alpha' eval niah --mix-alpha 0,1.5
 refuses "gate without files" 'at least one' gate
+refuses "a batch of one session" 'sessions' eval lossless --batch --sessions 1
+refuses "policies without a batch" '--policies needs --batch' eval lossless --policies native
 refuses "acceptance without prompts" 'jsonl' eval acceptance
 fails_with "an unknown policy" "policy 'exact'" eval niah --policies native,exact
 fails_with "a report that cannot be written" "$WORK/no/r.json" eval niah --lines 12 --report "$WORK/no/r.json"

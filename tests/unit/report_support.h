@@ -86,4 +86,28 @@ static inline bool raises(const gate_result *result, const char *code) {
     return false;
 }
 
+/* A true report in memory. */
+static inline eval_report *sound(eval_kind kind) {
+    cJSON *json = true_report(kind);
+    eval_report *report = calloc(1, sizeof *report);
+    assert_non_null(report);
+    size_t unread;
+    *report = (eval_report){.kind = kind,
+                            .command = cJSON_DetachItemFromObject(json, "command"),
+                            .environment = cJSON_DetachItemFromObject(json, "environment"),
+                            .options = cJSON_DetachItemFromObject(json, "options"),
+                            .rows = rows_of(kind, json, &unread),
+                            .complete = true};
+    assert_int_equal(unread, 0);
+    cJSON_Delete(json);
+    return report;
+}
+
+static inline void remove_row(eval_report *report, eval_row *row) {
+    size_t at = (size_t)(row - report->rows.row);
+    eval_row_free(row);
+    memmove(row, row + 1, (report->rows.n - at - 1) * sizeof *row);
+    report->rows.n--;
+}
+
 #endif

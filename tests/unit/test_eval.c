@@ -11,9 +11,11 @@
 
 #include <cmocka.h>
 
+#include "backend/backend.h"
 #include "base/files.h"
 #include "measure/eval.h"
 #include "measure/gate.h"
+#include "measure/lossless_batch_plan.h"
 #include "measure/summary.h"
 #include "scratch.h"
 #include "sweep.h"
@@ -153,6 +155,81 @@ static void every_mode_gives_the_same_tokens(void **state) {
     }
     assert_only(report, "SAMPLE_COUNT");
     eval_report_close(report);
+}
+
+/* Sessions that are computed together against the same sessions alone. */
+static void batches_give_the_same_tokens(void **state) {
+    (void)state;
+    eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
+    static const char *const command[] = {"kakeya", "eval", "lossless", "--batch"};
+    setup.argc = 4;
+    setup.argv = command;
+    eval_lossless_batch_options options = {.compositions = sweep_short() ? 1 : 4,
+                                           .sessions = sweep_short() ? 4 : 12,
+                                           .max_tokens = sweep_short() ? 6 : 16,
+                                           .seed = 11,
+                                           .files = &source,
+                                           .n_files = 1};
+    eval_report *report;
+    kakeya_error error;
+    if (eval_lossless_batch(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    eval_lossless lossless;
+    eval_lossless_compare(&report->rows, &lossless);
+    assert_true(lossless.streams >= (size_t)options.sessions);
+    assert_int_equal(lossless.streams, report->rows.n / 2);
+    assert_int_equal(lossless.comparisons, lossless.streams);
+    if (lossless.differences) {
+        char label[160];
+        eval_arm_label(&lossless.different->arm, label, sizeof label);
+        fail_msg("%s, %s: token %zu differs", lossless.different->sample, label, lossless.position);
+    }
+    assert_only(report, "SAMPLE_COUNT SPECULATION_INACTIVE");
+    eval_report_close(report);
+}
+
+/* A seed draws the same compositions again, and many of them hold everything there is. */
+static void batches_are_drawn_by_seed(void **state) {
+    (void)state;
+    enum { COMPOSITIONS = 400 };
+    lossless_batch_options options = {
+        .seed = 42, .sessions = LOSSLESS_BATCH_SESSIONS, .max_tokens = 32, .policies = 4, .drafter = true};
+    lossless_batch_session drawn[LOSSLESS_BATCH_SESSIONS], again[LOSSLESS_BATCH_SESSIONS];
+    int sizes[LOSSLESS_BATCH_SESSIONS + 1] = {0}, policies[4] = {0}, kinds[3] = {0}, temperatures[2] = {0};
+    int modes[4] = {0}, lengths[BACKEND_MAX_DRAFT + 1] = {0}, late = 0, forked = 0, cancelled = 0, hashed = 0, n = 0;
+    for (int c = 0; c < COMPOSITIONS; c++) {
+        int count = lossless_batch_composition(&options, c, drawn);
+        assert_in_range(count, 1, LOSSLESS_BATCH_SESSIONS);
+        if (c == 0) assert_int_equal(count, LOSSLESS_BATCH_SESSIONS);
+        assert_int_equal(lossless_batch_composition(&options, c, again), count);
+        sizes[count]++;
+        for (int i = 0; i < count; i++) {
+            const lossless_batch_session *s = &drawn[i];
+            static const char *const names[] = {"ar", "ngram", "auto", "speculative"};
+            for (int m = 0; m < 4; m++) modes[m] += strcmp(s->mode, names[m]) == 0;
+            assert_true(s->policy == again[i].policy && s->cancel_after == again[i].cancel_after &&
+                        s->draft_length == again[i].draft_length && s->late == again[i].late);
+            policies[s->policy]++, kinds[s->kind]++, temperatures[s->temperature]++, lengths[s->draft_length]++;
+            late += s->late, cancelled += s->cancel_after > 0, hashed += s->log_probabilities, n++;
+            assert_in_range(s->cancel_after, 0, options.max_tokens / 2);
+            if (i == 0) assert_false(s->late || s->forked);
+            if (!s->forked) continue;
+            forked++;
+            assert_true(s->policy == drawn[i - 1].policy && strcmp(s->mode, drawn[i - 1].mode) == 0);
+            assert_false(drawn[i - 1].forked);
+        }
+    }
+    for (int i = 1; i <= LOSSLESS_BATCH_SESSIONS; i++) assert_true(sizes[i] > 0);
+    for (int i = 0; i < 4; i++) assert_true(policies[i] > n / 6 && modes[i] > n / 6);
+    for (int i = 0; i <= BACKEND_MAX_DRAFT; i++) assert_true(lengths[i] > 0);
+    assert_true(kinds[0] && kinds[1] && kinds[2] && temperatures[0] > n / 3 && temperatures[1] > n / 3);
+    assert_true(late > n / 4 && forked > n / 10 && cancelled > n / 10 && hashed > n / 3);
+    int alike = 0;
+    (void)lossless_batch_composition(&options, 0, drawn);
+    options.seed++;
+    (void)lossless_batch_composition(&options, 0, again);
+    for (int i = 0; i < LOSSLESS_BATCH_SESSIONS; i++)
+        alike += drawn[i].policy == again[i].policy && strcmp(drawn[i].mode, again[i].mode) == 0;
+    assert_true(alike < LOSSLESS_BATCH_SESSIONS);
 }
 
 static void code_and_acceptance_leave_sound_reports(void **state) {
@@ -328,6 +405,8 @@ int main(void) {
         cmocka_unit_test(fidelity_reproduces_the_reference),
         cmocka_unit_test(needles_are_found_under_every_policy),
         cmocka_unit_test(every_mode_gives_the_same_tokens),
+        cmocka_unit_test(batches_give_the_same_tokens),
+        cmocka_unit_test(batches_are_drawn_by_seed),
         cmocka_unit_test(code_and_acceptance_leave_sound_reports),
         cmocka_unit_test(interrupted_runs_leave_their_finished_rows),
         cmocka_unit_test(wrong_requests_are_named),

@@ -19,23 +19,6 @@
 enum { SAMPLES = 5, RUNGS = 3 };
 static const int rung_lines[RUNGS] = {12, 16, 60};
 
-/* A true report in memory. */
-static eval_report *sound(eval_kind kind) {
-    cJSON *json = true_report(kind);
-    eval_report *report = calloc(1, sizeof *report);
-    assert_non_null(report);
-    size_t unread;
-    *report = (eval_report){.kind = kind,
-                            .command = cJSON_DetachItemFromObject(json, "command"),
-                            .environment = cJSON_DetachItemFromObject(json, "environment"),
-                            .options = cJSON_DetachItemFromObject(json, "options"),
-                            .rows = rows_of(kind, json, &unread),
-                            .complete = true};
-    assert_int_equal(unread, 0);
-    cJSON_Delete(json);
-    return report;
-}
-
 /* ---------------------------------------------------------------------------------------------- broken ones */
 
 /* Row i of the measured rows of an arm. */
@@ -49,13 +32,6 @@ static eval_row *row_of(eval_report *report, const char *policy, const char *mod
     }
     fail_msg("no such row");
     return NULL;
-}
-
-static void remove_row(eval_report *report, eval_row *row) {
-    size_t at = (size_t)(row - report->rows.row);
-    eval_row_free(row);
-    memmove(row, row + 1, (report->rows.n - at - 1) * sizeof *row);
-    report->rows.n--;
 }
 
 /* Removes all rows, or the warm-up rows, of a policy and mode (NULL: any). */

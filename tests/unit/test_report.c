@@ -82,7 +82,14 @@ static eval_row full_row(eval_kind kind) {
         row.relative_mse[0] = 0.08;
         row.relative_mse[1] = 1.4;
     }
-    if (kind == EVAL_LOSSLESS) strcpy(row.prompt_kind, "random");
+    if (kind == EVAL_LOSSLESS || kind == EVAL_BATCH) strcpy(row.prompt_kind, "random");
+    if (kind == EVAL_BATCH) {
+        row.arm.together = 5;
+        row.forked = true;
+        row.cancel_after = 2;
+        row.has_log_probabilities = true;
+        row.log_probability_hash = UINT64_C(0xfedcba9876543211);
+    }
     return row;
 }
 
@@ -95,6 +102,10 @@ static void assert_rows_equal(const eval_row *a, const eval_row *b) {
     assert_int_equal(a->warmup, b->warmup);
     assert_int_equal(a->repetition, b->repetition);
     assert_int_equal(a->lines, b->lines);
+    assert_int_equal(a->forked, b->forked);
+    assert_int_equal(a->cancel_after, b->cancel_after);
+    assert_int_equal(a->has_log_probabilities, b->has_log_probabilities);
+    assert_true(a->log_probability_hash == b->log_probability_hash);
     assert_true(a->prompt_hash == b->prompt_hash);
     assert_int_equal(a->prompt_tokens, b->prompt_tokens);
     assert_memory_equal(&a->kv, &b->kv, sizeof a->kv);
@@ -172,8 +183,8 @@ static void every_missing_field_is_named(void **state) {
 static void arms_differ_in_every_property(void **state) {
     (void)state;
     eval_row row = full_row(EVAL_NIAH);
-    eval_arm arms[12];
-    for (int i = 0; i < 12; i++) arms[i] = row.arm;
+    eval_arm arms[13];
+    for (int i = 0; i < 13; i++) arms[i] = row.arm;
     strcpy(arms[1].policy, "native");
     strcpy(arms[2].mode, "ar");
     arms[3].sink++;
@@ -185,8 +196,9 @@ static void arms_differ_in_every_property(void **state) {
     arms[9].temperature = 1;
     arms[10].scaled_embedding = false;
     arms[11].mix_alpha = 0.5;
-    for (int i = 0; i < 12; i++) {
-        for (int j = 0; j < 12; j++)
+    arms[12].together = 2;
+    for (int i = 0; i < 13; i++) {
+        for (int j = 0; j < 13; j++)
             if (eval_arm_equal(&arms[i], &arms[j]) != (i == j)) fail_msg("arms %d and %d", i, j);
         char label[160];
         eval_arm_label(&arms[i], label, sizeof label);
