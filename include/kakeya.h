@@ -304,6 +304,7 @@ typedef struct kakeya_kv_bytes {
     size_t size;
     size_t full, sliding, latent, draft, total;
     size_t each_token; /* by which it grows with every token, for good */
+    size_t shared;     /* of total: held together with forks, now or once. The engine counts it, once for all of them */
 } kakeya_kv_bytes;
 
 static inline void kakeya_kv_bytes_init(kakeya_kv_bytes *bytes) { bytes->size = sizeof *bytes; }
@@ -564,7 +565,8 @@ KAKEYA_API void kakeya_request_cancel(kakeya_request *request);
  * thread: KAKEYA_INVALID_ARGUMENT, and the request goes on. */
 KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
 
-/* Bytes that the session has allocated now, by what they hold. */
+/* Bytes that the session has allocated now, by what they hold: what closing it gives back. Memory that it shares with
+ * forks is counted with the engine alone. */
 KAKEYA_API size_t kakeya_session_memory(const kakeya_session *session, kakeya_memory_kind kind);
 
 KAKEYA_API void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_bytes *out);
@@ -575,7 +577,8 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
     return bytes;
 }
 
-/* An independent copy of the timeline and its memory. */
+/* An independent copy of the timeline. What was computed is shared where the backend can (the CPU backend: whole pages
+ * of 64 positions of what grows with the text) and copied before either of the two changes it. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
 /* Takes the next bytes of a stream. False: it takes no more, which ends the work with KAKEYA_IO. */

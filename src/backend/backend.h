@@ -104,6 +104,8 @@ typedef struct backend_draft_request {
 /* Bytes of K/V memory by kind, as the allocator counts them. */
 typedef struct backend_cache_bytes {
     size_t full, sliding, latent, draft, total;
+    size_t shared_full, shared_latent; /* of these: pages held together with forks, now or once, which are counted in an
+                                          account above the cache's (base/alloc.h, mem_share) */
 } backend_cache_bytes;
 
 /* Take, or give, exactly `bytes`. A failure ends the snapshot that is being written or read, and is handed on. */
@@ -144,6 +146,7 @@ struct backend_ops {
     kakeya_status (*cache_commit)(backend_cache *cache, int n, kakeya_error *error);
     /* Drops committed positions [length, ...). KAKEYA_INVALID_ARGUMENT below cache_min_truncate. */
     kakeya_status (*cache_truncate)(backend_cache *cache, int length, kakeya_error *error);
+    /* A copy that counts in `account`. What neither of the two will write to any more may be shared. */
     kakeya_status (*cache_fork)(const backend_cache *cache, mem_account *account, backend_cache **out,
                                 kakeya_error *error);
     /* What the formula of the layout says (kv_bytes); tests compare it with the account. */

@@ -17,6 +17,7 @@ typedef struct mem_header {
     size_t counted_bytes;
     size_t mapped_bytes; /* 0: from the heap */
     mem_tag tag;
+    atomic_int others; /* holders beside one */
 } mem_header;
 
 _Static_assert(sizeof(mem_header) <= ALIGNMENT, "the header must fit before an aligned block");
@@ -106,9 +107,37 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
     return (char *)base + ALIGNMENT;
 }
 
+static mem_header *header_of(const void *pointer) { return (mem_header *)((uintptr_t)pointer - ALIGNMENT); }
+
+bool mem_is_shared(const void *pointer) { return atomic_load(&header_of(pointer)->others) > 0; }
+
+const mem_account *mem_account_of(const void *pointer) { return header_of(pointer)->account; }
+
+static bool is_above(const mem_account *above, const mem_account *account) {
+    while (account && account != above) account = account->parent;
+    return account != NULL;
+}
+
+bool mem_share(void *pointer, mem_account *account) {
+    mem_header *header = header_of(pointer);
+    mem_account *common = header->account;
+    while (common && !is_above(common, account)) common = common->parent;
+    if (!common) return false;
+    if (common != header->account) { /* it has one holder: nobody else reads this now */
+        for (mem_account *a = header->account; a != common; a = a->parent) {
+            atomic_fetch_sub(&a->bytes[header->tag], header->counted_bytes);
+            atomic_fetch_sub(&a->total_bytes, header->counted_bytes);
+        }
+        header->account = common;
+    }
+    atomic_fetch_add(&header->others, 1);
+    return true;
+}
+
 void mem_free(void *pointer) {
     if (!pointer) return;
-    mem_header *header = (mem_header *)(void *)((char *)pointer - ALIGNMENT);
+    mem_header *header = header_of(pointer);
+    if (atomic_fetch_sub(&header->others, 1) > 0) return;
     mem_account_remove(header->account, header->tag, header->counted_bytes);
     if (header->mapped_bytes)
         munmap(header, header->mapped_bytes);

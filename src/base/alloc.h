@@ -39,8 +39,20 @@ void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), voi
 /* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is
  * exhausted. The account must outlive the allocation. */
 void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes);
-void mem_free(void *pointer); /* NULL is fine */
+void mem_free(void *pointer); /* NULL is fine; of shared memory, gives up one holder's share */
 size_t mem_rounded(size_t bytes);
+
+/* Shared memory is counted once, in the nearest account above all of its holders, and in none of theirs: from then on
+ * it stays there until its last holder frees it. So what an account holds is what closing its owner gives back, and no
+ * holder depends on another one's account.
+ *
+ * One more holder, whose account is `account`. False, with nothing changed, where the two accounts have nothing above
+ * them in common. Holders under one account may share and free at the same time. */
+bool mem_share(void *pointer, mem_account *account);
+/* Somebody else holds it, too. The only holder may write to it, and stays the only one until it shares it. */
+bool mem_is_shared(const void *pointer);
+/* Where it is counted. */
+const mem_account *mem_account_of(const void *pointer);
 
 /* Counts memory that lives elsewhere (on a device): in the account and all its parents, or, where a limit would be
  * passed, in none of them and the result is 0. */

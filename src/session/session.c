@@ -172,11 +172,14 @@ const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n) {
 /* ------------------------------------------------------------------------------------------------- measurement */
 
 void kakeya_session_kv_bytes_sized(const kakeya_session *session, kakeya_kv_bytes *out) {
+    backend_cache_bytes held = {0};
+    if (session->timeline.cache) held = session->timeline.ops->cache_bytes(session->timeline.cache);
     kakeya_kv_bytes bytes = {
-        .full = mem_bytes(&session->account, MEM_KV_FULL),
+        .full = mem_bytes(&session->account, MEM_KV_FULL) + held.shared_full,
         .sliding = mem_bytes(&session->account, MEM_KV_SLIDING),
-        .latent = mem_bytes(&session->account, MEM_KV_LATENT),
+        .latent = mem_bytes(&session->account, MEM_KV_LATENT) + held.shared_latent,
         .draft = mem_bytes(&session->account, MEM_KV_DRAFT),
+        .shared = held.shared_full + held.shared_latent,
     };
     timeline t = description_session(&session->engine->description, &session->options, session->timeline.n);
     bytes.total = bytes.full + bytes.sliding + bytes.latent + bytes.draft;

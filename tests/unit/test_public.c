@@ -221,6 +221,7 @@ static void test_layout(void **state) {
     assert_place(kakeya_event, finish, 40);
     assert_place(kakeya_event, n_top, 80);
     assert_place(kakeya_kv_bytes, each_token, 48);
+    assert_place(kakeya_kv_bytes, shared, 56);
     assert_place(kakeya_score_options, file_hidden_states, 64);
     assert_place(kakeya_facts, f_theta_parameters, 120);
     assert_int_equal(sizeof(kakeya_sampling), 32);

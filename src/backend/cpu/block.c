@@ -229,6 +229,7 @@ static kakeya_status prepare(backend_model *m, backend_draft_request *requests, 
         int end = caches[i]->t.length + requests[i].n + 1;
         if (end > furthest) furthest = end;
     }
+    for (int i = 0; i < n && !status; i++) status = requests[i].status = stores_own_pages(caches[i], error);
     if (!status) status = rope_table_reserve(m, &m->draft_rope, furthest, error);
     if (!status) caches_flush(caches, n);
     return status;

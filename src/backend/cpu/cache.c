@@ -18,8 +18,10 @@ static timeline_models models_of(const backend_model *m) {
     };
 }
 
-/* A cache with the stores of `t`, which it takes over whatever happens. */
-static kakeya_status create_with(backend_model *m, timeline *t, backend_cache **out, kakeya_error *error) {
+/* A cache with the stores of `t`, which it takes over whatever happens. `from`: a cache with such a timeline, or NULL.
+ */
+static kakeya_status create_with(backend_model *m, timeline *t, const backend_cache *from, backend_cache **out,
+                                 kakeya_error *error) {
     backend_cache *c = calloc(1, sizeof *c);
     if (!c) {
         timeline_destroy(t);
@@ -28,7 +30,7 @@ static kakeya_status create_with(backend_model *m, timeline *t, backend_cache **
     c->model = m;
     c->t = *t;
     c->account = t->options.account;
-    kakeya_status status = stores_create(c, error);
+    kakeya_status status = stores_create(c, from, error);
     if (status)
         cpu_cache_destroy(c);
     else
@@ -42,7 +44,7 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
     timeline t;
     timeline_models models = models_of(m);
     kakeya_status status = timeline_create(&t, &models, options, error);
-    return status ? status : create_with(m, &t, out, error);
+    return status ? status : create_with(m, &t, NULL, out, error);
 }
 
 void cpu_cache_destroy(backend_cache *c) {
@@ -55,7 +57,13 @@ void cpu_cache_destroy(backend_cache *c) {
 int cpu_cache_length(const backend_cache *c) { return c->t.length; }
 int cpu_cache_pending(const backend_cache *c) { return c->t.pending; }
 int cpu_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
-backend_cache_bytes cpu_cache_bytes(const backend_cache *c) { return kv_bytes(&c->t, 0); }
+
+backend_cache_bytes cpu_cache_bytes(const backend_cache *c) {
+    backend_cache_bytes bytes = kv_bytes(&c->t, 0);
+    bytes.shared_full = stores_shared_full(c);
+    bytes.shared_latent = stores_shared_latent(c);
+    return bytes;
+}
 
 kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error) {
     *out = NULL;
@@ -66,7 +74,7 @@ kakeya_status cpu_cache_fork(const backend_cache *c, mem_account *account, backe
     kakeya_status status = timeline_copy(&t, &c->t, error);
     if (status) return status;
     t.options.account = account;
-    status = create_with(c->model, &t, out, error);
+    status = create_with(c->model, &t, c, out, error);
     if (!status) stores_copy(*out, c);
     return status;
 }
@@ -192,7 +200,7 @@ kakeya_status cpu_cache_restore(backend_cache *c, backend_read_fn read, void *us
         timeline_destroy(&t);
         return status;
     }
-    status = create_with(c->model, &t, &fresh, error);
+    status = create_with(c->model, &t, NULL, &fresh, error);
     if (!status) status = snapshot_read_rows(&fresh->t, fresh, copy_rows, c->account, read, user, error);
     if (!status) {
         backend_cache swap = *c;

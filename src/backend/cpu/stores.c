@@ -160,7 +160,74 @@ static kakeya_status grow_pages(backend_cache *c, int end, kakeya_error *error) 
     return KAKEYA_OK;
 }
 
-kakeya_status stores_create(backend_cache *c, kakeya_error *error) {
+/* --------------------------------------------------------------------------------------------------- sharing */
+
+/* The first page to which a row may still be written. */
+static int first_open_page(const backend_cache *c) { return c->t.length / KV_PAGE_POSITIONS; }
+static int first_open_latent_page(const backend_cache *c) { return c->t.latent_length / KV_PAGE_POSITIONS; }
+
+static void share(backend_cache *c, unsigned char **pages, unsigned char *const *from, int begin, int end) {
+    for (int p = begin; p < end; p++) {
+        if (mem_share(from[p], c->account)) pages[p] = from[p];
+    }
+}
+
+static void share_pages(backend_cache *c, const backend_cache *from) {
+    for (int i = 0; i < c->model->config->layers; i++) {
+        if (c->t.layer[i].kind == STORE_PAGES)
+            share(c, c->layer[i].pages, from->layer[i].pages, c->t.first_page, first_open_page(c));
+    }
+    if (c->t.latents == STORE_PAGES) share(c, c->latent.pages, from->latent.pages, 0, first_open_latent_page(c));
+}
+
+static kakeya_status own(backend_cache *c, unsigned char **pages, int begin, mem_tag tag, size_t bytes,
+                         const char *what, kakeya_error *error) {
+    for (int p = begin; p < c->end_page; p++) {
+        if (!pages[p] || !mem_is_shared(pages[p])) continue;
+        unsigned char *copy = mem_alloc(c->account, tag, bytes);
+        if (!copy) return out_of_memory(error, what, bytes);
+        memcpy(copy, pages[p], bytes);
+        mem_free(pages[p]);
+        pages[p] = copy;
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status stores_own_pages(backend_cache *c, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; !status && i < c->model->config->layers; i++) {
+        if (c->t.layer[i].kind != STORE_PAGES) continue;
+        status = own(c, c->layer[i].pages, first_open_page(c), MEM_KV_FULL, page_bytes(c, i),
+                     "K/V of a full-attention layer", error);
+    }
+    if (!status && c->t.latents == STORE_PAGES) {
+        status =
+            own(c, c->latent.pages, first_open_latent_page(c), MEM_KV_LATENT, latent_page_bytes(c), "latents", error);
+    }
+    return status;
+}
+
+static size_t foreign_bytes(const backend_cache *c, unsigned char *const *pages, size_t bytes) {
+    size_t sum = 0;
+    for (int p = 0; pages && p < c->end_page; p++) {
+        if (pages[p] && mem_account_of(pages[p]) != c->account) sum += mem_rounded(bytes);
+    }
+    return sum;
+}
+
+size_t stores_shared_full(const backend_cache *c) {
+    size_t bytes = 0;
+    for (int i = 0; i < c->model->config->layers; i++) {
+        if (c->t.layer[i].kind == STORE_PAGES) bytes += foreign_bytes(c, c->layer[i].pages, page_bytes(c, i));
+    }
+    return bytes;
+}
+
+size_t stores_shared_latent(const backend_cache *c) {
+    return c->t.latents == STORE_PAGES ? foreign_bytes(c, c->latent.pages, latent_page_bytes(c)) : 0;
+}
+
+kakeya_status stores_create(backend_cache *c, const backend_cache *from, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < c->model->config->layers; i++) status = create_layer(c, i, error);
     if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
@@ -172,6 +239,7 @@ kakeya_status stores_create(backend_cache *c, kakeya_error *error) {
         if (!c->tokens) status = out_of_memory(error, "token ids", bytes);
     }
     c->first_page = c->t.first_page;
+    if (!status && from) share_pages(c, from);
     if (!status) status = grow_pages(c, c->t.end_page, error);
     return status;
 }
@@ -233,6 +301,7 @@ static kakeya_status reserve_aside(backend_cache *c, kakeya_error *error) {
 
 kakeya_status stores_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error) {
     kakeya_status status = grow_pages(c, step->end_page, error);
+    if (!status) status = stores_own_pages(c, error);
     if (!status && step->ring_capacity != c->t.ring_capacity)
         status = rings_allocate(c, offsetof(layer_store, grown), step->ring_capacity, error);
     if (!status && step->kept_capacity != step->ring_capacity)
@@ -302,15 +371,18 @@ void stores_copy(backend_cache *to, const backend_cache *from) {
             copy_ring(&to->layer[i].ring, &s->ring, kv_row_bytes(from, i) * (size_t)t->ring_capacity);
             continue;
         }
-        for (int p = t->first_page; p < t->end_page; p++)
-            memcpy(to->layer[i].pages[p], s->pages[p], page_bytes(from, i));
+        for (int p = t->first_page; p < t->end_page; p++) {
+            if (to->layer[i].pages[p] != s->pages[p]) memcpy(to->layer[i].pages[p], s->pages[p], page_bytes(from, i));
+        }
     }
     if (t->latents == STORE_RING) {
         memcpy(to->latent.codes, from->latent.codes, (size_t)t->latent_capacity * kv_code_bytes(from));
         memcpy(to->latent.scales, from->latent.scales, (size_t)t->latent_capacity * scale_bytes(from));
     }
-    for (int p = 0; t->latents == STORE_PAGES && p < t->end_page; p++)
-        memcpy(to->latent.pages[p], from->latent.pages[p], latent_page_bytes(from));
+    for (int p = 0; t->latents == STORE_PAGES && p < t->end_page; p++) {
+        if (to->latent.pages[p] != from->latent.pages[p])
+            memcpy(to->latent.pages[p], from->latent.pages[p], latent_page_bytes(from));
+    }
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++)
         copy_ring(&to->draft[i], &from->draft[i], kv_draft_row_bytes(from) * (size_t)t->draft[i].capacity);
     position_range waiting = timeline_backlog_held(t);

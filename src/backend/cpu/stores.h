@@ -43,9 +43,19 @@ struct backend_cache {
     float mix_alpha;      /* with own_raw: their share in what is restored */
 };
 
-/* Allocates what c->t says, all of it zero. On failure stores_destroy gives back what there is. */
-kakeya_status stores_create(backend_cache *c, kakeya_error *error);
+/* Pages may be shared with forks: those of which no row will be written any more, until a truncation. Rows are written
+ * to pages that stores_reserve or stores_own_pages has made the cache's own. */
+
+/* Allocates what c->t says, all of it zero; with `from`, a cache with the same timeline, pages are shared where they
+ * can be. On failure stores_destroy gives back what there is. */
+kakeya_status stores_create(backend_cache *c, const backend_cache *from, kakeya_error *error);
 void stores_destroy(backend_cache *c);
+/* Copies those of the present pages that are shared and behind the last row that stays: rows may then be written behind
+ * the committed ones, and latents of rows that wait. */
+kakeya_status stores_own_pages(backend_cache *c, kakeya_error *error);
+/* Bytes of pages that are counted in another account than the cache's (base/alloc.h: mem_share). */
+size_t stores_shared_full(const backend_cache *c);
+size_t stores_shared_latent(const backend_cache *c);
 
 /* The memory that a step needs beyond what there is. On failure, or when the step is not taken, stores_trim gives it
  * back. */
@@ -56,7 +66,7 @@ void stores_begin(backend_cache *c, const timeline_step *step);
 void stores_keep(backend_cache *c, const timeline_keep *keep);
 /* Gives back reserved rings and pages that the timeline does not have. */
 void stores_trim(backend_cache *c);
-/* Copies everything that the timeline of `from` says is held; `to` has been created with the same timeline. */
+/* Copies everything that the timeline of `from` says is held and that is not shared; `to` has been created from it. */
 void stores_copy(backend_cache *to, const backend_cache *from);
 
 /* The kernels that know the cache's format. */
