@@ -183,8 +183,7 @@ int cli_bench(int argc, char **argv) {
                                  .verify_rows = {.value = {1, 2, 4, 8, 16}, .n = 5},
                                  .prompt_tokens = 512,
                                  .decode_tokens = 32,
-                                 .repeats = 5,
-                                 .stall_ms = 60};
+                                 .repeats = 5};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&arguments.shared, shared);
     const cli_option own[] = {
@@ -200,8 +199,9 @@ int cli_bench(int argc, char **argv) {
         CLI_OPTION(.name = "sessions", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.sessions, .min = 1,
                    .max = BENCH_MAX_SESSIONS,
                    .help = "measure so many sessions that decode together instead, and a prompt beside them"),
-        CLI_OPTION(.name = "stall-ms", .argument = "N", .kind = CLI_INT, .target = &arguments.stall_ms, .min = 1,
-                   .max = 10000, .help = "with --sessions: prompt work that a step takes beside the decodes (60)"),
+        CLI_OPTION(.name = "stall-ms", .argument = "N", .kind = CLI_INT, .target = &arguments.stall_ms, .min = 0,
+                   .max = 10000,
+                   .help = "with --sessions: prompt work in a step beside the decodes (0: the scheduler's, 200)"),
         CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
                    .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"),
         CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,

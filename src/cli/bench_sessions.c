@@ -71,7 +71,7 @@ static kakeya_status print_json(const bench_sessions_result *result, const kakey
         bench_json(engine, arguments, &result->read_bytes_per_second, &result->flops_per_second, result->threads);
     cJSON_AddNumberToObject(json, "prompt_tokens", arguments->prompt_tokens);
     cJSON_AddNumberToObject(json, "decode_tokens", arguments->decode_tokens);
-    cJSON_AddNumberToObject(json, "stall_ms", arguments->stall_ms);
+    cJSON_AddNumberToObject(json, "stall_ms", result->stall_ms);
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (size_t i = 0; i < result->n; i++) cJSON_AddItemToArray(rows, row_json(&result->row[i]));
     kakeya_status status = cli_print_json(json, error);

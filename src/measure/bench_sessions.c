@@ -24,6 +24,7 @@ typedef struct sessions_run {
     int n_tokens;
     int next_token;       /* of the sessions' steps: goes round */
     float *logits;        /* [BACKEND_MAX_SEGMENTS][vocab]; NULL where the backend finds greedy choices itself */
+    int stall_ms;         /* resolved */
     int prompt_rows;      /* that the prompt's speed alone gives in the time of a stall */
     uint64_t done, total; /* progress */
 } sessions_run;
@@ -368,7 +369,7 @@ static kakeya_status measure_context(sessions_run *run, int context, probe_sampl
         rows[n] = describe(run, BENCH_TOGETHER_ALONE, context, 0);
         status = time_case(run, &rows[n++], &t, error);
         if (!status && !run->prompt_rows)
-            run->prompt_rows = bench_prompt_rows(o->prompt_tokens / t.seconds, o->stall_ms, run->max_rows);
+            run->prompt_rows = bench_prompt_rows(o->prompt_tokens / t.seconds, run->stall_ms, run->max_rows);
     }
     for (size_t i = 0; i < o->n_sessions && !status; i++) {
         rows[n++] = describe(run, BENCH_TOGETHER_DECODE, context, o->sessions[i]);
@@ -444,7 +445,8 @@ kakeya_status bench_sessions_measure(kakeya_engine *engine, const bench_sessions
                         .most_sessions = largest(options->sessions, options->n_sessions),
                         .largest_context = largest(options->contexts, options->n_contexts),
                         .max_rows = ops->model_prompt_chunk(engine->model)};
-    *out = (bench_sessions_result){.prompt_chunk = run.max_rows};
+    run.stall_ms = options->stall_ms ? options->stall_ms : engine->max_stall_ms;
+    *out = (bench_sessions_result){.prompt_chunk = run.max_rows, .stall_ms = run.stall_ms};
     if (!run.measure) return error_set(error, KAKEYA_UNSUPPORTED, "backend %s has no probe of its machine", ops->name);
     kakeya_status status = prepare(&run, error);
     if (status) return status;

@@ -40,7 +40,7 @@ typedef struct bench_sessions_options {
     const int *sessions; /* 1 to BENCH_MAX_SESSIONS each */
     size_t n_sessions;
     int prompt_tokens, decode_tokens, repeats;
-    int stall_ms; /* of prompt work that a step may take on beside decodes */
+    int stall_ms; /* of prompt work that a step may take on beside decodes; 0: the engine's max_stall_ms */
     kakeya_session_options session;
     kakeya_progress_fn progress;
 } bench_sessions_options;
@@ -51,6 +51,7 @@ typedef struct bench_sessions_result {
     bench_spread read_bytes_per_second, flops_per_second;
     int threads;
     int prompt_chunk; /* of the prompt alone */
+    int stall_ms;     /* resolved */
 } bench_sessions_result;
 
 /* Sessions are copies of one that was filled, each with memory of its own, as those of different people have it; each
