@@ -3,9 +3,9 @@
  * Two nouns. A kakeya_engine holds weights on one backend; it is immutable after opening and may be shared by sessions.
  * A kakeya_session is one mutable timeline of tokens (a conversation). One session is used by one thread at a time;
  * calls on different sessions from different threads are safe, and what several sessions of one engine want at the same
- * time is computed together: the rows of all are one step of a thread that the engine keeps for this. No session's
- * tokens depend on the others. Callbacks of prompts and answers are called on that thread, so they may cancel sessions,
- * but not wait for one.
+ * time is computed together: the rows of all are one step. No session's tokens depend on the others. One of the threads
+ * that wait computes for all of them, or a thread of the engine's where nobody waits. Callbacks of prompts and answers
+ * are called on the thread that computes, so they may cancel sessions and submit requests, but not wait for one.
  * A kakeya_tokenizer is the text side of a model. It needs no weights, is immutable, and may be shared by threads.
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
@@ -561,8 +561,8 @@ KAKEYA_API kakeya_status kakeya_session_submit(kakeya_session *session, const ka
 KAKEYA_API bool kakeya_request_is_done(kakeya_request *request);
 /* As kakeya_session_cancel. */
 KAKEYA_API void kakeya_request_cancel(kakeya_request *request);
-/* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback of the engine's
- * thread: KAKEYA_INVALID_ARGUMENT, and the request goes on. */
+/* Waits until the request is done, tells how it went, and frees it. stats may be NULL. From a callback:
+ * KAKEYA_INVALID_ARGUMENT, and the request goes on. */
 KAKEYA_API kakeya_status kakeya_request_wait(kakeya_request *request, kakeya_stats *stats, kakeya_error *error);
 
 /* Bytes that the session has allocated now, by what they hold: what closing it gives back. Memory that it shares with

@@ -40,10 +40,11 @@ fi
 echo "== ThreadSanitizer"
 if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF \
     -DKAKEYA_THREAD_SANITIZE=ON && run_step "thread sanitizer build" tools/build.sh build-threads test_concurrency &&
-    run_step "thread sanitizer build" tools/build.sh build-threads test_cancel; then
+    run_step "thread sanitizer build" tools/build.sh build-threads test_cancel &&
+    run_step "thread sanitizer build" tools/build.sh build-threads test_scheduler; then
     fixed="" # its runtime wants addresses that a kernel's randomisation may have taken
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
-    for test in test_threads test_concurrency test_cancel; do
+    for test in test_threads test_concurrency test_cancel test_scheduler; do
         CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
 fi

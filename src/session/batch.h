@@ -1,5 +1,5 @@
-/* Requests that are computed together, an iteration at a time. Everything here happens on one thread, which takes the
- * engine's turn for the backend's work and gives it back before it calls anybody. */
+/* Requests that are computed together, an iteration at a time. Everything here happens on one thread at a time, which
+ * takes the engine's turn for the backend's work and gives it back before it calls anybody. */
 #ifndef KAKEYA_SESSION_BATCH_H
 #define KAKEYA_SESSION_BATCH_H
 

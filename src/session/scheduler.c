@@ -7,13 +7,16 @@
 #include "session/batch.h"
 
 struct scheduler {
-    kakeya_engine *engine;
-    pthread_t thread;
-    pthread_mutex_t lock; /* of everything up to `own` */
-    pthread_cond_t wake, finished;
+    pthread_mutex_t lock; /* of everything up to `work` */
+    pthread_cond_t changed;
     kakeya_request *incoming; /* newest first */
-    bool closing;
-    batch own; /* the thread's */
+    int waiting;              /* requests that a caller waits for */
+    int pending;              /* requests that are not done */
+    bool driven;
+    pthread_t driver; /* with driven: the thread that computes */
+    pthread_t thread; /* with threaded */
+    bool threaded, closing;
+    batch work; /* the driver's */
 };
 
 /* Requests in the order in which they were submitted. */
@@ -28,11 +31,9 @@ static kakeya_request *take_incoming(scheduler *s) {
     return oldest;
 }
 
-/* Done requests leave the batch; whoever waits for them is told. */
+/* Done requests leave the batch. Needs the lock. */
 static void hand_out(scheduler *s) {
-    bool any = false;
-    pthread_mutex_lock(&s->lock);
-    for (kakeya_request **at = &s->own.requests; *at;) {
+    for (kakeya_request **at = &s->work.requests; *at;) {
         kakeya_request *r = *at;
         if (r->state != REQUEST_DONE) {
             at = &r->next;
@@ -40,26 +41,45 @@ static void hand_out(scheduler *s) {
         }
         *at = r->next;
         r->session->request = NULL;
-        any = true;
+        s->pending--;
+        pthread_cond_broadcast(&s->changed);
     }
-    if (any) pthread_cond_broadcast(&s->finished);
-    pthread_mutex_unlock(&s->lock);
 }
 
+/* One iteration by the thread that drives. Needs the lock, and gives it back meanwhile. */
+static void drive(scheduler *s) {
+    kakeya_request *incoming = take_incoming(s);
+    pthread_mutex_unlock(&s->lock);
+    batch_add(&s->work, incoming);
+    batch_step(&s->work);
+    pthread_mutex_lock(&s->lock);
+    hand_out(s);
+}
+
+static void begin_driving(scheduler *s) {
+    s->driven = true;
+    s->driver = pthread_self();
+}
+
+static void end_driving(scheduler *s) {
+    s->driven = false;
+    pthread_cond_broadcast(&s->changed);
+}
+
+/* Drives what nobody waits for, and what is left when those who waited and drove are gone. */
 static void *scheduler_main(void *user) {
     scheduler *s = user;
-    for (;;) {
-        pthread_mutex_lock(&s->lock);
-        while (!s->closing && !s->incoming && !s->own.requests) pthread_cond_wait(&s->wake, &s->lock);
-        kakeya_request *incoming = take_incoming(s);
-        bool closing = s->closing;
-        pthread_mutex_unlock(&s->lock);
-        if (closing) break;
-        batch_add(&s->own, incoming);
-        batch_step(&s->own);
-        hand_out(s);
+    pthread_mutex_lock(&s->lock);
+    while (!s->closing) {
+        if (s->driven || !s->pending || s->waiting) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        begin_driving(s);
+        while (s->pending && !s->waiting) drive(s);
+        end_driving(s);
     }
-    batch_free(&s->own);
+    pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
@@ -70,28 +90,16 @@ static int start_thread(scheduler *s) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = pthread_create(&s->thread, NULL, scheduler_main, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    s->threaded = !failure;
     return failure;
-}
-
-static void destroy_locks(scheduler *s) {
-    pthread_cond_destroy(&s->finished);
-    pthread_cond_destroy(&s->wake);
-    pthread_mutex_destroy(&s->lock);
 }
 
 static kakeya_status open_scheduler(kakeya_engine *engine, scheduler **out, kakeya_error *error) {
     scheduler *s = calloc(1, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "scheduler: out of memory");
-    s->engine = engine;
-    batch_init(&s->own, engine);
-    int failure =
-        pthread_mutex_init(&s->lock, NULL) | pthread_cond_init(&s->wake, NULL) | pthread_cond_init(&s->finished, NULL);
-    if (!failure) failure = start_thread(s);
-    if (failure) {
-        destroy_locks(s);
-        free(s);
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "scheduler: no thread: %s", strerror(failure));
-    }
+    batch_init(&s->work, engine);
+    pthread_mutex_init(&s->lock, NULL); /* neither fails on the systems that there are */
+    pthread_cond_init(&s->changed, NULL);
     *out = s;
     return KAKEYA_OK;
 }
@@ -99,10 +107,12 @@ static kakeya_status open_scheduler(kakeya_engine *engine, scheduler **out, kake
 void scheduler_close(scheduler *s) {
     pthread_mutex_lock(&s->lock);
     s->closing = true;
-    pthread_cond_signal(&s->wake);
+    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    pthread_join(s->thread, NULL);
-    destroy_locks(s);
+    if (s->threaded) pthread_join(s->thread, NULL);
+    batch_free(&s->work);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
@@ -116,20 +126,29 @@ static kakeya_status find_scheduler(kakeya_engine *engine, scheduler **out, kake
     return status;
 }
 
+/* Needs the lock. */
+static kakeya_status enqueue(scheduler *s, kakeya_request *request, kakeya_error *error) {
+    kakeya_session *session = request->session;
+    if (session->request)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "the session has a request under way, wait for it first");
+    session->request = request;
+    request->next = s->incoming;
+    s->incoming = request;
+    s->pending++;
+    pthread_cond_broadcast(&s->changed);
+    return KAKEYA_OK;
+}
+
 kakeya_status scheduler_submit(kakeya_request *request, kakeya_error *error) {
     scheduler *s;
-    kakeya_session *session = request->session;
-    kakeya_status status = find_scheduler(session->engine, &s, error);
+    kakeya_status status = find_scheduler(request->session->engine, &s, error);
     if (status != KAKEYA_OK) return status;
     pthread_mutex_lock(&s->lock);
-    if (session->request) {
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "the session has a request under way, wait for it first");
-    } else {
-        session->request = request;
-        request->next = s->incoming;
-        s->incoming = request;
-        pthread_cond_signal(&s->wake);
-    }
+    int failure = s->threaded ? 0 : start_thread(s);
+    if (failure)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "scheduler: no thread: %s", strerror(failure));
+    else
+        status = enqueue(s, request, error);
     pthread_mutex_unlock(&s->lock);
     return status;
 }
@@ -142,26 +161,49 @@ bool scheduler_is_done(kakeya_request *request) {
     return done;
 }
 
-kakeya_status scheduler_wait(kakeya_request *request, kakeya_error *error) {
+/* Who waits computes, if nobody does: for all, until what it waits for is done. So a program with one session has its
+ * answers computed, and its callbacks called, where it asks for them. Needs the lock. */
+static kakeya_status wait_for(scheduler *s, kakeya_request *request, kakeya_error *error) {
     kakeya_session *session = request->session;
-    scheduler *s = session->engine->scheduler;
-    if (pthread_equal(pthread_self(), s->thread))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "an event callback cannot wait for a session: the thread that computes is calling it");
-    pthread_mutex_lock(&s->lock);
-    while (session->request == request) pthread_cond_wait(&s->finished, &s->lock);
-    pthread_mutex_unlock(&s->lock);
+    s->waiting++;
+    while (session->request == request) {
+        if (s->driven) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        begin_driving(s);
+        while (session->request == request) drive(s);
+        end_driving(s);
+    }
+    s->waiting--;
+    pthread_cond_broadcast(&s->changed);
     if (error && request->status != KAKEYA_OK) *error = request->error;
     return request->status;
+}
+
+static kakeya_status refuse_driver(const scheduler *s, kakeya_error *error) {
+    if (!s->driven || !pthread_equal(pthread_self(), s->driver)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "a callback cannot wait for a session of its engine: it is called by the thread that computes");
+}
+
+kakeya_status scheduler_wait(kakeya_request *request, kakeya_error *error) {
+    scheduler *s = request->session->engine->scheduler;
+    pthread_mutex_lock(&s->lock);
+    kakeya_status status = refuse_driver(s, error);
+    if (status == KAKEYA_OK) status = wait_for(s, request, error);
+    pthread_mutex_unlock(&s->lock);
+    return status;
 }
 
 kakeya_status scheduler_run(kakeya_request *request, kakeya_error *error) {
     scheduler *s = NULL;
     kakeya_status status = find_scheduler(request->session->engine, &s, error);
     if (status != KAKEYA_OK) return status;
-    if (pthread_equal(pthread_self(), s->thread))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "an event callback cannot use a session: the thread that computes is calling it");
-    status = scheduler_submit(request, error);
-    return status == KAKEYA_OK ? scheduler_wait(request, error) : status;
+    pthread_mutex_lock(&s->lock);
+    status = refuse_driver(s, error);
+    if (status == KAKEYA_OK) status = enqueue(s, request, error);
+    if (status == KAKEYA_OK) status = wait_for(s, request, error);
+    pthread_mutex_unlock(&s->lock);
+    return status;
 }

@@ -1,5 +1,6 @@
-/* Many sessions on one backend: one thread computes the blocks of all answers and the chunks of all prompts that are
- * wanted, in one forward per iteration (docs/scheduling.md).
+/* Many sessions on one backend: the blocks of all answers and the chunks of all prompts that are wanted are one forward
+ * per iteration (docs/scheduling.md). One thread at a time computes: a caller that waits, for all, until its own
+ * request is done; or a thread of the scheduler's own, while nobody waits.
  *
  *   - Every iteration advances every running answer by at least one token, up to max_batch of them; more take turns.
  *   - Beside answers, prompts get as many tokens as their speed lets pass in max_stall_ms, but at least 32: half for
@@ -16,13 +17,13 @@
 
 typedef struct scheduler scheduler;
 
-/* Hands the request over and returns; it must not move before it is done. Starts the engine's scheduler where there is
+/* Hands the request over and returns; it must not move before it is done. Starts the scheduler's thread where there is
  * none. KAKEYA_INVALID_ARGUMENT: the session has a request already. */
 kakeya_status scheduler_submit(kakeya_request *request, kakeya_error *error);
 bool scheduler_is_done(kakeya_request *request);
-/* Waits and takes the result. KAKEYA_INVALID_ARGUMENT, at once, on the scheduler's own thread. */
+/* Waits and takes the result. KAKEYA_INVALID_ARGUMENT, at once, from a callback of the thread that computes. */
 kakeya_status scheduler_wait(kakeya_request *request, kakeya_error *error);
-/* Both. */
+/* Both, without the thread. */
 kakeya_status scheduler_run(kakeya_request *request, kakeya_error *error);
 /* Stops the thread. No request may be under way. */
 void scheduler_close(scheduler *scheduler);
