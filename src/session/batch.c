@@ -127,11 +127,8 @@ static size_t kv_of(const kakeya_request *r, size_t tokens) {
     return kv_bytes(&t, 0).total;
 }
 
-static size_t kv_held(const kakeya_request *r) {
-    const mem_account *account = &r->session->account;
-    return mem_bytes(account, MEM_KV_FULL) + mem_bytes(account, MEM_KV_SLIDING) + mem_bytes(account, MEM_KV_LATENT) +
-           mem_bytes(account, MEM_KV_DRAFT);
-}
+/* With what it shares with others: that is there already, too. */
+static size_t kv_held(const kakeya_request *r) { return kakeya_session_kv_bytes(r->session).total; }
 
 static size_t need_of(const kakeya_request *r) {
     size_t tokens = r->prompts ? r->prompt.n : r->session->timeline.n;

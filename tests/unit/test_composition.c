@@ -283,7 +283,22 @@ static void burst_sessions_among_healthy_ones(void **state) {
     free(embedding);
 }
 
-/* Long sessions beside short ones, with more partitions than are in flight together. */
+static backend_cache *long_cache(tiny *d, const tiny_policy *policy, const int32_t *tokens, int length) {
+    enum { PIECE = 300 };
+    backend_cache_options options = tiny_options(d, policy, KV_FORMAT_F32);
+    backend_cache *cache = NULL;
+    options.context_tokens = 700;
+    d->f_theta->config.input = policy->input;
+    REQUIRE_OK(d->ops->cache_create(d->backend, &options, &cache, error));
+    for (int at = 0, n; at < length; at += n) {
+        n = length - at < PIECE ? length - at : PIECE;
+        tiny_step(d, cache, SEGMENT_PROMPT, tokens + at, n, n, NULL);
+    }
+    return cache;
+}
+
+/* Long sessions beside short ones, with more partitions than are in flight together, so that some sessions have a part
+ * of theirs in one wave and the others in the next. */
 static void long_sessions_beside_short_ones(void **state) {
     (void)state;
     enum { CACHES = 24 };
@@ -297,16 +312,14 @@ static void long_sessions_beside_short_ones(void **state) {
                     .n_pairs = CACHES,
                     .random = 5,
                     .answers_only = true};
-        int32_t tokens[TINY_CONTEXT];
-        tiny_tokens(tokens, TINY_CONTEXT, 9);
+        int32_t tokens[600];
+        tiny_tokens(tokens, 600, 9);
         for (int i = 0; i < CACHES; i++) {
             pair *x = &p->pairs[i];
             x->policy = &tiny_policies[restored ? 5 + i % 2 : i % 3];
-            x->together = tiny_cache(&d, x->policy, p->format);
-            x->alone = tiny_cache(&d, x->policy, p->format);
-            int length = i % 3 == 2 ? 3 : 240 + 2 * i;
-            tiny_step(&d, x->together, SEGMENT_PROMPT, tokens, length, length, NULL);
-            tiny_step(&d, x->alone, SEGMENT_PROMPT, tokens, length, length, NULL);
+            int length = i % 3 == 2 ? 3 : i % 3 ? 500 + 3 * i : 240 + 2 * i;
+            x->together = long_cache(&d, x->policy, tokens, length);
+            x->alone = long_cache(&d, x->policy, tokens, length);
         }
         for (int i = 0; i < 6; i++) step_together(p);
         for (int i = 0; i < CACHES; i++) {
