@@ -23,7 +23,8 @@ make_report() { # name, arguments
     "$kakeya" gate "$out/$name.json"
 }
 make_report niah --lines 12,16,60 --max-tokens 24 --mix-alpha 0.5,1 --policies native,sink-window,restored,restored-all
-make_report fidelity examples/code/events.py --prompt-length 100 --score-tokens 24 --max-sequences 5 --windows 32,64
+make_report fidelity examples/code/events.py --prompt-length 100 --score-tokens 24 --max-sequences 5 --windows 32,64 \
+    --draft-window 96
 make_report code examples/code/events.py examples/code/ring_buffer.c --max-tokens 40 --prompt-tokens 120 --draft-lengths 3,7 \
     --policies native,restored
 make_report acceptance "$prompts" --max-tokens 24

@@ -87,8 +87,8 @@ static const struct {
     {ALL, gate_rule_copies},
     {ALL & ~KIND(BATCH), gate_rule_times}, /* what runs together overlaps */
     {ALL, gate_rule_ids},
-    {GENERATION, gate_rule_kv_formula},
-    {GENERATION, gate_rule_kv_sum},
+    {ALL, gate_rule_kv_formula},
+    {ALL, gate_rule_kv_sum},
     {GENERATION, gate_rule_counts},
     {GENERATION, gate_rule_turn_end},
     {ALL, gate_rule_duplicates},

@@ -73,11 +73,11 @@ static void allow_keys(gate_context *context, const char *where, const cJSON *ob
 }
 
 static const char row_keys[] = "sample warmup policy mode sink window draft_window threads prompt_hash prompt_tokens "
-                               "started_seconds";
+                               "started_seconds kv_bytes";
 static const char generation_keys[] =
     "draft_length prompt_chunk temperature drafter_scaled_embedding repetition completion_tokens finish_reason "
     "prefill_seconds decode_seconds prefill_tokens_per_second decode_tokens_per_second verifier_forwards "
-    "drafted_tokens accepted_tokens drafted_at accepted_at kv_bytes token_ids text";
+    "drafted_tokens accepted_tokens drafted_at accepted_at token_ids text";
 static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_NIAH] = "lines expected correct mix_alpha relative_mse",
     [EVAL_FIDELITY] = "scored_tokens nll kl_from_native top1_agreements seconds top1_ids token_nll token_kl",

@@ -4,8 +4,7 @@
 
 #include "measure/gate_private.h"
 
-/* Pending rows of a decode block may have asked for room behind the committed tokens. */
-enum { MAX_PENDING = 17, MAX_POSITIONS = 1 << 28 };
+enum { MAX_POSITIONS = 1 << 28 };
 
 typedef size_t (*kv_part)(const backend_cache_bytes *bytes);
 static size_t full_part(const backend_cache_bytes *b) { return b->full; }
@@ -13,12 +12,22 @@ static size_t sliding_part(const backend_cache_bytes *b) { return b->sliding; }
 static size_t latent_part(const backend_cache_bytes *b) { return b->latent; }
 static size_t draft_part(const backend_cache_bytes *b) { return b->draft; }
 
+/* Positions that a row's memory was asked for. All scored tokens are committed, of generated ones all but the last.
+ * A decode block may have asked for room behind them: one of a single row has not, unless it was computed ahead for an
+ * answer that its session's callback ended. */
+static int positions(const gate_context *context, const eval_row *row, int *pending) {
+    bool scored = context->kind == EVAL_FIDELITY;
+    bool exact = scored || (context->kind != EVAL_BATCH && strcmp(row->arm.mode, "ar") == 0);
+    *pending = exact ? 0 : BACKEND_MAX_DECODE_ROWS;
+    return (int)(row->prompt_tokens + (int64_t)row->n_token_ids) - !scored;
+}
+
 static void check_part(gate_context *context, size_t i, const char *name, kv_part part, size_t stated) {
     const eval_row *row = &context->rows.row[i];
-    int committed = (int)(row->prompt_tokens + (int64_t)row->n_token_ids - 1);
+    int pending, committed = positions(context, row, &pending);
     backend_cache_bytes first = kv_geometry_bytes(&context->geometry, &row->arm, committed);
-    for (int pending = 0; pending <= MAX_PENDING; pending++) {
-        backend_cache_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + pending);
+    for (int more = 0; more <= pending; more++) {
+        backend_cache_bytes bytes = kv_geometry_bytes(&context->geometry, &row->arm, committed + more);
         if (part(&bytes) == stated) return;
     }
     gate_violate(context, "KV_FORMULA", "rows[%zu] (%s, %s): %zu bytes of %s K/V, but the model's sizes give %zu", i,
@@ -40,7 +49,8 @@ void gate_rule_kv_formula(gate_context *context) {
         }
         if (row->arm.mix_alpha >= 0) continue; /* diagnostics keep all raw K/V besides */
         check_part(context, i, "draft", draft_part, row->kv.draft);
-        if (row->verifier_forwards == 0) continue; /* eviction begins with the first decoded row */
+        /* Eviction begins with the first decoded row. */
+        if (row->verifier_forwards == 0 && context->kind != EVAL_FIDELITY) continue;
         check_part(context, i, "full", full_part, row->kv.full);
         check_part(context, i, "sliding", sliding_part, row->kv.sliding);
         check_part(context, i, "latent", latent_part, row->kv.latent);

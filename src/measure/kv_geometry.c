@@ -96,6 +96,8 @@ static void read_layers(json_reader *reader, const cJSON *json, gemma4_config *o
             return;
         }
         const char *type = json_string(reader, layer, "type", "");
+        if (!cJSON_IsBool(json_get(layer, "k_eq_v")))
+            json_fail(reader, KAKEYA_FORMAT, "layers[%d] does not say k_eq_v", i);
         bool full = strcmp(type, layer_names[GEMMA4_FULL]) == 0;
         if (!full && strcmp(type, layer_names[GEMMA4_SLIDING]) != 0)
             json_fail(reader, KAKEYA_FORMAT, "layers[%d] is neither sliding nor full", i);

@@ -209,6 +209,7 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
         put_number(object, "kl_from_native", row->kl);
         put_number(object, "top1_agreements", (double)row->agreements);
         put_number(object, "seconds", row->seconds);
+        put_kv(object, &row->kv);
         put_ids(object, "top1_ids", row);
         if (!put_numbers(object, "token_nll", row->token_nll, row->n_token_ids) ||
             !put_numbers(object, "token_kl", row->token_kl, row->n_token_ids)) {
@@ -460,6 +461,7 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
         out->kl = get_number(&reader, "kl_from_native");
         out->agreements = get_count(&reader, "top1_agreements");
         out->seconds = get_number(&reader, "seconds");
+        get_kv(&reader, &out->kv);
         get_ids(&reader, "top1_ids", out);
         if ((int64_t)out->n_token_ids != out->scored_tokens)
             missing(&reader, "top1_ids", "an id for every scored token");

@@ -229,7 +229,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         score.logits = logits;
         score.progress = on_progress;
         score.user = &run->harness;
-        status = kakeya_session_score(session, sequence->ids, sequence->n, &score, error);
+        status = session_score(session, sequence->ids, sequence->n, &score, &row.kv, error);
         row.seconds = clock_seconds() - start;
     }
     kakeya_session_close(session);

@@ -120,8 +120,16 @@ void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size)
     sized_init(options, size, &default_options, sizeof default_options);
 }
 
+static kakeya_kv_bytes difference(kakeya_kv_bytes with, kakeya_kv_bytes without) {
+    return (kakeya_kv_bytes){.full = with.full - without.full,
+                             .sliding = with.sliding - without.sliding,
+                             .latent = with.latent - without.latent,
+                             .draft = with.draft - without.draft,
+                             .total = with.total - without.total};
+}
+
 static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens, size_t n,
-                                  const kakeya_score_options *options, kakeya_error *error) {
+                                  const kakeya_score_options *options, kakeya_kv_bytes *held, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
     kakeya_score_options o = default_options;
     kakeya_status status = sized_read("score options", options, &o, sizeof o, error);
@@ -136,6 +144,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
 
     scoring s = {
         .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
+    const kakeya_kv_bytes before = kakeya_session_kv_bytes(session);
     if (o.file) status = open_file(&s, &o, error);
     if (status == KAKEYA_OK) status = score_allocate(&s, error);
     if (status == KAKEYA_OK) {
@@ -157,6 +166,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
         if (status == KAKEYA_OK && o.progress && !o.progress(o.user, "score", from, n) && from < n)
             status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
     }
+    if (held && status == KAKEYA_OK) *held = difference(kakeya_session_kv_bytes(session), before);
     if (s.cache) {
         engine_turn_begin(session->engine);
         t->ops->cache_destroy(s.cache);
@@ -169,7 +179,12 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     return status;
 }
 
+kakeya_status session_score(kakeya_session *session, const int32_t *tokens, size_t n,
+                            const kakeya_score_options *options, kakeya_kv_bytes *held, kakeya_error *error) {
+    return session_return(session, score_tokens(session, tokens, n, options, held, error));
+}
+
 kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
                                    const kakeya_score_options *options, kakeya_error *error) {
-    return session_return(session, score_tokens(session, tokens, n, options, error));
+    return session_score(session, tokens, n, options, NULL, error);
 }

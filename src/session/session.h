@@ -38,6 +38,11 @@ typedef struct session_trace {
 kakeya_status session_generate(kakeya_session *session, const kakeya_generate_options *options,
                                const session_trace *trace, kakeya_stats *stats, kakeya_error *error);
 
+/* kakeya_session_score that also says what K/V memory its own timeline held at the end, as the allocator counts it;
+ * each_token stays 0. held may be NULL; it is written only on success. */
+kakeya_status session_score(kakeya_session *session, const int32_t *tokens, size_t n,
+                            const kakeya_score_options *options, kakeya_kv_bytes *held, kakeya_error *error);
+
 /* A new cache of the session's options that holds tokens[0..n), each position computed as the kind of row it was
  * computed as in the timeline (positions beyond the timeline's: decode rows). logits (may be NULL) receives the last
  * row. */

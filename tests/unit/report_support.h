@@ -4,6 +4,7 @@
 #ifndef KAKEYA_TESTS_REPORT_SUPPORT_H
 #define KAKEYA_TESTS_REPORT_SUPPORT_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +72,63 @@ static inline void put_rows(eval_kind kind, cJSON *json, const eval_rows *rows) 
     for (size_t i = 0; i < rows->n; i++) cJSON_AddItemToArray(array, eval_row_to_json(kind, &rows->row[i]));
     cJSON_ReplaceItemInObjectCaseSensitive(json, "rows", array);
     cJSON_ReplaceItemInObjectCaseSensitive(json, "summary", eval_summary_derive(kind, rows));
+}
+
+/* ---- what a report says in several places, changed in all of them */
+
+static inline bool says(const cJSON *item, const char *word) {
+    char *end;
+    if (cJSON_IsString(item)) return strcmp(item->valuestring, word) == 0;
+    if (!cJSON_IsNumber(item)) return false;
+    double value = strtod(word, &end);
+    return end != word && !*end && !(item->valuedouble < value) && !(item->valuedouble > value);
+}
+
+static inline void say(cJSON *item, const char *word) {
+    if (cJSON_IsString(item)) cJSON_SetValuestring(item, word);
+    if (cJSON_IsNumber(item)) cJSON_SetNumberValue(item, strtod(word, NULL));
+}
+
+/* The words of a list with commas that are `from` become `to`. */
+static inline void say_in_list(cJSON *list, const char *from, const char *to) {
+    char text[400] = "", kept[400], *rest = kept;
+    snprintf(kept, sizeof kept, "%s", list->valuestring);
+    for (char *word; (word = strsep(&rest, ",")) != NULL;) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "%s%s", at ? "," : "", strcmp(word, from) == 0 ? to : word);
+    }
+    cJSON_SetValuestring(list, text);
+}
+
+/* Of policy, sink, window, draft_window, threads: the value `from` becomes `to` in every row, option and word of the
+ * command, as somebody would do who relabels an arm with care. */
+static inline void relabel(cJSON *json, const char *key, const char *from, const char *to) {
+    char plural[32], flag[40], flags[40];
+    cJSON *item, *value;
+    snprintf(plural, sizeof plural, "%s", strcmp(key, "policy") == 0 ? "policies" : key);
+    if (strcmp(key, "policy") != 0 && strcmp(key, "threads") != 0) strcat(plural, "s");
+    cJSON_ArrayForEach(item, part_of(json, "rows")) {
+        value = cJSON_GetObjectItemCaseSensitive(item, key);
+        if (value && says(value, from)) say(value, to);
+    }
+    const char *const objects[] = {"options", "environment"};
+    for (int i = 0; i < 2; i++) {
+        cJSON *object = cJSON_GetObjectItemCaseSensitive(json, objects[i]);
+        value = cJSON_GetObjectItemCaseSensitive(object, key);
+        if (value && says(value, from)) say(value, to);
+        cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(object, plural)) {
+            if (says(item, from)) say(item, to);
+        }
+    }
+    snprintf(flag, sizeof flag, "--%s", key);
+    snprintf(flags, sizeof flags, "--%s", plural);
+    for (char *at = flag; *at; at++) *at = *at == '_' ? '-' : *at;
+    for (char *at = flags; *at; at++) *at = *at == '_' ? '-' : *at;
+    cJSON_ArrayForEach(item, part_of(json, "command")) {
+        bool named =
+            cJSON_IsString(item) && (strcmp(item->valuestring, flag) == 0 || strcmp(item->valuestring, flags) == 0);
+        if (named && item->next && cJSON_IsString(item->next)) say_in_list(item->next, from, to);
+    }
 }
 
 static inline gate_result judge(const cJSON *json) {

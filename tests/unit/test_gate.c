@@ -70,6 +70,7 @@ static void no_score_time(eval_report *r) { row_of(r, "restored", "score", 0)->s
 static void longer_than_there_was_time(eval_report *r) { row_of(r, "native", "ar", 3)->decode_seconds *= 50; }
 static void began_before_its_turn(eval_report *r) { row_of(r, "restored", "auto", 4)->started_seconds = 0; }
 static void wrong_total(eval_report *r) { row_of(r, "native", "ar", 3)->kv.total += 64; }
+static void wrong_total_of_scores(eval_report *r) { row_of(r, "restored", "score", 3)->kv.total += 64; }
 static void too_many_tokens(eval_report *r) { row_of(r, "native", "auto", 0)->accepted_tokens = 1; }
 static void gaps_in_acceptance(eval_report *r) {
     int64_t *accepted = row_of(r, "native", "auto", 0)->accepted_at;
@@ -371,6 +372,10 @@ static void prompt_copied_with_another_length(eval_report *r) { copy_sample(r, "
 static void longer_prompts_than_promised(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].prompt_tokens += 3;
 }
+/* By less than a block: plain decoding shows it, where its last position is said to lie in the page before. */
+static void answers_to_shorter_prompts(eval_report *r) {
+    for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].prompt_tokens -= 12;
+}
 static void another_prompt_in_one_arm(eval_report *r) { row_of(r, "native", "ar", 1)->prompt_tokens += 1; }
 static void text_alone_improved(eval_report *r) { set_text(&row_of(r, "native", "ar", 1)->text, "a better text"); }
 static void unknown_id(eval_report *r) { row_of(r, "native", "ar", 1)->token_ids[0] = 1 << 20; }
@@ -407,6 +412,10 @@ static void consistent_geometry(eval_report *r) {
     geometry.verifier.sliding_window = 100000;
     cJSON_ReplaceItemInObject(r->environment, "kv_geometry", kv_geometry_to_json(&geometry));
     cJSON_ReplaceItemInObject(r->environment, "sliding_window", cJSON_CreateNumber(100000));
+}
+static void silent_geometry(eval_report *r) {
+    const cJSON *geometry = cJSON_GetObjectItem(r->environment, "kv_geometry");
+    cJSON_DeleteItemFromObject(cJSON_GetObjectItem(geometry, "layers")->child, "k_eq_v");
 }
 static void window_beyond_int(eval_report *r) {
     for (size_t i = 0; i < r->rows.n; i++) r->rows.row[i].arm.sink = r->rows.row[i].arm.window = INT32_MAX;
@@ -525,6 +534,24 @@ static void remark_in_report(cJSON *j) { cJSON_AddItemToObject(j, "verdict", cJS
 static void diagnostics_without_share(cJSON *j) {
     cJSON_AddItemToObject(first_row(j), "relative_mse", cJSON_Parse("{\"sliding\": 0, \"full\": 0}"));
 }
+
+/* Everywhere in the report, its summary included: what is left to contradict it are the bytes that were held. */
+static void relabelled(cJSON *j, eval_kind kind, const char *key, const char *from, const char *to) {
+    relabel(j, key, from, to);
+    derive_again(kind, j);
+}
+static void restored_called_restored_all(cJSON *j) {
+    relabelled(j, EVAL_FIDELITY, "policy", "restored", "restored-all");
+}
+static void dropped_called_restored(cJSON *j) {
+    relabel(j, "policy", "restored", "restored-all");
+    relabelled(j, EVAL_FIDELITY, "policy", "sink-window", "restored");
+}
+static void window_called_smaller(cJSON *j) { relabelled(j, EVAL_FIDELITY, "window", "32", "8"); }
+static void sink_called_none(cJSON *j) { relabelled(j, EVAL_FIDELITY, "sink", "4", "0"); }
+static void draft_window_called_larger(cJSON *j) { relabelled(j, EVAL_FIDELITY, "draft_window", "96", "4096"); }
+static void window_of_needles_called_smaller(cJSON *j) { relabelled(j, EVAL_NIAH, "window", "64", "8"); }
+static void no_bytes_of_scores(cJSON *j) { cJSON_DeleteItemFromObject(first_row(j), "kv_bytes"); }
 
 typedef struct broken_case {
     const char *codes; /* codes that the report must raise; it may raise others */
@@ -669,8 +696,18 @@ static const broken_case cases[] = {
     ROWS("KV_FORMULA", EVAL_NIAH, full_attention_forgets),
     ROWS("KV_GEOMETRY", EVAL_NIAH, wide_window),
     ROWS("KV_GEOMETRY", EVAL_NIAH, wide_geometry),
+    ROWS("KV_GEOMETRY", EVAL_LOSSLESS, silent_geometry),
     ROWS("KV_FORMULA", EVAL_NIAH, consistent_geometry),
+    ROWS("KV_FORMULA", EVAL_NIAH, answers_to_shorter_prompts),
     ROWS("ROW_UNPROMISED", EVAL_NIAH, window_beyond_int),
+    JSON("KV_FORMULA", EVAL_FIDELITY, restored_called_restored_all),
+    JSON("KV_FORMULA", EVAL_FIDELITY, dropped_called_restored),
+    JSON("KV_FORMULA", EVAL_FIDELITY, window_called_smaller),
+    JSON("KV_FORMULA", EVAL_FIDELITY, sink_called_none),
+    JSON("KV_FORMULA", EVAL_FIDELITY, draft_window_called_larger),
+    JSON("KV_FORMULA", EVAL_NIAH, window_of_needles_called_smaller),
+    JSON("ROW_FIELD", EVAL_FIDELITY, no_bytes_of_scores),
+    ROWS("KV_SUM", EVAL_FIDELITY, wrong_total_of_scores),
     ROWS("SCORED_TOKENS", EVAL_FIDELITY, fewer_tokens_scored),
     ROWS("SCORE_SUM", EVAL_FIDELITY, one_agreement_more),
     ROWS("SCORE_SUM", EVAL_FIDELITY, better_likelihood),
