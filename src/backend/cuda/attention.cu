@@ -29,7 +29,7 @@ enum { HEAD_WARPS = 4 };
 /* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
  */
 template <int PER_LANE>
-static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_step *step,
+static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_batch *batch, int prompt,
                                                                            const __grid_constant__ cuda_heads a) {
     __shared__ float buffers[HEAD_WARPS][PER_LANE * 32];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = a.head_dim, half = d / 2;
@@ -41,7 +41,11 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     if (unit >= a.heads + keys + values) return;
 #pragma unroll
     for (int e = 0; e < PER_LANE; e++) weight[e] = norm && e * 32 + lane < d ? norm[e * 32 + lane] : 1.0f;
-    int position = __ldcg(&step->position) + row; /* written before the step's first kernel */
+    /* Written before the step's first kernel. */
+    const cuda_row *mine = &batch->row[prompt ? 0 : row];
+    const cuda_cache_view *cache = prompt ? batch->step[0].cache : mine->cache;
+    int position = prompt ? batch->step[0].position + row : mine->position,
+        sink_end = prompt ? batch->step[0].sink : mine->sink;
     release_successor();
     wait_for_predecessor();
     int head = is_q ? unit : is_k ? unit - a.heads : unit - a.heads - keys;
@@ -82,12 +86,13 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     }
     size_t kv_dim = (size_t)a.kv_heads * d, column = (size_t)head * d;
     bf16 *out, *sink = nullptr;
+    if (!cache) return;
     if (a.chunk_v) {
         out = as_bf16(is_k ? a.chunk_k : a.chunk_v) + (size_t)row * kv_dim + column;
     } else {
-        const cuda_layer_view &view = step->cache->layer[a.layer];
+        const cuda_layer_view &view = cache->layer[a.layer];
         out = as_bf16(is_k ? view.k : view.v) + store_row(view, position) * kv_dim + column;
-        if (view.sink_v && position < step->sink)
+        if (view.sink_v && position < sink_end)
             sink = as_bf16(is_k ? view.sink_k : view.sink_v) + (size_t)position * kv_dim + column;
     }
 #pragma unroll
@@ -99,44 +104,45 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     }
 }
 
-void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows) {
+void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, const cuda_heads *h, int rows) {
     int units = h->heads + (h->k ? h->kv_heads : 0) + (h->k && h->v ? h->kv_heads : 0);
     dim3 grid(rows, ceil_div(units, HEAD_WARPS)), block(HEAD_WARPS * 32);
     switch ((h->head_dim + 31) / 32) {
     case 1:
-        launch_kernel(l, head_rows_kernel<1>, grid, block, 0, step, *h);
+        launch_kernel(l, head_rows_kernel<1>, grid, block, 0, batch, prompt, *h);
         break;
     case 2:
-        launch_kernel(l, head_rows_kernel<2>, grid, block, 0, step, *h);
+        launch_kernel(l, head_rows_kernel<2>, grid, block, 0, batch, prompt, *h);
         break;
     case 4:
-        launch_kernel(l, head_rows_kernel<4>, grid, block, 0, step, *h);
+        launch_kernel(l, head_rows_kernel<4>, grid, block, 0, batch, prompt, *h);
         break;
     case 8:
-        launch_kernel(l, head_rows_kernel<8>, grid, block, 0, step, *h);
+        launch_kernel(l, head_rows_kernel<8>, grid, block, 0, batch, prompt, *h);
         break;
     case 16:
-        launch_kernel(l, head_rows_kernel<16>, grid, block, 0, step, *h);
+        launch_kernel(l, head_rows_kernel<16>, grid, block, 0, batch, prompt, *h);
         break;
     default:
         break; /* model.c refuses other dimensions */
     }
 }
 
-static __global__ void turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns) {
+static __global__ void turns_kernel(const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                                    float2 *turns) {
     release_successor();
     wait_for_predecessor();
-    int position = step->position + (int)blockIdx.x;
+    int row = blockIdx.x, position = prompt ? batch->step[0].position + row : batch->row[row].position;
     for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
         float2 turn;
         sincosf((float)position * inverse_frequency[j], &turn.y, &turn.x);
-        turns[(size_t)blockIdx.x * pairs + j] = turn;
+        turns[(size_t)row * pairs + j] = turn;
     }
 }
 
-void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
-                int rows) {
-    if (pairs) launch_kernel(l, turns_kernel, dim3(rows), dim3(128), 0, step, inverse_frequency, pairs, turns);
+void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                float2 *turns, int rows) {
+    if (pairs) launch_kernel(l, turns_kernel, dim3(rows), dim3(128), 0, batch, prompt, inverse_frequency, pairs, turns);
 }
 
 static __global__ void store_chunk_kernel(const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
@@ -207,15 +213,38 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4]
 
 /* What a block needs to know of the step and the layer, loaded once. */
 struct attend_context {
-    int position, rows, prompt, frontier, sink, window, draft_from, restored_begin, restored_end;
+    int position, rows, first_row, prompt, frontier, sink, window, draft_from, restored_begin, restored_end;
+    int partitions;    /* of each row */
+    size_t first_cell; /* of the segment */
     cuda_layer_view view;
     cuda_draft_view draft;
 };
+
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding
+ * layers, where few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
+static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) {
+    return !a.final && a.restored_k && !a.sliding_window ? 2 : 1;
+}
+
+/* Where a segment's partial results lie. In full-attention layers every row has the partitions that it needs; elsewhere
+ * all rows have the same number. */
+struct cells_of {
+    int partitions;
+    size_t first;
+};
+
+static __device__ __forceinline__ cells_of find_cells(const cuda_step *step, const cuda_attention &a) {
+    if (a.sliding_window || a.drafter || a.final)
+        return {a.partitions, (size_t)__ldcg(&step->first_row) * a.heads * a.partitions};
+    int sources = partition_sources(a);
+    return {sources * __ldcg(&step->partitions), (size_t)sources * __ldcg(&step->first_partition) * a.heads};
+}
 
 static __device__ __forceinline__ attend_context load_context(const cuda_step *step, const cuda_attention &a) {
     attend_context c = {};
     c.position = __ldcg(&step->position);
     c.rows = __ldcg(&step->rows);
+    c.first_row = __ldcg(&step->first_row);
     c.prompt = __ldcg(&step->prompt);
     c.frontier = __ldcg(&step->frontier);
     c.sink = __ldcg(&step->sink);
@@ -223,6 +252,10 @@ static __device__ __forceinline__ attend_context load_context(const cuda_step *s
     c.draft_from = __ldcg(&step->draft_from);
     c.restored_begin = __ldcg(&step->restored_begin[a.sliding_window == 0]);
     c.restored_end = __ldcg(&step->restored_end);
+    cells_of cells = find_cells(step, a);
+    c.partitions = cells.partitions;
+    c.first_cell = cells.first;
+    if (c.rows == 0) return c;
     if (a.drafter)
         c.draft = step->cache->draft[a.layer];
     else
@@ -263,12 +296,6 @@ static __device__ __forceinline__ bool sees_restored(const visible_range &r, int
 }
 
 enum tile_source { TILE_EXACT, TILE_RESTORED, TILE_BOTH };
-
-/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding
- * layers, where few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
-static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) {
-    return !a.final && a.restored_k && !a.sliding_window ? 2 : 1;
-}
 
 /* Key positions of a partition, and which of them; row 0 of the step decides where sliding partitions begin. */
 static __device__ tile_source partition_range(const cuda_attention &a, const visible_range &first, int sink, int index,
@@ -351,7 +378,7 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
         } else if (p >= first.begin && p < last.end && (p >= first.evicted || p < first.sink)) {
             if (a.drafter) {
                 bool block = p >= step.position;
-                row = (size_t)(block ? p - step.position : slot);
+                row = (size_t)(block ? step.first_row + p - step.position : slot);
                 v = block ? a.chunk_v : step.draft.v;
                 k = block ? a.chunk_k : step.draft.k;
             } else if (a.chunk_v && p >= step.position) {
@@ -503,14 +530,14 @@ static __device__ void accumulate_values(attend_memory<D, SPLIT> &m, float (&o)[
 }
 
 template <int D, bool SPLIT>
-static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_attention &a, int first_query, int queries,
-                                    int head, int turned) {
+static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_attention &a, int first_row, int first_query,
+                                    int queries, int head, int turned) {
     int group = a.heads / a.kv_heads;
     for (int i = threadIdx.x; i < QUERIES * (D / 8); i += ATTEND_THREADS) {
         int query = i / (D / 8), c = i % (D / 8), index = first_query + query;
         uint4 value = make_uint4(0, 0, 0, 0);
         if (index < queries) {
-            size_t at = ((size_t)(index / group) * a.heads + head * group + index % group) * D + c * 8;
+            size_t at = ((size_t)(first_row + index / group) * a.heads + head * group + index % group) * D + c * 8;
             value = __ldcg(reinterpret_cast<const uint4 *>(a.q + at));
         }
         if (SPLIT && key_column<D>(c / 2, turned) < 0) {
@@ -530,15 +557,17 @@ template <int D, bool SPLIT>
 static __global__ __launch_bounds__(ATTEND_THREADS,
                                     D <= 128   ? 3
                                     : D <= 256 ? 2
-                                               : 1) void attend_kernel(const cuda_step *step_memory,
-                                                                       const __grid_constant__ cuda_attention a) {
+                                               : 1) void attend_kernel(const cuda_batch *batch,
+                                                                       const __grid_constant__ cuda_attention a,
+                                                                       int tiles) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory<D, SPLIT> &m = *reinterpret_cast<attend_memory<D, SPLIT> *>(memory);
-    int head = blockIdx.y, group = a.heads / a.kv_heads, first_query = blockIdx.z * QUERIES;
+    int head = blockIdx.y, group = a.heads / a.kv_heads, first_query = (int)blockIdx.z % tiles * QUERIES;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const attend_context step = load_context(step_memory, a); /* written before the step's first kernel */
+    /* Written before the step's first kernel. */
+    const attend_context step = load_context(&batch->step[blockIdx.z / tiles], a);
     int queries = step.rows * group;
-    if (first_query >= queries) return;
+    if (first_query >= queries || (int)blockIdx.x >= step.partitions) return;
     int last_query = min(first_query + QUERIES, queries) - 1;
     visible_range first = visible(step, a, first_query / group), last = visible(step, a, last_query / group);
     int turned = turned_columns(a.pairs);
@@ -565,7 +594,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
                 if (!of_step || base + KEYS > step.position)
                     request_tile<D, SPLIT>(m, step, a, source, base, first, last, head, of_step);
             }
-            if (!begun) load_queries<D, SPLIT>(m, a, first_query, queries, head, turned);
+            if (!begun) load_queries<D, SPLIT>(m, a, step.first_row, first_query, queries, head, turned);
             begun = true;
             wait_for_copies();
             __syncthreads();
@@ -594,11 +623,12 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
             int d = tile * 8 + 2 * t;
             if (a.final) {
                 float inverse = 1.0f / m.sum[query];
-                bf16 *out = as_bf16(a.out) + row * a.ldo + column * D + d;
+                bf16 *out = as_bf16(a.out) + (step.first_row + row) * a.ldo + column * D + d;
                 out[0] = __float2bfloat16_rn(o[n][half * 2] * inverse);
                 out[1] = __float2bfloat16_rn(o[n][half * 2 + 1] * inverse);
             } else {
-                float *out = a.partial + ((row * a.heads + column) * a.partitions + blockIdx.x) * D + d;
+                size_t cell = step.first_cell + (row * a.heads + column) * step.partitions + blockIdx.x;
+                float *out = a.partial + cell * D + d;
                 *reinterpret_cast<float2 *>(out) = make_float2(o[n][half * 2], o[n][half * 2 + 1]);
             }
         }
@@ -606,8 +636,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
     if (!a.final && threadIdx.x < QUERIES && first_query + (int)threadIdx.x < queries) {
         int index = first_query + threadIdx.x;
         size_t row = (size_t)(index / group) * a.heads + head * group + index % group;
-        float2 *state = reinterpret_cast<float2 *>(a.partial + (size_t)step.rows * a.heads * a.partitions * D);
-        state[row * a.partitions + blockIdx.x] =
+        a.state[step.first_cell + row * step.partitions + blockIdx.x] =
             make_float2(begun ? m.top[threadIdx.x] : -INFINITY, begun ? m.sum[threadIdx.x] : 0);
     }
 }
@@ -623,17 +652,19 @@ static __host__ __device__ int partitions_until(int sliding_window, int rows, in
     return FINE_END / FINE_KEYS + (end - FINE_END + COARSE_KEYS - 1) / COARSE_KEYS;
 }
 
-static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_step *step,
+static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_batch *batch,
                                                                      const __grid_constant__ cuda_attention a) {
     extern __shared__ float2 weight[]; /* [partitions]: of values, times their sums */
     __shared__ float shared[MERGE_THREADS / 32];
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
-    int rows = __ldcg(&step->rows), used = a.partitions;
-    if (!a.sliding_window && !a.drafter)
-        used = min(used, partition_sources(a) * partitions_until(0, rows, __ldcg(&step->position) + rows));
-    size_t at = (size_t)blockIdx.x * a.partitions;
-    const float2 *state =
-        reinterpret_cast<const float2 *>(a.partial + (size_t)rows * a.heads * a.partitions * a.head_dim) + at;
+    int used = a.partitions;
+    size_t at = (size_t)blockIdx.x * used;
+    if (!a.sliding_window && !a.drafter) { /* see find_cells; written before the step's first kernel */
+        int sources = partition_sources(a);
+        used = sources * __ldcg(&batch->row[row].partitions);
+        at = (size_t)sources * __ldcg(&batch->row[row].first_partition) * a.heads + (size_t)head * used;
+    }
+    const float2 *state = a.state + at;
     const float *partial = a.partial + at * a.head_dim + min(d, a.head_dim - 1);
     release_successor();
     wait_for_predecessor();
@@ -673,10 +704,6 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
     as_bf16(a.out)[(size_t)row * a.ldo + (size_t)head * a.head_dim + d] = __float2bfloat16_rn(out / sum);
 }
 
-size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions) {
-    return (size_t)rows * heads * partitions * (head_dim + 2);
-}
-
 int cuda_attention_partitions(int sliding_window, int rows, int end) {
     return partitions_until(sliding_window, rows, end);
 }
@@ -694,44 +721,44 @@ int cuda_attention_exact_partitions(int sliding_window, int sink, int window, in
 }
 
 template <int D, bool SPLIT>
-static void launch_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
+static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
-    int tiles = ceil_div(rows * (a->heads / a->kv_heads), QUERIES);
-    launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles),
-                  dim3(ATTEND_THREADS), bytes, step, *a);
+    int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
+    launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments),
+                  dim3(ATTEND_THREADS), bytes, batch, *a, tiles);
     if (a->final) return;
     launch_kernel(l, merge_kernel, dim3(rows * a->heads, ceil_div(D, MERGE_THREADS)), dim3(MERGE_THREADS),
-                  (size_t)a->partitions * sizeof(float2), step, *a);
+                  (size_t)a->partitions * sizeof(float2), batch, *a);
 }
 
 template <int D>
-static void launch_split(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
+static void launch_split(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     bool split = a->k_norm && !a->restored_k && turned_columns(a->pairs) * 8 <= D;
     if (split)
-        launch_attend<D, true>(l, step, a, rows);
+        launch_attend<D, true>(l, batch, a, rows);
     else
-        launch_attend<D, false>(l, step, a, rows);
+        launch_attend<D, false>(l, batch, a, rows);
 }
 
-void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows) {
+void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     switch (a->head_dim) {
     case 16:
-        launch_split<16>(l, step, a, rows);
+        launch_split<16>(l, batch, a, rows);
         break;
     case 32:
-        launch_split<32>(l, step, a, rows);
+        launch_split<32>(l, batch, a, rows);
         break;
     case 64:
-        launch_split<64>(l, step, a, rows);
+        launch_split<64>(l, batch, a, rows);
         break;
     case 128:
-        launch_split<128>(l, step, a, rows);
+        launch_split<128>(l, batch, a, rows);
         break;
     case 256:
-        launch_split<256>(l, step, a, rows);
+        launch_split<256>(l, batch, a, rows);
         break;
     case 512:
-        launch_split<512>(l, step, a, rows);
+        launch_split<512>(l, batch, a, rows);
         break;
     default:
         break; /* model.c refuses other dimensions */

@@ -1,5 +1,6 @@
-/* Segments of several caches run one after the other. Decode steps are captured once per shape in a graph; prompts are
- * launched operation by operation. */
+/* One forward is a few passes (pass.h): each prompt, each block of decode rows under a restored policy, and the decode
+ * rows of all other caches together. Decode passes are captured once per shape in a graph; prompts are launched
+ * operation by operation. */
 #include "backend/cuda/forward.h"
 
 #include <string.h>
@@ -28,23 +29,6 @@ static kakeya_status check_segments(const backend_model *m, backend_segment *seg
 
 /* ----------------------------------------------------------------------------------------------------- compute */
 
-/* Copies logits and argmax of `rows` rows that the head has just made. */
-static void copy_results(cuda_pass *p, const backend_segment *r, int first, int rows) {
-    const cuda_workspace *w = &p->model->space;
-    cudaStream_t stream = p->model->device.stream;
-    size_t vocab = (size_t)p->model->config->vocab, at = (size_t)(first - r->first_logit_row);
-    int skip = p->prompt ? 0 : r->first_logit_row;
-    if (r->logits)
-        cuda_pass_note(p, cudaMemcpyAsync(r->logits + at * vocab, w->logits + (size_t)skip * vocab,
-                                          (size_t)rows * vocab * sizeof(float), cudaMemcpyDeviceToHost, stream));
-    if (r->leaders)
-        cuda_pass_note(p, cudaMemcpyAsync(r->leaders + at, w->leaders + skip, (size_t)rows * sizeof *w->leaders,
-                                          cudaMemcpyDeviceToHost, stream));
-    if (r->argmax)
-        cuda_pass_note(p, cudaMemcpyAsync(r->argmax + at, w->argmax + skip, (size_t)rows * sizeof(int32_t),
-                                          cudaMemcpyDeviceToHost, stream));
-}
-
 static void launch_step(cuda_pass *p) {
     int n = cuda_pass_list(p);
     cuda_launch_ops(p, p->model->step_ops, n);
@@ -56,19 +40,23 @@ static cudaError_t enqueue_decode(void *context) {
     return p->failure;
 }
 
-static kakeya_status run_decode(cuda_pass *p, const backend_segment *r, kakeya_error *error) {
-    backend_model *m = p->model;
-    kakeya_status status = KAKEYA_OK;
-    if (r->hidden_states || m->launch.profiler)
-        launch_step(p);
-    else
-        status = cuda_graphs_run(&m->graphs, &m->device, &p->key, enqueue_decode, p, error);
-    if (!status && r->n > r->first_logit_row) copy_results(p, r, r->first_logit_row, r->n - r->first_logit_row);
-    return status;
+/* Copies logits and argmax of prompt rows that the head has just made. */
+static void copy_prompt_results(cuda_pass *p, const backend_segment *r) {
+    const cuda_workspace *w = &p->model->space;
+    cudaStream_t stream = p->model->device.stream;
+    size_t vocab = (size_t)p->model->config->vocab, at = (size_t)(p->head_first - r->first_logit_row),
+           rows = (size_t)p->head_rows;
+    if (r->logits)
+        cuda_pass_note(p, cudaMemcpyAsync(r->logits + at * vocab, w->logits, rows * vocab * sizeof(float),
+                                          cudaMemcpyDeviceToHost, stream));
+    if (r->argmax)
+        cuda_pass_note(
+            p, cudaMemcpyAsync(r->argmax + at, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
 }
 
-static kakeya_status run_prompt(cuda_pass *p, const backend_segment *r, kakeya_error *error) {
+static kakeya_status run_prompt(cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
+    const backend_segment *r = &p->segments[p->group->segment[0]];
     memcpy(m->space.staged_ids, r->tokens, (size_t)r->n * sizeof *r->tokens);
     cuda_pass_note(p, cudaMemcpyAsync(m->space.tokens, m->space.staged_ids, (size_t)r->n * sizeof *m->space.tokens,
                                       cudaMemcpyHostToDevice, m->device.stream));
@@ -77,33 +65,138 @@ static kakeya_status run_prompt(cuda_pass *p, const backend_segment *r, kakeya_e
         p->head_first = first;
         p->head_rows = r->n - first < CUDA_ROW_BLOCK ? r->n - first : CUDA_ROW_BLOCK;
         cuda_launch_ops(p, m->step_ops, cuda_pass_list_head(p));
-        copy_results(p, r, first, p->head_rows);
+        copy_prompt_results(p, r);
     }
     if (!p->key.aux) return KAKEYA_OK;
     return cuda_context_extend(r->cache, m->space.aux, r->n, p->position, true, error);
 }
 
-static kakeya_status run_segment(backend_model *m, const backend_segment *r, kakeya_error *error) {
-    cuda_pass p;
-    kakeya_status status = cuda_pass_prepare(&p, m, r, error);
-    if (status) return status;
-    cuda_pass_fill_step(&p, r, &m->space.staged[0]);
-    cuda_pass_note(&p, cudaMemcpyAsync(m->space.step, &m->space.staged[0], sizeof *m->space.step,
-                                       cudaMemcpyHostToDevice, m->device.stream));
-    status = p.prompt ? run_prompt(&p, r, error) : run_decode(&p, r, error);
-    m->first_logit_row = r->first_logit_row;
-    m->logit_rows = p.prompt || p.key.greedy || status ? 0 : r->n - r->first_logit_row;
-    kakeya_status finished = cuda_finish(&m->device, doing(&p), status ? NULL : error);
-    if (!status) status = finished;
-    if (!status) status = cuda_check(p.failure, doing(&p), error);
+/* Rows of a pass whose results a segment wants, as counted through the pass. */
+typedef struct wanted_rows {
+    size_t first, n;
+} wanted_rows;
+
+static wanted_rows rows_of(const cuda_pass *p, int index) {
+    const backend_segment *r = &p->segments[p->group->segment[index]];
+    size_t first = (size_t)p->model->space.staged[0].step[index].first_row + (size_t)r->first_logit_row;
+    return (wanted_rows){first, (size_t)(r->n - r->first_logit_row)};
+}
+
+/* Whose rows read_logits may be asked for. */
+static bool has_logits(const cuda_pass *p, const backend_segment *r) {
+    return p->head != STEP_HEAD_GREEDY && (r->logits || r->leaders);
+}
+
+/* Logits go to the caller at once; choices and leaders to where scatter_results takes them from. `kept`: rows of
+ * kept_logits that are taken; NULL: no pass follows this one. */
+static void copy_results(cuda_pass *p, size_t *kept) {
+    backend_model *m = p->model;
+    cuda_workspace *w = &m->space;
+    cudaStream_t stream = m->device.stream;
+    size_t vocab = (size_t)m->config->vocab, rows = (size_t)w->staged[0].rows;
+    bool chosen = false;
+    for (int i = 0; i < p->group->n; i++) {
+        int s = p->group->segment[i];
+        const backend_segment *r = &p->segments[s];
+        wanted_rows wanted = rows_of(p, i);
+        const float *logits = w->logits + wanted.first * vocab;
+        size_t bytes = wanted.n * vocab * sizeof(float);
+        chosen |= wanted.n && r->argmax;
+        if (r->logits && bytes)
+            cuda_pass_note(p, cudaMemcpyAsync(r->logits, logits, bytes, cudaMemcpyDeviceToHost, stream));
+        if (r->leaders && wanted.n)
+            cuda_pass_note(p, cudaMemcpyAsync(w->staged_leaders + wanted.first, w->leaders + wanted.first,
+                                              wanted.n * sizeof *w->leaders, cudaMemcpyDeviceToHost, stream));
+        if (!has_logits(p, r)) continue;
+        m->logit_rows[s] = (int)wanted.n;
+        m->logits_of[s] = logits;
+        if (!kept || !bytes) continue;
+        float *to = (float *)w->kept_logits.data + *kept * vocab;
+        cuda_pass_note(p, cudaMemcpyAsync(to, logits, bytes, cudaMemcpyDeviceToDevice, stream));
+        m->logits_of[s] = to;
+        *kept += wanted.n;
+    }
+    if (chosen)
+        cuda_pass_note(
+            p, cudaMemcpyAsync(w->staged_ids, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
+}
+
+static void scatter_results(const cuda_pass *p) {
+    const cuda_workspace *w = &p->model->space;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        wanted_rows wanted = rows_of(p, i);
+        if (r->argmax) memcpy(r->argmax, w->staged_ids + wanted.first, wanted.n * sizeof *r->argmax);
+        if (r->leaders) memcpy(r->leaders, w->staged_leaders + wanted.first, wanted.n * sizeof *r->leaders);
+    }
+}
+
+static kakeya_status run_decode(cuda_pass *p, size_t *kept, kakeya_error *error) {
+    backend_model *m = p->model;
+    kakeya_status status = KAKEYA_OK;
+    if (p->hidden_states || m->launch.profiler)
+        launch_step(p);
+    else
+        status = cuda_graphs_run(&m->graphs, &m->device, &p->key, enqueue_decode, p, error);
+    if (!status) copy_results(p, kept);
     return status;
 }
 
-/* What a segment needs beyond what there is. Its pass is made again when it runs: then nothing has to grow. */
-static kakeya_status reserve(backend_model *m, const backend_segment *r, kakeya_error *error) {
+static kakeya_status run_pass(backend_model *m, backend_segment *segments, const cuda_group *group, size_t *kept,
+                              kakeya_error *error) {
     cuda_pass p;
-    kakeya_status status = cuda_cache_reserve(r->cache, error);
-    return status ? status : cuda_pass_prepare(&p, m, r, error);
+    kakeya_status status = cuda_pass_prepare(&p, m, segments, group, error);
+    if (status) return status;
+    cuda_pass_fill(&p, &m->space.staged[0]);
+    cuda_pass_note(&p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
+                                       cudaMemcpyHostToDevice, m->device.stream));
+    status = p.prompt ? run_prompt(&p, error) : run_decode(&p, kept, error);
+    kakeya_status finished = cuda_finish(&m->device, doing(&p), status ? NULL : error);
+    if (!status) status = finished;
+    if (!status) status = cuda_check(p.failure, doing(&p), error);
+    if (!status && !p.prompt) scatter_results(&p);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------- reserve */
+
+/* The passes of a forward in their order. */
+typedef struct cuda_plan {
+    cuda_group group[CUDA_MAX_SEGMENTS];
+    int n;
+} cuda_plan;
+
+static void plan_passes(const backend_model *m, const backend_segment *segments, int n_segments, cuda_plan *plan) {
+    bool taken[CUDA_MAX_SEGMENTS] = {false};
+    plan->n = 0;
+    while (plan->n < CUDA_MAX_SEGMENTS && cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n]))
+        plan->n++;
+}
+
+/* Rows of decode passes that others follow, if somebody may ask for their logits. */
+static size_t rows_to_keep(const backend_segment *segments, const cuda_plan *plan) {
+    size_t rows = 0;
+    for (int i = 0; i + 1 < plan->n; i++) {
+        for (int k = 0; k < plan->group[i].n; k++) {
+            const backend_segment *r = &segments[plan->group[i].segment[k]];
+            if (r->kind == SEGMENT_DECODE && (r->logits || r->leaders)) rows += (size_t)(r->n - r->first_logit_row);
+        }
+    }
+    return rows;
+}
+
+/* What the passes need beyond what there is. They are made again when they run: then nothing has to grow. */
+static kakeya_status reserve_passes(backend_model *m, backend_segment *segments, const cuda_plan *plan,
+                                    kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < plan->n && !status; i++) {
+        cuda_pass p;
+        status = cuda_pass_prepare(&p, m, segments, &plan->group[i], error);
+        if (plan->group[i].n == 1) segments[plan->group[i].segment[0]].status = status;
+    }
+    size_t kept = rows_to_keep(segments, plan) * (size_t)m->config->vocab * sizeof(float);
+    if (!status && kept) status = model_grow(m, &m->space.kept_logits, kept, "logits", error);
+    return status;
 }
 
 /* A computation has failed: its rows are dropped. What they may have overwritten is the timeline's to judge. */
@@ -118,13 +211,18 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     for (int s = 0; s < n_segments && !status; s++)
         status = segments[s].status = cuda_cache_plan(segments[s].cache, segments[s].kind, segments[s].n, error);
     if (status) return status;
-    for (int s = 0; s < n_segments && !status; s++) status = segments[s].status = reserve(m, &segments[s], error);
+    cuda_forget_logits(m);
+    for (int s = 0; s < n_segments && !status; s++)
+        status = segments[s].status = cuda_cache_reserve(segments[s].cache, error);
+    cuda_plan plan;
+    plan_passes(m, segments, n_segments, &plan);
+    if (!status) status = reserve_passes(m, segments, &plan, error);
     int begun = 0;
-    for (; begun < n_segments && !status; begun++) {
-        status = cuda_cache_begin(segments[begun].cache, error);
-        if (!status) status = run_segment(m, &segments[begun], error);
-        m->logit_segment = begun;
-    }
+    for (; begun < n_segments && !status; begun++) status = cuda_cache_begin(segments[begun].cache, error);
+    size_t kept = 0;
+    for (int i = 0; i < plan.n && !status; i++)
+        status = run_pass(m, segments, &plan.group[i], i + 1 < plan.n ? &kept : NULL, error);
+    if (status) cuda_forget_logits(m);
     for (int s = 0; s < n_segments; s++) {
         if (!status)
             cuda_cache_mark(segments[s].cache);
@@ -137,14 +235,14 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
 }
 
 kakeya_status cuda_read_logits(backend_model *m, int segment, int row, float *logits, kakeya_error *error) {
-    if (segment != m->logit_segment || row < 0 || row >= m->logit_rows)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of segment %d, row %d; segment %d has %d", segment,
-                         row, m->logit_segment, m->logit_rows);
+    int rows = segment >= 0 && segment < CUDA_MAX_SEGMENTS ? m->logit_rows[segment] : 0;
+    if (row < 0 || row >= rows)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of segment %d, row %d; it has %d", segment, row, rows);
     size_t vocab = (size_t)m->config->vocab;
     kakeya_status status = cuda_device_use(&m->device, error);
     if (!status)
-        status = cuda_check(cudaMemcpyAsync(logits, m->space.logits + (size_t)(m->first_logit_row + row) * vocab,
-                                            vocab * sizeof *logits, cudaMemcpyDeviceToHost, m->device.stream),
+        status = cuda_check(cudaMemcpyAsync(logits, m->logits_of[segment] + (size_t)row * vocab, vocab * sizeof *logits,
+                                            cudaMemcpyDeviceToHost, m->device.stream),
                             "copying logits", error);
     return status ? status : cuda_finish(&m->device, "copying logits", error);
 }

@@ -8,7 +8,9 @@
 
 /* What a captured step depends on. Everything else is read from device memory when it runs. */
 typedef struct graph_key {
-    int rows;
+    int rows;            /* of all segments, and those that the pass is filled up with */
+    int segments;        /* with those that the pass is filled up with */
+    int segment_rows;    /* the most rows of one of them */
     int partitions;      /* of full-attention layers */
     int restored;        /* positions of the restore buffers; 0: no restored policy */
     const void *latents; /* ring whose latents are decoded; NULL: none */
@@ -25,16 +27,28 @@ enum { CUDA_MAX_GRAPHS = 64 };
 typedef struct cuda_graph {
     graph_key key;
     cudaGraphExec_t exec;
+    unsigned long long used; /* the use of cuda_graphs that was its last */
 } cuda_graph;
 
 typedef struct cuda_graphs {
     cuda_graph graph[CUDA_MAX_GRAPHS];
     int n;
+    unsigned long long uses;
 } cuda_graphs;
 
+/* A pass as it is launched: a few sizes, so that a few captured steps serve all. One segment's rows stay as they are.
+ */
+int cuda_graph_rows(int rows);
+int cuda_graph_segments(int segments);
+int cuda_graph_segment_rows(int segments, int most_rows);
+/* Partitions of full-attention layers, `most` of them in the longest segment. */
+int cuda_graph_partitions(int segments, int most);
+/* `least`, doubled until it is at least `n`. */
+int cuda_graph_doubled(int least, int n);
+
 /* Launches the graph of this key on the device's stream; where there is none yet, what `enqueue` launches there is
- * captured first; a step of which `enqueue` says that it is not whole is never kept. With all places taken, all graphs
- * go. */
+ * captured first; a step of which `enqueue` says that it is not whole is never kept. With all places taken, the graph
+ * goes that has not been used for longest. */
 kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
                               cudaError_t (*enqueue)(void *), void *context, kakeya_error *error);
 /* Needed whenever an address that a graph holds moves. */

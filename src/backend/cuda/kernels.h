@@ -1,6 +1,6 @@
 /* The face of the CUDA kernels towards the host code: structures that both sides read, and one launcher per kernel. All
  * pointers are device memory, all launches are asynchronous on launch->stream and can be captured in a graph: whatever
- * changes from step to step (position, tokens, addresses of a cache) is read from a cuda_step in device memory.
+ * changes from step to step (positions, tokens, addresses of caches) is read from a cuda_batch in device memory.
  *
  * Numbers: weights and what enters a matrix product are bf16, everything else is float32. Every result element of the
  * decode kernels is reduced in an order that does not depend on the number of rows. */
@@ -24,7 +24,10 @@ enum {
     CUDA_K_STEP = 32,           /* weights and activations are padded to whole steps of the reduction */
     CUDA_MAX_PRODUCTS = 32,     /* matrices that share one input and one launch */
     CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
-    CUDA_ROW_BLOCK = 16,        /* rows of one pass over the weights when there are more than CUDA_DECODE_ROWS */
+    CUDA_MAX_SEGMENTS = 64,     /* BACKEND_MAX_SEGMENTS */
+    CUDA_PASS_ROWS = 256,       /* rows of all segments that are computed together */
+    CUDA_ROW_BLOCK = 16,        /* rows of a prompt whose logits are made together */
+    CUDA_EXPERT_ROWS = 16,      /* rows of one expert in one unit of work, in passes of more than CUDA_DECODE_ROWS */
     CUDA_ATTENTION_TILE = 64,   /* key positions loaded together, aligned to absolute positions */
     CUDA_ROUTE_MAX_RANK = 16,   /* experts per token */
     CUDA_ROUTE_MAX_EXPERTS = 512,
@@ -76,23 +79,39 @@ typedef struct cuda_cache_view {
     cuda_layer_view layer[CUDA_MAX_LAYERS];
     cuda_latent_view latent;
     cuda_draft_view draft[CUDA_MAX_DRAFT_LAYERS];
-    float *aux; /* backlog of aux hidden states */
 } cuda_cache_view;
 
-/* What one forward (or draft) is about; written by the host before the step. */
+/* One segment of a forward, or the block of one cache's drafts. */
 typedef struct cuda_step {
     const cuda_cache_view *cache;
-    int position; /* of row 0 */
-    int rows;
-    int prompt;   /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
-    int frontier; /* prompt rows: positions in [sink, frontier) are evicted */
+    int position;  /* of row 0 */
+    int rows;      /* 0: a pass is filled up with it */
+    int first_row; /* of the pass that is row 0 */
+    int prompt;    /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
+    int frontier;  /* prompt rows: positions in [sink, frontier) are evicted */
     int sink, window;
-    int aux_row;                         /* first row of the backlog that this step's aux hidden states go to */
     int draft_from;                      /* oldest valid position of the drafter's context */
-    float temperature;                   /* of sampling from leaders */
     int restored_begin[2], restored_end; /* positions that the restore buffers cover: of sliding, of full layers */
-    int32_t tokens[CUDA_DECODE_ROWS];
+    int partitions, first_partition;     /* decode rows in full-attention layers: partitions of each row, and of all
+                                            rows before row 0; of restored keys as many again */
 } cuda_step;
+
+/* One decode row, or row of a block of drafts. */
+typedef struct cuda_row {
+    const cuda_cache_view *cache; /* NULL: a pass is filled up with it */
+    float *aux;                   /* where its aux hidden states go; NULL: nobody keeps them */
+    int position, sink;
+    int partitions, first_partition; /* as in cuda_step */
+    float temperature;               /* of sampling from leaders; 0: nobody does */
+} cuda_row;
+
+/* What one pass is about; written by the host before it. A prompt is one step without rows. */
+typedef struct cuda_batch {
+    int rows;                       /* without those that it is filled up with */
+    int32_t tokens[CUDA_PASS_ROWS]; /* decode rows */
+    cuda_row row[CUDA_PASS_ROWS];
+    cuda_step step[CUDA_MAX_SEGMENTS];
+} cuda_batch;
 
 /* ------------------------------------------------------------------------------------------------ matrix products */
 
@@ -114,12 +133,17 @@ typedef struct cuda_route {
     int *slot_row; /* [slots] */
     int *slot_of;  /* [rows][rank] */
     int *begin;    /* [experts + 1]: first slots; prompts only */
-    int *active, *active_begin,
-        *active_rows; /* [experts]: experts with rows, their first slot and count; decode only */
+    /* Decode only. Units of work: experts with rows, their first slot and count. In passes of more than
+     * CUDA_DECODE_ROWS rows a unit has CUDA_EXPERT_ROWS of them at most, so that an expert may have several. */
+    int *active, *active_begin, *active_rows; /* [cuda_route_units] */
     int *active_count;
-    unsigned *finished; /* decode: blocks that are done; zero between launches */
+    unsigned *finished;   /* decode: blocks that are done; zero between launches */
+    const int *row_count; /* decode: rows that are routed, in passes of more than CUDA_DECODE_ROWS */
     int experts, rank;
 } cuda_route;
+
+/* The most units of a pass. */
+static inline int cuda_route_units(int experts, int rank) { return experts + CUDA_PASS_ROWS * rank / CUDA_EXPERT_ROWS; }
 
 /* The router of one layer: logits x w^T in float32; of each row the `rank` largest, softmax over them, times the
  * expert's scale; then the grouping. Prompt rows take cuda_router, decode rows are routed by cuda_after_attention_rows.
@@ -177,8 +201,8 @@ typedef struct cuda_after_ffn {
     float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
     float eps;
     int hidden, ldx;
-    const cuda_step *step;
-    float *aux;                /* of prompts; NULL: the backlog of the step's cache */
+    const cuda_row *row;       /* of decode rows, which say where aux hidden states go */
+    float *aux;                /* of prompts */
     int aux_width, aux_column; /* width 0: no aux hidden states of this layer */
 } cuda_after_ffn;
 /* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm); aux rows get h, as by cuda_copy_aux. */
@@ -198,8 +222,9 @@ void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, i
 /* x[row] = bf16(gelu(gate[row]) * ple[row][layer]) */
 void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
                    cuda_bf16 *x, int ldx, int rows);
-/* Copies h rows into the aux rows [.][width] of the step's cache (decode) or of `aux` (prompt), at column `column`. */
-void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
+/* Copies h rows into the aux rows of each decode row, or (prompts: row NULL) into `aux` [.][width], at column `column`.
+ */
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
                    int hidden, int rows);
 enum { CUDA_MAX_EXCLUDED = 256 }; /* as many as a model may suppress; a launch parameter of 1 KB */
 typedef struct cuda_excluded {
@@ -277,11 +302,10 @@ typedef struct cuda_leader_scratch {
     int found, bins[CUDA_LEADER_BINS];
     unsigned long long keys[CUDA_LEADER_SLOTS];
 } cuda_leader_scratch;
-/* The leading logits of each row behind cuda_argmax, and the sums of all weights at the step's temperature and at 1.
- * The scratch of each row is zero between launches. */
-void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
-                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
-                       cuda_leaders *out, int rows);
+/* The leading logits of each row with a temperature behind cuda_argmax, and the sums of all weights at that temperature
+ * and at 1. The scratch of each row is zero between launches. */
+void cuda_find_leaders(const cuda_launch *l, const cuda_row *row, const float *logits, int vocab, const int32_t *argmax,
+                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows);
 
 /* ------------------------------------------------------------------------------------------------------ attention */
 
@@ -298,11 +322,11 @@ typedef struct cuda_heads {
     cuda_bf16 *chunk_k, *chunk_v; /* prompt rows of ring layers, and blocks of the drafter; else NULL */
     int layer;
 } cuda_heads;
-/* cosine and sine of the positions of the step's rows. */
-void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
-                int rows);
-/* Head norms, RoPE, and the new K/V into the cache (or the chunk buffers). */
-void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows);
+/* cosine and sine of the rows' positions. */
+void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                float2 *turns, int rows);
+/* Head norms, RoPE, and the new K/V into the caches (or the chunk buffers). */
+void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, const cuda_heads *h, int rows);
 
 typedef struct cuda_attention {
     const cuda_bf16 *q; /* [rows][heads * head_dim] */
@@ -318,17 +342,17 @@ typedef struct cuda_attention {
     int layer;               /* whose K/V */
     int drafter;             /* layer counts drafter layers; keys: context, then the block itself */
     int causal;              /* drafter: rows of the block see only earlier ones */
-    float *partial;          /* [rows * heads][partitions][head_dim], then the same without head_dim: maximum, sum */
+    float *partial;          /* [cell][head_dim]; a cell is a partition of a head of a row, see cuda_step */
+    float2 *state;           /* [cell]: maximum, sum */
     int partitions;          /* at most so many; 1 with final = 1: whole rows in one pass */
     int restored_partitions; /* sliding layers: so many of them, the first, are of restored keys, the others of exact
                                 ones */
     int final;
+    int segments, segment_rows; /* of the pass, with those that it is filled up with; the most rows of one of them */
 } cuda_attention;
-void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *a, int rows);
+void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows);
 /* Once per device and head dimension, before the first launch; an error where the dimension is not supported. */
 cudaError_t cuda_attention_prepare(int head_dim);
-/* Floats that `partial` needs. */
-size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions);
 /* Partitions that a decode step ending at position `end` (exclusive) can touch. */
 int cuda_attention_partitions(int sliding_window, int rows, int end);
 /* The same of a sliding layer where [sink, t - window] is evicted before position t. */

@@ -31,7 +31,7 @@ static void multiply_one(cuda_pass *p, const step_op *op, float *y, const cuda_b
 
 static void run_turns(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_turns(&m->launch, m->space.step, m->weights.inverse_frequency[op->index],
+    cuda_turns(&m->launch, m->space.batch, p->prompt, m->weights.inverse_frequency[op->index],
                m->config->rope[op->index].rotated_pairs, m->space.turns[op->index], p->rows);
 }
 
@@ -54,7 +54,7 @@ static void run_hidden_states(cuda_pass *p, const step_op *op) {
 static void run_aux(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     int hidden = m->config->hidden;
-    cuda_copy_aux(&m->launch, m->space.step, m->space.h, p->prompt ? m->space.aux : NULL,
+    cuda_copy_aux(&m->launch, p->prompt ? NULL : m->space.batch->row, m->space.h, m->space.aux,
                   m->options.drafter->config.targets * hidden, op->index * hidden, hidden, p->rows);
 }
 
@@ -111,14 +111,14 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
         .chunk_v = chunk ? s->chunk_v : NULL,
         .layer = op->layer,
     };
-    cuda_head_rows(&m->launch, s->step, &heads, p->rows);
+    cuda_head_rows(&m->launch, s->batch, p->prompt, &heads, p->rows);
 }
 
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
 static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool restored, cuda_attention *a) {
     const backend_cache_options *o = &p->cache->t.options;
-    a->partitions =
-        lc->type == GEMMA4_FULL ? p->key.partitions : cuda_attention_partitions(a->sliding_window, p->rows, 0);
+    a->partitions = lc->type == GEMMA4_FULL ? p->key.partitions
+                                            : cuda_attention_partitions(a->sliding_window, p->key.segment_rows, 0);
     if (!restored) return;
     if (!a->sliding_window) {
         a->partitions *= 2;
@@ -153,11 +153,14 @@ static void run_attend(cuda_pass *p, const step_op *op) {
         .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0,
         .layer = op->source,
         .partial = s->partial.data,
+        .state = (float2 *)s->partial_state.data,
         .partitions = 1,
         .final = p->prompt,
+        .segments = p->prompt ? 1 : p->key.segments,
+        .segment_rows = p->prompt ? op->rows : p->key.segment_rows,
     };
     if (!p->prompt) partition(p, lc, restored, &a);
-    cuda_attend(&m->launch, s->step, &a, op->rows);
+    cuda_attend(&m->launch, s->batch, &a, op->rows);
 }
 
 /* Rows [first_row, first_row + rows): each sees [max(t - window + 1, evicted_end), t] of a bounded layer. */
@@ -214,7 +217,7 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
 
 static void run_store_chunk(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_store_chunk(&m->launch, m->space.step, m->space.chunk_k, m->space.chunk_v,
+    cuda_store_chunk(&m->launch, m->space.batch->step, m->space.chunk_k, m->space.chunk_v,
                      p->cache->t.layer[op->source].values, op->source, p->rows);
 }
 
@@ -344,8 +347,8 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
         .ldx = w->q.ld,
     };
     if (op->index >= 0) {
-        after.step = s->step;
-        after.aux = p->prompt ? s->aux : NULL;
+        after.row = p->prompt ? NULL : s->batch->row;
+        after.aux = s->aux;
         after.aux_width = m->options.drafter->config.targets * c->hidden;
         after.aux_column = op->index * c->hidden;
     }
@@ -411,7 +414,7 @@ static void run_leaders(cuda_pass *p, const step_op *op) {
     (void)op;
     cuda_workspace *s = &p->model->space;
     cuda_excluded excluded = suppressed(p);
-    cuda_find_leaders(&p->model->launch, s->step, s->logits, p->model->config->vocab, s->argmax, &excluded,
+    cuda_find_leaders(&p->model->launch, s->batch->row, s->logits, p->model->config->vocab, s->argmax, &excluded,
                       s->leader_scratch, s->leaders, p->head_rows);
 }
 

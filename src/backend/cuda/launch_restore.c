@@ -37,14 +37,15 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
 static void decode_ring(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool chained) {
     const latent_store *latent = &p->cache->latent;
     cuda_profile_begin(l, NULL);
-    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.step, r, latent->codes.data, p->cache->t.latent_capacity,
+    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.batch->step, r, latent->codes.data,
+                                          p->cache->t.latent_capacity,
                                           cuda_restoration_positions(p->cache, p->prompt, p->rows), chained));
     cuda_profile_end(l);
 }
 
 static void decode_rows(const cuda_pass *p, const cuda_launch *l, const cuda_restore *r) {
     int positions = r->full ? p->key.restored : p->model->config->sliding_window;
-    cuda_restore_rows(l, p->model->space.step, r, positions < p->key.restored ? positions : p->key.restored);
+    cuda_restore_rows(l, p->model->space.batch->step, r, positions < p->key.restored ? positions : p->key.restored);
 }
 
 static void fork_stream(cuda_pass *p, cudaEvent_t event) {
@@ -71,7 +72,7 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         return;
     }
     if (op->kind == STEP_RESTORE_TURNS) {
-        cuda_restore_turns(&l, w->step, m->weights.inverse_frequency[op->index],
+        cuda_restore_turns(&l, w->batch->step, m->weights.inverse_frequency[op->index],
                            m->config->rope[op->index].rotated_pairs, op->index == GEMMA4_FULL,
                            p->cache->t.latent_capacity, w->restore_turns[op->index].data);
         return;
@@ -86,7 +87,7 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
     if (op->kind == STEP_RESTORE)
         decode_ring(p, &l, &r, !op->beside);
     else if (op->kind == STEP_RESTORE_FINISH)
-        cuda_finish_restored(&l, w->step, &r, w->raw_k.data, w->raw_v.data, p->cache->t.latent_capacity);
+        cuda_finish_restored(&l, w->batch->step, &r, w->raw_k.data, w->raw_v.data, p->cache->t.latent_capacity);
     else
         decode_rows(p, &l, &r);
     finish_set(p, op);

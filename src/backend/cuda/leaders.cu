@@ -37,7 +37,7 @@ static __device__ __forceinline__ int bin_of(float logit, float maximum) {
 }
 
 /* scratch is zero before and after a step */
-static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda_step *step, const float *logits,
+static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda_row *rows, const float *logits,
                                                                       int vocab, const int32_t *argmax,
                                                                       const __grid_constant__ cuda_excluded excluded,
                                                                       cuda_leader_scratch *scratch) {
@@ -48,8 +48,8 @@ static __global__ __launch_bounds__(LEADER_THREADS) void weigh_kernel(const cuda
     wait_for_predecessor();
     const float *row = logits + (size_t)blockIdx.y * vocab;
     leader_row r = row_maximum(row, argmax + blockIdx.y);
-    if (!r.valid) return;
-    float temperature = __ldcg(&step->temperature);
+    float temperature = rows[blockIdx.y].temperature;
+    if (!r.valid || !(temperature > 0)) return;
     bool own_sum = temperature != 1.0f; /* otherwise both sums are one */
     unsigned long long sum = 0, plain = 0;
     int part = (vocab + LEADER_PARTS - 1) / LEADER_PARTS, begin = blockIdx.x * part, end = min(begin + part, vocab);
@@ -113,15 +113,15 @@ static __device__ int last_wanted_bin(const cuda_leader_scratch &s, int *shared)
     return shared[LEADER_THREADS / 32];
 }
 
-static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const float *logits, int vocab,
-                                                                        const int32_t *argmax,
+static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const cuda_row *rows, const float *logits,
+                                                                        int vocab, const int32_t *argmax,
                                                                         const __grid_constant__ cuda_excluded excluded,
                                                                         cuda_leader_scratch *scratch) {
     __shared__ int shared[LEADER_THREADS / 32 + 1];
     wait_for_predecessor();
     const float *row = logits + (size_t)blockIdx.y * vocab;
     leader_row r = row_maximum(row, argmax + blockIdx.y);
-    if (!r.valid) return;
+    if (!r.valid || !(rows[blockIdx.y].temperature > 0)) return;
     cuda_leader_scratch &s = scratch[blockIdx.y];
     int wanted = last_wanted_bin(s, shared);
     int part = (vocab + LEADER_PARTS - 1) / LEADER_PARTS, begin = blockIdx.x * part, end = min(begin + part, vocab);
@@ -138,10 +138,11 @@ static __global__ __launch_bounds__(LEADER_THREADS) void collect_kernel(const fl
 }
 
 /* One block per row: bitonic sort, results, and the scratch cleared for the next step. */
-static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32_t *argmax,
+static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const cuda_row *rows, const int32_t *argmax,
                                                                      cuda_leader_scratch *scratch, cuda_leaders *out) {
     __shared__ unsigned long long keys[SORTED];
     wait_for_predecessor();
+    if (!(rows[blockIdx.x].temperature > 0)) return;
     cuda_leader_scratch &s = scratch[blockIdx.x];
     cuda_leaders &result = out[blockIdx.x];
     bool valid = __ldcg(argmax + blockIdx.x) >= 0;
@@ -180,11 +181,10 @@ static __global__ __launch_bounds__(LEADER_THREADS) void sort_kernel(const int32
     }
 }
 
-void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
-                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
-                       cuda_leaders *out, int rows) {
+void cuda_find_leaders(const cuda_launch *l, const cuda_row *row, const float *logits, int vocab, const int32_t *argmax,
+                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows) {
     dim3 parts(LEADER_PARTS, rows);
-    launch_kernel(l, weigh_kernel, parts, dim3(LEADER_THREADS), 0, step, logits, vocab, argmax, *excluded, scratch);
-    launch_kernel(l, collect_kernel, parts, dim3(LEADER_THREADS), 0, logits, vocab, argmax, *excluded, scratch);
-    launch_kernel(l, sort_kernel, dim3(rows), dim3(LEADER_THREADS), 0, argmax, scratch, out);
+    launch_kernel(l, weigh_kernel, parts, dim3(LEADER_THREADS), 0, row, logits, vocab, argmax, *excluded, scratch);
+    launch_kernel(l, collect_kernel, parts, dim3(LEADER_THREADS), 0, row, logits, vocab, argmax, *excluded, scratch);
+    launch_kernel(l, sort_kernel, dim3(rows), dim3(LEADER_THREADS), 0, row, argmax, scratch, out);
 }

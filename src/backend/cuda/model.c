@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/float16.h"
 
@@ -12,6 +13,7 @@ _Static_assert((int)CUDA_MAX_DRAFT_LAYERS == (int)DFLASH_MAX_LAYERS, "kernels.h 
 _Static_assert((int)CUDA_LEADERS == (int)BACKEND_LEADERS && sizeof(cuda_leaders) == sizeof(backend_leaders),
                "kernels.h repeats the backend's leaders");
 _Static_assert((int)CUDA_DECODE_ROWS == (int)BACKEND_MAX_DECODE_ROWS, "kernels.h repeats the backend's limits");
+_Static_assert((int)CUDA_MAX_SEGMENTS == (int)BACKEND_MAX_SEGMENTS, "kernels.h repeats the backend's limits");
 
 enum {
     PROMPT_ROWS_LARGE = 4096, /* rows of a prompt segment on devices with much memory ... */
@@ -26,6 +28,26 @@ kakeya_status model_grow(backend_model *m, cuda_buffer *buffer, size_t bytes, co
     cuda_graphs_drop(&m->graphs);
     cuda_buffer_destroy(buffer);
     return cuda_buffer_create(buffer, &m->device, m->account, MEM_WORKSPACE, bytes, what, error);
+}
+
+void cuda_forget_logits(backend_model *m) { memset(m->logit_rows, 0, sizeof m->logit_rows); }
+
+kakeya_status model_grow_logits(backend_model *m, int rows, kakeya_error *error) {
+    size_t bytes = cuda_workspace_logit_bytes(m->config, rows);
+    if (m->space.logit_memory.bytes >= bytes) return KAKEYA_OK;
+    cuda_buffer larger = {0};
+    kakeya_status status = cuda_buffer_create(&larger, &m->device, m->account, MEM_WORKSPACE, bytes, "logits", error);
+    if (!status) status = cuda_finish(&m->device, "growing the room for logits", error);
+    if (status) {
+        cuda_buffer_destroy(&larger);
+        return status;
+    }
+    cuda_graphs_drop(&m->graphs);
+    cuda_buffer_destroy(&m->space.logit_memory);
+    m->space.logit_memory = larger;
+    m->space.logits = larger.data;
+    cuda_forget_logits(m);
+    return KAKEYA_OK;
 }
 
 static kakeya_status check_model(const backend_model *m, kakeya_error *error) {

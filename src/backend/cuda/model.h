@@ -26,15 +26,20 @@ struct backend_model {
     cuda_workspace space;
     cuda_graphs graphs;
     step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
-    int logit_segment, first_logit_row,
-        logit_rows; /* of the last decode segment: what cuda_read_logits can still give */
+    /* What cuda_read_logits can still give: by segment of the last forward the logits of its rows, [rows][vocab]. */
+    const float *logits_of[CUDA_MAX_SEGMENTS];
+    int logit_rows[CUDA_MAX_SEGMENTS]; /* 0: none */
 };
 
 kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error);
 void cuda_model_destroy(backend_model *m);
+/* cuda_read_logits has nothing to give any more. */
+void cuda_forget_logits(backend_model *m);
 
 /* Makes `buffer` hold at least `bytes` for all steps from now on; captured graphs are dropped when it moves. On failure
  * the buffer is empty, or as it was. */
 kakeya_status model_grow(backend_model *m, cuda_buffer *buffer, size_t bytes, const char *what, kakeya_error *error);
+/* Makes room for the logits of a pass of so many rows. On failure there is what there was. */
+kakeya_status model_grow_logits(backend_model *m, int rows, kakeya_error *error);
 
 #endif

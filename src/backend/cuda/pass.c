@@ -5,19 +5,12 @@
 
 #include "backend/cuda/restoration.h"
 
-enum { LEAST_PARTITIONS = 8 };
-
-static int power_of_two(int least, int n) {
-    while (least < n) least *= 2;
-    return least;
-}
-
 /* RoPE tables of K = V layers, for a prompt that ends at `end`. */
 static kakeya_status prepare_rope_tables(backend_model *m, int end, kakeya_error *error) {
     enum { LEAST_POSITIONS = 4096 };
     cuda_workspace *w = &m->space;
     if (!w->derived_k || w->rope_positions >= end) return KAKEYA_OK;
-    int positions = power_of_two(LEAST_POSITIONS, end), pairs = m->config->rope[GEMMA4_FULL].rotated_pairs;
+    int positions = cuda_graph_doubled(LEAST_POSITIONS, end), pairs = m->config->rope[GEMMA4_FULL].rotated_pairs;
     size_t table = (size_t)positions * (size_t)pairs * sizeof(float);
     w->rope_positions = 0;
     kakeya_status status = model_grow(m, &w->cosine, table, "RoPE tables", error);
@@ -29,80 +22,210 @@ static kakeya_status prepare_rope_tables(backend_model *m, int end, kakeya_error
     return KAKEYA_OK;
 }
 
-/* Flash states of the partitions of a decode step. */
-static kakeya_status prepare_partial(const cuda_pass *p, bool restored, kakeya_error *error) {
-    backend_model *m = p->model;
-    const gemma4_config *config = m->config;
-    size_t partial = 0;
+/* ---------------------------------------------------------------------------------------------------- grouping */
+
+/* Flash states of one pass. */
+static const size_t most_partial_bytes = (size_t)1 << 30;
+
+static bool is_restored(const backend_cache *c) { return c->t.options.attention == KAKEYA_ATTENTION_RESTORED; }
+
+/* Partitions of a decode segment's rows in full-attention layers. */
+static int full_partitions(const backend_segment *r) {
+    return cuda_attention_partitions(0, r->n, r->cache->t.length + r->n);
+}
+
+/* Partial results of a row: the most that a layer of either type has. Restored keys have partitions of their own. */
+typedef struct partial_size {
+    size_t cells, floats;
+} partial_size;
+
+static partial_size row_partial(const gemma4_config *config, int full, bool restored) {
+    partial_size most = {0};
     for (int i = 0; i < config->layers; i++) {
         const gemma4_layer_config *lc = &config->layer[i];
         int partitions = lc->type == GEMMA4_FULL
-                             ? p->key.partitions
+                             ? full
                              : cuda_attention_partitions(config->sliding_window, BACKEND_MAX_DECODE_ROWS, 0);
         if (restored) partitions *= 2;
-        size_t floats = cuda_attention_partial_floats(BACKEND_MAX_DECODE_ROWS, config->heads, lc->head_dim, partitions);
-        if (floats > partial) partial = floats;
+        size_t cells = (size_t)config->heads * (size_t)partitions, floats = cells * (size_t)lc->head_dim;
+        if (cells > most.cells) most.cells = cells;
+        if (floats > most.floats) most.floats = floats;
     }
-    return model_grow(m, &m->space.partial, partial * sizeof(float), "attention states", error);
+    return most;
 }
 
-kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, const backend_segment *segment, kakeya_error *error) {
-    const backend_cache *c = segment->cache;
+/* Restored positions are decoded into buffers that hold those of one cache, and hidden states leave in one piece. */
+static bool goes_alone(const backend_segment *r) {
+    return r->kind == SEGMENT_PROMPT || is_restored(r->cache) || r->hidden_states;
+}
+
+bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
+                     bool taken[CUDA_MAX_SEGMENTS], cuda_group *group) {
+    group->n = 0;
+    for (int pass = 0; pass < 2; pass++) { /* prompts; blocks that go alone */
+        for (int s = 0; s < n_segments; s++) {
+            const backend_segment *r = &segments[s];
+            if (taken[s] || !goes_alone(r) || (r->kind == SEGMENT_PROMPT) != (pass == 0)) continue;
+            taken[s] = true;
+            group->segment[group->n++] = s;
+            return true;
+        }
+    }
+    int rows = 0;
+    size_t bytes = 0;
+    for (int s = 0; s < n_segments; s++) {
+        if (taken[s]) continue;
+        size_t needed =
+            row_partial(m->config, full_partitions(&segments[s]), false).floats * sizeof(float) * (size_t)segments[s].n;
+        if (group->n > 0 && (rows + segments[s].n > CUDA_PASS_ROWS || bytes + needed > most_partial_bytes)) continue;
+        taken[s] = true;
+        group->segment[group->n++] = s;
+        rows += segments[s].n;
+        bytes += needed;
+    }
+    return group->n > 0;
+}
+
+/* ------------------------------------------------------------------------------------------------- preparation */
+
+/* Flash states of the partitions of a decode pass. */
+static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
+    backend_model *m = p->model;
+    bool restored = is_restored(p->cache);
+    size_t cells = 0, floats = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        /* A block has as many rows as it may have, and its partitions grow by doubling: a step of a session that goes
+         * on alone finds what it needs. */
+        size_t rows = p->group->n == 1 ? BACKEND_MAX_DECODE_ROWS : (size_t)r->n;
+        int full = p->group->n == 1 ? p->key.partitions : full_partitions(r);
+        partial_size of_row = row_partial(m->config, full, restored);
+        cells += rows * of_row.cells;
+        floats += rows * of_row.floats;
+    }
+    kakeya_status status = model_grow(m, &m->space.partial, floats * sizeof(float), "attention states", error);
+    return status ? status : model_grow(m, &m->space.partial_state, cells * sizeof(float2), "attention states", error);
+}
+
+static step_head head_of(const cuda_pass *p) {
+    bool greedy = cuda_head_screens(&p->model->head_copy) && p->rows <= CUDA_DECODE_ROWS, leaders = false;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        greedy &= !r->logits && !r->leaders;
+        leaders |= r->leaders != NULL;
+    }
+    return greedy ? STEP_HEAD_GREEDY : leaders ? STEP_HEAD_LEADERS : STEP_HEAD_LOGITS;
+}
+
+/* Of a decode pass: everything that its captured step depends on. */
+static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
+    backend_model *m = p->model;
+    int most_rows = 0, partitions = 0, rows = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        int needed = full_partitions(r);
+        rows += r->n;
+        if (r->n > most_rows) most_rows = r->n;
+        if (needed > partitions) partitions = needed;
+        p->key.aux |= r->cache->t.options.keep_draft_context;
+    }
+    p->rows = p->key.rows = p->head_rows = cuda_graph_rows(rows);
+    p->key.segments = cuda_graph_segments(p->group->n);
+    p->key.segment_rows = cuda_graph_segment_rows(p->group->n, most_rows);
+    p->key.partitions = cuda_graph_partitions(p->group->n, partitions);
+    p->head = head_of(p);
+    p->key.greedy = p->head == STEP_HEAD_GREEDY;
+    p->key.leaders = p->head == STEP_HEAD_LEADERS;
+    kakeya_status status = prepare_partial(p, error);
+    return status ? status : model_grow_logits(m, p->rows, error);
+}
+
+kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_group *group,
+                                kakeya_error *error) {
+    const backend_segment *first = &segments[group->segment[0]];
+    const backend_cache *c = first->cache;
     const backend_cache_options *o = &c->t.options;
-    bool restored = o->attention == KAKEYA_ATTENTION_RESTORED,
-         restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
+    bool restored = is_restored(c), restore_all = restored && o->restore_layers == KAKEYA_RESTORE_ALL;
     int frontier = timeline_frontier(&c->t);
     *p = (cuda_pass){.model = m,
-                     .cache = segment->cache,
-                     .prompt = segment->kind == SEGMENT_PROMPT,
-                     .rows = segment->n,
+                     .segments = segments,
+                     .group = group,
+                     .cache = first->cache,
+                     .prompt = first->kind == SEGMENT_PROMPT,
+                     .rows = first->n,
                      .position = c->t.length,
                      .evicted_end = frontier > o->sink ? frontier : 0,
-                     .hidden_states = segment->hidden_states,
-                     .head_rows = segment->n};
-    p->tokens = p->prompt ? m->space.tokens
-                          : (const int32_t *)(const void *)((const char *)m->space.step + offsetof(cuda_step, tokens));
+                     .hidden_states = first->hidden_states,
+                     .head_rows = first->n};
+    p->tokens = p->prompt ? m->space.tokens : m->space.batch->tokens;
     int end = p->position + p->rows;
     p->key = (graph_key){.rows = p->rows, .aux = o->keep_draft_context, .restore_all = restore_all};
-    p->key.partitions = power_of_two(LEAST_PARTITIONS, cuda_attention_partitions(0, p->rows, end));
     if (restored) {
         p->key.restored = m->config->sliding_window;
-        if (restore_all) p->key.restored = power_of_two(m->config->sliding_window, end);
+        if (restore_all) p->key.restored = cuda_graph_doubled(m->config->sliding_window, end);
         p->key.latents = c->latent.codes.data;
         p->key.sink = o->sink;
         p->key.window = o->window;
     }
-    if (!p->prompt) {
-        p->key.leaders = segment->leaders != NULL;
-        p->key.greedy = !segment->logits && !segment->leaders && cuda_head_screens(&m->head_copy);
-        p->head = p->key.greedy ? STEP_HEAD_GREEDY : p->key.leaders ? STEP_HEAD_LEADERS : STEP_HEAD_LOGITS;
-    }
-    kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_partial(p, restored, error);
+    kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_decode(p, error);
     if (!status && restored && !(p->prompt && p->evicted_end == 0))
         status = cuda_restoration_prepare(p->cache, p->key.restored, error);
     return status;
 }
 
-void cuda_pass_fill_step(const cuda_pass *p, const backend_segment *segment, cuda_step *step) {
-    const backend_cache *c = p->cache;
-    int sliding = p->position - p->model->config->sliding_window + 1;
-    memset(step, 0, sizeof *step);
+static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *step) {
+    const backend_cache *c = r->cache;
+    int sliding = c->t.length - p->model->config->sliding_window + 1;
     step->cache = c->view.data;
-    step->position = p->position;
-    step->rows = p->rows;
+    step->position = c->t.length;
+    step->rows = r->n;
     step->prompt = p->prompt;
     step->frontier = p->evicted_end;
     step->sink = c->t.options.sink;
     step->window = c->t.options.window;
-    step->aux_row = p->position - c->t.draft_length;
     step->draft_from = c->t.draft_from;
-    step->temperature = segment->temperature;
-    if (p->key.restored) {
-        step->restored_begin[0] = sliding > step->sink ? sliding : step->sink;
-        step->restored_begin[1] = step->sink;
-        step->restored_end = p->prompt ? p->evicted_end : p->position + p->rows - c->t.options.window;
+    if (!p->prompt) step->partitions = full_partitions(r);
+    if (!p->key.restored) return;
+    step->restored_begin[0] = sliding > step->sink ? sliding : step->sink;
+    step->restored_begin[1] = step->sink;
+    step->restored_end = p->prompt ? p->evicted_end : c->t.length + r->n - c->t.options.window;
+}
+
+/* Where the aux hidden states of a cache's next row go; NULL: nobody keeps them. */
+static float *next_aux(const backend_cache *c) {
+    if (!c->t.options.keep_draft_context) return NULL;
+    return (float *)c->backlog.data +
+           (size_t)(c->t.length - c->t.draft_length) * (cuda_aux_row_bytes(c) / sizeof(float));
+}
+
+static void fill_rows(const backend_segment *r, const cuda_step *step, cuda_batch *batch) {
+    const backend_cache *c = r->cache;
+    float *aux = next_aux(c);
+    size_t aux_width = aux ? cuda_aux_row_bytes(c) / sizeof(float) : 0;
+    memcpy(batch->tokens + step->first_row, r->tokens, (size_t)r->n * sizeof *r->tokens);
+    for (int i = 0; i < r->n; i++)
+        batch->row[step->first_row + i] = (cuda_row){.cache = c->view.data,
+                                                     .aux = aux ? aux + (size_t)i * aux_width : NULL,
+                                                     .position = c->t.length + i,
+                                                     .sink = c->t.options.sink,
+                                                     .partitions = step->partitions,
+                                                     .first_partition = step->first_partition + i * step->partitions,
+                                                     .temperature = r->leaders ? r->temperature : 0};
+}
+
+void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
+    memset(batch, 0, sizeof *batch);
+    int partitions = 0;
+    for (int i = 0; i < p->group->n; i++) {
+        const backend_segment *r = &p->segments[p->group->segment[i]];
+        cuda_step *step = &batch->step[i];
+        fill_step(p, r, step);
+        step->first_row = batch->rows;
+        step->first_partition = partitions;
+        if (!p->prompt) fill_rows(r, step, batch);
+        batch->rows += r->n;
+        partitions += r->n * step->partitions;
     }
-    if (!p->prompt) memcpy(step->tokens, segment->tokens, (size_t)p->rows * sizeof *segment->tokens);
 }
 
 /* The tensor-core kernel of prompts serves rows that see one run of exact positions, at the head dimensions of the

@@ -1,5 +1,6 @@
-/* One segment on its way through the model: what it depends on, the buffers that it needs, and the list of its
- * operations. */
+/* Segments on their way through the model together: what the pass depends on, the buffers that it needs, and the list
+ * of its operations. A pass is one prompt, one block of decode rows under a restored policy, or decode rows of any
+ * number of other caches. */
 #ifndef KAKEYA_BACKEND_CUDA_PASS_H
 #define KAKEYA_BACKEND_CUDA_PASS_H
 
@@ -7,11 +8,19 @@
 #include "backend/cuda/step.h"
 #include "backend/cuda/stores.h"
 
+/* Indices of the segments of a forward that are computed together. */
+typedef struct cuda_group {
+    int segment[CUDA_MAX_SEGMENTS];
+    int n;
+} cuda_group;
+
 typedef struct cuda_pass {
     backend_model *model;
-    backend_cache *cache;
+    backend_segment *segments; /* of the forward */
+    const cuda_group *group;
+    backend_cache *cache; /* of its first segment; others differ in nothing that the list depends on */
     bool prompt;
-    int rows, position; /* position of row 0 */
+    int rows, position; /* rows: as launched, some of them may be nobody's; position of row 0 */
     int evicted_end;    /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
     graph_key key;
     step_head head;            /* of decode rows */
@@ -25,11 +34,17 @@ static inline void cuda_pass_note(cuda_pass *p, cudaError_t status) {
     if (p->failure == cudaSuccess) p->failure = status;
 }
 
-/* The pass of a segment behind the cache's committed rows. Grows what depends on the context; nothing of the cache
- * changes. */
-kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, const backend_segment *segment, kakeya_error *error);
-/* What the kernels of the step read from device memory. */
-void cuda_pass_fill_step(const cuda_pass *p, const backend_segment *segment, cuda_step *step);
+/* The segments of a forward that go first among those that are not yet `taken`, which they are then. False: none are
+ * left. Prompts come first, so that the logits of decode rows are not overwritten. */
+bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
+                     bool taken[CUDA_MAX_SEGMENTS], cuda_group *group);
+
+/* The pass of these segments behind the committed rows of their caches. Grows what depends on the context; nothing of a
+ * cache changes. */
+kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_group *group,
+                                kakeya_error *error);
+/* What the kernels of the pass read from device memory. */
+void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch);
 /* The operations into model->step_ops; returns their number. */
 int cuda_pass_list(const cuda_pass *p);
 /* The same of the head alone. */

@@ -5,7 +5,8 @@
  * of a quad takes 8 neighbouring k of a step of 32 and feeds them to two instructions; x is read by the same rule. The
  * steps of one output are dealt to `split` warps (a function of k alone), each in ascending order, and their sums are
  * added in the order of the warps. A column of an mma depends on no other column, so a row's result is the same bits
- * whatever rows are computed with it.
+ * whatever rows are computed with it. More rows than a warp has accumulators for are cut into tiles of columns, which
+ * are items of their own: neighbouring blocks read the same weights, which come from memory once and from L2 then.
  *
  * Blocks stay and take one item of work after the other (8 / split tiles of 16 outputs each). The weights of the next
  * item are requested while the current one is finished, and those of the first before the predecessor kernel has ended
@@ -147,16 +148,29 @@ static __device__ __forceinline__ void place(warp_item<COLUMNS> &item, const cud
 
 static __device__ __forceinline__ int group_of_warp(int steps) { return (int)(threadIdx.x >> 5) / split_of(steps); }
 
-/* This lane's rows among `rows` rows of x. */
+/* This lane's rows from `first` on among `rows` rows of x. */
 template <int COLUMNS>
-static __device__ __forceinline__ void place_rows(warp_item<COLUMNS> &item, const cuda_bf16 *x, int ldx, int rows) {
+static __device__ __forceinline__ void place_rows(warp_item<COLUMNS> &item, const cuda_bf16 *x, int ldx, int first,
+                                                  int rows) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++)
-        item.x[c] = c * 8 + g < rows ? as_bf16(x) + (size_t)(c * 8 + g) * ldx + 8 * t : nullptr;
+    for (int c = 0; c < COLUMNS; c++) {
+        int row = first + c * 8 + g;
+        item.x[c] = row < rows ? as_bf16(x) + (size_t)row * ldx + 8 * t : nullptr;
+    }
 }
 
 static __device__ __forceinline__ float soft_cap(float y, float cap) { return cap > 0 ? cap * tanhf(y / cap) : y; }
+
+/* Of `index` an item and its tile of columns: neighbours are tiles of one item. */
+struct column_item {
+    int item, tile;
+};
+
+static __device__ __forceinline__ column_item split_index(int index, int column_tiles) {
+    if (column_tiles == 1) return {index, 0}; /* dividing takes as long as a small item */
+    return {index / column_tiles, index % column_tiles};
+}
 
 /* -------------------------------------------------------------------------------------------- plain products */
 
@@ -171,30 +185,34 @@ template <int COLUMNS> struct plain_work {
     const cuda_bf16 *x;
     int steps, ldx, rows;
     float cap;
+    int column_tiles; /* of all rows: neighbouring items */
 
     __device__ __forceinline__ int per_item() const { return WARPS / split_of(steps); }
     __device__ __forceinline__ bool early(int) const { return true; }
     __device__ __forceinline__ void prepare() {}
-    __device__ __forceinline__ int items() const { return (list.first_tile[list.n] + per_item() - 1) / per_item(); }
+    __device__ __forceinline__ int items() const {
+        return (list.first_tile[list.n] + per_item() - 1) / per_item() * column_tiles;
+    }
     __device__ __forceinline__ int product_of(int tile) const {
         int p = 0;
         while (p + 1 < list.n && tile >= list.first_tile[p + 1]) p++;
         return p;
     }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
-        int tile = index * per_item() + group_of_warp(steps), p = product_of(tile),
+        column_item at = split_index(index, column_tiles);
+        int tile = at.item * per_item() + group_of_warp(steps), p = product_of(tile),
             o = (tile - list.first_tile[p]) * TILE;
         place(item, list.product[p].w, list.product[p].w, o, o + 8, list.product[p].out, steps);
-        place_rows(item, x, ldx, rows);
+        place_rows(item, x, ldx, at.tile * COLUMNS * 8, rows);
     }
     __device__ __forceinline__ void finish(int index, const partial_sums<COLUMNS> &sums) const {
         const int per_tile = COLUMNS * 128;
-        int split = split_of(steps);
+        column_item of = split_index(index, column_tiles);
+        int split = split_of(steps), first_tile = of.item * per_item(), first = of.tile * COLUMNS * 8;
         for (int i = threadIdx.x; i < per_item() * per_tile; i += THREADS) {
-            int at = i / per_tile, reg = i % per_tile / 32, from = i & 31, tile = index * per_item() + at,
-                p = product_of(tile);
+            int at = i / per_tile, reg = i % per_tile / 32, from = i & 31, tile = first_tile + at, p = product_of(tile);
             int o = (tile - list.first_tile[p]) * TILE + (from >> 2) + (reg & 2) * 4;
-            int row = reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
+            int row = first + reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
             if (o >= list.product[p].out || row >= rows) continue;
             float y = collect(sums, at, split, reg, from);
             list.product[p].y[(size_t)row * list.product[p].ldy + o] = soft_cap(y, cap);
@@ -203,9 +221,11 @@ template <int COLUMNS> struct plain_work {
 };
 
 template <int COLUMNS, int DEPTH>
-static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void products_kernel(
-    const __grid_constant__ product_list list, int steps, const cuda_bf16 *x, int ldx, int rows, float cap) {
-    plain_work<COLUMNS> work = {list, x, steps, ldx, rows, cap};
+static __global__
+__launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void products_kernel(const __grid_constant__ product_list list,
+                                                                           int steps, const cuda_bf16 *x, int ldx,
+                                                                           int rows, float cap, int column_tiles) {
+    plain_work<COLUMNS> work = {list, x, steps, ldx, rows, cap, column_tiles};
     run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
 
@@ -214,43 +234,54 @@ static dim3 resident_blocks(const cuda_launch *l, int items) {
     return dim3(items < most ? items : most);
 }
 
+/* Rows in tiles of up to MOST_COLUMNS columns of 8, all of about the same size. */
+enum { MOST_COLUMNS = 4 };
+struct column_cut {
+    int columns, tiles;
+};
+
+static column_cut cut_columns(int rows) {
+    int columns = ceil_div(rows, 8), tiles = ceil_div(columns, MOST_COLUMNS);
+    return {ceil_div(columns, tiles), tiles};
+}
+
 void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                    int rows, float cap) {
     product_list list;
     int steps = ceil_div(in, CUDA_K_STEP), per_item = WARPS / split_of(steps);
-    for (int first = 0; first < rows; first += CUDA_ROW_BLOCK) {
-        int m = rows <= CUDA_DECODE_ROWS ? rows : rows - first < CUDA_ROW_BLOCK ? rows - first : CUDA_ROW_BLOCK;
-        list.n = n;
-        list.first_tile[0] = 0;
-        for (int i = 0; i < n; i++) {
-            list.product[i] = products[i];
-            list.product[i].y += (size_t)first * products[i].ldy;
-            list.first_tile[i + 1] = list.first_tile[i] + ceil_div(products[i].out, TILE);
-        }
-        const cuda_bf16 *rows_of_x = x + (size_t)first * ldx;
-        dim3 blocks = resident_blocks(l, ceil_div(list.first_tile[n], per_item));
-        if (m <= 8)
-            launch_kernel(l, products_kernel<1, 6>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
-        else if (m <= 16)
-            launch_kernel(l, products_kernel<2, 4>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
-        else
-            launch_kernel(l, products_kernel<3, 3>, blocks, dim3(THREADS), 0, list, steps, rows_of_x, ldx, m, cap);
-        if (rows <= CUDA_DECODE_ROWS) return;
+    list.n = n;
+    list.first_tile[0] = 0;
+    for (int i = 0; i < n; i++) {
+        list.product[i] = products[i];
+        list.first_tile[i + 1] = list.first_tile[i] + ceil_div(products[i].out, TILE);
     }
+    column_cut cut = cut_columns(rows);
+    dim3 blocks = resident_blocks(l, ceil_div(list.first_tile[n], per_item) * cut.tiles);
+    if (cut.columns == 1)
+        launch_kernel(l, products_kernel<1, 6>, blocks, dim3(THREADS), 0, list, steps, x, ldx, rows, cap, cut.tiles);
+    else if (cut.columns == 2)
+        launch_kernel(l, products_kernel<2, 4>, blocks, dim3(THREADS), 0, list, steps, x, ldx, rows, cap, cut.tiles);
+    else if (cut.columns == 3)
+        launch_kernel(l, products_kernel<3, 3>, blocks, dim3(THREADS), 0, list, steps, x, ldx, rows, cap, cut.tiles);
+    else
+        launch_kernel(l, products_kernel<4, 3>, blocks, dim3(THREADS), 0, list, steps, x, ldx, rows, cap, cut.tiles);
 }
 
 /* -------------------------------------------------------------------------------------------------- feed forward
  * gate/up: a tile holds 8 gate rows (registers 0, 1) and the 8 up rows of the same outputs (registers 2, 3), so that
  * the activation is applied where the sums are made. The dense MLP's items come first: they do not wait for the router.
+ * In passes of more than CUDA_DECODE_ROWS rows an expert's rows come in units of CUDA_EXPERT_ROWS.
  */
 
 static __device__ __forceinline__ void store_bf16(cuda_bf16 *p, float v) { *as_bf16(p) = __float2bfloat16_rn(v); }
 
-template <int COLUMNS, bool GATE_UP> struct ffn_work {
+template <int COLUMNS, bool GATE_UP, class TABLE> struct ffn_work {
     const cuda_feed_forward &f;
     const cuda_route &route;
-    route_table &table;
-    int dense_steps, dense_items, expert_steps, expert_items, rows; /* expert_items: per expert */
+    TABLE &table;
+    int dense_steps, dense_items, dense_tiles; /* items: of all tiles of columns */
+    int expert_steps, expert_items;            /* per unit */
+    int rows;
 
     __device__ __forceinline__ int tile_outputs() const { return GATE_UP ? 8 : TILE; }
     /* The down kernel's predecessor has waited for the route before it was released: all of its items are early. */
@@ -267,13 +298,15 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
     }
     __device__ __forceinline__ void resolve(int index, warp_item<COLUMNS> &item) const {
         if (index < dense_items) {
-            int o = (index * (WARPS / split_of(dense_steps)) + group_of_warp(dense_steps)) * tile_outputs();
+            column_item at = split_index(index, dense_tiles);
+            int first = at.tile * COLUMNS * 8,
+                o = (at.item * (WARPS / split_of(dense_steps)) + group_of_warp(dense_steps)) * tile_outputs();
             if (GATE_UP) {
                 place(item, f.gate.data, f.up.data, o, o, f.gate.out, dense_steps);
-                place_rows(item, f.x_dense, f.ldx, rows);
+                place_rows(item, f.x_dense, f.ldx, first, rows);
             } else {
                 place(item, f.down.data, f.down.data, o, o + 8, f.down.out, dense_steps);
-                place_rows(item, f.act, f.down.ld, rows);
+                place_rows(item, f.act, f.down.ld, first, rows);
             }
             return;
         }
@@ -303,9 +336,10 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
     __device__ __forceinline__ void finish(int index, const partial_sums<COLUMNS> &sums) const {
         bool dense = index < dense_items;
         int steps = dense ? dense_steps : expert_steps, split = split_of(steps), per_item = WARPS / split;
+        column_item of = dense ? split_index(index, dense_tiles) : column_item{};
         int at = dense ? 0 : (index - dense_items) / expert_items,
-            tile = dense ? index : (index - dense_items) % expert_items;
-        int n = dense ? rows : table.rows[at], first = dense ? 0 : table.begin[at];
+            tile = dense ? of.item : (index - dense_items) % expert_items;
+        int first = dense ? of.tile * COLUMNS * 8 : table.begin[at], n = dense ? rows - first : table.rows[at];
         int outs = !GATE_UP ? f.down.out : dense ? f.gate.out : f.expert_intermediate;
         const int per_tile = COLUMNS * (GATE_UP ? 64 : 128);
         for (int i = threadIdx.x; i < per_item * per_tile; i += THREADS) {
@@ -316,8 +350,8 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
                 if (o >= outs || row >= n) continue;
                 float gate = collect(sums, group, split, c * 4 + odd, from),
                       up = collect(sums, group, split, c * 4 + 2 + odd, from);
-                cuda_bf16 *act =
-                    dense ? f.act + (size_t)row * f.down.ld : f.act_experts + (size_t)(first + row) * f.experts_down.ld;
+                cuda_bf16 *act = (dense ? f.act + (size_t)(first + row) * f.down.ld
+                                        : f.act_experts + (size_t)(first + row) * f.experts_down.ld);
                 store_bf16(act + o, (f.silu ? silu(gate) : gelu_tanh(gate)) * up);
             } else {
                 int reg = rest / 32, row = reg / 4 * 8 + (from & 3) * 2 + (reg & 1);
@@ -330,15 +364,15 @@ template <int COLUMNS, bool GATE_UP> struct ffn_work {
     }
 };
 
-template <int COLUMNS, int DEPTH, bool GATE_UP>
-static __global__
-__launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn_kernel(const __grid_constant__ cuda_feed_forward f,
-                                                                      const __grid_constant__ cuda_route route,
-                                                                      int dense_items, int expert_items, int rows) {
-    __shared__ route_table table;
+template <int COLUMNS, int DEPTH, bool GATE_UP, class TABLE>
+static __global__ __launch_bounds__(THREADS, BLOCKS_PER_MULTIPROCESSOR) void ffn_kernel(
+    const __grid_constant__ cuda_feed_forward f, const __grid_constant__ cuda_route route, int dense_items,
+    int dense_tiles, int expert_items, int rows) {
+    __shared__ TABLE table;
     int dense_steps = (GATE_UP ? f.gate.ld : f.down.ld) / CUDA_K_STEP;
     int expert_steps = GATE_UP ? dense_steps : f.experts_down.ld / CUDA_K_STEP;
-    ffn_work<COLUMNS, GATE_UP> work = {f, route, table, dense_steps, dense_items, expert_steps, expert_items, rows};
+    ffn_work<COLUMNS, GATE_UP, TABLE> work = {f,           route,        table,        dense_steps, dense_items,
+                                              dense_tiles, expert_steps, expert_items, rows};
     run_items<COLUMNS, DEPTH>(work, blockIdx.x, gridDim.x);
 }
 
@@ -349,18 +383,30 @@ static void run_ffn(const cuda_launch *l, const cuda_feed_forward *f, const cuda
     if (!GATE_UP) expert_steps = f->experts_down.ld / CUDA_K_STEP;
     int dense_outs = GATE_UP ? f->gate.out : f->down.out, expert_outs = GATE_UP ? f->expert_intermediate : f->down.out;
     int outputs = GATE_UP ? 8 : TILE, expert_items = 0, active = 0;
-    int dense_items = ceil_div(ceil_div(dense_outs, outputs), WARPS / split_of(dense_steps));
-    if (f->experts_gate_up.data) {
+    bool routed = f->experts_gate_up.data, large = rows > CUDA_DECODE_ROWS;
+    column_cut cut = cut_columns(rows);
+    if (routed && large) cut = {CUDA_EXPERT_ROWS / 8, ceil_div(rows, CUDA_EXPERT_ROWS)};
+    int dense_items = ceil_div(ceil_div(dense_outs, outputs), WARPS / split_of(dense_steps)) * cut.tiles;
+    if (routed) {
         expert_items = ceil_div(ceil_div(expert_outs, outputs), WARPS / split_of(expert_steps));
         active = rows * r.rank < r.experts ? rows * r.rank : r.experts;
     }
-    dim3 blocks = resident_blocks(l, dense_items + active * expert_items);
-    if (rows <= 8)
-        launch_kernel(l, ffn_kernel<1, 6, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
-    else if (rows <= 16)
-        launch_kernel(l, ffn_kernel<2, 4, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
+    dim3 blocks = resident_blocks(l, dense_items + active * expert_items), threads(THREADS);
+    if (routed && large)
+        launch_kernel(l, ffn_kernel<CUDA_EXPERT_ROWS / 8, 4, GATE_UP, large_route_table>, blocks, threads, 0, *f, r,
+                      dense_items, cut.tiles, expert_items, rows);
+    else if (cut.columns == 1)
+        launch_kernel(l, ffn_kernel<1, 6, GATE_UP, route_table>, blocks, threads, 0, *f, r, dense_items, cut.tiles,
+                      expert_items, rows);
+    else if (cut.columns == 2)
+        launch_kernel(l, ffn_kernel<2, 4, GATE_UP, route_table>, blocks, threads, 0, *f, r, dense_items, cut.tiles,
+                      expert_items, rows);
+    else if (cut.columns == 3)
+        launch_kernel(l, ffn_kernel<3, 3, GATE_UP, route_table>, blocks, threads, 0, *f, r, dense_items, cut.tiles,
+                      expert_items, rows);
     else
-        launch_kernel(l, ffn_kernel<3, 3, GATE_UP>, blocks, dim3(THREADS), 0, *f, r, dense_items, expert_items, rows);
+        launch_kernel(l, ffn_kernel<4, 3, GATE_UP, route_table>, blocks, threads, 0, *f, r, dense_items, cut.tiles,
+                      expert_items, rows);
 }
 
 void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
@@ -424,7 +470,7 @@ template <int COLUMNS> struct choose_work {
         item.slice = warp % item.split;
         item.wa = as_bf16(w.data) + (size_t)output_of(at) * w.ld + 8 * t;
         item.wb = as_bf16(w.data) + (size_t)output_of(at + 8) * w.ld + 8 * t;
-        place_rows(item, x, w.ld, rows);
+        place_rows(item, x, w.ld, 0, rows);
     }
     __device__ __forceinline__ void finish(int index, const partial_sums<COLUMNS> &sums) {
         int row = threadIdx.x & 31, reg = row / 8 * 4 + (row & 1), from = row % 8 / 2;

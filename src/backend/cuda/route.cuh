@@ -7,7 +7,11 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { ROUTE_SLOTS = CUDA_DECODE_ROWS * CUDA_ROUTE_MAX_RANK };
+enum {
+    ROUTE_SLOTS = CUDA_DECODE_ROWS * CUDA_ROUTE_MAX_RANK,
+    LARGE_ROUTE_SLOTS = CUDA_PASS_ROWS * CUDA_ROUTE_MAX_RANK,
+    LARGE_ROUTE_UNITS = CUDA_ROUTE_MAX_EXPERTS + LARGE_ROUTE_SLOTS / CUDA_EXPERT_ROWS,
+};
 
 static __device__ __forceinline__ float dot8(uint4 packed, const float *x) {
     const float4 a = *reinterpret_cast<const float4 *>(x), b = *reinterpret_cast<const float4 *>(x + 4);
@@ -114,6 +118,25 @@ struct route_table {
     int slot_row[ROUTE_SLOTS];
     int count; /* of active experts */
 };
+
+/* The same of a pass of more than CUDA_DECODE_ROWS rows, in units of work. */
+struct large_route_table {
+    short active[LARGE_ROUTE_UNITS], begin[LARGE_ROUTE_UNITS], rows[LARGE_ROUTE_UNITS];
+    short slot_row[LARGE_ROUTE_SLOTS];
+    int count; /* of units */
+};
+
+template <int THREADS> static __device__ void read_route(large_route_table &table, const cuda_route &route, int) {
+    int slots = __ldcg(route.row_count) * route.rank, units = __ldcg(route.active_count);
+    for (int i = threadIdx.x; i < slots; i += THREADS) table.slot_row[i] = (short)__ldcg(route.slot_row + i);
+    for (int i = threadIdx.x; i < units; i += THREADS) {
+        table.active[i] = (short)__ldcg(route.active + i);
+        table.begin[i] = (short)__ldcg(route.active_begin + i);
+        table.rows[i] = (short)__ldcg(route.active_rows + i);
+    }
+    if (threadIdx.x == 0) table.count = units;
+    __syncthreads();
+}
 
 /* A whole block. */
 template <int THREADS> static __device__ void read_route(route_table &table, const cuda_route &route, int rows) {

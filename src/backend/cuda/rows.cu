@@ -105,8 +105,8 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
 }
 
 /* With a router: block (i, row) finds the row's norms for itself and the logits of experts [i * ROUTED_WARPS, ...), one
- * warp each; the first block of a row writes it, and the last of all blocks chooses and groups. Without: one block per
- * row. */
+ * warp each; the first block of a row writes it, and the last of all blocks chooses and groups (up to CUDA_DECODE_ROWS
+ * rows; for more large_route_kernel does). Without: one block per row. */
 enum {
     ROUTED_WARPS = 8,
     ROUTED_THREADS = ROUTED_WARPS * 32,
@@ -215,6 +215,7 @@ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_const
         __threadfence();
     }
     __syncthreads();
+    if (gridDim.y > CUDA_DECODE_ROWS) return; /* large_route_kernel follows */
     if (threadIdx.x == 0) {
         m.last = atomicAdd(route.finished, 1u) == gridDim.x * gridDim.y - 1;
         if (m.last) *route.finished = 0;
@@ -232,6 +233,88 @@ static void launch_after_attention(const cuda_launch *l, const cuda_after_attent
                   *a, *route);
 }
 
+/* Choices and units of a pass of more than CUDA_DECODE_ROWS rows: one block; one warp chooses for a row, and places the
+ * rows of an expert. */
+enum { LARGE_THREADS = 1024, LARGE_WARPS = LARGE_THREADS / 32 };
+
+struct large_route_memory {
+    int begin[CUDA_ROUTE_MAX_EXPERTS + 1], unit[CUDA_ROUTE_MAX_EXPERTS + 1]; /* first slot and unit of each expert */
+    float value[LARGE_ROUTE_SLOTS];
+    int chosen[LARGE_ROUTE_SLOTS];
+};
+
+static __global__ __launch_bounds__(LARGE_THREADS) void large_route_kernel(const __grid_constant__ cuda_route route,
+                                                                           const float *expert_scale) {
+    __shared__ large_route_memory m;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, rank = route.rank, experts = route.experts;
+    int rows = __ldcg(route.row_count), slots = rows * rank; /* written before the step's first kernel */
+    for (int e = threadIdx.x; e <= experts; e += LARGE_THREADS) m.begin[e] = 0;
+    release_successor();
+    wait_for_predecessor();
+    for (int row = warp; row < rows; row += LARGE_WARPS)
+        choose_experts(route.logits + (size_t)row * experts, experts, rank, m.chosen + row * rank,
+                       m.value + row * rank);
+    __syncthreads();
+    for (int s = threadIdx.x; s < slots; s += LARGE_THREADS) {
+        int at = s / rank * rank;
+        atomicAdd(&m.begin[m.chosen[s]], 1); /* sums of integers */
+        route.weight[s] = route_weight(m.value + at, m.chosen + at, rank, s - at, expert_scale);
+    }
+    __syncthreads();
+    if (warp == 0) { /* counts become first slots and first units */
+        int per_lane = (experts + 31) / 32, first = min(lane * per_lane, experts), end = min(first + per_lane, experts);
+        int slot = 0, unit = 0;
+        for (int e = first; e < end; e++) {
+            slot += m.begin[e];
+            unit += (m.begin[e] + CUDA_EXPERT_ROWS - 1) / CUDA_EXPERT_ROWS;
+        }
+        int own_slots = slot, own_units = unit;
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            int other_slot = __shfl_up_sync(0xffffffffu, slot, o), other_unit = __shfl_up_sync(0xffffffffu, unit, o);
+            if (lane >= o) {
+                slot += other_slot;
+                unit += other_unit;
+            }
+        }
+        if (lane == 31) {
+            m.begin[experts] = slot;
+            m.unit[experts] = unit;
+            *route.active_count = unit;
+        }
+        slot -= own_slots;
+        unit -= own_units;
+        for (int e = first; e < end; e++) {
+            int count = m.begin[e];
+            m.begin[e] = slot;
+            m.unit[e] = unit;
+            slot += count;
+            unit += (count + CUDA_EXPERT_ROWS - 1) / CUDA_EXPERT_ROWS;
+        }
+    }
+    __syncthreads();
+    for (int e = warp; e < experts; e += LARGE_WARPS) {
+        int at = m.begin[e], count = m.begin[e + 1] - at;
+        for (int u = lane; u * CUDA_EXPERT_ROWS < count; u += 32) {
+            route.active[m.unit[e] + u] = e;
+            route.active_begin[m.unit[e] + u] = at + u * CUDA_EXPERT_ROWS;
+            route.active_rows[m.unit[e] + u] = min(count - u * CUDA_EXPERT_ROWS, (int)CUDA_EXPERT_ROWS);
+        }
+        for (int base = 0; base < slots && count; base += 32) {
+            int s = base + lane;
+            bool hit = s < slots && m.chosen[s] == e;
+            unsigned hits = __ballot_sync(0xffffffffu, hit);
+            if (hit) {
+                int slot = at + __popc(hits & ((1u << lane) - 1));
+                route.slot_row[slot] = s / rank;
+                route.slot_of[s] = slot;
+            }
+            at += __popc(hits);
+            count -= __popc(hits);
+        }
+    }
+}
+
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
     if (a->hidden <= 3 * 4 * ROUTED_THREADS)
         launch_after_attention<3>(l, a, route, rows);
@@ -239,6 +322,8 @@ void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention 
         launch_after_attention<6>(l, a, route, rows);
     else
         launch_after_attention<8>(l, a, route, rows);
+    if (a->router.w && rows > CUDA_DECODE_ROWS)
+        launch_kernel(l, large_route_kernel, dim3(1), dim3(LARGE_THREADS), 0, *route, a->router.expert_scale);
 }
 
 template <int V>
@@ -266,9 +351,8 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
     }
     float *aux = nullptr;
     if (a.aux_width) {
-        aux = a.aux ? a.aux + (size_t)blockIdx.x * a.aux_width
-                    : a.step->cache->aux + (size_t)(a.step->aux_row + (int)blockIdx.x) * a.aux_width;
-        aux += a.aux_column;
+        aux = a.row ? a.row[blockIdx.x].aux : a.aux + (size_t)blockIdx.x * a.aux_width;
+        if (aux) aux += a.aux_column;
     }
     release_successor();
     wait_for_predecessor();
@@ -414,18 +498,18 @@ void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, in
 
 /* ----------------------------------------------------------------------------------------------------- aux states */
 
-static __global__ void copy_aux_kernel(const cuda_step *step, const float *h, float *aux, int width, int column,
+static __global__ void copy_aux_kernel(const cuda_row *row, const float *h, float *aux, int width, int column,
                                        int hidden) {
     release_successor();
     wait_for_predecessor();
-    float *to =
-        aux ? aux + (size_t)blockIdx.x * width : step->cache->aux + (size_t)(step->aux_row + (int)blockIdx.x) * width;
+    float *to = row ? row[blockIdx.x].aux : aux + (size_t)blockIdx.x * width;
+    if (!to) return;
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[column + i] = h[(size_t)blockIdx.x * hidden + i];
 }
 
-void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
                    int hidden, int rows) {
-    launch_kernel(l, copy_aux_kernel, dim3(rows), dim3(256), 0, step, h, aux, width, column, hidden);
+    launch_kernel(l, copy_aux_kernel, dim3(rows), dim3(256), 0, row, h, aux, width, column, hidden);
 }
 
 /* --------------------------------------------------------------------------------------------------------- argmax */

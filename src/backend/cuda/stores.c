@@ -159,7 +159,6 @@ static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *e
     for (int i = 0; c->t.options.keep_draft_context && i < c->t.models.drafter->layers; i++)
         view.draft[i] =
             (cuda_draft_view){c->draft[i].k.data, c->draft[i].v.data, c->t.draft[i].capacity, c->t.draft[i].window};
-    view.aux = c->backlog.data;
     cudaStream_t stream = c->model->device.stream;
     cudaError_t status = cudaMemcpyAsync(c->view.data, &view, sizeof view, cudaMemcpyHostToDevice, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);

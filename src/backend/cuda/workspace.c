@@ -58,7 +58,8 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t slots = c->moe ? rows * (size_t)c->experts_per_token : 0, experts = (size_t)c->experts;
     size_t ple = (size_t)c->layers * (size_t)c->ple_width;
     size_t act = (size_t)cuda_padded(max_int(s.intermediate, c->ple_width)), q = (size_t)cuda_padded(s.q);
-    size_t block = BACKEND_MAX_DECODE_ROWS;
+    size_t block = BACKEND_MAX_DECODE_ROWS, pass = CUDA_PASS_ROWS;
+    size_t units = c->moe ? (size_t)cuda_route_units(c->experts, c->experts_per_token) : 0;
     size_t aux = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
@@ -76,7 +77,6 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         FLOATS(ple, rows * ple),
         FLOATS(ple_gate, rows * (size_t)c->ple_width),
         FLOATS(aux, rows * aux),
-        FLOATS(logits, block * tiles * CUDA_HEAD_TILE),
         HALVES(x, rows * wide),
         HALVES(x_experts, c->moe ? rows * wide : 0),
         HALVES(x_head, rows * wide),
@@ -89,54 +89,60 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         HALVES(derived_k, (size_t)PROMPT_SLAB_POSITIONS * (size_t)s.derived_kv),
         FLOATS(turns[0], 2 * rows * (size_t)c->rope[0].rotated_pairs),
         FLOATS(turns[1], 2 * rows * (size_t)c->rope[1].rotated_pairs),
-        FLOATS(draft_turns, d ? block * (size_t)d->head_dim : 0),
+        FLOATS(draft_turns, d ? pass * (size_t)d->head_dim : 0),
         FLOATS(attend_top, rows * (size_t)c->heads),
         FLOATS(attend_sum, rows * (size_t)c->heads),
         FLOATS(route.logits, rows * experts),
         FLOATS(route.weight, slots),
         INTS(route.expert, slots),
         INTS(route.begin, experts + 1),
-        INTS(route.active, experts),
-        INTS(route.active_begin, experts),
-        INTS(route.active_rows, experts),
+        INTS(route.active, units),
+        INTS(route.active_begin, units),
+        INTS(route.active_rows, units),
         INTS(route.active_count, 1),
         INTS(route.finished, 1),
         INTS(route.slot_row, slots),
         INTS(route.slot_of, slots),
         INTS(tokens, rows),
-        FLOATS(argmax_value, block * CUDA_ARGMAX_PARTS),
-        INTS(argmax_index, block * CUDA_ARGMAX_PARTS),
-        INTS(argmax, block),
+        FLOATS(argmax_value, pass * CUDA_ARGMAX_PARTS),
+        INTS(argmax_index, pass * CUDA_ARGMAX_PARTS),
+        INTS(argmax, pass),
         {(void **)(void *)&w->screen.x, CUDA_SCREEN_ROWS * 2 * parts},
         FLOATS(screen.lower, block * tiles),
         INTS(screen.finished, 1),
         {(void **)(void *)&w->screen.row, block * sizeof(cuda_screen_row)},
         {(void **)(void *)&w->screen.best, block * sizeof(unsigned long long)},
-        {(void **)(void *)&w->leaders, block * sizeof(cuda_leaders)},
-        {(void **)(void *)&w->leader_scratch, block * sizeof(cuda_leader_scratch)},
-        {(void **)(void *)&w->step, sizeof(cuda_step)},
-        {(void **)(void *)&w->draft_step, sizeof(cuda_step)},
-        FLOATS(d_state, block * d_hidden),
+        {(void **)(void *)&w->leaders, pass * sizeof(cuda_leaders)},
+        {(void **)(void *)&w->leader_scratch, pass * sizeof(cuda_leader_scratch)},
+        {(void **)(void *)&w->batch, sizeof(cuda_batch)},
+        {(void **)(void *)&w->draft_batch, sizeof(cuda_batch)},
+        FLOATS(d_state, pass * d_hidden),
         FLOATS(d_x, rows * d_hidden),
-        FLOATS(d_q, block * d_q),
-        FLOATS(d_k, block * d_kv),
-        FLOATS(d_v, block * d_kv),
+        FLOATS(d_q, pass * d_q),
+        FLOATS(d_k, pass * d_kv),
+        FLOATS(d_v, pass * d_kv),
         FLOATS(d_raw, rows * 2 * d_all),
         FLOATS(latents, rows * 2 * rank),
         FLOATS(latent_values, rank ? rows * (size_t)s.kv : 0),
         HALVES(d_in, rows * (size_t)cuda_padded((int)d_hidden)),
         HALVES(d_aux, rows * (size_t)cuda_padded((int)aux)),
-        HALVES(d_heads, block * d_q),
-        HALVES(d_attended, block * (size_t)cuda_padded((int)d_q)),
-        HALVES(d_act, block * (size_t)cuda_padded((int)d_wide)),
-        HALVES(d_block_k, block * d_kv),
-        HALVES(d_block_v, block * d_kv),
+        HALVES(d_heads, pass * d_q),
+        HALVES(d_attended, pass * (size_t)cuda_padded((int)d_q)),
+        HALVES(d_act, pass * (size_t)cuda_padded((int)d_wide)),
+        HALVES(d_block_k, pass * d_kv),
+        HALVES(d_block_v, pass * d_kv),
         HALVES(latent_in, rank ? 2 * rows * (size_t)cuda_padded((int)d_all) : 0),
         HALVES(latent_half, rank ? rows * (size_t)cuda_padded((int)rank) : 0),
     };
     w->route.experts = c->experts;
     w->route.rank = c->experts_per_token;
-    return carve(w, device, options->account, requests, COUNT(requests), error);
+    kakeya_status status = carve(w, device, options->account, requests, COUNT(requests), error);
+    w->route.row_count = &w->batch->rows;
+    return status;
+}
+
+size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows) {
+    return (size_t)rows * (size_t)cuda_head_tiles(config->vocab) * CUDA_HEAD_TILE * sizeof(float);
 }
 
 static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *error) {
@@ -150,15 +156,24 @@ static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *erro
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
                                     int rows, kakeya_error *error) {
     kakeya_status status = carve_all(w, device, options, rows, error);
+    if (!status)
+        status = cuda_buffer_create(&w->logit_memory, device, options->account, MEM_WORKSPACE,
+                                    cuda_workspace_logit_bytes(&options->verifier->config, CUDA_DECODE_ROWS), "logits",
+                                    error);
+    w->logits = w->logit_memory.data;
     if (!status && options->f_theta) status = create_restore_stream(w, error);
     if (!status) status = cuda_pinned((void **)&w->staged, 2 * sizeof *w->staged, "a step", error);
     if (!status) status = cuda_pinned((void **)&w->staged_ids, 2 * (size_t)rows * sizeof(int32_t), "a step", error);
+    if (!status)
+        status = cuda_pinned((void **)&w->staged_leaders, CUDA_PASS_ROWS * sizeof *w->staged_leaders, "a step", error);
     return status;
 }
 
 void cuda_workspace_destroy(cuda_workspace *w) {
-    cuda_buffer *buffers[] = {&w->partial,          &w->cosine,           &w->sine,       &w->raw_k,      &w->raw_v,
-                              &w->restore_turns[0], &w->restore_turns[1], &w->restored_k, &w->restored_v, &w->memory};
+    cuda_buffer *buffers[] = {&w->partial,    &w->partial_state, &w->cosine,           &w->sine,
+                              &w->raw_k,      &w->raw_v,         &w->restore_turns[0], &w->restore_turns[1],
+                              &w->restored_k, &w->restored_v,    &w->logit_memory,     &w->kept_logits,
+                              &w->memory};
     for (size_t i = 0; i < COUNT(buffers); i++) cuda_buffer_destroy(buffers[i]);
     cudaEvent_t events[] = {w->restore_start, w->restored[0], w->restored[1], w->projected};
     for (size_t i = 0; i < COUNT(events); i++) {
@@ -167,4 +182,5 @@ void cuda_workspace_destroy(cuda_workspace *w) {
     if (w->restore_stream) (void)cudaStreamDestroy(w->restore_stream);
     if (w->staged) (void)cudaFreeHost(w->staged);
     if (w->staged_ids) (void)cudaFreeHost(w->staged_ids);
+    if (w->staged_leaders) (void)cudaFreeHost(w->staged_leaders);
 }

@@ -11,7 +11,6 @@ typedef struct cuda_workspace {
     cuda_buffer memory; /* the pointers up to `latent_half` are carved from it */
     /* The verifier: [rows][width] of the largest segment unless stated otherwise. */
     float *h, *q, *k, *v, *branch, *experts_out, *x_router, *normed, *ple, *ple_gate, *aux;
-    float *logits; /* [CUDA_DECODE_ROWS][vocab, in whole tiles of the head] */
     cuda_bf16 *x, *x_experts, *x_head, *q_heads, *attended, *act, *act_experts, *chunk_k, *chunk_v;
     cuda_bf16 *derived_k;           /* prompts: keys of one slab of a K = V layer */
     float *attend_top, *attend_sum; /* prompts: [rows][heads] */
@@ -20,20 +19,24 @@ typedef struct cuda_workspace {
     int32_t *tokens; /* prompts: [rows] */
     float *argmax_value;
     int *argmax_index;
-    int32_t *argmax;    /* [CUDA_DECODE_ROWS] */
+    int32_t *argmax;    /* [CUDA_PASS_ROWS] */
     cuda_screen screen; /* but for .upper, which lies in logits */
     cuda_leaders *leaders;
     cuda_leader_scratch *leader_scratch;
-    cuda_step *step; /* of the verifier */
-    /* The drafter: blocks of up to CUDA_DECODE_ROWS rows; d_x, d_raw, latent* also serve whole prompt segments. */
-    cuda_step *draft_step;
+    cuda_batch *batch; /* of the verifier */
+    /* The drafter: blocks of up to CUDA_PASS_ROWS rows; d_x, d_raw, latent* also serve whole prompt segments. */
+    cuda_batch *draft_batch;
     float2 *draft_turns;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_raw, *latents, *latent_values;
     cuda_bf16 *d_in, *d_aux, *d_heads, *d_attended, *d_act, *d_block_k, *d_block_v, *latent_in, *latent_half;
 
     /* These grow. */
-    cuda_buffer partial;      /* flash states of partitions */
-    cuda_buffer cosine, sine; /* prompts: [rope_positions][pairs] of the full-attention layers */
+    cuda_buffer logit_memory;  /* [rows of a pass][vocab, in whole tiles of the head] ... */
+    float *logits;             /* ... its data */
+    cuda_buffer kept_logits;   /* [rows][vocab] of decode passes that others have followed in a forward */
+    cuda_buffer partial;       /* flash states of partitions: values ... */
+    cuda_buffer partial_state; /* ... maxima and sums */
+    cuda_buffer cosine, sine;  /* prompts: [rope_positions][pairs] of the full-attention layers */
     int rope_positions;
     cuda_buffer raw_k, raw_v;           /* [latent ring][kv_dim]: decoded latents that no product finishes */
     cuda_buffer restore_turns[2];       /* [latent ring][pairs] by gemma4_layer_type, for products that do */
@@ -43,13 +46,15 @@ typedef struct cuda_workspace {
     cudaStream_t restore_stream; /* NULL without f_theta */
     cudaEvent_t restore_start, restored[2], projected;
 
-    cuda_step *staged;   /* pinned: step, draft step */
-    int32_t *staged_ids; /* pinned: [rows] */
+    cuda_batch *staged;           /* pinned: batch, draft batch */
+    int32_t *staged_ids;          /* pinned: [rows] */
+    cuda_leaders *staged_leaders; /* pinned: [CUDA_PASS_ROWS] */
 } cuda_workspace;
 
 /* Sizes everything for segments of up to `rows` rows. On failure cuda_workspace_destroy is still needed. */
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
                                     int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
+size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows);
 
 #endif

@@ -28,9 +28,11 @@ static struct {
     uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
     int rows, prompt, position;
 } now;
-static uint64_t block_seen[MOST_ROWS];
-static int block_ill;
-static int in_block; /* the drafter's */
+/* The drafter's blocks. */
+static uint64_t block_seen[CUDA_PASS_ROWS];
+static int block_ill[CUDA_MAX_SEGMENTS];
+static const cuda_batch *blocks;
+static int in_block, block_segments;
 
 /* The rows whose drafter context and latents are being computed. */
 static struct {
@@ -94,9 +96,9 @@ void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int3
 }
 
 typedef struct head_rows_arguments {
-    const cuda_step *step;
+    const cuda_batch *batch;
     cuda_heads heads;
-    int rows;
+    int prompt, rows;
 } head_rows_arguments;
 
 static void run_head_rows(const void *arguments) {
@@ -104,24 +106,30 @@ static void run_head_rows(const void *arguments) {
     const cuda_heads *h = &a->heads;
     in_block = !h->norm_v; /* the drafter does not norm values */
     if (!h->k || in_block) return;
-    const cuda_layer_view *view = &a->step->cache->layer[h->layer];
     int values = h->kv_heads * h->head_dim, has_keys = h->v != NULL;
-    if (view->values != values) fake_broken("a layer's row has another length", view->values, values);
+    if (!a->prompt && a->rows < a->batch->rows) fake_broken("rows are left out", a->rows, a->batch->rows);
     for (int r = 0; r < a->rows; r++) {
-        int p = a->step->position + r;
+        const cuda_row *mine = a->prompt ? NULL : &a->batch->row[r];
+        const cuda_cache_view *cache = mine ? mine->cache : a->batch->step[0].cache;
+        if (mine && !cache != (r >= a->batch->rows)) fake_broken("a row of nobody", r, a->batch->rows);
+        if (!cache) continue;
+        const cuda_layer_view *view = &cache->layer[h->layer];
+        if (view->values != values) fake_broken("a layer's row has another length", view->values, values);
+        int p = mine ? mine->position : a->batch->step[0].position + r,
+            sink_end = mine ? mine->sink : a->batch->step[0].sink;
         for (int key = 0; key < 1 + has_keys; key++) {
             cuda_bf16 *data = h->chunk_v ? (key ? h->chunk_k : h->chunk_v) : key ? view->k : view->v;
             put(row_of(data, h->chunk_v ? r : slot(view, p), values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
             cuda_bf16 *sink = key ? view->sink_k : view->sink_v;
-            if (!h->chunk_v && sink && p < a->step->sink)
+            if (!h->chunk_v && sink && p < sink_end)
                 put(row_of(sink, p, values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
         }
     }
 }
 
-void cuda_head_rows(const cuda_launch *l, const cuda_step *step, const cuda_heads *h, int rows) {
+void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, const cuda_heads *h, int rows) {
     (void)l;
-    head_rows_arguments a = {step, *h, rows};
+    head_rows_arguments a = {batch, *h, prompt, rows};
     fake_launch(run_head_rows, &a, sizeof a);
 }
 
@@ -216,12 +224,12 @@ cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_s
 /* ----------------------------------------------------------------------------------------------------- attention */
 
 typedef struct attend_arguments {
-    const cuda_step *step;
+    const cuda_batch *batch;
     cuda_attention a;
     int rows;
 } attend_arguments;
 
-static void attend_block(const cuda_step *step, const cuda_attention *a, int row) {
+static void attend_block(const cuda_step *step, const cuda_attention *a, int segment, int row) {
     const cuda_draft_view *draft = &step->cache->draft[a->layer];
     int begin = step->position - draft->window, t = step->position + row, values = a->kv_heads * a->head_dim;
     if (begin < step->draft_from) begin = step->draft_from;
@@ -232,20 +240,18 @@ static void attend_block(const cuda_step *step, const cuda_attention *a, int row
                     "a key of the drafter's context is of another position");
         (void)get(row_of(draft->v, p % draft->capacity, values), p, VALUE,
                   "a value of the drafter's context is of another position");
-        block_seen[row] = mix(block_seen[row], (uint64_t)(uint32_t)p << 32 | (uint32_t)k.token);
-        block_ill |= k.ill;
+        uint64_t *seen = &block_seen[step->first_row + row];
+        *seen = mix(*seen, (uint64_t)(uint32_t)p << 32 | (uint32_t)k.token);
+        block_ill[segment] |= k.ill;
     }
 }
 
-static void run_attend(const void *arguments) {
-    const attend_arguments *x = arguments;
-    const cuda_attention *a = &x->a;
-    const cuda_step *step = x->step;
+static void attend_segment(const cuda_attention *a, const cuda_step *step, int segment, int rows) {
     const cuda_layer_view *view = &step->cache->layer[a->layer];
     int values = a->kv_heads * a->head_dim;
-    for (int r = 0; r < x->rows; r++) {
+    for (int r = 0; r < rows; r++) {
         if (a->drafter) {
-            attend_block(step, a, r);
+            attend_block(step, a, segment, r);
             continue;
         }
         int t = step->position + r, begin = a->sliding_window ? t - a->sliding_window + 1 : 0, evicted = 0;
@@ -281,14 +287,31 @@ static void run_attend(const void *arguments) {
                     k = get(row_of((cuda_bf16 *)(uintptr_t)ks, row, values), p, KEY, "a key of another position");
             }
             if (k.token != v.token) fake_broken("a key and a value of different tokens", k.token, v.token);
-            see(r, v, is_evicted);
+            see(step->first_row + r, v, is_evicted);
         }
     }
 }
 
-void cuda_attend(const cuda_launch *l, const cuda_step *step, const cuda_attention *attention, int rows) {
+static void run_attend(const void *arguments) {
+    const attend_arguments *x = arguments;
+    int found = 0;
+    blocks = x->batch;
+    block_segments = x->a.segments;
+    for (int s = 0; s < x->a.segments; s++) {
+        const cuda_step *step = &x->batch->step[s];
+        int rows = x->a.final ? x->rows : step->rows; /* of a prompt some take another kernel */
+        if (rows > x->a.segment_rows) fake_broken("a segment has more rows than are launched", rows, x->a.segment_rows);
+        if (rows && !x->a.final && !x->a.drafter && !x->a.sliding_window && step->partitions > x->a.partitions)
+            fake_broken("a segment has more partitions than are launched", step->partitions, x->a.partitions);
+        if (rows) attend_segment(&x->a, step, s, rows);
+        found += rows;
+    }
+    if (!x->a.final && found != x->batch->rows) fake_broken("segments are left out", found, x->batch->rows);
+}
+
+void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *attention, int rows) {
     (void)l;
-    attend_arguments a = {step, *attention, rows};
+    attend_arguments a = {batch, *attention, rows};
     fake_launch(run_attend, &a, sizeof a);
 }
 
@@ -320,26 +343,27 @@ cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream
 /* ------------------------------------------------------------------------------------ aux rows, context, latents */
 
 typedef struct aux_arguments {
-    const cuda_step *step;
+    const cuda_row *row; /* NULL: of a prompt */
     float *aux;
     int width, column, rows;
 } aux_arguments;
 
 static void run_aux(const void *arguments) {
     const aux_arguments *a = arguments;
-    float *to = a->aux ? a->aux : a->step->cache->aux + (size_t)a->step->aux_row * (size_t)a->width;
     for (int r = 0; r < a->rows; r++) {
-        float *row = to + (size_t)r * (size_t)a->width + a->column;
-        row[0] = (float)(a->step->position + r);
+        float *row = a->row ? a->row[r].aux : a->aux + (size_t)r * (size_t)a->width;
+        if (!row) continue;
+        row += a->column;
+        row[0] = (float)(a->row ? a->row[r].position : now.position + r);
         row[1] = (float)now.token[r];
         row[2] = (float)now.ill[r];
     }
 }
 
-void cuda_copy_aux(const cuda_launch *l, const cuda_step *step, const float *h, float *aux, int width, int column,
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
                    int hidden, int rows) {
     (void)l, (void)h, (void)hidden;
-    aux_arguments a = {step, aux, width, column, rows};
+    aux_arguments a = {row, aux, width, column, rows};
     fake_launch(run_aux, &a, sizeof a);
 }
 
@@ -352,7 +376,7 @@ void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cu
     (void)route;
     normed_rows = a->x;
     normed_ld = a->ldx;
-    if (a->aux_width) cuda_copy_aux(l, a->step, NULL, a->aux, a->aux_width, a->aux_column, a->hidden, rows);
+    if (a->aux_width) cuda_copy_aux(l, a->row, NULL, a->aux, a->aux_width, a->aux_column, a->hidden, rows);
 }
 
 /* Of all rows that are rounded those of the aux hidden states alone matter: what follows is made of them. */
@@ -441,13 +465,27 @@ typedef struct argmax_arguments {
     int32_t *out;
 } argmax_arguments;
 
+/* `first`: the row of the blocks that the first output is of. */
+static void choose_drafts(const argmax_arguments *a, int first) {
+    for (int r = 0; r < a->rows && first + r < blocks->rows; r++) {
+        int segment = 0;
+        while (first + r >= blocks->step[segment].first_row + blocks->step[segment].rows) segment++;
+        int draft = first + r - blocks->step[segment].first_row - 1;
+        a->out[r] = block_ill[segment] || draft < 0
+                        ? -1
+                        : (int32_t)(mix(block_seen[first + r], (uint64_t)draft) % (uint64_t)a->vocab);
+    }
+    memset(block_seen, 0, sizeof block_seen);
+    memset(block_ill, 0, sizeof block_ill);
+}
+
 static void run_argmax(const void *arguments) {
     const argmax_arguments *a = arguments;
+    if (in_block) {
+        choose_drafts(a, block_segments == 1);
+        return;
+    }
     for (int r = 0; r < a->rows; r++) {
-        if (in_block) {
-            a->out[r] = block_ill ? -1 : (int32_t)(mix(block_seen[r + 1], (uint64_t)r) % (uint64_t)a->vocab);
-            continue;
-        }
         const float *row = a->logits + (size_t)r * (size_t)a->vocab;
         int best = -1;
         for (int v = 0; v < a->vocab; v++) {
@@ -457,8 +495,6 @@ static void run_argmax(const void *arguments) {
         }
         a->out[r] = best;
     }
-    if (in_block) memset(block_seen, 0, sizeof block_seen);
-    if (in_block) block_ill = 0;
 }
 
 void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cuda_excluded *excluded, int rows,
@@ -469,19 +505,19 @@ void cuda_argmax(const cuda_launch *l, const float *logits, int vocab, const cud
 }
 
 typedef struct turns_arguments {
-    const cuda_step *step;
+    const cuda_batch *batch;
 } turns_arguments;
 
 static void run_turns(const void *arguments) {
     const turns_arguments *a = arguments;
-    now.position = a->step->position;
-    now.prompt = a->step->prompt;
+    now.position = a->batch->step[0].position;
+    now.prompt = a->batch->step[0].prompt;
 }
 
-void cuda_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs, float2 *turns,
-                int rows) {
-    (void)l, (void)inverse_frequency, (void)pairs, (void)turns, (void)rows;
-    turns_arguments a = {step};
+void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                float2 *turns, int rows) {
+    (void)l, (void)prompt, (void)inverse_frequency, (void)pairs, (void)turns, (void)rows;
+    turns_arguments a = {batch};
     fake_launch(run_turns, &a, sizeof a);
 }
 
@@ -556,9 +592,6 @@ cudaError_t cuda_restore_prepare(int largest_head_dim) {
     (void)largest_head_dim;
     return cudaSuccess;
 }
-size_t cuda_attention_partial_floats(int rows, int heads, int head_dim, int partitions) {
-    return (size_t)rows * (size_t)heads * (size_t)head_dim * (size_t)partitions;
-}
 int cuda_attention_partitions(int sliding_window, int rows, int end) {
     return 1 + (sliding_window ? sliding_window + rows : end) / 128;
 }
@@ -586,9 +619,26 @@ void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cud
     (void)l, (void)head, (void)codes, (void)screen, (void)excluded, (void)x, (void)rows, (void)cap, (void)choice;
     fake_broken("a head that cannot be chosen from is", 0, 0);
 }
-void cuda_find_leaders(const cuda_launch *l, const cuda_step *step, const float *logits, int vocab,
-                       const int32_t *argmax, const cuda_excluded *excluded, cuda_leader_scratch *scratch,
-                       cuda_leaders *out, int rows) {
-    (void)l, (void)step, (void)logits, (void)vocab, (void)argmax, (void)excluded, (void)scratch, (void)out, (void)rows;
-    fake_broken("leading logits are not made here", 0, 0);
+
+typedef struct leaders_arguments {
+    const cuda_row *row;
+    cuda_leaders *out;
+    int rows;
+} leaders_arguments;
+
+/* None are listed; the sums tell what the row has seen. */
+static void run_leaders(const void *arguments) {
+    const leaders_arguments *a = arguments;
+    for (int r = 0; r < a->rows; r++) {
+        if (!(a->row[r].temperature > 0)) continue;
+        uint64_t at = (uint64_t)(a->row[r].temperature * 1024);
+        a->out[r] = (cuda_leaders){.total = mix(now.seen[r], at), .plain_total = mix(now.seen[r], 1024)};
+    }
+}
+
+void cuda_find_leaders(const cuda_launch *l, const cuda_row *row, const float *logits, int vocab, const int32_t *argmax,
+                       const cuda_excluded *excluded, cuda_leader_scratch *scratch, cuda_leaders *out, int rows) {
+    (void)l, (void)logits, (void)vocab, (void)argmax, (void)excluded, (void)scratch;
+    leaders_arguments a = {row, out, rows};
+    fake_launch(run_leaders, &a, sizeof a);
 }

@@ -1,0 +1,377 @@
+/* Many sessions in one forward, and in one call of draft: whatever is beside a session, of any policy and with any
+ * number of rows, its results and what it keeps have the bits that it has alone. Run by `make test-gpu`, and on a fake
+ * device (tests/gpu/fake) wherever the backend is compiled. */
+#include "gpu/random_pair.h"
+
+enum { CONTEXT = 4096, POOL = BACKEND_MAX_SEGMENTS, MIXED = 32, LONGEST_PROMPT = 300, FAR = 1400, FARTHEST = 2600 };
+
+typedef struct pool {
+    pair *p;
+    const backend_ops *ops;
+    backend_model *model;
+    size_t vocab;
+    uint32_t state;
+    backend_cache *cache[POOL];
+} pool;
+
+static int draw(pool *q, int n) {
+    q->state = q->state * 1664525u + 1013904223u;
+    return (int)((q->state >> 8) % (uint32_t)n);
+}
+
+/* One cache in four of the first ones is under each policy, the others are native; one in eight keeps nothing for the
+ * drafter, where its policy lets it. Lengths differ, by much; some have answered already. */
+static void pool_open(pool *q, pair *p, uint32_t seed) {
+    *q = (pool){.p = p,
+                .ops = p->ops[CUDA],
+                .model = p->model[CUDA],
+                .vocab = (size_t)p->verifier->config.vocab,
+                .state = seed};
+    static int32_t tokens[FARTHEST + BACKEND_MAX_DECODE_ROWS];
+    for (int i = 0; i < POOL; i++) {
+        int length = 1 + draw(q, LONGEST_PROMPT), answer = draw(q, BACKEND_MAX_DECODE_ROWS + 1);
+        if (i % 9 == 3) length += i % 2 ? FAR : FARTHEST - LONGEST_PROMPT; /* more partitions than others */
+        q->cache[i] = new_cache(p, CUDA, &policies[i < MIXED ? i % POLICIES : 0], CONTEXT, i % 8 != 4);
+        fill_tokens(tokens, length + answer, (int)q->vocab, seed + (uint32_t)i);
+        for (int at = 0, n; at < length; at += n) {
+            n = length - at < 700 ? length - at : 700;
+            step(p, CUDA, q->cache[i], tokens + at, n, n, SEGMENT_PROMPT, NULL);
+        }
+        if (answer) step(p, CUDA, q->cache[i], tokens + length, answer, answer, SEGMENT_DECODE, NULL);
+    }
+}
+
+static void pool_close(pool *q) {
+    for (int i = 0; i < POOL; i++) q->ops->cache_destroy(q->cache[i]);
+}
+
+/* A segment, where its results go, and the same segment alone on a fork. */
+typedef struct trial {
+    int member, kept;
+    int32_t tokens[64], argmax[64], argmax_alone[64];
+    float *logits, *logits_alone;
+    backend_leaders *leaders, *leaders_alone;
+    backend_segment segment;
+    backend_cache *fork;
+} trial;
+
+enum { WANTS_NOTHING = 0, WANTS_CHOICES, WANTS_LOGITS, WANTS_LEADERS, WANTS_ALL, WANTS };
+
+static void trial_open(trial *t, pool *q, int member, segment_kind kind, int n, int wants) {
+    *t = (trial){.member = member, .kept = kind == SEGMENT_PROMPT ? n : draw(q, n + 1)};
+    bool leaders = (wants == WANTS_LEADERS || wants == WANTS_ALL) && kind == SEGMENT_DECODE,
+         logits = wants == WANTS_LOGITS || wants == WANTS_ALL || (wants == WANTS_LEADERS && !leaders);
+    int first = wants == WANTS_NOTHING ? n : draw(q, 3) ? 0 : draw(q, n);
+    size_t rows = (size_t)(n - first);
+    fill_tokens(t->tokens, n, (int)q->vocab, (uint32_t)draw(q, 1 << 20));
+    t->logits = calloc(rows * q->vocab + 1, sizeof(float));
+    t->logits_alone = calloc(rows * q->vocab + 1, sizeof(float));
+    t->leaders = calloc(rows + 1, sizeof *t->leaders);
+    t->leaders_alone = calloc(rows + 1, sizeof *t->leaders_alone);
+    t->segment = (backend_segment){.cache = q->cache[member],
+                                   .tokens = t->tokens,
+                                   .n = n,
+                                   .kind = kind,
+                                   .first_logit_row = first,
+                                   .logits = logits ? t->logits : NULL,
+                                   .leaders = leaders ? t->leaders : NULL,
+                                   .temperature = leaders ? (draw(q, 2) ? 1.0f : 0.7f) : 0,
+                                   .argmax = wants == WANTS_LOGITS ? NULL : t->argmax};
+    REQUIRE_OK(q->ops->cache_fork(q->cache[member], &q->p->account, &t->fork, error));
+}
+
+static void trial_close(trial *t, pool *q) {
+    q->ops->cache_destroy(t->fork);
+    free(t->logits);
+    free(t->logits_alone);
+    free(t->leaders);
+    free(t->leaders_alone);
+}
+
+static void assert_same_leaders(const char *what, const backend_leaders *a, const backend_leaders *b) {
+    bool same = a->n == b->n && a->total == b->total && a->plain_total == b->plain_total;
+    for (int i = 0; same && i < a->n; i++)
+        same = a->token[i] == b->token[i] && memcmp(&a->logit[i], &b->logit[i], sizeof(float)) == 0;
+    if (!same) fail_msg("%s: other leading logits (%d listed, %d alone)", what, (int)a->n, (int)b->n);
+}
+
+static void run_alone(trial *t, pool *q, const char *what) {
+    backend_segment alone = t->segment;
+    size_t rows = (size_t)(alone.n - alone.first_logit_row);
+    alone.cache = t->fork;
+    alone.logits = t->logits_alone;
+    alone.argmax = t->argmax_alone;
+    if (alone.leaders) alone.leaders = t->leaders_alone;
+    REQUIRE_OK(q->ops->forward(q->model, &alone, 1, error));
+    REQUIRE_OK(q->ops->cache_commit(t->fork, t->kept, error));
+    if (t->segment.logits) assert_same_bits(what, t->logits, t->logits_alone, rows * q->vocab);
+    if (t->segment.argmax) assert_memory_equal(t->argmax, t->argmax_alone, rows * sizeof *t->argmax);
+    for (size_t i = 0; t->segment.leaders && i < rows; i++)
+        assert_same_leaders(what, &t->leaders[i], &t->leaders_alone[i]);
+}
+
+static void assert_same_state(const char *what, pool *q, const backend_cache *a, const backend_cache *b) {
+    memory_stream of_a = snapshot_of(q->p, CUDA, a), of_b = snapshot_of(q->p, CUDA, b);
+    if (of_a.bytes != of_b.bytes || memcmp(of_a.data, of_b.data, of_a.bytes) != 0)
+        fail_msg("%s: another state is kept", what);
+    memory_free(&of_a);
+    memory_free(&of_b);
+}
+
+/* All trials in one forward, then each alone: the same results, logits that are read afterwards, and states. */
+static void compare(pool *q, trial *trials, int n, const char *what) {
+    static backend_segment segments[POOL];
+    static float *read[POOL];
+    static int read_row[POOL];
+    char name[128];
+    for (int i = 0; i < n; i++) segments[i] = trials[i].segment;
+    REQUIRE_OK(q->ops->forward(q->model, segments, n, error));
+    for (int i = 0; i < n; i++) {
+        const backend_segment *s = &segments[i];
+        int rows = s->n - s->first_logit_row;
+        assert_int_equal(s->status, KAKEYA_OK);
+        assert_int_equal(q->ops->cache_pending(s->cache), s->n);
+        read[i] = NULL;
+        if (s->kind != SEGMENT_DECODE || rows == 0 || !(s->logits || s->leaders)) continue;
+        read[i] = calloc(q->vocab, sizeof(float));
+        read_row[i] = draw(q, rows);
+        REQUIRE_OK(q->ops->read_logits(q->model, i, read_row[i], read[i], error));
+        assert_int_not_equal(q->ops->read_logits(q->model, i, rows, read[i], NULL), KAKEYA_OK);
+    }
+    assert_int_not_equal(q->ops->read_logits(q->model, n, 0, trials[0].logits_alone, NULL), KAKEYA_OK);
+    for (int i = 0; i < n; i++) REQUIRE_OK(q->ops->cache_commit(segments[i].cache, trials[i].kept, error));
+    for (int i = 0; i < n; i++) {
+        snprintf(name, sizeof name, "%s, segment %d of %d, %d %s rows", what, i, n, segments[i].n,
+                 segments[i].kind == SEGMENT_DECODE ? "decode" : "prompt");
+        run_alone(&trials[i], q, name);
+        if (read[i]) assert_same_bits(name, read[i], trials[i].logits_alone + (size_t)read_row[i] * q->vocab, q->vocab);
+        free(read[i]);
+        if (draw(q, 4) == 0) assert_same_state(name, q, segments[i].cache, trials[i].fork);
+    }
+}
+
+/* n members of the pool from among the first `among`, in random order. */
+static void choose_members(pool *q, int n, int among, int members[POOL]) {
+    for (int i = 0; i < among; i++) members[i] = i;
+    for (int i = 0; i < n; i++) {
+        int other = i + draw(q, among - i), swapped = members[i];
+        members[i] = members[other];
+        members[other] = swapped;
+    }
+}
+
+static void random_forward(pool *q, trial *trials, const char *what) {
+    int members[POOL], n = 1 + draw(q, MIXED);
+    choose_members(q, n, MIXED, members);
+    for (int i = 0; i < n; i++) {
+        segment_kind kind = draw(q, 6) ? SEGMENT_DECODE : SEGMENT_PROMPT;
+        int rows = kind == SEGMENT_PROMPT ? 1 + draw(q, 30) : draw(q, 2) ? 1 : 1 + draw(q, BACKEND_MAX_DECODE_ROWS);
+        trial_open(&trials[i], q, members[i], kind, rows, draw(q, WANTS));
+    }
+    compare(q, trials, n, what);
+    for (int i = 0; i < n; i++) trial_close(&trials[i], q);
+}
+
+/* All sessions that there can be, with so many rows each. */
+static void full_forward(pool *q, trial *trials, int rows, int wants, const char *what) {
+    for (int i = 0; i < POOL; i++) trial_open(&trials[i], q, i, SEGMENT_DECODE, rows, wants);
+    compare(q, trials, POOL, what);
+    for (int i = 0; i < POOL; i++) trial_close(&trials[i], q);
+}
+
+static bool keeps_draft_context(int member) { return member % 8 != 4; }
+
+/* Drafts of many caches in one call are those of each alone, and leave the same state. */
+static void random_drafts(pool *q, const char *what) {
+    static int32_t drafts[POOL][BACKEND_MAX_DRAFT];
+    backend_draft_request requests[POOL];
+    backend_cache *forks[POOL];
+    int members[POOL], wanted = 1 + draw(q, POOL), n = 0;
+    choose_members(q, wanted, POOL, members);
+    for (int i = 0; i < wanted; i++) {
+        if (!keeps_draft_context(members[i])) continue;
+        requests[n] = (backend_draft_request){.cache = q->cache[members[i]],
+                                              .bonus = draw(q, (int)q->vocab),
+                                              .n = 1 + draw(q, BACKEND_MAX_DRAFT),
+                                              .drafts = drafts[n]};
+        REQUIRE_OK(q->ops->cache_fork(requests[n].cache, &q->p->account, &forks[n], error));
+        n++;
+    }
+    if (n) REQUIRE_OK(q->ops->draft(q->model, requests, n, error));
+    for (int i = 0; i < n; i++) {
+        int32_t alone[BACKEND_MAX_DRAFT];
+        REQUIRE_OK(backend_draft_one(q->ops, q->model, forks[i], requests[i].bonus, requests[i].n, alone, error));
+        for (int k = 0; k < requests[i].n; k++) {
+            if (drafts[i][k] != alone[k])
+                fail_msg("%s: draft %d of cache %d of %d is %d, alone %d", what, k, i, n, (int)drafts[i][k],
+                         (int)alone[k]);
+        }
+        if (draw(q, 8) == 0) assert_same_state(what, q, requests[i].cache, forks[i]);
+        q->ops->cache_destroy(forks[i]);
+    }
+}
+
+static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
+    static trial trials[POOL];
+    pool q;
+    char what[96];
+    pool_open(&q, p, seed);
+    for (int i = 0; i < rounds; i++) {
+        snprintf(what, sizeof what, "%s, round %d", name, i);
+        random_forward(&q, trials, what);
+        if (i % 3 == 0) random_drafts(&q, what);
+    }
+    full_forward(&q, trials, 1, WANTS_CHOICES, "64 sessions of one row");
+    full_forward(&q, trials, 2, WANTS_LEADERS, "64 sessions of two rows");
+    full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
+    pool_close(&q);
+}
+
+static void demo_compositions(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    compositions(&p, "demo", 24, 211);
+    pair_close(&p);
+}
+
+static void shared_layer_compositions(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 40, 0};
+    gemma4_config form = wide_form();
+    form.sliding_window = 192;
+    pair p;
+    pair_random(&p, &form, windows, false, true);
+    compositions(&p, "shared layers", 12, 223);
+    pair_close(&p);
+}
+
+/* A session whose K/V are not numbers, in the middle of others: it alone is ill. */
+static void ill_session(void **state) {
+    (void)state;
+    enum { POISON = 639, ROWS = 80, SESSIONS = 9, ILL = 4 };
+    static const int windows[3] = {0, 0, 0};
+    gemma4_config form = wide_form();
+    form.sliding_window = 192;
+    pair p;
+    random_models(&p, &form, windows, true);
+    uint16_t *row = (uint16_t *)(uintptr_t)weight_row(&p.verifier->weights.embed, 0, POISON);
+    for (int i = 0; i < form.hidden; i++) row[i] = 0x7fc0;
+    pair_create(&p, false);
+    const backend_ops *ops = p.ops[CUDA];
+    size_t vocab = (size_t)form.vocab;
+    float *logits = calloc(2 * SESSIONS * 3 * vocab, sizeof *logits), *alone = logits + SESSIONS * 3 * vocab;
+    for (int k = 0; k < POLICIES; k++) {
+        backend_cache *cache[SESSIONS], *fork[SESSIONS];
+        backend_segment segments[SESSIONS];
+        backend_draft_request requests[SESSIONS];
+        int32_t tokens[SESSIONS][ROWS], choice[SESSIONS][3], drafts[SESSIONS][7], drafts_alone[7];
+        for (int s = 0; s < SESSIONS; s++) {
+            fill_tokens(tokens[s], ROWS, POISON, 31 + (uint32_t)s);
+            for (int i = 0; s == ILL && i < ROWS; i += 3) tokens[s][i] = POISON;
+            cache[s] = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
+            step(&p, CUDA, cache[s], tokens[s], ROWS - 3, ROWS - 3, SEGMENT_PROMPT, NULL);
+            REQUIRE_OK(ops->cache_fork(cache[s], &p.account, &fork[s], error));
+            segments[s] = (backend_segment){.cache = cache[s],
+                                            .tokens = tokens[s] + ROWS - 3,
+                                            .n = 3,
+                                            .kind = SEGMENT_DECODE,
+                                            .logits = logits + (size_t)s * 3 * vocab,
+                                            .argmax = choice[s]};
+        }
+        REQUIRE_OK(ops->forward(p.model[CUDA], segments, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) {
+            REQUIRE_OK(ops->cache_commit(cache[s], 3, error));
+            requests[s] = (backend_draft_request){.cache = cache[s], .bonus = 7, .n = 7, .drafts = drafts[s]};
+        }
+        REQUIRE_OK(ops->draft(p.model[CUDA], requests, SESSIONS, error));
+        for (int s = 0; s < SESSIONS; s++) {
+            step(&p, CUDA, fork[s], tokens[s] + ROWS - 3, 3, 3, SEGMENT_DECODE, alone + (size_t)s * 3 * vocab);
+            REQUIRE_OK(backend_draft_one(ops, p.model[CUDA], fork[s], 7, 7, drafts_alone, error));
+            if (s == ILL) {
+                for (int i = 0; i < 3; i++) assert_int_equal(choice[s][i], -1);
+            } else {
+                assert_true(isfinite(logits[(size_t)s * 3 * vocab]));
+                assert_same_bits(policies[k].name, logits + (size_t)s * 3 * vocab, alone + (size_t)s * 3 * vocab,
+                                 3 * vocab);
+                assert_memory_equal(drafts[s], drafts_alone, sizeof drafts_alone);
+            }
+            ops->cache_destroy(cache[s]);
+            ops->cache_destroy(fork[s]);
+        }
+    }
+    free(logits);
+    pair_close(&p);
+}
+
+/* One session has no memory for its step: it is named, no cache has changed, and without it, or with memory, all is as
+ * it is alone. */
+static void one_session_without_memory(void **state) {
+    (void)state;
+    enum { FIRST = 120, ANSWER = 3, SESSIONS = 6, POOR = 3, LATER = 20 };
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    const backend_ops *ops = p.ops[CUDA];
+    size_t vocab = (size_t)p.verifier->config.vocab;
+    mem_account own;
+    mem_account_init(&own, &p.account, 0);
+    backend_cache *cache[SESSIONS];
+    backend_segment segments[SESSIONS];
+    int32_t tokens[SESSIONS][FIRST + ANSWER + LATER];
+    float *logits = calloc(SESSIONS * vocab, sizeof *logits), *alone = calloc(SESSIONS * vocab, sizeof *alone);
+    for (int s = 0; s < SESSIONS; s++) {
+        /* Its rings are the small ones of an answer; a prompt needs larger ones. */
+        backend_cache_options options = {.context_tokens = CONTEXT,
+                                         .attention = KAKEYA_ATTENTION_SINK_WINDOW,
+                                         .sink = 4,
+                                         .window = 64,
+                                         .draft_window = 256,
+                                         .kv_format = KV_FORMAT_BF16,
+                                         .account = s == POOR ? &own : &p.account};
+        REQUIRE_OK(ops->cache_create(p.model[CUDA], &options, &cache[s], error));
+        fill_tokens(tokens[s], FIRST + ANSWER + LATER, (int)vocab, 17 + (uint32_t)s);
+        step(&p, CUDA, cache[s], tokens[s], FIRST, FIRST, SEGMENT_PROMPT, NULL);
+        step(&p, CUDA, cache[s], tokens[s] + FIRST, ANSWER, ANSWER, SEGMENT_DECODE, NULL);
+        int n = s == POOR ? LATER : 1;
+        segments[s] = (backend_segment){.cache = cache[s],
+                                        .tokens = tokens[s] + FIRST + ANSWER,
+                                        .n = n,
+                                        .kind = s == POOR ? SEGMENT_PROMPT : SEGMENT_DECODE,
+                                        .first_logit_row = n - 1,
+                                        .logits = logits + (size_t)s * vocab};
+        backend_cache *fork;
+        REQUIRE_OK(ops->cache_fork(cache[s], &p.account, &fork, error));
+        backend_segment single = segments[s];
+        single.cache = fork;
+        single.logits = alone + (size_t)s * vocab;
+        REQUIRE_OK(ops->forward(p.model[CUDA], &single, 1, error));
+        ops->cache_destroy(fork);
+    }
+    own.limit_bytes = mem_total(&own);
+    kakeya_error refusal = {0};
+    size_t before = mem_total(&p.account);
+    assert_int_equal(ops->forward(p.model[CUDA], segments, SESSIONS, &refusal), KAKEYA_OUT_OF_MEMORY);
+    for (int s = 0; s < SESSIONS; s++) {
+        assert_int_equal(segments[s].status, s == POOR ? KAKEYA_OUT_OF_MEMORY : KAKEYA_OK);
+        assert_int_equal(ops->cache_length(cache[s]), FIRST + ANSWER);
+        assert_int_equal(ops->cache_pending(cache[s]), 0);
+    }
+    assert_int_equal(mem_total(&p.account), before);
+    own.limit_bytes = 0;
+    REQUIRE_OK(ops->forward(p.model[CUDA], segments, SESSIONS, error));
+    assert_same_bits("with memory again", logits, alone, SESSIONS * vocab);
+    for (int s = 0; s < SESSIONS; s++) ops->cache_destroy(cache[s]);
+    free(logits);
+    free(alone);
+    pair_close(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(demo_compositions),
+        cmocka_unit_test(shared_layer_compositions),
+        cmocka_unit_test(ill_session),
+        cmocka_unit_test(one_session_without_memory),
+    };
+    return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
+}
