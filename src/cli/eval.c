@@ -186,6 +186,9 @@ static int finish(eval_command *c, const char *name, kakeya_status status, eval_
 #define MAX_TOKENS_OPTION(o, default_text)                                                                             \
     CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &(o).max_tokens, .min = 1,            \
                .max = 1 << 20, .help = "generated tokens per run, at most (" default_text ")")
+#define SEED_OPTION(o)                                                                                                 \
+    CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &(o).seed,                               \
+               .help = "of prompts and sampling (42)")
 
 static const char all_policies[] = "native, sink-window and, with an f_theta, restored";
 
@@ -238,8 +241,7 @@ static int run_niah(int argc, char **argv) {
                    .max = 16, .help = "drafts per block; 0: the drafter's block size - 1, in auto up to 16 (0)"),
         CLI_OPTION(.name = "draft-window", .argument = "LIST", .kind = CLI_INTS, .target = &draft_windows, .min = 1,
                    .max = 1 << 24, .help = "positions of context that the drafter keeps, one arm each (1024)"),
-        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed,
-                   .help = "of prompts and sampling (42)"),
+        SEED_OPTION(o),
         MAX_TOKENS_OPTION(o, "48"),
         CLI_OPTION(.name = "identity-restore", .kind = CLI_FLAG, .target = &identity,
                    .help = "diagnostic: own K/V put back at evicted positions; must equal native"),
@@ -475,8 +477,7 @@ static int run_lossless(int argc, char **argv) {
         CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &o.prompts, .min = 1, .max = 1 << 20,
                    .help = "prompts; every one runs in every mode (200)"),
         MAX_TOKENS_OPTION(o, "32"),
-        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &o.seed,
-                   .help = "of prompts and sampling (42)"),
+        SEED_OPTION(o),
         CLI_OPTION(.name = "reference-prompts", .argument = "N", .kind = CLI_INT, .target = &o.reference_prompts,
                    .min = 0, .max = 1 << 20, .help = "prompts that also run the slow references (2)"),
         CLI_OPTION(.name = "batch", .kind = CLI_FLAG, .target = &batch,
@@ -531,36 +532,16 @@ static int run_draft_policy(int argc, char **argv) {
     const char *trace = NULL, *replay = NULL;
     draft_record_options o = {.needles = 12, .random_texts = 8, .max_tokens = 192, .seed = 42};
     const cli_option own[] = {
-        {.name = "trace",
-         .argument = "FILE",
-         .kind = CLI_TEXT,
-         .target = &trace,
-         .help = "keep the recording in a file"},
-        {.name = "replay",
-         .argument = "FILE",
-         .kind = CLI_TEXT,
-         .target = &replay,
-         .help = "take a recording instead of making one"},
-        {.name = "needles",
-         .argument = "N",
-         .kind = CLI_INT,
-         .target = &o.needles,
-         .min = 0,
-         .max = 1000,
-         .help = "needle prompts (12)"},
-        {.name = "random-texts",
-         .argument = "N",
-         .kind = CLI_INT,
-         .target = &o.random_texts,
-         .min = 0,
-         .max = 1000,
-         .help = "random prompts (8)"},
+        CLI_OPTION(.name = "trace", .argument = "FILE", .kind = CLI_TEXT, .target = &trace,
+                   .help = "keep the recording in a file"),
+        CLI_OPTION(.name = "replay", .argument = "FILE", .kind = CLI_TEXT, .target = &replay,
+                   .help = "take a recording instead of making one"),
+        CLI_OPTION(.name = "needles", .argument = "N", .kind = CLI_INT, .target = &o.needles, .min = 0, .max = 1000,
+                   .help = "needle prompts (12)"),
+        CLI_OPTION(.name = "random-texts", .argument = "N", .kind = CLI_INT, .target = &o.random_texts, .min = 0,
+                   .max = 1000, .help = "random prompts (8)"),
         MAX_TOKENS_OPTION(o, "192"),
-        {.name = "seed",
-         .argument = "N",
-         .kind = CLI_UINT64,
-         .target = &o.seed,
-         .help = "of prompts and sampling (42)"},
+        SEED_OPTION(o),
         POLICIES_OPTION(c, "native"),
         {.name = NULL},
     };

@@ -397,4 +397,11 @@ void harness_add_seed(cJSON *options, uint64_t seed) {
     }
 }
 
+cJSON *harness_sequence_names(const eval_sequences *sequences) {
+    cJSON *names = cJSON_CreateArray();
+    for (size_t i = 0; names && i < sequences->n; i++)
+        cJSON_AddItemToArray(names, cJSON_CreateString(sequences->sequence[i].name));
+    return names;
+}
+
 cJSON *harness_names(const char *const *names, size_t n) { return cJSON_CreateStringArray(names, (int)n); }

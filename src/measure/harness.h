@@ -84,5 +84,6 @@ void harness_add_sizes(const eval_harness *harness, cJSON *options);
 void harness_add_seed(cJSON *options, uint64_t seed);
 /* Arrays for the report's options. */
 cJSON *harness_names(const char *const *names, size_t n);
+cJSON *harness_sequence_names(const eval_sequences *sequences); /* NULL when out of memory */
 
 #endif

@@ -73,15 +73,8 @@ static kakeya_status read_prompts(code_run *run, kakeya_error *error) {
 static cJSON *options_json(const code_run *run, const char *const *policies, size_t n) {
     const eval_code_options *o = run->options;
     cJSON *object = cJSON_CreateObject();
-    cJSON *files = cJSON_CreateArray();
-    if (!object || !files) {
-        cJSON_Delete(object);
-        cJSON_Delete(files);
-        return NULL;
-    }
-    for (size_t i = 0; i < run->prompts.n; i++)
-        cJSON_AddItemToArray(files, cJSON_CreateString(run->prompts.sequence[i].name));
-    cJSON_AddItemToObject(object, "files", files);
+    if (!object) return NULL;
+    cJSON_AddItemToObject(object, "files", harness_sequence_names(&run->prompts));
     cJSON_AddNumberToObject(object, "prompt_tokens", o->prompt_tokens);
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     cJSON_AddNumberToObject(object, "repetitions", o->repetitions);

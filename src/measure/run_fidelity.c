@@ -158,9 +158,7 @@ static cJSON *options_json(const fidelity_run *run, const char *const *policies,
     if (!object) return NULL;
     cJSON_AddNumberToObject(object, "prompt_length", run->prompt_length);
     cJSON_AddNumberToObject(object, "sequences", (double)run->sequences.n);
-    cJSON *samples = cJSON_AddArrayToObject(object, "samples");
-    for (size_t i = 0; i < run->sequences.n; i++)
-        cJSON_AddItemToArray(samples, cJSON_CreateString(run->sequences.sequence[i].name));
+    cJSON_AddItemToObject(object, "samples", harness_sequence_names(&run->sequences));
     const char *names[HARNESS_POLICIES + 1] = {"native"}; /* always: the others are compared with it */
     size_t n_names = 1;
     for (size_t i = 0; i < n; i++)

@@ -341,7 +341,8 @@ static void formats_do_not_meet(void **state) {
 enum { POISON = 310 };
 
 /* The token POISON has an embedding that is not a number. */
-static float *poison_embedding(tiny *d) {
+static float *open_poisoned(tiny *d) {
+    tiny_open(d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
     weight *e = &d->verifier->weights.embed;
     assert_int_equal(e->format, WEIGHT_F32);
     size_t n = (size_t)e->out * (size_t)e->in;
@@ -352,18 +353,40 @@ static float *poison_embedding(tiny *d) {
     return copy;
 }
 
+/* Logits and drafts of a healthy session and of one that poison was near. */
+typedef struct witness {
+    float *logits[2]; /* [2][rows][vocab]: without, with */
+    int32_t drafts[2][5];
+    size_t values;
+} witness;
+
+static witness witness_open(size_t values) {
+    return (witness){.logits = {malloc(values * sizeof(float)), malloc(values * sizeof(float))}, .values = values};
+}
+
+static void assert_unharmed(const char *policy, const witness *w) {
+    assert_same_bits(policy, w->logits[1], w->logits[0], w->values);
+    assert_memory_equal(w->drafts[0], w->drafts[1], sizeof w->drafts[0]);
+}
+
+static void close_poisoned(tiny *d, float *embedding, witness *w) {
+    free(w->logits[0]);
+    free(w->logits[1]);
+    tiny_close(d);
+    free(embedding);
+}
+
 /* A session whose numbers have burst stands beside a healthy one, in the same forward and before it. */
 static void poison_does_not_spread(void **state) {
     (void)state;
     tiny d;
-    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
-    float *embedding = poison_embedding(&d);
+    float *embedding = open_poisoned(&d);
     enum { FIRST = 21, SECOND = 4, BLOCK = 5, ALL = FIRST + SECOND + BLOCK };
-    int32_t tokens[ALL], bad[FIRST], drafts[2][5];
+    int32_t tokens[ALL], bad[FIRST], ignored[5];
     tiny_tokens(tokens, ALL, 6);
     for (int i = 0; i < FIRST; i++) bad[i] = POISON;
     size_t vocab = vocab_of(&d);
-    float *found = malloc(ALL * vocab * sizeof *found), *expected = malloc(ALL * vocab * sizeof *expected);
+    witness w = witness_open(ALL * vocab);
     float *burst = malloc(FIRST * vocab * sizeof *burst);
     for (int i = 0; i < TINY_POLICIES; i++) {
         for (int beside = 0; beside < 2; beside++) {
@@ -374,42 +397,37 @@ static void poison_does_not_spread(void **state) {
                 int n = part == 0 ? FIRST : part == 1 ? SECOND : BLOCK;
                 segment_kind kind = part == 2 ? SEGMENT_DECODE : SEGMENT_PROMPT;
                 backend_segment segments[2] = {
-                    tiny_rows(cache, kind, tokens + at, n, (beside ? found : expected) + (size_t)at * vocab),
+                    tiny_rows(cache, kind, tokens + at, n, w.logits[beside] + (size_t)at * vocab),
                     tiny_rows(poisoned, kind, bad, n, burst)};
                 REQUIRE_OK(d.ops->forward(d.backend, segments, 1 + beside, error));
                 REQUIRE_OK(d.ops->cache_commit(cache, n, error));
                 if (beside) {
                     assert_true(isnan(burst[0]));
                     REQUIRE_OK(d.ops->cache_commit(poisoned, n, error));
-                    (void)backend_draft_one(d.ops, d.backend, poisoned, POISON, 5, drafts[1], NULL);
+                    (void)backend_draft_one(d.ops, d.backend, poisoned, POISON, 5, ignored, NULL);
                 }
                 at += n;
             }
-            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, drafts[beside], error));
+            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, w.drafts[beside], error));
             d.ops->cache_destroy(cache);
             d.ops->cache_destroy(poisoned);
         }
-        assert_same_bits(tiny_policies[i].name, found, expected, ALL * vocab);
-        assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+        assert_unharmed(tiny_policies[i].name, &w);
     }
-    free(found);
-    free(expected);
     free(burst);
-    tiny_close(&d);
-    free(embedding);
+    close_poisoned(&d, embedding, &w);
 }
 
 /* A wrong draft bursts the rows behind the accepted ones. They are dropped, and gone. */
 static void a_dropped_burst_leaves_no_trace(void **state) {
     (void)state;
     tiny d;
-    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
-    float *embedding = poison_embedding(&d);
+    float *embedding = open_poisoned(&d);
     enum { FIRST = 45, ANSWER = 40 };
-    int32_t tokens[FIRST + ANSWER], drafts[2][5];
+    int32_t tokens[FIRST + ANSWER];
     tiny_tokens(tokens, FIRST + ANSWER, 9);
     size_t vocab = vocab_of(&d);
-    float *found = malloc(ANSWER * vocab * sizeof *found), *expected = malloc(ANSWER * vocab * sizeof *expected);
+    witness w = witness_open(ANSWER * vocab);
     float *rows_of_block = malloc(BACKEND_MAX_DECODE_ROWS * vocab * sizeof *rows_of_block);
     for (int i = 0; i < TINY_POLICIES; i++) {
         int block = tiny_block_rows(&tiny_policies[i]);
@@ -425,7 +443,7 @@ static void a_dropped_burst_leaves_no_trace(void **state) {
                     tiny_step(&d, cache, SEGMENT_DECODE, all_bad, block, 0, NULL);
                 }
                 tiny_step(&d, cache, SEGMENT_DECODE, drafted, bursting ? block : 1, 1, rows_of_block);
-                memcpy((bursting ? found : expected) + (size_t)at * vocab, rows_of_block, vocab * sizeof(float));
+                memcpy(w.logits[bursting] + (size_t)at * vocab, rows_of_block, vocab * sizeof(float));
             }
             if (bursting) { /* also rows that were kept, and have entered the drafter's context */
                 int32_t bad[2] = {POISON, POISON}, ignored[5];
@@ -433,17 +451,13 @@ static void a_dropped_burst_leaves_no_trace(void **state) {
                 REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, POISON, 5, ignored, error));
                 REQUIRE_OK(d.ops->cache_truncate(cache, FIRST + ANSWER, error));
             }
-            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, drafts[bursting], error));
+            REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[0], 5, w.drafts[bursting], error));
             d.ops->cache_destroy(cache);
         }
-        assert_same_bits(tiny_policies[i].name, found, expected, ANSWER * vocab);
-        assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+        assert_unharmed(tiny_policies[i].name, &w);
     }
-    free(found);
-    free(expected);
     free(rows_of_block);
-    tiny_close(&d);
-    free(embedding);
+    close_poisoned(&d, embedding, &w);
 }
 
 /* ---------------------------------------------------------------------------------------------------- snapshots */
