@@ -206,6 +206,10 @@ static void test_layout(void **state) {
     assert_place(kakeya_engine_options, precision, 56);
     assert_place(kakeya_engine_options, memory_limit_bytes, 72);
     assert_place(kakeya_engine_options, user, 88);
+    assert_place(kakeya_engine_options, max_stall_ms, 100);
+    assert_place(kakeya_request_options, tokens, 8);
+    assert_place(kakeya_request_options, generate, 24);
+    assert_place(kakeya_request_options, progress_user, 40);
     assert_place(kakeya_session_options, context_tokens, 8);
     assert_place(kakeya_session_options, kv_format, 32);
     assert_place(kakeya_session_options, without_drafter, 40);
@@ -217,6 +221,7 @@ static void test_layout(void **state) {
     assert_place(kakeya_stats, prompt_tokens, 8);
     assert_place(kakeya_stats, drafted_at, 72);
     assert_place(kakeya_stats, finish, 600);
+    assert_place(kakeya_stats, waits, 608);
     assert_place(kakeya_event, token, 12);
     assert_place(kakeya_event, finish, 40);
     assert_place(kakeya_event, n_top, 80);
