@@ -252,6 +252,7 @@ static bool takes_part(const step *s, const kakeya_request *r, request_state sta
 /* Answers, least recently served first. */
 static void choose_answers(step *s) {
     int most = s->batch->engine->max_batch;
+    if (s->batch->most && s->batch->most < most) most = s->batch->most;
     while (s->answers < most) {
         kakeya_request *next = NULL;
         for (kakeya_request *r = s->batch->requests; r; r = r->next) {
@@ -406,6 +407,20 @@ static void drop_parked(step *s) {
     }
 }
 
+static bool anyone_named(const step *s) {
+    for (int i = 0; i < s->n; i++)
+        if (s->segment[i].status != KAKEYA_OK) return true;
+    return false;
+}
+
+/* There is no memory for so many rows at once, whoever they belong to: the others come in the next iteration, and from
+ * now on no more are tried together. */
+static void serve_fewer(step *s) {
+    s->n = (s->n + 1) / 2;
+    if (s->answers > s->n) s->answers = s->n;
+    s->batch->most = s->n;
+}
+
 /* Computes what can be computed: who cannot be served leaves, and the others are tried again. Needs the turn. */
 static void compute(step *s) {
     kakeya_engine *engine = s->batch->engine;
@@ -428,7 +443,9 @@ static void compute(step *s) {
             s->seconds = clock_seconds() - start;
             return;
         }
-        if (status == KAKEYA_OUT_OF_MEMORY && make_room(s->batch))
+        if (status == KAKEYA_OUT_OF_MEMORY && !anyone_named(s) && s->n > 1)
+            serve_fewer(s);
+        else if (status == KAKEYA_OUT_OF_MEMORY && make_room(s->batch))
             drop_parked(s);
         else
             fail_members(s, status, &error);

@@ -10,6 +10,7 @@ typedef struct batch {
     kakeya_engine *engine;
     kakeya_request *requests; /* in the order of their arrival */
     decode_buffers buffers;
+    int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     void *spare;         /* memory that parking can have when all else is used up; NULL: none */
     double prompt_speed; /* tokens per second, the best that was seen; 0: none yet */
     step_costs costs;

@@ -414,11 +414,38 @@ static void what_is_refused(void **state) {
     assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
 }
 
+/* What a session keeps between answers is its K/V memory, its tokens and an index of them: no vocabulary. */
+static void idle_sessions_are_small(void **state) {
+    (void)state;
+    enum { N = 60, PROMPT = 100 };
+    kakeya_engine *engine = open_engine(demo, NULL, 0, 0);
+    kakeya_session *session[N];
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.max_tokens = 2;
+    generate.sampling.temperature = 1;
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++) prompt[i] = 110 + i;
+    size_t before = 0, kv = 0;
+    for (int i = 0; i < N; i++) {
+        if (i == 1) before = engine_bytes(engine); /* the first one makes what all share */
+        assert_ok(kakeya_session_open(engine, NULL, &session[i], &error));
+        assert_ok(kakeya_session_sync(session[i], prompt, PROMPT, NULL, NULL, NULL, &error));
+        assert_ok(kakeya_session_generate(session[i], &generate, NULL, &error));
+        if (i) kv += kakeya_session_kv_bytes(session[i]).total;
+    }
+    size_t beyond = (engine_bytes(engine) - before - kv) / (N - 1);
+    if (beyond > 256 << 10) fail_msg("%zu bytes beyond its K/V memory", beyond);
+    for (int i = 0; i < N; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_compositions), cmocka_unit_test(random_compositions_of_the_demo),
-        cmocka_unit_test(cancelled_ones),      cmocka_unit_test(failing_ones),
-        cmocka_unit_test(memory_runs_out),     cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(random_compositions),     cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),          cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),         cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(idle_sessions_are_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
