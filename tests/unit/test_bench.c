@@ -15,6 +15,7 @@
 #include "measure/bench_sessions.h"
 #include "scratch.h"
 #include "session/session.h"
+#include "sweep.h"
 
 static kakeya_engine *demo(size_t memory_limit_bytes) {
     kakeya_engine *engine = NULL;
@@ -114,7 +115,7 @@ static size_t kv_held(const kakeya_engine *engine) {
 static void test_measuring(void **state) {
     kakeya_engine *engine = *state;
     static const int sessions[] = {1, 3};
-    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy++) {
+    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy += sweep_short() ? 2 : 1) {
         bench_sessions_result result;
         kakeya_error error = {0};
         assert_ok(measure(engine, (kakeya_attention)policy, sessions, 2, &result, &error));
