@@ -331,7 +331,7 @@ typedef struct kakeya_engine_options {
     kakeya_progress_fn progress;
     void *user;       /* for progress */
     int max_batch;    /* sessions whose answers are computed in one step, 1 to 64; more take turns. 0: 64 */
-    int max_stall_ms; /* what a prompt may add to one step of running answers, at least 1. 0: 200 */
+    int max_stall_ms; /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);

@@ -115,6 +115,7 @@ typedef kakeya_status (*backend_read_fn)(void *user, void *data, size_t bytes, k
 struct backend_ops {
     const char *name;   /* "cpu", "cuda" */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
+    int stall_ms;       /* what a prompt may add to a step of answers by default */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */
 

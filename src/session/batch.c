@@ -452,14 +452,30 @@ static void compute(step *s) {
     }
 }
 
+/* A step that stalled answers for too long sets the speed back to what it was: tokens behind a long context take
+ * longer. Every other one says that there may be more: its time holds the answers' rows, too, so that what it measures
+ * is too little. */
+static void learn_prompt_speed(step *s, int prompt_rows) {
+    static const double patience = 1.25, growth = 1.05;
+    batch *b = s->batch;
+    const kakeya_engine *engine = b->engine;
+    double speed = prompt_rows / s->seconds, stall = engine->max_stall_ms / 1000.0;
+    double most = engine->ops->model_prompt_chunk(engine->model) / stall;
+    if (s->answers && s->seconds > patience * stall && prompt_rows > LEAST_PROMPT_ROWS) {
+        b->prompt_speed = speed;
+        return;
+    }
+    double grown = b->prompt_speed * growth < most ? b->prompt_speed * growth : b->prompt_speed;
+    b->prompt_speed = speed > grown ? speed : grown;
+}
+
 /* What the step says about the machine's speed. */
 static void learn(step *s, int tokens) {
     batch *b = s->batch;
     int prompt_rows = 0, rows = 0;
     for (int i = 0; i < s->n; i++) *(i < s->answers ? &rows : &prompt_rows) += s->segment[i].n;
     if (s->seconds <= 0) return;
-    if (prompt_rows >= LEAST_PROMPT_ROWS && prompt_rows / s->seconds > b->prompt_speed)
-        b->prompt_speed = prompt_rows / s->seconds;
+    if (prompt_rows) learn_prompt_speed(s, prompt_rows);
     if (!prompt_rows && s->answers > 1) step_costs_add(&b->costs, rows, tokens, s->seconds);
 }
 

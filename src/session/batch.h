@@ -12,7 +12,7 @@ typedef struct batch {
     decode_buffers buffers;
     int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     void *spare;         /* memory that parking can have when all else is used up; NULL: none */
-    double prompt_speed; /* tokens per second, the best that was seen; 0: none yet */
+    double prompt_speed; /* tokens per second that prompts beside answers are taken to have; 0: none seen yet */
     step_costs costs;
     uint64_t count; /* of admissions and of iterations */
 } batch;

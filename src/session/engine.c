@@ -11,9 +11,6 @@ static void destroy_locks(kakeya_engine *engine) {
     pthread_mutex_destroy(&engine->turn.mutex);
 }
 
-/* What answers wait at most for a prompt beside them: a pause that a reader hardly notices. */
-enum { DEFAULT_STALL_MS = 200 };
-
 kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kakeya_error *error) {
     *out = NULL;
     kakeya_engine *engine = calloc(1, sizeof *engine);
@@ -129,7 +126,7 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
                                 ? KAKEYA_PRECISION_BF16
                                 : KAKEYA_PRECISION_F32;
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
-    engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : DEFAULT_STALL_MS;
+    engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
     if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);

@@ -369,6 +369,7 @@ static kakeya_status fake_draft(backend_model *model, backend_draft_request *req
 /* With `finds_argmax` or `finds_leaders` set by a test that wants it. */
 static backend_ops fake_backend = {
     .name = "fake",
+    .stall_ms = 200,
     .model_create = fake_model_create,
     .model_destroy = fake_model_destroy,
     .model_description = fake_description,

@@ -14,6 +14,7 @@ const backend_ops *cuda_backend(void);
 const backend_ops *cuda_backend(void) {
     static const backend_ops ops = {
         .name = "cuda",
+        .stall_ms = 60,
         .bf16_only = true,
         .finds_argmax = true,
         .finds_leaders = true,
