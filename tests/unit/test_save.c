@@ -81,9 +81,11 @@ static void scene_open(scene *s, int answered) {
     s->file.limit = sizeof s->file.data;
     ok(kakeya_session_save(s->saved, write_buffer, &s->file, error));
     assert_int_equal(s->file.bytes, kakeya_session_save_bytes(s->saved));
-    memcpy(s->now, kakeya_session_tokens(s->saved, &s->n_now), sizeof s->now);
+    const int32_t *now = kakeya_session_tokens(s->saved, &s->n_now);
+    memcpy(s->now, now, s->n_now * sizeof *now);
     continue_for(s->saved, NEW);
-    memcpy(s->later, kakeya_session_tokens(s->saved, &s->n_later), sizeof s->later);
+    const int32_t *later = kakeya_session_tokens(s->saved, &s->n_later);
+    memcpy(s->later, later, s->n_later * sizeof *later);
 }
 
 static void scene_close(scene *s) { close_all(s->saved, s->engine, &s->script); }
