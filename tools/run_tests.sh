@@ -30,11 +30,12 @@ fi
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
 if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    export KAKEYA_SHORT_SWEEPS=1 # what is swept was swept above; here every path of it runs
     {
         unit_tests build-sanitize
         ls tests/cli/test_bad_input.sh
     } | run_programs build-sanitize " (sanitized)"
-    unset ASAN_OPTIONS UBSAN_OPTIONS
+    unset ASAN_OPTIONS UBSAN_OPTIONS KAKEYA_SHORT_SWEEPS
 fi
 
 echo "== ThreadSanitizer"
@@ -45,7 +46,7 @@ if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -
     fixed="" # its runtime wants addresses that a kernel's randomisation may have taken
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
     for test in test_threads test_concurrency test_cancel test_scheduler; do
-        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
+        CMOCKA_MESSAGE_OUTPUT=TAP KAKEYA_SHORT_SWEEPS=1 run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
 fi
 

@@ -302,12 +302,11 @@ static kakeya_status take_next(decode_stream *s, row_result row, int32_t *token,
 kakeya_status decode_take(decode_stream *s, kakeya_error *error) {
     for (int row = 0; row < decode_rows(s); row++) {
         int32_t token = -1;
-        row_result result = {.logits = s->logits + (size_t)row * (size_t)s->timeline->vocab};
-        if (s->choice != DECODE_FROM_LOGITS) {
-            bool probable = s->choice == DECODE_FROM_LEADERS && s->options->log_probabilities;
-            result = (row_result){.token = &s->known[row],
-                                  .log_probabilities = probable ? &s->log_probabilities[row] : NULL};
-        }
+        bool probable = s->choice == DECODE_FROM_LEADERS && s->options->log_probabilities;
+        row_result result = {.token = &s->known[row],
+                             .log_probabilities = probable ? &s->log_probabilities[row] : NULL};
+        if (s->choice == DECODE_FROM_LOGITS)
+            result = (row_result){.logits = s->logits + (size_t)row * (size_t)s->timeline->vocab};
         kakeya_status status = take_next(s, result, &token, error);
         if (status != KAKEYA_OK || s->verdict == OUTPUT_REFUSED) return status;
         s->taken++;

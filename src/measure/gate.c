@@ -90,6 +90,7 @@ static const struct {
     {ALL, gate_rule_kv_formula},
     {ALL, gate_rule_kv_sum},
     {GENERATION, gate_rule_counts},
+    {GENERATION & ~KIND(BATCH), gate_rule_draft_lengths}, /* many sessions share the rows of a forward */
     {GENERATION, gate_rule_turn_end},
     {ALL, gate_rule_duplicates},
     {TIMED, gate_rule_warmup},

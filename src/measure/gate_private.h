@@ -62,6 +62,7 @@ void gate_rule_kv_formula(gate_context *context);
 /* Rules on rows of any kind. */
 void gate_rule_kv_sum(gate_context *context);
 void gate_rule_counts(gate_context *context);
+void gate_rule_draft_lengths(gate_context *context);
 void gate_rule_turn_end(gate_context *context);
 void gate_rule_duplicates(gate_context *context);
 void gate_rule_warmup(gate_context *context);

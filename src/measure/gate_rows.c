@@ -67,6 +67,34 @@ void gate_rule_counts(gate_context *context) {
     }
 }
 
+/* The first block of an answer holds as many drafts as were asked for, if the answer and the window are long enough; a
+ * token that can never be sampled may cut one short, but not all of an arm. */
+static bool has_room_for_drafts(const eval_row *row) {
+    int length = row->arm.draft_length;
+    bool native = strcmp(row->arm.policy, "native") == 0;
+    return length > 0 && length <= EVAL_DRAFT_POSITIONS && strcmp(row->arm.mode, "speculative") == 0 &&
+           row->n_token_ids > (size_t)length + 1 && (native || row->arm.window > length);
+}
+
+void gate_rule_draft_lengths(gate_context *context) {
+    for (size_t i = 0; i < context->rows.n; i++) {
+        const eval_row *row = &context->rows.row[i];
+        if (!has_room_for_drafts(row)) continue;
+        int length = row->arm.draft_length;
+        bool drafted = false, first = true;
+        for (size_t j = 0; j < context->rows.n && !drafted; j++) {
+            const eval_row *other = &context->rows.row[j];
+            if (!has_room_for_drafts(other) || other->arm.draft_length != length) continue;
+            first &= j >= i;
+            drafted = other->drafted_at[length - 1] > 0;
+        }
+        if (!drafted && first)
+            gate_violate(context, "DRAFT_LENGTH",
+                         "rows[%zu] (%s): no row with draft_length %d has a block of %d drafts", i, row->sample, length,
+                         length);
+    }
+}
+
 static bool is_stop(const gate_context *context, int32_t id) {
     const cJSON *stop;
     cJSON_ArrayForEach(stop, cJSON_GetObjectItemCaseSensitive(context->environment, "stop_tokens")) {

@@ -551,6 +551,7 @@ static void window_called_smaller(cJSON *j) { relabelled(j, EVAL_FIDELITY, "wind
 static void sink_called_none(cJSON *j) { relabelled(j, EVAL_FIDELITY, "sink", "4", "0"); }
 static void draft_window_called_larger(cJSON *j) { relabelled(j, EVAL_FIDELITY, "draft_window", "96", "4096"); }
 static void window_of_needles_called_smaller(cJSON *j) { relabelled(j, EVAL_NIAH, "window", "64", "8"); }
+static void draft_length_called_larger(cJSON *j) { relabelled(j, EVAL_CODE, "draft_length", "7", "8"); }
 static void no_bytes_of_scores(cJSON *j) { cJSON_DeleteItemFromObject(first_row(j), "kv_bytes"); }
 
 typedef struct broken_case {
@@ -706,6 +707,7 @@ static const broken_case cases[] = {
     JSON("KV_FORMULA", EVAL_FIDELITY, sink_called_none),
     JSON("KV_FORMULA", EVAL_FIDELITY, draft_window_called_larger),
     JSON("KV_FORMULA", EVAL_NIAH, window_of_needles_called_smaller),
+    JSON("DRAFT_LENGTH", EVAL_CODE, draft_length_called_larger),
     JSON("ROW_FIELD", EVAL_FIDELITY, no_bytes_of_scores),
     ROWS("KV_SUM", EVAL_FIDELITY, wrong_total_of_scores),
     ROWS("SCORED_TOKENS", EVAL_FIDELITY, fewer_tokens_scored),
