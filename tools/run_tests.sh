@@ -30,12 +30,11 @@ fi
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
 if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    export KAKEYA_SHORT_SWEEPS=1 # what is swept was swept above; here every path of it runs
     {
         unit_tests build-sanitize
         ls tests/cli/test_bad_input.sh
     } | run_programs build-sanitize " (sanitized)"
-    unset ASAN_OPTIONS UBSAN_OPTIONS KAKEYA_SHORT_SWEEPS
+    unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
 echo "== ThreadSanitizer"

@@ -305,7 +305,7 @@ static void turns(kakeya_session *session, int from, int break_at, const char *p
             continue;
         }
         const int32_t *tokens = kakeya_session_tokens(session, &n);
-        memcpy(prompt, tokens, n * sizeof *tokens);
+        if (n) memcpy(prompt, tokens, n * sizeof *tokens);
         size_t more = turn ? 9 : 300;
         fake_prompt(prompt + n, more, (uint64_t)turn + 3, 8192);
         ok(kakeya_session_sync(session, prompt, n + more, NULL, NULL, NULL, error));
