@@ -418,7 +418,8 @@ KAKEYA_API void kakeya_session_cancel(kakeya_session *session);
 /* Forgets a cancel that no call has taken yet. */
 KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session);
 
-/* Tokens of the timeline: those synced and those generated. Valid until the next call on the session. */
+/* Tokens of the timeline: those synced and those generated; may be NULL where there are none. Valid until the next call
+ * on the session. */
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
 typedef struct kakeya_stats {
