@@ -249,10 +249,13 @@ static bool takes_part(const step *s, const kakeya_request *r, request_state sta
     return r->state == state && !r->parked && !r->failing && format_of(r) == s->format;
 }
 
-/* Answers, least recently served first. */
-static void choose_answers(step *s) {
-    int most = s->batch->engine->max_batch;
-    if (s->batch->most && s->batch->most < most) most = s->batch->most;
+/* Answers, least recently served first. Where prompts wait, too, they find a place in the forward; if there is memory
+ * for one request at a time only, prompts have every other iteration. */
+static void choose_answers(step *s, bool prompts) {
+    const batch *b = s->batch;
+    int places = b->most ? b->most : BACKEND_MAX_SEGMENTS, most = b->engine->max_batch;
+    if (prompts) places = places > MOST_PROMPTS ? places - MOST_PROMPTS : places > 1 ? 1 : (int)(b->count % 2);
+    if (most > places) most = places;
     while (s->answers < most) {
         kakeya_request *next = NULL;
         for (kakeya_request *r = s->batch->requests; r; r = r->next) {
@@ -334,7 +337,8 @@ static int prompt_budget(const step *s) {
 }
 
 static void add_prompt(step *s, kakeya_request *r, int tokens) {
-    if (tokens < 1 || s->n == BACKEND_MAX_SEGMENTS) return;
+    int places = s->batch->most ? s->batch->most : BACKEND_MAX_SEGMENTS;
+    if (tokens < 1 || s->n == places) return;
     kakeya_status status = prompt_segment(r->session, &r->prompt, (size_t)tokens, &s->segment[s->n], &r->error);
     if (status != KAKEYA_OK) {
         r->status = prompt_failed(r->session, &r->prompt, status, &r->error);
@@ -521,7 +525,7 @@ static void run_step(batch *b, kv_format format) {
     step s = {.batch = b, .format = format};
     bool prompts = false;
     for (kakeya_request *r = b->requests; r; r = r->next) prompts |= takes_part(&s, r, REQUEST_PROMPT);
-    choose_answers(&s);
+    choose_answers(&s, prompts);
     plan_answers(&s, prompts);
     b->count++;
     if (!s.n && !prompts) return;

@@ -249,6 +249,60 @@ static void failing_ones(void **state) {
     kakeya_engine_close(engine);
 }
 
+enum { CROWD = 70, CROWD_TOKENS = 150 };
+
+typedef struct crowd_member {
+    int *ended; /* answers that have ended */
+    int place;  /* at its own end */
+    int tokens;
+} crowd_member;
+
+static bool listen_crowd(void *user, const kakeya_event *event) {
+    crowd_member *m = user;
+    if (event->type == KAKEYA_EVENT_TOKEN) m->tokens++;
+    if (event->type == KAKEYA_EVENT_FINISH) m->place = (*m->ended)++;
+    return true;
+}
+
+/* More answers than a forward has places: all of them go on, and a prompt among them does not wait for their end. */
+static void nobody_waits_for_a_crowd(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine(tiny, "none", 0, 0);
+    static crowd_member member[CROWD + 1];
+    kakeya_session *session[CROWD + 1];
+    kakeya_request *request[CROWD + 1];
+    int32_t prompt[300];
+    int ended = 0;
+    for (int i = 0; i < 300; i++) prompt[i] = 110 + i % 100;
+    for (int i = 0; i <= CROWD; i++) {
+        bool last = i == CROWD;
+        kakeya_session_options options;
+        kakeya_session_options_init(&options);
+        options.context_tokens = 400;
+        assert_ok(kakeya_session_open(engine, &options, &session[i], &error));
+        member[i] = (crowd_member){.ended = &ended};
+        kakeya_generate_options generate;
+        kakeya_generate_options_init(&generate);
+        generate.mode = KAKEYA_MODE_AR;
+        generate.ignore_stop_tokens = true;
+        generate.max_tokens = last ? 2 : CROWD_TOKENS;
+        generate.on_event = listen_crowd;
+        generate.user = &member[i];
+        kakeya_request_options wanted;
+        kakeya_request_options_init(&wanted);
+        wanted.tokens = prompt + i;
+        wanted.n_tokens = last ? 200 : 2;
+        wanted.generate = &generate;
+        assert_ok(kakeya_session_submit(session[i], &wanted, &request[i], &error));
+    }
+    for (int i = 0; i <= CROWD; i++) assert_ok(kakeya_request_wait(request[i], NULL, &error));
+    for (int i = 0; i < CROWD; i++) assert_int_equal(member[i].tokens, CROWD_TOKENS);
+    assert_int_equal(member[CROWD].tokens, 2);
+    if (member[CROWD].place > 0) fail_msg("the prompt ended as number %d of %d", member[CROWD].place, CROWD);
+    for (int i = 0; i <= CROWD; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
 static size_t engine_bytes(const kakeya_engine *engine) {
     size_t bytes = 0;
     for (int i = 0; kakeya_memory_name((kakeya_memory_kind)i); i++)
@@ -442,10 +496,10 @@ static void idle_sessions_are_small(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_compositions),     cmocka_unit_test(random_compositions_of_the_demo),
-        cmocka_unit_test(cancelled_ones),          cmocka_unit_test(failing_ones),
-        cmocka_unit_test(memory_runs_out),         cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(idle_sessions_are_small),
+        cmocka_unit_test(random_compositions),      cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),           cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),          cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(nobody_waits_for_a_crowd), cmocka_unit_test(idle_sessions_are_small),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
