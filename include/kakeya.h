@@ -538,6 +538,10 @@ KAKEYA_API kakeya_status kakeya_session_generate(kakeya_session *session, const 
 /* A request: the same without waiting. Many of them, of different sessions, are the way to use a machine well. */
 typedef struct kakeya_request kakeya_request;
 
+/* The request is done: kakeya_request_wait computes nothing more and does not wait for others. Called once for every
+ * request that was submitted, as its last call, on the thread that computes. */
+typedef void (*kakeya_done_fn)(void *user);
+
 typedef struct kakeya_request_options {
     size_t size;
     const int32_t *tokens; /* n_tokens ids that the timeline becomes first, as by kakeya_session_sync; NULL: none */
@@ -545,6 +549,8 @@ typedef struct kakeya_request_options {
     const kakeya_generate_options *generate; /* the answer behind them; NULL: none */
     kakeya_progress_fn progress;             /* of the prompt; may be NULL */
     void *progress_user;
+    kakeya_done_fn on_done; /* may be NULL */
+    void *done_user;
 } kakeya_request_options;
 
 KAKEYA_API void kakeya_request_options_init_sized(kakeya_request_options *options, size_t size);

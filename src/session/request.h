@@ -18,9 +18,11 @@ typedef enum request_state {
 struct kakeya_request {
     kakeya_session *session;
     bool prompts, answers;
-    prompt_work prompt; /* with prompts */
-    answer_work answer; /* with answers; prepared */
-    void *owned;        /* copies of what the caller passed; NULL: everything is borrowed */
+    prompt_work prompt;     /* with prompts */
+    answer_work answer;     /* with answers; prepared */
+    kakeya_done_fn on_done; /* NULL: nobody asks */
+    void *done_user;
+    void *owned; /* copies of what the caller passed; NULL: everything is borrowed */
     /* --- the scheduler's */
     request_state state;
     bool failing;         /* ends as `status` says, once nothing is being computed */

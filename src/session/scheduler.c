@@ -46,12 +46,21 @@ static void hand_out(scheduler *s) {
     }
 }
 
+/* While the requests are still the driver's: those who hear of it may wait for them and free them. */
+static void tell_done(scheduler *s) {
+    for (kakeya_request *next, *r = s->work.requests; r; r = next) {
+        next = r->next;
+        if (r->state == REQUEST_DONE && r->on_done) r->on_done(r->done_user);
+    }
+}
+
 /* One iteration by the thread that drives. Needs the lock, and gives it back meanwhile. */
 static void drive(scheduler *s) {
     kakeya_request *incoming = take_incoming(s);
     pthread_mutex_unlock(&s->lock);
     batch_add(&s->work, incoming);
     batch_step(&s->work);
+    tell_done(s);
     pthread_mutex_lock(&s->lock);
     hand_out(s);
 }

@@ -44,6 +44,8 @@ static kakeya_status prepare(kakeya_request *r, const kakeya_request_options *o,
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%zu tokens, but the array is NULL", o->n_tokens);
     r->prompts = o->tokens != NULL;
     r->answers = o->generate != NULL;
+    r->on_done = o->on_done;
+    r->done_user = o->done_user;
     if (!r->prompts && !r->answers)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the request asks for neither a prompt nor an answer");
     if (r->prompts) {

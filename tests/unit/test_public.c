@@ -210,6 +210,7 @@ static void test_layout(void **state) {
     assert_place(kakeya_request_options, tokens, 8);
     assert_place(kakeya_request_options, generate, 24);
     assert_place(kakeya_request_options, progress_user, 40);
+    assert_place(kakeya_request_options, done_user, 56);
     assert_place(kakeya_session_options, context_tokens, 8);
     assert_place(kakeya_session_options, kv_format, 32);
     assert_place(kakeya_session_options, without_drafter, 40);

@@ -468,6 +468,78 @@ static void what_is_refused(void **state) {
     assert_int_equal(kakeya_engine_open(&bad, &engine, &error), KAKEYA_INVALID_ARGUMENT);
 }
 
+typedef struct news {
+    sem_t told;
+    int times, ends; /* ends: FINISH events before the news */
+    bool refuse;     /* the prompt's progress */
+    int ended;
+} news;
+
+static void hear_done(void *user) {
+    news *n = user;
+    n->times++;
+    n->ends = n->ended;
+    sem_post(&n->told);
+}
+
+static bool hear_event(void *user, const kakeya_event *event) {
+    news *n = user;
+    if (event->type == KAKEYA_EVENT_FINISH) n->ended++;
+    return true;
+}
+
+static bool hear_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what, (void)done, (void)total;
+    return !((news *)user)->refuse;
+}
+
+/* Nobody waits in the library: a prompt alone, an answer alone, both, and a prompt that is cancelled tell that they are
+ * done, once, behind their last event. */
+static void done_is_told(void **state) {
+    (void)state;
+    enum { N = 4 };
+    kakeya_engine *engine = open_engine(tiny, "none", 0, 0);
+    kakeya_session *session[N];
+    kakeya_request *request[N];
+    news heard[N];
+    int32_t tokens[64];
+    for (int i = 0; i < 64; i++) tokens[i] = 110 + i;
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.max_tokens = 20;
+    generate.ignore_stop_tokens = true;
+    generate.on_event = hear_event;
+    for (int i = 0; i < N; i++) {
+        memset(&heard[i], 0, sizeof heard[i]);
+        sem_init(&heard[i].told, 0, 0);
+        assert_ok(kakeya_session_open(engine, NULL, &session[i], &error));
+        if (i == 1) assert_ok(kakeya_session_sync(session[i], tokens, 64, NULL, NULL, NULL, &error));
+        kakeya_request_options options;
+        kakeya_request_options_init(&options);
+        options.tokens = i == 1 ? NULL : tokens;
+        options.n_tokens = i == 1 ? 0 : 64;
+        generate.user = &heard[i];
+        if (i == 1 || i == 2) options.generate = &generate;
+        heard[i].refuse = i == 3;
+        options.progress = hear_progress;
+        options.progress_user = &heard[i];
+        options.on_done = hear_done;
+        options.done_user = &heard[i];
+        assert_ok(kakeya_session_submit(session[i], &options, &request[i], &error));
+    }
+    for (int i = 0; i < N; i++) {
+        while (sem_wait(&heard[i].told) != 0) continue;
+        assert_int_equal(kakeya_request_wait(request[i], NULL, &error), i == 3 ? KAKEYA_CANCELLED : KAKEYA_OK);
+        assert_int_equal(heard[i].ends, i == 1 || i == 2);
+    }
+    for (int i = 0; i < N; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(heard[i].times, 1);
+        sem_destroy(&heard[i].told);
+    }
+}
+
 /* What a session keeps between answers is its K/V memory, its tokens and an index of them: no vocabulary. */
 static void idle_sessions_are_small(void **state) {
     (void)state;
@@ -496,10 +568,15 @@ static void idle_sessions_are_small(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_compositions),      cmocka_unit_test(random_compositions_of_the_demo),
-        cmocka_unit_test(cancelled_ones),           cmocka_unit_test(failing_ones),
-        cmocka_unit_test(memory_runs_out),          cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(nobody_waits_for_a_crowd), cmocka_unit_test(idle_sessions_are_small),
+        cmocka_unit_test(random_compositions),
+        cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),
+        cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(nobody_waits_for_a_crowd),
+        cmocka_unit_test(idle_sessions_are_small),
+        cmocka_unit_test(done_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
