@@ -1,0 +1,183 @@
+/* What the kernels of attention share: how keys are cut into tiles and partitions, what a row sees of them, where
+ * partial results lie, and the moves of tiles between global memory, shared memory and registers.
+ *
+ * Keys are walked in tiles of CUDA_ATTENTION_TILE absolute positions. Decode rows are cut into partitions whose edges
+ * are fixed positions and which are merged in ascending order; a tile that holds nothing for a row leaves its state as
+ * it is, exactly. So a row's result depends neither on the rows beside it nor on which block computes a partition.
+ *
+ * What a query at position t sees (backend.h): its layer's causal / sliding range; of the evicted part [sink, E)
+ * nothing or, under `restored`, the keys and values that cuda_restore_rows has decoded from the latents; the rest
+ * exactly.
+ *
+ * K = V layers keep V alone and K = RoPE(k_norm * V). Dimensions that RoPE turns are derived per tile; for the others
+ * k_norm is folded into the query once, and the tile of values serves as keys too. */
+#ifndef KAKEYA_BACKEND_CUDA_ATTENTION_CUH
+#define KAKEYA_BACKEND_CUDA_ATTENTION_CUH
+
+#include <limits.h>
+
+#include "backend/cuda/common.cuh"
+
+enum { QUERIES = 16, KEYS = CUDA_ATTENTION_TILE, PAD = 8 };
+/* Partitions of full-attention layers: fine where contexts are short, coarse where partial results would weigh. */
+enum { FINE_KEYS = 128, FINE_END = 4096, COARSE_KEYS = 256 };
+
+/* Merges the partitions of `rows` rows (attention_merge.cu). */
+void cuda_merge_partitions(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows);
+
+static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool wanted) {
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    int bytes = wanted ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes));
+}
+
+static __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16 *shared) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16 *shared) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+/* What a block needs to know of the step and the layer, loaded once. */
+struct attend_context {
+    int position, rows, first_row, prompt, frontier, sink, window, draft_from, restored_begin, restored_end;
+    int partitions;    /* of each row */
+    size_t first_cell; /* of the segment */
+    cuda_layer_view view;
+    cuda_draft_view draft;
+};
+
+/* Exact and restored keys of the same positions are partitions of their own: neither waits for the other. In sliding
+ * layers, where few tiles hold both, all restored ones come first; in full-attention layers they alternate. */
+static __host__ __device__ __forceinline__ int partition_sources(const cuda_attention &a) {
+    return !a.final && a.restored_k && !a.sliding_window ? 2 : 1;
+}
+
+/* Where a segment's partial results lie. In full-attention layers every row has the partitions that it needs; elsewhere
+ * all rows have the same number. */
+struct cells_of {
+    int partitions;
+    size_t first;
+};
+
+static __device__ __forceinline__ cells_of find_cells(const cuda_step *step, const cuda_attention &a) {
+    if (a.sliding_window || a.drafter || a.final)
+        return {a.partitions, (size_t)__ldcg(&step->first_row) * a.heads * a.partitions};
+    int sources = partition_sources(a);
+    return {sources * __ldcg(&step->partitions), (size_t)sources * __ldcg(&step->first_partition) * a.heads};
+}
+
+static __device__ __forceinline__ attend_context load_context(const cuda_step *step, const cuda_attention &a) {
+    attend_context c = {};
+    c.position = __ldcg(&step->position);
+    c.rows = __ldcg(&step->rows);
+    c.first_row = __ldcg(&step->first_row);
+    c.prompt = __ldcg(&step->prompt);
+    c.frontier = __ldcg(&step->frontier);
+    c.sink = __ldcg(&step->sink);
+    c.window = __ldcg(&step->window);
+    c.draft_from = __ldcg(&step->draft_from);
+    c.restored_begin = __ldcg(&step->restored_begin[a.sliding_window == 0]);
+    c.restored_end = __ldcg(&step->restored_end);
+    cells_of cells = find_cells(step, a);
+    c.partitions = cells.partitions;
+    c.first_cell = cells.first;
+    if (c.rows == 0) return c;
+    if (a.drafter)
+        c.draft = step->cache->draft[a.layer];
+    else
+        c.view = step->cache->layer[a.layer];
+    return c;
+}
+
+/* Positions that one query sees: [begin, end), of which [sink, evicted) is evicted. */
+struct visible_range {
+    int begin, end, sink, evicted;
+};
+
+static __device__ __forceinline__ visible_range visible(const attend_context &step, const cuda_attention &a,
+                                                        int token) {
+    int t = step.position + token;
+    visible_range r = {0, t + 1, 0, 0};
+    if (a.drafter) {
+        r.begin = max(step.position - step.draft.window, step.draft_from);
+        if (a.sliding_window) r.begin = max(r.begin, t - a.sliding_window + 1);
+        if (!a.causal) r.end = min(step.position + step.rows, a.sliding_window ? t + a.sliding_window : INT_MAX);
+    } else {
+        if (a.sliding_window) r.begin = t - a.sliding_window + 1;
+        if (step.view.bounded) {
+            r.sink = step.sink;
+            r.evicted = step.prompt ? step.frontier : t - step.window + 1;
+            if (r.evicted <= r.sink) r.evicted = 0;
+        }
+    }
+    r.begin = max(r.begin, 0);
+    return r;
+}
+
+static __device__ __forceinline__ bool sees_exactly(const visible_range &r, int p) {
+    return p >= r.begin && p < r.end && (p >= r.evicted || p < r.sink);
+}
+
+static __device__ __forceinline__ bool sees_restored(const visible_range &r, int p) {
+    return p >= r.begin && p < r.end && p >= r.sink && p < r.evicted;
+}
+
+enum tile_source { TILE_EXACT, TILE_RESTORED, TILE_BOTH };
+
+/* Key positions of a partition, and which of them; row 0 of the step decides where sliding partitions begin. */
+static __device__ __forceinline__ tile_source partition_range(const cuda_attention &a, const visible_range &first,
+                                                              int sink, int index, int *begin, int *end) {
+    tile_source source = TILE_BOTH;
+    if (a.sliding_window || a.drafter) {
+        int tile = first.begin / KEYS + index;
+        if (a.restored_partitions) {
+            source = index < a.restored_partitions ? TILE_RESTORED : TILE_EXACT;
+            if (source == TILE_RESTORED) {
+                tile = max(first.begin, sink) / KEYS + index;
+            } else { /* visible tiles of the sink, then those from the first exact position on */
+                int oldest = first.begin / KEYS, recent = max(first.evicted / KEYS, oldest);
+                int of_sink = max(min((sink + KEYS - 1) / KEYS, recent) - oldest, 0);
+                index -= a.restored_partitions;
+                tile = index < of_sink ? oldest + index : recent + index - of_sink;
+            }
+        }
+        *begin = tile * KEYS;
+        *end = *begin + KEYS;
+        return source;
+    }
+    if (partition_sources(a) == 2) {
+        source = index % 2 ? TILE_RESTORED : TILE_EXACT;
+        index /= 2;
+    }
+    if (index < FINE_END / FINE_KEYS) {
+        *begin = index * FINE_KEYS;
+        *end = *begin + FINE_KEYS;
+    } else {
+        *begin = FINE_END + (index - FINE_END / FINE_KEYS) * COARSE_KEYS;
+        *end = *begin + COARSE_KEYS;
+    }
+    return source;
+}
+
+static __host__ __device__ __forceinline__ int turned_columns(int pairs) { return (pairs + 15) / 16 * 16; }
+
+/* Where the columns [16 c, 16 c + 16) of the keys lie: in the key tile at the returned column, or (-1) in the values.
+ */
+template <int D> static __device__ __forceinline__ int key_column(int c, int turned) {
+    int at = c * 16, half = D / 2;
+    if (at < turned) return at;
+    if (at >= half && at < half + turned) return turned + at - half;
+    return -1;
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* Heads of new rows: norms and RoPE of queries and keys, and where new K/V are stored; the positions' cosines and
+ * sines. Bound: latency. */
+#include "backend/cuda/common.cuh"
+
+static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, int position) {
+    return (size_t)(view.capacity ? position % view.capacity : position);
+}
+
+enum { HEAD_WARPS = 4 };
+
+/* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
+ */
+template <int PER_LANE>
+static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_batch *batch, int prompt,
+                                                                           const __grid_constant__ cuda_heads a) {
+    __shared__ float buffers[HEAD_WARPS][PER_LANE * 32];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = a.head_dim, half = d / 2;
+    int row = blockIdx.x, unit = blockIdx.y * HEAD_WARPS + warp;
+    int keys = a.k && a.v ? a.kv_heads : 0, values = a.k ? a.kv_heads : 0;
+    bool is_q = unit < a.heads, is_k = !is_q && unit < a.heads + keys;
+    const float *norm = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
+    float weight[PER_LANE], v[PER_LANE], sum = 0;
+    if (unit >= a.heads + keys + values) return;
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) weight[e] = norm && e * 32 + lane < d ? norm[e * 32 + lane] : 1.0f;
+    /* Written before the step's first kernel. */
+    const cuda_row *mine = &batch->row[prompt ? 0 : row];
+    const cuda_cache_view *cache = prompt ? batch->step[0].cache : mine->cache;
+    int position = prompt ? batch->step[0].position + row : mine->position,
+        sink_end = prompt ? batch->step[0].sink : mine->sink;
+    release_successor();
+    wait_for_predecessor();
+    int head = is_q ? unit : is_k ? unit - a.heads : unit - a.heads - keys;
+    const float *source =
+        is_q ? a.q + (size_t)row * a.heads * d : (is_k || !a.v ? a.k : a.v) + (size_t)row * a.kv_heads * d;
+    source += (size_t)head * d;
+    const float2 *turns = a.turns + (size_t)row * a.pairs;
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) {
+        v[e] = e * 32 + lane < d ? __ldcg(source + e * 32 + lane) : 0;
+        sum += v[e] * v[e];
+    }
+    float scale = 1.0f;
+    if (is_q || is_k || a.norm_v) scale = rsqrtf(warp_sum(sum) / (float)d + a.eps);
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) {
+        v[e] *= scale * weight[e];
+        buffers[warp][e * 32 + lane] = v[e];
+    }
+    __syncwarp();
+    if (is_q || is_k) {
+#pragma unroll
+        for (int e = 0; e < PER_LANE; e++) {
+            int i = e * 32 + lane, j = i < half ? i : i - half;
+            if (i >= d || j >= a.pairs) continue;
+            float2 turn = __ldcg(turns + j); /* cosine, sine */
+            float other = buffers[warp][i < half ? i + half : j];
+            v[e] = i < half ? v[e] * turn.x - other * turn.y : v[e] * turn.x + other * turn.y;
+        }
+    }
+    if (is_q) {
+        bf16 *out = as_bf16(a.q_out) + ((size_t)row * a.heads + head) * d;
+#pragma unroll
+        for (int e = 0; e < PER_LANE; e++) {
+            if (e * 32 + lane < d) out[e * 32 + lane] = __float2bfloat16_rn(v[e] * a.q_scale);
+        }
+        return;
+    }
+    size_t kv_dim = (size_t)a.kv_heads * d, column = (size_t)head * d;
+    bf16 *out, *sink = nullptr;
+    if (!cache) return;
+    if (a.chunk_v) {
+        out = as_bf16(is_k ? a.chunk_k : a.chunk_v) + (size_t)row * kv_dim + column;
+    } else {
+        const cuda_layer_view &view = cache->layer[a.layer];
+        out = as_bf16(is_k ? view.k : view.v) + store_row(view, position) * kv_dim + column;
+        if (view.sink_v && position < sink_end)
+            sink = as_bf16(is_k ? view.sink_k : view.sink_v) + (size_t)position * kv_dim + column;
+    }
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) {
+        if (e * 32 + lane >= d) continue;
+        bf16 rounded = __float2bfloat16_rn(v[e]);
+        out[e * 32 + lane] = rounded;
+        if (sink) sink[e * 32 + lane] = rounded;
+    }
+}
+
+void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, const cuda_heads *h, int rows) {
+    int units = h->heads + (h->k ? h->kv_heads : 0) + (h->k && h->v ? h->kv_heads : 0);
+    dim3 grid(rows, ceil_div(units, HEAD_WARPS)), block(HEAD_WARPS * 32);
+    switch ((h->head_dim + 31) / 32) {
+    case 1:
+        launch_kernel(l, head_rows_kernel<1>, grid, block, 0, batch, prompt, *h);
+        break;
+    case 2:
+        launch_kernel(l, head_rows_kernel<2>, grid, block, 0, batch, prompt, *h);
+        break;
+    case 4:
+        launch_kernel(l, head_rows_kernel<4>, grid, block, 0, batch, prompt, *h);
+        break;
+    case 8:
+        launch_kernel(l, head_rows_kernel<8>, grid, block, 0, batch, prompt, *h);
+        break;
+    case 16:
+        launch_kernel(l, head_rows_kernel<16>, grid, block, 0, batch, prompt, *h);
+        break;
+    default:
+        break; /* model.c refuses other dimensions */
+    }
+}
+
+static __global__ void turns_kernel(const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                                    float2 *turns) {
+    release_successor();
+    wait_for_predecessor();
+    int row = blockIdx.x, position = prompt ? batch->step[0].position + row : batch->row[row].position;
+    for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
+        float2 turn;
+        sincosf((float)position * inverse_frequency[j], &turn.y, &turn.x);
+        turns[(size_t)row * pairs + j] = turn;
+    }
+}
+
+void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const float *inverse_frequency, int pairs,
+                float2 *turns, int rows) {
+    if (pairs) launch_kernel(l, turns_kernel, dim3(rows), dim3(128), 0, batch, prompt, inverse_frequency, pairs, turns);
+}
+
+static __global__ void store_chunk_kernel(const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+                                          int kv_dim, int layer, int rows) {
+    wait_for_predecessor();
+    const cuda_layer_view &view = step->cache->layer[layer];
+    int row = blockIdx.x, position = step->position + row;
+    bool keep = row >= rows - view.capacity, sink = view.sink_v && position < step->sink;
+    size_t to = store_row(view, position) * kv_dim, from = (size_t)row * kv_dim, sink_to = (size_t)position * kv_dim;
+    for (int i = threadIdx.x; i < kv_dim; i += blockDim.x) {
+        if (keep) {
+            view.v[to + i] = chunk_v[from + i];
+            if (view.k) view.k[to + i] = chunk_k[from + i];
+        }
+        if (sink) {
+            view.sink_v[sink_to + i] = chunk_v[from + i];
+            if (view.sink_k) view.sink_k[sink_to + i] = chunk_k[from + i];
+        }
+    }
+}
+
+void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf16 *chunk_k, const cuda_bf16 *chunk_v,
+                      int kv_dim, int layer, int rows) {
+    launch_kernel(l, store_chunk_kernel, dim3(rows), dim3(256), 0, step, chunk_k, chunk_v, kv_dim, layer, rows);
+}
+
+static __global__ void set_aside_kernel(const cuda_cache_view *cache, int position, int back) {
+    wait_for_predecessor();
+    const cuda_layer_view &view = cache->layer[blockIdx.x];
+    cuda_bf16 *stored = blockIdx.y ? view.k : view.v, *aside = blockIdx.y ? view.aside_k : view.aside_v;
+    if (!stored || !aside) return;
+    stored += store_row(view, position) * view.values;
+    for (int i = threadIdx.x; i < view.values; i += blockDim.x) {
+        if (back)
+            stored[i] = aside[i];
+        else
+            aside[i] = stored[i];
+    }
+}
+
+void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back) {
+    launch_kernel(l, set_aside_kernel, dim3(layers, 2), dim3(256), 0, cache, position, back);
+}
