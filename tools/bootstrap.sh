@@ -27,6 +27,7 @@ need_build() {
     need_library hwloc libhwloc-dev
     need_library zlib zlib1g-dev
     need_library libedit libedit-dev
+    need_library libxxhash libxxhash-dev
 }
 
 case $task in

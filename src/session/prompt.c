@@ -23,11 +23,37 @@ static kakeya_status keep_prefix(kakeya_session *session, size_t keep, kakeya_er
     return KAKEYA_OK;
 }
 
+/* How many of the tokens the timeline begins with and holds in its cache. */
+static size_t common_prefix(const decode_timeline *t, const int32_t *tokens, size_t n) {
+    size_t cached = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0, common = 0;
+    while (common < n && common < t->n && common < cached && tokens[common] == t->tokens[common]) common++;
+    return common;
+}
+
+size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n) {
+    const decode_timeline *t = &session->timeline;
+    size_t common = common_prefix(t, tokens, n);
+    return common && (size_t)t->ops->cache_min_truncate(t->cache) <= common ? common : 0;
+}
+
+kakeya_status kakeya_session_truncate(kakeya_session *session, size_t n, kakeya_error *error) {
+    decode_timeline *t = &session->timeline;
+    if (n == t->n) return KAKEYA_OK;
+    size_t length = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0;
+    size_t least = t->cache ? (size_t)t->ops->cache_min_truncate(t->cache) : 0;
+    if (n && (n > length || n < least))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "cannot truncate to %zu tokens: the memory can go back to %zu to %zu", n, least, length);
+    engine_turn_begin(session->engine);
+    kakeya_status status = n ? keep_prefix(session, n, error) : session_reset_cache(session, error);
+    engine_turn_end(session->engine);
+    return status;
+}
+
 kakeya_status prompt_begin(kakeya_session *session, prompt_work *work, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     const int32_t *tokens = work->tokens;
-    size_t n = work->n, cached = t->cache ? (size_t)t->ops->cache_length(t->cache) : 0, common = 0;
-    while (common < n && common < t->n && common < cached && tokens[common] == t->tokens[common]) common++;
+    size_t n = work->n, common = common_prefix(t, tokens, n);
     if (common == n && t->n == n && t->has_logits) {
         work->reused = work->first = n;
         return KAKEYA_OK;

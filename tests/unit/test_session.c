@@ -714,8 +714,50 @@ static void test_without_drafter_context(void **state) {
     close_all(session, engine, &script);
 }
 
+/* What is reachable can be truncated to, at no cost, and goes on as if the rest had never been; nothing else can. */
+static void test_truncate(void **state) {
+    (void)state;
+    enum { PROMPT = 50, NEW = 20 };
+    for (int reach = -1; reach <= 30; reach += 31) {
+        fake_script script = fake_script_default();
+        script.truncate_reach = reach;
+        kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+        int32_t tokens[PROMPT + NEW], expected[PROMPT + NEW];
+        for (size_t n = 0; n <= PROMPT + NEW; n++) {
+            kakeya_session *session = fake_session(engine, NULL);
+            fake_prompt(tokens, PROMPT, 5, FAKE_VOCAB);
+            ok(kakeya_session_sync(session, tokens, PROMPT, NULL, NULL, NULL, error));
+            kakeya_generate_options go;
+            kakeya_generate_options_init(&go);
+            go.max_tokens = NEW;
+            go.ignore_stop_tokens = true;
+            ok(kakeya_session_generate(session, &go, NULL, error));
+            size_t held;
+            memcpy(expected, kakeya_session_tokens(session, &held), sizeof expected);
+            memcpy(tokens, expected, sizeof tokens);
+            if (n < PROMPT + NEW) tokens[n] = (tokens[n] + 1) % FAKE_VOCAB;
+            size_t length = PROMPT + NEW - 1, oldest = reach < 0 ? 0 : length - (size_t)reach;
+            size_t common = n < length ? n : length;
+            assert_int_equal(kakeya_session_reachable(session, tokens, held), common >= oldest ? common : 0);
+            assert_int_equal(kakeya_session_reachable(session, tokens, 0), 0);
+            kakeya_status status = kakeya_session_truncate(session, n, NULL);
+            bool possible = n == 0 || n == held || (n <= length && n >= oldest);
+            assert_int_equal(status, possible ? KAKEYA_OK : KAKEYA_INVALID_ARGUMENT);
+            assert_timeline(session, expected, possible ? n : held, "truncated");
+            if (possible && n > PROMPT && n < held) {
+                go.max_tokens = (int)(held - n);
+                ok(kakeya_session_generate(session, &go, NULL, error));
+                assert_timeline(session, expected, held, "continued");
+            }
+            kakeya_session_close(session);
+        }
+        close_all(NULL, engine, &script);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_truncate),
         cmocka_unit_test(test_lossless),
         cmocka_unit_test(test_backend_that_finds_the_largest_logit),
         cmocka_unit_test(test_backend_that_finds_leading_logits),

@@ -1,0 +1,75 @@
+/* Computed prompts that later prompts may continue: the prefix store of the server.
+ *
+ * A hit never changes an answer. Under native attention a position's K/V does not depend on how it was computed, so any
+ * stored timeline serves. Under the bounded policies decode rows and prompt rows differ: there only entries that hold
+ * nothing but prompt rows serve, unless reuse_any says that answers may depend on what came before.
+ *
+ * Entries are live (the idle session of a conversation, which the next request takes) or checkpoints (forks at
+ * positions that other requests will pass, which requests fork again). All functions may be called by several threads
+ * at a time. Those that give or take sessions copy memory and may read a file: they are not for a network thread. */
+#ifndef KAKEYA_SERVE_STORE_H
+#define KAKEYA_SERVE_STORE_H
+
+#include "kakeya.h"
+#include "serve/store_reason.h"
+
+typedef struct prefix_store prefix_store;
+
+typedef enum store_source { STORE_HIT_NONE = 0, STORE_HIT_LIVE, STORE_HIT_RAM, STORE_HIT_DISK } store_source;
+
+/* One line for the log, without newline. Called by any thread. */
+typedef void (*store_log_fn)(void *user, const char *line);
+
+typedef struct store_options {
+    size_t ram_bytes;      /* K/V memory of all entries together; 0: live entries alone, at most max_live */
+    uint64_t disk_bytes;   /* of all files of the directory */
+    const char *directory; /* NULL: nothing goes to disk; made where it does not exist */
+    double session_ttl;    /* seconds until an idle session with a name is dropped; 0: never */
+    bool reuse_any;        /* bounded policies: timelines go on as they are */
+    int max_live;          /* 0: 8 */
+    store_log_fn log;      /* may be NULL */
+    void *log_user;
+} store_options;
+
+/* What was found. */
+typedef struct store_hit {
+    size_t tokens;       /* that need not be computed */
+    store_source source; /* STORE_HIT_NONE: tokens is 0 */
+} store_hit;
+
+typedef struct store_counts {
+    uint64_t takes;                      /* store_take with reuse */
+    uint64_t hits[STORE_HIT_DISK + 1];   /* of these, by source */
+    uint64_t tokens[STORE_HIT_DISK + 1]; /* found, by source */
+    uint64_t evictions, checkpoints;     /* entries dropped for room; checkpoints made */
+    size_t live, ram;                    /* entries now */
+    uint64_t ram_bytes;                  /* K/V memory of the entries now; pages of a common beginning count once */
+} store_counts;
+
+/* engine and session: those of the server; the engine must outlive the store, both structs are copied. *out is closed
+ * by store_close. */
+kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *session, const store_options *options,
+                         prefix_store **out, kakeya_error *error);
+/* Saves what is worth it, newest first, for at most so many seconds, and closes all entries. NULL is fine. */
+void store_close(prefix_store *store, double save_seconds);
+
+/* A session that the caller owns from now on. Its timeline is the longest stored prefix of ids[0..n), of n - 1 tokens
+ * at most, or empty; without reuse it is empty. hit may be NULL. */
+kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,
+                         store_hit *hit, kakeya_error *error);
+/* The session as it stands becomes a live entry; the store owns it. Never fails: what cannot be kept is closed. No
+ * request may be under way. prompt_tokens: the rows of the first so many tokens are prompt rows, all others may be
+ * decode rows. */
+void store_give(prefix_store *store, kakeya_session *session, size_t prompt_tokens);
+/* Keeps a copy of the session as it stands, whose rows are prompt rows unless the reason is STORE_TURN_END. Best
+ * effort: where there is no room, or the same tokens are there already, nothing is copied. */
+void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason);
+
+/* Closes entries, the least useful first, until about so many bytes of K/V memory have been given back or nothing is
+ * left; returns the bytes. For a request that finds no memory beside idle sessions. */
+size_t store_relieve(prefix_store *store, size_t bytes);
+
+/* Never waits for work in progress. */
+void store_counts_get(prefix_store *store, store_counts *out);
+
+#endif

@@ -1,0 +1,61 @@
+/* The entries of a prefix store and the rules of their memory. Everything here needs the store's lock. */
+#ifndef KAKEYA_SERVE_STORE_ENTRIES_H
+#define KAKEYA_SERVE_STORE_ENTRIES_H
+
+#include <pthread.h>
+
+#include "kakeya.h"
+#include "serve/store_index.h"
+#include "serve/store_reason.h"
+
+typedef struct store_entry {
+    store_index_entry index; /* first, so that one is the other */
+    kakeya_session *session;
+    const int32_t *ids; /* [n], the session's own */
+    size_t n;
+    size_t prompt_tokens; /* rows of the first so many are prompt rows */
+    store_reason reason;
+    bool live;
+    bool busy;         /* somebody reads the session outside of the lock: it may neither be closed nor taken */
+    size_t own_bytes;  /* K/V memory that does not grow with the text */
+    double used, hits; /* last use, monotonic seconds */
+    struct store_entry *next, **back;
+} store_entry;
+
+typedef struct store_entries {
+    store_index *index;
+    store_entry *first; /* newest first */
+    size_t live, checkpoints;
+    size_t own_bytes;  /* of all entries */
+    size_t page_bytes; /* of one page of 64 tokens, in what grows with the text */
+    size_t ram_bytes;  /* what all may have; 0: live entries alone, at most max_live */
+    size_t max_live;
+    bool prompt_rows_only; /* nothing else may be continued */
+} store_entries;
+
+/* A new entry of the session, not in the table; NULL when out of memory or when nothing of the session can be used. */
+store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, store_reason reason, bool live);
+/* Closes the session too, if the entry still has it. Outside of the lock: it waits for the engine. */
+void store_entry_close(store_entry *entry);
+
+bool store_entries_add(store_entries *all, store_entry *entry);
+void store_entries_remove(store_entries *all, store_entry *entry);
+
+/* K/V memory of all entries; a page that several begin with counts once. */
+size_t store_entries_bytes(const store_entries *all);
+/* How much an entry is worth keeping: its tokens per byte, more where it was used often and lately. */
+double store_entry_score(const store_entries *all, const store_entry *entry, double now);
+
+/* The entry that offers most of ids[0..n), and how many of them; NULL if none does. Among equals: a live one that goes
+ * on from its end, then a checkpoint. */
+store_entry *store_entries_find(store_entries *all, const int32_t *ids, size_t n, size_t *tokens);
+/* The checkpoint (or live entry) of exactly these ids, or NULL. */
+store_entry *store_entries_find_same(store_entries *all, const int32_t *ids, size_t n, bool live);
+
+/* The entry to give up next so that all fit into the budget, taken out of the table; NULL if they fit, or nothing can
+ * be given up. `keep` (may be NULL) stays in any case. */
+store_entry *store_entries_surplus(store_entries *all, const store_entry *keep, double now);
+/* The least useful entry, taken out of the table; NULL if there is none. */
+store_entry *store_entries_worst(store_entries *all, const store_entry *keep, double now);
+
+#endif
