@@ -28,6 +28,9 @@ need_build() {
     need_library zlib zlib1g-dev
     need_library libedit libedit-dev
     need_library libxxhash libxxhash-dev
+    need_library libevent_openssl libevent-dev
+    need_library libevent_pthreads libevent-dev
+    need_library openssl libssl-dev
 }
 
 case $task in
@@ -37,6 +40,8 @@ test)
     need_library cmocka libcmocka-dev
     need_command jq jq
     need_command c++ g++
+    need_command python3 python3
+    need_command openssl openssl
     ;;
 style) need_command clang-format clang-format ;;
 fuzz)

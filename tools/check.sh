@@ -18,6 +18,6 @@ fi
 export KAKEYA_SHORT_SWEEPS=1
 {
     unit_tests "$build"
-    ls tests/style/test_*.sh tests/cli/test_*.sh
+    ls tests/style/test_*.sh tests/cli/test_*.sh tests/serve/test_*.sh
 } | run_programs "$build" ""
 finish

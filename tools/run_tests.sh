@@ -24,7 +24,7 @@ if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON -DKAKEYA_CUD
 fi
 {
     unit_tests "$build"
-    ls tests/style/test_*.sh tests/cli/test_*.sh
+    ls tests/style/test_*.sh tests/cli/test_*.sh tests/serve/test_*.sh
 } | run_programs "$build" ""
 
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"

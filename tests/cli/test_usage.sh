@@ -6,13 +6,13 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run tokenize score info bench eval gate; do
+for verb in run serve tokenize score info bench eval gate; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
 check "--version prints a version" grep -q -E '^kakeya [0-9]+\.[0-9]+\.[0-9]+$' "$WORK/out"
 
-for verb in run tokenize score info bench; do
+for verb in run serve tokenize score info bench; do
     works "$verb --help works" $verb --help
     check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
     check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"

@@ -1,0 +1,214 @@
+/* kakeya serve: the options of the server, its first line, its signals. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/terminal.h"
+
+#ifdef KAKEYA_SERVE
+
+#include "serve/serve.h"
+
+enum { INTERRUPTED_TWICE = 130 };
+
+typedef struct serve_options {
+    cli_shared shared;
+    const char *host;
+    int port;
+    cli_texts names, keys, origins, hosts;
+    const char *key_file, *tls_certificate, *tls_key;
+    int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls;
+    int thinking; /* index of switch_names */
+    float drain, ping;
+    bool strict, metrics_key, log_json, log_prompts;
+} serve_options;
+
+static const char *const switch_names[] = {"off", "on", NULL};
+
+static const cli_command command = {
+    .name = "serve",
+    .summary = "Answers the APIs of OpenAI's clients over HTTP.",
+    .operands = "",
+    .details = "The first line on stdout is one JSON object with the addresses, once the port is open; the model is\n"
+               "loaded meanwhile, and /health says when it is ready. SIGTERM and SIGINT let running answers end\n"
+               "(--drain), a second one ends at once. SIGHUP reads the key file again. Log lines go to stderr.\n",
+    .examples = "  kakeya serve --port 8080 --api-key \"$KEY\"\n"
+                "  curl http://127.0.0.1:8080/health\n",
+};
+
+/* "HOST" from $KAKEYA_HOST and so on, where the option is not given. */
+static const char *environment(const char *name, const char *fallback) {
+    const char *value = getenv(name);
+    return value && *value ? value : fallback;
+}
+
+static int environment_int(const char *name, int fallback, int max) {
+    const char *value = getenv(name);
+    char *end;
+    long number = value ? strtol(value, &end, 10) : 0;
+    return value && *value && !*end && number >= 0 && number <= max ? (int)number : fallback;
+}
+
+/* The last part of the model's path. */
+static const char *model_name(const char *model) {
+    if (!model) return "synthetic";
+    const char *slash = strrchr(model, '/');
+    return slash && slash[1] ? slash + 1 : model;
+}
+
+static void fill(serve_options *o, const kakeya_engine_options *engine, serve_settings *s, const char **name) {
+    *name = model_name(engine->model);
+    *s = (serve_settings){
+        .host = o->host,
+        .port = o->port,
+        .tls_certificate = o->tls_certificate,
+        .tls_key = o->tls_key,
+        .auth = {.keys = o->keys.text,
+                 .n_keys = o->keys.n,
+                 .environment = getenv("KAKEYA_API_KEYS"),
+                 .file = o->key_file,
+                 .hosts = o->hosts.text,
+                 .n_hosts = o->hosts.n,
+                 .origins = o->origins.text,
+                 .n_origins = o->origins.n},
+        .names = o->names.n ? o->names.text : name,
+        .n_names = o->names.n ? o->names.n : 1,
+        .max_queue = o->max_queue,
+        .max_tokens = o->max_tokens,
+        .max_tool_calls = o->max_tool_calls,
+        .thinking = o->thinking == 1,
+        .drain_seconds = (double)o->drain,
+        .ping_seconds = (double)o->ping,
+        .strict = o->strict,
+        .metrics_key = o->metrics_key,
+        .log_json = o->log_json,
+        .log_prompts = o->log_prompts,
+        .engine = *engine,
+    };
+    s->engine.max_batch = o->max_batch;
+    s->engine.max_stall_ms = o->max_stall_ms;
+    cli_shared_session_options(&o->shared, &s->session);
+}
+
+/* A second signal while answers are being waited for. */
+static void *second_signal(void *user) {
+    int number;
+    const sigset_t *wanted = user;
+    do sigwait(wanted, &number);
+    while (number == SIGHUP);
+    _exit(INTERRUPTED_TWICE);
+}
+
+static int serve(const serve_settings *settings) {
+    static sigset_t wanted; /* a thread that nobody waits for looks at it */
+    sigemptyset(&wanted);
+    sigaddset(&wanted, SIGTERM);
+    sigaddset(&wanted, SIGINT);
+    sigaddset(&wanted, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &wanted, NULL); /* in every thread that starts from here on */
+    kakeya_error error = {0};
+    server_context *running = NULL;
+    if (serve_start(settings, &running, &error) != KAKEYA_OK) return cli_fail(command.name, &error);
+    char line[160];
+    int bytes = snprintf(line, sizeof line, "{\"http\": \"%s\", \"grpc\": null}\n", serve_url(running));
+    terminal_write(line, (size_t)bytes);
+    int number;
+    while ((number = serve_wait(running, &wanted, &error)) == SIGHUP) {
+        kakeya_error why = {0};
+        if (serve_reload_keys(running, &why) != KAKEYA_OK) fprintf(stderr, "kakeya serve: %s\n", why.message);
+    }
+    if (number > 0) {
+        pthread_t watcher;
+        if (pthread_create(&watcher, NULL, second_signal, &wanted) == 0) pthread_detach(watcher);
+        serve_drain(running);
+    }
+    serve_stop(running);
+    return number > 0 ? CLI_DONE : cli_fail(command.name, &error);
+}
+
+int cli_serve(int argc, char **argv) {
+    serve_options o = {.host = environment("KAKEYA_HOST", "127.0.0.1"),
+                       .port = environment_int("KAKEYA_PORT", 8080, 65535),
+                       .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
+                       .max_tool_calls = 32,
+                       .drain = 30,
+                       .ping = 10};
+    cli_option shared[CLI_SHARED_OPTIONS];
+    cli_shared_init(&o.shared, shared);
+    const cli_option own[] = {
+        CLI_OPTION(.name = "host", .argument = "ADDRESS", .kind = CLI_TEXT, .target = &o.host,
+                   .help = "where to listen ($KAKEYA_HOST, else 127.0.0.1)"),
+        CLI_OPTION(.name = "port", .argument = "N", .kind = CLI_INT, .target = &o.port, .min = 0, .max = 65535,
+                   .help = "0 chooses a free one ($KAKEYA_PORT, else 8080)"),
+        CLI_OPTION(.name = "name", .argument = "NAME", .kind = CLI_TEXTS, .target = &o.names,
+                   .help = "the model's name for clients, then aliases (the last part of the model's path)"),
+        CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXTS, .target = &o.keys,
+                   .help = "ask for this key, or one of several ($KAKEYA_API_KEYS adds some, with commas)"),
+        CLI_OPTION(.name = "api-key-file", .argument = "FILE", .kind = CLI_TEXT, .target = &o.key_file,
+                   .help = "keys, one a line, # comments; read again on SIGHUP"),
+        CLI_OPTION(.name = "cors-origin", .argument = "ORIGIN", .kind = CLI_TEXTS, .target = &o.origins,
+                   .help = "pages that may read answers; '*': all (none)"),
+        CLI_OPTION(.name = "allowed-host", .argument = "NAME", .kind = CLI_TEXTS, .target = &o.hosts,
+                   .help = "what a Host header may name besides localhost and addresses"),
+        CLI_OPTION(.name = "tls-cert", .argument = "FILE", .kind = CLI_TEXT, .target = &o.tls_certificate,
+                   .help = "certificate chain, PEM: speak TLS"),
+        CLI_OPTION(.name = "tls-key", .argument = "FILE", .kind = CLI_TEXT, .target = &o.tls_key,
+                   .help = "its private key, PEM"),
+        CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &o.max_batch, .min = 1, .max = 64,
+                   .help = "answers that are computed at the same time (64)"),
+        CLI_OPTION(.name = "max-queue", .argument = "N", .kind = CLI_INT, .target = &o.max_queue, .min = 1, .max = 4096,
+                   .help = "requests that may wait behind them; more get 429 (4 x max-batch, at least 64)"),
+        CLI_OPTION(.name = "max-stall-ms", .argument = "N", .kind = CLI_INT, .target = &o.max_stall_ms, .min = 1,
+                   .max = 60000, .help = "what a prompt may add to a step of running answers (200, on a GPU 60)"),
+        CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &o.max_tokens, .min = 0,
+                   .max = 1 << 24, .help = "of an answer whose request sets no limit (0: to the end of the context)"),
+        CLI_OPTION(.name = "max-tool-calls", .argument = "N", .kind = CLI_INT, .target = &o.max_tool_calls, .min = 1,
+                   .max = 1024, .help = "that one answer may make (32)"),
+        CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
+                   .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
+        CLI_OPTION(.name = "drain", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.drain, .min = 0, .max = 3600,
+                   .help = "that running answers get after SIGTERM (30)"),
+        CLI_OPTION(.name = "sse-ping", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.ping, .min = 0.5,
+                   .max = 3600, .help = "between signs of life in a silent stream (10)"),
+        CLI_OPTION(.name = "strict", .kind = CLI_FLAG, .target = &o.strict,
+                   .help = "refuse fields that are not known, instead of naming them in x-kakeya-ignored"),
+        CLI_OPTION(.name = "metrics-key", .kind = CLI_FLAG, .target = &o.metrics_key,
+                   .help = "ask for the key at /metrics too"),
+        CLI_OPTION(.name = "log-json", .kind = CLI_FLAG, .target = &o.log_json, .help = "log lines as JSON objects"),
+        CLI_OPTION(.name = "log-prompts", .kind = CLI_FLAG, .target = &o.log_prompts,
+                   .help = "log what users write and what they get: nothing of it is logged otherwise"),
+        {.name = NULL},
+    };
+    int operand, status;
+    if (!cli_parse(&command, own, shared, argc, argv, &operand, &status)) return status;
+    if (operand < argc) return cli_usage_error(&command, "unexpected operand '%s'", argv[operand]);
+    if (!o.tls_certificate != !o.tls_key) return cli_usage_error(&command, "--tls-cert and --tls-key need each other");
+    kakeya_error error = {0};
+    kakeya_engine_options engine;
+    serve_settings settings;
+    const char *name;
+    if (cli_shared_engine_options(&o.shared, &engine, &error) != KAKEYA_OK) {
+        status = cli_fail(command.name, &error);
+    } else {
+        fill(&o, &engine, &settings, &name);
+        status = serve(&settings);
+    }
+    cli_shared_free(&o.shared);
+    return status;
+}
+
+#else
+
+int cli_serve(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    fputs("kakeya serve: this build has no server (KAKEYA_SERVE was OFF when it was made)\n", stderr);
+    return CLI_FAILED;
+}
+
+#endif

@@ -1,0 +1,249 @@
+#include "serve/body.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "text/utf8.h"
+
+static int hex4(const char *text, size_t bytes) {
+    int value = 0;
+    if (bytes < 4) return -1;
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (digit < 0) return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* Escapes that the parser would take and that no text can hold. */
+static bool check_escapes(const char *bytes, size_t n, api_error *error) {
+    bool in_string = false;
+    for (size_t i = 0; i < n; i++) {
+        char c = bytes[i];
+        if (c == '\0') return api_fail(error, 400, "invalid_json", NULL, "byte %zu of the body is NUL", i);
+        if (!in_string) {
+            in_string = c == '"';
+            continue;
+        }
+        if (c == '"') {
+            in_string = false;
+        } else if (c == '\\' && i + 1 < n && bytes[++i] == 'u') {
+            int code = hex4(bytes + i + 1, n - i - 1);
+            if (code < 0) continue; /* the parser says what is wrong */
+            if (code == 0) return api_fail(error, 400, "invalid_json", NULL, "byte %zu of the body: \\u0000", i - 1);
+            bool low = code >= 0xDC00 && code < 0xE000, high = code >= 0xD800 && code < 0xDC00;
+            if (high) {
+                bool pair = i + 6 < n && bytes[i + 5] == '\\' && bytes[i + 6] == 'u';
+                int second = pair ? hex4(bytes + i + 7, n - i - 7) : -1;
+                low = second < 0xDC00 || second >= 0xE000;
+                i += low ? 0 : 6;
+            }
+            if (low)
+                return api_fail(error, 400, "invalid_utf8", NULL, "byte %zu of the body: an unpaired surrogate", i - 1);
+            i += 4;
+        }
+    }
+    return true;
+}
+
+bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
+    *out = NULL;
+    size_t valid = utf8_valid_bytes(bytes, n);
+    if (valid < n) return api_fail(error, 400, "invalid_utf8", NULL, "byte %zu of the body is not UTF-8", valid);
+    if (!check_escapes(bytes, n, error)) return false;
+    kakeya_error why = {0};
+    if (json_parse("body", bytes, n, out, &why) != KAKEYA_OK)
+        return api_fail(error, 400, "invalid_json", NULL, "%s", why.message);
+    if (!cJSON_IsObject(*out)) {
+        cJSON_Delete(*out);
+        *out = NULL;
+        return api_fail(error, 400, "invalid_json", NULL, "body: not a JSON object");
+    }
+    if (json_refuse_repeated_keys("body", *out, &why) != KAKEYA_OK) {
+        cJSON_Delete(*out);
+        *out = NULL;
+        return api_fail(error, 400, "invalid_json", NULL, "%s", why.message);
+    }
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------------- fields */
+
+void fields_begin(fields *f, const cJSON *object, const char *path, api_error *error) {
+    *f = (fields){.object = object, .path = path, .error = error};
+}
+
+const cJSON *fields_get(fields *f, const char *name) {
+    size_t place = 0;
+    for (const cJSON *item = f->object ? f->object->child : NULL; item; item = item->next, place++) {
+        if (strcmp(item->string, name) != 0) continue;
+        if (place < FIELDS_MAX) f->known[place] = 1;
+        return cJSON_IsNull(item) ? NULL : item;
+    }
+    return NULL;
+}
+
+void fields_show(const cJSON *value, char out[80]) {
+    enum { SHOWN = 64 };
+    char *json = cJSON_IsObject(value) ? NULL : cJSON_PrintUnformatted(value);
+    const char *shown = cJSON_IsObject(value) ? "an object" : json ? json : "?";
+    size_t bytes = strlen(shown);
+    if (bytes > SHOWN) {
+        bytes = SHOWN;
+        while (bytes && ((unsigned char)shown[bytes] & 0xC0) == 0x80) bytes--;
+        snprintf(out, 80, "%.*s...", (int)bytes, shown);
+    } else {
+        snprintf(out, 80, "%s", shown);
+    }
+    cJSON_free(json);
+}
+
+static bool wrong(fields *f, const char *code, const char *name, const cJSON *value, const char *expected) {
+    char shown[80], param[160];
+    fields_show(value, shown);
+    snprintf(param, sizeof param, "%s%s", f->path, name);
+    return api_fail(f->error, 400, code, param, "%s: %s is not %s", param, shown, expected);
+}
+
+bool fields_wrong_type(fields *f, const char *name, const cJSON *value, const char *expected) {
+    return wrong(f, "invalid_type", name, value, expected);
+}
+bool fields_wrong_value(fields *f, const char *name, const cJSON *value, const char *expected) {
+    return wrong(f, "invalid_value", name, value, expected);
+}
+
+bool fields_bool(fields *f, const char *name, bool fallback) {
+    const cJSON *item = fields_get(f, name);
+    if (!item) return fallback;
+    if (!cJSON_IsBool(item)) return fields_wrong_type(f, name, item, "true or false"), fallback;
+    return cJSON_IsTrue(item);
+}
+
+double fields_number(fields *f, const char *name, double min, double max, double fallback) {
+    const cJSON *item = fields_get(f, name);
+    if (!item) return fallback;
+    char expected[96];
+    snprintf(expected, sizeof expected, "a number from %g to %g", min, max);
+    if (!cJSON_IsNumber(item)) return fields_wrong_type(f, name, item, expected), fallback;
+    if (!(item->valuedouble >= min && item->valuedouble <= max))
+        return fields_wrong_value(f, name, item, expected), fallback;
+    return item->valuedouble;
+}
+
+int64_t fields_integer(fields *f, const char *name, int64_t min, int64_t max, int64_t fallback) {
+    const cJSON *item = fields_get(f, name);
+    if (!item) return fallback;
+    char expected[96];
+    snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble))
+        return fields_wrong_type(f, name, item, expected), fallback;
+    if (!(item->valuedouble >= (double)min && item->valuedouble <= (double)max))
+        return fields_wrong_value(f, name, item, expected), fallback;
+    return (int64_t)item->valuedouble;
+}
+
+const char *fields_string(fields *f, const char *name, const char *fallback) {
+    const cJSON *item = fields_get(f, name);
+    if (!item) return fallback;
+    if (!cJSON_IsString(item)) return fields_wrong_type(f, name, item, "a string"), fallback;
+    return item->valuestring;
+}
+
+const cJSON *fields_object(fields *f, const char *name) {
+    const cJSON *item = fields_get(f, name);
+    if (item && !cJSON_IsObject(item)) return fields_wrong_type(f, name, item, "an object"), NULL;
+    return item;
+}
+
+const cJSON *fields_array(fields *f, const char *name) {
+    const cJSON *item = fields_get(f, name);
+    if (item && !cJSON_IsArray(item)) return fields_wrong_type(f, name, item, "a list"), NULL;
+    return item;
+}
+
+/* The text behind the colon of a key of the outermost object. The body is known to be valid JSON. */
+static const char *raw_value(const char *body, size_t n, const char *name) {
+    size_t bytes = strlen(name);
+    int depth = 0;
+    for (size_t i = 0; i < n; i++) {
+        char c = body[i];
+        if (c == '{' || c == '[') depth++;
+        if (c == '}' || c == ']') depth--;
+        if (c != '"') continue;
+        size_t start = ++i;
+        while (i < n && body[i] != '"') i += body[i] == '\\' ? 2 : 1;
+        if (depth != 1 || i - start != bytes || memcmp(body + start, name, bytes) != 0) continue;
+        size_t at = i + 1;
+        while (at < n && strchr(" \t\r\n", body[at])) at++;
+        if (at >= n || body[at] != ':') continue;
+        at++;
+        while (at < n && strchr(" \t\r\n", body[at])) at++;
+        return at < n ? body + at : NULL;
+    }
+    return NULL;
+}
+
+bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, uint64_t *seed) {
+    static const char expected[] = "an integer of 64 bits";
+    const cJSON *item = fields_get(f, name);
+    if (!item) return false;
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble))
+        return fields_wrong_type(f, name, item, expected);
+    if (item->valuedouble == -1) return false;
+    if (item->valuedouble < -9223372036854775808.0 || item->valuedouble >= 18446744073709551616.0)
+        return fields_wrong_value(f, name, item, expected);
+    const char *raw = raw_value(body, bytes, name);
+    const char *digits = raw && *raw == '-' ? raw + 1 : raw;
+    size_t n = digits ? strspn(digits, "0123456789") : 0;
+    bool plain = n > 0 && !strchr(".eE", digits[n]);
+    if (!plain) {
+        *seed = item->valuedouble < 0 ? (uint64_t)(int64_t)item->valuedouble : (uint64_t)item->valuedouble;
+    } else {
+        uint64_t magnitude = strtoull(digits, NULL, 10);
+        *seed = *raw == '-' ? UINT64_C(0) - magnitude : magnitude;
+    }
+    return true;
+}
+
+void fields_accept(fields *f, const char *const *names) {
+    for (; *names; names++) fields_get(f, *names);
+}
+
+void fields_refuse(fields *f, const char *const *names) {
+    for (; *names; names++) {
+        if (!fields_get(f, *names)) continue;
+        char param[160];
+        snprintf(param, sizeof param, "%s%s", f->path, *names);
+        api_fail(f->error, 400, "unsupported_parameter", param, "%s is not supported here", param);
+    }
+}
+
+void fields_end(fields *f, bool strict, text_buffer *ignored) {
+    size_t place = 0;
+    for (const cJSON *item = f->object ? f->object->child : NULL; item; item = item->next, place++) {
+        if (place < FIELDS_MAX && f->known[place]) continue;
+        if (strict) {
+            char param[160];
+            snprintf(param, sizeof param, "%s%.100s", f->path, item->string);
+            api_fail(f->error, 400, "unsupported_parameter", param, "%s is not a field that this server knows", param);
+        } else if (ignored) {
+            /* a header's value: nothing that would end it, and not more than clients take */
+            if (ignored->n > 2048) continue;
+            if (ignored->n) text_add(ignored, ", ");
+            text_add(ignored, f->path);
+            size_t shown = 0;
+            for (const char *c = item->string; *c && shown < 64; c++, shown++) {
+                const char safe = *c > 0x20 && *c < 0x7f && *c != ',' ? *c : '?';
+                text_bytes(ignored, &safe, 1);
+            }
+        }
+    }
+}

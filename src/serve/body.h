@@ -1,0 +1,53 @@
+/* The JSON body of a request, and its fields with the errors that clients know. */
+#ifndef KAKEYA_SERVE_BODY_H
+#define KAKEYA_SERVE_BODY_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "serve/errors.h"
+#include "serve/text.h"
+
+/* Parses a body: one JSON object in valid UTF-8, no NUL, no unpaired surrogate, no key of the object twice. *out is
+ * freed with cJSON_Delete. False: *error says why. */
+bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error);
+
+enum { FIELDS_MAX = 512 };
+
+/* Reads the fields of one object. Every getter takes null for absent, marks the field as known, and on the first wrong
+ * value fills *error; later ones then give the fallback. */
+typedef struct fields {
+    const cJSON *object;
+    const char *path; /* in front of names in errors: "" or "stream_options." */
+    api_error *error;
+    unsigned char known[FIELDS_MAX]; /* by place in the object */
+} fields;
+
+void fields_begin(fields *f, const cJSON *object, const char *path, api_error *error);
+/* NULL where absent or null. */
+const cJSON *fields_get(fields *f, const char *name);
+bool fields_bool(fields *f, const char *name, bool fallback);
+double fields_number(fields *f, const char *name, double min, double max, double fallback);
+/* min and max within +-2^53. */
+int64_t fields_integer(fields *f, const char *name, int64_t min, int64_t max, int64_t fallback);
+const char *fields_string(fields *f, const char *name, const char *fallback);
+const cJSON *fields_object(fields *f, const char *name); /* NULL where absent */
+const cJSON *fields_array(fields *f, const char *name);  /* NULL where absent */
+/* A 64-bit seed, read from the body's text because a double would lose bits. False where it is absent or -1. */
+bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, uint64_t *seed);
+/* Known, and without effect here. names: NULL-terminated. */
+void fields_accept(fields *f, const char *const *names);
+/* Known, would change the answer, and not offered: 400 where given. names: NULL-terminated. */
+void fields_refuse(fields *f, const char *const *names);
+/* The names nobody asked for go into a comma-separated list; with `strict` they are an error. */
+void fields_end(fields *f, bool strict, text_buffer *ignored);
+
+/* Errors about one value: "temperature: 3 is not a number from 0 to 2". */
+bool fields_wrong_type(fields *f, const char *name, const cJSON *value, const char *expected);
+bool fields_wrong_value(fields *f, const char *name, const cJSON *value, const char *expected);
+/* The value as JSON, cut to 64 bytes. */
+void fields_show(const cJSON *value, char out[80]);
+
+#endif

@@ -1,0 +1,81 @@
+/* One request on its way through a route: who asks, what for, and the one reply. */
+#ifndef KAKEYA_SERVE_CALL_H
+#define KAKEYA_SERVE_CALL_H
+
+#include <cjson/cJSON.h>
+#include <pthread.h>
+
+#include "serve/body.h"
+#include "serve/errors.h"
+#include "serve/server.h"
+#include "serve/text.h"
+
+typedef struct call call;
+
+enum {
+    CALL_GET = 1,
+    CALL_POST = 2,
+    CALL_DELETE = 4,
+    ROUTE_PUBLIC = 1,    /* no key is asked for */
+    ROUTE_EARLY = 2,     /* answered while the model is loading, and while the server drains */
+    ROUTE_WORKER = 4,    /* handled on a thread of the pool, not on the network thread */
+    ROUTE_ANTHROPIC = 8, /* errors in that shape */
+    ROUTE_PREFIX = 16,   /* the path goes on behind the route's: call_rest */
+};
+
+typedef struct route {
+    const char *path;
+    int methods;
+    unsigned flags;
+    void (*handle)(call *c); /* must end the call, on whatever thread */
+} route;
+
+enum { CALL_ID_BYTES = 129, RANDOM_ID_BYTES = 25 };
+
+struct call {
+    server_context *server;
+    http_exchange *exchange;
+    const route *route;
+    const char *rest; /* of the path, behind the route's; "" without ROUTE_PREFIX */
+    char id[CALL_ID_BYTES];
+    unsigned long long client; /* who asks, for fairness: a key or an address */
+    cJSON *body;               /* after call_body */
+    text_buffer ignored;       /* names of fields that had no effect */
+    text_buffer log;           /* what the log line says besides */
+    _Atomic bool gone;         /* the client has left */
+    /* --- the reply, on its way to the network thread */
+    int status;
+    const char *content_type;
+    text_buffer reply;
+    bool streaming;
+    int retry_after;
+    bool never_retry;
+    /* --- what a leaving client stops */
+    pthread_mutex_t lock;
+    void (*cancel)(void *user);
+    void *cancel_user;
+};
+
+/* A request that the network layer has read; network thread. Checks who asks and hands over to the route. */
+void call_begin(server_context *server, const route *routes, size_t n_routes, http_exchange *exchange);
+
+/* Parses the body into c->body. */
+bool call_body(call *c, api_error *error);
+
+/* Whole replies, from any thread; each ends the call, which must not be used afterwards. */
+void call_reply(call *c, int status, const char *content_type, text_buffer *body); /* takes the text_buffer */
+void call_reply_json(call *c, text_buffer *body);                                  /* 200 */
+void call_fail(call *c, const api_error *error);
+
+/* Streams; network thread. What is written in between goes to c->exchange by http_stream_write. */
+void call_stream_begin(call *c);
+void call_stream_end(call *c); /* ends the call */
+
+/* fn is called once, on any thread, when the client leaves before the call ends: at once if it has left. NULL: nobody
+ * is called any more once this returns. */
+void call_on_cancel(call *c, void (*fn)(void *user), void *user);
+
+/* 24 characters that nobody can guess, and a NUL. */
+void random_id(char out[RANDOM_ID_BYTES]);
+
+#endif

@@ -1,0 +1,102 @@
+/* What the files of the HTTP layer share: the server, its connections, exchanges. */
+#ifndef KAKEYA_SERVE_HTTP_PRIVATE_H
+#define KAKEYA_SERVE_HTTP_PRIVATE_H
+
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/event.h>
+#include <event2/listener.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "serve/http.h"
+
+typedef struct ssl_ctx_st SSL_CTX;
+
+typedef struct http_task {
+    void (*fn)(void *argument);
+    void *argument;
+    struct http_task *next;
+} http_task;
+
+typedef enum connection_state {
+    READING_HEAD = 0,
+    READING_BODY,
+    ANSWERING, /* an exchange is open */
+    CLOSING,   /* what was written goes out, what comes is dropped */
+} connection_state;
+
+typedef struct http_connection {
+    http_server *server;
+    struct bufferevent *stream;
+    connection_state state;
+    bool flushed;       /* CLOSING: everything is out, and our side is shut */
+    double deadline;    /* 0: none */
+    double body_since;  /* READING_BODY */
+    double last_sent;   /* when the client took something last */
+    size_t searched;    /* bytes of the input that hold no end of a head */
+    http_head head;     /* READING_BODY */
+    http_chunks chunks; /* READING_BODY, chunked */
+    char *body;
+    size_t body_bytes, body_room;
+    http_exchange *exchange; /* ANSWERING */
+    char peer[INET6_ADDRSTRLEN];
+    struct http_connection *next, **link;
+} http_connection;
+
+struct http_exchange {
+    http_server *server;
+    http_connection *connection; /* NULL: the client has gone */
+    http_head head;
+    char *body;
+    size_t body_bytes;
+    double received;
+    char peer[INET6_ADDRSTRLEN];
+    struct evbuffer *headers; /* of the reply, so far */
+    bool streaming, chunked;
+    void (*on_gone)(void *user);
+    void *gone_user;
+    size_t sent_below;
+    void (*on_sent)(void *user);
+    void *sent_user;
+};
+
+struct http_server {
+    http_options options;
+    struct event_base *base;
+    struct evconnlistener *listener;
+    struct event *wake, *tick, *listen_again;
+    int wake_fd;
+    SSL_CTX *tls;
+    char url[96];
+    bool loopback;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of the tasks */
+    http_task *first, *last;
+    bool stopping;
+    double stop_by; /* stopping: what is unsent then is lost */
+    http_connection *connections;
+    _Atomic uint64_t open, accepted, disconnects;
+};
+
+/* A certificate and its key from PEM files. */
+kakeya_status http_tls_open(const char *certificate, const char *key, SSL_CTX **out, kakeya_error *error);
+void http_tls_close(SSL_CTX *tls);
+/* The stream of one accepted socket; NULL when out of memory. */
+struct bufferevent *http_tls_accept(SSL_CTX *tls, struct event_base *base, int socket);
+
+/* A connection that a listener has accepted. Owns the socket. */
+void http_connection_open(http_server *server, int socket, const struct sockaddr *address);
+void http_connection_close(http_connection *connection);
+/* Ends connections whose deadline has passed. */
+void http_connections_check(http_server *server, double now);
+/* After a reply: reads the next request, or closes once everything is out. */
+void http_connection_next(http_connection *connection);
+void http_connection_finish(http_connection *connection);
+/* Writes a refusal of our own and closes. */
+void http_connection_refuse(http_connection *connection, int status, const char *why);
+/* "Bad Request" */
+const char *http_reason(int status);
+
+#endif

@@ -1,0 +1,29 @@
+/* What `kakeya serve` was told. */
+#ifndef KAKEYA_SERVE_SETTINGS_H
+#define KAKEYA_SERVE_SETTINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "kakeya.h"
+#include "serve/auth.h"
+
+typedef struct serve_settings {
+    const char *host;
+    int port;
+    const char *tls_certificate, *tls_key;
+    auth_options auth;
+    const char *const *names; /* n_names >= 1: the id, then aliases */
+    size_t n_names;
+    int max_queue;  /* requests that may wait; 0: the default */
+    int max_tokens; /* of an answer that names no limit; 0: to the end of the context */
+    int max_tool_calls;
+    bool thinking; /* where a request does not say */
+    double drain_seconds, ping_seconds;
+    bool strict, metrics_key;
+    bool log_json, log_prompts;
+    kakeya_engine_options engine;
+    kakeya_session_options session;
+} serve_settings;
+
+#endif

@@ -1,0 +1,248 @@
+"""What the tests of `kakeya serve` share: TAP lines, a server of their own, plain HTTP without a client library."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+KAKEYA = os.environ.get("KAKEYA", "build/kakeya")
+BUILD = os.environ.get("BUILD", "build")
+MODELS = os.path.abspath("models")
+WAIT = float(os.environ.get("SERVE_TEST_WAIT", "60"))  # for what must happen; never for what must not
+SHORT = bool(os.environ.get("KAKEYA_SHORT_SWEEPS"))
+
+_tests = []
+
+
+def test(name):
+    """Registers a test; it passes when it raises nothing."""
+
+    def register(function):
+        _tests.append((name, function))
+        return function
+
+    return register
+
+
+class Skip(Exception):
+    pass
+
+
+def run_tests():
+    wanted = sys.argv[1:]
+    failed = number = 0
+    for name, function in _tests:
+        if wanted and not any(w in name for w in wanted):
+            continue
+        number += 1
+        try:
+            function()
+            print(f"ok {number} - {name}", flush=True)
+        except Skip as reason:
+            print(f"ok {number} - {name} # SKIP {reason}", flush=True)
+        except Exception:  # noqa: BLE001  a test may fail in any way
+            failed += 1
+            print(f"not ok {number} - {name}", flush=True)
+            for line in traceback.format_exc().rstrip().splitlines():
+                print(f"# {line}", flush=True)
+    Server.stop_all()
+    print(f"1..{number}")
+    sys.exit(1 if failed else 0)
+
+
+def equal(actual, expected, what=""):
+    if actual != expected:
+        raise AssertionError(f"{what}: {actual!r}, expected {expected!r}")
+
+
+def holds(condition, what=""):
+    if not condition:
+        raise AssertionError(what or "does not hold")
+
+
+def eventually(condition, what, seconds=None):
+    end = time.monotonic() + (seconds or WAIT)
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"{what}: not within {seconds or WAIT} s")
+
+
+class Reply:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self):
+        return self.json["error"]
+
+
+class Server:
+    """A running `kakeya serve` on a free port."""
+
+    running = []
+
+    def __init__(self, *options, model=None, ready=True, environment=None, wrapper=()):
+        self.log_file = tempfile.TemporaryFile()
+        command = [*wrapper, KAKEYA, "serve", "--port", "0", *options]
+        if model:
+            command += ["--model", model]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("KAKEYA_") and "proxy" not in k.lower()}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self.log_file, stdin=subprocess.DEVNULL,
+            env={**clean, **(environment or {})})
+        Server.running.append(self)
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"no first line; stderr: {self.log()}")
+        self.addresses = json.loads(line)
+        self.url = self.addresses["http"]
+        self.host, port = self.url.split("//")[1].rsplit(":", 1)
+        self.port = int(port)
+        if ready:
+            self.wait_ready()
+
+    def wait_ready(self):
+        eventually(lambda: self.process.poll() is not None or self.get("/health").status == 200, "the server is ready")
+        holds(self.process.poll() is None, f"the server ended: {self.log()}")
+
+    def log(self):
+        self.log_file.seek(0)
+        return self.log_file.read().decode(errors="replace")
+
+    def request(self, method, path, body=None, headers=None, timeout=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or WAIT)
+        try:
+            if isinstance(body, (dict, list)):
+                body = json.dumps(body).encode()
+            if body is not None:
+                headers = {"Content-Type": "application/json", **(headers or {})}
+            connection.request(method, path, body, headers or {})
+            reply = connection.getresponse()
+            return Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
+        finally:
+            connection.close()
+
+    def get(self, path, **more):
+        return self.request("GET", path, **more)
+
+    def post(self, path, body, **more):
+        return self.request("POST", path, body, **more)
+
+    def connect(self, timeout=None):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout or WAIT)
+
+    def raw(self, data, timeout=None, half_close=False):
+        """Sends bytes and returns everything that comes until the server closes."""
+        with self.connect(timeout) as s:
+            try:
+                s.sendall(data)
+                if half_close:
+                    s.shutdown(socket.SHUT_WR)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it may have said no already
+            return read_all(s)
+
+    def metric(self, name, **labels):
+        return metrics(self.get("/metrics").body.decode()).get(series(name, labels), 0.0)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=None):
+        return self.process.wait(seconds or WAIT)
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+            try:
+                self.process.wait(WAIT)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.process.stdout.close()
+        if self in Server.running:
+            Server.running.remove(self)
+        return self.process.returncode
+
+    @staticmethod
+    def stop_all():
+        for server in list(Server.running):
+            server.stop()
+
+
+def read_all(s):
+    data = b""
+    try:
+        while True:
+            piece = s.recv(65536)
+            if not piece:
+                return data
+            data += piece
+    except ConnectionResetError:
+        return data
+
+
+def series(name, labels):
+    return name + "".join(sorted(f"|{k}={v}" for k, v in labels.items()))
+
+
+def metrics(text):
+    """The exposition format as {name|label=value...: number}, without the label `model`; checks its form."""
+    values, typed = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            holds(name not in typed, f"{name} has one TYPE line")
+            typed[name] = kind
+        elif line and not line.startswith("#"):
+            left, number = line.rsplit(" ", 1)
+            name, _, rest = left.partition("{")
+            labels = {}
+            for pair in filter(None, rest.rstrip("}").split(",")):
+                key, value = pair.split("=", 1)
+                holds(value[0] == value[-1] == '"', line)
+                labels[key] = value[1:-1]
+            labels.pop("model", None)
+            base = name
+            for suffix in ("_bucket", "_sum", "_count"):
+                if name.endswith(suffix) and name[: -len(suffix)] in typed:
+                    base = name[: -len(suffix)]
+            holds(base in typed, f"{name} has a TYPE line")
+            key = series(name, labels)
+            holds(key not in values, f"{key} appears once")
+            values[key] = float(number)
+    return values
+
+
+def in_threads(functions):
+    """Runs functions at the same time; returns their results in order, raises the first exception."""
+    results, errors = [None] * len(functions), []
+
+    def run(i, function):
+        try:
+            results[i] = function()
+        except Exception as e:  # noqa: BLE001
+            errors.append(e)
+
+    threads = [threading.Thread(target=run, args=(i, f)) for i, f in enumerate(functions)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,315 @@
+"""The HTTP layer under clients that send what no client library sends."""
+
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+
+from harness import KAKEYA, Server, WAIT, equal, eventually, holds, in_threads, read_all, run_tests, test
+
+server = Server()
+HOST = b"Host: localhost\r\n"
+
+
+def status(data):
+    found = re.match(rb"HTTP/1\.1 (\d\d\d) ", data)
+    holds(found, f"a status line, not {data[:80]!r}")
+    return int(found.group(1))
+
+
+def alive():
+    equal(server.get("/livez").status, 200, "the next request")
+
+
+def refused(name, data, code=400, half_close=False):
+    reply = server.raw(data, half_close=half_close)
+    equal(status(reply), code, name)
+    equal(reply.count(b"server: kakeya/"), 1, f"{name}: nothing behind it is read as a request")
+    holds(b"connection: close" in reply, name)
+    holds(b"content-type: application/json" in reply and b'{"error":{"message":' in reply, name)
+    alive()
+
+
+@test("F5: two lengths, a length beside chunks, no Host, two Hosts")
+def _():
+    smuggled = b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n"
+    post = b"POST /livez HTTP/1.1\r\n" + HOST
+    refused("two lengths", post + b"Content-Length: 0\r\nContent-Length: 5\r\n\r\n" + smuggled)
+    refused("two equal lengths", post + b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n" + smuggled)
+    refused("both", post + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled)
+    refused("two encodings", post + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled)
+    refused("another encoding", post + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + smuggled)
+    refused("no Host", b"GET /livez HTTP/1.1\r\n\r\n" + smuggled)
+    refused("two Hosts", b"GET /livez HTTP/1.1\r\n" + HOST + HOST + b"\r\n" + smuggled)
+
+
+@test("heads that are none: bare line feeds, folded lines, blanks before colons, bad numbers, bad chunks")
+def _():
+    get = b"GET /livez HTTP/1.1\r\n" + HOST
+    refused("blank before the colon", get + b"A : b\r\n\r\n")
+    refused("folded line", get + b"A: b\r\n c\r\n\r\n")
+    refused("bare line feed", get + b"A: b\nC: d\r\n\r\n")
+    refused("NUL", get + b"A: b\0c\r\n\r\n")
+    for number in (b"-1", b"+1", b"1 1", b"0x10", b"", b"9" * 19):
+        refused(f"length {number}", get.replace(b"GET", b"POST") + b"Content-Length: " + number + b"\r\n\r\n")
+    refused("no version", b"GET /livez\r\n\r\n")
+    refused("version 2", b"GET /livez HTTP/2.0\r\n" + HOST + b"\r\n")
+    refused("relative target", b"GET livez HTTP/1.1\r\n" + HOST + b"\r\n")
+    refused("bad escape", b"GET /%zz HTTP/1.1\r\n" + HOST + b"\r\n")
+    chunked = get.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n"
+    for body in (b"zz\r\n", b"5\r\nabcdeX\r\n", b"5\nabcde\r\n", b"1000000000000000\r\n", b"-1\r\n"):
+        refused(f"chunks {body}", chunked + body)
+
+
+@test("F2: a head of 70 KB, 2,000 headers")
+def _():
+    refused("70 KB", b"GET / HTTP/1.1\r\n" + HOST + b"A: " + b"x" * 70000 + b"\r\n\r\n")
+    refused("70 KB without an end", b"GET / HTTP/1.1\r\n" + HOST + b"A: " + b"x" * 70000)
+    refused("2,000 headers", b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n" * 2000 + b"\r\n")
+
+
+@test("F6: a TLS greeting, the preface of HTTP/2, random bytes")
+def _():
+    refused("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(200)))
+    refused("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    refused("random", bytes((i * 73 + 11) % 251 + 1 for i in range(500)))
+
+
+def resident():
+    with open(f"/proc/{server.process.pid}/status") as f:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", f.read()).group(1))
+
+
+@test("F1: a body of 33 MiB, by its length and in chunks")
+def _():
+    before = resident()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+    size = 33 << 20
+    with server.connect() as s:
+        s.sendall(head + b"Content-Length: %d\r\n\r\n" % size)
+        equal(status(read_all(s)), 413, "by its length: refused before it is sent")
+    with server.connect() as s:
+        s.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        piece = b"%x\r\n" % 65536 + b"x" * 65536 + b"\r\n"
+        sent = 0
+        try:
+            while sent < size:
+                s.sendall(piece)
+                sent += 65536
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        equal(status(read_all(s)), 413, "in chunks")
+    alive()
+    holds(resident() < before + 40 * 1024, "no memory stays behind")
+
+
+@test("chunked bodies, Expect: 100-continue, requests behind each other, HTTP/1.0, HEAD, queries, slashes")
+def _():
+    def post(extra, body):
+        return b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\n" + extra + b"\r\n" + body
+
+    close = b"GET /livez HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
+    reply = server.raw(post(b"Transfer-Encoding: chunked\r\n", b"3;a=b\r\n{} \r\n0\r\nTrailer: x\r\n\r\n") + close)
+    equal(re.findall(rb"HTTP/1\.1 (\d+)", reply)[-1], b"200", "what follows the chunks is the next request")
+    with server.connect() as s:
+        s.sendall(post(b"Content-Length: 2\r\nExpect: 100-continue\r\n", b""))
+        equal(s.recv(100), b"HTTP/1.1 100 Continue\r\n\r\n", "the client may go on")
+        s.sendall(b"{}" + close)
+        holds(read_all(s).endswith(b'{"status":"ok"}'))
+    reply = server.raw(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n" + b"HEAD /livez/?a=b HTTP/1.1\r\n" + HOST + b"\r\n" + close)
+    equal(re.findall(rb"HTTP/1\.1 (\d+)", reply), [b"200"] * 3, "three replies, in order")
+    equal(reply.count(b'{"status":"ok"}'), 2, "HEAD has no body")
+    equal(reply.count(b"content-length: 15\r\n"), 3, "but its length")
+    reply = server.raw(b"GET /livez HTTP/1.0\r\n\r\n")
+    holds(reply.endswith(b'{"status":"ok"}') and b"connection: close" in reply, "HTTP/1.0 closes")
+    reply = server.raw(b"GET http://localhost/livez HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
+    equal(status(reply), 200, "a target with a host")
+
+
+@test("routes and methods: 404, 405 with Allow, OPTIONS, request ids")
+def _():
+    equal(server.get("/nothing").error["code"], "not_found")
+    reply = server.post("/health", {})
+    equal((reply.status, reply.headers["allow"]), (405, "GET, HEAD, OPTIONS"))
+    for method in ("PUT", "PATCH", "FOO"):
+        equal(server.request(method, "/health").status, 405, method)
+    equal(server.request("OPTIONS", "/anything").status, 204)
+    equal(server.get("/livez", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"], "mine-1")
+    for dirty in ("a b", "x" * 129):
+        holds(re.fullmatch(r"req_[0-9A-Za-z]{24}", server.get("/livez", headers={"X-Request-Id": dirty}).headers["x-request-id"]))
+    head = server.get("/livez").headers
+    equal((head["cache-control"], head["x-content-type-options"]), ("no-store", "nosniff"))
+    holds(head["server"].startswith("kakeya/"))
+
+
+@test("18: keys: wrong, missing, Bearer, x-api-key, from the environment and a file that SIGHUP reads again")
+def _():
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as f:
+        f.write("# comment\n  file-key  \n\n")
+        f.flush()
+        s = Server("--api-key", "secret", "--api-key-file", f.name, environment={"KAKEYA_API_KEYS": "one, two"})
+
+        def code(**headers):
+            return s.get("/v1/models", headers={k.replace("_", "-"): v for k, v in headers.items()}).status
+
+        denied = s.get("/v1/models")
+        equal((denied.status, denied.headers["www-authenticate"]), (401, 'Bearer realm="kakeya"'))
+        equal((denied.error["type"], denied.error["code"]), ("authentication_error", "invalid_api_key"))
+        for wrong in ("Bearer wrong", "Bearer ", "Bearer secre", "Basic secret", "secret", "Bearer # comment"):
+            equal(code(authorization=wrong), 401, wrong)
+        for right in ("Bearer secret", "bearer secret", "BEARER one", "Bearer two", "Bearer file-key"):
+            holds(code(authorization=right) != 401, right)
+        holds(code(x_api_key="secret") != 401)
+        equal(s.get("/health").status, 200, "health needs no key")
+        f.seek(0)
+        f.truncate()
+        f.write("fresh\n")
+        f.flush()
+        s.signal(signal.SIGHUP)
+        eventually(lambda: code(authorization="Bearer fresh") != 401, "the file is read again")
+        equal(code(authorization="Bearer file-key"), 401, "a key that is gone")
+        f.seek(0)
+        f.truncate()
+        f.write("only\n")
+        f.flush()
+        equal(s.stop(), 0)
+        s = Server("--api-key-file", f.name)
+        f.seek(0)
+        f.truncate()
+        s.signal(signal.SIGHUP)
+        eventually(lambda: "there is no key in it" in s.log(), "a file without keys does not open the server")
+        holds(code(authorization="Bearer only") != 401, "and the keys stay as they were")
+        equal(code(authorization="Bearer fresh"), 401)
+        equal(s.stop(), 0)
+
+
+@test("19: Host of somebody else, content types, origins")
+def _():
+    equal(server.get("/livez", headers={"Host": "evil.example"}).error["code"], "forbidden_host")
+    for host in ("localhost", "LOCALHOST:8080", "127.0.0.1", "[::1]:80", "192.168.1.1:1"):
+        equal(server.get("/livez", headers={"Host": host}).status, 200, host)
+    for host in ("localhost.evil.example", "[evil]", ""):
+        equal(server.get("/livez", headers={"Host": host}).status, 403, host)
+    s = Server("--allowed-host", "kakeya.test", "--cors-origin", "https://a.test")
+    equal(s.get("/livez", headers={"Host": "kakeya.test:80"}).status, 200)
+    head = s.get("/livez", headers={"Origin": "https://a.test"}).headers
+    equal((head["access-control-allow-origin"], head["vary"]), ("https://a.test", "Origin"))
+    holds("access-control-allow-origin" not in s.get("/livez", headers={"Origin": "https://b.test"}).headers)
+    preflight = s.request("OPTIONS", "/v1/chat/completions", headers={
+        "Origin": "https://a.test", "Access-Control-Request-Headers": "authorization,x-foo"})
+    equal(preflight.headers["access-control-allow-headers"], "authorization,x-foo")
+    equal(preflight.headers["access-control-max-age"], "600")
+    holds("access-control-allow-origin" not in server.get("/livez", headers={"Origin": "https://a.test"}).headers)
+    s.stop()
+
+
+@test("F3: 500 connections that send a byte a second, in the head and in the body, are cut; others are served")
+def _():
+    count = 500
+    slow = []
+    for i in range(count):
+        s = server.connect()
+        s.sendall(b"GET /livez HTTP/1.1\r\nHost: localho" if i % 2 else
+                  b"POST /livez HTTP/1.1\r\n" + HOST + b"Content-Length: 1000\r\n\r\n")
+        slow.append(s)
+    begun = time.monotonic()
+    cut = [None] * count
+    while None in cut and time.monotonic() < begun + 40:
+        for i, s in enumerate(slow):
+            if cut[i] is not None:
+                continue
+            try:
+                s.send(b"x")
+                s.setblocking(False)
+                if s.recv(1000) == b"":
+                    cut[i] = time.monotonic() - begun
+            except BlockingIOError:
+                pass
+            except OSError:
+                cut[i] = time.monotonic() - begun
+            finally:
+                s.setblocking(True)
+        alive()
+        time.sleep(1)
+    holds(None not in cut, f"{cut.count(None)} connections are still open")
+    holds(min(cut) > 15, f"a connection was cut after {min(cut):.1f} s")
+    for s in slow:
+        s.close()
+
+
+@test("a client that leaves is noticed while nothing is sent to it")
+def _():
+    with server.connect() as s:
+        s.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n")
+        s.recv(1000)
+        s.shutdown(socket.SHUT_WR)
+        equal(s.recv(1000), b"", "the server closes too")
+
+
+@test("TLS: the certificate is used, plain clients are not answered, a bad file is named")
+def _():
+    with tempfile.TemporaryDirectory() as d:
+        made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+                               "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", f"{d}/key.pem", "-out",
+                               f"{d}/cert.pem"], capture_output=True)
+        equal(made.returncode, 0, made.stderr)
+        s = Server("--tls-cert", f"{d}/cert.pem", "--tls-key", f"{d}/key.pem", ready=False)
+        holds(s.url.startswith("https://"))
+        context = ssl.create_default_context(cafile=f"{d}/cert.pem")
+        with context.wrap_socket(s.connect(), server_hostname="localhost") as c:
+            for _ in range(3):
+                c.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n")
+                reply = b""
+                while b'{"status":"ok"}' not in reply:
+                    reply += c.recv(4096)
+                equal(status(reply), 200)
+        holds(b"HTTP/1.1" not in s.raw(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n"))
+        s.stop()
+        bad = subprocess.run([KAKEYA, "serve", "--port", "0", "--tls-cert", f"{d}/none.pem", "--tls-key", f"{d}/key.pem"],
+                             capture_output=True, text=True, timeout=WAIT)
+        equal((bad.returncode, bad.stdout), (1, ""))
+        holds("none.pem" in bad.stderr and bad.stderr.count("\n") == 1, bad.stderr)
+
+
+@test("the port is open while the model is loading; a model that cannot be loaded ends the server")
+def _():
+    s = Server("--synthetic", "e2b:layers=6", "--threads", "1", ready=False)
+    early = s.get("/health")
+    if early.status == 503:  # not where loading was faster than the first request
+        equal((early.json["status"], early.json["error"]["code"]), ("loading", 503))
+    equal(s.get("/livez").status, 200)
+    s.stop()
+    bad = subprocess.run([KAKEYA, "serve", "--port", "0", "--model", "/nonexistent"], capture_output=True, text=True, timeout=WAIT)
+    equal(bad.returncode, 1)
+    holds("/nonexistent" in bad.stderr, bad.stderr)
+    taken = subprocess.run([KAKEYA, "serve", "--port", str(server.port)], capture_output=True, text=True, timeout=WAIT)
+    equal((taken.returncode, taken.stdout), (1, ""))
+    holds(str(server.port) in taken.stderr, taken.stderr)
+
+
+@test("SIGTERM ends an idle server with status 0, also while it loads")
+def _():
+    s = Server()
+    idle = s.connect()
+    equal(s.stop(), 0)
+    idle.close()
+    s = Server("--synthetic", "e2b:layers=6", "--threads", "1", ready=False)
+    equal(s.stop(), 0)
+
+
+@test("F4: idle connections cost little, and requests beside them are served")
+def _():
+    before, connections = resident(), []
+    for _ in range(900):
+        connections.append(server.connect())
+    alive()
+    holds(resident() < before + 900 * 7, f"{(resident() - before) / 900:.1f} kB a connection")
+    for c in connections:
+        c.close()
+    in_threads([alive] * 4)
+
+
+run_tests()
