@@ -615,6 +615,12 @@ KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
 
+/* Numbers by which saved sessions are told apart without reading them: a session loads what was saved by one whose two
+ * numbers are the same. Of the models and the precision; of the attention policy, the K/V format and the drafter's
+ * context. */
+KAKEYA_API uint64_t kakeya_engine_fingerprint(const kakeya_engine *engine);
+KAKEYA_API uint64_t kakeya_session_policy(const kakeya_session *session);
+
 /* The same with a file. It is written under another name and renamed at the end, so it is never seen half written. */
 KAKEYA_API kakeya_status kakeya_session_save_file(const kakeya_session *session, const char *path, kakeya_error *error);
 KAKEYA_API kakeya_status kakeya_session_load_file(kakeya_session *session, const char *path, kakeya_error *error);

@@ -1,28 +1,37 @@
 #include "serve/store.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "serve/store_entries.h"
+#include "serve/store_saver.h"
 
 struct prefix_store {
     kakeya_engine *engine;
     kakeya_session_options session; /* of the server, as far as this build knows them */
-    store_log_fn log;
-    void *log_user;
-    pthread_mutex_t lock;
-    pthread_cond_t ready; /* an entry is busy no more */
-    store_entries entries;
+    store_options options;
+    store_entries entries; /* whose lock is the store's */
+    store_disk *disk;      /* NULL: none */
+    store_saver *saver;    /* with disk */
+    store_named *named;
+    double prompt_speed; /* tokens per second; 0: not known */
     store_counts counts;
 };
 
 enum {
     DEFAULT_MAX_LIVE = 8,
+    DEFAULT_MAX_NAMED = 64,
+    DEFAULT_LEAST_FILE_TOKENS = 512,
     /* A checkpoint is made where a prompt has added so many tokens; less than that may be lost. */
     CHECKPOINT_TOKENS = 256,
+    LOAD_TRIES = 3, /* files that turn out to be unusable */
 };
+static const double default_checkpoint_delay = 2, default_idle_delay = 30, default_named_delay = 5;
+/* Memory is preferred to a file that holds no more than 4/3 of it. */
+static const double memory_share = 0.75;
 
 /* ----------------------------------------------------------------------------------------------------- open, close */
 
@@ -35,25 +44,86 @@ static kakeya_status measure_page(prefix_store *store, kakeya_error *error) {
     return status;
 }
 
+/* Numbers of everything that a stored row's bits depend on: models, precision, policy; and the kernels, which are those
+ * of the backend in this version. */
+static kakeya_status identify(prefix_store *store, uint64_t *fingerprint, uint64_t *policy, kakeya_error *error) {
+    kakeya_session *session = NULL;
+    kakeya_status status = kakeya_session_open(store->engine, &store->session, &session, error);
+    if (status != KAKEYA_OK) return status;
+    char text[256];
+    int n = snprintf(text, sizeof text, "%016" PRIx64 " %s %s", kakeya_session_policy(session),
+                     kakeya_engine_backend(store->engine), kakeya_version());
+    kakeya_session_close(session);
+    *fingerprint = kakeya_engine_fingerprint(store->engine);
+    *policy = store_key_seed(text, (size_t)n).low;
+    return KAKEYA_OK;
+}
+
+static void say(const prefix_store *store, const char *line) {
+    if (store->options.log) store->options.log(store->options.log_user, line);
+}
+
+/* A directory that cannot be used costs what it would have kept, and nothing else. */
+static kakeya_status open_disk(prefix_store *store, uint64_t fingerprint, uint64_t policy, kakeya_error *error) {
+    const store_options *o = &store->options;
+    if (!o->directory) return KAKEYA_OK;
+    const store_disk_options disk = {
+        .directory = o->directory,
+        .budget_bytes = o->disk_bytes,
+        .fingerprint = fingerprint,
+        .policy = policy,
+        .prompt_rows_only = store->entries.prompt_rows_only,
+        .pause_seconds = o->pause_seconds,
+        .chunk_bytes = o->chunk_bytes,
+        .step = o->step,
+        .step_user = o->step_user,
+        .log = o->log,
+        .log_user = o->log_user,
+    };
+    kakeya_error failure = {0};
+    kakeya_status status = store_disk_open(&disk, &store->disk, &failure);
+    if (status == KAKEYA_IO) {
+        char line[sizeof failure.message + 64];
+        snprintf(line, sizeof line, "sessions: %s; nothing is kept on disk", failure.message);
+        say(store, line);
+        return KAKEYA_OK;
+    }
+    if (status != KAKEYA_OK) return error_set(error, status, "%s", failure.message);
+    const store_saver_options saver = {
+        .least_tokens = o->least_file_tokens ? o->least_file_tokens : DEFAULT_LEAST_FILE_TOKENS,
+        .checkpoint_delay = o->checkpoint_delay > 0 ? o->checkpoint_delay : default_checkpoint_delay,
+        .idle_delay = o->idle_delay > 0 ? o->idle_delay : default_idle_delay,
+        .model = o->model,
+        .notes = o->notes,
+        .notes_user = o->notes_user,
+    };
+    return store_saver_open(&store->entries, store->disk, &saver, &store->saver, error);
+}
+
 kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *session, const store_options *options,
                          prefix_store **out, kakeya_error *error) {
     *out = NULL;
+    uint64_t fingerprint = 0, policy = 0;
     prefix_store *store = calloc(1, sizeof *store);
     if (!store) return error_set(error, KAKEYA_OUT_OF_MEMORY, "prefix store: out of memory");
-    pthread_mutex_init(&store->lock, NULL);
-    pthread_cond_init(&store->ready, NULL);
     store->engine = engine;
     store->session = *session;
-    store->log = options->log;
-    store->log_user = options->log_user;
+    store->options = *options;
     store->entries.ram_bytes = options->ram_bytes;
     store->entries.max_live = options->max_live > 0 ? (size_t)options->max_live : DEFAULT_MAX_LIVE;
     store->entries.prompt_rows_only = session->attention != KAKEYA_ATTENTION_NATIVE && !options->reuse_any;
-    kakeya_status status = measure_page(store, error);
-    if (status == KAKEYA_OK) {
-        store->entries.index = store_index_open(store_key_seed(NULL, 0));
-        if (!store->entries.index) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "prefix store: out of memory");
-    }
+    kakeya_status status = identify(store, &fingerprint, &policy, error);
+    if (!store_entries_open(&store->entries, store_file_seed(fingerprint, policy)) && status == KAKEYA_OK)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "prefix store: out of memory");
+    if (status == KAKEYA_OK) status = measure_page(store, error);
+    if (status == KAKEYA_OK) status = open_disk(store, fingerprint, policy, error);
+    const store_named_options named = {
+        .most = options->max_named ? options->max_named : DEFAULT_MAX_NAMED,
+        .ttl = options->session_ttl,
+        .idle_delay = options->idle_delay > 0 ? options->idle_delay : default_named_delay,
+        .model = options->model,
+    };
+    if (status == KAKEYA_OK) status = store_named_open(engine, session, store->disk, &named, &store->named, error);
     if (status != KAKEYA_OK) {
         store_close(store, 0);
         return status;
@@ -63,16 +133,23 @@ kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *se
 }
 
 void store_close(prefix_store *store, double save_seconds) {
-    (void)save_seconds;
     if (!store) return;
-    for (store_entry *e; (e = store->entries.first) != NULL;) {
-        store_entries_remove(&store->entries, e);
-        store_entry_close(e);
-    }
-    store_index_close(store->entries.index);
-    pthread_cond_destroy(&store->ready);
-    pthread_mutex_destroy(&store->lock);
+    double end = clock_seconds() + save_seconds;
+    store_saver_stop(store->saver);
+    store_named_close(store->named, end); /* nobody could compute these again */
+    store_saver_save_all(store->saver, end - clock_seconds());
+    store_saver_close(store->saver);
+    store_entries_close(&store->entries);
+    store_disk_close(store->disk);
     free(store);
+}
+
+store_named *store_names(prefix_store *store) { return store->named; }
+
+void store_note_speed(prefix_store *store, double prompt_tokens_per_second) {
+    pthread_mutex_lock(&store->entries.lock);
+    store->prompt_speed = prompt_tokens_per_second;
+    pthread_mutex_unlock(&store->entries.lock);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ room */
@@ -80,30 +157,31 @@ void store_close(prefix_store *store, double save_seconds) {
 /* Gives up entries until the others fit. Sessions are closed outside of the lock, because that waits for the engine. */
 static void trim(prefix_store *store, const store_entry *keep) {
     for (;;) {
-        pthread_mutex_lock(&store->lock);
+        pthread_mutex_lock(&store->entries.lock);
         store_entry *surplus = store_entries_surplus(&store->entries, keep, clock_seconds());
         if (surplus) store->counts.evictions++;
-        pthread_mutex_unlock(&store->lock);
+        pthread_mutex_unlock(&store->entries.lock);
         if (!surplus) return;
-        store_entry_close(surplus);
+        store_saver_dispose(store->saver, surplus);
     }
 }
 
 /* False where there is nothing to give up. */
 static bool give_up_one(prefix_store *store, const store_entry *keep, size_t *bytes) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     size_t before = store_entries_bytes(&store->entries);
     store_entry *worst = store_entries_worst(&store->entries, keep, clock_seconds());
     *bytes = before - store_entries_bytes(&store->entries);
     if (worst) store->counts.evictions++;
-    pthread_mutex_unlock(&store->lock);
-    store_entry_close(worst);
+    pthread_mutex_unlock(&store->entries.lock);
+    store_saver_dispose_now(store->saver, worst);
     return worst != NULL;
 }
 
 size_t store_relieve(prefix_store *store, size_t bytes) {
     size_t freed = 0, piece;
     while (freed < bytes && give_up_one(store, NULL, &piece)) freed += piece;
+    while (freed < bytes && (piece = store_named_relieve(store->named, true)) > 0) freed += piece;
     return freed;
 }
 
@@ -114,7 +192,8 @@ static kakeya_status open_empty(prefix_store *store, kakeya_session **out, kakey
     kakeya_status status;
     do {
         status = kakeya_session_open(store->engine, &store->session, out, error);
-    } while (status == KAKEYA_OUT_OF_MEMORY && give_up_one(store, NULL, &freed));
+    } while (status == KAKEYA_OUT_OF_MEMORY &&
+             (give_up_one(store, NULL, &freed) || store_named_relieve(store->named, true) > 0));
     return status;
 }
 
@@ -138,14 +217,14 @@ static kakeya_status fork_entry(prefix_store *store, const store_entry *entry, k
 static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids, size_t n, store_hit *hit) {
     kakeya_session *session = NULL;
     size_t tokens = 0;
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     store_entry *entry = store_entries_find(&store->entries, ids, n, &tokens);
     while (entry && entry->busy) {
-        pthread_cond_wait(&store->ready, &store->lock);
+        pthread_cond_wait(&store->entries.ready, &store->entries.lock);
         entry = store_entries_find(&store->entries, ids, n, &tokens);
     }
     if (!entry) {
-        pthread_mutex_unlock(&store->lock);
+        pthread_mutex_unlock(&store->entries.lock);
         return NULL;
     }
     *hit = (store_hit){.tokens = tokens, .source = entry->live ? STORE_HIT_LIVE : STORE_HIT_RAM};
@@ -153,18 +232,18 @@ static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids,
     entry->hits++;
     if (may_move(entry, tokens)) {
         store_entries_remove(&store->entries, entry);
-        pthread_mutex_unlock(&store->lock);
+        pthread_mutex_unlock(&store->entries.lock);
         session = entry->session;
         entry->session = NULL;
         store_entry_close(entry);
     } else {
         entry->busy = true;
-        pthread_mutex_unlock(&store->lock);
+        pthread_mutex_unlock(&store->entries.lock);
         if (fork_entry(store, entry, &session, NULL) != KAKEYA_OK) session = NULL;
-        pthread_mutex_lock(&store->lock);
+        pthread_mutex_lock(&store->entries.lock);
         entry->busy = false;
-        pthread_cond_broadcast(&store->ready);
-        pthread_mutex_unlock(&store->lock);
+        pthread_cond_broadcast(&store->entries.ready);
+        pthread_mutex_unlock(&store->entries.lock);
     }
     if (session && kakeya_session_truncate(session, tokens, NULL) != KAKEYA_OK) {
         kakeya_session_close(session);
@@ -174,17 +253,67 @@ static kakeya_session *take_from_memory(prefix_store *store, const int32_t *ids,
 }
 
 static void count_take(prefix_store *store, const store_hit *hit) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     store->counts.takes++;
     store->counts.hits[hit->source]++;
     store->counts.tokens[hit->source] += hit->tokens;
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->entries.lock);
+}
+
+/* Whether reading the file takes less time than computing what it offers beyond memory, as far as that is known. */
+static bool worth_loading(prefix_store *store, const store_disk_found *found, size_t in_memory, double speed) {
+    if ((double)in_memory >= memory_share * (double)found->tokens) return false;
+    double rate = store_disk_rate(store->disk);
+    if (speed <= 0 || rate <= 0) return true;
+    return (double)found->bytes / rate < (double)(found->tokens - in_memory) / speed;
+}
+
+static size_t tokens_in_memory(prefix_store *store, const int32_t *ids, size_t n, double *speed) {
+    size_t tokens = 0;
+    pthread_mutex_lock(&store->entries.lock);
+    (void)store_entries_find(&store->entries, ids, n, &tokens);
+    *speed = store->prompt_speed;
+    pthread_mutex_unlock(&store->entries.lock);
+    return tokens;
+}
+
+/* The longest file that is worth it; NULL where there is none, or none that can be used. */
+static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, size_t n, store_hit *hit) {
+    kakeya_session *session = NULL;
+    store_disk_found found;
+    double speed;
+    for (int tries = 0; store->disk && tries < LOAD_TRIES; tries++) {
+        size_t in_memory = tokens_in_memory(store, ids, n, &speed);
+        if (!store_disk_find(store->disk, ids, n, &found) || !worth_loading(store, &found, in_memory, speed)) break;
+        if (!session && open_empty(store, &session, NULL) != KAKEYA_OK) return NULL;
+        char *metadata = NULL;
+        size_t prompt_tokens = 0;
+        kakeya_status status =
+            store_disk_load(store->disk, found.name, ids, n, session, &prompt_tokens, &metadata, NULL);
+        if (status == KAKEYA_OK) {
+            size_t tokens = kakeya_session_reachable(session, ids, n);
+            if (store->options.take_notes) store->options.take_notes(store->options.notes_user, metadata);
+            free(metadata);
+            if (tokens == 0 || kakeya_session_truncate(session, tokens, NULL) != KAKEYA_OK) break;
+            if (found.reason == STORE_SYSTEM_TURN && tokens == found.tokens)
+                store_checkpoint(store, session, found.reason); /* others will want it too */
+            *hit = (store_hit){.tokens = tokens, .source = STORE_HIT_DISK};
+            return session;
+        }
+        if (status != KAKEYA_FORMAT && status != KAKEYA_IO) break;
+    }
+    kakeya_session_close(session);
+    return NULL;
 }
 
 kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,
                          store_hit *hit, kakeya_error *error) {
     store_hit found = {0};
-    *out = reuse && n > 1 ? take_from_memory(store, ids, n - 1, &found) : NULL;
+    *out = NULL;
+    if (reuse && n > 1) {
+        *out = take_from_disk(store, ids, n - 1, &found);
+        if (!*out) *out = take_from_memory(store, ids, n - 1, &found);
+    }
     if (!*out) found = (store_hit){0};
     if (hit) *hit = found;
     if (reuse) count_take(store, &found);
@@ -195,17 +324,19 @@ kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool
 
 /* Puts the entry in, in place of one of the same ids and kind; false when out of memory. */
 static bool put(prefix_store *store, store_entry *entry) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     store_entry *same = store_entries_find_same(&store->entries, entry->ids, entry->n, entry->live);
     if (same && same->busy) same = NULL;
     if (same) {
         entry->hits += same->hits;
+        entry->saved = same->saved;
         if (same->prompt_tokens > entry->prompt_tokens) entry->prompt_tokens = same->prompt_tokens;
         store_entries_remove(&store->entries, same);
     }
     bool added = store_entries_add(&store->entries, entry);
     if (added && !entry->live) store->counts.checkpoints++;
-    pthread_mutex_unlock(&store->lock);
+    store_saver_wake(store->saver);
+    pthread_mutex_unlock(&store->entries.lock);
     store_entry_close(same);
     return added;
 }
@@ -228,14 +359,14 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
 static bool refresh(prefix_store *store, const kakeya_session *session, store_reason reason) {
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     store_entry *same = store_entries_find_same(&store->entries, ids, n, false);
     bool there = same && (reason == STORE_TURN_END || same->prompt_tokens == n);
     if (there) {
         same->used = clock_seconds();
         if (reason == STORE_SYSTEM_TURN) same->reason = reason;
     }
-    pthread_mutex_unlock(&store->lock);
+    pthread_mutex_unlock(&store->entries.lock);
     return there;
 }
 
@@ -257,10 +388,14 @@ void store_checkpoint(prefix_store *store, const kakeya_session *session, store_
 /* ---------------------------------------------------------------------------------------------------------- counts */
 
 void store_counts_get(prefix_store *store, store_counts *out) {
-    pthread_mutex_lock(&store->lock);
+    pthread_mutex_lock(&store->entries.lock);
     *out = store->counts;
     out->live = store->entries.live;
     out->ram = store->entries.checkpoints;
     out->ram_bytes = store_entries_bytes(&store->entries);
-    pthread_mutex_unlock(&store->lock);
+    for (const store_entry *e = store->entries.first; e; e = e->next) out->saved += e->saved;
+    pthread_mutex_unlock(&store->entries.lock);
+    out->has_disk = store->disk != NULL;
+    if (store->disk) store_disk_counts_get(store->disk, &out->disk);
+    store_named_counts_get(store->named, &out->named);
 }

@@ -11,7 +11,7 @@
 #define KAKEYA_SERVE_STORE_H
 
 #include "kakeya.h"
-#include "serve/store_reason.h"
+#include "serve/store_named.h"
 
 typedef struct prefix_store prefix_store;
 
@@ -20,15 +20,31 @@ typedef enum store_source { STORE_HIT_NONE = 0, STORE_HIT_LIVE, STORE_HIT_RAM, S
 /* One line for the log, without newline. Called by any thread. */
 typedef void (*store_log_fn)(void *user, const char *line);
 
+/* Zeros are defaults. */
 typedef struct store_options {
     size_t ram_bytes;      /* K/V memory of all entries together; 0: live entries alone, at most max_live */
-    uint64_t disk_bytes;   /* of all files of the directory */
+    int max_live;          /* 8 */
+    uint64_t disk_bytes;   /* of all files of the directory; 0: no limit */
     const char *directory; /* NULL: nothing goes to disk; made where it does not exist */
+    const char *model;     /* name, for the metadata of files */
     double session_ttl;    /* seconds until an idle session with a name is dropped; 0: never */
+    size_t max_named;      /* sessions with names in memory: 64 */
     bool reuse_any;        /* bounded policies: timelines go on as they are */
-    int max_live;          /* 0: 8 */
     store_log_fn log;      /* may be NULL */
     void *log_user;
+    /* What else is known of ids that are saved (JSON text, malloc'ed, or NULL), and what a file that was loaded says of
+     * it. Called by any thread; both may be NULL. */
+    char *(*notes)(void *user, const int32_t *ids, size_t n);
+    void (*take_notes)(void *user, const char *json);
+    void *notes_user;
+    /* For tests; 0: the default. */
+    size_t least_file_tokens;                   /* shorter entries are not saved: 512 */
+    double checkpoint_delay;                    /* seconds until a checkpoint is saved: 2 */
+    double idle_delay;                          /* seconds until an idle session is saved: 30, one with a name 5 */
+    double pause_seconds;                       /* without writing, after a failure: 60 */
+    uint64_t chunk_bytes;                       /* of files: 4 MiB */
+    void (*step)(void *user, const char *what); /* store_file.h */
+    void *step_user;
 } store_options;
 
 /* What was found. */
@@ -43,7 +59,11 @@ typedef struct store_counts {
     uint64_t tokens[STORE_HIT_DISK + 1]; /* found, by source */
     uint64_t evictions, checkpoints;     /* entries dropped for room; checkpoints made */
     size_t live, ram;                    /* entries now */
+    size_t saved;                        /* of these, those that have a file */
     uint64_t ram_bytes;                  /* K/V memory of the entries now; pages of a common beginning count once */
+    bool has_disk;
+    store_disk_counts disk; /* with has_disk */
+    store_named_counts named;
 } store_counts;
 
 /* engine and session: those of the server; the engine must outlive the store, both structs are copied. *out is closed
@@ -64,6 +84,12 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
 /* Keeps a copy of the session as it stands, whose rows are prompt rows unless the reason is STORE_TURN_END. Best
  * effort: where there is no room, or the same tokens are there already, nothing is copied. */
 void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason);
+
+/* How fast prompts are computed: a file is read only where that is faster. Before the first call files always are. */
+void store_note_speed(prefix_store *store, double prompt_tokens_per_second);
+
+/* Sessions with names (store_named.h). */
+store_named *store_names(prefix_store *store);
 
 /* Closes entries, the least useful first, until about so many bytes of K/V memory have been given back or nothing is
  * left; returns the bytes. For a request that finds no memory beside idle sessions. */

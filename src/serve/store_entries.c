@@ -8,6 +8,27 @@
 
 static const double half_life_seconds = 6 * 3600.0;
 
+bool store_entries_open(store_entries *all, store_key seed) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->ready, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    all->index = store_index_open(seed);
+    return all->index != NULL;
+}
+
+void store_entries_close(store_entries *all) {
+    for (store_entry *e; (e = all->first) != NULL;) {
+        store_entries_remove(all, e);
+        store_entry_close(e);
+    }
+    store_index_close(all->index);
+    pthread_cond_destroy(&all->ready);
+    pthread_mutex_destroy(&all->lock);
+}
+
 store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, store_reason reason, bool live) {
     size_t n;
     const int32_t *ids = kakeya_session_tokens(session, &n);

@@ -1,4 +1,5 @@
-/* The entries of a prefix store and the rules of their memory. Everything here needs the store's lock. */
+/* The entries of a prefix store and the rules of their memory. Everything here that takes a store_entries needs its
+ * lock. */
 #ifndef KAKEYA_SERVE_STORE_ENTRIES_H
 #define KAKEYA_SERVE_STORE_ENTRIES_H
 
@@ -16,6 +17,7 @@ typedef struct store_entry {
     size_t prompt_tokens; /* rows of the first so many are prompt rows */
     store_reason reason;
     bool live;
+    bool saved;        /* there is a file of it */
     bool busy;         /* somebody reads the session outside of the lock: it may neither be closed nor taken */
     size_t own_bytes;  /* K/V memory that does not grow with the text */
     double used, hits; /* last use, monotonic seconds */
@@ -23,6 +25,8 @@ typedef struct store_entry {
 } store_entry;
 
 typedef struct store_entries {
+    pthread_mutex_t lock;
+    pthread_cond_t ready; /* an entry is busy no more; monotonic clock */
     store_index *index;
     store_entry *first; /* newest first */
     size_t live, checkpoints;
@@ -32,6 +36,10 @@ typedef struct store_entries {
     size_t max_live;
     bool prompt_rows_only; /* nothing else may be continued */
 } store_entries;
+
+/* False when out of memory. */
+bool store_entries_open(store_entries *all, store_key seed);
+void store_entries_close(store_entries *all); /* with all entries */
 
 /* A new entry of the session, not in the table; NULL when out of memory or when nothing of the session can be used. */
 store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, store_reason reason, bool live);

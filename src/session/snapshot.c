@@ -124,6 +124,13 @@ static policy policy_of(const kakeya_session *session) {
                      (uint64_t)session->cache_options.keep_draft_context}};
 }
 
+uint64_t kakeya_engine_fingerprint(const kakeya_engine *engine) { return engine->fingerprint; }
+
+uint64_t kakeya_session_policy(const kakeya_session *session) {
+    policy p = policy_of(session);
+    return hash_fnv1a(HASH_FNV1A_START, &p.field[1], (POLICY_FIELDS - 1) * sizeof p.field[1]);
+}
+
 static kakeya_status write_failed(const writer *w, kakeya_error *error) {
     return error_set(error, KAKEYA_IO, "session data: the writer takes no more at byte %" PRIu64, w->at);
 }
