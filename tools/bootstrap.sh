@@ -31,6 +31,9 @@ need_build() {
     need_library libevent_openssl libevent-dev
     need_library libevent_pthreads libevent-dev
     need_library openssl libssl-dev
+    need_library grpc libgrpc-dev
+    need_library libprotobuf-c libprotobuf-c-dev
+    need_command protoc-c protobuf-c-compiler
 }
 
 case $task in
@@ -42,6 +45,7 @@ test)
     need_command c++ g++
     need_command python3 python3
     need_command openssl openssl
+    python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     ;;
 style) need_command clang-format clang-format ;;
 fuzz)

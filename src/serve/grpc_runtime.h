@@ -1,0 +1,36 @@
+/* kakeya.v1.RuntimeService: five methods on sessions of tokens (docs/grpc.md). All functions are for the server's
+ * thread, but for the opening and the closing. */
+#ifndef KAKEYA_SERVE_GRPC_RUNTIME_H
+#define KAKEYA_SERVE_GRPC_RUNTIME_H
+
+#include "serve/grpc.h"
+#include "serve/grpc_messages.h"
+#include "serve/grpc_server.h"
+
+typedef struct grpc_runtime grpc_runtime;
+
+/* wake: makes grpc_runtime_advance be called soon; from any thread. */
+kakeya_status grpc_runtime_open(const grpc_service_options *options, void (*wake)(void *user), void *user,
+                                grpc_runtime **out, kakeya_error *error);
+/* Closes the sessions. No call may be left. NULL is fine. */
+void grpc_runtime_close(grpc_runtime *runtime);
+
+void grpc_runtime_request(grpc_runtime *runtime, rpc_call *call, grpc_request_type type, const uint8_t *data,
+                          size_t bytes);
+void grpc_runtime_sent(grpc_runtime *runtime, rpc_call *call);
+void grpc_runtime_gone(grpc_runtime *runtime, rpc_call *call);
+/* What has happened on other threads, and what time has done. */
+void grpc_runtime_advance(grpc_runtime *runtime);
+
+/* From now on sessions are made in this engine. */
+void grpc_runtime_serve(grpc_runtime *runtime, kakeya_engine *engine);
+/* No new work is taken, which gets UNAVAILABLE; what runs goes on. */
+void grpc_runtime_drain(grpc_runtime *runtime);
+/* Ends what runs, with UNAVAILABLE. */
+void grpc_runtime_stop(grpc_runtime *runtime);
+/* Calls that compute or wait, and one more while sessions are being closed. 0 after grpc_runtime_stop: `wake` is not
+ * called again. */
+size_t grpc_runtime_running(const grpc_runtime *runtime);
+size_t grpc_runtime_sessions(const grpc_runtime *runtime);
+
+#endif

@@ -1,0 +1,102 @@
+/* The gRPC service alone, told what to do line by line, so that tests decide when the model is there and when the
+ * server drains. Prints {"grpc": "HOST:PORT"} once it listens and one JSON object for every call that has ended.
+ *
+ *   grpc_server MODEL [NAME=VALUE...]     address, attention, sink, window, context, ttl, reader, sessions, ring, key,
+ *                                         memory (bytes), drafter, threads, certificate, tls_key
+ *   load, drain, stop                     lines on stdin; its end is stop */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/grpc.h"
+
+static const char *key; /* NULL: nobody needs one */
+
+static bool allows(void *user, const char *authorization) {
+    (void)user;
+    return !key || (authorization && strncmp(authorization, "Bearer ", 7) == 0 && strcmp(authorization + 7, key) == 0);
+}
+
+static void print_finished(void *user, const grpc_finished *f) {
+    (void)user;
+    printf("{\"method\": \"%s\", \"session\": \"%s\", \"code\": %d, \"prompt\": %zu, \"generated\": %zu}\n", f->method,
+           f->session, f->code, f->prompt_tokens, f->generated_tokens);
+    fflush(stdout);
+}
+
+static int fail(const kakeya_error *error) {
+    fprintf(stderr, "grpc_server: %s\n", error->message);
+    return 1;
+}
+
+static int refuse(const char *argument) {
+    fprintf(stderr, "grpc_server: what is '%s'?\n", argument);
+    return 2;
+}
+
+static bool read_number(const char *name, double number, grpc_service_options *o, kakeya_engine_options *e) {
+    if (strcmp(name, "sink") == 0) return o->session.sink = (int)number, true;
+    if (strcmp(name, "window") == 0) return o->session.window = (int)number, true;
+    if (strcmp(name, "context") == 0) return o->session.context_tokens = (int)number, true;
+    if (strcmp(name, "ttl") == 0) return o->session_ttl = number, true;
+    if (strcmp(name, "reader") == 0) return o->reader_seconds = number, true;
+    if (strcmp(name, "sessions") == 0) return o->max_sessions = (size_t)number, true;
+    if (strcmp(name, "ring") == 0) return o->ring_tokens = (size_t)number, true;
+    if (strcmp(name, "memory") == 0) return e->memory_limit_bytes = (size_t)number, true;
+    if (strcmp(name, "threads") == 0) return e->threads = (int)number, true;
+    return false;
+}
+
+static bool read_option(char *argument, grpc_service_options *o, kakeya_engine_options *e) {
+    char *value = strchr(argument, '=');
+    if (!value) return false;
+    *value++ = '\0';
+    if (strcmp(argument, "address") == 0) return o->address = value, true;
+    if (strcmp(argument, "certificate") == 0) return o->tls_certificate = value, true;
+    if (strcmp(argument, "tls_key") == 0) return o->tls_key = value, true;
+    if (strcmp(argument, "key") == 0) return key = value, true;
+    if (strcmp(argument, "drafter") == 0) return e->drafter = value, true;
+    if (strcmp(argument, "attention") == 0) {
+        for (int i = 0; kakeya_attention_name((kakeya_attention)i); i++)
+            if (strcmp(kakeya_attention_name((kakeya_attention)i), value) == 0)
+                return o->session.attention = (kakeya_attention)i, true;
+        return false;
+    }
+    return read_number(argument, atof(value), o, e);
+}
+
+int main(int argc, char **argv) {
+    grpc_service_options options;
+    grpc_service_options_init(&options);
+    options.address = "127.0.0.1:0";
+    options.allows = allows;
+    options.on_finished = print_finished;
+    kakeya_engine_options engine_options;
+    kakeya_engine_options_init(&engine_options);
+    engine_options.backend = "cpu";
+    if (argc < 2) return refuse("nothing");
+    engine_options.model = argv[1];
+    for (int i = 2; i < argc; i++)
+        if (!read_option(argv[i], &options, &engine_options)) return refuse(argv[i]);
+    kakeya_error error = {0};
+    grpc_service *service = NULL;
+    kakeya_engine *engine = NULL;
+    if (grpc_service_start(&options, &service, &error) != KAKEYA_OK) return fail(&error);
+    printf("{\"grpc\": \"%s\"}\n", grpc_service_address(service));
+    fflush(stdout);
+    char line[64];
+    kakeya_status status = KAKEYA_OK;
+    while (status == KAKEYA_OK && fgets(line, sizeof line, stdin) && strcmp(line, "stop\n") != 0) {
+        if (strcmp(line, "load\n") == 0) {
+            status = kakeya_engine_open(&engine_options, &engine, &error);
+            if (status == KAKEYA_OK) grpc_service_set_engine(service, engine);
+        } else if (strcmp(line, "drain\n") == 0) {
+            grpc_service_drain(service);
+        } else {
+            return refuse(line);
+        }
+    }
+    grpc_service_stop(service);
+    if (engine) kakeya_engine_close(engine);
+    return status == KAKEYA_OK ? 0 : fail(&error);
+}
