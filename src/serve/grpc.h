@@ -3,38 +3,9 @@
 #ifndef KAKEYA_SERVE_GRPC_H
 #define KAKEYA_SERVE_GRPC_H
 
-#include "kakeya.h"
+#include "serve/grpc_options.h"
 
 typedef struct grpc_service grpc_service;
-
-/* A call of RuntimeService that has ended, for logs and metrics. */
-typedef struct grpc_finished {
-    const char *method;                  /* "Generate" */
-    const char *session;                 /* its id; "" where there is none */
-    const char *label;                   /* CreateSession: what the client calls itself */
-    int code;                            /* of the protocol: 0 is OK */
-    size_t prompt_tokens;                /* appended */
-    size_t generated_tokens;             /* generated */
-    double seconds, first_token_seconds; /* since the request; the second is 0 where there was no token */
-    double decode_seconds;
-    uint64_t verifier_forwards;
-} grpc_finished;
-
-typedef struct grpc_service_options {
-    const char *address;                   /* "127.0.0.1:50051"; port 0 chooses a free one */
-    const char *tls_certificate, *tls_key; /* PEM files; both or neither */
-    kakeya_session_options session;        /* of every session */
-    double session_ttl;                    /* seconds until an idle session is dropped; 0: never */
-    double reader_seconds;                 /* until a client that reads nothing is dropped */
-    size_t max_sessions;                   /* more than this: the one that is idle longest is dropped */
-    size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
-    /* Whether a call may be made; authorization: the value of that header, or NULL. NULL: anybody may. */
-    bool (*allows)(void *user, const char *authorization);
-    void (*on_finished)(void *user, const grpc_finished *finished); /* on the service's thread; may be NULL */
-    void *user;
-} grpc_service_options;
-
-void grpc_service_options_init(grpc_service_options *options);
 
 /* Listens. *out is freed with grpc_service_stop. */
 kakeya_status grpc_service_start(const grpc_service_options *options, grpc_service **out, kakeya_error *error);

@@ -3,8 +3,8 @@
 #ifndef KAKEYA_SERVE_GRPC_RUNTIME_H
 #define KAKEYA_SERVE_GRPC_RUNTIME_H
 
-#include "serve/grpc.h"
 #include "serve/grpc_messages.h"
+#include "serve/grpc_options.h"
 #include "serve/grpc_server.h"
 
 typedef struct grpc_runtime grpc_runtime;

@@ -19,10 +19,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
 
-enum { TICK_MS = 500, MAX_STATUS_TEXT = 512, MIN_PING_SECONDS = 10, MAX_PEM_BYTES = 1 << 20 };
+static const double TICK_SECONDS = 0.5;
+/* For calls that have been answered to bring it to their clients, at the end. */
+static const double GRACE_SECONDS = 1;
+enum { MAX_STATUS_TEXT = 512, MIN_PING_SECONDS = 10, MAX_PEM_BYTES = 1 << 20 };
 
 /* What a completion is about. The queue hands out pointers to these. */
 typedef enum event_kind {
@@ -65,8 +69,9 @@ struct rpc_server {
     grpc_call *waker;
     event_tag wake, stopped;
     atomic_bool woken, stopping;
-    bool awaits; /* the core has a place for the next call */
-    bool quiet;  /* no call is left, and none comes */
+    double next_tick, cancel_at; /* clock_seconds; cancel_at: with stopping, when the calls that are left are cut */
+    bool awaits;                 /* the core has a place for the next call */
+    bool quiet;                  /* no call is left, and none comes */
     bool threaded;
     pthread_t thread;
     char address[300];
@@ -247,28 +252,42 @@ static void handle_call(rpc_call *c, event_kind kind, bool success) {
     if (c->pending == 0) free_call(c);
 }
 
+/* At least twice a second, however many completions there are. */
+static void tick(rpc_server *s) {
+    const double now = clock_seconds();
+    if (now < s->next_tick) return;
+    s->next_tick = now + TICK_SECONDS;
+    s->handlers.on_wake(s->handlers.user);
+    if (!atomic_load(&s->stopping)) {
+        if (!s->awaits) await_call(s);
+    } else if (s->cancel_at == 0) {
+        s->cancel_at = now + GRACE_SECONDS;
+    } else if (now > s->cancel_at) {
+        grpc_server_cancel_all_calls(s->server);
+    }
+}
+
+static void handle_event(rpc_server *s, const event_tag *tag, bool success) {
+    if (tag->kind == EVENT_WAKE) {
+        if (!s->quiet) atomic_store(&s->woken, false);
+        s->handlers.on_wake(s->handlers.user);
+    } else if (tag->kind == EVENT_STOPPED) {
+        s->quiet = true;
+        atomic_store(&s->woken, true); /* nobody puts anything into the queue any more */
+        grpc_completion_queue_shutdown(s->queue);
+    } else {
+        handle_call(tag->call, tag->kind, success);
+    }
+}
+
 static void *serve(void *user) {
     rpc_server *s = user;
     for (;;) {
-        gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(TICK_MS, GPR_TIMESPAN));
-        grpc_event event = grpc_completion_queue_next(s->queue, deadline, NULL);
+        gpr_timespec wait = gpr_time_from_millis((int64_t)(TICK_SECONDS * 1e3), GPR_TIMESPAN);
+        grpc_event event = grpc_completion_queue_next(s->queue, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait), NULL);
         if (event.type == GRPC_QUEUE_SHUTDOWN) return NULL;
-        if (event.type == GRPC_QUEUE_TIMEOUT) {
-            if (!s->awaits && !atomic_load(&s->stopping)) await_call(s);
-            s->handlers.on_wake(s->handlers.user);
-            continue;
-        }
-        const event_tag *tag = event.tag;
-        if (tag->kind == EVENT_WAKE) {
-            if (!s->quiet) atomic_store(&s->woken, false);
-            s->handlers.on_wake(s->handlers.user);
-        } else if (tag->kind == EVENT_STOPPED) {
-            s->quiet = true;
-            atomic_store(&s->woken, true); /* nobody puts anything into the queue any more */
-            grpc_completion_queue_shutdown(s->queue);
-        } else {
-            handle_call(tag->call, tag->kind, event.success != 0);
-        }
+        if (event.type == GRPC_OP_COMPLETE) handle_event(s, event.tag, event.success != 0);
+        tick(s);
     }
 }
 
@@ -432,7 +451,6 @@ void rpc_server_stop(rpc_server *server) {
 void rpc_server_close(rpc_server *server) {
     if (!server) return;
     rpc_server_stop(server);
-    grpc_server_cancel_all_calls(server->server);
     if (server->threaded)
         pthread_join(server->thread, NULL);
     else

@@ -61,7 +61,7 @@ const char *rpc_server_address(const rpc_server *server);
 void rpc_server_wake(rpc_server *server);
 /* Any thread: no more calls are taken; those that there are go on. */
 void rpc_server_stop(rpc_server *server);
-/* Cancels what is left, waits for its end and frees. */
+/* Waits for the end of the calls, cuts those that are left after a second, and frees. */
 void rpc_server_close(rpc_server *server);
 
 /* What the handlers have to do with the call; NULL at first. */
