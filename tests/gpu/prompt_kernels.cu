@@ -374,19 +374,22 @@ const char *describe(const attention_case &c) {
     return text;
 }
 
-/* Keys and values of evicted positions from a ring of latents whose first position lies in the middle, against the
- * plain product with norms, turns and scales in double. Rows behind the last position stay as they were. */
+/* Keys and values of the evicted positions of three segments, one of which has none, from rings of latents whose first
+ * position lies in the middle, against the plain product with norms, turns and scales in double. Rows behind the last
+ * one stay as they were. */
 void check_restored() {
-    const int rank = 96, capacity = 336, heads = 2, head_dim = 256, pairs = head_dim / 2, begin = 1000, end = 1290,
-              columns = heads * head_dim;
+    const int rank = 96, capacity = 336, heads = 2, head_dim = 256, pairs = head_dim / 2, columns = heads * head_dim;
+    const int segments = 3, begin[segments] = {1000, 77, 5002}, count[segments] = {290, 0, 131}, all = 421, room = 512;
     const float eps = 1e-6f, base = 10000.0f;
-    device_array<uint16_t> codes((size_t)capacity * 2 * rank), decoder((size_t)columns * rank),
-        out((size_t)capacity * columns);
-    device_array<float> scales((size_t)capacity * heads), norm(head_dim), frequency(pairs),
-        raw((size_t)capacity * columns);
-    device_array<float2> turns((size_t)capacity * pairs);
-    device_array<cuda_step> step(1);
-    device_array<cuda_cache_view> view(1);
+    size_t rows = (size_t)segments * capacity;
+    device_array<uint16_t> codes(rows * 2 * rank), decoder((size_t)columns * rank), out((size_t)room * columns),
+        gathered_codes((size_t)room * 2 * rank);
+    device_array<float> scales(rows * heads), norm(head_dim), frequency(pairs), raw(rows * columns),
+        gathered_scales((size_t)room * heads);
+    device_array<float2> turns((size_t)room * pairs);
+    device_array<int> positions(room);
+    device_array<cuda_batch> batch(1);
+    device_array<cuda_cache_view> view(segments);
     randomize(codes, 1.0f);
     randomize(decoder, 0.1f);
     randomize(scales, 0.5f, 1.0f);
@@ -394,18 +397,30 @@ void check_restored() {
     std::vector<float> inverse(pairs);
     for (int j = 0; j < pairs; j++) inverse[j] = std::pow(base, -2.0f * j / head_dim);
     frequency.set(inverse);
-    std::vector<cuda_cache_view> host_view(1);
-    host_view[0].latent = {codes.data, scales.data, capacity, heads};
+    std::vector<cuda_cache_view> host_view(segments);
+    std::vector<cuda_batch> host_batch(1);
+    std::vector<int> slot_of, position_of;
+    for (int s = 0; s < segments; s++) {
+        host_view[s].latent = {codes.data + (size_t)s * capacity * 2 * rank, scales.data + (size_t)s * capacity * heads,
+                               capacity, heads};
+        cuda_step &step = host_batch[0].step[s];
+        step.cache = view.data + s;
+        step.restored_begin[0] = begin[s];
+        step.restored_first[0] = (int)slot_of.size();
+        for (int p = begin[s]; p < begin[s] + count[s]; p++) {
+            slot_of.push_back(s * capacity + p % capacity);
+            position_of.push_back(p);
+        }
+    }
+    host_batch[0].segments = segments;
+    host_batch[0].restored_rows[0] = all;
     view.set(host_view);
-    std::vector<cuda_step> host_step(1);
-    host_step[0].cache = view.data;
-    host_step[0].restored_begin[0] = begin;
-    host_step[0].restored_end = end;
-    step.set(host_step);
+    batch.set(host_batch);
     cuda_restore r = {};
-    device_array<uint16_t> other((size_t)capacity * columns);
+    device_array<uint16_t> other((size_t)room * columns);
     cuda_matrix matrix = {decoder.data, CUDA_FORM_BF16, columns, rank, rank};
-    r.k_norm = norm.data, r.turns = turns.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
+    r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data, rank, heads, pairs};
+    r.k_norm = norm.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
     r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank = rank;
     if (!prompt_gemm_restores(&r)) {
         std::printf("restored keys and values: not in one product on this device\n");
@@ -413,37 +428,37 @@ void check_restored() {
     }
     cuda_launch launch = {};
     launch.multiprocessors = 5; /* fewer blocks than tiles */
-    cuda_restore_turns(&launch, step.data, frequency.data, pairs, 0, capacity, turns.data);
+    cuda_gather_latents(&launch, batch.data, &r.gathered, frequency.data, room);
     std::vector<float> norms = norm.get(), host_scales = scales.get();
     for (int keys = 1; keys >= 0; keys--) {
         prompt_gemm_args args = {};
         args.a = codes.data + (keys ? 0 : rank), args.lda = 2 * rank, args.w = decoder.data, args.ldw = rank;
-        args.m = capacity, args.n = columns, args.k = rank, args.ldo = columns, args.out = raw.data;
+        args.m = (int)rows, args.n = columns, args.k = rank, args.ldo = columns, args.out = raw.data;
         CHECK(prompt_gemm(&args, nullptr));
         out.poison();
         r.k = keys ? out.data : other.data;
         r.v = keys ? other.data : out.data;
-        CHECK(prompt_gemm_restore(&launch, step.data, &r, codes.data, capacity, end - begin, 0));
+        CHECK(prompt_gemm_restore(&launch, batch.data, &r, room, 0));
         std::vector<float> plain = raw.get();
         std::vector<uint16_t> found = out.get();
         double worst = 0;
         bool untouched = true;
-        for (int p = begin; p < begin + capacity; p++) {
+        for (int row = 0; row < room; row++) {
+            size_t slot = row < all ? (size_t)slot_of[row] : 0;
             for (int h = 0; h < heads; h++) {
-                const float *x = &plain[((size_t)(p % capacity) * heads + h) * head_dim];
-                const uint16_t *y = &found[((size_t)(p - begin) * heads + h) * head_dim];
+                const float *x = &plain[(slot * heads + h) * head_dim];
+                const uint16_t *y = &found[((size_t)row * heads + h) * head_dim];
                 double squares = 0;
                 for (int i = 0; i < head_dim; i++) squares += (double)x[i] * x[i];
-                double scale =
-                    keys ? 1 / std::sqrt(squares / head_dim + eps) : host_scales[(size_t)(p % capacity) * heads + h];
+                double scale = keys ? 1 / std::sqrt(squares / head_dim + eps) : host_scales[slot * heads + h];
                 for (int i = 0; i < head_dim; i++) {
-                    if (p >= end) {
+                    if (row >= all) {
                         untouched = untouched && y[i] == 0xffff;
                         continue;
                     }
                     int j = i % pairs;
-                    double angle = (double)((float)p * inverse[j]), low = x[j] * scale, high = x[j + pairs] * scale,
-                           wanted = x[i] * scale;
+                    double angle = (double)((float)position_of[row] * inverse[j]), low = x[j] * scale,
+                           high = x[j + pairs] * scale, wanted = x[i] * scale;
                     if (keys) {
                         low *= norms[j], high *= norms[j + pairs];
                         wanted = i < pairs ? low * std::cos(angle) - high * std::sin(angle)

@@ -11,6 +11,7 @@ typedef struct pool {
     backend_model *model;
     size_t vocab;
     uint32_t state;
+    int mixed; /* the first so many take part in random forwards */
     backend_cache *cache[POOL];
 } pool;
 
@@ -26,12 +27,47 @@ static void pool_open(pool *q, pair *p, uint32_t seed) {
                 .ops = p->ops[CUDA],
                 .model = p->model[CUDA],
                 .vocab = (size_t)p->verifier->config.vocab,
-                .state = seed};
+                .state = seed,
+                .mixed = MIXED};
     static int32_t tokens[FARTHEST + BACKEND_MAX_DECODE_ROWS];
     for (int i = 0; i < POOL; i++) {
         int length = 1 + draw(q, LONGEST_PROMPT), answer = draw(q, BACKEND_MAX_DECODE_ROWS + 1);
         if (i % 9 == 3) length += i % 2 ? FAR : FARTHEST - LONGEST_PROMPT; /* more partitions than others */
         q->cache[i] = new_cache(p, CUDA, &policies[i < MIXED ? i % POLICIES : 0], CONTEXT, i % 8 != 4);
+        fill_tokens(tokens, length + answer, (int)q->vocab, seed + (uint32_t)i);
+        for (int at = 0, n; at < length; at += n) {
+            n = length - at < 700 ? length - at : 700;
+            step(p, CUDA, q->cache[i], tokens + at, n, n, SEGMENT_PROMPT, NULL);
+        }
+        if (answer) step(p, CUDA, q->cache[i], tokens + length, answer, answer, SEGMENT_DECODE, NULL);
+    }
+}
+
+/* Restored sessions whose lengths lie about the edges of what is evicted, of windows and of tiles. Most have answered,
+ * so that something is evicted; some are forks of their neighbours, and one in eight is under another policy. `layers`:
+ * of the restored ones. */
+static void pool_open_restored(pool *q, pair *p, kakeya_restore_layers layers, uint32_t seed) {
+    int w = p->verifier->config.sliding_window;
+    const int lengths[] = {1,   3,   5,     63,    64,    65,    68,     69,        80,
+                           127, 128, 129,   w - 1, w,     w + 1, w + 63, w + 64,    w + 65,
+                           200, 330, w + 4, 2 * w, 3 * w, 1000,  1023,   1024 + 64, 1500};
+    static int32_t tokens[FARTHEST + BACKEND_MAX_DECODE_ROWS];
+    *q = (pool){.p = p,
+                .ops = p->ops[CUDA],
+                .model = p->model[CUDA],
+                .vocab = (size_t)p->verifier->config.vocab,
+                .state = seed,
+                .mixed = POOL};
+    for (int i = 0; i < POOL; i++) {
+        if (i % 8 == 5) { /* of one that is not a fork */
+            REQUIRE_OK(q->ops->cache_fork(q->cache[i - 1], &p->account, &q->cache[i], error));
+            continue;
+        }
+        policy how = {"restored", KAKEYA_ATTENTION_RESTORED, layers};
+        if (i % 8 == 7) how = policies[i / 8 % POLICIES];
+        int length = lengths[(size_t)i % (sizeof lengths / sizeof lengths[0])],
+            answer = i % 5 == 2 ? 0 : 1 + draw(q, BACKEND_MAX_DECODE_ROWS);
+        q->cache[i] = new_cache(p, CUDA, &how, CONTEXT, true);
         fill_tokens(tokens, length + answer, (int)q->vocab, seed + (uint32_t)i);
         for (int at = 0, n; at < length; at += n) {
             n = length - at < 700 ? length - at : 700;
@@ -161,8 +197,8 @@ static void choose_members(pool *q, int n, int among, int members[POOL]) {
 }
 
 static void random_forward(pool *q, trial *trials, const char *what) {
-    int members[POOL], n = 1 + draw(q, MIXED);
-    choose_members(q, n, MIXED, members);
+    int members[POOL], n = 1 + draw(q, q->mixed);
+    choose_members(q, n, q->mixed, members);
     for (int i = 0; i < n; i++) {
         segment_kind kind = draw(q, 6) ? SEGMENT_DECODE : SEGMENT_PROMPT;
         int rows = kind == SEGMENT_PROMPT ? 1 + draw(q, 30) : draw(q, 2) ? 1 : 1 + draw(q, BACKEND_MAX_DECODE_ROWS);
@@ -179,7 +215,7 @@ static void full_forward(pool *q, trial *trials, int rows, int wants, const char
     for (int i = 0; i < POOL; i++) trial_close(&trials[i], q);
 }
 
-static bool keeps_draft_context(int member) { return member % 8 != 4; }
+static bool keeps_draft_context(const pool *q, int member) { return q->mixed == POOL || member % 8 != 4; }
 
 /* Drafts of many caches in one call are those of each alone, and leave the same state. */
 static void random_drafts(pool *q, const char *what) {
@@ -189,7 +225,7 @@ static void random_drafts(pool *q, const char *what) {
     int members[POOL], wanted = 1 + draw(q, POOL), n = 0;
     choose_members(q, wanted, POOL, members);
     for (int i = 0; i < wanted; i++) {
-        if (!keeps_draft_context(members[i])) continue;
+        if (!keeps_draft_context(q, members[i])) continue;
         requests[n] = (backend_draft_request){.cache = q->cache[members[i]],
                                               .bonus = draw(q, (int)q->vocab),
                                               .n = 1 + draw(q, BACKEND_MAX_DRAFT),
@@ -225,6 +261,39 @@ static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
     full_forward(&q, trials, 2, WANTS_LEADERS, "64 sessions of two rows");
     full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
     pool_close(&q);
+}
+
+/* Sessions that restore share a pass: their evicted positions are decoded together. */
+static void restored_together(pair *p, const char *name, kakeya_restore_layers layers, int rounds, uint32_t seed) {
+    static trial trials[POOL];
+    pool q;
+    char what[96];
+    pool_open_restored(&q, p, layers, seed);
+    for (int i = 0; i < rounds; i++) {
+        snprintf(what, sizeof what, "%s, round %d", name, i);
+        random_forward(&q, trials, what);
+        random_drafts(&q, what);
+    }
+    full_forward(&q, trials, 1, WANTS_CHOICES, "64 restored sessions of one row");
+    full_forward(&q, trials, 4, WANTS_LOGITS, "64 restored sessions of four rows");
+    pool_close(&q);
+}
+
+static void restored_sessions(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 0, 48};
+    pair p;
+    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    restored_together(&p, "demo, restored", KAKEYA_RESTORE_SLIDING, 6, 307);
+    restored_together(&p, "demo, restored in all layers", KAKEYA_RESTORE_ALL, 4, 311);
+    pair_close(&p);
+    gemma4_config form = wide_form();
+    for (int i = 0; i < 2; i++) {
+        form.sliding_window = i ? 1024 : 192;
+        pair_random(&p, &form, windows, false, true);
+        restored_together(&p, "wide heads, restored", KAKEYA_RESTORE_SLIDING, 4, 313);
+        pair_close(&p);
+    }
 }
 
 static void demo_compositions(void **state) {
@@ -368,9 +437,8 @@ static void one_session_without_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(demo_compositions),
-        cmocka_unit_test(shared_layer_compositions),
-        cmocka_unit_test(ill_session),
+        cmocka_unit_test(demo_compositions),          cmocka_unit_test(shared_layer_compositions),
+        cmocka_unit_test(restored_sessions),          cmocka_unit_test(ill_session),
         cmocka_unit_test(one_session_without_memory),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);

@@ -196,7 +196,6 @@ static step_shape decode_shape(const form *f) {
                     .position = 5000,
                     .exact_positions = 68,
                     .restored_positions = 960,
-                    .latent_capacity = 1040,
                     .rank = f->f_theta->config.rank};
     for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == GEMMA4_SLIDING;
     return s;

@@ -49,7 +49,8 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4]
 
 /* What a block needs to know of the step and the layer, loaded once. */
 struct attend_context {
-    int position, rows, first_row, prompt, frontier, sink, window, draft_from, restored_begin, restored_end;
+    int position, rows, first_row, prompt, frontier, sink, window, draft_from;
+    int restored_begin; /* position that would lie in row 0 of the restore buffers */
     int partitions;    /* of each row */
     size_t first_cell; /* of the segment */
     cuda_layer_view view;
@@ -86,8 +87,8 @@ static __device__ __forceinline__ attend_context load_context(const cuda_step *s
     c.sink = __ldcg(&step->sink);
     c.window = __ldcg(&step->window);
     c.draft_from = __ldcg(&step->draft_from);
-    c.restored_begin = __ldcg(&step->restored_begin[a.sliding_window == 0]);
-    c.restored_end = __ldcg(&step->restored_end);
+    c.restored_begin =
+        __ldcg(&step->restored_begin[a.sliding_window == 0]) - __ldcg(&step->restored_first[a.sliding_window == 0]);
     cells_of cells = find_cells(step, a);
     c.partitions = cells.partitions;
     c.first_cell = cells.first;

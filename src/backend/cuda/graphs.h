@@ -8,16 +8,15 @@
 
 /* What a captured step depends on. Everything else is read from device memory when it runs. */
 typedef struct graph_key {
-    int rows;            /* of all segments, and those that the pass is filled up with */
-    int segments;        /* with those that the pass is filled up with */
-    int segment_rows;    /* the most rows of one of them */
-    int partitions;      /* of full-attention layers */
-    int restored;        /* positions of the restore buffers; 0: no restored policy */
-    const void *latents; /* ring whose latents are decoded; NULL: none */
-    int sink, window;    /* of caches with latents */
-    bool aux;            /* keeps aux hidden states */
-    bool leaders;        /* the head is followed by them */
-    bool greedy;         /* only the choice of rows is wanted */
+    int rows;         /* of all segments, and those that the pass is filled up with */
+    int segments;     /* with those that the pass is filled up with */
+    int segment_rows; /* the most rows of one of them */
+    int partitions;   /* of full-attention layers */
+    int restored;     /* rows of the restore buffers; 0: no restored policy */
+    int sink, window; /* of caches with latents */
+    bool aux;         /* keeps aux hidden states */
+    bool leaders;     /* the head is followed by them */
+    bool greedy;      /* only the choice of rows is wanted */
     bool restore_all;
     int draft_window; /* of a block of the drafter; 0: a decode step */
 } graph_key;

@@ -90,10 +90,11 @@ typedef struct cuda_step {
     int prompt;    /* prompt rows: eviction by frontier, ring rows in the chunk buffers */
     int frontier;  /* prompt rows: positions in [sink, frontier) are evicted */
     int sink, window;
-    int draft_from;                      /* oldest valid position of the drafter's context */
-    int restored_begin[2], restored_end; /* positions that the restore buffers cover: of sliding, of full layers */
-    int partitions, first_partition;     /* decode rows in full-attention layers: partitions of each row, and of all
-                                            rows before row 0; of restored keys as many again */
+    int draft_from;                           /* oldest valid position of the drafter's context */
+    int restored_begin[2], restored_first[2]; /* evicted positions from restored_begin on lie in the restore buffers
+                                                 from row restored_first on: in sliding, in full layers */
+    int partitions, first_partition; /* decode rows in full-attention layers: partitions of each row, and of all
+                                        rows before row 0; of restored keys as many again */
 } cuda_step;
 
 /* One decode row, or row of a block of drafts. */
@@ -107,7 +108,8 @@ typedef struct cuda_row {
 
 /* What one pass is about; written by the host before it. A prompt is one step without rows. */
 typedef struct cuda_batch {
-    int rows;                       /* without those that it is filled up with */
+    int rows, segments;             /* without those that it is filled up with */
+    int restored_rows[2];           /* of the restore buffers: in sliding, in full layers */
     int32_t tokens[CUDA_PASS_ROWS]; /* decode rows */
     cuda_row row[CUDA_PASS_ROWS];
     cuda_step step[CUDA_MAX_SEGMENTS];
@@ -333,7 +335,7 @@ typedef struct cuda_attention {
     cuda_bf16 *out;     /* the same shape, ldo apart */
     int ldo;
     const cuda_bf16 *chunk_k, *chunk_v;       /* rows from the step's position on, where they are not in the cache */
-    const cuda_bf16 *restored_k, *restored_v; /* [restored_end - restored_begin][kv_heads * head_dim] */
+    const cuda_bf16 *restored_k, *restored_v; /* [restored_rows][kv_heads * head_dim] */
     const float *k_norm, *inverse_frequency;  /* K = V layers */
     const float2 *key_turns; /* K = V layers: cosine and sine [CUDA_ATTENTION_TILE][pairs] of positions inside a tile */
     int pairs;
@@ -359,26 +361,35 @@ int cuda_attention_partitions(int sliding_window, int rows, int end);
 int cuda_attention_restored_partitions(int sliding_window, int window, int rows);
 int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows);
 
+/* The rows of the restore buffers are the evicted positions that a pass's segments see, one segment behind the other.
+ * Latents that lie in rings are gathered in that order first, once for all sliding layers. */
+typedef struct cuda_gathered {
+    cuda_bf16 *codes; /* [row][2 * rank] */
+    float *scales;    /* [row][heads] */
+    float2 *turns;  /* [row][pairs]: cosine and sine; in each 32 pairs those that a thread of prompt_gemm_restore holds
+                       are apart; pairs 0: none */
+    int *positions; /* [row] */
+    int rank, heads, pairs;
+} cuda_gathered;
+/* Up to `rows` rows. */
+void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cuda_gathered *to,
+                         const float *inverse_frequency, int rows);
+
 typedef struct cuda_restore {
     const cuda_matrix *decoder_k, *decoder_v; /* [kv_heads * head_dim][rank] */
     const float *k_norm, *inverse_frequency;
-    int pairs, kv_heads, head_dim, rank, layer;
-    int full; /* a full-attention layer */
+    int pairs, kv_heads, head_dim, rank;
+    int latent_head; /* first column of the layer in the latents' scales */
+    int full;        /* a full-attention layer */
     float eps;
-    const float2 *turns; /* of the positions in the ring's slots: cosine and sine [capacity][pairs], where the product
-                            applies them */
-    cuda_bf16 *k, *v;    /* [positions][kv_heads * head_dim] */
+    cuda_gathered gathered; /* of latents in rings */
+    cuda_bf16 *k, *v;       /* [rows][kv_heads * head_dim] */
 } cuda_restore;
-/* K and V of the evicted positions [restored_begin, restored_end), up to `positions` of them. */
-void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions);
-
-/* The same from raw keys and values [capacity][kv_heads * head_dim] of the latent ring's slots. */
-void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
-                          const float *raw_v, int capacity);
-/* The turns of the positions in the slots of a ring; in each 32 pairs those that a thread of prompt_gemm_restore holds
- * are apart. */
-void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
-                        int full, int capacity, float2 *turns);
+/* K and V of the restore buffers' rows, up to `rows` of them, from the caches' latents. */
+void cuda_restore_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, int rows);
+/* The same from raw keys and values [rows][kv_heads * head_dim] of gathered latents. */
+void cuda_finish_restored(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int rows);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
 /* Copies the row of `position` of every ring among `layers` layers to where rows are set aside, or back. */

@@ -124,9 +124,10 @@ static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool re
         a->partitions *= 2;
         return;
     }
-    a->restored_partitions = cuda_attention_restored_partitions(a->sliding_window, o->window, p->rows);
+    int rows = p->key.segment_rows;
+    a->restored_partitions = cuda_attention_restored_partitions(a->sliding_window, o->window, rows);
     a->partitions =
-        a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, p->rows);
+        a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, rows);
 }
 
 static void run_attend(cuda_pass *p, const step_op *op) {
@@ -440,7 +441,7 @@ static const run_op run[STEP_KINDS] = {
     [STEP_PLE_COMBINE] = run_ple_combine,
     [STEP_FORK] = cuda_launch_restore,
     [STEP_JOIN] = cuda_launch_restore,
-    [STEP_RESTORE_TURNS] = cuda_launch_restore,
+    [STEP_RESTORE_GATHER] = cuda_launch_restore,
     [STEP_RESTORE] = cuda_launch_restore,
     [STEP_RESTORE_KEYS] = cuda_launch_restore,
     [STEP_RESTORE_VALUES] = cuda_launch_restore,

@@ -14,18 +14,17 @@ static cuda_launch launch_of(const cuda_pass *p, const step_op *op) {
                          .profiler = l.profiler};
 }
 
-/* All slots of the ring, in their order: positions are found behind the product. */
+/* All rows that there is room for: how many there are is known to the device alone. */
 static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool values) {
     const cuda_matrix *decoder = values ? r->decoder_v : r->decoder_k;
-    const latent_store *latent = &p->cache->latent;
     prompt_gemm_args args = {
-        .a = (const cuda_bf16 *)latent->codes.data + (values ? r->rank : 0),
+        .a = r->gathered.codes + (values ? r->rank : 0),
         .lda = 2 * (size_t)r->rank,
         .w = decoder->data,
         .ldw = (size_t)decoder->ld,
         .out = values ? p->model->space.raw_v.data : p->model->space.raw_k.data,
         .ldo = (size_t)decoder->out,
-        .m = p->cache->t.latent_capacity,
+        .m = p->key.restored,
         .n = decoder->out,
         .k = r->rank,
     };
@@ -34,18 +33,16 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
     cuda_profile_end(l);
 }
 
-static void decode_ring(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool chained) {
-    const latent_store *latent = &p->cache->latent;
+static void decode_gathered(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool chained) {
     cuda_profile_begin(l, NULL);
-    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.batch->step, r, latent->codes.data,
-                                          p->cache->t.latent_capacity,
-                                          cuda_restoration_positions(p->cache, p->prompt, p->rows), chained));
+    cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.batch, r, p->key.restored, chained));
     cuda_profile_end(l);
 }
 
+/* Sliding layers see no more of a segment than their window. */
 static void decode_rows(const cuda_pass *p, const cuda_launch *l, const cuda_restore *r) {
-    int positions = r->full ? p->key.restored : p->model->config->sliding_window;
-    cuda_restore_rows(l, p->model->space.batch->step, r, positions < p->key.restored ? positions : p->key.restored);
+    int most = p->model->config->sliding_window * (p->prompt ? 1 : p->key.segments);
+    cuda_restore_rows(l, p->model->space.batch, r, !r->full && most < p->key.restored ? most : p->key.restored);
 }
 
 static void fork_stream(cuda_pass *p, cudaEvent_t event) {
@@ -71,13 +68,12 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         cuda_pass_note(p, cudaStreamWaitEvent(m->launch.stream, w->restored[op->index], 0));
         return;
     }
-    if (op->kind == STEP_RESTORE_TURNS) {
-        cuda_restore_turns(&l, w->batch->step, m->weights.inverse_frequency[op->index],
-                           m->config->rope[op->index].rotated_pairs, op->index == GEMMA4_FULL,
-                           p->cache->t.latent_capacity, w->restore_turns[op->index].data);
+    if (op->kind == STEP_RESTORE_GATHER) {
+        cuda_gathered to = cuda_restoration_gathered(p->cache, p->key.restored);
+        cuda_gather_latents(&l, w->batch, &to, m->weights.inverse_frequency[GEMMA4_SLIDING], p->key.restored);
         return;
     }
-    cuda_restore r = cuda_restoration_of(m, op->source);
+    cuda_restore r = cuda_restoration_of(p->cache, op->source, p->key.restored);
     r.k = cuda_restoration_set(&w->restored_k, op->index);
     r.v = cuda_restoration_set(&w->restored_v, op->index);
     if (op->kind == STEP_RESTORE_KEYS || op->kind == STEP_RESTORE_VALUES) {
@@ -85,9 +81,9 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         return;
     }
     if (op->kind == STEP_RESTORE)
-        decode_ring(p, &l, &r, !op->beside);
+        decode_gathered(p, &l, &r, !op->beside);
     else if (op->kind == STEP_RESTORE_FINISH)
-        cuda_finish_restored(&l, w->batch->step, &r, w->raw_k.data, w->raw_v.data, p->cache->t.latent_capacity);
+        cuda_finish_restored(&l, w->batch, &r, w->raw_k.data, w->raw_v.data, p->key.restored);
     else
         decode_rows(p, &l, &r);
     finish_set(p, op);

@@ -24,8 +24,8 @@ static kakeya_status prepare_rope_tables(backend_model *m, int end, kakeya_error
 
 /* ---------------------------------------------------------------------------------------------------- grouping */
 
-/* Flash states of one pass. */
-static const size_t most_partial_bytes = (size_t)1 << 30;
+/* Flash states of one pass, and evicted positions that are decoded for it. */
+static const size_t most_partial_bytes = (size_t)1 << 30, most_restored_bytes = (size_t)1 << 30;
 
 static bool is_restored(const backend_cache *c) { return c->t.options.attention == KAKEYA_ATTENTION_RESTORED; }
 
@@ -54,9 +54,38 @@ static partial_size row_partial(const gemma4_config *config, int full, bool rest
     return most;
 }
 
-/* Restored positions are decoded into buffers that hold those of one cache, and hidden states leave in one piece. */
-static bool goes_alone(const backend_segment *r) {
-    return r->kind == SEGMENT_PROMPT || is_restored(r->cache) || r->hidden_states;
+/* Hidden states leave in one piece. */
+static bool goes_alone(const backend_segment *r) { return r->kind == SEGMENT_PROMPT || r->hidden_states; }
+
+/* Of caches that restore, all that the list of operations and its shapes depend on. */
+static bool restore_alike(const backend_cache *a, const backend_cache *b) {
+    const backend_cache_options *x = &a->t.options, *y = &b->t.options;
+    if (!is_restored(a) || !is_restored(b)) return is_restored(a) == is_restored(b);
+    return x->restore_layers == y->restore_layers && x->sink == y->sink && x->window == y->window;
+}
+
+/* Evicted positions that the segment's rows see, by layer type. `evicted_end`: of prompts. */
+typedef struct restored_ranges {
+    position_range of[2];
+} restored_ranges;
+
+static restored_ranges restored_by(const backend_model *m, const backend_segment *r, int evicted_end) {
+    const backend_cache *c = r->cache;
+    int sink = c->t.options.sink, sliding = c->t.length - m->config->sliding_window + 1,
+        end = r->kind == SEGMENT_PROMPT ? evicted_end : c->t.length + r->n - c->t.options.window;
+    bool all = c->t.options.restore_layers == KAKEYA_RESTORE_ALL;
+    return (restored_ranges){
+        .of = {[GEMMA4_SLIDING] = {sliding > sink ? sliding : sink, end}, [GEMMA4_FULL] = {sink, all ? end : sink}}};
+}
+
+static int count_of(position_range range) { return range_is_empty(range) ? 0 : range.end - range.begin; }
+
+/* Rows of the restore buffers that a decode segment takes: of the layer type that takes more. */
+static int restored_rows(const backend_model *m, const backend_segment *r) {
+    if (!is_restored(r->cache)) return 0;
+    restored_ranges ranges = restored_by(m, r, 0);
+    int sliding = count_of(ranges.of[GEMMA4_SLIDING]), full = count_of(ranges.of[GEMMA4_FULL]);
+    return sliding > full ? sliding : full;
 }
 
 bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
@@ -72,16 +101,21 @@ bool cuda_pass_group(const backend_model *m, const backend_segment *segments, in
         }
     }
     int rows = 0;
-    size_t bytes = 0;
+    size_t partial_bytes = 0, restored_bytes = 0;
     for (int s = 0; s < n_segments; s++) {
-        if (taken[s]) continue;
-        size_t needed =
-            row_partial(m->config, full_partitions(&segments[s]), false).floats * sizeof(float) * (size_t)segments[s].n;
-        if (group->n > 0 && (rows + segments[s].n > CUDA_PASS_ROWS || bytes + needed > most_partial_bytes)) continue;
+        const backend_segment *r = &segments[s];
+        if (taken[s] || (group->n > 0 && !restore_alike(r->cache, segments[group->segment[0]].cache))) continue;
+        size_t partial = row_partial(m->config, full_partitions(r), is_restored(r->cache)).floats * sizeof(float),
+               restored = cuda_restoration_row_bytes(m->config) * (size_t)restored_rows(m, r);
+        partial *= (size_t)r->n;
+        if (group->n > 0 && (rows + r->n > CUDA_PASS_ROWS || partial_bytes + partial > most_partial_bytes ||
+                             restored_bytes + restored > most_restored_bytes))
+            continue;
         taken[s] = true;
         group->segment[group->n++] = s;
-        rows += segments[s].n;
-        bytes += needed;
+        rows += r->n;
+        partial_bytes += partial;
+        restored_bytes += restored;
     }
     return group->n > 0;
 }
@@ -93,6 +127,7 @@ static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
     backend_model *m = p->model;
     bool restored = is_restored(p->cache);
     size_t cells = 0, floats = 0;
+    int filled_up = p->rows;
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         /* A block has as many rows as it may have, and its partitions grow by doubling: a step of a session that goes
@@ -102,7 +137,11 @@ static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
         partial_size of_row = row_partial(m->config, full, restored);
         cells += rows * of_row.cells;
         floats += rows * of_row.floats;
+        filled_up -= r->n;
     }
+    partial_size of_nobody = row_partial(m->config, 0, restored); /* which are read like others, in sliding layers */
+    cells += (size_t)filled_up * of_nobody.cells;
+    floats += (size_t)filled_up * of_nobody.floats;
     kakeya_status status = model_grow(m, &m->space.partial, floats * sizeof(float), "attention states", error);
     return status ? status : model_grow(m, &m->space.partial_state, cells * sizeof(float2), "attention states", error);
 }
@@ -140,6 +179,18 @@ static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
     return status ? status : model_grow_logits(m, p->rows, error);
 }
 
+/* Rows of the restore buffers, as a shape: of a session that goes on, and of the same sessions, few different ones. */
+static int shape_restored(const cuda_pass *p) {
+    const backend_model *m = p->model;
+    int sliding = m->config->sliding_window, rows = 0;
+    if (p->prompt) return p->key.restore_all ? cuda_graph_doubled(sliding, p->evicted_end) : sliding;
+    for (int i = 0; i < p->group->n; i++) {
+        int of_segment = restored_rows(m, &p->segments[p->group->segment[i]]);
+        rows += p->key.restore_all || of_segment > sliding ? of_segment : sliding;
+    }
+    return cuda_graph_doubled(sliding, rows);
+}
+
 kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment *segments, const cuda_group *group,
                                 kakeya_error *error) {
     const backend_segment *first = &segments[group->segment[0]];
@@ -161,21 +212,18 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
     int end = p->position + p->rows;
     p->key = (graph_key){.rows = p->rows, .aux = o->keep_draft_context, .restore_all = restore_all};
     if (restored) {
-        p->key.restored = m->config->sliding_window;
-        if (restore_all) p->key.restored = cuda_graph_doubled(m->config->sliding_window, end);
-        p->key.latents = c->latent.codes.data;
+        p->key.restored = shape_restored(p);
         p->key.sink = o->sink;
         p->key.window = o->window;
     }
     kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_decode(p, error);
     if (!status && restored && !(p->prompt && p->evicted_end == 0))
-        status = cuda_restoration_prepare(p->cache, p->key.restored, error);
+        status = cuda_restoration_prepare(p->cache, p->key.restored, p->prompt, error);
     return status;
 }
 
 static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *step) {
     const backend_cache *c = r->cache;
-    int sliding = c->t.length - p->model->config->sliding_window + 1;
     step->cache = c->view.data;
     step->position = c->t.length;
     step->rows = r->n;
@@ -185,10 +233,16 @@ static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *s
     step->window = c->t.options.window;
     step->draft_from = c->t.draft_from;
     if (!p->prompt) step->partitions = full_partitions(r);
-    if (!p->key.restored) return;
-    step->restored_begin[0] = sliding > step->sink ? sliding : step->sink;
-    step->restored_begin[1] = step->sink;
-    step->restored_end = p->prompt ? p->evicted_end : c->t.length + r->n - c->t.options.window;
+}
+
+/* The segment's rows of the restore buffers are the next ones. */
+static void fill_restored(const cuda_pass *p, const backend_segment *r, cuda_step *step, cuda_batch *batch) {
+    restored_ranges ranges = restored_by(p->model, r, p->evicted_end);
+    for (int type = 0; type < 2; type++) {
+        step->restored_begin[type] = ranges.of[type].begin;
+        step->restored_first[type] = batch->restored_rows[type];
+        batch->restored_rows[type] += count_of(ranges.of[type]);
+    }
 }
 
 /* Where the aux hidden states of a cache's next row go; NULL: nobody keeps them. */
@@ -220,12 +274,14 @@ void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         cuda_step *step = &batch->step[i];
         fill_step(p, r, step);
+        if (p->key.restored) fill_restored(p, r, step, batch);
         step->first_row = batch->rows;
         step->first_partition = partitions;
         if (!p->prompt) fill_rows(r, step, batch);
         batch->rows += r->n;
         partitions += r->n * step->partitions;
     }
+    batch->segments = p->group->n;
 }
 
 /* The tensor-core kernel of prompts serves rows that see one run of exact positions, at the head dimensions of the
@@ -262,8 +318,9 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
         s->plain_from[i] = plain_from(p, i);
     }
     if (!p->key.restored) return;
-    s->restored_positions = cuda_restoration_positions(c, p->prompt, p->rows);
-    s->latent_capacity = c->t.latent_capacity;
+    for (int i = 0; i < p->group->n; i++)
+        s->restored_positions +=
+            count_of(restored_by(m, &p->segments[p->group->segment[i]], p->evicted_end).of[GEMMA4_SLIDING]);
     s->rank = m->options.f_theta->config.rank;
 }
 

@@ -1,6 +1,6 @@
 /* Segments on their way through the model together: what the pass depends on, the buffers that it needs, and the list
- * of its operations. A pass is one prompt, one block of decode rows under a restored policy, or decode rows of any
- * number of other caches. */
+ * of its operations. A pass is one prompt, decode rows of any number of caches that restore in the same way, or decode
+ * rows of any number of other caches. */
 #ifndef KAKEYA_BACKEND_CUDA_PASS_H
 #define KAKEYA_BACKEND_CUDA_PASS_H
 

@@ -310,11 +310,11 @@ typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32
 
 /* A map of bf16 [matrices][rows][columns] in boxes of so many rows of one panel; what lies outside reads as zero. */
 bool encode_map(encode_function encode, CUtensorMap *map, int dimensions, const __nv_bfloat16 *data, int columns,
-                size_t row_stride, int rows, size_t matrix_stride, int matrices, int box_rows = bulk_tile::BOX) {
+                size_t row_stride, int rows, size_t matrix_stride, int matrices) {
     cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                            static_cast<cuuint64_t>(matrices)};
     cuuint64_t strides[2] = {row_stride * sizeof(__nv_bfloat16), matrix_stride * sizeof(__nv_bfloat16)};
-    cuuint32_t box[3] = {PANEL_COLUMNS, static_cast<cuuint32_t>(box_rows), 1}, steps[3] = {1, 1, 1};
+    cuuint32_t box[3] = {PANEL_COLUMNS, bulk_tile::BOX, 1}, steps[3] = {1, 1, 1};
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dimensions),
                   const_cast<__nv_bfloat16 *>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -418,27 +418,26 @@ extern "C" int prompt_gemm_restores(const cuda_restore *r) {
            has_bulk(gemm_params(), limits);
 }
 
-extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_step *step, const cuda_restore *r,
-                                           const cuda_bf16 *codes, int capacity, int positions, int chained) {
-    if (capacity <= 0 || capacity % PIECE != 0 || positions <= 0 || r->rank % 8 != 0) return cudaErrorInvalidValue;
+extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r,
+                                           int rows, int chained) {
+    if (rows <= 0 || r->rank % 8 != 0 || r->gathered.pairs != r->pairs) return cudaErrorInvalidValue;
     encode_function encode;
     cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
     restore_maps maps;
     for (int half = 0; half < 2; half++) {
-        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(codes) + half * r->rank;
+        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(r->gathered.codes) + half * r->rank;
         const cuda_matrix *decoder = half ? r->decoder_v : r->decoder_k;
         const __nv_bfloat16 *w = reinterpret_cast<const __nv_bfloat16 *>(decoder->data);
         size_t lda = 2 * static_cast<size_t>(r->rank), ldw = static_cast<size_t>(decoder->ld);
-        if (!encode_map(encode, &maps.latents[half], 2, a, r->rank, lda, capacity, 0, 1) ||
-            !encode_map(encode, &maps.pieces[half], 2, a, r->rank, lda, capacity, 0, 1, PIECE) ||
+        if (!encode_map(encode, &maps.latents[half], 2, a, r->rank, lda, rows, 0, 1) ||
             !encode_decoder(encode, &maps.decoder[half], w, r->rank, ldw, decoder->out)) {
             return cudaErrorInvalidValue;
         }
     }
     status = cudaFuncSetAttribute(restore_latents_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, RESTORE_BYTES);
     if (status != cudaSuccess) return status;
-    int tiles = 2 * r->kv_heads * ((positions + PIECE - 1 + bulk_tile::M - 1) / bulk_tile::M);
+    int tiles = 2 * r->kv_heads * ((rows + bulk_tile::M - 1) / bulk_tile::M);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(tiles < l->multiprocessors ? tiles : l->multiprocessors));
     config.blockDim = dim3(bulk_tile::THREADS);
@@ -449,7 +448,7 @@ extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_step
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
     config.numAttrs = l->programmatic ? 1 : 0;
-    return cudaLaunchKernelEx(&config, restore_latents_kernel, restore_params{step, *r, capacity, chained != 0}, maps);
+    return cudaLaunchKernelEx(&config, restore_latents_kernel, restore_params{batch, *r, chained != 0}, maps);
 }
 
 extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {

@@ -33,17 +33,17 @@ typedef struct prompt_gemm_args {
 
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream);
 
-/* Keys and values of evicted positions from the ring of their latents `codes` [capacity][2 * rank], rounded to bf16:
- * what the step covers of them, up to `positions`. Keys pass k_norm and RoPE (r->turns), values their stored scales. A
- * programmatic launch begins beside its predecessor, which must not write what is read here nor read what is written;
- * `chained`: the next kernel in the stream begins beside this one and waits for its end before it reads the results.
- * Only where prompt_gemm_restores says so. */
+/* Keys and values of evicted positions from their gathered latents, rounded to bf16: the restore buffers' rows, up to
+ * `rows`, for which there is memory. Keys pass k_norm and RoPE, values their stored scales. A programmatic launch
+ * begins beside its predecessor, which must not write what is read here nor read what is written; `chained`: the next
+ * kernel in the stream begins beside this one and waits for its end before it reads the results. Only where
+ * prompt_gemm_restores says so. */
+struct cuda_batch;
 struct cuda_launch;
 struct cuda_restore;
-struct cuda_step;
 int prompt_gemm_restores(const struct cuda_restore *r);
-cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_step *step, const struct cuda_restore *r,
-                                const uint16_t *codes, int capacity, int positions, int chained);
+cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_batch *batch,
+                                const struct cuda_restore *r, int rows, int chained);
 
 /* One product per expert over the slots [expert_begin[e], expert_begin[e + 1]): slot s takes row `rows[s]` of A (row s
  * when rows is NULL) and writes row s of `out`. `product.w`, `w_up` point to expert 0, expert e's matrices lie e *

@@ -1,9 +1,9 @@
 /* Keys and values of evicted positions from their latents (sm_90a): the tiles of prompt_gemm_bulk.cuh, 128 positions by
  * one head, whose norms, RoPE and scales are applied where the products lie. One launch serves both halves of a layer.
  *
- * Positions lie in a ring of slots, so a tile that meets its end is fetched in pieces. It begins at a multiple of a
- * piece, as the ring's capacity is one. Decoding depends on committed positions alone: it begins before its predecessor
- * has ended, but ends after. */
+ * Positions are rows of gathered latents, of all segments one behind the other. Tiles of the same positions follow each
+ * other, so that latents come from memory once and their tiles find them in L2. Decoding depends on committed positions
+ * alone: it begins before its predecessor has ended, but ends after. */
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_GEMM_RESTORE_CUH
 #define KAKEYA_BACKEND_CUDA_PROMPT_GEMM_RESTORE_CUH
 
@@ -12,46 +12,40 @@
 
 namespace prompt {
 
-enum { PIECE = 16 };
-
-/* By half: keys, values. Latents in boxes of 128 rows of one panel or, as pieces, of PIECE rows. Decoders in boxes of
- * 128 rows, too, but in each 32 of them the digits of (row / 8, row / 2 % 4, row % 2) come in the order (second, first,
- * third): the columns of the product that a thread holds are then eight neighbours of a head, 16 bytes of its result.
- */
+/* By half: keys, values. Latents in boxes of 128 rows of one panel. Decoders in boxes of 128 rows, too, but in each 32
+ * of them the digits of (row / 8, row / 2 % 4, row % 2) come in the order (second, first, third): the columns of the
+ * product that a thread holds are then eight neighbours of a head, 16 bytes of its result. */
 struct restore_maps {
-    CUtensorMap latents[2], pieces[2], decoder[2];
+    CUtensorMap latents[2], decoder[2];
 };
 
 constexpr int RESTORE_BYTES = bulk_tile::BYTES + bulk_tile::N * static_cast<int>(sizeof(float)); /* with k_norm */
 
 struct restore_params {
-    const cuda_step *step;
+    const cuda_batch *batch;
     cuda_restore r;
-    int capacity;
     bool chained; /* the next kernel may start beside this one: what it reads early is older */
 };
 
 #if PROMPT_WGMMA
 
-/* A tile: positions [first, first + 128) of one head's keys or values. */
+/* A tile: rows [first, first + 128) of one head's keys or values. */
 struct restore_tile {
     int first, head, half;
 };
 
 struct restore_context {
     const restore_params &p;
-    int begin, end, m_tiles, tiles;
+    int rows, columns, tiles;
 
     __device__ __forceinline__ restore_context(const restore_params &params) : p(params) {
-        begin = p.step->restored_begin[p.r.full];
-        end = p.step->restored_end;
-        int positions = end - begin / PIECE * PIECE;
-        m_tiles = begin < end ? (positions + bulk_tile::M - 1) / bulk_tile::M : 0;
-        tiles = 2 * p.r.kv_heads * m_tiles;
+        rows = p.batch->restored_rows[p.r.full];
+        columns = 2 * p.r.kv_heads;
+        tiles = columns * ((rows + bulk_tile::M - 1) / bulk_tile::M);
     }
     __device__ __forceinline__ restore_tile find(int tile) const {
-        int column = tile / m_tiles;
-        return {begin / PIECE * PIECE + tile % m_tiles * bulk_tile::M, column % p.r.kv_heads, column / p.r.kv_heads};
+        int column = tile % columns;
+        return {tile / columns * bulk_tile::M, column % p.r.kv_heads, column / p.r.kv_heads};
     }
 };
 
@@ -71,7 +65,6 @@ __device__ __forceinline__ void load_restored(const restore_context &rc, const b
     ring_place r;
     for (int tile = static_cast<int>(blockIdx.x); tile < rc.tiles; tile += static_cast<int>(gridDim.x)) {
         restore_tile t = rc.find(tile);
-        int slot = t.first % rc.p.capacity;
         for (int step = 0; step < c.steps; step++, r.advance(1)) {
             barrier_wait(c.empty(r), r.turn ^ 1);
             uint32_t full = c.full(r), a = c.stage_at(r), w = a + bulk_tile::A_BYTES;
@@ -79,13 +72,7 @@ __device__ __forceinline__ void load_restored(const restore_context &rc, const b
             for (int i = 0; i < 2; i++)
                 copy_decoder(w + static_cast<uint32_t>(i * bulk_tile::W_BYTES / 2), maps.decoder[t.half], step * TILE_K,
                              t.head * (bulk_tile::N / 32) + i * (bulk_tile::BOX / 32), full);
-            if (slot + bulk_tile::M <= rc.p.capacity) {
-                copy_box(a, maps.latents[t.half], step * TILE_K, slot, full);
-                continue;
-            }
-            for (int i = 0; i < bulk_tile::M / PIECE; i++)
-                copy_box(a + static_cast<uint32_t>(i * PIECE * PANEL_ROW_BYTES), maps.pieces[t.half], step * TILE_K,
-                         (slot + i * PIECE) % rc.p.capacity, full);
+            copy_box(a, maps.latents[t.half], step * TILE_K, t.first, full);
         }
     }
 }
@@ -99,8 +86,7 @@ __device__ __forceinline__ void write_restored(const restore_context &rc, const 
     const cuda_restore &r = rc.p.r;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int position = t.first + row + half * 8;
-        bool wanted = position >= rc.begin && position < rc.end;
+        int to = t.first + row + half * 8;
         float scale = stored_scale[half];
         if (KEYS) {
             scale = 0;
@@ -112,12 +98,11 @@ __device__ __forceinline__ void write_restored(const restore_context &rc, const 
             scale += __shfl_xor_sync(~0u, scale, 2);
             scale = rsqrtf(scale / static_cast<float>(bulk_tile::N) + r.eps);
         }
-        if (!wanted) continue;
-        uint16_t *out = (KEYS ? r.k : r.v) +
-                        (static_cast<size_t>(position - rc.begin) * r.kv_heads + t.head) * bulk_tile::N + 8 * quarter;
-        const float4 *turns = reinterpret_cast<const float4 *>(r.turns + static_cast<size_t>(position % rc.p.capacity) *
-                                                                             (bulk_tile::N / 2)) +
-                              quarter;
+        if (to >= rc.rows) continue;
+        uint16_t *out =
+            (KEYS ? r.k : r.v) + (static_cast<size_t>(to) * r.kv_heads + t.head) * bulk_tile::N + 8 * quarter;
+        const float4 *turns =
+            reinterpret_cast<const float4 *>(r.gathered.turns + static_cast<size_t>(to) * (bulk_tile::N / 2)) + quarter;
         float4 turn[2][4]; /* cosine and sine of two neighbours; the next 32 columns' are on their way */
         if (KEYS) {
 #pragma unroll
@@ -156,16 +141,16 @@ __device__ __forceinline__ void consume_restored(const restore_context &rc, cons
                                                  int warpgroup) {
     int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
     int row = warpgroup * 64 + warp * 16 + lane / 4;
-    const cuda_cache_view *cache = rc.p.step->cache;
-    const float *scales = cache->latent.scales + cache->layer[rc.p.r.layer].latent_head;
-    int heads = cache->latent.heads;
+    const cuda_gathered &gathered = rc.p.r.gathered;
+    const float *scales = gathered.scales + rc.p.r.latent_head;
     ring_place r;
     for (int tile = static_cast<int>(blockIdx.x); tile < rc.tiles; tile += static_cast<int>(gridDim.x)) {
         restore_tile t = rc.find(tile);
         float acc[128], scale[2] = {0, 0};
-        for (int half = 0; t.half && half < 2; half++) /* some rows lie outside, but their slots exist */
-            scale[half] =
-                __ldcg(scales + static_cast<size_t>((t.first + row + half * 8) % rc.p.capacity) * heads + t.head);
+        for (int half = 0; t.half && half < 2; half++) {
+            int from = t.first + row + half * 8;
+            if (from < rc.rows) scale[half] = __ldcg(scales + static_cast<size_t>(from) * gathered.heads + t.head);
+        }
         multiply_rows(c, r, acc, warpgroup, lane);
         if (t.half)
             write_restored<false>(rc, t, acc, scale, k_norm, row, lane % 4);

@@ -7,7 +7,8 @@ cuda_bf16 *cuda_restoration_set(const cuda_buffer *buffer, int set) {
     return (cuda_bf16 *)(void *)((char *)buffer->data + (size_t)set * bytes);
 }
 
-cuda_restore cuda_restoration_of(const backend_model *m, int layer) {
+/* What is the same for all caches of the model. */
+static cuda_restore restore_of(const backend_model *m, int layer) {
     const gemma4_layer_config *lc = &m->config->layer[layer];
     const cuda_weights *w = &m->weights;
     int type = (int)lc->type;
@@ -20,61 +21,98 @@ cuda_restore cuda_restoration_of(const backend_model *m, int layer) {
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
         .rank = m->options.f_theta->config.rank,
-        .layer = layer,
         .full = lc->type == GEMMA4_FULL,
         .eps = m->config->rms_eps,
-        .turns = m->space.restore_turns[type].data,
     };
+}
+
+cuda_restore cuda_restoration_of(const backend_cache *c, int layer, int rows) {
+    cuda_restore r = restore_of(c->model, layer);
+    r.latent_head = c->t.layer[layer].latent_head;
+    r.gathered = cuda_restoration_gathered(c, rows);
+    return r;
 }
 
 restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring) {
     if (!ring) return RESTORE_ROWS;
-    cuda_restore r = cuda_restoration_of(m, layer);
+    cuda_restore r = restore_of(m, layer);
     return prompt_gemm_restores(&r) ? RESTORE_PRODUCT : RESTORE_PRODUCTS;
 }
 
-int cuda_restoration_positions(const backend_cache *c, bool prompt, int rows) {
-    int sliding = c->model->config->sliding_window, window = c->t.options.window;
-    return prompt ? sliding : (window < sliding ? sliding - window : 0) + rows;
+/* ------------------------------------------------------------------------------------------------------ buffers */
+
+static bool has_form(const backend_cache *c, restore_form form) {
+    for (int i = 0; i < c->model->config->layers; i++) {
+        if (c->layer[i].form == form) return true;
+    }
+    return false;
 }
 
-/* What layers whose latents lie in a ring need; `row`: bytes of the widest K (or V) row. */
-static kakeya_status prepare_ring(backend_cache *c, size_t row, kakeya_error *error) {
+/* Gathered latents, part by part, each on a boundary of its own. */
+typedef struct gathered_layout {
+    size_t codes, scales, turns, positions; /* where they begin */
+    size_t bytes;
+} gathered_layout;
+
+static size_t place(size_t *end, size_t bytes) {
+    enum { BOUNDARY = 256 };
+    size_t at = *end;
+    *end += (bytes + BOUNDARY - 1) / BOUNDARY * BOUNDARY;
+    return at;
+}
+
+/* The product that finishes keys itself reads the turns of their positions. */
+static int gathered_pairs(const backend_cache *c) {
+    return has_form(c, RESTORE_PRODUCT) ? c->model->config->rope[GEMMA4_SLIDING].rotated_pairs : 0;
+}
+
+static gathered_layout layout_of(const backend_cache *c, int rows) {
+    size_t n = (size_t)rows;
+    gathered_layout l = {0};
+    l.codes = place(&l.bytes, n * cuda_code_bytes(c));
+    l.scales = place(&l.bytes, n * cuda_scale_bytes(c));
+    l.turns = place(&l.bytes, n * (size_t)gathered_pairs(c) * sizeof(float2));
+    l.positions = place(&l.bytes, n * sizeof(int));
+    return l;
+}
+
+cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows) {
+    if (c->t.latents != STORE_RING) return (cuda_gathered){0};
+    char *data = c->model->space.gathered.data;
+    gathered_layout l = layout_of(c, rows);
+    return (cuda_gathered){
+        .codes = (cuda_bf16 *)(void *)(data + l.codes),
+        .scales = (float *)(void *)(data + l.scales),
+        .turns = (float2 *)(void *)(data + l.turns),
+        .positions = (int *)(void *)(data + l.positions),
+        .rank = c->t.models.f_theta->rank,
+        .heads = c->t.latent_heads,
+        .pairs = gathered_pairs(c),
+    };
+}
+
+static size_t widest_row(const gemma4_config *config) {
+    size_t widest = 0;
+    for (int i = 0; i < config->layers; i++) {
+        size_t row = (size_t)(config->layer[i].kv_heads * config->layer[i].head_dim) * sizeof(cuda_bf16);
+        if (row > widest) widest = row;
+    }
+    return widest;
+}
+
+size_t cuda_restoration_row_bytes(const gemma4_config *config) { return 2 * widest_row(config); }
+
+kakeya_status cuda_restoration_prepare(backend_cache *c, int rows, bool prompt, kakeya_error *error) {
     backend_model *m = c->model;
     cuda_workspace *w = &m->space;
-    size_t capacity = (size_t)c->t.latent_capacity, raw = capacity * row / sizeof(cuda_bf16) * sizeof(float);
-    kakeya_status status = KAKEYA_OK;
-    for (int i = 0; i < m->config->layers && !status; i++) {
-        gemma4_layer_type type = m->config->layer[i].type;
-        size_t pairs = (size_t)m->config->rope[type].rotated_pairs;
-        switch (c->layer[i].form) {
-        case RESTORE_PRODUCT:
-            status = model_grow(m, &w->restore_turns[type], capacity * pairs * sizeof(float2),
-                                "turns of evicted positions", error);
-            break;
-        case RESTORE_PRODUCTS:
-            status = model_grow(m, &w->raw_k, raw, "decoded latents", error);
-            if (!status) status = model_grow(m, &w->raw_v, raw, "decoded latents", error);
-            break;
-        case RESTORE_ROWS:
-        case RESTORE_NONE:
-            break;
-        }
-    }
-    return status;
-}
-
-kakeya_status cuda_restoration_prepare(backend_cache *c, int positions, kakeya_error *error) {
-    backend_model *m = c->model;
-    size_t row = 0;
-    for (int i = 0; i < m->config->layers; i++) {
-        const gemma4_layer_config *lc = &m->config->layer[i];
-        size_t kv = (size_t)(lc->kv_heads * lc->head_dim) * sizeof(cuda_bf16);
-        if (kv > row) row = kv;
-    }
-    size_t both = 2 * ((size_t)positions * row + 256);
-    kakeya_status status = model_grow(m, &m->space.restored_k, both, "restored keys", error);
-    if (!status && c->t.latents == STORE_RING) status = prepare_ring(c, row, error);
-    if (!status) status = model_grow(m, &m->space.restored_v, both, "restored values", error);
-    return status;
+    size_t row = widest_row(m->config), set = (size_t)rows * row + 256,
+           raw = (size_t)rows * row / sizeof(cuda_bf16) * sizeof(float);
+    bool beside = prompt || has_form(c, RESTORE_PRODUCTS) || has_form(c, RESTORE_ROWS);
+    kakeya_status status = model_grow(m, &w->restored_k, (beside ? 2 : 1) * set, "restored keys", error);
+    if (!status) status = model_grow(m, &w->restored_v, (beside ? 2 : 1) * set, "restored values", error);
+    if (!status && c->t.latents == STORE_RING)
+        status = model_grow(m, &w->gathered, layout_of(c, rows).bytes, "latents of evicted positions", error);
+    if (status || !has_form(c, RESTORE_PRODUCTS)) return status;
+    status = model_grow(m, &w->raw_k, raw, "decoded latents", error);
+    return status ? status : model_grow(m, &w->raw_v, raw, "decoded latents", error);
 }

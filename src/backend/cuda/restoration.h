@@ -6,12 +6,15 @@
 
 /* How the evicted positions of a restored layer become keys and values; `ring`: latents lie in a ring. */
 restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring);
-/* Positions of one layer of the latent ring that a step can see, at most. */
-int cuda_restoration_positions(const backend_cache *c, bool prompt, int rows);
-/* Grows the buffers of a step under a restored policy to so many positions. */
-kakeya_status cuda_restoration_prepare(backend_cache *c, int positions, kakeya_error *error);
-/* What the kernels need to know of a layer, but for where its keys and values go. */
-cuda_restore cuda_restoration_of(const backend_model *m, int layer);
+/* Bytes of the restore buffers' rows: of one, keys and values. */
+size_t cuda_restoration_row_bytes(const gemma4_config *config);
+/* Grows the buffers of a pass over such caches to so many rows, for two layers in turns where they are decoded beside
+ * the step. */
+kakeya_status cuda_restoration_prepare(backend_cache *c, int rows, bool prompt, kakeya_error *error);
+/* Where the latents of so many rows are gathered, of caches like this one; codes NULL: they do not lie in rings. */
+cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows);
+/* What the kernels need to know of a layer of such caches, but for where its keys and values go; `rows`: as above. */
+cuda_restore cuda_restoration_of(const backend_cache *c, int layer, int rows);
 /* One of two sets of `buffer`, restored_k or restored_v. */
 cuda_bf16 *cuda_restoration_set(const cuda_buffer *buffer, int set);
 

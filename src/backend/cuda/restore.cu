@@ -5,33 +5,51 @@
  * not on the step's rows. */
 #include "backend/cuda/common.cuh"
 
-enum { RESTORE_THREADS = 128, POSITIONS = 64, DIMENSIONS = 64 };
+enum { RESTORE_THREADS = 128, ROWS = 64, DIMENSIONS = 64 };
 
 static __device__ __forceinline__ size_t latent_row(const cuda_latent_view &latent, int position) {
     return (size_t)(latent.capacity ? position % latent.capacity : position);
 }
 
-/* grid: tiles of 64 absolute positions, K/V heads, {K, V}. */
-static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const cuda_step *step_memory,
+/* The segment whose evicted position is this row of the restore buffers. */
+static __device__ __forceinline__ const cuda_step *step_of_row(const cuda_batch *batch, int full, int row) {
+    int low = 0, high = __ldcg(&batch->segments) - 1; /* the last one that begins there, or before: it has rows */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (__ldcg(&batch->step[middle].restored_first[full]) <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return &batch->step[low];
+}
+
+static __device__ __forceinline__ int position_of_row(const cuda_step *step, int full, int row) {
+    return __ldcg(&step->restored_begin[full]) + row - __ldcg(&step->restored_first[full]);
+}
+
+/* grid: tiles of 64 rows, K/V heads, {K, V}. */
+static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const cuda_batch *batch,
                                                                          const __grid_constant__ cuda_restore r,
                                                                          const cuda_bf16 *decoder_k,
                                                                          const cuda_bf16 *decoder_v, int ld) {
-    extern __shared__ float raw[]; /* [POSITIONS][head_dim + 1] */
+    extern __shared__ float raw[]; /* [ROWS][head_dim + 1] */
     wait_for_predecessor();
-    const cuda_step &step = *step_memory;
-    const cuda_latent_view &latent = step.cache->latent;
-    int begin = step.restored_begin[r.full], base = (begin / POSITIONS + (int)blockIdx.x) * POSITIONS;
-    if (base >= step.restored_end) return;
+    int base = (int)blockIdx.x * ROWS, end = __ldcg(&batch->restored_rows[r.full]);
+    if (base >= end) return;
     bool is_k = blockIdx.z == 0;
     int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2,
         t = lane & 3;
     const bf16 *rows[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int p = base + warp * 16 + g + i * 8;
-        bool held = p >= begin && p < step.restored_end;
-        rows[i] =
-            held ? as_bf16(latent.codes) + latent_row(latent, p) * 2 * r.rank + (is_k ? 0 : r.rank) + 8 * t : nullptr;
+        int row = base + warp * 16 + g + i * 8;
+        rows[i] = nullptr;
+        if (row >= end) continue;
+        const cuda_step *step = step_of_row(batch, r.full, row);
+        const cuda_latent_view &latent = step->cache->latent;
+        rows[i] = as_bf16(latent.codes) + latent_row(latent, position_of_row(step, r.full, row)) * 2 * r.rank +
+                  (is_k ? 0 : r.rank) + 8 * t;
     }
     const bf16 *decoder = as_bf16(is_k ? decoder_k : decoder_v) + (size_t)head * d * ld + 8 * t;
     for (int first = 0; first < d; first += DIMENSIONS) {
@@ -63,19 +81,21 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
     }
     __syncwarp();
     size_t kv_dim = (size_t)r.kv_heads * d;
-    int column = step.cache->layer[r.layer].latent_head + head;
     for (int i = 0; i < 16; i++) {
-        int p = base + warp * 16 + i;
-        if (p < begin || p >= step.restored_end) continue;
+        int row = base + warp * 16 + i;
+        if (row >= end) return;
+        const cuda_step *step = step_of_row(batch, r.full, row);
+        int p = position_of_row(step, r.full, row);
         float *x = raw + (warp * 16 + i) * (d + 1);
-        bf16 *out = as_bf16(is_k ? r.k : r.v) + (size_t)(p - begin) * kv_dim + (size_t)head * d;
+        bf16 *out = as_bf16(is_k ? r.k : r.v) + (size_t)row * kv_dim + (size_t)head * d;
         float scale;
         if (is_k) {
             float sum = 0;
             for (int j = lane; j < d; j += 32) sum += x[j] * x[j];
             scale = rsqrtf(warp_sum(sum) / (float)d + r.eps);
         } else {
-            scale = __ldcg(latent.scales + latent_row(latent, p) * latent.heads + column);
+            const cuda_latent_view &latent = step->cache->latent;
+            scale = __ldcg(latent.scales + latent_row(latent, p) * latent.heads + r.latent_head + head);
         }
         for (int j = lane; j < d; j += 32) x[j] *= is_k ? scale * r.k_norm[j] : scale;
         __syncwarp();
@@ -90,35 +110,31 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
     }
 }
 
-void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions) {
-    size_t bytes = (size_t)POSITIONS * (r->head_dim + 1) * sizeof(float);
-    launch_kernel(l, restore_kernel, dim3(ceil_div(positions, POSITIONS) + 1, r->kv_heads, 2), dim3(RESTORE_THREADS),
-                  bytes, step, *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data,
-                  r->decoder_k->ld);
+void cuda_restore_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, int rows) {
+    size_t bytes = (size_t)ROWS * (r->head_dim + 1) * sizeof(float);
+    launch_kernel(l, restore_kernel, dim3(ceil_div(rows, ROWS), r->kv_heads, 2), dim3(RESTORE_THREADS), bytes, batch,
+                  *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data, r->decoder_k->ld);
 }
 
-/* Norms and RoPE of raw keys, scales of raw values, from ring slots to positions: one warp per (slot, head, {K, V}). */
-static __global__ void finish_restored_kernel(const cuda_step *step, const __grid_constant__ cuda_restore r,
+/* Norms and RoPE of raw keys, scales of raw values: one warp per (row, head, {K, V}). */
+static __global__ void finish_restored_kernel(const cuda_batch *batch, const __grid_constant__ cuda_restore r,
                                               const float *raw_k, const float *raw_v) {
     extern __shared__ float buffers[];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = r.head_dim, head = blockIdx.y * (blockDim.x >> 5) + warp;
     float *x = buffers + warp * d;
     wait_for_predecessor();
-    if (head >= r.kv_heads) return;
-    const cuda_latent_view &latent = step->cache->latent;
-    int begin = step->restored_begin[r.full], slot = blockIdx.x, ahead = slot - begin % latent.capacity;
-    if (ahead < 0) ahead += latent.capacity;
-    int p = begin + ahead;
-    if (p >= step->restored_end) return;
+    int row = blockIdx.x;
+    if (head >= r.kv_heads || row >= __ldcg(&batch->restored_rows[r.full])) return;
     bool is_k = blockIdx.z == 0;
-    size_t kv_dim = (size_t)r.kv_heads * d, column = (size_t)head * d;
-    const float *raw = (is_k ? raw_k : raw_v) + slot * kv_dim + column;
-    bf16 *out = as_bf16(is_k ? r.k : r.v) + (size_t)ahead * kv_dim + column;
+    size_t at = (size_t)row * r.kv_heads * d + (size_t)head * d;
+    const float *raw = (is_k ? raw_k : raw_v) + at;
+    bf16 *out = as_bf16(is_k ? r.k : r.v) + at;
     if (!is_k) {
-        float scale = latent.scales[(size_t)slot * latent.heads + step->cache->layer[r.layer].latent_head + head];
+        float scale = r.gathered.scales[(size_t)row * r.gathered.heads + r.latent_head + head];
         for (int i = lane; i < d; i += 32) out[i] = __float2bfloat16_rn(raw[i] * scale);
         return;
     }
+    int p = r.gathered.positions[row];
     float sum = 0;
     for (int i = lane; i < d; i += 32) {
         x[i] = raw[i];
@@ -137,36 +153,46 @@ static __global__ void finish_restored_kernel(const cuda_step *step, const __gri
     for (int i = lane; i < d; i += 32) out[i] = __float2bfloat16_rn(x[i]);
 }
 
-void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
-                          const float *raw_v, int capacity) {
+void cuda_finish_restored(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int rows) {
     int warps = r->kv_heads < 8 ? r->kv_heads : 8;
-    launch_kernel(l, finish_restored_kernel, dim3(capacity, ceil_div(r->kv_heads, warps), 2), dim3(32 * warps),
-                  (size_t)(warps * r->head_dim) * sizeof(float), step, *r, raw_k, raw_v);
+    launch_kernel(l, finish_restored_kernel, dim3(rows, ceil_div(r->kv_heads, warps), 2), dim3(32 * warps),
+                  (size_t)(warps * r->head_dim) * sizeof(float), batch, *r, raw_k, raw_v);
 }
 
-static __global__ void restore_turns_kernel(const cuda_step *step, const float *inverse_frequency, int pairs, int full,
-                                            int capacity, float2 *turns) {
+/* A row's codes, 16 bytes at a time, its scales and turns. Bound: latents, read and written once. */
+static __global__ void gather_kernel(const cuda_batch *batch, const __grid_constant__ cuda_gathered to,
+                                     const float *inverse_frequency) {
     wait_for_predecessor();
-    int begin = step->restored_begin[full], ahead = (int)blockIdx.x - begin % capacity;
-    if (ahead < 0) ahead += capacity;
-    for (int j = threadIdx.x; j < pairs; j += blockDim.x) {
+    int row = blockIdx.x;
+    if (row >= __ldcg(&batch->restored_rows[0])) return;
+    const cuda_step *step = step_of_row(batch, 0, row);
+    int p = position_of_row(step, 0, row);
+    const cuda_latent_view &latent = step->cache->latent;
+    size_t at = latent_row(latent, p);
+    const uint4 *codes = reinterpret_cast<const uint4 *>(latent.codes + at * 2 * to.rank);
+    uint4 *out = reinterpret_cast<uint4 *>(to.codes + (size_t)row * 2 * to.rank);
+    for (int i = threadIdx.x; i < to.rank / 4; i += blockDim.x) out[i] = __ldcg(codes + i);
+    for (int i = threadIdx.x; i < to.heads; i += blockDim.x)
+        to.scales[(size_t)row * to.heads + i] = __ldcg(latent.scales + at * latent.heads + i);
+    if (threadIdx.x == 0) to.positions[row] = p;
+    for (int j = threadIdx.x; j < to.pairs; j += blockDim.x) {
         float2 turn;
         int pair =
             (j & ~31) | (j >> 1 & 3) << 3 | (j >> 3 & 3) << 1 | (j & 1); /* as prompt_gemm_restore.cuh orders columns */
-        sincosf((float)(begin + ahead) * inverse_frequency[pair], &turn.y, &turn.x);
-        turns[(size_t)blockIdx.x * pairs + j] = turn;
+        sincosf((float)p * inverse_frequency[pair], &turn.y, &turn.x);
+        to.turns[(size_t)row * to.pairs + j] = turn;
     }
 }
 
-void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
-                        int full, int capacity, float2 *turns) {
-    launch_kernel(l, restore_turns_kernel, dim3(capacity), dim3(128), 0, step, inverse_frequency, pairs, full, capacity,
-                  turns);
+void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cuda_gathered *to,
+                         const float *inverse_frequency, int rows) {
+    launch_kernel(l, gather_kernel, dim3(rows), dim3(128), 0, batch, *to, inverse_frequency);
 }
 
 cudaError_t cuda_restore_prepare(int head_dim) {
     return cudaFuncSetAttribute(restore_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)((size_t)POSITIONS * (head_dim + 1) * sizeof(float)));
+                                (int)((size_t)ROWS * (head_dim + 1) * sizeof(float)));
 }
 
 /* ------------------------------------------------------------------------------------------- context and latents */

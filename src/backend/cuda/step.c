@@ -47,10 +47,6 @@ static step_items turns_item(gemma4_layer_type type) {
     return STEP_ITEM(type == GEMMA4_FULL ? ITEM_TURNS_FULL : ITEM_TURNS_SLIDING);
 }
 
-static step_items restore_turns_item(gemma4_layer_type type) {
-    return STEP_ITEM(type == GEMMA4_FULL ? ITEM_RESTORE_TURNS_FULL : ITEM_RESTORE_TURNS_SLIDING);
-}
-
 static step_items restored_item(int set) { return STEP_ITEM(set ? ITEM_RESTORED_1 : ITEM_RESTORED_0); }
 
 /* ------------------------------------------------------------------------------------------------- restoration */
@@ -71,11 +67,10 @@ static void add_restore(builder *b, int source, int set, bool alone) {
     const step_shape *s = b->shape;
     const cuda_matrix *k = &s->weights->decoder_k[source], *v = &s->weights->decoder_v[source];
     bool beside = !b->chained;
-    step_items latents = STEP_ITEM(ITEM_LATENTS), set_item = restored_item(set);
+    step_items gathered = STEP_ITEM(ITEM_GATHERED), set_item = restored_item(set);
     int first = b->n;
     if (s->restore[source] == RESTORE_PRODUCT) {
-        step_op *op = add(b, STEP_RESTORE, source, "decode latents",
-                          latents | restore_turns_item(s->config->layer[source].type), set_item);
+        step_op *op = add(b, STEP_RESTORE, source, "decode latents", gathered, set_item);
         double elements = 2.0 * k->out * s->rank;
         op->bytes =
             matrix_read_bytes(k) + matrix_read_bytes(v) + sizeof(cuda_bf16) * 2.0 * s->restored_positions * s->rank;
@@ -83,16 +78,16 @@ static void add_restore(builder *b, int source, int set, bool alone) {
         op->alone = alone;
     } else if (s->restore[source] == RESTORE_PRODUCTS) {
         for (int half = 0; half < 2; half++) {
-            step_op *op = add(b, half ? STEP_RESTORE_VALUES : STEP_RESTORE_KEYS, source, "decode latents", latents,
+            step_op *op = add(b, half ? STEP_RESTORE_VALUES : STEP_RESTORE_KEYS, source, "decode latents", gathered,
                               STEP_ITEM(half ? ITEM_RAW_VALUES : ITEM_RAW_KEYS));
             double elements = (double)(half ? v : k)->out * s->rank;
-            op->bytes = matrix_read_bytes(half ? v : k) + sizeof(cuda_bf16) * (double)s->latent_capacity * s->rank;
-            op->operations = 2 * elements * s->latent_capacity;
+            op->bytes = matrix_read_bytes(half ? v : k) + sizeof(cuda_bf16) * (double)s->restored_positions * s->rank;
+            op->operations = 2 * elements * s->restored_positions;
         }
         add(b, STEP_RESTORE_FINISH, source, "restored K/V",
-            latents | STEP_ITEM(ITEM_RAW_KEYS) | STEP_ITEM(ITEM_RAW_VALUES), set_item);
+            gathered | STEP_ITEM(ITEM_RAW_KEYS) | STEP_ITEM(ITEM_RAW_VALUES), set_item);
     } else {
-        add(b, STEP_RESTORE_ROWS, source, "restored K/V", latents, set_item);
+        add(b, STEP_RESTORE_ROWS, source, "restored K/V", STEP_ITEM(ITEM_LATENTS), set_item);
     }
     for (int i = first; i < b->n; i++) {
         b->ops[i].source = source;
@@ -119,33 +114,28 @@ static void restore_in_chain(builder *b, int layer) {
     while (next < c->layers && !restores(b->shape, next)) next++;
     if (next == c->layers || c->layer[next].kv_source == b->held) return;
     b->held = c->layer[next].kv_source;
-    add_restore(b, b->held, 0, layer < 0); /* the turns that the first one reads have just been made */
+    add_restore(b, b->held, 0, layer < 0); /* what the first one reads has just been gathered */
 }
 
 static void start_restoring(builder *b) {
     const step_shape *s = b->shape;
-    bool any = false, turns[2] = {false, false};
+    bool any = false, gathers = false;
     b->chained = !s->prompt;
     for (int i = 0; i < s->config->layers; i++) {
         if (!restores(s, i)) continue;
         restore_form form = s->restore[s->config->layer[i].kv_source];
         any = true;
-        if (form == RESTORE_PRODUCT)
-            turns[s->config->layer[i].type] = true;
-        else
-            b->chained = false;
+        gathers |= form != RESTORE_ROWS;
+        b->chained &= form == RESTORE_PRODUCT;
     }
     if (!any) {
         b->chained = false;
         return;
     }
     if (!b->chained) add(b, STEP_FORK, -1, "restored K/V", 0, 0)->index = 0;
-    for (int type = 0; type < 2; type++) {
-        if (!turns[type]) continue;
-        step_op *op = add(b, STEP_RESTORE_TURNS, -1, "restored K/V", 0, restore_turns_item((gemma4_layer_type)type));
-        op->index = type;
-        op->beside = !b->chained;
-    }
+    if (gathers)
+        add(b, STEP_RESTORE_GATHER, -1, "restored K/V", STEP_ITEM(ITEM_LATENTS), STEP_ITEM(ITEM_GATHERED))->beside =
+            !b->chained;
     if (b->chained)
         restore_in_chain(b, -1);
     else

@@ -20,7 +20,7 @@ typedef enum step_kind {
     STEP_PLE_COMBINE,
     STEP_FORK,           /* index 0: before the layers; 1: inside one */
     STEP_JOIN,           /* index: set of restore buffers */
-    STEP_RESTORE_TURNS,  /* of the positions in the latent ring's slots; index: gemma4_layer_type */
+    STEP_RESTORE_GATHER, /* latents of all segments' evicted positions, out of their rings */
     STEP_RESTORE,        /* keys and values of `source` by one product into a set of restore buffers (index) */
     STEP_RESTORE_KEYS,   /* the same by two products ... */
     STEP_RESTORE_VALUES, /* ... */
@@ -77,8 +77,7 @@ typedef enum step_item {
     ITEM_PLE_GATE,
     ITEM_KV, /* exact K/V of layer `source` in the cache; the only item that is one of each layer */
     ITEM_LATENTS,
-    ITEM_RESTORE_TURNS_SLIDING,
-    ITEM_RESTORE_TURNS_FULL,
+    ITEM_GATHERED, /* latents in the order of the restore buffers */
     ITEM_RAW_KEYS, /* decoded latents before norms */
     ITEM_RAW_VALUES,
     ITEM_RESTORED_0, /* the two sets of restore buffers */
@@ -136,9 +135,9 @@ typedef struct step_shape {
     restore_form restore[GEMMA4_MAX_LAYERS];
     /* By layer: prompt rows from this position on see one run of exact positions and take the prompt kernel. */
     int plain_from[GEMMA4_MAX_LAYERS];
-    int exact_positions;    /* sink + window of bounded layers; for the profiler alone, like the next three */
-    int restored_positions; /* evicted ones that a step sees of a ring of latents */
-    int latent_capacity, rank;
+    int exact_positions;    /* sink + window of bounded layers; for the profiler alone, like the next two */
+    int restored_positions; /* evicted ones that the step sees of rings of latents */
+    int rank;
 } step_shape;
 
 /* Room that a list needs. */

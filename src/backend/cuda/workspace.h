@@ -38,9 +38,10 @@ typedef struct cuda_workspace {
     cuda_buffer partial_state; /* ... maxima and sums */
     cuda_buffer cosine, sine;  /* prompts: [rope_positions][pairs] of the full-attention layers */
     int rope_positions;
-    cuda_buffer raw_k, raw_v;           /* [latent ring][kv_dim]: decoded latents that no product finishes */
-    cuda_buffer restore_turns[2];       /* [latent ring][pairs] by gemma4_layer_type, for products that do */
-    cuda_buffer restored_k, restored_v; /* of two layers, in turns */
+    /* Evicted positions of all segments of a pass (restoration.h), [rows][...]: */
+    cuda_buffer gathered;               /* latents out of rings */
+    cuda_buffer raw_k, raw_v;           /* decoded ones that no product finishes */
+    cuda_buffer restored_k, restored_v; /* keys and values of one layer, or of two in turns */
 
     /* Where evicted positions are not decoded between the kernels of a step they are beside it, on this stream. */
     cudaStream_t restore_stream; /* NULL without f_theta */

@@ -178,46 +178,96 @@ void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int laye
 
 /* --------------------------------------------------------------------------------------------------- restoration */
 
+typedef struct gather_arguments {
+    const cuda_batch *batch;
+    cuda_gathered to;
+    int rows; /* that there is room for */
+} gather_arguments;
+
+/* The position that is this row of the restore buffers, and its segment. */
+static const cuda_step *find_row(const cuda_batch *batch, int full, int row, int *position) {
+    int segment = 0;
+    for (int s = 0; s < batch->segments; s++) {
+        if (batch->step[s].restored_first[full] <= row) segment = s;
+    }
+    const cuda_step *step = &batch->step[segment];
+    *position = step->restored_begin[full] + row - step->restored_first[full];
+    return step;
+}
+
+static int latent_row(const cuda_latent_view *latent, int position) {
+    return latent->capacity ? position % latent->capacity : position;
+}
+
+static void run_gather(const void *arguments) {
+    const gather_arguments *a = arguments;
+    int rows = a->batch->restored_rows[0];
+    if (rows > a->rows) fake_broken("more evicted positions than are gathered", rows, a->rows);
+    for (int row = 0; row < rows; row++) {
+        int p;
+        const cuda_latent_view *latent = &find_row(a->batch, 0, row, &p)->cache->latent;
+        size_t from = (size_t)latent_row(latent, p), codes = 2 * (size_t)a->to.rank, heads = (size_t)a->to.heads;
+        memcpy(a->to.codes + (size_t)row * codes, latent->codes + from * codes, codes * sizeof *latent->codes);
+        memcpy(a->to.scales + (size_t)row * heads, latent->scales + from * heads, heads * sizeof *latent->scales);
+        a->to.positions[row] = p;
+        if (a->to.pairs) a->to.turns[(size_t)row * (size_t)a->to.pairs].x = (float)p;
+    }
+}
+
+void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cuda_gathered *to,
+                         const float *inverse_frequency, int rows) {
+    (void)l, (void)inverse_frequency;
+    gather_arguments a = {batch, *to, rows};
+    fake_launch(run_gather, &a, sizeof a);
+}
+
 typedef struct restore_arguments {
-    const cuda_step *step;
+    const cuda_batch *batch;
     cuda_restore r;
-    int positions; /* that the buffers hold, or that are decoded at most */
+    int rows; /* that are decoded at most */
+    int gathered;
 } restore_arguments;
 
 static void run_restore(const void *arguments) {
     const restore_arguments *a = arguments;
-    const cuda_latent_view *latent = &a->step->cache->latent;
-    int values = a->r.kv_heads * a->r.head_dim, begin = a->step->restored_begin[a->r.full], end = a->step->restored_end;
-    if (end - begin > a->positions) fake_broken("more evicted positions than are decoded", end - begin, a->positions);
-    for (int p = begin; p < end; p++) {
-        int row = latent->capacity ? p % latent->capacity : p;
-        tag t = get(latent->codes + (size_t)row * 2 * (size_t)a->r.rank, p, CODE, "a latent of another position");
-        float scale =
-            latent->scales[(size_t)row * (size_t)latent->heads + (size_t)a->step->cache->layer[a->r.layer].latent_head];
+    int values = a->r.kv_heads * a->r.head_dim, rows = a->batch->restored_rows[a->r.full];
+    size_t codes = 2 * (size_t)a->r.rank;
+    if (rows > a->rows) fake_broken("more evicted positions than are decoded", rows, a->rows);
+    for (int row = 0; row < rows; row++) {
+        int p;
+        const cuda_latent_view *latent = &find_row(a->batch, a->r.full, row, &p)->cache->latent;
+        size_t from = a->gathered ? (size_t)row : (size_t)latent_row(latent, p);
+        if (a->gathered && a->r.gathered.positions[row] != p)
+            fake_broken("a gathered row of another position", a->r.gathered.positions[row], p);
+        tag t = get((a->gathered ? a->r.gathered.codes : latent->codes) + from * codes, p, CODE,
+                    "a latent of another position");
+        size_t heads = (size_t)(a->gathered ? a->r.gathered.heads : latent->heads);
+        float scale = (a->gathered ? a->r.gathered.scales : latent->scales)[from * heads + (size_t)a->r.latent_head];
         if (scale != (float)p) fake_broken("a latent's scale of another position", (int)scale, p);
-        put(row_of(a->r.k, p - begin, values), p, t.token, t.ill, RESTORED_KEY);
-        put(row_of(a->r.v, p - begin, values), p, t.token, t.ill, RESTORED_VALUE);
+        put(row_of(a->r.k, row, values), p, t.token, t.ill, RESTORED_KEY);
+        put(row_of(a->r.v, row, values), p, t.token, t.ill, RESTORED_VALUE);
     }
 }
 
-void cuda_restore_rows(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, int positions) {
+void cuda_restore_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, int rows) {
     (void)l;
-    restore_arguments a = {step, *r, positions};
+    restore_arguments a = {batch, *r, rows, 0};
     fake_launch(run_restore, &a, sizeof a);
 }
 
-void cuda_finish_restored(const cuda_launch *l, const cuda_step *step, const cuda_restore *r, const float *raw_k,
-                          const float *raw_v, int capacity) {
-    (void)raw_k, (void)raw_v;
-    cuda_restore_rows(l, step, r, capacity);
+void cuda_finish_restored(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, const float *raw_k,
+                          const float *raw_v, int rows) {
+    (void)l, (void)raw_k, (void)raw_v;
+    restore_arguments a = {batch, *r, rows, 1};
+    fake_launch(run_restore, &a, sizeof a);
 }
 
 int prompt_gemm_restores(const struct cuda_restore *r) { return r->head_dim == 256; }
 
-cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_step *step, const struct cuda_restore *r,
-                                const uint16_t *codes, int capacity, int positions, int chained) {
-    (void)codes, (void)capacity, (void)chained;
-    cuda_restore_rows(l, step, r, positions);
+cudaError_t prompt_gemm_restore(const struct cuda_launch *l, const struct cuda_batch *batch,
+                                const struct cuda_restore *r, int rows, int chained) {
+    (void)chained;
+    cuda_finish_restored(l, batch, r, NULL, NULL, rows);
     return cudaSuccess;
 }
 
@@ -266,7 +316,7 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
             }
             tag v, k;
             if (is_evicted) {
-                int row = p - step->restored_begin[a->sliding_window == 0];
+                int full = a->sliding_window == 0, row = step->restored_first[full] + p - step->restored_begin[full];
                 v = get(row_of((cuda_bf16 *)(uintptr_t)a->restored_v, row, values), p, RESTORED_VALUE,
                         "a restored value of another position");
                 k = get(row_of((cuda_bf16 *)(uintptr_t)a->restored_k, row, values), p, RESTORED_KEY,
@@ -553,10 +603,6 @@ void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, i
 void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
                    cuda_bf16 *x, int ldx, int rows) {
     (void)l, (void)gate, (void)ple, (void)layer, (void)layers, (void)width, (void)x, (void)ldx, (void)rows;
-}
-void cuda_restore_turns(const cuda_launch *l, const cuda_step *step, const float *inverse_frequency, int pairs,
-                        int full, int capacity, float2 *turns) {
-    (void)l, (void)step, (void)inverse_frequency, (void)pairs, (void)full, (void)capacity, (void)turns;
 }
 void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
                       float *cosine, float *sine) {
