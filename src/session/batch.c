@@ -9,6 +9,8 @@
 enum {
     LEAST_PROMPT_ROWS = 32,    /* of a prompt beside answers */
     MOST_PROMPTS = 2,          /* in one iteration */
+    FIRST_PATIENCE = 16,       /* iterations before more requests are tried together, where there was no memory ... */
+    MOST_PATIENCE = 4096,      /* ... and when it has turned out again and again that there is none */
     MOST_LOGIT_ROWS = 64,      /* whole rows of logits in one iteration, unless there are more sessions */
     MANY_PARKINGS = 3,         /* of one request: others are parked rather */
     RESERVED_TOKENS = 1024,    /* of an answer, at most, that admission reckons with */
@@ -417,12 +419,28 @@ static bool anyone_named(const step *s) {
     return false;
 }
 
-/* There is no memory for so many rows at once, whoever they belong to: the others come in the next iteration, and from
- * now on no more are tried together. */
+/* There is no memory for so many rows at once, whoever they belong to: the others come in the next iteration, and for a
+ * while no more are tried together. */
 static void serve_fewer(step *s) {
+    batch *b = s->batch;
     s->n = (s->n + 1) / 2;
     if (s->answers > s->n) s->answers = s->n;
-    s->batch->most = s->n;
+    b->most = b->known = s->n;
+    b->tried = 0;
+    b->patience = b->patience ? 2 * b->patience : FIRST_PATIENCE;
+    if (b->patience > MOST_PATIENCE) b->patience = MOST_PATIENCE;
+}
+
+/* Others may have given memory back meanwhile. Once they have, less patience is needed. */
+static void serve_more(batch *b, int served) {
+    if (!b->most) return;
+    if (served > b->known) {
+        b->known = served;
+        b->patience = FIRST_PATIENCE;
+    }
+    if (++b->tried < b->patience) return;
+    b->tried = 0;
+    b->most = 2 * b->most < BACKEND_MAX_SEGMENTS ? 2 * b->most : 0;
 }
 
 /* Computes what can be computed: who cannot be served leaves, and the others are tried again. Needs the turn. */
@@ -445,6 +463,7 @@ static void compute(step *s) {
                 r->status = decode_read(&r->answer.stream, i, &r->error);
             }
             s->seconds = clock_seconds() - start;
+            serve_more(s->batch, s->n);
             return;
         }
         if (status == KAKEYA_OUT_OF_MEMORY && !anyone_named(s) && s->n > 1)

@@ -39,8 +39,10 @@ typedef struct fake_script {
     int nan_at;                /* position whose logits are NaN; < 0: none */
     int truncate_reach;        /* cache_min_truncate = length - reach; < 0: 0 */
     bool spoilt;               /* caches that hold something cannot go on: cache_min_truncate = length + 1 */
+    int most_segments;         /* > 0: a forward of more has no memory for its step, whoever they are */
     int calls[FAKE_VERBS];
     int max_rows_seen, live_caches;
+    int max_segments_seen, refused_steps;
 } fake_script;
 
 struct backend_model {
@@ -224,6 +226,11 @@ static kakeya_status fake_forward(backend_model *model, backend_segment *segment
                                   kakeya_error *error) {
     kakeya_status status = fake_fails(model->script, FAKE_FORWARD, "forward", error);
     if (status != KAKEYA_OK) return status;
+    if (model->script->most_segments && n_segments > model->script->most_segments) {
+        model->script->refused_steps++;
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a step of %d segments", n_segments);
+    }
+    if (n_segments > model->script->max_segments_seen) model->script->max_segments_seen = n_segments;
     for (int s = 0; s < n_segments; s++) {
         backend_segment *segment = &segments[s];
         backend_cache *cache = segment->cache;

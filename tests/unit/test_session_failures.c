@@ -174,11 +174,59 @@ static void test_refusals_name_the_values(void **state) {
     close_all(session, engine, &script);
 }
 
+/* A step that has no memory for all requests serves fewer of them, and all again once there is memory. */
+static void test_steps_grow_again(void **state) {
+    (void)state;
+    enum { SESSIONS = 8, PROMPT = 5, NEW = 250, FITS = 3 };
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session *session[SESSIONS];
+    int32_t prompt[SESSIONS][PROMPT], expected[SESSIONS][NEW];
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.ignore_stop_tokens = true;
+    go.mode = KAKEYA_MODE_AR;
+    go.max_tokens = NEW;
+    for (int s = 0; s < SESSIONS; s++) {
+        session[s] = fake_session(engine, NULL);
+        fake_prompt(prompt[s], PROMPT, 100 + (uint64_t)s, FAKE_VOCAB);
+        ok(kakeya_session_sync(session[s], prompt[s], PROMPT, NULL, NULL, NULL, error));
+        ok(kakeya_session_generate(session[s], &go, NULL, error));
+        memcpy(expected[s], session[s]->timeline.tokens + PROMPT, sizeof expected[s]);
+    }
+    for (int round = 0; round < 2; round++) {
+        script.most_segments = round == 0 ? FITS : 0;
+        script.max_segments_seen = 0;
+        kakeya_request *request[SESSIONS];
+        for (int s = 0; s < SESSIONS; s++) {
+            kakeya_request_options options;
+            kakeya_request_options_init(&options);
+            options.tokens = prompt[s];
+            options.n_tokens = PROMPT;
+            options.generate = &go;
+            ok(kakeya_session_submit(session[s], &options, &request[s], error));
+        }
+        for (int s = 0; s < SESSIONS; s++) {
+            ok(kakeya_request_wait(request[s], NULL, error));
+            assert_memory_equal(session[s]->timeline.tokens + PROMPT, expected[s], sizeof expected[s]);
+        }
+        if (round == 0) {
+            assert_in_range(script.max_segments_seen, 1, FITS);
+            assert_in_range(script.refused_steps, 1, 16); /* each is tried for twice as long after the one before */
+        } else {
+            assert_in_range(script.max_segments_seen, FITS + 1, SESSIONS);
+        }
+    }
+    for (int s = 1; s < SESSIONS; s++) kakeya_session_close(session[s]);
+    close_all(session[0], engine, &script);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_injected_failures),
         cmocka_unit_test(test_spoilt_cache_is_replaced),
         cmocka_unit_test(test_memory_limit),
+        cmocka_unit_test(test_steps_grow_again),
         cmocka_unit_test(test_refusals_name_the_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
