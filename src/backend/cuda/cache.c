@@ -100,23 +100,26 @@ kakeya_status cuda_cache_reserve(backend_cache *c, kakeya_error *error) {
 
 void cuda_cache_release(backend_cache *c) { cuda_stores_trim(c); }
 
-static kakeya_status extend(backend_cache *c, position_range rows, kakeya_error *error) {
-    if (range_is_empty(rows)) return KAKEYA_OK;
-    return cuda_context_extend(c, c->backlog.data, rows.end - rows.begin, rows.begin, false, error);
-}
-
-kakeya_status cuda_cache_begin(backend_cache *c, kakeya_error *error) {
-    kakeya_status status = cuda_stores_begin(c, &c->step, error);
-    if (!status) status = extend(c, c->step.flushed, error);
-    timeline_begin(&c->t, &c->step);
+kakeya_status cuda_caches_begin(backend_cache *const *caches, int n, kakeya_error *error) {
+    position_range flushed[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n; i++) {
+        kakeya_status moved = cuda_stores_begin(caches[i], &caches[i]->step, status ? NULL : error);
+        if (!status) status = moved;
+        flushed[i] = caches[i]->step.flushed;
+    }
+    if (!status) status = cuda_context_extend(caches, flushed, n, error);
+    for (int i = 0; i < n; i++) timeline_begin(&caches[i]->t, &caches[i]->step);
     return status;
 }
 
 void cuda_cache_mark(backend_cache *c) { timeline_computed(&c->t, &c->step); }
 
-kakeya_status cuda_cache_flush(backend_cache *c, kakeya_error *error) {
-    kakeya_status status = extend(c, timeline_flush(&c->t), error);
-    if (!status) timeline_flushed(&c->t);
+kakeya_status cuda_caches_flush(backend_cache *const *caches, int n, kakeya_error *error) {
+    position_range rows[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    for (int i = 0; i < n; i++) rows[i] = timeline_flush(&caches[i]->t);
+    kakeya_status status = cuda_context_extend(caches, rows, n, error);
+    for (int i = 0; i < n && !status; i++) timeline_flushed(&caches[i]->t);
     return status;
 }
 

@@ -22,12 +22,12 @@ backend_cache_bytes cuda_cache_bytes(const backend_cache *c);
 kakeya_status cuda_cache_plan(backend_cache *c, segment_kind kind, int n, kakeya_error *error);
 kakeya_status cuda_cache_reserve(backend_cache *c, kakeya_error *error);
 void cuda_cache_release(backend_cache *c);
-/* Fails with the device alone, and leaves a timeline that has begun all the same. */
-kakeya_status cuda_cache_begin(backend_cache *c, kakeya_error *error);
+/* Of all caches of a forward. Fails with the device alone, and leaves timelines that have begun all the same. */
+kakeya_status cuda_caches_begin(backend_cache *const *caches, int n, kakeya_error *error);
 /* The rows of c->step have been computed: they are pending. */
 void cuda_cache_mark(backend_cache *c);
 
-/* The rows that wait in the backlog enter the drafter's context. Asynchronous. */
-kakeya_status cuda_cache_flush(backend_cache *c, kakeya_error *error);
+/* The rows that wait in the caches' backlogs enter their drafter context. Asynchronous. */
+kakeya_status cuda_caches_flush(backend_cache *const *caches, int n, kakeya_error *error);
 
 #endif

@@ -4,9 +4,14 @@
 
 #include "backend/cuda/stores.h"
 
-/* Context K/V and latents of positions [position, position + rows) from aux rows [rows][targets * hidden] on the
- * device. Asynchronous; what the launchers refuse is a failure at once. The caller moves the timeline. */
-kakeya_status cuda_context_extend(backend_cache *c, const float *aux, int rows, int position, bool prompt,
-                                  kakeya_error *error);
+/* Both extend the context K/V and latents by rows whose aux hidden states [targets * hidden] lie on the device.
+ * Asynchronous; what the launchers refuse is a failure at once. The caller moves the timelines. */
+
+/* Rows [position, position + rows) of a prompt. */
+kakeya_status cuda_context_extend_prompt(backend_cache *c, const float *aux, int rows, int position,
+                                         kakeya_error *error);
+/* Of each of n caches of the model the first rows of its backlog, which are positions rows[i]; none where that is
+ * empty. All of them share a few launches. */
+kakeya_status cuda_context_extend(backend_cache *const *caches, const position_range *rows, int n, kakeya_error *error);
 
 #endif

@@ -68,7 +68,7 @@ static kakeya_status run_prompt(cuda_pass *p, kakeya_error *error) {
         copy_prompt_results(p, r);
     }
     if (!p->key.aux) return KAKEYA_OK;
-    return cuda_context_extend(r->cache, m->space.aux, r->n, p->position, true, error);
+    return cuda_context_extend_prompt(r->cache, m->space.aux, r->n, p->position, error);
 }
 
 /* Rows of a pass whose results a segment wants, as counted through the pass. */
@@ -205,6 +205,12 @@ static void drop(backend_cache *c) {
     (void)cuda_cache_commit(c, 0, NULL);
 }
 
+static kakeya_status begin(const backend_segment *segments, int n_segments, kakeya_error *error) {
+    backend_cache *caches[BACKEND_MAX_SEGMENTS];
+    for (int s = 0; s < n_segments; s++) caches[s] = segments[s].cache;
+    return cuda_caches_begin(caches, n_segments, error);
+}
+
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = cuda_device_use(&m->device, error);
@@ -217,8 +223,8 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     cuda_plan plan;
     plan_passes(m, segments, n_segments, &plan);
     if (!status) status = reserve_passes(m, segments, &plan, error);
-    int begun = 0;
-    for (; begun < n_segments && !status; begun++) status = cuda_cache_begin(segments[begun].cache, error);
+    bool begun = !status;
+    if (begun) status = begin(segments, n_segments, error);
     size_t kept = 0;
     for (int i = 0; i < plan.n && !status; i++)
         status = run_pass(m, segments, &plan.group[i], i + 1 < plan.n ? &kept : NULL, error);
@@ -226,7 +232,7 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
     for (int s = 0; s < n_segments; s++) {
         if (!status)
             cuda_cache_mark(segments[s].cache);
-        else if (s < begun)
+        else if (begun)
             drop(segments[s].cache);
         else
             cuda_cache_release(segments[s].cache);

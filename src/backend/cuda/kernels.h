@@ -26,6 +26,7 @@ enum {
     CUDA_DECODE_ROWS = 17,      /* BACKEND_MAX_DECODE_ROWS */
     CUDA_MAX_SEGMENTS = 64,     /* BACKEND_MAX_SEGMENTS */
     CUDA_PASS_ROWS = 256,       /* rows of all segments that are computed together */
+    CUDA_CONTEXT_ROWS = 2048,   /* CUDA_MAX_SEGMENTS * KV_BACKLOG: rows that enter the context of caches together */
     CUDA_ROW_BLOCK = 16,        /* rows of a prompt whose logits are made together */
     CUDA_EXPERT_ROWS = 16,      /* rows of one expert in one unit of work, in passes of more than CUDA_DECODE_ROWS */
     CUDA_ATTENTION_TILE = 64,   /* key positions loaded together, aligned to absolute positions */
@@ -399,24 +400,42 @@ void cuda_store_chunk(const cuda_launch *l, const cuda_step *step, const cuda_bf
                       int kv_dim, int layer, int rows);
 /* -------------------------------------------------------------------------------------------------------- drafter */
 
-/* Context K/V of positions [position, position + rows) from raw projections [rows][2 * layers * kv_dim] (K of all
- * layers, then V): k_norm and RoPE on K, both into the rings. */
+/* A committed row that enters a cache's context. */
+typedef struct cuda_context_row {
+    const cuda_cache_view *cache;
+    const float *aux; /* its aux hidden states */
+    int position;
+    int behind;       /* rows of the same cache that follow it in the same launch */
+    int keeps_latent; /* else nobody would find it: the ring holds later ones */
+} cuda_context_row;
+
+/* Whose rows a launch works on: of any caches, or (row NULL) of one, from a position on. */
+typedef struct cuda_context_source {
+    const cuda_context_row *row;
+    const cuda_cache_view *cache;
+    int position, rows;
+} cuda_context_source;
+
+/* x = bf16 of the rows' aux hidden states, [rows][ldx]; source->row is there. */
+void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx);
+
+/* Context K/V from raw projections [rows][2 * layers * kv_dim] (K of all layers, then V): k_norm and RoPE on K, both
+ * into the rings. */
 typedef struct cuda_context_rows {
     float *raw;
     const float *k_norm[CUDA_MAX_DRAFT_LAYERS]; /* [head_dim] */
     const float *inverse_frequency;
     int layers, kv_heads, head_dim;
     float eps;
-    const cuda_cache_view *cache;
-    int position, rows;
+    cuda_context_source source;
 } cuda_context_rows;
 void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
-/* Latent rows [rows][2 * rank] float32 -> bf16 codes of positions [position, ...), and back as the bf16 V half. */
-void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
-                        int position, int rows, cuda_bf16 *v_half, int ldv);
+/* Latent rows [rows][2 * rank] float32 -> bf16 codes, and back as the bf16 V half. */
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
+                        cuda_bf16 *v_half, int ldv);
 /* scales[position][head + h] = rms_scale(values[row][h]) */
-void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
-                       int head_dim, int head, float eps, int position, int rows);
+void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
+                       int head_dim, int head, float eps);
 
 /* ------------------------------------------------------------------------------------------------------- utilities */
 

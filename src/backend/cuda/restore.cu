@@ -197,6 +197,24 @@ cudaError_t cuda_restore_prepare(int head_dim) {
 
 /* ------------------------------------------------------------------------------------------- context and latents */
 
+/* What a kernel has to know of its row. */
+static __device__ __forceinline__ cuda_context_row context_row(const cuda_context_source &s, int row) {
+    if (!s.row) return {s.cache, nullptr, s.position + row, s.rows - 1 - row, 1};
+    return s.row[row];
+}
+
+static __global__ void round_aux_kernel(const __grid_constant__ cuda_context_source source, int width, cuda_bf16 *x,
+                                        int ldx) {
+    wait_for_predecessor();
+    const float *aux = source.row[blockIdx.x].aux;
+    bf16 *out = as_bf16(x) + (size_t)blockIdx.x * ldx;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[i] = __float2bfloat16_rn(aux[i]);
+}
+
+void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx) {
+    launch_kernel(l, round_aux_kernel, dim3(source->rows), dim3(256), 0, *source, width, x, ldx);
+}
+
 /* One warp per (row, layer, head). */
 static __global__ void store_context_kernel(const __grid_constant__ cuda_context_rows c) {
     extern __shared__ float buffers[];
@@ -205,11 +223,12 @@ static __global__ void store_context_kernel(const __grid_constant__ cuda_context
     wait_for_predecessor();
     int row = blockIdx.x, layer = blockIdx.y, head = blockIdx.z * (blockDim.x >> 5) + warp;
     if (head >= c.kv_heads) return;
-    const cuda_draft_view &draft = c.cache->draft[layer];
-    if (row < c.rows - draft.capacity) return;
+    const cuda_context_row mine = context_row(c.source, row);
+    const cuda_draft_view &draft = mine.cache->draft[layer];
+    if (mine.behind >= draft.capacity) return; /* another row of the launch takes its place */
     size_t kv_dim = (size_t)c.kv_heads * d, all = c.layers * kv_dim;
     const float *k = c.raw + (size_t)row * 2 * all + layer * kv_dim + (size_t)head * d, *v = k + all;
-    int position = c.position + row;
+    int position = mine.position;
     float sum = 0;
     for (int i = lane; i < d; i += 32) sum += k[i] * k[i];
     float scale = rsqrtf(warp_sum(sum) / (float)d + c.eps);
@@ -231,47 +250,50 @@ static __global__ void store_context_kernel(const __grid_constant__ cuda_context
 
 void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
     int warps = c->kv_heads < 8 ? c->kv_heads : 8;
-    launch_kernel(l, store_context_kernel, dim3(c->rows, c->layers, ceil_div(c->kv_heads, warps)), dim3(32 * warps),
-                  (size_t)(warps * c->head_dim) * sizeof(float), *c);
+    launch_kernel(l, store_context_kernel, dim3(c->source.rows, c->layers, ceil_div(c->kv_heads, warps)),
+                  dim3(32 * warps), (size_t)(warps * c->head_dim) * sizeof(float), *c);
 }
 
-static __global__ void store_latents_kernel(const cuda_cache_view *cache, const float *latents, int rank, int position,
-                                            cuda_bf16 *v_half, int ldv) {
+static __global__ void store_latents_kernel(const __grid_constant__ cuda_context_source source, const float *latents,
+                                            int rank, cuda_bf16 *v_half, int ldv) {
     wait_for_predecessor();
-    const cuda_latent_view &latent = cache->latent;
     int row = blockIdx.x;
-    bf16 *code = as_bf16(latent.codes) + latent_row(latent, position + row) * 2 * rank;
+    const cuda_context_row mine = context_row(source, row);
+    const cuda_latent_view &latent = mine.cache->latent;
+    bf16 *code = as_bf16(latent.codes) + latent_row(latent, mine.position) * 2 * rank;
     for (int i = threadIdx.x; i < 2 * rank; i += blockDim.x) {
         bf16 v = __float2bfloat16_rn(latents[(size_t)row * 2 * rank + i]);
-        code[i] = v;
+        if (mine.keeps_latent) code[i] = v;
         if (i >= rank) as_bf16(v_half)[(size_t)row * ldv + i - rank] = v;
     }
 }
 
-void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
-                        int position, int rows, cuda_bf16 *v_half, int ldv) {
-    launch_kernel(l, store_latents_kernel, dim3(rows), dim3(256), 0, cache, latents, rank, position, v_half, ldv);
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
+                        cuda_bf16 *v_half, int ldv) {
+    launch_kernel(l, store_latents_kernel, dim3(source->rows), dim3(256), 0, *source, latents, rank, v_half, ldv);
 }
 
-static __global__ void store_scales_kernel(const cuda_cache_view *cache, const float *values, int kv_heads,
-                                           int head_dim, int head, float eps, int position) {
+static __global__ void store_scales_kernel(const __grid_constant__ cuda_context_source source, const float *values,
+                                           int kv_heads, int head_dim, int head, float eps) {
     wait_for_predecessor();
+    const cuda_context_row mine = context_row(source, blockIdx.x);
+    if (!mine.keeps_latent) return;
     int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const cuda_latent_view &latent = cache->latent;
+    const cuda_latent_view &latent = mine.cache->latent;
     for (; h < kv_heads; h += blockDim.x >> 5) {
         const float *x = values + ((size_t)blockIdx.x * kv_heads + h) * head_dim;
         float sum = 0;
         for (int i = lane; i < head_dim; i += 32) sum += x[i] * x[i];
         sum = warp_sum(sum);
         if (lane == 0) {
-            latent.scales[latent_row(latent, position + (int)blockIdx.x) * latent.heads + head + h] =
+            latent.scales[latent_row(latent, mine.position) * latent.heads + head + h] =
                 rsqrtf(sum / (float)head_dim + eps);
         }
     }
 }
 
-void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
-                       int head_dim, int head, float eps, int position, int rows) {
-    launch_kernel(l, store_scales_kernel, dim3(rows), dim3(256), 0, cache, values, kv_heads, head_dim, head, eps,
-                  position);
+void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
+                       int head_dim, int head, float eps) {
+    launch_kernel(l, store_scales_kernel, dim3(source->rows), dim3(256), 0, *source, values, kv_heads, head_dim, head,
+                  eps);
 }

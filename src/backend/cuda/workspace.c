@@ -116,6 +116,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         {(void **)(void *)&w->leader_scratch, pass * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&w->batch, sizeof(cuda_batch)},
         {(void **)(void *)&w->draft_batch, sizeof(cuda_batch)},
+        {(void **)(void *)&w->context_rows, d ? CUDA_CONTEXT_ROWS * sizeof(cuda_context_row) : 0},
         FLOATS(d_state, pass * d_hidden),
         FLOATS(d_x, rows * d_hidden),
         FLOATS(d_q, pass * d_q),
@@ -166,6 +167,9 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
     if (!status) status = cuda_pinned((void **)&w->staged_ids, 2 * (size_t)rows * sizeof(int32_t), "a step", error);
     if (!status)
         status = cuda_pinned((void **)&w->staged_leaders, CUDA_PASS_ROWS * sizeof *w->staged_leaders, "a step", error);
+    if (!status && options->drafter)
+        status =
+            cuda_pinned((void **)&w->staged_context, CUDA_CONTEXT_ROWS * sizeof *w->staged_context, "a step", error);
     return status;
 }
 
@@ -182,4 +186,5 @@ void cuda_workspace_destroy(cuda_workspace *w) {
     if (w->staged) (void)cudaFreeHost(w->staged);
     if (w->staged_ids) (void)cudaFreeHost(w->staged_ids);
     if (w->staged_leaders) (void)cudaFreeHost(w->staged_leaders);
+    if (w->staged_context) (void)cudaFreeHost(w->staged_context);
 }

@@ -26,6 +26,7 @@ typedef struct cuda_workspace {
     cuda_batch *batch; /* of the verifier */
     /* The drafter: blocks of up to CUDA_PASS_ROWS rows; d_x, d_raw, latent* also serve whole prompt segments. */
     cuda_batch *draft_batch;
+    cuda_context_row *context_rows; /* [CUDA_CONTEXT_ROWS] */
     float2 *draft_turns;
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_raw, *latents, *latent_values;
     cuda_bf16 *d_in, *d_aux, *d_heads, *d_attended, *d_act, *d_block_k, *d_block_v, *latent_in, *latent_half;
@@ -47,9 +48,10 @@ typedef struct cuda_workspace {
     cudaStream_t restore_stream; /* NULL without f_theta */
     cudaEvent_t restore_start, restored[2], projected;
 
-    cuda_batch *staged;           /* pinned: batch, draft batch */
-    int32_t *staged_ids;          /* pinned: [rows] */
-    cuda_leaders *staged_leaders; /* pinned: [CUDA_PASS_ROWS] */
+    cuda_batch *staged;               /* pinned: batch, draft batch */
+    int32_t *staged_ids;              /* pinned: [rows] */
+    cuda_context_row *staged_context; /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter */
+    cuda_leaders *staged_leaders;     /* pinned: [CUDA_PASS_ROWS] */
 } cuda_workspace;
 
 /* Sizes everything for segments of up to `rows` rows. On failure cuda_workspace_destroy is still needed. */

@@ -440,6 +440,20 @@ void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x
     }
 }
 
+void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx) {
+    (void)l, (void)width, (void)x, (void)ldx;
+    context.rows = source->rows;
+    for (int r = 0; r < source->rows; r++) {
+        const float *row = source->row[r].aux;
+        context.row[r] = (tag){(int32_t)row[0], (int32_t)row[1], (int32_t)row[2], 0};
+    }
+}
+
+static cuda_context_row context_row(const cuda_context_source *s, int row) {
+    if (s->row) return s->row[row];
+    return (cuda_context_row){s->cache, NULL, s->position + row, s->rows - 1 - row, 1};
+}
+
 static tag context_tag(int row, int position) {
     if (row >= context.rows || context.row[row].position != position)
         fake_broken("an aux row of another position", row < context.rows ? context.row[row].position : -1, position);
@@ -450,9 +464,11 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
     (void)l;
     int values = c->kv_heads * c->head_dim;
     for (int layer = 0; layer < c->layers; layer++) {
-        const cuda_draft_view *draft = &c->cache->draft[layer];
-        for (int r = c->rows > draft->capacity ? c->rows - draft->capacity : 0; r < c->rows; r++) {
-            int p = c->position + r;
+        for (int r = 0; r < c->source.rows; r++) {
+            cuda_context_row row = context_row(&c->source, r);
+            const cuda_draft_view *draft = &row.cache->draft[layer];
+            if (row.behind >= draft->capacity) continue;
+            int p = row.position;
             tag t = context_tag(r, p);
             put(row_of(draft->k, p % draft->capacity, values), p, t.token, t.ill, KEY);
             put(row_of(draft->v, p % draft->capacity, values), p, t.token, t.ill, VALUE);
@@ -460,24 +476,30 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
     }
 }
 
-void cuda_store_latents(const cuda_launch *l, const cuda_cache_view *cache, const float *latents, int rank,
-                        int position, int rows, cuda_bf16 *v_half, int ldv) {
+/* Rows of prompts without latents come first, rows of caches without latents last. */
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
+                        cuda_bf16 *v_half, int ldv) {
     (void)l, (void)latents, (void)v_half, (void)ldv;
-    int skipped = context.rows - rows;
-    for (int r = 0; r < rows; r++) {
-        int p = position + r, row = cache->latent.capacity ? p % cache->latent.capacity : p;
-        tag t = context_tag(skipped + r, p);
-        put(cache->latent.codes + (size_t)row * 2 * (size_t)rank, p, t.token, t.ill, CODE);
+    int skipped = source->row ? 0 : context.rows - source->rows;
+    for (int r = 0; r < source->rows; r++) {
+        cuda_context_row row = context_row(source, r);
+        const cuda_latent_view *latent = &row.cache->latent;
+        tag t = context_tag(skipped + r, row.position);
+        if (row.keeps_latent)
+            put(latent->codes + (size_t)latent_row(latent, row.position) * 2 * (size_t)rank, row.position, t.token,
+                t.ill, CODE);
     }
 }
 
-void cuda_store_scales(const cuda_launch *l, const cuda_cache_view *cache, const float *values, int kv_heads,
-                       int head_dim, int head, float eps, int position, int rows) {
+void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
+                       int head_dim, int head, float eps) {
     (void)l, (void)values, (void)head_dim, (void)eps;
-    for (int r = 0; r < rows; r++) {
-        int p = position + r, row = cache->latent.capacity ? p % cache->latent.capacity : p;
-        for (int h = 0; h < kv_heads; h++)
-            cache->latent.scales[(size_t)row * (size_t)cache->latent.heads + (size_t)(head + h)] = (float)p;
+    for (int r = 0; r < source->rows; r++) {
+        cuda_context_row row = context_row(source, r);
+        const cuda_latent_view *latent = &row.cache->latent;
+        size_t at = (size_t)latent_row(latent, row.position) * (size_t)latent->heads;
+        for (int h = 0; row.keeps_latent && h < kv_heads; h++)
+            latent->scales[at + (size_t)(head + h)] = (float)row.position;
     }
 }
 
