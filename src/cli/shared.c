@@ -41,10 +41,16 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                     "checkpoint directory, or a name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
         CLI_OPTION(.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
                    .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"),
-        CLI_OPTION(.name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
-                   .help = "DFlash drafter (MODEL-dflash beside the model, where it exists); 'none' goes without"),
-        CLI_OPTION(.name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
-                   .help = "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without"),
+        CLI_OPTION(
+                .name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
+                .help =
+                    "DFlash drafter (MODEL-dflash beside the model, where it exists); 'none' goes without, 'synthetic' "
+                    "makes one for a synthetic model"),
+        CLI_OPTION(
+                .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
+                .help =
+                    "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without, 'synthetic' "
+                    "makes one for a synthetic model with a drafter"),
         CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,

@@ -51,8 +51,8 @@ static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4]
 struct attend_context {
     int position, rows, first_row, prompt, frontier, sink, window, draft_from;
     int restored_begin; /* position that would lie in row 0 of the restore buffers */
-    int partitions;    /* of each row */
-    size_t first_cell; /* of the segment */
+    int partitions;     /* of each row */
+    size_t first_cell;  /* of the segment */
     cuda_layer_view view;
     cuda_draft_view draft;
 };
