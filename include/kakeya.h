@@ -297,6 +297,63 @@ KAKEYA_API kakeya_status kakeya_chat_parser_feed(kakeya_chat_parser *parser, con
 KAKEYA_API kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *parser, kakeya_finish finish,
                                                    kakeya_chat_summary *summary, kakeya_error *error);
 
+/* --------------------------------------------------------------------------------------------- grammars */
+
+/* What an answer may consist of (docs/grammar.md). A grammar constrains sampling: tokens that it does not allow are not
+ * chosen, and where nothing may follow but a stop token, the answer ends. A complete answer is valid; one that
+ * max_tokens or a stop string cuts short is the beginning of a valid one. What is chosen depends on the logits, the
+ * tokens before, the seed and the position alone: it is the same for every mode, draft length and batch. */
+typedef struct kakeya_grammar kakeya_grammar;
+
+/* What the text of an answer may be. */
+typedef enum kakeya_grammar_kind {
+    KAKEYA_GRAMMAR_TEXT = 0,    /* anything */
+    KAKEYA_GRAMMAR_JSON_OBJECT, /* a JSON object */
+    KAKEYA_GRAMMAR_JSON_SCHEMA, /* a JSON value that is valid under the schema `text` */
+    KAKEYA_GRAMMAR_REGEX,       /* what the regular expression `text` matches as a whole */
+    KAKEYA_GRAMMAR_CHOICE,      /* one of the texts in the JSON list `text` */
+} kakeya_grammar_kind;
+
+/* What calls of tools may be. */
+typedef enum kakeya_grammar_calls {
+    KAKEYA_CALLS_FREE = 0, /* beside free text anything; beside other kinds there are none */
+    KAKEYA_CALLS_NONE,     /* there are none */
+    KAKEYA_CALLS_AUTO,     /* the model may call the tools, and then as they are declared */
+    KAKEYA_CALLS_REQUIRED, /* the answer is one or more calls, and nothing else; kind: KAKEYA_GRAMMAR_TEXT */
+} kakeya_grammar_calls;
+
+typedef struct kakeya_grammar_options {
+    size_t size;
+    kakeya_grammar_kind kind;
+    const char *text;
+    size_t text_bytes;
+    kakeya_grammar_calls calls;
+    const char *tools; /* JSON text of OpenAI tool declarations: a list, or a request that holds one */
+    size_t tools_bytes;
+    const char *const *tool_names; /* n_tool_names of the declared names that may be called; 0: all */
+    size_t n_tool_names;
+    int max_calls;       /* the answer ends after so many; 0: any number */
+    bool any_arguments;  /* arguments are any object, whatever the declarations say */
+    bool thinking;       /* a thought may come first; without, only beside free text */
+    int thinking_tokens; /* a thought ends after so many tokens, the one that opens it included; -1: any number */
+} kakeya_grammar_options;
+
+KAKEYA_API void kakeya_grammar_options_init_sized(kakeya_grammar_options *options, size_t size);
+static inline void kakeya_grammar_options_init(kakeya_grammar_options *options) {
+    kakeya_grammar_options_init_sized(options, sizeof *options);
+}
+
+/* Compiles a grammar. It is immutable and may be used by any number of answers, at the same time, of any engine whose
+ * tokenizer spells the same vocabulary. The tokenizer must outlive it. The first one of a tokenizer takes longer: a
+ * table of its tokens is made.
+ *
+ * What cannot be compiled is refused, with a JSON pointer to it: KAKEYA_FORMAT where it is malformed,
+ * KAKEYA_UNSUPPORTED where it is not understood or too large, KAKEYA_INVALID_ARGUMENT where no answer could be valid.
+ * *out is released by kakeya_grammar_close, once no answer uses it. */
+KAKEYA_API kakeya_status kakeya_grammar_open(const kakeya_tokenizer *tokenizer, const kakeya_grammar_options *options,
+                                             kakeya_grammar **out, kakeya_error *error);
+KAKEYA_API void kakeya_grammar_close(kakeya_grammar *grammar);
+
 /* ------------------------------------------------------------------------------------------- K/V memory */
 
 /* Bytes of K/V memory: of a session as it stands, or as it would be. */
@@ -440,7 +497,9 @@ typedef struct kakeya_stats {
     uint64_t drafted_at[32], accepted_at[32]; /* by draft position, 0 = first draft after the bonus token */
     double draft_seconds, verify_seconds;
     kakeya_finish finish;
-    uint64_t waits; /* how often the request gave its memory to others and waited for it in a file */
+    uint64_t waits;           /* how often the request gave its memory to others and waited for it in a file */
+    uint64_t grammar_redraws; /* tokens that were drawn, but not allowed by the grammar */
+    uint64_t grammar_masks;   /* positions at which the grammar had to look at the whole vocabulary */
 } kakeya_stats;
 
 /* Before every use as a result: the other fields are then the library's to fill, also on failure. */
@@ -531,6 +590,7 @@ typedef struct kakeya_generate_options {
     size_t n_logit_bias;
     kakeya_token_mask_fn token_mask; /* may be NULL */
     void *token_mask_user;
+    const kakeya_grammar *grammar; /* the answer follows it; outlives it. NULL: none */
 } kakeya_generate_options;
 
 KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);

@@ -25,11 +25,13 @@ void random_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_
     out[3] = c3;
 }
 
-double random_uniform_at(uint64_t seed, uint64_t position) {
-    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};
+double random_uniform_numbered(uint64_t seed, uint64_t position, uint32_t number) {
+    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), number, 0};
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t words[4];
     random_philox4x32(counter, key, words);
     uint64_t bits = ((uint64_t)words[1] << 32) | words[0];
     return (double)(bits >> 11) * 0x1p-53;
 }
+
+double random_uniform_at(uint64_t seed, uint64_t position) { return random_uniform_numbered(seed, position, 0); }

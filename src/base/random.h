@@ -10,5 +10,7 @@ void random_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_
 
 /* Uniform in [0, 1) with 53 random bits. */
 double random_uniform_at(uint64_t seed, uint64_t position);
+/* The same where one position needs several numbers; number 0 is the one above. */
+double random_uniform_numbered(uint64_t seed, uint64_t position, uint32_t number);
 
 #endif

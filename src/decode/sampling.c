@@ -30,6 +30,7 @@ void sampler_space_free(sampler_space *space) {
     mem_free(space->candidates);
     mem_free(space->seen);
     mem_free(space->allowed);
+    matcher_space_free(&space->grammar);
     *space = (sampler_space){.account = space->account};
 }
 
@@ -57,6 +58,7 @@ static kakeya_status check_bias(const sampler *s, const sampler_constraints *c, 
     return KAKEYA_OK;
 }
 
+/* Other logits than the model's. */
 static bool constrained(const sampler_constraints *c) { return c->n_bias || c->mask; }
 
 kakeya_status sampler_check(const sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
@@ -72,22 +74,28 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
     sampler_space *space = s->space;
     kakeya_status status = sampler_check(s, parameters, c, error);
     bool penalty = parameters->repetition_penalty != 1.0f;
-    if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c)))
+    if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c) || c->grammar))
         status = ensure(space, (void **)&space->adjusted, vocab * sizeof *space->adjusted, error);
     if (status == KAKEYA_OK && penalty)
         status = ensure(space, (void **)&space->seen, vocab * sizeof *space->seen, error);
-    if (status == KAKEYA_OK && c->mask)
+    if (status == KAKEYA_OK && c->grammar) {
+        space->grammar.account = space->account;
+        status = matcher_space_reserve(&space->grammar, matcher_grammar(c->grammar), error);
+    }
+    if (status == KAKEYA_OK && (c->mask || c->grammar))
         status = ensure(space, (void **)&space->allowed, mask_words(s) * sizeof *space->allowed, error);
     if (status == KAKEYA_OK && parameters->temperature > 0)
         status = ensure(space, (void **)&space->candidates, vocab * sizeof *space->candidates, error);
     if (status != KAKEYA_OK) return status;
     s->parameters = *parameters;
     s->constraints = *c;
+    s->redraws = s->masks = 0;
     return KAKEYA_OK;
 }
 
 bool sampler_is_argmax(const sampler *s) {
-    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f && !constrained(&s->constraints);
+    return s->parameters.temperature == 0 && s->parameters.repetition_penalty == 1.0f &&
+           !constrained(&s->constraints) && !s->constraints.grammar;
 }
 
 bool sampler_suppresses(const sampler *s, int32_t token) {
@@ -282,9 +290,10 @@ static size_t keep_min_p(const kakeya_sampling *p, sampling_candidate *c, size_t
     return kept;
 }
 
-/* The drawn token is the first one at which the accumulated weight reaches this. */
-static uint64_t drawn_mass(const kakeya_sampling *p, uint64_t total, size_t position) {
-    uint64_t drawn = (uint64_t)(random_uniform_at(p->seed, position) * (double)total);
+/* The drawn token is the first one at which the accumulated weight reaches this. number: of the draw at this position.
+ */
+static uint64_t drawn_mass(const kakeya_sampling *p, uint64_t total, size_t position, uint32_t number) {
+    uint64_t drawn = (uint64_t)(random_uniform_numbered(p->seed, position, number) * (double)total);
     return (drawn < total ? drawn : total - 1) + 1;
 }
 
@@ -307,7 +316,7 @@ static size_t weigh_all(sampling_candidate *c, const float *logits, int vocab, f
     return n;
 }
 
-static int32_t draw(sampler *s, const float *logits, float maximum, size_t position) {
+static int32_t draw(sampler *s, const float *logits, float maximum, size_t position, uint32_t number) {
     const kakeya_sampling *p = &s->parameters;
     sampling_candidate *c = s->space->candidates;
     size_t n = 0;
@@ -322,22 +331,15 @@ static int32_t draw(sampler *s, const float *logits, float maximum, size_t posit
     }
     if (p->top_p < 1) n = lead_to_mass(p, maximum, c, n, top_p_mass(p, weight_of(c, n)));
     if (p->min_p > 0) n = keep_min_p(p, c, n);
-    return c[lead_to_mass(p, maximum, c, n, drawn_mass(p, weight_of(c, n), position)) - 1].token;
+    return c[lead_to_mass(p, maximum, c, n, drawn_mass(p, weight_of(c, n), position, number)) - 1].token;
 }
 
 bool sampler_takes_leaders(const sampler *s) {
     return s->parameters.repetition_penalty == 1.0f && !constrained(&s->constraints);
 }
 
-bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
+static bool draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, uint32_t number, int32_t *token) {
     const kakeya_sampling *p = &s->parameters;
-    *token = -1;
-    if (leaders->n < 0) return true;
-    if (p->temperature == 0) {
-        if (leaders->n == 0) return false;
-        *token = leaders->token[0];
-        return true;
-    }
     sampling_candidate *c = s->space->candidates; /* in order already */
     size_t n = 0;
     uint64_t total = 0;
@@ -370,7 +372,7 @@ bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t pos
         n = keep_min_p(p, c, n);
         total = weight_of(c, n);
     }
-    uint64_t mass = drawn_mass(p, total, position), reached = 0;
+    uint64_t mass = drawn_mass(p, total, position, number), reached = 0;
     for (size_t i = 0; i < n; i++) {
         reached += c[i].weight;
         if (reached < mass) continue;
@@ -378,6 +380,68 @@ bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t pos
         return true;
     }
     return false;
+}
+
+/* Whether the token stands: without a grammar, or where it allows it. */
+static bool accepts(sampler *s, int32_t token) {
+    return !s->constraints.grammar || matcher_accept(s->constraints.grammar, &s->space->grammar, token);
+}
+
+bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t position, int32_t *token) {
+    bool greedy = s->parameters.temperature == 0;
+    uint32_t tries = !s->constraints.grammar ? 1 : greedy ? (uint32_t)leaders->n : SAMPLER_DRAWS;
+    *token = -1;
+    if (leaders->n < 0) return true;
+    for (uint32_t number = 0; number < tries; number++) {
+        if (greedy && leaders->n == 0) return false;
+        if (greedy)
+            *token = leaders->token[number];
+        else if (!draw_leaders(s, leaders, position, number, token))
+            return false;
+        if (accepts(s, *token)) {
+            s->redraws += number;
+            return true;
+        }
+    }
+    return false;
+}
+
+static kakeya_status choose(sampler *s, const float *logits, size_t position, uint32_t number, int32_t *token,
+                            kakeya_error *error) {
+    float maximum = 0;
+    kakeya_status status = row_maximum(logits, s->vocab, token, &maximum, error);
+    if (status != KAKEYA_OK) return error_prefix(error, status, "sampling at position %zu", position);
+    if (s->parameters.temperature > 0) *token = draw(s, logits, maximum, position, number);
+    return KAKEYA_OK;
+}
+
+/* The token of a row that the grammar has refused `token` of. logits: the space's own row. */
+static kakeya_status choose_allowed(sampler *s, float *logits, size_t position, int32_t *token, kakeya_error *error) {
+    matcher *grammar = s->constraints.grammar;
+    uint32_t *allowed = s->space->allowed, number = 1;
+    kakeya_status status = KAKEYA_OK;
+    bool greedy = s->parameters.temperature == 0;
+    for (; number < SAMPLER_DRAWS && status == KAKEYA_OK; number++) {
+        s->redraws++;
+        if (greedy) logits[*token] = -INFINITY;
+        status = choose(s, logits, position, number, token, NULL);
+        if (status == KAKEYA_OK && accepts(s, *token)) return KAKEYA_OK;
+    }
+    s->redraws++;
+    s->masks++;
+    memset(allowed, 0, mask_words(s) * sizeof *allowed);
+    matcher_mask(grammar, &s->space->grammar, allowed, mask_words(s));
+    bool left = false;
+    for (int32_t t = 0; t < s->vocab; t++) {
+        if (!(allowed[t / 32] >> (t % 32) & 1)) logits[t] = -INFINITY;
+        left |= logits[t] != -INFINITY;
+    }
+    if (!left)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "the grammar leaves none of the %d tokens at position %zu",
+                         s->vocab, position);
+    status = choose(s, logits, position, SAMPLER_DRAWS, token, error);
+    if (status == KAKEYA_OK) (void)accepts(s, *token);
+    return status;
 }
 
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
@@ -396,9 +460,8 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
         if (penalty) penalise(s, history, position);
         logits = s->space->adjusted;
     }
-    float maximum = 0;
-    kakeya_status status = row_maximum(logits, s->vocab, token, &maximum, error);
-    if (status != KAKEYA_OK) return error_prefix(error, status, "sampling at position %zu", position);
-    if (s->parameters.temperature > 0) *token = draw(s, logits, maximum, position);
-    return KAKEYA_OK;
+    kakeya_status status = choose(s, logits, position, 0, token, error);
+    if (status != KAKEYA_OK || accepts(s, *token)) return status;
+    if (logits != s->space->adjusted) memcpy(s->space->adjusted, logits, (size_t)s->vocab * sizeof *logits);
+    return choose_allowed(s, s->space->adjusted, position, token, error);
 }

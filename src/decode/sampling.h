@@ -8,11 +8,18 @@
  *
  * The draw is the inverse of the distribution function over tokens in the order of their logits, largest first. Weights
  * are integers (base/exp_weight.h), so the few leading tokens and the sum of all weights decide it exactly as a whole
- * row does. */
+ * row does.
+ *
+ * Under a grammar the token is the largest logit that the grammar allows; above temperature 0, it is drawn until it is
+ * allowed, with numbers of its own for each try, which gives the distribution of the allowed tokens exactly. Where
+ * SAMPLER_DRAWS of them were refused, the whole row is masked before the filters apply, and drawn from once more. */
 #ifndef KAKEYA_DECODE_SAMPLING_H
 #define KAKEYA_DECODE_SAMPLING_H
 
 #include "backend/backend.h"
+#include "grammar/matcher.h"
+
+enum { SAMPLER_DRAWS = 8 };
 
 typedef struct sampling_candidate {
     float logit;
@@ -26,6 +33,7 @@ typedef struct sampler_constraints {
     size_t n_bias;
     kakeya_token_mask_fn mask; /* may be NULL */
     void *mask_user;
+    matcher *grammar; /* where the answer stands: a token that is sampled is accepted. NULL: no grammar */
 } sampler_constraints;
 
 /* Vocabulary-sized memory of sampling. Nothing in it outlives one call of a sampler, so any number of samplers of one
@@ -37,6 +45,7 @@ typedef struct sampler_space {
     uint32_t *seen;                 /* [vocab]: the value of seen_mark where a token has been penalised */
     uint32_t seen_mark;
     uint32_t *allowed; /* [(vocab + 31) / 32]: the mask of a position; NULL while there is none */
+    matcher_space grammar;
 } sampler_space;
 
 void sampler_space_free(sampler_space *space);
@@ -47,7 +56,8 @@ typedef struct sampler {
     int vocab;
     const int32_t *suppress; /* borrowed */
     int n_suppress;
-    sampler_space *space; /* borrowed */
+    sampler_space *space;    /* borrowed */
+    uint64_t redraws, masks; /* since sampler_configure: what the grammar has cost */
 } sampler;
 
 /* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty finite > 0. */
@@ -65,7 +75,7 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
                                 kakeya_error *error);
 
 /* history[0..position) are the tokens before the position. KAKEYA_BACKEND for logits that are not numbers,
- * KAKEYA_INVALID_ARGUMENT where the mask leaves no token. */
+ * KAKEYA_INVALID_ARGUMENT where the mask or the grammar leave no token. */
 kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *history, size_t position, int32_t *token,
                              kakeya_error *error);
 

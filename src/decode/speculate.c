@@ -221,7 +221,7 @@ backend_segment decode_segment(decode_stream *s, int first_logit_row, int first_
                              .kind = SEGMENT_DECODE,
                              .logits = s->choice == DECODE_FROM_LOGITS ? s->logits : NULL,
                              .leaders = s->choice == DECODE_FROM_LEADERS ? s->leaders : NULL,
-                             .temperature = sampler_is_argmax(choice) ? 1 : choice->parameters.temperature,
+                             .temperature = choice->parameters.temperature > 0 ? choice->parameters.temperature : 1,
                              .argmax = s->choice == DECODE_BY_BACKEND ? s->known : NULL};
 }
 

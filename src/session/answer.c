@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/sized.h"
+#include "grammar/grammar.h"
 
 /* N-gram drafts need no drafter whose block size would say how many; longer ones seldom hold. */
 enum { DEFAULT_NGRAM_DRAFT = 7 };
@@ -108,9 +109,27 @@ static kakeya_status begin_output(kakeya_session *session, answer_work *answer, 
 
 /* ------------------------------------------------------------------------------------------------------ answers */
 
-static sampler_constraints constraints_of(const kakeya_generate_options *o) {
-    return (sampler_constraints){
-        .bias = o->logit_bias, .n_bias = o->n_logit_bias, .mask = o->token_mask, .mask_user = o->token_mask_user};
+static sampler_constraints constraints_of(const kakeya_generate_options *o, matcher *grammar) {
+    return (sampler_constraints){.bias = o->logit_bias,
+                                 .n_bias = o->n_logit_bias,
+                                 .mask = o->token_mask,
+                                 .mask_user = o->token_mask_user,
+                                 .grammar = grammar};
+}
+
+static kakeya_status check_grammar(const kakeya_session *session, const kakeya_grammar *g, kakeya_error *error) {
+    if (!g || token_tables_agree(g->tokens, session->engine->text.tokens)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "the grammar was made for another tokenizer of %d tokens, the model has %d", g->tokens->vocab,
+                     session->engine->verifier->config.vocab);
+}
+
+static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, kakeya_error *error) {
+    const gemma4_config *config = &session->engine->verifier->config;
+    const decode_timeline *t = &session->timeline;
+    if (!answer->options.grammar) return KAKEYA_OK;
+    return matcher_create(answer->options.grammar, config->stop_tokens, config->n_stop_tokens, t->tokens, t->n,
+                          &session->account, &answer->grammar, error);
 }
 
 kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generate_options *options, answer_work *answer,
@@ -120,21 +139,23 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
     kakeya_status status = options ? sized_read("generate options", options, o, sizeof *o, error) : KAKEYA_OK;
     if (status == KAKEYA_OK) status = resolve_mode(session, o, &answer->decode, error);
     if (status != KAKEYA_OK) return status;
-    const sampler_constraints constraints = constraints_of(o);
+    const sampler_constraints constraints = constraints_of(o, NULL);
     answer->decode.trace = answer->trace.block;
     answer->decode.trace_user = answer->trace.user;
-    return sampler_check(&session->workspace.sampler, &o->sampling, &constraints, error);
+    status = check_grammar(session, o->grammar, error);
+    return status == KAKEYA_OK ? sampler_check(&session->workspace.sampler, &o->sampling, &constraints, error) : status;
 }
 
 kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_buffers *buffers, kakeya_error *error) {
     sampler *choice = &session->workspace.sampler;
-    const sampler_constraints constraints = constraints_of(&answer->options);
     answer->decode.cancelled = &session->cancelled;
     answer->counted = (kakeya_stats){.prompt_tokens = session->prompt_tokens,
                                      .reused_tokens = session->reused_tokens,
                                      .prefill_seconds = session->prefill_seconds};
     kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);
     choice->space = &buffers->sampling;
+    if (status == KAKEYA_OK) status = begin_grammar(session, answer, error);
+    const sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
     if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
     if (status == KAKEYA_OK) status = begin_output(session, answer, error);
     answer->started = clock_seconds();
@@ -150,6 +171,8 @@ bool answer_needs_row(const kakeya_session *session) {
 kakeya_status answer_close(kakeya_session *session, answer_work *answer, kakeya_status status, kakeya_error *error) {
     if (answer->begun) {
         answer->counted.decode_seconds = clock_seconds() - answer->started;
+        answer->counted.grammar_redraws = session->workspace.sampler.redraws;
+        answer->counted.grammar_masks = session->workspace.sampler.masks;
         session->prompt_tokens = session->reused_tokens = 0;
         session->prefill_seconds = 0;
         if (status != KAKEYA_OK) (void)output_cut(&answer->output, KAKEYA_FINISH_FAILED, NULL);
@@ -165,5 +188,8 @@ kakeya_status answer_close(kakeya_session *session, answer_work *answer, kakeya_
     stop_text_free(&answer->output.stop);
     detokenizer_destroy(answer->text.detokenizer);
     answer->text.detokenizer = NULL;
+    matcher_destroy(answer->grammar);
+    answer->grammar = NULL;
+    session->workspace.sampler.constraints.grammar = NULL;
     return status;
 }

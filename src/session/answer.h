@@ -18,6 +18,7 @@ typedef struct answer_work {
     decode_options decode;
     decode_output output;
     token_text text;
+    matcher *grammar; /* NULL: none */
     decode_stream stream;
     kakeya_stats counted;
     double started; /* clock_seconds */

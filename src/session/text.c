@@ -78,8 +78,29 @@ kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_
 }
 
 void tokenizer_release(kakeya_tokenizer *t) {
+    token_table_destroy(atomic_load(&t->table));
+    atomic_store(&t->table, NULL);
     tokenizer_close(t->tokens);
     t->tokens = NULL;
+}
+
+/* Threads that come at the same time each make one; the first one stays. */
+kakeya_status tokenizer_table(const kakeya_tokenizer *t, const token_table **out, kakeya_error *error) {
+    union {
+        const kakeya_tokenizer *constant;
+        kakeya_tokenizer *tokenizer;
+    } given = {t};
+    token_table *made = atomic_load(&given.tokenizer->table), *none = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!made) {
+        status = token_table_create(t->tokens, &made, error);
+        if (status == KAKEYA_OK && !atomic_compare_exchange_strong(&given.tokenizer->table, &none, made)) {
+            token_table_destroy(made);
+            made = none;
+        }
+    }
+    *out = made;
+    return status;
 }
 
 kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error) {

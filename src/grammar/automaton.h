@@ -1,0 +1,42 @@
+/* Reading a text letter by letter along a program. A configuration is one way to read what has come: the values that
+ * are open, in one another. A state is the set of all ways that are still possible; where there are more than
+ * AUTOMATON_MAX_WAYS, the newest are not followed.
+ *
+ * White space in JSON: one space or none behind : and ,; or a new line and up to 20 spaces behind { [ , and in front of
+ * } and ]. Unlimited white space is what models get lost in. */
+#ifndef KAKEYA_GRAMMAR_AUTOMATON_H
+#define KAKEYA_GRAMMAR_AUTOMATON_H
+
+#include "grammar/program.h"
+
+enum { AUTOMATON_MAX_WAYS = 16 };
+
+/* An open value. What `at` and `seen` mean depends on the node's kind. */
+typedef struct automaton_frame {
+    uint32_t node, at;
+    uint64_t seen;
+} automaton_frame;
+
+typedef struct automaton_configuration {
+    uint32_t depth; /* 0: the text is complete */
+    automaton_frame open[GRAMMAR_MAX_DEPTH];
+} automaton_configuration;
+
+/* Large: copy it with automaton_copy. */
+typedef struct automaton_state {
+    uint32_t n; /* 0: refused */
+    automaton_configuration ways[AUTOMATON_MAX_WAYS];
+} automaton_state;
+
+/* root: a NODE_ROOT of a finished program. */
+void automaton_begin(uint32_t root, automaton_state *out);
+void automaton_copy(automaton_state *to, const automaton_state *from);
+/* *to is where the letter leads to; false: it is refused. to != from. */
+bool automaton_step(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to);
+/* The text may end here. */
+bool automaton_complete(const grammar_program *p, const automaton_state *s);
+/* Whether ordinary text (whole UTF-8 characters without quotes, backslashes and control characters) of up to
+ * `characters` is accepted for sure. */
+bool automaton_takes_text(const grammar_program *p, const automaton_state *s, size_t characters);
+
+#endif

@@ -1,0 +1,290 @@
+#include "grammar/dfa.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void dfa_free(dfa *d) {
+    free(d->next);
+    free(d->flags);
+    *d = (dfa){0};
+}
+
+/* ------------------------------------------------------------------------------------------------------ exploring */
+
+/* States of a source by number and by name. */
+typedef struct explored {
+    uint64_t *keys;  /* [capacity] */
+    uint32_t *slots; /* [2 * capacity]: state + 1 of a key, 0: empty; capacity is a power of two */
+    uint32_t n, capacity;
+} explored;
+
+static uint32_t slot_of(const explored *e, uint64_t key) {
+    uint64_t mixed = key * UINT64_C(0x9E3779B97F4A7C15);
+    uint32_t mask = 2 * e->capacity - 1, slot = (uint32_t)(mixed >> 32) & mask;
+    while (e->slots[slot] && e->keys[e->slots[slot] - 1] != key) slot = (slot + 1) & mask;
+    return slot;
+}
+
+static bool explored_grow(explored *e) {
+    uint32_t capacity = e->capacity ? 2 * e->capacity : 256;
+    uint64_t *keys = realloc(e->keys, capacity * sizeof *keys);
+    if (keys) e->keys = keys;
+    uint32_t *slots = calloc(2 * (size_t)capacity, sizeof *slots);
+    if (!keys || !slots) {
+        free(slots);
+        return false;
+    }
+    free(e->slots);
+    e->slots = slots;
+    e->capacity = capacity;
+    for (uint32_t i = 0; i < e->n; i++) e->slots[slot_of(e, e->keys[i])] = i + 1;
+    return true;
+}
+
+static dfa_result state_of(explored *e, uint64_t key, uint16_t *state) {
+    if (e->n == e->capacity && !explored_grow(e)) return DFA_OUT_OF_MEMORY;
+    uint32_t slot = slot_of(e, key);
+    if (!e->slots[slot]) {
+        if (e->n == DFA_MAX_STATES) return DFA_TOO_LARGE;
+        e->keys[e->n++] = key;
+        e->slots[slot] = e->n;
+    }
+    *state = (uint16_t)(e->slots[slot] - 1);
+    return DFA_OK;
+}
+
+static dfa_result explore(dfa_source *source, const uint16_t *representative, dfa *d, explored *e) {
+    uint32_t rows = 0;
+    uint16_t state;
+    dfa_result result = state_of(e, source->start, &state);
+    for (uint32_t at = 0; result == DFA_OK && at < e->n; at++) {
+        if (at == rows) {
+            rows = rows ? 2 * rows : 64;
+            uint16_t *next = realloc(d->next, (size_t)rows * d->n_classes * sizeof *next);
+            if (next) d->next = next;
+            uint8_t *flags = next ? realloc(d->flags, rows) : NULL;
+            if (!flags) return DFA_OUT_OF_MEMORY;
+            d->flags = flags;
+        }
+        uint64_t key = e->keys[at];
+        d->flags[at] = source->accepts(source->user, key) ? DFA_ACCEPTS : 0;
+        for (uint32_t c = 0; c < d->n_classes && result == DFA_OK; c++) {
+            uint64_t to;
+            uint16_t *next = &d->next[at * d->n_classes + c];
+            *next = DFA_REFUSED;
+            if (source->step(source->user, key, representative[c], &to)) result = state_of(e, to, next);
+            if (source->failure) result = source->failure;
+        }
+    }
+    d->n_states = (uint16_t)e->n;
+    return result;
+}
+
+/* Removes the states from which no accepting one can be reached. Marks go round until nothing new is marked: few
+ * rounds, because successors mostly have higher numbers. */
+static dfa_result trim(dfa *d) {
+    uint16_t n = d->n_states, kept = 0;
+    uint16_t *number = malloc(n * sizeof *number);
+    if (!number) return DFA_OUT_OF_MEMORY;
+    for (uint32_t s = 0; s < n; s++) number[s] = d->flags[s] & DFA_ACCEPTS ? 0 : DFA_REFUSED;
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t s = n; s-- > 0;) {
+            for (uint32_t c = 0; c < d->n_classes && number[s] == DFA_REFUSED; c++) {
+                uint16_t to = d->next[s * d->n_classes + c];
+                if (to == DFA_REFUSED || number[to] == DFA_REFUSED) continue;
+                number[s] = 0;
+                more = true;
+            }
+        }
+    }
+    for (uint32_t s = 0; s < n; s++)
+        if (number[s] != DFA_REFUSED) number[s] = kept++;
+    bool empty = number[0] == DFA_REFUSED;
+    for (uint32_t s = 0; s < n; s++) {
+        if (number[s] == DFA_REFUSED) continue;
+        uint32_t to = number[s];
+        d->flags[to] = d->flags[s];
+        for (uint32_t c = 0; c < d->n_classes; c++) {
+            uint16_t next = d->next[s * d->n_classes + c];
+            next = next == DFA_REFUSED ? DFA_REFUSED : number[next];
+            d->next[to * d->n_classes + c] = next;
+            if (next != DFA_REFUSED) d->flags[to] |= DFA_GOES_ON;
+        }
+    }
+    d->n_states = kept;
+    free(number);
+    return empty ? DFA_EMPTY : DFA_OK;
+}
+
+dfa_result dfa_make(dfa_source *source, dfa *out) {
+    explored e = {0};
+    uint16_t representative[LETTERS];
+    *out = (dfa){0};
+    memcpy(out->class_of, source->class_of, sizeof out->class_of);
+    for (unsigned letter = LETTERS; letter-- > 0;) {
+        uint16_t class = source->class_of[letter];
+        representative[class] = (uint16_t)letter;
+        if (class >= out->n_classes) out->n_classes = class + 1;
+    }
+    dfa_result result = explore(source, representative, out, &e);
+    if (result == DFA_OK) result = trim(out);
+    free(e.keys);
+    free(e.slots);
+    if (result != DFA_OK) dfa_free(out);
+    return result;
+}
+
+/* ---------------------------------------------------------------------------------------------- derived automata */
+
+/* Classes of letters that neither of two partitions tells apart. */
+static void refine(uint16_t *out, const uint16_t *a, const uint16_t *b) {
+    uint16_t n = 0;
+    for (unsigned letter = 0; letter < LETTERS; letter++) {
+        unsigned same = 0;
+        while (same < letter && (a[same] != a[letter] || b[same] != b[letter])) same++;
+        out[letter] = same < letter ? out[same] : n++;
+    }
+}
+
+typedef struct pair {
+    const dfa *a, *b;
+} pair;
+
+static bool pair_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const pair *p = user;
+    uint16_t a = dfa_next(p->a, (unsigned)(state >> 16), letter),
+             b = dfa_next(p->b, (unsigned)(state & 0xFFFF), letter);
+    *to = (uint64_t)a << 16 | b;
+    return a != DFA_REFUSED && b != DFA_REFUSED;
+}
+
+static bool pair_accepts(void *user, uint64_t state) {
+    const pair *p = user;
+    return p->a->flags[state >> 16] & p->b->flags[state & 0xFFFF] & DFA_ACCEPTS;
+}
+
+dfa_result dfa_intersect(const dfa *a, const dfa *b, dfa *out) {
+    pair p = {a, b};
+    dfa_source source = {.user = &p, .step = pair_step, .accepts = pair_accepts};
+    refine(source.class_of, a->class_of, b->class_of);
+    return dfa_make(&source, out);
+}
+
+typedef struct limited {
+    const dfa *a;
+    uint32_t minimum, maximum;
+} limited;
+
+static bool continues_character(unsigned letter) { return letter >= 0x80 && letter < 0xC0; }
+
+static bool limited_step(void *user, uint64_t state, unsigned letter, uint64_t *to) {
+    const limited *l = user;
+    uint32_t count = (uint32_t)state;
+    uint16_t a = dfa_next(l->a, (unsigned)(state >> 32), letter);
+    if (a == DFA_REFUSED) return false;
+    if (!continues_character(letter)) {
+        if (count == l->maximum) return false;
+        if (l->maximum != UINT32_MAX || count < l->minimum) count++; /* beyond the minimum, no limit counts alike */
+    }
+    *to = (uint64_t)a << 32 | count;
+    return true;
+}
+
+static bool limited_accepts(void *user, uint64_t state) {
+    const limited *l = user;
+    return (uint32_t)state >= l->minimum && (l->a->flags[state >> 32] & DFA_ACCEPTS);
+}
+
+dfa_result dfa_limit_characters(const dfa *a, uint32_t minimum, uint32_t maximum, dfa *out) {
+    limited l = {a, minimum, maximum};
+    dfa_source source = {.user = &l, .step = limited_step, .accepts = limited_accepts};
+    uint16_t lead[LETTERS];
+    for (unsigned letter = 0; letter < LETTERS; letter++) lead[letter] = continues_character(letter);
+    refine(source.class_of, a->class_of, lead);
+    return dfa_make(&source, out);
+}
+
+/* Where a string stands: in front of it, inside, behind a backslash, and so on. */
+enum { BEFORE, INSIDE, ESCAPED, U, U0, U00, U000, U001, BEHIND };
+
+static bool spelled(const dfa *a, unsigned state, unsigned byte, uint64_t *to) {
+    uint16_t next = dfa_next(a, state, byte);
+    *to = (uint64_t)next << 8 | INSIDE;
+    return next != DFA_REFUSED;
+}
+
+static bool go(unsigned state, unsigned place, uint64_t *to) {
+    *to = (uint64_t)state << 8 | place;
+    return true;
+}
+
+static int hex_value(unsigned letter) {
+    if (letter >= '0' && letter <= '9') return (int)letter - '0';
+    if (letter >= 'a' && letter <= 'f') return (int)letter - 'a' + 10;
+    if (letter >= 'A' && letter <= 'F') return (int)letter - 'A' + 10;
+    return -1;
+}
+
+static bool json_step(void *user, uint64_t key, unsigned letter, uint64_t *to) {
+    static const char names[] = "\"\\bfnrt", meanings[] = "\"\\\b\f\n\r\t";
+    const dfa *a = user;
+    unsigned state = (unsigned)(key >> 8), place = key & 0xFF;
+    const char *name;
+    switch (place) {
+    case BEFORE:
+        return letter == '"' && go(0, INSIDE, to);
+    case INSIDE:
+        if (letter == '"') return (a->flags[state] & DFA_ACCEPTS) && go(0, BEHIND, to);
+        if (letter == '\\') return go(state, ESCAPED, to);
+        return letter >= 0x20 && spelled(a, state, letter, to);
+    case ESCAPED:
+        if (letter == 'u') return go(state, U, to);
+        name = letter && letter < 0x80 ? strchr(names, (int)letter) : NULL;
+        return name && spelled(a, state, (unsigned char)meanings[name - names], to);
+    case U:
+    case U0:
+        return letter == '0' && go(state, place + 1, to);
+    case U00:
+        return (letter == '0' || letter == '1') && go(state, letter == '0' ? U000 : U001, to);
+    case U000:
+    case U001:
+        return hex_value(letter) >= 0 && spelled(a, state, (place == U001) * 16u + (unsigned)hex_value(letter), to);
+    default:
+        return false;
+    }
+}
+
+static bool quoted_step(void *user, uint64_t key, unsigned letter, uint64_t *to) {
+    const dfa *a = user;
+    unsigned state = (unsigned)(key >> 8), place = key & 0xFF;
+    if (place == BEFORE) return letter == LETTER_QUOTE && go(0, INSIDE, to);
+    if (place == BEHIND) return false;
+    if (letter == LETTER_QUOTE) return (a->flags[state] & DFA_ACCEPTS) && go(0, BEHIND, to);
+    return spelled(a, state, letter, to);
+}
+
+static bool string_accepts(void *user, uint64_t key) {
+    (void)user;
+    return (key & 0xFF) == BEHIND;
+}
+
+static dfa_result in_string(const dfa *a, bool json, dfa *out) {
+    union {
+        const dfa *constant;
+        void *user;
+    } given = {a};
+    dfa_source source = {
+        .user = given.user, .start = BEFORE, .step = json ? json_step : quoted_step, .accepts = string_accepts};
+    uint16_t own[LETTERS] = {0};
+    own[LETTER_QUOTE] = 1;
+    for (unsigned letter = 0; json && letter < 0x80; letter++) {
+        bool told_apart = hex_value(letter) >= 0 || (letter && strchr("\"\\bfnrtu", (int)letter));
+        own[letter] = letter < 0x20 ? 2 : told_apart ? (uint16_t)(3 + letter) : 0;
+    }
+    refine(source.class_of, a->class_of, own);
+    return dfa_make(&source, out);
+}
+
+dfa_result dfa_in_json_string(const dfa *a, dfa *out) { return in_string(a, true, out); }
+dfa_result dfa_in_quotes(const dfa *a, dfa *out) { return in_string(a, false, out); }

@@ -1,0 +1,227 @@
+#include "grammar/grammar.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "grammar/regex.h"
+#include "grammar/schema.h"
+
+/* Documents that the compiler refers to while it works. */
+typedef struct compilation {
+    kakeya_grammar *g;
+    const kakeya_grammar_options *o;
+    schema_compiler *schemas;
+    cJSON *schema, *tools;
+    kakeya_error *error;
+} compilation;
+
+static kakeya_status add_node(compilation *c, node_kind kind, grammar_form form, uint32_t *node) {
+    *node = program_add(&c->g->program, kind, form, c->error);
+    return *node != GRAMMAR_NOTHING ? KAKEYA_OK : c->error ? c->error->status : KAKEYA_OUT_OF_MEMORY;
+}
+
+static kakeya_status add_root(compilation *c, uint32_t value, uint32_t *root) {
+    kakeya_status status = add_node(c, NODE_ROOT, GRAMMAR_JSON, root);
+    if (status == KAKEYA_OK) c->g->program.nodes[*root].rest = value;
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- content */
+
+static kakeya_status add_word(compilation *c, uint32_t node, const char *text, size_t bytes, uint32_t *word) {
+    uint16_t *letters = malloc((bytes + 1) * sizeof *letters);
+    for (size_t i = 0; i < bytes && letters; i++) letters[i] = (unsigned char)text[i];
+    bool done = letters && trie_add(&c->g->program.nodes[node].words, letters, bytes, word);
+    free(letters);
+    return done ? KAKEYA_OK : error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+}
+
+static kakeya_status compile_choice(compilation *c, uint32_t *node) {
+    const cJSON *item;
+    kakeya_status status = add_node(c, NODE_LITERAL, GRAMMAR_JSON, node);
+    if (status == KAKEYA_OK) status = schema_parse("choice", c->o->text, c->o->text_bytes, &c->schema, c->error);
+    if (status != KAKEYA_OK) return status;
+    int n = cJSON_IsArray(c->schema) ? cJSON_GetArraySize(c->schema) : 0;
+    if (n < 1 || n > SCHEMA_MAX_VALUES)
+        return error_set(c->error, KAKEYA_FORMAT, "choice: not a list of 1 to %d texts", (int)SCHEMA_MAX_VALUES);
+    uint32_t word = 0;
+    cJSON_ArrayForEach(item, c->schema) {
+        if (!cJSON_IsString(item)) return error_set(c->error, KAKEYA_FORMAT, "choice: element %u is not a text", word);
+        uint32_t own = word++;
+        status = add_word(c, *node, item->valuestring, strlen(item->valuestring), &own);
+        if (status != KAKEYA_OK) return status;
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status compile_content(compilation *c) {
+    const kakeya_grammar_options *o = c->o;
+    uint32_t node = GRAMMAR_NOTHING;
+    kakeya_status status = KAKEYA_OK;
+    switch (o->kind) {
+    case KAKEYA_GRAMMAR_TEXT:
+        return KAKEYA_OK;
+    case KAKEYA_GRAMMAR_JSON_OBJECT:
+        status = schema_any_object(c->schemas, GRAMMAR_JSON, &node, c->error);
+        break;
+    case KAKEYA_GRAMMAR_JSON_SCHEMA:
+        status = schema_parse("schema", o->text, o->text_bytes, &c->schema, c->error);
+        if (status == KAKEYA_OK)
+            status = schema_compile(c->schemas, c->schema, "schema #", GRAMMAR_JSON, &node, c->error);
+        break;
+    case KAKEYA_GRAMMAR_REGEX:
+        status = add_node(c, NODE_DFA, GRAMMAR_JSON, &node);
+        if (status == KAKEYA_OK)
+            status = regex_compile(o->text, o->text_bytes, REGEX_WHOLE, &c->g->program.nodes[node].dfa, c->error);
+        break;
+    case KAKEYA_GRAMMAR_CHOICE:
+        status = compile_choice(c, &node);
+        break;
+    }
+    return status == KAKEYA_OK ? add_root(c, node, &c->g->content) : status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+static bool is_wanted(const kakeya_grammar_options *o, const char *name) {
+    for (size_t i = 0; i < o->n_tool_names; i++)
+        if (strcmp(o->tool_names[i], name) == 0) return true;
+    return o->n_tool_names == 0;
+}
+
+static bool is_name(const cJSON *name) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+    if (!cJSON_IsString(name)) return false;
+    size_t n = strlen(name->valuestring);
+    return n > 0 && n <= 128 && strspn(name->valuestring, plain) == n;
+}
+
+/* {"type": "function", "function": {"name", "parameters"}}, or the function alone. */
+static kakeya_status compile_tool(compilation *c, uint32_t calls, const cJSON *tool, size_t index) {
+    const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
+    if (!function) function = tool;
+    const cJSON *name = cJSON_GetObjectItemCaseSensitive(function, "name");
+    const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+    char where[80], word[160];
+    uint32_t arguments, any, own = c->g->program.nodes[calls].n_children;
+    if (!is_name(name))
+        return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: the name is not made of letters, digits, _ - and .",
+                         index);
+    if (!is_wanted(c->o, name->valuestring)) return KAKEYA_OK;
+    kakeya_status status = schema_any_object(c->schemas, GRAMMAR_CALL, &any, c->error);
+    arguments = any;
+    snprintf(where, sizeof where, "tools[%zu].parameters #", index);
+    if (status == KAKEYA_OK && parameters && !cJSON_IsNull(parameters) && !c->o->any_arguments)
+        status = schema_compile(c->schemas, parameters, where, GRAMMAR_CALL, &arguments, c->error);
+    if (status != KAKEYA_OK) return status;
+    int n = snprintf(word, sizeof word, "call:%s", name->valuestring);
+    uint32_t number = own;
+    status = add_word(c, calls, word, (size_t)n, &number);
+    if (status == KAKEYA_OK && number != own)
+        return error_set(c->error, KAKEYA_FORMAT, "tools[%zu]: there is another tool named '%s'", index,
+                         name->valuestring);
+    if (status == KAKEYA_OK && !program_add_child(&c->g->program.nodes[calls], arguments))
+        return error_set(c->error, KAKEYA_OUT_OF_MEMORY, "tools: out of memory");
+    return status;
+}
+
+static kakeya_status compile_calls(compilation *c) {
+    const kakeya_grammar_options *o = c->o;
+    const token_table *t = c->g->tokens;
+    uint32_t calls;
+    size_t index = 0;
+    if (o->calls == KAKEYA_CALLS_FREE || o->calls == KAKEYA_CALLS_NONE) return KAKEYA_OK;
+    if (t->call_open < 0 || t->call_close < 0 || t->quote < 0)
+        return error_set(c->error, KAKEYA_UNSUPPORTED, "tools: the vocabulary has no control tokens for calls");
+    if (!o->tools) return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: none, but calls are wanted");
+    kakeya_status status = schema_parse("tools", o->tools, o->tools_bytes, &c->tools, c->error);
+    if (status == KAKEYA_OK) status = add_node(c, NODE_CALL, GRAMMAR_CALL, &calls);
+    if (status != KAKEYA_OK) return status;
+    const cJSON *list = cJSON_IsObject(c->tools) ? cJSON_GetObjectItemCaseSensitive(c->tools, "tools") : c->tools,
+                *tool;
+    if (!cJSON_IsArray(list)) return error_set(c->error, KAKEYA_FORMAT, "tools: not a list");
+    cJSON_ArrayForEach(tool, list) {
+        status = compile_tool(c, calls, tool, index++);
+        if (status != KAKEYA_OK) return status;
+    }
+    uint32_t found = c->g->program.nodes[calls].n_children;
+    if (found == 0 || found < o->n_tool_names)
+        return error_set(c->error, KAKEYA_INVALID_ARGUMENT, "tools: %u of the %zu names that are allowed are declared",
+                         found, o->n_tool_names);
+    return add_root(c, calls, &c->g->call);
+}
+
+/* --------------------------------------------------------------------------------------------------------- the face */
+
+static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options *o, kakeya_error *error) {
+    bool needs_text =
+        o->kind == KAKEYA_GRAMMAR_JSON_SCHEMA || o->kind == KAKEYA_GRAMMAR_REGEX || o->kind == KAKEYA_GRAMMAR_CHOICE;
+    if ((int)o->kind < 0 || o->kind > KAKEYA_GRAMMAR_CHOICE)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind %d is none", (int)o->kind);
+    if ((int)o->calls < 0 || o->calls > KAKEYA_CALLS_REQUIRED)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: the kind of calls %d is none", (int)o->calls);
+    if (needs_text && !o->text) return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: its text is missing");
+    if (o->kind != KAKEYA_GRAMMAR_TEXT && o->calls == KAKEYA_CALLS_REQUIRED)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: where calls are required there is no other text");
+    if (o->max_calls < 0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: max_calls is %d, must be at least 0", o->max_calls);
+    if (o->thinking_tokens < -1)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "grammar: thinking_tokens is %d, must be at least -1",
+                         o->thinking_tokens);
+    if ((o->thinking || o->thinking_tokens >= 0) && (g->tokens->thought_open < 0 || g->tokens->thought_close < 0))
+        return error_set(error, KAKEYA_UNSUPPORTED, "grammar: the vocabulary has no control tokens for thoughts");
+    return KAKEYA_OK;
+}
+
+static kakeya_status compile(compilation *c) {
+    kakeya_grammar *g = c->g;
+    kakeya_status status = check(g, c->o, c->error);
+    if (status == KAKEYA_OK) status = compile_content(c);
+    if (status == KAKEYA_OK) status = compile_calls(c);
+    if (status == KAKEYA_OK) status = program_finish(&g->program, c->error);
+    if (status == KAKEYA_OK && g->content != GRAMMAR_NOTHING) {
+        status = program_check_value(&g->program, g->content, c->error);
+        if (status != KAKEYA_OK) return error_prefix(c->error, status, "schema #");
+    }
+    if (status == KAKEYA_OK && g->call != GRAMMAR_NOTHING) {
+        const grammar_node *calls = &g->program.nodes[g->program.nodes[g->call].rest];
+        for (uint32_t i = 0; i < calls->n_children && status == KAKEYA_OK; i++) {
+            status = program_check_value(&g->program, calls->children[i], c->error);
+            if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools: arguments of tool %u", i);
+        }
+    }
+    return status;
+}
+
+kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_options *options, kakeya_grammar **out,
+                              kakeya_error *error) {
+    kakeya_error own = {0};
+    compilation c = {.o = options, .error = error ? error : &own};
+    *out = NULL;
+    c.g = calloc(1, sizeof *c.g);
+    if (!c.g) return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    *c.g = (kakeya_grammar){.tokens = tokens,
+                            .content = GRAMMAR_NOTHING,
+                            .call = GRAMMAR_NOTHING,
+                            .calls = options->calls,
+                            .max_calls = options->max_calls,
+                            .thinking = options->thinking,
+                            .thinking_tokens = options->thinking_tokens};
+    c.schemas = schema_compiler_create(&c.g->program);
+    kakeya_status status = c.schemas ? compile(&c) : error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
+    schema_compiler_destroy(c.schemas);
+    cJSON_Delete(c.schema);
+    cJSON_Delete(c.tools);
+    if (status == KAKEYA_OK)
+        *out = c.g;
+    else
+        grammar_free(c.g);
+    return status;
+}
+
+void grammar_free(kakeya_grammar *g) {
+    if (!g) return;
+    program_free(&g->program);
+    free(g);
+}

@@ -1,0 +1,302 @@
+#include "grammar/matcher.h"
+
+#include <string.h>
+
+typedef enum mode {
+    AT_START = 0, /* a thought may begin, or the body */
+    IN_LABEL,     /* behind <|channel>, inside of "thought\n" */
+    IN_THOUGHT,
+    AT_BODY,         /* text or a call begins */
+    IN_TEXT,         /* text of the grammar has begun */
+    IN_FREE_TEXT,    /* anything */
+    IN_FREE_THOUGHT, /* between <|channel> and <channel|> in free text */
+    IN_CALL,
+    BEHIND_CALL, /* another call, or the end */
+} mode;
+
+static const char label[] = "thought\n";
+enum { LABEL_BYTES = sizeof label - 1 };
+
+struct matcher {
+    const kakeya_grammar *g;
+    const int32_t *stop_tokens;
+    int n_stop_tokens;
+    mode mode;
+    size_t label_bytes, thought_tokens;
+    int calls; /* begun */
+    automaton_state state;
+};
+
+/* Where a token leads to. */
+typedef struct place {
+    mode mode;
+    size_t label_bytes, thought_tokens;
+    int calls;
+    const automaton_state *state; /* NULL: as it is, or at the beginning of a call */
+} place;
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *g, kakeya_error *error) {
+    size_t levels = g->tokens->longest + 1;
+    if (space->n_levels >= levels) return KAKEYA_OK;
+    matcher_space_free(space);
+    space->levels = mem_alloc(space->account, MEM_WORKSPACE, levels * sizeof *space->levels);
+    if (!space->levels)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
+                         levels * sizeof *space->levels);
+    space->n_levels = levels;
+    return KAKEYA_OK;
+}
+
+void matcher_space_free(matcher_space *space) {
+    mem_free(space->levels);
+    space->levels = NULL;
+    space->n_levels = 0;
+}
+
+void matcher_destroy(matcher *m) { mem_free(m); }
+const kakeya_grammar *matcher_grammar(const matcher *m) { return m->g; }
+
+void matcher_copy(matcher *to, const matcher *from) {
+    to->g = from->g;
+    to->stop_tokens = from->stop_tokens;
+    to->n_stop_tokens = from->n_stop_tokens;
+    to->mode = from->mode;
+    to->label_bytes = from->label_bytes;
+    to->thought_tokens = from->thought_tokens;
+    to->calls = from->calls;
+    automaton_copy(&to->state, &from->state);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- the start
+ */
+
+static bool text_is_free(const kakeya_grammar *g) {
+    return g->content == GRAMMAR_NOTHING && g->calls != KAKEYA_CALLS_REQUIRED;
+}
+
+/* Whether the prompt has opened a thought that nothing has ended. */
+static bool thought_is_open(const kakeya_grammar *g, const int32_t *tokens, size_t n) {
+    const token_table *t = g->tokens;
+    for (size_t i = n; i-- > 0;) {
+        if (tokens[i] == t->thought_open && t->thought_open >= 0) return true;
+        if (tokenizer_is_special(t->tokenizer, tokens[i]) && tokens[i] != t->quote) return false;
+    }
+    return false;
+}
+
+kakeya_status matcher_create(const kakeya_grammar *g, const int32_t *stop_tokens, int n_stop_tokens,
+                             const int32_t *tokens, size_t n, mem_account *account, matcher **out,
+                             kakeya_error *error) {
+    matcher *m = *out = mem_alloc(account, MEM_WORKSPACE, sizeof *m);
+    if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar of %zu bytes: out of memory", sizeof *m);
+    m->g = g;
+    m->stop_tokens = stop_tokens;
+    m->n_stop_tokens = n_stop_tokens;
+    bool open = thought_is_open(g, tokens, n);
+    if (text_is_free(g))
+        m->mode = open ? IN_FREE_THOUGHT : IN_FREE_TEXT;
+    else
+        m->mode = open ? IN_THOUGHT : g->thinking ? AT_START : AT_BODY;
+    if (g->content != GRAMMAR_NOTHING) automaton_begin(g->content, &m->state);
+    return KAKEYA_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- one token
+ */
+
+static bool is_stop(const matcher *m, int32_t token) {
+    for (int i = 0; i < m->n_stop_tokens; i++)
+        if (m->stop_tokens[i] == token) return true;
+    return false;
+}
+
+static bool step_letter(const matcher *m, matcher_space *space, unsigned letter, place *to) {
+    to->state = &space->levels[0];
+    return automaton_step(&m->g->program, &m->state, letter, &space->levels[0]);
+}
+
+static bool step_text(const matcher *m, matcher_space *space, int32_t token, place *to) {
+    size_t bytes;
+    const unsigned char *text = (const unsigned char *)token_table_text(m->g->tokens, token, &bytes);
+    const automaton_state *from = &m->state;
+    for (size_t i = 0; i < bytes; i++) {
+        if (!automaton_step(&m->g->program, from, text[i], &space->levels[i])) return false;
+        from = &space->levels[i];
+    }
+    to->state = from;
+    return bytes > 0;
+}
+
+static bool may_call(const matcher *m) {
+    return m->g->call != GRAMMAR_NOTHING && (m->g->max_calls == 0 || m->calls < m->g->max_calls);
+}
+
+static bool begin_call(const matcher *m, place *to) {
+    to->mode = IN_CALL;
+    to->calls = m->calls + 1;
+    return may_call(m);
+}
+
+static bool thought_may_go_on(const matcher *m, size_t tokens) {
+    return m->g->thinking_tokens < 0 || tokens <= (size_t)m->g->thinking_tokens;
+}
+
+static bool begin_thought(const matcher *m, mode then, place *to) {
+    to->mode = then;
+    to->label_bytes = 0;
+    to->thought_tokens = 1;
+    return thought_may_go_on(m, 1);
+}
+
+static bool step_label(const matcher *m, int32_t token, place *to) {
+    size_t bytes;
+    const char *text = token_table_text(m->g->tokens, token, &bytes);
+    size_t missing = LABEL_BYTES - m->label_bytes, common = bytes < missing ? bytes : missing;
+    to->label_bytes += common;
+    to->mode = to->label_bytes == LABEL_BYTES ? IN_THOUGHT : IN_LABEL;
+    return bytes && memcmp(text, label + m->label_bytes, common) == 0;
+}
+
+static bool step_body(const matcher *m, matcher_space *space, int32_t token, place *to) {
+    const kakeya_grammar *g = m->g;
+    if (token == g->tokens->call_open) return begin_call(m, to);
+    to->mode = IN_TEXT;
+    if (g->content == GRAMMAR_NOTHING) return false;
+    return is_stop(m, token) ? automaton_complete(&g->program, &m->state) : step_text(m, space, token, to);
+}
+
+static bool step_free(const matcher *m, int32_t token, place *to) {
+    const kakeya_grammar *g = m->g;
+    const token_table *t = g->tokens;
+    if (token == t->call_open && g->calls == KAKEYA_CALLS_NONE) return false;
+    if (token == t->call_open && g->calls == KAKEYA_CALLS_AUTO) return begin_call(m, to);
+    if (m->mode == IN_FREE_TEXT)
+        return token != t->thought_open || t->thought_open < 0 || begin_thought(m, IN_FREE_THOUGHT, to);
+    to->thought_tokens++;
+    if (token == t->thought_close || is_stop(m, token)) {
+        to->mode = IN_FREE_TEXT;
+        return token == t->thought_close || thought_may_go_on(m, to->thought_tokens);
+    }
+    return thought_may_go_on(m, to->thought_tokens);
+}
+
+static bool step_call(const matcher *m, matcher_space *space, int32_t token, place *to) {
+    const token_table *t = m->g->tokens;
+    if (token == t->quote) return step_letter(m, space, LETTER_QUOTE, to);
+    if (token != t->call_close) return step_text(m, space, token, to);
+    bool last = m->g->max_calls && m->calls >= m->g->max_calls;
+    to->mode = text_is_free(m->g) && !last ? IN_FREE_TEXT : BEHIND_CALL;
+    return step_letter(m, space, LETTER_CALL_CLOSE, to);
+}
+
+/* Where the token leads to; false: it is not allowed. */
+static bool step(const matcher *m, matcher_space *space, int32_t token, place *to) {
+    const token_table *t = m->g->tokens;
+    *to = (place){m->mode, m->label_bytes, m->thought_tokens, m->calls, NULL};
+    if (token < 0 || (token >= t->vocab && m->mode != IN_FREE_TEXT)) return false;
+    switch (m->mode) {
+    case AT_START:
+        if (token == t->thought_open) return begin_thought(m, IN_LABEL, to);
+        return step_body(m, space, token, to);
+    case IN_LABEL:
+    case IN_THOUGHT:
+        to->thought_tokens++;
+        if (token == t->thought_close) {
+            to->mode = AT_BODY;
+            return true;
+        }
+        if (!thought_may_go_on(m, to->thought_tokens)) return false;
+        return m->mode == IN_LABEL ? step_label(m, token, to) : t->offset[token + 1] > t->offset[token];
+    case AT_BODY:
+        return step_body(m, space, token, to);
+    case IN_TEXT:
+        if (is_stop(m, token)) return automaton_complete(&m->g->program, &m->state);
+        return step_text(m, space, token, to);
+    case IN_FREE_TEXT:
+    case IN_FREE_THOUGHT:
+        return step_free(m, token, to);
+    case IN_CALL:
+        return step_call(m, space, token, to);
+    case BEHIND_CALL:
+        if (token == t->call_open && !text_is_free(m->g)) return begin_call(m, to);
+        return is_stop(m, token);
+    }
+    return false;
+}
+
+bool matcher_allows(const matcher *m, matcher_space *space, int32_t token) {
+    place to;
+    return step(m, space, token, &to);
+}
+
+bool matcher_accept(matcher *m, matcher_space *space, int32_t token) {
+    place to;
+    if (!step(m, space, token, &to)) return false;
+    if (to.mode == IN_CALL && m->mode != IN_CALL)
+        automaton_begin(m->g->call, &m->state);
+    else if (to.state)
+        automaton_copy(&m->state, to.state);
+    m->mode = to.mode;
+    m->label_bytes = to.label_bytes;
+    m->thought_tokens = to.thought_tokens;
+    m->calls = to.calls;
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- all tokens
+ */
+
+static void allow(uint32_t *allowed, int32_t token) { allowed[token / 32] |= 1u << (token % 32); }
+
+/* Tokens of the list that the automaton takes. Beginnings that are refused are not read again. */
+static void walk(const matcher *m, matcher_space *space, const token_list *list, size_t n_words, uint32_t *allowed) {
+    const token_table *t = m->g->tokens;
+    size_t known = 0; /* bytes of the token before that were taken */
+    for (size_t i = 0; i < list->n; i++) {
+        if (list->common[i] < known) known = list->common[i];
+        size_t bytes, at = known;
+        const unsigned char *text = (const unsigned char *)token_table_text(t, list->tokens[i], &bytes);
+        while (at < bytes &&
+               automaton_step(&m->g->program, at ? &space->levels[at - 1] : &m->state, text[at], &space->levels[at]))
+            at++;
+        known = at;
+        if (at == bytes) {
+            if ((size_t)list->tokens[i] / 32 < n_words) allow(allowed, list->tokens[i]);
+            continue;
+        }
+        while (i + 1 < list->n && list->common[i + 1] > at) i++; /* they share the byte that was refused */
+    }
+}
+
+static bool reads_text(const matcher *m) {
+    if (m->mode == AT_START || m->mode == AT_BODY) return m->g->content != GRAMMAR_NOTHING;
+    return m->mode == IN_TEXT || m->mode == IN_CALL;
+}
+
+void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words) {
+    const token_table *t = m->g->tokens;
+    place to;
+    if (!reads_text(m)) {
+        for (size_t token = 0; token < 32 * n_words; token++)
+            if (step(m, space, (int32_t)token, &to)) allow(allowed, (int32_t)token);
+        return;
+    }
+    const int32_t controls[] = {t->call_open, t->call_close, t->quote, t->thought_open, t->thought_close};
+    for (size_t i = 0; i < sizeof controls / sizeof *controls; i++)
+        if (controls[i] >= 0 && (size_t)controls[i] / 32 < n_words && step(m, space, controls[i], &to))
+            allow(allowed, controls[i]);
+    for (int i = 0; i < m->n_stop_tokens; i++) {
+        int32_t token = m->stop_tokens[i];
+        if (token >= 0 && (size_t)token / 32 < n_words && step(m, space, token, &to)) allow(allowed, token);
+    }
+    size_t words = ((size_t)t->vocab + 31) / 32;
+    if (words > n_words) words = n_words;
+    if (automaton_takes_text(&m->g->program, &m->state, t->most_characters)) {
+        for (size_t i = 0; i < words; i++) allowed[i] |= t->ordinary[i];
+        walk(m, space, &t->odd, n_words, allowed);
+    } else {
+        walk(m, space, &t->all, n_words, allowed);
+    }
+}

@@ -1,0 +1,39 @@
+/* Following an answer token by token: which tokens may come next, and where the answer stands behind one.
+ *
+ * An answer is a thought, if it may have one; then text, calls, or both. The text and each call are read by the
+ * automaton. A stop token is allowed exactly where the answer may end, and inside of thoughts nothing ends it. */
+#ifndef KAKEYA_GRAMMAR_MATCHER_H
+#define KAKEYA_GRAMMAR_MATCHER_H
+
+#include "base/alloc.h"
+#include "grammar/automaton.h"
+#include "grammar/grammar.h"
+
+/* Memory in which tokens are tried. Nothing in it outlives a call, so all answers of a thread share it. */
+typedef struct matcher_space {
+    mem_account *account;
+    automaton_state *levels; /* [n_levels]: behind each byte of a token */
+    size_t n_levels;
+} matcher_space;
+
+kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *g, kakeya_error *error);
+void matcher_space_free(matcher_space *space);
+
+typedef struct matcher matcher;
+
+/* stop_tokens: of the model; borrowed. tokens[0..n): in front of the answer; they may end with an open thought. */
+kakeya_status matcher_create(const kakeya_grammar *g, const int32_t *stop_tokens, int n_stop_tokens,
+                             const int32_t *tokens, size_t n, mem_account *account, matcher **out, kakeya_error *error);
+void matcher_destroy(matcher *m); /* NULL is fine */
+const kakeya_grammar *matcher_grammar(const matcher *m);
+/* The same place in the same answer. */
+void matcher_copy(matcher *to, const matcher *from);
+
+bool matcher_allows(const matcher *m, matcher_space *space, int32_t token);
+/* The token is part of the answer. False, and nothing changes, where it is not allowed. */
+bool matcher_accept(matcher *m, matcher_space *space, int32_t token);
+/* Sets the bits of all tokens that are allowed; [n_words] words, of a vocabulary that may be larger than the grammar's.
+ */
+void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words);
+
+#endif

@@ -1,0 +1,260 @@
+#include "grammar/program.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NO_DEPTH = 255 };
+
+uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kakeya_error *error) {
+    if (p->n == GRAMMAR_MAX_NODES) {
+        error_set(error, KAKEYA_UNSUPPORTED, "more than %d nodes", (int)GRAMMAR_MAX_NODES);
+        return GRAMMAR_NOTHING;
+    }
+    if (p->n == p->capacity) {
+        uint32_t capacity = p->capacity ? 2 * p->capacity : 32;
+        grammar_node *nodes = realloc(p->nodes, capacity * sizeof *nodes);
+        if (!nodes) {
+            error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", capacity);
+            return GRAMMAR_NOTHING;
+        }
+        p->nodes = nodes;
+        p->capacity = capacity;
+    }
+    grammar_node *node = &p->nodes[p->n];
+    memset(node, 0, sizeof *node);
+    node->kind = kind;
+    node->form = form;
+    node->depth_limit = form == GRAMMAR_CALL ? GRAMMAR_MAX_FREE_DEPTH : GRAMMAR_MAX_DEPTH;
+    node->depth = NO_DEPTH;
+    node->maximum = GRAMMAR_NO_LIMIT;
+    node->rest = GRAMMAR_NOTHING;
+    return p->n++;
+}
+
+bool program_add_child(grammar_node *node, uint32_t child) {
+    if ((node->n_children & (node->n_children - 1)) == 0) {
+        size_t capacity = node->n_children ? 2 * (size_t)node->n_children : 1;
+        uint32_t *children = realloc(node->children, capacity * sizeof *children);
+        if (!children) return false;
+        node->children = children;
+    }
+    node->children[node->n_children++] = child;
+    return true;
+}
+
+void program_free(grammar_program *p) {
+    for (uint32_t i = 0; i < p->n; i++) {
+        grammar_node *node = &p->nodes[i];
+        free(node->children);
+        free(node->required);
+        free(node->next_required);
+        free(node->where);
+        dfa_free(&node->dfa);
+        trie_free(&node->words);
+    }
+    free(p->nodes);
+    *p = (grammar_program){0};
+}
+
+/* --------------------------------------------------------------------------------------------------------- unions */
+
+/* The alternatives behind a union and the unions in it, each once. */
+static bool gather(const grammar_program *p, uint32_t at, uint32_t *mark, uint32_t stamp, grammar_node *out) {
+    if (mark[at] == stamp) return true;
+    mark[at] = stamp;
+    const grammar_node *node = &p->nodes[at];
+    if (node->kind == NODE_NEVER) return true;
+    if (node->kind != NODE_UNION) return program_add_child(out, at);
+    for (uint32_t i = 0; i < node->n_children; i++)
+        if (!gather(p, node->children[i], mark, stamp, out)) return false;
+    return true;
+}
+
+static bool flatten_unions(grammar_program *p) {
+    uint32_t *mark = calloc(p->n + 1, sizeof *mark);
+    bool done = mark != NULL;
+    grammar_node *flat = calloc(p->n + 1, sizeof *flat);
+    done = done && flat;
+    for (uint32_t i = 0; i < p->n && done; i++)
+        if (p->nodes[i].kind == NODE_UNION) done = gather(p, i, mark, i + 1, &flat[i]);
+    for (uint32_t i = 0; i < p->n && flat; i++) {
+        if (p->nodes[i].kind != NODE_UNION || !done) {
+            free(flat[i].children);
+            continue;
+        }
+        free(p->nodes[i].children);
+        p->nodes[i].children = flat[i].children;
+        p->nodes[i].n_children = flat[i].n_children;
+    }
+    free(flat);
+    free(mark);
+    return done;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- depth */
+
+static uint8_t depth_of(const grammar_program *p, uint32_t at) {
+    return at == GRAMMAR_NOTHING ? NO_DEPTH : p->nodes[at].depth;
+}
+
+static uint8_t deeper(unsigned depth) { return depth >= NO_DEPTH - 1 ? NO_DEPTH : (uint8_t)(depth + 1); }
+
+/* The flattest value of an object: what it must hold. */
+static uint8_t object_depth(const grammar_program *p, const grammar_node *node) {
+    uint8_t depth = 0, least = depth_of(p, node->rest);
+    bool holds = false;
+    for (uint32_t i = 0; i < node->n_children; i++) {
+        uint8_t own = depth_of(p, node->children[i]);
+        if (own < least) least = own;
+        if (!node->required[i]) continue;
+        holds = true;
+        if (own > depth) depth = own;
+    }
+    if (node->minimum && !holds) depth = least;
+    return deeper(depth);
+}
+
+static uint8_t array_depth(const grammar_program *p, const grammar_node *node) {
+    uint8_t depth = 0;
+    for (uint32_t i = 0; i < node->minimum && i < node->n_children; i++)
+        if (depth_of(p, node->children[i]) > depth) depth = depth_of(p, node->children[i]);
+    if (node->minimum > node->n_children && depth_of(p, node->rest) > depth) depth = depth_of(p, node->rest);
+    return deeper(depth);
+}
+
+static uint8_t least_depth(const grammar_program *p, const grammar_node *node) {
+    uint8_t depth = NO_DEPTH;
+    switch (node->kind) {
+    case NODE_NEVER:
+        return NO_DEPTH;
+    case NODE_DFA:
+    case NODE_LITERAL:
+        return 1;
+    case NODE_STRING:
+        return node->minimum <= node->maximum ? 1 : NO_DEPTH;
+    case NODE_ARRAY:
+        return node->minimum <= node->maximum ? array_depth(p, node) : NO_DEPTH;
+    case NODE_OBJECT:
+        return node->minimum <= node->maximum ? object_depth(p, node) : NO_DEPTH;
+    case NODE_CALL:
+    case NODE_UNION:
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (depth_of(p, node->children[i]) < depth) depth = depth_of(p, node->children[i]);
+        return node->kind == NODE_CALL ? deeper(depth) : depth;
+    case NODE_ROOT:
+        return depth_of(p, node->rest);
+    }
+    return NO_DEPTH;
+}
+
+static void find_depths(grammar_program *p) {
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t i = p->n; i-- > 0;) {
+            uint8_t depth = least_depth(p, &p->nodes[i]);
+            if (depth < p->nodes[i].depth) {
+                p->nodes[i].depth = depth;
+                changed = true;
+            }
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- finishing */
+
+/* Takes away what cannot be: items and members without a value, alternatives that are none. */
+static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error *error) {
+    if (node->rest != GRAMMAR_NOTHING && p->nodes[node->rest].depth == NO_DEPTH) node->rest = GRAMMAR_NOTHING;
+    if (node->kind == NODE_UNION) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (depth_of(p, node->children[i]) != NO_DEPTH) node->children[n++] = node->children[i];
+        node->n_children = n;
+    } else if (node->kind == NODE_ARRAY) {
+        for (uint32_t i = 0; i < node->n_children; i++)
+            if (depth_of(p, node->children[i]) == NO_DEPTH && i < node->maximum) node->maximum = i;
+        if (node->rest == GRAMMAR_NOTHING && node->maximum > node->n_children) node->maximum = node->n_children;
+    } else if (node->kind == NODE_OBJECT) {
+        uint32_t n = node->n_children;
+        node->next_required = malloc((n + 1) * sizeof *node->next_required);
+        if (!node->next_required) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u keys: out of memory", n);
+        node->next_required[n] = n;
+        for (uint32_t i = n; i-- > 0;) node->next_required[i] = node->required[i] ? i : node->next_required[i + 1];
+        node->any_order = node->form == GRAMMAR_CALL && n < 64;
+        for (uint32_t i = 0; i < n && node->any_order; i++)
+            if (node->required[i]) node->required_mask |= UINT64_C(1) << i;
+    }
+    return KAKEYA_OK;
+}
+
+/* Whether a value of the node may begin with the letter. */
+static bool begins_with(const grammar_node *node, unsigned letter) {
+    switch (node->kind) {
+    case NODE_DFA:
+        return dfa_next(&node->dfa, 0, letter) != DFA_REFUSED;
+    case NODE_LITERAL:
+        return trie_next(&node->words, 0, letter) != TRIE_NONE;
+    case NODE_STRING:
+        return letter == (node->form == GRAMMAR_CALL ? (unsigned)LETTER_QUOTE : '"');
+    case NODE_ARRAY:
+        return letter == '[';
+    case NODE_OBJECT:
+        return letter == '{';
+    default:
+        return false;
+    }
+}
+
+static kakeya_status check_branches(const grammar_program *p, const grammar_node *node, kakeya_error *error) {
+    for (unsigned letter = 0; letter < LETTERS && node->n_children > GRAMMAR_MAX_BRANCHES; letter++) {
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < node->n_children; i++) n += begins_with(&p->nodes[node->children[i]], letter);
+        if (n > GRAMMAR_MAX_BRANCHES)
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "%s: %u alternatives begin with the same character, at most %d may",
+                             node->where ? node->where : "", n, (int)GRAMMAR_MAX_BRANCHES);
+    }
+    return KAKEYA_OK;
+}
+
+static bool finish_words(grammar_program *p) {
+    for (uint32_t i = 0; i < p->n; i++) {
+        node_kind kind = p->nodes[i].kind;
+        if (kind == NODE_OBJECT || kind == NODE_LITERAL || kind == NODE_CALL)
+            if (!trie_finish(&p->nodes[i].words)) return false;
+    }
+    return true;
+}
+
+static bool may_be_empty(const grammar_node *node) {
+    return (node->kind == NODE_DFA && (node->dfa.flags[0] & DFA_ACCEPTS)) ||
+           (node->kind == NODE_LITERAL && node->words.nodes[0].word != TRIE_NONE);
+}
+
+kakeya_status program_finish(grammar_program *p, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    if (!flatten_unions(p) || !finish_words(p))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%u nodes: out of memory", p->n);
+    find_depths(p);
+    for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
+        status = prune(p, &p->nodes[i], error);
+        if (status == KAKEYA_OK && p->nodes[i].kind == NODE_UNION) status = check_branches(p, &p->nodes[i], error);
+    }
+    for (uint32_t i = 0; i < p->n && status == KAKEYA_OK; i++) {
+        grammar_node *node = &p->nodes[i];
+        if (node->kind != NODE_ROOT || node->rest == GRAMMAR_NOTHING) continue;
+        const grammar_node *value = &p->nodes[node->rest];
+        node->may_be_empty = may_be_empty(value);
+        for (uint32_t k = 0; value->kind == NODE_UNION && k < value->n_children; k++)
+            node->may_be_empty |= may_be_empty(&p->nodes[value->children[k]]);
+    }
+    return status;
+}
+
+kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakeya_error *error) {
+    unsigned depth = p->nodes[node].depth;
+    if (depth == NO_DEPTH) return error_set(error, KAKEYA_INVALID_ARGUMENT, "no value is possible");
+    if (depth < GRAMMAR_MAX_FREE_DEPTH) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED, "every value has %u levels, less than %d are supported", depth,
+                     (int)GRAMMAR_MAX_FREE_DEPTH);
+}

@@ -1,0 +1,75 @@
+/* A grammar as data: nodes that say which texts a value may be spelled as. Built by compilers (schema.h, calls.h, ...),
+ * read by the automaton (automaton.h). Immutable once finished.
+ *
+ * Every node that is left can be completed from wherever it is allowed to begin, so an automaton that has refused
+ * nothing so far never comes to an end where nothing is allowed. */
+#ifndef KAKEYA_GRAMMAR_PROGRAM_H
+#define KAKEYA_GRAMMAR_PROGRAM_H
+
+#include <stddef.h>
+
+#include "base/error.h"
+#include "grammar/dfa.h"
+#include "grammar/trie.h"
+
+enum {
+    GRAMMAR_MAX_NODES = 20000,
+    GRAMMAR_MAX_DEPTH = 64,       /* of values in one another */
+    GRAMMAR_MAX_FREE_DEPTH = 32,  /* where the schema says nothing, and inside of calls */
+    GRAMMAR_MAX_BRANCHES = 16,    /* alternatives that have a beginning in common */
+    GRAMMAR_NOTHING = UINT32_MAX, /* no node */
+    GRAMMAR_NO_LIMIT = UINT32_MAX,
+};
+
+/* JSON, or the form that the model writes the arguments of a call in: keys without quotes, strings between quote
+ * letters, no white space. */
+typedef enum grammar_form { GRAMMAR_JSON = 0, GRAMMAR_CALL, GRAMMAR_FORMS } grammar_form;
+
+typedef enum node_kind {
+    NODE_NEVER = 0, /* no value */
+    NODE_DFA,       /* what the automaton accepts, quotes included */
+    NODE_LITERAL,   /* a word of the trie */
+    NODE_STRING,    /* any string of minimum..maximum characters */
+    NODE_ARRAY,     /* minimum..maximum items: the first ones as children say, the others as `rest` */
+    NODE_OBJECT,    /* children: the values of the keys in the trie; rest: of other keys; minimum..maximum members */
+    NODE_CALL,      /* call:NAME and arguments: names in the trie, children: the arguments of each */
+    NODE_UNION,     /* one of the children */
+    NODE_ROOT,      /* the text as a whole is `rest` */
+} node_kind;
+
+typedef struct grammar_node {
+    node_kind kind;
+    grammar_form form;
+    bool any_order;    /* NODE_OBJECT: at most 63 keys, which may come in any order; otherwise in their own */
+    bool may_be_empty; /* NODE_ROOT: the empty text is one */
+    uint8_t depth_limit;
+    uint8_t depth; /* of the flattest value, itself included; 255: there is none */
+    uint32_t minimum, maximum;
+    uint32_t rest;
+    uint32_t *children; /* malloc'ed */
+    uint32_t n_children;
+    uint8_t *required;       /* NODE_OBJECT: [n_children] */
+    uint32_t *next_required; /* NODE_OBJECT: [n_children + 1]: the first required key from this one on, or n_children */
+    uint64_t required_mask;  /* with any_order */
+    char *where;             /* NODE_UNION: its place in the schema, for messages; malloc'ed, may be NULL */
+    dfa dfa;
+    trie words;
+} grammar_node;
+
+typedef struct grammar_program {
+    grammar_node *nodes;
+    uint32_t n, capacity;
+} grammar_program;
+
+/* An index into nodes, or GRAMMAR_NOTHING with *error set: too many nodes, or no memory. Pointers into nodes do not
+ * outlive it. */
+uint32_t program_add(grammar_program *p, node_kind kind, grammar_form form, kakeya_error *error);
+/* Appends a child. False where memory ends. */
+bool program_add_child(grammar_node *node, uint32_t child);
+/* Once everything is there. KAKEYA_UNSUPPORTED where more than GRAMMAR_MAX_BRANCHES alternatives begin alike. */
+kakeya_status program_finish(grammar_program *p, kakeya_error *error);
+/* Of a finished program: KAKEYA_INVALID_ARGUMENT where the node has no value. */
+kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakeya_error *error);
+void program_free(grammar_program *p);
+
+#endif

@@ -1,0 +1,370 @@
+/* Thompson's construction, then the subset construction. */
+#include "grammar/regex.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "grammar/regex_syntax.h"
+
+enum {
+    MAX_NFA_STATES = 200000,
+    MAX_WORK = 20000000, /* looks at NFA states while subsets are made: some 50 ms */
+};
+
+typedef enum state_kind { STATE_RANGE, STATE_SPLIT, STATE_BEGIN, STATE_END, STATE_MATCH, STATE_NEVER } state_kind;
+
+typedef struct state {
+    uint8_t kind, low, high; /* STATE_RANGE: bytes */
+    uint32_t out, other;     /* where it leads to; other: STATE_SPLIT */
+} state;
+
+typedef struct nfa {
+    state *states;
+    uint32_t n, capacity;
+    dfa_result failure; /* the first one sticks */
+} nfa;
+
+static uint32_t add_state(nfa *a, state s) {
+    if (a->failure) return 0;
+    if (a->n == a->capacity) {
+        uint32_t capacity = a->capacity ? 2 * a->capacity : 256;
+        state *states = a->n >= MAX_NFA_STATES ? NULL : realloc(a->states, capacity * sizeof *states);
+        if (!states) {
+            a->failure = a->n >= MAX_NFA_STATES ? DFA_TOO_LARGE : DFA_OUT_OF_MEMORY;
+            return 0;
+        }
+        a->states = states;
+        a->capacity = capacity;
+    }
+    a->states[a->n] = s;
+    return a->n++;
+}
+
+static uint32_t add_split(nfa *a, uint32_t out, uint32_t other) {
+    return add_state(a, (state){.kind = STATE_SPLIT, .out = out, .other = other});
+}
+
+/* ------------------------------------------------------------------------------------------ characters as bytes */
+
+static size_t encode(uint32_t c, unsigned char *out) {
+    if (c < 0x80) {
+        out[0] = (unsigned char)c;
+        return 1;
+    }
+    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const unsigned char lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = n; i-- > 1; c >>= 6) out[i] = (unsigned char)(0x80 | (c & 0x3F));
+    out[0] = (unsigned char)(lead[n] | c);
+    return n;
+}
+
+/* A state from which the characters low..high lead to `to`, or to what `others` leads to. The range is cut until all
+ * its characters are made of the same ranges of bytes. */
+static uint32_t add_characters(nfa *a, uint32_t low, uint32_t high, uint32_t to, uint32_t others) {
+    static const uint32_t last_of_length[] = {0x7F, 0x7FF, 0xFFFF};
+    for (int i = 0; i < 3; i++) {
+        if (low <= last_of_length[i] && last_of_length[i] < high) {
+            others = add_characters(a, low, last_of_length[i], to, others);
+            return add_characters(a, last_of_length[i] + 1, high, to, others);
+        }
+    }
+    for (int bits = 6; bits <= 18 && high > 0x7F; bits += 6) {
+        uint32_t mask = (1u << bits) - 1;
+        if ((low & ~mask) == (high & ~mask)) continue;
+        if (low & mask) {
+            others = add_characters(a, low, low | mask, to, others);
+            return add_characters(a, (low | mask) + 1, high, to, others);
+        }
+        if ((high & mask) != mask) {
+            others = add_characters(a, low, (high & ~mask) - 1, to, others);
+            return add_characters(a, high & ~mask, high, to, others);
+        }
+    }
+    unsigned char first[4], last[4];
+    size_t n = encode(low, first);
+    (void)encode(high, last);
+    while (n-- > 0) to = add_state(a, (state){.kind = STATE_RANGE, .low = first[n], .high = last[n], .out = to});
+    return others == REGEX_NONE ? to : add_split(a, to, others);
+}
+
+/* --------------------------------------------------------------------------------------------------- construction */
+
+/* The state in front of a node that leads to `to` behind it. */
+static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t node, uint32_t to);
+
+static uint32_t add_row(nfa *a, const regex_tree *t, uint32_t first, uint32_t to) {
+    uint32_t n = 0;
+    for (uint32_t i = first; i != REGEX_NONE; i = t->nodes[i].sibling) n++;
+    uint32_t *row = malloc((n + 1) * sizeof *row);
+    if (!row) {
+        a->failure = DFA_OUT_OF_MEMORY;
+        return to;
+    }
+    n = 0;
+    for (uint32_t i = first; i != REGEX_NONE; i = t->nodes[i].sibling) row[n++] = i;
+    while (n-- > 0) to = add_node(a, t, row[n], to);
+    free(row);
+    return to;
+}
+
+static uint32_t add_repeat(nfa *a, const regex_tree *t, const regex_node *node, uint32_t to) {
+    if (node->maximum == REGEX_NONE) {
+        uint32_t loop = add_split(a, 0, to), inner = add_node(a, t, node->child, loop);
+        if (!a->failure) a->states[loop].out = inner;
+        to = loop;
+    } else {
+        uint32_t end = to;
+        for (uint32_t i = node->minimum; i < node->maximum && !a->failure; i++)
+            to = add_split(a, add_node(a, t, node->child, to), end);
+    }
+    for (uint32_t i = 0; i < node->minimum && !a->failure; i++) to = add_node(a, t, node->child, to);
+    return to;
+}
+
+static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t at, uint32_t to) {
+    const regex_node *node = &t->nodes[at];
+    uint32_t s = REGEX_NONE;
+    if (a->failure) return 0;
+    switch (node->kind) {
+    case REGEX_EMPTY:
+        return to;
+    case REGEX_SET:
+        for (uint32_t i = 0; i < node->n_ranges; i++) {
+            character_range range = t->ranges[node->first_range + i];
+            s = add_characters(a, range.low, range.high, to, s);
+        }
+        return s == REGEX_NONE ? add_state(a, (state){.kind = STATE_NEVER}) : s;
+    case REGEX_IN_ROW:
+        return add_row(a, t, node->child, to);
+    case REGEX_ONE_OF:
+        for (uint32_t i = node->child; i != REGEX_NONE; i = t->nodes[i].sibling) {
+            uint32_t one = add_node(a, t, i, to);
+            s = s == REGEX_NONE ? one : add_split(a, s, one);
+        }
+        return s;
+    case REGEX_REPEAT:
+        return add_repeat(a, t, node, to);
+    case REGEX_BEGIN:
+        return add_state(a, (state){.kind = STATE_BEGIN, .out = to});
+    case REGEX_END:
+        return add_state(a, (state){.kind = STATE_END, .out = to});
+    }
+    return to;
+}
+
+/* The state in front of any number of any characters, which leads to `to` behind them. */
+static uint32_t add_anything(nfa *a, uint32_t to) {
+    uint32_t loop = add_split(a, 0, to);
+    uint32_t inner = add_characters(a, 0, 0xD7FF, loop, REGEX_NONE);
+    inner = add_characters(a, 0xE000, 0x10FFFF, loop, inner);
+    if (!a->failure) a->states[loop].out = inner;
+    return loop;
+}
+
+/* -------------------------------------------------------------------------------------------------------- subsets */
+
+/* Sets of NFA states that wait for a byte or for the end, as names of DFA states. */
+typedef struct subsets {
+    const nfa *a;
+    uint32_t *members; /* of all sets, one behind the other */
+    size_t n_members, member_capacity;
+    size_t *first;                /* [n + 1]: where a set begins in members */
+    uint32_t n, capacity, *slots; /* slots [2 * capacity]: set + 1, 0: empty */
+    uint32_t *mark, stamp;        /* [states]: stamp where a state has been met */
+    uint32_t *stack, *set;        /* [states + 1] */
+    uint32_t n_set;
+    size_t work;
+} subsets;
+
+/* Adds a state and what can be reached from it without reading anything. */
+static void add_closure(subsets *s, uint32_t from, bool at_begin, bool at_end) {
+    uint32_t depth = 0;
+    s->stack[depth++] = from;
+    while (depth) {
+        uint32_t at = s->stack[--depth];
+        if (s->mark[at] == s->stamp) continue;
+        s->mark[at] = s->stamp;
+        s->work++;
+        const state *own = &s->a->states[at];
+        if (own->kind == STATE_SPLIT) {
+            s->stack[depth++] = own->other; /* a state is on the stack twice at most: by either end of its splits */
+            if (s->mark[own->out] != s->stamp) s->stack[depth++] = own->out;
+        } else if ((own->kind == STATE_BEGIN && at_begin) || (own->kind == STATE_END && at_end)) {
+            s->stack[depth++] = own->out;
+        }
+        if (own->kind == STATE_RANGE || own->kind == STATE_MATCH || own->kind == STATE_END) s->set[s->n_set++] = at;
+    }
+}
+
+static int by_number(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static uint32_t subset_slot(const subsets *s, const uint32_t *set, size_t n) {
+    uint32_t mask = 2 * s->capacity - 1;
+    uint32_t slot = (uint32_t)(hash_fnv1a(HASH_FNV1A_START, set, n * sizeof *set) >> 20) & mask;
+    for (; s->slots[slot]; slot = (slot + 1) & mask) {
+        uint32_t other = s->slots[slot] - 1;
+        size_t bytes = s->first[other + 1] - s->first[other];
+        if (bytes == n && memcmp(s->members + s->first[other], set, n * sizeof *set) == 0) break;
+    }
+    return slot;
+}
+
+static bool subsets_grow(subsets *s) {
+    uint32_t capacity = s->capacity ? 2 * s->capacity : 256;
+    size_t *first = realloc(s->first, (capacity + 1) * sizeof *first);
+    if (first) s->first = first;
+    uint32_t *slots = first ? calloc(2 * (size_t)capacity, sizeof *slots) : NULL;
+    if (!slots) return false;
+    free(s->slots);
+    s->slots = slots;
+    s->capacity = capacity;
+    s->first[0] = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        size_t n = s->first[i + 1] - s->first[i];
+        s->slots[subset_slot(s, s->members + s->first[i], n)] = i + 1;
+    }
+    return true;
+}
+
+/* The name of the set that has been gathered. */
+static bool name_subset(subsets *s, uint64_t *name) {
+    qsort(s->set, s->n_set, sizeof *s->set, by_number);
+    if (s->n == s->capacity && !subsets_grow(s)) return false;
+    uint32_t slot = subset_slot(s, s->set, s->n_set);
+    if (!s->slots[slot]) {
+        if (s->n_members + s->n_set > s->member_capacity) {
+            size_t capacity = 2 * (s->n_members + s->n_set) + 1024;
+            uint32_t *members = realloc(s->members, capacity * sizeof *members);
+            if (!members) return false;
+            s->members = members;
+            s->member_capacity = capacity;
+        }
+        if (s->n_set) memcpy(s->members + s->n_members, s->set, s->n_set * sizeof *s->set);
+        s->n_members += s->n_set;
+        s->first[++s->n] = s->n_members;
+        s->slots[slot] = s->n;
+    }
+    *name = s->slots[slot] - 1;
+    return true;
+}
+
+static void begin_set(subsets *s) {
+    s->n_set = 0;
+    s->stamp++;
+}
+
+typedef struct described {
+    subsets sets;
+    dfa_source source;
+    uint32_t start; /* of the NFA */
+} described;
+
+enum { AT_BEGIN = 1 }; /* bit of a DFA state's name: nothing has been read */
+
+static bool subset_step(void *user, uint64_t name, unsigned letter, uint64_t *to) {
+    described *d = user;
+    subsets *s = &d->sets;
+    if (letter > 0xFF) return false;
+    begin_set(s);
+    for (size_t i = s->first[name >> 1]; i < s->first[(name >> 1) + 1]; i++) {
+        const state *own = &s->a->states[s->members[i]];
+        s->work++;
+        if (own->kind == STATE_RANGE && letter >= own->low && letter <= own->high)
+            add_closure(s, own->out, false, false);
+    }
+    if (s->work > MAX_WORK) d->source.failure = DFA_TOO_LARGE;
+    if (s->n_set == 0 || d->source.failure) return false;
+    if (!name_subset(s, to)) d->source.failure = DFA_OUT_OF_MEMORY;
+    *to <<= 1;
+    return !d->source.failure;
+}
+
+static bool subset_accepts(void *user, uint64_t name) {
+    described *d = user;
+    subsets *s = &d->sets;
+    begin_set(s);
+    for (size_t i = s->first[name >> 1]; i < s->first[(name >> 1) + 1]; i++)
+        add_closure(s, s->members[i], name & AT_BEGIN, true);
+    for (uint32_t i = 0; i < s->n_set; i++)
+        if (s->a->states[s->set[i]].kind == STATE_MATCH) return true;
+    return false;
+}
+
+static void classes_of(const nfa *a, uint16_t *class_of) {
+    bool begins[LETTERS] = {0};
+    begins[0] = begins[256] = true;
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (a->states[i].kind != STATE_RANGE) continue;
+        begins[a->states[i].low] = begins[a->states[i].high + 1] = true;
+    }
+    uint16_t class = 0;
+    for (unsigned letter = 0; letter < LETTERS; letter++) {
+        if (letter && begins[letter]) class ++;
+        class_of[letter] = class;
+    }
+}
+
+static dfa_result determine(const nfa *a, uint32_t start, dfa *out) {
+    described d = {.sets = {.a = a}, .start = start};
+    subsets *s = &d.sets;
+    size_t bytes = ((size_t)a->n + 2) * sizeof(uint32_t);
+    uint64_t name = 0;
+    s->mark = calloc(1, bytes);
+    s->stack = malloc(2 * bytes);
+    s->set = malloc(bytes);
+    dfa_result result = DFA_OUT_OF_MEMORY;
+    if (s->mark && s->stack && s->set) {
+        begin_set(s);
+        add_closure(s, start, true, false);
+        if (name_subset(s, &name)) {
+            d.source =
+                (dfa_source){.user = &d, .start = name << 1 | AT_BEGIN, .step = subset_step, .accepts = subset_accepts};
+            classes_of(a, d.source.class_of);
+            result = dfa_make(&d.source, out);
+        }
+    }
+    free(s->mark);
+    free(s->stack);
+    free(s->set);
+    free(s->members);
+    free(s->first);
+    free(s->slots);
+    return result;
+}
+
+/* --------------------------------------------------------------------------------------------------------- the face */
+
+kakeya_status regex_error(dfa_result result, const char *what, kakeya_error *error) {
+    switch (result) {
+    case DFA_EMPTY:
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: no text matches", what);
+    case DFA_TOO_LARGE:
+        return error_set(error, KAKEYA_UNSUPPORTED, "%s: too large, its automaton has more than %d states", what,
+                         (int)DFA_MAX_STATES);
+    case DFA_OUT_OF_MEMORY:
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", what);
+    case DFA_OK:
+        break;
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error) {
+    regex_tree tree;
+    nfa a = {0};
+    *out = (dfa){0};
+    kakeya_status status = regex_parse(text, bytes, &tree, error);
+    if (status != KAKEYA_OK) return status;
+    uint32_t end = add_state(&a, (state){.kind = STATE_MATCH});
+    if (match == REGEX_SEARCH) end = add_anything(&a, end);
+    uint32_t start = add_node(&a, &tree, tree.root, end);
+    if (match == REGEX_SEARCH) start = add_anything(&a, start);
+    dfa_result result = a.failure ? a.failure : determine(&a, start, out);
+    free(a.states);
+    regex_tree_free(&tree);
+    return regex_error(result, "regular expression", error);
+}

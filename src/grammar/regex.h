@@ -1,0 +1,22 @@
+/* Regular expressions to automata: the part of ECMAScript's syntax that is regular. Characters are Unicode's; texts are
+ * UTF-8. Understood are classes, escapes (\d \w \s and their opposites, \n \t \r \f \v \0 \xHH \uHHHH \u{H}), ., groups
+ * of any kind but look-around, |, the counters * + ? {m} {m,} {m,n} also with a ? behind, and the anchors ^ and $. */
+#ifndef KAKEYA_GRAMMAR_REGEX_H
+#define KAKEYA_GRAMMAR_REGEX_H
+
+#include "base/error.h"
+#include "grammar/dfa.h"
+
+typedef enum regex_match {
+    REGEX_WHOLE,  /* the expression stands for the whole text */
+    REGEX_SEARCH, /* for some part of it, as in JSON Schema */
+} regex_match;
+
+/* KAKEYA_FORMAT: not an expression. KAKEYA_UNSUPPORTED: not one that this understands, or its automaton is too large.
+ * KAKEYA_INVALID_ARGUMENT: no text matches. Messages begin with "regular expression". */
+kakeya_status regex_compile(const char *text, size_t bytes, regex_match match, dfa *out, kakeya_error *error);
+
+/* What went wrong with an automaton, as an error; `what` names it. */
+kakeya_status regex_error(dfa_result result, const char *what, kakeya_error *error);
+
+#endif

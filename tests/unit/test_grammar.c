@@ -1,0 +1,315 @@
+/* What grammars accept: tables of texts that are and are not in them, and of what compilers refuse, with the place. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+
+#include "unit/grammar_support.h"
+
+typedef struct language {
+    kakeya_grammar_kind kind;
+    const char *grammar;
+    const char *accepted[16], *refused[16];
+} language;
+
+#define OBJECT KAKEYA_GRAMMAR_JSON_OBJECT
+#define SCHEMA KAKEYA_GRAMMAR_JSON_SCHEMA
+#define REGEX  KAKEYA_GRAMMAR_REGEX
+#define CHOICE KAKEYA_GRAMMAR_CHOICE
+
+static const language languages[] = {
+    {OBJECT,
+     NULL,
+     {"{}", "{\"a\":1}", "{\"a\": [1, 2.5, -3e7, true, null, \"x\\n\\u00e9\\ud83d\\ude00\"]}",
+      "{\n  \"a\": {\n    \"b\": []\n  }\n}", "{\"\":\"\xC3\xA9\"}", "{\"a\\\"b\": \"\\\\\"}"},
+     {"", "[]", "1", " {}", "{} ", "{\"a\":1,}", "{\"a\"  :1}", "{\"a\":  1}", "{\n\n}", "{\"a\":01}",
+      "{"
+      "\"a\":\"\n\"}",
+      "{\"a\":\"\xC3\"}", "{\"a\":\"\xC0\xAF\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xED\xA0\x80\"}", "{'a':1}"}},
+    {SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\"},"
+     "\"tag\":{\"type\":\"null\"}},"
+     "\"required\":[\"name\"]}",
+     {"{\"name\":\"x\"}", "{\"name\": \"x\", \"age\": 3}", "{\"name\":\"x\",\"tag\":null}",
+      "{\"name\":\"\",\"age\":-0,\"tag\":null}"},
+     {"{}", "{\"age\":3}", "{\"age\":3,\"name\":\"x\"}", "{\"name\":\"x\",\"name\":\"y\"}",
+      "{\"name\":\"x\",\"other\":1}", "{\"name\":1}", "{\"name\":\"x\",\"age\":1.5}", "{\"name\":\"x\",}",
+      "{\"nam\":\"x\"}", "{\"names\":\"x\"}"}},
+    {SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":{\"type\":"
+     "\"boolean\"}}",
+     {"{}", "{\"a\":1}", "{\"b\":true}", "{\"a\":1,\"ab\":true,\"\":false}"},
+     {"{\"a\":true}", "{\"b\":true,\"a\":1}", "{\"b\":1}", "{\"a\":1,\"a\":true}", "{\"\\u0061\":true}"}},
+    {SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":2,\"maxItems\":3}",
+     {"[1,2]", "[1, 2, 3]", "[\n 1,\n 2]"},
+     {"[]", "[1]", "[1,2,3,4]", "[1,]", "[1 ,2]", "[1,2,]"}},
+    {SCHEMA,
+     "{\"prefixItems\":[{\"type\":\"string\"},{\"type\":\"boolean\"}],\"items\":false}",
+     {"[]", "[\"x\"]", "[\"x\",true]"},
+     {"[true]", "[\"x\",true,1]", "[\"x\",1]"}},
+    {SCHEMA,
+     "{\"enum\":[\"a\",\"ab\",1,1.0,null,{\"k\":[1]}]}",
+     {"\"a\"", "\"ab\"", "1", "1.0", "null", "{\"k\":[1]}", "{\"k\": [1]}"},
+     {"\"b\"", "\"abc\"", "1.00", "{}", "{\"k\":[]}", "nul"}},
+    {SCHEMA, "{\"enum\":[1,2,\"x\"],\"type\":\"integer\"}", {"1", "2"}, {"\"x\"", "3"}},
+    {SCHEMA, "{\"const\":\"a\\\"b\\n\"}", {"\"a\\\"b\\n\""}, {"\"a\"", "\"a\\\"b\\u000a\""}},
+    {SCHEMA,
+     "{\"type\":\"integer\",\"minimum\":-12,\"maximum\":105}",
+     {"-12", "-1", "0", "9", "42", "99", "100", "105"},
+     {"-13", "-20", "106", "110", "200", "1000", "00", "+1", "1.0", "-"}},
+    {SCHEMA, "{\"type\":\"integer\",\"exclusiveMinimum\":0}", {"1", "10", "99999"}, {"0", "-1", "01"}},
+    {SCHEMA,
+     "{\"type\":\"number\",\"minimum\":0.5,\"maximum\":2}",
+     {"0.5", "0.50", "0.6", "1", "1.99", "2", "2.0", "0.55"},
+     {"0.4", "0.49", "0", "2.01", "3", "-1", "1e0", ".5"}},
+    {SCHEMA,
+     "{\"type\":\"number\",\"exclusiveMinimum\":0,\"exclusiveMaximum\":1}",
+     {"0.1", "0.01", "0.99"},
+     {"0", "0.0", "1", "1.0", "-0.5"}},
+    {SCHEMA, "{\"type\":\"number\",\"maximum\":-1.25}", {"-1.25", "-1.3", "-2", "-10.0"}, {"-1.2", "-1", "0", "1.25"}},
+    {SCHEMA,
+     "{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+     {"\"ab\"", "\"abc\"", "\"\xC3\xA9\xC3\xA9\"", "\"\\n\\u0041\"", "\"a\\ud83d\\ude00\""},
+     {"\"a\"", "\"abcd\"", "\"\xC3\xA9\""}},
+    {SCHEMA,
+     "{\"type\":\"string\",\"pattern\":\"^[a-z]+-\\\\d{2}$\"}",
+     {"\"a-12\"", "\"abc-99\""},
+     {"\"-12\"", "\"a-1\"", "\"a-123\"", "\"A-12\"", "\"a-\\u0031\\u0032\""}},
+    {SCHEMA,
+     "{\"type\":\"string\",\"pattern\":\"b\\\"\",\"maxLength\":4}",
+     {"\"b\\\"\"", "\"ab\\\"c\"", "\"\\nb\\\"\""},
+     {"\"b\"", "\"aaab\\\"\"", "\"b\"\""}},
+    {SCHEMA,
+     "{\"type\":\"string\",\"format\":\"date\"}",
+     {"\"2024-02-29\"", "\"2023-12-31\""},
+     {"\"2023-02-29\"", "\"2023-13-01\"", "\"2023-4-01\"", "\"x\""}},
+    {SCHEMA, "{\"type\":\"string\",\"format\":\"uuid\"}", {"\"123e4567-e89b-12d3-a456-426614174000\""}, {"\"123\""}},
+    {SCHEMA, "{\"type\":[\"string\",\"null\"]}", {"\"x\"", "null"}, {"1", "true"}},
+    {SCHEMA, "{\"type\":\"boolean\",\"nullable\":true}", {"true", "false", "null"}, {"1"}},
+    {SCHEMA,
+     "{\"anyOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]},"
+     "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":2},\"b\":{}},\"required\":[\"a\",\"b\"]}]}",
+     {"{\"a\":1}", "{\"a\":2,\"b\":[]}"},
+     {"{\"a\":2}", "{\"a\":1,\"b\":1}", "{}"}},
+    {SCHEMA,
+     "{\"allOf\":[{\"properties\":{\"a\":{\"type\":\"integer\",\"minimum\":3}},\"required\":[\"a\"]},"
+     "{\"properties\":{\"a\":{\"maximum\":5},\"b\":{\"type\":\"null\"}},\"required\":[\"b\"]}],\"type\":\"object\"}",
+     {"{\"a\":3,\"b\":null}", "{\"a\":5,\"b\":null}"},
+     {"{\"a\":6,\"b\":null}", "{\"a\":2,\"b\":null}", "{\"a\":3}"}},
+    {SCHEMA,
+     "{\"$ref\":\"#/$defs/tree\",\"$defs\":{\"tree\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":"
+     "\"integer\"},\"c\":{\"type\":"
+     "\"array\",\"items\":{\"$ref\":\"#/$defs/tree\"}}},\"required\":[\"v\",\"c\"]}}}",
+     {"{\"v\":1,\"c\":[]}", "{\"v\":1,\"c\":[{\"v\":2,\"c\":[{\"v\":3,\"c\":[]}]}]}"},
+     {"{\"v\":1}", "{\"v\":1,\"c\":[{}]}"}},
+    {SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"next\":{\"$ref\":\"#\"}}}",
+     {"{}", "{\"next\":{\"next\":{}}}"},
+     {"{\"next\":1}"}},
+    {SCHEMA,
+     "{\"type\":\"object\",\"maxProperties\":1,\"properties\":{\"a\":true,\"b\":true}}",
+     {"{}", "{\"a\":1}", "{\"b\":1}"},
+     {"{\"a\":1,\"b\":1}"}},
+    {SCHEMA,
+     "{\"type\":\"object\",\"minProperties\":1,\"additionalProperties\":{\"type\":\"null\"}}",
+     {"{\"x\":null}", "{\"x\":null,\"y\":null}"},
+     {"{}", "{\n}"}},
+    {SCHEMA, "true", {"1", "\"x\"", "[{}]"}, {"", "x"}},
+    {REGEX, "[ab]{2,3}|x*", {"", "ab", "bba", "x", "xxxx"}, {"a", "abab", "xa"}},
+    {REGEX, "\\w+@\\w+\\.(com|org)", {"a@b.com", "a_1@b2.org"}, {"a@b", "@b.com", "a@b.net", "a@b.comx"}},
+    {REGEX,
+     ".\xC3\xA9[^a-z\xE2\x82\xAC]",
+     {"x\xC3\xA9Z", "\xF0\x9F\x98\x80\xC3\xA9\xC3\xA9"},
+     {"x\xC3\xA9z", "\xC3\xA9\xC3\xA9\xE2\x82\xAC", "\n\xC3\xA9Z"}},
+    {REGEX, "^(?:a|b)$|c", {"a", "b", "c"}, {"", "ab", "d"}},
+    {REGEX, "a(?<n>b)?c*?", {"a", "ab", "abcc", "ac"}, {"b", "abb"}},
+    {CHOICE, "[\"yes\",\"no\",\"yes, please\"]", {"yes", "no", "yes, please"}, {"", "ye", "yes,", "nope", "\"no\""}},
+};
+
+static void test_languages(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof languages / sizeof *languages; i++) {
+        const language *l = &languages[i];
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        if (open_grammar(l->kind, l->grammar, &g, &error) != KAKEYA_OK) fail_msg("%s: %s", l->grammar, error.message);
+        for (size_t k = 0; k < 16 && l->accepted[k]; k++)
+            if (read_text(g, l->accepted[k]) != READ_COMPLETE) fail_msg("%s: refuses %s", l->grammar, l->accepted[k]);
+        for (size_t k = 0; k < 16 && l->refused[k]; k++)
+            if (read_text(g, l->refused[k]) == READ_COMPLETE) fail_msg("%s: accepts %s", l->grammar, l->refused[k]);
+        kakeya_grammar_close(g);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+#define Q "\1"
+#define E "\2"
+
+static const char tools[] =
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\",\"properties\":{"
+    "\"city\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\",\"minimum\":1},\"unit\":{\"enum\":[\"c\",\"f\"]},"
+    "\"list\":{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"a b\":{\"type\":\"boolean\"}}}}},"
+    "\"required\":[\"city\"]}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"get_all\"}}]";
+
+static void test_calls(void **state) {
+    (void)state;
+    static const char *const accepted[] = {
+        "call:get{city:" Q "Rome" Q "}" E,
+        "call:get{days:3,city:" Q "a{,}:\n\"" Q ",unit:" Q "c" Q "}" E,
+        "call:get{list:[{" Q "a b" Q ":true},{}],city:" Q Q "}" E,
+        "call:get_all{}" E,
+        "call:get_all{x:1,y:{z:[null," Q "s" Q "]}}" E,
+    };
+    static const char *const refused[] = {
+        "call:get{}" E,
+        "call:get{city:Rome}" E,
+        "call:get{city:\"Rome\"}" E,
+        "call:get{city:" Q "x" Q ",city:" Q "y" Q "}" E,
+        "call:get{city:" Q "x" Q ",days:0}" E,
+        "call:get{city:" Q "x" Q ", days:1}" E,
+        "call:get{city:" Q "x" Q ",unit:" Q "k" Q "}" E,
+        "call:get{city:" Q "x" Q ",other:1}" E,
+        "call:got{}" E,
+        "call:get_al{}" E,
+        "get{city:" Q "x" Q "}" E,
+        "call:get{city:" Q "x" Q "}",
+        "call:get{city:" Q "\xFF" Q "}" E,
+    };
+    kakeya_grammar *g;
+    size_t at;
+    assert_int_equal(open_calls(tools, &g, NULL), KAKEYA_OK);
+    for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++)
+        if (read_letters(g, g->call, accepted[i], strlen(accepted[i]), true, &at) != READ_COMPLETE)
+            fail_msg("refuses %s at byte %zu", accepted[i], at);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        if (read_letters(g, g->call, refused[i], strlen(refused[i]), true, &at) == READ_COMPLETE)
+            fail_msg("accepts %s", refused[i]);
+    kakeya_grammar_close(g);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- refusals
+ */
+
+typedef struct refusal {
+    kakeya_grammar_kind kind;
+    const char *grammar;
+    kakeya_status status;
+    const char *message; /* a part of it */
+} refusal;
+
+static const refusal refusals[] = {
+    {SCHEMA, "{\"not\":{}}", KAKEYA_UNSUPPORTED, "schema #/not: not supported"},
+    {SCHEMA, "{\"properties\":{\"a/b\":{\"items\":{\"multipleOf\":2}}}}", KAKEYA_UNSUPPORTED,
+     "schema #/properties/a~1b/items/multipleOf"},
+    {SCHEMA, "{\"anyOf\":[{},{\"if\":{}}]}", KAKEYA_UNSUPPORTED, "schema #/anyOf/1/if"},
+    {SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true}", KAKEYA_UNSUPPORTED, "schema #/uniqueItems"},
+    {SCHEMA, "{\"type\":\"array\",\"maxItems\":10001}", KAKEYA_UNSUPPORTED, "schema #/maxItems"},
+    {SCHEMA, "{\"type\":\"string\",\"format\":\"color\"}", KAKEYA_UNSUPPORTED, "schema #/format"},
+    {SCHEMA, "{\"type\":\"string\",\"pattern\":\"(?=a)\"}", KAKEYA_UNSUPPORTED, "look-around"},
+    {SCHEMA, "{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", KAKEYA_UNSUPPORTED, "back references"},
+    {SCHEMA, "{\"type\":\"string\",\"pattern\":\"[\"}", KAKEYA_FORMAT, "schema #/pattern"},
+    {SCHEMA, "{\"type\":\"string\",\"pattern\":\"^a{10}$\",\"maxLength\":9}", KAKEYA_INVALID_ARGUMENT, "no text"},
+    {SCHEMA, "{\"type\":\"integer\",\"minimum\":0.2,\"maximum\":0.8}", KAKEYA_INVALID_ARGUMENT, "no text"},
+    {SCHEMA, "{\"$ref\":\"http://x/y\"}", KAKEYA_UNSUPPORTED, "http://x/y"},
+    {SCHEMA, "{\"$ref\":\"#/$defs/x\"}", KAKEYA_FORMAT, "leads nowhere"},
+    {SCHEMA, "{\"$ref\":\"#\"}", KAKEYA_INVALID_ARGUMENT, "no value"},
+    {SCHEMA, "{\"allOf\":[{\"$ref\":\"#\"}]}", KAKEYA_UNSUPPORTED, "one another"},
+    {SCHEMA, "false", KAKEYA_INVALID_ARGUMENT, "no value"},
+    {SCHEMA, "{\"enum\":[]}", KAKEYA_INVALID_ARGUMENT, "no value"},
+    {SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":false},\"required\":[\"a\"]}", KAKEYA_INVALID_ARGUMENT,
+     "no value"},
+    {SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
+     KAKEYA_INVALID_ARGUMENT, "no value"},
+    {SCHEMA, "{\"type\":\"object\",\"maxProperties\":1,\"required\":[\"a\",\"b\"]}", KAKEYA_INVALID_ARGUMENT,
+     "no value"},
+    {SCHEMA, "{\"type\":\"thing\"}", KAKEYA_FORMAT, "thing"},
+    {SCHEMA, "{\"type\":1}", KAKEYA_FORMAT, "schema #/type"},
+    {SCHEMA, "[]", KAKEYA_FORMAT, "not a schema"},
+    {SCHEMA, "{", KAKEYA_FORMAT, "schema"},
+    {SCHEMA, "{\"type\":\"null\",\"type\":\"null\"}", KAKEYA_FORMAT, "type"},
+    {REGEX, "(", KAKEYA_FORMAT, "without )"},
+    {REGEX, "a**", KAKEYA_FORMAT, "counter"},
+    {REGEX, "a{1001}", KAKEYA_UNSUPPORTED, "1000"},
+    {REGEX, "\\bx", KAKEYA_UNSUPPORTED, "word boundaries"},
+    {REGEX, "(a|b)*a(a|b){18}", KAKEYA_UNSUPPORTED, "too large"},
+    {REGEX, "a^", KAKEYA_INVALID_ARGUMENT, "no text"},
+    {CHOICE, "[]", KAKEYA_FORMAT, "choice"},
+    {CHOICE, "[1]", KAKEYA_FORMAT, "choice"},
+};
+
+static void test_refusals(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        const refusal *r = &refusals[i];
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        kakeya_status status = open_grammar(r->kind, r->grammar, &g, &error);
+        if (status != r->status || !strstr(error.message, r->message))
+            fail_msg("%s: status %d, \"%s\"; expected %d, \"%s\"", r->grammar, (int)status, error.message,
+                     (int)r->status, r->message);
+        assert_null(g);
+    }
+}
+
+/* Too much of everything: refused in time, whatever it is. */
+static void test_limits(void **state) {
+    (void)state;
+    kakeya_grammar *g;
+    kakeya_error error;
+    size_t room = 1 << 20, n = 0;
+    char *text = malloc(room);
+    assert_non_null(text);
+    n += (size_t)snprintf(text, room, "{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 5000; i++)
+        n += (size_t)snprintf(text + n, room - n, "%s\"p%d\":{\"type\":\"null\"}", i ? "," : "", i);
+    snprintf(text + n, room - n, "}}");
+    assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "more than 5000 schemas"));
+    n = (size_t)snprintf(text, room, "{\"anyOf\":[");
+    for (int i = 0; i < 17; i++)
+        n += (size_t)snprintf(text + n, room - n, "%s{\"type\":\"object\",\"properties\":{\"p%d\":{}}}", i ? "," : "",
+                              i);
+    snprintf(text + n, room - n, "]}");
+    assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "17 alternatives"));
+    n = (size_t)snprintf(text, room, "{\"enum\":[");
+    for (int i = 0; i < 1001; i++) n += (size_t)snprintf(text + n, room - n, "%s%d", i ? "," : "", i);
+    snprintf(text + n, room - n, "]}");
+    assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
+    free(text);
+}
+
+/* Nesting ends where nothing may be opened any more, and what is open can be closed. */
+static void test_depth(void **state) {
+    (void)state;
+    kakeya_grammar *g;
+    size_t at;
+    char text[256];
+    assert_int_equal(open_grammar(SCHEMA, "{\"type\":\"array\",\"items\":{\"$ref\":\"#\"}}", &g, NULL), KAKEYA_OK);
+    memset(text, '[', 128);
+    assert_int_equal(read_letters(g, g->content, text, 128, false, &at), READ_REFUSED);
+    assert_int_equal(at, GRAMMAR_MAX_DEPTH);
+    memset(text + GRAMMAR_MAX_DEPTH, ']', GRAMMAR_MAX_DEPTH);
+    assert_int_equal(read_letters(g, g->content, text, 128, false, &at), READ_COMPLETE);
+    kakeya_grammar_close(g);
+    assert_int_equal(open_grammar(SCHEMA, "true", &g, NULL), KAKEYA_OK);
+    memset(text, '[', 128);
+    assert_int_equal(read_letters(g, g->content, text, 128, false, &at), READ_REFUSED);
+    assert_int_equal(at, GRAMMAR_MAX_FREE_DEPTH);
+    kakeya_grammar_close(g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_languages), cmocka_unit_test(test_calls), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_limits),    cmocka_unit_test(test_depth),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
