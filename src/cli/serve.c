@@ -25,7 +25,7 @@ typedef struct serve_options {
     int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls;
     int thinking; /* index of switch_names */
     float drain, ping;
-    bool strict, metrics_key, log_json, log_prompts;
+    bool strict, metrics_key, no_page, log_json, log_prompts;
 } serve_options;
 
 static const char *const switch_names[] = {"off", "on", NULL};
@@ -86,6 +86,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .ping_seconds = (double)o->ping,
         .strict = o->strict,
         .metrics_key = o->metrics_key,
+        .no_page = o->no_page,
         .log_json = o->log_json,
         .log_prompts = o->log_prompts,
         .engine = *engine,
@@ -179,6 +180,7 @@ int cli_serve(int argc, char **argv) {
                    .help = "refuse fields that are not known, instead of naming them in x-kakeya-ignored"),
         CLI_OPTION(.name = "metrics-key", .kind = CLI_FLAG, .target = &o.metrics_key,
                    .help = "ask for the key at /metrics too"),
+        CLI_OPTION(.name = "no-page", .kind = CLI_FLAG, .target = &o.no_page, .help = "no page that chats at /"),
         CLI_OPTION(.name = "log-json", .kind = CLI_FLAG, .target = &o.log_json, .help = "log lines as JSON objects"),
         CLI_OPTION(.name = "log-prompts", .kind = CLI_FLAG, .target = &o.log_prompts,
                    .help = "log what users write and what they get: nothing of it is logged otherwise"),

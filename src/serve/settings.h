@@ -20,7 +20,7 @@ typedef struct serve_settings {
     int max_tool_calls;
     bool thinking; /* where a request does not say */
     double drain_seconds, ping_seconds;
-    bool strict, metrics_key;
+    bool strict, metrics_key, no_page;
     bool log_json, log_prompts;
     kakeya_engine_options engine;
     kakeya_session_options session;
