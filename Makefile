@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check test test-gpu fuzz coverage install uninstall clean help
+.PHONY: all demo check test test-gpu fuzz coverage install uninstall package clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -37,6 +37,10 @@ install: all
 uninstall:
 	@tools/uninstall.sh "$(BUILD)" "$(DESTDIR)"
 
+package: all
+	@tools/bootstrap.sh package
+	@tools/package.sh "$(BUILD)"
+
 clean:
 	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu
 	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
@@ -51,4 +55,5 @@ help:
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"
+	@echo "make package    a Debian package with a service for systemd, in $(BUILD)/packages/"
 	@echo "make clean      remove every build directory"

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|style|fuzz|coverage
+# usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package
 # `style` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
 # decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|style|fuzz|coverage}
+task=${1:?usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -47,6 +47,10 @@ test)
     need_command openssl openssl
     python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     ;;
+package)
+    need_build
+    need_command dpkg-shlibdeps dpkg-dev
+    ;;
 style) need_command clang-format clang-format ;;
 fuzz)
     need_build
@@ -63,7 +67,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|style|fuzz|coverage" >&2
+    echo "usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package" >&2
     exit 2
     ;;
 esac

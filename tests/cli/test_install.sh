@@ -88,4 +88,25 @@ check "and no directory of ours" test ! -e "$prefix/share/kakeya"
 
 [ ! -f "$WORK/manifest" ] || cp "$WORK/manifest" "$BUILD/install_manifest.txt"
 
+# the Debian package holds the same, and a service for systemd
+if ! command -v dpkg-shlibdeps >/dev/null 2>&1; then
+    skip "the Debian package" "no dpkg-dev here"
+elif short_sweeps; then
+    skip "the Debian package" "short sweeps"
+else
+    run_package() { tools/package.sh "$BUILD" >"$WORK/out" 2>"$WORK/err"; }
+    run_package && STATUS=0 || STATUS=$?
+    check "make package makes a package" test "$STATUS" -eq 0
+    package=$(cat "$WORK/out")
+    check "that can be unpacked" dpkg-deb -x "$package" "$WORK/package"
+    KAKEYA=$WORK/package/usr/bin/kakeya
+    cd "$WORK"
+    works "its program runs, with the demo models" run --raw --max-tokens 4 'def f'
+    cd - >/dev/null
+    check "it depends on what the program is linked with" sh -c 'dpkg-deb -f "$1" Depends | grep -q libcjson1' - "$package"
+    unit=$WORK/package/usr/lib/systemd/system/kakeya.service
+    check "its service starts the installed program" grep -q '^ExecStart=/usr/bin/kakeya serve ' "$unit"
+    check "no path of the build is in it" sh -c '! grep -q -F -e "$1" "$2"' - "$BUILD" "$unit"
+fi
+
 finish
