@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "page_html.h"
 #include "serve/routes.h"
+#include <page_html.h> /* made by CMake out of page.html */
 
 enum { DIGEST = 32, BASE64 = 4 * ((DIGEST + 2) / 3) + 1 };
 
