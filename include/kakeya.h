@@ -190,6 +190,16 @@ KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer
                                                size_t n_messages, bool thinking, int32_t **ids, size_t *n_ids,
                                                kakeya_error *error);
 
+/* The very tokens of an earlier answer. The text that a client sends back need not become them again: it may be split
+ * into other tokens, arguments are spelled and ordered anew, reasoning is dropped. */
+typedef struct kakeya_chat_run {
+    size_t message; /* index of the model's message that is this answer */
+    /* What stood behind the *n_stable first ids of the prompt that it answered, then the answer without its stop token.
+     */
+    const int32_t *ids;
+    size_t n_ids;
+} kakeya_chat_run;
+
 typedef struct kakeya_chat_options {
     size_t size;
     bool thinking;          /* the model may reason before it answers */
@@ -197,6 +207,10 @@ typedef struct kakeya_chat_options {
     bool without_turn;      /* do not open the model's turn behind the conversation */
     const char *tools; /* JSON text of a list of OpenAI tool declarations; NULL: the request's own, if it has any */
     size_t tools_bytes;
+    /* Ids in place of what the format makes of these messages, thoughts left out where the format leaves out reasoning.
+     * One that does not begin where the format begins the message is ignored. */
+    const kakeya_chat_run *runs; /* [n_runs], in any order; at most one for a message */
+    size_t n_runs;
 } kakeya_chat_options;
 
 KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);

@@ -46,6 +46,56 @@ kakeya_status kakeya_message_tokens(const kakeya_tokenizer *t, const kakeya_mess
     return status;
 }
 
+/* Ids without what lies between each <|channel> and the next <channel|>, both included. */
+static size_t drop_thoughts(const kakeya_tokenizer *t, const int32_t *ids, size_t n, int32_t *out) {
+    int32_t open = tokenizer_id(t->tokens, "<|channel>"), close = tokenizer_id(t->tokens, "<channel|>");
+    size_t kept = 0;
+    bool inside = false;
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] == open) inside = true;
+        if (!inside) out[kept++] = ids[i];
+        if (ids[i] == close) inside = false;
+    }
+    return kept;
+}
+
+/* Puts the runs into the messages. *memory, freed by the caller, holds what the messages point to beside the runs. */
+static kakeya_status replay(const kakeya_tokenizer *t, chat_request *request, const kakeya_chat_options *o,
+                            int32_t **memory, kakeya_error *error) {
+    size_t all = 0;
+    if (o->n_runs && !o->runs)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "chat options: %zu runs, but the array is NULL", o->n_runs);
+    for (size_t i = 0; i < o->n_runs; i++) {
+        const kakeya_chat_run *run = &o->runs[i];
+        /* an empty message at the end has been left out already */
+        const char *role = run->message < request->n_messages ? request->messages[run->message].role : "assistant";
+        if (!role || (strcmp(role, "assistant") != 0 && strcmp(role, "model") != 0))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "chat options: runs[%zu] is for messages[%zu], which is not the model's", i, run->message);
+        for (size_t k = 0; k < run->n_ids; k++)
+            if (run->ids[k] < 0 || run->ids[k] >= kakeya_tokenizer_vocab_size(t))
+                return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                                 "chat options: runs[%zu].ids[%zu] is %d, the vocabulary has ids 0 to %d", i, k,
+                                 (int)run->ids[k], kakeya_tokenizer_vocab_size(t) - 1);
+        all += run->n_ids;
+    }
+    int32_t *at = *memory = malloc(all * sizeof *at + 1);
+    if (!at) return error_set(error, KAKEYA_OUT_OF_MEMORY, "chat options: %zu ids: out of memory", all);
+    int32_t turn = tokenizer_id(t->tokens, "<|turn>");
+    for (size_t i = 0; i < o->n_runs; i++) {
+        const kakeya_chat_run *run = &o->runs[i];
+        if (run->message >= request->n_messages || run->n_ids == 0) continue;
+        chat_message *message = &request->messages[run->message];
+        message->ids = run->ids;
+        message->n_ids = run->n_ids;
+        message->ids_open_turn = run->ids[0] == turn;
+        message->ids_without_thoughts = at;
+        message->n_ids_without_thoughts = drop_thoughts(t, run->ids, run->n_ids, at);
+        at += message->n_ids_without_thoughts;
+    }
+    return KAKEYA_OK;
+}
+
 static const kakeya_chat_options default_chat_options = {.size = sizeof default_chat_options};
 
 void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size) {
@@ -68,8 +118,10 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     if (status == KAKEYA_OK && request.n_messages == 0)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
     if (status == KAKEYA_OK && o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
+    if (status == KAKEYA_OK) chat_request_complete(&request);
+    int32_t *memory = NULL;
+    if (status == KAKEYA_OK) status = replay(t, &request, &o, &memory, error);
     if (status == KAKEYA_OK) {
-        chat_request_complete(&request);
         const chat_options how = {.style = t->chat.style,
                                   .thinking = o.thinking,
                                   .preserve_thinking = o.preserve_thinking,
@@ -77,6 +129,7 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
                                   .tools = tools ? tools : request.tools};
         status = render(t, request.messages, request.n_messages, &how, ids, n_ids, n_stable, error);
     }
+    free(memory);
     chat_tools_free(tools);
     chat_request_free(&request);
     return status;

@@ -182,6 +182,13 @@ static void put_reasoning(chat_writer *w, const char *reasoning) {
     chat_put_control(w, "<channel|>");
 }
 
+static void put_ids(chat_writer *w, const chat_message *message, bool thoughts) {
+    if (thoughts)
+        chat_put_ids(w, message->ids, message->n_ids);
+    else
+        chat_put_ids(w, message->ids_without_thoughts, message->n_ids_without_thoughts);
+}
+
 /* How the last turn ended, which decides what opens the next. */
 typedef enum turn_end { TURN_END_PLAIN, TURN_END_CALL, TURN_END_RESULT } turn_end;
 
@@ -199,16 +206,23 @@ static turn_end put_messages(chat_writer *w, const chat_message *messages, size_
         for (size_t j = i + 1; j < n && !next; j++) {
             if (!role_is(&messages[j], "tool")) next = &messages[j];
         }
-        if (!(is_model(message) && previous && is_model(previous))) {
+        bool opens = !(is_model(message) && previous && is_model(previous));
+        bool replayed = message->ids && message->ids_open_turn == opens;
+        if (opens && !replayed) {
             chat_put_control(w, "<|turn>");
             chat_puts(w, is_model(message) ? "model" : message->role);
             chat_puts(w, "\n");
         }
         bool current = i >= after_last_user || (options->preserve_thinking && message->n_tool_calls);
-        if (message->reasoning && message->reasoning[0] && current) put_reasoning(w, message->reasoning);
-        for (size_t c = 0; c < message->n_tool_calls && !w->status; c++) put_call(w, i, &message->tool_calls[c]);
+        if (replayed) {
+            put_ids(w, message, current);
+        } else {
+            if (message->reasoning && message->reasoning[0] && current) put_reasoning(w, message->reasoning);
+            for (size_t c = 0; c < message->n_tool_calls && !w->status; c++) put_call(w, i, &message->tool_calls[c]);
+        }
         bool results = put_results(w, messages, n, i);
-        bool content = put_content(w, message);
+        /* what was said beside calls stands in front of them where it was sampled */
+        bool content = replayed ? message->n_tool_calls == 0 : put_content(w, message);
         end = results ? TURN_END_RESULT : message->n_tool_calls ? TURN_END_CALL : TURN_END_PLAIN;
         if (end == TURN_END_CALL) {
             chat_put_control(w, "<|tool_response>");

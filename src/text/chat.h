@@ -32,6 +32,11 @@ typedef struct chat_message {
     size_t n_tool_responses;
     const char *name;         /* of the tool, in a "tool" message; the call with the same id names it first */
     const char *tool_call_id; /* in a "tool" message */
+    /* Of a model's message: the ids that it consists of, in place of reasoning, calls and content, with its thoughts
+     * and without. NULL: what the template writes. */
+    const int32_t *ids, *ids_without_thoughts;
+    size_t n_ids, n_ids_without_thoughts;
+    bool ids_open_turn; /* they begin with the turn's opening; used only where the template opens one as well */
 } chat_message;
 
 typedef struct chat_options {

@@ -39,7 +39,7 @@ static void put_segment(chat_writer *w, const char *text, size_t bytes, bool con
     size_t offset = w->out.bytes;
     if (!put_bytes(w, text, bytes)) return;
     chat_segment *last = w->out.n_segments ? &w->out.segments[w->out.n_segments - 1] : NULL;
-    if (last && !control && !last->control) {
+    if (last && !control && !last->control && !last->ids && bytes) {
         last->bytes += bytes;
         return;
     }
@@ -63,6 +63,15 @@ void chat_put(chat_writer *w, const char *text, size_t bytes) {
 }
 
 void chat_puts(chat_writer *w, const char *text) { chat_put(w, text, strlen(text)); }
+
+void chat_put_ids(chat_writer *w, const int32_t *ids, size_t n) {
+    if (n == 0) return;
+    put_segment(w, "", 0, false);
+    if (w->status) return;
+    chat_segment *segment = &w->out.segments[w->out.n_segments - 1];
+    segment->ids = ids;
+    segment->n_ids = n;
+}
 
 void chat_text_free(chat_text *text) {
     free(text->text);
@@ -94,6 +103,7 @@ static kakeya_status append_segment(id_list *list, const tokenizer *t, const cha
                                     kakeya_error *error) {
     int32_t *ids;
     size_t n;
+    if (segment->ids) return append_ids(list, segment->ids, segment->n_ids, error);
     tokenizer_encode_options options = {.parse_special = segment->control};
     kakeya_status status = tokenizer_encode(t, text + segment->offset, segment->bytes, options, &ids, &n, error);
     if (status) return error_prefix(error, status, "chat text from byte %zu", segment->offset);

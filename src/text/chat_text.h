@@ -7,10 +7,13 @@
 
 #define CHAT_QUOTE "<|\"|>" /* the control token around strings */
 
-/* A stretch of the rendered text: one control token, or text that is never read as control tokens. */
+/* A stretch of the rendered text: one control token, text that is never read as control tokens, or ids that stand for
+ * themselves and have no text. */
 typedef struct chat_segment {
     size_t offset, bytes;
     bool control;
+    const int32_t *ids; /* borrowed; NULL: text */
+    size_t n_ids;
 } chat_segment;
 
 typedef struct chat_text {
@@ -40,6 +43,7 @@ typedef struct chat_writer {
 void chat_put_control(chat_writer *w, const char *token);
 void chat_put(chat_writer *w, const char *text, size_t bytes);
 void chat_puts(chat_writer *w, const char *text);
+void chat_put_ids(chat_writer *w, const int32_t *ids, size_t n);
 void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -97,6 +97,49 @@ static void test_tools(void **state) {
     kakeya_tokenizer_close(t);
 }
 
+/* Runs that do not fit are refused, or are as if they were not there. */
+static void test_runs(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const char json[] = "[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Hello\"},"
+                               "{\"role\":\"user\",\"content\":\"So?\"}]";
+    int32_t turn = kakeya_tokenizer_find(t, "<|turn>"), ids[3] = {turn, 300, 301}, *out;
+    size_t n, n_plain, n_stable;
+    kakeya_error error = {0};
+    kakeya_chat_run run = {.message = 1, .ids = ids, .n_ids = 3};
+    kakeya_chat_options options;
+    kakeya_chat_options_init(&options);
+    options.runs = &run;
+    options.n_runs = 1;
+    int32_t *plain = tokens_of(t, json, NULL, &n_plain, NULL);
+    out = tokens_of(t, json, &options, &n, &n_stable);
+    size_t found = 0;
+    for (size_t i = 0; i + 3 <= n; i++) found += memcmp(out + i, ids, sizeof ids) == 0;
+    assert_int_equal(found, 1);
+    assert_true(n_stable < n);
+    kakeya_free(out);
+    run.ids = ids + 1; /* does not open a turn where the format opens one */
+    run.n_ids = 2;
+    out = tokens_of(t, json, &options, &n, NULL);
+    assert_int_equal(n, n_plain);
+    assert_memory_equal(out, plain, n * sizeof *out);
+    kakeya_free(out);
+    kakeya_free(plain);
+    ids[1] = kakeya_tokenizer_vocab_size(t);
+    assert_int_equal(kakeya_chat_tokens(t, json, sizeof json - 1, &options, &out, &n, NULL, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "runs[0].ids[0]"));
+    ids[1] = 300;
+    run.message = 2;
+    assert_int_equal(kakeya_chat_tokens(t, json, sizeof json - 1, &options, &out, &n, NULL, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "messages[2]"));
+    options.runs = NULL;
+    assert_int_equal(kakeya_chat_tokens(t, json, sizeof json - 1, &options, &out, &n, NULL, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+    kakeya_tokenizer_close(t);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     kakeya_tokenizer *t = open_demo();
@@ -269,9 +312,13 @@ static void test_a_callback_ends_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_equals_pairs),  cmocka_unit_test(test_tools),
-        cmocka_unit_test(test_refusals),           cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_a_callback_ends_it), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_json_equals_pairs),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_a_callback_ends_it),
+        cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

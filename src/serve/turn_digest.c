@@ -1,0 +1,147 @@
+#include "serve/turn_digest.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { EXACT_DIGITS = 15 }; /* every number of so many digits is a double of its own */
+
+static turn_digest of_bytes(const void *data, size_t n, char kind) {
+    XXH128_hash_t hash = XXH3_128bits_withSeed(data, n, (XXH64_hash_t)(unsigned char)kind);
+    return (turn_digest){.low = hash.low64, .high = hash.high64};
+}
+
+static turn_digest join(turn_digest a, turn_digest b, char kind) {
+    const turn_digest both[2] = {a, b};
+    return of_bytes(both, sizeof both, kind);
+}
+
+static turn_digest of_text(const char *text, char kind) { return of_bytes(text, strlen(text), kind); }
+
+/* ----------------------------------------------------------------------------------------------------- JSON values */
+
+static turn_digest of_value(const cJSON *value);
+
+/* The sum over members does not depend on their order. */
+static turn_digest of_object(const cJSON *object) {
+    turn_digest sum = {0, 0};
+    const cJSON *member;
+    cJSON_ArrayForEach(member, object) {
+        turn_digest d = join(of_text(member->string ? member->string : "", 'k'), of_value(member), 'm');
+        sum.low += d.low;
+        sum.high += d.high;
+    }
+    return join(sum, sum, 'o');
+}
+
+static turn_digest of_value(const cJSON *value) {
+    turn_digest digest = of_text("", 'e');
+    const cJSON *item;
+    if (cJSON_IsObject(value)) return of_object(value);
+    if (cJSON_IsArray(value)) {
+        cJSON_ArrayForEach(item, value) digest = join(digest, of_value(item), 'a');
+        return digest;
+    }
+    if (cJSON_IsString(value)) return of_text(value->valuestring, 's');
+    double number = cJSON_IsNumber(value) ? value->valuedouble : 0;
+    if (cJSON_IsNumber(value)) return of_bytes(number == 0 ? &(double){0} : &number, sizeof number, 'n');
+    return of_text(cJSON_IsTrue(value) ? "true" : cJSON_IsFalse(value) ? "false" : "null", 'l');
+}
+
+static bool is_number_part(char c) { return (c >= '0' && c <= '9') || strchr("+-.eE", c); }
+
+/* Numbers with more digits than a double holds become texts, so that different ones stay different. malloc'ed. */
+static char *keep_long_numbers(const char *json) {
+    char *out = malloc(3 * strlen(json) + 1), *to = out;
+    bool text = false;
+    while (out && *json) {
+        size_t n = 0;
+        if (!text && (*json == '-' || (*json >= '0' && *json <= '9')))
+            while (json[n] && is_number_part(json[n])) n++;
+        bool quoted = n > EXACT_DIGITS;
+        if (n == 0) n = text && *json == '\\' && json[1] ? 2 : 1;
+        if (n == 1 && *json == '"') text = !text;
+        if (quoted) *to++ = '"', *to++ = '\1';
+        memcpy(to, json, n);
+        to += n;
+        json += n;
+        if (quoted) *to++ = '"';
+    }
+    if (out) *to = 0;
+    return out;
+}
+
+/* Arguments come as the text of an object, or as the object. What is no JSON stands for its letters. */
+static turn_digest of_arguments(const cJSON *arguments) {
+    char *printed = cJSON_IsObject(arguments) ? cJSON_PrintUnformatted(arguments) : NULL;
+    const char *text = printed ? printed : cJSON_IsString(arguments) ? arguments->valuestring : "";
+    char *kept = keep_long_numbers(text[strspn(text, " \t\r\n")] ? text : "{}");
+    cJSON *value = kept ? cJSON_ParseWithOpts(kept, NULL, true) : NULL;
+    turn_digest digest = value ? of_value(value) : of_text(text, 't');
+    cJSON_Delete(value);
+    free(kept);
+    cJSON_free(printed);
+    return digest;
+}
+
+/* -------------------------------------------------------------------------------------------------------- messages */
+
+static const cJSON *get(const cJSON *object, const char *key) { return cJSON_GetObjectItemCaseSensitive(object, key); }
+
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+static turn_digest of_trimmed(const char *text) {
+    size_t n = strlen(text);
+    while (n && is_space(text[n - 1])) n--;
+    while (n && is_space(*text)) text++, n--;
+    return of_bytes(text, n, 'c');
+}
+
+/* A text, or the texts of a list of parts, one behind the other. */
+static turn_digest of_content(const cJSON *content) {
+    if (cJSON_IsString(content)) return of_trimmed(content->valuestring);
+    size_t n = 0;
+    const cJSON *part;
+    cJSON_ArrayForEach(part, content) {
+        const cJSON *text = get(part, "text");
+        if (cJSON_IsString(text)) n += strlen(text->valuestring);
+    }
+    char *all = malloc(n + 1), *to = all;
+    if (!all) return of_text("", 'x');
+    cJSON_ArrayForEach(part, content) {
+        const cJSON *text = get(part, "text");
+        size_t bytes = cJSON_IsString(text) ? strlen(text->valuestring) : 0;
+        if (bytes) memcpy(to, text->valuestring, bytes);
+        to += bytes;
+    }
+    *to = 0;
+    turn_digest digest = of_trimmed(all);
+    free(all);
+    return digest;
+}
+
+turn_digest turn_digest_said(const cJSON *message) {
+    turn_digest digest = of_content(get(message, "content"));
+    const cJSON *call;
+    cJSON_ArrayForEach(call, get(message, "tool_calls")) {
+        const cJSON *function = get(call, "function"), *name = get(function, "name");
+        digest = join(digest, of_text(cJSON_IsString(name) ? name->valuestring : "", 'f'), 'f');
+        digest = join(digest, of_arguments(get(function, "arguments")), 'g');
+    }
+    return digest;
+}
+
+turn_digest turn_digest_start(void) { return of_text("", 'b'); }
+
+turn_digest turn_digest_message(turn_digest before, const cJSON *message) {
+    const cJSON *role = get(message, "role");
+    const char *name = cJSON_IsString(role) ? role->valuestring : "";
+    if (strcmp(name, "model") == 0) name = "assistant";
+    return join(join(before, of_text(name, 'r'), 'r'), turn_digest_said(message), 'd');
+}
+
+turn_digest turn_digest_ids(const int32_t *ids, size_t n) { return of_bytes(ids, n * sizeof *ids, 't'); }
+
+turn_digest turn_digest_id(const char *id) { return of_text(id, 'i'); }

@@ -1,0 +1,361 @@
+/* What clients send back becomes the tokens that were sampled: in tool loops, with arguments in another order, without
+ * the reasoning. What they have edited does not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "serve/turn_digest.h"
+#include "serve/turn_memory.h"
+
+static kakeya_tokenizer *t;
+
+static int open_tokenizer(void **state) {
+    (void)state;
+    return kakeya_tokenizer_open(KAKEYA_MODELS "/demo", &t, NULL) == KAKEYA_OK ? 0 : -1;
+}
+
+static int close_tokenizer(void **state) {
+    (void)state;
+    kakeya_tokenizer_close(t);
+    return 0;
+}
+
+static cJSON *parse(const char *json) {
+    cJSON *value = cJSON_Parse(json);
+    if (!value) fail_msg("not JSON: %s", json);
+    return value;
+}
+
+typedef struct prompt {
+    int32_t *ids;
+    size_t n, n_stable, hits;
+} prompt;
+
+/* The prompt of a conversation as a server renders it. memory NULL: as the template does. */
+static prompt render(turn_memory *memory, const char *json, bool thinking) {
+    prompt p = {0};
+    kakeya_chat_options options;
+    kakeya_chat_options_init(&options);
+    options.thinking = thinking;
+    kakeya_chat_run *runs = NULL;
+    cJSON *messages = parse(json);
+    if (memory) turn_memory_find(memory, messages, &runs, &p.hits);
+    options.runs = runs;
+    options.n_runs = p.hits;
+    kakeya_error error = {0};
+    if (kakeya_chat_tokens(t, json, strlen(json), &options, &p.ids, &p.n, &p.n_stable, &error))
+        fail_msg("%s", error.message);
+    kakeya_free(runs);
+    cJSON_Delete(messages);
+    return p;
+}
+
+/* The timeline behind an answer: the prompt and what was sampled, letter by letter, as no tokenizer would split it. */
+typedef struct timeline {
+    int32_t ids[2000];
+    size_t n;
+} timeline;
+
+static void append(timeline *to, const char *text, int how) {
+    int32_t *ids;
+    size_t n;
+    if (kakeya_tokenize(t, text, strlen(text), how, &ids, &n, NULL)) fail_msg("%s", text);
+    memcpy(to->ids + to->n, ids, n * sizeof *ids);
+    to->n += n;
+    kakeya_free(ids);
+}
+
+static void sample(timeline *to, const char *text) {
+    while (*text) {
+        char piece[64] = {*text, 0};
+        const char *end = *text == '<' ? strchr(text, '>') : NULL;
+        if (end) {
+            memcpy(piece, text, (size_t)(end - text) + 1);
+            piece[end - text + 1] = 0;
+        }
+        append(to, piece, end ? KAKEYA_TEXT_PARSE_SPECIAL : KAKEYA_TEXT_LITERAL);
+        text += strlen(piece);
+    }
+}
+
+/* A turn: the prompt, the answer, and what the server remembers of it. */
+static timeline answer(turn_memory *memory, const char *json, bool thinking, const char *sampled, const char *message) {
+    prompt p = render(memory, json, thinking);
+    timeline line = {.n = p.n};
+    memcpy(line.ids, p.ids, p.n * sizeof *p.ids);
+    sample(&line, sampled);
+    cJSON *messages = parse(json), *given = parse(message);
+    turn_memory_put(memory, messages, given, line.ids, p.n_stable, line.n);
+    cJSON_Delete(messages);
+    cJSON_Delete(given);
+    kakeya_free(p.ids);
+    return line;
+}
+
+static void assert_begins(const prompt *p, const timeline *line, const char *what) {
+    for (size_t i = 0; i < line->n; i++)
+        if (i >= p->n || p->ids[i] != line->ids[i]) fail_msg("%s: differs at %zu of %zu ids", what, i, line->n);
+}
+
+static void assert_same(const char *json, const prompt *p, bool thinking, const char *what) {
+    prompt plain = render(NULL, json, thinking);
+    if (plain.n != p->n || memcmp(plain.ids, p->ids, p->n * sizeof *p->ids) != 0)
+        fail_msg("%s: not what the template writes", what);
+    kakeya_free(plain.ids);
+}
+
+#define USER "{\"role\":\"user\",\"content\":\"How warm is it in Kyoto?\"}"
+#define CALL(arguments)                                                                                                \
+    "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":{" \
+    "\"name\":\"weather\",\"arguments\":" arguments "}}]}"
+#define RESULT "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"21\"}"
+#define GIVEN  "\"{\\\"city\\\":\\\"Kyoto\\\",\\\"days\\\":2,\\\"deep\\\":{\\\"b\\\":[1,2.50],\\\"a\\\":null}}\""
+static const char sampled_call[] = "<|tool_call>call:weather{city:<|\"|>Kyoto<|\"|>,days:2,deep:{b:[1,2.50],a:null}}"
+                                   "<tool_call|>";
+
+/* Call, result, answer, with and without thinking; the client drops the reasoning and spells the arguments anew. */
+static void test_tool_loop(void **state) {
+    (void)state;
+    static const char *const spelled[] = {
+        GIVEN,
+        "\"{\\\"deep\\\": {\\\"a\\\": null, \\\"b\\\": [1.0, 2.5]},\\n \\\"days\\\": 2, \\\"city\\\": \\\"Kyoto\\\"}\"",
+        "{\"days\":2,\"deep\":{\"a\":null,\"b\":[1,2.5]},\"city\":\"Ky\\u006fto\"}",
+    };
+    for (int thinking = 0; thinking < 2; thinking++) {
+        for (size_t s = 0; s < 3; s++) {
+            turn_memory *memory = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+            char sampled[400], json[2000];
+            snprintf(sampled, sizeof sampled, "%s%s", thinking ? "<|channel>thought\nI ask.\n<channel|>" : "",
+                     sampled_call);
+            timeline first = answer(memory, "[" USER "]", thinking, sampled, CALL(GIVEN));
+            snprintf(json, sizeof json,
+                     "[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"call_1\",\"function\":{\"arguments\":"
+                     "%s,\"name\":\"weather\"}}]}," RESULT "]",
+                     spelled[s]);
+            prompt p = render(memory, json, thinking);
+            assert_int_equal(p.hits, 1);
+            assert_begins(&p, &first, "the call");
+            kakeya_free(p.ids);
+            timeline second =
+                answer(memory, json, thinking, thinking ? "Warm.\n<channel|>It is 21 degrees." : "It is 21 degrees.",
+                       "{\"role\":\"assistant\",\"content\":\"It is 21 degrees.\"}");
+            assert_begins(&(prompt){.ids = second.ids, .n = second.n}, &first, "the second turn");
+            /* the loop is over: the format leaves its reasoning out, and so do the remembered turns */
+            json[strlen(json) - 1] = 0;
+            strcat(json,
+                   ",{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\" It is 21 degrees.\\n\"}]}"
+                   ",{\"role\":\"user\",\"content\":\"And in Nara?\"}]");
+            p = render(memory, json, thinking);
+            assert_int_equal(p.hits, 2);
+            if (!thinking) assert_begins(&p, &second, "the answer");
+            int32_t thought = kakeya_tokenizer_find(t, "<|channel>");
+            for (size_t i = 0; i < p.n; i++) assert_int_not_equal(p.ids[i], thought);
+            char *text, *plain_text;
+            size_t bytes;
+            assert_int_equal(kakeya_detokenize(t, p.ids, p.n, true, &text, &bytes, NULL), KAKEYA_OK);
+            assert_non_null(strstr(text, "<tool_call|><|tool_response>response:weather{value:<|\"|>21<|\"|>}"
+                                         "<tool_response|>It is 21 degrees.<turn|>\n<|turn>user\nAnd in Nara?"));
+            prompt plain = render(NULL, json, thinking);
+            assert_int_equal(kakeya_detokenize(t, plain.ids, plain.n, true, &plain_text, &bytes, NULL), KAKEYA_OK);
+            assert_string_not_equal(text, plain_text); /* keys in the order of the model, not sorted */
+            kakeya_free(text);
+            kakeya_free(plain_text);
+            kakeya_free(plain.ids);
+            kakeya_free(p.ids);
+            turn_memory_close(memory);
+        }
+    }
+}
+
+#define EDITED(city, days, deep)                                                                                       \
+    "[" USER "," CALL("\"{\\\"city\\\":\\\"" city "\\\",\\\"days\\\":" days ",\\\"deep\\\":{\\\"b\\\":" deep           \
+                      "\"") "," RESULT "]"
+
+/* What was edited is rendered by the template. */
+static void test_edited(void **state) {
+    (void)state;
+    static const char *const edited[] = {
+        EDITED("Nara", "2", "[1,2.50],\\\"a\\\":null}}"),
+        EDITED("Kyoto", "3", "[1,2.50],\\\"a\\\":null}}"),
+        EDITED("Kyoto", "2", "[2.50,1],\\\"a\\\":null}}"),
+        EDITED("Kyoto", "\\\"2\\\"", "[1,2.50],\\\"a\\\":null}}"),
+        EDITED("Kyoto", "2", "[1,2.50],\\\"a\\\":null},\\\"x\\\":1}"),
+        EDITED("Kyoto", "2", "[1,2.50]"),
+        "[" USER ",{\"role\":\"assistant\",\"content\":\"Wait.\",\"tool_calls\":[{\"id\":\"call_1\",\"function\":{"
+        "\"name\":\"weather\",\"arguments\":" GIVEN "}}]}," RESULT "]",
+        "[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"call_1\",\"function\":{\"name\":\"wether\","
+        "\"arguments\":" GIVEN "}}]}," RESULT "]",
+    };
+    turn_memory *memory = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+    (void)answer(memory, "[" USER "]", false, sampled_call, CALL(GIVEN));
+    for (size_t i = 0; i < sizeof edited / sizeof edited[0]; i++) {
+        prompt p = render(memory, edited[i], false);
+        if (p.hits) fail_msg("edit %zu is taken for what was sampled", i);
+        assert_same(edited[i], &p, false, edited[i]);
+        kakeya_free(p.ids);
+    }
+    turn_memory_close(memory);
+}
+
+/* Numbers that a double cannot tell apart. */
+static void test_digests(void **state) {
+    (void)state;
+    static const struct {
+        const char *a, *b;
+        bool same;
+    } cases[] = {
+        {"{\\\"x\\\":12345678901234567890}", "{\\\"x\\\":12345678901234567891}", false},
+        {"{\\\"x\\\":12345678901234567890}", "{ \\\"x\\\" : 12345678901234567890 }", true},
+        {"{\\\"x\\\":\\\"12345678901234567890\\\"}", "{\\\"x\\\":12345678901234567890}", false},
+        {"{\\\"x\\\":\\\"a \\\\\\\" 12345678901234567890\\\"}", "{\\\"x\\\":\\\"a \\\\\\\" 12345678901234567891\\\"}",
+         false},
+        {"{\\\"x\\\":1e3}", "{\\\"x\\\":1000.0}", true},
+        {"{\\\"x\\\":-0}", "{\\\"x\\\":0}", true},
+        {"{\\\"x\\\":[[],{}]}", "{\\\"x\\\":[{},[]]}", false},
+        {"{\\\"x\\\":[1],\\\"y\\\":[2]}", "{\\\"y\\\":[2],\\\"x\\\":[1]}", true},
+        {"{\\\"x\\\":[1],\\\"y\\\":[2]}", "{\\\"y\\\":[1],\\\"x\\\":[2]}", false},
+        {"", "{}", true},
+        {"{", "{{", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        turn_digest digests[2];
+        for (int k = 0; k < 2; k++) {
+            char json[500];
+            snprintf(json, sizeof json, "{\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}",
+                     k ? cases[i].b : cases[i].a);
+            cJSON *message = parse(json);
+            digests[k] = turn_digest_said(message);
+            cJSON_Delete(message);
+        }
+        if (turn_digest_equal(digests[0], digests[1]) != cases[i].same) fail_msg("%s and %s", cases[i].a, cases[i].b);
+    }
+}
+
+/* Plain turns are found by the conversation in front of them; the same words elsewhere are others. */
+static void test_plain_turns(void **state) {
+    (void)state;
+    turn_memory *memory = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+    timeline first = answer(memory, "[" USER "]", false, " Warm enough. ",
+                            "{\"role\":\"assistant\",\"content\":\" Warm enough. \"}");
+    static const char again[] =
+        "[" USER ",{\"role\":\"assistant\",\"content\":\"Warm enough.\"},{\"role\":\"user\",\"content\":\"Thanks\"}]";
+    prompt p = render(memory, again, false);
+    assert_int_equal(p.hits, 1);
+    assert_begins(&p, &first, "a plain turn");
+    kakeya_free(p.ids);
+    static const char elsewhere[] = "[{\"role\":\"user\",\"content\":\"Other\"},{\"role\":\"assistant\",\"content\":\""
+                                    "Warm enough.\"},{\"role\":\"user\",\"content\":\"Thanks\"}]";
+    p = render(memory, elsewhere, false);
+    assert_int_equal(p.hits, 0);
+    assert_same(elsewhere, &p, false, "elsewhere");
+    kakeya_free(p.ids);
+    /* a system message more: the turn is remembered for another conversation; two user messages in a row change nothing
+     */
+    static const char prefixed[] =
+        "[{\"role\":\"system\",\"content\":\"S\"}," USER ",{\"role\":\"assistant\",\"content\":\"Warm enough.\"}]";
+    p = render(memory, prefixed, false);
+    assert_int_equal(p.hits, 0);
+    kakeya_free(p.ids);
+    turn_memory_close(memory);
+}
+
+/* Ids of several turns in one message, or a call id that nobody gave. */
+static void test_call_ids(void **state) {
+    (void)state;
+    turn_memory *memory = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+#define TWO(a, b)                                                                                                      \
+    "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"" a "\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}"    \
+    ",{\"id\":\"" b "\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}"
+    static const char calls[] = "<|tool_call>call:f{}<tool_call|><|tool_call>call:f{}<tool_call|>";
+    (void)answer(memory, "[{\"role\":\"user\",\"content\":\"1\"}]", false, calls, TWO("a1", "a2"));
+    (void)answer(memory, "[{\"role\":\"user\",\"content\":\"2\"}]", false, calls, TWO("b1", "b2"));
+    (void)answer(memory, "[{\"role\":\"user\",\"content\":\"3\"}]", false, calls, TWO("c", "c"));
+    static const struct {
+        const char *json;
+        size_t hits;
+    } cases[] = {
+        {"[{\"role\":\"user\",\"content\":\"x\"}," TWO("a1", "a2") "]", 1}, /* wherever it stands */
+        {"[{\"role\":\"user\",\"content\":\"x\"}," TWO("c", "c") "]", 1},
+        {"[{\"role\":\"user\",\"content\":\"x\"}," TWO("a1", "b2") "]", 0},
+        {"[{\"role\":\"user\",\"content\":\"x\"}," TWO("a1", "z") "]", 0},
+        {"[{\"role\":\"user\",\"content\":\"2\"}," TWO("new-1", "new-2") "]", 1}, /* by its place */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        prompt p = render(memory, cases[i].json, false);
+        if (p.hits != cases[i].hits) fail_msg("case %zu: %zu hits", i, p.hits);
+        kakeya_free(p.ids);
+    }
+    turn_memory_close(memory);
+}
+
+/* The least lately used are forgotten, and what a file keeps is known again. */
+static void test_bounds_and_files(void **state) {
+    (void)state;
+    turn_memory *memory = turn_memory_open(10, TURN_MEMORY_BYTES);
+    timeline lines[20];
+    char json[200];
+    for (int i = 0; i < 20; i++) {
+        snprintf(json, sizeof json, "[{\"role\":\"user\",\"content\":\"%d\"}]", i);
+        lines[i] = answer(memory, json, false, "Yes.", "{\"role\":\"assistant\",\"content\":\"Yes.\"}");
+        assert_int_equal(turn_memory_entries(memory), i < 10 ? i + 1 : 10);
+        /* number 5 is asked for all the time */
+        if (i >= 5) {
+            prompt p = render(
+                memory, "[{\"role\":\"user\",\"content\":\"5\"},{\"role\":\"assistant\",\"content\":\"Yes.\"}]", false);
+            assert_int_equal(p.hits, 1);
+            kakeya_free(p.ids);
+        }
+    }
+    char *turns = turn_memory_export(memory, lines[19].ids, lines[19].n);
+    assert_non_null(turns);
+    assert_null(turn_memory_export(memory, lines[19].ids, lines[19].n - 1));
+    assert_null(turn_memory_export(memory, lines[3].ids, lines[3].n)); /* forgotten */
+    char metadata[4000];
+    snprintf(metadata, sizeof metadata, "{\"turns\":%s}", turns);
+    free(turns);
+    turn_memory *other = turn_memory_open(10, TURN_MEMORY_BYTES);
+    turn_memory_import(other, metadata);
+    assert_int_equal(turn_memory_entries(other), 1);
+    prompt p = render(other,
+                      "[{\"role\":\"user\",\"content\":\"19\"},{\"role\":\"assistant\",\"content\":\"Yes.\"},"
+                      "{\"role\":\"user\",\"content\":\"And?\"}]",
+                      false);
+    assert_int_equal(p.hits, 1);
+    assert_begins(&p, &lines[19], "imported");
+    kakeya_free(p.ids);
+    /* nothing that is malformed is taken, whatever is cut off or changed */
+    for (size_t i = 0; metadata[i]; i++) {
+        char cut[4000];
+        memcpy(cut, metadata, sizeof cut);
+        cut[i] = 0;
+        turn_memory_import(other, cut);
+        memcpy(cut, metadata, sizeof cut);
+        cut[i] = (char)(cut[i] ^ 1);
+        turn_memory_import(other, cut);
+        assert_true(turn_memory_entries(other) <= 10);
+    }
+    turn_memory_close(other);
+    /* a budget of bytes */
+    other = turn_memory_open(1000, 2000);
+    for (int i = 0; i < 20; i++) {
+        snprintf(json, sizeof json, "[{\"role\":\"user\",\"content\":\"%d\"}]", i);
+        (void)answer(other, json, false, "Yes.", "{\"role\":\"assistant\",\"content\":\"Yes.\"}");
+    }
+    assert_in_range(turn_memory_entries(other), 2, 19);
+    turn_memory_close(other);
+    turn_memory_close(memory);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tool_loop),   cmocka_unit_test(test_edited),   cmocka_unit_test(test_digests),
+        cmocka_unit_test(test_plain_turns), cmocka_unit_test(test_call_ids), cmocka_unit_test(test_bounds_and_files),
+    };
+    return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
+}
