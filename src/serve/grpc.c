@@ -12,7 +12,6 @@
 enum {
     MAX_REQUEST_BYTES = 16 << 20, /* a million ids take 3 MB */
     MAX_STREAMS = 256,
-    DEFAULT_SESSIONS = 4096,
     DEFAULT_RING_TOKENS = 16384,
 };
 
@@ -28,7 +27,8 @@ struct grpc_service {
     pthread_cond_t quiet;
     phase wanted;
     kakeya_engine *engine;
-    size_t running, sessions;
+    prefix_store *store;
+    size_t running;
     phase reached; /* of the service's thread */
 };
 
@@ -93,10 +93,10 @@ static void take_gone(void *user, rpc_call *call, const void *called) {
         grpc_runtime_gone(s->runtime, call);
 }
 
-static void reach(grpc_service *s, phase wanted, kakeya_engine *engine) {
+static void reach(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_store *store) {
     if (wanted == s->reached) return;
     s->reached = wanted;
-    if (engine) grpc_runtime_serve(s->runtime, engine);
+    if (engine) grpc_runtime_serve(s->runtime, engine, store);
     if (wanted == PHASE_DRAINING) grpc_runtime_drain(s->runtime);
     grpc_health_set(s->health, wanted == PHASE_SERVING);
     if (wanted == PHASE_STOPPING) {
@@ -110,12 +110,12 @@ static void take_wake(void *user) {
     pthread_mutex_lock(&s->lock);
     phase wanted = s->wanted;
     kakeya_engine *engine = s->engine;
+    prefix_store *store = s->store;
     pthread_mutex_unlock(&s->lock);
-    reach(s, wanted, engine);
+    reach(s, wanted, engine, store);
     grpc_runtime_advance(s->runtime);
     pthread_mutex_lock(&s->lock);
     s->running = grpc_runtime_running(s->runtime);
-    s->sessions = grpc_runtime_sessions(s->runtime);
     if (s->reached == PHASE_STOPPING && s->running == 0) pthread_cond_broadcast(&s->quiet);
     pthread_mutex_unlock(&s->lock);
 }
@@ -127,11 +127,8 @@ static void wake(void *user) {
 }
 
 void grpc_service_options_init(grpc_service_options *options) {
-    *options = (grpc_service_options){.address = "127.0.0.1:50051",
-                                      .session_ttl = 1800,
-                                      .reader_seconds = 60,
-                                      .max_sessions = DEFAULT_SESSIONS,
-                                      .ring_tokens = DEFAULT_RING_TOKENS};
+    *options =
+        (grpc_service_options){.address = "127.0.0.1:50051", .reader_seconds = 60, .ring_tokens = DEFAULT_RING_TOKENS};
     kakeya_session_options_init(&options->session);
 }
 
@@ -179,17 +176,20 @@ kakeya_status grpc_service_start(const grpc_service_options *options, grpc_servi
 
 const char *grpc_service_address(const grpc_service *service) { return rpc_server_address(service->server); }
 
-static void want(grpc_service *s, phase wanted, kakeya_engine *engine) {
+static void want(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_store *store) {
     pthread_mutex_lock(&s->lock);
     if (wanted > s->wanted) s->wanted = wanted;
     if (engine) s->engine = engine;
+    if (store) s->store = store;
     pthread_mutex_unlock(&s->lock);
     rpc_server_wake(s->server);
 }
 
-void grpc_service_set_engine(grpc_service *service, kakeya_engine *engine) { want(service, PHASE_SERVING, engine); }
+void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_store *store) {
+    want(service, PHASE_SERVING, engine, store);
+}
 
-void grpc_service_drain(grpc_service *service) { want(service, PHASE_DRAINING, NULL); }
+void grpc_service_drain(grpc_service *service) { want(service, PHASE_DRAINING, NULL, NULL); }
 
 size_t grpc_service_running(grpc_service *service) {
     pthread_mutex_lock(&service->lock);
@@ -198,17 +198,10 @@ size_t grpc_service_running(grpc_service *service) {
     return running;
 }
 
-size_t grpc_service_sessions(grpc_service *service) {
-    pthread_mutex_lock(&service->lock);
-    size_t sessions = service->sessions;
-    pthread_mutex_unlock(&service->lock);
-    return sessions;
-}
-
 void grpc_service_stop(grpc_service *service) {
     grpc_service *s = service;
     if (!s) return;
-    want(s, PHASE_STOPPING, NULL);
+    want(s, PHASE_STOPPING, NULL, NULL);
     pthread_mutex_lock(&s->lock);
     s->running = SIZE_MAX; /* until the thread has counted again */
     while (s->running) pthread_cond_wait(&s->quiet, &s->lock);

@@ -4,6 +4,7 @@
 #define KAKEYA_SERVE_GRPC_H
 
 #include "serve/grpc_options.h"
+#include "serve/store.h"
 
 typedef struct grpc_service grpc_service;
 
@@ -11,14 +12,13 @@ typedef struct grpc_service grpc_service;
 kakeya_status grpc_service_start(const grpc_service_options *options, grpc_service **out, kakeya_error *error);
 /* "127.0.0.1:50051", with the port that was chosen. */
 const char *grpc_service_address(const grpc_service *service);
-/* The model is there. The engine must live until grpc_service_stop returns. */
-void grpc_service_set_engine(grpc_service *service, kakeya_engine *engine);
+/* The model is there. Sessions are the named ones of the store; both must live until grpc_service_stop returns. */
+void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_store *store);
 /* New work is refused, running work goes on. */
 void grpc_service_drain(grpc_service *service);
 /* Calls that compute or wait to. */
 size_t grpc_service_running(grpc_service *service);
-size_t grpc_service_sessions(grpc_service *service);
-/* Ends what runs, closes the sessions and frees the service. NULL is fine. */
+/* Ends what runs, gives all sessions back to the store and frees the service. NULL is fine. */
 void grpc_service_stop(grpc_service *service);
 
 #endif

@@ -41,7 +41,7 @@ typedef enum grpc_stop_reason {
 } grpc_stop_reason;
 
 /* Responses. Each writes at most GRPC_RESPONSE_ROOM bytes and returns how many. */
-enum { GRPC_RESPONSE_ROOM = 128, GRPC_SESSION_ID_BYTES = 37 };
+enum { GRPC_RESPONSE_ROOM = 128, GRPC_SESSION_ID_BYTES = 37 /* without NUL */ };
 size_t grpc_write_created(const char id[GRPC_SESSION_ID_BYTES + 1], uint8_t *out);
 size_t grpc_write_appended(uint64_t history, uint8_t *out);
 size_t grpc_write_token(uint32_t token, uint8_t *out);

@@ -20,10 +20,8 @@ typedef struct grpc_finished {
 typedef struct grpc_service_options {
     const char *address;                   /* "127.0.0.1:50051"; port 0 chooses a free one */
     const char *tls_certificate, *tls_key; /* PEM files; both or neither */
-    kakeya_session_options session;        /* of every session */
-    double session_ttl;                    /* seconds until an idle session is dropped; 0: never */
+    kakeya_session_options session;        /* that the store makes sessions with */
     double reader_seconds;                 /* until a client that reads nothing is dropped */
-    size_t max_sessions;                   /* more than this: the one that is idle longest is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
     /* Whether a call may be made; authorization: the value of that header, or NULL. NULL: anybody may. */
     bool (*allows)(void *user, const char *authorization);

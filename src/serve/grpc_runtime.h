@@ -6,13 +6,14 @@
 #include "serve/grpc_messages.h"
 #include "serve/grpc_options.h"
 #include "serve/grpc_server.h"
+#include "serve/store.h"
 
 typedef struct grpc_runtime grpc_runtime;
 
 /* wake: makes grpc_runtime_advance be called soon; from any thread. */
 kakeya_status grpc_runtime_open(const grpc_service_options *options, void (*wake)(void *user), void *user,
                                 grpc_runtime **out, kakeya_error *error);
-/* Closes the sessions. No call may be left. NULL is fine. */
+/* No call may be left. NULL is fine. */
 void grpc_runtime_close(grpc_runtime *runtime);
 
 void grpc_runtime_request(grpc_runtime *runtime, rpc_call *call, grpc_request_type type, const uint8_t *data,
@@ -22,15 +23,14 @@ void grpc_runtime_gone(grpc_runtime *runtime, rpc_call *call);
 /* What has happened on other threads, and what time has done. */
 void grpc_runtime_advance(grpc_runtime *runtime);
 
-/* From now on sessions are made in this engine. */
-void grpc_runtime_serve(grpc_runtime *runtime, kakeya_engine *engine);
+/* From now on there are sessions: the named ones of the store, in this engine. */
+void grpc_runtime_serve(grpc_runtime *runtime, kakeya_engine *engine, prefix_store *store);
 /* No new work is taken, which gets UNAVAILABLE; what runs goes on. */
 void grpc_runtime_drain(grpc_runtime *runtime);
 /* Ends what runs, with UNAVAILABLE. */
 void grpc_runtime_stop(grpc_runtime *runtime);
-/* Calls that compute or wait, and one more while sessions are being closed. 0 after grpc_runtime_stop: `wake` is not
- * called again. */
+/* Calls that compute or wait, and one more while the store is at work for them. 0 after grpc_runtime_stop: `wake` is
+ * not called again. */
 size_t grpc_runtime_running(const grpc_runtime *runtime);
-size_t grpc_runtime_sessions(const grpc_runtime *runtime);
 
 #endif

@@ -2,7 +2,7 @@
  * server drains. Prints {"grpc": "HOST:PORT"} once it listens and one JSON object for every call that has ended.
  *
  *   grpc_server MODEL [NAME=VALUE...]     address, attention, sink, window, context, ttl, reader, sessions, ring, key,
- *                                         memory (bytes), drafter, threads, certificate, tls_key
+ *                                         memory (bytes), directory, drafter, threads, certificate, tls_key
  *   load, drain, stop                     lines on stdin; its end is stop */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,13 +34,15 @@ static int refuse(const char *argument) {
     return 2;
 }
 
+static store_options store_wanted = {.session_ttl = 1800};
+
 static bool read_number(const char *name, double number, grpc_service_options *o, kakeya_engine_options *e) {
     if (strcmp(name, "sink") == 0) return o->session.sink = (int)number, true;
     if (strcmp(name, "window") == 0) return o->session.window = (int)number, true;
     if (strcmp(name, "context") == 0) return o->session.context_tokens = (int)number, true;
-    if (strcmp(name, "ttl") == 0) return o->session_ttl = number, true;
+    if (strcmp(name, "ttl") == 0) return store_wanted.session_ttl = number, true;
     if (strcmp(name, "reader") == 0) return o->reader_seconds = number, true;
-    if (strcmp(name, "sessions") == 0) return o->max_sessions = (size_t)number, true;
+    if (strcmp(name, "sessions") == 0) return store_wanted.max_named = (size_t)number, true;
     if (strcmp(name, "ring") == 0) return o->ring_tokens = (size_t)number, true;
     if (strcmp(name, "memory") == 0) return e->memory_limit_bytes = (size_t)number, true;
     if (strcmp(name, "threads") == 0) return e->threads = (int)number, true;
@@ -54,6 +56,7 @@ static bool read_option(char *argument, grpc_service_options *o, kakeya_engine_o
     if (strcmp(argument, "address") == 0) return o->address = value, true;
     if (strcmp(argument, "certificate") == 0) return o->tls_certificate = value, true;
     if (strcmp(argument, "tls_key") == 0) return o->tls_key = value, true;
+    if (strcmp(argument, "directory") == 0) return store_wanted.directory = value, true;
     if (strcmp(argument, "key") == 0) return key = value, true;
     if (strcmp(argument, "drafter") == 0) return e->drafter = value, true;
     if (strcmp(argument, "attention") == 0) {
@@ -81,6 +84,7 @@ int main(int argc, char **argv) {
     kakeya_error error = {0};
     grpc_service *service = NULL;
     kakeya_engine *engine = NULL;
+    prefix_store *store = NULL;
     if (grpc_service_start(&options, &service, &error) != KAKEYA_OK) return fail(&error);
     printf("{\"grpc\": \"%s\"}\n", grpc_service_address(service));
     fflush(stdout);
@@ -89,7 +93,8 @@ int main(int argc, char **argv) {
     while (status == KAKEYA_OK && fgets(line, sizeof line, stdin) && strcmp(line, "stop\n") != 0) {
         if (strcmp(line, "load\n") == 0) {
             status = kakeya_engine_open(&engine_options, &engine, &error);
-            if (status == KAKEYA_OK) grpc_service_set_engine(service, engine);
+            if (status == KAKEYA_OK) status = store_open(engine, &options.session, &store_wanted, &store, &error);
+            if (status == KAKEYA_OK) grpc_service_serve(service, engine, store);
         } else if (strcmp(line, "drain\n") == 0) {
             grpc_service_drain(service);
         } else {
@@ -97,6 +102,7 @@ int main(int argc, char **argv) {
         }
     }
     grpc_service_stop(service);
+    store_close(store, 60);
     if (engine) kakeya_engine_close(engine);
     return status == KAKEYA_OK ? 0 : fail(&error);
 }

@@ -552,6 +552,35 @@ def memory():
         service.process.returncode = 0
 
 
+@test("sessions outlive the server where it has a directory, end tokens and all")
+def restart():
+    greedy = run_kakeya(PROMPT, 60)
+    at = next(i for i in range(12, 60) if greedy[i] not in greedy[:i])
+    with tempfile.TemporaryDirectory() as directory:
+        with Service(directory=directory) as service:
+            session, closed = start(service, eos=[greedy[at]]), start(service)
+            service.answer(session, 5)
+            empty = service.create()
+            service.close(closed)
+        with Service(directory=directory) as service:
+            info = service.info(session)
+            equal((info.history_length, info.kv_live_bytes), (len(PROMPT) + 5, 0), "on disk")
+            tokens, done, _ = service.answer(session, 100)
+            equal(tokens, greedy[5: at + 1], "it goes on with the same tokens")
+            equal(done.stop_reason, Done.STOP_REASON_EOS, "its end tokens are still known")
+            holds(service.info(session).kv_live_bytes > 0, "in memory again")
+            for name in (closed, empty):
+                fails(Code.NOT_FOUND, lambda: service.info(name))
+            equal(service.close(session), len(PROMPT) + at + 1)
+        with Service(directory=directory) as service:
+            fails(Code.NOT_FOUND, lambda: service.append(session, [5]))
+    with tempfile.TemporaryDirectory() as directory:
+        with Service(directory=directory, sessions=2) as service:
+            sessions = [start(service, prompt(30, salt=i)) for i in range(5)]
+            for i, session in enumerate(sessions):
+                equal(service.answer(session, 8)[0], run_kakeya(prompt(30, salt=i), 8), f"session {i} came back")
+
+
 @test("keys: without one, with a wrong one, with the right one; health needs none")
 def keys():
     with Service(key="secret") as service:
@@ -608,7 +637,7 @@ def health():
         equal(next(watch).status, statuses.NOT_SERVING, "loading")
         equal(next(other).status, statuses.SERVICE_UNKNOWN)
         fails(Code.UNAVAILABLE, service.create, "loaded")
-        fails(Code.NOT_FOUND, lambda: service.info("x"))
+        fails(Code.UNAVAILABLE, lambda: service.info("x"), "loaded")
         for name in ("", "kakeya.v1.RuntimeService"):
             equal(service.health.Check(health_pb.HealthCheckRequest(service=name)).status, statuses.NOT_SERVING, name)
         fails(Code.NOT_FOUND, lambda: service.health.Check(health_pb.HealthCheckRequest(service="nobody")))
