@@ -104,6 +104,14 @@ bool sampler_suppresses(const sampler *s, int32_t token) {
     return false;
 }
 
+int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n) {
+    return s->constraints.grammar ? matcher_count_allowed(s->constraints.grammar, &s->space->grammar, drafts, n) : n;
+}
+
+int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most) {
+    return s->constraints.grammar ? matcher_forced(s->constraints.grammar, &s->space->grammar, drafts, most) : 0;
+}
+
 /* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL).
  */
 static void penalise(sampler *s, const int32_t *history, size_t n) {

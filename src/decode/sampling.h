@@ -90,4 +90,9 @@ bool sampler_draw_leaders(sampler *s, const backend_leaders *leaders, size_t pos
 
 bool sampler_suppresses(const sampler *s, int32_t token);
 
+/* Cuts drafts for the next positions at the first one that can never be sampled; returns how many are left. */
+int sampler_cut_drafts(const sampler *s, const int32_t *drafts, int n);
+/* Drafts that the grammar leaves no choice about, at most `most`. */
+int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most);
+
 #endif

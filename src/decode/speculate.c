@@ -92,6 +92,11 @@ static void extend_drafts(decode_stream *b) {
                                       best.kept + best_found);
 }
 
+/* Drafts for the next positions, without those behind the first one that cannot be. */
+static int next_drafts(const decode_workspace *w, const int32_t *drafts, int n) {
+    return sampler_cut_drafts(&w->sampler, drafts, usable_drafts(w, drafts, n));
+}
+
 static draft_plan plan_of(decode_stream *s, const draft_prices *prices) {
     const decode_options *o = s->options;
     draft_plan plan = {.source = DRAFT_NONE};
@@ -137,7 +142,7 @@ void decode_answered(decode_stream *s, double seconds) {
     if (s->question++ == QUESTION_DRAFTS) {
         s->block.draft_seconds = seconds;
         s->block.asked = s->plan.length;
-        s->block.drafted = usable_drafts(w, s->tokens + 1, s->plan.length);
+        s->block.drafted = next_drafts(w, s->tokens + 1, s->plan.length);
         if (s->options->mode != KAKEYA_MODE_AUTO) return;
         if (s->block.drafted == s->plan.length && !s->priced) extend_drafts(s);
         if (s->n_found) draft_control_watch(&w->control, DRAFT_NGRAM, s->match, s->found, 0, s->n_found);
@@ -146,6 +151,19 @@ void decode_answered(decode_stream *s, double seconds) {
     s->watch_seconds = seconds;
     s->watch_drafts = s->plan.watch_length;
     draft_control_watch(&w->control, DRAFT_DFLASH, 0, s->watched, 0, s->plan.watch_length);
+}
+
+/* Where a grammar leaves no choice for as many tokens as were to be drafted, these are the drafts: they cost nothing,
+ * and they hold. */
+static void take_forced(decode_stream *s) {
+    int32_t forced[BACKEND_MAX_DRAFT];
+    if (s->options->mode == KAKEYA_MODE_AR || s->limit < 1) return;
+    int n = sampler_forced_drafts(&s->workspace->sampler, forced, s->limit);
+    n = usable_drafts(s->workspace, forced, n);
+    if (n == 0 || n < s->plan.length) return;
+    memcpy(s->tokens + 1, forced, (size_t)n * sizeof *forced);
+    s->plan = (draft_plan){.source = DRAFT_NONE};
+    s->block.drafted = n;
 }
 
 /* Drafts of the caller's own take the drafter's place. */
@@ -184,9 +202,10 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     if (uses_ngrams(o)) {
         ngram_extend(&w->ngram, t->tokens, t->n);
         s->n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, s->found, &s->match);
-        s->n_found = usable_drafts(w, s->found, s->n_found);
+        s->n_found = next_drafts(w, s->found, s->n_found);
     }
     s->plan = plan_of(s, prices);
+    take_forced(s);
     s->priced = prices != NULL;
     s->block.source = s->plan.source;
     if (s->plan.source == DRAFT_NGRAM) {

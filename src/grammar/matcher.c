@@ -1,6 +1,9 @@
 #include "grammar/matcher.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "text/utf8.h"
 
 typedef enum mode {
     AT_START = 0, /* a thought may begin, or the body */
@@ -42,7 +45,8 @@ kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *
     if (space->n_levels >= levels) return KAKEYA_OK;
     matcher_space_free(space);
     space->levels = mem_alloc(space->account, MEM_WORKSPACE, levels * sizeof *space->levels);
-    if (!space->levels)
+    space->trial = mem_alloc(space->account, MEM_WORKSPACE, sizeof *space->trial);
+    if (!space->levels || !space->trial)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar workspace of %zu bytes: out of memory",
                          levels * sizeof *space->levels);
     space->n_levels = levels;
@@ -51,14 +55,17 @@ kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *
 
 void matcher_space_free(matcher_space *space) {
     mem_free(space->levels);
+    mem_free(space->trial);
     space->levels = NULL;
+    space->trial = NULL;
     space->n_levels = 0;
 }
 
 void matcher_destroy(matcher *m) { mem_free(m); }
 const kakeya_grammar *matcher_grammar(const matcher *m) { return m->g; }
 
-void matcher_copy(matcher *to, const matcher *from) {
+/* The same place in the same answer. */
+static void copy(matcher *to, const matcher *from) {
     to->g = from->g;
     to->stop_tokens = from->stop_tokens;
     to->n_stop_tokens = from->n_stop_tokens;
@@ -299,4 +306,81 @@ void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, siz
     } else {
         walk(m, space, &t->all, n_words, allowed);
     }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- drafts */
+
+int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t *tokens, int n) {
+    int allowed = 0;
+    copy(space->trial, m);
+    while (allowed < n && matcher_accept(space->trial, space, tokens[allowed])) allowed++;
+    return allowed;
+}
+
+/* The only letter that may follow, or LETTERS. Begins with letters, of which text has many. */
+static unsigned only_letter(const matcher *m, matcher_space *space, const automaton_state *s) {
+    unsigned only = LETTERS;
+    if (automaton_complete(&m->g->program, s)) return LETTERS;
+    for (unsigned i = 0; i < LETTERS; i++) {
+        unsigned letter = (i + 'a') % LETTERS;
+        if (!automaton_step(&m->g->program, s, letter, &space->levels[1])) continue;
+        if (only != LETTERS) return LETTERS;
+        only = letter;
+    }
+    return only;
+}
+
+/* Text that must follow; *next: the control letter behind it, or LETTERS. */
+static size_t forced_text(const matcher *m, matcher_space *space, char *text, size_t room, unsigned *next) {
+    automaton_state *at = &space->levels[0];
+    size_t n = 0;
+    *next = LETTERS;
+    if (space->n_levels < 2) return 0;
+    automaton_copy(at, &m->state);
+    while (n < room) {
+        unsigned letter = only_letter(m, space, at);
+        *next = letter > 0xFF ? letter : LETTERS;
+        if (letter > 0xFF) break;
+        text[n++] = (char)letter;
+        (void)automaton_step(&m->g->program, at, letter, &space->levels[1]);
+        automaton_copy(at, &space->levels[1]);
+    }
+    return n;
+}
+
+/* Appends what is allowed of the tokens. */
+static int append_allowed(matcher *m, matcher_space *space, const int32_t *more, int n_more, int32_t *tokens, int n,
+                          int most) {
+    for (int i = 0; i < n_more && n < most && matcher_accept(m, space, more[i]); i++) tokens[n++] = more[i];
+    return n;
+}
+
+int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most) {
+    enum { ROOM = 96 };
+    const token_table *t = m->g->tokens;
+    matcher *at = space->trial;
+    int n = 0;
+    copy(at, m);
+    while (n < most) {
+        int before = n;
+        unsigned next = LETTERS;
+        if (at->mode == AT_BODY && m->g->content == GRAMMAR_NOTHING) {
+            n = append_allowed(at, space, &t->call_open, 1, tokens, n, most);
+        } else if (at->mode == IN_TEXT || at->mode == IN_CALL || (at->mode == AT_BODY && !may_call(at))) {
+            char text[ROOM];
+            int32_t *ids = NULL;
+            size_t n_ids = 0, bytes = forced_text(at, space, text, ROOM, &next);
+            if (next == LETTERS) bytes = utf8_valid_bytes(text, bytes);
+            if (bytes && tokenizer_encode(t->tokenizer, text, bytes, (tokenizer_encode_options){0}, &ids, &n_ids,
+                                          NULL) != KAKEYA_OK)
+                break;
+            if (next == LETTERS && n_ids) n_ids--;
+            n = append_allowed(at, space, ids, (int)n_ids, tokens, n, most);
+            free(ids);
+            if (next == LETTERS) break;
+            n = append_allowed(at, space, next == LETTER_QUOTE ? &t->quote : &t->call_close, 1, tokens, n, most);
+        }
+        if (n == before) break;
+    }
+    return n;
 }

@@ -14,6 +14,7 @@ typedef struct matcher_space {
     mem_account *account;
     automaton_state *levels; /* [n_levels]: behind each byte of a token */
     size_t n_levels;
+    struct matcher *trial; /* an answer that goes on, perhaps */
 } matcher_space;
 
 kakeya_status matcher_space_reserve(matcher_space *space, const kakeya_grammar *g, kakeya_error *error);
@@ -26,14 +27,18 @@ kakeya_status matcher_create(const kakeya_grammar *g, const int32_t *stop_tokens
                              const int32_t *tokens, size_t n, mem_account *account, matcher **out, kakeya_error *error);
 void matcher_destroy(matcher *m); /* NULL is fine */
 const kakeya_grammar *matcher_grammar(const matcher *m);
-/* The same place in the same answer. */
-void matcher_copy(matcher *to, const matcher *from);
-
 bool matcher_allows(const matcher *m, matcher_space *space, int32_t token);
 /* The token is part of the answer. False, and nothing changes, where it is not allowed. */
 bool matcher_accept(matcher *m, matcher_space *space, int32_t token);
 /* Sets the bits of all tokens that are allowed; [n_words] words, of a vocabulary that may be larger than the grammar's.
  */
 void matcher_mask(const matcher *m, matcher_space *space, uint32_t *allowed, size_t n_words);
+
+/* How many of the tokens, one behind the other, are allowed. */
+int matcher_count_allowed(const matcher *m, matcher_space *space, const int32_t *tokens, int n);
+/* Tokens that must come next, as the tokenizer would write them: where one letter only may follow, and again. Text that
+ * ends where there is a choice lacks its last token, since a longer one might take its place. Returns their number, at
+ * most `most`; 0 where memory ends, too. */
+int matcher_forced(const matcher *m, matcher_space *space, int32_t *tokens, int most);
 
 #endif

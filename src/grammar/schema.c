@@ -184,36 +184,52 @@ static uint32_t compile_number(schema_compiler *c, const cJSON *schema, bool int
                       : get(schema, "exclusiveMinimum") ? "exclusiveMinimum"
                       : get(schema, "maximum")          ? "maximum"
                                                         : "exclusiveMaximum";
-    take_error(c, key, number_dfa(&limits, &c->program->nodes[node].dfa, &error), &error);
+    kakeya_status status = number_dfa(&limits, &c->program->nodes[node].dfa, &error);
+    if (status == KAKEYA_INVALID_ARGUMENT)
+        c->program->nodes[node].kind = NODE_NEVER; /* nothing lies between the limits */
+    else
+        take_error(c, key, status, &error);
     return node;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- strings */
 
-/* What the string says, as an automaton. */
-static void string_content(schema_compiler *c, const cJSON *schema, dfa *out) {
+/* An automaton that may come to accept nothing. */
+typedef struct content {
+    dfa dfa;
+    bool empty;
+} content;
+
+static void take_made(schema_compiler *c, const char *key, content *to, dfa_result result, dfa *made) {
+    kakeya_error error = {0};
+    to->empty = to->empty || result == DFA_EMPTY;
+    if (result != DFA_OK && result != DFA_EMPTY) take_error(c, key, regex_error(result, "the string", &error), &error);
+    dfa_free(&to->dfa);
+    to->dfa = *made;
+}
+
+/* What the string says. */
+static void string_content(schema_compiler *c, const cJSON *schema, content *out) {
     const char *pattern = get_text(c, schema, "pattern"), *format = get_text(c, schema, "format");
     kakeya_error error = {0};
-    dfa second = {0}, joined;
-    if (pattern && !c->status)
-        take_error(c, "pattern", regex_compile(pattern, strlen(pattern), REGEX_SEARCH, out, &error), &error);
-    if (format && !c->status) take_error(c, "format", format_dfa(format, pattern ? &second : out, &error), &error);
-    if (pattern && format && !c->status) {
-        take_error(c, "pattern", regex_error(dfa_intersect(out, &second, &joined), "together with format", &error),
-                   &error);
-        if (!c->status) {
-            dfa_free(out);
-            *out = joined;
-        }
+    dfa second = {0}, joined = {0};
+    if (pattern && !c->status) {
+        kakeya_status status = regex_compile(pattern, strlen(pattern), REGEX_SEARCH, &out->dfa, &error);
+        out->empty = status == KAKEYA_INVALID_ARGUMENT;
+        if (!out->empty) take_error(c, "pattern", status, &error);
     }
+    if (format && !c->status)
+        take_error(c, "format", format_dfa(format, pattern ? &second : &out->dfa, &error), &error);
+    if (pattern && format && !c->status && !out->empty)
+        take_made(c, "pattern", out, dfa_intersect(&out->dfa, &second, &joined), &joined);
     dfa_free(&second);
 }
 
 static uint32_t compile_string(schema_compiler *c, const cJSON *schema) {
     uint32_t minimum = get_count(c, schema, "minLength", 1e9, 0);
     uint32_t maximum = get_count(c, schema, "maxLength", 1e9, GRAMMAR_NO_LIMIT);
+    bool limited = minimum || maximum != GRAMMAR_NO_LIMIT;
     if (c->status) return 0;
-    if (minimum > maximum) return schema_add_node(c, NODE_NEVER);
     if (!get(schema, "pattern") && !get(schema, "format")) {
         uint32_t node = schema_add_node(c, NODE_STRING);
         if (c->status) return 0;
@@ -221,30 +237,22 @@ static uint32_t compile_string(schema_compiler *c, const cJSON *schema) {
         c->program->nodes[node].maximum = maximum;
         return node;
     }
-    dfa content = {0}, limited = {0}, spelled = {0};
-    kakeya_error error = {0};
+    content text = {0};
+    dfa made = {0};
     const char *key = get(schema, "pattern") ? "pattern" : "format";
-    string_content(c, schema, &content);
-    const dfa *whole = &content;
-    if (!c->status && (minimum || maximum != GRAMMAR_NO_LIMIT)) {
-        take_error(
-            c, key,
-            regex_error(dfa_limit_characters(&content, minimum, maximum, &limited), "with these lengths", &error),
-            &error);
-        whole = &limited;
+    string_content(c, schema, &text);
+    if (!c->status && !text.empty && limited)
+        take_made(c, key, &text, dfa_limit_characters(&text.dfa, minimum, maximum, &made), &made);
+    if (!c->status && !text.empty) {
+        dfa_result result =
+            c->form == GRAMMAR_JSON ? dfa_in_json_string(&text.dfa, &made) : dfa_in_quotes(&text.dfa, &made);
+        take_made(c, key, &text, result, &made);
     }
-    if (!c->status) {
-        dfa_result made =
-            c->form == GRAMMAR_JSON ? dfa_in_json_string(whole, &spelled) : dfa_in_quotes(whole, &spelled);
-        take_error(c, key, regex_error(made, "as a string", &error), &error);
-    }
-    uint32_t node = schema_add_node(c, NODE_DFA);
-    if (!c->status)
-        c->program->nodes[node].dfa = spelled;
+    uint32_t node = schema_add_node(c, text.empty ? NODE_NEVER : NODE_DFA);
+    if (c->status)
+        dfa_free(&text.dfa);
     else
-        dfa_free(&spelled);
-    dfa_free(&content);
-    dfa_free(&limited);
+        c->program->nodes[node].dfa = text.dfa;
     return node;
 }
 

@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Objects that declare members, and say nothing of others, have no others: as the compiler reads them. */
+static bool naive_closed;
+
 static bool naive_valid(const cJSON *root, const cJSON *schema, const cJSON *value);
 
 static inline bool naive_is_type(const cJSON *value, const char *type) {
@@ -68,6 +71,7 @@ static inline bool naive_object(const cJSON *root, const cJSON *schema, const cJ
     cJSON_ArrayForEach(item, value) {
         const cJSON *own = cJSON_GetObjectItemCaseSensitive(properties, item->string);
         if (!own) own = additional;
+        if (!own && naive_closed && cJSON_GetArraySize(properties)) return false;
         if (own && !naive_valid(root, own, item)) return false;
         for (other = item->next; other; other = other->next) /* no key twice, where keys are declared */
             if (properties && strcmp(other->string, item->string) == 0 &&

@@ -187,7 +187,7 @@ static void test_schemas(void **state) {
     int complete = 0;
     for (int i = 0; i < SCHEMAS; i++) {
         kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
-        for (int seed = 0; seed < 4; seed++) {
+        for (int seed = 0; seed < 3; seed++) {
             given x;
             wanted w = {.grammar = g,
                         .mode = KAKEYA_MODE_AUTO,
@@ -200,7 +200,7 @@ static void test_schemas(void **state) {
         }
         kakeya_grammar_close(g);
     }
-    printf("%d of %d answers are complete\n", complete, 4 * SCHEMAS);
+    printf("%d of %d answers are complete\n", complete, 3 * SCHEMAS);
     assert_true(complete > 2 * SCHEMAS);
 }
 
@@ -225,7 +225,7 @@ static void test_modes(void **state) {
         given alone, other;
         w.mode = KAKEYA_MODE_AR;
         answer(&w, &alone);
-        for (size_t k = 0; k < sizeof modes / sizeof *modes; k++) {
+        for (int k = i % 2; k < 4; k += 2) {
             w.mode = modes[k].mode;
             w.draft_length = modes[k].length;
             answer(&w, &other);
