@@ -1,0 +1,31 @@
+# The Python client of the gRPC service, installed by pip as its users do.
+: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
+case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
+case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
+export KAKEYA BUILD
+if [ ! -x "$BUILD/tools/grpc_server" ]; then
+    echo "ok 1 - the Python client # SKIP this build has no gRPC service"
+    exit 0
+fi
+. tests/serve/python.sh
+if [ -z "$PYTHON" ]; then
+    echo "ok 1 - the Python client # SKIP $REASON"
+    exit 0
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A copy, because building leaves files in the source tree.
+mkdir -p "$work/clients" "$work/src/serve"
+cp -R clients/python "$work/clients/python"
+cp -R src/serve/proto "$work/src/serve/proto"
+if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target "$work/site" \
+    "$work/clients/python" >"$work/log" 2>&1; then
+    echo "not ok 1 - pip installs the Python client"
+    sed 's/^/# /' "$work/log"
+    exit 1
+fi
+cp -R "$work/site/kakeya/v1" "$work/clients/python/kakeya/v1" # for mypy, which looks at the sources
+status=0
+CLIENT_SOURCE=$work/clients/python PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1 "$PYTHON" tests/serve/client_python.py "$@" ||
+    status=$?
+exit $status
