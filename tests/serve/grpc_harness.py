@@ -17,6 +17,9 @@ PROTO = os.path.abspath("src/serve/proto")
 DEMO = os.path.join(MODELS, "demo")
 TINY = os.path.abspath("tests/data/golden/gemma4-tiny-dense")
 SERVICE = "kakeya.v1.RuntimeService"
+# Another build of the server, and what it is to be run by: sanitizers.
+SERVER_BUILD = os.environ.get("GRPC_SERVER_BUILD", BUILD)
+WRAPPER = os.environ.get("GRPC_SERVER_WRAPPER", "").split()
 CHANNEL = [("grpc.enable_http_proxy", 0)]
 
 
@@ -47,7 +50,8 @@ class Service:
     running = []
 
     def __init__(self, model=DEMO, load=True, **options):
-        command = [os.path.join(BUILD, "tools/grpc_server"), model, *(f"{k}={v}" for k, v in options.items())]
+        command = [*WRAPPER, os.path.join(SERVER_BUILD, "tools/grpc_server"), model,
+                   *(f"{k}={v}" for k, v in options.items())]
         clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean)
