@@ -1,7 +1,7 @@
 /* A session's whole state as a stream of bytes. All numbers are little-endian:
  *   magic "KAKEYA-S", version u32, policy (see policy_of), tokens u64, has_logits u32, cache bytes u64,
  *   token ids i32[n], row kinds u8[n], logits f32[vocab] if any, the backend's bytes, checksum u64 of everything
- * before.
+ *   before: XXH3-64. Version 2 differs in nothing but its checksum, which is that of hash_stream, and is read as well.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -9,12 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "base/files.h"
 #include "base/hash.h"
 #include "session/session.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', '-', 'S'};
-enum { VERSION = 2, CHECKSUM_BYTES = 8 };
+enum { VERSION = 3, VERSION_OF_HASH_STREAM = 2, CHECKSUM_BYTES = 8 };
 
 /* ------------------------------------------------------------------------------------------------------ streams */
 
@@ -22,13 +25,13 @@ typedef struct writer {
     kakeya_write_fn write; /* NULL: only counts */
     void *user;
     uint64_t at;
-    hash_stream hash;
     bool failed;
+    XXH3_state_t hash;
 } writer;
 
 static void write_bytes(writer *w, const void *bytes, size_t n) {
     if (w->failed) return;
-    hash_stream_add(&w->hash, bytes, w->write ? n : 0);
+    if (w->write && n) (void)XXH3_64bits_update(&w->hash, bytes, n);
     if (w->write && n && !w->write(w->user, bytes, n))
         w->failed = true;
     else
@@ -62,9 +65,15 @@ typedef struct reader {
     kakeya_read_fn read;
     void *user;
     uint64_t at;
-    hash_stream hash;
     bool ended;
+    uint64_t version; /* 0: not read yet, both checksums are kept */
+    hash_stream old_hash;
+    XXH3_state_t hash;
 } reader;
+
+static uint64_t checksum_of(const reader *r) {
+    return r->version == VERSION_OF_HASH_STREAM ? hash_stream_value(&r->old_hash) : XXH3_64bits_digest(&r->hash);
+}
 
 /* Fills all n bytes, with zeros where the stream has ended. */
 static void read_bytes(reader *r, void *bytes, size_t n) {
@@ -77,7 +86,8 @@ static void read_bytes(reader *r, void *bytes, size_t n) {
         else
             done += got;
     }
-    hash_stream_add(&r->hash, p, done);
+    if (r->version != VERSION) hash_stream_add(&r->old_hash, p, done);
+    if (r->version != VERSION_OF_HASH_STREAM && done) (void)XXH3_64bits_update(&r->hash, p, done);
     r->at += done;
     if (done < n) memset(p + done, 0, n - done);
 }
@@ -169,20 +179,21 @@ static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error
         status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
         engine_turn_end(session->engine);
     }
-    write_number(w, hash_stream_value(&w->hash), CHECKSUM_BYTES);
+    write_number(w, w->write ? XXH3_64bits_digest(&w->hash) : 0, CHECKSUM_BYTES);
     if (status == KAKEYA_OK && w->failed) status = write_failed(w, error);
     return status;
 }
 
 kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn write, void *user,
                                   kakeya_error *error) {
-    writer w = {.write = write, .user = user, .hash = HASH_STREAM_START};
+    writer w = {.write = write, .user = user};
+    (void)XXH3_64bits_reset(&w.hash);
     kakeya_status status = need_cache(session, error);
     return status == KAKEYA_OK ? save(session, &w, error) : status;
 }
 
 uint64_t kakeya_session_save_bytes(const kakeya_session *session) {
-    writer w = {.hash = HASH_STREAM_START};
+    writer w = {.write = NULL};
     if (session->timeline.cache) (void)save(session, &w, NULL);
     return w.at;
 }
@@ -206,9 +217,11 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
         return error_set(error, KAKEYA_FORMAT, "session data: not a saved session");
     uint64_t version = read_number(r, 4);
     if (r->ended) return cut_off(r, error);
-    if (version != VERSION)
-        return error_set(error, KAKEYA_UNSUPPORTED, "session data: version %" PRIu64 ", this build reads version %d",
-                         version, (int)VERSION);
+    if (version != VERSION && version != VERSION_OF_HASH_STREAM)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "session data: version %" PRIu64 ", this build reads versions %d and %d", version,
+                         (int)VERSION_OF_HASH_STREAM, (int)VERSION);
+    r->version = version;
     policy own = policy_of(session);
     for (int i = 0; i < POLICY_FIELDS; i++) {
         uint64_t value = read_number(r, 8);
@@ -276,7 +289,7 @@ static kakeya_status read_cache(kakeya_session *session, reader *r, contents *c,
 }
 
 static kakeya_status read_end(reader *r, kakeya_error *error) {
-    uint64_t computed = hash_stream_value(&r->hash), stated = read_number(r, CHECKSUM_BYTES);
+    uint64_t computed = checksum_of(r), stated = read_number(r, CHECKSUM_BYTES);
     if (r->ended) return cut_off(r, error);
     if (stated == computed) return KAKEYA_OK;
     return error_set(error, KAKEYA_FORMAT,
@@ -311,7 +324,8 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
 }
 
 kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user, kakeya_error *error) {
-    reader r = {.read = read, .user = user, .hash = HASH_STREAM_START};
+    reader r = {.read = read, .user = user, .old_hash = HASH_STREAM_START};
+    (void)XXH3_64bits_reset(&r.hash);
     contents c = {0};
     kakeya_status status = read_header(session, &r, &c, error);
     if (status == KAKEYA_OK) status = read_tokens(session, &r, &c, error);
