@@ -667,8 +667,8 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
     return bytes;
 }
 
-/* An independent copy of the timeline. What was computed is shared where the backend can (the CPU backend: whole pages
- * of 64 positions of what grows with the text) and copied before either of the two changes it. */
+/* An independent copy of the timeline. Of what grows with the text, whole pages are shared and copied before either of
+ * the two changes them: on a CPU 64 positions, on a GPU 2 MB of a layer's keys or values. The rest is copied now. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
 
 /* Takes the next bytes of a stream. False: it takes no more, which ends the work with KAKEYA_IO. */

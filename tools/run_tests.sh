@@ -60,6 +60,7 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     CMOCKA_MESSAGE_OUTPUT=TAP start_tap "test_step (CUDA)" build-cuda/gpu/test_step
     CMOCKA_MESSAGE_OUTPUT=TAP start_tap "sessions_without_device (CUDA)" build-cuda/gpu/sessions_without_device
     CMOCKA_MESSAGE_OUTPUT=TAP start_tap "batch_without_device (CUDA)" build-cuda/gpu/batch_without_device
+    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "forks_without_device (CUDA)" build-cuda/gpu/forks_without_device
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_includes (CUDA)" sh tests/style/test_includes.sh
     wait_taps

@@ -44,6 +44,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 run_tap "test_failures" "$build/gpu/test_failures"
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_command_line.sh
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_device" sh tests/gpu/test_device.sh

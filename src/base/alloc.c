@@ -80,12 +80,11 @@ int mem_account_add(mem_account *account, mem_tag tag, size_t bytes) {
     }
 }
 
-void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
-    if (bytes > SIZE_MAX / 2) return NULL;
-    size_t counted = mem_rounded(bytes);
+/* `size`: of the memory itself, rounded. */
+static void *allocate(mem_account *account, mem_tag tag, size_t counted, size_t size) {
     if (!mem_account_add(account, tag, counted)) return NULL;
 
-    size_t mapped = counted >= mapping_threshold_bytes ? counted + ALIGNMENT : 0;
+    size_t mapped = size >= mapping_threshold_bytes ? size + ALIGNMENT : 0;
     void *base = NULL;
     if (mapped) {
         base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -93,8 +92,8 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
             base = NULL;
         else
             (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
-    } else if (posix_memalign(&base, ALIGNMENT, counted + ALIGNMENT) == 0) {
-        memset(base, 0, counted + ALIGNMENT);
+    } else if (posix_memalign(&base, ALIGNMENT, size + ALIGNMENT) == 0) {
+        memset(base, 0, size + ALIGNMENT);
     } else {
         base = NULL;
     }
@@ -105,6 +104,16 @@ void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
     mem_header *header = base;
     *header = (mem_header){.account = account, .counted_bytes = counted, .mapped_bytes = mapped, .tag = tag};
     return (char *)base + ALIGNMENT;
+}
+
+void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
+    if (bytes > SIZE_MAX / 2) return NULL;
+    size_t size = mem_rounded(bytes);
+    return allocate(account, tag, size, size);
+}
+
+void *mem_alloc_record(mem_account *account, mem_tag tag, size_t counted, size_t bytes) {
+    return allocate(account, tag, counted, mem_rounded(bytes));
 }
 
 static mem_header *header_of(const void *pointer) { return (mem_header *)((uintptr_t)pointer - ALIGNMENT); }
@@ -134,15 +143,16 @@ bool mem_share(void *pointer, mem_account *account) {
     return true;
 }
 
-void mem_free(void *pointer) {
-    if (!pointer) return;
+bool mem_free(void *pointer) {
+    if (!pointer) return false;
     mem_header *header = header_of(pointer);
-    if (atomic_fetch_sub(&header->others, 1) > 0) return;
+    if (atomic_fetch_sub(&header->others, 1) > 0) return false;
     mem_account_remove(header->account, header->tag, header->counted_bytes);
     if (header->mapped_bytes)
         munmap(header, header->mapped_bytes);
     else
         free(header);
+    return true;
 }
 
 size_t mem_bytes(const mem_account *account, mem_tag tag) { return atomic_load(&account->bytes[tag]); }

@@ -39,7 +39,11 @@ void mem_account_spare(mem_account *account, bool (*give_back)(void *owner), voi
 /* 64-byte aligned, zeroed. Sizes are counted rounded up to 64 bytes (mem_rounded). NULL when memory or the limit is
  * exhausted. The account must outlive the allocation. */
 void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes);
-void mem_free(void *pointer); /* NULL is fine; of shared memory, gives up one holder's share */
+/* NULL is fine; of shared memory, gives up one holder's share. True: there is no holder left, the memory is gone. */
+bool mem_free(void *pointer);
+/* `bytes` of host memory that stand for `counted` bytes elsewhere, on a device, which are what is counted. It can be
+ * shared like other memory; whoever frees it last gives back what it stands for. */
+void *mem_alloc_record(mem_account *account, mem_tag tag, size_t counted, size_t bytes);
 size_t mem_rounded(size_t bytes);
 
 /* Shared memory is counted once, in the nearest account above all of its holders, and in none of theirs: from then on

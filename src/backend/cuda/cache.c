@@ -16,7 +16,8 @@ static timeline_models models_of(const backend_model *m) {
     };
 }
 
-kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, backend_cache **out, kakeya_error *error) {
+kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backend_cache *from, backend_cache **out,
+                                     kakeya_error *error) {
     *out = NULL;
     backend_cache *c = calloc(1, sizeof *c);
     if (!c) {
@@ -29,7 +30,7 @@ kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, backend_cach
     for (int i = 0; i < m->config->layers; i++) {
         if (t->layer[i].restored) c->layer[i].form = cuda_restoration_form(m, i, t->latents == STORE_RING);
     }
-    kakeya_status status = cuda_stores_create(c, error);
+    kakeya_status status = cuda_stores_create(c, from, error);
     if (status)
         cuda_cache_destroy(c);
     else
@@ -49,7 +50,7 @@ kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *o
     timeline t;
     timeline_models models = models_of(m);
     status = timeline_create(&t, &models, options, error);
-    return status ? status : cuda_cache_create_with(m, &t, out, error);
+    return status ? status : cuda_cache_create_with(m, &t, NULL, out, error);
 }
 
 void cuda_cache_destroy(backend_cache *c) {
@@ -64,7 +65,10 @@ int cuda_cache_pending(const backend_cache *c) { return c->t.pending; }
 int cuda_cache_min_truncate(const backend_cache *c) { return timeline_min_truncate(&c->t); }
 
 backend_cache_bytes cuda_cache_bytes(const backend_cache *c) {
-    return kv_bytes(&c->t, c->model->device.memory.granule_bytes);
+    backend_cache_bytes bytes = kv_bytes(&c->t, c->model->device.memory.granule_bytes);
+    bytes.shared_full = cuda_stores_shared_full(c);
+    bytes.shared_latent = cuda_stores_shared_latent(c);
+    return bytes;
 }
 
 kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, backend_cache **out, kakeya_error *error) {
@@ -77,7 +81,7 @@ kakeya_status cuda_cache_fork(const backend_cache *c, mem_account *account, back
     if (status) return status;
     t.options.account = account;
     backend_cache *copy;
-    status = cuda_cache_create_with(c->model, &t, &copy, error);
+    status = cuda_cache_create_with(c->model, &t, c, &copy, error);
     if (!status) status = cuda_stores_copy(copy, c, error);
     if (!status) status = cuda_finish(&c->model->device, "copying a cache", error);
     if (status)

@@ -6,8 +6,10 @@
 
 kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
                                 kakeya_error *error);
-/* A cache with the stores of `t`, which it takes over whatever happens. */
-kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, backend_cache **out, kakeya_error *error);
+/* A cache with the stores of `t`, which it takes over whatever happens. `from`: a cache with such a timeline, or NULL.
+ */
+kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backend_cache *from, backend_cache **out,
+                                     kakeya_error *error);
 void cuda_cache_destroy(backend_cache *c);
 int cuda_cache_length(const backend_cache *c);
 int cuda_cache_pending(const backend_cache *c);

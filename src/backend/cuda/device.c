@@ -166,14 +166,14 @@ static CUdeviceptr granule_address(const cuda_extent *e, size_t granule) {
 
 kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device, mem_account *account, mem_tag tag,
                                  size_t largest_bytes, kakeya_error *error) {
-    size_t granule = device->memory.granule_bytes, granules = (largest_bytes + granule - 1) / granule;
-    *extent = (cuda_extent){.device = device, .account = account, .tag = tag};
-    extent->handles = calloc(granules ? granules : 1, sizeof *extent->handles);
-    if (!extent->handles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu granules", granules);
-    extent->reserved_bytes = (granules ? granules : 1) * granule;
+    size_t granule = device->memory.granule_bytes, n = (largest_bytes + granule - 1) / granule;
+    *extent = (cuda_extent){.device = device, .account = account, .tag = tag, .n = n};
+    extent->granules = calloc(n + 1, sizeof *extent->granules);
+    if (!extent->granules) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %zu granules", n);
+    extent->reserved_bytes = (n + 1) * granule;
     CUresult status = device->memory.reserve(&extent->address, extent->reserved_bytes, 0, 0, 0);
     if (status == CUDA_SUCCESS) return KAKEYA_OK;
-    free(extent->handles);
+    free(extent->granules);
     *extent = (cuda_extent){0};
     if (status == CUDA_ERROR_OUT_OF_MEMORY)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "the device's address space has no room for %zu bytes",
@@ -182,53 +182,84 @@ kakeya_status cuda_extent_create(cuda_extent *extent, const cuda_device *device,
                      mem_tag_name(tag), largest_bytes, (int)status);
 }
 
-static void give_back(cuda_extent *e, size_t granule) {
+static void *pointer_to(const cuda_extent *e, size_t granule) { return (void *)(uintptr_t)granule_address(e, granule); }
+
+/* Gives up a share of the memory, and with the last one the memory itself. */
+static void drop_granule(const cuda_extent *e, cuda_granule *granule) {
+    CUmemGenericAllocationHandle handle = granule->handle;
+    if (mem_free(granule)) (void)e->device->memory.release(handle);
+}
+
+static CUresult map_granule(const cuda_extent *e, size_t at, const cuda_granule *granule) {
     const cuda_virtual_memory *m = &e->device->memory;
-    (void)m->unmap(granule_address(e, granule), m->granule_bytes);
-    (void)m->release(e->handles[granule]);
-    e->handles[granule] = 0;
-    mem_account_remove(e->account, e->tag, m->granule_bytes);
+    CUmemAccessDesc access = {.location = allocation_properties(e->device).location,
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUresult status = m->map(granule_address(e, at), m->granule_bytes, 0, granule->handle, 0);
+    if (status != CUDA_SUCCESS) return status;
+    status = m->set_access(granule_address(e, at), m->granule_bytes, &access, 1);
+    if (status != CUDA_SUCCESS) (void)m->unmap(granule_address(e, at), m->granule_bytes);
+    return status;
+}
+
+static void unmap_granule(const cuda_extent *e, size_t at) {
+    (void)e->device->memory.unmap(granule_address(e, at), e->device->memory.granule_bytes);
+}
+
+static kakeya_status mapping_failed(const cuda_extent *e, CUresult status, kakeya_error *error) {
+    size_t bytes = e->device->memory.granule_bytes;
+    if (status != CUDA_ERROR_OUT_OF_MEMORY)
+        return error_set(error, KAKEYA_BACKEND, "%s: mapping %zu bytes of device memory failed with status %d",
+                         mem_tag_name(e->tag), bytes, (int)status);
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s needs another %zu bytes",
+                     mem_tag_name(e->tag), bytes);
+}
+
+static void give_back(cuda_extent *e, size_t granule) {
+    unmap_granule(e, granule);
+    drop_granule(e, e->granules[granule]);
+    e->granules[granule] = NULL;
 }
 
 void cuda_extent_destroy(cuda_extent *extent) {
-    if (!extent->handles) return;
+    if (!extent->granules) return;
     for (size_t i = extent->first; i < extent->end; i++) give_back(extent, i);
     (void)extent->device->memory.release_address(extent->address, extent->reserved_bytes);
-    free(extent->handles);
+    free(extent->granules);
     *extent = (cuda_extent){0};
 }
 
-static kakeya_status take(cuda_extent *e, size_t granule, kakeya_error *error) {
+/* New memory, mapped at granule `at`. */
+static kakeya_status take(const cuda_extent *e, size_t at, cuda_granule **out, kakeya_error *error) {
     const cuda_virtual_memory *m = &e->device->memory;
-    if (!mem_account_add(e->account, e->tag, m->granule_bytes))
+    cuda_granule *granule = mem_alloc_record(e->account, e->tag, m->granule_bytes, sizeof *granule);
+    *out = granule;
+    if (!granule)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %s needs another %zu bytes and the limit is %zu",
                          mem_tag_name(e->tag), m->granule_bytes, e->account->limit_bytes);
     CUmemAllocationProp properties = allocation_properties(e->device);
-    CUmemGenericAllocationHandle handle;
-    CUresult status = m->create(&handle, m->granule_bytes, &properties, 0);
-    if (status == CUDA_SUCCESS) {
-        CUdeviceptr address = granule_address(e, granule);
-        CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        bool mapped = false;
-        status = m->map(address, m->granule_bytes, 0, handle, 0);
-        mapped = status == CUDA_SUCCESS;
-        if (status == CUDA_SUCCESS) status = m->set_access(address, m->granule_bytes, &access, 1);
-        if (status == CUDA_SUCCESS) {
-            e->handles[granule] = handle;
-            cudaError_t cleared = cudaMemsetAsync((void *)(uintptr_t)address, 0, m->granule_bytes, e->device->stream);
-            if (cleared == cudaSuccess) return KAKEYA_OK;
-            e->handles[granule] = 0;
-            status = CUDA_ERROR_UNKNOWN;
-        }
-        if (mapped) (void)m->unmap(address, m->granule_bytes);
-        (void)m->release(handle);
+    CUresult status = m->create(&granule->handle, m->granule_bytes, &properties, 0);
+    if (status != CUDA_SUCCESS) {
+        (void)mem_free(granule);
+        return mapping_failed(e, status, error);
     }
-    mem_account_remove(e->account, e->tag, m->granule_bytes);
-    if (status != CUDA_ERROR_OUT_OF_MEMORY)
-        return error_set(error, KAKEYA_BACKEND, "%s: mapping %zu bytes of device memory failed with status %d",
-                         mem_tag_name(e->tag), m->granule_bytes, (int)status);
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of device memory: %s needs another %zu bytes",
-                     mem_tag_name(e->tag), m->granule_bytes);
+    status = map_granule(e, at, granule);
+    if (status == CUDA_SUCCESS) return KAKEYA_OK;
+    drop_granule(e, granule);
+    return mapping_failed(e, status, error);
+}
+
+static kakeya_status take_cleared(cuda_extent *e, size_t at, kakeya_error *error) {
+    cuda_granule *granule;
+    kakeya_status status = take(e, at, &granule, error);
+    if (status) return status;
+    cudaError_t cleared = cudaMemsetAsync(pointer_to(e, at), 0, e->device->memory.granule_bytes, e->device->stream);
+    if (cleared == cudaSuccess) {
+        e->granules[at] = granule;
+        return KAKEYA_OK;
+    }
+    unmap_granule(e, at);
+    drop_granule(e, granule);
+    return cuda_check(cleared, "clearing device memory", error);
 }
 
 kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya_error *error) {
@@ -237,7 +268,7 @@ kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya
     if (e->first == e->end) e->first = e->end = first;
     size_t had = e->end;
     while (e->end < last) {
-        kakeya_status status = take(e, e->end, error);
+        kakeya_status status = take_cleared(e, e->end, error);
         if (status) {
             (void)cudaStreamSynchronize(e->device->stream);
             while (e->end > had) give_back(e, --e->end);
@@ -254,4 +285,74 @@ kakeya_status cuda_extent_cover(cuda_extent *e, size_t begin, size_t end, kakeya
 
 size_t cuda_extent_bytes(const cuda_extent *e) {
     return (e->end - e->first) * (e->device ? e->device->memory.granule_bytes : 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- shared granules */
+
+kakeya_status cuda_extent_share(cuda_extent *to, const cuda_extent *from, size_t end, kakeya_error *error) {
+    size_t last = end / to->device->memory.granule_bytes;
+    to->first = to->end = from->first;
+    for (; to->end < last && to->end < from->end; to->end++) {
+        cuda_granule *granule = from->granules[to->end];
+        if (!mem_share(granule, to->account)) return KAKEYA_OK;
+        CUresult status = map_granule(to, to->end, granule);
+        if (status != CUDA_SUCCESS) {
+            drop_granule(to, granule);
+            return mapping_failed(to, status, error);
+        }
+        to->granules[to->end] = granule;
+    }
+    return KAKEYA_OK;
+}
+
+/* The copy is made behind the others and then takes the place of what is shared: addresses stay. */
+static kakeya_status own_granule(cuda_extent *e, size_t at, kakeya_error *error) {
+    cuda_granule *copy;
+    kakeya_status status = take(e, e->n, &copy, error);
+    if (status) return status;
+    cudaError_t copied = cudaMemcpyAsync(pointer_to(e, e->n), pointer_to(e, at), e->device->memory.granule_bytes,
+                                         cudaMemcpyDeviceToDevice, e->device->stream);
+    cudaError_t finished = cudaStreamSynchronize(e->device->stream);
+    unmap_granule(e, e->n);
+    status = cuda_check(copied != cudaSuccess ? copied : finished, "copying shared K/V", error);
+    if (status) {
+        drop_granule(e, copy);
+        return status;
+    }
+    unmap_granule(e, at);
+    CUresult mapped = map_granule(e, at, copy);
+    if (mapped == CUDA_SUCCESS) {
+        drop_granule(e, e->granules[at]);
+        e->granules[at] = copy;
+        return KAKEYA_OK;
+    }
+    drop_granule(e, copy);
+    (void)map_granule(e, at, e->granules[at]); /* as it was, unless the device is lost */
+    return mapping_failed(e, mapped, error);
+}
+
+kakeya_status cuda_extent_own(cuda_extent *e, size_t begin, kakeya_error *error) {
+    size_t first = begin / e->device->memory.granule_bytes;
+    kakeya_status status = KAKEYA_OK;
+    for (size_t i = first > e->first ? first : e->first; i < e->end && !status; i++) {
+        if (mem_is_shared(e->granules[i])) status = own_granule(e, i, error);
+    }
+    return status;
+}
+
+cudaError_t cuda_extent_copy(const cuda_extent *to, const cuda_extent *from) {
+    size_t first = from->first;
+    while (first < from->end && to->granules[first] == from->granules[first]) first++;
+    if (first == from->end) return cudaSuccess;
+    return cudaMemcpyAsync(pointer_to(to, first), pointer_to(from, first),
+                           (from->end - first) * from->device->memory.granule_bytes, cudaMemcpyDeviceToDevice,
+                           from->device->stream);
+}
+
+size_t cuda_extent_shared_bytes(const cuda_extent *e) {
+    size_t bytes = 0;
+    for (size_t i = e->first; i < e->end; i++) {
+        if (mem_account_of(e->granules[i]) != e->account) bytes += e->device->memory.granule_bytes;
+    }
+    return bytes;
 }

@@ -58,12 +58,19 @@ kakeya_status cuda_buffer_create(cuda_buffer *buffer, const cuda_device *device,
                                  size_t bytes, const char *what, kakeya_error *error);
 void cuda_buffer_destroy(cuda_buffer *buffer);
 
-/* One contiguous address range whose memory grows at its end and is given back at its beginning, in granules. */
+/* Memory of one granule, counted and shared as base/alloc.h has it: extents that share it map the same memory. */
+typedef struct cuda_granule {
+    CUmemGenericAllocationHandle handle;
+} cuda_granule;
+
+/* One contiguous address range whose memory grows at its end and is given back at its beginning, in granules. Behind
+ * them lies the address of one more, where a granule is made before it takes the place of a shared one. */
 typedef struct cuda_extent {
     CUdeviceptr address;
     size_t reserved_bytes;
-    CUmemGenericAllocationHandle *handles; /* [granules] */
-    size_t first, end;                     /* granules that have memory */
+    cuda_granule **granules;
+    size_t n;          /* granules that there can be */
+    size_t first, end; /* granules that have memory */
     const cuda_device *device;
     mem_account *account;
     mem_tag tag;
@@ -75,5 +82,16 @@ void cuda_extent_destroy(cuda_extent *extent);
 /* Bytes [begin, end) have memory afterwards; memory wholly outside is given back. On failure nothing more is held. */
 kakeya_status cuda_extent_cover(cuda_extent *extent, size_t begin, size_t end, kakeya_error *error);
 size_t cuda_extent_bytes(const cuda_extent *extent); /* what is held */
+
+/* `to`, which holds nothing, shares the granules of `from` that lie wholly before byte `end`; none where their accounts
+ * have nothing above them in common. On failure what is shared is held. */
+kakeya_status cuda_extent_share(cuda_extent *to, const cuda_extent *from, size_t end, kakeya_error *error);
+/* Copies granules that are shared, from the one with byte `begin` on, so that they can be written. Ends with the stream
+ * idle. On failure some may be copied. */
+kakeya_status cuda_extent_own(cuda_extent *extent, size_t begin, kakeya_error *error);
+/* Copies what `from` holds and `to`, which covers the same, does not share with it. Asynchronous. */
+cudaError_t cuda_extent_copy(const cuda_extent *to, const cuda_extent *from);
+/* Bytes that are counted in another account than the extent's (base/alloc.h: mem_share). */
+size_t cuda_extent_shared_bytes(const cuda_extent *extent);
 
 #endif

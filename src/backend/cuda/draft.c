@@ -199,7 +199,8 @@ kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int 
     cuda_forget_logits(m);
     backend_cache *caches[BACKEND_MAX_SEGMENTS];
     for (int i = 0; i < n_requests; i++) caches[i] = requests[i].cache;
-    status = cuda_caches_flush(caches, n_requests, error);
+    for (int i = 0; i < n_requests && !status; i++) status = requests[i].status = cuda_stores_own(caches[i], error);
+    if (!status) status = cuda_caches_flush(caches, n_requests, error);
     for (int first = 0; first < n_requests && !status;) {
         int n = blocks_of_pass(requests + first, n_requests - first);
         status = draft_blocks(m, requests + first, n, error);

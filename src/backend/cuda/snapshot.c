@@ -81,7 +81,7 @@ kakeya_status cuda_cache_restore(backend_cache *c, backend_read_fn read, void *u
         return status;
     }
     backend_cache *fresh;
-    status = cuda_cache_create_with(c->model, &t, &fresh, error);
+    status = cuda_cache_create_with(c->model, &t, NULL, &fresh, error);
     if (!status) status = snapshot_read_rows(&fresh->t, fresh, copy_rows, c->account, read, user, error);
     if (!status) {
         backend_cache swap = *c;

@@ -1,5 +1,6 @@
 #include "backend/cuda/stores.h"
 
+#include <stddef.h>
 #include <string.h>
 
 /* ------------------------------------------------------------------------------------------------------- sizes */
@@ -103,6 +104,60 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
     return status ? status : allocate(c, &c->backlog, MEM_WORKSPACE, KV_BACKLOG * cuda_aux_row_bytes(c), error);
 }
 
+/* ----------------------------------------------------------------------------------------------------- sharing */
+
+/* Every store of pages, with the bytes of a row and the first position to which a row may still be written. */
+typedef kakeya_status (*visit_pages)(cuda_extent *extent, size_t row, int open, void *context, kakeya_error *error);
+
+static kakeya_status walk_pages(backend_cache *c, visit_pages visit, void *context, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < layers_of(c) && !status; i++) {
+        if (!is_paged(c, i)) continue;
+        layer_store *s = &c->layer[i];
+        status = visit(&s->pages_v, cuda_row_bytes(c, i), c->t.length, context, error);
+        if (!status && c->t.layer[i].has_keys)
+            status = visit(&s->pages_k, cuda_row_bytes(c, i), c->t.length, context, error);
+    }
+    if (status || c->t.latents != STORE_PAGES) return status;
+    latent_store *l = &c->latent;
+    status = visit(&l->pages_codes, cuda_code_bytes(c), c->t.latent_length, context, error);
+    return status ? status : visit(&l->pages_scales, cuda_scale_bytes(c), c->t.latent_length, context, error);
+}
+
+/* Both caches have the same extents at the same places in them. */
+typedef struct sharing {
+    const backend_cache *to, *from;
+} sharing;
+
+static kakeya_status share_extent(cuda_extent *extent, size_t row, int open, void *context, kakeya_error *error) {
+    const sharing *s = context;
+    ptrdiff_t place = (char *)extent - (const char *)s->to;
+    const cuda_extent *from = (const cuda_extent *)(const void *)((const char *)s->from + place);
+    return cuda_extent_share(extent, from, (size_t)open * row, error);
+}
+
+static kakeya_status own_extent(cuda_extent *extent, size_t row, int open, void *context, kakeya_error *error) {
+    (void)context;
+    return cuda_extent_own(extent, (size_t)open * row, error);
+}
+
+kakeya_status cuda_stores_own(backend_cache *c, kakeya_error *error) { return walk_pages(c, own_extent, NULL, error); }
+
+size_t cuda_stores_shared_full(const backend_cache *c) {
+    size_t bytes = 0;
+    for (int i = 0; i < layers_of(c); i++) {
+        if (is_paged(c, i))
+            bytes += cuda_extent_shared_bytes(&c->layer[i].pages_v) + cuda_extent_shared_bytes(&c->layer[i].pages_k);
+    }
+    return bytes;
+}
+
+size_t cuda_stores_shared_latent(const backend_cache *c) {
+    return cuda_extent_shared_bytes(&c->latent.pages_codes) + cuda_extent_shared_bytes(&c->latent.pages_scales);
+}
+
+/* ------------------------------------------------------------------------------------------------------- pages */
+
 /* Pages [first, end) of every store that grows have memory, and no others. */
 static kakeya_status cover_pages(backend_cache *c, int first, int end, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
@@ -165,13 +220,15 @@ static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *e
     return cuda_check(status, "updating a cache's addresses", error);
 }
 
-kakeya_status cuda_stores_create(backend_cache *c, kakeya_error *error) {
+kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, kakeya_error *error) {
+    sharing s = {c, from};
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < layers_of(c); i++) status = create_layer(c, i, error);
     if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
     if (!status) status = allocate(c, &c->view, MEM_WORKSPACE, sizeof(cuda_cache_view), error);
+    if (!status && from) status = walk_pages(c, share_extent, &s, error);
     if (!status) status = cover_pages(c, c->t.first_page, c->t.end_page, error);
     return status ? status : update_view(c, c->t.ring_capacity, error);
 }
@@ -217,6 +274,7 @@ static kakeya_status reserve_aside(backend_cache *c, kakeya_error *error) {
 kakeya_status cuda_stores_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (step->end_page != c->t.end_page) status = cover_pages(c, c->t.first_page, step->end_page, error);
+    if (!status) status = cuda_stores_own(c, error);
     if (!status && step->ring_capacity != c->t.ring_capacity)
         status = rings_allocate(c, offsetof(layer_store, grown), step->ring_capacity, error);
     if (!status && step->kept_capacity != step->ring_capacity)
@@ -291,13 +349,6 @@ static cudaError_t copy_ring(const backend_cache *c, ring_store *to, const ring_
     return status == cudaSuccess ? copy_buffer(c, &to->k, &from->k) : status;
 }
 
-static cudaError_t copy_extent(const backend_cache *c, cuda_extent *to, const cuda_extent *from) {
-    size_t granule = c->model->device.memory.granule_bytes, bytes = cuda_extent_bytes(from);
-    if (!bytes) return cudaSuccess;
-    return cudaMemcpyAsync(extent_data(to) + from->first * granule, extent_data(from) + from->first * granule, bytes,
-                           cudaMemcpyDeviceToDevice, c->model->device.stream);
-}
-
 kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kakeya_error *error) {
     cudaError_t status = cudaSuccess;
     for (int i = 0; i < layers_of(from) && status == cudaSuccess; i++) {
@@ -305,14 +356,14 @@ kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kak
         layer_store *copy = &to->layer[i];
         status = copy_ring(from, &copy->ring, &s->ring);
         if (status == cudaSuccess) status = copy_ring(from, &copy->sink, &s->sink);
-        if (status == cudaSuccess) status = copy_extent(from, &copy->pages_v, &s->pages_v);
-        if (status == cudaSuccess) status = copy_extent(from, &copy->pages_k, &s->pages_k);
+        if (status == cudaSuccess) status = cuda_extent_copy(&copy->pages_v, &s->pages_v);
+        if (status == cudaSuccess) status = cuda_extent_copy(&copy->pages_k, &s->pages_k);
     }
     const latent_store *latent = &from->latent;
     if (status == cudaSuccess) status = copy_buffer(from, &to->latent.codes, &latent->codes);
     if (status == cudaSuccess) status = copy_buffer(from, &to->latent.scales, &latent->scales);
-    if (status == cudaSuccess) status = copy_extent(from, &to->latent.pages_codes, &latent->pages_codes);
-    if (status == cudaSuccess) status = copy_extent(from, &to->latent.pages_scales, &latent->pages_scales);
+    if (status == cudaSuccess) status = cuda_extent_copy(&to->latent.pages_codes, &latent->pages_codes);
+    if (status == cudaSuccess) status = cuda_extent_copy(&to->latent.pages_scales, &latent->pages_scales);
     for (int i = 0; i < DFLASH_MAX_LAYERS && status == cudaSuccess; i++)
         status = copy_ring(from, &to->draft[i], &from->draft[i]);
     if (status == cudaSuccess) status = copy_buffer(from, &to->backlog, &from->backlog);

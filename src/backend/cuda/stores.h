@@ -41,9 +41,20 @@ struct backend_cache {
     cuda_buffer view;  /* the cuda_cache_view that kernels read */
 };
 
-/* Allocates what c->t says, all of it zero. On failure cuda_stores_destroy gives back what there is. */
-kakeya_status cuda_stores_create(backend_cache *c, kakeya_error *error);
+/* Granules of pages may be shared with forks: those of which no row will be written any more, until a truncation. Rows
+ * are written to granules that cuda_stores_reserve or cuda_stores_own has made the cache's own. */
+
+/* Allocates what c->t says, all of it zero; with `from`, a cache with the same timeline, granules are shared where they
+ * can be. On failure cuda_stores_destroy gives back what there is. */
+kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, kakeya_error *error);
 void cuda_stores_destroy(backend_cache *c);
+
+/* Copies those of the granules that are shared and may be written: by rows behind the committed ones, and by latents of
+ * rows that wait. */
+kakeya_status cuda_stores_own(backend_cache *c, kakeya_error *error);
+/* Bytes of granules that are counted in another account than the cache's. */
+size_t cuda_stores_shared_full(const backend_cache *c);
+size_t cuda_stores_shared_latent(const backend_cache *c);
 
 /* The memory that a step needs beyond what there is. On failure, or when the step is not taken, cuda_stores_trim gives
  * it back. */
@@ -54,8 +65,8 @@ kakeya_status cuda_stores_begin(backend_cache *c, const timeline_step *step, kak
 kakeya_status cuda_stores_keep(backend_cache *c, const timeline_keep *keep, kakeya_error *error);
 /* Gives back reserved rings and pages that the timeline does not have. */
 void cuda_stores_trim(backend_cache *c);
-/* Copies everything that the timeline of `from` says is held, device to device; `to` has been created with the same
- * timeline. Asynchronous. */
+/* Copies everything that the timeline of `from` says is held and that is not shared, device to device; `to` has been
+ * created from it. Asynchronous. */
 kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kakeya_error *error);
 
 size_t cuda_row_bytes(const backend_cache *c, int layer);

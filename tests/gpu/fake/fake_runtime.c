@@ -1,10 +1,12 @@
 /* The CUDA runtime and the driver's virtual memory on the host's memory, as far as the backend uses them. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "gpu/fake/fake_device.h"
 
@@ -147,28 +149,49 @@ static CUresult fake_reserve(CUdeviceptr *address, size_t bytes, size_t alignmen
 static CUresult fake_release_address(CUdeviceptr address, size_t bytes) {
     return munmap((void *)(uintptr_t)address, bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
+/* Granules are pieces of one file in memory, so that one can be mapped at several addresses. Handle h is piece h - 1.
+ */
+enum { MOST_GRANULES = 1 << 16 };
+static int granule_file = -1;
+static unsigned char granule_used[MOST_GRANULES];
+
 static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                             unsigned long long flags) {
     (void)properties;
     (void)flags;
-    *handle = 1;
-    return bytes == GRANULE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (bytes != GRANULE) return CUDA_ERROR_INVALID_VALUE;
+    if (granule_file < 0) granule_file = memfd_create("granules", 0);
+    if (granule_file < 0 || ftruncate(granule_file, (off_t)MOST_GRANULES * GRANULE)) return CUDA_ERROR_UNKNOWN;
+    size_t i = 0;
+    while (i < MOST_GRANULES && granule_used[i]) i++;
+    if (i == MOST_GRANULES) return CUDA_ERROR_OUT_OF_MEMORY;
+    granule_used[i] = 1;
+    *handle = i + 1;
+    return CUDA_SUCCESS;
+}
+static int is_granule(CUmemGenericAllocationHandle handle) {
+    return handle >= 1 && handle <= MOST_GRANULES && granule_used[handle - 1];
 }
 static CUresult fake_release(CUmemGenericAllocationHandle handle) {
-    return handle == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!is_granule(handle)) fake_broken("memory is released that is not held", (int)handle, 0);
+    granule_used[handle - 1] = 0;
+    return fallocate(granule_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(handle - 1) * GRANULE, GRANULE)
+               ? CUDA_ERROR_UNKNOWN
+               : CUDA_SUCCESS;
 }
 static CUresult fake_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
     (void)offset;
-    (void)handle;
     (void)flags;
-    return mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) ? CUDA_ERROR_INVALID_VALUE
-                                                                               : CUDA_SUCCESS;
+    if (!is_granule(handle)) fake_broken("memory is mapped that is not held", (int)handle, 0);
+    void *p = mmap((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, granule_file,
+                   (off_t)(handle - 1) * GRANULE);
+    return p == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 static CUresult fake_unmap(CUdeviceptr address, size_t bytes) {
-    void *p = (void *)(uintptr_t)address;
-    if (madvise(p, bytes, MADV_DONTNEED) || mprotect(p, bytes, PROT_NONE)) return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
+    void *p = mmap((void *)(uintptr_t)address, bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return p == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 static CUresult fake_set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t n) {
     (void)address;
