@@ -341,10 +341,20 @@ static bool put(prefix_store *store, store_entry *entry) {
     return added;
 }
 
+/* Under bounded policies the rows that a prompt would need have often left with the answer. */
+static bool can_serve(const prefix_store *store, const kakeya_session *session, size_t prompt_tokens) {
+    size_t n;
+    const int32_t *ids = kakeya_session_tokens(session, &n);
+    if (!store->entries.prompt_rows_only) return true;
+    return kakeya_session_reachable(session, ids, prompt_tokens < n ? prompt_tokens : n) > 0;
+}
+
 void store_give(prefix_store *store, kakeya_session *session, size_t prompt_tokens) {
     if (!session) return;
     kakeya_session_clear_cancel(session);
-    store_entry *entry = store_entry_open(session, prompt_tokens, STORE_TURN_END, true);
+    store_entry *entry = NULL;
+    if (can_serve(store, session, prompt_tokens))
+        entry = store_entry_open(session, prompt_tokens, STORE_TURN_END, true);
     if (!entry) {
         kakeya_session_close(session);
         return;

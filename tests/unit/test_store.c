@@ -181,6 +181,7 @@ static void test_reuse_any(void **state) {
         r.n = r.n_all + 10;
         serve(store, &r, NULL, 0, 5, 0);
         assert_int_equal(r.hit.tokens, any ? 119 : 0);
+        assert_int_equal(counts_of(store).live, any ? 1 : 0); /* memory for entries that serve nobody is given back */
         store_close(store, 0);
     }
     kakeya_engine_close(engine);
