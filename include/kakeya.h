@@ -605,6 +605,11 @@ typedef struct kakeya_generate_options {
     kakeya_token_mask_fn token_mask; /* may be NULL */
     void *token_mask_user;
     const kakeya_grammar *grammar; /* the answer follows it; outlives it. NULL: none */
+    /* Subtracted from the logits of tokens that the answer holds already, behind the repetition penalty: presence once,
+     * frequency as often as the token occurs. Finite; 0: off. The answer's tokens are those of the timeline from
+     * position answer_start on; 0: those of this call. */
+    float presence_penalty, frequency_penalty;
+    size_t answer_start;
 } kakeya_generate_options;
 
 KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);

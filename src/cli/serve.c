@@ -25,10 +25,13 @@ typedef struct serve_options {
     int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls;
     int thinking; /* index of switch_names */
     float drain, ping;
+    size_t cache_ram;
+    int reuse; /* index of reuse_names */
     bool strict, metrics_key, no_page, log_json, log_prompts;
 } serve_options;
 
 static const char *const switch_names[] = {"off", "on", NULL};
+static const char *const reuse_names[] = {"exact", "any", NULL};
 
 static const cli_command command = {
     .name = "serve",
@@ -89,6 +92,8 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .no_page = o->no_page,
         .log_json = o->log_json,
         .log_prompts = o->log_prompts,
+        .cache_ram_bytes = o->cache_ram,
+        .reuse_any = o->reuse == 1,
         .engine = *engine,
     };
     s->engine.max_batch = o->max_batch;
@@ -137,6 +142,7 @@ int cli_serve(int argc, char **argv) {
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
                        .max_tool_calls = 32,
+                       .cache_ram = SIZE_MAX,
                        .drain = 30,
                        .ping = 10};
     cli_option shared[CLI_SHARED_OPTIONS];
@@ -172,6 +178,11 @@ int cli_serve(int argc, char **argv) {
                    .max = 1024, .help = "that one answer may make (32)"),
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
+        CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,
+                   .help = "K/V memory for prompts that later ones may continue (a tenth of the memory, at most 8G)"),
+        CLI_OPTION(.name = "reuse", .argument = "exact|any", .kind = CLI_CHOICE, .target = &o.reuse,
+                   .choices = reuse_names,
+                   .help = "any: bounded policies go on with what answers have left, at the price of reproducibility"),
         CLI_OPTION(.name = "drain", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.drain, .min = 0, .max = 3600,
                    .help = "that running answers get after SIGTERM (30)"),
         CLI_OPTION(.name = "sse-ping", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.ping, .min = 0.5,

@@ -58,13 +58,20 @@ static kakeya_status check_bias(const sampler *s, const sampler_constraints *c, 
     return KAKEYA_OK;
 }
 
+static bool counts(const sampler_constraints *c) { return c->presence != 0 || c->frequency != 0; }
+
 /* Other logits than the model's. */
-static bool constrained(const sampler_constraints *c) { return c->n_bias || c->mask; }
+static bool constrained(const sampler_constraints *c) { return c->n_bias || c->mask || counts(c); }
 
 kakeya_status sampler_check(const sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
                             kakeya_error *error) {
     kakeya_status status = sampling_validate(parameters, error);
-    return status || !constraints ? status : check_bias(s, constraints, error);
+    if (status || !constraints) return status;
+    if (!isfinite(constraints->presence) || !isfinite(constraints->frequency))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "presence_penalty is %g and frequency_penalty %g, must be finite",
+                         (double)constraints->presence, (double)constraints->frequency);
+    return check_bias(s, constraints, error);
 }
 
 kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, const sampler_constraints *constraints,
@@ -76,7 +83,7 @@ kakeya_status sampler_configure(sampler *s, const kakeya_sampling *parameters, c
     bool penalty = parameters->repetition_penalty != 1.0f;
     if (status == KAKEYA_OK && (penalty || s->n_suppress || constrained(c) || c->grammar))
         status = ensure(space, (void **)&space->adjusted, vocab * sizeof *space->adjusted, error);
-    if (status == KAKEYA_OK && penalty)
+    if (status == KAKEYA_OK && (penalty || counts(c)))
         status = ensure(space, (void **)&space->seen, vocab * sizeof *space->seen, error);
     if (status == KAKEYA_OK && c->grammar) {
         space->grammar.account = space->account;
@@ -112,13 +119,30 @@ int sampler_forced_drafts(const sampler *s, int32_t *drafts, int most) {
     return s->constraints.grammar ? matcher_forced(s->constraints.grammar, &s->space->grammar, drafts, most) : 0;
 }
 
+/* No token has been seen. */
+static void forget_seen(sampler *s) {
+    if (++s->space->seen_mark != 0) return;
+    memset(s->space->seen, 0, (size_t)s->vocab * sizeof *s->space->seen);
+    s->space->seen_mark = 1;
+}
+
+/* Each token of the answer as often as it occurs, in the order of positions. */
+static void penalise_answer(sampler *s, const int32_t *history, size_t n) {
+    const sampler_constraints *c = &s->constraints;
+    forget_seen(s);
+    for (size_t i = c->answer_start; i < n; i++) {
+        int32_t token = history[i];
+        s->space->adjusted[token] -= c->frequency;
+        if (s->space->seen[token] == s->space->seen_mark) continue;
+        s->space->seen[token] = s->space->seen_mark;
+        s->space->adjusted[token] -= c->presence;
+    }
+}
+
 /* Each distinct token of the history once: positive logits are divided, negative ones multiplied (Keskar et al., CTRL).
  */
 static void penalise(sampler *s, const int32_t *history, size_t n) {
-    if (++s->space->seen_mark == 0) {
-        memset(s->space->seen, 0, (size_t)s->vocab * sizeof *s->space->seen);
-        s->space->seen_mark = 1;
-    }
+    forget_seen(s);
     float penalty = s->parameters.repetition_penalty;
     for (size_t i = 0; i < n; i++) {
         int32_t token = history[i];
@@ -466,6 +490,7 @@ kakeya_status sampler_sample(sampler *s, const float *logits, const int32_t *his
             if (masked != KAKEYA_OK) return masked;
         }
         if (penalty) penalise(s, history, position);
+        if (counts(c)) penalise_answer(s, history, position);
         logits = s->space->adjusted;
     }
     kakeya_status status = choose(s, logits, position, 0, token, error);

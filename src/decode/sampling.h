@@ -4,7 +4,7 @@
  * is what lets a draft be accepted exactly if it equals the sampled token, at any temperature.
  *
  * Order of the steps, as in Hugging Face's generate(): biases, suppressed tokens, mask, repetition penalty,
- * temperature, top-k, top-p, min-p, draw. Ties always go to the lowest id.
+ * presence and frequency penalties, temperature, top-k, top-p, min-p, draw. Ties always go to the lowest id.
  *
  * The draw is the inverse of the distribution function over tokens in the order of their logits, largest first. Weights
  * are integers (base/exp_weight.h), so the few leading tokens and the sum of all weights decide it exactly as a whole
@@ -33,7 +33,9 @@ typedef struct sampler_constraints {
     size_t n_bias;
     kakeya_token_mask_fn mask; /* may be NULL */
     void *mask_user;
-    matcher *grammar; /* where the answer stands: a token that is sampled is accepted. NULL: no grammar */
+    matcher *grammar;          /* where the answer stands: a token that is sampled is accepted. NULL: no grammar */
+    float presence, frequency; /* penalties of tokens at positions from `answer_start` on; 0: off */
+    size_t answer_start;
 } sampler_constraints;
 
 /* Vocabulary-sized memory of sampling. Nothing in it outlives one call of a sampler, so any number of samplers of one

@@ -37,6 +37,9 @@ static void name_call(call *c) {
 /* ------------------------------------------------------------------------------------------------------- the end */
 
 static void write_log(const call *c, int status) {
+    metrics *m = &c->server->metrics;
+    metrics_request(m, c->route ? (size_t)c->place : METRICS_ROUTES, status);
+    if (c->ignored.n) metrics_add(&m->fields_ignored, 1);
     const serve_settings *s = c->server->settings;
     const http_head *head = http_request(c->exchange);
     double ms = (clock_seconds() - http_received(c->exchange)) * 1000;
@@ -187,18 +190,19 @@ static int method_bit(const char *method) {
 }
 
 /* The route of a path, preferring one that has the method. */
-static const route *find_route(call *c, const route *routes, size_t n_routes, char *path, int method, int *allowed) {
+static const route *find_route(call *c, char *path, int method, int *allowed) {
     size_t bytes = strlen(path);
     while (bytes > 1 && path[bytes - 1] == '/') path[--bytes] = '\0';
     const route *found = NULL;
-    for (size_t i = 0; i < n_routes; i++) {
-        const route *r = &routes[i];
+    for (size_t i = 0; i < c->server->n_routes; i++) {
+        const route *r = &c->server->routes[i];
         size_t length = strlen(r->path);
         bool prefix = (r->flags & ROUTE_PREFIX) != 0;
         if (prefix ? strncmp(path, r->path, length) != 0 || !path[length] : strcmp(path, r->path) != 0) continue;
         *allowed |= r->methods;
         if (found && (found->methods & method)) continue;
         found = r;
+        c->place = i;
         c->rest = path + length;
     }
     return found;
@@ -275,7 +279,7 @@ static void handle(void *user) {
     c->route->handle(c);
 }
 
-void call_begin(server_context *server, const route *routes, size_t n_routes, http_exchange *exchange) {
+void call_begin(server_context *server, http_exchange *exchange) {
     call *c = calloc(1, sizeof *c);
     if (!c) {
         http_reply(exchange, 503, NULL, NULL, 0);
@@ -294,7 +298,7 @@ void call_begin(server_context *server, const route *routes, size_t n_routes, ht
         reply_options(c);
         return;
     }
-    const route *found = find_route(c, routes, n_routes, head->path, method, &allowed);
+    const route *found = find_route(c, head->path, method, &allowed);
     c->route = found;
     api_error error = {0};
     if (!admit(c, found, method, allowed, &error)) {

@@ -36,6 +36,7 @@ struct call {
     server_context *server;
     http_exchange *exchange;
     const route *route;
+    size_t place;     /* of the route in its table */
     const char *rest; /* of the path, behind the route's; "" without ROUTE_PREFIX */
     char id[CALL_ID_BYTES];
     unsigned long long client; /* who asks, for fairness: a key or an address */
@@ -57,7 +58,7 @@ struct call {
 };
 
 /* A request that the network layer has read; network thread. Checks who asks and hands over to the route. */
-void call_begin(server_context *server, const route *routes, size_t n_routes, http_exchange *exchange);
+void call_begin(server_context *server, http_exchange *exchange);
 
 /* Parses the body into c->body. */
 bool call_body(call *c, api_error *error);

@@ -1,11 +1,32 @@
 #include "serve/routes.h"
 
-enum { PUBLIC = ROUTE_PUBLIC | ROUTE_EARLY };
+enum { PUBLIC = ROUTE_PUBLIC | ROUTE_EARLY, WORK = ROUTE_WORKER };
 
 const route serve_routes[] = {
-    {"/livez", CALL_GET, PUBLIC, liveness_call},      {"/health", CALL_GET, PUBLIC, health_call},
-    {"/healthz", CALL_GET, PUBLIC, health_call},      {"/v1/health", CALL_GET, PUBLIC, health_call},
-    {"/readyz", CALL_GET, PUBLIC, health_call},       {"/", CALL_GET, PUBLIC, page_call},
+    {"/livez", CALL_GET, PUBLIC, liveness_call},
+    {"/health", CALL_GET, PUBLIC, health_call},
+    {"/healthz", CALL_GET, PUBLIC, health_call},
+    {"/v1/health", CALL_GET, PUBLIC, health_call},
+    {"/readyz", CALL_GET, PUBLIC, health_call},
+    {"/v1/chat/completions", CALL_POST, WORK, chat_completions_call},
+    {"/chat/completions", CALL_POST, WORK, chat_completions_call},
+    {"/v1/completions", CALL_POST, WORK, completions_call},
+    {"/completions", CALL_POST, WORK, completions_call},
+    {"/v1/models", CALL_GET, 0, models_call},
+    {"/v1/models/", CALL_GET, ROUTE_PREFIX, model_call},
+    {"/tokenize", CALL_POST, WORK, tokenize_call},
+    {"/v1/tokenize", CALL_POST, WORK, tokenize_call},
+    {"/detokenize", CALL_POST, WORK, detokenize_call},
+    {"/v1/detokenize", CALL_POST, WORK, detokenize_call},
+    {"/apply-template", CALL_POST, WORK, apply_template_call},
+    {"/v1/apply-template", CALL_POST, WORK, apply_template_call},
+    {"/props", CALL_GET, 0, props_call},
+    {"/slots", CALL_GET, 0, slots_call},
+    {"/metrics", CALL_GET, PUBLIC, metrics_call},
+    {"/v1/chat/completions/input_tokens", CALL_POST, WORK, chat_input_tokens_call},
+    {"/", CALL_GET, PUBLIC, page_call},
     {"/favicon.ico", CALL_GET, PUBLIC, favicon_call},
 };
 const size_t serve_n_routes = sizeof serve_routes / sizeof *serve_routes;
+
+_Static_assert(sizeof serve_routes / sizeof *serve_routes < METRICS_ROUTES, "every route has its counters");

@@ -12,5 +12,16 @@ void health_call(call *c); /* status.c */
 void liveness_call(call *c);
 void page_call(call *c); /* page.c */
 void favicon_call(call *c);
+void chat_completions_call(call *c); /* openai_chat.c */
+void chat_input_tokens_call(call *c);
+void completions_call(call *c); /* openai_completions.c */
+void models_call(call *c);      /* models.c */
+void model_call(call *c);
+void tokenize_call(call *c); /* tokenize.c */
+void detokenize_call(call *c);
+void apply_template_call(call *c);
+void props_call(call *c); /* status.c */
+void slots_call(call *c);
+void metrics_call(call *c);
 
 #endif

@@ -4,12 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "serve/answer.h"
 #include "serve/routes.h"
 
-enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, MAX_WORKERS = 512 };
+enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, SPARE_WORKERS = 8, DEFAULT_BATCH = 64 };
+
+#define DEFAULT_CACHE ((size_t)8 << 30)
 
 typedef struct running_server {
     server_context server; /* first: callers hold a pointer to it */
@@ -19,15 +25,9 @@ typedef struct running_server {
     kakeya_error load_error;
 } running_server;
 
-const char *server_model(const server_context *s, const char *name) {
-    for (size_t i = 0; i < s->settings->n_names; i++)
-        if (strcmp(s->settings->names[i], name) == 0) return s->settings->names[i];
-    return NULL;
-}
+static void on_request(void *user, http_exchange *exchange) { call_begin(user, exchange); }
 
-static void on_request(void *user, http_exchange *exchange) {
-    call_begin(user, serve_routes, serve_n_routes, exchange);
-}
+static void on_tick(void *user) { answers_tick(user, clock_seconds()); }
 
 static void refusal(int status, const char *why, char *out, size_t bytes) {
     api_error error = {0};
@@ -45,6 +45,50 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
     return atomic_load(&s->state) == SERVER_LOADING;
 }
 
+static void log_line(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "kakeya serve: %s\n", line);
+}
+
+/* What of the memory prefixes may take where nobody says: a tenth of the machine's, but no more than 8 GiB. */
+static size_t default_cache_bytes(void) {
+    size_t tenth = (size_t)sysconf(_SC_PHYS_PAGES) / 10 * (size_t)sysconf(_SC_PAGESIZE);
+    return tenth < DEFAULT_CACHE ? tenth : DEFAULT_CACHE;
+}
+
+/* What the model's makers recommend, where its directory says so. */
+static void read_sampling(server_context *s) {
+    s->sampling = (kakeya_sampling){.temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    const char *model = s->settings->engine.model;
+    char *path = model ? path_join(model, "generation_config.json") : NULL, *text = NULL;
+    size_t bytes = 0;
+    cJSON *json = NULL;
+    enum { MOST = 1 << 20 };
+    if (path && file_read(path, MOST, &text, &bytes, NULL) == KAKEYA_OK &&
+        json_parse_object(path, text, bytes, &json, NULL) == KAKEYA_OK) {
+        json_reader reader = {.name = path};
+        s->sampling.temperature = (float)json_number(&reader, json, "temperature", 0, 2, 1);
+        s->sampling.top_p = (float)json_number(&reader, json, "top_p", 1e-6, 1, 1);
+        s->sampling.top_k = json_int(&reader, json, "top_k", 0, 1 << 30, 0);
+    }
+    cJSON_Delete(json);
+    free(text);
+    free(path);
+}
+
+/* What stands on the engine. */
+static bool prepare(running_server *r) {
+    server_context *s = &r->server;
+    const serve_settings *settings = s->settings;
+    enum { MAX_STOPS = sizeof s->stop_tokens / sizeof *s->stop_tokens };
+    for (int32_t t = 0; t < kakeya_engine_vocab_size(s->engine) && s->n_stop_tokens < MAX_STOPS; t++)
+        if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
+    read_sampling(s);
+    size_t ram = settings->cache_ram_bytes == SIZE_MAX ? default_cache_bytes() : settings->cache_ram_bytes;
+    const store_options store = {.ram_bytes = ram, .reuse_any = settings->reuse_any, .log = log_line};
+    return store_open(s->engine, &settings->session, &store, &s->store, &r->load_error) == KAKEYA_OK;
+}
+
 static void *load(void *user) {
     running_server *r = user;
     server_context *s = &r->server;
@@ -58,6 +102,10 @@ static void *load(void *user) {
     const char *note;
     for (size_t i = 0; (note = kakeya_engine_note(s->engine, i)) != NULL; i++)
         fprintf(stderr, "kakeya serve: note: %s\n", note);
+    if (!prepare(r)) {
+        atomic_store(&r->load_failed, 1);
+        return NULL;
+    }
     int most = kakeya_engine_max_context(s->engine), wanted = s->settings->session.context_tokens;
     s->context = wanted && wanted < most ? wanted : most;
     int loading = SERVER_LOADING;
@@ -72,6 +120,8 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     server_context *s = &r->server;
     s->settings = settings;
+    s->routes = serve_routes;
+    s->n_routes = serve_n_routes;
     s->started = clock_seconds();
     s->created = (long long)time(NULL);
     const http_options http = {.host = settings->host,
@@ -84,10 +134,16 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
                                .receive_seconds = 20,
                                .send_seconds = 60,
                                .on_request = on_request,
+                               .on_tick = on_tick,
                                .refusal = refusal,
                                .user = s};
+    pthread_mutex_init(&s->answers_lock, NULL);
+    size_t running = settings->engine.max_batch > 0 ? (size_t)settings->engine.max_batch : DEFAULT_BATCH;
+    size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
+    s->gate = gate_open(running, waiting);
     kakeya_status status = auth_open(&settings->auth, &s->auth, error);
-    if (status == KAKEYA_OK) status = workers_open(MAX_WORKERS, &s->workers, error);
+    if (status == KAKEYA_OK && !s->gate) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
+    if (status == KAKEYA_OK) status = workers_open(running + waiting + SPARE_WORKERS, &s->workers, error);
     if (status == KAKEYA_OK) status = http_open(&http, &s->http, error);
     if (status == KAKEYA_OK && pthread_create(&r->loader, NULL, load, r) != 0)
         status = error_set(error, KAKEYA_IO, "no thread could be started");
@@ -120,9 +176,12 @@ kakeya_status serve_reload_keys(server_context *s, kakeya_error *error) { return
 void serve_drain(server_context *s) {
     atomic_store(&s->state, SERVER_DRAINING);
     http_stop_listening(s->http);
+    gate_close(s->gate);
     const struct timespec moment = {.tv_nsec = 10000000};
     double until = clock_seconds() + s->settings->drain_seconds;
     while (atomic_load(&s->calls) && clock_seconds() < until) nanosleep(&moment, NULL);
+    answers_stop(s);
+    while (atomic_load(&s->calls)) nanosleep(&moment, NULL);
 }
 
 void serve_stop(server_context *s) {
@@ -131,7 +190,10 @@ void serve_stop(server_context *s) {
     if (r->loading) pthread_join(r->loader, NULL);
     workers_close(s->workers);
     http_close(s->http);
+    store_close(s->store, 0);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
+    gate_free(s->gate);
+    pthread_mutex_destroy(&s->answers_lock);
     free(r);
 }

@@ -2,19 +2,27 @@
 #ifndef KAKEYA_SERVE_SERVER_H
 #define KAKEYA_SERVE_SERVER_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "kakeya.h"
 #include "serve/auth.h"
+#include "serve/gate.h"
 #include "serve/http.h"
+#include "serve/metrics.h"
 #include "serve/settings.h"
+#include "serve/store.h"
 #include "serve/workers.h"
 
 typedef enum server_state { SERVER_LOADING = 0, SERVER_READY, SERVER_DRAINING } server_state;
 
+struct route;
+
 typedef struct server_context {
+    const struct route *routes; /* n_routes of them */
+    size_t n_routes;
     const serve_settings *settings;
     http_server *http;
     workers *workers;
@@ -25,8 +33,16 @@ typedef struct server_context {
     long long created;         /* Unix seconds */
     /* Set before the state becomes SERVER_READY, constant from then on. */
     kakeya_engine *engine;
-    int context;          /* tokens of a session */
-    _Atomic size_t calls; /* that have not ended */
+    prefix_store *store;
+    int context;             /* tokens of a session */
+    int32_t stop_tokens[16]; /* the model's */
+    size_t n_stop_tokens;
+    kakeya_sampling sampling; /* where a request does not say */
+    gate *gate;
+    metrics metrics;
+    pthread_mutex_t answers_lock;
+    struct answer *answers; /* that run or wait */
+    _Atomic size_t calls;   /* that have not ended */
 } server_context;
 
 /* The served name that a request means: itself or an alias; NULL for a foreign one. */

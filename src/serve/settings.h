@@ -22,6 +22,8 @@ typedef struct serve_settings {
     double drain_seconds, ping_seconds;
     bool strict, metrics_key, no_page;
     bool log_json, log_prompts;
+    size_t cache_ram_bytes; /* of the prefix store; SIZE_MAX: the default */
+    bool reuse_any;
     kakeya_engine_options engine;
     kakeya_session_options session;
 } serve_settings;

@@ -114,7 +114,10 @@ static sampler_constraints constraints_of(const kakeya_generate_options *o, matc
                                  .n_bias = o->n_logit_bias,
                                  .mask = o->token_mask,
                                  .mask_user = o->token_mask_user,
-                                 .grammar = grammar};
+                                 .grammar = grammar,
+                                 .presence = o->presence_penalty,
+                                 .frequency = o->frequency_penalty,
+                                 .answer_start = o->answer_start};
 }
 
 static kakeya_status check_grammar(const kakeya_session *session, const kakeya_grammar *g, kakeya_error *error) {
@@ -155,7 +158,8 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);
     choice->space = &buffers->sampling;
     if (status == KAKEYA_OK) status = begin_grammar(session, answer, error);
-    const sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
+    sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
+    if (constraints.answer_start == 0) constraints.answer_start = session->timeline.n;
     if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
     if (status == KAKEYA_OK) status = begin_output(session, answer, error);
     answer->started = clock_seconds();

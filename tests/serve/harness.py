@@ -59,7 +59,7 @@ def run_tests():
 
 def equal(actual, expected, what=""):
     if actual != expected:
-        raise AssertionError(f"{what}: {actual!r}, expected {expected!r}")
+        raise AssertionError(f"{what}: {actual!r:.300}, expected {expected!r:.300}")
 
 
 def holds(condition, what=""):
@@ -194,6 +194,16 @@ def read_all(s):
             data += piece
     except ConnectionResetError:
         return data
+
+
+def dechunk(reply):
+    """The body of a raw reply in chunks."""
+    rest, body = reply.split(b"\r\n\r\n", 1)[1], b""
+    while True:
+        size, rest = rest.split(b"\r\n", 1)
+        if int(size, 16) == 0:
+            return body
+        body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
 
 
 def series(name, labels):

@@ -118,7 +118,7 @@ static bool some_mask(void *user, const int32_t *tokens, size_t n, uint32_t *all
 typedef struct wish {
     float temperature;
     int top; /* log-probabilities of so many; < 0: none at all */
-    bool mask, bias, penalty, suppress;
+    bool mask, bias, penalty, suppress, counts;
     kakeya_attention attention;
 } wish;
 
@@ -134,6 +134,8 @@ static kakeya_generate_options options_of(const wish *w, const variant *v, strea
     go.sampling.temperature = w->temperature;
     go.sampling.seed = 11;
     if (w->penalty) go.sampling.repetition_penalty = 1.2f;
+    if (w->counts) go.presence_penalty = 0.8f;
+    if (w->counts) go.frequency_penalty = 0.3f;
     go.log_probabilities = w->top == 0;
     go.top_log_probabilities = w->top > 0 ? w->top : 0;
     if (w->mask) go.token_mask = some_mask;
@@ -226,7 +228,7 @@ static void every_wish(void) {
     static const float temperatures[] = {0, 0.7f, 1};
     for (size_t t = 0; t < 3; t++)
         for (int top = -1; top <= 20; top += top == 3 ? 17 : top == 0 ? 3 : 1) { /* none, 0, 3, 20 */
-            static const int sets[] = {0, 1, 2, 8, 13, 15}; /* of mask, bias, penalty, suppressed token */
+            static const int sets[] = {0, 1, 2, 8, 16, 29, 31}; /* of mask, bias, penalty, suppressed token, counts */
             for (size_t s = 0; s < sizeof sets / sizeof sets[0]; s++) {
                 int bits = sets[s];
                 same_in_every_mode(&(wish){.temperature = temperatures[t],
@@ -235,6 +237,7 @@ static void every_wish(void) {
                                            .bias = bits & 2,
                                            .penalty = bits & 4,
                                            .suppress = bits & 8,
+                                           .counts = bits & 16,
                                            .attention = s % 2 ? KAKEYA_ATTENTION_NATIVE : KAKEYA_ATTENTION_RESTORED});
             }
         }

@@ -219,6 +219,9 @@ static void test_layout(void **state) {
     assert_place(kakeya_generate_options, stop_strings, 56);
     assert_place(kakeya_generate_options, on_event, 80);
     assert_place(kakeya_generate_options, token_mask_user, 128);
+    assert_place(kakeya_generate_options, grammar, 136);
+    assert_place(kakeya_generate_options, presence_penalty, 144);
+    assert_place(kakeya_generate_options, answer_start, 152);
     assert_place(kakeya_stats, prompt_tokens, 8);
     assert_place(kakeya_stats, drafted_at, 72);
     assert_place(kakeya_stats, finish, 600);

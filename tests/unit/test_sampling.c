@@ -383,8 +383,54 @@ static void test_extreme_temperatures(void **state) {
     sampler_space_free(s.space);
 }
 
+/* Presence counts a token of the answer once, frequency as often as it occurs; tokens of the prompt count for nothing.
+ */
+static void test_counts_of_the_answer(void **state) {
+    (void)state;
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    sampler s;
+    sampler_init(&s, VOCAB, NULL, 0, &(sampler_space){.account = &account});
+    float row[VOCAB] = {0};
+    row[3] = 5;
+    row[7] = 4.5f;
+    row[9] = 3.25f;
+    const int32_t history[] = {3, 3, 3, 7, 3, 3}; /* two of the prompt, then the answer */
+    static const struct {
+        float presence, frequency;
+        size_t n;
+        int32_t token;
+    } cases[] = {
+        {0, 0, 6, 3},       {1, 0, 2, 3}, /* nothing of the answer yet */
+        {1, 0, 3, 7},                     /* 4, 4.5, 3.25 */
+        {1, 0, 6, 3},                     /* 4, 3.5, 3.25: more than once is once */
+        {0, 0.25f, 4, 3},                 /* 4.75, 4.25 */
+        {0, 0.5f, 6, 7},                  /* 3.5, 4 */
+        {0.5f, 0.5f, 6, 7},               /* 3, 3.5, 3.25 */
+        {1, 0.5f, 6, 9},                  /* 2.5, 3, 3.25 */
+        {-1, -0.5f, 6, 3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const sampler_constraints counts = {
+            .presence = cases[i].presence, .frequency = cases[i].frequency, .answer_start = 2};
+        const kakeya_sampling p = defaults(0);
+        int32_t token;
+        assert_int_equal(sampler_configure(&s, &p, &counts, NULL), KAKEYA_OK);
+        assert_int_equal(sampler_is_argmax(&s), i == 0);
+        assert_int_equal(sampler_sample(&s, row, history, cases[i].n, &token, NULL), KAKEYA_OK);
+        if (token != cases[i].token) fail_msg("case %zu: token %d, expected %d", i, token, cases[i].token);
+    }
+    const sampler_constraints bad = {.presence = NAN};
+    const kakeya_sampling p = defaults(0);
+    kakeya_error error = {0};
+    assert_int_equal(sampler_configure(&s, &p, &bad, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "presence_penalty"));
+    sampler_space_free(s.space);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_counts_of_the_answer),
         cmocka_unit_test(test_filters_match_full_sort),
         cmocka_unit_test(test_leaders_decide_as_rows_do),
         cmocka_unit_test(test_weights),

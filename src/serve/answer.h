@@ -1,0 +1,113 @@
+/* One answer, from the ids of its prompt to the events that an API turns into JSON. An API file fills answer_options
+ * out of a request, runs the answer, and formats the events; it knows nothing of sessions, threads or memory. */
+#ifndef KAKEYA_SERVE_ANSWER_H
+#define KAKEYA_SERVE_ANSWER_H
+
+#include "serve/call.h"
+
+enum { ANSWER_MAX_CHOICES = 16, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS = 64 };
+
+/* Texts are borrowed: they live in the body of the call, which outlives the answer. */
+typedef struct answer_options {
+    int32_t *ids; /* the prompt; owned by the answer, freed with kakeya_free */
+    size_t n_ids;
+    size_t n_stable; /* ids that the next request of the conversation begins with; 0: not known */
+    bool fresh;      /* reuse nothing that was computed before */
+    size_t choices;  /* 1..ANSWER_MAX_CHOICES */
+    kakeya_sampling sampling;
+    float presence_penalty, frequency_penalty;
+    int max_tokens;    /* of every choice; 0: to the end of the context */
+    size_t min_tokens; /* before a stop token may come */
+    bool raw;          /* text as it is: no thoughts, no calls */
+    const char *tools; /* JSON text of the declared tools; NULL: none */
+    size_t tools_bytes;
+    bool hide_reasoning;
+    int64_t thinking_budget; /* tokens of a thought; < 0: no limit */
+    size_t max_calls;        /* the answer ends behind the last of them */
+    const char *id_prefix;   /* of call ids; NULL: "call_" */
+    const char *stops[ANSWER_MAX_STOPS];
+    size_t n_stops;
+    bool keep_stop; /* the stop string is part of the text */
+    int32_t stop_tokens[ANSWER_MAX_STOP_TOKENS];
+    size_t n_stop_tokens;
+    bool ignore_stop_tokens; /* of the model */
+    kakeya_logit_bias *bias; /* malloc'ed, owned by the answer */
+    size_t n_bias;
+    bool logprobs;
+    int top_logprobs;
+    bool token_ids; /* ANSWER_TOKEN events are wanted */
+} answer_options;
+
+void answer_options_init(answer_options *options);
+void answer_options_free(answer_options *options); /* what was not given to an answer */
+
+typedef struct answer_logprob {
+    int32_t token;
+    double value; /* natural logarithm */
+    size_t n_top;
+    kakeya_log_probability top[KAKEYA_MAX_TOP_LOG_PROBABILITIES];
+} answer_logprob;
+
+typedef enum answer_event_type {
+    ANSWER_BEGIN = 0,      /* the prompt is right and its turn has come */
+    ANSWER_CONTENT,        /* text, logprobs of the tokens that it consists of */
+    ANSWER_REASONING,      /* text */
+    ANSWER_CALL_BEGIN,     /* call, id, name */
+    ANSWER_CALL_ARGUMENTS, /* call, text */
+    ANSWER_CALL_END,       /* call */
+    ANSWER_TOKEN,          /* token */
+    ANSWER_FINISH,         /* of one choice: finish_reason, stop_text, stop_token */
+    ANSWER_PING,           /* nothing has been said for a while: prompt_done of prompt_total, or 0 of 0 */
+    ANSWER_FLUSH,          /* what came since the last one may be sent in one piece */
+    ANSWER_DONE,           /* the last event: usage. The sink ends the call */
+    ANSWER_FAILED,         /* the last event: error. The sink ends the call */
+} answer_event_type;
+
+/* What it took. Times in seconds. */
+typedef struct answer_usage {
+    size_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens; /* completion: of all choices */
+    double queue_seconds, prefill_seconds, first_token_seconds, decode_seconds;
+    uint64_t drafted, accepted, forwards;
+} answer_usage;
+
+typedef struct answer_event {
+    answer_event_type type;
+    size_t choice;
+    const char *text; /* not NUL-terminated */
+    size_t text_bytes;
+    const answer_logprob *logprobs;
+    size_t n_logprobs;
+    size_t call;
+    const char *id, *name;
+    int32_t token;
+    const char *finish_reason; /* "stop", "length", "tool_calls" */
+    const char *stop_text;     /* the stop string that ended the choice, or NULL */
+    int32_t stop_token;        /* one of options.stop_tokens that ended the choice, or -1 */
+    size_t prompt_done, prompt_total;
+    const answer_usage *usage; /* so far */
+    const api_error *error;
+} answer_event;
+
+/* Called on the network thread, in order. What an event points to is valid during the call only. */
+typedef struct answer_sink {
+    void (*event)(void *user, const answer_event *event);
+    void *user;
+    bool streams; /* ANSWER_PING and ANSWER_FLUSH are wanted */
+} answer_sink;
+
+/* Takes the options and runs; returns when the sessions are back in the store. On a worker thread. False: the last
+ * event is ANSWER_FAILED. The sink ends the call with the last event, so the call must not be used afterwards; a sink
+ * that wants several answers in one call goes on after ANSWER_DONE, and ends the call with the last of them. */
+bool answer_run(call *c, answer_options *options, const answer_sink *sink);
+
+/* Network thread, now and then: pings. */
+void answers_tick(server_context *server, double now);
+/* A JSON list of what runs and waits, without texts. */
+void answers_list(server_context *server, text_buffer *out);
+/* Ends all that run; their sinks get ANSWER_FAILED "draining". */
+void answers_stop(server_context *server);
+
+/* The seed of a choice: that of the request for the first one. */
+uint64_t answer_choice_seed(uint64_t seed, size_t choice);
+
+#endif

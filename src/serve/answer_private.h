@@ -1,0 +1,111 @@
+/* What the files of an answer share: its choices, and the queue of its events. */
+#ifndef KAKEYA_SERVE_ANSWER_PRIVATE_H
+#define KAKEYA_SERVE_ANSWER_PRIVATE_H
+
+#include "serve/answer.h"
+
+/* --- events on their way to the network thread (answer_queue.c) */
+
+/* Records of different length, one behind the other. */
+typedef struct event_record {
+    answer_event_type type;
+    size_t bytes; /* of the whole record, with what follows it: log-probabilities, then text */
+    size_t choice, call, text_bytes, n_logprobs;
+    int32_t token;
+    const char *finish_reason, *stop_text;
+    int32_t stop_token;
+} event_record;
+
+typedef struct event_queue {
+    text_buffer in, out; /* writers add to `in`, the network thread reads `out` */
+} event_queue;
+
+struct answer;
+
+/* --- one of the texts that are generated behind the prompt (answer_choice.c) */
+
+typedef enum choice_end {
+    CHOICE_GOES_ON = 0,
+    CHOICE_STALLED,     /* the client takes nothing: goes on later */
+    CHOICE_CANCELLED,   /* nobody wants it any more */
+    CHOICE_STOP_STRING, /* a stop string is complete */
+    CHOICE_STOP_TOKEN,  /* one of the request's own */
+    CHOICE_CALLS,       /* it has made as many calls as it may */
+    CHOICE_STOPPED,     /* the model ended it */
+    CHOICE_LENGTH,
+    CHOICE_FAILED,
+} choice_end;
+
+typedef struct answer_choice {
+    struct answer *answer;
+    size_t index;
+    size_t copies; /* choices index .. index + copies - 1 are this text */
+    kakeya_session *session;
+    kakeya_request *request;
+    kakeya_chat_parser *parser; /* NULL with raw */
+    choice_end end;
+    int32_t stop_token;
+    int stop_string;  /* raw */
+    size_t generated; /* tokens that were delivered */
+    double last_token;
+    answer_logprob *pending; /* of tokens whose text has not come yet */
+    size_t n_pending, room_pending;
+    /* mask */
+    size_t masked; /* tokens of the timeline that have been looked at */
+    bool in_thought;
+    int64_t thought_tokens;
+    int32_t first_stop; /* in ids: what the constraint knows */
+    kakeya_stats stats; /* of the submission that is under way */
+    api_error error;
+} answer_choice;
+
+struct answer {
+    server_context *server;
+    call *call;
+    answer_options options;
+    answer_sink sink;
+    int32_t id_channel, id_channel_end;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    event_queue queue;
+    bool posted;            /* a task for the network thread is under way */
+    _Atomic bool cancelled; /* the client has left, or the server drains */
+    _Atomic bool draining;  /* the latter */
+    _Atomic bool stalled;   /* the client takes nothing */
+    bool submitted;         /* under lock: sessions may be cancelled */
+    size_t unfinished;      /* under lock: submissions under way */
+    size_t n_choices;       /* that are generated; the others are copies */
+    answer_choice choices[ANSWER_MAX_CHOICES];
+    answer_usage usage; /* complete once the worker is done */
+    size_t cached_source;
+    _Atomic size_t prompt_done;
+    _Atomic bool has_place; /* it is past the gate */
+    _Atomic bool first_token_seen;
+    _Atomic size_t tokens; /* of all choices, so far */
+    double begun;
+    api_error error;
+    /* --- network thread */
+    bool streaming; /* ANSWER_BEGIN has been delivered */
+    double last_said;
+    struct answer *next, **link; /* of all answers; under the server's lock */
+};
+
+typedef struct answer answer;
+
+/* Adds an event, and wakes the network thread. text and logprobs are copied. After the last event the answer must not
+ * be used. False: out of memory. */
+void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
+/* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. */
+void answer_say_last(answer *a);
+/* Whether the network thread is so far behind that answers should wait. */
+bool answer_is_stalled(answer *a);
+
+/* Opens the parser. False: a->error. */
+bool choice_open(answer_choice *c);
+void choice_close(answer_choice *c);
+/* Fills what the library needs to generate. The strings and biases are the answer's. */
+void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
+/* After the last token: tells what was held back, and the end. */
+void choice_finish(answer_choice *c);
+
+#endif

@@ -1,0 +1,176 @@
+/* The events of an answer on their way from the thread that computes to the network thread. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/answer_private.h"
+
+/* What may wait in one answer before it stalls: bytes of events, and bytes that its client has not taken. */
+enum { MOST_QUEUED = 1 << 20, MOST_UNSENT = 1 << 20, RECORD_ALIGN = 16 };
+
+static void drain(void *user);
+
+static void post(answer *a) {
+    while (!http_post(a->server->http, drain, a)) {
+    }
+}
+
+void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs) {
+    static const char padding[RECORD_ALIGN] = {0};
+    size_t logprob_bytes = record.n_logprobs * sizeof *logprobs;
+    record.bytes = sizeof record + logprob_bytes + record.text_bytes;
+    size_t pad = (RECORD_ALIGN - record.bytes % RECORD_ALIGN) % RECORD_ALIGN;
+    record.bytes += pad;
+    pthread_mutex_lock(&a->lock);
+    text_buffer *in = &a->queue.in;
+    text_bytes(in, (const char *)&record, sizeof record);
+    text_bytes(in, (const char *)logprobs, logprob_bytes);
+    text_bytes(in, text, record.text_bytes);
+    text_bytes(in, padding, pad);
+    bool wake = !a->posted;
+    a->posted = true;
+    pthread_mutex_unlock(&a->lock);
+    if (wake) post(a);
+}
+
+void answer_say_last(answer *a) {
+    answer_say(a, (event_record){.type = a->error.status ? ANSWER_FAILED : ANSWER_DONE}, NULL, NULL);
+}
+
+bool answer_is_stalled(answer *a) {
+    if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) return true;
+    pthread_mutex_lock(&a->lock);
+    bool behind = a->queue.in.n > MOST_QUEUED;
+    pthread_mutex_unlock(&a->lock);
+    return behind;
+}
+
+/* ------------------------------------------------------------------------------------------------ network thread */
+
+static void free_answer(answer *a) {
+    answer_options_free(&a->options);
+    text_free(&a->queue.in);
+    text_free(&a->queue.out);
+    for (size_t i = 0; i < a->n_choices; i++) free(a->choices[i].pending);
+    pthread_cond_destroy(&a->changed);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}
+
+static void unlink_answer(answer *a) {
+    server_context *s = a->server;
+    pthread_mutex_lock(&s->answers_lock);
+    *a->link = a->next;
+    if (a->next) a->next->link = a->link;
+    pthread_mutex_unlock(&s->answers_lock);
+}
+
+static void resume(answer *a) {
+    pthread_mutex_lock(&a->lock);
+    atomic_store(&a->stalled, false);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void on_sent(void *user) {
+    answer *a = user;
+    if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) resume(a);
+}
+
+static void deliver(answer *a, const event_record *record) {
+    const char *rest = (const char *)(record + 1);
+    answer_event event = {.type = record->type,
+                          .choice = record->choice,
+                          .logprobs = record->n_logprobs ? (const answer_logprob *)(const void *)rest : NULL,
+                          .n_logprobs = record->n_logprobs,
+                          .text = rest + record->n_logprobs * sizeof(answer_logprob),
+                          .text_bytes = record->text_bytes,
+                          .call = record->call,
+                          .token = record->token,
+                          .finish_reason = record->finish_reason,
+                          .stop_text = record->stop_text,
+                          .stop_token = record->stop_token,
+                          .usage = &a->usage,
+                          .error = &a->error};
+    if (event.type == ANSWER_CALL_BEGIN) { /* the id, a NUL, the name, a NUL */
+        event.id = event.text;
+        event.name = event.text + strlen(event.text) + 1;
+    }
+    if (event.type == ANSWER_BEGIN) a->streaming = a->sink.streams;
+    a->sink.event(a->sink.user, &event);
+}
+
+static void drain(void *user) {
+    answer *a = user;
+    event_queue *q = &a->queue;
+    pthread_mutex_lock(&a->lock);
+    text_buffer filled = q->in;
+    q->in = q->out;
+    q->out = filled;
+    a->posted = false;
+    if (q->in.data) text_clear(&q->in);
+    if (filled.n > MOST_QUEUED) pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    if (filled.failed) { /* events are lost, so the rest means nothing */
+        api_fail(&a->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        atomic_store(&a->cancelled, true);
+    }
+    for (size_t at = 0; at + sizeof(event_record) <= filled.n;) {
+        const event_record *record = (const void *)(filled.data + at);
+        if (record->type == ANSWER_DONE || record->type == ANSWER_FAILED) {
+            unlink_answer(a);
+            deliver(a, record);
+            free_answer(a);
+            return;
+        }
+        deliver(a, record);
+        at += record->bytes;
+    }
+    if (!a->streaming) return;
+    const answer_event flush = {.type = ANSWER_FLUSH};
+    a->sink.event(a->sink.user, &flush);
+    a->last_said = clock_seconds();
+    if (http_unsent(a->call->exchange) > MOST_UNSENT) {
+        atomic_store(&a->stalled, true);
+        http_on_sent(a->call->exchange, MOST_UNSENT / 2, on_sent, a);
+    }
+}
+
+void answers_tick(server_context *s, double now) {
+    double patience = s->settings->ping_seconds;
+    pthread_mutex_lock(&s->answers_lock);
+    for (answer *a = s->answers; a; a = a->next) {
+        if (!a->streaming || now < a->last_said + patience) continue;
+        a->last_said = now;
+        bool prompt = !atomic_load(&a->first_token_seen);
+        const answer_event ping = {.type = ANSWER_PING,
+                                   .prompt_done = prompt ? atomic_load(&a->prompt_done) : 0,
+                                   .prompt_total = prompt ? a->options.n_ids : 0};
+        a->sink.event(a->sink.user, &ping);
+        const answer_event flush = {.type = ANSWER_FLUSH};
+        a->sink.event(a->sink.user, &flush);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+}
+
+void answers_list(server_context *s, text_buffer *out) {
+    pthread_mutex_lock(&s->answers_lock);
+    text_add(out, "[");
+    for (const answer *a = s->answers; a; a = a->next) {
+        bool spoken = atomic_load(&a->first_token_seen), begun = atomic_load(&a->has_place);
+        const char *state = !begun ? "queued" : atomic_load(&a->stalled) ? "stalled" : spoken ? "decode" : "prompt";
+        size_t tokens = atomic_load(&a->tokens);
+        text_add(out, a == s->answers ? "{\"id\":" : ",{\"id\":");
+        text_json_string(out, a->call->id);
+        text_format(out,
+                    ",\"state\":\"%s\",\"is_processing\":%s,\"n_ctx\":%d,\"n_tokens\":%zu,\"prompt_tokens\":%zu,"
+                    "\"prompt_done\":%zu,\"choices\":%zu,\"client\":\"%016llx\",\"seconds\":%.3f,"
+                    "\"params\":{\"temperature\":",
+                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, atomic_load(&a->prompt_done),
+                    a->options.choices, a->call->client, clock_seconds() - a->begun);
+        text_json_number(out, (double)a->options.sampling.temperature);
+        text_format(out, ",\"max_tokens\":%d}}", a->options.max_tokens ? a->options.max_tokens : -1);
+    }
+    text_add(out, "]");
+    pthread_mutex_unlock(&s->answers_lock);
+}

@@ -1,0 +1,412 @@
+/* The way of an answer: a place, a session, the prompt in pieces, the tokens, the session back. */
+#include "serve/answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/answer_checkpoints.h"
+#include "serve/answer_private.h"
+#include "serve/gate.h"
+
+/* Whoever ends an answer from outside: the client that leaves, the server that drains. */
+static void cancel(void *user) {
+    answer *a = user;
+    atomic_store(&a->cancelled, true);
+    pthread_mutex_lock(&a->lock);
+    for (size_t i = 0; a->submitted && i < a->n_choices; i++)
+        if (a->choices[i].session) kakeya_session_cancel(a->choices[i].session);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    gate_wake(a->server->gate);
+}
+
+void answers_stop(server_context *s) {
+    pthread_mutex_lock(&s->answers_lock);
+    for (answer *a = s->answers; a; a = a->next) {
+        atomic_store(&a->draining, true);
+        cancel(a);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+}
+
+/* ------------------------------------------------------------------------------------------------------- submissions
+ */
+
+static void on_done(void *user) {
+    answer *a = user;
+    pthread_mutex_lock(&a->lock);
+    a->unfinished--;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what;
+    (void)total;
+    answer *a = user;
+    atomic_store(&a->prompt_done, (size_t)done);
+    return !atomic_load(&a->cancelled);
+}
+
+/* Submits for one session; under the lock, so that a cancel meets either the flag or the session. */
+static kakeya_status submit(answer *a, answer_choice *c, const int32_t *ids, size_t n,
+                            const kakeya_generate_options *generate, kakeya_error *why) {
+    kakeya_request_options options;
+    kakeya_request_options_init(&options);
+    options.tokens = ids;
+    options.n_tokens = n;
+    options.generate = generate;
+    options.progress = on_progress;
+    options.progress_user = a;
+    options.on_done = on_done;
+    options.done_user = a;
+    pthread_mutex_lock(&a->lock);
+    a->unfinished++;
+    a->submitted = true;
+    pthread_mutex_unlock(&a->lock);
+    kakeya_status status = kakeya_session_submit(c->session, &options, &c->request, why);
+    if (status != KAKEYA_OK) {
+        on_done(a);
+    } else if (atomic_load(&a->cancelled)) {
+        kakeya_session_cancel(c->session);
+    }
+    return status;
+}
+
+static void wait_for_all(answer *a) {
+    pthread_mutex_lock(&a->lock);
+    while (a->unfinished) pthread_cond_wait(&a->changed, &a->lock);
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* Adds what the submission took to what the answer took. */
+static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
+    kakeya_stats_init(&c->stats);
+    kakeya_status status = kakeya_request_wait(c->request, &c->stats, why);
+    c->request = NULL;
+    metrics *m = &a->server->metrics;
+    const kakeya_stats *s = &c->stats;
+    a->usage.prefill_seconds += s->prefill_seconds;
+    a->usage.decode_seconds += s->decode_seconds;
+    a->usage.completion_tokens += s->completion_tokens * c->copies;
+    a->usage.forwards += s->verifier_forwards;
+    a->usage.drafted += s->drafted_tokens;
+    a->usage.accepted += s->accepted_tokens;
+    metrics_add(&m->forwards, s->verifier_forwards);
+    metrics_add(&m->draft_tokens, s->drafted_tokens);
+    metrics_add(&m->draft_accepted, s->accepted_tokens);
+    metrics_add(&m->preemptions, s->waits);
+    for (size_t i = 0; i < METRICS_POSITIONS; i++) {
+        metrics_add(&m->drafted_at[i], s->drafted_at[i]);
+        metrics_add(&m->accepted_at[i], s->accepted_at[i]);
+    }
+    return status;
+}
+
+static bool fail(answer *a, const char *code, const kakeya_error *why) {
+    if (atomic_load(&a->cancelled)) return false; /* what comes of a cancel is no failure */
+    fprintf(stderr, "%s: %s\n", a->call->id, why->message);
+    return api_fail_library(&a->error, code, NULL, why);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ prompts
+ */
+
+/* The timeline becomes ids[0..n). Idle sessions of the store give way where memory is short. */
+static bool compute_prompt(answer *a, answer_choice *c, size_t n) {
+    for (;;) {
+        kakeya_error why = {0};
+        if (submit(a, c, a->options.ids, n, NULL, &why) == KAKEYA_OK) {
+            wait_for_all(a);
+            if (collect(a, c, &why) == KAKEYA_OK) return !atomic_load(&a->cancelled);
+        }
+        if (why.status == KAKEYA_OUT_OF_MEMORY && !atomic_load(&a->cancelled) &&
+            store_relieve(a->server->store, SIZE_MAX / 2) > 0)
+            continue;
+        return fail(a, "invalid_prompt", &why);
+    }
+}
+
+static bool take_session(answer *a) {
+    store_hit hit = {0};
+    kakeya_error why = {0};
+    const answer_options *o = &a->options;
+    answer_choice *first = &a->choices[0];
+    kakeya_session *session = NULL;
+    if (store_take(a->server->store, o->ids, o->n_ids, !o->fresh, &session, &hit, &why) != KAKEYA_OK)
+        return fail(a, "invalid_prompt", &why);
+    pthread_mutex_lock(&a->lock);
+    first->session = session;
+    pthread_mutex_unlock(&a->lock);
+    a->usage.cached_tokens = hit.tokens;
+    metrics *m = &a->server->metrics;
+    metrics_add(&m->cached_tokens[hit.source], hit.tokens);
+    metrics_add(&m->prompt_tokens, o->n_ids);
+    atomic_store(&a->prompt_done, hit.tokens);
+    answer_say(a, (event_record){.type = ANSWER_BEGIN}, NULL, NULL);
+    return true;
+}
+
+/* All of the prompt, with copies for the store where other prompts are likely to part from this one. Under the answer
+ * the last piece is computed together with its first token, unless several choices begin there. */
+static bool compute_checkpoints(answer *a) {
+    const answer_options *o = &a->options;
+    checkpoint points[ANSWER_MAX_CHECKPOINTS];
+    size_t n = o->fresh ? 0
+                        : answer_checkpoints(kakeya_engine_tokenizer(a->server->engine), o->ids, o->n_ids, o->n_stable,
+                                             a->usage.cached_tokens, points);
+    for (size_t i = 0; i < n; i++) {
+        if (!compute_prompt(a, &a->choices[0], points[i].position)) return false;
+        store_checkpoint(a->server->store, a->choices[0].session, points[i].reason);
+    }
+    return true;
+}
+
+static bool fork_choices(answer *a) {
+    if (a->n_choices > 1 && !compute_prompt(a, &a->choices[0], a->options.n_ids)) return false;
+    for (size_t i = 1; i < a->n_choices; i++) {
+        kakeya_error why = {0};
+        kakeya_session *session = NULL;
+        while (kakeya_session_fork(a->choices[0].session, &session, &why) != KAKEYA_OK) {
+            if (why.status != KAKEYA_OUT_OF_MEMORY || store_relieve(a->server->store, SIZE_MAX / 2) == 0)
+                return fail(a, NULL, &why);
+        }
+        pthread_mutex_lock(&a->lock);
+        a->choices[i].session = session;
+        pthread_mutex_unlock(&a->lock);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- answers
+ */
+
+static bool goes_on(answer *a) {
+    for (size_t i = 0; i < a->n_choices; i++) {
+        answer_choice *c = &a->choices[i];
+        if (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON) continue;
+        if (a->options.max_tokens && c->generated >= (size_t)a->options.max_tokens) {
+            c->end = CHOICE_LENGTH;
+            continue;
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Waits while the client takes nothing. The connection's own deadline ends that. */
+static void wait_while_stalled(answer *a) {
+    while (!atomic_load(&a->cancelled) && answer_is_stalled(a)) {
+        pthread_mutex_lock(&a->lock);
+        if (!atomic_load(&a->cancelled) && (atomic_load(&a->stalled) || a->posted))
+            pthread_cond_wait(&a->changed, &a->lock);
+        pthread_mutex_unlock(&a->lock);
+    }
+}
+
+/* One submission of every choice that has not ended. The first one brings the rest of the prompt. */
+static bool generate_round(answer *a) {
+    kakeya_error why = {0};
+    bool good = true;
+    for (size_t i = 0; i < a->n_choices && good; i++) {
+        answer_choice *c = &a->choices[i];
+        if (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON) continue;
+        bool resumed = c->generated > 0;
+        c->end = CHOICE_GOES_ON;
+        kakeya_generate_options options;
+        choice_generate_options(c, &options);
+        good =
+            submit(a, c, resumed ? NULL : a->options.ids, resumed ? 0 : a->options.n_ids, &options, &why) == KAKEYA_OK;
+    }
+    if (!good) cancel(a);
+    wait_for_all(a);
+    bool relieved = false;
+    for (size_t i = 0; i < a->n_choices; i++) {
+        answer_choice *c = &a->choices[i];
+        if (!c->request) continue;
+        kakeya_error its = {0};
+        kakeya_status status = collect(a, c, &its);
+        if (status == KAKEYA_OK && c->end == CHOICE_FAILED) { /* our own, in a callback */
+            if (!a->error.status) a->error = c->error;
+            good = false;
+        } else if (status == KAKEYA_OUT_OF_MEMORY && (relieved || store_relieve(a->server->store, SIZE_MAX / 2) > 0)) {
+            relieved = true;
+            c->end = CHOICE_GOES_ON;
+        } else if (status == KAKEYA_CANCELLED) {
+            c->end = CHOICE_CANCELLED;
+        } else if (status != KAKEYA_OK) {
+            why = its;
+            good = false;
+        }
+    }
+    return good || fail(a, NULL, &why);
+}
+
+static bool generate(answer *a) {
+    for (size_t i = 0; i < a->n_choices; i++) {
+        if (choice_open(&a->choices[i])) continue;
+        a->error = a->choices[i].error;
+        return false;
+    }
+    while (goes_on(a)) {
+        wait_while_stalled(a);
+        if (atomic_load(&a->cancelled)) return false;
+        if (!generate_round(a)) return false;
+        if (atomic_load(&a->cancelled)) return false;
+    }
+    for (size_t i = 0; i < a->n_choices; i++) {
+        choice_finish(&a->choices[i]);
+        if (a->choices[i].error.status && !a->error.status) a->error = a->choices[i].error;
+    }
+    return a->error.status == 0;
+}
+
+static void give_back(answer *a) {
+    pthread_mutex_lock(&a->lock);
+    a->submitted = false; /* nobody cancels sessions from here on */
+    pthread_mutex_unlock(&a->lock);
+    for (size_t i = 0; i < a->n_choices; i++) {
+        answer_choice *c = &a->choices[i];
+        choice_close(c);
+        kakeya_session *session = c->session;
+        c->session = NULL;
+        if (!session) continue;
+        kakeya_session_clear_cancel(session);
+        size_t n;
+        kakeya_session_tokens(session, &n);
+        if (a->error.status >= 500 || n == 0) {
+            kakeya_session_close(session); /* whatever is wrong may be wrong with it */
+        } else {
+            store_give(a->server->store, session, n < a->options.n_ids ? n : a->options.n_ids);
+        }
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------- whole
+ */
+
+static bool check_room(answer *a) {
+    const answer_options *o = &a->options;
+    if (o->n_ids == 0) return api_fail(&a->error, 400, "invalid_prompt", NULL, "the prompt has no tokens");
+    if (o->n_ids + 1 > (size_t)a->server->context)
+        return api_fail(&a->error, 400, "context_length_exceeded", "messages",
+                        "the prompt has %zu tokens; with one more for the answer the context of %d tokens has no room",
+                        o->n_ids, a->server->context);
+    return true;
+}
+
+static bool enter(answer *a) {
+    double since = clock_seconds();
+    switch (gate_enter(a->server->gate, a->call->client, &a->cancelled)) {
+    case GATE_ENTERED:
+        atomic_store(&a->has_place, true);
+        a->usage.queue_seconds = clock_seconds() - since;
+        metrics_seconds(&a->server->metrics.queue, a->usage.queue_seconds);
+        return true;
+    case GATE_FULL:
+        a->error.retry_after = 1;
+        return api_fail(&a->error, 429, "queue_full", NULL, "too many requests are waiting");
+    case GATE_CLOSED:
+        a->error.retry_after = 2;
+        return api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
+    default:
+        return false;
+    }
+}
+
+/* What the answer took, for the log and the metrics. */
+static void account(answer *a) {
+    metrics *m = &a->server->metrics;
+    answer_usage *u = &a->usage;
+    u->prompt_tokens = a->options.n_ids;
+    finished_reason reason = FINISHED_STOP;
+    for (size_t i = 0; i < a->n_choices; i++) {
+        const answer_choice *c = &a->choices[i];
+        reason = c->end == CHOICE_LENGTH  ? FINISHED_LENGTH
+                 : c->end == CHOICE_CALLS ? FINISHED_TOOL_CALLS
+                                          : FINISHED_STOP;
+    }
+    if (a->error.status) reason = FINISHED_ERROR;
+    if (atomic_load(&a->cancelled) && !atomic_load(&a->draining)) reason = FINISHED_CANCELLED;
+    static const char *const names[] = {"stop", "length", "tool_calls", "cancelled", "error"};
+    metrics_add(&m->finished[reason], 1);
+    if (u->first_token_seconds > 0) {
+        metrics_seconds(&m->prefill, u->prefill_seconds);
+        metrics_seconds(&m->decode, u->decode_seconds);
+        metrics_seconds(&m->whole, clock_seconds() - http_received(a->call->exchange));
+        metrics_tokens(&m->prompt_size, u->prompt_tokens);
+        metrics_tokens(&m->answer_size, u->completion_tokens);
+    }
+    double speed = u->decode_seconds > 0 ? (double)u->completion_tokens / u->decode_seconds : 0;
+    double each = u->forwards ? (double)u->completion_tokens / (double)u->forwards : 0;
+    text_format(
+        &a->call->log,
+        a->server->settings->log_json
+            ? "\"prompt\":%zu,\"cached\":%zu,\"generated\":%zu,\"first_token_ms\":%.1f,"
+              "\"tokens_per_second\":%.1f,\"tokens_per_forward\":%.2f,\"finish\":\"%s\""
+            : "prompt %zu (%zu cached), generated %zu, first token %.1f ms, %.1f tokens/s, %.2f per forward, %s",
+        u->prompt_tokens, u->cached_tokens, u->completion_tokens, u->first_token_seconds * 1000, speed, each,
+        names[reason]);
+}
+
+static answer *open_answer(call *c, answer_options *options, const answer_sink *sink) {
+    answer *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    server_context *s = c->server;
+    const kakeya_tokenizer *t = kakeya_engine_tokenizer(s->engine);
+    a->server = s;
+    a->call = c;
+    a->sink = *sink;
+    a->options = *options;
+    a->begun = a->last_said = clock_seconds();
+    a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;
+    a->id_channel_end = t ? kakeya_tokenizer_find(t, "<channel|>") : -1;
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->changed, NULL);
+    /* Greedy choices would all be the same text: it is computed once. */
+    bool same = options->sampling.temperature == 0;
+    a->n_choices = same ? 1 : options->choices;
+    for (size_t i = 0; i < a->n_choices; i++) {
+        a->choices[i].answer = a;
+        a->choices[i].index = i;
+        a->choices[i].copies = same ? options->choices : 1;
+    }
+    pthread_mutex_lock(&s->answers_lock);
+    a->link = &s->answers;
+    a->next = s->answers;
+    if (a->next) a->next->link = &a->next;
+    s->answers = a;
+    pthread_mutex_unlock(&s->answers_lock);
+    return a;
+}
+
+bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
+    answer *a = open_answer(c, options, sink);
+    if (!a) {
+        api_error error = {0};
+        api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+        answer_options_free(options);
+        sink->event(sink->user, &(answer_event){.type = ANSWER_FAILED, .error = &error});
+        return false;
+    }
+    *options = (answer_options){0};
+    call_on_cancel(c, cancel, a);
+    if (check_room(a) && enter(a)) {
+        if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
+        give_back(a);
+        gate_leave(a->server->gate, c->client);
+    }
+    call_on_cancel(c, NULL, NULL);
+    if (atomic_load(&a->draining) && !a->error.status) {
+        a->error.retry_after = 2;
+        api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
+    } else if (atomic_load(&a->cancelled) && !a->error.status) {
+        api_fail(&a->error, 503, "cancelled", NULL, "the client has left");
+    }
+    account(a);
+    bool good = a->error.status == 0;
+    answer_say_last(a);
+    return good;
+}

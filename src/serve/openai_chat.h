@@ -1,0 +1,21 @@
+/* What the chat APIs read in the same way. */
+#ifndef KAKEYA_SERVE_OPENAI_CHAT_H
+#define KAKEYA_SERVE_OPENAI_CHAT_H
+
+#include "serve/answer.h"
+#include "serve/body.h"
+
+/* How a conversation is rendered and what its answer may hold. */
+typedef struct chat_shape {
+    bool thinking, hide_reasoning;
+    bool without_turn;      /* the model's turn is not opened */
+    bool preserve_thinking; /* reasoning of earlier turns stays */
+} chat_shape;
+
+/* messages, tools, thinking and formats of a request in the form of chat completions. out may be NULL: nothing is
+ * generated. */
+void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out);
+/* The prompt's tokens: out->ids, n_ids, n_stable. False: *error. */
+bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error);
+
+#endif

@@ -1,0 +1,195 @@
+/* The fields of a chat request that decide about the prompt: messages, tools, thinking, formats. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/openai_chat.h"
+
+enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 64 };
+
+static bool is_name(const cJSON *item) {
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
+    if (!cJSON_IsString(item)) return false;
+    size_t bytes = strlen(item->valuestring);
+    return bytes > 0 && bytes <= MAX_NAME && strspn(item->valuestring, allowed) == bytes;
+}
+
+static void read_messages(fields *f) {
+    const cJSON *messages = fields_array(f, "messages"), *message;
+    int n = cJSON_GetArraySize(messages), i = 0;
+    if (!messages) {
+        api_fail(f->error, 400, "missing_required_parameter", "messages", "messages is missing");
+        return;
+    }
+    if (n < 1 || n > MAX_MESSAGES) {
+        api_fail(f->error, 400, "invalid_value", "messages", "messages: %d messages, but 1 to %d are allowed", n,
+                 MAX_MESSAGES);
+        return;
+    }
+    cJSON_ArrayForEach(message, messages) {
+        const cJSON *role = cJSON_IsObject(message) ? cJSON_GetObjectItemCaseSensitive(message, "role") : NULL;
+        if (cJSON_IsString(role) && strcmp(role->valuestring, "function") == 0) {
+            char param[64];
+            snprintf(param, sizeof param, "messages[%d].role", i);
+            api_fail(f->error, 400, "unsupported_value", param, "%s: function messages are not supported; use tool",
+                     param);
+        }
+        i++;
+    }
+}
+
+static bool declares(const cJSON *tools, const char *name) {
+    const cJSON *tool;
+    cJSON_ArrayForEach(tool, tools) {
+        const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
+        const cJSON *its = cJSON_GetObjectItemCaseSensitive(function, "name");
+        if (cJSON_IsString(its) && strcmp(its->valuestring, name) == 0) return true;
+    }
+    return false;
+}
+
+static const cJSON *read_tools(fields *f) {
+    const cJSON *tools = fields_array(f, "tools"), *tool;
+    int i = 0;
+    if (cJSON_GetArraySize(tools) > MAX_TOOLS)
+        api_fail(f->error, 400, "invalid_value", "tools", "tools: more than %d", MAX_TOOLS);
+    cJSON_ArrayForEach(tool, tools) {
+        char param[80];
+        const cJSON *type = cJSON_GetObjectItemCaseSensitive(tool, "type");
+        const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
+        const cJSON *parameters = cJSON_GetObjectItemCaseSensitive(function, "parameters");
+        snprintf(param, sizeof param, "tools[%d]", i++);
+        if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
+            api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function are supported", param);
+        } else if (!is_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
+            api_fail(f->error, 400, "invalid_value", param,
+                     "%s.function.name is not a name of 1 to 64 letters, digits, '_', '-' and '.'", param);
+        } else if (parameters && !cJSON_IsNull(parameters) && !cJSON_IsObject(parameters)) {
+            api_fail(f->error, 400, "invalid_type", param, "%s.function.parameters is not an object", param);
+        }
+    }
+    return cJSON_GetArraySize(tools) ? tools : NULL;
+}
+
+/* tool_choice: true where a call is forced. none bans the token that begins a call. */
+static bool read_tool_choice(call *c, fields *f, const cJSON *tools, answer_options *out) {
+    const cJSON *choice = fields_get(f, "tool_choice");
+    if (!choice) return false;
+    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL;
+    if (mode && strcmp(mode, "none") == 0) {
+        int32_t begin = kakeya_tokenizer_find(kakeya_engine_tokenizer(c->server->engine), "<|tool_call>");
+        if (!out || begin < 0 || !tools) return false;
+        if (!out->bias) out->bias = calloc(1, sizeof *out->bias);
+        if (out->bias) out->bias[out->n_bias++] = (kakeya_logit_bias){.token = begin, .bias = -INFINITY};
+        return false;
+    }
+    if (!tools) {
+        api_fail(f->error, 400, "invalid_value", "tool_choice", "tool_choice is given, but no tools are");
+        return false;
+    }
+    if (mode && strcmp(mode, "auto") == 0) return false;
+    if (cJSON_IsObject(choice)) {
+        const cJSON *function = cJSON_GetObjectItemCaseSensitive(choice, "function");
+        const cJSON *name = cJSON_GetObjectItemCaseSensitive(function ? function : choice, "name");
+        if (cJSON_IsString(name) && !declares(tools, name->valuestring)) {
+            api_fail(f->error, 400, "invalid_value", "tool_choice", "tool_choice: there is no tool %.64s",
+                     name->valuestring);
+            return false;
+        }
+    } else if (!mode || strcmp(mode, "required") != 0) {
+        fields_wrong_value(f, "tool_choice", choice, "none, auto, required or a tool");
+        return false;
+    }
+    api_fail(f->error, 400, "unsupported_parameter", "tool_choice",
+             "tool_choice can be none or auto: a call cannot be forced here");
+    return true;
+}
+
+/* Whether the request asks for reasoning: 1, asks for none: 0, says nothing: -1. */
+static int read_thinking(fields *f, chat_shape *shape) {
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max", NULL};
+    int asked = -1;
+    const char *effort = fields_string(f, "reasoning_effort", NULL);
+    if (effort) {
+        size_t i = 0;
+        while (efforts[i] && strcmp(efforts[i], effort) != 0) i++;
+        if (!efforts[i])
+            fields_wrong_value(f, "reasoning_effort", fields_get(f, "reasoning_effort"),
+                               "none, minimal, low, medium, high, xhigh or max");
+        asked = i >= 2;
+    }
+    const cJSON *thinking = fields_get(f, "thinking");
+    if (cJSON_IsObject(thinking)) {
+        const cJSON *type = cJSON_GetObjectItemCaseSensitive(thinking, "type");
+        if (cJSON_IsString(type)) asked = strcmp(type->valuestring, "disabled") != 0;
+    } else if (thinking) {
+        fields_wrong_type(f, "thinking", thinking, "an object");
+    }
+    if (fields_get(f, "think")) asked = fields_bool(f, "think", false);
+    fields inner;
+    fields_begin(&inner, fields_object(f, "chat_template_kwargs"), "chat_template_kwargs.", f->error);
+    if (fields_get(&inner, "enable_thinking")) asked = fields_bool(&inner, "enable_thinking", false);
+    shape->preserve_thinking = fields_bool(&inner, "preserve_thinking", false);
+    return asked;
+}
+
+/* Formats that the answer would have to follow, token by token. */
+static void read_format(fields *f) {
+    const cJSON *format = fields_object(f, "response_format");
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(format, "type");
+    if (format && !cJSON_IsString(type)) {
+        api_fail(f->error, 400, "missing_required_parameter", "response_format.type",
+                 "response_format.type is missing");
+    } else if (format && strcmp(type->valuestring, "text") != 0) {
+        api_fail(f->error, 400, "unsupported_parameter", "response_format",
+                 "response_format: %.64s is not supported here, only text", type->valuestring);
+    }
+    static const char *const constrained[] = {
+        "json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs", "grammar", NULL};
+    fields_refuse(f, constrained);
+}
+
+void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
+    read_messages(f);
+    const cJSON *tools = read_tools(f);
+    bool forced = read_tool_choice(c, f, tools, out);
+    int asked = read_thinking(f, shape);
+    read_format(f);
+    shape->thinking = asked >= 0 ? asked : c->server->settings->thinking && !forced;
+    shape->without_turn = !fields_bool(f, "add_generation_prompt", true);
+    bool show = fields_bool(f, "include_reasoning", true);
+    shape->hide_reasoning = !shape->thinking || !show;
+    if (fields_bool(f, "continue_final_message", false))
+        api_fail(f->error, 400, "unsupported_parameter", "continue_final_message",
+                 "continue_final_message is not supported here");
+    bool parallel = fields_bool(f, "parallel_tool_calls", true);
+    int64_t other_budget = fields_integer(f, "thinking_budget_tokens", 0, 1 << 30, -1);
+    int64_t budget = fields_integer(f, "thinking_token_budget", 0, 1 << 30, other_budget);
+    if (!out) return;
+    out->thinking_budget = budget;
+    out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;
+    out->hide_reasoning = shape->hide_reasoning;
+    if (tools) out->tools = http_body(c->exchange, &out->tools_bytes);
+}
+
+bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error) {
+    kakeya_chat_options how;
+    kakeya_chat_options_init(&how);
+    how.thinking = shape->thinking;
+    how.preserve_thinking = shape->preserve_thinking;
+    how.without_turn = shape->without_turn;
+    size_t bytes;
+    const char *body = http_body(c->exchange, &bytes);
+    kakeya_error why = {0};
+    if (kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids, &out->n_ids,
+                           &out->n_stable, &why) == KAKEYA_OK)
+        return true;
+    /* The library names the place in front of its message. */
+    char param[96] = "";
+    const char *place = strstr(why.message, "messages[");
+    size_t length = place ? strspn(place, "abcdefghijklmnopqrstuvwxyz_[].0123456789") : 0;
+    if (length > 0 && length < sizeof param) snprintf(param, sizeof param, "%.*s", (int)length, place);
+    const char *code = why.status == KAKEYA_UNSUPPORTED ? "unsupported_content" : "invalid_prompt";
+    return api_fail_library(error, code, param[0] ? param : "messages", &why);
+}

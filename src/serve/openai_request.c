@@ -1,0 +1,217 @@
+#include "serve/openai_request.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/hash.h"
+
+enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
+
+static void read_stops(fields *f, answer_options *out) {
+    static const char expected[] = "a string, or a list of 1 to 16 strings of 1 to 1024 bytes";
+    const cJSON *stop = fields_get(f, "stop");
+    if (!stop) return;
+    const cJSON *item = cJSON_IsArray(stop) ? stop->child : stop;
+    if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
+        fields_wrong_type(f, "stop", stop, expected);
+        return;
+    }
+    for (; item; item = cJSON_IsArray(stop) ? item->next : NULL) {
+        size_t bytes = cJSON_IsString(item) ? strlen(item->valuestring) : 0;
+        if (!cJSON_IsString(item)) {
+            fields_wrong_type(f, "stop", stop, expected);
+            return;
+        }
+        if (bytes == 0 || bytes > MAX_STOP_BYTES || out->n_stops == ANSWER_MAX_STOPS) {
+            fields_wrong_value(f, "stop", stop, expected);
+            return;
+        }
+        out->stops[out->n_stops++] = item->valuestring;
+    }
+}
+
+static void read_stop_tokens(call *c, fields *f, answer_options *out) {
+    int vocab = kakeya_engine_vocab_size(c->server->engine);
+    const cJSON *list = fields_array(f, "stop_token_ids"), *item;
+    cJSON_ArrayForEach(item, list) {
+        bool id = cJSON_IsNumber(item) && item->valuedouble == floor(item->valuedouble) && item->valuedouble >= 0 &&
+                  item->valuedouble < vocab;
+        if (!id || out->n_stop_tokens == ANSWER_MAX_STOP_TOKENS) {
+            fields_wrong_value(f, "stop_token_ids", list, "a list of at most 64 token ids");
+            return;
+        }
+        out->stop_tokens[out->n_stop_tokens++] = (int32_t)item->valuedouble;
+    }
+}
+
+static void read_biases(call *c, fields *f, answer_options *out) {
+    const cJSON *object = fields_object(f, "logit_bias"), *item;
+    int n = cJSON_GetArraySize(object), vocab = kakeya_engine_vocab_size(c->server->engine);
+    if (!object || n == 0) return;
+    if (n > MAX_BIASES) {
+        fields_wrong_value(f, "logit_bias", object, "an object of at most 1024 entries");
+        return;
+    }
+    out->bias = calloc((size_t)n + 1, sizeof *out->bias); /* one more for what tools want */
+    if (!out->bias) {
+        api_fail(f->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        return;
+    }
+    cJSON_ArrayForEach(item, object) {
+        size_t digits = strlen(item->string);
+        long id = digits && digits < 9 && strspn(item->string, "0123456789") == digits ? atol(item->string) : -1;
+        if (id < 0 || id >= vocab) {
+            fields_wrong_value(f, "logit_bias", object, "an object whose keys are token ids");
+            return;
+        }
+        if (!cJSON_IsNumber(item) || !(item->valuedouble >= -100 && item->valuedouble <= 100)) {
+            fields_wrong_value(f, "logit_bias", item, "a number from -100 to 100");
+            return;
+        }
+        float bias = item->valuedouble <= -100 ? -INFINITY : (float)item->valuedouble;
+        out->bias[out->n_bias++] = (kakeya_logit_bias){.token = (int32_t)id, .bias = bias};
+    }
+}
+
+static uint64_t random_seed(void) {
+    uint64_t seed;
+    while (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) {
+    }
+    return seed;
+}
+
+void openai_read_sampling(call *c, fields *f, answer_options *out) {
+    const kakeya_sampling *defaults = &c->server->sampling;
+    kakeya_sampling *s = &out->sampling;
+    size_t bytes;
+    const char *body = http_body(c->exchange, &bytes);
+    s->temperature = (float)fields_number(f, "temperature", 0, 2, (double)defaults->temperature);
+    s->top_p = (float)fields_number(f, "top_p", 0, 1, (double)defaults->top_p);
+    if (!(s->top_p > 0)) fields_wrong_value(f, "top_p", fields_get(f, "top_p"), "above 0");
+    int64_t top_k = fields_integer(f, "top_k", -1, 1 << 30, defaults->top_k);
+    s->top_k = top_k > 0 ? (int)top_k : 0;
+    s->min_p = (float)fields_number(f, "min_p", 0, 1, 0);
+    double repetition = fields_number(f, "repeat_penalty", 1e-3, 1e3, 1);
+    s->repetition_penalty = (float)fields_number(f, "repetition_penalty", 1e-3, 1e3, repetition);
+    out->presence_penalty = (float)fields_number(f, "presence_penalty", -2, 2, 0);
+    out->frequency_penalty = (float)fields_number(f, "frequency_penalty", -2, 2, 0);
+    if (!fields_seed(f, "seed", body, bytes, &s->seed)) s->seed = random_seed();
+    out->choices = (size_t)fields_integer(f, "n", 1, ANSWER_MAX_CHOICES, 1);
+    read_stops(f, out);
+    read_stop_tokens(c, f, out);
+    read_biases(c, f, out);
+    out->ignore_stop_tokens = fields_bool(f, "ignore_eos", false);
+    out->min_tokens = (size_t)fields_integer(f, "min_tokens", 0, 1 << 24, 0);
+    out->keep_stop = fields_bool(f, "include_stop_str_in_output", false);
+    out->token_ids = fields_bool(f, "return_token_ids", false);
+    out->fresh = !fields_bool(f, "cache_prompt", true);
+}
+
+int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback) {
+    int found = fallback;
+    bool given = false;
+    for (; *names; names++) {
+        const cJSON *item = fields_get(f, *names);
+        if (!item || (cJSON_IsNumber(item) && item->valuedouble == -1)) continue;
+        int64_t tokens = fields_integer(f, *names, least, 1 << 30, 0);
+        if (!given) found = (int)tokens;
+        given = true;
+    }
+    return found;
+}
+
+const char *openai_read_model(call *c, fields *f) {
+    const char *name = fields_string(f, "model", NULL);
+    if (!name) {
+        api_fail(f->error, 400, "missing_required_parameter", "model", "model is missing");
+        return NULL;
+    }
+    const char *served = server_model(c->server, name);
+    if (!served) api_fail(f->error, 404, "model_not_found", "model", "there is no model %.64s here", name);
+    return served;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- answers
+ */
+
+void openai_usage(text_buffer *out, const answer_usage *u) {
+    text_format(out,
+                "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
+                "\"prompt_tokens_details\":{\"cached_tokens\":%zu},\"completion_tokens_details\":{"
+                "\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":0,\"rejected_prediction_tokens\":0}}",
+                u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
+                u->reasoning_tokens);
+}
+
+static double per_second(size_t tokens, double seconds) { return seconds > 0 ? (double)tokens / seconds : 0; }
+
+void openai_timings(text_buffer *out, const answer_usage *u) {
+    size_t computed = u->prompt_tokens - u->cached_tokens;
+    text_format(out,
+                "\"timings\":{\"cache_n\":%zu,\"prompt_n\":%zu,\"prompt_ms\":%.3f,\"prompt_per_second\":%.3f,"
+                "\"predicted_n\":%zu,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f,\"draft_n\":%llu,"
+                "\"draft_n_accepted\":%llu,\"verifier_forwards\":%llu}",
+                u->cached_tokens, computed, u->prefill_seconds * 1000, per_second(computed, u->prefill_seconds),
+                u->completion_tokens, u->decode_seconds * 1000, per_second(u->completion_tokens, u->decode_seconds),
+                (unsigned long long)u->drafted, (unsigned long long)u->accepted, (unsigned long long)u->forwards);
+}
+
+void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *t, int32_t token) {
+    const char *piece = kakeya_tokenizer_piece(t, token);
+    if (!piece) return;
+    unsigned byte;
+    if (strlen(piece) == 6 && sscanf(piece, "<0x%2X>", &byte) == 1) {
+        const char raw = (char)byte;
+        text_bytes(out, &raw, 1);
+        return;
+    }
+    static const char space[] = "\xE2\x96\x81";
+    for (const char *next; (next = strstr(piece, space)) != NULL; piece = next + 3) {
+        text_bytes(out, piece, (size_t)(next - piece));
+        text_bytes(out, " ", 1);
+    }
+    text_add(out, piece);
+}
+
+static void one_logprob(text_buffer *out, const kakeya_tokenizer *t, int32_t token, double value) {
+    text_buffer bytes = {0};
+    openai_token_bytes(&bytes, t, token);
+    text_add(out, "{\"token\":");
+    text_json(out, bytes.data ? bytes.data : "", bytes.n);
+    text_add(out, ",\"logprob\":");
+    text_json_number(out, value);
+    text_add(out, ",\"bytes\":[");
+    for (size_t i = 0; i < bytes.n; i++) text_format(out, "%s%u", i ? "," : "", (unsigned char)bytes.data[i]);
+    text_add(out, "]");
+    out->failed |= bytes.failed;
+    text_free(&bytes);
+}
+
+void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *t, const answer_logprob *entries, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (i) text_add(out, ",");
+        one_logprob(out, t, entries[i].token, entries[i].value);
+        text_add(out, ",\"top_logprobs\":[");
+        for (size_t k = 0; k < entries[i].n_top; k++) {
+            if (k) text_add(out, ",");
+            one_logprob(out, t, entries[i].top[k].token, entries[i].top[k].log_probability);
+            text_add(out, "}");
+        }
+        text_add(out, "]}");
+    }
+}
+
+void openai_fingerprint(const server_context *s, char out[96]) {
+    const char *backend = kakeya_engine_backend(s->engine), *name = s->settings->names[0];
+    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, backend, strcspn(backend, ","));
+    hash = hash_fnv1a(hash, name, strlen(name));
+    const kakeya_session_options *o = &s->settings->session;
+    const int policy[] = {(int)o->attention, (int)o->restore_layers, o->sink,
+                          o->window,         (int)o->kv_format,      (int)kakeya_engine_precision(s->engine)};
+    hash = hash_fnv1a(hash, policy, sizeof policy);
+    snprintf(out, 96, "kakeya-%s-%08llx-%s", kakeya_version(), (unsigned long long)(hash & 0xffffffff),
+             kakeya_attention_name(o->attention));
+}

@@ -1,0 +1,27 @@
+/* Fields that OpenAI's two APIs for completions share, and pieces of JSON that their answers share. */
+#ifndef KAKEYA_SERVE_OPENAI_REQUEST_H
+#define KAKEYA_SERVE_OPENAI_REQUEST_H
+
+#include "serve/answer.h"
+#include "serve/body.h"
+
+/* Sampling, stops, biases, seeds and choices. */
+void openai_read_sampling(call *c, fields *f, answer_options *out);
+/* The first of the named fields that is given (NULL-terminated): tokens of an answer, -1 for no limit. 0 where none is.
+ */
+int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback);
+/* A model that is served, or 404. */
+const char *openai_read_model(call *c, fields *f);
+
+/* "usage":{...} without a comma around it. */
+void openai_usage(text_buffer *out, const answer_usage *usage);
+/* "timings":{...} */
+void openai_timings(text_buffer *out, const answer_usage *usage);
+/* {"token":..,"logprob":..,"bytes":[..],"top_logprobs":[..]} for each, with commas between. */
+void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *tokenizer, const answer_logprob *entries, size_t n);
+/* The bytes that a token stands for, appended. */
+void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
+/* "kakeya-0.2.0-1f3a9c20-native": what has to be the same for answers to be the same. */
+void openai_fingerprint(const server_context *server, char out[96]);
+
+#endif
