@@ -200,7 +200,7 @@ static kakeya_status open_empty(prefix_store *store, kakeya_session **out, kakey
 /* Whether the request may have the session itself. What goes on where the entry ends loses nothing; what goes on
  * shortly before loses an answer and less of its prompt than a checkpoint would have kept. */
 static bool may_move(const store_entry *entry, size_t tokens) {
-    return entry->live && tokens + CHECKPOINT_TOKENS > entry->prompt_tokens;
+    return entry->live && tokens + CHECKPOINT_TOKENS > entry->prompt_end;
 }
 
 static kakeya_status fork_entry(prefix_store *store, const store_entry *entry, kakeya_session **out,
@@ -322,15 +322,21 @@ kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool
 
 /* ------------------------------------------------------------------------------------------------ give, checkpoint */
 
-/* Puts the entry in, in place of one of the same ids and kind; false when out of memory. */
+/* Puts the entry in, in place of one of the same ids and kind, unless that is the better one; false when out of memory.
+ */
 static bool put(prefix_store *store, store_entry *entry) {
     pthread_mutex_lock(&store->entries.lock);
     store_entry *same = store_entries_find_same(&store->entries, entry->ids, entry->n, entry->live);
     if (same && same->busy) same = NULL;
+    if (same && same->prompt_tokens > entry->prompt_tokens) { /* it serves more prompts */
+        same->used = entry->used;
+        pthread_mutex_unlock(&store->entries.lock);
+        store_entry_close(entry);
+        return true;
+    }
     if (same) {
         entry->hits += same->hits;
         entry->saved = same->saved;
-        if (same->prompt_tokens > entry->prompt_tokens) entry->prompt_tokens = same->prompt_tokens;
         store_entries_remove(&store->entries, same);
     }
     bool added = store_entries_add(&store->entries, entry);
@@ -339,6 +345,13 @@ static bool put(prefix_store *store, store_entry *entry) {
     pthread_mutex_unlock(&store->entries.lock);
     store_entry_close(same);
     return added;
+}
+
+/* How many of a session's first rows are known to be prompt rows. Bounded timelines that go on behind answers hold rows
+ * of both kinds anywhere. */
+static size_t known_prompt_rows(const prefix_store *store, size_t prompt_tokens) {
+    bool mixed = store->session.attention != KAKEYA_ATTENTION_NATIVE && store->options.reuse_any;
+    return mixed ? 0 : prompt_tokens;
 }
 
 /* Under bounded policies the rows that a prompt would need have often left with the answer. */
@@ -354,7 +367,8 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
     kakeya_session_clear_cancel(session);
     store_entry *entry = NULL;
     if (can_serve(store, session, prompt_tokens))
-        entry = store_entry_open(session, prompt_tokens, STORE_TURN_END, true);
+        entry = store_entry_open(session, known_prompt_rows(store, prompt_tokens), STORE_TURN_END, true);
+    if (entry && prompt_tokens < entry->n) entry->prompt_end = prompt_tokens;
     if (!entry) {
         kakeya_session_close(session);
         return;
@@ -371,7 +385,7 @@ static bool refresh(prefix_store *store, const kakeya_session *session, store_re
     const int32_t *ids = kakeya_session_tokens(session, &n);
     pthread_mutex_lock(&store->entries.lock);
     store_entry *same = store_entries_find_same(&store->entries, ids, n, false);
-    bool there = same && (reason == STORE_TURN_END || same->prompt_tokens == n);
+    bool there = same && (reason == STORE_TURN_END || same->prompt_tokens >= known_prompt_rows(store, n));
     if (there) {
         same->used = clock_seconds();
         if (reason == STORE_SYSTEM_TURN) same->reason = reason;
@@ -386,7 +400,8 @@ void store_checkpoint(prefix_store *store, const kakeya_session *session, store_
     if (store->entries.ram_bytes == 0 || n == 0 || refresh(store, session, reason)) return;
     kakeya_session *copy = NULL;
     if (kakeya_session_fork(session, &copy, NULL) != KAKEYA_OK) return;
-    store_entry *entry = store_entry_open(copy, reason == STORE_TURN_END ? 0 : n, reason, false);
+    store_entry *entry =
+        store_entry_open(copy, reason == STORE_TURN_END ? 0 : known_prompt_rows(store, n), reason, false);
     if (!entry)
         kakeya_session_close(copy);
     else if (put(store, entry))

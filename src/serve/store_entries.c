@@ -42,6 +42,7 @@ store_entry *store_entry_open(kakeya_session *session, size_t prompt_tokens, sto
         .ids = ids,
         .n = n,
         .prompt_tokens = prompt_tokens < n ? prompt_tokens : n,
+        .prompt_end = n,
         .reason = reason,
         .live = live,
         .own_bytes = bytes.total > growing ? bytes.total - growing : 0,

@@ -15,6 +15,7 @@ typedef struct store_entry {
     const int32_t *ids; /* [n], the session's own */
     size_t n;
     size_t prompt_tokens; /* rows of the first so many are prompt rows */
+    size_t prompt_end;    /* where the last prompt ended */
     store_reason reason;
     bool live;
     bool saved;        /* there is a file of it */
