@@ -16,6 +16,8 @@
 
 enum { INTERRUPTED_TWICE = 130 };
 
+#define DEFAULT_GRPC "127.0.0.1:50051"
+
 typedef struct serve_options {
     cli_shared shared;
     const char *host;
@@ -23,7 +25,9 @@ typedef struct serve_options {
     cli_texts names, keys, origins, hosts;
     const char *key_file, *tls_certificate, *tls_key;
     int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls;
-    int thinking; /* index of switch_names */
+    int thinking;     /* index of switch_names */
+    const char *grpc; /* NULL: the default */
+    int session_ttl;
     float drain, ping;
     size_t cache_ram;
     int reuse; /* index of reuse_names */
@@ -35,7 +39,7 @@ static const char *const reuse_names[] = {"exact", "any", NULL};
 
 static const cli_command command = {
     .name = "serve",
-    .summary = "Answers the APIs of OpenAI's clients over HTTP.",
+    .summary = "Answers the APIs of OpenAI's clients over HTTP, and kakeya.v1.RuntimeService over gRPC.",
     .operands = "",
     .details = "The first line on stdout is one JSON object with the addresses, once the port is open; the model is\n"
                "loaded meanwhile, and /health says when it is ready. SIGTERM and SIGINT let running answers end\n"
@@ -81,6 +85,11 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
                  .n_origins = o->origins.n},
         .names = o->names.n ? o->names.text : name,
         .n_names = o->names.n ? o->names.n : 1,
+        .grpc = !o->grpc                      ? DEFAULT_GRPC
+                : strcmp(o->grpc, "off") == 0 ? NULL
+                                              : o->grpc,
+        .grpc_by_default = !o->grpc,
+        .session_ttl = o->session_ttl,
         .max_queue = o->max_queue,
         .max_tokens = o->max_tokens,
         .max_tool_calls = o->max_tool_calls,
@@ -120,8 +129,10 @@ static int serve(const serve_settings *settings) {
     kakeya_error error = {0};
     server_context *running = NULL;
     if (serve_start(settings, &running, &error) != KAKEYA_OK) return cli_fail(command.name, &error);
-    char line[160];
-    int bytes = snprintf(line, sizeof line, "{\"http\": \"%s\", \"grpc\": null}\n", serve_url(running));
+    const char *grpc = serve_grpc(running), *quote = grpc ? "\"" : "";
+    char line[512];
+    int bytes = snprintf(line, sizeof line, "{\"http\": \"%s\", \"grpc\": %s%s%s}\n", serve_url(running), quote,
+                         grpc ? grpc : "null", quote);
     terminal_write(line, (size_t)bytes);
     int number;
     while ((number = serve_wait(running, &wanted, &error)) == SIGHUP) {
@@ -143,6 +154,7 @@ int cli_serve(int argc, char **argv) {
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
                        .max_tool_calls = 32,
                        .cache_ram = SIZE_MAX,
+                       .session_ttl = 1800,
                        .drain = 30,
                        .ping = 10};
     cli_option shared[CLI_SHARED_OPTIONS];
@@ -152,6 +164,11 @@ int cli_serve(int argc, char **argv) {
                    .help = "where to listen ($KAKEYA_HOST, else 127.0.0.1)"),
         CLI_OPTION(.name = "port", .argument = "N", .kind = CLI_INT, .target = &o.port, .min = 0, .max = 65535,
                    .help = "0 chooses a free one ($KAKEYA_PORT, else 8080)"),
+        CLI_OPTION(.name = "grpc", .argument = "ADDRESS", .kind = CLI_TEXT, .target = &o.grpc,
+                   .help = "HOST:PORT of the gRPC service, port 0 chooses a free one; 'off': none (" DEFAULT_GRPC ")"),
+        CLI_OPTION(.name = "session-ttl", .argument = "SECONDS", .kind = CLI_INT, .target = &o.session_ttl, .min = 0,
+                   .max = 1 << 30,
+                   .help = "until a session of the gRPC service ends that nobody uses; 0: never (1800)"),
         CLI_OPTION(.name = "name", .argument = "NAME", .kind = CLI_TEXTS, .target = &o.names,
                    .help = "the model's name for clients, then aliases (the last part of the model's path)"),
         CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXTS, .target = &o.keys,

@@ -12,8 +12,9 @@
 #include "base/json.h"
 #include "serve/answer.h"
 #include "serve/routes.h"
+#include "serve/rpc.h"
 
-enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, SPARE_WORKERS = 8, DEFAULT_BATCH = 64 };
+enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, SPARE_WORKERS = 8, DEFAULT_BATCH = 64, MAX_NAMED_SESSIONS = 256 };
 
 #define DEFAULT_CACHE ((size_t)8 << 30)
 
@@ -85,7 +86,11 @@ static bool prepare(running_server *r) {
         if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
     read_sampling(s);
     size_t ram = settings->cache_ram_bytes == SIZE_MAX ? default_cache_bytes() : settings->cache_ram_bytes;
-    const store_options store = {.ram_bytes = ram, .reuse_any = settings->reuse_any, .log = log_line};
+    const store_options store = {.ram_bytes = ram,
+                                 .reuse_any = settings->reuse_any,
+                                 .session_ttl = settings->session_ttl,
+                                 .max_named = MAX_NAMED_SESSIONS,
+                                 .log = log_line};
     return store_open(s->engine, &settings->session, &store, &s->store, &r->load_error) == KAKEYA_OK;
 }
 
@@ -109,6 +114,7 @@ static void *load(void *user) {
     int most = kakeya_engine_max_context(s->engine), wanted = s->settings->session.context_tokens;
     s->context = wanted && wanted < most ? wanted : most;
     int loading = SERVER_LOADING;
+    rpc_serve(s);
     if (atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY))
         fprintf(stderr, "kakeya serve: ready: %s on %s\n", s->settings->names[0], kakeya_engine_backend(s->engine));
     return NULL;
@@ -145,6 +151,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     if (status == KAKEYA_OK && !s->gate) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     if (status == KAKEYA_OK) status = workers_open(running + waiting + SPARE_WORKERS, &s->workers, error);
     if (status == KAKEYA_OK) status = http_open(&http, &s->http, error);
+    if (status == KAKEYA_OK) status = rpc_open(s, error);
     if (status == KAKEYA_OK && pthread_create(&r->loader, NULL, load, r) != 0)
         status = error_set(error, KAKEYA_IO, "no thread could be started");
     r->loading = status == KAKEYA_OK;
@@ -157,6 +164,8 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
 }
 
 const char *serve_url(const server_context *s) { return http_url(s->http); }
+
+const char *serve_grpc(const server_context *s) { return rpc_address(s); }
 
 int serve_wait(server_context *s, const sigset_t *wanted, kakeya_error *error) {
     running_server *r = (running_server *)s;
@@ -176,10 +185,11 @@ kakeya_status serve_reload_keys(server_context *s, kakeya_error *error) { return
 void serve_drain(server_context *s) {
     atomic_store(&s->state, SERVER_DRAINING);
     http_stop_listening(s->http);
+    rpc_drain(s);
     gate_close(s->gate);
     const struct timespec moment = {.tv_nsec = 10000000};
     double until = clock_seconds() + s->settings->drain_seconds;
-    while (atomic_load(&s->calls) && clock_seconds() < until) nanosleep(&moment, NULL);
+    while ((atomic_load(&s->calls) || rpc_is_running(s)) && clock_seconds() < until) nanosleep(&moment, NULL);
     answers_stop(s);
     while (atomic_load(&s->calls)) nanosleep(&moment, NULL);
 }
@@ -188,6 +198,7 @@ void serve_stop(server_context *s) {
     running_server *r = (running_server *)s;
     atomic_store(&s->state, SERVER_DRAINING);
     if (r->loading) pthread_join(r->loader, NULL);
+    rpc_close(s);
     workers_close(s->workers);
     http_close(s->http);
     store_close(s->store, 0);

@@ -11,6 +11,8 @@ typedef struct server_context server_context;
 /* Starts answering while the model is being loaded on a thread of the server's. The settings must outlive it. */
 kakeya_status serve_start(const serve_settings *settings, server_context **out, kakeya_error *error);
 const char *serve_url(const server_context *server);
+/* HOST:PORT of the gRPC service; NULL: there is none. */
+const char *serve_grpc(const server_context *server);
 /* Waits for one of the signals of `wanted`, which all threads block, or for a model that cannot be loaded: then 0 comes
  * back, and *error says why. */
 int serve_wait(server_context *server, const sigset_t *wanted, kakeya_error *error);

@@ -25,6 +25,7 @@ typedef struct server_context {
     size_t n_routes;
     const serve_settings *settings;
     http_server *http;
+    struct grpc_service *grpc; /* rpc.h; NULL: none */
     workers *workers;
     auth *auth;
     _Atomic int state;         /* server_state */

@@ -15,8 +15,11 @@ typedef struct serve_settings {
     auth_options auth;
     const char *const *names; /* n_names >= 1: the id, then aliases */
     size_t n_names;
-    int max_queue;  /* requests that may wait; 0: the default */
-    int max_tokens; /* of an answer that names no limit; 0: to the end of the context */
+    const char *grpc;     /* HOST:PORT of the gRPC service; NULL: none */
+    bool grpc_by_default; /* nobody asked for it: the server also goes without */
+    double session_ttl;   /* seconds without use until a session of the gRPC service is dropped; 0: never */
+    int max_queue;        /* requests that may wait; 0: the default */
+    int max_tokens;       /* of an answer that names no limit; 0: to the end of the context */
     int max_tool_calls;
     bool thinking; /* where a request does not say */
     double drain_seconds, ping_seconds;

@@ -34,7 +34,7 @@ static int refuse(const char *argument) {
     return 2;
 }
 
-static store_options store_wanted = {.session_ttl = 1800};
+static store_options store_wanted = {.session_ttl = 1800, .max_named = 256};
 
 static bool read_number(const char *name, double number, grpc_service_options *o, kakeya_engine_options *e) {
     if (strcmp(name, "sink") == 0) return o->session.sink = (int)number, true;

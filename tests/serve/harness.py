@@ -98,6 +98,8 @@ class Server:
     def __init__(self, *options, model=None, ready=True, environment=None, wrapper=()):
         self.log_file = tempfile.TemporaryFile()
         command = [*wrapper, KAKEYA, "serve", "--port", "0", *options]
+        if "--grpc" not in options:
+            command += ["--grpc", "off"]
         if model:
             command += ["--model", model]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KAKEYA_") and "proxy" not in k.lower()}

@@ -1,0 +1,114 @@
+"""`kakeya serve` over gRPC: its option, first line, keys, metrics, log and end."""
+
+import json
+import signal
+
+import grpc
+from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
+from harness import WAIT, Server, equal, eventually, holds, run_tests, test
+
+Code = grpc.StatusCode
+PROMPT = [2, 4528, 110, 111, 112, 113, 114]
+
+
+class Runtime:
+    def __init__(self, server, key=None):
+        self.channel = grpc.insecure_channel(server.addresses["grpc"], options=CHANNEL)
+        self.stub = runtime_pb2_grpc.RuntimeServiceStub(self.channel)
+        self.health = health_pb2_grpc.HealthStub(self.channel)
+        self.more = {"timeout": WAIT, "metadata": (("authorization", f"Bearer {key}"),) if key else ()}
+
+    def start(self):
+        session = self.stub.CreateSession(pb.CreateSessionRequest(client_label="a \"label\"\n"), **self.more).session_id
+        request = pb.AppendTokensRequest(session_id=session, token_ids=PROMPT)
+        equal(self.stub.AppendTokens(request, **self.more).history_length, len(PROMPT))
+        return session
+
+    def generate(self, session, max_tokens):
+        return self.stub.Generate(pb.GenerateRequest(session_id=session, max_tokens=max_tokens), **self.more)
+
+
+@test("the first line has the address; answers, counters and log lines")
+def whole():
+    server = Server("--grpc", "127.0.0.1:0", "--log-json")
+    runtime = Runtime(server)
+    equal(runtime.health.Check(health_pb.HealthCheckRequest(), timeout=WAIT).status, 1)
+    before = server.metric("kakeya_generation_tokens_total"), server.metric("kakeya_prompt_tokens_total")
+    session = runtime.start()
+    frames = list(runtime.generate(session, 20))
+    equal((len(frames), frames[-1].done.generated_token_count), (21, 20))
+    eventually(lambda: server.metric("kakeya_generation_tokens_total") == before[0] + 20, "tokens are counted")
+    equal(server.metric("kakeya_prompt_tokens_total"), before[1] + len(PROMPT))
+    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith('{"rpc"')]
+    equal([(line["rpc"], line["code"]) for line in lines], [("CreateSession", 0), ("AppendTokens", 0), ("Generate", 0)])
+    equal((lines[0]["label"], lines[2]["session"], lines[2]["generated_tokens"]), ("a \"label\"\n", session, 20))
+    equal(server.stop(), 0)
+
+
+@test("off, an address that is taken, one that is none")
+def addresses():
+    server = Server("--grpc", "off")
+    equal(server.addresses["grpc"], None)
+    equal(server.stop(), 0)
+    server = Server("--grpc", "127.0.0.1:0")
+    for address, words in ((server.addresses["grpc"], server.addresses["grpc"]), ("nowhere", "HOST:PORT")):
+        try:
+            Server("--grpc", address).stop()
+        except AssertionError as error:
+            holds(words in str(error) and "gRPC" in str(error), str(error))
+        else:
+            raise AssertionError(f"{address} was taken twice")
+    server.stop()
+
+
+@test("keys are those of HTTP; health needs none")
+def keys():
+    server = Server("--grpc", "127.0.0.1:0", "--api-key", "one", "--api-key", "two")
+    for key in (None, "three"):
+        fails(Code.UNAUTHENTICATED, Runtime(server, key).start)
+    for key in ("one", "two"):
+        Runtime(server, key).start()
+    equal(Runtime(server).health.Check(health_pb.HealthCheckRequest(), timeout=WAIT).status, 1)
+    server.stop()
+
+
+@test("sessions end when nobody uses them for --session-ttl")
+def expiry():
+    server = Server("--grpc", "127.0.0.1:0", "--session-ttl", "1")
+    runtime = Runtime(server)
+    session = runtime.start()
+
+    def gone():
+        try:
+            runtime.stub.GetSessionInfo(pb.GetSessionInfoRequest(session_id=session), **runtime.more)
+            return False
+        except grpc.RpcError as error:
+            return error.code() == Code.NOT_FOUND
+    eventually(gone, "the session ends")
+    server.stop()
+
+
+@test("SIGTERM: health says so, new work is refused, what runs ends, and the exit status is 0")
+def drain():
+    server = Server("--grpc", "127.0.0.1:0", "--drain", "60")
+    runtime = Runtime(server)
+    call = runtime.generate(runtime.start(), 400)
+    next(call)
+    watch = runtime.health.Watch(health_pb.HealthCheckRequest(), timeout=WAIT)
+    equal(next(watch).status, 1)
+    server.signal(signal.SIGTERM)
+    equal(next(watch).status, 2)
+    fails(Code.UNAVAILABLE, runtime.start)
+    frames = list(call)
+    equal((len(frames), frames[-1].done.generated_token_count), (400, 400), "the running answer ends")
+    equal(server.wait(), 0)
+    server = Server("--grpc", "127.0.0.1:0", "--drain", "0")
+    runtime = Runtime(server)
+    call = runtime.generate(runtime.start(), 8000)
+    next(call)
+    server.signal(signal.SIGTERM)
+    fails(Code.UNAVAILABLE, lambda: list(call))
+    equal(server.wait(), 0)
+
+
+run_tests()
