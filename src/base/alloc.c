@@ -14,6 +14,7 @@ static const size_t mapping_threshold_bytes = (size_t)4 << 20;
 /* Sits in the 64 bytes before every allocation. */
 typedef struct mem_header {
     mem_account *account;
+    void *base; /* what the system gave */
     size_t counted_bytes;
     size_t mapped_bytes; /* 0: from the heap */
     mem_tag tag;
@@ -85,25 +86,24 @@ static void *allocate(mem_account *account, mem_tag tag, size_t counted, size_t 
     if (!mem_account_add(account, tag, counted)) return NULL;
 
     size_t mapped = size >= mapping_threshold_bytes ? size + ALIGNMENT : 0;
-    void *base = NULL;
+    void *base;
     if (mapped) {
         base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (base == MAP_FAILED)
             base = NULL;
         else
             (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
-    } else if (posix_memalign(&base, ALIGNMENT, size + ALIGNMENT) == 0) {
-        memset(base, 0, size + ALIGNMENT);
     } else {
-        base = NULL;
+        base = calloc(1, size + 2 * ALIGNMENT); /* which does not touch pages that are zero already */
     }
     if (!base) {
         mem_account_remove(account, tag, counted);
         return NULL;
     }
-    mem_header *header = base;
-    *header = (mem_header){.account = account, .counted_bytes = counted, .mapped_bytes = mapped, .tag = tag};
-    return (char *)base + ALIGNMENT;
+    mem_header *header = (mem_header *)(((uintptr_t)base + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    *header =
+        (mem_header){.account = account, .base = base, .counted_bytes = counted, .mapped_bytes = mapped, .tag = tag};
+    return (char *)header + ALIGNMENT;
 }
 
 void *mem_alloc(mem_account *account, mem_tag tag, size_t bytes) {
@@ -149,9 +149,9 @@ bool mem_free(void *pointer) {
     if (atomic_fetch_sub(&header->others, 1) > 0) return false;
     mem_account_remove(header->account, header->tag, header->counted_bytes);
     if (header->mapped_bytes)
-        munmap(header, header->mapped_bytes);
+        munmap(header->base, header->mapped_bytes);
     else
-        free(header);
+        free(header->base);
     return true;
 }
 

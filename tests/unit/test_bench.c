@@ -1,6 +1,6 @@
 /* Protects: the bounds that `kakeya bench` compares with, how steps of many sessions are cut into forwards, that a
- * measurement of many sessions ends with its memory given back under every policy, and that sessions which cannot fit
- * are refused before anything is filled. */
+ * measurement of many sessions ends with its memory given back under every policy, that sessions which cannot fit are
+ * refused before anything is filled, and the probe of the machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,11 +11,11 @@
 
 #include <cmocka.h>
 
+#include "backend/measure.h"
 #include "base/machine_memory.h"
 #include "measure/bench_sessions.h"
 #include "scratch.h"
 #include "session/session.h"
-#include "sweep.h"
 
 static kakeya_engine *demo(size_t memory_limit_bytes) {
     kakeya_engine *engine = NULL;
@@ -28,6 +28,41 @@ static kakeya_engine *demo(size_t memory_limit_bytes) {
     options.memory_limit_bytes = memory_limit_bytes;
     assert_ok(kakeya_engine_open(&options, &engine, &error));
     return engine;
+}
+
+/* Measurements here are compared with a machine of known rates: the probe of the real one reads half a gigabyte before
+ * every case, and finds other rates each time. The linker puts this function before the one that it calls. */
+static const double read_rate = 2e9, flops_rate = 5e10;
+static int probes;
+
+static kakeya_status fixed_probe(backend_model *model, backend_probe *out, kakeya_error *error) {
+    (void)model;
+    (void)error;
+    probes++;
+    *out = (backend_probe){.read_bytes_per_second = read_rate, .flops_per_second = flops_rate, .threads = 2};
+    return KAKEYA_OK;
+}
+
+const backend_measure_ops *__real_backend_measure_find(const backend_ops *ops);
+const backend_measure_ops *__wrap_backend_measure_find(const backend_ops *ops);
+const backend_measure_ops *__wrap_backend_measure_find(const backend_ops *ops) {
+    static backend_measure_ops table;
+    table = *__real_backend_measure_find(ops);
+    table.probe = fixed_probe;
+    return &table;
+}
+
+static void test_probe_of_the_machine(void **state) {
+    const kakeya_engine *engine = *state;
+    size_t held = mem_total(&engine->account);
+    backend_probe probe = {0};
+    kakeya_error error = {0};
+    assert_ok(__real_backend_measure_find(engine->ops)->probe(engine->model, &probe, &error));
+    /* from the slowest machine that could run this to the fastest there will be */
+    assert_true(probe.read_bytes_per_second > 1e7 && probe.read_bytes_per_second < 1e14);
+    assert_true(probe.flops_per_second > 1e7 && probe.flops_per_second < 1e16);
+    assert_int_equal(probe.threads, 2);
+    assert_int_equal(mem_total(&engine->account), held);
 }
 
 static void test_steps_are_cut_into_forwards(void **state) {
@@ -115,11 +150,15 @@ static size_t kv_held(const kakeya_engine *engine) {
 static void test_measuring(void **state) {
     kakeya_engine *engine = *state;
     static const int sessions[] = {1, 3};
-    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy += sweep_short() ? 2 : 1) {
+    for (int policy = KAKEYA_ATTENTION_NATIVE; policy <= KAKEYA_ATTENTION_RESTORED; policy++) {
         bench_sessions_result result;
         kakeya_error error = {0};
+        probes = 0;
         assert_ok(measure(engine, (kakeya_attention)policy, sessions, 2, &result, &error));
         assert_int_equal(result.n, 10);
+        assert_int_equal(probes, 1 + 10); /* before every case, and one to see that there is memory for it */
+        near("read rate", result.read_bytes_per_second.median, read_rate);
+        near("operations", result.flops_per_second.median, flops_rate);
         for (size_t i = 0; i < result.n; i++) {
             const bench_together_row *row = &result.row[i];
             static const bench_together what[] = {BENCH_TOGETHER_ALONE, BENCH_TOGETHER_DECODE, BENCH_TOGETHER_PROMPT,
@@ -128,7 +167,11 @@ static void test_measuring(void **state) {
             assert_int_equal(row->what, what[i % 5]);
             assert_int_equal(row->sessions, decoding[i % 5]);
             assert_int_equal(row->context, i < 5 ? 0 : 300);
-            assert_true(row->seconds.median > 0 && row->bound_seconds.median > 0 && row->share.median > 0);
+            double by_bytes = row->bytes / read_rate, by_operations = row->operations / flops_rate;
+            assert_true(row->bound_by_bytes == (by_bytes >= by_operations));
+            near("bound", row->bound_seconds.median, row->bound_by_bytes ? by_bytes : by_operations);
+            assert_true(row->bytes > 0 && row->operations > 0 && row->seconds.median > 0);
+            near("share of the bound", row->share.median, row->bound_seconds.median / row->seconds.median);
             assert_true(row->longest_seconds >= row->seconds.median * 0.999);
             int rows = row->what == BENCH_TOGETHER_ALONE ? 40 : row->what == BENCH_TOGETHER_PROMPT ? 32 : 0;
             assert_int_equal(row->prompt_rows, rows);
@@ -227,11 +270,9 @@ static int close_demo(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_are_cut_into_forwards),
-        cmocka_unit_test(test_bytes_of_a_step),
-        cmocka_unit_test(test_measuring),
-        cmocka_unit_test(test_sessions_that_cannot_fit),
-        cmocka_unit_test(test_memory_of_the_machine),
+        cmocka_unit_test(test_probe_of_the_machine),     cmocka_unit_test(test_steps_are_cut_into_forwards),
+        cmocka_unit_test(test_bytes_of_a_step),          cmocka_unit_test(test_measuring),
+        cmocka_unit_test(test_sessions_that_cannot_fit), cmocka_unit_test(test_memory_of_the_machine),
     };
     return cmocka_run_group_tests(tests, open_demo, close_demo);
 }

@@ -1,7 +1,7 @@
 #include "backend/cpu/screen.h"
 
-#include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "backend/cpu/kernels_private.h"
 #include "backend/cpu/screen_vnni.h"
@@ -12,14 +12,17 @@ enum { LANES = 16 };
 static const double slack = 1 + 1e-3;
 
 bool screen_split(const float *x, int n, int8_t *codes, float *scale, float *norm, float *rest) {
-    float largest = 0;
-    bool finite = true;
+    /* The bits of sizes have the order of the sizes, and a maximum of integers is vectorised. */
+    int32_t largest_bits = 0;
     for (int i = 0; i < n; i++) {
-        float size = fabsf(x[i]);
-        finite &= size <= FLT_MAX;
-        largest = size > largest ? size : largest;
+        int32_t size;
+        memcpy(&size, &x[i], sizeof size);
+        size &= INT32_MAX;
+        largest_bits = size > largest_bits ? size : largest_bits;
     }
-    if (!finite) return false;
+    float largest;
+    memcpy(&largest, &largest_bits, sizeof largest);
+    if (!isfinite(largest)) return false;
     float step = largest / 127;
     if (!(step > 0)) step = 1; /* zeros, and subnormal values: all of them are rest */
     float rests[LANES] = {0};
