@@ -105,7 +105,8 @@ kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const
 kakeya_status eval_report_add(eval_report *report, eval_row *row, kakeya_error *error) {
     kakeya_status status = eval_rows_add(&report->rows, row, error);
     if (status != KAKEYA_OK) return status;
-    return clock_seconds() - report->saved_at < save_interval_seconds ? KAKEYA_OK : save(report, false, error);
+    bool due = report->rows.n == 1 || clock_seconds() - report->saved_at >= save_interval_seconds;
+    return due ? save(report, false, error) : KAKEYA_OK;
 }
 
 kakeya_status eval_report_finish(eval_report *report, bool complete, kakeya_error *error) {

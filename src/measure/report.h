@@ -1,7 +1,7 @@
 /* Reports: one JSON object of kind, command, environment, options, raw rows and a summary derived from the rows. A
- * report file is always readable: it is written whole beside its final name and renamed, first empty, then after every
- * few finished rows, and "complete" only at the end. A pipe or a device gets the report once, at the end.
- * docs/reports.md documents the format. */
+ * report file is always readable: it is written whole beside its final name and renamed, first empty, then after the
+ * first row and after every few seconds, and "complete" only at the end. A pipe or a device gets the report once, at
+ * the end. docs/reports.md documents the format. */
 #ifndef KAKEYA_MEASURE_REPORT_H
 #define KAKEYA_MEASURE_REPORT_H
 
@@ -27,7 +27,7 @@ typedef struct eval_report {
  * once, so that an unwritable file is noticed before hours of work. */
 kakeya_status eval_report_open(eval_kind kind, const char *path, int argc, const char *const *argv, cJSON *environment,
                                cJSON *options, eval_report **out, kakeya_error *error);
-/* Moves *row into the report and saves when the last save is some seconds old. */
+/* Moves *row into the report and saves it: the first, and later ones when the last save is some seconds old. */
 kakeya_status eval_report_add(eval_report *report, eval_row *row, kakeya_error *error);
 /* Saves with complete = true where the evaluation came to its end. */
 kakeya_status eval_report_finish(eval_report *report, bool complete, kakeya_error *error);

@@ -1,11 +1,11 @@
 # kakeya eval and kakeya gate: real runs on the demo model, small ones; reports that pass, are refused, or cannot be judged.
 . tests/cli/common.sh
 
-# --- a needle evaluation that shows all it has to show; a short one has too few samples and tokens for the gate
-samples=5 allowed=SPEED
-short_sweeps && samples=1 allowed="SPEED SPEED_TOKENS SAMPLE_COUNT"
+# --- a needle evaluation that shows all it has to show; a short one has too few samples, tokens and rungs for the gate
+samples=5 lines=10,11 allowed=SPEED
+short_sweeps && samples=1 lines=10 allowed="SPEED SPEED_TOKENS SAMPLE_COUNT MEMORY_UNPROVEN"
 works "eval niah writes report and picture" \
-    eval niah --lines 10,11 --samples "$samples" --max-tokens 24 --policies native,restored \
+    eval niah --lines "$lines" --samples "$samples" --max-tokens 24 --policies native,restored \
     --report "$WORK/niah.json" --plot "$WORK/niah.svg"
 check "it prints the table" grep -q 'restored.*auto.*100.0%' "$WORK/out"
 check "and the comparison of token streams" grep -q ' 0 differ' "$WORK/out"
@@ -48,23 +48,20 @@ json_holds "several reports are judged one by one" \
 check "status 1 if one of them fails" test "$STATUS" -eq 1
 
 # --- an interrupted evaluation leaves what it has
-# Rows are written after five seconds; the short run leaves it to test_files.sh, which sends SIGTERM.
-if ! short_sweeps; then
-    "$KAKEYA" eval niah --lines 12,16 --samples 500 --threads 1 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
-    evaluation=$!
-    for _ in $(seq 600); do
-        jq -e '.rows | length > 0' "$WORK/stopped.json" >/dev/null 2>&1 && break
-        kill -0 "$evaluation" 2>/dev/null || break
-        sleep 0.1
-    done
-    # A shell without job control starts background programs with SIGINT ignored; kakeya takes it back.
-    kill -INT "$evaluation"
-    STATUS=0
-    wait "$evaluation" || STATUS=$?
-    check "interrupting ends with status 1" test "$STATUS" -eq 1
-    check "and one line that names the report" grep -q "interrupted; $WORK/stopped.json holds the [0-9]* finished rows" "$WORK/err"
-    check "which holds the finished rows" jq -e '(.complete | not) and (.rows | length > 0)' "$WORK/stopped.json"
-fi
+"$KAKEYA" eval niah --lines 10,12 --samples 300 --threads 1 --report "$WORK/stopped.json" >"$WORK/out" 2>"$WORK/err" </dev/null &
+evaluation=$!
+for _ in $(seq 600); do
+    jq -e '.rows | length > 0' "$WORK/stopped.json" >/dev/null 2>&1 && break
+    kill -0 "$evaluation" 2>/dev/null || break
+    sleep 0.1
+done
+# A shell without job control starts background programs with SIGINT ignored; kakeya takes it back.
+kill -INT "$evaluation"
+STATUS=0
+wait "$evaluation" || STATUS=$?
+check "interrupting ends with status 1" test "$STATUS" -eq 1
+check "and one line that names the report" grep -q "interrupted; $WORK/stopped.json holds the [0-9]* finished rows" "$WORK/err"
+check "which holds the finished rows" jq -e '(.complete | not) and (.rows | length > 0)' "$WORK/stopped.json"
 
 # --- the other evaluations
 works "eval fidelity" eval fidelity --ids-json tests/data/eval/fidelity.json --max-sequences 1 --precision f32 --json
@@ -72,10 +69,11 @@ json_holds "restoring is closer to native attention than dropping" \
     '(.summary.arms | map({(.policy): .kl_from_native}) | add) as $kl | $kl.restored < $kl["sink-window"]'
 json_holds "perplexity is the reference's within 1 %" \
     '.summary.arms[] | select(.policy == "native") | .perplexity - 2.64981 | fabs < 0.026'
-prompts=3
-short_sweeps && prompts=1
-works "eval lossless" eval lossless --prompts "$prompts" --max-tokens 4 --reference-prompts 0 --json
-json_holds "no token differs" '.summary.lossless | .comparisons == 10 * $prompts and .differences == 0' --argjson prompts "$prompts"
+# Drafts are left to the unit test where time is short: under each of two policies two variants less, and one policy less.
+prompts=3 drafter=$MODELS/demo-dflash comparisons=30
+short_sweeps && prompts=1 drafter=none comparisons=3
+works "eval lossless" eval lossless --prompts "$prompts" --drafter "$drafter" --max-tokens 4 --reference-prompts 0 --json
+json_holds "no token differs" '.summary.lossless | .comparisons == $n and .differences == 0' --argjson n "$comparisons"
 sessions=5
 short_sweeps && sessions=3
 works "eval lossless --batch" eval lossless --batch --compositions 2 --sessions "$sessions" --max-tokens 6 --json \

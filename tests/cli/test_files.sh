@@ -8,6 +8,7 @@ ids=$WORK/ids.json
 text=$EXAMPLES/code/events.py
 # What the commands with an output have in common: small runs.
 niah="eval niah --lines 10 --samples 1 --max-tokens 4 --policies native --mode ar"
+report="eval code $text --repetitions 1 --max-tokens 2 --prompt-tokens 16 --draft-lengths 1 --report"
 score="score --model $tiny --ids-file $ids"
 bench="bench --model $tiny --drafter none --context-frontiers 16 --prompt-tokens 16 --decode-tokens 2 --verify-rows 1 --repeats 1"
 
@@ -42,12 +43,12 @@ fi
 mkfifo "$WORK/fifo"
 cat "$WORK/fifo" >"$WORK/piped.json" &
 # shellcheck disable=SC2086
-works "a report goes through a FIFO" $niah --report "$WORK/fifo"
+works "a report goes through a FIFO" $report "$WORK/fifo"
 wait
 check "the FIFO stays" is_kind -p "$WORK/fifo"
 check "its reader gets one whole report" jq -es 'length == 1 and .[0].complete' "$WORK/piped.json"
 # shellcheck disable=SC2086
-works "a report goes to standard output" $niah --report /dev/stdout
+works "a report goes to standard output" $report /dev/stdout
 check "behind which the table stands" grep -q '^Report: /dev/stdout' "$WORK/out"
 check "the report is its first line" sh -c "head -1 '$WORK/out' | jq -e .complete"
 
@@ -126,7 +127,7 @@ check "/dev/stdin from a pipe gives the same" cmp "$WORK/out" "$WORK/out2"
 works "a file of /proc, whose size stat gives as 0" tokenize --text-file /proc/self/status --json
 json_holds "is read to its end" '.ids | length > 100'
 # shellcheck disable=SC2086
-works "a report for the gate" $niah --report "$WORK/r.json"
+works "a report for the gate" $report "$WORK/r.json"
 run gate "$WORK/r.json"
 cp "$WORK/out" "$WORK/direct"
 cat "$WORK/r.json" >"$WORK/fifo" &
@@ -167,7 +168,7 @@ fails_with "where none is, both places are named" \
 mkdir "$WORK/s"
 for signal in $signals; do
     rm -f "$WORK/s/r.json" "$WORK/s/p.svg"
-    "$KAKEYA" eval niah --lines 12,16 --samples 500 --threads 1 --report "$WORK/s/r.json" --plot "$WORK/s/p.svg" \
+    "$KAKEYA" eval niah --lines 10,12 --samples 300 --threads 1 --report "$WORK/s/r.json" --plot "$WORK/s/p.svg" \
         >"$WORK/out" 2>"$WORK/err" </dev/null &
     evaluation=$!
     for _ in $(seq 600); do

@@ -7,25 +7,23 @@ works "the bundled needle prompt is answered" run --prompt-file "$needle"
 check "the answer holds the code" grep -q '^The secret code is IOTA-8961\.$' "$WORK/out"
 check "the answer is all that stdout holds" test "$(wc -l <"$WORK/out")" -eq 1
 check "figures go to stderr in one line" test "$(wc -l <"$WORK/err")" -eq 1
-check "figures name speed, tokens per forward and K/V" grep -q -E 'tokens at [0-9]+/s, .* tokens per forward, K/V ' "$WORK/err"
+check "figures name the prompt, speed, tokens per forward and K/V" \
+    grep -q -E '^.1,[56][0-9][0-9] prompt tokens at [0-9]+/s, .* tokens at [0-9]+/s, .* tokens per forward, K/V ' "$WORK/err"
 check "no escape sequences where there is no terminal" test -z "$(grep -l "$(printf '\033')" "$WORK/out" "$WORK/err")"
 
+# What follows asks a prompt of 8 lines, most of which are evicted, too.
+needle=$WORK/needle
+sed -n '1,3p; 31p; 60,$p' "$EXAMPLES/needle-60.txt" >"$needle"
 works "JSON is printed" run --prompt-file "$needle" --json
 json_holds "JSON has the contract's fields and types" '
     (.text | type) == "string" and (.token_ids | type) == "array" and (.token_ids | all(type == "number")) and
-    .prompt_tokens > 1500 and .completion_tokens == (.token_ids | length) and .finish_reason == "stop" and
+    .prompt_tokens > 200 and .completion_tokens == (.token_ids | length) and .finish_reason == "stop" and
     (.stats | .mode == "auto" and .attention == "restored" and (.backend | startswith("cpu/")) and
         .prefill_tokens_per_second > 0 and .decode_tokens_per_second > 0 and .verifier_forwards > 0 and
         .tokens_per_forward > 0 and .drafted_tokens >= .accepted_tokens and .accepted_tokens >= 0 and
         (.kv_bytes | .total == .full + .sliding + .latent + .draft and .full > 0))'
 json_holds "JSON holds the answer" '.text == "The secret code is IOTA-8961."'
 check "with --json stderr is silent" test ! -s "$WORK/err"
-
-# What follows asks a prompt of 14 lines, most of which are evicted, too.
-needle=$WORK/needle
-sed -n '1,9p; 31p; 60,$p' "$EXAMPLES/needle-60.txt" >"$needle"
-works "a shorter prompt is answered alike" run --prompt-file "$needle" --json
-json_holds "with more tokens than stay exact" '.text == "The secret code is IOTA-8961." and .prompt_tokens > 200'
 jq -c .token_ids "$WORK/out" >"$WORK/expected"
 
 same_tokens() { # description, arguments...

@@ -34,16 +34,22 @@ too_wide() { # columns: of "file:line:text" on stdin
 }
 lines() { xargs -d '\n' grep -n '' /dev/null <"$1"; }
 
-: >"$WORK/out" >"$WORK/err"
+: >"$WORK/out" >"$WORK/err" >"$WORK/known"
 STATUS=0
 check "the sources are found" test "$(cat "$WORK/code" "$WORK/scripts" "$WORK/prose" | wc -l)" -gt 250
 
 formatter=$(command -v clang-format-14 || command -v clang-format || true)
 version=$([ -z "$formatter" ] || "$formatter" --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
 if [ "$version" = 14 ]; then
-    unformatted | grep -v -x -F -f - "$WORK/code" | xargs -d '\n' "$formatter" --dry-run -Werror >/dev/null 2>"$WORK/format" || true
+    # What was found formatted before is known by its checksum and not read again.
+    settings=$(sha256sum <.clang-format | cut -c1-16)
+    unformatted | grep -v -x -F -f - "$WORK/code" | xargs -d '\n' sha256sum | sed "s/^/$settings/" | sort >"$WORK/sums"
+    [ ! -e "$BUILD/formatted" ] || cp "$BUILD/formatted" "$WORK/known"
+    comm -23 "$WORK/sums" "$WORK/known" | sed 's/^[^ ]*  //' |
+        xargs -r -d '\n' "$formatter" --dry-run -Werror >/dev/null 2>"$WORK/format" || true
     sed -n 's/: error: code should be.*//p' "$WORK/format" | cut -d: -f1,2 | sort -u >"$WORK/out"
     nothing "clang-format would change nothing"
+    [ -s "$WORK/out" ] || cp "$WORK/sums" "$BUILD/formatted"
     unformatted | while IFS= read -r file; do
         if "$formatter" --dry-run -Werror "$file" 2>/dev/null; then echo "$file is formatted: take it off the list"; fi
     done >"$WORK/out"

@@ -117,7 +117,7 @@ static void test_reference_continuations(void **state) {
     (void)state;
     static ids prompt, greedy;
     static const int rows[] = {0, 3, 7, 15, 16, 17, 18, 19, 20, 21, 22, 25};
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r += sweep_short() ? 5 : 1) {
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r += sweep_short() ? 7 : 1) {
         const cJSON *row = golden_row(rows[r]);
         read_ids(row, "input_ids", &prompt);
         read_ids(row, "greedy", &greedy);
@@ -605,6 +605,7 @@ static void test_account_returns_to_zero(void **state) {
     size_t before = mem_total(&f32->account);
     static ids prompt;
     read_ids(golden_row(CODE_ROW), "input_ids", &prompt);
+    prompt.n = 150;
     for (int mode = KAKEYA_MODE_AUTO; mode <= KAKEYA_MODE_NGRAM; mode++) {
         kakeya_session_options so;
         kakeya_session_options_init(&so);

@@ -16,6 +16,7 @@
 #include "measure/bench_sessions.h"
 #include "scratch.h"
 #include "session/session.h"
+#include "sweep.h"
 
 static kakeya_engine *demo(size_t memory_limit_bytes) {
     kakeya_engine *engine = NULL;
@@ -124,9 +125,11 @@ static void test_bytes_of_a_step(void **state) {
          3 * 2.0 * (10 * 256 * 256 + 2 * 1000 * 128));
 }
 
+static int long_context(void) { return sweep_short() ? 100 : 300; }
+
 static kakeya_status measure(kakeya_engine *engine, kakeya_attention attention, const int *sessions, size_t n,
                              bench_sessions_result *out, kakeya_error *error) {
-    static const int contexts[] = {0, 300};
+    const int contexts[] = {0, long_context()};
     bench_sessions_options options = {.contexts = contexts,
                                       .n_contexts = 2,
                                       .sessions = sessions,
@@ -166,7 +169,7 @@ static void test_measuring(void **state) {
             static const int decoding[] = {0, 1, 1, 3, 3};
             assert_int_equal(row->what, what[i % 5]);
             assert_int_equal(row->sessions, decoding[i % 5]);
-            assert_int_equal(row->context, i < 5 ? 0 : 300);
+            assert_int_equal(row->context, i < 5 ? 0 : long_context());
             double by_bytes = row->bytes / read_rate, by_operations = row->operations / flops_rate;
             assert_true(row->bound_by_bytes == (by_bytes >= by_operations));
             near("bound", row->bound_seconds.median, row->bound_by_bytes ? by_bytes : by_operations);
@@ -198,15 +201,15 @@ static void test_sessions_that_cannot_fit(void **state) {
     assert_ok(kakeya_session_open(open, &options, &session, &error));
     backend_cache_options cache = session->cache_options;
     kakeya_session_close(session);
-    size_t needed = bench_sessions_bytes(open, &cache, 0, 500, 300, 40);
+    size_t needed = bench_sessions_bytes(open, &cache, 0, 500, long_context(), 40);
 
     /* one session more is the K/V memory of one session more */
     kakeya_kv_bytes kv;
     kakeya_kv_bytes_init(&kv);
     options.kv_format = KAKEYA_KV_BF16;
     assert_ok(kakeya_description_kv_bytes(kakeya_engine_description(open), &options,
-                                          300 + BENCH_WARM_STEPS + BACKEND_MAX_DRAFT, &kv, &error));
-    assert_int_equal(bench_sessions_bytes(open, &cache, 0, 501, 300, 40) - needed, kv.total);
+                                          (size_t)long_context() + BENCH_WARM_STEPS + BACKEND_MAX_DRAFT, &kv, &error));
+    assert_int_equal(bench_sessions_bytes(open, &cache, 0, 501, long_context(), 40) - needed, kv.total);
 
     kakeya_engine *engine = demo(0); /* a new one: tables grow with the positions that an engine has seen */
     size_t held = mem_total(&engine->account);
@@ -217,8 +220,8 @@ static void test_sessions_that_cannot_fit(void **state) {
     assert_int_equal(measure(engine, KAKEYA_ATTENTION_NATIVE, sessions, 2, &result, &error), KAKEYA_OUT_OF_MEMORY);
     char expected[200];
     snprintf(expected, sizeof expected,
-             "--sessions: 500 sessions of 300 tokens and a prompt of 40 need %zu bytes of K/V memory, there are %zu",
-             needed, needed - 1);
+             "--sessions: 500 sessions of %d tokens and a prompt of 40 need %zu bytes of K/V memory, there are %zu",
+             long_context(), needed, needed - 1);
     assert_string_equal(error.message, expected);
     assert_int_equal(mem_total(&engine->account), held);
     bench_sessions_result_free(&result);

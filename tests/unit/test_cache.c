@@ -240,6 +240,7 @@ static void segments_do_not_mix(void **state) {
     for (int a = 0; a < 7; a++) {
         for (int b = 0; b < 7; b++) {
             for (int kinds = 0; kinds < 4; kinds++) {
+                if (sweep_short() && (a + 2 * b + kinds) % 4) continue; /* one of the four */
                 const tiny_policy *policy[2] = {&tiny_policies[a], &tiny_policies[b]};
                 segment_kind kind[2] = {kinds & 1 ? SEGMENT_DECODE : SEGMENT_PROMPT,
                                         kinds & 2 ? SEGMENT_DECODE : SEGMENT_PROMPT};

@@ -217,11 +217,13 @@ static void run_play(tiny *d, const char *name, kv_format format, int n, int ste
     free(p);
 }
 
-static void compositions(tiny *d, const char *name, uint64_t seed) {
+/* `size`: the one run that a short sweep makes. */
+static void compositions(tiny *d, const char *name, uint64_t size, uint64_t seed) {
     static const struct { int caches, steps; } runs[] = {{1, 8}, {5, 10}, {13, 5}, {MAX_CACHES, 4}};
     for (uint64_t i = 0; i < 4; i++) {
+        if (sweep_short() && i != size) continue;
         kv_format format = (seed + i) % 2 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
-        run_play(d, name, format, runs[i].caches, sweep_short() ? 2 : runs[i].steps, false, seed);
+        run_play(d, name, format, runs[i].caches, sweep_short() ? 3 : runs[i].steps, false, seed);
     }
 }
 
@@ -239,7 +241,8 @@ static void small_models_on_every_instruction_set(void **state) {
             snprintf(name, sizeof name, "%s and %s on %s", models[i][0], models[i][1] ? models[i][1] : "no drafter",
                      *isa);
             tiny_open_on(&d, models[i][0], models[i][1], i % 2 ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32, *isa, 2);
-            compositions(&d, name, seed++);
+            compositions(&d, name, (seed + (seed - 1) / 4) % 4, seed); /* every model and every set has all sizes */
+            seed++;
             tiny_close(&d);
         }
     }

@@ -57,13 +57,15 @@ static double number(const cJSON *object, const char *name) {
 static void fidelity_reproduces_the_reference(void **state) {
     (void)state;
     const char *path = KAKEYA_TEST_DATA "/eval/fidelity.json";
-    static const char *const policies[] = {"native", "sink-window", "restored", "restored-all"};
+    static const char *const all[] = {"native", "sink-window", "restored", "restored-all"};
+    static const char *const some[] = {"native", "sink-window", "restored-all"}; /* test_eval.sh takes "restored" */
+    const char *const *policies = sweep_short() ? some : all;
     const int windows[] = {64};
     eval_setup setup = setup_for("fidelity", KAKEYA_PRECISION_F32);
-    const size_t sequences = sweep_short() ? 1 : 2;
+    const size_t sequences = sweep_short() ? 1 : 2, n_policies = sweep_short() ? 3 : 4;
     eval_fidelity_options options = {.ids_json = path,
                                      .max_sequences = (int)sequences,
-                                     .policies = {policies, 4},
+                                     .policies = {policies, n_policies},
                                      .windows = windows,
                                      .n_windows = 1};
     eval_report *report;
@@ -76,10 +78,11 @@ static void fidelity_reproduces_the_reference(void **state) {
     cJSON *reference = cJSON_Parse(text);
     free(text);
     const cJSON *expected = cJSON_GetObjectItem(reference, "nll_per_sequence");
-    assert_int_equal(report->rows.n, sequences * 4);
+    assert_int_equal(report->rows.n, sequences * n_policies);
     for (size_t i = 0; i < report->rows.n; i++) {
         const eval_row *row = &report->rows.row[i];
-        double want = cJSON_GetArrayItem(cJSON_GetObjectItem(expected, row->arm.policy), (int)(i / 4))->valuedouble;
+        double want =
+            cJSON_GetArrayItem(cJSON_GetObjectItem(expected, row->arm.policy), (int)(i / n_policies))->valuedouble;
         assert_int_equal(row->scored_tokens, 64);
         if (fabs(row->nll - want) > 0.01 * want)
             fail_msg("%s, %s: nll %.6f, the reference has %.6f", row->sample, row->arm.policy, row->nll, want);
@@ -91,7 +94,8 @@ static void fidelity_reproduces_the_reference(void **state) {
 
 static void needles_are_found_under_every_policy(void **state) {
     (void)state;
-    const int lines[] = {12}, draft_windows[] = {64, 1024};
+    const int lines[] = {10}, draft_windows[] = {64, 1024};
+    const size_t windows = sweep_short() ? 1 : 2;
     const double alphas[] = {1};
     eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
     eval_niah_options options = {.lines = lines,
@@ -101,14 +105,14 @@ static void needles_are_found_under_every_policy(void **state) {
                                  .max_tokens = 24,
                                  .mode = KAKEYA_MODE_SPECULATIVE,
                                  .draft_windows = draft_windows,
-                                 .n_draft_windows = 2,
+                                 .n_draft_windows = windows,
                                  .mix_alpha = alphas,
                                  .n_mix_alpha = 1};
     eval_report *report;
     kakeya_error error;
     if (eval_niah(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
-    /* three policies, each ar and with two draft windows, on a warm-up and a measured prompt; one diagnostic row */
-    assert_int_equal(report->rows.n, 2 * 3 * 3 + 1);
+    /* three policies, each ar and with every draft window, on a warm-up and a measured prompt; one diagnostic row */
+    assert_int_equal(report->rows.n, 2 * 3 * (1 + windows) + 1);
     size_t drafted = 0, latents = 0;
     for (size_t i = 0; i < report->rows.n; i++) {
         const eval_row *row = &report->rows.row[i];
@@ -120,11 +124,11 @@ static void needles_are_found_under_every_policy(void **state) {
         /* own K/V in place of f_theta's: nothing is left of its error */
         if (row->arm.mix_alpha >= 0) assert_true(row->relative_mse[0] > 0 && row->relative_mse[1] > 0);
     }
-    assert_int_equal(drafted, 2 * 3 * 2);
-    assert_int_equal(latents, 2 * 3 + 1);
+    assert_int_equal(drafted, 2 * 3 * windows);
+    assert_int_equal(latents, 2 * (1 + windows) + 1);
     eval_lossless lossless;
     eval_lossless_compare(&report->rows, &lossless);
-    assert_int_equal(lossless.comparisons, 2 * 3 * 2);
+    assert_int_equal(lossless.comparisons, 2 * 3 * windows);
     assert_int_equal(lossless.differences, 0);
     /* one rung and one sample show neither bounds nor speed */
     assert_only(report, "SAMPLE_COUNT MEMORY_UNPROVEN SPEED_TOKENS SPEED");
@@ -136,8 +140,8 @@ static void every_mode_gives_the_same_tokens(void **state) {
     eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
     const int prompts = sweep_short() ? 1 : 3; /* a short run has one needle, the long one code and random text, too */
     eval_lossless_options options = {.prompts = prompts,
-                                     .max_tokens = sweep_short() ? 4 : 12,
-                                     .seed = 7,
+                                     .max_tokens = sweep_short() ? 3 : 12,
+                                     .seed = 12, /* a short needle */
                                      .files = &source,
                                      .n_files = 1,
                                      .reference_prompts = 1};
@@ -165,7 +169,7 @@ static void batches_give_the_same_tokens(void **state) {
     setup.argc = 4;
     setup.argv = command;
     eval_lossless_batch_options options = {.compositions = sweep_short() ? 1 : 4,
-                                           .sessions = sweep_short() ? 4 : 12,
+                                           .sessions = sweep_short() ? 3 : 12,
                                            .max_tokens = sweep_short() ? 6 : 16,
                                            .seed = 11,
                                            .files = &source,
@@ -238,7 +242,7 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
     eval_setup setup = setup_for("code", KAKEYA_PRECISION_AUTO);
     eval_code_options code = {.files = &source,
                               .n_files = 1,
-                              .prompt_tokens = 64,
+                              .prompt_tokens = sweep_short() ? 24 : 64,
                               .max_tokens = 16,
                               .repetitions = 2,
                               .draft_lengths = lengths,
@@ -291,7 +295,7 @@ static bool interrupt(void *user, const char *what, uint64_t done, uint64_t tota
 
 static void interrupted_runs_leave_their_finished_rows(void **state) {
     (void)state;
-    const int lines[] = {12}, draft_windows[] = {1024};
+    const int lines[] = {10}, draft_windows[] = {1024};
     static const char *const policies[] = {"native"};
     for (uint64_t calls = 0; calls < 6; calls += 5) { /* before a run, and in the middle of its tokens */
         interruption plan = {.after = 1, .calls_left = calls};

@@ -18,9 +18,9 @@
 #include "sweep.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-enum { MUTATIONS = 80, SHORT = 80 };
+enum { MUTATIONS = 80, SHORT = 30 };
 #else
-enum { MUTATIONS = 400, SHORT = 80 }; /* of each kind */
+enum { MUTATIONS = 400, SHORT = 30 }; /* of each kind */
 #endif
 
 /* ------------------------------------------------------------------------------------------------------ chance */

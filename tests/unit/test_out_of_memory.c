@@ -307,7 +307,7 @@ static void sweep(const subject *s, bool rest) {
     live(&r, true, expected, &n_expected);
     kakeya_engine_close(r.engine);
 
-    const long step = sweep_short() ? 11 : 1;
+    const long step = sweep_short() ? 23 : 1;
     long failures = 0;
     for (long calls = LONG_MAX; r.k < calls;) {
         size_t n = 0;

@@ -172,7 +172,8 @@ static void random_compositions(void **state) {
 static void random_compositions_of_the_demo(void **state) {
     (void)state;
     int seeds = sweep_short() ? 1 : 3;
-    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) compose(demo, NULL, true, seed, 8 + (int)seed * 3, 0, 340);
+    for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++)
+        compose(demo, NULL, true, seed, sweep_short() ? 6 : 8 + (int)seed * 3, 0, sweep_short() ? 160 : 340);
 }
 
 /* Some are cancelled by what others say: they have said the beginning of what they say alone. */
@@ -543,7 +544,7 @@ static void done_is_told(void **state) {
 /* What a session keeps between answers is its K/V memory, its tokens and an index of them: no vocabulary. */
 static void idle_sessions_are_small(void **state) {
     (void)state;
-    enum { N = 60, PROMPT = 100 };
+    enum { N = 30, PROMPT = 40 };
     kakeya_engine *engine = open_engine(demo, NULL, 0, 0);
     kakeya_session *session[N];
     kakeya_generate_options generate;
