@@ -167,6 +167,7 @@ kakeya_status answer_generate(const answer_options *options, answer_form form, c
         generate.n_stop_strings = options->stop.n;
     }
     generate.ignore_stop_tokens = options->ignore_eos;
+    generate.grammar = options->grammar;
     generate.on_event = on_event;
     generate.user = out;
     kakeya_status status = KAKEYA_OK;

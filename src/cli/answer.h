@@ -13,8 +13,9 @@ typedef struct answer_options {
     kakeya_sampling sampling;
     cli_texts stop;
     bool ignore_eos;
-    bool thinking; /* reasoning is shown and kept */
-    bool quiet;    /* collect only */
+    bool thinking;                 /* reasoning is shown and kept */
+    bool quiet;                    /* collect only */
+    const kakeya_grammar *grammar; /* NULL: none */
 } answer_options;
 
 typedef enum answer_form {

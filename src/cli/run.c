@@ -23,14 +23,16 @@ static const cli_command command = {
         "--ids-file, which are for exact work, and models without them run native. --attention decides otherwise.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n"
-                "  kakeya run --messages conversation.json --tools tools.json --json | jq .message\n",
+                "  kakeya run --messages conversation.json --tools tools.json --json | jq .message\n"
+                "  kakeya run --json-schema person.json 'Describe a person.'\n",
 };
 
 typedef struct run_options {
     cli_shared shared;
     answer_options answer;
     const char *prompt, *prompt_file, *ids_file, *messages_file, *tools_file, *system;
-    bool raw;
+    const char *schema_file, *regex;
+    bool raw, json_object;
 } run_options;
 
 /* What was read before the model: nothing of it is needed once the prompt is tokens, but the tools. */
@@ -39,6 +41,8 @@ typedef struct run_input {
     size_t bytes;
     char *tools; /* JSON, or NULL */
     size_t tools_bytes;
+    char *schema; /* JSON, or NULL */
+    size_t schema_bytes;
 } run_input;
 
 static bool is_conversation(const run_options *options) { return !options->raw && !options->ids_file; }
@@ -77,6 +81,10 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
     cJSON_AddNumberToObject(figures, "tokens_per_forward", answer_tokens_per_forward(stats));
     cJSON_AddNumberToObject(figures, "drafted_tokens", (double)stats->drafted_tokens);
     cJSON_AddNumberToObject(figures, "accepted_tokens", (double)stats->accepted_tokens);
+    if (options->answer.grammar) {
+        cJSON_AddNumberToObject(figures, "grammar_redraws", (double)stats->grammar_redraws);
+        cJSON_AddNumberToObject(figures, "grammar_masks", (double)stats->grammar_masks);
+    }
     kakeya_kv_bytes kv = kakeya_session_kv_bytes(session);
     cJSON *bytes = cJSON_AddObjectToObject(figures, "kv_bytes");
     cJSON_AddNumberToObject(bytes, "full", (double)kv.full);
@@ -91,6 +99,9 @@ static cJSON *result_json(const run_options *options, const kakeya_engine *engin
 
 static kakeya_status read_input(const run_options *options, run_input *input, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
+    if (options->schema_file)
+        status = input_read_text(options->schema_file, &input->schema, &input->schema_bytes, error);
+    if (status) return status;
     if (options->prompt_file) {
         status = input_read_text(options->prompt_file, &input->text, &input->bytes, error);
     } else if (options->messages_file) {
@@ -144,6 +155,31 @@ static kakeya_status prompt_tokens(const run_options *options, const kakeya_engi
     return kakeya_message_tokens(tokenizer, messages, count, options->answer.thinking, ids, n, error);
 }
 
+/* What the answer may be, where the options say so. */
+static kakeya_status open_grammar(const run_options *options, const run_input *input, const kakeya_engine *engine,
+                                  kakeya_grammar **out, kakeya_error *error) {
+    kakeya_grammar_options grammar;
+    kakeya_grammar_options_init(&grammar);
+    grammar.thinking = options->answer.thinking;
+    if (options->schema_file) {
+        grammar.kind = KAKEYA_GRAMMAR_JSON_SCHEMA;
+        grammar.text = input->schema;
+        grammar.text_bytes = input->schema_bytes;
+    } else if (options->regex) {
+        grammar.kind = KAKEYA_GRAMMAR_REGEX;
+        grammar.text = options->regex;
+        grammar.text_bytes = strlen(options->regex);
+    } else if (options->json_object) {
+        grammar.kind = KAKEYA_GRAMMAR_JSON_OBJECT;
+    } else {
+        return KAKEYA_OK;
+    }
+    kakeya_status status = kakeya_grammar_open(kakeya_engine_tokenizer(engine), &grammar, out, error);
+    if (!status) return status;
+    const char *source = options->schema_file ? input_name(options->schema_file) : options->regex ? "--regex" : NULL;
+    return source ? error_prefix(error, status, "%s", source) : status;
+}
+
 enum { ATTENTION_NOT_GIVEN = -1 };
 
 /* Conversations get everything that is there; what is given as it is, is computed as it is. */
@@ -184,6 +220,7 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     int32_t *ids = NULL;
     size_t n = 0;
     kakeya_engine *engine = NULL;
+    kakeya_grammar *grammar = NULL;
     kakeya_session *session = NULL;
     run_options local = *options; /* finding the model and the attention policy are remembered in the shared options */
 
@@ -194,6 +231,8 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
     }
     if (read_input(options, &input, error)) goto done;
     if (cli_open_engine(command.name, &local.shared, &engine, error)) goto done;
+    if (open_grammar(options, &input, engine, &grammar, error)) goto done;
+    local.answer.grammar = grammar;
     if (local.shared.attention == ATTENTION_NOT_GIVEN) local.shared.attention = (int)default_attention(options, engine);
     kakeya_session_options session_options;
     cli_shared_session_options(&local.shared, &session_options);
@@ -213,10 +252,12 @@ static int run(const run_options *options, bool chat, kakeya_error *error) {
 done:
     if (result && error->status) result = cli_fail(command.name, error);
     kakeya_session_close(session);
+    kakeya_grammar_close(grammar);
     kakeya_engine_close(engine);
     kakeya_free(ids);
     free(input.text);
     free(input.tools);
+    free(input.schema);
     cli_shared_free(&local.shared);
     return result;
 }
@@ -235,6 +276,12 @@ static int check_options(run_options *options, bool *chat) {
     if (options->messages_file && (text || options->raw || options->system)) {
         return cli_usage_error(&command, "--messages is the whole conversation: not with PROMPT, --prompt-file, "
                                          "--ids-file, --raw or --system");
+    }
+    if ((options->schema_file != NULL) + (options->regex != NULL) + options->json_object > 1) {
+        return cli_usage_error(&command, "--json-schema, --json-object and --regex exclude each other");
+    }
+    if (options->schema_file && strcmp(options->schema_file, "-") == 0) {
+        return cli_usage_error(&command, "--json-schema cannot be standard input");
     }
     if (options->tools_file && !options->messages_file) return cli_usage_error(&command, "--tools needs --messages");
     if (options->tools_file && strcmp(options->tools_file, "-") == 0 && strcmp(options->messages_file, "-") == 0) {
@@ -307,6 +354,12 @@ int cli_run(int argc, char **argv) {
                    .help = "same seed, same answer (0)"),
         CLI_OPTION(.name = "stop", .argument = "TEXT", .kind = CLI_TEXTS, .target = &options.answer.stop,
                    .help = "end the answer before TEXT; may be given several times"),
+        CLI_OPTION(.name = "json-schema", .argument = "FILE", .kind = CLI_TEXT, .target = &options.schema_file,
+                   .help = "the answer is JSON that is valid under the JSON Schema in FILE"),
+        CLI_OPTION(.name = "json-object", .kind = CLI_FLAG, .target = &options.json_object,
+                   .help = "the answer is a JSON object"),
+        CLI_OPTION(.name = "regex", .argument = "TEXT", .kind = CLI_TEXT, .target = &options.regex,
+                   .help = "the answer is what the regular expression TEXT matches as a whole"),
         CLI_OPTION(.name = "ignore-eos", .kind = CLI_FLAG, .target = &options.answer.ignore_eos,
                    .help = "go on after stop tokens"),
         {.name = NULL},

@@ -491,8 +491,40 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
     }
 }
 
+/* Most letters stand in the middle of a string, a number or an expression that is read in one way: only the innermost
+ * value moves. False: the letter is to be read as any other; otherwise *at says where it leads to, NOWHERE for refused.
+ */
+enum { NOWHERE = UINT32_MAX };
+
+static bool read_inside(const grammar_program *p, const automaton_state *from, unsigned letter, uint32_t *at) {
+    const automaton_configuration *c = &from->ways[0];
+    if (from->n != 1 || c->depth == 0) return false;
+    const automaton_frame *own = &c->open[c->depth - 1];
+    const grammar_node *node = &p->nodes[own->node];
+    if (node->kind == NODE_DFA && !(node->dfa.flags[own->at] & DFA_ACCEPTS)) {
+        uint16_t next = dfa_next(&node->dfa, own->at, letter);
+        *at = next == DFA_REFUSED ? NOWHERE : next;
+        return next == DFA_REFUSED || (node->dfa.flags[next] & DFA_GOES_ON);
+    }
+    bool counts = node->maximum != GRAMMAR_NO_LIMIT || own->seen < node->minimum;
+    if (node->kind != NODE_STRING || own->at == 0 || (own->at == 1 + BETWEEN && (counts || letter == '"')))
+        return false;
+    if (letter > 0xFF) return false;
+    uint32_t next = text_step(own->at - 1, letter, node->form == GRAMMAR_JSON);
+    *at = next == NO_STRING ? NOWHERE : 1 + next;
+    return true;
+}
+
 bool automaton_step(const grammar_program *p, const automaton_state *from, unsigned letter, automaton_state *to) {
     reading r = {p, letter, to};
+    uint32_t inside;
+    if (read_inside(p, from, letter, &inside)) {
+        to->n = inside != NOWHERE;
+        if (inside == NOWHERE) return false;
+        copy_configuration(&to->ways[0], &from->ways[0], from->ways[0].depth);
+        to->ways[0].open[to->ways[0].depth - 1].at = inside;
+        return true;
+    }
     automaton_configuration c;
     to->n = 0;
     for (uint32_t i = 0; i < from->n; i++) {
@@ -520,12 +552,22 @@ bool automaton_complete(const grammar_program *p, const automaton_state *s) {
     return false;
 }
 
+/* Inside of a JSON key that is none of the declared ones. */
+static bool in_other_key(const grammar_program *p, const grammar_node *node, const automaton_frame *own,
+                         uint32_t depth) {
+    const reading r = {.p = p};
+    uint32_t detail = detail_of(own->at), word = detail >> TEXT_BITS, text = detail & ((1u << TEXT_BITS) - 1);
+    if (node->form != GRAMMAR_JSON || place_of(own->at) != PLACE_KEY || text != BETWEEN) return false;
+    return (word == NO_WORD || node->n_children == 0) && other_keys_are_open(&r, node, own, depth);
+}
+
 bool automaton_takes_text(const grammar_program *p, const automaton_state *s, size_t characters) {
     for (uint32_t i = 0; i < s->n; i++) {
         const automaton_configuration *c = &s->ways[i];
         if (c->depth == 0) continue;
         const automaton_frame *own = &c->open[c->depth - 1];
         const grammar_node *node = &p->nodes[own->node];
+        if (node->kind == NODE_OBJECT && in_other_key(p, node, own, c->depth)) return true;
         if (node->kind != NODE_STRING || own->at != 1 + BETWEEN) continue;
         if (node->maximum == GRAMMAR_NO_LIMIT || own->seen + characters <= node->maximum) return true;
     }

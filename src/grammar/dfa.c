@@ -226,6 +226,13 @@ static int hex_value(unsigned letter) {
     return -1;
 }
 
+/* Whether the text may go on with a character that an escape spells: any, or a control character. */
+static bool takes_escaped(const dfa *a, unsigned state, bool control) {
+    bool takes = !control && (dfa_next(a, state, '"') != DFA_REFUSED || dfa_next(a, state, '\\') != DFA_REFUSED);
+    for (unsigned byte = 0; byte < 0x20 && !takes; byte++) takes = dfa_next(a, state, byte) != DFA_REFUSED;
+    return takes;
+}
+
 static bool json_step(void *user, uint64_t key, unsigned letter, uint64_t *to) {
     static const char names[] = "\"\\bfnrt", meanings[] = "\"\\\b\f\n\r\t";
     const dfa *a = user;
@@ -236,10 +243,10 @@ static bool json_step(void *user, uint64_t key, unsigned letter, uint64_t *to) {
         return letter == '"' && go(0, INSIDE, to);
     case INSIDE:
         if (letter == '"') return (a->flags[state] & DFA_ACCEPTS) && go(0, BEHIND, to);
-        if (letter == '\\') return go(state, ESCAPED, to);
+        if (letter == '\\') return takes_escaped(a, state, false) && go(state, ESCAPED, to);
         return letter >= 0x20 && spelled(a, state, letter, to);
     case ESCAPED:
-        if (letter == 'u') return go(state, U, to);
+        if (letter == 'u') return takes_escaped(a, state, true) && go(state, U, to);
         name = letter && letter < 0x80 ? strchr(names, (int)letter) : NULL;
         return name && spelled(a, state, (unsigned char)meanings[name - names], to);
     case U:

@@ -174,6 +174,15 @@ static kakeya_status check(const kakeya_grammar *g, const kakeya_grammar_options
     return KAKEYA_OK;
 }
 
+/* Arguments are an object, whatever else a schema allows. */
+static bool may_be_object(const grammar_program *p, uint32_t at) {
+    const grammar_node *node = &p->nodes[at];
+    bool found = node->kind == NODE_OBJECT && node->depth < node->depth_limit;
+    for (uint32_t i = 0; node->kind == NODE_UNION && i < node->n_children; i++)
+        found = found || may_be_object(p, node->children[i]);
+    return found;
+}
+
 static kakeya_status compile(compilation *c) {
     kakeya_grammar *g = c->g;
     kakeya_status status = check(g, c->o, c->error);
@@ -188,6 +197,8 @@ static kakeya_status compile(compilation *c) {
         const grammar_node *calls = &g->program.nodes[g->program.nodes[g->call].rest];
         for (uint32_t i = 0; i < calls->n_children && status == KAKEYA_OK; i++) {
             status = program_check_value(&g->program, calls->children[i], c->error);
+            if (status == KAKEYA_OK && !may_be_object(&g->program, calls->children[i]))
+                status = error_set(c->error, KAKEYA_INVALID_ARGUMENT, "no object is possible");
             if (status != KAKEYA_OK) return error_prefix(c->error, status, "tools: arguments of tool %u", i);
         }
     }

@@ -22,6 +22,7 @@ typedef struct state {
 typedef struct nfa {
     state *states;
     uint32_t n, capacity;
+    uint32_t set_start; /* the first state of the set of characters that is being added */
     dfa_result failure; /* the first one sticks */
 } nfa;
 
@@ -59,6 +60,15 @@ static size_t encode(uint32_t c, unsigned char *out) {
     return n;
 }
 
+/* A state from which the bytes low..high lead to `to`; the same one for the ends of all characters of a set. */
+static uint32_t add_bytes(nfa *a, unsigned low, unsigned high, uint32_t to) {
+    for (uint32_t i = a->set_start; i < a->n; i++) {
+        const state *s = &a->states[i];
+        if (s->kind == STATE_RANGE && s->low == low && s->high == high && s->out == to) return i;
+    }
+    return add_state(a, (state){.kind = STATE_RANGE, .low = (uint8_t)low, .high = (uint8_t)high, .out = to});
+}
+
 /* A state from which the characters low..high lead to `to`, or to what `others` leads to. The range is cut until all
  * its characters are made of the same ranges of bytes. */
 static uint32_t add_characters(nfa *a, uint32_t low, uint32_t high, uint32_t to, uint32_t others) {
@@ -84,7 +94,7 @@ static uint32_t add_characters(nfa *a, uint32_t low, uint32_t high, uint32_t to,
     unsigned char first[4], last[4];
     size_t n = encode(low, first);
     (void)encode(high, last);
-    while (n-- > 0) to = add_state(a, (state){.kind = STATE_RANGE, .low = first[n], .high = last[n], .out = to});
+    while (n-- > 0) to = add_bytes(a, first[n], last[n], to);
     return others == REGEX_NONE ? to : add_split(a, to, others);
 }
 
@@ -130,6 +140,7 @@ static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t at, uint32_t to) 
     case REGEX_EMPTY:
         return to;
     case REGEX_SET:
+        a->set_start = a->n;
         for (uint32_t i = 0; i < node->n_ranges; i++) {
             character_range range = t->ranges[node->first_range + i];
             s = add_characters(a, range.low, range.high, to, s);
@@ -156,6 +167,7 @@ static uint32_t add_node(nfa *a, const regex_tree *t, uint32_t at, uint32_t to) 
 /* The state in front of any number of any characters, which leads to `to` behind them. */
 static uint32_t add_anything(nfa *a, uint32_t to) {
     uint32_t loop = add_split(a, 0, to);
+    a->set_start = a->n;
     uint32_t inner = add_characters(a, 0, 0xD7FF, loop, REGEX_NONE);
     inner = add_characters(a, 0xE000, 0x10FFFF, loop, inner);
     if (!a->failure) a->states[loop].out = inner;

@@ -150,6 +150,13 @@ static void take_error(schema_compiler *c, const char *key, kakeya_status status
     if (status != KAKEYA_OK) fail_at(c, key, status, error->message);
 }
 
+/* Automata of one program, together: compiling takes time, and callers wait for it. */
+static void count_states(schema_compiler *c, const char *key, const dfa *made) {
+    c->n_states += made->n_states;
+    if (c->n_states > SCHEMA_MAX_STATES)
+        fail_at(c, key, KAKEYA_UNSUPPORTED, "too large: the automata of all strings and numbers have too many states");
+}
+
 /* ---------------------------------------------------------------------------------------------------------- numbers */
 
 /* Of a limit and an exclusive one the stricter. "exclusiveMinimum": true is an older way to write it. */
@@ -189,6 +196,7 @@ static uint32_t compile_number(schema_compiler *c, const cJSON *schema, bool int
         c->program->nodes[node].kind = NODE_NEVER; /* nothing lies between the limits */
     else
         take_error(c, key, status, &error);
+    count_states(c, key, &c->program->nodes[node].dfa);
     return node;
 }
 
@@ -249,6 +257,7 @@ static uint32_t compile_string(schema_compiler *c, const cJSON *schema) {
         take_made(c, key, &text, result, &made);
     }
     uint32_t node = schema_add_node(c, text.empty ? NODE_NEVER : NODE_DFA);
+    count_states(c, key, &text.dfa);
     if (c->status)
         dfa_free(&text.dfa);
     else

@@ -15,6 +15,7 @@ enum {
     SCHEMA_MAX_SCHEMAS = 5000, /* in one program */
     SCHEMA_MAX_ITEMS = 10000,  /* minItems, maxItems */
     SCHEMA_MAX_VALUES = 1000,  /* of an enum */
+    SCHEMA_MAX_STATES = 60000, /* of the automata of all strings and numbers */
 };
 
 typedef struct schema_compiler schema_compiler;

@@ -21,7 +21,7 @@ struct schema_compiler {
     grammar_form form;
     schema_known *known; /* schemas of this document and form that have a node: [n_slots], a power of two */
     uint32_t n_known, n_slots;
-    uint32_t n_schemas, n_merged;
+    uint32_t n_schemas, n_merged, n_states;
     int depth;                   /* schemas in one another that are being compiled */
     uint32_t any[GRAMMAR_FORMS]; /* GRAMMAR_NOTHING: not made yet */
     cJSON *owned;                /* a list of merged schemas */

@@ -258,6 +258,30 @@ static void test_refusals(void **state) {
     }
 }
 
+static void test_refused_tools(void **state) {
+    (void)state;
+    static const struct {
+        const char *tools;
+        kakeya_status status;
+        const char *message;
+    } cases[] = {
+        {"[]", KAKEYA_INVALID_ARGUMENT, "are declared"},
+        {"{}", KAKEYA_FORMAT, "not a list"},
+        {"[{\"name\":\"a b\"}]", KAKEYA_FORMAT, "tools[0]"},
+        {"[{\"name\":\"a\"},{\"name\":\"a\"}]", KAKEYA_FORMAT, "tools[1]"},
+        {"[{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}]", KAKEYA_INVALID_ARGUMENT, "no object"},
+        {"[{\"name\":\"a\",\"parameters\":{\"properties\":{\"x\":{\"not\":{}}}}}]", KAKEYA_UNSUPPORTED,
+         "tools[0].parameters #/properties/x/not"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kakeya_grammar *g;
+        kakeya_error error = {0};
+        kakeya_status status = open_calls(cases[i].tools, &g, &error);
+        if (status != cases[i].status || !strstr(error.message, cases[i].message))
+            fail_msg("%s: status %d, \"%s\"", cases[i].tools, (int)status, error.message);
+    }
+}
+
 /* Too much of everything: refused in time, whatever it is. */
 static void test_limits(void **state) {
     (void)state;
@@ -279,6 +303,13 @@ static void test_limits(void **state) {
     snprintf(text + n, room - n, "]}");
     assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(error.message, "17 alternatives"));
+    n = (size_t)snprintf(text, room, "{\"type\":\"object\",\"properties\":{");
+    for (int i = 0; i < 80; i++)
+        n += (size_t)snprintf(text + n, room - n, "%s\"p%d\":{\"pattern\":\"^.{%d}$\",\"type\":\"string\"}",
+                              i ? "," : "", i, 150 + i);
+    snprintf(text + n, room - n, "}}");
+    assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
+    if (!strstr(error.message, "too many states")) fail_msg("%s", error.message);
     n = (size_t)snprintf(text, room, "{\"enum\":[");
     for (int i = 0; i < 1001; i++) n += (size_t)snprintf(text + n, room - n, "%s%d", i ? "," : "", i);
     snprintf(text + n, room - n, "]}");
@@ -308,8 +339,8 @@ static void test_depth(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_languages), cmocka_unit_test(test_calls), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_limits),    cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_languages),     cmocka_unit_test(test_calls),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refused_tools), cmocka_unit_test(test_limits), cmocka_unit_test(test_depth),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,40 @@
+# Answers that are what was asked for: kakeya run --json-schema, --json-object and --regex.
+. tests/cli/common.sh
+
+cat >"$WORK/person.json" <<'JSON'
+{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+ "age": {"type": "integer", "minimum": 0, "maximum": 120}}, "required": ["name", "age"]}
+JSON
+echo '{"type": "object", "properties": {"a": {"not": {}}}}' >"$WORK/refused.json"
+echo '{"enum": ["yes", "no"]}' >"$WORK/enum.json"
+
+for temperature in 0 1; do
+    works "a schema at temperature $temperature" run --json-schema "$WORK/person.json" --temperature $temperature \
+        --json 'Describe a person.'
+    json_holds "the answer is valid" '.finish_reason == "stop" and
+        (.text | fromjson | (keys_unsorted == ["name", "age"]) and (.name | length <= 12) and .age >= 0 and .age <= 120)'
+    json_holds "what it has cost is reported" '.stats.grammar_redraws >= 0 and .stats.grammar_masks >= 0'
+done
+works "a value of an enum" run --json-schema "$WORK/enum.json" --raw --json 'Answer:'
+json_holds "is one of them" '.text | fromjson | . == "yes" or . == "no"'
+works "an expression" run --regex '[a-f]{3}-[0-9]{2}' --json x
+json_holds "matches as a whole" '.text | test("^[a-f]{3}-[0-9]{2}$")'
+works "an object" run --json-object --max-tokens 24 --json x
+json_holds "begins like one" '.text | startswith("{")'
+works "without --json" run --regex 'a{3}b' x
+check "the answer is the text" grep -q -x 'aaab' "$WORK/out"
+for mode in ar speculative ngram auto; do
+    works "mode $mode" run --json-schema "$WORK/person.json" --mode $mode --json 'Describe a person.'
+    jq -c .token_ids "$WORK/out" >"$WORK/$mode.ids"
+    check "mode $mode gives the tokens of ar" cmp "$WORK/ar.ids" "$WORK/$mode.ids"
+done
+
+# --- refusals
+fails_with "a schema that is not understood" 'refused.json: schema #/properties/a/not: not supported' \
+    run --json-schema "$WORK/refused.json" x
+fails_with "an expression that is none" '--regex: regular expression, at byte 1' run --regex '(' x
+fails_with "a schema that is not there" 'absent.json' run --json-schema "$WORK/absent.json" x
+refuses "two of them" 'exclude each other' run --json-object --regex x x
+refuses "a schema from standard input" 'standard input' run --json-schema - x
+
+finish

@@ -1,0 +1,45 @@
+/* Any text as a regular expression, and what is made of its automaton: limits of length, strings of JSON and of calls.
+ */
+#include "grammar/regex.h"
+
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Every state leads on or accepts. */
+static void check(const dfa *d) {
+    for (unsigned s = 0; s < d->n_states; s++) {
+        bool goes_on = false;
+        for (unsigned letter = 0; letter < LETTERS; letter++) {
+            uint16_t next = dfa_next(d, s, letter);
+            if (next != DFA_REFUSED && next >= d->n_states) abort();
+            goes_on = goes_on || next != DFA_REFUSED;
+        }
+        if (goes_on != ((d->flags[s] & DFA_GOES_ON) != 0)) abort();
+        if (!goes_on && !(d->flags[s] & DFA_ACCEPTS)) abort();
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    dfa d, limited, string, both;
+    kakeya_error error = {0};
+    if (size < 2) return 0;
+    regex_match match = data[0] % 2 ? REGEX_WHOLE : REGEX_SEARCH;
+    if (regex_compile((const char *)data + 2, size - 2, match, &d, &error) != KAKEYA_OK) {
+        if (d.next || !error.message[0]) abort();
+        return 0;
+    }
+    check(&d);
+    if (d.n_states < 500) {
+        if (dfa_limit_characters(&d, data[1] % 4, data[1] % 16, &limited) == DFA_OK) check(&limited);
+        if (dfa_in_json_string(&d, &string) == DFA_OK) check(&string);
+        if (dfa_intersect(&d, limited.next ? &limited : &d, &both) == DFA_OK) check(&both);
+        dfa_free(&limited);
+        dfa_free(&string);
+        dfa_free(&both);
+        if (dfa_in_quotes(&d, &string) == DFA_OK) check(&string);
+        dfa_free(&string);
+    }
+    dfa_free(&d);
+    return 0;
+}
