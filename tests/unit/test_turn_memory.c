@@ -79,6 +79,7 @@ static void sample(timeline *to, const char *text) {
             memcpy(piece, text, (size_t)(end - text) + 1);
             piece[end - text + 1] = 0;
         }
+        for (size_t i = 1; !end && ((unsigned char)text[i] & 0xC0) == 0x80; i++) piece[i] = text[i]; /* whole letters */
         append(to, piece, end ? KAKEYA_TEXT_PARSE_SPECIAL : KAKEYA_TEXT_LITERAL);
         text += strlen(piece);
     }
@@ -352,10 +353,159 @@ static void test_bounds_and_files(void **state) {
     turn_memory_close(memory);
 }
 
+/* ------------------------------------------------------------------------------------------------- random talks */
+
+static uint64_t random_state;
+
+static unsigned draw(unsigned n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)((random_state >> 33) % n);
+}
+
+static const char *const words[] = {"warm", "rain ", "\xe5\xba\xa7", "call:f{}", "a\"b", "<turn|>", "21.5", "\n"};
+
+static void random_words(char *out, size_t most) {
+    out[0] = 0;
+    for (size_t i = 0, n = 1 + draw((unsigned)most); i < n; i++) strcat(out, words[draw(8)]);
+}
+
+/* What a client makes of the message that it was given. */
+static cJSON *sent_back(const cJSON *given) {
+    cJSON *message = cJSON_Duplicate(given, true);
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+    if (cJSON_IsString(content)) {
+        char text[600];
+        snprintf(text, sizeof text, "%s%s%s", draw(2) ? " " : "", content->valuestring, draw(2) ? "\n" : "");
+        cJSON *changed = cJSON_CreateString(text);
+        if (draw(2)) {
+            cJSON *part = cJSON_CreateObject(), *list = cJSON_CreateArray();
+            cJSON_AddStringToObject(part, "type", "text");
+            cJSON_AddItemToObject(part, "text", changed);
+            cJSON_AddItemToArray(list, part);
+            changed = list;
+        }
+        cJSON_ReplaceItemInObjectCaseSensitive(message, "content", changed);
+    }
+    cJSON *call = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
+    if (call && draw(2)) { /* members of the arguments in the other order, and other spaces */
+        cJSON *function = cJSON_GetObjectItemCaseSensitive(call->child, "function");
+        cJSON *arguments = cJSON_Parse(cJSON_GetObjectItemCaseSensitive(function, "arguments")->valuestring);
+        cJSON *turned = cJSON_CreateObject();
+        while (arguments->child) {
+            cJSON *last = arguments->child;
+            while (last->next) last = last->next;
+            cJSON *moved = cJSON_DetachItemViaPointer(arguments, last);
+            char key[20];
+            snprintf(key, sizeof key, "%s", moved->string);
+            cJSON_AddItemToObject(turned, key, moved);
+        }
+        char *text = cJSON_Print(turned);
+        cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", cJSON_CreateString(text));
+        cJSON_free(text);
+        cJSON_Delete(arguments);
+        cJSON_Delete(turned);
+    }
+    return message;
+}
+
+/* One answer: what is sampled, and the message that is given out for it. */
+static cJSON *random_answer(bool calls, int number, bool thinking, bool in_turn, char *sampled, size_t bytes) {
+    char said[300], thought[300] = "";
+    random_words(said, 6);
+    /* behind a result the prompt has opened the thought already */
+    if (thinking) snprintf(thought, sizeof thought, "%sI think.\n<channel|>", in_turn ? "" : "<|channel>thought\n");
+    cJSON *message = cJSON_CreateObject();
+    cJSON_AddStringToObject(message, "role", "assistant");
+    if (!calls) {
+        char visible[320];
+        snprintf(visible, sizeof visible, "ok %s.", strstr(said, "<turn|>") ? "yes" : said);
+        snprintf(sampled, bytes, "%s%s", thought, visible);
+        cJSON_AddStringToObject(message, "content", visible);
+        return message;
+    }
+    unsigned days = draw(100);
+    snprintf(sampled, bytes, "%s<|tool_call>call:weather{days:%u,city:<|\"|>Nara<|\"|>}<tool_call|>", thought, days);
+    char arguments[100], id[20];
+    snprintf(arguments, sizeof arguments, "{\"days\":%u,\"city\":\"Nara\"}", days);
+    snprintf(id, sizeof id, "call_%d", number);
+    cJSON *call = cJSON_CreateObject(), *function = cJSON_AddObjectToObject(call, "function");
+    cJSON_AddNullToObject(message, "content");
+    cJSON_AddStringToObject(call, "id", id);
+    cJSON_AddStringToObject(function, "name", "weather");
+    cJSON_AddStringToObject(function, "arguments", arguments);
+    cJSON_AddItemToArray(cJSON_AddArrayToObject(message, "tool_calls"), call);
+    return message;
+}
+
+static void add_text(cJSON *messages, const char *role, const char *text, const char *id) {
+    cJSON *message = cJSON_CreateObject();
+    cJSON_AddStringToObject(message, "role", role);
+    cJSON_AddStringToObject(message, "content", text);
+    if (id) cJSON_AddStringToObject(message, "tool_call_id", id);
+    cJSON_AddItemToArray(messages, message);
+}
+
+/* Each prompt begins with the timeline before it; only where a loop is over does the format leave its thoughts out.
+ * What is remembered for nobody is rendered as the template says. */
+static void random_talk(bool thinking) {
+    turn_memory *memory = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+    cJSON *messages = cJSON_CreateArray();
+    timeline last = {.n = 0};
+    bool in_turn = false;
+    size_t answers = 0;
+    char text[400];
+    for (int turn = 0; turn < 8; turn++) {
+        if (!in_turn) {
+            random_words(text, 5);
+            add_text(messages, "user", text, NULL);
+        }
+        char *json = cJSON_PrintUnformatted(messages), sampled[800];
+        prompt p = render(memory, json, thinking);
+        assert_int_equal(p.hits, answers);
+        if (!thinking || in_turn) assert_begins(&p, &last, json);
+        kakeya_free(p.ids);
+        p = render(NULL, json, thinking);
+        turn_memory *empty = turn_memory_open(10, 1000);
+        prompt none = render(empty, json, thinking);
+        assert_int_equal(none.n, p.n);
+        assert_memory_equal(none.ids, p.ids, p.n * sizeof *p.ids);
+        kakeya_free(none.ids);
+        kakeya_free(p.ids);
+        turn_memory_close(empty);
+        bool calls = draw(2);
+        cJSON *given = random_answer(calls, turn, thinking, in_turn, sampled, sizeof sampled);
+        char *message = cJSON_PrintUnformatted(given);
+        last = answer(memory, json, thinking, sampled, message);
+        answers++;
+        cJSON_free(message);
+        cJSON_free(json);
+        cJSON_AddItemToArray(messages, sent_back(given));
+        cJSON_Delete(given);
+        in_turn = calls;
+        if (calls) {
+            char id[20];
+            snprintf(id, sizeof id, "call_%d", turn);
+            random_words(text, 3);
+            add_text(messages, "tool", text, id);
+        }
+    }
+    cJSON_Delete(messages);
+    turn_memory_close(memory);
+}
+
+static void test_random_talks(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 100; seed++) {
+        random_state = seed;
+        random_talk(seed % 2);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tool_loop),   cmocka_unit_test(test_edited),   cmocka_unit_test(test_digests),
-        cmocka_unit_test(test_plain_turns), cmocka_unit_test(test_call_ids), cmocka_unit_test(test_bounds_and_files),
+        cmocka_unit_test(test_tool_loop),    cmocka_unit_test(test_edited),   cmocka_unit_test(test_digests),
+        cmocka_unit_test(test_plain_turns),  cmocka_unit_test(test_call_ids), cmocka_unit_test(test_bounds_and_files),
+        cmocka_unit_test(test_random_talks),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }
