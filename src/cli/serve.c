@@ -14,7 +14,7 @@
 
 #include "serve/serve.h"
 
-enum { INTERRUPTED_TWICE = 130 };
+enum { INTERRUPTED_TWICE = 130, SAVE_SECONDS = 20 };
 
 #define DEFAULT_GRPC "127.0.0.1:50051"
 
@@ -29,7 +29,8 @@ typedef struct serve_options {
     const char *grpc; /* NULL: the default */
     int session_ttl;
     float drain, ping;
-    size_t cache_ram;
+    const char *session_directory;
+    size_t cache_ram, cache_disk;
     int reuse; /* index of reuse_names */
     bool strict, metrics_key, no_page, log_json, log_prompts;
 } serve_options;
@@ -101,6 +102,9 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .no_page = o->no_page,
         .log_json = o->log_json,
         .log_prompts = o->log_prompts,
+        .session_directory = o->session_directory,
+        .cache_disk_bytes = o->cache_disk,
+        .save_seconds = SAVE_SECONDS,
         .cache_ram_bytes = o->cache_ram,
         .reuse_any = o->reuse == 1,
         .engine = *engine,
@@ -154,6 +158,7 @@ int cli_serve(int argc, char **argv) {
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
                        .max_tool_calls = 32,
                        .cache_ram = SIZE_MAX,
+                       .cache_disk = (size_t)64 << 30,
                        .session_ttl = 1800,
                        .drain = 30,
                        .ping = 10};
@@ -195,6 +200,10 @@ int cli_serve(int argc, char **argv) {
                    .max = 1024, .help = "that one answer may make (32)"),
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
+        CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
+                   .help = "keep prompts and sessions in files, also over restarts; they hold what users write"),
+        CLI_OPTION(.name = "cache-disk", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_disk,
+                   .help = "of all files in that directory (64G)"),
         CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,
                    .help = "K/V memory for prompts that later ones may continue (a tenth of the memory, at most 8G)"),
         CLI_OPTION(.name = "reuse", .argument = "exact|any", .kind = CLI_CHOICE, .target = &o.reuse,

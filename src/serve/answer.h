@@ -35,7 +35,8 @@ typedef struct answer_options {
     size_t n_bias;
     bool logprobs;
     int top_logprobs;
-    bool token_ids; /* ANSWER_TOKEN events are wanted */
+    kakeya_grammar *grammar; /* owned by the answer; NULL: none */
+    bool token_ids;          /* ANSWER_TOKEN events are wanted */
 } answer_options;
 
 void answer_options_init(answer_options *options);

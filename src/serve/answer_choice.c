@@ -168,7 +168,9 @@ static bool on_event(void *user, const kakeya_event *event) {
         take_token(c, event);
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))
             c->end = CHOICE_CANCELLED;
-        if (c->end == CHOICE_GOES_ON && answer_is_stalled(a)) c->end = CHOICE_STALLED;
+        /* A grammar begins with its answer, so a constrained answer cannot be interrupted: it is bounded by the
+         * context. */
+        if (c->end == CHOICE_GOES_ON && !a->options.grammar && answer_is_stalled(a)) c->end = CHOICE_STALLED;
         return c->end == CHOICE_GOES_ON;
     }
     if (event->type != KAKEYA_EVENT_FINISH || c->end != CHOICE_GOES_ON) return true;
@@ -273,6 +275,7 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     out->presence_penalty = o->presence_penalty;
     out->frequency_penalty = o->frequency_penalty;
     out->answer_start = o->n_ids;
+    out->grammar = o->grammar;
     out->on_event = on_event;
     out->user = c;
     out->log_probabilities = o->logprobs;

@@ -11,6 +11,8 @@ void answer_options_init(answer_options *o) {
 void answer_options_free(answer_options *o) {
     kakeya_free(o->ids);
     free(o->bias);
+    kakeya_grammar_close(o->grammar);
+    o->grammar = NULL;
     o->ids = NULL;
     o->bias = NULL;
 }

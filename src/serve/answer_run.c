@@ -98,6 +98,8 @@ static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
     metrics_add(&m->draft_tokens, s->drafted_tokens);
     metrics_add(&m->draft_accepted, s->accepted_tokens);
     metrics_add(&m->preemptions, s->waits);
+    metrics_add(&m->grammar_redraws, s->grammar_redraws);
+    metrics_add(&m->grammar_masks, s->grammar_masks);
     for (size_t i = 0; i < METRICS_POSITIONS; i++) {
         metrics_add(&m->drafted_at[i], s->drafted_at[i]);
         metrics_add(&m->accepted_at[i], s->accepted_at[i]);
@@ -231,7 +233,8 @@ static bool generate_round(answer *a) {
         if (status == KAKEYA_OK && c->end == CHOICE_FAILED) { /* our own, in a callback */
             if (!a->error.status) a->error = c->error;
             good = false;
-        } else if (status == KAKEYA_OUT_OF_MEMORY && (relieved || store_relieve(a->server->store, SIZE_MAX / 2) > 0)) {
+        } else if (status == KAKEYA_OUT_OF_MEMORY && (!a->options.grammar || c->generated == 0) &&
+                   (relieved || store_relieve(a->server->store, SIZE_MAX / 2) > 0)) {
             relieved = true;
             c->end = CHOICE_GOES_ON;
         } else if (status == KAKEYA_CANCELLED) {

@@ -35,7 +35,7 @@ typedef struct metrics {
     _Atomic uint64_t cached_tokens[4]; /* by store_source */
     _Atomic uint64_t draft_tokens, draft_accepted, forwards, preemptions;
     _Atomic uint64_t drafted_at[METRICS_POSITIONS], accepted_at[METRICS_POSITIONS];
-    _Atomic uint64_t fields_ignored, parser_repairs;
+    _Atomic uint64_t fields_ignored, parser_repairs, grammar_redraws, grammar_masks;
     histogram first_token, inter_token, whole, queue, prefill, decode; /* seconds */
     histogram prompt_size, answer_size;                                /* tokens */
 } metrics;

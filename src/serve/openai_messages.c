@@ -1,10 +1,10 @@
 /* The fields of a chat request that decide about the prompt: messages, tools, thinking, formats. */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "serve/openai_chat.h"
+#include "serve/openai_grammar.h"
 
 enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 64 };
 
@@ -39,16 +39,6 @@ static void read_messages(fields *f) {
     }
 }
 
-static bool declares(const cJSON *tools, const char *name) {
-    const cJSON *tool;
-    cJSON_ArrayForEach(tool, tools) {
-        const cJSON *function = cJSON_GetObjectItemCaseSensitive(tool, "function");
-        const cJSON *its = cJSON_GetObjectItemCaseSensitive(function, "name");
-        if (cJSON_IsString(its) && strcmp(its->valuestring, name) == 0) return true;
-    }
-    return false;
-}
-
 static const cJSON *read_tools(fields *f) {
     const cJSON *tools = fields_array(f, "tools"), *tool;
     int i = 0;
@@ -70,40 +60,6 @@ static const cJSON *read_tools(fields *f) {
         }
     }
     return cJSON_GetArraySize(tools) ? tools : NULL;
-}
-
-/* tool_choice: true where a call is forced. none bans the token that begins a call. */
-static bool read_tool_choice(call *c, fields *f, const cJSON *tools, answer_options *out) {
-    const cJSON *choice = fields_get(f, "tool_choice");
-    if (!choice) return false;
-    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL;
-    if (mode && strcmp(mode, "none") == 0) {
-        int32_t begin = kakeya_tokenizer_find(kakeya_engine_tokenizer(c->server->engine), "<|tool_call>");
-        if (!out || begin < 0 || !tools) return false;
-        if (!out->bias) out->bias = calloc(1, sizeof *out->bias);
-        if (out->bias) out->bias[out->n_bias++] = (kakeya_logit_bias){.token = begin, .bias = -INFINITY};
-        return false;
-    }
-    if (!tools) {
-        api_fail(f->error, 400, "invalid_value", "tool_choice", "tool_choice is given, but no tools are");
-        return false;
-    }
-    if (mode && strcmp(mode, "auto") == 0) return false;
-    if (cJSON_IsObject(choice)) {
-        const cJSON *function = cJSON_GetObjectItemCaseSensitive(choice, "function");
-        const cJSON *name = cJSON_GetObjectItemCaseSensitive(function ? function : choice, "name");
-        if (cJSON_IsString(name) && !declares(tools, name->valuestring)) {
-            api_fail(f->error, 400, "invalid_value", "tool_choice", "tool_choice: there is no tool %.64s",
-                     name->valuestring);
-            return false;
-        }
-    } else if (!mode || strcmp(mode, "required") != 0) {
-        fields_wrong_value(f, "tool_choice", choice, "none, auto, required or a tool");
-        return false;
-    }
-    api_fail(f->error, 400, "unsupported_parameter", "tool_choice",
-             "tool_choice can be none or auto: a call cannot be forced here");
-    return true;
 }
 
 /* Whether the request asks for reasoning: 1, asks for none: 0, says nothing: -1. */
@@ -134,28 +90,14 @@ static int read_thinking(fields *f, chat_shape *shape) {
     return asked;
 }
 
-/* Formats that the answer would have to follow, token by token. */
-static void read_format(fields *f) {
-    const cJSON *format = fields_object(f, "response_format");
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(format, "type");
-    if (format && !cJSON_IsString(type)) {
-        api_fail(f->error, 400, "missing_required_parameter", "response_format.type",
-                 "response_format.type is missing");
-    } else if (format && strcmp(type->valuestring, "text") != 0) {
-        api_fail(f->error, 400, "unsupported_parameter", "response_format",
-                 "response_format: %.64s is not supported here, only text", type->valuestring);
-    }
-    static const char *const constrained[] = {
-        "json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs", "grammar", NULL};
-    fields_refuse(f, constrained);
-}
-
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
     read_messages(f);
     const cJSON *tools = read_tools(f);
-    bool forced = read_tool_choice(c, f, tools, out);
+    answer_form form = {0};
+    openai_read_tool_choice(f, tools, &form);
     int asked = read_thinking(f, shape);
-    read_format(f);
+    openai_read_format(f, &form);
+    bool forced = openai_is_forced(&form);
     shape->thinking = asked >= 0 ? asked : c->server->settings->thinking && !forced;
     shape->without_turn = !fields_bool(f, "add_generation_prompt", true);
     bool show = fields_bool(f, "include_reasoning", true);
@@ -166,11 +108,13 @@ void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out
     bool parallel = fields_bool(f, "parallel_tool_calls", true);
     int64_t other_budget = fields_integer(f, "thinking_budget_tokens", 0, 1 << 30, -1);
     int64_t budget = fields_integer(f, "thinking_token_budget", 0, 1 << 30, other_budget);
-    if (!out) return;
-    out->thinking_budget = budget;
-    out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;
-    out->hide_reasoning = shape->hide_reasoning;
-    if (tools) out->tools = http_body(c->exchange, &out->tools_bytes);
+    if (out) {
+        out->thinking_budget = budget;
+        out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;
+        out->hide_reasoning = shape->hide_reasoning;
+        if (tools) out->tools = http_body(c->exchange, &out->tools_bytes);
+    }
+    openai_compile_form(c, f, &form, tools != NULL, shape->thinking, out);
 }
 
 bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error) {

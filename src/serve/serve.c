@@ -87,6 +87,8 @@ static bool prepare(running_server *r) {
     read_sampling(s);
     size_t ram = settings->cache_ram_bytes == SIZE_MAX ? default_cache_bytes() : settings->cache_ram_bytes;
     const store_options store = {.ram_bytes = ram,
+                                 .disk_bytes = settings->cache_disk_bytes,
+                                 .directory = settings->session_directory,
                                  .reuse_any = settings->reuse_any,
                                  .session_ttl = settings->session_ttl,
                                  .max_named = MAX_NAMED_SESSIONS,
@@ -201,7 +203,7 @@ void serve_stop(server_context *s) {
     rpc_close(s);
     workers_close(s->workers);
     http_close(s->http);
-    store_close(s->store, 0);
+    store_close(s->store, s->settings->save_seconds);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
     gate_free(s->gate);

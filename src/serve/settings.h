@@ -25,7 +25,10 @@ typedef struct serve_settings {
     double drain_seconds, ping_seconds;
     bool strict, metrics_key, no_page;
     bool log_json, log_prompts;
-    size_t cache_ram_bytes; /* of the prefix store; SIZE_MAX: the default */
+    const char *session_directory; /* NULL: nothing goes to disk */
+    size_t cache_disk_bytes;       /* of all its files; 0: no limit */
+    double save_seconds;           /* for saving at the end */
+    size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */
     bool reuse_any;
     kakeya_engine_options engine;
     kakeya_session_options session;

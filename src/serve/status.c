@@ -212,6 +212,10 @@ static void write_answers(server_context *s, const char *model, text_buffer *out
         value_of(&m->fields_ignored));
     one(out, model, "parser_repairs_total", "counter", "Tokens of answers that were dropped or mended.",
         value_of(&m->parser_repairs));
+    one(out, model, "grammar_redraws_total", "counter", "Tokens that were drawn, but not allowed by a grammar.",
+        value_of(&m->grammar_redraws));
+    one(out, model, "grammar_masks_total", "counter", "Positions at which a grammar looked at the whole vocabulary.",
+        value_of(&m->grammar_masks));
     metrics_histogram(out, "time_to_first_token_seconds", "From the request to its first token.", model,
                       &m->first_token, true);
     metrics_histogram(out, "inter_token_latency_seconds", "Between two tokens of an answer.", model, &m->inter_token,

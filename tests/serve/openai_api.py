@@ -292,7 +292,6 @@ def _():
     refusal("unsupported_value", "messages[0].role", messages=[{"role": "function", "content": "x", "name": "f"}])
     refusal("unsupported_value", "tools[0]", tools=[{"type": "web_search"}])
     refusal("invalid_value", "tool_choice", tools=[tool()], tool_choice={"type": "function", "function": {"name": "g"}})
-    refusal("invalid_value", "tool_choice", tool_choice="auto")
     refusal("unsupported_parameter", "grammar", grammar="x")
     refusal("missing_required_parameter", "messages", messages=...)
     refusal("missing_required_parameter", "model", model=...)
@@ -412,6 +411,83 @@ def _():
     equal(none.choices[0].message.tool_calls, None)
     equal(none.usage.prompt_tokens, auto.usage.prompt_tokens, "tools are rendered all the same")
     s.stop()
+
+
+def weather_tools():
+    return [tool("get_weather", city={"type": "string", "maxLength": 12}, days={"type": "integer", "minimum": 1, "maximum": 9}),
+            tool("stop_it", why={"enum": ["done", "tired"]})]
+
+
+@test("24: tool_choice required and named: a model that knows no tools calls an allowed one, says nothing else, ends")
+def _():
+    tools = weather_tools()
+    named = {"type": "function", "function": {"name": "stop_it"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for temperature in (0, 1):
+        for choice, names in (("required", {"get_weather", "stop_it"}), (named, {"stop_it"}), (allowed, {"stop_it"})):
+            for seed in range(3):
+                answer = chat(tools=tools, tool_choice=choice, temperature=temperature, seed=seed, max_tokens=300,
+                              parallel_tool_calls=False).choices[0]
+                equal((answer.message.content, answer.finish_reason, len(answer.message.tool_calls)), (None, "tool_calls", 1))
+                function = answer.message.tool_calls[0].function
+                holds(function.name in names, function.name)
+                arguments = json.loads(function.arguments)
+                holds(set(arguments) <= ({"city", "days"} if function.name == "get_weather" else {"why"}), arguments)
+                holds(arguments.get("why", "done") in ("done", "tired") and 1 <= arguments.get("days", 1) <= 9, arguments)
+    refusal("invalid_value", "tool_choice", tools=tools, tool_choice={"type": "function", "function": {"name": "other"}})
+    refusal("invalid_value", "tool_choice", tool_choice="required")
+
+
+@test("31: response_format: every complete answer validates, keys in the order of the schema, streamed the same")
+def _():
+    schema = {"type": "object", "additionalProperties": False, "required": ["reason", "count", "tags", "kind"], "properties": {
+        "reason": {"type": "string", "maxLength": 20}, "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, "kind": {"enum": ["a", "b", None]}}}
+    formats = [{"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+               {"type": "json_schema", "schema": schema}, {"type": "json_object", "schema": schema}]
+    for temperature in (0, 1):
+        for seed, response_format in enumerate(formats):
+            options = {"response_format": response_format, "temperature": temperature, "seed": seed, "max_tokens": 300}
+            value = json.loads(body_text(**options)[0])
+            equal(list(value), ["reason", "count", "tags", "kind"])
+            holds(len(value["reason"]) <= 20 and 0 <= value["count"] <= 99 and len(value["tags"]) <= 3, value)
+            holds(value["kind"] in ("a", "b", None) and all(isinstance(t, bool) for t in value["tags"]), value)
+            if seed == 0:
+                equal(stream_text(chat(stream=True, **options)), text(chat(**options)))
+    holds(body_text(extra=1, structured_outputs={"choice": ["yes", "no"]}, temperature=1)[0] in ("yes", "no"))
+    holds(re.fullmatch(r"[a-c]{2}-\d", body_text(guided_regex=r"[a-c]{2}-\d", temperature=1)[0]))
+    holds(isinstance(json.loads(body_text(guided_json={"type": "integer", "maximum": 9, "minimum": 0})[0]), int))
+    cut = chat(response_format={"type": "json_object"}, max_tokens=3).choices[0]
+    holds(cut.finish_reason in ("length", "stop"))
+    holds(chat(response_format=formats[0], max_tokens=300, reasoning_effort=None).choices[0].finish_reason == "stop")
+
+
+@test("32: chat.completions.parse with a pydantic model")
+def _():
+    import pydantic
+
+    class Verdict(pydantic.BaseModel):
+        good: bool
+        score: int = pydantic.Field(ge=0, le=9)
+
+    answer = ai.chat.completions.parse(model="demo", messages=ASK, temperature=1, seed=2, max_tokens=100, response_format=Verdict)
+    holds(isinstance(answer.choices[0].message.parsed, Verdict), answer)
+
+
+@test("33: schemas that are not understood are refused with a pointer; false; recursion works")
+def _():
+    def of(schema):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    message = refusal("invalid_json_schema", "response_format", response_format=of(
+        {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}))
+    holds("/properties/a" in message, message)
+    refusal("invalid_json_schema", "response_format", response_format=of(False))
+    refusal("missing_required_parameter", "response_format.type", response_format={})
+    refusal("unsupported_value", "response_format.type", response_format={"type": "xml"})
+    node = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "additionalProperties": False, "required": ["n"],
+                                                         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9},
+                                                                        "next": {"$ref": "#/$defs/node"}}}}}
+    holds(re.match(r'\{\s*"n"\s*:\s*\d', body_text(response_format=of(node), temperature=0)[0]))
 
 
 @test("28: thoughts: shown when asked for, counted and hidden otherwise; stray and missing ends")
