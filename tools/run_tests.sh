@@ -34,6 +34,8 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
         unit_tests build-sanitize
         ls tests/cli/test_bad_input.sh
     } | run_programs build-sanitize " (sanitized)"
+    run_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 KAKEYA_SHORT_SWEEPS=1 \
+        KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
@@ -47,6 +49,12 @@ if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -
     for test in test_threads test_concurrency test_cancel test_scheduler; do
         CMOCKA_MESSAGE_OUTPUT=TAP KAKEYA_SHORT_SWEEPS=1 run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
+    if [ -x "$build/tools/grpc_server" ] && run_step "thread sanitizer build" tools/build.sh build-threads grpc_server; then
+        run_tap "test_grpc (ThreadSanitizer)" env GRPC_SERVER_BUILD=build-threads GRPC_SERVER_WRAPPER="$fixed" \
+            TSAN_OPTIONS="suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66" SERVE_TEST_WAIT=200 \
+            KAKEYA_SHORT_SWEEPS=1 KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh "random clients" \
+            "64 streams" cancel outlive "reads nothing" "stop ends"
+    fi
 fi
 
 echo "== CUDA backend"

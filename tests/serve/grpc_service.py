@@ -529,21 +529,22 @@ def capacity():
 
 @test("idle sessions make room where memory runs out; without any the call is refused")
 def memory():
-    with Service(memory=64 << 20, drafter="none") as service:
+    length = 300
+    with Service(memory=40 << 20, drafter="none") as service:
         sessions = []
         for i in range(40):
             session = service.create()
-            service.append(session, prompt(2000, salt=i))
+            service.append(session, prompt(length, salt=i))
             sessions.append(session)
         alive = 0
         for session in sessions:
             try:
-                equal(service.info(session).history_length, 2000)
+                equal(service.info(session).history_length, length)
                 alive += 1
             except grpc.RpcError as error:
                 equal(error.code(), Code.NOT_FOUND)
         holds(1 <= alive < 40, f"{alive} of 40 sessions are left")
-        equal(service.info(sessions[-1]).history_length, 2000, "the newest is there")
+        equal(service.info(sessions[-1]).history_length, length, "the newest is there")
         service.answer(sessions[-1], 5)
     with Service(memory=1 << 20, drafter="none", load=False) as service:
         service.tell("load")

@@ -3,7 +3,7 @@
 case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
 case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
 export KAKEYA BUILD
-if [ ! -x "$BUILD/tools/grpc_server" ]; then
+if [ ! -x "${GRPC_SERVER_BUILD:-$BUILD}/tools/grpc_server" ]; then
     echo "ok 1 - the gRPC service # SKIP this build has none"
     exit 0
 fi
