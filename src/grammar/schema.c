@@ -495,7 +495,7 @@ static uint32_t compile_branches(schema_compiler *c, const cJSON *schema, const 
         schema_add_child(c, node, child);
         schema_leave(c, mark);
     }
-    if (!c->status) c->program->nodes[node].where = strdup(c->pointer);
+    if (!c->status && !(c->program->nodes[node].where = strdup(c->pointer))) schema_out_of_memory(c);
     return node;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "text/chat_text.h"
 #include "text/tokenizer_tables.h"
 #include "text/utf8.h"
@@ -88,10 +89,17 @@ kakeya_status token_table_create(const tokenizer *vocabulary, token_table **out,
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "table of %zu tokens: out of memory", vocab);
     t->tokenizer = vocabulary;
     t->vocab = (int)vocab;
+    hash_stream hash = HASH_STREAM_START;
     for (int32_t id = 0; id < t->vocab; id++) {
         size_t bytes = 0;
-        if (tokenizer_piece(vocabulary, id, &bytes)) total += bytes;
+        const char *spelled = tokenizer_piece(vocabulary, id, &bytes);
+        bool special = tokenizer_is_special(vocabulary, id);
+        if (spelled) hash_stream_add(&hash, spelled, bytes);
+        hash_stream_add(&hash, &bytes, sizeof bytes);
+        hash_stream_add(&hash, &special, sizeof special);
+        total += bytes;
     }
+    t->fingerprint = hash_stream_value(&hash);
     t->offset = malloc((vocab + 1) * sizeof *t->offset);
     t->bytes = malloc(total + 1);
     t->ordinary = calloc((vocab + 31) / 32 + 1, sizeof *t->ordinary);
@@ -131,13 +139,6 @@ void token_table_destroy(token_table *t) {
     free(t);
 }
 
-bool token_tables_agree(const token_table *a, const tokenizer *b) {
-    if (a->tokenizer == b) return true;
-    if (!b || a->vocab != tokenizer_vocab_size(b)) return false;
-    for (int32_t id = 0; id < a->vocab; id++) {
-        const char *x = tokenizer_piece(a->tokenizer, id, NULL), *y = tokenizer_piece(b, id, NULL);
-        if (!x != !y || (x && strcmp(x, y) != 0)) return false;
-        if (tokenizer_is_special(a->tokenizer, id) != tokenizer_is_special(b, id)) return false;
-    }
-    return true;
+bool token_tables_agree(const token_table *a, const token_table *b) {
+    return a == b || (a->vocab == b->vocab && a->fingerprint == b->fingerprint);
 }

@@ -15,7 +15,8 @@ typedef struct token_list {
 typedef struct token_table {
     const tokenizer *tokenizer; /* borrowed */
     int vocab;
-    uint32_t *offset; /* [vocab + 1] into bytes; no text: special, or no token at all */
+    uint64_t fingerprint; /* of all pieces, and which of them are special */
+    uint32_t *offset;     /* [vocab + 1] into bytes; no text: special, or no token at all */
     char *bytes;
     size_t longest; /* bytes of a token */
     token_list all;
@@ -35,6 +36,6 @@ static inline const char *token_table_text(const token_table *t, int32_t token, 
 }
 
 /* Whether both spell the same tokens alike. */
-bool token_tables_agree(const token_table *a, const tokenizer *b);
+bool token_tables_agree(const token_table *a, const token_table *b);
 
 #endif

@@ -121,10 +121,14 @@ static sampler_constraints constraints_of(const kakeya_generate_options *o, matc
 }
 
 static kakeya_status check_grammar(const kakeya_session *session, const kakeya_grammar *g, kakeya_error *error) {
-    if (!g || token_tables_agree(g->tokens, session->engine->text.tokens)) return KAKEYA_OK;
+    const kakeya_tokenizer *own = &session->engine->text;
+    const token_table *table = NULL;
+    if (!g) return KAKEYA_OK;
+    kakeya_status status = own->tokens ? tokenizer_table(own, &table, error) : KAKEYA_OK;
+    if (status != KAKEYA_OK || (table && token_tables_agree(g->tokens, table))) return status;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                     "the grammar was made for another tokenizer of %d tokens, the model has %d", g->tokens->vocab,
-                     session->engine->verifier->config.vocab);
+                     "the grammar was made for another tokenizer, of %d tokens; the model's has %d", g->tokens->vocab,
+                     table ? table->vocab : 0);
 }
 
 static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, kakeya_error *error) {

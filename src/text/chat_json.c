@@ -118,7 +118,9 @@ kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes,
     if (result != yajl_status_ok) {
         unsigned char *reason = b.problem ? NULL : yajl_get_error(yajl, 0, NULL, 0);
         const char *what = b.problem ? b.problem : reason ? (const char *)reason : "malformed";
-        status = error_set(error, KAKEYA_FORMAT, "%s: byte %zu: %.*s", where, at, (int)strcspn(what, "\n"), what);
+        bool starved = b.problem && strcmp(b.problem, "out of memory") == 0;
+        status = error_set(error, starved ? KAKEYA_OUT_OF_MEMORY : KAKEYA_FORMAT, "%s: byte %zu: %.*s", where, at,
+                           (int)strcspn(what, "\n"), what);
         if (reason) yajl_free_error(yajl, reason);
         cJSON_Delete(b.root);
     } else {

@@ -6,6 +6,7 @@
 #include <limits.h>
 
 #include "golden.h"
+#include "grammar/matcher.h"
 #include "model/tensors.h"
 #include "scratch.h"
 #include "session/engine.h"
@@ -393,10 +394,76 @@ static void test_tokenizer(void **state) {
     free(json);
 }
 
+/* Grammars: a vocabulary's table, compilers of every kind, following an answer. */
+static kakeya_status use_grammar(const tokenizer *t, kakeya_grammar_kind kind, const char *text, const char *tools,
+                                 kakeya_error *error) {
+    token_table *table = NULL;
+    kakeya_grammar *g = NULL;
+    matcher *m = NULL;
+    mem_account account;
+    matcher_space space = {.account = &account};
+    const kakeya_grammar_options o = {.size = sizeof o,
+                                      .kind = kind,
+                                      .text = text,
+                                      .text_bytes = text ? strlen(text) : 0,
+                                      .calls = tools ? KAKEYA_CALLS_REQUIRED : KAKEYA_CALLS_FREE,
+                                      .tools = tools,
+                                      .tools_bytes = tools ? strlen(tools) : 0,
+                                      .thinking_tokens = -1};
+    mem_account_init(&account, NULL, 0);
+    kakeya_status status = token_table_create(t, &table, error);
+    if (!status) status = grammar_compile(table, &o, &g, error);
+    if (!status) status = matcher_space_reserve(&space, g, error);
+    if (!status) status = matcher_create(g, NULL, 0, NULL, 0, &account, &m, error);
+    matcher_destroy(m);
+    matcher_space_free(&space);
+    grammar_free(g);
+    token_table_destroy(table);
+    return status;
+}
+
+static void test_grammars(void **state) {
+    (void)state;
+    static const char schema[] =
+        "{\"allOf\":[{\"$ref\":\"#/$defs/d\"},{\"properties\":{\"k\":{\"enum\":[1,\"x\",[null]]}},"
+        "\"required\":[\"k\"]}],"
+        "\"$defs\":{\"d\":{\"properties\":{\"p\":{\"pattern\":\"^a+$\",\"maxLength\":3},\"n\":{\"type\":\"number\","
+        "\"minimum\":1,\"maximum\":2},\"u\":{\"anyOf\":[{\"$ref\":\"#\"},true]},\"i\":{\"prefixItems\":[{}]}}}}}";
+    static const char form[] = "[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a b\":{\"format\":\"date\"}}}}]";
+    tokenizer *t;
+    tokenizer_form with_controls = default_form;
+    with_controls.added_tokens = "[{\"id\":256,\"content\":\"<|tool_call>\",\"special\":true},"
+                                 "{\"id\":257,\"content\":\"<tool_call|>\",\"special\":true},"
+                                 "{\"id\":258,\"content\":\"<|\\\"|>\",\"special\":true}]";
+    kakeya_error error = {0};
+    assert_ok(open_form(&with_controls, &t, &error));
+    int failures = 0;
+    for (int i = 0; i < 3; i++) {
+        kakeya_grammar_kind kind = i == 0   ? KAKEYA_GRAMMAR_JSON_SCHEMA
+                                   : i == 1 ? KAKEYA_GRAMMAR_CHOICE
+                                            : KAKEYA_GRAMMAR_TEXT;
+        const char *text = i == 0 ? schema : i == 1 ? "[\"a\",\"b\"]" : NULL;
+        for (long k = 1, calls = LONG_MAX; k <= calls; k++) {
+            failing_allocations_arm(k, false);
+            kakeya_status status = use_grammar(t, kind, text, i == 2 ? form : NULL, &error);
+            long made = failing_allocations_made();
+            failing_allocations_end();
+            if (made < k) calls = made;
+            if (status != (made < k ? KAKEYA_OK : KAKEYA_OUT_OF_MEMORY))
+                fail_msg("grammar %d without allocation %ld: status %s (%s)", i, k, kakeya_status_name(status),
+                         error.message);
+            failures += status != KAKEYA_OK;
+        }
+    }
+    assert_true(failures > 100);
+    tokenizer_close(t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_allocation),
         cmocka_unit_test(test_tokenizer),
+        cmocka_unit_test(test_grammars),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
