@@ -154,13 +154,17 @@ void call_stream_end(call *c) {
 
 /* ------------------------------------------------------------------------------------------------- leaving clients */
 
-static void on_gone(void *user) {
-    call *c = user;
-    atomic_store(&c->gone, true);
+void call_cancel(call *c) {
     pthread_mutex_lock(&c->lock);
     if (c->cancel) c->cancel(c->cancel_user);
     c->cancel = NULL;
     pthread_mutex_unlock(&c->lock);
+}
+
+static void on_gone(void *user) {
+    call *c = user;
+    atomic_store(&c->gone, true);
+    call_cancel(c);
 }
 
 void call_on_cancel(call *c, void (*fn)(void *user), void *user) {

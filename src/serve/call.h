@@ -75,6 +75,9 @@ void call_stream_end(call *c); /* ends the call */
 /* fn is called once, on any thread, when the client leaves before the call ends: at once if it has left. NULL: nobody
  * is called any more once this returns. */
 void call_on_cancel(call *c, void (*fn)(void *user), void *user);
+/* Stops what the call computes as a leaving client would; it is replied to all the same. From any thread, before the
+ * call ends. */
+void call_cancel(call *c);
 
 /* 24 characters that nobody can guess, and a NUL. */
 void random_id(char out[RANDOM_ID_BYTES]);

@@ -10,6 +10,9 @@ typedef struct chat_shape {
     bool thinking, hide_reasoning;
     bool without_turn;      /* the model's turn is not opened */
     bool preserve_thinking; /* reasoning of earlier turns stays */
+    /* JSON text of the request in the form of chat completions; NULL: the body of the call. Outlives the answer. */
+    const char *request;
+    size_t request_bytes;
 } chat_shape;
 
 /* messages, tools, thinking and formats of a request in the form of chat completions. out may be NULL: nothing is

@@ -90,6 +90,12 @@ static int read_thinking(fields *f, chat_shape *shape) {
     return asked;
 }
 
+static const char *request_text(call *c, const chat_shape *shape, size_t *bytes) {
+    if (!shape->request) return http_body(c->exchange, bytes);
+    *bytes = shape->request_bytes;
+    return shape->request;
+}
+
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
     read_messages(f);
     const cJSON *tools = read_tools(f);
@@ -112,7 +118,7 @@ void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out
         out->thinking_budget = budget;
         out->max_calls = parallel ? (size_t)c->server->settings->max_tool_calls : 1;
         out->hide_reasoning = shape->hide_reasoning;
-        if (tools) out->tools = http_body(c->exchange, &out->tools_bytes);
+        if (tools) out->tools = request_text(c, shape, &out->tools_bytes);
     }
     openai_compile_form(c, f, &form, tools != NULL, shape->thinking, out);
 }
@@ -124,7 +130,7 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     how.preserve_thinking = shape->preserve_thinking;
     how.without_turn = shape->without_turn;
     size_t bytes;
-    const char *body = http_body(c->exchange, &bytes);
+    const char *body = request_text(c, shape, &bytes);
     kakeya_error why = {0};
     if (kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids, &out->n_ids,
                            &out->n_stable, &why) == KAKEYA_OK)

@@ -24,6 +24,9 @@ const route serve_routes[] = {
     {"/slots", CALL_GET, 0, slots_call},
     {"/metrics", CALL_GET, PUBLIC, metrics_call},
     {"/v1/chat/completions/input_tokens", CALL_POST, WORK, chat_input_tokens_call},
+    {"/v1/responses", CALL_POST, WORK, responses_call},
+    {"/v1/responses/input_tokens", CALL_POST, WORK, responses_input_tokens_call},
+    {"/v1/responses/", CALL_GET | CALL_POST | CALL_DELETE, WORK | ROUTE_PREFIX, response_call},
     {"/", CALL_GET, PUBLIC, page_call},
     {"/favicon.ico", CALL_GET, PUBLIC, favicon_call},
 };

@@ -23,5 +23,8 @@ void apply_template_call(call *c);
 void props_call(call *c); /* status.c */
 void slots_call(call *c);
 void metrics_call(call *c);
+void responses_call(call *c); /* responses.c */
+void responses_input_tokens_call(call *c);
+void response_call(call *c); /* responses_stored.c */
 
 #endif

@@ -149,8 +149,12 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     size_t running = settings->engine.max_batch > 0 ? (size_t)settings->engine.max_batch : DEFAULT_BATCH;
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->gate = gate_open(running, waiting);
+    s->responses = response_store_open(RESPONSE_STORE_ENTRIES, RESPONSE_STORE_BYTES, RESPONSE_STORE_SECONDS);
     kakeya_status status = auth_open(&settings->auth, &s->auth, error);
-    if (status == KAKEYA_OK && !s->gate) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
+    if (status == KAKEYA_OK && (!s->gate || !s->responses))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
+    if (status == KAKEYA_OK && !reasoning_seal_init(&s->seal))
+        status = error_set(error, KAKEYA_IO, "the system has no random numbers");
     if (status == KAKEYA_OK) status = workers_open(running + waiting + SPARE_WORKERS, &s->workers, error);
     if (status == KAKEYA_OK) status = http_open(&http, &s->http, error);
     if (status == KAKEYA_OK) status = rpc_open(s, error);
@@ -207,6 +211,7 @@ void serve_stop(server_context *s) {
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
     gate_free(s->gate);
+    response_store_close(s->responses);
     pthread_mutex_destroy(&s->answers_lock);
     free(r);
 }

@@ -12,6 +12,8 @@
 #include "serve/gate.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
+#include "serve/reasoning_seal.h"
+#include "serve/response_store.h"
 #include "serve/settings.h"
 #include "serve/store.h"
 #include "serve/workers.h"
@@ -40,6 +42,8 @@ typedef struct server_context {
     size_t n_stop_tokens;
     kakeya_sampling sampling; /* where a request does not say */
     gate *gate;
+    response_store *responses;
+    reasoning_seal seal;
     metrics metrics;
     pthread_mutex_t answers_lock;
     struct answer *answers; /* that run or wait */

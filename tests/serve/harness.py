@@ -208,6 +208,19 @@ def dechunk(reply):
         body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
 
 
+_scripted = {}
+
+
+def scripted_model(script):
+    """The directory of a model that says what it is told at temperature 0, control tokens included."""
+    if script not in _scripted:
+        directory = tempfile.mkdtemp()
+        made = subprocess.run([f"{BUILD}/tools/scripted_model", f"{MODELS}/demo", directory, script], capture_output=True)
+        equal(made.returncode, 0, made.stderr)
+        _scripted[script] = directory
+    return _scripted[script]
+
+
 def series(name, labels):
     return name + "".join(sorted(f"|{k}={v}" for k, v in labels.items()))
 

@@ -12,7 +12,7 @@ import time
 
 import openai
 
-from harness import BUILD, KAKEYA, MODELS, WAIT, Server, dechunk, equal, eventually, holds, in_threads, run_tests, test
+from harness import KAKEYA, WAIT, Server, dechunk, equal, eventually, holds, in_threads, run_tests, scripted_model, test
 from harness import metrics as read_metrics
 
 server = Server("--name", "demo", "--name", "gemma")
@@ -54,17 +54,8 @@ def run(*arguments, model=None):
     return json.loads(done.stdout)
 
 
-_scripted = {}
-
-
 def scripted(script, *options):
-    """A server whose model says what it is told at temperature 0, control tokens included."""
-    if script not in _scripted:
-        directory = tempfile.mkdtemp()
-        made = subprocess.run([f"{BUILD}/tools/scripted_model", f"{MODELS}/demo", directory, script], capture_output=True)
-        equal(made.returncode, 0, made.stderr)
-        _scripted[script] = directory
-    return Server("--name", "demo", *options, model=_scripted[script])
+    return Server("--name", "demo", *options, model=scripted_model(script))
 
 
 def tool(name="f", **properties):

@@ -1,0 +1,535 @@
+#include "serve/responses_items.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/call.h"
+
+typedef struct item_place {
+    char name[96]; /* "input[3].content[0]" */
+} item_place;
+
+static const char *string_of(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static bool out_of_memory(api_error *error) {
+    return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+}
+
+static bool wrong(const item_place *at, const char *key, const char *expected, api_error *error) {
+    char param[144];
+    snprintf(param, sizeof param, "%s.%s", at->name, key);
+    return api_fail(error, 400, "invalid_type", param, "%s is not %s", param, expected);
+}
+
+/* --------------------------------------------------------------------------------------------------------- reading */
+
+static bool is_text_part(const char *type) {
+    static const char *const types[] = {"input_text", "output_text", "text", "refusal", "reasoning_text", NULL};
+    for (size_t i = 0; types[i]; i++)
+        if (strcmp(type, types[i]) == 0) return true;
+    return false;
+}
+
+/* A list of parts that are texts. */
+static bool check_parts(const cJSON *parts, const char *key, const item_place *at, api_error *error) {
+    const cJSON *part;
+    size_t i = 0;
+    cJSON_ArrayForEach(part, parts) {
+        item_place its;
+        snprintf(its.name, sizeof its.name, "%.60s.%.16s[%zu]", at->name, key, i++);
+        const char *type = string_of(part, "type");
+        if (!type) return wrong(&its, "type", "a string", error);
+        if (!is_text_part(type))
+            return api_fail(error, 400, "unsupported_content", its.name,
+                            "%s is a part of type %.64s; only text is supported", its.name, type);
+        const char *text = strcmp(type, "refusal") == 0 ? "refusal" : "text";
+        if (!string_of(part, text)) return wrong(&its, text, "a string", error);
+    }
+    return true;
+}
+
+static bool is_role(const char *role) {
+    static const char *const roles[] = {"user", "system", "developer", "assistant", NULL};
+    for (size_t i = 0; roles[i]; i++)
+        if (strcmp(role, roles[i]) == 0) return true;
+    return false;
+}
+
+/* The content of a message as a list of parts. */
+static bool complete_message(cJSON *item, const item_place *at, api_error *error) {
+    const char *role = string_of(item, "role");
+    cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+    if (!role || !is_role(role)) {
+        char param[144];
+        snprintf(param, sizeof param, "%s.role", at->name);
+        return api_fail(error, 400, "invalid_value", param, "%s is not user, system, developer or assistant", param);
+    }
+    if (cJSON_IsArray(content)) return check_parts(content, "content", at, error);
+    if (!cJSON_IsString(content)) return wrong(at, "content", "a text or a list of parts", error);
+    bool output = strcmp(role, "assistant") == 0;
+    cJSON *parts = cJSON_CreateArray(), *part = cJSON_CreateObject();
+    bool good = parts && part && cJSON_AddStringToObject(part, "type", output ? "output_text" : "input_text") &&
+                cJSON_AddStringToObject(part, "text", content->valuestring) &&
+                (!output || cJSON_AddArrayToObject(part, "annotations"));
+    if (good) good = cJSON_AddItemToArray(parts, part);
+    if (good) part = NULL;
+    if (good) good = cJSON_ReplaceItemInObjectCaseSensitive(item, "content", parts);
+    if (good) return true;
+    cJSON_Delete(part);
+    cJSON_Delete(parts);
+    return out_of_memory(error);
+}
+
+static bool check_call(const cJSON *item, const item_place *at, api_error *error) {
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
+    if (!string_of(item, "call_id")) return wrong(at, "call_id", "a string", error);
+    if (!string_of(item, "name")) return wrong(at, "name", "a string", error);
+    if (arguments && !cJSON_IsNull(arguments) && !cJSON_IsString(arguments) && !cJSON_IsObject(arguments))
+        return wrong(at, "arguments", "a string that holds a JSON object", error);
+    return true;
+}
+
+static bool check_output(const cJSON *item, const item_place *at, api_error *error) {
+    const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
+    if (!string_of(item, "call_id")) return wrong(at, "call_id", "a string", error);
+    if (cJSON_IsArray(output)) return check_parts(output, "output", at, error);
+    return cJSON_IsString(output) || wrong(at, "output", "a text or a list of parts", error);
+}
+
+/* content and summary: lists of parts, null, or absent. */
+static bool check_reasoning(const cJSON *item, const item_place *at, api_error *error) {
+    static const char *const lists[] = {"content", "summary", NULL};
+    for (size_t i = 0; lists[i]; i++) {
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(item, lists[i]), *part;
+        if (!list || cJSON_IsNull(list)) continue;
+        if (!cJSON_IsArray(list)) return wrong(at, lists[i], "a list of parts", error);
+        cJSON_ArrayForEach(part, list) {
+            if (!string_of(part, "text")) return wrong(at, lists[i], "a list of parts with a text", error);
+        }
+    }
+    const cJSON *sealed = cJSON_GetObjectItemCaseSensitive(item, "encrypted_content");
+    return !sealed || cJSON_IsNull(sealed) || cJSON_IsString(sealed) ||
+           wrong(at, "encrypted_content", "a string", error);
+}
+
+static const char *prefix_of(const char *type) {
+    if (strcmp(type, "message") == 0) return "msg_";
+    if (strcmp(type, "reasoning") == 0) return "rs_";
+    if (strcmp(type, "function_call") == 0) return "fc_";
+    return "item_";
+}
+
+/* Every one of that name. */
+static void remove_member(cJSON *object, const char *name) {
+    while (cJSON_HasObjectItem(object, name)) cJSON_DeleteItemFromObject(object, name);
+}
+
+/* Items have types and ids, the client's or new ones. */
+static bool name_item(cJSON *item, const char *type, api_error *error) {
+    if (!string_of(item, "type")) {
+        remove_member(item, "type");
+        if (!cJSON_AddStringToObject(item, "type", type)) return out_of_memory(error);
+        type = string_of(item, "type");
+    }
+    const char *given = string_of(item, "id");
+    if (given && given[0]) return true;
+    char id[RANDOM_ID_BYTES + 8], random[RANDOM_ID_BYTES];
+    random_id(random);
+    snprintf(id, sizeof id, "%s%s", prefix_of(type), random);
+    remove_member(item, "id");
+    return cJSON_AddStringToObject(item, "id", id) || out_of_memory(error);
+}
+
+static bool complete_item(cJSON *item, const item_place *at, api_error *error) {
+    const char *type = string_of(item, "type");
+    if (!type && string_of(item, "role")) type = "message";
+    if (!type) return wrong(at, "type", "a string", error);
+    bool good = true;
+    if (strcmp(type, "message") == 0) {
+        good = complete_message(item, at, error);
+    } else if (strcmp(type, "function_call") == 0) {
+        good = check_call(item, at, error);
+    } else if (strcmp(type, "function_call_output") == 0) {
+        good = check_output(item, at, error);
+    } else if (strcmp(type, "reasoning") == 0) {
+        good = check_reasoning(item, at, error);
+    } else if (strncmp(type, "input_", 6) == 0) {
+        good = api_fail(error, 400, "unsupported_content", at->name, "%s is of type %.64s; only text is supported",
+                        at->name, type);
+    }
+    return good && name_item(item, type, error);
+}
+
+static bool read_item(const cJSON *given, const item_place *at, const item_source *source, cJSON *list,
+                      api_error *error) {
+    if (!cJSON_IsObject(given)) return api_fail(error, 400, "invalid_type", at->name, "%s is not an object", at->name);
+    const char *type = string_of(given, "type"), *id = string_of(given, "id");
+    bool bare = !type && id && !string_of(given, "role");
+    bool reference = bare || (type && strcmp(type, "item_reference") == 0);
+    if (reference && !id) return wrong(at, "id", "a string", error);
+    cJSON *item = reference ? source->find(source->user, id) : cJSON_Duplicate(given, true);
+    if (!item && reference)
+        return api_fail(error, 400, "invalid_value", at->name, "%s: there is no stored item %.64s", at->name, id);
+    if (!item || !cJSON_AddItemToArray(list, item)) {
+        cJSON_Delete(item);
+        return out_of_memory(error);
+    }
+    return complete_item(item, at, error);
+}
+
+bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error) {
+    cJSON *list = *out = cJSON_CreateArray();
+    if (!list) return out_of_memory(error);
+    bool good = true;
+    if (cJSON_IsString(input)) {
+        cJSON *item = cJSON_CreateObject();
+        good = item && cJSON_AddItemToArray(list, item);
+        if (!good) cJSON_Delete(item);
+        good = good && cJSON_AddStringToObject(item, "role", "user") &&
+               cJSON_AddStringToObject(item, "content", input->valuestring);
+        if (!good) out_of_memory(error);
+        good = good && complete_item(item, &(item_place){"input"}, error);
+    } else if (cJSON_IsArray(input)) {
+        const cJSON *given;
+        size_t i = 0;
+        cJSON_ArrayForEach(given, input) {
+            item_place at;
+            snprintf(at.name, sizeof at.name, "input[%zu]", i++);
+            good = good && read_item(given, &at, source, list, error);
+        }
+    } else {
+        good = api_fail(error, 400, "invalid_type", "input", "input is not a text or a list of items");
+    }
+    if (good) return true;
+    cJSON_Delete(list);
+    *out = NULL;
+    return false;
+}
+
+/* ------------------------------------------------------------------------------------------------- calls and outputs
+ */
+
+/* Which call an item is or answers; NULL: it is none of the two. */
+static const char *call_of(const cJSON *item, bool *output) {
+    const char *type = string_of(item, "type");
+    *output = ends_with(type, "_output");
+    if (!*output && !ends_with(type, "_call")) return NULL;
+    const char *id = string_of(item, "call_id");
+    if (!id) id = string_of(item, "id");
+    return id ? id : "";
+}
+
+typedef struct call_place {
+    const char *id;
+    size_t place; /* of the item */
+    bool output;
+} call_place;
+
+static int compare_calls(const void *a, const void *b) {
+    const call_place *x = a, *y = b;
+    int order = strcmp(x->id, y->id);
+    return order ? order : (x->place > y->place) - (x->place < y->place);
+}
+
+typedef struct call_table {
+    call_place *calls;
+    size_t n;
+} call_table;
+
+static bool make_table(const cJSON *items, call_table *out) {
+    const cJSON *item;
+    size_t place = 0;
+    *out = (call_table){.calls = calloc((size_t)cJSON_GetArraySize(items) + 1, sizeof *out->calls)};
+    if (!out->calls) return false;
+    cJSON_ArrayForEach(item, items) {
+        bool output;
+        const char *id = call_of(item, &output);
+        if (id) out->calls[out->n++] = (call_place){.id = id, .place = place, .output = output};
+        place++;
+    }
+    qsort(out->calls, out->n, sizeof *out->calls, compare_calls);
+    return true;
+}
+
+/* Whether a call of that id stands before the item, or an output behind it. */
+static bool has_other(const call_table *table, const char *id, size_t place, bool output) {
+    size_t low = 0, high = table->n;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (strcmp(table->calls[middle].id, id) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    for (; low < table->n && strcmp(table->calls[low].id, id) == 0; low++) {
+        const call_place *c = &table->calls[low];
+        if (c->output == output && (output ? c->place > place : c->place < place)) return true;
+    }
+    return false;
+}
+
+/* -------------------------------------------------------------------------------------------------------- messages */
+
+typedef struct writer {
+    cJSON *messages;
+    const item_source *source;
+    call_table table;
+    cJSON *assistant; /* the message that goes on; NULL: a new one begins */
+    text_buffer *ignored;
+    bool failed; /* out of memory */
+} writer;
+
+static cJSON *add_message(writer *w, const char *role) {
+    cJSON *message = cJSON_CreateObject();
+    if (!message || !cJSON_AddStringToObject(message, "role", role) || !cJSON_AddItemToArray(w->messages, message)) {
+        cJSON_Delete(message);
+        w->failed = true;
+        return NULL;
+    }
+    return message;
+}
+
+static cJSON *assistant(writer *w) {
+    if (!w->assistant) w->assistant = add_message(w, "assistant");
+    return w->assistant;
+}
+
+static void add_text(writer *w, cJSON *parts, const char *text) {
+    cJSON *part = cJSON_CreateObject();
+    if (part && cJSON_AddStringToObject(part, "type", "text") && cJSON_AddStringToObject(part, "text", text) &&
+        cJSON_AddItemToArray(parts, part))
+        return;
+    cJSON_Delete(part);
+    w->failed = true;
+}
+
+static const char *text_of(const cJSON *part) {
+    const char *text = string_of(part, "text");
+    return text ? text : string_of(part, "refusal");
+}
+
+/* The texts of a list of parts become the content of a message, or more of it. One text is not a list: the template
+ * writes lists differently. */
+static void add_content(writer *w, cJSON *message, const cJSON *parts) {
+    if (!message) return;
+    cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+    const cJSON *part;
+    if (!content && cJSON_GetArraySize(parts) == 1) {
+        if (!cJSON_AddStringToObject(message, "content", text_of(parts->child))) w->failed = true;
+        return;
+    }
+    if (!content || cJSON_IsString(content)) {
+        cJSON *list = cJSON_CreateArray();
+        if (list && content) add_text(w, list, content->valuestring);
+        cJSON_DeleteItemFromObjectCaseSensitive(message, "content");
+        if (!list || !cJSON_AddItemToObject(message, "content", list)) {
+            cJSON_Delete(list);
+            w->failed = true;
+            return;
+        }
+        content = list;
+    }
+    cJSON_ArrayForEach(part, parts) add_text(w, content, text_of(part));
+}
+
+static void put_message(writer *w, const cJSON *item) {
+    const char *role = string_of(item, "role");
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
+    if (strcmp(role, "assistant") == 0) {
+        add_content(w, assistant(w), content);
+        return;
+    }
+    w->assistant = NULL;
+    /* The turn format knows a system turn, and no developer's. */
+    add_content(w, add_message(w, strcmp(role, "user") == 0 ? "user" : "system"), content);
+}
+
+static void join_parts(text_buffer *out, const cJSON *parts) {
+    const cJSON *part;
+    cJSON_ArrayForEach(part, parts) {
+        if (out->n) text_add(out, "\n");
+        text_add(out, string_of(part, "text"));
+    }
+}
+
+/* The reasoning of the assistant's message behind it. */
+static bool put_reasoning(writer *w, const cJSON *item) {
+    text_buffer text = {0};
+    bool known = true;
+    join_parts(&text, cJSON_GetObjectItemCaseSensitive(item, "content"));
+    const char *sealed = string_of(item, "encrypted_content");
+    if (text.n == 0 && sealed && sealed[0]) {
+        char *opened = w->source->unseal(w->source->user, sealed);
+        known = opened != NULL;
+        if (opened) text_add(&text, opened);
+        free(opened);
+    }
+    if (text.n == 0) join_parts(&text, cJSON_GetObjectItemCaseSensitive(item, "summary"));
+    if (text.n) {
+        cJSON *message = assistant(w);
+        const char *before = message ? string_of(message, "reasoning_content") : NULL;
+        text_buffer whole = {0};
+        if (before) {
+            text_add(&whole, before);
+            text_add(&whole, "\n");
+        }
+        text_bytes(&whole, text.data, text.n);
+        w->failed |= text.failed || whole.failed;
+        if (message && !whole.failed) {
+            cJSON_DeleteItemFromObjectCaseSensitive(message, "reasoning_content");
+            if (!cJSON_AddStringToObject(message, "reasoning_content", whole.data)) w->failed = true;
+        }
+        text_free(&whole);
+    }
+    text_free(&text);
+    return known;
+}
+
+static void put_call(writer *w, const char *id, const char *name, const char *arguments) {
+    cJSON *message = assistant(w);
+    cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
+    if (message && !calls) calls = cJSON_AddArrayToObject(message, "tool_calls");
+    cJSON *entry = cJSON_CreateObject();
+    bool good = calls && entry && cJSON_AddStringToObject(entry, "id", id) &&
+                cJSON_AddStringToObject(entry, "type", "function");
+    cJSON *function = good ? cJSON_AddObjectToObject(entry, "function") : NULL;
+    good = function && cJSON_AddStringToObject(function, "name", name) &&
+           cJSON_AddStringToObject(function, "arguments", arguments) && cJSON_AddItemToArray(calls, entry);
+    if (!good) cJSON_Delete(entry);
+    w->failed |= !good;
+}
+
+/* What a call brought; an assistant's items behind it are a new message. */
+static void put_output(writer *w, const char *id, const cJSON *output) {
+    cJSON *message = add_message(w, "tool");
+    w->assistant = NULL;
+    if (!message || !cJSON_AddStringToObject(message, "tool_call_id", id)) {
+        w->failed = true;
+    } else if (cJSON_IsArray(output)) {
+        add_content(w, message, output);
+    } else {
+        char *json = cJSON_IsString(output) || !output ? NULL : cJSON_PrintUnformatted(output);
+        const char *text = json ? json : cJSON_IsString(output) ? output->valuestring : "";
+        if (!cJSON_AddStringToObject(message, "content", text)) w->failed = true;
+        cJSON_free(json);
+    }
+}
+
+/* Arguments as the text of a JSON object. */
+static void put_function_call(writer *w, const cJSON *item) {
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
+    char *json = cJSON_IsObject(arguments) ? cJSON_PrintUnformatted(arguments) : NULL;
+    const char *text = json ? json : cJSON_IsString(arguments) ? arguments->valuestring : "";
+    put_call(w, string_of(item, "call_id"), string_of(item, "name"), text);
+    cJSON_free(json);
+}
+
+/* The arguments of a call that is not one of a function: its own, its input, or whatever it says besides. */
+static char *foreign_arguments(const cJSON *item) {
+    static const char *const form[] = {"type", "id", "status", "call_id", "name", "output", NULL};
+    const char *arguments = string_of(item, "arguments");
+    if (arguments) return strdup(arguments);
+    cJSON *rest = cJSON_Duplicate(item, true);
+    for (size_t i = 0; rest && form[i]; i++) cJSON_DeleteItemFromObjectCaseSensitive(rest, form[i]);
+    char *json = rest ? cJSON_PrintUnformatted(rest) : NULL, *copy = json ? strdup(json) : NULL;
+    cJSON_free(json);
+    cJSON_Delete(rest);
+    return copy;
+}
+
+/* Calls of other kinds of tools read as calls of functions; each has an output, so that the turn goes on behind it. */
+static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_t place) {
+    const char *type = string_of(item, "type"), *given = string_of(item, "name");
+    char name[65];
+    snprintf(name, sizeof name, "%.*s", (int)(strlen(type) - strlen("_call")), type);
+    char *arguments = foreign_arguments(item);
+    if (arguments) {
+        put_call(w, id, given && given[0] ? given : name, arguments);
+    } else {
+        w->failed = true;
+    }
+    free(arguments);
+    if (has_other(&w->table, id, place, true)) return;
+    const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
+    put_output(w, id, output ? output : cJSON_GetObjectItemCaseSensitive(item, "status"));
+}
+
+static void put_foreign_output(writer *w, const cJSON *item, const char *id, size_t place) {
+    if (!has_other(&w->table, id, place, false)) {
+        const char *type = string_of(item, "type"), *end = strstr(type, "_call_output");
+        char name[65];
+        snprintf(name, sizeof name, "%.*s", (int)(end ? (size_t)(end - type) : strlen(type) - strlen("_output")), type);
+        put_call(w, id, name, "");
+    }
+    const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output"), *part;
+    bool texts = true; /* images and the like among them: all of it as JSON */
+    cJSON_ArrayForEach(part, output) texts = texts && string_of(part, "text");
+    char *json = cJSON_IsArray(output) && !texts ? cJSON_PrintUnformatted(output) : NULL;
+    cJSON *text = json ? cJSON_CreateString(json) : NULL;
+    put_output(w, id, text ? text : output);
+    cJSON_Delete(text);
+    cJSON_free(json);
+}
+
+static void ignore(writer *w, size_t index, const char *what) {
+    char safe[65];
+    size_t n = 0;
+    for (; what[n] && n + 1 < sizeof safe; n++)
+        safe[n] = what[n] > 0x20 && what[n] < 0x7f && what[n] != ',' ? what[n] : '?';
+    safe[n] = '\0';
+    if (w->ignored->n > 2048) return; /* it becomes a header */
+    text_format(w->ignored, "%sinput[%zu].%s", w->ignored->n ? ", " : "", index, safe);
+}
+
+static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlier, api_error *error) {
+    const char *type = string_of(item, "type");
+    bool output, own = place >= n_earlier;
+    size_t index = own ? place - n_earlier : place;
+    const char *id = call_of(item, &output);
+    if (strcmp(type, "message") == 0) {
+        put_message(w, item);
+    } else if (strcmp(type, "reasoning") == 0) {
+        if (!put_reasoning(w, item) && own) ignore(w, index, "encrypted_content");
+    } else if (strcmp(type, "function_call") == 0) {
+        put_function_call(w, item);
+    } else if (strcmp(type, "function_call_output") == 0) {
+        if (!has_other(&w->table, id, place, false)) {
+            char param[64];
+            snprintf(param, sizeof param, "input[%zu].call_id", index);
+            return api_fail(error, 400, "invalid_prompt", param, "%s: there is no call %.64s in front of it", param,
+                            id);
+        }
+        put_output(w, id, cJSON_GetObjectItemCaseSensitive(item, "output"));
+    } else if (id && output) {
+        put_foreign_output(w, item, id, place);
+    } else if (id) {
+        put_foreign_call(w, item, id, place);
+    } else if (own) {
+        ignore(w, index, type);
+    }
+    return true;
+}
+
+bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
+                       text_buffer *ignored, api_error *error) {
+    writer w = {.messages = messages, .source = source, .ignored = ignored};
+    const cJSON *item;
+    size_t place = 0;
+    bool good = make_table(items, &w.table);
+    w.failed = !good;
+    cJSON_ArrayForEach(item, items) {
+        if (good) good = put_item(&w, item, place++, n_earlier, error) && !w.failed;
+    }
+    free(w.table.calls);
+    return w.failed ? out_of_memory(error) : good;
+}

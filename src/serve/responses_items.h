@@ -1,0 +1,29 @@
+/* Items of the Responses API: checked and completed as a request brings them, and as messages of chat completions. */
+#ifndef KAKEYA_SERVE_RESPONSES_ITEMS_H
+#define KAKEYA_SERVE_RESPONSES_ITEMS_H
+
+#include <cjson/cJSON.h>
+
+#include "serve/errors.h"
+#include "serve/text.h"
+
+/* Where the things are that items refer to. */
+typedef struct item_source {
+    /* The stored item of that id, as JSON of the caller's; NULL: there is none. */
+    cJSON *(*find)(void *user, const char *id);
+    /* What a sealed reasoning says, malloc'ed; NULL: it was not sealed here, or has been changed since. */
+    char *(*unseal)(void *user, const char *sealed);
+    void *user;
+} item_source;
+
+/* The `input` of a request, a text or a list, as a list of items that have ids, types and lists of parts; references
+ * become what they refer to. *out is freed with cJSON_Delete. False: *error, whose param begins with "input". */
+bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error);
+
+/* Appends the messages of `items` to the list `messages`. The first n_earlier items came with earlier requests; errors
+ * count from there. What has no meaning here is left out, and those of this request are named in `ignored`.
+ * Neighbouring items of an assistant are one message, as they were one answer. */
+bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
+                       text_buffer *ignored, api_error *error);
+
+#endif

@@ -1,0 +1,595 @@
+#include "serve/responses_request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/openai_request.h"
+#include "serve/reasoning_seal.h"
+#include "serve/responses_items.h"
+
+enum { MAX_ITEMS = 10000, MAX_METADATA = 16 };
+
+/* What is known while a request is read. */
+typedef struct reader {
+    call *call;
+    fields *f;
+    responses_request *r;
+    cJSON *earlier; /* lists of items of the responses in front, oldest first */
+    cJSON *items;   /* all of them, then the request's own */
+    size_t n_earlier;
+    const cJSON *tools; /* those that are offered, in the form of chat completions */
+} reader;
+
+void responses_request_init(responses_request *r) {
+    *r = (responses_request){0};
+    answer_options_init(&r->options);
+}
+
+void responses_request_free(responses_request *r) {
+    answer_options_free(&r->options);
+    text_free(&r->input);
+    text_free(&r->echo);
+    cJSON_Delete(r->chat);
+    cJSON_free(r->chat_text);
+}
+
+unsigned long long responses_owner(const call *c) { return auth_needs_key(c->server->auth) ? c->client : 0; }
+
+static bool out_of_memory(api_error *error) {
+    return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+}
+
+static const char *string_of(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+/* JSON of a value as it came; "null" where there is none. */
+static void add_json(text_buffer *out, const cJSON *item) {
+    char *json = item ? cJSON_PrintUnformatted(item) : NULL;
+    if (item && !json) out->failed = true;
+    text_add(out, json ? json : "null");
+    cJSON_free(json);
+}
+
+/* A copy of a value becomes a member. */
+static void add_copy(cJSON *object, const char *name, const cJSON *value, api_error *error) {
+    cJSON *copy = cJSON_Duplicate(value, true);
+    if (copy && cJSON_AddItemToObject(object, name, copy)) return;
+    cJSON_Delete(copy);
+    out_of_memory(error);
+}
+
+static void add_string(cJSON *object, const char *name, const char *value, api_error *error) {
+    if (!cJSON_AddStringToObject(object, name, value)) out_of_memory(error);
+}
+
+/* A name that goes into the header of what was ignored. */
+static void ignore(reader *k, const char *format, size_t i, const char *name) {
+    text_buffer *out = &k->call->ignored;
+    if (out->n > 2048) return;
+    char safe[65];
+    size_t n = 0;
+    for (; name[n] && n + 1 < sizeof safe; n++)
+        safe[n] = name[n] > 0x20 && name[n] < 0x7f && name[n] != ',' ? name[n] : '?';
+    safe[n] = '\0';
+    if (out->n) text_add(out, ", ");
+    text_format(out, format, i);
+    text_format(out, "(%s)", safe);
+}
+
+/* ------------------------------------------------------------------------------------------------- the conversation */
+
+static cJSON *find_item(void *user, const char *id) {
+    const reader *k = user;
+    return response_store_item(k->call->server->responses, responses_owner(k->call), id);
+}
+
+static char *unseal(void *user, const char *sealed) {
+    const reader *k = user;
+    return reasoning_seal_open(&k->call->server->seal, sealed);
+}
+
+/* Appends what a JSON list holds. */
+static bool append_list(cJSON *to, const text_buffer *list, api_error *error) {
+    cJSON *items = list->data ? cJSON_Parse(list->data) : NULL, *item;
+    while (items && (item = cJSON_DetachItemFromArray(items, 0)) != NULL) {
+        if (cJSON_AddItemToArray(to, item)) continue;
+        cJSON_Delete(item);
+        cJSON_Delete(items);
+        return out_of_memory(error);
+    }
+    bool good = items || !list->data;
+    cJSON_Delete(items);
+    return good || out_of_memory(error);
+}
+
+/* The items of all responses in front of this one. */
+static bool read_earlier(reader *k, const char *id, api_error *error) {
+    enum { MOST_LINKS = RESPONSE_STORE_ENTRIES };
+    response_texts *chain = calloc(MOST_LINKS, sizeof *chain);
+    size_t n = 0;
+    bool good = chain != NULL || out_of_memory(error);
+    char next[RESPONSE_ID_BYTES];
+    snprintf(next, sizeof next, "%s", id);
+    if (good && strlen(id) >= sizeof next) next[0] = '?';
+    while (good && next[0]) {
+        good =
+            n < MOST_LINKS && response_store_get(k->call->server->responses, next, responses_owner(k->call), &chain[n]);
+        if (!good) break;
+        good = chain[n].output.n > 0; /* it has ended */
+        if (good) snprintf(next, sizeof next, "%s", chain[n].previous);
+        n++;
+    }
+    if (!good)
+        api_fail(error, 400, "previous_response_not_found", "previous_response_id",
+                 "previous_response_id: there is no stored response %.64s", next[0] == '?' ? id : next);
+    for (size_t i = n; i-- > 0;) {
+        good = good && append_list(k->items, &chain[i].input, error) && append_list(k->items, &chain[i].output, error);
+        response_texts_free(&chain[i]);
+    }
+    free(chain);
+    k->n_earlier = (size_t)cJSON_GetArraySize(k->items);
+    return good;
+}
+
+static void read_conversation(reader *k) {
+    fields *f = k->f;
+    const cJSON *input = fields_get(f, "input");
+    const char *previous = fields_string(f, "previous_response_id", NULL);
+    const char *instructions = fields_string(f, "instructions", NULL);
+    const item_source source = {.find = find_item, .unseal = unseal, .user = k};
+    cJSON *own = NULL, *item, *messages = cJSON_AddArrayToObject(k->r->chat, "messages");
+    k->items = cJSON_CreateArray();
+    if (!k->items || !messages) {
+        out_of_memory(f->error);
+        return;
+    }
+    if (!input && !previous) {
+        api_fail(f->error, 400, "missing_required_parameter", "input", "input is missing");
+        return;
+    }
+    if (previous && !read_earlier(k, previous, f->error)) return;
+    if (input && !items_read(input, &source, &own, f->error)) return;
+    if (own) {
+        add_json(&k->r->input, own);
+    } else {
+        text_add(&k->r->input, "[]");
+    }
+    while (own && (item = cJSON_DetachItemFromArray(own, 0)) != NULL) cJSON_AddItemToArray(k->items, item);
+    cJSON_Delete(own);
+    if (cJSON_GetArraySize(k->items) > MAX_ITEMS) {
+        api_fail(f->error, 400, "invalid_value", "input",
+                 "input: with those of earlier responses there are %d items, but at most %d are allowed",
+                 cJSON_GetArraySize(k->items), MAX_ITEMS);
+        return;
+    }
+    if (previous) snprintf(k->r->previous, sizeof k->r->previous, "%s", previous);
+    if (instructions) {
+        cJSON *system = cJSON_CreateObject();
+        if (!system || !cJSON_AddItemToArray(messages, system)) {
+            cJSON_Delete(system);
+            out_of_memory(f->error);
+            return;
+        }
+        add_string(system, "role", "system", f->error);
+        add_string(system, "content", instructions, f->error);
+    }
+    items_to_messages(k->items, k->n_earlier, &source, messages, &k->call->ignored, f->error);
+    if (f->error->status == 0 && cJSON_GetArraySize(messages) == 0)
+        api_fail(f->error, 400, "invalid_value", "input", "input holds nothing that the model could answer");
+}
+
+/* ------------------------------------------------------------------------------------------------------------- tools
+ */
+
+static bool is_function(const cJSON *tool) {
+    const char *type = string_of(tool, "type");
+    return type && strcmp(type, "function") == 0;
+}
+
+static void add_function(const cJSON *tool, const char *param, cJSON *list, api_error *error) {
+    static const char *const members[] = {"name", "description", "parameters", "strict", NULL};
+    if (!string_of(tool, "name")) {
+        api_fail(error, 400, "invalid_type", param, "%s.name is not a string", param);
+        return;
+    }
+    cJSON *entry = cJSON_CreateObject();
+    if (!entry || !cJSON_AddItemToArray(list, entry)) {
+        cJSON_Delete(entry);
+        out_of_memory(error);
+        return;
+    }
+    add_string(entry, "type", "function", error);
+    cJSON *function = cJSON_AddObjectToObject(entry, "function");
+    for (size_t i = 0; function && members[i]; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(tool, members[i]);
+        if (value && !cJSON_IsNull(value)) add_copy(function, members[i], value, error);
+    }
+    if (!function) out_of_memory(error);
+}
+
+/* Functions are flat here. Other kinds of tools are for servers that run them; agents list them to every server. */
+static void read_tools(reader *k, text_buffer *echo) {
+    const cJSON *tools = fields_array(k->f, "tools"), *tool;
+    cJSON *list = tools ? cJSON_AddArrayToObject(k->r->chat, "tools") : NULL;
+    size_t i = 0;
+    text_add(echo, ",\"tools\":[");
+    bool first = true;
+    cJSON_ArrayForEach(tool, tools) {
+        char param[64];
+        snprintf(param, sizeof param, "tools[%zu]", i);
+        const char *type = string_of(tool, "type");
+        if (!list || !type) {
+            api_fail(k->f->error, 400, "invalid_type", param, "%s is not a tool with a type", param);
+        } else if (is_function(tool)) {
+            add_function(tool, param, list, k->f->error);
+            if (!first) text_add(echo, ",");
+            first = false;
+            add_json(echo, tool);
+        } else {
+            ignore(k, "tools[%zu]", i, type);
+        }
+        i++;
+    }
+    text_add(echo, "]");
+    if (list && !list->child) {
+        cJSON_DeleteItemFromObjectCaseSensitive(k->r->chat, "tools");
+        list = NULL;
+    }
+    k->tools = list;
+}
+
+/* {"type":"function","name"} as {"type":"function","function":{"name"}}. */
+static cJSON *named_tool(const cJSON *choice) {
+    const char *name = string_of(choice, "name");
+    cJSON *tool = cJSON_CreateObject(), *function = tool ? cJSON_AddObjectToObject(tool, "function") : NULL;
+    if (name && function && cJSON_AddStringToObject(tool, "type", "function") &&
+        cJSON_AddStringToObject(function, "name", name))
+        return tool;
+    cJSON_Delete(tool);
+    return NULL;
+}
+
+static cJSON *allowed_tools(reader *k, const cJSON *choice) {
+    cJSON *out = cJSON_CreateObject(), *inner = out ? cJSON_AddObjectToObject(out, "allowed_tools") : NULL;
+    cJSON *list = inner ? cJSON_AddArrayToObject(inner, "tools") : NULL;
+    const char *mode = string_of(choice, "mode");
+    const cJSON *tools = cJSON_GetObjectItemCaseSensitive(choice, "tools"), *tool;
+    bool good = list && cJSON_AddStringToObject(out, "type", "allowed_tools") &&
+                cJSON_AddStringToObject(inner, "mode", mode ? mode : "auto");
+    cJSON_ArrayForEach(tool, tools) {
+        if (!is_function(tool)) continue; /* dropped, as the tools themselves were */
+        cJSON *one = named_tool(tool);
+        good = good && one && cJSON_AddItemToArray(list, one);
+        if (!good) cJSON_Delete(one);
+        if (!good) break;
+    }
+    if (good && !list->child)
+        good = api_fail(k->f->error, 400, "invalid_value", "tool_choice",
+                        "tool_choice: none of the allowed tools is offered");
+    if (good) return out;
+    cJSON_Delete(out);
+    return NULL;
+}
+
+static void read_tool_choice(reader *k, text_buffer *echo) {
+    const cJSON *choice = fields_get(k->f, "tool_choice");
+    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL, *type = string_of(choice, "type");
+    bool free_choice = !choice || (mode && (strcmp(mode, "auto") == 0 || strcmp(mode, "none") == 0));
+    text_add(echo, ",\"tool_choice\":");
+    if (choice) {
+        add_json(echo, choice);
+    } else {
+        text_add(echo, "\"auto\"");
+    }
+    if (!choice || (free_choice && !k->tools)) return; /* agents choose "auto" whether or not they have tools */
+    cJSON *converted = NULL;
+    if (!cJSON_IsObject(choice)) {
+        converted = cJSON_Duplicate(choice, true);
+    } else if (type && strcmp(type, "allowed_tools") == 0) {
+        converted = allowed_tools(k, choice);
+    } else if (type && strcmp(type, "function") == 0) {
+        converted = named_tool(choice);
+    }
+    if (!converted || !cJSON_AddItemToObject(k->r->chat, "tool_choice", converted)) {
+        cJSON_Delete(converted);
+        fields_wrong_value(k->f, "tool_choice", choice, "none, auto, required or one of the tools that are offered");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ form of the answer
+ */
+
+static void read_format(reader *k, text_buffer *echo) {
+    const cJSON *text = fields_object(k->f, "text");
+    fields inner;
+    fields_begin(&inner, text, "text.", k->f->error);
+    const cJSON *format = fields_object(&inner, "format");
+    fields_string(&inner, "verbosity", NULL);
+    fields_end(&inner, k->call->server->settings->strict, &k->call->ignored);
+    text_add(echo, ",\"text\":{\"format\":");
+    if (!format) {
+        text_add(echo, "{\"type\":\"text\"}}");
+        return;
+    }
+    add_json(echo, format);
+    text_add(echo, "}");
+    const char *type = string_of(format, "type");
+    if (!type || strcmp(type, "json_schema") != 0) {
+        add_copy(k->r->chat, "response_format", format, k->f->error);
+        return;
+    }
+    static const char *const members[] = {"name", "description", "schema", "strict", NULL};
+    cJSON *out = cJSON_AddObjectToObject(k->r->chat, "response_format");
+    cJSON *schema = out ? cJSON_AddObjectToObject(out, "json_schema") : NULL;
+    if (!schema) {
+        out_of_memory(k->f->error);
+        return;
+    }
+    add_string(out, "type", "json_schema", k->f->error);
+    for (size_t i = 0; members[i]; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(format, members[i]);
+        if (value && !cJSON_IsNull(value)) add_copy(schema, members[i], value, k->f->error);
+    }
+}
+
+static void read_reasoning(reader *k, text_buffer *echo) {
+    fields inner;
+    fields_begin(&inner, fields_object(k->f, "reasoning"), "reasoning.", k->f->error);
+    const char *effort = fields_string(&inner, "effort", NULL), *summary = fields_string(&inner, "summary", NULL);
+    const char *older = fields_string(&inner, "generate_summary", NULL);
+    fields_end(&inner, k->call->server->settings->strict, &k->call->ignored);
+    if (!summary) summary = older;
+    k->r->summary = summary != NULL;
+    if (effort) add_string(k->r->chat, "reasoning_effort", effort, k->f->error);
+    text_add(echo, ",\"reasoning\":{\"effort\":");
+    text_json_string(echo, effort);
+    text_add(echo, ",\"summary\":");
+    text_json_string(echo, summary);
+    text_add(echo, "}");
+}
+
+static void read_include(reader *k) {
+    const cJSON *include = fields_array(k->f, "include"), *item;
+    size_t i = 0;
+    cJSON_ArrayForEach(item, include) {
+        if (!cJSON_IsString(item)) {
+            fields_wrong_type(k->f, "include", include, "a list of strings");
+        } else if (strcmp(item->valuestring, "reasoning.encrypted_content") == 0) {
+            k->r->seal = true;
+        } else if (strcmp(item->valuestring, "message.output_text.logprobs") == 0) {
+            k->r->logprobs = true;
+        } else {
+            ignore(k, "include[%zu]", i, item->valuestring);
+        }
+        i++;
+    }
+}
+
+static void read_metadata(reader *k, text_buffer *echo) {
+    const cJSON *metadata = fields_object(k->f, "metadata"), *value;
+    if (cJSON_GetArraySize(metadata) > MAX_METADATA)
+        fields_wrong_value(k->f, "metadata", metadata, "an object of at most 16 pairs");
+    cJSON_ArrayForEach(value, metadata) {
+        if (!cJSON_IsString(value)) fields_wrong_type(k->f, "metadata", value, "an object of strings");
+    }
+    text_add(echo, ",\"metadata\":");
+    if (metadata) {
+        add_json(echo, metadata);
+    } else {
+        text_add(echo, "{}");
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- fields */
+
+static void read_limits(reader *k, text_buffer *echo) {
+    static const char *const limits[] = {"max_output_tokens", NULL};
+    fields *f = k->f;
+    answer_options *o = &k->r->options;
+    const cJSON *given = fields_get(f, "max_output_tokens"), *calls = fields_get(f, "max_tool_calls");
+    o->max_tokens = openai_read_max_tokens(f, limits, 1, k->call->server->settings->max_tokens);
+    int64_t most = fields_integer(f, "max_tool_calls", 1, 1 << 20, 0);
+    if (most > 0 && (size_t)most < o->max_calls) o->max_calls = (size_t)most;
+    text_add(echo, ",\"max_output_tokens\":");
+    add_json(echo, given);
+    text_add(echo, ",\"max_tool_calls\":");
+    add_json(echo, calls);
+}
+
+static void read_sampling(reader *k, text_buffer *echo) {
+    answer_options *o = &k->r->options;
+    openai_read_sampling(k->call, k->f, o);
+    if (o->choices != 1)
+        api_fail(k->f->error, 400, "unsupported_parameter", "n", "n is not supported here: a response is one answer");
+    o->choices = 1;
+    o->token_ids = false;
+    o->top_logprobs = (int)fields_integer(k->f, "top_logprobs", 0, KAKEYA_MAX_TOP_LOG_PROBABILITIES, 0);
+    if (o->top_logprobs > 0) k->r->logprobs = true;
+    o->logprobs = k->r->logprobs;
+    /* single precision: as many digits as it has */
+    text_format(echo, ",\"temperature\":%.7g,\"top_p\":%.7g,\"top_logprobs\":%d", (double)o->sampling.temperature,
+                (double)o->sampling.top_p, o->top_logprobs);
+}
+
+static bool read_truncation(reader *k, text_buffer *echo) {
+    const char *truncation = fields_string(k->f, "truncation", "disabled");
+    bool automatic = strcmp(truncation, "auto") == 0;
+    if (!automatic && strcmp(truncation, "disabled") != 0)
+        fields_wrong_value(k->f, "truncation", fields_get(k->f, "truncation"), "auto or disabled");
+    text_format(echo, ",\"truncation\":\"%s\"", automatic ? "auto" : "disabled");
+    return automatic;
+}
+
+static void read_rest(reader *k, text_buffer *echo) {
+    static const char *const accepted[] = {"prompt_cache_key",
+                                           "prompt_cache_retention",
+                                           "client_metadata",
+                                           "safety_identifier",
+                                           "service_tier",
+                                           "stream_options",
+                                           NULL};
+    static const char *const refused[] = {"conversation", "prompt", "context_management", "moderation", NULL};
+    fields *f = k->f;
+    if (fields_bool(f, "background", false))
+        api_fail(f->error, 400, "unsupported_parameter", "background", "background is not supported here");
+    fields_accept(f, accepted);
+    fields_refuse(f, refused);
+    const char *user = fields_string(f, "user", NULL);
+    bool parallel = fields_bool(f, "parallel_tool_calls", true);
+    if (!cJSON_AddBoolToObject(k->r->chat, "parallel_tool_calls", parallel)) out_of_memory(f->error);
+    const cJSON *instructions = fields_get(f, "instructions");
+    k->r->stream = fields_bool(f, "stream", false);
+    k->r->store = fields_bool(f, "store", true);
+    text_format(echo,
+                ",\"parallel_tool_calls\":%s,\"store\":%s,\"background\":false,\"user\":", parallel ? "true" : "false",
+                k->r->store ? "true" : "false");
+    text_json_string(echo, user);
+    text_add(echo, ",\"instructions\":");
+    add_json(echo, instructions);
+    text_add(echo, ",\"previous_response_id\":");
+    text_json_string(echo, k->r->previous[0] ? k->r->previous : NULL);
+}
+
+/* Errors about the request as chat completions would have it, in this API's words. */
+void responses_rename_error(api_error *error) {
+    static const struct {
+        const char *chat, *here;
+    } names[] = {{"response_format.json_schema", "text.format"},
+                 {"response_format", "text.format"},
+                 {"reasoning_effort", "reasoning.effort"},
+                 {"messages", "input"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t n = strlen(names[i].chat);
+        if (strncmp(error->param, names[i].chat, n) != 0) continue;
+        /* Which message it is says nothing: items and messages are counted differently. */
+        bool message = strcmp(names[i].here, "input") == 0;
+        char rest[sizeof error->param], text[sizeof error->message];
+        snprintf(rest, sizeof rest, "%s", message ? "" : error->param + n);
+        snprintf(error->param, sizeof error->param, "%s%.100s", names[i].here, rest);
+        if (strncmp(error->message, names[i].chat, n) == 0) {
+            size_t skip = n + (message && error->message[n] == '[' ? strcspn(error->message + n, " :") : 0);
+            snprintf(text, sizeof text, "%s", error->message + skip);
+            snprintf(error->message, sizeof error->message, "%s%.600s", names[i].here, text);
+        }
+        return;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- the prompt
+ */
+
+/* The text of the request as chat completions would have it, once it is complete or has been changed. */
+static bool print_chat(reader *k, chat_shape *shape, api_error *error) {
+    responses_request *r = k->r;
+    cJSON_free(r->chat_text);
+    r->chat_text = cJSON_PrintUnformatted(r->chat);
+    if (!r->chat_text) return out_of_memory(error);
+    shape->request = r->chat_text;
+    shape->request_bytes = strlen(r->chat_text);
+    if (!r->options.tools) return true;
+    r->options.tools = shape->request;
+    r->options.tools_bytes = shape->request_bytes;
+    return true;
+}
+
+static bool render(reader *k, chat_shape *shape, api_error *error) {
+    kakeya_free(k->r->options.ids);
+    k->r->options.ids = NULL;
+    return openai_render_chat(k->call, shape, &k->r->options, error);
+}
+
+static bool has_role(const cJSON *message, const char *role) {
+    const char *its = string_of(message, "role");
+    return its && strcmp(its, role) == 0;
+}
+
+/* The messages without those from the first user's turn to where turn `n` begins. NULL: out of memory. */
+static cJSON *without_turns(const cJSON *messages, size_t n) {
+    cJSON *out = cJSON_CreateArray();
+    const cJSON *message;
+    size_t turn = 0;
+    bool leading = true;
+    cJSON_ArrayForEach(message, messages) {
+        leading = leading && has_role(message, "system");
+        if (has_role(message, "user")) turn++;
+        /* what stands in front of the first user's message belongs to its turn */
+        if (!leading && (turn ? turn - 1 : 0) < n) continue;
+        cJSON *copy = cJSON_Duplicate(message, true);
+        if (!copy || !out || !cJSON_AddItemToArray(out, copy)) {
+            cJSON_Delete(copy);
+            cJSON_Delete(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+/* Leaves out as few of the oldest turns as it takes to leave room for the answer; the last turn stays. */
+static bool truncate_turns(reader *k, chat_shape *shape, api_error *error) {
+    responses_request *r = k->r;
+    size_t context = (size_t)k->call->server->context;
+    size_t answer = r->options.max_tokens ? (size_t)r->options.max_tokens : context / 8;
+    size_t room = context - (answer < context / 2 ? answer : context / 2);
+    if (r->options.n_ids <= room) return true;
+    const cJSON *message;
+    size_t turns = 0;
+    cJSON_ArrayForEach(message, cJSON_GetObjectItemCaseSensitive(r->chat, "messages")) turns +=
+        has_role(message, "user");
+    if (turns < 2) return true;
+    cJSON *all = cJSON_DetachItemFromObjectCaseSensitive(r->chat, "messages");
+    size_t low = 1, high = turns - 1; /* how many are left out */
+    bool good = true;
+    while (good && low <= high) {
+        size_t middle = low == high ? low : (low + high) / 2;
+        cJSON *some = without_turns(all, middle);
+        cJSON_DeleteItemFromObjectCaseSensitive(r->chat, "messages");
+        good = some && cJSON_AddItemToObject(r->chat, "messages", some);
+        if (!good) cJSON_Delete(some);
+        if (!good) out_of_memory(error);
+        good = good && print_chat(k, shape, error) && render(k, shape, error);
+        if (low == high) break;
+        if (r->options.n_ids <= room) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    cJSON_Delete(all);
+    return good;
+}
+
+bool responses_request_read(call *c, bool counting, responses_request *r, api_error *error) {
+    fields f, chat;
+    chat_shape shape = {0};
+    text_buffer *echo = &r->echo;
+    if (!call_body(c, error)) return false;
+    r->chat = cJSON_CreateObject();
+    if (!r->chat) return out_of_memory(error);
+    reader k = {.call = c, .f = &f, .r = r};
+    fields_begin(&f, c->body, "", error);
+    r->model = counting && !fields_get(&f, "model") ? c->server->settings->names[0] : openai_read_model(c, &f);
+    text_add(echo, "\"model\":");
+    text_json_string(echo, r->model);
+    read_conversation(&k);
+    read_include(&k);
+    read_sampling(&k, echo);
+    read_tools(&k, echo);
+    read_tool_choice(&k, echo);
+    read_format(&k, echo);
+    read_reasoning(&k, echo);
+    read_metadata(&k, echo);
+    read_rest(&k, echo);
+    bool automatic = read_truncation(&k, echo);
+    cJSON_Delete(k.items);
+    fields_begin(&chat, r->chat, "", error);
+    if (error->status == 0 && print_chat(&k, &shape, error)) openai_read_chat(c, &chat, &shape, &r->options);
+    read_limits(&k, echo);
+    fields_end(&f, c->server->settings->strict, &c->ignored);
+    bool good = error->status == 0 && render(&k, &shape, error) && (!automatic || truncate_turns(&k, &shape, error));
+    if (!good) responses_rename_error(error);
+    if (good && (echo->failed || r->input.failed)) good = out_of_memory(error);
+    return good;
+}
