@@ -45,6 +45,7 @@ test)
     need_command c++ g++
     need_command python3 python3
     need_command openssl openssl
+    need_command haproxy haproxy
     python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     ;;
 package)

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/notify.h"
 #include "cli/terminal.h"
 
 #ifdef KAKEYA_SERVE
@@ -69,6 +70,8 @@ static const char *model_name(const char *model) {
     return slash && slash[1] ? slash + 1 : model;
 }
 
+static void tell_ready(void) { notify_service("READY=1"); }
+
 static void fill(serve_options *o, const kakeya_engine_options *engine, serve_settings *s, const char **name) {
     *name = model_name(engine->model);
     *s = (serve_settings){
@@ -107,6 +110,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .save_seconds = SAVE_SECONDS,
         .cache_ram_bytes = o->cache_ram,
         .reuse_any = o->reuse == 1,
+        .on_ready = tell_ready,
         .engine = *engine,
     };
     s->engine.max_batch = o->max_batch;
@@ -146,6 +150,7 @@ static int serve(const serve_settings *settings) {
     if (number > 0) {
         pthread_t watcher;
         if (pthread_create(&watcher, NULL, second_signal, &wanted) == 0) pthread_detach(watcher);
+        notify_service("STOPPING=1");
         serve_drain(running);
     }
     serve_stop(running);

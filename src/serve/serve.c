@@ -117,8 +117,10 @@ static void *load(void *user) {
     s->context = wanted && wanted < most ? wanted : most;
     int loading = SERVER_LOADING;
     rpc_serve(s);
-    if (atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY))
+    if (atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY)) {
         fprintf(stderr, "kakeya serve: ready: %s on %s\n", s->settings->names[0], kakeya_engine_backend(s->engine));
+        if (s->settings->on_ready) s->settings->on_ready();
+    }
     return NULL;
 }
 

@@ -1,0 +1,227 @@
+"""Conversations that outlive a server: saved at the end, after kill -9, shared by replicas behind HAProxy; the service manager."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+
+from harness import *  # noqa: F403
+
+TEXT = open("examples/needle-60.txt").read()
+folder = tempfile.mkdtemp(prefix="kakeya-restarts-")
+
+
+def ask(server, messages, **more):
+    reply = server.post("/v1/chat/completions",
+                        {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 24, **more})
+    equal(reply.status, 200, reply.body[:300])
+    answer = reply.json
+    return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def model(text):
+    return {"role": "assistant", "content": text}
+
+
+def directory(name):
+    path = os.path.join(folder, name)
+    os.mkdir(path, 0o700)
+    return path
+
+
+def files(path):
+    return sorted(f for f in os.listdir(path) if f.endswith(".kkc") and not f.startswith("."))
+
+
+second = None  # what a server that nobody disturbs answers to the second question
+
+
+@test("57: the next server continues conversations that the last one saved, with the same tokens")
+def _():
+    global second
+    path = directory("saved")
+    s = Server("--session-dir", path)
+    first, cached = ask(s, [user(TEXT)])
+    equal(cached, 0)
+    talk = [user(TEXT), model(first), user("Say it again.")]
+    second, cached = ask(s, talk)
+    holds(cached > 1000, f"{cached} cached")
+    equal(s.stop(), 0)
+    holds(files(path), "the directory has files")
+    equal(oct(os.stat(os.path.join(path, files(path)[0])).st_mode & 0o777), "0o600")
+    s = Server("--session-dir", path)
+    answer, cached = ask(s, talk)
+    equal(answer, second)
+    holds(cached > 1000, f"{cached} cached")
+    s.stop()
+
+
+@test("kill -9 loses what was not saved, and nothing else")
+def _():
+    path = directory("killed")
+    s = Server("--session-dir", path)
+    first, _ = ask(s, [user(TEXT)])
+    eventually(lambda: files(path), "the checkpoint is saved")
+    s.process.kill()
+    s.stop()
+    s = Server("--session-dir", path)
+    answer, cached = ask(s, [user(TEXT), model(first), user("Say it again.")])
+    equal(answer, second)
+    holds(cached > 1000, f"{cached} cached")
+    s.stop()
+
+
+@test("a damaged directory costs time, never an answer")
+def _():
+    path = directory("damaged")
+    for name in files(os.path.join(folder, "saved")):
+        data = bytearray(open(os.path.join(folder, "saved", name), "rb").read())
+        data[len(data) // 2] ^= 1
+        open(os.path.join(path, name), "wb").write(data)
+    s = Server("--session-dir", path)
+    first, _ = ask(s, [user(TEXT)])
+    equal(ask(s, [user(TEXT), model(first), user("Say it again.")])[0], second)
+    s.stop()
+
+
+def shipped(name, replicas, port):
+    """The configuration that the project ships, with the addresses of this test."""
+    with open(os.path.join("packaging", name)) as f:
+        lines = f.read().splitlines()
+    text, placed = [], False
+    for line in lines:
+        if line.strip().startswith("server ") and "127.0.0.1:" in line:
+            if not placed:
+                text += replicas
+            placed = True
+        else:
+            text.append(line.replace("bind :8080", f"bind 127.0.0.1:{port}").replace("listen 8080", f"listen 127.0.0.1:{port}"))
+    holds(placed, f"{name} names its servers")
+    path = os.path.join(folder, name)
+    with open(path, "w") as f:
+        f.write("\n".join(text) + "\n")
+    return path
+
+
+def haproxy(servers, port):
+    path = shipped("haproxy.cfg", [f"    server replica{i} 127.0.0.1:{s.port} check inter 100ms fall 1 rise 1"
+                                   for i, s in enumerate(servers)], port)
+    check = subprocess.run(["haproxy", "-c", "-f", path], capture_output=True, text=True)
+    equal(check.returncode, 0, check.stdout + check.stderr)
+    return ["haproxy", "-db", "-f", path]
+
+
+def nginx(servers, port):
+    path = shipped("nginx.conf", [f"    server 127.0.0.1:{s.port} max_fails=1 fail_timeout=5s;" for s in servers], port)
+    main = os.path.join(folder, "main.conf")
+    places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    with open(main, "w") as f:
+        f.write(f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\n"
+                f"events {{}} http {{ access_log off; {places} include {path}; }}\n")
+    check = subprocess.run(["nginx", "-t", "-c", main], capture_output=True, text=True)
+    equal(check.returncode, 0, check.stderr)
+    return ["nginx", "-c", main]
+
+
+def conversation_goes_on(name, command):
+    path = directory(name)
+    replicas = [Server("--session-dir", path) for _ in range(2)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    proxy = subprocess.Popen(command(replicas, port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        front = object.__new__(Server)  # the balancer, asked as a server is
+        front.port = port
+        eventually(lambda: reachable(front), "the balancer answers")
+        session = {"x-session-affinity": "conversation-1"}
+
+        def through(messages):
+            reply = front.post("/v1/chat/completions", {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 24},
+                               headers=session)
+            equal(reply.status, 200, reply.body[:300])
+            return reply.json["choices"][0]["message"]["content"], reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        first, _ = through([user(TEXT)])
+        served = [r for r in replicas if r.metric("kakeya_generation_tokens_total") > 0]
+        equal(len(served), 1, "replicas that served the first question")
+        again, cached = through([user(TEXT)])
+        holds(cached > 1000, f"the same replica answers again: {cached} cached")
+        equal(again, first)
+        eventually(lambda: files(path), "the checkpoint is saved")
+        served[0].process.kill()
+        served[0].process.wait()
+
+        def goes_on():
+            try:
+                return through([user(TEXT), model(first), user("Say it again.")])
+            except AssertionError:
+                return None  # until the balancer has noticed
+
+        answer, cached = eventually(goes_on, "the other replica answers")
+        equal(answer, second)
+        holds(cached > 1000, f"{cached} cached")
+    finally:
+        proxy.terminate()
+        proxy.wait()
+        for r in replicas:
+            r.stop()
+
+
+@test("two replicas behind HAProxy: one is killed in mid-conversation, and the conversation goes on with the same tokens")
+def _():
+    if not shutil.which("haproxy"):
+        raise Skip("there is no haproxy")
+    conversation_goes_on("haproxy", haproxy)
+
+
+@test("the same behind nginx")
+def _():
+    if not shutil.which("nginx"):
+        raise Skip("there is no nginx")
+    conversation_goes_on("nginx", nginx)
+
+
+@test("the dashboard asks for metrics that the server has")
+def _():
+    s = Server()
+    known = {name.split("|")[0] for name in metrics(s.get("/metrics").body.decode())}
+    with open("packaging/grafana.json") as f:
+        asked = set(re.findall(r"kakeya_[a-z0-9_]+", " ".join(t["expr"] for p in json.load(f)["panels"] for t in p["targets"])))
+    holds(len(asked) > 15, f"{len(asked)} metrics")
+    equal(sorted(asked - known), [])
+    s.stop()
+
+
+def reachable(front):
+    try:
+        return front.get("/health").status == 200
+    except OSError:
+        return False
+
+
+@test("the service manager hears when the server is ready, and when it ends")
+def _():
+    path = os.path.join(folder, "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(WAIT)
+        s = Server(environment={"NOTIFY_SOCKET": path})
+        equal(manager.recv(100), b"READY=1")
+        s.signal(signal.SIGTERM)
+        equal(manager.recv(100), b"STOPPING=1")
+        s.stop()
+
+
+try:
+    run_tests()
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
