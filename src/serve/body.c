@@ -1,5 +1,6 @@
 #include "serve/body.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,18 +199,20 @@ bool fields_seed(fields *f, const char *name, const char *body, size_t bytes, ui
     if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble))
         return fields_wrong_type(f, name, item, expected);
     if (item->valuedouble == -1) return false;
-    if (item->valuedouble < -9223372036854775808.0 || item->valuedouble >= 18446744073709551616.0)
-        return fields_wrong_value(f, name, item, expected);
     const char *raw = raw_value(body, bytes, name);
     const char *digits = raw && *raw == '-' ? raw + 1 : raw;
     size_t n = digits ? strspn(digits, "0123456789") : 0;
-    bool plain = n > 0 && !strchr(".eE", digits[n]);
-    if (!plain) {
-        *seed = item->valuedouble < 0 ? (uint64_t)(int64_t)item->valuedouble : (uint64_t)item->valuedouble;
-    } else {
+    if (n > 0 && !strchr(".eE", digits[n])) {
+        errno = 0;
         uint64_t magnitude = strtoull(digits, NULL, 10);
+        bool fits = errno == 0 && (*raw != '-' || magnitude <= UINT64_C(1) << 63);
+        if (!fits) return fields_wrong_value(f, name, item, expected);
         *seed = *raw == '-' ? UINT64_C(0) - magnitude : magnitude;
+        return true;
     }
+    /* 1e3, or a whole number that is spelt with a point */
+    if (!(fabs(item->valuedouble) < 9223372036854775808.0)) return fields_wrong_value(f, name, item, expected);
+    *seed = (uint64_t)(int64_t)item->valuedouble;
     return true;
 }
 

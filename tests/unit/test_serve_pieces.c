@@ -1,0 +1,198 @@
+/* Pieces of the server that need no socket: heads and chunks of HTTP, JSON bodies and their fields, texts, checkpoints
+ * of prompts, Host headers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/auth.h"
+#include "serve/body.h"
+#include "serve/http_parse.h"
+#include "serve/text.h"
+
+static int parse(const char *text, http_head *head) {
+    const char *why = "";
+    return http_head_parse(text, strlen(text), head, &why);
+}
+
+static void test_heads(void **state) {
+    (void)state;
+    http_head head;
+    assert_int_equal(
+        parse("POST /a%20b/c?x=%zz HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nX-Y:  v w \t\r\n\r\n", &head), 0);
+    assert_string_equal(head.method, "POST");
+    assert_string_equal(head.path, "/a b/c");
+    assert_string_equal(http_head_find(&head, "x-y"), "v w");
+    assert_null(http_head_find(&head, "x"));
+    assert_true(head.has_length && head.keep_alive && !head.chunked && head.content_length == 12);
+    http_head_free(&head);
+    assert_int_equal(parse("GET / HTTP/1.0\r\nConnection: x, Keep-Alive\r\n\r\n", &head), 0);
+    assert_true(head.keep_alive && head.minor == 0);
+    http_head_free(&head);
+    assert_int_equal(
+        parse("GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: Chunked\r\nConnection: close\r\n\r\n", &head), 0);
+    assert_true(head.chunked && !head.keep_alive);
+    http_head_free(&head);
+    static const char *const wrong[] = {
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n",
+        "GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nA : b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n b\r\n\r\n",
+        "GET / HTTP/1.1\nHost: a\n\n",
+        "GET  / HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /%0a HTTP/1.1\r\nHost: a\r\n\r\n",
+        "G@T / HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        if (parse(wrong[i], &head) != 400) fail_msg("accepted: %s", wrong[i]);
+}
+
+/* Whatever the pieces, the body is the same. */
+static void test_chunks(void **state) {
+    (void)state;
+    static const char wire[] = "3;a=b\r\nabc\r\n0a\r\n0123456789\r\n0\r\nT: x\r\n\r\nGET";
+    for (size_t step = 1; step <= sizeof wire - 1; step++) {
+        http_chunks chunks = {0};
+        char body[64];
+        size_t n = 0, at = 0;
+        while (!chunks.done && at < sizeof wire - 1) {
+            size_t have = sizeof wire - 1 - at < step ? sizeof wire - 1 - at : step, consumed, bytes;
+            const char *data;
+            assert_true(http_chunks_feed(&chunks, wire + at, have, &consumed, &data, &bytes));
+            if (bytes) memcpy(body + n, data, bytes);
+            n += bytes;
+            at += consumed;
+        }
+        assert_int_equal(n, 13);
+        assert_memory_equal(body, "abc0123456789", 13);
+        assert_string_equal(wire + at, "GET");
+    }
+}
+
+static const char *code_of(const char *body, size_t n) {
+    static api_error error;
+    error = (api_error){0};
+    cJSON *json = NULL;
+    if (body_parse(body, n, &json, &error)) {
+        cJSON_Delete(json);
+        return "ok";
+    }
+    assert_null(json);
+    assert_int_equal(error.status, 400);
+    return error.code;
+}
+
+static void test_bodies(void **state) {
+    (void)state;
+    static const struct {
+        const char *body, *code;
+    } cases[] = {
+        {"{}", "ok"},
+        {"{\"a\":\"\\ud83d\\ude00 \\\\u0000 \\\"\\u00e4\"}", "ok"},
+        {"[]", "invalid_json"},
+        {"", "invalid_json"},
+        {"{} x", "invalid_json"},
+        {"{\"a\":1,\"a\":2}", "invalid_json"},
+        {"{\"a\":\"\\u0000\"}", "invalid_json"},
+        {"{\"a\":\"\\ud83d\"}", "invalid_utf8"},
+        {"{\"a\":\"\\ude00\\ud83d\"}", "invalid_utf8"},
+        {"{\"a\":\"\\ud83d\\u0041\"}", "invalid_utf8"},
+        {"{\"a\":\"\xff\"}", "invalid_utf8"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_string_equal(code_of(cases[i].body, strlen(cases[i].body)), cases[i].code);
+    assert_string_equal(code_of("{\"a\":\"\0\"}", 9), "invalid_json");
+}
+
+static void test_fields(void **state) {
+    (void)state;
+    static const char body[] =
+        "{\"x\":{\"seed\":1},\"seed\":-9223372036854775807,\"big\":18446744073709551615,\"t\":true,"
+        "\"s\":\"five\",\"h\":1.5,\"none\":null,\"odd\":[1,2]}";
+    api_error error = {0};
+    cJSON *json;
+    assert_true(body_parse(body, sizeof body - 1, &json, &error));
+    fields f;
+    uint64_t seed = 0;
+    fields_begin(&f, json, "", &error);
+    assert_true(fields_seed(&f, "seed", body, sizeof body - 1, &seed) && seed == UINT64_C(0x8000000000000001));
+    assert_true(fields_seed(&f, "big", body, sizeof body - 1, &seed) && seed == UINT64_MAX);
+    assert_int_equal(error.status, 0);
+    assert_false(fields_seed(&f, "none", body, sizeof body - 1, &seed));
+    assert_true(fields_bool(&f, "t", false));
+    assert_int_equal(fields_integer(&f, "none", 0, 9, 7), 7);
+    assert_int_equal(error.status, 0);
+    text_buffer ignored = {0};
+    fields_end(&f, false, &ignored);
+    assert_string_equal(ignored.data, "x, s, h, odd");
+    text_free(&ignored);
+    static const struct {
+        const char *name, *code;
+    } wrong[] = {{"t", "invalid_type"}, {"s", "invalid_type"}, {"h", "invalid_type"}, {"big", "invalid_value"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        error = (api_error){0};
+        assert_int_equal(fields_integer(&f, wrong[i].name, 0, 9, 3), 3);
+        assert_string_equal(error.code, wrong[i].code);
+        assert_string_equal(error.param, wrong[i].name);
+    }
+    error = (api_error){0};
+    fields_end(&f, true, NULL);
+    assert_string_equal(error.code, "unsupported_parameter");
+    assert_string_equal(error.param, "x");
+    cJSON_Delete(json);
+}
+
+static void test_texts(void **state) {
+    (void)state;
+    text_buffer t = {0};
+    text_json(&t, "a\"\\\n\x01\xC3\xA4\xff", 8);
+    assert_string_equal(t.data, "\"a\\\"\\\\\\n\\u0001\xC3\xA4\xEF\xBF\xBD\"");
+    text_clear(&t);
+    static const double numbers[] = {0.1, 1.0 / 3, -5, 1e300, 123456789};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        text_clear(&t);
+        text_json_number(&t, numbers[i]);
+        assert_true(strtod(t.data, NULL) == numbers[i]);
+    }
+    text_clear(&t);
+    text_json_number(&t, (double)NAN);
+    assert_string_equal(t.data, "null");
+    text_free(&t);
+}
+
+static void test_hosts_and_keys(void **state) {
+    (void)state;
+    static const char *const keys[] = {"secret"}, *const hosts[] = {"kakeya.test"};
+    const auth_options options = {.keys = keys, .n_keys = 1, .environment = "one, two", .hosts = hosts, .n_hosts = 1};
+    auth *a;
+    assert_int_equal(auth_open(&options, &a, NULL), KAKEYA_OK);
+    static const char *const good[] = {"localhost", "LocalHost:1", "127.0.0.1:80", "[::1]:80", "kakeya.test"};
+    static const char *const bad[] = {"evil.example", "localhost.evil", "", "[evil]:1", "[::1", "127.0.0.1.evil"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) assert_true(auth_host_allowed(a, good[i]));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_false(auth_host_allowed(a, bad[i]));
+    unsigned long long first, second;
+    assert_true(auth_allows(a, "bearer secret", NULL, &first) && auth_allows(a, NULL, "two", &second));
+    assert_true(first != second);
+    assert_false(auth_allows(a, "Bearer secre", "", &first));
+    assert_false(auth_allows(a, "Basic secret", NULL, &first));
+    auth_close(a);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_heads),  cmocka_unit_test(test_chunks), cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_fields), cmocka_unit_test(test_texts),  cmocka_unit_test(test_hosts_and_keys),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
