@@ -330,13 +330,13 @@ kakeya_status http_open(const http_options *options, http_server **out, kakeya_e
     server->options = *options;
     server->wake_fd = -1;
     pthread_mutex_init(&server->lock, NULL);
+    *out = server; /* the first request may come before this function returns */
     kakeya_status status = start(server, error);
     if (status != KAKEYA_OK) {
+        *out = NULL;
         free_server(server);
-        return status;
     }
-    *out = server;
-    return KAKEYA_OK;
+    return status;
 }
 
 void http_close(http_server *server) {
