@@ -179,6 +179,8 @@ const char *grpc_service_address(const grpc_service *service) { return rpc_serve
 static void want(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_store *store) {
     pthread_mutex_lock(&s->lock);
     if (wanted > s->wanted) s->wanted = wanted;
+    if (wanted >= PHASE_DRAINING)
+        s->running = SIZE_MAX; /* until the thread has counted: a call may have come just now */
     if (engine) s->engine = engine;
     if (store) s->store = store;
     pthread_mutex_unlock(&s->lock);
@@ -203,7 +205,6 @@ void grpc_service_stop(grpc_service *service) {
     if (!s) return;
     want(s, PHASE_STOPPING, NULL, NULL);
     pthread_mutex_lock(&s->lock);
-    s->running = SIZE_MAX; /* until the thread has counted again */
     while (s->running) pthread_cond_wait(&s->quiet, &s->lock);
     pthread_mutex_unlock(&s->lock);
     free_service(s);

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import tempfile
 
 import grpc
 from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
@@ -86,6 +87,21 @@ def expiry():
             return error.code() == Code.NOT_FOUND
     eventually(gone, "the session ends")
     server.stop()
+
+
+@test("a session goes on after a restart where there is a directory")
+def restart():
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server("--grpc", "127.0.0.1:0", "--session-dir", directory)
+        whole = Runtime(server)
+        session, other = whole.start(), whole.start()
+        expected = [frame.token_id for frame in whole.generate(other, 12)][:12]
+        first = [frame.token_id for frame in whole.generate(session, 5)][:5]
+        equal(server.stop(), 0)
+        server = Server("--grpc", "127.0.0.1:0", "--session-dir", directory)
+        second = [frame.token_id for frame in Runtime(server).generate(session, 7)][:7]
+        equal(first + second, expected)
+        equal(server.stop(), 0)
 
 
 @test("SIGTERM: health says so, new work is refused, what runs ends, and the exit status is 0")
