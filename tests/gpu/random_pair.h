@@ -45,6 +45,18 @@ static inline gemma4_config wide_form(void) {
     return c;
 }
 
+/* The same with the full-attention layers of the published models: head dimension 512, K = V. */
+static inline gemma4_config tall_form(void) {
+    gemma4_config c = wide_form();
+    c.rope[GEMMA4_FULL].rotated_pairs = 64;
+    for (int i = 0; i < c.layers; i++) {
+        if (c.layer[i].type != GEMMA4_FULL) continue;
+        c.layer[i].head_dim = 512;
+        c.layer[i].k_eq_v = true;
+    }
+    return c;
+}
+
 /* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
  * context. With f_theta a random one, too. */
 static inline void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {

@@ -313,6 +313,10 @@ static void shared_layer_compositions(void **state) {
     pair_random(&p, &form, windows, false, true);
     compositions(&p, "shared layers", 12, 223);
     pair_close(&p);
+    form = tall_form();
+    pair_random(&p, &form, windows, false, true);
+    compositions(&p, "heads of 512", 6, 227);
+    pair_close(&p);
 }
 
 /* A session whose K/V are not numbers, in the middle of others: it alone is ill. */

@@ -362,16 +362,13 @@ static void shared_kv(void **state) {
     pair_close(&p);
 }
 
-/* Decode rows behind a window full of restored positions, some layers attending the positions of others: as close to
- * the reference as the CPU, and the same bits in blocks of any size. */
-static void restored_window(void **state) {
-    (void)state;
+/* Decode rows behind a full window, some layers attending the positions of others: as close to the reference as the
+ * CPU, and the same bits in blocks of any size. */
+static void check_window(const gemma4_config *form, const policy *how, const char *name) {
     enum { CHUNK = 230, ROWS = 5 * CHUNK, MORE = 70 };
     static const int windows[3] = {0, 0, 0}, blocks[] = {1, 17};
-    const policy *how = &policies[2];
-    gemma4_config form = wide_form();
     pair p;
-    pair_random(&p, &form, windows, false, true);
+    pair_random(&p, form, windows, false, true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[ROWS + MORE];
     fill_tokens(tokens, ROWS + MORE, (int)vocab, 41);
@@ -384,7 +381,7 @@ static void restored_window(void **state) {
             step(&p, b, cache, tokens + ROWS + at, 7, 7, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
         p.ops[b]->cache_destroy(cache);
     }
-    assert_as_close("restored window", logits[CUDA], logits[CPU], logits[REFERENCE], MORE * vocab);
+    assert_as_close(name, logits[CUDA], logits[CPU], logits[REFERENCE], MORE * vocab);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
         backend_cache *cache = new_cache(&p, CUDA, how, 2048, true);
         for (int at = 0; at < ROWS; at += CHUNK) step(&p, CUDA, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
@@ -394,12 +391,25 @@ static void restored_window(void **state) {
         }
         p.ops[CUDA]->cache_destroy(cache);
         char what[64];
-        snprintf(what, sizeof what, "restored window, blocks of %d rows", blocks[i]);
+        snprintf(what, sizeof what, "%s, blocks of %d rows", name, blocks[i]);
         assert_same_bits(what, again, logits[CUDA], MORE * vocab);
     }
     for (int b = 0; b < MODELS; b++) free(logits[b]);
     free(again);
     pair_close(&p);
+}
+
+static void restored_window(void **state) {
+    (void)state;
+    gemma4_config form = wide_form();
+    check_window(&form, &policies[2], "restored window");
+}
+
+static void published_heads(void **state) {
+    (void)state;
+    gemma4_config form = tall_form();
+    check_window(&form, &policies[0], "heads of 512, native");
+    check_window(&form, &policies[1], "heads of 512, sink-window");
 }
 
 static void later_prompts_of_shared_layers(void **state) {
@@ -762,6 +772,7 @@ int main(void) {
         cmocka_unit_test(snapshots),
         cmocka_unit_test(shared_kv),
         cmocka_unit_test(restored_window),
+        cmocka_unit_test(published_heads),
         cmocka_unit_test(drafter_windows),
         cmocka_unit_test(profiles),
         cmocka_unit_test(leading_logits),

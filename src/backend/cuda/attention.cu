@@ -72,11 +72,8 @@ template <int D, bool SPLIT>
 static __device__ void derive_keys(attend_memory<D, SPLIT> &m, const cuda_attention &a, int base, int turned) {
     const int half = D / 2;
     int columns = SPLIT ? turned : half;
-    for (int j = threadIdx.x; j < a.pairs; j += ATTEND_THREADS) {
-        float2 turn;
-        sincosf((float)base * a.inverse_frequency[j], &turn.y, &turn.x);
-        m.base_turn[j] = turn;
-    }
+    for (int j = threadIdx.x; j < a.pairs; j += ATTEND_THREADS)
+        m.base_turn[j] = turn_of_tile(base, a.inverse_frequency[j]);
     __syncthreads();
     int per_pass = ATTEND_THREADS / columns, j = threadIdx.x % columns;
     if (per_pass == 0) per_pass = 1;
@@ -89,10 +86,9 @@ static __device__ void derive_keys(attend_memory<D, SPLIT> &m, const cuda_attent
             float u = __bfloat162float(m.v[key][c]) * norm_low, w = __bfloat162float(m.v[key][c + half]) * norm_high;
             if (c < a.pairs) {
                 float2 inside = __ldg(a.key_turns + key * a.pairs + c);
-                float cosine = tile.x * inside.x - tile.y * inside.y, sine = tile.y * inside.x + tile.x * inside.y;
-                float x = u, y = w;
-                u = x * cosine - y * sine;
-                w = y * cosine + x * sine;
+                float2 turned_pair = turn_key(u, w, tile, inside);
+                u = turned_pair.x;
+                w = turned_pair.y;
             }
             m.k[key][c] = __float2bfloat16_rn(u);
             m.k[key][SPLIT ? turned + c : c + half] = __float2bfloat16_rn(w);
@@ -122,38 +118,22 @@ template <int D, bool SPLIT> static __device__ void compute_scores(attend_memory
     *reinterpret_cast<float2 *>(&m.scores[g + 8][column]) = make_float2(s[0][2] + s[1][2], s[0][3] + s[1][3]);
 }
 
-enum { QUERY_THREADS = ATTEND_THREADS / QUERIES, QUERY_KEYS = KEYS / QUERY_THREADS };
+static_assert(ATTEND_THREADS == QUERIES * QUERY_THREADS, "all threads share the softmax of a tile");
 
-/* QUERY_THREADS threads per query: mask, maximum, probabilities, sums. */
 template <int D, bool SPLIT>
 static __device__ void update_softmax(attend_memory<D, SPLIT> &m, tile_source source, int base,
                                       const visible_range &mine, bool valid) {
-    int query = threadIdx.x / QUERY_THREADS, part = threadIdx.x % QUERY_THREADS;
-    float s[QUERY_KEYS], top = -INFINITY, sum = 0;
-#pragma unroll
-    for (int i = 0; i < QUERY_KEYS; i++) {
-        int key = i * QUERY_THREADS + part;
+    int query = threadIdx.x / QUERY_THREADS;
+    auto score = [&](int key) {
         bool seen = valid && (source == TILE_EXACT ? sees_exactly(mine, base + key) : sees_restored(mine, base + key));
-        s[i] = seen ? m.scores[query][key] : -INFINITY;
-        top = fmaxf(top, s[i]);
-    }
-#pragma unroll
-    for (int o = QUERY_THREADS / 2; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-    float before = m.top[query], now = fmaxf(before, top);
-    float rescale = now == before ? 1.0f : expf(before - now);
-#pragma unroll
-    for (int i = 0; i < QUERY_KEYS; i++) {
-        bf16 p = __float2bfloat16_rn(s[i] == -INFINITY ? 0.0f : expf(s[i] - now));
-        m.p[query][i * QUERY_THREADS + part] = p;
-        sum += __bfloat162float(p);
-    }
-#pragma unroll
-    for (int o = QUERY_THREADS / 2; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        return seen ? m.scores[query][key] : -INFINITY;
+    };
+    query_state state = soften(m.top[query], m.sum[query], score, m.p[query]);
     __syncwarp();
-    if (part == 0) {
-        m.top[query] = now;
-        m.sum[query] = m.sum[query] * rescale + sum;
-        m.rescale[query] = rescale;
+    if (threadIdx.x % QUERY_THREADS == 0) {
+        m.top[query] = state.top;
+        m.sum[query] = state.sum;
+        m.rescale[query] = state.rescale;
     }
 }
 
@@ -201,11 +181,7 @@ static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_atten
             size_t at = ((size_t)(first_row + index / group) * a.heads + head * group + index % group) * D + c * 8;
             value = __ldcg(reinterpret_cast<const uint4 *>(a.q + at));
         }
-        if (SPLIT && key_column<D>(c / 2, turned) < 0) {
-            bf16 *x = reinterpret_cast<bf16 *>(&value);
-#pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = __float2bfloat16_rn(__bfloat162float(x[j]) * a.k_norm[c * 8 + j]);
-        }
+        if (SPLIT && key_column<D>(c / 2, turned) < 0) value = scale_query(value, a.k_norm + c * 8);
         *reinterpret_cast<uint4 *>(&m.q[query][c * 8]) = value;
     }
     if (threadIdx.x < QUERIES) {
@@ -305,6 +281,10 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
+    if (cuda_attend_runs(l, batch, a)) {
+        cuda_merge_partitions(l, batch, a, rows);
+        return;
+    }
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
     launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments),
                   dim3(ATTEND_THREADS), bytes, batch, *a, tiles);
@@ -354,6 +334,8 @@ template <int D> static cudaError_t allow_shared_memory(void) {
 }
 
 cudaError_t cuda_attention_prepare(int head_dim) {
+    cudaError_t status = cuda_attend_runs_prepare(head_dim);
+    if (status != cudaSuccess) return status;
     switch (head_dim) {
     case 16:
         return allow_shared_memory<16>();

@@ -25,6 +25,11 @@ enum { FINE_KEYS = 128, FINE_END = 4096, COARSE_KEYS = 256 };
 /* Merges the partitions of `rows` rows (attention_merge.cu). */
 void cuda_merge_partitions(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows);
 
+/* The partitions of decode rows by blocks that stay (attention_runs.cu). False: that kernel does not serve this case.
+ */
+bool cuda_attend_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
+cudaError_t cuda_attend_runs_prepare(int head_dim);
+
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool wanted) {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     int bytes = wanted ? 16 : 0;
@@ -105,22 +110,29 @@ struct visible_range {
     int begin, end, sink, evicted;
 };
 
+/* Of a decode row at position t. bounded: [sink, t - window] is evicted. */
+static __device__ __forceinline__ visible_range visible_of_row(int t, int sliding_window, bool bounded, int sink,
+                                                               int window) {
+    visible_range r = {sliding_window ? max(t - sliding_window + 1, 0) : 0, t + 1, 0, 0};
+    if (bounded) {
+        r.sink = sink;
+        r.evicted = t - window + 1;
+        if (r.evicted <= r.sink) r.evicted = 0;
+    }
+    return r;
+}
+
 static __device__ __forceinline__ visible_range visible(const attend_context &step, const cuda_attention &a,
                                                         int token) {
     int t = step.position + token;
-    visible_range r = {0, t + 1, 0, 0};
-    if (a.drafter) {
-        r.begin = max(step.position - step.draft.window, step.draft_from);
-        if (a.sliding_window) r.begin = max(r.begin, t - a.sliding_window + 1);
-        if (!a.causal) r.end = min(step.position + step.rows, a.sliding_window ? t + a.sliding_window : INT_MAX);
-    } else {
-        if (a.sliding_window) r.begin = t - a.sliding_window + 1;
-        if (step.view.bounded) {
-            r.sink = step.sink;
-            r.evicted = step.prompt ? step.frontier : t - step.window + 1;
-            if (r.evicted <= r.sink) r.evicted = 0;
-        }
+    if (!a.drafter) {
+        visible_range r = visible_of_row(t, a.sliding_window, step.view.bounded, step.sink, step.window);
+        if (step.view.bounded && step.prompt) r.evicted = step.frontier <= r.sink ? 0 : step.frontier;
+        return r;
     }
+    visible_range r = {max(step.position - step.draft.window, step.draft_from), t + 1, 0, 0};
+    if (a.sliding_window) r.begin = max(r.begin, t - a.sliding_window + 1);
+    if (!a.causal) r.end = min(step.position + step.rows, a.sliding_window ? t + a.sliding_window : INT_MAX);
     r.begin = max(r.begin, 0);
     return r;
 }
@@ -179,6 +191,62 @@ template <int D> static __device__ __forceinline__ int key_column(int c, int tur
     if (at < turned) return at;
     if (at >= half && at < half + turned) return turned + at - half;
     return -1;
+}
+
+/* ------------------------------------------------------------------------------------- the same in every kernel */
+
+/* Elements c and c + head_dim / 2 of a key from values that k_norm has scaled. The angle of its position is the sum of
+ * two: of its tile's first position, and of the position inside the tile. */
+static __device__ __forceinline__ float2 turn_key(float low, float high, float2 tile, float2 inside) {
+    float cosine = __fmaf_rn(tile.x, inside.x, -__fmul_rn(tile.y, inside.y)),
+          sine = __fmaf_rn(tile.y, inside.x, __fmul_rn(tile.x, inside.y));
+    return make_float2(__fmaf_rn(low, cosine, -__fmul_rn(high, sine)), __fmaf_rn(high, cosine, __fmul_rn(low, sine)));
+}
+
+static __device__ __forceinline__ float2 turn_of_tile(int base, float inverse_frequency) {
+    float2 turn;
+    sincosf((float)base * inverse_frequency, &turn.y, &turn.x);
+    return turn;
+}
+
+enum { QUERY_THREADS = 16, QUERY_KEYS = KEYS / QUERY_THREADS };
+
+struct query_state {
+    float top, sum, rescale;
+};
+
+/* One tile for one query: QUERY_THREADS neighbouring threads take its scores (score(key): -infinity where it sees
+ * nothing) and write its probabilities to p. */
+template <class SCORE>
+static __device__ __forceinline__ query_state soften(float before, float sum_before, const SCORE &score, bf16 *p) {
+    int part = threadIdx.x % QUERY_THREADS;
+    float s[QUERY_KEYS], top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < QUERY_KEYS; i++) {
+        s[i] = score(i * QUERY_THREADS + part);
+        top = fmaxf(top, s[i]);
+    }
+#pragma unroll
+    for (int o = QUERY_THREADS / 2; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    float now = fmaxf(before, top);
+    float rescale = now == before ? 1.0f : expf(before - now);
+#pragma unroll
+    for (int i = 0; i < QUERY_KEYS; i++) {
+        bf16 weight = __float2bfloat16_rn(s[i] == -INFINITY ? 0.0f : expf(s[i] - now));
+        p[i * QUERY_THREADS + part] = weight;
+        sum += __bfloat162float(weight);
+    }
+#pragma unroll
+    for (int o = QUERY_THREADS / 2; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    return {now, __fmaf_rn(sum_before, rescale, sum), rescale};
+}
+
+/* Eight neighbouring elements of a query, scaled by k_norm. */
+static __device__ __forceinline__ uint4 scale_query(uint4 value, const float *k_norm) {
+    bf16 *x = reinterpret_cast<bf16 *>(&value);
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = __float2bfloat16_rn(__bfloat162float(x[j]) * k_norm[j]);
+    return value;
 }
 
 #endif

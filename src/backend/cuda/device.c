@@ -108,6 +108,7 @@ kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
     snprintf(device->name, sizeof device->name, "%.63s", properties.name);
     device->capability = 10 * properties.major + properties.minor;
     device->multiprocessors = properties.multiProcessorCount;
+    device->block_bytes = (int)properties.sharedMemPerBlockOptin;
     device->total_bytes = properties.totalGlobalMem;
     if (device->capability < OLDEST_CAPABILITY)
         return error_set(error, KAKEYA_UNSUPPORTED,

@@ -26,6 +26,7 @@ typedef struct cuda_device {
     char name[64];
     int capability; /* 10 * major + minor */
     int multiprocessors;
+    int block_bytes; /* of shared memory that a block may have */
     size_t total_bytes;
     cudaStream_t stream;
     cuda_virtual_memory memory;

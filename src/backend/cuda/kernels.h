@@ -41,6 +41,7 @@ typedef struct cuda_launch {
     int multiprocessors;
     int programmatic;        /* programmatic dependent launch: a kernel may start before its predecessor has ended */
     cuda_profiler *profiler; /* NULL but while a step is profiled */
+    int block_bytes;         /* of shared memory that a block may have */
 } cuda_launch;
 
 /* How weights lie on the device; matrix.h has the kernels of each form. */

@@ -122,6 +122,7 @@ kakeya_status cuda_model_create(const backend_model_options *options, backend_mo
     if (!status) {
         m->launch = (cuda_launch){.stream = m->device.stream,
                                   .multiprocessors = m->device.multiprocessors,
+                                  .block_bytes = m->device.block_bytes,
                                   .programmatic = m->device.capability >= 90};
         m->max_rows = m->device.total_bytes >= large_device_bytes ? PROMPT_ROWS_LARGE : PROMPT_ROWS_SMALL;
         snprintf(m->description, sizeof m->description, "cuda/sm_%d, %s", m->device.capability, m->device.name);
