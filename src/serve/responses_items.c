@@ -447,6 +447,18 @@ static char *foreign_arguments(const cJSON *item) {
     return copy;
 }
 
+/* What a tool of another kind brought: texts as they are, lists that hold anything else as JSON. */
+static void put_any_output(writer *w, const char *id, const cJSON *output) {
+    const cJSON *part;
+    bool texts = true;
+    cJSON_ArrayForEach(part, output) texts = texts && string_of(part, "text");
+    char *json = cJSON_IsArray(output) && !texts ? cJSON_PrintUnformatted(output) : NULL;
+    cJSON *text = json ? cJSON_CreateString(json) : NULL;
+    put_output(w, id, text ? text : output);
+    cJSON_Delete(text);
+    cJSON_free(json);
+}
+
 /* Calls of other kinds of tools read as calls of functions; each has an output, so that the turn goes on behind it. */
 static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_t place) {
     const char *type = string_of(item, "type"), *given = string_of(item, "name");
@@ -461,7 +473,7 @@ static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_
     free(arguments);
     if (has_other(&w->table, id, place, true)) return;
     const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
-    put_output(w, id, output ? output : cJSON_GetObjectItemCaseSensitive(item, "status"));
+    put_any_output(w, id, output ? output : cJSON_GetObjectItemCaseSensitive(item, "status"));
 }
 
 static void put_foreign_output(writer *w, const cJSON *item, const char *id, size_t place) {
@@ -471,14 +483,7 @@ static void put_foreign_output(writer *w, const cJSON *item, const char *id, siz
         snprintf(name, sizeof name, "%.*s", (int)(end ? (size_t)(end - type) : strlen(type) - strlen("_output")), type);
         put_call(w, id, name, "");
     }
-    const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output"), *part;
-    bool texts = true; /* images and the like among them: all of it as JSON */
-    cJSON_ArrayForEach(part, output) texts = texts && string_of(part, "text");
-    char *json = cJSON_IsArray(output) && !texts ? cJSON_PrintUnformatted(output) : NULL;
-    cJSON *text = json ? cJSON_CreateString(json) : NULL;
-    put_output(w, id, text ? text : output);
-    cJSON_Delete(text);
-    cJSON_free(json);
+    put_any_output(w, id, cJSON_GetObjectItemCaseSensitive(item, "output"));
 }
 
 static void ignore(writer *w, size_t index, const char *what) {
