@@ -364,30 +364,32 @@ static void shared_kv(void **state) {
 
 /* Decode rows behind a full window, some layers attending the positions of others: as close to the reference as the
  * CPU, and the same bits in blocks of any size. */
-static void check_window(const gemma4_config *form, const policy *how, const char *name) {
-    enum { CHUNK = 230, ROWS = 5 * CHUNK, MORE = 70 };
+static void check_window(const gemma4_config *form, const policy *how, int chunks, const char *name) {
+    enum { CHUNK = 230, MAX_CHUNKS = 20, MORE = 70 };
     static const int windows[3] = {0, 0, 0}, blocks[] = {1, 17};
     pair p;
     pair_random(&p, form, windows, false, true);
     size_t vocab = (size_t)p.verifier->config.vocab;
-    int32_t tokens[ROWS + MORE];
-    fill_tokens(tokens, ROWS + MORE, (int)vocab, 41);
+    int rows = chunks * CHUNK;
+    assert_true(chunks <= MAX_CHUNKS);
+    int32_t tokens[MAX_CHUNKS * CHUNK + MORE];
+    fill_tokens(tokens, rows + MORE, (int)vocab, 41);
     float *logits[MODELS], *again = calloc(MORE * vocab, sizeof *again);
     for (int b = 0; b < MODELS; b++) {
         logits[b] = calloc(MORE * vocab, sizeof(float));
-        backend_cache *cache = new_cache(&p, b, how, 2048, true);
-        for (int at = 0; at < ROWS; at += CHUNK) step(&p, b, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
+        backend_cache *cache = new_cache(&p, b, how, form->max_context, true);
+        for (int at = 0; at < rows; at += CHUNK) step(&p, b, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
         for (int at = 0; at < MORE; at += 7)
-            step(&p, b, cache, tokens + ROWS + at, 7, 7, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
+            step(&p, b, cache, tokens + rows + at, 7, 7, SEGMENT_DECODE, logits[b] + (size_t)at * vocab);
         p.ops[b]->cache_destroy(cache);
     }
     assert_as_close(name, logits[CUDA], logits[CPU], logits[REFERENCE], MORE * vocab);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
-        backend_cache *cache = new_cache(&p, CUDA, how, 2048, true);
-        for (int at = 0; at < ROWS; at += CHUNK) step(&p, CUDA, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
+        backend_cache *cache = new_cache(&p, CUDA, how, form->max_context, true);
+        for (int at = 0; at < rows; at += CHUNK) step(&p, CUDA, cache, tokens + at, CHUNK, CHUNK, SEGMENT_PROMPT, NULL);
         for (int at = 0; at < MORE; at += blocks[i]) {
             int n = MORE - at < blocks[i] ? MORE - at : blocks[i];
-            step(&p, CUDA, cache, tokens + ROWS + at, n, n, SEGMENT_DECODE, again + (size_t)at * vocab);
+            step(&p, CUDA, cache, tokens + rows + at, n, n, SEGMENT_DECODE, again + (size_t)at * vocab);
         }
         p.ops[CUDA]->cache_destroy(cache);
         char what[64];
@@ -402,14 +404,16 @@ static void check_window(const gemma4_config *form, const policy *how, const cha
 static void restored_window(void **state) {
     (void)state;
     gemma4_config form = wide_form();
-    check_window(&form, &policies[2], "restored window");
+    check_window(&form, &policies[2], 5, "restored window");
 }
 
 static void published_heads(void **state) {
     (void)state;
     gemma4_config form = tall_form();
-    check_window(&form, &policies[0], "heads of 512, native");
-    check_window(&form, &policies[1], "heads of 512, sink-window");
+    check_window(&form, &policies[0], 5, "heads of 512, native");
+    check_window(&form, &policies[1], 5, "heads of 512, sink-window");
+    form.max_context = 8192; /* beyond 4,096 partitions are coarse */
+    check_window(&form, &policies[0], 20, "heads of 512, coarse partitions");
 }
 
 static void later_prompts_of_shared_layers(void **state) {

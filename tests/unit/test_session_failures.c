@@ -177,7 +177,7 @@ static void test_refusals_name_the_values(void **state) {
 /* A step that has no memory for all requests serves fewer of them, and all again once there is memory. */
 static void test_steps_grow_again(void **state) {
     (void)state;
-    enum { SESSIONS = 8, PROMPT = 5, NEW = 250, FITS = 3 };
+    enum { SESSIONS = 8, PROMPT = 5, NEW = 250, FITS = 3, ROUNDS = 50 };
     fake_script script = fake_script_default();
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session *session[SESSIONS];
@@ -194,7 +194,8 @@ static void test_steps_grow_again(void **state) {
         ok(kakeya_session_generate(session[s], &go, NULL, error));
         memcpy(expected[s], session[s]->timeline.tokens + PROMPT, sizeof expected[s]);
     }
-    for (int round = 0; round < 2; round++) {
+    /* How many rounds it takes to grow depends on how many requests meet in a step. */
+    for (int round = 0; round < ROUNDS; round++) {
         script.most_segments = round == 0 ? FITS : 0;
         script.max_segments_seen = 0;
         kakeya_request *request[SESSIONS];
@@ -213,10 +214,11 @@ static void test_steps_grow_again(void **state) {
         if (round == 0) {
             assert_in_range(script.max_segments_seen, 1, FITS);
             assert_in_range(script.refused_steps, 1, 16); /* each is tried for twice as long after the one before */
-        } else {
-            assert_in_range(script.max_segments_seen, FITS + 1, SESSIONS);
+        } else if (script.max_segments_seen > FITS) {
+            break;
         }
     }
+    assert_in_range(script.max_segments_seen, FITS + 1, SESSIONS);
     for (int s = 1; s < SESSIONS; s++) kakeya_session_close(session[s]);
     close_all(session[0], engine, &script);
 }
