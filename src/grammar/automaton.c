@@ -419,7 +419,7 @@ static void read_object(const reading *r, const grammar_node *node, automaton_co
 /* ------------------------------------------------------------------------------------------------------- the rest */
 
 /* at: 0 .. in the trie of names; the arguments that follow a name are entered by their brace. Behind them, CLOSING. */
-enum { CLOSING = UINT32_MAX };
+#define CLOSING UINT32_MAX
 
 static void read_call(const reading *r, const grammar_node *node, automaton_configuration *c, uint32_t depth) {
     automaton_frame *own = &c->open[depth - 1];
@@ -494,7 +494,7 @@ static void read_letter(const reading *r, automaton_configuration *c, uint32_t d
 /* Most letters stand in the middle of a string, a number or an expression that is read in one way: only the innermost
  * value moves. False: the letter is to be read as any other; otherwise *at says where it leads to, NOWHERE for refused.
  */
-enum { NOWHERE = UINT32_MAX };
+#define NOWHERE UINT32_MAX
 
 static bool read_inside(const grammar_program *p, const automaton_state *from, unsigned letter, uint32_t *at) {
     const automaton_configuration *c = &from->ways[0];

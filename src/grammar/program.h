@@ -14,12 +14,14 @@
 
 enum {
     GRAMMAR_MAX_NODES = 20000,
-    GRAMMAR_MAX_DEPTH = 64,       /* of values in one another */
-    GRAMMAR_MAX_FREE_DEPTH = 32,  /* where the schema says nothing, and inside of calls */
-    GRAMMAR_MAX_BRANCHES = 16,    /* alternatives that have a beginning in common */
-    GRAMMAR_NOTHING = UINT32_MAX, /* no node */
-    GRAMMAR_NO_LIMIT = UINT32_MAX,
+    GRAMMAR_MAX_DEPTH = 64,      /* of values in one another */
+    GRAMMAR_MAX_FREE_DEPTH = 32, /* where the schema says nothing, and inside of calls */
+    GRAMMAR_MAX_BRANCHES = 16,   /* alternatives that have a beginning in common */
 };
+
+/* No enumerators: those are ints. */
+#define GRAMMAR_NOTHING  UINT32_MAX /* no node */
+#define GRAMMAR_NO_LIMIT UINT32_MAX
 
 /* JSON, or the form that the model writes the arguments of a call in: keys without quotes, strings between quote
  * letters, no white space. */

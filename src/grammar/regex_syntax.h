@@ -22,7 +22,7 @@ typedef enum regex_kind {
     REGEX_END,    /* $ */
 } regex_kind;
 
-enum { REGEX_NONE = UINT32_MAX }; /* no node; no maximum */
+#define REGEX_NONE UINT32_MAX /* no node; no maximum */
 
 typedef struct regex_node {
     regex_kind kind;

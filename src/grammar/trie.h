@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TRIE_NONE = UINT32_MAX };
+#define TRIE_NONE UINT32_MAX
 
 typedef struct trie_node {
     uint16_t letter;         /* that leads here */

@@ -90,7 +90,7 @@ void operation_fail(operation *op, rpc_code code, const char *format, ...) {
     if (!op->call) return;
     rpc_call_fail(op->call, code, "%s", text);
     op->call = NULL;
-    op->code = code;
+    op->code = (int)code;
 }
 
 void operation_answer(operation *op, const uint8_t *data, size_t bytes) {
