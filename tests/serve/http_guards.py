@@ -1,5 +1,8 @@
 """The HTTP layer under clients that send what no client library sends."""
 
+import base64
+import hashlib
+import shutil
 import re
 import signal
 import socket
@@ -310,6 +313,30 @@ def _():
     for c in connections:
         c.close()
     in_threads([alive] * 4)
+
+
+@test("60: the page brings everything along, and its policy lets its own script run")
+def _():
+    page = server.get("/")
+    equal((page.status, page.headers["content-type"]), (200, "text/html; charset=utf-8"))
+    holds(len(page.body) < 40 << 10)
+    text = page.body.decode()
+    equal(re.findall(r"(?:src|href|action)=|url\(|@import|https?://", text), [], "what would come from elsewhere")
+    equal(re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", text), [], "text taken for HTML")
+    script = text.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = page.headers["content-security-policy"]
+    holds("default-src 'none'" in policy and f"script-src 'sha256-{digest}'" in policy and "connect-src 'self'" in policy, policy)
+    equal(page.headers["x-frame-options"], "DENY")
+    without = Server("--no-page")
+    equal(without.get("/").status, 404)
+    without.stop()
+    browser = shutil.which("chromium")
+    if not browser:
+        return
+    shown = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom",
+                            server.url + "/"], capture_output=True, text=True, timeout=WAIT)
+    holds(re.search(r'<span id="model">[^<]*demo', shown.stdout), shown.stdout[-500:] + shown.stderr[-500:])
 
 
 run_tests()
