@@ -149,12 +149,22 @@ static void add_properties(schema_compiler *c, cJSON *out, const cJSON *a, const
     }
 }
 
+static void fail_at(schema_compiler *c, const char *key, const char *what) {
+    size_t mark = schema_enter(c, key);
+    schema_fail(c, KAKEYA_FORMAT, "%s", what);
+    schema_leave(c, mark);
+}
+
 static void merge_properties(schema_compiler *c, cJSON *out, const cJSON *a, const cJSON *b) {
     const cJSON *first = cJSON_GetObjectItemCaseSensitive(a, "properties");
     const cJSON *second = cJSON_GetObjectItemCaseSensitive(b, "properties");
     bool first_closed = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(a, "additionalProperties"));
     bool second_closed = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(b, "additionalProperties"));
     if (!first && !second) return;
+    if ((first && !cJSON_IsObject(first)) || (second && !cJSON_IsObject(second))) {
+        fail_at(c, "properties", "not an object");
+        return;
+    }
     cJSON *merged = cJSON_CreateObject();
     if (!merged) {
         schema_out_of_memory(c);
@@ -226,6 +236,8 @@ static void merge_keyword(schema_compiler *c, cJSON *out, const cJSON *a, const 
         add_reference(c, out, key, a);
     } else if (strcmp(key, "type") == 0) {
         merge_types(c, out, a, b);
+    } else if ((strcmp(key, "required") == 0 || strcmp(key, "enum") == 0) && !(cJSON_IsArray(a) && cJSON_IsArray(b))) {
+        fail_at(c, key, "not a list");
     } else if (strcmp(key, "required") == 0) {
         merge_required(c, out, a, b);
     } else if (strcmp(key, "enum") == 0) {
@@ -248,8 +260,12 @@ static void merge_keyword(schema_compiler *c, cJSON *out, const cJSON *a, const 
 }
 
 cJSON *schema_merge(schema_compiler *c, const cJSON *a, const cJSON *b) {
-    cJSON *out = own(c, cJSON_CreateObject());
     const cJSON *item;
+    if (!(cJSON_IsObject(a) || cJSON_IsBool(a)) || !(cJSON_IsObject(b) || cJSON_IsBool(b))) {
+        schema_fail(c, KAKEYA_FORMAT, "not a schema"); /* a reference may lead to any part of the document */
+        return NULL;
+    }
+    cJSON *out = own(c, cJSON_CreateObject());
     if (!out) return NULL;
     if (cJSON_IsFalse(a) || cJSON_IsFalse(b)) {
         add(c, out, "enum", cJSON_CreateArray());
@@ -297,7 +313,7 @@ const cJSON *schema_normalise(schema_compiler *c, const cJSON *schema, int depth
         const cJSON *target = cJSON_IsString(reference) ? schema_resolve(c, reference->valuestring) : NULL;
         if (!cJSON_IsString(reference)) schema_fail(c, KAKEYA_FORMAT, "$ref is not a text");
         if (target) target = schema_normalise(c, target, depth + 1);
-        if (target) merged = schema_merge(c, target, merged);
+        if (target && merged) merged = schema_merge(c, target, merged);
     }
     if (all && !c->status && !cJSON_IsArray(all)) schema_fail(c, KAKEYA_FORMAT, "allOf is not a list");
     size_t i = 0;
@@ -306,8 +322,7 @@ const cJSON *schema_normalise(schema_compiler *c, const cJSON *schema, int depth
         size_t mark = schema_enter(c, "allOf");
         schema_enter_index(c, i++);
         const cJSON *flat = schema_normalise(c, branch, depth + 1);
-        if (flat && !cJSON_IsObject(flat) && !cJSON_IsBool(flat)) schema_fail(c, KAKEYA_FORMAT, "not a schema");
-        if (flat && !c->status) merged = schema_merge(c, merged, flat);
+        if (flat && merged) merged = schema_merge(c, merged, flat);
         schema_leave(c, mark);
     }
     return c->status ? NULL : merged;

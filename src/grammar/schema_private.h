@@ -46,7 +46,8 @@ const cJSON *schema_resolve(schema_compiler *c, const char *reference);
 /* An equal schema without "$ref" and "allOf": these are merged into it. NULL with the compiler failed. `schema` itself
  * where it has neither. */
 const cJSON *schema_normalise(schema_compiler *c, const cJSON *schema, int depth);
-/* Both schemas hold. `a` and `b` have neither "$ref" nor "allOf". */
+/* Both schemas hold. `a` and `b` have neither "$ref" nor "allOf". NULL with the compiler failed, also where one of them
+ * is no schema. */
 cJSON *schema_merge(schema_compiler *c, const cJSON *a, const cJSON *b);
 /* Whether the keyword says something about values (true), or about the schema (false). */
 bool schema_is_assertion(const char *keyword);
