@@ -164,6 +164,7 @@ static void find_depths(grammar_program *p) {
 
 /* Takes away what cannot be: items and members without a value, alternatives that are none. */
 static kakeya_status prune(grammar_program *p, grammar_node *node, kakeya_error *error) {
+    if (node->kind == NODE_ROOT) return KAKEYA_OK; /* what it leads to is checked by name */
     if (node->rest != GRAMMAR_NOTHING && p->nodes[node->rest].depth == NO_DEPTH) node->rest = GRAMMAR_NOTHING;
     if (node->kind == NODE_UNION) {
         uint32_t n = 0;

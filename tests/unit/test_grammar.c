@@ -280,6 +280,10 @@ static void test_refused_tools(void **state) {
         {"[{\"name\":\"a b\"}]", KAKEYA_FORMAT, "tools[0]"},
         {"[{\"name\":\"a\"},{\"name\":\"a\"}]", KAKEYA_FORMAT, "tools[1]"},
         {"[{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}]", KAKEYA_INVALID_ARGUMENT, "no object"},
+        {"[{\"name\":\"a\",\"parameters\":false}]", KAKEYA_INVALID_ARGUMENT, "tool 0: no value"},
+        {"[{\"name\":\"a\",\"parameters\":{\"type\":\"object\",\"properties\":{\"x\":{\"$ref\":\"#\"}},"
+         "\"required\":[\"x\"]}}]",
+         KAKEYA_INVALID_ARGUMENT, "tool 0: no value"},
         {"[{\"name\":\"a\",\"parameters\":{\"properties\":{\"x\":{\"not\":{}}}}}]", KAKEYA_UNSUPPORTED,
          "tools[0].parameters #/properties/x/not"},
     };
