@@ -80,7 +80,7 @@ if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
 elif run_step "fuzz build" tools/fuzz.sh build; then
     for target in build-fuzz/fuzz/fuzz_*; do
         [ -x "$target" ] || continue
-        start_tap "$(basename "$target")" tools/fuzz.sh one "$target" "$fuzz_seconds"
+        start_tap "$(basename "$target")" env FUZZ_SEED=1 tools/fuzz.sh one "$target" "$fuzz_seconds"
     done
     wait_taps
 fi
