@@ -46,6 +46,8 @@ test)
     need_command python3 python3
     need_command openssl openssl
     need_command haproxy haproxy
+    need_command git git
+    need_command ssh-keygen openssh-client
     python3 -c 'import ensurepip' >/dev/null 2>&1 || missing="$missing python3-venv"
     ;;
 package)
