@@ -24,7 +24,7 @@ typedef struct info_arguments {
 } info_arguments;
 
 static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32};
-enum { KV_FORMAT_COUNT = sizeof kv_formats / sizeof kv_formats[0] };
+enum { INFO_KV_FORMATS = sizeof kv_formats / sizeof kv_formats[0] };
 
 static kakeya_status kv_of(const info_subject *s, const info_policy *row, kakeya_kv_format format, kakeya_kv_bytes *kv,
                            kakeya_error *error) {
@@ -83,7 +83,7 @@ static kakeya_status print_text(const info_subject *s, const info_room *room, ka
     printf("  %-22s %-6s %10s %10s %10s %10s %10s %14s\n", "policy", "type", "full", "sliding", "latent", "draft",
            "total", "each token");
     for (int i = 0; i < INFO_POLICIES; i++) {
-        for (int t = 0; t < KV_FORMAT_COUNT && info_possible(s, &info_policies[i]); t++) {
+        for (int t = 0; t < INFO_KV_FORMATS && info_possible(s, &info_policies[i]); t++) {
             kakeya_kv_bytes kv;
             kakeya_status status = kv_of(s, &info_policies[i], kv_formats[t], &kv, error);
             if (status) return status;
@@ -123,7 +123,7 @@ static kakeya_status add_sessions(cJSON *json, const info_subject *s, kakeya_err
     add_number(json, "context", (double)s->context);
     cJSON *sessions = cJSON_AddArrayToObject(json, "sessions");
     for (int i = 0; i < INFO_POLICIES; i++) {
-        for (int t = 0; t < KV_FORMAT_COUNT && info_possible(s, &info_policies[i]); t++) {
+        for (int t = 0; t < INFO_KV_FORMATS && info_possible(s, &info_policies[i]); t++) {
             kakeya_kv_bytes kv;
             kakeya_status status = kv_of(s, &info_policies[i], kv_formats[t], &kv, error);
             if (status) return status;
@@ -211,9 +211,11 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     cli_shared_session_options(shared, &s.session);
     s.context = (size_t)(shared->context ? shared->context : s.facts.max_context);
     info_room *room = NULL;
-    if (arguments->sessions)
-        status = info_room_compute(&s, shared->backend, (kakeya_precision)shared->precision, shared->threads,
-                                   arguments->memory_bytes, &room, error);
+    const info_room_options wanted = {.backend = shared->backend,
+                                      .precision = (kakeya_precision)shared->precision,
+                                      .threads = shared->threads,
+                                      .memory_bytes = arguments->memory_bytes};
+    if (arguments->sessions) status = info_room_compute(&s, &wanted, &room, error);
     if (!status) status = shared->json ? print_json(&s, room, error) : print_text(&s, room, error);
     info_room_free(room);
     kakeya_description_close(model);

@@ -1,4 +1,4 @@
-/* Shared by the files of `kakeya info`. */
+/* Shared by the files of `kakeya info`, and by what a server says of its memory. */
 #ifndef KAKEYA_CLI_INFO_H
 #define KAKEYA_CLI_INFO_H
 
@@ -26,13 +26,22 @@ extern const info_policy info_policies[INFO_POLICIES];
 /* Whether the model has what the policy needs. */
 bool info_possible(const info_subject *s, const info_policy *policy);
 
-/* --sessions: a length in tokens and how many sessions of it fit under every policy. */
+/* How many sessions fit, by length and policy: what `info --sessions` prints (info_room.h). */
 typedef struct info_room info_room;
 
-/* memory_bytes 0: what this machine's device has free. `backend` (NULL: auto), `precision` and `threads` as the options
- * say. *out is freed by info_room_free. */
-kakeya_status info_room_compute(const info_subject *s, const char *backend, kakeya_precision precision, int threads,
-                                size_t memory_bytes, info_room **out, kakeya_error *error);
+/* `backend` (NULL: auto), `precision` and `threads` as the options say. */
+typedef struct info_room_options {
+    const char *backend;
+    kakeya_precision precision;
+    int threads;
+    size_t memory_bytes; /* 0: what this machine's device has free */
+    size_t limit_bytes;  /* of allocations, as --memory-limit means it; 0: none */
+    bool asked_is_last;  /* no lengths beyond the subject's context */
+} info_room_options;
+
+/* *out is freed by info_room_free. */
+kakeya_status info_room_compute(const info_subject *s, const info_room_options *options, info_room **out,
+                                kakeya_error *error);
 void info_room_free(info_room *room);
 void info_room_print(const info_room *room);
 void info_room_add_json(struct cJSON *object, const info_room *room);

@@ -1,4 +1,4 @@
-/* kakeya info --sessions: how many sessions fit, before anything is loaded. */
+/* How many sessions fit, before anything is loaded. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,32 +7,14 @@
 
 #include "backend/measure.h"
 #include "base/error.h"
-#include "cli/info.h"
+#include "cli/info_room.h"
 #include "cli/terminal.h"
-#include "measure/session_room.h"
-
-enum { MOST_LENGTHS = 6 };
-
-typedef struct room_cell {
-    bool possible;
-    room_session session;
-    size_t sessions;
-} room_cell;
-
-struct info_room {
-    room_device device;
-    bool given; /* the memory */
-    size_t memory;
-    room_engine engine[MOST_LENGTHS]; /* by length */
-    kakeya_kv_format format;
-    int n, tokens[MOST_LENGTHS];
-    room_cell cell[MOST_LENGTHS][INFO_POLICIES];
-};
 
 /* The lengths of the table that the model has, the one that was asked for and the model's longest, in order. */
-static void list_lengths(info_room *room, const info_subject *s) {
+static void list_lengths(info_room *room, const info_subject *s, bool asked_is_last) {
     static const int usual[] = {1000, 4000, 16000, 62000};
-    int asked = s->context ? (int)s->context : 1, longest = s->facts.max_context, all[MOST_LENGTHS], n = 0;
+    int asked = s->context ? (int)s->context : 1, n = 0, all[INFO_MOST_LENGTHS];
+    int longest = asked_is_last ? asked : s->facts.max_context;
     for (int i = 0; i < 4; i++) {
         if (usual[i] < longest) all[n++] = usual[i];
     }
@@ -62,38 +44,61 @@ static kakeya_status find_device(info_room *room, const char *backend, size_t me
     if (measure && measure->free_bytes) room->memory = measure->free_bytes(NULL);
     if (room->memory) return KAKEYA_OK;
     return error_set(error, KAKEYA_UNSUPPORTED,
-                     "--sessions: the system does not say how much memory is free; give --memory");
+                     "the system does not say how much memory is free (info --sessions --memory takes a figure)");
 }
 
-kakeya_status info_room_compute(const info_subject *s, const char *backend, kakeya_precision precision, int threads,
-                                size_t memory_bytes, info_room **out, kakeya_error *error) {
+static int threads_of(const info_room_options *options) {
+    return options->threads ? options->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static room_engine engine_of(const info_subject *s, const info_room *room, int threads, int tokens) {
+    return room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
+}
+
+/* A limit counts what is allocated: on a CPU that is all but the weights, which are mapped. */
+static void apply_limit(info_room *room, size_t limit_bytes) {
+    size_t mapped = room->device == ROOM_CPU ? room->engine[0].weights : 0;
+    if (limit_bytes == 0 || limit_bytes > SIZE_MAX - mapped || limit_bytes + mapped >= room->memory) return;
+    room->memory = limit_bytes + mapped;
+    room->limited = true;
+}
+
+static kakeya_session_options policy_options(const info_subject *s, const info_room *room, const info_policy *policy) {
+    kakeya_session_options options = s->session;
+    options.attention = policy->attention;
+    options.restore_layers = policy->restore_layers;
+    options.kv_format = room->format;
+    return options;
+}
+
+kakeya_status info_room_compute(const info_subject *s, const info_room_options *options, info_room **out,
+                                kakeya_error *error) {
     *out = NULL;
     info_room *room = calloc(1, sizeof *room);
     if (!room) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    kakeya_status status = find_device(room, backend, memory_bytes, error);
+    kakeya_status status = find_device(room, options->backend, options->memory_bytes, error);
     if (status) {
         free(room);
         return status;
     }
-    if (threads == 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    list_lengths(room, s);
-    for (int i = 0; i < room->n; i++)
-        room->engine[i] = room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads,
-                                         room->tokens[i]);
-    kakeya_session_options options = s->session;
-    if (options.kv_format == KAKEYA_KV_AUTO) { /* as an engine chooses */
+    room->threads = threads_of(options);
+    list_lengths(room, s, options->asked_is_last);
+    for (int i = 0; i < room->n; i++) room->engine[i] = engine_of(s, room, room->threads, room->tokens[i]);
+    apply_limit(room, options->limit_bytes);
+    room->format = s->session.kv_format;
+    if (room->format == KAKEYA_KV_AUTO) { /* as an engine chooses */
+        kakeya_precision precision = options->precision;
         bool bf16 = room->device == ROOM_GPU || precision == KAKEYA_PRECISION_BF16 ||
                     (precision == KAKEYA_PRECISION_AUTO && strcmp(s->facts.weight_type, "BF16") == 0);
-        options.kv_format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
+        room->format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
-    room->format = options.kv_format;
     for (int p = 0; p < INFO_POLICIES; p++) {
-        options.attention = info_policies[p].attention;
-        options.restore_layers = info_policies[p].restore_layers;
-        for (int i = 0; i < room->n && info_possible(s, &info_policies[p]); i++) {
-            room_cell *cell = &room->cell[i][p];
+        if (!info_possible(s, &info_policies[p])) continue;
+        kakeya_session_options session = policy_options(s, room, &info_policies[p]);
+        for (int i = 0; i < room->n; i++) {
+            info_room_cell *cell = &room->cell[i][p];
             cell->possible = true;
-            cell->session = room_of_session(s->model, room->device, &options, room->tokens[i]);
+            cell->session = room_of_session(s->model, room->device, &session, room->tokens[i]);
             cell->sessions = room_sessions(room->memory, &room->engine[i], &cell->session);
         }
     }
@@ -103,13 +108,30 @@ kakeya_status info_room_compute(const info_subject *s, const char *backend, kake
 
 void info_room_free(info_room *room) { free(room); }
 
+int info_room_longest(const info_subject *s, const info_room *room, const info_policy *policy) {
+    kakeya_session_options options = policy_options(s, room, policy);
+    int fits = 0, beyond = s->facts.max_context + 1;
+    while (beyond - fits > 1) {
+        int tokens = fits + (beyond - fits) / 2;
+        room_engine engine = engine_of(s, room, room->threads, tokens);
+        room_session session = room_of_session(s->model, room->device, &options, tokens);
+        if (room_sessions(room->memory, &engine, &session) > 0) {
+            fits = tokens;
+        } else {
+            beyond = tokens;
+        }
+    }
+    return fits;
+}
+
 void info_room_print(const info_room *room) {
     char a[32], b[32], c[32], d[32];
     printf("\nsessions that fit at once into %s %s, beside %s of weights and about %s of workspace (%s with "
            "the longest); K/V in %s\n",
            format_bytes(a, (double)room->memory),
-           room->device == ROOM_GPU ? (room->given ? "of a GPU" : "that this GPU has free")
-                                    : (room->given ? "of a machine" : "that this machine has free"),
+           room->limited              ? "of --memory-limit and mapped weights"
+           : room->device == ROOM_GPU ? (room->given ? "of a GPU" : "that this GPU has free")
+                                      : (room->given ? "of a machine" : "that this machine has free"),
            format_bytes(b, (double)room->engine[0].weights), format_bytes(c, (double)room->engine[0].workspace),
            format_bytes(d, (double)room->engine[room->n - 1].workspace), kakeya_kv_format_name(room->format));
     printf("  %10s", "tokens");
@@ -120,7 +142,7 @@ void info_room_print(const info_room *room) {
     for (int i = 0; i < room->n; i++) {
         printf("  %10s", format_count(a, (uint64_t)room->tokens[i]));
         for (int p = 0; p < INFO_POLICIES; p++) {
-            const room_cell *cell = &room->cell[i][p];
+            const info_room_cell *cell = &room->cell[i][p];
             char text[80];
             if (!cell->possible) continue;
             snprintf(text, sizeof text, "%s of %s", format_count(b, cell->sessions),
@@ -140,7 +162,7 @@ void info_room_add_json(cJSON *object, const info_room *room) {
     cJSON *rows = cJSON_AddArrayToObject(json, "rows");
     for (int i = 0; i < room->n; i++) {
         for (int p = 0; p < INFO_POLICIES; p++) {
-            const room_cell *cell = &room->cell[i][p];
+            const info_room_cell *cell = &room->cell[i][p];
             if (!cell->possible) continue;
             cJSON *row = cJSON_CreateObject();
             cJSON_AddNumberToObject(row, "tokens", room->tokens[i]);

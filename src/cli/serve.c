@@ -13,9 +13,10 @@
 
 #ifdef KAKEYA_SERVE
 
+#include "cli/serve_capacity.h"
 #include "serve/serve.h"
 
-enum { INTERRUPTED_TWICE = 130, SAVE_SECONDS = 20 };
+enum { INTERRUPTED_TWICE = 130 };
 
 #define DEFAULT_GRPC "127.0.0.1:50051"
 
@@ -29,11 +30,11 @@ typedef struct serve_options {
     int thinking;     /* index of switch_names */
     const char *grpc; /* NULL: the default */
     int session_ttl;
-    float drain, ping;
+    float drain, ping, save;
     const char *session_directory;
     size_t cache_ram, cache_disk;
     int reuse; /* index of reuse_names */
-    bool strict, metrics_key, no_page, log_json, log_prompts;
+    bool strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
 
 static const char *const switch_names[] = {"off", "on", NULL};
@@ -107,7 +108,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .log_prompts = o->log_prompts,
         .session_directory = o->session_directory,
         .cache_disk_bytes = o->cache_disk,
-        .save_seconds = SAVE_SECONDS,
+        .save_seconds = (double)o->save,
         .cache_ram_bytes = o->cache_ram,
         .reuse_any = o->reuse == 1,
         .on_ready = tell_ready,
@@ -133,6 +134,7 @@ static int serve(const serve_settings *settings) {
     sigaddset(&wanted, SIGTERM);
     sigaddset(&wanted, SIGINT);
     sigaddset(&wanted, SIGHUP);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of its write, as a full disk is */
     pthread_sigmask(SIG_BLOCK, &wanted, NULL); /* in every thread that starts from here on */
     kakeya_error error = {0};
     server_context *running = NULL;
@@ -166,6 +168,7 @@ int cli_serve(int argc, char **argv) {
                        .cache_disk = (size_t)64 << 30,
                        .session_ttl = 1800,
                        .drain = 30,
+                       .save = 20,
                        .ping = 10};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&o.shared, shared);
@@ -216,6 +219,8 @@ int cli_serve(int argc, char **argv) {
                    .help = "any: bounded policies go on with what answers have left, at the price of reproducibility"),
         CLI_OPTION(.name = "drain", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.drain, .min = 0, .max = 3600,
                    .help = "that running answers get after SIGTERM (30)"),
+        CLI_OPTION(.name = "save-seconds", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.save, .min = 0,
+                   .max = 3600, .help = "for writing sessions to --session-dir at the end (20)"),
         CLI_OPTION(.name = "sse-ping", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.ping, .min = 0.5,
                    .max = 3600, .help = "between signs of life in a silent stream (10)"),
         CLI_OPTION(.name = "strict", .kind = CLI_FLAG, .target = &o.strict,
@@ -226,6 +231,8 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "log-json", .kind = CLI_FLAG, .target = &o.log_json, .help = "log lines as JSON objects"),
         CLI_OPTION(.name = "log-prompts", .kind = CLI_FLAG, .target = &o.log_prompts,
                    .help = "log what users write and what they get: nothing of it is logged otherwise"),
+        CLI_OPTION(.name = "dry-run", .kind = CLI_FLAG, .target = &o.dry_run,
+                   .help = "say how many sessions fit, and end; nothing is loaded"),
         {.name = NULL},
     };
     int operand, status;
@@ -240,7 +247,14 @@ int cli_serve(int argc, char **argv) {
         status = cli_fail(command.name, &error);
     } else {
         fill(&o, &engine, &settings, &name);
-        status = serve(&settings);
+        const bool json = o.dry_run ? o.shared.json : o.log_json;
+        const serve_capacity_form forms[2][2] = {{SERVE_CAPACITY_LINES, SERVE_CAPACITY_LOG},
+                                                 {SERVE_CAPACITY_TABLE, SERVE_CAPACITY_JSON}};
+        if (serve_capacity_say(&o.shared, &settings, forms[o.dry_run][json], &error) != KAKEYA_OK) {
+            status = cli_fail(command.name, &error);
+        } else {
+            status = o.dry_run ? CLI_DONE : serve(&settings);
+        }
     }
     cli_shared_free(&o.shared);
     return status;

@@ -51,10 +51,13 @@ static void log_line(void *user, const char *line) {
     fprintf(stderr, "kakeya serve: %s\n", line);
 }
 
-/* What of the memory prefixes may take where nobody says: a tenth of the machine's, but no more than 8 GiB. */
-static size_t default_cache_bytes(void) {
+size_t serve_default_cache_bytes(void) {
     size_t tenth = (size_t)sysconf(_SC_PHYS_PAGES) / 10 * (size_t)sysconf(_SC_PAGESIZE);
     return tenth < DEFAULT_CACHE ? tenth : DEFAULT_CACHE;
+}
+
+int serve_batch(const serve_settings *settings) {
+    return settings->engine.max_batch > 0 ? settings->engine.max_batch : DEFAULT_BATCH;
 }
 
 /* What the model's makers recommend, where its directory says so. */
@@ -85,7 +88,7 @@ static bool prepare(running_server *r) {
     for (int32_t t = 0; t < kakeya_engine_vocab_size(s->engine) && s->n_stop_tokens < MAX_STOPS; t++)
         if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
     read_sampling(s);
-    size_t ram = settings->cache_ram_bytes == SIZE_MAX ? default_cache_bytes() : settings->cache_ram_bytes;
+    size_t ram = settings->cache_ram_bytes == SIZE_MAX ? serve_default_cache_bytes() : settings->cache_ram_bytes;
     const store_options store = {.ram_bytes = ram,
                                  .disk_bytes = settings->cache_disk_bytes,
                                  .directory = settings->session_directory,
@@ -118,7 +121,10 @@ static void *load(void *user) {
     int loading = SERVER_LOADING;
     rpc_serve(s);
     if (atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY)) {
-        fprintf(stderr, "kakeya serve: ready: %s on %s\n", s->settings->names[0], kakeya_engine_backend(s->engine));
+        fprintf(stderr, "kakeya serve: ready: %s on %s, %.1f MB allocated for weights, %.1f MB for workspace\n",
+                s->settings->names[0], kakeya_engine_backend(s->engine),
+                (double)kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS) / 1e6,
+                (double)kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WORKSPACE) / 1e6);
         if (s->settings->on_ready) s->settings->on_ready();
     }
     return NULL;
@@ -148,7 +154,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
                                .refusal = refusal,
                                .user = s};
     pthread_mutex_init(&s->answers_lock, NULL);
-    size_t running = settings->engine.max_batch > 0 ? (size_t)settings->engine.max_batch : DEFAULT_BATCH;
+    size_t running = (size_t)serve_batch(settings);
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->gate = gate_open(running, waiting);
     s->responses = response_store_open(RESPONSE_STORE_ENTRIES, RESPONSE_STORE_BYTES, RESPONSE_STORE_SECONDS);
