@@ -33,7 +33,8 @@ typedef struct serve_options {
     float drain, ping, save;
     const char *session_directory;
     size_t cache_ram, cache_disk;
-    int reuse; /* index of reuse_names */
+    int reuse;        /* index of reuse_names */
+    int exact_replay; /* index of switch_names */
     bool strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
 
@@ -111,6 +112,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .save_seconds = (double)o->save,
         .cache_ram_bytes = o->cache_ram,
         .reuse_any = o->reuse == 1,
+        .exact_replay = o->exact_replay == 1,
         .on_ready = tell_ready,
         .engine = *engine,
     };
@@ -164,6 +166,7 @@ int cli_serve(int argc, char **argv) {
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
                        .max_tool_calls = 32,
+                       .exact_replay = 1,
                        .cache_ram = SIZE_MAX,
                        .cache_disk = (size_t)64 << 30,
                        .session_ttl = 1800,
@@ -217,6 +220,9 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "reuse", .argument = "exact|any", .kind = CLI_CHOICE, .target = &o.reuse,
                    .choices = reuse_names,
                    .help = "any: bounded policies go on with what answers have left, at the price of reproducibility"),
+        CLI_OPTION(.name = "exact-replay", .argument = "on|off", .kind = CLI_CHOICE, .target = &o.exact_replay,
+                   .choices = switch_names,
+                   .help = "off: answers that come back are rendered anew, not as the tokens they were (on)"),
         CLI_OPTION(.name = "drain", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.drain, .min = 0, .max = 3600,
                    .help = "that running answers get after SIGTERM (30)"),
         CLI_OPTION(.name = "save-seconds", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.save, .min = 0,

@@ -12,8 +12,11 @@ typedef struct answer_options {
     int32_t *ids; /* the prompt; owned by the answer, freed with kakeya_free */
     size_t n_ids;
     size_t n_stable; /* ids that the next request of the conversation begins with; 0: not known */
-    bool fresh;      /* reuse nothing that was computed before */
-    size_t choices;  /* 1..ANSWER_MAX_CHOICES */
+    /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
+     * body. NULL: they are not. */
+    const cJSON *messages;
+    bool fresh;     /* reuse nothing that was computed before */
+    size_t choices; /* 1..ANSWER_MAX_CHOICES */
     kakeya_sampling sampling;
     float presence_penalty, frequency_penalty;
     int max_tokens;    /* of every choice; 0: to the end of the context */

@@ -23,6 +23,7 @@ static bool on_chat_event(void *user, const kakeya_chat_event *event) {
     answer_choice *c = user;
     const event_record content = {.type = ANSWER_CONTENT}, reasoning = {.type = ANSWER_REASONING};
     event_record part = {.call = event->call};
+    if (c->answer->options.messages) answer_turn_event(&c->turn, event);
     switch (event->type) {
     case KAKEYA_CHAT_CONTENT:
         say(c, content, event->text, event->text_bytes, true);
@@ -79,6 +80,7 @@ bool choice_open(answer_choice *c) {
 void choice_close(answer_choice *c) {
     kakeya_chat_parser_close(c->parser);
     c->parser = NULL;
+    answer_turn_free(&c->turn);
 }
 
 /* ----------------------------------------------------------------------------------------------------
@@ -316,4 +318,18 @@ void choice_finish(answer_choice *c) {
     }
     if (c->n_pending && o->raw) say(c, content, NULL, 0, true);
     say(c, end, NULL, 0, false);
+}
+
+void choice_remember(const answer_choice *c) {
+    const answer *a = c->answer;
+    const answer_options *o = &a->options;
+    if (!o->messages || o->n_stable == 0 || o->n_stable >= o->n_ids) return;
+    /* Behind a stop string there are tokens that nobody was told of, behind ignored stop tokens too. */
+    bool whole = c->end == CHOICE_STOPPED || c->end == CHOICE_LENGTH || c->end == CHOICE_CALLS;
+    if ((!whole && c->end != CHOICE_STOP_TOKEN) || o->ignore_stop_tokens) return;
+    size_t n, answered = o->n_ids + c->generated - (c->end == CHOICE_STOP_TOKEN);
+    const int32_t *ids = kakeya_session_tokens(c->session, &n);
+    if (answered > n) return;
+    answer_turn_remember(&c->turn, a->server->turns, kakeya_engine_tokenizer(a->server->engine), o->messages, ids,
+                         o->n_stable, answered);
 }

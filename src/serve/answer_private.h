@@ -3,6 +3,7 @@
 #define KAKEYA_SERVE_ANSWER_PRIVATE_H
 
 #include "serve/answer.h"
+#include "serve/answer_turn.h"
 
 /* --- events on their way to the network thread (answer_queue.c) */
 
@@ -43,6 +44,7 @@ typedef struct answer_choice {
     kakeya_session *session;
     kakeya_request *request;
     kakeya_chat_parser *parser; /* NULL with raw */
+    answer_turn turn;           /* with options.messages: what the client has been told */
     choice_end end;
     int32_t stop_token;
     int stop_string;  /* raw */
@@ -107,5 +109,7 @@ void choice_close(answer_choice *c);
 void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
 /* After the last token: tells what was held back, and the end. */
 void choice_finish(answer_choice *c);
+/* After that: its tokens are remembered for what clients send back of it. */
+void choice_remember(const answer_choice *c);
 
 #endif

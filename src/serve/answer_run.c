@@ -263,7 +263,9 @@ static bool generate(answer *a) {
         choice_finish(&a->choices[i]);
         if (a->choices[i].error.status && !a->error.status) a->error = a->choices[i].error;
     }
-    return a->error.status == 0;
+    if (a->error.status) return false;
+    for (size_t i = 0; i < a->n_choices; i++) choice_remember(&a->choices[i]);
+    return true;
 }
 
 static void give_back(answer *a) {

@@ -7,6 +7,7 @@
 
 /* How a conversation is rendered and what its answer may hold. */
 typedef struct chat_shape {
+    const cJSON *object; /* of the request that was read */
     bool thinking, hide_reasoning;
     bool without_turn;      /* the model's turn is not opened */
     bool preserve_thinking; /* reasoning of earlier turns stays */

@@ -97,6 +97,7 @@ static const char *request_text(call *c, const chat_shape *shape, size_t *bytes)
 }
 
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out) {
+    shape->object = f->object;
     read_messages(f);
     const cJSON *tools = read_tools(f);
     answer_form form = {0};
@@ -132,9 +133,19 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     size_t bytes;
     const char *body = request_text(c, shape, &bytes);
     kakeya_error why = {0};
-    if (kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids, &out->n_ids,
-                           &out->n_stable, &why) == KAKEYA_OK)
-        return true;
+    kakeya_chat_run *runs = NULL;
+    turn_memory *turns = c->server->turns;
+    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(shape->object, "messages");
+    if (turns) {
+        store_read_notes(c->server->store);
+        turn_memory_find(turns, messages, &runs, &how.n_runs);
+        how.runs = runs;
+        out->messages = messages;
+    }
+    kakeya_status status = kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids,
+                                              &out->n_ids, &out->n_stable, &why);
+    kakeya_free(runs);
+    if (status == KAKEYA_OK) return true;
     /* The library names the place in front of its message. */
     char param[96] = "";
     const char *place = strstr(why.message, "messages[");

@@ -51,6 +51,16 @@ static void log_line(void *user, const char *line) {
     fprintf(stderr, "kakeya serve: %s\n", line);
 }
 
+static char *notes(void *user, const int32_t *ids, size_t n) {
+    const server_context *s = user;
+    return turn_memory_export(s->turns, ids, n);
+}
+
+static void take_notes(void *user, const char *json) {
+    const server_context *s = user;
+    turn_memory_import(s->turns, json);
+}
+
 size_t serve_default_cache_bytes(void) {
     size_t tenth = (size_t)sysconf(_SC_PHYS_PAGES) / 10 * (size_t)sysconf(_SC_PAGESIZE);
     return tenth < DEFAULT_CACHE ? tenth : DEFAULT_CACHE;
@@ -88,6 +98,7 @@ static bool prepare(running_server *r) {
     for (int32_t t = 0; t < kakeya_engine_vocab_size(s->engine) && s->n_stop_tokens < MAX_STOPS; t++)
         if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
     read_sampling(s);
+    s->turns = settings->exact_replay ? turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES) : NULL;
     size_t ram = settings->cache_ram_bytes == SIZE_MAX ? serve_default_cache_bytes() : settings->cache_ram_bytes;
     const store_options store = {.ram_bytes = ram,
                                  .disk_bytes = settings->cache_disk_bytes,
@@ -95,8 +106,13 @@ static bool prepare(running_server *r) {
                                  .reuse_any = settings->reuse_any,
                                  .session_ttl = settings->session_ttl,
                                  .max_named = MAX_NAMED_SESSIONS,
+                                 .notes = s->turns ? notes : NULL,
+                                 .take_notes = s->turns ? take_notes : NULL,
+                                 .notes_user = s,
                                  .log = log_line};
-    return store_open(s->engine, &settings->session, &store, &s->store, &r->load_error) == KAKEYA_OK;
+    if (store_open(s->engine, &settings->session, &store, &s->store, &r->load_error) != KAKEYA_OK) return false;
+    store_read_notes(s->store);
+    return true;
 }
 
 static void *load(void *user) {
@@ -216,6 +232,7 @@ void serve_stop(server_context *s) {
     workers_close(s->workers);
     http_close(s->http);
     store_close(s->store, s->settings->save_seconds);
+    turn_memory_close(s->turns);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
     gate_free(s->gate);

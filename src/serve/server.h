@@ -16,6 +16,7 @@
 #include "serve/response_store.h"
 #include "serve/settings.h"
 #include "serve/store.h"
+#include "serve/turn_memory.h"
 #include "serve/workers.h"
 
 typedef enum server_state { SERVER_LOADING = 0, SERVER_READY, SERVER_DRAINING } server_state;
@@ -37,6 +38,7 @@ typedef struct server_context {
     /* Set before the state becomes SERVER_READY, constant from then on. */
     kakeya_engine *engine;
     prefix_store *store;
+    turn_memory *turns;      /* NULL: answers are rendered as the format writes them */
     int context;             /* tokens of a session */
     int32_t stop_tokens[16]; /* the model's */
     size_t n_stop_tokens;

@@ -30,6 +30,7 @@ typedef struct serve_settings {
     double save_seconds;           /* for saving at the end */
     size_t cache_ram_bytes;        /* of the prefix store; SIZE_MAX: the default */
     bool reuse_any;
+    bool exact_replay;      /* answers that come back become the tokens that were sampled */
     void (*on_ready)(void); /* the model is loaded; may be NULL; called on a thread of the server's */
     kakeya_engine_options engine;
     kakeya_session_options session;

@@ -286,14 +286,9 @@ static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, s
         size_t in_memory = tokens_in_memory(store, ids, n, &speed);
         if (!store_disk_find(store->disk, ids, n, &found) || !worth_loading(store, &found, in_memory, speed)) break;
         if (!session && open_empty(store, &session, NULL) != KAKEYA_OK) return NULL;
-        char *metadata = NULL;
-        size_t prompt_tokens = 0;
-        kakeya_status status =
-            store_disk_load(store->disk, found.name, ids, n, session, &prompt_tokens, &metadata, NULL);
+        kakeya_status status = store_disk_load(store->disk, found.name, ids, n, session, NULL, NULL, NULL);
         if (status == KAKEYA_OK) {
             size_t tokens = kakeya_session_reachable(session, ids, n);
-            if (store->options.take_notes) store->options.take_notes(store->options.notes_user, metadata);
-            free(metadata);
             if (tokens == 0 || kakeya_session_truncate(session, tokens, NULL) != KAKEYA_OK) break;
             if (found.reason == STORE_SYSTEM_TURN && tokens == found.tokens)
                 store_checkpoint(store, session, found.reason); /* others will want it too */
@@ -304,6 +299,11 @@ static kakeya_session *take_from_disk(prefix_store *store, const int32_t *ids, s
     }
     kakeya_session_close(session);
     return NULL;
+}
+
+void store_read_notes(prefix_store *store) {
+    const store_options *o = &store->options;
+    if (store->disk && o->take_notes) store_disk_read_notes(store->disk, o->take_notes, o->notes_user);
 }
 
 kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,

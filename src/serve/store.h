@@ -32,8 +32,8 @@ typedef struct store_options {
     bool reuse_any;        /* bounded policies: timelines go on as they are */
     store_log_fn log;      /* may be NULL */
     void *log_user;
-    /* What else is known of ids that are saved (JSON text, malloc'ed, or NULL), and what a file that was loaded says of
-     * it. Called by any thread; both may be NULL. */
+    /* What else is known of ids that are saved (JSON text, malloc'ed, or NULL), and what files say of it, whole as
+     * {"turns": ...}: for store_read_notes. Called by any thread; both may be NULL. */
     char *(*notes)(void *user, const int32_t *ids, size_t n);
     void (*take_notes)(void *user, const char *json);
     void *notes_user;
@@ -84,6 +84,10 @@ void store_give(prefix_store *store, kakeya_session *session, size_t prompt_toke
 /* Keeps a copy of the session as it stands, whose rows are prompt rows unless the reason is STORE_TURN_END. Best
  * effort: where there is no room, or the same tokens are there already, nothing is copied. */
 void store_checkpoint(prefix_store *store, const kakeya_session *session, store_reason reason);
+
+/* Gives what the files know that have come since the last call to take_notes, those last that were used last. Files
+ * that this store has saved are not read. May read files: not for a network thread. */
+void store_read_notes(prefix_store *store);
 
 /* How fast prompts are computed: a file is read only where that is faster. Before the first call files always are. */
 void store_note_speed(prefix_store *store, double prompt_tokens_per_second);

@@ -31,6 +31,7 @@ typedef struct file_record {
     uint64_t bytes;
     struct timespec used; /* real time */
     double hits;          /* by this server */
+    bool noted;           /* its metadata has been read, or was written here */
     bool there;           /* met by the scan in progress */
 } file_record;
 
@@ -134,6 +135,7 @@ static void meet_file(store_disk *disk, const char *name) {
     store_file *file = NULL;
     kakeya_error error = {0};
     f->info = (store_file_info){0};
+    f->noted = false;
     kakeya_status status = store_file_open(disk->fd, name, &file, NULL, &error);
     if (status == KAKEYA_OK) {
         const store_file_info *info = store_file_about(file);
@@ -286,6 +288,48 @@ void store_disk_each(store_disk *disk, const char *prefix, void (*visit)(void *u
     free(copy);
 }
 
+/* ----------------------------------------------------------------------------------------------------------- notes */
+
+static int by_last_use(const void *a, const void *b) {
+    double x = seconds_of(((const file_record *)a)->used), y = seconds_of(((const file_record *)b)->used);
+    return (x > y) - (x < y);
+}
+
+/* Copies of the records whose metadata nobody has read, oldest first. */
+static file_record *take_unread(store_disk *disk, size_t *n) {
+    *n = 0;
+    pthread_mutex_lock(&disk->lock);
+    refresh(disk);
+    size_t unread = 0;
+    for (size_t i = 0; i < disk->n_files; i++) unread += disk->files[i].info.tokens && !disk->files[i].noted;
+    file_record *copies = unread ? malloc(unread * sizeof *copies) : NULL;
+    for (size_t i = 0; copies && i < disk->n_files; i++) {
+        if (!disk->files[i].info.tokens || disk->files[i].noted) continue;
+        disk->files[i].noted = true;
+        copies[(*n)++] = disk->files[i];
+    }
+    pthread_mutex_unlock(&disk->lock);
+    if (copies) qsort(copies, *n, sizeof *copies, by_last_use);
+    return copies;
+}
+
+/* What is damaged is found again when it is loaded, and set aside then. */
+void store_disk_read_notes(store_disk *disk, void (*take)(void *user, const char *metadata), void *user) {
+    size_t n;
+    file_record *files = take_unread(disk, &n);
+    uint64_t bytes = 0;
+    size_t first = n;
+    while (first && bytes + files[first - 1].info.metadata_bytes <= STORE_NOTES_BYTES)
+        bytes += files[--first].info.metadata_bytes;
+    for (size_t i = first; i < n; i++) {
+        store_file *file = NULL;
+        if (store_file_open(disk->fd, files[i].name, &file, NULL, NULL) != KAKEYA_OK) continue;
+        if (store_file_read_metadata(file, NULL) == KAKEYA_OK) take(user, store_file_metadata(file));
+        store_file_close(file);
+    }
+    free(files);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ load */
 
 static kakeya_status load_from(store_file *file, const int32_t *ids, size_t n, kakeya_session *session,
@@ -409,7 +453,7 @@ static void note_saved(store_disk *disk, const char *name, const store_file_info
     disk->counts.save_seconds += seconds;
     file_record *f = add_record(disk);
     if (!f) return;
-    *f = (file_record){.info = *info, .bytes = info->file_bytes};
+    *f = (file_record){.info = *info, .bytes = info->file_bytes, .noted = true};
     snprintf(f->name, sizeof f->name, "%s", name);
     clock_gettime(CLOCK_REALTIME, &f->used);
     disk->counts.bytes += f->bytes;

@@ -78,6 +78,11 @@ bool store_disk_look(store_disk *disk, const char *name, store_disk_about *about
 void store_disk_each(store_disk *disk, const char *prefix, void (*visit)(void *user, const char *name, double idle),
                      void *user);
 
+/* Calls `take` with the metadata of each file that has come since the last call and was not saved here, in the order of
+ * their last use. The newest come to STORE_NOTES_BYTES at most, older ones are passed over. */
+#define STORE_NOTES_BYTES ((uint64_t)64 << 20)
+void store_disk_read_notes(store_disk *disk, void (*take)(void *user, const char *metadata), void *user);
+
 /* Bytes a second that loading has reached; 0: not known yet. */
 double store_disk_rate(store_disk *disk);
 void store_disk_counts_get(store_disk *disk, store_disk_counts *out);

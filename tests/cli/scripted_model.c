@@ -4,9 +4,11 @@
  * The model is a Gemma 4 of one layer in which a token decides the next one. The embeddings of the script's tokens are
  * unit vectors, attention adds nothing, and the MLP turns each unit vector into the next one. The script begins behind
  * the line end with which every prompt of the turn format ends. Because a token decides, it may occur once; a character
- * that occurs again is written as its byte token, which is another one for the same text.
+ * that occurs again is written as its byte token, which is another one for the same text. A second text is what it says
+ * behind the result of a tool.
  *
- * usage: scripted_model TOKENIZER_MODEL DIRECTORY TEXT     DIRECTORY gets config.json, tokenizer.json and the weights
+ * usage: scripted_model TOKENIZER_MODEL DIRECTORY TEXT [TEXT]
+ * DIRECTORY gets config.json, tokenizer.json and the weights.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +28,7 @@ static void stop(const char *what, const char *why) {
 
 typedef struct script {
     int32_t tokens[MOST_STATES]; /* tokens[0] is the prompt's last one */
+    int next[MOST_STATES];       /* what follows which; -1: nothing does */
     int n;
 } script;
 
@@ -47,19 +50,30 @@ static void add(script *s, const kakeya_tokenizer *t, int32_t token) {
         token = kakeya_tokenizer_find(t, byte);
         if (token < 0 || has(s, token)) stop(piece, "the character occurs three times");
     }
+    s->next[s->n] = s->n + 1;
     s->tokens[s->n++] = token;
 }
 
-static script read_script(const kakeya_tokenizer *t, const char *text) {
+static void add_text(script *s, const kakeya_tokenizer *t, const char *begin, const char *text) {
     kakeya_error error;
     int32_t *ids;
     size_t n;
-    script s = {0};
     if (kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_PARSE_SPECIAL, &ids, &n, &error)) stop(text, error.message);
-    add(&s, t, kakeya_tokenizer_find(t, "\n"));
-    for (size_t i = 0; i < n; i++) add(&s, t, ids[i]);
-    add(&s, t, kakeya_tokenizer_find(t, "<turn|>"));
+    add(s, t, kakeya_tokenizer_find(t, begin));
+    for (size_t i = 0; i < n; i++) add(s, t, ids[i]);
     kakeya_free(ids);
+}
+
+static script read_script(const kakeya_tokenizer *t, const char *text, const char *behind_results) {
+    script s = {0};
+    add_text(&s, t, "\n", text);
+    add(&s, t, kakeya_tokenizer_find(t, "<turn|>"));
+    int end = s.n - 1;
+    s.next[end] = -1;
+    if (behind_results) {
+        add_text(&s, t, "<tool_response|>", behind_results);
+        s.next[s.n - 1] = end;
+    }
     return s;
 }
 
@@ -95,7 +109,8 @@ static void fill_identity(float *data, const script *s, int rows, int columns) {
 
 static void fill_next(float *data, const script *s, int rows, int columns) {
     fill_zero(data, s, rows, columns);
-    for (int i = 0; i + 1 < s->n; i++) data[(i + 1) * columns + i] = 1;
+    for (int i = 0; i < s->n; i++)
+        if (s->next[i] >= 0) data[s->next[i] * columns + i] = 1;
 }
 
 static void fill_embedding(float *data, const script *s, int rows, int columns) {
@@ -195,11 +210,11 @@ static void copy_tokenizer(const char *model, const char *directory) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) stop("usage", "scripted_model TOKENIZER_MODEL DIRECTORY TEXT");
+    if (argc != 4 && argc != 5) stop("usage", "scripted_model TOKENIZER_MODEL DIRECTORY TEXT [TEXT]");
     kakeya_error error;
     kakeya_tokenizer *t;
     if (kakeya_tokenizer_open(argv[1], &t, &error)) stop(argv[1], error.message);
-    script s = read_script(t, argv[3]);
+    script s = read_script(t, argv[3], argc == 5 ? argv[4] : NULL);
     int vocab = kakeya_tokenizer_vocab_size(t);
     mkdir(argv[2], 0777);
     copy_tokenizer(argv[1], argv[2]);

@@ -211,11 +211,12 @@ def dechunk(reply):
 _scripted = {}
 
 
-def scripted_model(script):
-    """The directory of a model that says what it is told at temperature 0, control tokens included."""
+def scripted_model(*script):
+    """The directory of a model that says what it is told at temperature 0, control tokens included; a second text is said behind the
+    result of a tool."""
     if script not in _scripted:
         directory = tempfile.mkdtemp()
-        made = subprocess.run([f"{BUILD}/tools/scripted_model", f"{MODELS}/demo", directory, script], capture_output=True)
+        made = subprocess.run([f"{BUILD}/tools/scripted_model", f"{MODELS}/demo", directory, *script], capture_output=True)
         equal(made.returncode, 0, made.stderr)
         _scripted[script] = directory
     return _scripted[script]

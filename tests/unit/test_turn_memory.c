@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "serve/answer_turn.h"
 #include "serve/turn_digest.h"
 #include "serve/turn_memory.h"
 
@@ -353,6 +354,75 @@ static void test_bounds_and_files(void **state) {
     turn_memory_close(memory);
 }
 
+/* ------------------------------------------------------------------------------------- what an answer has said */
+
+static bool note_event(void *user, const kakeya_chat_event *event) {
+    answer_turn_event(user, event);
+    return true;
+}
+
+/* Parses what was sampled, as a server does, and remembers it. How many turns are known afterwards. */
+static size_t remember(turn_memory *memory, const char *sampled, kakeya_finish finish) {
+    prompt p = render(NULL, "[" USER "]", false);
+    timeline line = {.n = p.n};
+    memcpy(line.ids, p.ids, p.n * sizeof *p.ids);
+    sample(&line, sampled);
+    answer_turn turn = {0};
+    kakeya_chat_parser_options options;
+    kakeya_chat_parser_options_init(&options);
+    options.on_event = note_event;
+    options.user = &turn;
+    kakeya_chat_parser *parser = NULL;
+    assert_int_equal(kakeya_chat_parser_open(t, &options, &parser, NULL), KAKEYA_OK);
+    assert_int_equal(kakeya_chat_parser_feed(parser, line.ids + p.n, line.n - p.n, NULL, NULL), KAKEYA_OK);
+    assert_int_equal(kakeya_chat_parser_finish(parser, finish, NULL, NULL), KAKEYA_OK);
+    kakeya_chat_parser_close(parser);
+    cJSON *messages = parse("[" USER "]");
+    answer_turn_remember(&turn, memory, t, messages, line.ids, p.n_stable, line.n);
+    cJSON_Delete(messages);
+    answer_turn_free(&turn);
+    kakeya_free(p.ids);
+    return turn_memory_entries(memory);
+}
+
+/* An answer that was cut inside a thought or a call is not what the format goes on behind. */
+static void test_cut_answers(void **state) {
+    (void)state;
+    static const struct {
+        const char *sampled;
+        bool kept;
+    } cases[] = {
+        {"War", true},
+        {"<|channel>thought\nI ask.<channel|>War", true},
+        {"<|channel>thought\nI ask.<channel|>", true},
+        {"<|channel>thought\nI as", false},
+        {"So: <|tool_call>call:f{a:1}<tool_call|>", true},
+        {"<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{}<tool_call|>", true},
+        {"<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{", false},
+        {"<|tool_call>call:f{a:1", false},
+        {"<|tool_call>call:f{a:1}", false},
+    };
+    static const kakeya_finish finishes[] = {KAKEYA_FINISH_LENGTH, KAKEYA_FINISH_STOP};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            turn_memory *memory = turn_memory_open(10, TURN_MEMORY_BYTES);
+            size_t n = remember(memory, cases[i].sampled, finishes[k]);
+            if (n != cases[i].kept) fail_msg("%s: %zu turns", cases[i].sampled, n);
+            turn_memory_close(memory);
+        }
+    }
+    turn_memory *memory = turn_memory_open(10, TURN_MEMORY_BYTES);
+    assert_int_equal(
+        remember(memory, " So: <|tool_call>call:f{a:1,b:<|\"|>x\"y<|\"|>}<tool_call|>", KAKEYA_FINISH_STOP), 1);
+    prompt p = render(memory,
+                      "[" USER ",{\"role\":\"assistant\",\"content\":\"So:\",\"tool_calls\":[{\"id\":\"other\","
+                      "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"b\\\":\\\"x\\\\\\\"y\\\",\\\"a\\\":1}\"}}]}]",
+                      false);
+    assert_int_equal(p.hits, 1); /* by its place and what it says */
+    kakeya_free(p.ids);
+    turn_memory_close(memory);
+}
+
 /* ------------------------------------------------------------------------------------------------- random talks */
 
 static uint64_t random_state;
@@ -503,9 +573,10 @@ static void test_random_talks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tool_loop),    cmocka_unit_test(test_edited),   cmocka_unit_test(test_digests),
-        cmocka_unit_test(test_plain_turns),  cmocka_unit_test(test_call_ids), cmocka_unit_test(test_bounds_and_files),
-        cmocka_unit_test(test_random_talks),
+        cmocka_unit_test(test_tool_loop),   cmocka_unit_test(test_edited),
+        cmocka_unit_test(test_digests),     cmocka_unit_test(test_plain_turns),
+        cmocka_unit_test(test_call_ids),    cmocka_unit_test(test_bounds_and_files),
+        cmocka_unit_test(test_cut_answers), cmocka_unit_test(test_random_talks),
     };
     return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
 }

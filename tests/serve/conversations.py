@@ -1,0 +1,274 @@
+"""What is computed again when a client sends a conversation back: only what is new, in every dialect."""
+
+import json
+import os
+import shutil
+import tempfile
+
+from harness import *  # noqa: F403
+
+TEXT = open("examples/needle-60.txt").read()
+ASK = "How warm is it?"
+CALL = "<|tool_call>f{b:12,a:34}<tool_call|><|tool_response>"
+THOUGHT = "<|channel>thought\nhm.<channel|>"
+GIVEN, REORDERED, EDITED = {"b": 12, "a": 34}, {"a": 34, "b": 12}, {"b": 12, "a": 35}
+RESULT = '<|tool_response>response:f{value:<|"|>21<|"|>}<tool_response|>'
+folder = tempfile.mkdtemp(prefix="kakeya-conversations-")
+
+
+class Answer:
+    def __init__(self, text, calls, prompt, cached, generated):
+        self.text, self.calls, self.prompt, self.cached, self.generated = text, calls, prompt, cached, generated
+
+    @property
+    def computed(self):
+        """Rows of its timeline: all but that of the last token, which nothing has followed."""
+        return self.prompt + self.generated - 1
+
+
+class Chat:
+    name = "chat completions"
+
+    def begin(self, text):
+        return [{"role": "user", "content": text}]
+
+    def ask(self, s, items, max_tokens=24, thinking=False, **more):
+        if thinking:
+            more["reasoning_effort"] = "high"
+        reply = s.post("/v1/chat/completions",
+                       {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens, **more})
+        equal(reply.status, 200, reply.body)
+        r, usage = reply.json, reply.json["usage"]
+        equal(r["timings"]["prompt_n"], usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+        message = r["choices"][0]["message"]
+        calls = [(c["id"], c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
+        return Answer(message["content"], calls, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"],
+                      usage["completion_tokens"])
+
+    def said(self, text, calls):
+        tools = [{"id": i, "type": "function", "function": {"name": n, "arguments": json.dumps(a)}} for i, n, a in calls]
+        return [{"role": "assistant", "content": text, **({"tool_calls": tools} if tools else {})}]
+
+    def result(self, i, text):
+        return [{"role": "tool", "tool_call_id": i, "content": text}]
+
+
+class Responses(Chat):
+    name = "responses"
+
+    def ask(self, s, items, max_tokens=24, thinking=False, **more):
+        if thinking:
+            more["reasoning"] = {"effort": "high"}
+        reply = s.post("/v1/responses",
+                       {"model": "demo", "input": items, "temperature": 0, "max_output_tokens": max_tokens, "store": False, **more})
+        equal(reply.status, 200, reply.body)
+        r, usage = reply.json, reply.json["usage"]
+        text = "".join(p["text"] for i in r["output"] if i["type"] == "message" for p in i["content"])
+        calls = [(i["call_id"], i["name"], json.loads(i["arguments"])) for i in r["output"] if i["type"] == "function_call"]
+        return Answer(text or None, calls, usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"])
+
+    def said(self, text, calls):
+        message = [{"role": "assistant", "content": [{"type": "output_text", "text": text}]}] if text else []
+        return message + [{"type": "function_call", "call_id": i, "name": n, "arguments": json.dumps(a)} for i, n, a in calls]
+
+    def result(self, i, text):
+        return [{"type": "function_call_output", "call_id": i, "output": text}]
+
+
+class Messages(Chat):
+    name = "messages"
+
+    def ask(self, s, items, max_tokens=24, thinking=False, **more):
+        if thinking:
+            more["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        reply = s.post("/v1/messages", {"model": "demo", "messages": items, "temperature": 0, "max_tokens": max_tokens, **more})
+        equal(reply.status, 200, reply.body)
+        r, usage = reply.json, reply.json["usage"]
+        text = "".join(b["text"] for b in r["content"] if b["type"] == "text")
+        calls = [(b["id"], b["name"], b["input"]) for b in r["content"] if b["type"] == "tool_use"]
+        return Answer(text or None, calls, usage["input_tokens"] + usage["cache_read_input_tokens"], usage["cache_read_input_tokens"],
+                      usage["output_tokens"])
+
+    def said(self, text, calls):
+        blocks = [{"type": "text", "text": text}] if text else []
+        return [{"role": "assistant", "content": blocks + [{"type": "tool_use", "id": i, "name": n, "input": a} for i, n, a in calls]}]
+
+    def result(self, i, text):
+        return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": text}]}]
+
+
+def dialects(s):
+    """Those that this server speaks."""
+    spoken = [Chat(), Responses(), Messages()]
+    return [d for d in spoken if d.name != "messages" or s.post("/v1/messages", {}).status != 404]
+
+
+def scripted(*script, options=()):
+    return Server("--name", "demo", *options, model=scripted_model(*script))
+
+
+def tokens(s, text):
+    return s.post("/tokenize", {"content": text}).json["count"]
+
+
+def call_loop(s, d, arguments, thinking=False, ask=ASK):
+    """A question, the call that answers it, and the answer to its result: the client drops the reasoning."""
+    items = d.begin(ask)
+    first = d.ask(s, items, thinking=thinking, max_tokens=64)
+    equal([c[1:] for c in first.calls], [("f", GIVEN)], d.name)
+    i, name, _ = first.calls[0]
+    items = items + d.said(None, [(i, name, arguments)]) + d.result(i, "21")
+    return first, items, d.ask(s, items, thinking=thinking, max_tokens=64)
+
+
+@test("25: a tool loop computes the result alone; 26: also where the client has re-ordered the arguments")
+def _():
+    s = scripted(CALL, "Warm.")
+    for d in dialects(s):
+        for arguments in (GIVEN, REORDERED):
+            first, _, second = call_loop(s, d, arguments)
+            equal(second.cached, first.computed, f"{d.name}: the whole first timeline")
+            equal(second.prompt - second.cached, tokens(s, RESULT), f"{d.name}: the result alone")
+            equal(second.text, "Warm.", d.name)
+    s.stop()
+    s = scripted(THOUGHT + CALL)
+    for d in dialects(s):
+        for arguments in (GIVEN, REORDERED):
+            first, _, second = call_loop(s, d, arguments, thinking=True)
+            equal(second.cached, first.computed, f"{d.name}: the whole first timeline, with its thought")
+            equal(second.prompt - second.cached, tokens(s, RESULT + "<|channel>thought\n"), f"{d.name}: the result alone")
+    s.stop()
+
+
+@test("26: edited arguments are rendered: less is found, and the answer is that of a server that remembers nothing")
+def _():
+    s, forgetful = scripted(CALL, "Warm."), scripted(CALL, "Warm.", options=("--exact-replay", "off"))
+    for d in dialects(s):
+        first, items, second = call_loop(s, d, EDITED)
+        holds(first.prompt - 1 <= second.cached < first.computed, f"{d.name}: {second.cached} of {first.computed} cached")
+        plain = d.ask(forgetful, items, max_tokens=64)
+        equal((second.text, second.prompt, second.generated), (plain.text, plain.prompt, plain.generated), d.name)
+    # without the memory the calls of this script are spelled anew: it does make a difference
+    first, _, second = call_loop(forgetful, Chat(), GIVEN)
+    holds(second.cached < first.computed, f"{second.cached} of {first.computed} cached")
+    s.stop()
+    forgetful.stop()
+
+
+def saved(name, options=()):
+    path = os.path.join(folder, name)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    return ("--session-dir", path, *options)
+
+
+@test("25, 26: the same behind a restart, on a server that shares the directory, and not after --exact-replay off")
+def _():
+    long = TEXT[:1600]
+    options = saved("loops")
+    s = scripted(CALL, "Warm.", options=options)
+    asked = {}
+    for d in dialects(s):
+        first = d.ask(s, d.begin(d.name + long), max_tokens=64)
+        i = first.calls[0][0]
+        asked[d.name] = first, d.begin(d.name + long) + d.said(None, [(i, "f", REORDERED)]) + d.result(i, "21")
+    shared = scripted(CALL, "Warm.", options=options)  # it was there before anything was saved
+    equal(s.stop(), 0)
+    s = scripted(CALL, "Warm.", options=options)
+    for server in (s, shared):
+        for d in dialects(server):
+            first, items = asked[d.name]
+            second = d.ask(server, items, max_tokens=64)
+            equal((second.text, second.cached), ("Warm.", first.computed), d.name)
+        server.stop()
+    s = scripted(CALL, "Warm.", options=(*options, "--exact-replay", "off"))
+    for d in dialects(s):
+        first, items = asked[d.name]
+        second = d.ask(s, items, max_tokens=64)
+        holds(second.cached < first.computed and second.text == "Warm.", f"{d.name}: {second.cached} of {first.computed} cached")
+    s.stop()
+
+
+@test("55: the second turn of a chat computes the new message alone")
+def _():
+    s = Server("--name", "demo")
+    for d in dialects(s):
+        for text in (d.name, d.name + TEXT):  # no dialect finds what another one has left
+            first = d.ask(s, d.begin(text), max_tokens=8)
+            equal(first.generated, 8, "the answer is cut, so its last token is no stop token")
+            second = d.ask(s, d.begin(text) + d.said(first.text, []) + d.begin("Say it again."))
+            equal(second.cached, first.computed, d.name)
+            new = 1 + tokens(s, "<turn|>\n<|turn>user\nSay it again.<turn|>\n<|turn>model\n")  # 1: the answer's last token
+            equal(second.prompt - second.cached, new, d.name)
+    s.stop()
+
+
+@test("55: where the template opens turns with an empty thought, the last answer and the new message")
+def _():
+    model = os.path.join(folder, "empty-thought")
+    os.mkdir(model)
+    for name in os.listdir(f"{MODELS}/demo"):
+        os.symlink(f"{MODELS}/demo/{name}", os.path.join(model, name))
+    template = os.path.join(model, "chat_template.jinja")
+    if os.path.lexists(template):
+        os.remove(template)
+    with open(template, "w") as f:  # what the server looks for in a template: the turns, and the empty thought
+        f.write("{{ '<|turn>' + role + '\\n' }}<turn|>\\n{{ '<|turn>model\\n' }}{{ '<|channel>thought\\n<channel|>' }}")
+    s = Server("--name", "demo", model=model)
+    for d in dialects(s):
+        for text in ("def fibonacci(n):", TEXT):
+            first = d.ask(s, d.begin(text))
+            second = d.ask(s, d.begin(text) + d.said(first.text, []) + d.begin("Say it again."))
+            opening = tokens(s, "<|turn>model\n")
+            new = tokens(s, "<turn|>\n<|turn>user\nSay it again.<turn|>\n<|turn>model\n<|channel>thought\n<channel|>")
+            holds(second.prompt - second.cached <= opening + first.generated + new,
+                  f"{d.name}: {second.prompt - second.cached} computed of {second.prompt}, {first.generated} in the answer")
+    s.stop()
+
+
+@test("56: two conversations with one long system prompt: the second computes its own part")
+def _():
+    s = Server("--name", "demo")
+    system = {"role": "system", "content": TEXT}
+    turn = tokens(s, "<bos><|turn>system\n" + TEXT.strip() + "<turn|>\n")
+    holds(turn > 1000, f"{turn} tokens")
+    d = Chat()
+    d.ask(s, [system, *d.begin("One.")])
+    second = d.ask(s, [system, *d.begin("Other.")])
+    holds(second.cached >= turn, f"{second.cached} of {turn} cached")
+    d = Responses()
+    third = d.ask(s, d.begin("Third."), instructions=TEXT)
+    holds(third.cached >= turn, f"{third.cached} of {turn} cached")
+    if len(dialects(s)) > 2:
+        d = Messages()
+        fourth = d.ask(s, d.begin("Fourth."), system=TEXT)
+        holds(fourth.cached >= turn, f"{fourth.cached} of {turn} cached")
+    s.stop()
+
+
+@test("each of several choices is known when it comes back; what a stop string has cut is not")
+def _():
+    s = Server("--name", "demo")
+    d = Chat()
+    items = d.begin("def fibonacci(n):")
+    body = {"model": "demo", "messages": items, "temperature": 1, "seed": 7, "n": 3, "max_tokens": 20, "return_token_ids": True}
+    first = s.post("/v1/chat/completions", body).json
+    texts = [c["message"]["content"] for c in first["choices"]]
+    equal(len(set(texts)), 3, "different choices")
+    for c in first["choices"]:
+        ids = first["prompt_token_ids"] + c["token_ids"]
+        again = s.post("/v1/chat/completions", {**body, "n": 1, "max_tokens": 1, "messages":
+                                                items + d.said(c["message"]["content"], []) + d.begin("Go on.")}).json
+        equal(again["prompt_token_ids"][:len(ids)], ids, "the tokens that were sampled")
+    for stop in ({"stop": texts[0][4:7]}, {"ignore_eos": True, "max_tokens": 40}):
+        cut = s.post("/v1/chat/completions", {**body, "n": 1, "seed": 7, **stop}).json
+        back = items + d.said(cut["choices"][0]["message"]["content"], []) + d.begin("Go on.")
+        plain = s.post("/apply-template", {"messages": back}).json
+        again = s.post("/v1/chat/completions", {**body, "n": 1, "max_tokens": 1, "messages": back}).json
+        equal(again["prompt_token_ids"], s.post("/tokenize", {"content": plain["prompt"]}).json["tokens"], "as the template writes it")
+    s.stop()
+
+
+try:
+    run_tests()
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
