@@ -58,7 +58,7 @@ void http_connection_close(http_connection *c) {
  * client still sends, and the client might never read why. */
 void http_connection_finish(http_connection *c) {
     c->state = CLOSING;
-    c->deadline = clock_seconds() + LINGER_SECONDS;
+    c->deadline = clock_seconds() + LINGER_SECONDS; /* counts once everything is out */
     struct evbuffer *input = bufferevent_get_input(c->stream);
     evbuffer_drain(input, evbuffer_get_length(input));
     bufferevent_setwatermark(c->stream, EV_READ, 0, 0);
@@ -78,7 +78,7 @@ void http_connection_refuse(http_connection *c, int status, const char *why) {
                         "content-length: %zu\r\nconnection: close\r\n\r\n%s",
                         status, http_reason(status), kakeya_version(), strlen(body), body);
     drop_request(c);
-    http_connection_finish(c);
+    http_connection_finish(c); /* also where there was no memory for the words */
 }
 
 /* The request is whole: an exchange begins. */
@@ -165,6 +165,7 @@ static bool read_body(http_connection *c) {
 
 static void begin_body(http_connection *c) {
     c->state = READING_BODY;
+    c->head_begun = false;
     c->body_since = clock_seconds();
     c->deadline = c->body_since + c->server->options.receive_seconds;
     if (c->head.has_length && c->head.content_length > c->server->options.max_body_bytes) {
@@ -184,11 +185,15 @@ static void begin_body(http_connection *c) {
 static void read_head(http_connection *c) {
     struct evbuffer *input = bufferevent_get_input(c->stream);
     /* Empty lines before a request are to be ignored; a few, not a stream of them. */
-    for (int i = 0; i < 4 && evbuffer_get_length(input) >= 2 && memcmp(evbuffer_pullup(input, 2), "\r\n", 2) == 0; i++)
+    char line[2];
+    for (int i = 0; i < 4 && evbuffer_copyout(input, line, 2) == 2 && memcmp(line, "\r\n", 2) == 0; i++) {
         evbuffer_drain(input, 2);
+        c->searched -= c->searched < 2 ? c->searched : 2;
+    }
     size_t have = evbuffer_get_length(input);
     if (have == 0) return;
-    if (c->deadline == 0 || c->searched == 0) c->deadline = clock_seconds() + c->server->options.receive_seconds;
+    if (!c->head_begun) c->deadline = clock_seconds() + c->server->options.receive_seconds;
+    c->head_begun = true;
     struct evbuffer_ptr from;
     evbuffer_ptr_set(input, &from, c->searched > 3 ? c->searched - 3 : 0, EVBUFFER_PTR_SET);
     struct evbuffer_ptr end = evbuffer_search(input, "\r\n\r\n", 4, &from);
@@ -203,8 +208,8 @@ static void read_head(http_connection *c) {
         http_connection_refuse(c, 400, "the head is too large");
         return;
     }
-    const char *why = NULL;
-    int status = http_head_parse((const char *)evbuffer_pullup(input, (ev_ssize_t)bytes), bytes, &c->head, &why);
+    const char *why = "out of memory", *head = (const char *)evbuffer_pullup(input, (ev_ssize_t)bytes);
+    int status = head ? http_head_parse(head, bytes, &c->head, &why) : 500;
     c->searched = 0;
     evbuffer_drain(input, bytes);
     if (status) {
@@ -216,8 +221,9 @@ static void read_head(http_connection *c) {
 
 /* A request that no head can begin with, such as a TLS greeting, is refused at its first line, not at a deadline. */
 static bool is_foreign(struct evbuffer *input) {
-    const unsigned char *first = evbuffer_pullup(input, 1);
-    return first && *first != '\r' && (*first < 'A' || *first > 'Z') && (*first < 'a' || *first > 'z');
+    char first;
+    if (evbuffer_copyout(input, &first, 1) != 1) return false;
+    return first != '\r' && (first < 'A' || first > 'Z') && (first < 'a' || first > 'z');
 }
 
 static void on_read(struct bufferevent *stream, void *user) {
@@ -240,6 +246,7 @@ static void on_written(struct bufferevent *stream, void *user) {
     http_connection *c = user;
     if (c->state != CLOSING || c->flushed || evbuffer_get_length(bufferevent_get_output(stream))) return;
     c->flushed = true;
+    c->deadline = clock_seconds() + LINGER_SECONDS;
     shutdown(bufferevent_getfd(stream), SHUT_WR);
 }
 
@@ -253,6 +260,8 @@ static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *in
     if (info->orig_size == 0) c->last_sent = clock_seconds(); /* nothing has been waiting for the client until now */
     if (info->n_deleted == 0) return;
     c->last_sent = clock_seconds();
+    /* The time without a request begins when the client has the last reply. */
+    if (c->state == READING_HEAD && !c->head_begun) c->deadline = c->last_sent + c->server->options.idle_seconds;
     http_exchange *x = c->exchange;
     if (x && x->on_sent && evbuffer_get_length(output) < x->sent_below) x->on_sent(x->sent_user);
 }
@@ -281,30 +290,35 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     if (!inet_ntop(address->sa_family, ip, c->peer, sizeof c->peer)) c->peer[0] = '\0';
     atomic_fetch_add_explicit(&server->open, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&server->accepted, 1, memory_order_relaxed);
-    evbuffer_add_cb(bufferevent_get_output(stream), on_output, c);
+    bool watched = evbuffer_add_cb(bufferevent_get_output(stream), on_output, c) != NULL;
     bufferevent_setcb(stream, on_read, on_written, on_event, c);
     /* What may wait behind a request that is being answered. */
     bufferevent_setwatermark(stream, EV_READ, 0, server->options.max_head_bytes + 1);
-    bufferevent_enable(stream, EV_READ | EV_WRITE);
+    if (!watched || bufferevent_enable(stream, EV_READ | EV_WRITE) != 0) http_connection_close(c);
 }
 
 void http_connection_next(http_connection *c) {
     c->exchange = NULL;
     c->state = READING_HEAD;
     c->searched = 0;
+    c->head_begun = false;
     c->deadline = clock_seconds() + c->server->options.idle_seconds;
     /* A request that has come already is read on the loop's next turn, so that replies do not nest. */
     if (evbuffer_get_length(bufferevent_get_input(c->stream)))
         bufferevent_trigger(c->stream, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_TRIG_DEFER_CALLBACKS);
 }
 
+/* Whether it is the client's turn to take what was written: then only its standing still ends the connection. */
+static bool is_sending(const http_connection *c) {
+    bool reply =
+        c->state == ANSWERING || (c->state == CLOSING && !c->flushed) || (c->state == READING_HEAD && !c->head_begun);
+    return reply && evbuffer_get_length(bufferevent_get_output(c->stream)) > 0;
+}
+
 void http_connections_check(http_server *server, double now) {
-    double patience = server->options.send_seconds;
     for (http_connection *c = server->connections, *next; c; c = next) {
         next = c->next;
-        bool late = c->deadline > 0 && now > c->deadline;
-        if (c->state == ANSWERING && now > c->last_sent + patience)
-            late = evbuffer_get_length(bufferevent_get_output(c->stream)) > 0;
-        if (late) http_connection_close(c);
+        double deadline = is_sending(c) ? c->last_sent + server->options.send_seconds : c->deadline;
+        if (deadline > 0 && now > deadline) http_connection_close(c);
     }
 }

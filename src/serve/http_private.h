@@ -31,8 +31,9 @@ typedef struct http_connection {
     http_server *server;
     struct bufferevent *stream;
     connection_state state;
+    bool head_begun;    /* READING_HEAD: bytes of a head have come */
     bool flushed;       /* CLOSING: everything is out, and our side is shut */
-    double deadline;    /* 0: none */
+    double deadline;    /* 0: none; while the client has yet to take what was written, its progress counts instead */
     double body_since;  /* READING_BODY */
     double last_sent;   /* when the client took something last */
     size_t searched;    /* bytes of the input that hold no end of a head */
@@ -55,6 +56,7 @@ struct http_exchange {
     char peer[INET6_ADDRSTRLEN];
     struct evbuffer *headers; /* of the reply, so far */
     bool streaming, chunked;
+    bool broken; /* a part of the reply found no memory: the connection ends, and what was written with it */
     void (*on_gone)(void *user);
     void *gone_user;
     size_t sent_below;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <event2/thread.h>
 #include <netdb.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -47,26 +48,36 @@ size_t http_unsent(const http_exchange *x) { return x->connection ? evbuffer_get
 
 void http_add_header(http_exchange *x, const char *name, const char *value) {
     if (value[strcspn(value, "\r\n")]) return;
-    evbuffer_add_printf(x->headers, "%s: %s\r\n", name, value);
+    if (evbuffer_add_printf(x->headers, "%s: %s\r\n", name, value) < 0) x->broken = true;
+}
+
+static void put(http_exchange *x, const char *data, size_t bytes) {
+    if (evbuffer_add(output_of(x), data, bytes) != 0) x->broken = true;
+}
+
+__attribute__((format(printf, 2, 3))) static void put_text(http_exchange *x, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    if (evbuffer_add_vprintf(output_of(x), format, arguments) < 0) x->broken = true;
+    va_end(arguments);
 }
 
 static void write_head(http_exchange *x, int status, const char *content_type) {
-    struct evbuffer *out = output_of(x);
     char date[64];
     time_t now = time(NULL);
     struct tm utc;
     gmtime_r(&now, &utc);
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &utc);
-    evbuffer_add_printf(out,
-                        "HTTP/1.1 %d %s\r\nserver: kakeya/%s\r\ndate: %s\r\ncache-control: no-store\r\n"
-                        "x-content-type-options: nosniff\r\n",
-                        status, http_reason(status), kakeya_version(), date);
-    if (content_type) evbuffer_add_printf(out, "content-type: %s\r\n", content_type);
-    evbuffer_add_buffer(out, x->headers);
+    put_text(x,
+             "HTTP/1.1 %d %s\r\nserver: kakeya/%s\r\ndate: %s\r\ncache-control: no-store\r\n"
+             "x-content-type-options: nosniff\r\n",
+             status, http_reason(status), kakeya_version(), date);
+    if (content_type) put_text(x, "content-type: %s\r\n", content_type);
+    if (evbuffer_add_buffer(output_of(x), x->headers) != 0) x->broken = true;
     if (!x->head.keep_alive) {
-        evbuffer_add_printf(out, "connection: close\r\n");
+        put_text(x, "connection: close\r\n");
     } else if (x->head.minor == 0) {
-        evbuffer_add_printf(out, "connection: keep-alive\r\n");
+        put_text(x, "connection: keep-alive\r\n");
     }
 }
 
@@ -75,7 +86,9 @@ static void finish(http_exchange *x) {
     http_connection *c = x->connection;
     if (c) {
         c->exchange = NULL;
-        if (x->head.keep_alive && !x->server->stopping) {
+        if (x->broken) {
+            http_connection_close(c);
+        } else if (x->head.keep_alive && !x->server->stopping) {
             http_connection_next(c);
         } else {
             http_connection_finish(c);
@@ -90,12 +103,16 @@ static void finish(http_exchange *x) {
 void http_reply(http_exchange *x, int status, const char *content_type, const char *body, size_t bytes) {
     if (x->connection) {
         write_head(x, status, bytes ? content_type : NULL);
-        struct evbuffer *out = output_of(x);
-        if (status != 204) evbuffer_add_printf(out, "content-length: %zu\r\n", bytes);
-        evbuffer_add(out, "\r\n", 2);
-        if (bytes && strcmp(x->head.method, "HEAD") != 0) evbuffer_add(out, body, bytes);
+        if (status != 204) put_text(x, "content-length: %zu\r\n", bytes);
+        put(x, "\r\n", 2);
+        if (bytes && strcmp(x->head.method, "HEAD") != 0) put(x, body, bytes);
     }
     finish(x);
+}
+
+/* A stream with a hole must not go on: whoever computes it is told as if the client had left. */
+static void check_stream(http_exchange *x) {
+    if (x->broken && x->connection) http_connection_close(x->connection);
 }
 
 void http_stream_begin(http_exchange *x, int status, const char *content_type) {
@@ -104,19 +121,20 @@ void http_stream_begin(http_exchange *x, int status, const char *content_type) {
     if (!x->chunked) x->head.keep_alive = false; /* the end of the connection is the end of the reply */
     if (!x->connection) return;
     write_head(x, status, content_type);
-    evbuffer_add_printf(output_of(x), "%s\r\n", x->chunked ? "transfer-encoding: chunked\r\n" : "");
+    put_text(x, "%s\r\n", x->chunked ? "transfer-encoding: chunked\r\n" : "");
+    check_stream(x);
 }
 
 void http_stream_write(http_exchange *x, const char *data, size_t bytes) {
     if (!x->connection || bytes == 0) return;
-    struct evbuffer *out = output_of(x);
-    if (x->chunked) evbuffer_add_printf(out, "%zx\r\n", bytes);
-    evbuffer_add(out, data, bytes);
-    if (x->chunked) evbuffer_add(out, "\r\n", 2);
+    if (x->chunked) put_text(x, "%zx\r\n", bytes);
+    put(x, data, bytes);
+    if (x->chunked) put(x, "\r\n", 2);
+    check_stream(x);
 }
 
 void http_stream_end(http_exchange *x) {
-    if (x->connection && x->chunked) evbuffer_add(output_of(x), "0\r\n\r\n", 5);
+    if (x->connection && x->chunked) put(x, "0\r\n\r\n", 5);
     finish(x);
 }
 
@@ -210,11 +228,10 @@ static void stop_when_sent(evutil_socket_t socket, short what, void *user) {
     bool sent = true;
     for (http_connection *c = server->connections; c && sent; c = c->next)
         sent = evbuffer_get_length(bufferevent_get_output(c->stream)) == 0;
-    if (sent || clock_seconds() > server->stop_by) {
+    const struct timeval moment = {.tv_usec = 10000};
+    if (sent || clock_seconds() > server->stop_by ||
+        event_base_once(server->base, -1, EV_TIMEOUT, stop_when_sent, server, &moment) != 0)
         event_base_loopbreak(server->base);
-    } else {
-        event_base_once(server->base, -1, EV_TIMEOUT, stop_when_sent, server, &(struct timeval){.tv_usec = 10000});
-    }
 }
 
 static void stop(void *user) {
