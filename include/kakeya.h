@@ -211,6 +211,10 @@ typedef struct kakeya_chat_options {
      * One that does not begin where the format begins the message is ignored. */
     const kakeya_chat_run *runs; /* [n_runs], in any order; at most one for a message */
     size_t n_runs;
+    /* The last message is the model's, and the answer goes on with its text: the model's turn is opened, with that text
+     * in it, letter by letter and whatever without_turn says; its reasoning is left out. *n_stable ends in front of
+     * it. */
+    bool continue_last;
 } kakeya_chat_options;
 
 KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);

@@ -11,12 +11,15 @@ enum { ANSWER_MAX_CHOICES = 16, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS = 
 typedef struct answer_options {
     int32_t *ids; /* the prompt; owned by the answer, freed with kakeya_free */
     size_t n_ids;
-    size_t n_stable; /* ids that the next request of the conversation begins with; 0: not known */
+    const char *param; /* the field that the prompt comes from; NULL: "messages" */
+    size_t n_stable;   /* ids that the next request of the conversation begins with; 0: not known */
     /* The conversation that the ids in front of n_stable say: its answers are remembered. Lives as long as the call's
      * body. NULL: they are not. */
     const cJSON *messages;
-    bool fresh;     /* reuse nothing that was computed before */
-    size_t choices; /* 1..ANSWER_MAX_CHOICES */
+    size_t n_messages; /* the first so many */
+    char *begun;       /* what the answer goes on with; malloc'ed, owned by the answer. NULL: nothing */
+    bool fresh;        /* reuse nothing that was computed before */
+    size_t choices;    /* 1..ANSWER_MAX_CHOICES */
     kakeya_sampling sampling;
     float presence_penalty, frequency_penalty;
     int max_tokens;    /* of every choice; 0: to the end of the context */
@@ -44,6 +47,9 @@ typedef struct answer_options {
 
 void answer_options_init(answer_options *options);
 void answer_options_free(answer_options *options); /* what was not given to an answer */
+
+/* Whether the context has room for the prompt and one token of an answer. False: *error. */
+bool answer_has_room(const server_context *server, const answer_options *options, api_error *error);
 
 typedef struct answer_logprob {
     int32_t token;

@@ -58,6 +58,7 @@ bool choice_open(answer_choice *c) {
     kakeya_stats_init(&c->stats);
     c->stop_token = c->stop_string = -1;
     if (o->raw) return true;
+    if (o->begun) text_add(&c->turn.content, o->begun);
     kakeya_chat_parser_options options;
     kakeya_chat_parser_options_init(&options);
     options.tools = o->tools;
@@ -330,6 +331,6 @@ void choice_remember(const answer_choice *c) {
     size_t n, answered = o->n_ids + c->generated - (c->end == CHOICE_STOP_TOKEN);
     const int32_t *ids = kakeya_session_tokens(c->session, &n);
     if (answered > n) return;
-    answer_turn_remember(&c->turn, a->server->turns, kakeya_engine_tokenizer(a->server->engine), o->messages, ids,
-                         o->n_stable, answered);
+    answer_turn_remember(&c->turn, a->server->turns, kakeya_engine_tokenizer(a->server->engine), o->messages,
+                         o->n_messages, ids, o->n_stable, answered);
 }

@@ -11,8 +11,10 @@ void answer_options_init(answer_options *o) {
 void answer_options_free(answer_options *o) {
     kakeya_free(o->ids);
     free(o->bias);
+    free(o->begun);
     kakeya_grammar_close(o->grammar);
     o->grammar = NULL;
     o->ids = NULL;
     o->bias = NULL;
+    o->begun = NULL;
 }

@@ -292,13 +292,13 @@ static void give_back(answer *a) {
 /* --------------------------------------------------------------------------------------------------------------- whole
  */
 
-static bool check_room(answer *a) {
-    const answer_options *o = &a->options;
-    if (o->n_ids == 0) return api_fail(&a->error, 400, "invalid_prompt", NULL, "the prompt has no tokens");
-    if (o->n_ids + 1 > (size_t)a->server->context)
-        return api_fail(&a->error, 400, "context_length_exceeded", "messages",
+bool answer_has_room(const server_context *s, const answer_options *o, api_error *error) {
+    const char *param = o->param ? o->param : "messages";
+    if (o->n_ids == 0) return api_fail(error, 400, "invalid_prompt", param, "the prompt has no tokens");
+    if (o->n_ids + 1 > (size_t)s->context)
+        return api_fail(error, 400, "context_length_exceeded", param,
                         "the prompt has %zu tokens; with one more for the answer the context of %d tokens has no room",
-                        o->n_ids, a->server->context);
+                        o->n_ids, s->context);
     return true;
 }
 
@@ -398,7 +398,7 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     }
     *options = (answer_options){0};
     call_on_cancel(c, cancel, a);
-    if (check_room(a) && enter(a)) {
+    if (answer_has_room(a->server, &a->options, &a->error) && enter(a)) {
         if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
         give_back(a);
         gate_leave(a->server->gate, c->client);

@@ -65,7 +65,7 @@ static bool is_open(const kakeya_tokenizer *tokenizer, const char *open, const c
 }
 
 void answer_turn_remember(const answer_turn *t, turn_memory *memory, const kakeya_tokenizer *tokenizer,
-                          const cJSON *messages, const int32_t *ids, size_t n_stable, size_t n) {
+                          const cJSON *messages, size_t n_messages, const int32_t *ids, size_t n_stable, size_t n) {
     if (n <= n_stable || t->head.n) return;
     if (is_open(tokenizer, "<|channel>", "<channel|>", ids + n_stable, n - n_stable) ||
         is_open(tokenizer, "<|tool_call>", "<tool_call|>", ids + n_stable, n - n_stable))
@@ -78,7 +78,7 @@ void answer_turn_remember(const answer_turn *t, turn_memory *memory, const kakey
     text_add(&json, "]}");
     bool whole = !json.failed && !t->content.failed && !t->calls.failed;
     cJSON *answer = whole ? cJSON_Parse(json.data) : NULL;
-    if (answer) turn_memory_put(memory, messages, answer, ids, n_stable, n);
+    if (answer) turn_memory_put(memory, messages, n_messages, answer, ids, n_stable, n);
     cJSON_Delete(answer);
     text_free(&json);
 }

@@ -19,9 +19,10 @@ void answer_turn_free(answer_turn *turn);
 /* Content and calls are noted; reasoning is not part of what clients must send back. */
 void answer_turn_event(answer_turn *turn, const kakeya_chat_event *event);
 
-/* Remembers it as the answer to `messages`. ids[0..n): as in turn_memory_put. What was cut inside a thought or a call
- * is left out: the format would go on behind it as if that had ended. So is what memory does not suffice for. */
+/* Remembers it as the answer to the first n_messages of `messages`. ids[0..n): as in turn_memory_put. What was cut
+ * inside a thought or a call is left out: the format would go on behind it as if that had ended. So is what memory does
+ * not suffice for. */
 void answer_turn_remember(const answer_turn *turn, turn_memory *memory, const kakeya_tokenizer *tokenizer,
-                          const cJSON *messages, const int32_t *ids, size_t n_stable, size_t n);
+                          const cJSON *messages, size_t n_messages, const int32_t *ids, size_t n_stable, size_t n);
 
 #endif

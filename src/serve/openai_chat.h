@@ -10,6 +10,7 @@ typedef struct chat_shape {
     const cJSON *object; /* of the request that was read */
     bool thinking, hide_reasoning;
     bool without_turn;      /* the model's turn is not opened */
+    bool continues;         /* the answer goes on with the last message */
     bool preserve_thinking; /* reasoning of earlier turns stays */
     /* JSON text of the request in the form of chat completions; NULL: the body of the call. Outlives the answer. */
     const char *request;

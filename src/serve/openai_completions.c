@@ -387,8 +387,13 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
     fields_refuse(&f, refused);
     read_prompts(c, &f, p);
     fields_end(&f, c->server->settings->strict, &c->ignored);
-    for (size_t i = 0; i < p->n; i++)
+    o->param = "prompt";
+    bool only_scores = job->echo && o->max_tokens == 0;
+    for (size_t i = 0; i < p->n && error->status == 0; i++) {
+        const answer_options its = {.n_ids = p->n_ids[i], .param = o->param};
         if (p->n_ids[i] == 0) api_fail(error, 400, "invalid_value", "prompt", "prompt %zu has no tokens", i);
+        if (!only_scores) answer_has_room(c->server, &its, error);
+    }
     return error->status == 0;
 }
 

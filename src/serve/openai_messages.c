@@ -90,6 +90,34 @@ static int read_thinking(fields *f, chat_shape *shape) {
     return asked;
 }
 
+/* The answer goes on in the middle of a text: there is no place for a thought, nor for the beginning of a value. */
+static void read_continuation(fields *f, chat_shape *shape, bool thinks, bool forced) {
+    static const char name[] = "continue_final_message";
+    shape->continues = fields_bool(f, name, false);
+    if (!shape->continues) return;
+    if (fields_get(f, "add_generation_prompt") && !shape->without_turn)
+        api_fail(f->error, 400, "invalid_value", name, "%s and add_generation_prompt exclude each other", name);
+    if (thinks) api_fail(f->error, 400, "invalid_value", name, "%s leaves no place for a thought", name);
+    if (forced) api_fail(f->error, 400, "invalid_value", name, "%s: what is begun already follows no format", name);
+}
+
+/* What the last message has begun to say; out->begun. */
+static bool read_begun(const cJSON *messages, answer_options *out, api_error *error) {
+    int n = cJSON_GetArraySize(messages);
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(messages, n - 1), "content"), *part;
+    text_buffer text = {0};
+    text_add(&text, cJSON_IsString(content) ? content->valuestring : "");
+    cJSON_ArrayForEach(part, content) {
+        const cJSON *piece = cJSON_GetObjectItemCaseSensitive(part, "text");
+        if (cJSON_IsString(piece)) text_add(&text, piece->valuestring);
+    }
+    if (text.failed) return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+    free(out->begun);
+    out->begun = text.data;
+    out->n_messages = (size_t)n - 1;
+    return true;
+}
+
 static const char *request_text(call *c, const chat_shape *shape, size_t *bytes) {
     if (!shape->request) return http_body(c->exchange, bytes);
     *bytes = shape->request_bytes;
@@ -105,13 +133,11 @@ void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out
     int asked = read_thinking(f, shape);
     openai_read_format(f, &form);
     bool forced = openai_is_forced(&form);
-    shape->thinking = asked >= 0 ? asked : c->server->settings->thinking && !forced;
     shape->without_turn = !fields_bool(f, "add_generation_prompt", true);
+    read_continuation(f, shape, asked == 1, forced);
+    shape->thinking = asked >= 0 ? asked : c->server->settings->thinking && !forced && !shape->continues;
     bool show = fields_bool(f, "include_reasoning", true);
     shape->hide_reasoning = !shape->thinking || !show;
-    if (fields_bool(f, "continue_final_message", false))
-        api_fail(f->error, 400, "unsupported_parameter", "continue_final_message",
-                 "continue_final_message is not supported here");
     bool parallel = fields_bool(f, "parallel_tool_calls", true);
     int64_t other_budget = fields_integer(f, "thinking_budget_tokens", 0, 1 << 30, -1);
     int64_t budget = fields_integer(f, "thinking_token_budget", 0, 1 << 30, other_budget);
@@ -130,6 +156,7 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     how.thinking = shape->thinking;
     how.preserve_thinking = shape->preserve_thinking;
     how.without_turn = shape->without_turn;
+    how.continue_last = shape->continues;
     size_t bytes;
     const char *body = request_text(c, shape, &bytes);
     kakeya_error why = {0};
@@ -141,6 +168,11 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
         turn_memory_find(turns, messages, &runs, &how.n_runs);
         how.runs = runs;
         out->messages = messages;
+        out->n_messages = (size_t)cJSON_GetArraySize(messages);
+        if (shape->continues && !read_begun(messages, out, error)) {
+            kakeya_free(runs);
+            return false;
+        }
     }
     kakeya_status status = kakeya_chat_tokens(kakeya_engine_tokenizer(c->server->engine), body, bytes, &how, &out->ids,
                                               &out->n_ids, &out->n_stable, &why);

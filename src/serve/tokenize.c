@@ -36,10 +36,14 @@ static bool read_ids(call *c, fields *f, int32_t **ids, size_t *n) {
         chat_shape shape = {0};
         answer_options rendered = {0};
         openai_read_chat(c, f, &shape, NULL);
-        if (f->error->status || !openai_render_chat(c, &shape, &rendered, f->error)) return false;
-        *ids = rendered.ids;
-        *n = rendered.n_ids;
-        return true;
+        bool good = f->error->status == 0 && openai_render_chat(c, &shape, &rendered, f->error);
+        if (good) {
+            *ids = rendered.ids;
+            *n = rendered.n_ids;
+            rendered.ids = NULL;
+        }
+        answer_options_free(&rendered);
+        return good;
     }
     if (f->error->status) return false;
     if (!content && !text)
@@ -147,7 +151,8 @@ void apply_template_call(call *c) {
             kakeya_detokenize(tokenizer_of(c), rendered.ids, rendered.n_ids, true, &shown, &bytes, &why) != KAKEYA_OK)
             api_fail_library(&error, NULL, NULL, &why);
     }
-    kakeya_free(rendered.ids);
+    size_t count = rendered.n_ids;
+    answer_options_free(&rendered);
     if (error.status) {
         call_fail(c, &error);
         return;
@@ -155,7 +160,7 @@ void apply_template_call(call *c) {
     text_buffer body = {0};
     text_add(&body, "{\"prompt\":");
     text_json(&body, shown, bytes);
-    text_format(&body, ",\"tokens_count\":%zu}", rendered.n_ids);
+    text_format(&body, ",\"tokens_count\":%zu}", count);
     kakeya_free(shown);
     call_reply_json(c, &body);
 }

@@ -135,12 +135,15 @@ static bool is_model(const cJSON *message) {
            (strcmp(role->valuestring, "assistant") == 0 || strcmp(role->valuestring, "model") == 0);
 }
 
-void turn_memory_put(turn_memory *memory, const cJSON *messages, const cJSON *answer, const int32_t *ids,
-                     size_t n_stable, size_t n) {
+void turn_memory_put(turn_memory *memory, const cJSON *messages, size_t n_messages, const cJSON *answer,
+                     const int32_t *ids, size_t n_stable, size_t n) {
     if (n <= n_stable) return;
     turn_digest place = turn_digest_start();
     const cJSON *item;
-    cJSON_ArrayForEach(item, messages) place = turn_digest_message(place, item);
+    cJSON_ArrayForEach(item, messages) {
+        if (n_messages-- == 0) break;
+        place = turn_digest_message(place, item);
+    }
     const cJSON *calls = calls_of(answer);
     size_t n_keys = 1;
     turn_digest *keys = malloc((1 + (calls ? (size_t)cJSON_GetArraySize(calls) : 0)) * sizeof *keys);

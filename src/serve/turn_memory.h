@@ -21,12 +21,12 @@ enum { TURN_MEMORY_ENTRIES = 100000 };
 turn_memory *turn_memory_open(size_t entries, size_t bytes);
 void turn_memory_close(turn_memory *memory); /* NULL is fine */
 
-/* Remembers the answer to a conversation. messages: those of the request, as kakeya_chat_tokens takes them. answer: the
- * assistant's message as it was given out, in the same form: content, tool_calls with ids. ids[0..n): the prompt, whose
- * first n_stable ids are the conversation, then the answer without its stop token. Not for answers whose content was
- * cut at a stop string, since their tokens say more. */
-void turn_memory_put(turn_memory *memory, const cJSON *messages, const cJSON *answer, const int32_t *ids,
-                     size_t n_stable, size_t n);
+/* Remembers the answer to a conversation. messages: those of the request, as kakeya_chat_tokens takes them; the first
+ * n_messages of them are the conversation. answer: the assistant's message as it was given out, in the same form:
+ * content, tool_calls with ids. ids[0..n): the prompt, whose first n_stable ids are the conversation, then the answer
+ * without its stop token. Not for answers whose content was cut at a stop string, since their tokens say more. */
+void turn_memory_put(turn_memory *memory, const cJSON *messages, size_t n_messages, const cJSON *answer,
+                     const int32_t *ids, size_t n_stable, size_t n);
 
 /* The runs of all messages that are known, for kakeya_chat_options; *runs is freed by kakeya_free and holds the ids.
  * NULL and 0 where there are none. */

@@ -96,6 +96,43 @@ static kakeya_status replay(const kakeya_tokenizer *t, chat_request *request, co
     return KAKEYA_OK;
 }
 
+/* The message that the answer goes on with leaves the conversation; *text, malloc'ed, is what it says. */
+static kakeya_status take_last(chat_request *request, char **text, kakeya_error *error) {
+    size_t last = request->n_messages - 1, bytes = 1;
+    const chat_message *message = &request->messages[last];
+    if (!message->role || (strcmp(message->role, "assistant") != 0 && strcmp(message->role, "model") != 0))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] is not the model's: it cannot be continued",
+                         last);
+    if (message->n_tool_calls || message->n_tool_responses)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "messages[%zu] calls a tool: it cannot be continued", last);
+    for (size_t i = 0; i < message->n_parts; i++) bytes += strlen(message->parts[i]);
+    *text = malloc(bytes);
+    if (!*text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "messages[%zu]: out of memory", last);
+    char *to = *text;
+    *to = '\0';
+    for (size_t i = 0; i < message->n_parts; i++) to = stpcpy(to, message->parts[i]);
+    request->n_messages = last;
+    return KAKEYA_OK;
+}
+
+/* Ids of ordinary text behind those that are there. */
+static kakeya_status append_text(const kakeya_tokenizer *t, const char *text, int32_t **ids, size_t *n_ids,
+                                 kakeya_error *error) {
+    int32_t *more = NULL;
+    size_t n = 0;
+    kakeya_status status = kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_LITERAL, &more, &n, error);
+    int32_t *all = status == KAKEYA_OK ? realloc(*ids, (*n_ids + n) * sizeof *all + 1) : NULL;
+    if (status == KAKEYA_OK && !all)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "a prompt of %zu tokens: out of memory", *n_ids + n);
+    if (all) {
+        if (n) memcpy(all + *n_ids, more, n * sizeof *more);
+        *ids = all;
+        *n_ids += n;
+    }
+    kakeya_free(more);
+    return status;
+}
+
 static const kakeya_chat_options default_chat_options = {.size = sizeof default_chat_options};
 
 void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size) {
@@ -117,6 +154,8 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
     status = chat_request_read(json, json_bytes, &request, error);
     if (status == KAKEYA_OK && request.n_messages == 0)
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "chat request: there are no messages");
+    char *begun = NULL;
+    if (status == KAKEYA_OK && o.continue_last) status = take_last(&request, &begun, error);
     if (status == KAKEYA_OK && o.tools) status = chat_tools_read(o.tools, o.tools_bytes, &tools, error);
     if (status == KAKEYA_OK) chat_request_complete(&request);
     int32_t *memory = NULL;
@@ -125,10 +164,17 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
         const chat_options how = {.style = t->chat.style,
                                   .thinking = o.thinking,
                                   .preserve_thinking = o.preserve_thinking,
-                                  .add_generation_prompt = !o.without_turn,
+                                  .add_generation_prompt = !o.without_turn || begun,
                                   .tools = tools ? tools : request.tools};
         status = render(t, request.messages, request.n_messages, &how, ids, n_ids, n_stable, error);
     }
+    if (status == KAKEYA_OK && begun) status = append_text(t, begun, ids, n_ids, error);
+    if (status != KAKEYA_OK) {
+        kakeya_free(*ids);
+        *ids = NULL;
+        *n_ids = 0;
+    }
+    free(begun);
     free(memory);
     chat_tools_free(tools);
     chat_request_free(&request);

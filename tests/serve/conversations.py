@@ -268,6 +268,43 @@ def _():
     s.stop()
 
 
+@test("continue_final_message: the answer goes on with the last message; what both say together is known when it comes back")
+def _():
+    s = Server("--name", "demo", "--thinking", "on")
+    ask = [{"role": "user", "content": "def fibonacci(n):"}]
+    begun = "if n < 2: # <turn|> "
+    last = [{"role": "assistant", "content": [{"type": "text", "text": begun[:5]}, {"type": "text", "text": begun[5:]}]}]
+
+    def post(messages, **more):
+        return s.post("/v1/chat/completions", {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 8,
+                                               "return_token_ids": True, **more})
+
+    opened = post(ask, think=False).json["prompt_token_ids"]
+    text = s.post("/tokenize", {"content": begun, "parse_special": False}).json["tokens"]
+    answer = post(ask + last, continue_final_message=True).json
+    ids, said = answer["prompt_token_ids"], answer["choices"][0]
+    equal(ids, opened + text)
+    raw = s.post("/v1/completions", {"model": "demo", "prompt": ids, "temperature": 0, "max_tokens": 8}).json["choices"][0]
+    equal(said["message"]["content"], raw["text"])
+    equal(post(ask + last, continue_final_message=True, add_generation_prompt=False).json["prompt_token_ids"], ids)
+    counted = s.post("/v1/chat/completions/input_tokens", {"messages": ask + last, "continue_final_message": True}).json
+    equal(counted["input_tokens"], len(ids))
+    # the client keeps one message
+    whole = begun + said["message"]["content"]
+    again = post([*ask, {"role": "assistant", "content": whole}, {"role": "user", "content": "Go on."}], think=False).json
+    equal(again["prompt_token_ids"][:len(ids) + 8], ids + said["token_ids"])
+    equal(again["usage"]["prompt_tokens_details"]["cached_tokens"], len(ids) + 7)
+    for param, messages, more in (("continue_final_message", last, {"add_generation_prompt": True}),
+                                  ("continue_final_message", last, {"think": True}),
+                                  ("continue_final_message", last, {"response_format": {"type": "json_object"}}),
+                                  ("messages[0]", [], {}),
+                                  ("messages[1]", [{"role": "assistant", "tool_calls": [
+                                      {"id": "1", "function": {"name": "f", "arguments": "{}"}}]}], {})):
+        reply = post(ask + messages, continue_final_message=True, **more)
+        equal((reply.status, reply.error["param"]), (400, param), reply.body)
+    s.stop()
+
+
 try:
     run_tests()
 finally:

@@ -300,13 +300,31 @@ def _():
         equal((e.code, e.status_code), ("model_not_found", 404))
 
 
-@test("16: a prompt that is longer than the context, also streamed: refused before a stream begins")
+@test("16: a prompt that is longer than the context is refused on every route, before a stream begins, with both numbers; 63 of 64 fit")
 def _():
     s = Server("--name", "demo", "--context", "64")
     long = [{"role": "user", "content": "word " * 200}]
+    n = s.post("/v1/chat/completions/input_tokens", {"messages": long}).json["input_tokens"]
+    ids = [2] + [300] * 63
+    refused = [("/v1/chat/completions", {"messages": long}, "messages", n), ("/v1/responses", {"input": long}, "input", n),
+               ("/v1/completions", {"prompt": ids}, "prompt", 64), ("/v1/completions", {"prompt": [[2, 300], ids]}, "prompt", 64),
+               ("/v1/completions", {"prompt": ids + [300], "echo": True, "max_tokens": 0, "logprobs": 1}, "prompt", 65)]
+    if s.post("/v1/messages", {}).status != 404:
+        refused.append(("/v1/messages", {"messages": long, "max_tokens": 5}, None, n))
+    for path, body, param, tokens in refused:
+        for stream in (False, True) if "echo" not in body else (False,):
+            reply = s.post(path, {"model": "demo", "stream": stream, **body})
+            equal((reply.status, reply.headers["content-type"]), (400, "application/json"), f"{path}: {reply.body[:200]}")
+            if param:
+                equal((reply.error["code"], reply.error["param"]), ("context_length_exceeded", param), path)
+            numbers = re.findall(r"\d+", reply.error["message"])
+            equal(numbers, [str(tokens), "64"], f"{path}: {reply.error['message']}")
     for stream in (False, True):
-        message = refusal("context_length_exceeded", "messages", s=s, messages=long, stream=stream)
-        holds("64" in message and re.search(r"\b2\d\d\b", message), message)
+        reply = s.post("/v1/completions", {"model": "demo", "prompt": ids[:63], "max_tokens": 10, "stream": stream})
+        equal(reply.status, 200)
+        equal((reply.body.count(b'"finish_reason":"length"'), reply.body.count(b"event")), (1, 0))
+    one = s.post("/v1/completions", {"model": "demo", "prompt": ids[:63]}).json
+    equal(one["usage"]["completion_tokens"], 1, "to the end of the context")
     s.stop()
 
 
@@ -376,6 +394,49 @@ def _():
         final = stream.get_final_completion().choices[0]
     check_call(final.message, final.finish_reason)
     s.stop()
+
+
+def call_deltas(body):
+    """What a stream says of calls, joined by index; and how often it says it."""
+    calls, count = {}, 0
+    for line in body.decode().split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line[6:])["choices"]:
+            for d in choice["delta"].get("tool_calls", []):
+                count += 1
+                if d["index"] in calls:
+                    equal(set(d) | set(d["function"]), {"index", "function", "arguments"}, "only the first delta names the call")
+                    calls[d["index"]]["arguments"] += d["function"]["arguments"]
+                else:
+                    holds(d["id"] and d["type"] == "function" and d["function"]["name"], d)
+                    calls[d["index"]] = {**d["function"]}
+    return calls, count
+
+
+@test("20: a call that blocks of drafted tokens bring, and token by token: the same deltas, joined")
+def _():
+    script = "<|tool_call>f{b:12,a:34}<tool_call|>"
+    seen, accepted = [], {}
+    for name in ("drafts", "token by token"):
+        s = scripted(script)
+        # the second time the conversation itself foretells what the model says
+        first = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 40}).json
+        call = first["choices"][0]["message"]["tool_calls"][0]
+        talk = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "1"}, *ASK]
+        body = {"model": "demo", "messages": talk, "temperature": 0, "max_tokens": 40, "stream": True,
+                "stream_options": {"include_usage": True}}
+        if name != "drafts":  # what is foretold depends on what the whole text has seen: here nothing of the kind
+            body["messages"] = [{"role": "user", "content": "x"}]
+        reply = s.post("/v1/chat/completions", body)
+        calls, _ = call_deltas(reply.body)
+        seen.append(calls)
+        timings = [json.loads(x[6:])["timings"] for x in reply.body.decode().split("\n\n") if '"timings"' in x][-1]
+        accepted[name] = timings["draft_n_accepted"], timings["predicted_n"] / timings["verifier_forwards"]
+        s.stop()
+    equal(seen[0], {0: {"name": "f", "arguments": '{"b":12,"a":34}'}})
+    equal(seen[1], seen[0])
+    print(f"# accepted draft tokens, tokens per forward: {accepted}")  # how many there are is a matter of speed
 
 
 @test("22: parallel_tool_calls false ends the answer behind the first call")

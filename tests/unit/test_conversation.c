@@ -97,6 +97,59 @@ static void test_tools(void **state) {
     kakeya_tokenizer_close(t);
 }
 
+/* The answer goes on with what the last message has begun to say. */
+static void test_continue_last(void **state) {
+    (void)state;
+    kakeya_tokenizer *t = open_demo();
+    static const struct {
+        const char *rest, *last, *text; /* text NULL: refused */
+    } cases[] = {
+        {"{\"role\":\"user\",\"content\":\"Hi\"}", "{\"role\":\"assistant\",\"content\":\"Hel\"}", "Hel"},
+        {"{\"role\":\"user\",\"content\":\"Hi\"}",
+         "{\"role\":\"model\",\"reasoning_content\":\"hm\",\"content\":[{\"type\":\"text\",\"text\":\" a\"},"
+         "{\"type\":\"text\",\"text\":\"<turn|> \\n\"}]}",
+         " a<turn|> \n"},
+        {"{\"role\":\"user\",\"content\":\"Hi\"}", "{\"role\":\"assistant\",\"content\":null}", ""},
+        {"{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":"
+         "{\"name\":\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"content\":\"21\"}",
+         "{\"role\":\"assistant\",\"content\":\"It is \"}", "It is "},
+        {"{\"role\":\"assistant\",\"content\":\"A\"}", "{\"role\":\"user\",\"content\":\"Hi\"}", NULL},
+        {"{\"role\":\"user\",\"content\":\"Hi\"}",
+         "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"f\"}}]}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[600];
+        kakeya_chat_options options;
+        kakeya_chat_options_init(&options);
+        options.continue_last = true;
+        options.without_turn = i % 2;
+        int32_t *ids = NULL, *more;
+        size_t n = 0, n_stable, n_rest, n_rest_stable, n_more;
+        kakeya_error error = {0};
+        snprintf(json, sizeof json, "[%s,%s]", cases[i].rest, cases[i].last);
+        if (!cases[i].text) {
+            assert_int_equal(kakeya_chat_tokens(t, json, strlen(json), &options, &ids, &n, &n_stable, &error),
+                             KAKEYA_INVALID_ARGUMENT);
+            assert_non_null(strstr(error.message, "messages[1]"));
+            assert_null(ids);
+            continue;
+        }
+        ids = tokens_of(t, json, &options, &n, &n_stable);
+        snprintf(json, sizeof json, "[%s]", cases[i].rest);
+        int32_t *rest = tokens_of(t, json, NULL, &n_rest, &n_rest_stable);
+        const char *text = cases[i].text;
+        assert_status(kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_LITERAL, &more, &n_more, &error), &error);
+        assert_int_equal(n_stable, n_rest_stable);
+        assert_int_equal(n, n_rest + n_more);
+        assert_memory_equal(ids, rest, n_rest * sizeof *ids);
+        if (n_more) assert_memory_equal(ids + n_rest, more, n_more * sizeof *ids);
+        kakeya_free(more);
+        kakeya_free(rest);
+        kakeya_free(ids);
+    }
+    kakeya_tokenizer_close(t);
+}
+
 /* Runs that do not fit are refused, or are as if they were not there. */
 static void test_runs(void **state) {
     (void)state;
@@ -313,6 +366,7 @@ static void test_a_callback_ends_it(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_equals_pairs),
+        cmocka_unit_test(test_continue_last),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_refusals),

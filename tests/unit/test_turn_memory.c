@@ -93,7 +93,7 @@ static timeline answer(turn_memory *memory, const char *json, bool thinking, con
     memcpy(line.ids, p.ids, p.n * sizeof *p.ids);
     sample(&line, sampled);
     cJSON *messages = parse(json), *given = parse(message);
-    turn_memory_put(memory, messages, given, line.ids, p.n_stable, line.n);
+    turn_memory_put(memory, messages, SIZE_MAX, given, line.ids, p.n_stable, line.n);
     cJSON_Delete(messages);
     cJSON_Delete(given);
     kakeya_free(p.ids);
@@ -378,7 +378,7 @@ static size_t remember(turn_memory *memory, const char *sampled, kakeya_finish f
     assert_int_equal(kakeya_chat_parser_finish(parser, finish, NULL, NULL), KAKEYA_OK);
     kakeya_chat_parser_close(parser);
     cJSON *messages = parse("[" USER "]");
-    answer_turn_remember(&turn, memory, t, messages, line.ids, p.n_stable, line.n);
+    answer_turn_remember(&turn, memory, t, messages, SIZE_MAX, line.ids, p.n_stable, line.n);
     cJSON_Delete(messages);
     answer_turn_free(&turn);
     kakeya_free(p.ids);
