@@ -8,6 +8,7 @@ work=$(mktemp -d)
 results=$work/results # one line "passed failed skipped" per test program
 : >"$results"
 : >"$work/seconds" # one line "seconds title"
+: >"$work/costs"   # one line "seconds-of-processors title"
 tap_number=0
 
 # A pipe holds one line for every program that may still be started.
@@ -34,9 +35,13 @@ count_tap() { # number, title, command...
     timeout -k 10 "$test_timeout" env --default-signal=INT,QUIT "$@" >"$output" 2>"$errors" </dev/null 9>&- &
     echo $! >"$pid"
     wait $! || status=$?
+    times >"$output.times"
     rm -f "$pid"
     seconds=$(($(date +%s) - started))
     echo "$seconds $title" >>"$work/seconds"
+    # What children have used so far is the second line, "0m1.25s 0m0.50s": this shell has waited for no other.
+    cost=$(awk -F '[ms ]+' 'NR == 2 { printf "%.1f", 60 * ($1 + $3) + $2 + $4 }' "$output.times")
+    echo "$cost $title" >>"$work/costs"
     skipped=$(grep -c -i -E '^(not )?ok\b.*# skip' "$output" || true)
     failed=$(grep -i -v '# skip' "$output" | grep -c '^not ok\b' || true)
     passed=$(grep -i -v '# skip' "$output" | grep -c '^ok\b' || true)
@@ -53,7 +58,7 @@ count_tap() { # number, title, command...
     [ "$failed" -eq 0 ] || line="$line, $failed failed"
     [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
     {
-        echo "$line ($seconds s)"
+        echo "$line ($seconds s, $cost s of processors)"
         if [ "$failed" -ne 0 ]; then
             [ -z "$broken" ] || echo "  $broken"
             { grep -A12 '^not ok\b' "$output" || tail -n 20 "$output"; } | sed 's/^/  /'
@@ -62,7 +67,7 @@ count_tap() { # number, title, command...
     } >"$output.shown"
     cat "$output.shown" # at once, so that programs that end together do not mix their lines
     echo "$passed $failed $skipped" >>"$results"
-    rm -f "$output" "$output.shown" "$errors"
+    rm -f "$output" "$output.shown" "$output.times" "$errors"
 }
 
 # Runs a test program as soon as fewer than $test_jobs are running; wait_taps waits for all of them.
@@ -102,17 +107,18 @@ skip() { # title, reason
 }
 
 # Runs unit tests and scripts, several at a time. Those that took longest the last time come first, so that none of them is
-# left alone at the end.
+# left alone at the end. A unit test is titled by its name, a script by its folder, too: cli/test_run.
 run_programs() { # build directory, suffix of the titles; paths on stdin
     [ -e "$1/test_seconds" ] || : >"$1/test_seconds"
     awk 'FILENAME != "-" { seconds[$2] = $1; next }
-         { name = $0; sub(/.*\//, "", name); sub(/\.sh$/, "", name); print (name in seconds ? seconds[name] : 1000) "\t" $0 }' \
-        "$1/test_seconds" - | sort -s -n -r | cut -f 2 >"$work/programs"
+         { title = $0; sub(/\.sh$/, "", title) ? sub(/^tests\//, "", title) : sub(/.*\//, "", title)
+           print (title in seconds ? seconds[title] : 1000) "\t" title "\t" $0 }' \
+        "$1/test_seconds" - | sort -s -n -r >"$work/programs"
     : >"$work/seconds"
-    while IFS= read -r program; do
+    while read -r _ title program; do
         case $program in
-        *.sh) KAKEYA=$1/kakeya BUILD=$1 start_tap "$(basename "$program" .sh)$2" sh "$program" ;;
-        *) CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$(basename "$program")$2" "$program" ;;
+        *.sh) KAKEYA=$1/kakeya BUILD=$1 start_tap "$title$2" sh "$program" ;;
+        *) CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$title$2" "$program" ;;
         esac
     done <"$work/programs"
     wait_taps
@@ -123,6 +129,12 @@ unit_tests() { # build directory: the paths of its unit tests
     for program in "$1"/tests/test_*; do
         [ ! -x "$program" ] || echo "$program"
     done
+}
+
+# What the programs that ran cost, and which cost most.
+show_costs() { # how many
+    sort -rn "$work/costs" | head -n "$1" | sed 's/ / s of processors: /'
+    awk '{ sum += $1 } END { printf "%.0f s of processors in all\n", sum }' "$work/costs"
 }
 
 finish() {

@@ -74,9 +74,9 @@ prompts=3 drafter=$MODELS/demo-dflash comparisons=30
 short_sweeps && prompts=1 drafter=none comparisons=3
 works "eval lossless" eval lossless --prompts "$prompts" --drafter "$drafter" --max-tokens 4 --reference-prompts 0 --json
 json_holds "no token differs" '.summary.lossless | .comparisons == $n and .differences == 0' --argjson n "$comparisons"
-sessions=5
-short_sweeps && sessions=3
-works "eval lossless --batch" eval lossless --batch --compositions 2 --sessions "$sessions" --max-tokens 6 --json \
+sessions=5 compositions=2
+short_sweeps && sessions=3 compositions=1
+works "eval lossless --batch" eval lossless --batch --compositions "$compositions" --sessions "$sessions" --max-tokens 6 --json \
     --report "$WORK/batch.json"
 json_holds "no session is changed by the others" '
     .kind == "kakeya.eval.batch" and (.rows | length) == 2 * .summary.lossless.comparisons and

@@ -117,7 +117,8 @@ static void test_reference_continuations(void **state) {
     (void)state;
     static ids prompt, greedy;
     static const int rows[] = {0, 3, 7, 15, 16, 17, 18, 19, 20, 21, 22, 25};
-    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r += sweep_short() ? 7 : 1) {
+    /* a short run has one row of code; test_run.sh has a needle */
+    for (size_t r = sweep_short() ? 7 : 0; r < sizeof rows / sizeof rows[0]; r += sweep_short() ? 7 : 1) {
         const cJSON *row = golden_row(rows[r]);
         read_ids(row, "input_ids", &prompt);
         read_ids(row, "greedy", &greedy);
@@ -166,7 +167,7 @@ static void same_stream(kakeya_precision precision, kakeya_attention attention, 
     static ids prompt, expected;
     read_ids(golden_row(row), "input_ids", &prompt);
     if (prompt.n > 200) prompt.n = 200;
-    if (sweep_short()) prompt.n = 100, max_tokens = 16;
+    if (sweep_short()) prompt.n = 90, max_tokens = 12;
     kakeya_engine *engines[2] = {open_demo(precision, 1), open_demo(precision, 2)};
     for (size_t a = 0; a < sizeof arms / sizeof arms[0]; a++) {
         kakeya_session_options so;
@@ -255,7 +256,7 @@ static void same_choices(int row, float temperature) {
                                {KAKEYA_MODE_AUTO, 0, 0, 1},
                                {KAKEYA_MODE_NGRAM, 0, 0, 1}};
     read_ids(golden_row(row), "input_ids", &prompt);
-    if (prompt.n > 200) prompt.n = 200;
+    if (prompt.n > 200) prompt.n = sweep_short() ? 60 : 200;
     for (size_t a = 0; a < sizeof arms / sizeof arms[0]; a++) {
         choices *c = a ? &found : &expected;
         *c = (choices){0};
@@ -366,7 +367,7 @@ static void test_truncate_fork_snapshot(void **state) {
     static const kakeya_attention policies[] = {KAKEYA_ATTENTION_NATIVE, KAKEYA_ATTENTION_SINK_WINDOW,
                                                 KAKEYA_ATTENTION_RESTORED};
     read_ids(golden_row(CODE_ROW + 1), "input_ids", &prompt);
-    prompt.n = 340;
+    prompt.n = sweep_short() ? 200 : 340;
     for (size_t p = sweep_short() ? 2 : 0; p < 3; p++) {
         kakeya_session_options so;
         kakeya_session_options_init(&so);
@@ -375,7 +376,7 @@ static void test_truncate_fork_snapshot(void **state) {
         kakeya_session *session = open_session(f32, &so), *other = open_session(f32, &so), *fork = NULL;
         kakeya_generate_options go;
         kakeya_generate_options_init(&go);
-        go.max_tokens = 30;
+        go.max_tokens = sweep_short() ? 15 : 30;
         go.ignore_stop_tokens = true;
         ok(kakeya_session_sync(session, prompt.token, prompt.n, NULL, NULL, NULL, error));
         ok(kakeya_session_generate(session, &go, NULL, error));
@@ -470,7 +471,7 @@ static void test_sessions_take_turns(void **state) {
     pthread_t threads[SPEAKERS];
     for (int i = 0; i < SPEAKERS; i++) {
         read_ids(golden_row(CODE_ROW + i), "input_ids", &prompts[i]);
-        prompts[i].n = 120;
+        prompts[i].n = sweep_short() ? 60 : 120;
         alone[i] = (speaker){.session = open_session(f32, NULL), .prompt = &prompts[i], .mode = KAKEYA_MODE_AR};
         speak(&alone[i]);
         together[i] = (speaker){.session = open_session(f32, NULL), .prompt = &prompts[i], .mode = modes[i]};

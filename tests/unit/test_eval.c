@@ -95,7 +95,8 @@ static void fidelity_reproduces_the_reference(void **state) {
 static void needles_are_found_under_every_policy(void **state) {
     (void)state;
     const int lines[] = {10}, draft_windows[] = {64, 1024};
-    const size_t windows = sweep_short() ? 1 : 2;
+    static const char *const some[] = {"native", "restored"}; /* of a short run, with one draft window */
+    const size_t windows = sweep_short() ? 1 : 2, policies = sweep_short() ? 2 : 3;
     const double alphas[] = {1};
     eval_setup setup = setup_for("niah", KAKEYA_PRECISION_AUTO);
     eval_niah_options options = {.lines = lines,
@@ -108,11 +109,12 @@ static void needles_are_found_under_every_policy(void **state) {
                                  .n_draft_windows = windows,
                                  .mix_alpha = alphas,
                                  .n_mix_alpha = 1};
+    if (sweep_short()) options.policies.names = some, options.policies.n = 2;
     eval_report *report;
     kakeya_error error;
     if (eval_niah(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     /* three policies, each ar and with every draft window, on a warm-up and a measured prompt; one diagnostic row */
-    assert_int_equal(report->rows.n, 2 * 3 * (1 + windows) + 1);
+    assert_int_equal(report->rows.n, 2 * policies * (1 + windows) + 1);
     size_t drafted = 0, latents = 0;
     for (size_t i = 0; i < report->rows.n; i++) {
         const eval_row *row = &report->rows.row[i];
@@ -124,11 +126,11 @@ static void needles_are_found_under_every_policy(void **state) {
         /* own K/V in place of f_theta's: nothing is left of its error */
         if (row->arm.mix_alpha >= 0) assert_true(row->relative_mse[0] > 0 && row->relative_mse[1] > 0);
     }
-    assert_int_equal(drafted, 2 * 3 * windows);
+    assert_int_equal(drafted, 2 * policies * windows);
     assert_int_equal(latents, 2 * (1 + windows) + 1);
     eval_lossless lossless;
     eval_lossless_compare(&report->rows, &lossless);
-    assert_int_equal(lossless.comparisons, 2 * 3 * windows);
+    assert_int_equal(lossless.comparisons, 2 * policies * windows);
     assert_int_equal(lossless.differences, 0);
     /* one rung and one sample show neither bounds nor speed */
     assert_only(report, "SAMPLE_COUNT MEMORY_UNPROVEN SPEED_TOKENS SPEED");
@@ -138,20 +140,21 @@ static void needles_are_found_under_every_policy(void **state) {
 static void every_mode_gives_the_same_tokens(void **state) {
     (void)state;
     eval_setup setup = setup_for("lossless", KAKEYA_PRECISION_AUTO);
-    const int prompts = sweep_short() ? 1 : 3; /* a short run has one needle, the long one code and random text, too */
+    /* a short run has one needle in every mode, the long one code and random text, too, and the slow references */
+    const int prompts = sweep_short() ? 1 : 3, references = sweep_short() ? 0 : 1;
     eval_lossless_options options = {.prompts = prompts,
                                      .max_tokens = sweep_short() ? 3 : 12,
                                      .seed = 12, /* a short needle */
                                      .files = &source,
                                      .n_files = 1,
-                                     .reference_prompts = 1};
+                                     .reference_prompts = references};
     eval_report *report;
     kakeya_error error;
     if (eval_lossless_run(&setup, &options, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     eval_lossless lossless;
     eval_lossless_compare(&report->rows, &lossless);
     assert_int_equal(lossless.streams, prompts * 2);
-    assert_int_equal(lossless.comparisons, 2 * (prompts * 5 + 2));
+    assert_int_equal(lossless.comparisons, 2 * (prompts * 5 + 2 * references));
     if (lossless.differences) {
         char label[160];
         eval_arm_label(&lossless.different->arm, label, sizeof label);
@@ -238,7 +241,7 @@ static void batches_are_drawn_by_seed(void **state) {
 
 static void code_and_acceptance_leave_sound_reports(void **state) {
     (void)state;
-    const int lengths[] = {3, 16};
+    const int lengths[] = {3, 16}, n_lengths = sweep_short() ? 1 : 2;
     eval_setup setup = setup_for("code", KAKEYA_PRECISION_AUTO);
     eval_code_options code = {.files = &source,
                               .n_files = 1,
@@ -246,18 +249,18 @@ static void code_and_acceptance_leave_sound_reports(void **state) {
                               .max_tokens = 16,
                               .repetitions = 2,
                               .draft_lengths = lengths,
-                              .n_draft_lengths = 2};
+                              .n_draft_lengths = (size_t)n_lengths};
     eval_report *report;
     kakeya_error error;
     if (eval_code(&setup, &code, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
-    assert_int_equal(report->rows.n, 4 * (1 + 2));
+    assert_int_equal(report->rows.n, 3 * (2 + n_lengths));
     assert_only(report, "SAMPLE_COUNT SPEED");
     eval_report_close(report);
 
     static const char lines[] =
         "{\"task_id\":\"A\",\"prompt\":\"def add(a, b):\\n\"}\n{\"prompt\":\"int main(void) {\\n\"}\n";
     eval_acceptance_options acceptance = {.jsonl = scratch_write("prompts.jsonl", lines, sizeof lines - 1),
-                                          .max_tokens = 16};
+                                          .max_tokens = sweep_short() ? 8 : 16};
     setup = setup_for("acceptance", KAKEYA_PRECISION_AUTO);
     if (eval_acceptance(&setup, &acceptance, &report, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     assert_int_equal(report->rows.n, 2 * (1 + 2));

@@ -1,5 +1,6 @@
 /* Answers of the demo model under grammars: what is complete is valid, and the tokens are the same for every mode,
- * draft length and batch. */
+ * draft length and batch. A short sweep has every schema, temperature and mode, but not all of their combinations, and
+ * cuts answers earlier. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 
 #include <stdio.h>
 
+#include "sweep.h"
 #include "unit/grammar_support.h"
 #include "unit/naive_schema.h"
 
@@ -184,24 +186,25 @@ static void check_valid(const char *schema, const kakeya_grammar *g, const given
 
 static void test_schemas(void **state) {
     (void)state;
-    int complete = 0;
+    int complete = 0, answers = 0;
     for (int i = 0; i < SCHEMAS; i++) {
         kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
-        for (int seed = 0; seed < 3; seed++) {
+        for (int seed = sweep_short() ? i % 3 : 0; seed < 3; seed += sweep_short() ? 3 : 1) {
             given x;
             wanted w = {.grammar = g,
                         .mode = KAKEYA_MODE_AUTO,
                         .temperature = seed == 0 ? 0.0f : 1.0f,
                         .seed = (uint64_t)seed,
-                        .max_tokens = MAX_TOKENS};
+                        .max_tokens = sweep_short() ? 40 : MAX_TOKENS};
             answer(&w, &x);
+            answers++;
             check_valid(schemas[i], g, &x);
             complete += x.finish == KAKEYA_FINISH_STOP;
         }
         kakeya_grammar_close(g);
     }
-    printf("%d of %d answers are complete\n", complete, 3 * SCHEMAS);
-    assert_true(complete > 2 * SCHEMAS);
+    printf("%d of %d answers are complete\n", complete, answers);
+    assert_true(complete > (sweep_short() ? answers / 3 : answers / 3 * 2));
 }
 
 static void expect_same(const char *what, int i, const given *a, const given *b) {
@@ -219,9 +222,10 @@ static void test_modes(void **state) {
                  {KAKEYA_MODE_SPECULATIVE, 3, "speculative by 3"},
                  {KAKEYA_MODE_NGRAM, 5, "ngram"},
                  {KAKEYA_MODE_AUTO, 0, "auto"}};
-    for (int i = 0; i < SCHEMAS; i++) {
+    const int tokens = sweep_short() ? 30 : 60;
+    for (int i = 0; i < SCHEMAS; i += sweep_short() ? 5 : 1) {
         kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
-        wanted w = {.grammar = g, .temperature = i % 2 ? 0.8f : 0.0f, .seed = (uint64_t)i, .max_tokens = 60};
+        wanted w = {.grammar = g, .temperature = i % 2 ? 0.8f : 0.0f, .seed = (uint64_t)i, .max_tokens = tokens};
         given alone, other;
         w.mode = KAKEYA_MODE_AR;
         answer(&w, &alone);
@@ -238,7 +242,7 @@ static void test_modes(void **state) {
 /* Constrained and speculative, eight at once, beside the same alone and one by one. */
 static void test_batch(void **state) {
     (void)state;
-    for (int first = 0; first < SCHEMAS - BATCH; first += BATCH) {
+    for (int first = 0; first < SCHEMAS - BATCH; first += sweep_short() ? SCHEMAS : BATCH) {
         kakeya_grammar *grammars[BATCH];
         kakeya_session *sessions[BATCH];
         kakeya_request *requests[BATCH];
@@ -253,7 +257,7 @@ static void test_batch(void **state) {
                             .mode = i % 3 ? KAKEYA_MODE_SPECULATIVE : KAKEYA_MODE_AUTO,
                             .temperature = i % 2 ? 1.0f : 0.0f,
                             .seed = (uint64_t)(100 + i),
-                            .max_tokens = 60};
+                            .max_tokens = sweep_short() ? 25 : 60};
             together[i] = (given){0};
             options[i] = options_of(&w[i], &together[i]);
             ids[i] = prompt_of(w[i].seed, &n[i]);
@@ -288,9 +292,11 @@ static void test_batch(void **state) {
 static void test_free_text(void **state) {
     (void)state;
     kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_TEXT, NULL);
-    for (uint64_t seed = 0; seed < 3; seed++) {
+    const int tokens = sweep_short() ? 20 : 40;
+    for (uint64_t seed = 0; seed < (sweep_short() ? 2 : 3); seed++) {
         given with, without;
-        wanted w = {.grammar = g, .mode = KAKEYA_MODE_AR, .temperature = (float)seed, .seed = seed, .max_tokens = 40};
+        wanted w = {
+            .grammar = g, .mode = KAKEYA_MODE_AR, .temperature = (float)seed, .seed = seed, .max_tokens = tokens};
         answer(&w, &with);
         w.grammar = NULL;
         answer(&w, &without);

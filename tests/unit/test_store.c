@@ -12,6 +12,7 @@
 #include "serve/store_index.h"
 
 #include "store_support.h"
+#include "sweep.h"
 
 /* ------------------------------------------------------------------------------------------------------ the index */
 
@@ -105,7 +106,9 @@ static void test_keys(void **state) {
 /* Turns of two conversations behind one system turn, one of them said again with another end. Every answer is that of
  * a session of its own, and what the exactness rule allows is found. */
 static void conversations_on(kakeya_engine *engine, const policy *p, float temperature) {
-    enum { SYSTEM = 260, TURN = 50, ANSWER = 12, TURNS = 2 };
+    enum { TURN = 50, TURNS = 2 };
+    const size_t system_tokens = sweep_short() ? 140 : 260; /* several pages of the index, and a part of one */
+    const int answer_tokens = sweep_short() ? 5 : 12;
     kakeya_session_options so = session_options();
     so.attention = p->attention;
     so.restore_layers = p->layers;
@@ -115,20 +118,20 @@ static void conversations_on(kakeya_engine *engine, const policy *p, float tempe
     static request r, alone;
     bool native = p->attention == KAKEYA_ATTENTION_NATIVE;
     for (uint64_t talk = 0; talk < 2; talk++) {
-        r.n_all = SYSTEM;
-        text_ids(r.ids, SYSTEM, 1);
+        r.n_all = system_tokens;
+        text_ids(r.ids, system_tokens, 1);
         size_t before = 0;
         for (int turn = 0; turn < TURNS; turn++) {
             size_t begin = r.n_all;
             text_ids(r.ids + begin, TURN, 10 * talk + (uint64_t)turn + 2);
             r.n = begin + TURN;
             alone = r;
-            const size_t stops[] = {SYSTEM, r.n - 4};
-            serve(store, &r, stops, 2, ANSWER, temperature);
-            serve_alone(engine, &so, &alone, ANSWER, temperature);
+            const size_t stops[] = {system_tokens, r.n - 4};
+            serve(store, &r, stops, 2, answer_tokens, temperature);
+            serve_alone(engine, &so, &alone, answer_tokens, temperature);
             assert_same(&r, &alone, p->name);
             /* all of the last turn but its newest token; under bounded policies its prompt's stable end */
-            size_t least = talk + (uint64_t)turn == 0 ? 0 : turn == 0 ? SYSTEM : native ? begin - 1 : before;
+            size_t least = talk + (uint64_t)turn == 0 ? 0 : turn == 0 ? system_tokens : native ? begin - 1 : before;
             if (r.hit.tokens < least)
                 fail_msg("%s: talk %d, turn %d: %zu tokens found, at least %zu are there", p->name, (int)talk, turn,
                          r.hit.tokens, least);
@@ -138,8 +141,8 @@ static void conversations_on(kakeya_engine *engine, const policy *p, float tempe
         r.n_all = r.n;
         text_ids(r.ids + r.n - 3, 3, 77);
         alone = r;
-        serve(store, &r, NULL, 0, ANSWER, temperature);
-        serve_alone(engine, &so, &alone, ANSWER, temperature);
+        serve(store, &r, NULL, 0, answer_tokens, temperature);
+        serve_alone(engine, &so, &alone, answer_tokens, temperature);
         assert_same(&r, &alone, "another end");
         assert_true(r.hit.tokens >= before);
     }
@@ -153,7 +156,8 @@ static void conversations_on(kakeya_engine *engine, const policy *p, float tempe
 static void test_a_hit_never_changes_an_answer(void **state) {
     (void)state;
     kakeya_engine *engine = open_demo();
-    for (size_t p = 0; p < POLICIES; p++) {
+    /* a short run has native attention and one that restores, which test_store_disk sweeps, too */
+    for (size_t p = 0; p < POLICIES; p += sweep_short() ? 3 : 1) {
         conversations_on(engine, &policies[p], p % 2 ? 1.0f : 0.0f);
     }
     size_t kv =
