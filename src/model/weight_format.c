@@ -1,9 +1,34 @@
 #include "model/weight_format.h"
 
+/* A block of codes with its scales. */
+#define BLOCKS(format_name, block_values, block_bytes)                                                                 \
+    {                                                                                                                  \
+        .name = format_name, .streams = 1, .stream = {                                                                 \
+            {.values = block_values, .rows = 1, .bytes = block_bytes, .alignment = 1}                                  \
+        }                                                                                                              \
+    }
+
 static const weight_format_info formats[WEIGHT_FORMAT_COUNT] = {
     [WEIGHT_F32] = {.name = "F32", .streams = 1, .stream = {{.values = 1, .rows = 1, .bytes = 4, .alignment = 4}}},
     [WEIGHT_F16] = {.name = "F16", .streams = 1, .stream = {{.values = 1, .rows = 1, .bytes = 2, .alignment = 2}}},
     [WEIGHT_BF16] = {.name = "BF16", .streams = 1, .stream = {{.values = 1, .rows = 1, .bytes = 2, .alignment = 2}}},
+    [WEIGHT_Q4_0] = BLOCKS("Q4_0", 32, 18),
+    [WEIGHT_Q4_1] = BLOCKS("Q4_1", 32, 20),
+    [WEIGHT_Q5_0] = BLOCKS("Q5_0", 32, 22),
+    [WEIGHT_Q5_1] = BLOCKS("Q5_1", 32, 24),
+    [WEIGHT_Q8_0] = BLOCKS("Q8_0", 32, 34),
+    [WEIGHT_Q2_K] = BLOCKS("Q2_K", 256, 84),
+    [WEIGHT_Q3_K] = BLOCKS("Q3_K", 256, 110),
+    [WEIGHT_Q4_K] = BLOCKS("Q4_K", 256, 144),
+    [WEIGHT_Q5_K] = BLOCKS("Q5_K", 256, 176),
+    [WEIGHT_Q6_K] = BLOCKS("Q6_K", 256, 210),
+    [WEIGHT_IQ4_NL] = BLOCKS("IQ4_NL", 32, 18),
+    [WEIGHT_IQ4_XS] = BLOCKS("IQ4_XS", 256, 136),
+    [WEIGHT_MXFP4] = BLOCKS("MXFP4", 32, 17),
+    [WEIGHT_NVFP4] = {.name = "NVFP4",
+                      .streams = 2,
+                      .stream = {{.values = 64, .rows = 1, .bytes = 36, .alignment = 1},
+                                 {.values = WEIGHT_ALL, .rows = 1, .bytes = 4, .alignment = 4}}},
 };
 
 const weight_format_info *weight_format_find(weight_format format) { return &formats[format]; }

@@ -4,11 +4,34 @@
 #ifndef KAKEYA_MODEL_WEIGHT_FORMAT_H
 #define KAKEYA_MODEL_WEIGHT_FORMAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* The numbers are part of a model's fingerprint, by which a saved session knows its engine: new formats go to the end.
  */
-typedef enum weight_format { WEIGHT_F32 = 0, WEIGHT_F16, WEIGHT_BF16, WEIGHT_FORMAT_COUNT } weight_format;
+typedef enum weight_format {
+    WEIGHT_F32 = 0,
+    WEIGHT_F16,
+    WEIGHT_BF16,
+    WEIGHT_Q4_0, /* from here on: blocks of codes with their scales, as GGUF files hold them */
+    WEIGHT_Q4_1,
+    WEIGHT_Q5_0,
+    WEIGHT_Q5_1,
+    WEIGHT_Q8_0,
+    WEIGHT_Q2_K,
+    WEIGHT_Q3_K,
+    WEIGHT_Q4_K,
+    WEIGHT_Q5_K,
+    WEIGHT_Q6_K,
+    WEIGHT_IQ4_NL,
+    WEIGHT_IQ4_XS,
+    WEIGHT_MXFP4,
+    WEIGHT_NVFP4, /* the second stream is a factor per row */
+    WEIGHT_FORMAT_COUNT
+} weight_format;
+
+/* Whether a format's elements are single values. */
+static inline bool weight_format_is_plain(weight_format format) { return format <= WEIGHT_BF16; }
 
 enum { WEIGHT_STREAMS = 3 /* at most */ };
 

@@ -7,6 +7,7 @@
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
 #define KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
 
+#include "backend/cpu/kernels_dequantised.h"
 #include "backend/cpu/kernels_vector.h"
 
 enum {
@@ -245,7 +246,8 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                    .load = load_weights_f16},                                                          \
                    [WEIGHT_BF16] =                                                                                     \
                        {.product = {[INPUT_EXACT] = {PACKING_SPLIT, multiply_BF16}, [INPUT_BF16] = ROUNDED_BF16},      \
-                        .load = load_weights_bf16}},                                                                   \
+                        .load = load_weights_bf16},                                                                    \
+                   BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},                                                                 \
         .kv = {[KV_FORMAT_F32] = {.queries = PACKING_F32,                                                              \
                                   .store = store_f32,                                                                  \
                                   .load = load_f32,                                                                    \

@@ -4,11 +4,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "backend/cpu/blocks.h"
 #include "backend/cpu/kernels_private.h"
 #include "base/float16.h"
 
 enum {
     LANES = 16,        /* partial sums of a dot product; packed rows are padded to it */
+    SEGMENT = 256,     /* weights that are widened together: a multiple of LANES and of all blocks */
     ROWS_TOGETHER = 8, /* rows that share one expansion of the weights */
     PROBE_CHAINS = 64, /* independent accumulators of the arithmetic probe */
 };
@@ -82,8 +84,8 @@ static float sum_of_lanes(const float lanes[LANES]) {
     return sums[0];
 }
 
-/* What a weight format needs: values [first, first + n) of a row, for first a multiple of LANES. row[s] is where the
- * row begins in stream s; w tells the rest (NULL: keys). */
+/* What a weight format needs: values [first, first + n) of a row. row[s] is where the row begins in stream s; w tells
+ * the rest (NULL: keys). */
 typedef void (*widen_row)(const weight *w, const void *const *row, int first, int n, float *out);
 
 #define DEFINE_ROW_OF_VALUES(format)                                                                                   \
@@ -99,14 +101,16 @@ DEFINE_ROW_OF_VALUES(bf16)
 VALUES_INLINE void dot_rows(widen_row widen, const weight *w, const void *const *row, const float *packed,
                             size_t stride, int rows, int k, float *result) {
     float lanes[ROWS_TOGETHER][LANES] = {{0}};
-    float weights[LANES];
-    for (int i = 0; i < k; i += LANES) {
-        int n = k - i < LANES ? k - i : LANES;
-        if (n < LANES) memset(weights, 0, sizeof weights);
+    float weights[SEGMENT];
+    for (int i = 0; i < k; i += SEGMENT) {
+        int n = k - i < SEGMENT ? k - i : SEGMENT, whole = (int)padded(n);
         widen(w, row, i, n, weights);
+        memset(weights + n, 0, (size_t)(whole - n) * sizeof *weights);
         for (int r = 0; r < rows; r++) {
             const float *x = packed + (size_t)r * stride + i;
-            for (int j = 0; j < LANES; j++) lanes[r][j] += x[j] * weights[j];
+            for (int c = 0; c < whole; c += LANES) {
+                for (int j = 0; j < LANES; j++) lanes[r][j] += x[c + j] * weights[c + j];
+            }
         }
     }
     for (int r = 0; r < rows; r++) result[r] = sum_of_lanes(lanes[r]);
@@ -139,12 +143,15 @@ VALUES_INLINE void multiply_rows(widen_row widen, const void *packed, int rows, 
 DEFINE_WEIGHT(f32)
 DEFINE_WEIGHT(f16)
 DEFINE_WEIGHT(bf16)
+#define DEFINE_BLOCK_FORMAT(NAME, name, values, bytes) DEFINE_WEIGHT(name)
+BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
 #define WEIGHT_ENTRY(format)                                                                                           \
     {                                                                                                                  \
         .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##format},                                                  \
                     [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##format}},                                          \
         .load = load_##format                                                                                          \
     }
+#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
@@ -303,7 +310,10 @@ const cpu_kernels cpu_kernels_scalar = {
     .name = "scalar",
     .packing =
         {[PACKING_F32] = {packed_row_bytes, pack_exact}, [PACKING_F32_ROUNDED] = {packed_row_bytes, pack_rounded}},
-    .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32), [WEIGHT_F16] = WEIGHT_ENTRY(f16), [WEIGHT_BF16] = WEIGHT_ENTRY(bf16)},
+    .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
+               [WEIGHT_F16] = WEIGHT_ENTRY(f16),
+               [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
+               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},
     .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,
