@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     MAX_OPTIONS = 96,
@@ -201,6 +202,18 @@ static size_t add_table(const cli_option *table, struct option *long_options, co
     return n;
 }
 
+/* A first operand that is a GGUF file is the model, where the verb takes one and no option has given it. */
+static bool is_model_file(const cli_option *shared, const char *operand, const char ***target) {
+    size_t length = strlen(operand);
+    if (length < 5 || strcmp(operand + length - 5, ".gguf") != 0 || access(operand, F_OK) != 0) return false;
+    for (; shared && shared->name; shared++) {
+        if (strcmp(shared->name, "model") != 0) continue;
+        *target = shared->target;
+        return !**target;
+    }
+    return false;
+}
+
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status) {
     struct option long_options[MAX_OPTIONS + 2];
@@ -236,6 +249,8 @@ bool cli_parse(const cli_command *command, const cli_option *own, const cli_opti
         *status = set_value(command, entries[code - FIRST_CODE], optarg);
         if (*status) return false;
     }
+    const char **model;
+    if (optind < argc && is_model_file(shared, argv[optind], &model)) *model = argv[optind++];
     *first_operand = optind;
     *status = CLI_DONE;
     return true;

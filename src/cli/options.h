@@ -55,9 +55,10 @@ typedef struct cli_command {
     const char *details;  /* whole lines below the summary, or NULL */
 } cli_command;
 
-/* Parses argv[1..argc) against up to two tables (`shared` may be NULL). Returns true to go on, with *first_operand set;
- * false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line are
- * on stderr). */
+/* Parses argv[1..argc) against up to two tables (`shared` may be NULL). A first operand that is the name of a GGUF file
+ * is taken as the value of the shared option "model", where that has none. Returns true to go on, with *first_operand
+ * set; false when the verb is over: *status is then CLI_DONE (after --help) or CLI_USAGE (a message and the usage line
+ * are on stderr). */
 bool cli_parse(const cli_command *command, const cli_option *own, const cli_option *shared, int argc, char **argv,
                int *first_operand, int *status);
 

@@ -36,7 +36,7 @@ kakeya_status checkpoint_aligned(checkpoint *ck, const tensor *t, mem_account *a
 /* Asks the system to read the mapped files ahead. Advice only. */
 void checkpoint_prefetch(const checkpoint *ck);
 
-/* The directory that a user means by `name_or_path`: an existing directory as it is, otherwise a model name
+/* The directory or GGUF file that a user means by `name_or_path`: an existing one as it is, otherwise a model name
  * ("org/name") in the local Hugging Face cache ($HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub), without any
  * network. *directory is freed with free. */
 kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kakeya_error *error);

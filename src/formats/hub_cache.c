@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "formats/checkpoint.h"
+#include "formats/gguf.h"
 
 /* "name" or "org/name" of letters, digits, '.', '_' and '-'; no part may start with '.'. */
 static bool is_model_name(const char *name) {
@@ -99,8 +100,14 @@ kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kak
         if (*directory) return KAKEYA_OK;
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its path", name_or_path);
     }
+    if (gguf_is_file(name_or_path)) {
+        *directory = strdup(name_or_path);
+        if (*directory) return KAKEYA_OK;
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its path", name_or_path);
+    }
     if (file_exists(name_or_path))
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: a file, but a model is a directory", name_or_path);
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: a file, but a model is a directory or a GGUF file",
+                         name_or_path);
     if (!is_model_name(name_or_path)) return error_set(error, KAKEYA_IO, "%s: no such directory", name_or_path);
 
     char *folder = folder_name(name_or_path);

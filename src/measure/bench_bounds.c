@@ -59,7 +59,8 @@ static double weight_bytes_read(const kakeya_engine *engine, int rows) {
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) bytes += (double)weight_bytes(shared[m]);
-        bytes += experts * ((double)weight_bytes(&l->experts_gate_up) + (double)weight_bytes(&l->experts_down));
+        bytes += experts * ((double)weight_bytes(&l->experts_gate_up) + (double)weight_bytes(&l->experts_gate) +
+                            (double)weight_bytes(&l->experts_up) + (double)weight_bytes(&l->experts_down));
     }
     return bytes;
 }
@@ -92,7 +93,8 @@ double bench_forward_operations(const kakeya_engine *engine, int context, int ro
         const weight *shared[SHARED_MATRICES];
         shared_matrices(l, shared);
         for (int m = 0; m < SHARED_MATRICES; m++) per_row += weight_elements(shared[m]);
-        per_row += chosen * (weight_elements(&l->experts_gate_up) + weight_elements(&l->experts_down));
+        per_row += chosen * (weight_elements(&l->experts_gate_up) + weight_elements(&l->experts_gate) +
+                             weight_elements(&l->experts_up) + weight_elements(&l->experts_down));
         double visible = mean_context;
         if (c->layer[i].type == GEMMA4_SLIDING && visible > c->sliding_window) visible = c->sliding_window;
         attended += 2 * (double)c->heads * c->layer[i].head_dim * visible; /* queries by keys, weights by values */

@@ -64,10 +64,12 @@ typedef struct gemma4_layer_weights {
     weight router_proj;                                                           /* [experts][hidden] */
     const float *router_scale;                                                    /* [hidden] */
     const float *router_expert_scale;                                             /* [experts] */
-    weight experts_gate_up;     /* [experts * 2 * expert_intermediate][hidden]: per expert gate rows, then up rows */
-    weight experts_down;        /* [experts * hidden][expert_intermediate] */
-    weight ple_gate, ple_proj;  /* [ple_width][hidden], [hidden][ple_width] */
-    const float *post_ple_norm; /* [hidden] */
+    weight experts_gate_up; /* [experts * 2 * expert_intermediate][hidden]: per expert gate rows, then up rows */
+    weight experts_gate, experts_up; /* where a file holds them apart: [experts * expert_intermediate][hidden] each, and
+                                        no experts_gate_up */
+    weight experts_down;             /* [experts * hidden][expert_intermediate] */
+    weight ple_gate, ple_proj;       /* [ple_width][hidden], [hidden][ple_width] */
+    const float *post_ple_norm;      /* [hidden] */
     float layer_scalar;
 } gemma4_layer_weights;
 
@@ -84,7 +86,8 @@ typedef struct gemma4_weights {
 typedef struct gemma4_model {
     gemma4_config config;
     gemma4_weights weights;
-    struct checkpoint *checkpoint; /* owns the mapping; NULL for synthetic weights */
+    struct checkpoint *checkpoint; /* owns the mapping; NULL for synthetic weights and GGUF files */
+    struct gguf *file;             /* the same of a GGUF file */
     void **owned;                  /* MEM_WEIGHTS blocks */
     size_t n_owned;
     size_t mapped_bytes; /* bytes of mapped tensors that are bound */
@@ -96,8 +99,8 @@ typedef struct gemma4_model {
 kakeya_status gemma4_config_parse(const char *name, const char *json, size_t json_bytes, const char *generation_json,
                                   size_t generation_bytes, gemma4_config *out, kakeya_error *error);
 
-/* Opens a checkpoint directory (config.json, model.safetensors or an index with shards), maps it, binds and checks
- * every tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
+/* Opens a checkpoint directory (config.json, model.safetensors or an index with shards) or a GGUF file, maps it, binds
+ * and checks every tensor. Norm vectors and scalars are copied as float32 into `account` (MEM_WEIGHTS). */
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error);
 
 /* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b", optionally

@@ -10,16 +10,6 @@
 #include "model/gemma4_layers.h"
 #include "model/gemma4_rope.h"
 
-/* Ranges that no published model comes near; they keep every later product inside int. */
-enum {
-    MAX_WIDTH = 1 << 17,
-    MAX_HEADS = 1024,
-    MAX_HEAD_DIM = 4096,
-    MAX_VOCAB = 1 << 24,
-    MAX_CONTEXT = 1 << 28,
-    MAX_EXPERTS = 1 << 14,
-};
-
 static bool is_one_of(const char *text, const char *const *names, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (strcmp(text, names[i]) == 0) return true;
@@ -115,22 +105,22 @@ static void read_layer_overrides(json_reader *r, const cJSON *overrides, gemma4_
                           index, value->string);
         }
         gemma4_layer_config *l = &c->layer[index];
-        l->head_dim = json_int(r, item, "head_dim", 2, MAX_HEAD_DIM, l->head_dim);
-        l->kv_heads = json_int(r, item, "num_key_value_heads", 1, MAX_HEADS, l->kv_heads);
+        l->head_dim = json_int(r, item, "head_dim", 2, GEMMA4_MAX_HEAD_DIM, l->head_dim);
+        l->kv_heads = json_int(r, item, "num_key_value_heads", 1, GEMMA4_MAX_HEADS, l->kv_heads);
     }
 }
 
 static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) {
-    c->heads = json_int(r, text, "num_attention_heads", 1, MAX_HEADS, 8);
-    int kv_heads = json_int(r, text, "num_key_value_heads", 1, MAX_HEADS, 4);
-    int head_dim = json_int(r, text, "head_dim", 2, MAX_HEAD_DIM, 256);
+    c->heads = json_int(r, text, "num_attention_heads", 1, GEMMA4_MAX_HEADS, 8);
+    int kv_heads = json_int(r, text, "num_key_value_heads", 1, GEMMA4_MAX_HEADS, 4);
+    int head_dim = json_int(r, text, "head_dim", 2, GEMMA4_MAX_HEAD_DIM, 256);
     const cJSON *overrides = json_object(r, text, "per_layer_config");
     bool k_eq_v = json_bool(r, text, "attention_k_eq_v", false);
     int full_head_dim = head_dim, full_kv_heads = kv_heads;
     if (!cJSON_GetObjectItemCaseSensitive(text,
                                           "per_layer_config")) { /* which replaces the two, even where it is null */
-        full_head_dim = json_int(r, text, "global_head_dim", 2, MAX_HEAD_DIM, 512);
-        full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, MAX_HEADS, kv_heads);
+        full_head_dim = json_int(r, text, "global_head_dim", 2, GEMMA4_MAX_HEAD_DIM, 512);
+        full_kv_heads = json_int(r, text, "num_global_key_value_heads", 1, GEMMA4_MAX_HEADS, kv_heads);
     }
     for (int i = 0; i < c->layers; i++) {
         gemma4_layer_config *l = &c->layer[i];
@@ -158,7 +148,7 @@ static void read_attention(json_reader *r, const cJSON *text, gemma4_config *c) 
 }
 
 static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
-    int intermediate = json_int(r, text, "intermediate_size", 1, MAX_WIDTH, 9216);
+    int intermediate = json_int(r, text, "intermediate_size", 1, GEMMA4_MAX_WIDTH, 9216);
     bool double_wide = json_bool(r, text, "use_double_wide_mlp", false);
     c->shared_kv_layers = json_int(r, text, "num_kv_shared_layers", 0, GEMMA4_MAX_LAYERS, 0);
     if (c->shared_kv_layers >= c->layers && r->status == KAKEYA_OK)
@@ -177,9 +167,9 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
 
     c->moe = json_bool(r, text, "enable_moe_block", false);
     if (c->moe) {
-        c->experts = json_required_int(r, text, "num_experts", 1, MAX_EXPERTS);
-        c->experts_per_token = json_required_int(r, text, "top_k_experts", 1, MAX_EXPERTS);
-        c->expert_intermediate = json_required_int(r, text, "moe_intermediate_size", 1, MAX_WIDTH);
+        c->experts = json_required_int(r, text, "num_experts", 1, GEMMA4_MAX_EXPERTS);
+        c->experts_per_token = json_required_int(r, text, "top_k_experts", 1, GEMMA4_MAX_EXPERTS);
+        c->expert_intermediate = json_required_int(r, text, "moe_intermediate_size", 1, GEMMA4_MAX_WIDTH);
         if (c->experts_per_token > c->experts)
             json_fail(r, KAKEYA_FORMAT, "top_k_experts is %d, but there are %d experts", c->experts_per_token,
                       c->experts);
@@ -188,8 +178,8 @@ static void read_mlp(json_reader *r, const cJSON *text, gemma4_config *c) {
     }
 
     const cJSON *ple = cJSON_GetObjectItemCaseSensitive(text, "hidden_size_per_layer_input");
-    c->ple_width = json_int(r, text, "hidden_size_per_layer_input", 0, MAX_WIDTH, ple ? 0 : 256);
-    c->ple_vocab = json_int(r, text, "vocab_size_per_layer_input", 1, MAX_VOCAB, 262144);
+    c->ple_width = json_int(r, text, "hidden_size_per_layer_input", 0, GEMMA4_MAX_WIDTH, ple ? 0 : 256);
+    c->ple_vocab = json_int(r, text, "vocab_size_per_layer_input", 1, GEMMA4_MAX_VOCAB, 262144);
     if (!c->ple_width) c->ple_vocab = 0;
     if ((long long)c->ple_width * c->layers > INT_MAX / 4)
         json_fail(r, KAKEYA_FORMAT, "hidden_size_per_layer_input %d is too large for %d layers", c->ple_width,
@@ -278,10 +268,10 @@ static void read_config(json_reader *r, const cJSON *top, json_reader *generatio
     check_fixed_choices(r, text);
 
     c->layers = json_int(r, text, "num_hidden_layers", 1, GEMMA4_MAX_LAYERS, 30);
-    c->hidden = json_int(r, text, "hidden_size", 1, MAX_WIDTH, 2304);
-    c->vocab = json_int(r, text, "vocab_size", 1, MAX_VOCAB, 262144);
-    c->max_context = json_int(r, text, "max_position_embeddings", 1, MAX_CONTEXT, 131072);
-    c->sliding_window = json_int(r, text, "sliding_window", 1, MAX_CONTEXT, 512);
+    c->hidden = json_int(r, text, "hidden_size", 1, GEMMA4_MAX_WIDTH, 2304);
+    c->vocab = json_int(r, text, "vocab_size", 1, GEMMA4_MAX_VOCAB, 262144);
+    c->max_context = json_int(r, text, "max_position_embeddings", 1, GEMMA4_MAX_CONTEXT, 131072);
+    c->sliding_window = json_int(r, text, "sliding_window", 1, GEMMA4_MAX_CONTEXT, 512);
     c->rms_eps = (float)json_number(r, text, "rms_norm_eps", 0, 1, 1e-6);
     c->logit_softcap = (float)json_number(r, text, "final_logit_softcapping", 0, 1e6, 0);
     c->tied_head = json_bool(r, top, "tie_word_embeddings", true); /* the one in a nested text_config has no say */

@@ -4,6 +4,16 @@
 
 #include "model/gemma4.h"
 
+/* Ranges that no published model comes near; they keep every later product inside int. */
+enum {
+    GEMMA4_MAX_WIDTH = 1 << 17,
+    GEMMA4_MAX_HEADS = 1024,
+    GEMMA4_MAX_HEAD_DIM = 4096,
+    GEMMA4_MAX_VOCAB = 1 << 24,
+    GEMMA4_MAX_CONTEXT = 1 << 28,
+    GEMMA4_MAX_EXPERTS = 1 << 14,
+};
+
 /* Layer types are set; fills kv_source and the dense MLP widths. Layers from `layers - shared_kv_layers` on attend the
  * K/V of the last earlier layer of their own type; with double_wide their dense MLP is twice as wide. False where such
  * a layer does not exist (*layer names the layer without a source). */

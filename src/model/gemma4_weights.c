@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/gemma4_gguf.h"
 #include "model/gemma4_layers.h"
 #include "model/tensors.h"
 
@@ -206,6 +207,7 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
 }
 
 kakeya_status gemma4_model_open(const char *directory, mem_account *account, gemma4_model **out, kakeya_error *error) {
+    if (gguf_is_file(directory)) return gemma4_gguf_open(directory, account, out, error);
     *out = NULL;
     gemma4_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", directory);
@@ -268,5 +270,6 @@ void gemma4_model_close(gemma4_model *model) {
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);
     checkpoint_close(model->checkpoint);
+    gguf_close(model->file);
     free(model);
 }

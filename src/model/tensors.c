@@ -20,8 +20,7 @@ void tensor_memory_release(tensor_memory *memory) {
     *memory = (tensor_memory){0};
 }
 
-/* A MEM_WEIGHTS block that `memory` owns; NULL when out of memory. */
-static void *own_block(tensor_memory *memory, mem_account *account, size_t bytes) {
+void *tensor_memory_block(tensor_memory *memory, mem_account *account, size_t bytes) {
     void **owned = realloc(memory->owned, (memory->n_owned + 1) * sizeof *owned);
     if (!owned) return NULL;
     memory->owned = owned;
@@ -31,28 +30,28 @@ static void *own_block(tensor_memory *memory, mem_account *account, size_t bytes
 }
 
 /* Vectors of a model lie one after the other in a single block. */
-static size_t vector_floats(const tensor_slot *slot) {
+size_t tensor_vector_floats(const tensor_slot *slot) {
     size_t n = (size_t)tensor_slot_elements(slot);
     return (n + VECTOR_ALIGN_FLOATS - 1) / VECTOR_ALIGN_FLOATS * VECTOR_ALIGN_FLOATS;
 }
 
 static kakeya_status count_vector(void *context, const tensor_slot *slot, kakeya_error *error) {
     (void)error;
-    if (slot->kind == SLOT_VECTOR) *(size_t *)context += vector_floats(slot);
+    if (slot->kind == SLOT_VECTOR) *(size_t *)context += tensor_vector_floats(slot);
     return KAKEYA_OK;
 }
 
-static kakeya_status make_vector_block(tensor_walk walk, const void *shape, mem_account *account, tensor_memory *memory,
-                                       float **block, kakeya_error *error) {
+kakeya_status tensor_vector_block(tensor_walk walk, const void *shape, mem_account *account, tensor_memory *memory,
+                                  float **block, kakeya_error *error) {
     size_t floats = 0;
     kakeya_status status = walk(shape, count_vector, &floats, error);
     if (status != KAKEYA_OK || floats == 0) return status;
-    *block = own_block(memory, account, floats * sizeof(float));
+    *block = tensor_memory_block(memory, account, floats * sizeof(float));
     if (*block) return KAKEYA_OK;
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of norm weights", floats * sizeof(float));
 }
 
-static weight make_weight(const tensor_slot *slot, const void *data, weight_format format) {
+weight tensor_slot_weight(const tensor_slot *slot, const void *data, weight_format format) {
     int64_t in = slot->shape[slot->dims - 1];
     return weight_matrix(format, data, (int)(tensor_slot_elements(slot) / in), (int)in);
 }
@@ -63,16 +62,24 @@ static weight_format format_of(dtype type) {
 
 /* ----------------------------------------------------------------------------------------------- binding */
 
-typedef struct name_list {
-    char text[640];
-    size_t used, count;
-} name_list;
-
-static void name_list_add(name_list *list, const char *name, const char *detail) {
+void name_list_add(name_list *list, const char *name, const char *detail) {
     if (list->count++ >= LISTED_NAMES || list->used >= sizeof list->text) return;
     int wrote = snprintf(list->text + list->used, sizeof list->text - list->used, "%s%s%s", list->count > 1 ? ", " : "",
                          name, detail);
     list->used += (size_t)wrote;
+}
+
+kakeya_status name_lists_check(const char *file, const name_list *missing, const name_list *unexpected,
+                               kakeya_error *error) {
+    if (missing->count && unexpected->count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s; %zu unexpected: %s", file,
+                         missing->count, missing->text, unexpected->count, unexpected->text);
+    if (missing->count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s", file, missing->count, missing->text);
+    if (unexpected->count)
+        return error_set(error, KAKEYA_FORMAT, "%s: %zu unexpected tensor(s): %s", file, unexpected->count,
+                         unexpected->text);
+    return KAKEYA_OK;
 }
 
 typedef struct binder {
@@ -129,12 +136,12 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
         kakeya_status status = checkpoint_aligned(b->ck, t, b->account, &data, error);
         if (status != KAKEYA_OK) return status;
         if (data == t->data) b->memory->mapped_bytes += t->bytes;
-        *(weight *)(void *)binding = make_weight(slot, data, format_of(type));
+        *(weight *)(void *)binding = tensor_slot_weight(slot, data, format_of(type));
     } else if (slot->kind == SLOT_VECTOR) {
         size_t n = (size_t)t->shape[0];
         for (size_t i = 0; i < n; i++) b->vectors[i] = element(t, type, i);
         *(const float **)(void *)binding = b->vectors;
-        b->vectors += vector_floats(slot);
+        b->vectors += tensor_vector_floats(slot);
     } else {
         *(float *)(void *)binding = element(t, type, 0);
     }
@@ -152,17 +159,7 @@ static kakeya_status check_names(binder *b, tensor_skip skip, kakeya_error *erro
         else
             name_list_add(&unexpected, name, "");
     }
-    const char *directory = b->ck->directory;
-    if (b->missing.count && unexpected.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s; %zu unexpected: %s", directory,
-                         b->missing.count, b->missing.text, unexpected.count, unexpected.text);
-    if (b->missing.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu missing tensor(s): %s", directory, b->missing.count,
-                         b->missing.text);
-    if (unexpected.count)
-        return error_set(error, KAKEYA_FORMAT, "%s: %zu unexpected tensor(s): %s", directory, unexpected.count,
-                         unexpected.text);
-    return KAKEYA_OK;
+    return name_lists_check(b->ck->directory, &b->missing, &unexpected, error);
 }
 
 kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
@@ -170,7 +167,7 @@ kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk,
     binder b = {.ck = ck, .prefix = prefix, .base = base, .account = account, .memory = memory};
     b.used = calloc(ck->n_tensors + 1, sizeof *b.used);
     if (!b.used) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its tensor list", ck->directory);
-    kakeya_status status = make_vector_block(walk, shape, account, memory, &b.vectors, error);
+    kakeya_status status = tensor_vector_block(walk, shape, account, memory, &b.vectors, error);
     if (status == KAKEYA_OK) status = walk(shape, bind_slot, &b, error);
     if (status == KAKEYA_OK) status = check_names(&b, skip, error);
     free(b.used);
@@ -237,17 +234,17 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     if (slot->kind == SLOT_VECTOR) {
         for (size_t i = 0; i < elements; i++) s->vectors[i] = slot->synthetic;
         *(const float **)(void *)binding = s->vectors;
-        s->vectors += vector_floats(slot);
+        s->vectors += tensor_vector_floats(slot);
     } else if (slot->kind == SLOT_SCALAR) {
         *(float *)(void *)binding = slot->synthetic;
     } else if (slot->kind == SLOT_MATRIX && s->outline) {
-        weight w = make_weight(slot, NULL, s->format);
+        weight w = tensor_slot_weight(slot, NULL, s->format);
         w.synthetic = slot->synthetic;
         *(weight *)(void *)binding = w;
     } else if (slot->kind == SLOT_MATRIX) {
         size_t width = value_bytes(s->format);
         const unsigned char *values = find_tile(s, slot->synthetic);
-        unsigned char *data = values ? own_block(s->memory, s->account, elements * width) : NULL;
+        unsigned char *data = values ? tensor_memory_block(s->memory, s->account, elements * width) : NULL;
         if (!data)
             return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic tensor %s",
                              elements * width, slot->name);
@@ -258,13 +255,13 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
             done += n;
             from = 0;
         }
-        *(weight *)(void *)binding = make_weight(slot, data, s->format);
+        *(weight *)(void *)binding = tensor_slot_weight(slot, data, s->format);
     }
     return KAKEYA_OK;
 }
 
 static kakeya_status fill_slots(tensor_walk walk, const void *shape, synthesizer *s, kakeya_error *error) {
-    kakeya_status status = make_vector_block(walk, shape, s->account, s->memory, &s->vectors, error);
+    kakeya_status status = tensor_vector_block(walk, shape, s->account, s->memory, &s->vectors, error);
     if (status == KAKEYA_OK) status = walk(shape, synthesize_slot, s, error);
     for (int i = 0; i < s->n_tiles; i++) free(s->tiles[i].values);
     return status;

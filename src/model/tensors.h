@@ -47,6 +47,25 @@ typedef struct tensor_memory {
 
 void tensor_memory_release(tensor_memory *memory);
 
+/* For those who bind slots: a MEM_WEIGHTS block that `memory` owns (NULL when out of memory); one block for all vectors
+ * of a walk, and the floats of it that a vector takes; the matrix of a slot in a format with a single stream. */
+void *tensor_memory_block(tensor_memory *memory, mem_account *account, size_t bytes);
+kakeya_status tensor_vector_block(tensor_walk walk, const void *shape, mem_account *account, tensor_memory *memory,
+                                  float **block, kakeya_error *error);
+size_t tensor_vector_floats(const tensor_slot *slot);
+weight tensor_slot_weight(const tensor_slot *slot, const void *data, weight_format format);
+
+/* Up to six names for a message. */
+typedef struct name_list {
+    char text[640];
+    size_t used, count;
+} name_list;
+
+void name_list_add(name_list *list, const char *name, const char *detail);
+/* KAKEYA_OK where both lists are empty, else an error that names what is missing and what is unexpected. */
+kakeya_status name_lists_check(const char *file, const name_list *missing, const name_list *unexpected,
+                               kakeya_error *error);
+
 /* Binds every slot to the tensor prefix + name of the checkpoint and stores the bindings at `base`. Strict: a tensor
  * that is missing, of another shape or of another type, or one that nobody knows, is an error that names it (up to
  * six). */

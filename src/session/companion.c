@@ -7,10 +7,11 @@
 #include "base/files.h"
 #include "formats/checkpoint.h"
 
-/* directory + suffix, malloc'ed; NULL when out of memory. */
+/* directory + suffix, or a GGUF file's name without its ending + suffix; malloc'ed, NULL when out of memory. */
 static char *sibling_of(const char *directory, const char *suffix) {
     size_t length = strlen(directory);
     while (length > 1 && directory[length - 1] == '/') length--;
+    if (length > 5 && strncmp(directory + length - 5, ".gguf", 5) == 0) length -= 5;
     char *sibling = NULL;
     return asprintf(&sibling, "%.*s%s", (int)length, directory, suffix) < 0 ? NULL : sibling;
 }

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "model/gemma4_gguf.h"
 #include "model/sizes.h"
 #include "session/companion.h"
 
@@ -40,7 +41,17 @@ static kakeya_status config_file_read(const char *directory, const char *name, b
     return file_read(out->path, max_bytes, &out->text, &out->bytes, error);
 }
 
+static kakeya_status read_file(const char *path, owned_description *d, kakeya_error *error) {
+    gguf *file;
+    kakeya_status status = gguf_open(path, &file, error);
+    if (status != KAKEYA_OK) return status;
+    status = gemma4_gguf_config(file, &d->verifier, NULL, error);
+    gguf_close(file);
+    return status;
+}
+
 static kakeya_status read_verifier(const char *directory, owned_description *d, kakeya_error *error) {
+    if (gguf_is_file(directory)) return read_file(directory, d, error);
     config_file config = {0}, generation = {0};
     kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
     if (status == KAKEYA_OK) status = config_file_read(directory, "generation_config.json", true, &generation, error);

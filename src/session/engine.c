@@ -83,6 +83,7 @@ static uint64_t hash_verifier(uint64_t hash, const gemma4_model *model) {
                                          &l->experts_gate_up, &l->experts_down};
         hash = hash_int(hash, (int)c->layer[i].type);
         hash = hash_weights(hash, weights, sizeof weights / sizeof weights[0]);
+        if (weight_present(&l->experts_gate)) hash = hash_weight(hash_weight(hash, &l->experts_gate), &l->experts_up);
     }
     return hash;
 }

@@ -5,9 +5,11 @@
 
 #include "base/files.h"
 #include "formats/checkpoint.h"
-#include "model/gemma4.h"
+#include "formats/gguf_keys.h"
+#include "model/gemma4_gguf.h"
 #include "session/tokenizer.h"
 #include "text/detokenizer.h"
+#include "text/tokenizer_gguf.h"
 
 void kakeya_free(void *pointer) { free(pointer); }
 
@@ -23,15 +25,22 @@ static kakeya_status read_optional(const char *directory, const char *file, char
     return file_exists(*path) ? file_read(*path, max_bytes, text, bytes, error) : KAKEYA_OK;
 }
 
-/* Models of some variants open a turn without thinking by an empty thought. variant NULL: see config.json. One that is
- * no configuration of this family is nothing against the tokenizer; turns are then not known. */
+/* Models of some variants open a turn without thinking by an empty thought. */
+static void style_from_name(const char *variant, chat_template_info *out) {
+    *out = (chat_template_info){.known = true, .gemma_turns = true, .style = CHAT_STYLE_PLAIN};
+    if (variant && (strcmp(variant, "26b-a4b") == 0 || strcmp(variant, "31b") == 0))
+        out->style = CHAT_STYLE_EMPTY_THOUGHT;
+}
+
+/* Without a variant, see config.json. One that is no configuration of this family is nothing against the tokenizer;
+ * turns are then not known. */
 static kakeya_status style_of_variant(const char *directory, const char *variant, chat_template_info *out,
                                       kakeya_error *error) {
     char *path = NULL, *text = NULL;
     size_t bytes = 0;
     gemma4_config *config = NULL;
     kakeya_status status = KAKEYA_OK;
-    *out = (chat_template_info){.known = true, .gemma_turns = true, .style = CHAT_STYLE_PLAIN};
+    style_from_name(NULL, out);
     if (!variant) status = read_optional(directory, "config.json", &path, &text, &bytes, error);
     if (text) {
         config = calloc(1, sizeof *config);
@@ -45,8 +54,7 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
             snprintf(out->note, sizeof out->note, "%.*s", (int)sizeof out->note - 1, refused.message);
         }
     }
-    if (variant && (strcmp(variant, "26b-a4b") == 0 || strcmp(variant, "31b") == 0))
-        out->style = CHAT_STYLE_EMPTY_THOUGHT;
+    if (variant) style_from_name(variant, out);
     free(config);
     free(text);
     free(path);
@@ -69,7 +77,44 @@ static kakeya_status read_chat_template(const char *directory, const char *varia
     return status;
 }
 
+/* Of a GGUF file: its template, which is looked at and never run, else as its published siblings do. */
+static void style_of_file(const gguf *file, const char *variant, chat_template_info *out) {
+    kakeya_error refused;
+    gguf_keys keys = {.file = file, .error = &refused};
+    gguf_text text;
+    if (gguf_keys_text(&keys, "tokenizer.chat_template", &text) && text.bytes) {
+        *out = chat_template_check(text.data, text.bytes);
+        return;
+    }
+    gemma4_config *config = variant ? NULL : calloc(1, sizeof *config);
+    if (config && gemma4_gguf_config(file, config, NULL, &refused) == KAKEYA_OK) variant = config->variant;
+    style_from_name(variant, out);
+    free(config);
+}
+
+/* A GGUF file brings its vocabulary; one without takes the tokenizer.json beside it. */
+static kakeya_status read_file(const char *path, const char *variant, kakeya_tokenizer *out, kakeya_error *error) {
+    gguf *file;
+    kakeya_status status = gguf_open(path, &file, error);
+    if (status != KAKEYA_OK) return status;
+    status = tokenizer_open_gguf(file, &out->tokens, error);
+    if (status == KAKEYA_OK && !out->tokens) {
+        const char *slash = strrchr(path, '/');
+        char *beside = NULL;
+        if (asprintf(&beside, "%.*stokenizer.json", slash ? (int)(slash + 1 - path) : 0, path) < 0) beside = NULL;
+        if (!beside)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+        else if (file_exists(beside))
+            status = tokenizer_open(beside, &out->tokens, error);
+        free(beside);
+    }
+    if (status == KAKEYA_OK) style_of_file(file, variant, &out->chat);
+    gguf_close(file);
+    return status;
+}
+
 kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_tokenizer *out, kakeya_error *error) {
+    if (gguf_is_file(directory)) return read_file(directory, variant, out, error);
     char *path = path_join(directory, "tokenizer.json");
     if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     kakeya_status status = file_exists(path) ? tokenizer_open(path, &out->tokens, error) : KAKEYA_OK;
@@ -116,7 +161,11 @@ kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, k
     else
         status = tokenizer_read(directory, NULL, opened, error);
     if (status == KAKEYA_OK && !opened->tokens)
-        status = error_set(error, KAKEYA_IO, "%s/tokenizer.json: the model directory has no tokenizer", directory);
+        status =
+            error_set(error, KAKEYA_IO,
+                      gguf_is_file(directory) ? "%s: the file has no vocabulary, and no tokenizer.json is beside it"
+                                              : "%s/tokenizer.json: the model directory has no tokenizer",
+                      directory);
     free(directory);
     if (status == KAKEYA_OK)
         *out = opened;

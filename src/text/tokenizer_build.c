@@ -111,13 +111,14 @@ static kakeya_status add_piece(tokenizer_tables *t, const vocab_source *source, 
         p->flags = entry->flags;
         return KAKEYA_OK;
     }
-    if (other >= 0)
+    bool repeated = other >= 0 && source->repeats_allowed && other < entry->id;
+    if (other >= 0 && !repeated)
         return error_set(error, KAKEYA_FORMAT, "%s: piece \"%s\" appears twice, with ids %d and %d", source->name, text,
                          other, entry->id);
     if (p->defined)
         return error_set(error, KAKEYA_FORMAT, "%s: id %d belongs to both \"%s\" and \"%s\"", source->name, entry->id,
                          t->text + p->offset, text);
-    *slot = (text_slot){.index = entry->id, .tag = (uint32_t)hash};
+    if (!repeated) *slot = (text_slot){.index = entry->id, .tag = (uint32_t)hash};
     *p = (piece){.offset = entry->text.offset,
                  .bytes = entry->text.bytes,
                  .byte = byte_of_piece(text, entry->text.bytes),

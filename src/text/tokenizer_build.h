@@ -32,7 +32,8 @@ typedef struct vocab_source {
     text_buffer piece_text, merge_text;
     vocab_entry *entries; /* the vocabulary, then added tokens; an added token may repeat an entry */
     size_t n_entries, entry_capacity;
-    merge_entry *merges; /* by rank */
+    bool repeats_allowed; /* entries may repeat a text, in ascending order of ids: the first one is found */
+    merge_entry *merges;  /* by rank */
     size_t n_merges, merge_capacity;
 } vocab_source;
 

@@ -1,8 +1,11 @@
-/* Any bytes as a GGUF file: of an accepted one every value and every tensor must lie inside it and be found by name. */
+/* Any bytes as a GGUF file: of an accepted one every value and every tensor must lie inside it and be found by name.
+ * Then as a model's configuration and vocabulary, of which an accepted one keeps its promises. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "formats/gguf.h"
+#include "model/gemma4_gguf.h"
+#include "text/tokenizer_gguf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -25,6 +28,35 @@ static void check_value(const gguf *file, const gguf_value *value, const uint8_t
     if (at != value->bytes) abort();
 }
 
+static void read_model(const gguf *file) {
+    static gemma4_config config;
+    kakeya_error error = {0};
+    char note[256];
+    if (gemma4_gguf_config(file, &config, note, &error) == KAKEYA_OK) {
+        if (config.layers < 1 || config.vocab < 1 || config.n_stop_tokens > GEMMA4_MAX_STOP_TOKENS) abort();
+        for (int i = 0; i < config.layers; i++) {
+            const gemma4_layer_config *l = &config.layer[i];
+            if (l->kv_source > i || l->kv_heads < 1 || l->head_dim < 2 || config.heads % l->kv_heads) abort();
+        }
+    } else if (!*error.message) {
+        abort();
+    }
+    tokenizer *tokens = NULL;
+    static const char text[] = "hello #\n world";
+    error = (kakeya_error){0};
+    if (tokenizer_open_gguf(file, &tokens, &error) == KAKEYA_OK && tokens) {
+        int32_t *ids = NULL;
+        size_t n = 0;
+        tokenizer_encode_options options = {.add_special = true, .parse_special = true};
+        if (tokenizer_encode(tokens, text, sizeof text - 1, options, &ids, &n, &error)) abort();
+        for (size_t i = 0; i < n; i++) {
+            if (!tokenizer_piece(tokens, ids[i], NULL)) abort();
+        }
+        free(ids);
+    }
+    tokenizer_close(tokens);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kakeya_error error = {0};
     gguf *file = NULL;
@@ -43,6 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (covered > size) abort();
     for (size_t i = 0; i < file->parts[0].n_values; i++) check_value(file, &file->parts[0].values[i], data, size);
+    read_model(file);
     gguf_close(file);
     return 0;
 }

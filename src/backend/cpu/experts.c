@@ -79,9 +79,13 @@ void experts_route(backend_model *m, const gemma4_layer_weights *w, int rows) {
     m->expert_begin[0] = 0;
 }
 
+packing_set experts_packings(const backend_model *m, const gemma4_layer_weights *w) {
+    return packing_of(m, &w->experts_gate_up) | packing_of(m, &w->experts_gate) | packing_of(m, &w->experts_up);
+}
+
 typedef struct slot_context {
     backend_model *model;
-    const weight *w; /* of the gathered rows */
+    const gemma4_layer_weights *w; /* of the gathered rows */
     int intermediate;
     float *gate_up; /* [rows][2 * intermediate] */
 } slot_context;
@@ -90,8 +94,14 @@ static void gather_slots(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
     slot_context *s = context;
     backend_model *m = s->model;
-    for (size_t slot = begin; slot < end; slot++) {
-        packed_row_copy(m, s->w, &m->packed_moe, m->expert_rows[slot], &m->packed_slots, (int)slot);
+    const weight *const readers[] = {&s->w->experts_gate_up, &s->w->experts_gate, &s->w->experts_up};
+    packing_set done = 0;
+    for (int r = 0; r < 3; r++) {
+        packing_set wanted = packing_of(m, readers[r]);
+        if (!(wanted & ~done)) continue;
+        done |= wanted;
+        for (size_t slot = begin; slot < end; slot++)
+            packed_row_copy(m, readers[r], &m->packed_moe, m->expert_rows[slot], &m->packed_slots, (int)slot);
     }
 }
 
@@ -121,19 +131,29 @@ static void combine_experts(void *context, size_t begin, size_t end, int thread)
     }
 }
 
-/* One product per expert in use; `weights` is the expert's stretch of the stacked matrix. */
-static int expert_jobs(backend_model *m, const packed_rows *input, const weight *stacked, int out, float *y,
+/* One product per expert in use, of its `out` rows of the stacked matrix; results lie ldy floats apart. */
+static int expert_jobs(backend_model *m, const packed_rows *input, const weight *stacked, int out, float *y, size_t ldy,
                        weight *views, matrix_job *jobs) {
     int n = 0;
     for (int e = 0; e < m->config->experts; e++) {
         int first = m->expert_begin[e], rows = m->expert_begin[e + 1] - first;
         if (rows == 0) continue;
         views[n] = weight_rows(stacked, e * out, out);
-        jobs[n] = matrix_product(input, rows, &views[n], y + (size_t)first * (size_t)out, (size_t)out);
+        jobs[n] = matrix_product(input, rows, &views[n], y + (size_t)first * ldy, ldy);
         jobs[n].first_row = first;
         n++;
     }
     return n;
+}
+
+static int gate_up_jobs(backend_model *m, const gemma4_layer_weights *w, weight *views, matrix_job *jobs) {
+    int width = m->config->expert_intermediate;
+    size_t ldy = 2 * (size_t)width;
+    if (weight_present(&w->experts_gate_up))
+        return expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * width, m->expert_gate_up, ldy, views, jobs);
+    int n = expert_jobs(m, &m->packed_slots, &w->experts_gate, width, m->expert_gate_up, ldy, views, jobs);
+    return n +
+           expert_jobs(m, &m->packed_slots, &w->experts_up, width, m->expert_gate_up + width, ldy, views + n, jobs + n);
 }
 
 /* Dense MLP and experts side by side: their gate/up products are one batch, their down products another. The dense
@@ -152,10 +172,9 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->gate_proj, m->gate_up, 2 * width);
     jobs[n_jobs++] = matrix_product(&m->packed, rows, &w->up_proj, m->gate_up + width, 2 * width);
     if (config->moe) {
-        slots.w = &w->experts_gate_up;
+        slots.w = w;
         rows_run(m, n_slots, config->hidden / 2, gather_slots, &slots);
-        n_jobs += expert_jobs(m, &m->packed_slots, &w->experts_gate_up, 2 * config->expert_intermediate,
-                              m->expert_gate_up, views, jobs + n_jobs);
+        n_jobs += gate_up_jobs(m, w, views, jobs + n_jobs);
     }
     matrix_run(m, jobs, n_jobs);
 
@@ -168,8 +187,8 @@ void experts_forward(backend_model *m, const gemma4_layer_weights *w, const gemm
         rows_run(m, n_slots, 2 * config->expert_intermediate, activate_rows, &slots);
         pack(m, &m->packed_act_slots, m->expert_gate_up, 2 * (size_t)config->expert_intermediate, n_slots,
              config->expert_intermediate, packing_of(m, &w->experts_down));
-        n_jobs +=
-            expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out, views, jobs + n_jobs);
+        n_jobs += expert_jobs(m, &m->packed_act_slots, &w->experts_down, config->hidden, m->expert_out,
+                              (size_t)config->hidden, views, jobs + n_jobs);
     }
     matrix_run(m, jobs, n_jobs);
     if (config->moe) rows_run(m, rows, config->experts_per_token * config->hidden, combine_experts, m);

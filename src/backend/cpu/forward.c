@@ -280,7 +280,7 @@ static void run_feed_forward(forward_step *f) {
     int hidden = m->config->hidden;
     rows_run(m, f->rows, 2 * hidden, after_attention_rows, f);
     if (m->config->moe) {
-        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, packing_of(m, &w->experts_gate_up));
+        pack(m, &m->packed_moe, m->x, (size_t)hidden, f->rows, hidden, experts_packings(m, w));
         experts_route(m, w, f->rows);
     }
     rows_run(m, f->rows, hidden, dense_input_rows, f);

@@ -1,6 +1,7 @@
 #include "backend/cpu/workspace.h"
 
 #include "backend/cpu/attention.h"
+#include "backend/cpu/experts.h"
 #include "backend/cpu/matrix.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -44,7 +45,7 @@ static void verifier_packings(const backend_model *m, input_packings *p) {
         for (int r = 0; r < COUNT(readers); r++) p->model |= packing_of(m, readers[r]);
         p->model |= packing_exact(m, &l->router_proj);
         p->down |= packing_of(m, &l->down_proj);
-        p->experts_in |= packing_of(m, &l->experts_gate_up);
+        p->experts_in |= experts_packings(m, l);
         p->experts_down |= packing_of(m, &l->experts_down);
     }
 }
@@ -124,7 +125,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
     m->head_stride = (c->vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     size_t shared = m->shared_sliding >= 0 ? chunk : 0;
     size_t targets = m->options.drafter ? (size_t)m->options.drafter->config.targets : 0;
-    m->max_jobs = 2 + (c->moe ? c->experts : 0);
+    m->max_jobs = 2 + (c->moe ? 2 * c->experts : 0); /* gate and up of an expert may be apart */
     if (m->max_jobs < 4) m->max_jobs = 4;
     m->partial_floats = attention_partial_floats(m, c->max_context);
     const buffer_request requests[] = {

@@ -62,6 +62,7 @@ typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
     bool failed;
+    bool apart;            /* experts whose gate and up are two matrices */
     const weight *rounded; /* a matrix that loses bits on the way, or NULL */
     const weight *refused; /* a matrix of a format that no loader takes, or NULL */
 } weight_plan;
@@ -119,6 +120,7 @@ static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, con
     plan_matrix(plan, &w->down_proj, &l->down);
     plan_matrix(plan, &w->router_proj, &l->router);
     plan_matrix(plan, &w->experts_gate_up, &l->experts_gate_up);
+    plan->apart |= weight_present(&w->experts_gate);
     plan_matrix(plan, &w->experts_down, &l->experts_down);
     plan_matrix(plan, &w->ple_gate, &l->ple_gate);
     plan_matrix(plan, &w->ple_proj, &l->ple_proj);
@@ -329,6 +331,10 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
 
 static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
     if (plan->failed) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
+    if (!plan->refused && plan->apart)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "experts whose gate and up are two tensors are not supported by backend cuda: use --backend "
+                         "cpu");
     if (!plan->refused) return KAKEYA_OK;
     char taken[128] = "";
     for (int i = 0; i < LOADERS; i++) {
@@ -336,7 +342,7 @@ static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
         snprintf(taken + length, sizeof taken - length, "%s%s", i ? ", " : "", weight_format_name(loaders[i].from));
     }
     return error_set(error, KAKEYA_UNSUPPORTED,
-                     "weights of format %s are not supported by backend cuda, which takes %s",
+                     "weights of format %s are not supported by backend cuda, which takes %s: use --backend cpu",
                      weight_format_name(plan->refused->format), taken);
 }
 

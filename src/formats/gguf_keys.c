@@ -1,0 +1,162 @@
+#include "formats/gguf_keys.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...) {
+    if (r->status != KAKEYA_OK) return;
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    r->status = error_set(r->error, status, "%s: %s", gguf_path(r->file), text);
+}
+
+static bool is_integer(gguf_value_type type) {
+    return type <= GGUF_I32 || type == GGUF_U64 || type == GGUF_I64; /* the numbers below f32's are integers */
+}
+
+long long gguf_value_int(const gguf_value *value, uint64_t i) {
+#define INTEGER(type, c_type)                                                                                          \
+    case type: {                                                                                                       \
+        c_type number;                                                                                                 \
+        memcpy(&number, value->data + i * sizeof number, sizeof number);                                               \
+        return (long long)number;                                                                                      \
+    }
+    switch (value->type) {
+        INTEGER(GGUF_U8, uint8_t)
+        INTEGER(GGUF_I8, int8_t)
+        INTEGER(GGUF_U16, uint16_t)
+        INTEGER(GGUF_I16, int16_t)
+        INTEGER(GGUF_U32, uint32_t)
+        INTEGER(GGUF_I32, int32_t)
+        INTEGER(GGUF_I64, int64_t)
+    case GGUF_U64: {
+        uint64_t number;
+        memcpy(&number, value->data + i * sizeof number, sizeof number);
+        return number > LLONG_MAX ? LLONG_MAX : (long long)number;
+    }
+    default:
+        return 0;
+    }
+}
+
+static void wrong_type(gguf_keys *r, const gguf_value *value, const char *expected) {
+    gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %s%s, expected %s", value->key, value->array ? "an array of " : "",
+                   gguf_value_type_name(value->type), expected);
+}
+
+static void missing(gguf_keys *r, const char *key) { gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is missing", key); }
+
+/* Element i within its limits. */
+static long long checked_int(gguf_keys *r, const gguf_value *value, uint64_t i, long long min, long long max) {
+    long long number = gguf_value_int(value, i);
+    if (number >= min && number <= max) return number;
+    if (value->array)
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s[%llu] is %lld, expected %lld to %lld", value->key,
+                       (unsigned long long)i, number, min, max);
+    else
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %lld, expected %lld to %lld", value->key, number, min, max);
+    return min;
+}
+
+long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value) return fallback;
+    if (!value->array && is_integer(value->type)) return checked_int(r, value, 0, min, max);
+    wrong_type(r, value, "a whole number");
+    return fallback;
+}
+
+long long gguf_keys_required_int(gguf_keys *r, const char *key, long long min, long long max) {
+    if (!gguf_find(r->file, key)) missing(r, key);
+    return gguf_keys_int(r, key, min, max, min);
+}
+
+double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, double fallback) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value) return fallback;
+    double number = NAN;
+    if (!value->array && value->type == GGUF_F32) {
+        float narrow;
+        memcpy(&narrow, value->data, sizeof narrow);
+        number = (double)narrow;
+    } else if (!value->array && value->type == GGUF_F64) {
+        memcpy(&number, value->data, sizeof number);
+    } else {
+        wrong_type(r, value, "f32");
+        return fallback;
+    }
+    if (number >= min && number <= max) return number;
+    gguf_keys_fail(r, KAKEYA_FORMAT, "key %s is %g, expected %g to %g", key, number, min, max);
+    return fallback;
+}
+
+double gguf_keys_required_number(gguf_keys *r, const char *key, double min, double max) {
+    if (!gguf_find(r->file, key)) missing(r, key);
+    return gguf_keys_number(r, key, min, max, max);
+}
+
+bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value) return fallback;
+    if (!value->array && value->type == GGUF_BOOL) return value->data[0] != 0;
+    wrong_type(r, value, "bool");
+    return fallback;
+}
+
+bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value) return false;
+    if (value->array || value->type != GGUF_STRING) {
+        wrong_type(r, value, "a string");
+        return false;
+    }
+    size_t at = 0;
+    *out = gguf_next_string(value, &at);
+    return true;
+}
+
+/* The value behind a key of n elements or one; NULL where that is not so. */
+static const gguf_value *find_elements(gguf_keys *r, const char *key, int n) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value) {
+        missing(r, key);
+    } else if (value->array && value->count != (uint64_t)n) {
+        gguf_keys_fail(r, KAKEYA_FORMAT, "key %s has %llu elements, expected %d", key, (unsigned long long)value->count,
+                       n);
+        return NULL;
+    }
+    return value;
+}
+
+void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out) {
+    const gguf_value *value = find_elements(r, key, n);
+    if (value && !is_integer(value->type)) {
+        wrong_type(r, value, "whole numbers");
+        value = NULL;
+    }
+    for (int i = 0; i < n; i++)
+        out[i] = value ? (int)checked_int(r, value, value->array ? (uint64_t)i : 0, min, max) : (int)min;
+}
+
+void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out) {
+    const gguf_value *value = find_elements(r, key, n);
+    if (value && value->type != GGUF_BOOL) {
+        wrong_type(r, value, "booleans");
+        value = NULL;
+    }
+    for (int i = 0; i < n; i++) out[i] = value && value->data[value->array ? i : 0] != 0;
+}
+
+const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type) {
+    const gguf_value *value = gguf_find(r->file, key);
+    if (!value || (value->array && value->type == type)) return value;
+    char expected[48];
+    snprintf(expected, sizeof expected, "an array of %s", gguf_value_type_name(type));
+    wrong_type(r, value, expected);
+    return NULL;
+}

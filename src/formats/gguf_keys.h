@@ -1,0 +1,41 @@
+/* Typed, checked access to the keys of a GGUF file. A reader remembers the first failure: callers read all they want
+ * and look at `status` once. Every message names the key, its value and what was expected. */
+#ifndef KAKEYA_FORMATS_GGUF_KEYS_H
+#define KAKEYA_FORMATS_GGUF_KEYS_H
+
+#include <string.h>
+
+#include "formats/gguf.h"
+
+typedef struct gguf_keys {
+    const gguf *file;
+    kakeya_error *error;
+    kakeya_status status;
+} gguf_keys;
+
+void gguf_keys_fail(gguf_keys *r, kakeya_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* A whole number of any integer type; `fallback` where the key is absent. */
+long long gguf_keys_int(gguf_keys *r, const char *key, long long min, long long max, long long fallback);
+/* The same for a key that must be there. */
+long long gguf_keys_required_int(gguf_keys *r, const char *key, long long min, long long max);
+/* A finite f32 or f64. */
+double gguf_keys_number(gguf_keys *r, const char *key, double min, double max, double fallback);
+double gguf_keys_required_number(gguf_keys *r, const char *key, double min, double max);
+bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback);
+/* False where the key is absent. */
+bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out);
+/* n whole numbers: an array of n, or one number for all of them. The key must be there. */
+void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out);
+/* The same of booleans. */
+void gguf_keys_bools(gguf_keys *r, const char *key, int n, bool *out);
+/* An array of elements of this type, or NULL where it is absent. */
+const gguf_value *gguf_keys_array(gguf_keys *r, const char *key, gguf_value_type type);
+/* Element i of an array of integers. */
+long long gguf_value_int(const gguf_value *value, uint64_t i);
+
+static inline bool gguf_text_is(gguf_text text, const char *expected) {
+    return text.bytes == strlen(expected) && memcmp(text.data, expected, text.bytes) == 0;
+}
+
+#endif

@@ -1,0 +1,22 @@
+/* Gemma 4 in GGUF files: keys to the configuration, names to the slots of the tensor list. */
+#ifndef KAKEYA_MODEL_GEMMA4_GGUF_H
+#define KAKEYA_MODEL_GEMMA4_GGUF_H
+
+#include "formats/gguf.h"
+#include "model/gemma4.h"
+
+/* The configuration that the keys and the tensors' names and shapes give. *note (256 bytes, may be NULL) receives what
+ * a user should know, or "". */
+kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *note, kakeya_error *error);
+
+/* Opens and maps a file, binds and checks every tensor. */
+kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model **out, kakeya_error *error);
+
+/* The name in GGUF files of a tensor called `name` without its prefix ("layers.3.mlp.up_proj.weight", "norm.weight");
+ * false where there is none. */
+bool gemma4_gguf_name(const char *name, char *out, size_t out_bytes);
+
+/* The format of a tensor's type; false for types without kernels. */
+bool gemma4_gguf_format(const gguf_type *type, weight_format *out);
+
+#endif
