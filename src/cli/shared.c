@@ -38,7 +38,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(
                 .name = "model", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->model,
                 .help =
-                    "checkpoint directory, GGUF file, or a name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
+                    "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
         CLI_OPTION(.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
                    .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"),
         CLI_OPTION(

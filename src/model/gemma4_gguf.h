@@ -9,8 +9,9 @@
  * a user should know, or "". */
 kakeya_status gemma4_gguf_config(const gguf *file, gemma4_config *out, char *note, kakeya_error *error);
 
-/* Opens and maps a file, binds and checks every tensor. */
-kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model **out, kakeya_error *error);
+/* Opens and maps a file, binds and checks every tensor. What was read is the model's also on failure: its owner closes
+ * it. */
+kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model *model, kakeya_error *error);
 
 /* The name in GGUF files of a tensor called `name` without its prefix ("layers.3.mlp.up_proj.weight", "norm.weight");
  * false where there is none. */

@@ -363,10 +363,7 @@ static kakeya_status bind_all(gemma4_model *model, mem_account *account, tensor_
     return status;
 }
 
-kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model **out, kakeya_error *error) {
-    *out = NULL;
-    gemma4_model *model = calloc(1, sizeof *model);
-    if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the model", path);
+kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_model *model, kakeya_error *error) {
     tensor_memory memory = {0};
     kakeya_status status = gguf_open(path, &model->file, error);
     if (status == KAKEYA_OK) status = gemma4_gguf_config(model->file, &model->config, model->note, error);
@@ -374,15 +371,11 @@ kakeya_status gemma4_gguf_open(const char *path, mem_account *account, gemma4_mo
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
     model->mapped_bytes = memory.mapped_bytes;
-    if (status != KAKEYA_OK) {
-        gemma4_model_close(model);
-        return status;
-    }
+    if (status != KAKEYA_OK) return status;
     if (model->config.tied_head) model->weights.head = model->weights.embed;
     size_t used = strlen(model->note);
     if (memory.skipped)
         snprintf(model->note + used, sizeof model->note - used, "%s%zu vision and audio tensors skipped: text only",
                  used ? "; " : "", memory.skipped);
-    *out = model;
     return KAKEYA_OK;
 }

@@ -14,7 +14,8 @@ struct kakeya_tokenizer {
     _Atomic(token_table *) table; /* for grammars; NULL until the first one */
 };
 
-/* Reads both from a model directory or a GGUF file; one without a vocabulary leaves out->tokens NULL. variant: of the model
+/* Reads both from a model directory or a GGUF file; one without a vocabulary leaves out->tokens NULL. variant: of the
+ * model
  * ("26b-a4b"), or NULL: as config.json says. What was read is there also on failure. */
 kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_tokenizer *out, kakeya_error *error);
 /* The table of a tokenizer that is open; made by the first call. */
