@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -19,6 +20,9 @@ static const char *prompt_text(EditLine *editor) {
     (void)editor;
     return "> ";
 }
+
+/* What was typed before a Ctrl-C and has not been read yet is given up. */
+static void give_up_typing(void) { tcflush(STDIN_FILENO, TCIFLUSH); }
 
 /* How soon a Ctrl-C is noticed that came just before the wait for a key began. */
 enum { INTERRUPT_CHECK_MS = 100 };
@@ -106,6 +110,7 @@ failed:
     tell(&error);
     conversation_cut(&c->talk, before);
 done:
+    if (terminal_interrupted()) give_up_typing();
     terminal_clear_interrupt();
     answer_free(&a);
     kakeya_free(ids);
@@ -191,6 +196,10 @@ int chat_run(const answer_options *options, const char *system, kakeya_engine *e
     el_set(editor, EL_GETCFN, read_character);
     el_set(editor, EL_EDITOR, "emacs");
     el_set(editor, EL_HIST, history, past);
+    /* Ctrl-C makes a terminal throw away what it has not shown yet, and it does so after the program has been told:
+     * what the program says about the Ctrl-C would be lost at times. */
+    el_set(editor, EL_SETTY, "-d", "+noflsh", NULL);
+    el_set(editor, EL_SETTY, "-x", "+noflsh", NULL);
     el_source(editor, NULL); /* the user's ~/.editrc */
     if (system) {
         if (!conversation_add(&c.talk, "system", system)) goto done;
@@ -209,6 +218,7 @@ int chat_run(const answer_options *options, const char *system, kakeya_engine *e
             if (interrupted_before) break;
             interrupted_before = true;
             el_reset(editor);
+            give_up_typing();
             printf("\n(Ctrl-C again or /exit leaves)\n");
             continue;
         }

@@ -5,6 +5,7 @@
  *   type TEXT        types TEXT
  *   interrupt        types Ctrl-C
  *   end              types Ctrl-D
+ *   keeps            holds if Ctrl-C does not make the terminal throw away what the program has written
  *   exit STATUS      waits for the program's end and compares its exit status
  * The transcript goes to stdout. Exit status 0: every step was met; 1: one was not, named on stderr.
  * usage: pty PROGRAM [ARGUMENT]... <SCRIPT */
@@ -89,6 +90,12 @@ static bool wait_for_exit(terminal *t, int expected) {
     return WIFEXITED(status) && WEXITSTATUS(status) == expected;
 }
 
+/* A terminal's two ends have one set of modes. */
+static bool keeps_output(const terminal *t) {
+    struct termios modes;
+    return tcgetattr(t->descriptor, &modes) == 0 && (modes.c_lflag & NOFLSH);
+}
+
 static bool play(terminal *t, const char *step) {
     if (strncmp(step, "expect ", 7) == 0) return expect(t, step + 7);
     if (strncmp(step, "output ", 7) == 0) return expect_output(t, strtoul(step + 7, NULL, 10));
@@ -96,6 +103,7 @@ static bool play(terminal *t, const char *step) {
     if (strncmp(step, "type ", 5) == 0) return type(t, step + 5);
     if (strcmp(step, "interrupt") == 0) return type(t, "\003");
     if (strcmp(step, "end") == 0) return type(t, "\004");
+    if (strcmp(step, "keeps") == 0) return keeps_output(t);
     if (strncmp(step, "exit ", 5) == 0) return wait_for_exit(t, atoi(step + 5));
     return false;
 }

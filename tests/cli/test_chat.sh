@@ -77,6 +77,7 @@ expect >
 send def quicksort(items):
 expect def quicksort(items):
 output 40
+keeps
 interrupt
 expect tokens per forward
 expect > 
@@ -90,10 +91,12 @@ interrupt
 exit 0
 SCRIPT
 
+# By default a terminal throws away what it has not shown yet when Ctrl-C is typed, the program's answer to it included.
 play "Ctrl-C at the prompt gives up the line" run <<'SCRIPT'
 expect > 
 type abc
 expect abc
+keeps
 interrupt
 expect Ctrl-C again
 expect > 
