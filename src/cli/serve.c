@@ -212,7 +212,7 @@ int cli_serve(int argc, char **argv) {
         CLI_OPTION(.name = "thinking", .argument = "off|on", .kind = CLI_CHOICE, .target = &o.thinking,
                    .choices = switch_names, .help = "whether the model reasons where a request does not say (off)"),
         CLI_OPTION(.name = "session-dir", .argument = "DIR", .kind = CLI_TEXT, .target = &o.session_directory,
-                   .help = "keep prompts and sessions in files, also over restarts; they hold what users write"),
+                   .help = "keep prompts, sessions and responses in files; they hold what users write"),
         CLI_OPTION(.name = "cache-disk", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_disk,
                    .help = "of all files in that directory (64G)"),
         CLI_OPTION(.name = "cache-ram", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.cache_ram,

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 
@@ -11,7 +12,8 @@ struct response_entry {
     char id[RESPONSE_ID_BYTES];
     unsigned long long owner;
     response_texts texts;
-    double ended; /* clock_seconds; 0: it runs */
+    bool running;
+    double ended; /* clock_seconds, below 0 for what ended before the clock began */
     bool listed;
     size_t waiters; /* for its end; whoever is last frees an entry that is not listed */
     void (*cancel)(void *user);
@@ -25,13 +27,8 @@ struct response_store {
     size_t most, n; /* finished and listed entries */
     size_t most_bytes, bytes;
     double seconds;
+    response_disk *disk; /* NULL: none */
 };
-
-void response_texts_free(response_texts *t) {
-    text_free(&t->object);
-    text_free(&t->input);
-    text_free(&t->output);
-}
 
 response_store *response_store_open(size_t entries, size_t bytes, double seconds) {
     response_store *s = calloc(1, sizeof *s);
@@ -51,7 +48,7 @@ static size_t bytes_of(const response_entry *e) {
     return sizeof *e + e->texts.object.n + e->texts.input.n + e->texts.output.n;
 }
 
-static bool is_kept(const response_entry *e) { return e->ended > 0 && e->listed; }
+static bool is_kept(const response_entry *e) { return !e->running && e->listed; }
 
 static void remove_entry(response_store *s, response_entry *e) {
     if (is_kept(e)) {
@@ -89,23 +86,100 @@ static void make_room(response_store *s) {
         newer = e->newer;
         if (!is_kept(e)) continue;
         if (s->n <= s->most && s->bytes <= s->most_bytes && now < e->ended + s->seconds) return;
+        if (s->disk) response_disk_forget(s->disk, e->id);
         drop(s, e);
     }
 }
 
+static response_entry *find_id(response_store *s, const char *id) {
+    for (response_entry *e = s->newest; e; e = e->older)
+        if (strcmp(e->id, id) == 0) return e;
+    return NULL;
+}
+
 static response_entry *find(response_store *s, const char *id, unsigned long long owner) {
     make_room(s);
-    for (response_entry *e = s->newest; e; e = e->older)
-        if (e->owner == owner && strcmp(e->id, id) == 0) return e;
-    return NULL;
+    response_entry *e = find_id(s, id);
+    return e && e->owner == owner ? e : NULL;
 }
 
 void response_store_close(response_store *s) {
     if (!s) return;
+    response_disk_close(s->disk);
     while (s->newest) remove_entry(s, s->newest);
     pthread_cond_destroy(&s->ended);
     pthread_mutex_destroy(&s->lock);
     free(s);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- files */
+
+static double unix_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* One that another server has stored, or an earlier one. */
+static void take_record(void *user, response_record *record) {
+    response_store *s = user;
+    response_entry *e = calloc(1, sizeof *e), *newer = NULL;
+    if (!e) {
+        response_texts_free(&record->texts);
+        return;
+    }
+    memcpy(e->id, record->id, sizeof e->id);
+    e->owner = record->owner;
+    e->listed = true;
+    e->texts = record->texts;
+    double age = (unix_ms() - (double)record->ended_ms) / 1e3;
+    e->ended = clock_seconds() - (age > 0 ? age : 0);
+    pthread_mutex_lock(&s->lock);
+    if (find_id(s, e->id)) {
+        pthread_mutex_unlock(&s->lock);
+        response_texts_free(&e->texts);
+        free(e);
+        return;
+    }
+    for (e->older = s->newest; e->older && (e->older->running || e->older->ended > e->ended);
+         e->older = e->older->older)
+        newer = e->older;
+    e->newer = newer;
+    *(newer ? &newer->older : &s->newest) = e;
+    *(e->older ? &e->older->newer : &s->oldest) = e;
+    s->n++;
+    s->bytes += bytes_of(e);
+    make_room(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void response_store_use(response_store *s, response_disk *disk) {
+    s->disk = disk;
+    response_disk_scan(disk, take_record, s);
+}
+
+/* With the lock. */
+static void save(response_store *s, const response_entry *e) {
+    response_record record = {.owner = e->owner, .ended_ms = (uint64_t)unix_ms()};
+    memcpy(record.id, e->id, sizeof record.id);
+    if (response_texts_copy(&e->texts, &record.texts)) response_disk_save(s->disk, &record);
+}
+
+/* Without the lock: forgets a response whose file another server has removed, and looks for one that is not known. */
+static void look_at_files(response_store *s, const char *id, unsigned long long owner) {
+    if (!s->disk) return;
+    pthread_mutex_lock(&s->lock);
+    bool known = find(s, id, owner) != NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (!known) {
+        response_disk_scan(s->disk, take_record, s);
+    } else if (response_disk_is_gone(s->disk, id)) {
+        pthread_mutex_lock(&s->lock);
+        response_entry *e = find(s, id, owner);
+        if (e && is_kept(e)) drop(s, e);
+        pthread_mutex_unlock(&s->lock);
+        response_disk_forget(s->disk, id);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ beginning and end */
@@ -120,6 +194,7 @@ response_entry *response_store_begin(response_store *s, const char *id, unsigned
     }
     memcpy(e->id, id, strlen(id) + 1);
     e->owner = owner;
+    e->running = true;
     e->listed = listed;
     e->texts = *texts;
     *texts = (response_texts){0};
@@ -145,11 +220,13 @@ void response_store_end(response_store *s, response_entry *e, text_buffer *objec
     e->texts.output = *output;
     *object = *output = (text_buffer){0};
     if (e->texts.object.failed || e->texts.output.failed) e->listed = false;
+    e->running = false;
     e->ended = clock_seconds();
     e->cancel = NULL;
     if (e->listed) {
         s->n++;
         s->bytes += bytes_of(e);
+        if (s->disk) save(s, e);
     } else if (e->waiters == 0) {
         remove_entry(s, e);
     }
@@ -160,47 +237,40 @@ void response_store_end(response_store *s, response_entry *e, text_buffer *objec
 
 /* ------------------------------------------------------------------------------------------------------ questions */
 
-static bool copy(const text_buffer *from, text_buffer *to) {
-    text_bytes(to, from->data ? from->data : "", from->n);
-    return !to->failed;
-}
-
 bool response_store_get(response_store *s, const char *id, unsigned long long owner, response_texts *out) {
     *out = (response_texts){0};
+    look_at_files(s, id, owner);
     pthread_mutex_lock(&s->lock);
     const response_entry *e = find(s, id, owner);
-    bool found = e && e->listed;
-    if (found) {
-        memcpy(out->previous, e->texts.previous, sizeof out->previous);
-        found = copy(&e->texts.object, &out->object) && copy(&e->texts.input, &out->input) &&
-                copy(&e->texts.output, &out->output);
-    }
+    bool found = e && e->listed && response_texts_copy(&e->texts, out);
     pthread_mutex_unlock(&s->lock);
-    if (!found) response_texts_free(out);
     return found;
 }
 
 response_found response_store_delete(response_store *s, const char *id, unsigned long long owner) {
+    look_at_files(s, id, owner);
     pthread_mutex_lock(&s->lock);
     response_entry *e = find(s, id, owner);
-    response_found found = !e || !e->listed ? RESPONSE_UNKNOWN : e->ended > 0 ? RESPONSE_ENDED : RESPONSE_RUNNING;
+    response_found found = !e || !e->listed ? RESPONSE_UNKNOWN : e->running ? RESPONSE_RUNNING : RESPONSE_ENDED;
     if (found == RESPONSE_ENDED) drop(s, e);
     pthread_mutex_unlock(&s->lock);
+    if (found == RESPONSE_ENDED && s->disk) response_disk_remove(s->disk, id);
     return found;
 }
 
 response_found response_store_cancel(response_store *s, const char *id, unsigned long long owner, text_buffer *object) {
+    look_at_files(s, id, owner);
     pthread_mutex_lock(&s->lock);
     response_entry *e = find(s, id, owner);
-    response_found found = !e              ? RESPONSE_UNKNOWN
-                           : e->ended == 0 ? RESPONSE_RUNNING
-                           : e->listed     ? RESPONSE_ENDED
-                                           : RESPONSE_UNKNOWN;
+    response_found found = !e           ? RESPONSE_UNKNOWN
+                           : e->running ? RESPONSE_RUNNING
+                           : e->listed  ? RESPONSE_ENDED
+                                        : RESPONSE_UNKNOWN;
     if (found == RESPONSE_RUNNING) {
         e->waiters++;
         e->cancel(e->cancel_user);
-        while (e->ended == 0) pthread_cond_wait(&s->ended, &s->lock);
-        copy(&e->texts.object, object);
+        while (e->running) pthread_cond_wait(&s->ended, &s->lock);
+        text_bytes(object, e->texts.object.data ? e->texts.object.data : "", e->texts.object.n);
         object->failed |= e->texts.object.failed;
         if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
     }
@@ -219,9 +289,8 @@ static cJSON *item_in(const text_buffer *list, const char *id) {
     return found;
 }
 
-cJSON *response_store_item(response_store *s, unsigned long long owner, const char *id) {
+static cJSON *find_item(response_store *s, unsigned long long owner, const char *id) {
     cJSON *found = NULL;
-    if (!id[0]) return NULL;
     pthread_mutex_lock(&s->lock);
     make_room(s);
     for (const response_entry *e = s->newest; e && !found; e = e->older) {
@@ -231,6 +300,14 @@ cJSON *response_store_item(response_store *s, unsigned long long owner, const ch
     }
     pthread_mutex_unlock(&s->lock);
     return found;
+}
+
+cJSON *response_store_item(response_store *s, unsigned long long owner, const char *id) {
+    if (!id[0]) return NULL;
+    cJSON *found = find_item(s, owner, id);
+    if (found || !s->disk) return found;
+    response_disk_scan(s->disk, take_record, s);
+    return find_item(s, owner, id);
 }
 
 size_t response_store_size(response_store *s) {

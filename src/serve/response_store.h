@@ -1,36 +1,25 @@
-/* Responses that clients may name later: the newest ones, in memory, and those that are being computed. A response is
- * found by its id and by who made it; to everybody else it does not exist. All functions may be called by several
- * threads at a time. */
+/* Responses that clients may name later: the newest ones, in memory and in files of the session directory, and those
+ * that are being computed. A response is found by its id and by who made it; to everybody else it does not exist. All
+ * functions may be called by several threads at a time. */
 #ifndef KAKEYA_SERVE_RESPONSE_STORE_H
 #define KAKEYA_SERVE_RESPONSE_STORE_H
 
 #include <cjson/cJSON.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include "serve/text.h"
+#include "serve/response_disk.h"
 
 typedef struct response_store response_store;
 typedef struct response_entry response_entry;
 
-enum { RESPONSE_STORE_ENTRIES = 1000, RESPONSE_ID_BYTES = 40 };
+enum { RESPONSE_STORE_ENTRIES = 1000 };
 #define RESPONSE_STORE_BYTES   ((size_t)256 << 20)
 #define RESPONSE_STORE_SECONDS (30.0 * 24 * 3600)
 
 /* At most so many finished responses and bytes of their texts, for so many seconds. NULL: out of memory. */
 response_store *response_store_open(size_t entries, size_t bytes, double seconds);
 void response_store_close(response_store *store); /* no response is running. NULL is fine */
-
-/* What is known of a response: JSON texts. */
-typedef struct response_texts {
-    char previous[RESPONSE_ID_BYTES]; /* id of the response that it continues; "" for none */
-    text_buffer object;               /* as clients get it */
-    text_buffer input;                /* the list of the request's own items */
-    text_buffer output;               /* the list of output items */
-} response_texts;
-
-void response_texts_free(response_texts *texts);
+/* From now on responses have files, too: takes the disk, and reads what is there. Once, before the first response. */
+void response_store_use(response_store *store, response_disk *disk);
 
 /* A response that runs from now on. Takes the texts, even on failure. listed: it may be asked for by its id. cancel is
  * called by response_store_cancel, on another thread and under the store's lock. NULL: out of memory. */
@@ -39,7 +28,8 @@ response_entry *response_store_begin(response_store *store, const char *id, unsi
 /* It has ended. Takes object and output; a list that is out of memory forgets the response. */
 void response_store_end(response_store *store, response_entry *entry, text_buffer *object, text_buffer *output);
 
-/* A copy of what is known, freed with response_texts_free. False: there is no such response, or no memory. */
+/* A copy of what is known, freed with response_texts_free. False: there is no such response, or no memory. This one and
+ * those below may read files: not for a network thread. */
 bool response_store_get(response_store *store, const char *id, unsigned long long owner, response_texts *out);
 
 typedef enum response_found { RESPONSE_UNKNOWN = 0, RESPONSE_ENDED, RESPONSE_RUNNING } response_found;

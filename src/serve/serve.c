@@ -13,6 +13,7 @@
 #include "serve/answer.h"
 #include "serve/routes.h"
 #include "serve/rpc.h"
+#include "serve/seal_file.h"
 
 enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, SPARE_WORKERS = 8, DEFAULT_BATCH = 64, MAX_NAMED_SESSIONS = 256 };
 
@@ -98,7 +99,7 @@ static bool prepare(running_server *r) {
     for (int32_t t = 0; t < kakeya_engine_vocab_size(s->engine) && s->n_stop_tokens < MAX_STOPS; t++)
         if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
     read_sampling(s);
-    s->turns = settings->exact_replay ? turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES) : NULL;
+    if (settings->exact_replay && !s->turns) s->turns = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
     size_t ram = settings->cache_ram_bytes == SIZE_MAX ? serve_default_cache_bytes() : settings->cache_ram_bytes;
     const store_options store = {.ram_bytes = ram,
                                  .disk_bytes = settings->cache_disk_bytes,
@@ -115,9 +116,25 @@ static bool prepare(running_server *r) {
     return true;
 }
 
+/* What is kept beside sessions. A directory that cannot be used costs what it would have kept; the store of sessions
+ * says so. */
+static void open_directory(server_context *s) {
+    const char *directory = s->settings->session_directory;
+    kakeya_error error = {0};
+    response_disk *disk = NULL;
+    if (!directory) return;
+    if (seal_file_open(directory, &s->seal, &error) != KAKEYA_OK)
+        fprintf(stderr, "kakeya serve: %s; sealed reasoning is known until the end of this server\n", error.message);
+    if (response_disk_open(directory, log_line, NULL, &disk, &error) == KAKEYA_OK)
+        response_store_use(s->responses, disk);
+    else
+        fprintf(stderr, "kakeya serve: responses: %s; they are kept in memory alone\n", error.message);
+}
+
 static void *load(void *user) {
     running_server *r = user;
     server_context *s = &r->server;
+    open_directory(s);
     kakeya_engine_options options = s->settings->engine;
     options.progress = on_progress;
     options.user = s;

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "serve/temporary.h"
 
 static const char suffix[] = ".kkc", bad_suffix[] = ".bad", lock_name[] = ".lock";
 static const double half_life_seconds = 6 * 3600.0, default_pause_seconds = 60;
@@ -202,7 +203,7 @@ kakeya_status store_disk_open(const store_disk_options *options, store_disk **ou
         store_disk_close(disk);
         return status;
     }
-    store_file_remove_abandoned(disk->fd);
+    temporary_remove_abandoned(disk->fd);
     refresh(disk);
     *out = disk;
     return KAKEYA_OK;

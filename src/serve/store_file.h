@@ -46,9 +46,6 @@ uint64_t store_file_bytes(const store_file_content *content);
 kakeya_status store_file_write(int directory, const char *name, const store_file_content *content,
                                store_file_info *info, int *system_error, kakeya_error *error);
 
-/* Removes the temporary files of writers that are no more. */
-void store_file_remove_abandoned(int directory);
-
 /* ------------------------------------------------------------------------------------------------------- reading */
 
 typedef struct store_file store_file;

@@ -1,12 +1,9 @@
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -15,8 +12,7 @@
 
 #include "base/error.h"
 #include "serve/store_file.h"
-
-static const char temporary_prefix[] = ".tmp-";
+#include "serve/temporary.h"
 
 typedef struct file_output {
     const store_file_content *content;
@@ -104,24 +100,6 @@ static kakeya_status write_body(file_output *o, const char *name, const store_fi
     return KAKEYA_OK;
 }
 
-/* Whoever writes a temporary file holds a lock on it for as long as it lives, so that others know those of the dead.
- * -1 with errno; EEXIST: a living writer has it. */
-static int open_temporary(int directory, const char *name) {
-    for (int tries = 0; tries < 3; tries++) {
-        int fd = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-        if (fd >= 0) {
-            struct stat about;
-            if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &about) == 0 && about.st_nlink == 1) return fd;
-            close(fd); /* somebody took it for abandoned before it was locked */
-            continue;
-        }
-        if (errno != EEXIST) return -1;
-        store_file_remove_abandoned(directory);
-    }
-    errno = EEXIST;
-    return -1;
-}
-
 /* Room for the whole file, so that a full disk is known before a byte is written. */
 static int reserve(int fd, uint64_t bytes) {
     int why = posix_fallocate(fd, 0, (off_t)bytes);
@@ -184,11 +162,10 @@ kakeya_status store_file_write(int directory, const char *name, const store_file
                                store_file_info *info, int *system_error, kakeya_error *error) {
     file_output o = {.content = content};
     store_file_info own = info_of(content);
-    char temporary[256];
-    snprintf(temporary, sizeof temporary, "%s%ld-%.200s", temporary_prefix, (long)getpid(), name);
+    char temporary[TEMPORARY_NAME_BYTES];
     *system_error = 0;
     step(&o, "begin");
-    o.fd = open_temporary(directory, temporary);
+    o.fd = temporary_open(directory, name, temporary);
     if (o.fd < 0 && errno == EEXIST)
         return error_set(error, KAKEYA_CANCELLED, "%s: another process is writing it", name);
     if (o.fd < 0) {
@@ -213,25 +190,4 @@ kakeya_status store_file_write(int directory, const char *name, const store_file
     free(o.checksums);
     *system_error = o.failed;
     return status;
-}
-
-void store_file_remove_abandoned(int directory) {
-    int copy = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *list = copy >= 0 ? fdopendir(copy) : NULL;
-    if (!list) {
-        if (copy >= 0) close(copy);
-        return;
-    }
-    for (struct dirent *e; (e = readdir(list)) != NULL;) {
-        if (strncmp(e->d_name, temporary_prefix, sizeof temporary_prefix - 1) != 0) continue;
-        int fd = openat(directory, e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-        if (fd < 0) continue;
-        /* its writer may have given it its name meanwhile, and another one begun a file under this one */
-        struct stat locked, named;
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &locked) == 0 &&
-            fstatat(directory, e->d_name, &named, AT_SYMLINK_NOFOLLOW) == 0 && locked.st_ino == named.st_ino)
-            (void)unlinkat(directory, e->d_name, 0);
-        close(fd);
-    }
-    closedir(list);
 }

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import re
 import signal
+import tempfile
 import threading
 from typing import Literal
 
@@ -599,6 +601,81 @@ def _():
     for t in threads:
         t.join()
     equal(results, alone)
+
+
+@test("36: stored responses outlive their server, with a directory: chains, items, deletions, owners; a server that is killed too")
+def _():
+    with tempfile.TemporaryDirectory() as path:
+        options = ("--api-key", "one", "--api-key", "two", "--session-dir", path)
+        s = scripted("Fine.", *options)
+        one, two = client(s, api_key="one"), client(s, api_key="two")
+
+        def ask(ai, input, **more):
+            return ai.responses.create(model="demo", input=input, temperature=0, max_output_tokens=8, **more)
+
+        first = ask(one, "a")
+        second = ask(one, "b", previous_response_id=first.id)
+        theirs = ask(two, "c")
+        hidden = ask(one, "d", store=False)
+        deleted = ask(one, "e")
+        one.responses.delete(deleted.id)
+        items = one.responses.input_items.list(second.id).data
+        shared = scripted("Fine.", *options)  # another server on the directory, which was there in time
+        eventually(lambda: found(client(shared, api_key="one"), second.id), "the file is there")
+        s.process.kill()
+        s.stop()
+        for s in (shared, scripted("Fine.", *options)):
+            one, two = client(s, api_key="one"), client(s, api_key="two")
+            equal(one.responses.retrieve(second.id).model_dump(), second.model_dump())
+            equal(one.responses.input_items.list(second.id).data, items)
+            for who, what in ((two, second), (one, theirs), (one, hidden), (one, deleted)):
+                holds(not found(who, what.id), what.id)
+                try:
+                    ask(who, "x", previous_response_id=what.id)
+                    holds(False, "it is not there")
+                except openai.BadRequestError as e:
+                    equal((e.code, e.param), ("previous_response_not_found", "previous_response_id"))
+            third = ask(one, "f", previous_response_id=second.id)
+            whole = [user("a"), *first.output, user("b"), *second.output, user("f")]
+            equal(third.usage.input_tokens, ask(one, whole).usage.input_tokens, "the whole chain")
+            by_id = [user("a"), {"type": "item_reference", "id": first.output[0].id}, user("b")]
+            equal(ask(one, by_id).usage.input_tokens, second.usage.input_tokens)
+            one.responses.delete(third.id)
+        one.responses.delete(second.id)
+        holds(not found(client(shared, api_key="one"), second.id), "deleted on the other server")
+        s.stop()
+        shared.stop()
+
+
+def found(ai, id):
+    try:
+        return ai.responses.retrieve(id).status
+    except openai.NotFoundError:
+        return None
+
+
+@test("encrypted_content: a directory has one key: reasoning that an earlier server has sealed is read, that of others is not")
+def _():
+    with tempfile.TemporaryDirectory() as path:
+        s = scripted(THOUGHT, "--session-dir", path)
+        sealed = create(s=s, reasoning={"effort": "high"}, include=["reasoning.encrypted_content"]).output[0].encrypted_content
+        call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+        result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+
+        def count(s, **reasoning):
+            body = {"input": [user("a"), {"type": "reasoning", "summary": [], **reasoning}, call, result], "reasoning": {"effort": "high"}}
+            reply = s.post("/v1/responses/input_tokens", body)
+            return reply.json["input_tokens"], reply.headers.get("x-kakeya-ignored")
+
+        plain = count(s, content=[{"type": "reasoning_text", "text": "so it is"}])
+        equal(count(s, encrypted_content=sealed), plain)
+        s.stop()
+        equal(oct(os.stat(os.path.join(path, "seal.key")).st_mode & 0o777), "0o600")
+        s, other = scripted(THOUGHT, "--session-dir", path), scripted(THOUGHT)
+        equal(count(s, encrypted_content=sealed), plain)
+        equal(count(other, encrypted_content=sealed)[1], "input[1].encrypted_content")
+        s.stop()
+        other.stop()
 
 
 if __name__ == "__main__":

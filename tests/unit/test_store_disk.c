@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "serve/store_file.h"
+#include "serve/temporary.h"
 
 #include "scratch.h"
 #include "store_support.h"
@@ -231,7 +232,7 @@ static void test_killed_at_any_moment(void **state) {
         assert_int_equal(waitpid(child, &status, 0), child);
         ended = WIFEXITED(status);
         if (ended) assert_int_equal(WEXITSTATUS(status), 0);
-        store_file_remove_abandoned(directory);
+        temporary_remove_abandoned(directory);
         assert_int_equal(files_in(scratch_path("killed"), "tmp"), 0);
         assert_int_equal(read_file(directory, "sess-1.kkc", read), KAKEYA_OK);
         size_t n;
@@ -259,7 +260,7 @@ typedef struct racer {
 
 static void clean(void *user, const char *what) {
     (void)what;
-    store_file_remove_abandoned(*(const int *)user);
+    temporary_remove_abandoned(*(const int *)user);
 }
 
 /* Files of living writers are not taken for abandoned, and the same file is not written twice at a time. */
