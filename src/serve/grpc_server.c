@@ -2,13 +2,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <grpc/byte_buffer.h>
-#include <grpc/byte_buffer_reader.h>
-#include <grpc/grpc.h>
-#include <grpc/grpc_security.h>
-#include <grpc/support/alloc.h>
-#include <grpc/support/log.h>
-#include <grpc/support/time.h>
 #include <netdb.h>
 #include <pthread.h>
 #include <signal.h>
@@ -22,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "serve/grpc_core.h"
 
 static const double TICK_SECONDS = 0.5;
 /* For calls that have been answered to bring it to their clients, at the end. */
@@ -84,21 +78,21 @@ void rpc_call_set_state(rpc_call *call, void *state) { call->state = state; }
 void *rpc_call_state(const rpc_call *call) { return call->state; }
 
 static void free_call(rpc_call *c) {
-    if (c->call) grpc_call_unref(c->call);
-    grpc_call_details_destroy(&c->details);
-    grpc_metadata_array_destroy(&c->metadata);
-    if (c->received) grpc_byte_buffer_destroy(c->received);
-    if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
+    if (c->call) grpc_core.grpc_call_unref(c->call);
+    grpc_core.grpc_call_details_destroy(&c->details);
+    grpc_core.grpc_metadata_array_destroy(&c->metadata);
+    if (c->received) grpc_core.grpc_byte_buffer_destroy(c->received);
+    if (c->outgoing) grpc_core.grpc_byte_buffer_destroy(c->outgoing);
     free(c);
 }
 
 /* Refused batches are programming errors, but a call that waits for a completion that never comes would be worse. */
 static void start_batch(rpc_call *c, const grpc_op *ops, size_t n, event_kind kind) {
     c->tags[kind] = (event_tag){.kind = kind, .call = c};
-    if (grpc_call_start_batch(c->call, ops, n, &c->tags[kind], NULL) == GRPC_CALL_OK)
+    if (grpc_core.grpc_call_start_batch(c->call, ops, n, &c->tags[kind], NULL) == GRPC_CALL_OK)
         c->pending++;
     else
-        grpc_call_cancel(c->call, NULL);
+        grpc_core.grpc_call_cancel(c->call, NULL);
 }
 
 static void await_call(rpc_server *s) {
@@ -106,11 +100,11 @@ static void await_call(rpc_server *s) {
     if (!c) return; /* the next tick tries again */
     s->awaits = true;
     c->server = s;
-    grpc_call_details_init(&c->details);
-    grpc_metadata_array_init(&c->metadata);
+    grpc_core.grpc_call_details_init(&c->details);
+    grpc_core.grpc_metadata_array_init(&c->metadata);
     c->tags[EVENT_ARRIVED] = (event_tag){.kind = EVENT_ARRIVED, .call = c};
-    if (grpc_server_request_call(s->server, &c->call, &c->details, &c->metadata, s->queue, s->queue,
-                                 &c->tags[EVENT_ARRIVED]) == GRPC_CALL_OK)
+    if (grpc_core.grpc_server_request_call(s->server, &c->call, &c->details, &c->metadata, s->queue, s->queue,
+                                           &c->tags[EVENT_ARRIVED]) == GRPC_CALL_OK)
         return;
     s->awaits = false;
     free_call(c);
@@ -124,10 +118,10 @@ static size_t add_begin(rpc_call *c, grpc_op *ops) {
 }
 
 static size_t add_message(rpc_call *c, grpc_op *op, const uint8_t *data, size_t bytes) {
-    if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
-    grpc_slice slice = grpc_slice_from_copied_buffer((const char *)data, bytes);
-    c->outgoing = grpc_raw_byte_buffer_create(&slice, 1);
-    grpc_slice_unref(slice);
+    if (c->outgoing) grpc_core.grpc_byte_buffer_destroy(c->outgoing);
+    grpc_slice slice = grpc_core.grpc_slice_from_copied_buffer((const char *)data, bytes);
+    c->outgoing = grpc_core.grpc_raw_byte_buffer_create(&slice, 1);
+    grpc_core.grpc_slice_unref(slice);
     *op = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = c->outgoing};
     return 1;
 }
@@ -143,12 +137,12 @@ static void finish(rpc_call *c, rpc_code code, const char *text, const uint8_t *
     grpc_op ops[3];
     size_t n = add_begin(c, ops);
     if (data) n += add_message(c, &ops[n], data, bytes);
-    grpc_slice details = grpc_slice_from_copied_string(text ? text : "");
+    grpc_slice details = grpc_core.grpc_slice_from_copied_string(text ? text : "");
     ops[n++] = (grpc_op){
         .op = GRPC_OP_SEND_STATUS_FROM_SERVER,
         .data.send_status_from_server = {.status = (grpc_status_code)code, .status_details = text ? &details : NULL}};
     start_batch(c, ops, n, EVENT_FINISHED);
-    grpc_slice_unref(details);
+    grpc_core.grpc_slice_unref(details);
     c->released = true;
 }
 
@@ -165,7 +159,7 @@ void rpc_call_fail(rpc_call *call, rpc_code code, const char *format, ...) {
 
 void rpc_call_abort(rpc_call *call, rpc_code code, const char *text) {
     call->released = true;
-    grpc_call_cancel_with_status(call->call, (grpc_status_code)code, text, NULL);
+    grpc_core.grpc_call_cancel_with_status(call->call, (grpc_status_code)code, text, NULL);
 }
 
 /* --------------------------------------------------------------------------------------------------------- events */
@@ -174,7 +168,7 @@ void rpc_call_abort(rpc_call *call, rpc_code code, const char *text) {
 static const char *find_header(const grpc_metadata_array *metadata, const char *name, char *value, size_t room) {
     for (size_t i = 0; i < metadata->count; i++) {
         const grpc_metadata *m = &metadata->metadata[i];
-        if (grpc_slice_str_cmp(m->key, name) != 0 || GRPC_SLICE_LENGTH(m->value) >= room) continue;
+        if (grpc_core.grpc_slice_str_cmp(m->key, name) != 0 || GRPC_SLICE_LENGTH(m->value) >= room) continue;
         memcpy(value, GRPC_SLICE_START_PTR(m->value), GRPC_SLICE_LENGTH(m->value));
         value[GRPC_SLICE_LENGTH(m->value)] = '\0';
         return value;
@@ -212,17 +206,17 @@ static void handle_request(rpc_call *c, bool success) {
         return;
     }
     grpc_byte_buffer_reader reader;
-    if (!grpc_byte_buffer_reader_init(&reader, c->received)) {
+    if (!grpc_core.grpc_byte_buffer_reader_init(&reader, c->received)) {
         rpc_call_fail(c, RPC_INVALID_ARGUMENT, "the request cannot be decompressed");
         return;
     }
-    grpc_slice whole = grpc_byte_buffer_reader_readall(&reader);
-    grpc_byte_buffer_reader_destroy(&reader);
-    grpc_byte_buffer_destroy(c->received);
+    grpc_slice whole = grpc_core.grpc_byte_buffer_reader_readall(&reader);
+    grpc_core.grpc_byte_buffer_reader_destroy(&reader);
+    grpc_core.grpc_byte_buffer_destroy(c->received);
     c->received = NULL;
     rpc_handlers *h = &c->server->handlers;
     h->on_request(h->user, c, c->method, GRPC_SLICE_START_PTR(whole), GRPC_SLICE_LENGTH(whole));
-    grpc_slice_unref(whole);
+    grpc_core.grpc_slice_unref(whole);
 }
 
 static void handle_closed(rpc_call *c) {
@@ -263,7 +257,7 @@ static void tick(rpc_server *s) {
     } else if (s->cancel_at == 0) {
         s->cancel_at = now + GRACE_SECONDS;
     } else if (now > s->cancel_at) {
-        grpc_server_cancel_all_calls(s->server);
+        grpc_core.grpc_server_cancel_all_calls(s->server);
     }
 }
 
@@ -274,7 +268,7 @@ static void handle_event(rpc_server *s, const event_tag *tag, bool success) {
     } else if (tag->kind == EVENT_STOPPED) {
         s->quiet = true;
         atomic_store(&s->woken, true); /* nobody puts anything into the queue any more */
-        grpc_completion_queue_shutdown(s->queue);
+        grpc_core.grpc_completion_queue_shutdown(s->queue);
     } else {
         handle_call(tag->call, tag->kind, success);
     }
@@ -283,8 +277,9 @@ static void handle_event(rpc_server *s, const event_tag *tag, bool success) {
 static void *serve(void *user) {
     rpc_server *s = user;
     for (;;) {
-        gpr_timespec wait = gpr_time_from_millis((int64_t)(TICK_SECONDS * 1e3), GPR_TIMESPAN);
-        grpc_event event = grpc_completion_queue_next(s->queue, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait), NULL);
+        gpr_timespec wait = grpc_core.gpr_time_from_millis((int64_t)(TICK_SECONDS * 1e3), GPR_TIMESPAN);
+        grpc_event event = grpc_core.grpc_completion_queue_next(
+            s->queue, grpc_core.gpr_time_add(grpc_core.gpr_now(GPR_CLOCK_MONOTONIC), wait), NULL);
         if (event.type == GRPC_QUEUE_SHUTDOWN) return NULL;
         if (event.type == GRPC_OP_COMPLETE) handle_event(s, event.tag, event.success != 0);
         tick(s);
@@ -292,7 +287,7 @@ static void *serve(void *user) {
 }
 
 void rpc_server_wake(rpc_server *s) {
-    if (!atomic_exchange(&s->woken, true)) grpc_call_start_batch(s->waker, NULL, 0, &s->wake, NULL);
+    if (!atomic_exchange(&s->woken, true)) grpc_core.grpc_call_start_batch(s->waker, NULL, 0, &s->wake, NULL);
 }
 
 /* -------------------------------------------------------------------------------------------------- start and end */
@@ -340,7 +335,7 @@ static kakeya_status make_credentials(const rpc_server_options *o, grpc_server_c
     if (!o->tls_certificate != !o->tls_key)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "TLS wants a certificate and a key, and got one of them");
     if (!o->tls_certificate) {
-        *out = grpc_insecure_server_credentials_create();
+        *out = grpc_core.grpc_insecure_server_credentials_create();
         return KAKEYA_OK;
     }
     char *certificate = NULL, *key = NULL;
@@ -349,7 +344,8 @@ static kakeya_status make_credentials(const rpc_server_options *o, grpc_server_c
     if (status == KAKEYA_OK) status = file_read(o->tls_key, MAX_PEM_BYTES, &key, &bytes, error);
     if (status == KAKEYA_OK) {
         grpc_ssl_pem_key_cert_pair pair = {.private_key = key, .cert_chain = certificate};
-        *out = grpc_ssl_server_credentials_create_ex(NULL, &pair, 1, GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE, NULL);
+        *out = grpc_core.grpc_ssl_server_credentials_create_ex(NULL, &pair, 1, GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+                                                               NULL);
         if (!*out) status = error_set(error, KAKEYA_FORMAT, "%s: no certificate", o->tls_certificate);
     }
     free(certificate);
@@ -360,7 +356,7 @@ static kakeya_status make_credentials(const rpc_server_options *o, grpc_server_c
 static int add_port(rpc_server *s, const char *host, int port, grpc_server_credentials *credentials) {
     char address[300];
     snprintf(address, sizeof address, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, port);
-    int bound = grpc_server_add_http2_port(s->server, address, credentials);
+    int bound = grpc_core.grpc_server_add_http2_port(s->server, address, credentials);
     if (bound > 0 && !s->address[0])
         snprintf(s->address, sizeof s->address, strchr(host, ':') ? "[%s]:%d" : "%s:%d", host, bound);
     return bound;
@@ -381,7 +377,7 @@ static kakeya_status listen_on(rpc_server *s, const rpc_server_options *o, kakey
     if (status != KAKEYA_OK) return status;
     int bound = add_port(s, host, port, credentials);
     if (bound > 0 && both && try_address("::1", bound, &reason) == 0) add_port(s, "::1", bound, credentials);
-    grpc_server_credentials_release(credentials);
+    grpc_core.grpc_server_credentials_release(credentials);
     if (bound > 0) return KAKEYA_OK;
     return error_set(error, KAKEYA_IO, "gRPC cannot listen on %s%s", o->address,
                      o->tls_certificate ? " with this certificate and key" : "");
@@ -401,18 +397,21 @@ static void make_server(rpc_server *s, const rpc_server_options *o) {
         {.type = GRPC_ARG_INTEGER, .key = GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
     };
     const grpc_channel_args all = {.num_args = sizeof arguments / sizeof arguments[0], .args = arguments};
-    s->queue = grpc_completion_queue_create_for_next(NULL);
-    s->server = grpc_server_create(&all, NULL);
-    grpc_server_register_completion_queue(s->server, s->queue, NULL);
-    s->lame = grpc_lame_client_channel_create("waker", GRPC_STATUS_UNAVAILABLE, "never called");
-    s->waker = grpc_channel_create_call(s->lame, NULL, 0, s->queue, grpc_slice_from_static_string("/wake"), NULL,
-                                        gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
+    s->queue = grpc_core.grpc_completion_queue_create_for_next(NULL);
+    s->server = grpc_core.grpc_server_create(&all, NULL);
+    grpc_core.grpc_server_register_completion_queue(s->server, s->queue, NULL);
+    s->lame = grpc_core.grpc_lame_client_channel_create("waker", GRPC_STATUS_UNAVAILABLE, "never called");
+    s->waker =
+        grpc_core.grpc_channel_create_call(s->lame, NULL, 0, s->queue, grpc_core.grpc_slice_from_static_string("/wake"),
+                                           NULL, grpc_core.gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
     s->wake.kind = EVENT_WAKE;
     s->stopped.kind = EVENT_STOPPED;
 }
 
 kakeya_status rpc_server_open(const rpc_server_options *options, rpc_server **out, kakeya_error *error) {
     *out = NULL;
+    kakeya_status status = grpc_core_load(error);
+    if (status != KAKEYA_OK) return status;
     rpc_server *s = calloc(1, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "gRPC server: out of memory");
     s->handlers = options->handlers;
@@ -420,12 +419,12 @@ kakeya_status rpc_server_open(const rpc_server_options *options, rpc_server **ou
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    gpr_set_log_function(log_nothing); /* what matters comes back as errors */
-    grpc_init();
+    grpc_core.gpr_set_log_function(log_nothing); /* what matters comes back as errors */
+    grpc_core.grpc_init();
     make_server(s, options);
-    kakeya_status status = listen_on(s, options, error);
+    status = listen_on(s, options, error);
     if (status == KAKEYA_OK) {
-        grpc_server_start(s->server);
+        grpc_core.grpc_server_start(s->server);
         await_call(s);
         *out = s; /* handlers may want it at once */
         int failure = pthread_create(&s->thread, NULL, serve, s);
@@ -445,7 +444,7 @@ const char *rpc_server_address(const rpc_server *server) { return server->addres
 
 void rpc_server_stop(rpc_server *server) {
     if (!atomic_exchange(&server->stopping, true))
-        grpc_server_shutdown_and_notify(server->server, server->queue, &server->stopped);
+        grpc_core.grpc_server_shutdown_and_notify(server->server, server->queue, &server->stopped);
 }
 
 void rpc_server_close(rpc_server *server) {
@@ -455,10 +454,10 @@ void rpc_server_close(rpc_server *server) {
         pthread_join(server->thread, NULL);
     else
         serve(server);
-    grpc_call_unref(server->waker);
-    grpc_channel_destroy(server->lame);
-    grpc_server_destroy(server->server);
-    grpc_completion_queue_destroy(server->queue);
-    grpc_shutdown();
+    grpc_core.grpc_call_unref(server->waker);
+    grpc_core.grpc_channel_destroy(server->lame);
+    grpc_core.grpc_server_destroy(server->server);
+    grpc_core.grpc_completion_queue_destroy(server->queue);
+    grpc_core.grpc_shutdown();
     free(server);
 }

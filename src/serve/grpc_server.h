@@ -1,5 +1,5 @@
-/* The boundary around grpc core: calls in, messages out, one thread. Nobody else includes grpc/. The C interface of the
- * core comes without a promise of stability, so everything that uses it is in one file.
+/* The boundary around grpc core: calls in, messages out, one thread. Nobody else but
+ * grpc_core.h, which loads it, includes grpc/: the C interface of the core comes without a promise of stability.
  *
  * All handlers are called on the server's thread, and all functions but rpc_server_wake, rpc_server_stop and
  * rpc_server_close are for that thread. A call belongs to the handlers until they finish it or hear that it is gone;

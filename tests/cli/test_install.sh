@@ -105,6 +105,9 @@ else
     works "its program runs, with the demo models" run --raw --max-tokens 4 'def f'
     cd - >/dev/null
     check "it depends on what the program is linked with" sh -c 'dpkg-deb -f "$1" Depends | grep -q libcjson1' - "$package"
+    if [ -x "$BUILD/tools/grpc_server" ]; then
+        check "and on grpc, which it loads" sh -c 'dpkg-deb -f "$1" Depends | grep -q libgrpc' - "$package"
+    fi
     unit=$WORK/package/usr/lib/systemd/system/kakeya.service
     check "its service starts the installed program" grep -q '^ExecStart=/usr/bin/kakeya serve ' "$unit"
     check "no path of the build is in it" sh -c '! grep -q -F -e "$1" "$2"' - "$BUILD" "$unit"

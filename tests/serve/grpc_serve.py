@@ -1,7 +1,10 @@
 """`kakeya serve` over gRPC: its option, first line, keys, metrics, log and end."""
 
 import json
+import os
+import re
 import signal
+import subprocess
 import tempfile
 
 import grpc
@@ -44,6 +47,39 @@ def whole():
     equal([(line["rpc"], line["code"]) for line in lines], [("CreateSession", 0), ("AppendTokens", 0), ("Generate", 0)])
     equal((lines[0]["label"], lines[2]["session"], lines[2]["generated_tokens"]), ("a \"label\"\n", session, 20))
     equal(server.stop(), 0)
+
+
+def has_loaded(server, library):
+    with open(f"/proc/{server.process.pid}/maps") as maps:
+        return any(library in line for line in maps)
+
+
+@test("grpc is loaded by a server that offers it and by no other; where it is not installed, the start says so")
+def loading():
+    server = Server("--grpc", "127.0.0.1:0")
+    holds(has_loaded(server, "libgrpc"), "a server with gRPC has loaded it")
+    equal(server.stop(), 0)
+    with tempfile.TemporaryDirectory() as directory:
+        broken = {"LD_LIBRARY_PATH": directory}
+        for name in installed_names():
+            open(os.path.join(directory, name), "w").close()
+        server = Server("--grpc", "off", environment=broken)
+        holds(not has_loaded(server, "libgrpc"), "a server without gRPC has not")
+        equal(server.stop(), 0)
+        try:
+            Server("--grpc", "127.0.0.1:0", environment=broken).stop()
+        except AssertionError as error:
+            holds("gRPC does not load: " in str(error), str(error))
+        else:
+            raise AssertionError("an empty file was taken for grpc")
+
+
+def installed_names():
+    """libgrpc.so.29, and whatever else ldconfig knows of that kind: one of them is the one that was built against."""
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"^\s*(libgrpc\.so\S*)", known, re.M))
+    holds(names, "ldconfig knows libgrpc")
+    return names
 
 
 @test("off, an address that is taken, one that is none")
