@@ -10,6 +10,7 @@ struct cJSON;
 
 int cli_run(int argc, char **argv);
 int cli_serve(int argc, char **argv);
+int cli_top(int argc, char **argv);
 int cli_sessions(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_score(int argc, char **argv);

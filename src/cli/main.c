@@ -16,6 +16,7 @@ typedef struct verb {
 static const verb verbs[] = {
     {"run", "answer a prompt, or chat", cli_run},
     {"serve", "answer HTTP clients", cli_serve},
+    {"top", "what a running server does", cli_top},
     {"sessions", "what a server has saved", cli_sessions},
     {"tokenize", "text to token ids and back", cli_tokenize},
     {"score", "log-likelihood of given tokens, logits and hidden states", cli_score},

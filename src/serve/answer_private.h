@@ -79,8 +79,7 @@ struct answer {
     size_t n_choices;       /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
     answer_usage usage; /* complete once the worker is done */
-    size_t cached_source;
-    _Atomic size_t prompt_done;
+    _Atomic size_t prompt_done, cached; /* tokens */
     _Atomic bool has_place; /* it is past the gate */
     _Atomic bool first_token_seen;
     _Atomic size_t tokens; /* of all choices, so far */

@@ -153,21 +153,33 @@ void answers_tick(server_context *s, double now) {
     pthread_mutex_unlock(&s->answers_lock);
 }
 
+/* What sessions of so many tokens hold, each with memory of its own. */
+static size_t kv_bytes(const server_context *s, size_t tokens, size_t sessions) {
+    kakeya_kv_bytes bytes;
+    kakeya_kv_bytes_init(&bytes);
+    bool known = tokens && kakeya_description_kv_bytes(kakeya_engine_description(s->engine), &s->settings->session,
+                                                       tokens, &bytes, NULL) == KAKEYA_OK;
+    return known ? bytes.total * sessions : 0;
+}
+
 void answers_list(server_context *s, text_buffer *out) {
     pthread_mutex_lock(&s->answers_lock);
     text_add(out, "[");
     for (const answer *a = s->answers; a; a = a->next) {
         bool spoken = atomic_load(&a->first_token_seen), begun = atomic_load(&a->has_place);
         const char *state = !begun ? "queued" : atomic_load(&a->stalled) ? "stalled" : spoken ? "decode" : "prompt";
-        size_t tokens = atomic_load(&a->tokens);
+        size_t tokens = atomic_load(&a->tokens), cached = atomic_load(&a->cached);
+        size_t done = spoken ? a->options.n_ids : atomic_load(&a->prompt_done);
         text_add(out, a == s->answers ? "{\"id\":" : ",{\"id\":");
         text_json_string(out, a->call->id);
-        text_format(out,
-                    ",\"state\":\"%s\",\"is_processing\":%s,\"n_ctx\":%d,\"n_tokens\":%zu,\"prompt_tokens\":%zu,"
-                    "\"prompt_done\":%zu,\"choices\":%zu,\"client\":\"%016llx\",\"seconds\":%.3f,"
-                    "\"params\":{\"temperature\":",
-                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, atomic_load(&a->prompt_done),
-                    a->options.choices, a->call->client, clock_seconds() - a->begun);
+        text_format(
+            out,
+            ",\"state\":\"%s\",\"is_processing\":%s,\"n_ctx\":%d,\"n_tokens\":%zu,\"prompt_tokens\":%zu,"
+            "\"prompt_done\":%zu,\"cached_tokens\":%zu,\"kv_bytes\":%zu,\"choices\":%zu,\"client\":\"%016llx\",\"seconds\":%.3f,"
+            "\"params\":{\"temperature\":",
+            state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached,
+            begun ? kv_bytes(s, done + tokens / a->n_choices, spoken ? a->n_choices : 1) : 0, a->options.choices,
+            a->call->client, clock_seconds() - a->begun);
         text_json_number(out, (double)a->options.sampling.temperature);
         text_format(out, ",\"max_tokens\":%d}}", a->options.max_tokens ? a->options.max_tokens : -1);
     }

@@ -147,6 +147,7 @@ static bool take_session(answer *a) {
     metrics_add(&m->cached_tokens[hit.source], hit.tokens);
     metrics_add(&m->prompt_tokens, o->n_ids);
     atomic_store(&a->prompt_done, hit.tokens);
+    atomic_store(&a->cached, hit.tokens);
     answer_say(a, (event_record){.type = ANSWER_BEGIN}, NULL, NULL);
     return true;
 }

@@ -6,7 +6,7 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve sessions tokenize score info bench eval gate; do
+for verb in run serve top sessions tokenize score info bench eval gate; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
@@ -38,7 +38,7 @@ for verb in sessions eval gate; do
 done
 
 # every option of every verb is in the manual page
-for verb in run tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" "eval lossless" gate sessions; do
+for verb in run tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" "eval lossless" gate sessions serve top; do
     # shellcheck disable=SC2086
     run $verb --help
     missing=""
