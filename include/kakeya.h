@@ -568,6 +568,10 @@ typedef struct kakeya_event {
     double log_probability;            /* NaN where not asked for */
     const kakeya_log_probability *top; /* n_top entries */
     size_t n_top;
+
+    /* What the answer has taken so far: forwards, drafted and accepted tokens, of the blocks that have ended. The
+     * tokens of a block are delivered before it ends; times come with the answer's end. */
+    const kakeya_stats *stats;
 } kakeya_event;
 
 /* Everything that the event points to is valid during the call only. Return false to stop after this token: it is then

@@ -8,19 +8,20 @@ static bool is_stop_token(const decode_output *o, int32_t token) {
     return false;
 }
 
-static kakeya_event empty_event(kakeya_event_type type) {
+static kakeya_event empty_event(const decode_output *o, kakeya_event_type type) {
     return (kakeya_event){.size = sizeof(kakeya_event),
                           .type = type,
                           .token = -1,
                           .stop_token = -1,
                           .stop_string = -1,
-                          .log_probability = (double)NAN};
+                          .log_probability = (double)NAN,
+                          .stats = o->stats};
 }
 
 /* False: the callback asked to stop. */
 static bool deliver(decode_output *o, const output_token *token) {
     if (!o->on_event) return true;
-    kakeya_event event = empty_event(KAKEYA_EVENT_TOKEN);
+    kakeya_event event = empty_event(o, KAKEYA_EVENT_TOKEN);
     event.token = token->token;
     event.position = token->position;
     event.log_probability = token->log_probabilities.chosen;
@@ -115,7 +116,7 @@ kakeya_status output_cut(decode_output *o, kakeya_finish finish, kakeya_error *e
 void output_finish(decode_output *o, kakeya_status status, const kakeya_error *error) {
     if (status != KAKEYA_OK) o->finish = KAKEYA_FINISH_FAILED;
     if (!o->on_event) return;
-    kakeya_event event = empty_event(KAKEYA_EVENT_FINISH);
+    kakeya_event event = empty_event(o, KAKEYA_EVENT_FINISH);
     event.finish = o->finish;
     if (o->finish == KAKEYA_FINISH_STOP) {
         event.stop_token = o->stop_token;

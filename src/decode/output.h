@@ -30,6 +30,7 @@ typedef struct decode_output {
     int n_stop_tokens;        /* 0: stop tokens are ordinary tokens */
     kakeya_event_fn on_event; /* may be NULL */
     void *user;
+    const kakeya_stats *stats; /* what events tell of the answer so far */
     /* The newest token while some of its text is undecided: if the stream ended now, that text would go with it. */
     output_token withheld;
     kakeya_finish finish;

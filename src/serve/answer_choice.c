@@ -122,8 +122,23 @@ static void count_time(answer_choice *c) {
     }
     if (c->last_token > 0) metrics_seconds(&m->inter_token, now - c->last_token);
     c->last_token = now;
-    metrics_add(&m->generation_tokens, 1);
+    c->uncounted++;
     atomic_fetch_add_explicit(&a->tokens, 1, memory_order_relaxed);
+}
+
+void choice_count(answer_choice *c, const kakeya_stats *so_far) {
+    metrics *m = &c->answer->server->metrics;
+    kakeya_stats *known = &c->stats;
+    metrics_add(&m->forwards, so_far->verifier_forwards - known->verifier_forwards);
+    metrics_add(&m->draft_tokens, so_far->drafted_tokens - known->drafted_tokens);
+    metrics_add(&m->draft_accepted, so_far->accepted_tokens - known->accepted_tokens);
+    for (size_t i = 0; i < METRICS_POSITIONS; i++) {
+        metrics_add(&m->drafted_at[i], so_far->drafted_at[i] - known->drafted_at[i]);
+        metrics_add(&m->accepted_at[i], so_far->accepted_at[i] - known->accepted_at[i]);
+    }
+    metrics_add(&m->generation_tokens, c->uncounted);
+    c->uncounted = 0;
+    *known = *so_far;
 }
 
 /* What a token means; c->end is set where nothing may follow it. */
@@ -167,6 +182,7 @@ static bool on_event(void *user, const kakeya_event *event) {
     answer *a = c->answer;
     if (event->type == KAKEYA_EVENT_TOKEN) {
         c->generated++;
+        if (event->stats->verifier_forwards != c->stats.verifier_forwards) choice_count(c, event->stats);
         count_time(c);
         take_token(c, event);
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))

@@ -57,7 +57,8 @@ typedef struct answer_choice {
     bool in_thought;
     int64_t thought_tokens;
     int32_t first_stop; /* in ids: what the constraint knows */
-    kakeya_stats stats; /* of the submission that is under way */
+    kakeya_stats stats; /* of the submission that is under way: what the metrics know of it */
+    size_t uncounted;   /* tokens that the metrics do not know: their forward has not ended */
     api_error error;
 } answer_choice;
 
@@ -78,9 +79,9 @@ struct answer {
     size_t unfinished;      /* under lock: submissions under way */
     size_t n_choices;       /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
-    answer_usage usage; /* complete once the worker is done */
+    answer_usage usage;                 /* complete once the worker is done */
     _Atomic size_t prompt_done, cached; /* tokens */
-    _Atomic bool has_place; /* it is past the gate */
+    _Atomic bool has_place;             /* it is past the gate */
     _Atomic bool first_token_seen;
     _Atomic size_t tokens; /* of all choices, so far */
     double begun;
@@ -106,6 +107,8 @@ bool choice_open(answer_choice *c);
 void choice_close(answer_choice *c);
 /* Fills what the library needs to generate. The strings and biases are the answer's. */
 void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
+/* Adds to the metrics what the submission has taken since the last call: forwards and the tokens that came of them. */
+void choice_count(answer_choice *c, const kakeya_stats *so_far);
 /* After the last token: tells what was held back, and the end. */
 void choice_finish(answer_choice *c);
 /* After that: its tokens are remembered for what clients send back of it. */

@@ -172,14 +172,14 @@ void answers_list(server_context *s, text_buffer *out) {
         size_t done = spoken ? a->options.n_ids : atomic_load(&a->prompt_done);
         text_add(out, a == s->answers ? "{\"id\":" : ",{\"id\":");
         text_json_string(out, a->call->id);
-        text_format(
-            out,
-            ",\"state\":\"%s\",\"is_processing\":%s,\"n_ctx\":%d,\"n_tokens\":%zu,\"prompt_tokens\":%zu,"
-            "\"prompt_done\":%zu,\"cached_tokens\":%zu,\"kv_bytes\":%zu,\"choices\":%zu,\"client\":\"%016llx\",\"seconds\":%.3f,"
-            "\"params\":{\"temperature\":",
-            state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached,
-            begun ? kv_bytes(s, done + tokens / a->n_choices, spoken ? a->n_choices : 1) : 0, a->options.choices,
-            a->call->client, clock_seconds() - a->begun);
+        text_format(out,
+                    ",\"state\":\"%s\",\"is_processing\":%s,\"n_ctx\":%d,\"n_tokens\":%zu,\"prompt_tokens\":%zu,"
+                    "\"prompt_done\":%zu,\"cached_tokens\":%zu,\"kv_bytes\":%zu,\"choices\":%zu,"
+                    "\"client\":\"%016llx\",\"seconds\":%.3f,"
+                    "\"params\":{\"temperature\":",
+                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached,
+                    begun ? kv_bytes(s, done + tokens / a->n_choices, spoken ? a->n_choices : 1) : 0,
+                    a->options.choices, a->call->client, clock_seconds() - a->begun);
         text_json_number(out, (double)a->options.sampling.temperature);
         text_format(out, ",\"max_tokens\":%d}}", a->options.max_tokens ? a->options.max_tokens : -1);
     }

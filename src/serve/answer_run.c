@@ -83,27 +83,23 @@ static void wait_for_all(answer *a) {
 
 /* Adds what the submission took to what the answer took. */
 static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
-    kakeya_stats_init(&c->stats);
-    kakeya_status status = kakeya_request_wait(c->request, &c->stats, why);
+    kakeya_stats all;
+    kakeya_stats_init(&all);
+    kakeya_status status = kakeya_request_wait(c->request, &all, why);
     c->request = NULL;
     metrics *m = &a->server->metrics;
-    const kakeya_stats *s = &c->stats;
+    const kakeya_stats *s = &all;
+    choice_count(c, s);
+    c->stats = (kakeya_stats){0}; /* the next submission begins anew */
     a->usage.prefill_seconds += s->prefill_seconds;
     a->usage.decode_seconds += s->decode_seconds;
     a->usage.completion_tokens += s->completion_tokens * c->copies;
     a->usage.forwards += s->verifier_forwards;
     a->usage.drafted += s->drafted_tokens;
     a->usage.accepted += s->accepted_tokens;
-    metrics_add(&m->forwards, s->verifier_forwards);
-    metrics_add(&m->draft_tokens, s->drafted_tokens);
-    metrics_add(&m->draft_accepted, s->accepted_tokens);
     metrics_add(&m->preemptions, s->waits);
     metrics_add(&m->grammar_redraws, s->grammar_redraws);
     metrics_add(&m->grammar_masks, s->grammar_masks);
-    for (size_t i = 0; i < METRICS_POSITIONS; i++) {
-        metrics_add(&m->drafted_at[i], s->drafted_at[i]);
-        metrics_add(&m->accepted_at[i], s->accepted_at[i]);
-    }
     return status;
 }
 

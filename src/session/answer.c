@@ -92,6 +92,7 @@ static kakeya_status begin_output(kakeya_session *session, answer_work *answer, 
         .n_stop_tokens = o->ignore_stop_tokens ? 0 : config->n_stop_tokens,
         .on_event = o->on_event,
         .user = o->user,
+        .stats = &answer->counted,
     };
     output_begin(output);
     if (!engine->text.tokens && o->n_stop_strings)
@@ -156,7 +157,8 @@ kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generat
 kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_buffers *buffers, kakeya_error *error) {
     sampler *choice = &session->workspace.sampler;
     answer->decode.cancelled = &session->cancelled;
-    answer->counted = (kakeya_stats){.prompt_tokens = session->prompt_tokens,
+    answer->counted = (kakeya_stats){.size = sizeof(kakeya_stats),
+                                     .prompt_tokens = session->prompt_tokens,
                                      .reused_tokens = session->reused_tokens,
                                      .prefill_seconds = session->prefill_seconds};
     kakeya_status status = resolve_length(session, &answer->options, &answer->decode, error);

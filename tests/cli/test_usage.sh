@@ -38,7 +38,8 @@ for verb in sessions eval gate; do
 done
 
 # every option of every verb is in the manual page
-for verb in run tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" "eval lossless" gate sessions serve top; do
+for verb in run serve top sessions tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" \
+    "eval lossless" gate; do
     # shellcheck disable=SC2086
     run $verb --help
     missing=""

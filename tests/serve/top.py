@@ -1,6 +1,7 @@
 """`kakeya top`: what it shows is what the server said, no line is too long, and what is wrong is said in one line."""
 
 import fcntl
+import http.client
 import http.server
 import json
 import os
@@ -317,6 +318,30 @@ def _():
     equal(lines[4], f"in all     9 generated, {usage['prompt_tokens']} read, 0 % of these cached")
     forwards = s.metric("kakeya_forwards_total")
     holds(f"- tokens each, {9 / forwards:.2f} in all; " in lines[5], lines[5])
+
+
+@test("forwards and their tokens are counted while an answer runs")
+def _():
+    s = Server()
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 6000, "temperature": 0,
+            "ignore_eos": True, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", s.port, timeout=WAIT)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    reply.read(100)
+
+    def counted():
+        values = metrics(s.get("/metrics").body.decode())
+        holds(values["kakeya_requests_running"] == 1, "it runs")
+        tokens, forwards = values["kakeya_generation_tokens_total"], values["kakeya_forwards_total"]
+        # Every forward makes its own token and those of its drafts that are kept; the prompt's row makes the first, and one may wait.
+        return forwards > 3 and abs(tokens - forwards - values["kakeya_draft_tokens_accepted_total"]) <= 1
+    eventually(counted, "tokens are those of the forwards")
+    slots = s.get("/slots").json
+    equal((len(slots), slots[0]["state"], slots[0]["prompt_done"]), (1, "decode", slots[0]["prompt_tokens"]))
+    holds(slots[0]["kv_bytes"] > 0, slots)
+    reply.close()
+    connection.close()
 
 
 try:

@@ -230,6 +230,7 @@ static void test_layout(void **state) {
     assert_place(kakeya_event, token, 12);
     assert_place(kakeya_event, finish, 40);
     assert_place(kakeya_event, n_top, 80);
+    assert_place(kakeya_event, stats, 88);
     assert_place(kakeya_kv_bytes, each_token, 48);
     assert_place(kakeya_kv_bytes, shared, 56);
     assert_place(kakeya_score_options, file_hidden_states, 64);

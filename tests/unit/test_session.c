@@ -240,12 +240,15 @@ typedef struct capture {
     size_t bytes, position;
     bool finished;
     kakeya_event finish;
+    uint64_t forwards; /* at the last event */
 } capture;
 
 static bool capture_token(void *user, const kakeya_event *event) {
     capture *c = user;
     assert_int_equal(event->size, sizeof *event);
     assert_false(c->finished); /* the last event is the last */
+    assert_true(event->stats->verifier_forwards >= c->forwards && event->stats->verifier_forwards <= c->n);
+    c->forwards = event->stats->verifier_forwards;
     if (event->type == KAKEYA_EVENT_FINISH) {
         c->finished = true;
         c->finish = *event;
@@ -290,6 +293,8 @@ static void test_stop_token_and_cancel(void **state) {
         assert_int_equal(stats.finish, KAKEYA_FINISH_STOP);
         assert_int_equal(tokens[n - 1], FAKE_STOP); /* in the timeline, but not passed on */
         assert_true(c.finished);
+        assert_int_equal(c.forwards, stats.verifier_forwards); /* all are known at the end */
+        assert_true(c.forwards > 0);
         assert_int_equal(c.finish.finish, KAKEYA_FINISH_STOP);
         assert_int_equal(c.finish.stop_token, FAKE_STOP);
         assert_int_equal(c.finish.stop_string, -1);
