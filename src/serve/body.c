@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -238,15 +239,73 @@ void fields_end(fields *f, bool strict, text_buffer *ignored) {
             snprintf(param, sizeof param, "%s%.100s", f->path, item->string);
             api_fail(f->error, 400, "unsupported_parameter", param, "%s is not a field that this server knows", param);
         } else if (ignored) {
-            /* a header's value: nothing that would end it, and not more than clients take */
-            if (ignored->n > 2048) continue;
-            if (ignored->n) text_add(ignored, ", ");
-            text_add(ignored, f->path);
-            size_t shown = 0;
-            for (const char *c = item->string; *c && shown < 64; c++, shown++) {
-                const char safe = *c > 0x20 && *c < 0x7f && *c != ',' ? *c : '?';
-                text_bytes(ignored, &safe, 1);
-            }
+            ignored_add(ignored, "%s%.64s", f->path, item->string);
         }
     }
+}
+
+void ignored_add(text_buffer *ignored, const char *format, ...) {
+    enum { MOST_BYTES = 2048 }; /* not more than clients take in a header */
+    if (ignored->n > MOST_BYTES) return;
+    char name[160];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(name, sizeof name, format, arguments);
+    va_end(arguments);
+    for (char *c = name; *c; c++)
+        if (*c <= 0x20 || *c >= 0x7f || *c == ',') *c = '?'; /* nothing that would end the header, or the name */
+    if (ignored->n) text_add(ignored, ", ");
+    text_add(ignored, name);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- values */
+
+const char *body_string(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsString(item) ? item->valuestring : NULL;
+}
+
+static bool is_in(char c, const char *set) { return c && strchr(set, c); }
+
+/* The next number of a JSON text, and how long it is; at the end of the text: 0 bytes. */
+static const char *next_number(const char **at, const char *end, size_t *bytes) {
+    const char *c = *at;
+    for (bool text = false; c < end && (text || !is_in(*c, "-0123456789")); c++) {
+        if (*c == '"') text = !text;
+        if (*c == '\\' && c + 1 < end) c++;
+    }
+    const char *number = c;
+    while (c < end && is_in(*c, "+-.0123456789eE")) c++;
+    *bytes = (size_t)(c - number);
+    *at = c;
+    return number;
+}
+
+/* Numbers of a tree come in the order in which they stand in its text. keep: this value and what lies in it. */
+static bool spell_numbers(cJSON *value, bool keep, const char **at, const char *end) {
+    if (cJSON_IsNumber(value)) {
+        size_t bytes;
+        const char *number = next_number(at, end, &bytes);
+        if (!keep) return true;
+        char *spelling = cJSON_malloc(bytes + 1);
+        if (!spelling) return false;
+        memcpy(spelling, number, bytes);
+        spelling[bytes] = '\0';
+        value->type = cJSON_Raw;
+        value->valuestring = spelling;
+        return true;
+    }
+    for (cJSON *item = value->child; item; item = item->next)
+        if (!spell_numbers(item, keep, at, end)) return false;
+    return true;
+}
+
+bool body_keep_numbers(cJSON *body, const char *text, size_t bytes, const char *const *names) {
+    const char *at = text;
+    for (cJSON *item = body->child; item; item = item->next) {
+        bool keep = false;
+        for (size_t i = 0; names[i]; i++) keep = keep || strcmp(item->string, names[i]) == 0;
+        if (!spell_numbers(item, keep, &at, text + bytes)) return false;
+    }
+    return true;
 }

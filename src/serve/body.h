@@ -50,4 +50,14 @@ bool fields_wrong_value(fields *f, const char *name, const cJSON *value, const c
 /* The value as JSON, cut to 64 bytes. */
 void fields_show(const cJSON *value, char out[80]);
 
+/* Adds a name to a list of what had no effect, which becomes a header: one line of at most 159 visible characters,
+ * without commas. A list that is long already stays as it is. */
+void ignored_add(text_buffer *ignored, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A member that is a text; NULL where it is none. */
+const char *body_string(const cJSON *object, const char *key);
+/* Numbers in the named members of a body get the spelling that they have in its text: they become raw items. A double
+ * would lose digits. names: NULL-terminated. False: out of memory. */
+bool body_keep_numbers(cJSON *body, const char *text, size_t bytes, const char *const *names);
+
 #endif

@@ -33,6 +33,10 @@ bool api_fail(api_error *error, int status, const char *code, const char *param,
     return false;
 }
 
+bool api_out_of_memory(api_error *error) {
+    return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+}
+
 bool api_fail_library(api_error *error, const char *code, const char *param, const kakeya_error *why) {
     switch (why->status) {
     case KAKEYA_CONTEXT_FULL:

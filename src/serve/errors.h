@@ -22,6 +22,8 @@ typedef struct api_error {
  * `return api_fail(...)`. */
 bool api_fail(api_error *error, int status, const char *code, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* 503, since later there may be memory. */
+bool api_out_of_memory(api_error *error);
 /* What the library refused: KAKEYA_INVALID_ARGUMENT and the like are the client's (400, `code`), the rest is ours. */
 bool api_fail_library(api_error *error, const char *code, const char *param, const kakeya_error *why);
 

@@ -10,18 +10,9 @@ typedef struct item_place {
     char name[96]; /* "input[3].content[0]" */
 } item_place;
 
-static const char *string_of(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
 static bool ends_with(const char *text, const char *end) {
     size_t n = strlen(text), m = strlen(end);
     return n >= m && strcmp(text + n - m, end) == 0;
-}
-
-static bool out_of_memory(api_error *error) {
-    return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
 }
 
 static bool wrong(const item_place *at, const char *key, const char *expected, api_error *error) {
@@ -46,13 +37,13 @@ static bool check_parts(const cJSON *parts, const char *key, const item_place *a
     cJSON_ArrayForEach(part, parts) {
         item_place its;
         snprintf(its.name, sizeof its.name, "%.60s.%.16s[%zu]", at->name, key, i++);
-        const char *type = string_of(part, "type");
+        const char *type = body_string(part, "type");
         if (!type) return wrong(&its, "type", "a string", error);
         if (!is_text_part(type))
             return api_fail(error, 400, "unsupported_content", its.name,
                             "%s is a part of type %.64s; only text is supported", its.name, type);
         const char *text = strcmp(type, "refusal") == 0 ? "refusal" : "text";
-        if (!string_of(part, text)) return wrong(&its, text, "a string", error);
+        if (!body_string(part, text)) return wrong(&its, text, "a string", error);
     }
     return true;
 }
@@ -66,7 +57,7 @@ static bool is_role(const char *role) {
 
 /* The content of a message as a list of parts. */
 static bool complete_message(cJSON *item, const item_place *at, api_error *error) {
-    const char *role = string_of(item, "role");
+    const char *role = body_string(item, "role");
     cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
     if (!role || !is_role(role)) {
         char param[144];
@@ -86,13 +77,13 @@ static bool complete_message(cJSON *item, const item_place *at, api_error *error
     if (good) return true;
     cJSON_Delete(part);
     cJSON_Delete(parts);
-    return out_of_memory(error);
+    return api_out_of_memory(error);
 }
 
 static bool check_call(const cJSON *item, const item_place *at, api_error *error) {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
-    if (!string_of(item, "call_id")) return wrong(at, "call_id", "a string", error);
-    if (!string_of(item, "name")) return wrong(at, "name", "a string", error);
+    if (!body_string(item, "call_id")) return wrong(at, "call_id", "a string", error);
+    if (!body_string(item, "name")) return wrong(at, "name", "a string", error);
     if (arguments && !cJSON_IsNull(arguments) && !cJSON_IsString(arguments) && !cJSON_IsObject(arguments))
         return wrong(at, "arguments", "a string that holds a JSON object", error);
     return true;
@@ -100,7 +91,7 @@ static bool check_call(const cJSON *item, const item_place *at, api_error *error
 
 static bool check_output(const cJSON *item, const item_place *at, api_error *error) {
     const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
-    if (!string_of(item, "call_id")) return wrong(at, "call_id", "a string", error);
+    if (!body_string(item, "call_id")) return wrong(at, "call_id", "a string", error);
     if (cJSON_IsArray(output)) return check_parts(output, "output", at, error);
     return cJSON_IsString(output) || wrong(at, "output", "a text or a list of parts", error);
 }
@@ -113,7 +104,7 @@ static bool check_reasoning(const cJSON *item, const item_place *at, api_error *
         if (!list || cJSON_IsNull(list)) continue;
         if (!cJSON_IsArray(list)) return wrong(at, lists[i], "a list of parts", error);
         cJSON_ArrayForEach(part, list) {
-            if (!string_of(part, "text")) return wrong(at, lists[i], "a list of parts with a text", error);
+            if (!body_string(part, "text")) return wrong(at, lists[i], "a list of parts with a text", error);
         }
     }
     const cJSON *sealed = cJSON_GetObjectItemCaseSensitive(item, "encrypted_content");
@@ -135,23 +126,23 @@ static void remove_member(cJSON *object, const char *name) {
 
 /* Items have types and ids, the client's or new ones. */
 static bool name_item(cJSON *item, const char *type, api_error *error) {
-    if (!string_of(item, "type")) {
+    if (!body_string(item, "type")) {
         remove_member(item, "type");
-        if (!cJSON_AddStringToObject(item, "type", type)) return out_of_memory(error);
-        type = string_of(item, "type");
+        if (!cJSON_AddStringToObject(item, "type", type)) return api_out_of_memory(error);
+        type = body_string(item, "type");
     }
-    const char *given = string_of(item, "id");
+    const char *given = body_string(item, "id");
     if (given && given[0]) return true;
     char id[RANDOM_ID_BYTES + 8], random[RANDOM_ID_BYTES];
     random_id(random);
     snprintf(id, sizeof id, "%s%s", prefix_of(type), random);
     remove_member(item, "id");
-    return cJSON_AddStringToObject(item, "id", id) || out_of_memory(error);
+    return cJSON_AddStringToObject(item, "id", id) || api_out_of_memory(error);
 }
 
 static bool complete_item(cJSON *item, const item_place *at, api_error *error) {
-    const char *type = string_of(item, "type");
-    if (!type && string_of(item, "role")) type = "message";
+    const char *type = body_string(item, "type");
+    if (!type && body_string(item, "role")) type = "message";
     if (!type) return wrong(at, "type", "a string", error);
     bool good = true;
     if (strcmp(type, "message") == 0) {
@@ -172,8 +163,8 @@ static bool complete_item(cJSON *item, const item_place *at, api_error *error) {
 static bool read_item(const cJSON *given, const item_place *at, const item_source *source, cJSON *list,
                       api_error *error) {
     if (!cJSON_IsObject(given)) return api_fail(error, 400, "invalid_type", at->name, "%s is not an object", at->name);
-    const char *type = string_of(given, "type"), *id = string_of(given, "id");
-    bool bare = !type && id && !string_of(given, "role");
+    const char *type = body_string(given, "type"), *id = body_string(given, "id");
+    bool bare = !type && id && !body_string(given, "role");
     bool reference = bare || (type && strcmp(type, "item_reference") == 0);
     if (reference && !id) return wrong(at, "id", "a string", error);
     cJSON *item = reference ? source->find(source->user, id) : cJSON_Duplicate(given, true);
@@ -181,14 +172,14 @@ static bool read_item(const cJSON *given, const item_place *at, const item_sourc
         return api_fail(error, 400, "invalid_value", at->name, "%s: there is no stored item %.64s", at->name, id);
     if (!item || !cJSON_AddItemToArray(list, item)) {
         cJSON_Delete(item);
-        return out_of_memory(error);
+        return api_out_of_memory(error);
     }
     return complete_item(item, at, error);
 }
 
 bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_error *error) {
     cJSON *list = *out = cJSON_CreateArray();
-    if (!list) return out_of_memory(error);
+    if (!list) return api_out_of_memory(error);
     bool good = true;
     if (cJSON_IsString(input)) {
         cJSON *item = cJSON_CreateObject();
@@ -196,7 +187,7 @@ bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_
         if (!good) cJSON_Delete(item);
         good = good && cJSON_AddStringToObject(item, "role", "user") &&
                cJSON_AddStringToObject(item, "content", input->valuestring);
-        if (!good) out_of_memory(error);
+        if (!good) api_out_of_memory(error);
         good = good && complete_item(item, &(item_place){"input"}, error);
     } else if (cJSON_IsArray(input)) {
         const cJSON *given;
@@ -220,11 +211,11 @@ bool items_read(const cJSON *input, const item_source *source, cJSON **out, api_
 
 /* Which call an item is or answers; NULL: it is none of the two. */
 static const char *call_of(const cJSON *item, bool *output) {
-    const char *type = string_of(item, "type");
+    const char *type = body_string(item, "type");
     *output = ends_with(type, "_output");
     if (!*output && !ends_with(type, "_call")) return NULL;
-    const char *id = string_of(item, "call_id");
-    if (!id) id = string_of(item, "id");
+    const char *id = body_string(item, "call_id");
+    if (!id) id = body_string(item, "id");
     return id ? id : "";
 }
 
@@ -314,8 +305,8 @@ static void add_text(writer *w, cJSON *parts, const char *text) {
 }
 
 static const char *text_of(const cJSON *part) {
-    const char *text = string_of(part, "text");
-    return text ? text : string_of(part, "refusal");
+    const char *text = body_string(part, "text");
+    return text ? text : body_string(part, "refusal");
 }
 
 /* The texts of a list of parts become the content of a message, or more of it. One text is not a list: the template
@@ -343,7 +334,7 @@ static void add_content(writer *w, cJSON *message, const cJSON *parts) {
 }
 
 static void put_message(writer *w, const cJSON *item) {
-    const char *role = string_of(item, "role");
+    const char *role = body_string(item, "role");
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(item, "content");
     if (strcmp(role, "assistant") == 0) {
         add_content(w, assistant(w), content);
@@ -358,7 +349,7 @@ static void join_parts(text_buffer *out, const cJSON *parts) {
     const cJSON *part;
     cJSON_ArrayForEach(part, parts) {
         if (out->n) text_add(out, "\n");
-        text_add(out, string_of(part, "text"));
+        text_add(out, body_string(part, "text"));
     }
 }
 
@@ -367,7 +358,7 @@ static bool put_reasoning(writer *w, const cJSON *item) {
     text_buffer text = {0};
     bool known = true;
     join_parts(&text, cJSON_GetObjectItemCaseSensitive(item, "content"));
-    const char *sealed = string_of(item, "encrypted_content");
+    const char *sealed = body_string(item, "encrypted_content");
     if (text.n == 0 && sealed && sealed[0]) {
         char *opened = w->source->unseal(w->source->user, sealed);
         known = opened != NULL;
@@ -377,7 +368,7 @@ static bool put_reasoning(writer *w, const cJSON *item) {
     if (text.n == 0) join_parts(&text, cJSON_GetObjectItemCaseSensitive(item, "summary"));
     if (text.n) {
         cJSON *message = assistant(w);
-        const char *before = message ? string_of(message, "reasoning_content") : NULL;
+        const char *before = message ? body_string(message, "reasoning_content") : NULL;
         text_buffer whole = {0};
         if (before) {
             text_add(&whole, before);
@@ -430,14 +421,14 @@ static void put_function_call(writer *w, const cJSON *item) {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
     char *json = cJSON_IsObject(arguments) ? cJSON_PrintUnformatted(arguments) : NULL;
     const char *text = json ? json : cJSON_IsString(arguments) ? arguments->valuestring : "";
-    put_call(w, string_of(item, "call_id"), string_of(item, "name"), text);
+    put_call(w, body_string(item, "call_id"), body_string(item, "name"), text);
     cJSON_free(json);
 }
 
 /* The arguments of a call that is not one of a function: its own, its input, or whatever it says besides. */
 static char *foreign_arguments(const cJSON *item) {
     static const char *const form[] = {"type", "id", "status", "call_id", "name", "output", NULL};
-    const char *arguments = string_of(item, "arguments");
+    const char *arguments = body_string(item, "arguments");
     if (arguments) return strdup(arguments);
     cJSON *rest = cJSON_Duplicate(item, true);
     for (size_t i = 0; rest && form[i]; i++) cJSON_DeleteItemFromObjectCaseSensitive(rest, form[i]);
@@ -451,7 +442,7 @@ static char *foreign_arguments(const cJSON *item) {
 static void put_any_output(writer *w, const char *id, const cJSON *output) {
     const cJSON *part;
     bool texts = true;
-    cJSON_ArrayForEach(part, output) texts = texts && string_of(part, "text");
+    cJSON_ArrayForEach(part, output) texts = texts && body_string(part, "text");
     char *json = cJSON_IsArray(output) && !texts ? cJSON_PrintUnformatted(output) : NULL;
     cJSON *text = json ? cJSON_CreateString(json) : NULL;
     put_output(w, id, text ? text : output);
@@ -461,7 +452,7 @@ static void put_any_output(writer *w, const char *id, const cJSON *output) {
 
 /* Calls of other kinds of tools read as calls of functions; each has an output, so that the turn goes on behind it. */
 static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_t place) {
-    const char *type = string_of(item, "type"), *given = string_of(item, "name");
+    const char *type = body_string(item, "type"), *given = body_string(item, "name");
     char name[65];
     snprintf(name, sizeof name, "%.*s", (int)(strlen(type) - strlen("_call")), type);
     char *arguments = foreign_arguments(item);
@@ -478,7 +469,7 @@ static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_
 
 static void put_foreign_output(writer *w, const cJSON *item, const char *id, size_t place) {
     if (!has_other(&w->table, id, place, false)) {
-        const char *type = string_of(item, "type"), *end = strstr(type, "_call_output");
+        const char *type = body_string(item, "type"), *end = strstr(type, "_call_output");
         char name[65];
         snprintf(name, sizeof name, "%.*s", (int)(end ? (size_t)(end - type) : strlen(type) - strlen("_output")), type);
         put_call(w, id, name, "");
@@ -486,25 +477,15 @@ static void put_foreign_output(writer *w, const cJSON *item, const char *id, siz
     put_any_output(w, id, cJSON_GetObjectItemCaseSensitive(item, "output"));
 }
 
-static void ignore(writer *w, size_t index, const char *what) {
-    char safe[65];
-    size_t n = 0;
-    for (; what[n] && n + 1 < sizeof safe; n++)
-        safe[n] = what[n] > 0x20 && what[n] < 0x7f && what[n] != ',' ? what[n] : '?';
-    safe[n] = '\0';
-    if (w->ignored->n > 2048) return; /* it becomes a header */
-    text_format(w->ignored, "%sinput[%zu].%s", w->ignored->n ? ", " : "", index, safe);
-}
-
 static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlier, api_error *error) {
-    const char *type = string_of(item, "type");
+    const char *type = body_string(item, "type");
     bool output, own = place >= n_earlier;
     size_t index = own ? place - n_earlier : place;
     const char *id = call_of(item, &output);
     if (strcmp(type, "message") == 0) {
         put_message(w, item);
     } else if (strcmp(type, "reasoning") == 0) {
-        if (!put_reasoning(w, item) && own) ignore(w, index, "encrypted_content");
+        if (!put_reasoning(w, item) && own) ignored_add(w->ignored, "input[%zu].encrypted_content", index);
     } else if (strcmp(type, "function_call") == 0) {
         put_function_call(w, item);
     } else if (strcmp(type, "function_call_output") == 0) {
@@ -520,7 +501,7 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
     } else if (id) {
         put_foreign_call(w, item, id, place);
     } else if (own) {
-        ignore(w, index, type);
+        ignored_add(w->ignored, "input[%zu].%.64s", index, type);
     }
     return true;
 }
@@ -536,5 +517,5 @@ bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *
         if (good) good = put_item(&w, item, place++, n_earlier, error) && !w.failed;
     }
     free(w.table.calls);
-    return w.failed ? out_of_memory(error) : good;
+    return w.failed ? api_out_of_memory(error) : good;
 }

@@ -36,15 +36,6 @@ void responses_request_free(responses_request *r) {
 
 unsigned long long responses_owner(const call *c) { return auth_needs_key(c->server->auth) ? c->client : 0; }
 
-static bool out_of_memory(api_error *error) {
-    return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
-}
-
-static const char *string_of(const cJSON *object, const char *key) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsString(item) ? item->valuestring : NULL;
-}
-
 /* JSON of a value as it came; "null" where there is none. */
 static void add_json(text_buffer *out, const cJSON *item) {
     char *json = item ? cJSON_PrintUnformatted(item) : NULL;
@@ -58,25 +49,11 @@ static void add_copy(cJSON *object, const char *name, const cJSON *value, api_er
     cJSON *copy = cJSON_Duplicate(value, true);
     if (copy && cJSON_AddItemToObject(object, name, copy)) return;
     cJSON_Delete(copy);
-    out_of_memory(error);
+    api_out_of_memory(error);
 }
 
 static void add_string(cJSON *object, const char *name, const char *value, api_error *error) {
-    if (!cJSON_AddStringToObject(object, name, value)) out_of_memory(error);
-}
-
-/* A name that goes into the header of what was ignored. */
-static void ignore(reader *k, const char *format, size_t i, const char *name) {
-    text_buffer *out = &k->call->ignored;
-    if (out->n > 2048) return;
-    char safe[65];
-    size_t n = 0;
-    for (; name[n] && n + 1 < sizeof safe; n++)
-        safe[n] = name[n] > 0x20 && name[n] < 0x7f && name[n] != ',' ? name[n] : '?';
-    safe[n] = '\0';
-    if (out->n) text_add(out, ", ");
-    text_format(out, format, i);
-    text_format(out, "(%s)", safe);
+    if (!cJSON_AddStringToObject(object, name, value)) api_out_of_memory(error);
 }
 
 /* ------------------------------------------------------------------------------------------------- the conversation */
@@ -98,11 +75,11 @@ static bool append_list(cJSON *to, const text_buffer *list, api_error *error) {
         if (cJSON_AddItemToArray(to, item)) continue;
         cJSON_Delete(item);
         cJSON_Delete(items);
-        return out_of_memory(error);
+        return api_out_of_memory(error);
     }
     bool good = items || !list->data;
     cJSON_Delete(items);
-    return good || out_of_memory(error);
+    return good || api_out_of_memory(error);
 }
 
 /* The items of all responses in front of this one. */
@@ -110,7 +87,7 @@ static bool read_earlier(reader *k, const char *id, api_error *error) {
     enum { MOST_LINKS = RESPONSE_STORE_ENTRIES };
     response_texts *chain = calloc(MOST_LINKS, sizeof *chain);
     size_t n = 0;
-    bool good = chain != NULL || out_of_memory(error);
+    bool good = chain != NULL || api_out_of_memory(error);
     char next[RESPONSE_ID_BYTES];
     snprintf(next, sizeof next, "%s", id);
     if (good && strlen(id) >= sizeof next) next[0] = '?';
@@ -143,7 +120,7 @@ static void read_conversation(reader *k) {
     cJSON *own = NULL, *item, *messages = cJSON_AddArrayToObject(k->r->chat, "messages");
     k->items = cJSON_CreateArray();
     if (!k->items || !messages) {
-        out_of_memory(f->error);
+        api_out_of_memory(f->error);
         return;
     }
     if (!input && !previous) {
@@ -170,7 +147,7 @@ static void read_conversation(reader *k) {
         cJSON *system = cJSON_CreateObject();
         if (!system || !cJSON_AddItemToArray(messages, system)) {
             cJSON_Delete(system);
-            out_of_memory(f->error);
+            api_out_of_memory(f->error);
             return;
         }
         add_string(system, "role", "system", f->error);
@@ -185,20 +162,20 @@ static void read_conversation(reader *k) {
  */
 
 static bool is_function(const cJSON *tool) {
-    const char *type = string_of(tool, "type");
+    const char *type = body_string(tool, "type");
     return type && strcmp(type, "function") == 0;
 }
 
 static void add_function(const cJSON *tool, const char *param, cJSON *list, api_error *error) {
     static const char *const members[] = {"name", "description", "parameters", "strict", NULL};
-    if (!string_of(tool, "name")) {
+    if (!body_string(tool, "name")) {
         api_fail(error, 400, "invalid_type", param, "%s.name is not a string", param);
         return;
     }
     cJSON *entry = cJSON_CreateObject();
     if (!entry || !cJSON_AddItemToArray(list, entry)) {
         cJSON_Delete(entry);
-        out_of_memory(error);
+        api_out_of_memory(error);
         return;
     }
     add_string(entry, "type", "function", error);
@@ -207,7 +184,7 @@ static void add_function(const cJSON *tool, const char *param, cJSON *list, api_
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(tool, members[i]);
         if (value && !cJSON_IsNull(value)) add_copy(function, members[i], value, error);
     }
-    if (!function) out_of_memory(error);
+    if (!function) api_out_of_memory(error);
 }
 
 /* Functions are flat here. Other kinds of tools are for servers that run them; agents list them to every server. */
@@ -220,7 +197,7 @@ static void read_tools(reader *k, text_buffer *echo) {
     cJSON_ArrayForEach(tool, tools) {
         char param[64];
         snprintf(param, sizeof param, "tools[%zu]", i);
-        const char *type = string_of(tool, "type");
+        const char *type = body_string(tool, "type");
         if (!list || !type) {
             api_fail(k->f->error, 400, "invalid_type", param, "%s is not a tool with a type", param);
         } else if (is_function(tool)) {
@@ -229,7 +206,7 @@ static void read_tools(reader *k, text_buffer *echo) {
             first = false;
             add_json(echo, tool);
         } else {
-            ignore(k, "tools[%zu]", i, type);
+            ignored_add(&k->call->ignored, "tools[%zu](%.64s)", i, type);
         }
         i++;
     }
@@ -243,7 +220,7 @@ static void read_tools(reader *k, text_buffer *echo) {
 
 /* {"type":"function","name"} as {"type":"function","function":{"name"}}. */
 static cJSON *named_tool(const cJSON *choice) {
-    const char *name = string_of(choice, "name");
+    const char *name = body_string(choice, "name");
     cJSON *tool = cJSON_CreateObject(), *function = tool ? cJSON_AddObjectToObject(tool, "function") : NULL;
     if (name && function && cJSON_AddStringToObject(tool, "type", "function") &&
         cJSON_AddStringToObject(function, "name", name))
@@ -255,7 +232,7 @@ static cJSON *named_tool(const cJSON *choice) {
 static cJSON *allowed_tools(reader *k, const cJSON *choice) {
     cJSON *out = cJSON_CreateObject(), *inner = out ? cJSON_AddObjectToObject(out, "allowed_tools") : NULL;
     cJSON *list = inner ? cJSON_AddArrayToObject(inner, "tools") : NULL;
-    const char *mode = string_of(choice, "mode");
+    const char *mode = body_string(choice, "mode");
     const cJSON *tools = cJSON_GetObjectItemCaseSensitive(choice, "tools"), *tool;
     bool good = list && cJSON_AddStringToObject(out, "type", "allowed_tools") &&
                 cJSON_AddStringToObject(inner, "mode", mode ? mode : "auto");
@@ -276,7 +253,7 @@ static cJSON *allowed_tools(reader *k, const cJSON *choice) {
 
 static void read_tool_choice(reader *k, text_buffer *echo) {
     const cJSON *choice = fields_get(k->f, "tool_choice");
-    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL, *type = string_of(choice, "type");
+    const char *mode = cJSON_IsString(choice) ? choice->valuestring : NULL, *type = body_string(choice, "type");
     bool free_choice = !choice || (mode && (strcmp(mode, "auto") == 0 || strcmp(mode, "none") == 0));
     text_add(echo, ",\"tool_choice\":");
     if (choice) {
@@ -316,7 +293,7 @@ static void read_format(reader *k, text_buffer *echo) {
     }
     add_json(echo, format);
     text_add(echo, "}");
-    const char *type = string_of(format, "type");
+    const char *type = body_string(format, "type");
     if (!type || strcmp(type, "json_schema") != 0) {
         add_copy(k->r->chat, "response_format", format, k->f->error);
         return;
@@ -325,7 +302,7 @@ static void read_format(reader *k, text_buffer *echo) {
     cJSON *out = cJSON_AddObjectToObject(k->r->chat, "response_format");
     cJSON *schema = out ? cJSON_AddObjectToObject(out, "json_schema") : NULL;
     if (!schema) {
-        out_of_memory(k->f->error);
+        api_out_of_memory(k->f->error);
         return;
     }
     add_string(out, "type", "json_schema", k->f->error);
@@ -362,7 +339,7 @@ static void read_include(reader *k) {
         } else if (strcmp(item->valuestring, "message.output_text.logprobs") == 0) {
             k->r->logprobs = true;
         } else {
-            ignore(k, "include[%zu]", i, item->valuestring);
+            ignored_add(&k->call->ignored, "include[%zu](%.64s)", i, item->valuestring);
         }
         i++;
     }
@@ -439,7 +416,7 @@ static void read_rest(reader *k, text_buffer *echo) {
     fields_refuse(f, refused);
     const char *user = fields_string(f, "user", NULL);
     bool parallel = fields_bool(f, "parallel_tool_calls", true);
-    if (!cJSON_AddBoolToObject(k->r->chat, "parallel_tool_calls", parallel)) out_of_memory(f->error);
+    if (!cJSON_AddBoolToObject(k->r->chat, "parallel_tool_calls", parallel)) api_out_of_memory(f->error);
     const cJSON *instructions = fields_get(f, "instructions");
     k->r->stream = fields_bool(f, "stream", false);
     k->r->store = fields_bool(f, "store", true);
@@ -486,7 +463,7 @@ static bool print_chat(reader *k, chat_shape *shape, api_error *error) {
     responses_request *r = k->r;
     cJSON_free(r->chat_text);
     r->chat_text = cJSON_PrintUnformatted(r->chat);
-    if (!r->chat_text) return out_of_memory(error);
+    if (!r->chat_text) return api_out_of_memory(error);
     shape->request = r->chat_text;
     shape->request_bytes = strlen(r->chat_text);
     if (!r->options.tools) return true;
@@ -502,7 +479,7 @@ static bool render(reader *k, chat_shape *shape, api_error *error) {
 }
 
 static bool has_role(const cJSON *message, const char *role) {
-    const char *its = string_of(message, "role");
+    const char *its = body_string(message, "role");
     return its && strcmp(its, role) == 0;
 }
 
@@ -548,7 +525,7 @@ static bool truncate_turns(reader *k, chat_shape *shape, api_error *error) {
         cJSON_DeleteItemFromObjectCaseSensitive(r->chat, "messages");
         good = some && cJSON_AddItemToObject(r->chat, "messages", some);
         if (!good) cJSON_Delete(some);
-        if (!good) out_of_memory(error);
+        if (!good) api_out_of_memory(error);
         good = good && print_chat(k, shape, error) && render(k, shape, error);
         if (low == high) break;
         if (r->options.n_ids <= room) {
@@ -567,7 +544,7 @@ bool responses_request_read(call *c, bool counting, responses_request *r, api_er
     text_buffer *echo = &r->echo;
     if (!call_body(c, error)) return false;
     r->chat = cJSON_CreateObject();
-    if (!r->chat) return out_of_memory(error);
+    if (!r->chat) return api_out_of_memory(error);
     reader k = {.call = c, .f = &f, .r = r};
     fields_begin(&f, c->body, "", error);
     r->model = counting && !fields_get(&f, "model") ? c->server->settings->names[0] : openai_read_model(c, &f);
@@ -590,6 +567,6 @@ bool responses_request_read(call *c, bool counting, responses_request *r, api_er
     fields_end(&f, c->server->settings->strict, &c->ignored);
     bool good = error->status == 0 && render(&k, &shape, error) && (!automatic || truncate_turns(&k, &shape, error));
     if (!good) responses_rename_error(error);
-    if (good && (echo->failed || r->input.failed)) good = out_of_memory(error);
+    if (good && (echo->failed || r->input.failed)) good = api_out_of_memory(error);
     return good;
 }

@@ -115,6 +115,34 @@ static void test_bodies(void **state) {
     assert_string_equal(code_of("{\"a\":\"\0\"}", 9), "invalid_json");
 }
 
+/* Numbers of the named members are spelled as they came, wherever else the body has numbers or texts like them. */
+static void test_spelling(void **state) {
+    (void)state;
+    static const char body[] = "{\"top\": -1.50e2, \"7\": \"8\\\" 9\", "
+                               "\"kept\": [12345678901234567890, {\"1.0\": 1.0, \"t\": \"x\\\\\"}, 1E3, -0],"
+                               "\"rest\": 2.50, \"also\": 0.10}";
+    static const char *const names[] = {"kept", "also", "absent", NULL};
+    api_error error = {0};
+    cJSON *json;
+    assert_true(body_parse(body, sizeof body - 1, &json, &error));
+    assert_true(body_keep_numbers(json, body, sizeof body - 1, names));
+    char *text = cJSON_PrintUnformatted(json);
+    assert_string_equal(
+        text, "{\"top\":-150,\"7\":\"8\\\" 9\",\"kept\":[12345678901234567890,{\"1.0\":1.0,\"t\":\"x\\\\\"},1E3,-0],"
+              "\"rest\":2.5,\"also\":0.10}");
+    cJSON_free(text);
+    cJSON_Delete(json);
+    text_buffer ignored = {0};
+    ignored_add(&ignored, "a[%d](%s)", 1, "b,c\r\nd: \x80");
+    ignored_add(&ignored, "%s", "e");
+    assert_string_equal(ignored.data, "a[1](b?c?"
+                                      "?d:?"
+                                      "?), e");
+    for (int i = 0; i < 1000; i++) ignored_add(&ignored, "%0200d", i);
+    assert_true(ignored.n < 2300);
+    text_free(&ignored);
+}
+
 static void test_fields(void **state) {
     (void)state;
     static const char body[] =
@@ -191,8 +219,9 @@ static void test_hosts_and_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heads),  cmocka_unit_test(test_chunks), cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_fields), cmocka_unit_test(test_texts),  cmocka_unit_test(test_hosts_and_keys),
+        cmocka_unit_test(test_heads),          cmocka_unit_test(test_chunks), cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_spelling),       cmocka_unit_test(test_fields), cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_hosts_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
