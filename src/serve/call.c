@@ -65,6 +65,13 @@ static void write_log(const call *c, int status) {
     text_free(&line);
 }
 
+/* Whether the one who asks reads Anthropic's API: by the path, known or not, or because the client says so. */
+static bool is_anthropic(const call *c) {
+    static const char path[] = "/v1/messages";
+    const http_head *head = http_request(c->exchange);
+    return strncmp(head->path, path, sizeof path - 1) == 0 || http_head_find(head, "anthropic-version");
+}
+
 static void free_call(call *c) {
     atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
@@ -78,7 +85,7 @@ static void free_call(call *c) {
 static void add_headers(call *c) {
     http_exchange *x = c->exchange;
     http_add_header(x, "x-request-id", c->id);
-    if (c->route && (c->route->flags & ROUTE_ANTHROPIC)) http_add_header(x, "request-id", c->id);
+    if (is_anthropic(c)) http_add_header(x, "request-id", c->id);
     if (c->ignored.n && !c->ignored.failed) http_add_header(x, "x-kakeya-ignored", c->ignored.data);
     char number[32];
     if (c->retry_after) {
@@ -128,7 +135,7 @@ void call_reply_json(call *c, text_buffer *body) { call_reply(c, 200, "applicati
 void call_fail(call *c, const api_error *error) {
     text_buffer body = {0};
     int status = error->status;
-    if (c->route && (c->route->flags & ROUTE_ANTHROPIC)) {
+    if (is_anthropic(c)) {
         status = api_error_anthropic_status(error);
         api_error_anthropic(error, c->id, &body);
     } else {

@@ -16,11 +16,10 @@ enum {
     CALL_GET = 1,
     CALL_POST = 2,
     CALL_DELETE = 4,
-    ROUTE_PUBLIC = 1,    /* no key is asked for */
-    ROUTE_EARLY = 2,     /* answered while the model is loading, and while the server drains */
-    ROUTE_WORKER = 4,    /* handled on a thread of the pool, not on the network thread */
-    ROUTE_ANTHROPIC = 8, /* errors in that shape */
-    ROUTE_PREFIX = 16,   /* the path goes on behind the route's: call_rest */
+    ROUTE_PUBLIC = 1, /* no key is asked for */
+    ROUTE_EARLY = 2,  /* answered while the model is loading, and while the server drains */
+    ROUTE_WORKER = 4, /* handled on a thread of the pool, not on the network thread */
+    ROUTE_PREFIX = 8, /* the path goes on behind the route's: call_rest */
 };
 
 typedef struct route {

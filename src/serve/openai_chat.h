@@ -17,6 +17,8 @@ typedef struct chat_shape {
     size_t request_bytes;
 } chat_shape;
 
+/* Whether a function may be called so: 1 to 64 letters, digits, '_', '-' and '.'. */
+bool openai_is_tool_name(const cJSON *item);
 /* messages, tools, thinking and formats of a request in the form of chat completions. out may be NULL: nothing is
  * generated. */
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out);

@@ -8,7 +8,7 @@
 
 enum { MAX_MESSAGES = 10000, MAX_TOOLS = 512, MAX_NAME = 64 };
 
-static bool is_name(const cJSON *item) {
+bool openai_is_tool_name(const cJSON *item) {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
     if (!cJSON_IsString(item)) return false;
     size_t bytes = strlen(item->valuestring);
@@ -52,7 +52,7 @@ static const cJSON *read_tools(fields *f) {
         snprintf(param, sizeof param, "tools[%d]", i++);
         if (!cJSON_IsString(type) || strcmp(type->valuestring, "function") != 0 || !cJSON_IsObject(function)) {
             api_fail(f->error, 400, "unsupported_value", param, "%s: only tools of type function are supported", param);
-        } else if (!is_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
+        } else if (!openai_is_tool_name(cJSON_GetObjectItemCaseSensitive(function, "name"))) {
             api_fail(f->error, 400, "invalid_value", param,
                      "%s.function.name is not a name of 1 to 64 letters, digits, '_', '-' and '.'", param);
         } else if (parameters && !cJSON_IsNull(parameters) && !cJSON_IsObject(parameters)) {

@@ -10,23 +10,23 @@
 
 enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
 
-static void read_stops(fields *f, answer_options *out) {
+void openai_read_stops(fields *f, const char *name, answer_options *out) {
     static const char expected[] = "a string, or a list of 1 to 16 strings of 1 to 1024 bytes";
-    const cJSON *stop = fields_get(f, "stop");
+    const cJSON *stop = fields_get(f, name);
     if (!stop) return;
     const cJSON *item = cJSON_IsArray(stop) ? stop->child : stop;
     if (!cJSON_IsArray(stop) && !cJSON_IsString(stop)) {
-        fields_wrong_type(f, "stop", stop, expected);
+        fields_wrong_type(f, name, stop, expected);
         return;
     }
     for (; item; item = cJSON_IsArray(stop) ? item->next : NULL) {
         size_t bytes = cJSON_IsString(item) ? strlen(item->valuestring) : 0;
         if (!cJSON_IsString(item)) {
-            fields_wrong_type(f, "stop", stop, expected);
+            fields_wrong_type(f, name, stop, expected);
             return;
         }
         if (bytes == 0 || bytes > MAX_STOP_BYTES || out->n_stops == ANSWER_MAX_STOPS) {
-            fields_wrong_value(f, "stop", stop, expected);
+            fields_wrong_value(f, name, stop, expected);
             return;
         }
         out->stops[out->n_stops++] = item->valuestring;
@@ -100,7 +100,7 @@ void openai_read_sampling(call *c, fields *f, answer_options *out) {
     out->frequency_penalty = (float)fields_number(f, "frequency_penalty", -2, 2, 0);
     if (!fields_seed(f, "seed", body, bytes, &s->seed)) s->seed = random_seed();
     out->choices = (size_t)fields_integer(f, "n", 1, ANSWER_MAX_CHOICES, 1);
-    read_stops(f, out);
+    openai_read_stops(f, "stop", out);
     read_stop_tokens(c, f, out);
     read_biases(c, f, out);
     out->ignore_stop_tokens = fields_bool(f, "ignore_eos", false);

@@ -7,6 +7,8 @@
 
 /* Sampling, stops, biases, seeds and choices. */
 void openai_read_sampling(call *c, fields *f, answer_options *out);
+/* A text, or a list of them, that ends the content. */
+void openai_read_stops(fields *f, const char *name, answer_options *out);
 /* The first of the named fields that is given (NULL-terminated): tokens of an answer, -1 for no limit. 0 where none is.
  */
 int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback);

@@ -77,3 +77,13 @@ char *reasoning_seal_open(const reasoning_seal *seal, const char *sealed) {
     free(plain);
     return NULL;
 }
+
+void reasoning_seal_sign(const reasoning_seal *seal, const char *text, size_t bytes, text_buffer *out) {
+    unsigned char tag[DIGEST_BYTES], coded[(DIGEST_BYTES + 2) / 3 * 4 + 1];
+    if (make_tag(seal, text, bytes, tag)) {
+        EVP_EncodeBlock(coded, tag, DIGEST_BYTES);
+        text_add(out, (const char *)coded);
+    } else {
+        out->failed = true;
+    }
+}

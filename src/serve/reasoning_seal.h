@@ -18,5 +18,7 @@ bool reasoning_seal_init(reasoning_seal *seal);
 void reasoning_seal_close(const reasoning_seal *seal, const char *text, size_t bytes, text_buffer *out);
 /* The text again, malloc'ed; NULL where it is not a text that was sealed with this key. */
 char *reasoning_seal_open(const reasoning_seal *seal, const char *sealed);
+/* Appends the base64 of the text's HMAC alone: says that the text was said here, and nothing of it. */
+void reasoning_seal_sign(const reasoning_seal *seal, const char *text, size_t bytes, text_buffer *out);
 
 #endif

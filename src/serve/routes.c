@@ -27,6 +27,8 @@ const route serve_routes[] = {
     {"/v1/responses", CALL_POST, WORK, responses_call},
     {"/v1/responses/input_tokens", CALL_POST, WORK, responses_input_tokens_call},
     {"/v1/responses/", CALL_GET | CALL_POST | CALL_DELETE, WORK | ROUTE_PREFIX, response_call},
+    {"/v1/messages", CALL_POST, WORK, messages_call},
+    {"/v1/messages/count_tokens", CALL_POST, WORK, messages_count_tokens_call},
     {"/", CALL_GET, PUBLIC, page_call},
     {"/favicon.ico", CALL_GET, PUBLIC, favicon_call},
 };

@@ -26,5 +26,7 @@ void metrics_call(call *c);
 void responses_call(call *c); /* responses.c */
 void responses_input_tokens_call(call *c);
 void response_call(call *c); /* responses_stored.c */
+void messages_call(call *c); /* anthropic.c */
+void messages_count_tokens_call(call *c);
 
 #endif

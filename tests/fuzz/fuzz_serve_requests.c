@@ -50,19 +50,22 @@ static void open_server(void) {
 }
 
 /* A request that the network layer has read, whose client has gone. */
-static http_exchange *make_exchange(const uint8_t *body, size_t bytes) {
+static http_exchange *make_exchange(const char *path, const uint8_t *body, size_t bytes) {
     http_exchange *x = calloc(1, sizeof *x);
     char *copy = malloc(bytes + 1);
     if (!x || !copy) abort();
     memcpy(copy, body, bytes);
     copy[bytes] = '\0';
-    *x = (http_exchange){
-        .server = server->http,
-        .head = {.method = "POST", .path = "/", .minor = 1, .keep_alive = true, .content_length = bytes},
-        .body = copy,
-        .body_bytes = bytes,
-        .peer = "127.0.0.1",
-        .headers = evbuffer_new()};
+    *x = (http_exchange){.server = server->http,
+                         .head = {.method = "POST",
+                                  .path = (char *)(uintptr_t)path,
+                                  .minor = 1,
+                                  .keep_alive = true,
+                                  .content_length = bytes},
+                         .body = copy,
+                         .body_bytes = bytes,
+                         .peer = "127.0.0.1",
+                         .headers = evbuffer_new()};
     if (!x->headers) abort();
     return x;
 }
@@ -83,8 +86,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     call *c = calloc(1, sizeof *c);
     if (!c) abort();
     c->server = server;
-    c->exchange = make_exchange(data + 1, size - 1);
     c->route = routes[chosen];
+    c->exchange = make_exchange(c->route->path, data + 1, size - 1);
     c->place = places[chosen];
     c->rest = "";
     pthread_mutex_init(&c->lock, NULL);

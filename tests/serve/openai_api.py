@@ -439,6 +439,26 @@ def _():
     print(f"# accepted draft tokens, tokens per forward: {accepted}")  # how many there are is a matter of speed
 
 
+@test("21: two calls of one function: indices 0 and 1, distinct ids, finish_reason tool_calls, whole and streamed")
+def _():
+    s = Server("--name", "demo", "--max-tool-calls", "2")
+    only = tool(a={"enum": [1]})
+    only["function"]["parameters"] |= {"required": ["a"], "additionalProperties": False}
+    twice = {"tools": [only], "tool_choice": "required", "max_tokens": 400, "extra_body": {"min_tokens": 200}}
+    whole = chat(s=s, **twice).choices[0]
+    equal([(c.function.name, json.loads(c.function.arguments)) for c in whole.message.tool_calls], [("f", {"a": 1})] * 2)
+    equal((len({c.id for c in whole.message.tool_calls}), whole.finish_reason), (2, "tool_calls"))
+    chunks = list(chat(s=s, stream=True, **twice))
+    deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or []]
+    equal(sorted({d.index for d in deltas}), [0, 1])
+    ids = [d.id for d in deltas if d.id]
+    equal((len(ids), len(set(ids)), chunks[-1].choices[0].finish_reason), (2, 2, "tool_calls"))
+    for i in (0, 1):
+        mine = [d for d in deltas if d.index == i]
+        equal((mine[0].function.name, json.loads("".join(d.function.arguments for d in mine))), ("f", {"a": 1}))
+    s.stop()
+
+
 @test("22: parallel_tool_calls false ends the answer behind the first call")
 def _():
     s = scripted("<|tool_call>call:f{a:1}<tool_call|>and more text")

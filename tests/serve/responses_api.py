@@ -554,6 +554,20 @@ def _():
     equal([i["type"] for i in free["output"]], ["message"])
 
 
+@test("21: two calls of one function are two items with ids of their own")
+def _():
+    s = Server("--name", "demo", "--max-tool-calls", "2")
+    only = function("f", a={"enum": [1]})
+    only["parameters"] |= {"required": ["a"], "additionalProperties": False}
+    body = {"tools": [only], "tool_choice": "required", "min_tokens": 200, "max_output_tokens": 400}
+    events = events_of(post({**body, "stream": True}, s=s).body)
+    for last in (check_stream(events), post(body, s=s).json):
+        equal([(i["type"], i["name"], json.loads(i["arguments"])) for i in last["output"]], [("function_call", "f", {"a": 1})] * 2)
+        equal((len({i["call_id"] for i in last["output"]}), len({i["id"] for i in last["output"]}), last["status"]), (2, 2, "completed"))
+    equal(short(events), ["created", "in_progress", *FUNCTION, *FUNCTION, "completed"])
+    s.stop()
+
+
 @test("a failure in mid-stream: response.failed with what there is, then the end")
 def _():
     s = Server("--name", "demo", "--drain", "0")

@@ -1,0 +1,369 @@
+#include "serve/anthropic_messages.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/body.h"
+
+/* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
+ */
+static const char billing[] = "x-anthropic-billing-header:";
+
+/* Where a block is: "messages[3].content[0]". */
+typedef struct place {
+    char name[96];
+} place;
+
+typedef enum turn_role { TURN_NONE = 0, TURN_USER, TURN_ASSISTANT } turn_role;
+
+typedef struct writer {
+    messages_out *out;
+    const reasoning_seal *seal;
+    api_error *error;
+    /* --- the turn that goes on; it is not in the list yet */
+    turn_role role;
+    text_buffer content, reasoning;
+    cJSON *calls;
+    bool said;     /* there was a text, be it an empty one */
+    bool answered; /* there was a result */
+    /* --- the last message that called tools, while no other message of an assistant has come behind it */
+    const cJSON *caller;
+    int results_at; /* place in the list where its next result goes */
+} writer;
+
+static bool wrong(writer *w, const place *at, const char *key, const char *expected) {
+    char param[144];
+    snprintf(param, sizeof param, "%s%s%s", at->name, at->name[0] && key[0] ? "." : "", key);
+    return api_fail(w->error, 400, "invalid_type", param, "%s is not %s", param, expected);
+}
+
+static bool refuse(writer *w, const place *at, const char *type) {
+    return api_fail(w->error, 400, "unsupported_content", at->name,
+                    "%s is a block of type %.64s; only text is supported", at->name, type);
+}
+
+static bool out_of_memory(writer *w) { return api_out_of_memory(w->error); }
+
+static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
+
+/* Blocks of users and systems are texts of their own: their words must not run together. */
+static void join(text_buffer *text, const char *more) {
+    if (text->n && more[0] && !is_space(text->data[text->n - 1]) && !is_space(more[0])) text_add(text, "\n");
+    text_add(text, more);
+}
+
+/* Appends a message. NULL: out of memory. content may be NULL. */
+static cJSON *add_message(writer *w, const char *role, const char *content) {
+    cJSON *message = cJSON_CreateObject();
+    if (message && cJSON_AddStringToObject(message, "role", role) &&
+        (!content || cJSON_AddStringToObject(message, "content", content)) &&
+        cJSON_AddItemToArray(w->out->messages, message))
+        return message;
+    cJSON_Delete(message);
+    out_of_memory(w);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- turns
+ */
+
+static void clear_turn(writer *w) {
+    text_clear(&w->content);
+    text_clear(&w->reasoning);
+    cJSON_Delete(w->calls);
+    w->calls = NULL;
+    w->said = w->answered = false;
+    w->role = TURN_NONE;
+}
+
+static bool end_assistant(writer *w) {
+    bool calls = w->calls != NULL;
+    if (!calls && w->content.n == 0 && w->reasoning.n == 0) return true;
+    cJSON *message = add_message(w, "assistant", w->content.n ? w->content.data : calls ? NULL : "");
+    if (!message) return false;
+    if (w->reasoning.n && !cJSON_AddStringToObject(message, "reasoning_content", w->reasoning.data))
+        return out_of_memory(w);
+    if (calls && !cJSON_AddItemToObject(message, "tool_calls", w->calls)) return out_of_memory(w);
+    w->calls = NULL;
+    w->caller = calls ? message : NULL;
+    w->results_at = cJSON_GetArraySize(w->out->messages);
+    return true;
+}
+
+/* The turn becomes a message. */
+static bool end_turn(writer *w) {
+    bool good = !w->content.failed && !w->reasoning.failed;
+    if (!good) {
+        out_of_memory(w);
+    } else if (w->role == TURN_ASSISTANT) {
+        good = end_assistant(w);
+    } else if (w->role == TURN_USER && (w->said || !w->answered)) {
+        good = add_message(w, "user", w->content.n ? w->content.data : "") != NULL;
+    }
+    clear_turn(w);
+    return good;
+}
+
+static bool begin_turn(writer *w, turn_role role) {
+    if (w->role == role) return true;
+    if (!end_turn(w)) return false;
+    w->role = role;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------- calls and results
+ */
+
+static bool add_call(writer *w, const cJSON *block, const place *at) {
+    const char *id = body_string(block, "id"), *name = body_string(block, "name");
+    const cJSON *input = cJSON_GetObjectItemCaseSensitive(block, "input");
+    if (!id || !id[0]) return wrong(w, at, "id", "a string");
+    if (!name || !name[0]) return wrong(w, at, "name", "a string");
+    if (input && !cJSON_IsNull(input) && !cJSON_IsObject(input)) return wrong(w, at, "input", "an object");
+    char *arguments = cJSON_IsObject(input) ? cJSON_PrintUnformatted(input) : NULL;
+    if (cJSON_IsObject(input) && !arguments) return out_of_memory(w);
+    if (!w->calls) w->calls = cJSON_CreateArray();
+    cJSON *entry = cJSON_CreateObject();
+    bool good = w->calls && entry && cJSON_AddStringToObject(entry, "id", id) &&
+                cJSON_AddStringToObject(entry, "type", "function");
+    cJSON *function = good ? cJSON_AddObjectToObject(entry, "function") : NULL;
+    good = function && cJSON_AddStringToObject(function, "name", name) &&
+           cJSON_AddStringToObject(function, "arguments", arguments ? arguments : "{}") &&
+           cJSON_AddItemToArray(w->calls, entry);
+    if (!good) cJSON_Delete(entry);
+    cJSON_free(arguments);
+    return good || out_of_memory(w);
+}
+
+static bool has_call(const cJSON *calls, const char *id) {
+    const cJSON *call;
+    cJSON_ArrayForEach(call, calls) {
+        if (strcmp(body_string(call, "id"), id) == 0) return true;
+    }
+    return false;
+}
+
+static bool was_called(const writer *w, const char *id) {
+    return has_call(cJSON_GetObjectItemCaseSensitive(w->caller, "tool_calls"), id);
+}
+
+static bool add_result(writer *w, const char *id, const text_buffer *text) {
+    if (text->failed) return out_of_memory(w);
+    cJSON *list = w->out->messages, *message;
+    int behind = cJSON_GetArraySize(list) - w->results_at; /* a system's, which came between call and result */
+    message = add_message(w, "tool", text->n ? text->data : "");
+    if (!message || !cJSON_AddStringToObject(message, "tool_call_id", id)) return message && out_of_memory(w);
+    for (; behind > 0; behind--) cJSON_AddItemToArray(list, cJSON_DetachItemFromArray(list, w->results_at));
+    w->results_at++;
+    return true;
+}
+
+static bool note_cache_control(writer *w, const cJSON *block) {
+    const cJSON *control = cJSON_GetObjectItemCaseSensitive(block, "cache_control");
+    if (control && !cJSON_IsNull(control)) w->out->cache_control = true;
+    return true;
+}
+
+/* The texts of a list of blocks, or a text; a system's without what is nobody's business. */
+static bool read_texts(writer *w, const cJSON *content, bool system, const place *at, const char *key,
+                       text_buffer *text) {
+    if (cJSON_IsString(content)) {
+        text_add(text, content->valuestring);
+        return true;
+    }
+    if (!cJSON_IsArray(content)) return wrong(w, at, key, "a text or a list of blocks");
+    const cJSON *block;
+    size_t i = 0;
+    cJSON_ArrayForEach(block, content) {
+        place its;
+        snprintf(its.name, sizeof its.name, "%.56s%s%s[%zu]", at->name, at->name[0] ? "." : "", key, i);
+        const char *type = body_string(block, "type"), *said = body_string(block, "text");
+        if (!type) return wrong(w, &its, "type", "a string");
+        if (strcmp(type, "text") != 0) return refuse(w, &its, type);
+        if (!said) return wrong(w, &its, "text", "a string");
+        note_cache_control(w, block);
+        if (system && strncmp(said, billing, sizeof billing - 1) == 0) {
+            ignored_add(w->out->ignored, "%s(x-anthropic-billing-header)", its.name);
+        } else {
+            join(text, said);
+        }
+        i++;
+    }
+    return true;
+}
+
+static bool put_result(writer *w, const cJSON *block, const place *at) {
+    const char *id = body_string(block, "tool_use_id");
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(block, "content");
+    const cJSON *failed = cJSON_GetObjectItemCaseSensitive(block, "is_error");
+    if (!id) return wrong(w, at, "tool_use_id", "a string");
+    if (failed && !cJSON_IsNull(failed) && !cJSON_IsBool(failed)) return wrong(w, at, "is_error", "true or false");
+    if (!was_called(w, id)) {
+        char param[144];
+        snprintf(param, sizeof param, "%s.tool_use_id", at->name);
+        return api_fail(w->error, 400, "invalid_prompt", param,
+                        "%s: the assistant's message in front of it has no tool_use with the id %.64s", param, id);
+    }
+    text_buffer text = {0};
+    if (cJSON_IsTrue(failed)) text_add(&text, "Error: ");
+    bool good = !content || cJSON_IsNull(content) || read_texts(w, content, false, at, "content", &text);
+    good = good && add_result(w, id, &text);
+    text_free(&text);
+    w->answered = true;
+    return good;
+}
+
+/* What a tool brought that another server ran, as JSON: the model's turn goes on behind it. */
+static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
+    const char *id = body_string(block, "tool_use_id");
+    if (!id) return wrong(w, at, "tool_use_id", "a string");
+    bool silent = !w->calls && !w->content.n && !w->reasoning.n; /* nothing has come since its call */
+    if (!has_call(w->calls, id) && !(silent && was_called(w, id))) {
+        ignored_add(w->out->ignored, "%s", at->name);
+        return true;
+    }
+    if (!end_turn(w)) return false;
+    w->role = TURN_ASSISTANT;
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(block, "content");
+    char *json = content ? cJSON_PrintUnformatted(content) : NULL;
+    text_buffer text = {0};
+    text.failed = content && !json;
+    if (json) text_add(&text, json);
+    bool good = add_result(w, id, &text);
+    cJSON_free(json);
+    text_free(&text);
+    return good;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ blocks
+ */
+
+static bool put_thinking(writer *w, const cJSON *block, const place *at) {
+    const char *thinking = body_string(block, "thinking"), *signature = body_string(block, "signature");
+    if (!thinking) return wrong(w, at, "thinking", "a string");
+    char *opened = NULL;
+    if (!thinking[0] && signature && signature[0]) {
+        opened = w->seal ? reasoning_seal_open(w->seal, signature) : NULL;
+        if (!opened) ignored_add(w->out->ignored, "%s", at->name);
+    }
+    const char *text = opened ? opened : thinking;
+    if (w->reasoning.n && text[0]) text_add(&w->reasoning, "\n");
+    text_add(&w->reasoning, text);
+    free(opened);
+    return true;
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static bool put_assistant_block(writer *w, const cJSON *block, const char *type, const place *at) {
+    if (strcmp(type, "text") == 0) {
+        const char *text = body_string(block, "text");
+        if (!text) return wrong(w, at, "text", "a string");
+        text_add(&w->content, text); /* as the blocks of an answer follow each other */
+        return true;
+    }
+    if (strcmp(type, "thinking") == 0) return put_thinking(w, block, at);
+    if (strcmp(type, "redacted_thinking") == 0) {
+        ignored_add(w->out->ignored, "%s(redacted_thinking)", at->name);
+        return true;
+    }
+    if (strcmp(type, "tool_use") == 0 || ends_with(type, "_tool_use")) return add_call(w, block, at);
+    if (ends_with(type, "_tool_result")) return put_foreign_result(w, block, at);
+    return refuse(w, at, type);
+}
+
+static bool put_user_block(writer *w, const cJSON *block, const char *type, const place *at) {
+    if (strcmp(type, "tool_result") == 0) return put_result(w, block, at);
+    if (strcmp(type, "text") != 0) return refuse(w, at, type);
+    const char *text = body_string(block, "text");
+    if (!text) return wrong(w, at, "text", "a string");
+    join(&w->content, text);
+    w->said = true;
+    return true;
+}
+
+static bool put_blocks(writer *w, const cJSON *content, size_t message) {
+    const cJSON *block;
+    size_t i = 0;
+    cJSON_ArrayForEach(block, content) {
+        place at;
+        snprintf(at.name, sizeof at.name, "messages[%zu].content[%zu]", message, i++);
+        const char *type = body_string(block, "type");
+        if (!type) return wrong(w, &at, "type", "a string");
+        note_cache_control(w, block);
+        bool good =
+            w->role == TURN_USER ? put_user_block(w, block, type, &at) : put_assistant_block(w, block, type, &at);
+        if (!good) return false;
+    }
+    return true;
+}
+
+static bool put_turn(writer *w, const cJSON *content, size_t message, turn_role role) {
+    place at;
+    snprintf(at.name, sizeof at.name, "messages[%zu]", message);
+    if (!begin_turn(w, role)) return false;
+    if (cJSON_IsArray(content)) return put_blocks(w, content, message);
+    if (!cJSON_IsString(content)) return wrong(w, &at, "content", "a text or a list of blocks");
+    if (role == TURN_USER) {
+        join(&w->content, content->valuestring);
+        w->said = true;
+    } else {
+        text_add(&w->content, content->valuestring);
+    }
+    return true;
+}
+
+/* A system's text, from the request's field or between messages. */
+static bool put_system(writer *w, const cJSON *content, const place *at, const char *key) {
+    text_buffer text = {0};
+    bool good = read_texts(w, content, true, at, key, &text);
+    if (good && text.failed) good = out_of_memory(w);
+    if (good && text.n) good = end_turn(w) && add_message(w, "system", text.data);
+    text_free(&text);
+    return good;
+}
+
+static bool put_message(writer *w, const cJSON *message, size_t index) {
+    place at;
+    snprintf(at.name, sizeof at.name, "messages[%zu]", index);
+    if (!cJSON_IsObject(message)) return wrong(w, &at, "", "an object");
+    const char *role = body_string(message, "role");
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+    if (role && strcmp(role, "user") == 0) return put_turn(w, content, index, TURN_USER);
+    if (role && strcmp(role, "assistant") == 0) return put_turn(w, content, index, TURN_ASSISTANT);
+    if (role && strcmp(role, "system") == 0) return put_system(w, content, &at, "content");
+    char param[144];
+    snprintf(param, sizeof param, "%s.role", at.name);
+    return api_fail(w->error, 400, "invalid_value", param, "%s is not user, assistant or system", param);
+}
+
+/* What an assistant has begun to say at the end of the conversation. */
+static bool end_conversation(writer *w) {
+    if (w->role != TURN_ASSISTANT) return true;
+    if (w->calls)
+        return api_fail(w->error, 400, "invalid_prompt", "messages",
+                        "messages: the last one calls a tool; its tool_result is missing");
+    while (w->content.n && is_space(w->content.data[w->content.n - 1])) w->content.data[--w->content.n] = '\0';
+    if (w->content.failed) return out_of_memory(w);
+    w->out->continues = w->content.n > 0;
+    bool good = !w->out->continues || add_message(w, "assistant", w->content.data);
+    clear_turn(w);
+    return good;
+}
+
+bool anthropic_messages(const messages_in *in, messages_out *out, api_error *error) {
+    writer w = {.out = out, .seal = in->seal, .error = error};
+    const cJSON *message;
+    size_t i = 0;
+    bool good = !in->system || put_system(&w, in->system, &(place){""}, "system");
+    cJSON_ArrayForEach(message, in->messages) good = good && put_message(&w, message, i++);
+    good = good && end_conversation(&w) && end_turn(&w);
+    clear_turn(&w);
+    text_free(&w.content);
+    text_free(&w.reasoning);
+    return good;
+}

@@ -1,0 +1,296 @@
+#include "serve/anthropic_request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "serve/anthropic_messages.h"
+#include "serve/openai_chat.h"
+#include "serve/openai_request.h"
+
+/* What is known while a request is read. */
+typedef struct reader {
+    call *call;
+    fields *f;
+    anthropic_request *r;
+    bool cache_control, continues;
+    const char *asked; /* the field that asks for a thought; NULL: none */
+} reader;
+
+void anthropic_request_init(anthropic_request *r) {
+    *r = (anthropic_request){0};
+    answer_options_init(&r->options);
+}
+
+void anthropic_request_free(anthropic_request *r) {
+    answer_options_free(&r->options);
+    cJSON_Delete(r->chat);
+    cJSON_free(r->chat_text);
+}
+
+static const cJSON *member(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsNull(item) ? NULL : item;
+}
+
+/* A member of what belongs to the body: shown, not copied. */
+static bool show(cJSON *object, const char *name, const cJSON *from, const char *key) {
+    cJSON *item = cJSON_GetObjectItemCaseSensitive(from, key);
+    return !item || cJSON_IsNull(item) || cJSON_AddItemReferenceToObject(object, name, item);
+}
+
+static void end_fields(reader *k, fields *f) { fields_end(f, k->call->server->settings->strict, &k->call->ignored); }
+
+/* ------------------------------------------------------------------------------------------------- the conversation */
+
+static void read_conversation(reader *k) {
+    fields *f = k->f;
+    const cJSON *messages = fields_array(f, "messages");
+    messages_in in = {.system = fields_get(f, "system"), .messages = messages, .seal = &k->call->server->seal};
+    messages_out out = {.messages = cJSON_AddArrayToObject(k->r->chat, "messages"), .ignored = &k->call->ignored};
+    if (!out.messages) {
+        api_out_of_memory(f->error);
+    } else if (!messages) {
+        api_fail(f->error, 400, "missing_required_parameter", "messages", "messages is missing");
+    } else if (!messages->child) {
+        api_fail(f->error, 400, "invalid_value", "messages", "messages: there is no message");
+    } else if (anthropic_messages(&in, &out, f->error) && cJSON_GetArraySize(out.messages) <= out.continues) {
+        api_fail(f->error, 400, "invalid_prompt", "messages", "messages: there is nothing that an answer could follow");
+    } else if (out.continues && !cJSON_AddTrueToObject(k->r->chat, "continue_final_message")) {
+        api_out_of_memory(f->error);
+    }
+    k->continues = out.continues;
+    k->cache_control = out.cache_control;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- tools
+ */
+
+static void add_tool(reader *k, const cJSON *tool, size_t i, cJSON *list) {
+    char param[64];
+    const cJSON *schema = member(tool, "input_schema");
+    snprintf(param, sizeof param, "tools[%zu]", i);
+    if (!openai_is_tool_name(member(tool, "name"))) {
+        api_fail(k->f->error, 400, "invalid_value", param,
+                 "%s.name is not a name of 1 to 64 letters, digits, '_', '-' and '.'", param);
+        return;
+    }
+    if (schema && !cJSON_IsObject(schema)) {
+        api_fail(k->f->error, 400, "invalid_type", param, "%s.input_schema is not an object", param);
+        return;
+    }
+    cJSON *entry = cJSON_CreateObject();
+    bool good = entry && cJSON_AddStringToObject(entry, "type", "function");
+    cJSON *function = good ? cJSON_AddObjectToObject(entry, "function") : NULL;
+    good = function && show(function, "name", tool, "name") && show(function, "description", tool, "description") &&
+           show(function, "parameters", tool, "input_schema") && show(function, "strict", tool, "strict") &&
+           cJSON_AddItemToArray(list, entry);
+    if (good) return;
+    cJSON_Delete(entry);
+    api_out_of_memory(k->f->error);
+}
+
+/* Tools that Anthropic's own server would run are listed to every server. */
+static void read_tools(reader *k) {
+    const cJSON *tools = fields_array(k->f, "tools"), *tool;
+    if (!tools || !tools->child) return;
+    cJSON *list = cJSON_CreateArray();
+    if (!list) api_out_of_memory(k->f->error);
+    size_t i = 0;
+    cJSON_ArrayForEach(tool, tools) {
+        const cJSON *type = member(tool, "type");
+        if (!list || !cJSON_IsObject(tool) || (type && !cJSON_IsString(type))) {
+            char param[64];
+            snprintf(param, sizeof param, "tools[%zu]", i);
+            api_fail(k->f->error, 400, "invalid_type", param, "%s is not a tool", param);
+        } else if (type && strcmp(type->valuestring, "custom") != 0) {
+            ignored_add(&k->call->ignored, "tools[%zu](%.64s)", i, type->valuestring);
+        } else {
+            k->cache_control = k->cache_control || member(tool, "cache_control");
+            add_tool(k, tool, i, list);
+        }
+        i++;
+    }
+    if (list && list->child && cJSON_AddItemToObject(k->r->chat, "tools", list)) return;
+    cJSON_Delete(list);
+}
+
+static void read_tool_choice(reader *k) {
+    fields inner;
+    const cJSON *choice = fields_object(k->f, "tool_choice");
+    cJSON *chat = k->r->chat, *one, *function;
+    fields_begin(&inner, choice, "tool_choice.", k->f->error);
+    const char *type = fields_string(&inner, "type", NULL), *name = fields_string(&inner, "name", NULL);
+    bool single = fields_bool(&inner, "disable_parallel_tool_use", false), good = true;
+    end_fields(k, &inner);
+    if (!choice) return;
+    if (type && strcmp(type, "any") == 0) {
+        good = cJSON_AddStringToObject(chat, "tool_choice", "required");
+    } else if (type && strcmp(type, "none") == 0) {
+        good = cJSON_AddStringToObject(chat, "tool_choice", "none");
+    } else if (type && strcmp(type, "tool") == 0 && name) {
+        one = cJSON_AddObjectToObject(chat, "tool_choice");
+        good = one && cJSON_AddStringToObject(one, "type", "function");
+        function = good ? cJSON_AddObjectToObject(one, "function") : NULL;
+        good = function && cJSON_AddStringToObject(function, "name", name);
+    } else if (!type || strcmp(type, "auto") != 0) {
+        api_fail(k->f->error, 400, "invalid_value", "tool_choice",
+                 "tool_choice.type is not auto, any, none, or tool with a name");
+    }
+    if (single) good = good && cJSON_AddBoolToObject(chat, "parallel_tool_calls", false);
+    if (!good) api_out_of_memory(k->f->error);
+}
+
+/* ------------------------------------------------------------------------------------------------ form of the answer
+ */
+
+static void read_thinking(reader *k) {
+    fields inner;
+    cJSON *chat = k->r->chat;
+    const cJSON *thinking = fields_object(k->f, "thinking");
+    fields_begin(&inner, thinking, "thinking.", k->f->error);
+    const char *type = fields_string(&inner, "type", NULL), *display = fields_string(&inner, "display", "summarized");
+    int64_t budget = fields_integer(&inner, "budget_tokens", 1, 1 << 30, -1);
+    end_fields(k, &inner);
+    if (!thinking) return;
+    bool on = type && (strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0);
+    if (!on && !(type && strcmp(type, "disabled") == 0)) {
+        api_fail(k->f->error, 400, "invalid_value", "thinking.type",
+                 "thinking.type is not enabled, adaptive or disabled");
+        return;
+    }
+    k->r->omit_thinking = strcmp(display, "omitted") == 0;
+    if (!k->r->omit_thinking && strcmp(display, "summarized") != 0)
+        fields_wrong_value(&inner, "display", fields_get(&inner, "display"), "summarized or omitted");
+    k->asked = on ? "thinking" : NULL;
+    cJSON *same = cJSON_AddObjectToObject(chat, "thinking");
+    bool good = same && cJSON_AddStringToObject(same, "type", type);
+    if (on && budget > 0) good = good && cJSON_AddNumberToObject(chat, "thinking_budget_tokens", (double)budget);
+    if (!good) api_out_of_memory(k->f->error);
+}
+
+static void read_format(reader *k, const cJSON *format, const char *param) {
+    if (!format) return;
+    const char *type = body_string(format, "type");
+    if (!type || strcmp(type, "json_schema") != 0) {
+        api_fail(k->f->error, 400, "unsupported_value", param, "%s.type is not json_schema", param);
+    } else if (!member(format, "schema")) {
+        api_fail(k->f->error, 400, "missing_required_parameter", param, "%s.schema is missing", param);
+    } else if (!member(k->r->chat, "response_format")) {
+        cJSON *same = cJSON_AddObjectToObject(k->r->chat, "response_format");
+        if (!same || !cJSON_AddStringToObject(same, "type", "json_schema") || !show(same, "schema", format, "schema"))
+            api_out_of_memory(k->f->error);
+    }
+}
+
+static void read_output(reader *k) {
+    fields inner;
+    bool said = member(k->r->chat, "thinking") != NULL; /* whether a thought is wanted */
+    fields_begin(&inner, fields_object(k->f, "output_config"), "output_config.", k->f->error);
+    const char *effort = fields_string(&inner, "effort", NULL);
+    read_format(k, fields_object(&inner, "format"), "output_config.format");
+    end_fields(k, &inner);
+    read_format(k, fields_object(k->f, "output_format"), "output_format");
+    if (!effort) return;
+    bool none = strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0;
+    if (!said && !none) k->asked = "output_config.effort";
+    if (!cJSON_AddStringToObject(k->r->chat, "reasoning_effort", effort)) api_out_of_memory(k->f->error);
+}
+
+/* The answer goes on in the middle of a text: there is no place for a thought, a format or a call. */
+static void check_continuation(reader *k) {
+    const cJSON *choice = member(k->r->chat, "tool_choice");
+    bool forced = choice && !(cJSON_IsString(choice) && strcmp(choice->valuestring, "none") == 0);
+    const char *param = k->asked                                ? k->asked
+                        : member(k->r->chat, "response_format") ? "output_config.format"
+                        : forced                                ? "tool_choice"
+                                                                : NULL;
+    if (k->continues && param)
+        api_fail(k->f->error, 400, "invalid_value", param,
+                 "%s: the answer continues the assistant's last message, which leaves no place for it", param);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ fields
+ */
+
+static void read_sampling(reader *k, bool counting) {
+    fields *f = k->f;
+    answer_options *o = &k->r->options;
+    openai_read_sampling(k->call, f, o);
+    openai_read_stops(f, "stop_sequences", o);
+    if (o->choices != 1)
+        api_fail(f->error, 400, "unsupported_parameter", "n", "n is not supported here: a message is one answer");
+    o->choices = 1;
+    o->token_ids = false;
+    o->id_prefix = "toolu_";
+    k->r->stream = fields_bool(f, "stream", false);
+    if (!counting && !fields_get(f, "max_tokens"))
+        api_fail(f->error, 400, "missing_required_parameter", "max_tokens", "max_tokens is missing");
+    o->max_tokens = (int)fields_integer(f, "max_tokens", 1, 1 << 30, 0);
+}
+
+/* Where no key says who asks, the client may say for whom: it is fairness that depends on it, and nothing else. */
+static void read_metadata(reader *k) {
+    fields inner;
+    fields_begin(&inner, fields_object(k->f, "metadata"), "metadata.", k->f->error);
+    const char *user = fields_string(&inner, "user_id", NULL);
+    end_fields(k, &inner);
+    if (user && user[0] && !auth_needs_key(k->call->server->auth))
+        k->call->client = hash_fnv1a(HASH_FNV1A_START, user, strlen(user));
+}
+
+/* Errors about the request as chat completions would have it, in this API's words. */
+static void rename_error(api_error *error) {
+    static const struct {
+        const char *chat, *here;
+    } names[] = {{"response_format", "output_config.format"}, {"reasoning_effort", "output_config.effort"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t n = strlen(names[i].chat);
+        if (strncmp(error->param, names[i].chat, n) != 0) continue;
+        char text[sizeof error->message];
+        snprintf(error->param, sizeof error->param, "%s", names[i].here);
+        if (strncmp(error->message, names[i].chat, n) != 0) return;
+        snprintf(text, sizeof text, "%s%.600s", names[i].here, error->message + n);
+        memcpy(error->message, text, sizeof text);
+        return;
+    }
+}
+
+static bool render(reader *k, bool counting, api_error *error) {
+    anthropic_request *r = k->r;
+    fields chat;
+    r->chat_text = cJSON_PrintUnformatted(r->chat);
+    if (!r->chat_text) return api_out_of_memory(error);
+    chat_shape shape = {.request = r->chat_text, .request_bytes = strlen(r->chat_text)};
+    fields_begin(&chat, r->chat, "", error);
+    openai_read_chat(k->call, &chat, &shape, counting ? NULL : &r->options);
+    return error->status == 0 && openai_render_chat(k->call, &shape, &r->options, error);
+}
+
+bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_error *error) {
+    /* The model sees numbers as they are spelled, and the ones that it wrote itself come back. */
+    static const char *const spelled[] = {"messages", "tools", "output_config", "output_format", NULL};
+    fields f;
+    size_t bytes;
+    const char *body = http_body(c->exchange, &bytes);
+    if (!call_body(c, error)) return false;
+    r->chat = cJSON_CreateObject();
+    if (!r->chat || !body_keep_numbers(c->body, body, bytes, spelled)) return api_out_of_memory(error);
+    reader k = {.call = c, .f = &f, .r = r};
+    fields_begin(&f, c->body, "", error);
+    r->model = openai_read_model(c, &f);
+    read_sampling(&k, counting);
+    read_conversation(&k);
+    read_tools(&k);
+    read_tool_choice(&k);
+    read_thinking(&k);
+    read_output(&k);
+    check_continuation(&k);
+    read_metadata(&k);
+    if (fields_get(&f, "cache_control")) k.cache_control = true;
+    if (k.cache_control) ignored_add(&c->ignored, "cache_control");
+    end_fields(&k, &f);
+    if (error->status == 0 && render(&k, counting, error)) return true;
+    rename_error(error);
+    return false;
+}
