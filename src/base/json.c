@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -86,8 +87,10 @@ kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON
     if (start == bytes) return syntax_error(name, text, bytes, "no value", error);
 
     const char *end = text;
+    errno = 0; /* the parser has one failure for everything */
     cJSON *value = cJSON_ParseWithLengthOpts(text, bytes, &end, 0);
     size_t position = (size_t)(end - text);
+    if (!value && errno == ENOMEM) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
     if (!value) return syntax_error(name, text, position < bytes ? position : bytes, "unexpected text or end", error);
     while (position < bytes && is_space(text[position])) position++;
     if (position < bytes) {

@@ -72,6 +72,8 @@ struct answer {
     pthread_cond_t changed;
     event_queue queue;
     bool posted;            /* a task for the network thread is under way */
+    bool over;              /* under lock: the last event is due behind those in the queue */
+    _Atomic bool lost;      /* an event found no memory: the answer fails */
     _Atomic bool cancelled; /* the client has left, or the server drains */
     _Atomic bool draining;  /* the latter */
     _Atomic bool stalled;   /* the client takes nothing */
@@ -94,10 +96,10 @@ struct answer {
 
 typedef struct answer answer;
 
-/* Adds an event, and wakes the network thread. text and logprobs are copied. After the last event the answer must not
- * be used. False: out of memory. */
+/* Adds an event, and wakes the network thread. text and logprobs are copied. An event that finds no memory cancels the
+ * answer. */
 void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
-/* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. */
+/* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. The answer must not be used afterwards. */
 void answer_say_last(answer *a);
 /* Whether the network thread is so far behind that answers should wait. */
 bool answer_is_stalled(answer *a);

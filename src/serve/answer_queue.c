@@ -23,18 +23,29 @@ void answer_say(answer *a, event_record record, const char *text, const answer_l
     record.bytes += pad;
     pthread_mutex_lock(&a->lock);
     text_buffer *in = &a->queue.in;
-    text_bytes(in, (const char *)&record, sizeof record);
-    text_bytes(in, (const char *)logprobs, logprob_bytes);
-    text_bytes(in, text, record.text_bytes);
-    text_bytes(in, padding, pad);
     bool wake = !a->posted;
-    a->posted = true;
+    if (!atomic_load_explicit(&a->lost, memory_order_relaxed) && text_reserve(in, record.bytes)) {
+        text_bytes(in, (const char *)&record, sizeof record);
+        text_bytes(in, (const char *)logprobs, logprob_bytes);
+        text_bytes(in, text, record.text_bytes);
+        text_bytes(in, padding, pad);
+        a->posted = true;
+    } else { /* without one of them the others mean nothing */
+        atomic_store(&a->lost, true);
+        atomic_store(&a->cancelled, true);
+        wake = false;
+    }
     pthread_mutex_unlock(&a->lock);
     if (wake) post(a);
 }
 
+/* Needs no memory in the queue, so that every answer ends. */
 void answer_say_last(answer *a) {
-    answer_say(a, (event_record){.type = a->error.status ? ANSWER_FAILED : ANSWER_DONE}, NULL, NULL);
+    pthread_mutex_lock(&a->lock);
+    bool wake = !a->posted;
+    a->posted = a->over = true;
+    pthread_mutex_unlock(&a->lock);
+    if (wake) post(a);
 }
 
 bool answer_is_stalled(answer *a) {
@@ -108,23 +119,20 @@ static void drain(void *user) {
     q->in = q->out;
     q->out = filled;
     a->posted = false;
-    if (q->in.data) text_clear(&q->in);
+    bool over = a->over;
+    text_clear(&q->in);
     if (filled.n > MOST_QUEUED) pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    if (filled.failed) { /* events are lost, so the rest means nothing */
-        api_fail(&a->error, 503, "out_of_memory", NULL, "the server is out of memory");
-        atomic_store(&a->cancelled, true);
-    }
-    for (size_t at = 0; at + sizeof(event_record) <= filled.n;) {
+    for (size_t at = 0; at < filled.n;) {
         const event_record *record = (const void *)(filled.data + at);
-        if (record->type == ANSWER_DONE || record->type == ANSWER_FAILED) {
-            unlink_answer(a);
-            deliver(a, record);
-            free_answer(a);
-            return;
-        }
         deliver(a, record);
         at += record->bytes;
+    }
+    if (over) {
+        unlink_answer(a);
+        deliver(a, &(event_record){.type = a->error.status ? ANSWER_FAILED : ANSWER_DONE});
+        free_answer(a);
+        return;
     }
     if (!a->streaming) return;
     const answer_event flush = {.type = ANSWER_FLUSH};

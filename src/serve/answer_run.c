@@ -1,6 +1,7 @@
 /* The way of an answer: a place, a session, the prompt in pieces, the tokens, the session back. */
 #include "serve/answer.h"
 
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,7 +220,10 @@ static bool generate_round(answer *a) {
         good =
             submit(a, c, resumed ? NULL : a->options.ids, resumed ? 0 : a->options.n_ids, &options, &why) == KAKEYA_OK;
     }
-    if (!good) cancel(a);
+    if (!good) {
+        fail(a, NULL, &why); /* before the others are stopped: what comes of a cancel is no failure */
+        cancel(a);
+    }
     wait_for_all(a);
     bool relieved = false;
     for (size_t i = 0; i < a->n_choices; i++) {
@@ -331,7 +335,7 @@ static void account(answer *a) {
                                           : FINISHED_STOP;
     }
     if (a->error.status) reason = FINISHED_ERROR;
-    if (atomic_load(&a->cancelled) && !atomic_load(&a->draining)) reason = FINISHED_CANCELLED;
+    if (a->error.code && strcmp(a->error.code, "cancelled") == 0) reason = FINISHED_CANCELLED;
     static const char *const names[] = {"stop", "length", "tool_calls", "cancelled", "error"};
     metrics_add(&m->finished[reason], 1);
     if (u->first_token_seconds > 0) {
@@ -384,13 +388,33 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     return a;
 }
 
+/* An answer that could not even begin. The sink hears of it where it hears of everything. */
+typedef struct stillborn {
+    const answer_sink *sink;
+    sem_t heard;
+} stillborn;
+
+static void say_out_of_memory(void *user) {
+    stillborn *s = user;
+    api_error error = {0};
+    const answer_usage usage = {0};
+    api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+    s->sink->event(s->sink->user, &(answer_event){.type = ANSWER_FAILED, .error = &error, .usage = &usage});
+    sem_post(&s->heard);
+}
+
 bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     answer *a = open_answer(c, options, sink);
     if (!a) {
-        api_error error = {0};
-        api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+        stillborn s = {.sink = sink};
+        http_server *http = c->server->http;
         answer_options_free(options);
-        sink->event(sink->user, &(answer_event){.type = ANSWER_FAILED, .error = &error});
+        sem_init(&s.heard, 0, 0);
+        while (!http_post(http, say_out_of_memory, &s)) {
+        }
+        while (sem_wait(&s.heard) != 0) {
+        }
+        sem_destroy(&s.heard);
         return false;
     }
     *options = (answer_options){0};
@@ -401,7 +425,9 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
         gate_leave(a->server->gate, c->client);
     }
     call_on_cancel(c, NULL, NULL);
-    if (atomic_load(&a->draining) && !a->error.status) {
+    if (atomic_load(&a->lost)) {
+        api_fail(&a->error, 503, "out_of_memory", NULL, "the server is out of memory");
+    } else if (atomic_load(&a->draining) && !a->error.status) {
         a->error.retry_after = 2;
         api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
     } else if (atomic_load(&a->cancelled) && !a->error.status) {

@@ -63,7 +63,7 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     if (!check_escapes(bytes, n, error)) return false;
     kakeya_error why = {0};
     if (json_parse("body", bytes, n, out, &why) != KAKEYA_OK)
-        return api_fail(error, 400, "invalid_json", NULL, "%s", why.message);
+        return api_fail_library(error, "invalid_json", NULL, &why);
     if (!cJSON_IsObject(*out)) {
         cJSON_Delete(*out);
         *out = NULL;
@@ -72,7 +72,7 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     if (json_refuse_repeated_keys("body", *out, &why) != KAKEYA_OK) {
         cJSON_Delete(*out);
         *out = NULL;
-        return api_fail(error, 400, "invalid_json", NULL, "%s", why.message);
+        return api_fail_library(error, "invalid_json", NULL, &why);
     }
     return true;
 }

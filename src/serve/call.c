@@ -153,6 +153,15 @@ void call_stream_begin(call *c) {
     http_stream_begin(c->exchange, 200, "text/event-stream; charset=utf-8");
 }
 
+void call_stream_write(call *c, text_buffer *out) {
+    if (out->failed) {
+        http_stream_break(c->exchange);
+    } else if (out->n) {
+        http_stream_write(c->exchange, out->data, out->n);
+    }
+    text_clear(out);
+}
+
 void call_stream_end(call *c) {
     write_log(c, 200);
     http_stream_end(c->exchange);

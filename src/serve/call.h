@@ -67,8 +67,11 @@ void call_reply(call *c, int status, const char *content_type, text_buffer *body
 void call_reply_json(call *c, text_buffer *body);                                  /* 200 */
 void call_fail(call *c, const api_error *error);
 
-/* Streams; network thread. What is written in between goes to c->exchange by http_stream_write. */
+/* Streams; network thread. */
 void call_stream_begin(call *c);
+/* Sends what is in the buffer and empties it. Where a part of it found no memory, the stream breaks off: no client
+ * reads an answer with a hole. */
+void call_stream_write(call *c, text_buffer *out);
 void call_stream_end(call *c); /* ends the call */
 
 /* fn is called once, on any thread, when the client leaves before the call ends: at once if it has left. NULL: nobody

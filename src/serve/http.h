@@ -65,6 +65,9 @@ void http_reply(http_exchange *exchange, int status, const char *content_type, c
 /* A reply of unknown length. */
 void http_stream_begin(http_exchange *exchange, int status, const char *content_type);
 void http_stream_write(http_exchange *exchange, const char *data, size_t bytes);
+/* A part of the stream is missing: the client must not take what follows for the whole. The connection ends, as if the
+ * client had left; the exchange goes on. */
+void http_stream_break(http_exchange *exchange);
 void http_stream_end(http_exchange *exchange);     /* ends the exchange */
 size_t http_unsent(const http_exchange *exchange); /* bytes that the client has not taken yet */
 bool http_is_gone(const http_exchange *exchange);

@@ -61,7 +61,6 @@ void http_connection_finish(http_connection *c) {
     c->deadline = clock_seconds() + LINGER_SECONDS; /* counts once everything is out */
     struct evbuffer *input = bufferevent_get_input(c->stream);
     evbuffer_drain(input, evbuffer_get_length(input));
-    bufferevent_setwatermark(c->stream, EV_READ, 0, 0);
     bufferevent_enable(c->stream, EV_READ | EV_WRITE);
     if (evbuffer_get_length(bufferevent_get_output(c->stream)) == 0) {
         c->flushed = true;
@@ -239,7 +238,10 @@ static void on_read(struct bufferevent *stream, void *user) {
         }
     } else if (c->state == READING_BODY) {
         read_body(c);
-    } /* ANSWERING: the next request waits in the buffer */
+    } else if (evbuffer_get_length(input) > c->server->options.max_head_bytes) {
+        bufferevent_disable(stream, EV_READ); /* what has come waits; not more of it than this. Not libevent's
+                                               * watermark: it crashes where there is no memory for it */
+    }
 }
 
 static void on_written(struct bufferevent *stream, void *user) {
@@ -292,8 +294,6 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     atomic_fetch_add_explicit(&server->accepted, 1, memory_order_relaxed);
     bool watched = evbuffer_add_cb(bufferevent_get_output(stream), on_output, c) != NULL;
     bufferevent_setcb(stream, on_read, on_written, on_event, c);
-    /* What may wait behind a request that is being answered. */
-    bufferevent_setwatermark(stream, EV_READ, 0, server->options.max_head_bytes + 1);
     if (!watched || bufferevent_enable(stream, EV_READ | EV_WRITE) != 0) http_connection_close(c);
 }
 
@@ -303,6 +303,10 @@ void http_connection_next(http_connection *c) {
     c->searched = 0;
     c->head_begun = false;
     c->deadline = clock_seconds() + c->server->options.idle_seconds;
+    if (bufferevent_enable(c->stream, EV_READ) != 0) {
+        http_connection_close(c);
+        return;
+    }
     /* A request that has come already is read on the loop's next turn, so that replies do not nest. */
     if (evbuffer_get_length(bufferevent_get_input(c->stream)))
         bufferevent_trigger(c->stream, EV_READ, BEV_TRIG_IGNORE_WATERMARKS | BEV_TRIG_DEFER_CALLBACKS);

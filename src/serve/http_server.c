@@ -133,6 +133,11 @@ void http_stream_write(http_exchange *x, const char *data, size_t bytes) {
     check_stream(x);
 }
 
+void http_stream_break(http_exchange *x) {
+    x->broken = true;
+    check_stream(x);
+}
+
 void http_stream_end(http_exchange *x) {
     if (x->connection && x->chunked) put(x, "0\r\n\r\n", 5);
     finish(x);

@@ -135,6 +135,7 @@ static void finish_chunk(chat_job *job, const answer_event *e) {
     if (job->token_ids) {
         const text_buffer *tokens = &job->choices[e->choice].tokens;
         text_format(&job->out, ",\"token_ids\":[%s]", tokens->data ? tokens->data : "");
+        job->out.failed |= tokens->failed;
     }
     text_add(&job->out, "}");
     chunk_end(job);
@@ -153,10 +154,7 @@ static void begin_stream(chat_job *job) {
     }
 }
 
-static void flush(chat_job *job) {
-    if (job->out.n && !job->out.failed) http_stream_write(job->call->exchange, job->out.data, job->out.n);
-    text_clear(&job->out);
-}
+static void flush(chat_job *job) { call_stream_write(job->call, &job->out); }
 
 static void end_stream(chat_job *job, const answer_event *e) {
     text_buffer *out = &job->out;
@@ -223,6 +221,7 @@ static void add_call(chat_choice *c, const answer_event *e, text_buffer *out) {
     }
     c->calls = grown;
     c->calls[c->n_calls] = (made_call){.id = strdup(e->id), .name = strdup(e->name)};
+    out->failed |= !c->calls[c->n_calls].id || !c->calls[c->n_calls].name;
     c->n_calls++;
 }
 
@@ -250,6 +249,7 @@ static void whole_event(chat_job *job, const answer_event *e) {
     case ANSWER_FINISH:
         c->finish = e->finish_reason;
         c->stop_text = e->stop_text ? strdup(e->stop_text) : NULL;
+        job->out.failed |= e->stop_text && !c->stop_text;
         c->stop_token = e->stop_token;
         break;
     default:
@@ -313,6 +313,7 @@ static void end_whole(chat_job *job, const answer_event *e) {
     for (size_t i = 0; i < job->n_choices; i++) whole_choice(job, i);
     text_add(out, "],");
     if (job->prompt_ids.n) text_format(out, "\"prompt_token_ids\":[%s],", job->prompt_ids.data);
+    out->failed |= job->prompt_ids.failed;
     openai_usage(out, e->usage);
     text_add(out, ",");
     openai_timings(out, e->usage);

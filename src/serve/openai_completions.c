@@ -79,6 +79,7 @@ static void add_score(completions_job *job, score_lists *s, const answer_logprob
     text_json_number(&s->values, entry->value);
     text_format(&s->offsets, "%s%zu", comma, s->offset);
     s->offset += characters(bytes.data, bytes.n);
+    s->tokens.failed |= bytes.failed;
     text_add(&s->top, comma);
     text_add(&s->top, isnan(entry->value) ? "null" : "{");
     for (size_t k = 0; k < entry->n_top && !isnan(entry->value); k++) {
@@ -88,6 +89,7 @@ static void add_score(completions_job *job, score_lists *s, const answer_logprob
         text_json(&s->top, bytes.data ? bytes.data : "", bytes.n);
         text_add(&s->top, ":");
         text_json_number(&s->top, entry->top[k].log_probability);
+        s->top.failed |= bytes.failed;
     }
     if (!isnan(entry->value)) text_add(&s->top, "}");
     text_free(&bytes);
@@ -141,10 +143,7 @@ static void clear_scores(score_lists *s) {
 /* -------------------------------------------------------------------------------------------------------------- events
  */
 
-static void flush(completions_job *job) {
-    if (job->out.n && !job->out.failed) http_stream_write(job->call->exchange, job->out.data, job->out.n);
-    text_clear(&job->out);
-}
+static void flush(completions_job *job) { call_stream_write(job->call, &job->out); }
 
 static void chunk(completions_job *job, size_t index, completion *c, const answer_event *e) {
     bool last = e->type == ANSWER_FINISH;
@@ -230,6 +229,7 @@ static void on_event(void *user, const answer_event *e) {
         } else if (c) {
             c->finish = e->finish_reason;
             c->stop_text = e->stop_text ? strdup(e->stop_text) : NULL;
+            job->out.failed |= e->stop_text && !c->stop_text;
             c->stop_token = e->stop_token;
         }
         break;

@@ -105,11 +105,7 @@ static void begin(responses_job *job) {
                                       job->request.store, &texts, cancel, job->call);
 }
 
-static void flush(responses_job *job) {
-    text_buffer *out = &job->output.events;
-    if (out->n && !out->failed) http_stream_write(job->call->exchange, out->data, out->n);
-    text_clear(out);
-}
+static void flush(responses_job *job) { call_stream_write(job->call, &job->output.events); }
 
 static void remember(responses_job *job, const text_buffer *object) {
     if (!job->entry) return;

@@ -74,9 +74,9 @@ static bool complete_message(cJSON *item, const item_place *at, api_error *error
     if (good) good = cJSON_AddItemToArray(parts, part);
     if (good) part = NULL;
     if (good) good = cJSON_ReplaceItemInObjectCaseSensitive(item, "content", parts);
-    if (good) return true;
+    if (good && parts->string) return true;
     cJSON_Delete(part);
-    cJSON_Delete(parts);
+    if (!good) cJSON_Delete(parts); /* otherwise they are the item's, but cJSON found no memory for the key */
     return api_out_of_memory(error);
 }
 

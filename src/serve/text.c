@@ -19,7 +19,7 @@ void text_clear(text_buffer *t) {
     if (t->data) t->data[0] = '\0';
 }
 
-static bool reserve(text_buffer *t, size_t bytes) {
+bool text_reserve(text_buffer *t, size_t bytes) {
     if (t->failed) return false;
     if (t->n + bytes + 1 <= t->room) return true;
     size_t room = t->room ? t->room * 2 : 256;
@@ -35,7 +35,7 @@ static bool reserve(text_buffer *t, size_t bytes) {
 }
 
 void text_bytes(text_buffer *t, const char *data, size_t bytes) {
-    if (!reserve(t, bytes)) return;
+    if (!text_reserve(t, bytes)) return;
     if (bytes) memcpy(t->data + t->n, data, bytes);
     t->n += bytes;
     t->data[t->n] = '\0';
@@ -49,7 +49,7 @@ void text_format(text_buffer *t, const char *format, ...) {
     va_copy(again, arguments);
     int bytes = vsnprintf(NULL, 0, format, arguments);
     va_end(arguments);
-    if (bytes >= 0 && reserve(t, (size_t)bytes)) {
+    if (bytes >= 0 && text_reserve(t, (size_t)bytes)) {
         vsnprintf(t->data + t->n, (size_t)bytes + 1, format, again);
         t->n += (size_t)bytes;
     }

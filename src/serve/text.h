@@ -14,7 +14,8 @@ typedef struct text_buffer {
 } text_buffer;
 
 void text_free(text_buffer *t);
-void text_clear(text_buffer *t); /* keeps the memory */
+void text_clear(text_buffer *t);                 /* keeps the memory */
+bool text_reserve(text_buffer *t, size_t bytes); /* room for so many more; false: it has failed */
 void text_bytes(text_buffer *t, const char *data, size_t bytes);
 void text_add(text_buffer *t, const char *literal);
 void text_format(text_buffer *t, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -21,6 +21,7 @@ static void write_piece(text_buffer *out, const kakeya_tokenizer *t, int32_t tok
         for (size_t i = 0; i < bytes.n; i++) text_format(out, "%s%u", i ? "," : "", (unsigned char)data[i]);
         text_add(out, "]");
     }
+    out->failed |= bytes.failed;
     text_free(&bytes);
 }
 

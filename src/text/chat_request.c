@@ -56,6 +56,8 @@ static kakeya_status flatten(cJSON *object, const char *key, const char **out, k
         cJSON_Delete(string);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
     }
+    if (!string->string) /* cJSON replaces the value also where there is no memory for its key */
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a chat request");
     *out = string->valuestring;
     return KAKEYA_OK;
 }

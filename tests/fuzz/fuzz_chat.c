@@ -16,9 +16,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (data[0] & 16) chat_request_complete(&request);
     char *tools;
     if (!chat_tools_read((const char *)data + 1, size - 1, &tools, &error)) {
-        /* "[]" is a list of no messages to one of them and a list of no tools to the other. */
-        bool empty = tools && strcmp(tools, "[]") == 0;
-        if (!empty && (tools == NULL) != (request.tools == NULL)) abort();
+        /* A bare list without a role in it is messages to one of them and tools to the other. */
+        const char *text = (const char *)data + 1;
+        size_t blanks = 0;
+        while (blanks + 2 < size && text[blanks] <= ' ' && text[blanks] > 0) blanks++;
+        if (text[blanks] != '[' && (tools == NULL) != (request.tools == NULL)) abort();
         chat_tools_free(tools);
     }
     chat_options options = {
