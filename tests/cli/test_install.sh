@@ -76,11 +76,19 @@ echo "${COMPREPLY[*]}"
 COMP_WORDS=("$2" run --mode s) COMP_CWORD=3
 _kakeya "$2" s --mode
 echo "${COMPREPLY[*]}"
+COMP_WORDS=("$2" remote run ni) COMP_CWORD=3
+_kakeya "$2" ni run
+echo "${COMPREPLY[*]}"
+COMP_WORDS=("$2" remote status --fo) COMP_CWORD=3
+_kakeya "$2" --fo status
+echo "${COMPREPLY[*]}"
 BASH
 bash "$WORK/complete.bash" "$prefix/share/bash-completion/completions/kakeya" "$KAKEYA" >"$WORK/out" 2>"$WORK/err" || true
-check "completion offers verbs, options and values" test "$(cat "$WORK/out")" = "run
+check "completion offers verbs, options and values" test "$(cat "$WORK/out")" = "run remote
 --prompt-file
-speculative"
+speculative
+niah
+--follow"
 
 tools/uninstall.sh "$BUILD" "$WORK/stage" >"$WORK/out" 2>"$WORK/err" && STATUS=0 || STATUS=$?
 check "uninstall works" test "$STATUS" -eq 0

@@ -6,7 +6,7 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve top sessions tokenize score info bench eval gate; do
+for verb in run serve top sessions tokenize score info bench eval gate remote; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
@@ -29,7 +29,7 @@ for verb in run serve tokenize score info bench; do
     refuses "$verb: bytes are checked" "--memory-limit: '5X' is not a number of bytes" $verb --memory-limit 5X
 done
 
-for verb in sessions eval gate; do
+for verb in sessions eval gate remote; do
     works "$verb --help works" $verb --help
     check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
     check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"
@@ -39,7 +39,8 @@ done
 
 # every option of every verb is in the manual page
 for verb in run serve top sessions tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" \
-    "eval lossless" gate; do
+    "eval lossless" gate "remote init" "remote allow" "remote run" "remote status" "remote list" "remote fetch" "remote cancel" \
+    "remote clean" "remote serve" "remote presets" "remote doctor"; do
     # shellcheck disable=SC2086
     run $verb --help
     missing=""
@@ -70,6 +71,17 @@ refuses "bench: a session at least" "--sessions: .0. is not an integer from 1" b
 refuses "bench: a profile is of one session" "--profile and --sessions exclude" bench --sessions 2 --profile
 refuses "bench: a list is checked item by item" "--context-frontiers: 'x' is not an integer" bench --context-frontiers 0,x
 refuses "info: a memory for nothing" "--memory needs --sessions" info --memory 2G
+refuses "remote: an unknown verb" "unknown verb 'walk'" remote walk
+refuses "remote: a preset at least" "name one preset" remote run
+refuses "remote: --report needs --wait" "--report needs --wait" remote run env --report r.json
+refuses "remote: a bus and a name" "give --bus and --name" remote init
+refuses "remote: models are of workers" "--model needs --worker" remote init --bus x --name y --model z=.
+refuses "remote: who is allowed" "'friend' is neither requester nor worker" remote allow friend a b
+refuses "remote: one nonce" "name one nonce" remote cancel
+fails_with "remote: without a configuration" "remote.json is not there: .kakeya remote init. writes it" \
+    remote list --config "$WORK/none" --state "$WORK/state"
+works "remote: presets are listed" remote presets
+check "remote: with bounds" grep -q 'lines  *up to 16 of 10 to 2000 (12,60,150)' "$WORK/out"
 refuses "info: no operands" "unexpected 'demo'" info demo
 
 finish

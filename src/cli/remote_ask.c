@@ -1,0 +1,412 @@
+/* kakeya remote run, status, list, fetch, cancel, clean: the end that asks. What comes from the bus is printed through
+ * remote_printable. */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "cli/cli.h"
+#include "cli/remote.h"
+#include "cli/terminal.h"
+#include "remote/client.h"
+
+#define POLL_OPTION(TARGET)                                                                                            \
+    CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &(TARGET), .min = 1, .max = 3600,     \
+               .help = "between two looks at the bus (10)")
+#define REPORT_OPTION(TARGET)                                                                                          \
+    CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(TARGET),                            \
+               .help = "also write the report there, for `kakeya gate` (of presets without one: the output)")
+
+/* -------------------------------------------------------------------------------------------------------- following */
+
+/* What was shown last of a request. */
+typedef struct shown {
+    client_state state;
+    char claim[BUS_OID], worker[REMOTE_NAME];
+    char *tail;
+    int rows, attempt;
+    bool any;
+} shown;
+
+/* The part of the log that was not in the part before. */
+static const char *new_part(const char *before, const char *now) {
+    enum { LAST_BYTES = 256 };
+    if (!before || !*before) return now;
+    size_t length = strlen(before);
+    if (strncmp(now, before, length) == 0) return now + length;
+    const char *last = length > LAST_BYTES ? before + length - LAST_BYTES : before;
+    const char *found = strstr(now, last);
+    return found ? found + strlen(last) : now;
+}
+
+static void show_claim(const client_status *s, shown *before) {
+    const claim *c = &s->claim;
+    if (!s->claim_verified) {
+        fprintf(stderr, "claimed by somebody who is not on the list of workers\n");
+        return;
+    }
+    bool other = strcmp(before->worker, c->worker) != 0 || before->attempt != c->attempt;
+    if (other) {
+        char until[REMOTE_TIME];
+        remote_time_write(c->lease_until, until);
+        fprintf(stderr, "claimed by %s (%s), attempt %d, lease until %s\n", c->worker, c->host, c->attempt, until);
+    }
+    if (c->rows && (other || c->rows != before->rows)) fprintf(stderr, "%d rows of the report\n", c->rows);
+    memcpy(before->worker, c->worker, sizeof before->worker);
+    before->attempt = c->attempt;
+    before->rows = c->rows;
+    if (!s->tail) return;
+    const char *part = new_part(before->tail, s->tail);
+    if (*part) fprintf(stderr, "%s%s", part, part[strlen(part) - 1] == '\n' ? "" : "\n");
+    free(before->tail);
+    before->tail = strdup(s->tail);
+}
+
+/* Prints what is new. */
+static void show(const client_status *s, shown *before) {
+    static const char *const names[] = {"not on the bus", "requested: no worker has claimed it yet", "", "answered"};
+    if ((!before->any || s->state != before->state) && *names[s->state]) fprintf(stderr, "%s\n", names[s->state]);
+    if (s->state == CLIENT_CLAIMED && strcmp(s->claim_oid, before->claim) != 0) show_claim(s, before);
+    memcpy(before->claim, s->claim_oid, BUS_OID);
+    before->state = s->state;
+    before->any = true;
+}
+
+static void wait_seconds(double seconds) {
+    for (double end = clock_seconds() + seconds; clock_seconds() < end && !terminal_interrupted();) poll(NULL, 0, 100);
+}
+
+/* Shows where the request is, until it is answered where `follow` says so. A bus that fails now and then is waited for.
+ */
+static kakeya_status look(client *c, const char *nonce, bool follow, int seconds, client_state *state,
+                          kakeya_error *error) {
+    enum { MOST_FAILURES = 10 };
+    shown before = {.state = CLIENT_UNKNOWN};
+    kakeya_status status;
+    int failures = 0;
+    for (;;) {
+        client_status now = {.tail = NULL};
+        status = client_look(c, nonce, before.claim, &now, error);
+        failures = status == KAKEYA_OK ? 0 : failures + 1;
+        *state = now.state;
+        if (status == KAKEYA_OK) show(&now, &before);
+        free(now.tail);
+        bool over = status == KAKEYA_OK ? now.state == CLIENT_ANSWERED || now.state == CLIENT_UNKNOWN
+                                        : failures == MOST_FAILURES;
+        if (!follow || over || status == KAKEYA_CANCELLED) break;
+        wait_seconds(seconds);
+        if (terminal_interrupted()) {
+            status =
+                error_set(error, KAKEYA_CANCELLED, "interrupted; the request goes on: kakeya remote fetch %s", nonce);
+            break;
+        }
+    }
+    free(before.tail);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- results */
+
+static kakeya_status copy_report(const result *r, const char *folder, const char *path, kakeya_error *error) {
+    enum { MOST = RESULT_MAX_REPORT };
+    char *source = NULL, *data = NULL;
+    size_t bytes = 0;
+    for (size_t i = 0; i < r->n_files && !source; i++)
+        if (strcmp(r->file[i].name, document_log) != 0) source = path_join(folder, r->file[i].name);
+    if (!source) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--report: the result has none");
+    file_writer *writer = NULL;
+    kakeya_status status = file_read(source, MOST, &data, &bytes, error);
+    if (status == KAKEYA_OK) status = file_writer_open(path, &writer, error);
+    if (status == KAKEYA_OK) {
+        status = file_writer_write(writer, data, bytes, error);
+        if (status == KAKEYA_OK)
+            status = file_writer_commit(writer, error);
+        else
+            file_writer_abort(writer);
+    }
+    free(data);
+    free(source);
+    return status;
+}
+
+static void print_result(const result *r, const char *there, const char *folder) {
+    printf("%s: %s by %s", r->nonce, r->outcome, r->worker);
+    if (r->exit_status >= 0) printf(", exit status %d, %.0f s", r->exit_status, r->seconds);
+    if (r->attempt > 1) printf(", attempt %d", r->attempt);
+    printf("%s%s\n", *r->reason ? ": " : "", r->reason);
+    if (strcmp(there, "none") != 0) printf("gate there: %s\n", there);
+    if (strcmp(there, "none") != 0 && strcmp(r->outcome, "done") == 0) {
+        printf("gate here: %s", r->verdict);
+        for (size_t i = 0; i < r->n_codes; i++) printf(" [%s]", r->code[i]);
+        printf("\n");
+    }
+    for (size_t i = 0; i < r->n_files; i++) printf("%s/%s\n", folder, r->file[i].name);
+}
+
+/* Takes the result, prints it; *good: done, and the gate does not refuse it. */
+static kakeya_status take(client *c, const char *nonce, const char *report, bool *good, kakeya_error *error) {
+    result *r = malloc(sizeof *r);
+    char *folder = NULL, there[16] = "none";
+    if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    *good = false;
+    kakeya_status status = client_fetch(c, nonce, r, there, sizeof there, &folder, error);
+    if (status == KAKEYA_OK) {
+        print_result(r, there, folder);
+        *good = strcmp(r->outcome, "done") == 0 && strcmp(r->verdict, "refused") != 0;
+        if (report) status = copy_report(r, folder, report, error);
+    }
+    free(folder);
+    free(r);
+    return status;
+}
+
+static int finish(const cli_command *command, client *c, kakeya_status status, bool good, const kakeya_error *error) {
+    client_close(c);
+    if (status != KAKEYA_OK) return cli_fail(command->name, error);
+    return good ? CLI_DONE : CLI_FAILED;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- run */
+
+static const cli_command run_command = {
+    .name = "remote run",
+    .summary = "Asks for an evaluation: signs a request, puts it on the bus and prints its nonce.",
+    .operands = "PRESET",
+    .details = "With --wait: shows where it is, takes the result and lets the gate judge the report here. The exit\n"
+               "status is then 0 if the run was done and the gate does not refuse its report.\n",
+    .examples = "  kakeya remote run niah --param lines=12,60 --wait --report r.json && kakeya gate r.json\n"
+                "  kakeya remote run score --input ids=ids.json --param ids-file=ids --model 26b\n",
+};
+
+int remote_run(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    cli_texts params = {{NULL}, 0}, inputs = {{NULL}, 0};
+    client_wish wish = {.model = "demo"};
+    const char *report = NULL;
+    bool wait = false;
+    int seconds = 10;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "param", .argument = "NAME=VALUE", .kind = CLI_TEXTS, .target = &params,
+                   .help = "a parameter of the preset (kakeya remote presets); may be given again"),
+        CLI_OPTION(.name = "input", .argument = "NAME=FILE", .kind = CLI_TEXTS, .target = &inputs,
+                   .help = "a file that goes with the request, at most 1 MB; may be given again"),
+        CLI_OPTION(.name = "model", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.model,
+                   .help = "as the worker calls it (demo)"),
+        CLI_OPTION(.name = "worker", .argument = "NAME", .kind = CLI_TEXT, .target = &wish.worker,
+                   .help = "the one that is to run it (any)"),
+        CLI_OPTION(.name = "wait", .kind = CLI_FLAG, .target = &wait, .help = "until there is a result, and fetch it"),
+        REPORT_OPTION(report),
+        POLL_OPTION(seconds),
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&run_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (argc - first != 1) return cli_usage_error(&run_command, "name one preset (kakeya remote presets lists them)");
+    if (report && !wait) return cli_usage_error(&run_command, "--report needs --wait");
+    wish.preset = argv[first];
+    wish.params = params.text;
+    wish.n_params = params.n;
+    wish.inputs = inputs.text;
+    wish.n_inputs = inputs.n;
+    kakeya_error error = {0};
+    client c;
+    char nonce[REMOTE_NONCE];
+    bool good = true;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = client_request(&c, &wish, nonce, &error);
+    if (done == KAKEYA_OK) {
+        printf("%s\n", nonce);
+        fflush(stdout);
+    }
+    if (done == KAKEYA_OK && wait) {
+        client_state state;
+        done = look(&c, nonce, true, seconds, &state, &error);
+        if (done == KAKEYA_OK) done = take(&c, nonce, report, &good, &error);
+    }
+    return finish(&run_command, &c, done, good, &error);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- status */
+
+/* The nonce of the command line, or the newest that was sent from here. */
+static kakeya_status find_nonce(client *c, int argc, char **argv, int first, char nonce[REMOTE_NONCE],
+                                kakeya_error *error) {
+    if (first == argc) return client_newest(c, nonce, error);
+    if (!remote_is_nonce(argv[first]))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "'%.40s' is no nonce such as 20261121T203012Z-9f3c2ab1",
+                         argv[first]);
+    memcpy(nonce, argv[first], REMOTE_NONCE);
+    return KAKEYA_OK;
+}
+
+static const cli_command status_command = {
+    .name = "remote status",
+    .summary =
+        "Says where a request is: waiting, claimed by whom and until when, with the end of its log, or answered.",
+    .operands = "[NONCE]",
+    .details = "Without a nonce: the newest request that was made here.\n",
+    .examples = "  kakeya remote status --follow\n",
+};
+
+int remote_status(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    bool follow = false;
+    int seconds = 10;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow, .help = "until there is a result"),
+        POLL_OPTION(seconds),
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&status_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (argc - first > 1) return cli_usage_error(&status_command, "more than one nonce");
+    kakeya_error error = {0};
+    client c;
+    char nonce[REMOTE_NONCE];
+    client_state state = CLIENT_UNKNOWN;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = find_nonce(&c, argc, argv, first, nonce, &error);
+    if (done == KAKEYA_OK) done = look(&c, nonce, follow, seconds, &state, &error);
+    static const char *const names[] = {"unknown", "requested", "claimed", "answered"};
+    if (done == KAKEYA_OK) printf("%s: %s\n", nonce, names[state]);
+    return finish(&status_command, &c, done, state != CLIENT_UNKNOWN, &error);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ list */
+
+static const cli_command list_command = {
+    .name = "remote list",
+    .summary = "Lists the requests that were made here, and with --all those of others on the bus.",
+    .operands = "",
+    .examples = "  kakeya remote list\n",
+};
+
+int remote_list(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    bool all = false;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "all", .kind = CLI_FLAG, .target = &all, .help = "requests of others, too"),
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&list_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (first < argc) return cli_usage_error(&list_command, "unexpected '%s'", argv[first]);
+    kakeya_error error = {0};
+    client c;
+    client_item *items = NULL;
+    size_t n = 0;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = client_list(&c, &items, &n, &error);
+    static const char *const names[] = {"not on the bus", "requested", "claimed", "answered"};
+    for (size_t i = 0; i < n; i++) {
+        if (!items[i].own && !all) continue;
+        const char *state = *items[i].outcome ? items[i].outcome : names[items[i].state];
+        printf("%s  %-16s %s\n", items[i].nonce, items[i].own ? items[i].preset : "(of others)", state);
+    }
+    free(items);
+    return finish(&list_command, &c, done, true, &error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- fetch */
+
+static const cli_command fetch_command = {
+    .name = "remote fetch",
+    .summary = "Takes a result: verifies who made it and for what, and lets the gate judge its report here.",
+    .operands = "[NONCE]",
+    .details = "Prints the outcome, the gate's verdicts there and here, and where the files lie. Exit status 0 if the\n"
+               "run was done and the gate does not refuse its report. Without a nonce: the newest request.\n",
+    .examples = "  kakeya remote fetch 20261121T203012Z-9f3c2ab1 --report r.json\n",
+};
+
+int remote_fetch(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    const char *report = NULL;
+    const cli_option own[] = {
+        REPORT_OPTION(report),
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&fetch_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (argc - first > 1) return cli_usage_error(&fetch_command, "more than one nonce");
+    kakeya_error error = {0};
+    client c;
+    client_status now = {.tail = NULL};
+    char nonce[REMOTE_NONCE];
+    bool good = false;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = find_nonce(&c, argc, argv, first, nonce, &error);
+    if (done == KAKEYA_OK) done = client_look(&c, nonce, "", &now, &error);
+    free(now.tail);
+    if (done == KAKEYA_OK && now.state != CLIENT_ANSWERED)
+        done = error_set(&error, KAKEYA_IO, "%s has no result yet", nonce);
+    if (done == KAKEYA_OK) done = take(&c, nonce, report, &good, &error);
+    return finish(&fetch_command, &c, done, good, &error);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- cancel */
+
+static const cli_command cancel_command = {
+    .name = "remote cancel",
+    .summary = "Asks to stop a request: one that waits is not run, one that runs is ended within a look at the bus.",
+    .operands = "NONCE",
+    .examples = "  kakeya remote cancel 20261121T203012Z-9f3c2ab1\n",
+};
+
+int remote_cancel(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    const cli_option own[] = {
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&cancel_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (argc - first != 1) return cli_usage_error(&cancel_command, "name one nonce");
+    kakeya_error error = {0};
+    client c;
+    char nonce[REMOTE_NONCE];
+    bool answered = false;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = find_nonce(&c, argc, argv, first, nonce, &error);
+    if (done == KAKEYA_OK) done = client_cancel(&c, nonce, &answered, &error);
+    if (done == KAKEYA_OK) printf("%s: %s\n", nonce, answered ? "it is answered already" : "asked to stop");
+    return finish(&cancel_command, &c, done, !answered, &error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- clean */
+
+static const cli_command clean_command = {
+    .name = "remote clean",
+    .summary =
+        "Deletes requests, claims and results that are old, of everybody, from the bus, and their files from here.",
+    .operands = "",
+    .examples = "  kakeya remote clean --days 30\n",
+};
+
+int remote_clean(int argc, char **argv) {
+    remote_place place = {NULL, NULL};
+    int days = 30;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "days", .argument = "N", .kind = CLI_INT, .target = &days, .min = 0, .max = 100000,
+                   .help = "what is older goes (30)"),
+        REMOTE_PLACE_OPTIONS(place),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&clean_command, own, NULL, argc, argv, &first, &status)) return status;
+    if (first < argc) return cli_usage_error(&clean_command, "unexpected '%s'", argv[first]);
+    kakeya_error error = {0};
+    client c;
+    size_t n = 0;
+    kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
+    if (done == KAKEYA_OK) done = client_clean(&c, days, &n, &error);
+    if (done == KAKEYA_OK) printf("%zu refs deleted\n", n);
+    return finish(&clean_command, &c, done, true, &error);
+}
