@@ -56,10 +56,10 @@ static void write_unit(FILE *out, const char *const *words, size_t n) {
         write_systemd_word(out, words[i]);
     }
     /* The run that is going on is ended and begins again with the next start. */
-    fputs(
-        "\nRestart=always\nRestartSec=30\nTimeoutStopSec=60\nKillMode=mixed\nNoNewPrivileges=yes\nUMask=0077\nNice=5\n\n"
-        "[Install]\nWantedBy=default.target\n",
-        out);
+    fputs("\nRestart=always\nRestartSec=30\nTimeoutStopSec=60\nKillMode=mixed\nNoNewPrivileges=yes\nUMask=0077\n"
+          "Nice=5\n\n"
+          "[Install]\nWantedBy=default.target\n",
+          out);
 }
 
 static void write_agent(FILE *out, const char *const *words, size_t n) {

@@ -116,9 +116,9 @@ static void settle(void) {
 
 #define USER                                                                                                           \
     "{\"model\":\"m\",\"seed\":3,\"temperature\":0,\"messages\":[{\"role\":\"user\",\"content\":\"Say a word\"}]"
-#define TOOLS                                                                                                             \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{" \
-    "\"a\":{\"enum\":[1,2]}},\"required\":[\"a\"],\"additionalProperties\":false}}}]"
+#define TOOLS                                                                                                          \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","              \
+    "\"properties\":{\"a\":{\"enum\":[1,2]}},\"required\":[\"a\"],\"additionalProperties\":false}}}]"
 
 static const struct {
     const char *name, *method, *path, *body;
