@@ -144,13 +144,14 @@ static const struct {
     {"chat stream",
      "POST",
      "/v1/chat/completions",
-     USER
-     ",\"max_tokens\":2,\"stream\":true,\"logprobs\":true,\"top_logprobs\":2,\"stream_options\":{\"include_usage\":true}}",
+     USER ",\"max_tokens\":2,\"stream\":true,\"logprobs\":true,\"top_logprobs\":2,"
+          "\"stream_options\":{\"include_usage\":true}}",
      {"\"finish_reason\":\"length\"", "\"completion_tokens\":2,", "data: [DONE]\n\n"}},
     {"choices",
      "POST",
      "/v1/chat/completions",
-     "{\"model\":\"m\",\"seed\":3,\"temperature\":1,\"n\":2,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":2,"
+     "{\"model\":\"m\",\"seed\":3,\"temperature\":1,\"n\":2,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+     "\"max_tokens\":2,"
      "\"logit_bias\":{\"300\":-100},\"stop\":[\"zzzz\"],\"min_tokens\":1}",
      {"\"index\":0", "\"index\":1", "\"completion_tokens\":4,"}},
     {"call",
@@ -161,8 +162,8 @@ static const struct {
     {"schema",
      "POST",
      "/v1/chat/completions",
-     USER
-     ",\"max_tokens\":20,\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\",\"schema\":{\"enum\":[\"word\"]}}}}",
+     USER ",\"max_tokens\":20,\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"s\","
+          "\"schema\":{\"enum\":[\"word\"]}}}}",
      {"\"content\":\"\\\"word\\\"\""}},
     {"completion",
      "POST",
@@ -182,7 +183,8 @@ static const struct {
     {"response stream",
      "POST",
      "/v1/responses",
-     "{\"model\":\"m\",\"input\":[{\"role\":\"user\",\"content\":\"Say a word\"}],\"max_output_tokens\":2,\"temperature\":0,"
+     "{\"model\":\"m\",\"input\":[{\"role\":\"user\",\"content\":\"Say a word\"}],\"max_output_tokens\":2,"
+     "\"temperature\":0,"
      "\"stream\":true,\"store\":false}",
      {"event: response.created", "event: response.output_text.done", "event: response.incomplete"}},
 };
