@@ -15,6 +15,8 @@ typedef struct place {
     char name[96];
 } place;
 
+enum { MOST = 10000 }; /* messages; calls */
+
 typedef enum turn_role { TURN_NONE = 0, TURN_USER, TURN_ASSISTANT } turn_role;
 
 typedef struct writer {
@@ -29,7 +31,8 @@ typedef struct writer {
     bool answered; /* there was a result */
     /* --- the last message that called tools, while no other message of an assistant has come behind it */
     const cJSON *caller;
-    int results_at; /* place in the list where its next result goes */
+    cJSON *later; /* messages that came behind it; its results stand in front of them */
+    size_t n_messages, n_calls;
 } writer;
 
 static bool wrong(writer *w, const place *at, const char *key, const char *expected) {
@@ -53,16 +56,39 @@ static void join(text_buffer *text, const char *more) {
     text_add(text, more);
 }
 
-/* Appends a message. NULL: out of memory. content may be NULL. */
-static cJSON *add_message(writer *w, const char *role, const char *content) {
+static bool too_many(writer *w, size_t n, const char *what) {
+    if (n <= MOST) return false;
+    api_fail(w->error, 400, "invalid_value", "messages", "messages: more than %d %s", MOST, what);
+    return true;
+}
+
+/* Appends a message. NULL: out of memory, or there are too many. content may be NULL. */
+static cJSON *add_message(writer *w, cJSON *list, const char *role, const char *content) {
+    if (too_many(w, ++w->n_messages, "messages and results of tools")) return NULL;
     cJSON *message = cJSON_CreateObject();
     if (message && cJSON_AddStringToObject(message, "role", role) &&
-        (!content || cJSON_AddStringToObject(message, "content", content)) &&
-        cJSON_AddItemToArray(w->out->messages, message))
+        (!content || cJSON_AddStringToObject(message, "content", content)) && cJSON_AddItemToArray(list, message))
         return message;
     cJSON_Delete(message);
     out_of_memory(w);
     return NULL;
+}
+
+/* A message of a user or a system. */
+static bool add_said(writer *w, const char *role, const char *content) {
+    if (w->caller && !w->later) w->later = cJSON_CreateArray();
+    if (w->caller && !w->later) return out_of_memory(w);
+    return add_message(w, w->caller ? w->later : w->out->messages, role, content) != NULL;
+}
+
+static void add_later(writer *w) {
+    cJSON *item;
+    while ((item = cJSON_DetachItemFromArray(w->later, 0)) != NULL) cJSON_AddItemToArray(w->out->messages, item);
+}
+
+static cJSON *add_assistant(writer *w, const char *content) {
+    add_later(w);
+    return add_message(w, w->out->messages, "assistant", content);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- turns
@@ -80,14 +106,13 @@ static void clear_turn(writer *w) {
 static bool end_assistant(writer *w) {
     bool calls = w->calls != NULL;
     if (!calls && w->content.n == 0 && w->reasoning.n == 0) return true;
-    cJSON *message = add_message(w, "assistant", w->content.n ? w->content.data : calls ? NULL : "");
+    cJSON *message = add_assistant(w, w->content.n ? w->content.data : calls ? NULL : "");
     if (!message) return false;
     if (w->reasoning.n && !cJSON_AddStringToObject(message, "reasoning_content", w->reasoning.data))
         return out_of_memory(w);
     if (calls && !cJSON_AddItemToObject(message, "tool_calls", w->calls)) return out_of_memory(w);
     w->calls = NULL;
     w->caller = calls ? message : NULL;
-    w->results_at = cJSON_GetArraySize(w->out->messages);
     return true;
 }
 
@@ -99,7 +124,7 @@ static bool end_turn(writer *w) {
     } else if (w->role == TURN_ASSISTANT) {
         good = end_assistant(w);
     } else if (w->role == TURN_USER && (w->said || !w->answered)) {
-        good = add_message(w, "user", w->content.n ? w->content.data : "") != NULL;
+        good = add_said(w, "user", w->content.n ? w->content.data : "");
     }
     clear_turn(w);
     return good;
@@ -121,6 +146,7 @@ static bool add_call(writer *w, const cJSON *block, const place *at) {
     if (!id || !id[0]) return wrong(w, at, "id", "a string");
     if (!name || !name[0]) return wrong(w, at, "name", "a string");
     if (input && !cJSON_IsNull(input) && !cJSON_IsObject(input)) return wrong(w, at, "input", "an object");
+    if (too_many(w, ++w->n_calls, "calls of tools")) return false;
     char *arguments = cJSON_IsObject(input) ? cJSON_PrintUnformatted(input) : NULL;
     if (cJSON_IsObject(input) && !arguments) return out_of_memory(w);
     if (!w->calls) w->calls = cJSON_CreateArray();
@@ -150,13 +176,8 @@ static bool was_called(const writer *w, const char *id) {
 
 static bool add_result(writer *w, const char *id, const text_buffer *text) {
     if (text->failed) return out_of_memory(w);
-    cJSON *list = w->out->messages, *message;
-    int behind = cJSON_GetArraySize(list) - w->results_at; /* a system's, which came between call and result */
-    message = add_message(w, "tool", text->n ? text->data : "");
-    if (!message || !cJSON_AddStringToObject(message, "tool_call_id", id)) return message && out_of_memory(w);
-    for (; behind > 0; behind--) cJSON_AddItemToArray(list, cJSON_DetachItemFromArray(list, w->results_at));
-    w->results_at++;
-    return true;
+    cJSON *message = add_message(w, w->out->messages, "tool", text->n ? text->data : "");
+    return message && (cJSON_AddStringToObject(message, "tool_call_id", id) || out_of_memory(w));
 }
 
 static bool note_cache_control(writer *w, const cJSON *block) {
@@ -322,7 +343,7 @@ static bool put_system(writer *w, const cJSON *content, const place *at, const c
     text_buffer text = {0};
     bool good = read_texts(w, content, true, at, key, &text);
     if (good && text.failed) good = out_of_memory(w);
-    if (good && text.n) good = end_turn(w) && add_message(w, "system", text.data);
+    if (good && text.n) good = end_turn(w) && add_said(w, "system", text.data);
     text_free(&text);
     return good;
 }
@@ -341,16 +362,16 @@ static bool put_message(writer *w, const cJSON *message, size_t index) {
     return api_fail(w->error, 400, "invalid_value", param, "%s is not user, assistant or system", param);
 }
 
-/* What an assistant has begun to say at the end of the conversation. */
+/* What an assistant has begun to say at the end of the conversation stays open. */
 static bool end_conversation(writer *w) {
-    if (w->role != TURN_ASSISTANT) return true;
+    if (w->role != TURN_ASSISTANT) return end_turn(w);
     if (w->calls)
         return api_fail(w->error, 400, "invalid_prompt", "messages",
                         "messages: the last one calls a tool; its tool_result is missing");
     while (w->content.n && is_space(w->content.data[w->content.n - 1])) w->content.data[--w->content.n] = '\0';
     if (w->content.failed) return out_of_memory(w);
     w->out->continues = w->content.n > 0;
-    bool good = !w->out->continues || add_message(w, "assistant", w->content.data);
+    bool good = !w->out->continues || add_assistant(w, w->content.data);
     clear_turn(w);
     return good;
 }
@@ -361,7 +382,9 @@ bool anthropic_messages(const messages_in *in, messages_out *out, api_error *err
     size_t i = 0;
     bool good = !in->system || put_system(&w, in->system, &(place){""}, "system");
     cJSON_ArrayForEach(message, in->messages) good = good && put_message(&w, message, i++);
-    good = good && end_conversation(&w) && end_turn(&w);
+    good = good && end_conversation(&w);
+    add_later(&w);
+    cJSON_Delete(w.later);
     clear_turn(&w);
     text_free(&w.content);
     text_free(&w.reasoning);

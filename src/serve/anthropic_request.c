@@ -239,21 +239,50 @@ static void read_metadata(reader *k) {
         k->call->client = hash_fnv1a(HASH_FNV1A_START, user, strlen(user));
 }
 
+/* The place in the body of the i-th tool that is offered. */
+static size_t place_of_tool(const cJSON *body, size_t i) {
+    const cJSON *tool;
+    size_t place = 0;
+    cJSON_ArrayForEach(tool, cJSON_GetObjectItemCaseSensitive(body, "tools")) {
+        const char *type = body_string(tool, "type");
+        if ((!type || strcmp(type, "custom") == 0) && i-- == 0) break;
+        place++;
+    }
+    return place;
+}
+
 /* Errors about the request as chat completions would have it, in this API's words. */
-static void rename_error(api_error *error) {
+static void rename_error(const cJSON *body, api_error *error) {
     static const struct {
         const char *chat, *here;
     } names[] = {{"response_format", "output_config.format"}, {"reasoning_effort", "output_config.effort"}};
+    static const char parameters[] = ".parameters";
+    char text[sizeof error->message];
+    unsigned long tool;
+    int skip = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         size_t n = strlen(names[i].chat);
         if (strncmp(error->param, names[i].chat, n) != 0) continue;
-        char text[sizeof error->message];
         snprintf(error->param, sizeof error->param, "%s", names[i].here);
         if (strncmp(error->message, names[i].chat, n) != 0) return;
         snprintf(text, sizeof text, "%s%.600s", names[i].here, error->message + n);
         memcpy(error->message, text, sizeof text);
         return;
     }
+    if (sscanf(error->message, "tools[%lu]%n", &tool, &skip) != 1 || skip == 0) return;
+    const char *rest = error->message + skip;
+    bool schema = strncmp(rest, parameters, sizeof parameters - 1) == 0;
+    snprintf(text, sizeof text, "tools[%zu]%s%.580s", place_of_tool(body, tool), schema ? ".input_schema" : "",
+             rest + (schema ? sizeof parameters - 1 : 0));
+    memcpy(error->message, text, sizeof text);
+}
+
+/* Errors of this API have no field for the parameter: the message begins with it. */
+static void name_parameter(api_error *error) {
+    char text[sizeof error->message];
+    if (strncmp(error->message, error->param, strcspn(error->param, ".[")) == 0) return;
+    snprintf(text, sizeof text, "%.150s: %.480s", error->param, error->message);
+    memcpy(error->message, text, sizeof text);
 }
 
 static bool render(reader *k, bool counting, api_error *error) {
@@ -290,7 +319,9 @@ bool anthropic_request_read(call *c, bool counting, anthropic_request *r, api_er
     if (fields_get(&f, "cache_control")) k.cache_control = true;
     if (k.cache_control) ignored_add(&c->ignored, "cache_control");
     end_fields(&k, &f);
-    if (error->status == 0 && render(&k, counting, error)) return true;
-    rename_error(error);
+    bool read = error->status == 0;
+    if (read && render(&k, counting, error)) return true;
+    if (read) rename_error(c->body, error);
+    name_parameter(error);
     return false;
 }

@@ -584,7 +584,10 @@ def _():
     for choice in ({"type": "tool", "name": "h"}, {"type": "tool"}, {"type": "some"}, {}, "any", {"type": "any", "name": 5}):
         refusal("tool_choice", tools=tools, tool_choice=choice)
     refusal("tool_choice", tool_choice={"type": "any"})
-    refusal("tool_choice", tools=[{"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "tool", "name": "bash"})
+    bash = {"type": "bash_20250124", "name": "bash"}
+    refusal("tool_choice", tools=[bash], tool_choice={"type": "tool", "name": "bash"})
+    refusal("tools[2]: there is another tool", tools=[tool(), bash, tool()])
+    refusal("tools[1].input_schema #/not", tools=[bash, {**tool(), "input_schema": {"not": {}}}], tool_choice={"type": "any"})
     for bad in (5, {"name": "a b", "input_schema": {}}, {"input_schema": {}}, {"name": "f", "input_schema": []}, {"name": "f", "type": 3}):
         refusal("tools[0]", tools=[bad])
 
@@ -641,7 +644,7 @@ def _():
         holds(json.loads(message["content"][0]["text"])["n"] in (1, 2), message)
     refusal("output_config.format", output_config={"format": {"type": "json_object"}})
     refusal("output_config.format", output_config={"format": {"type": "json_schema"}})
-    refusal("", output_config={"format": {**format, "schema": {"type": "object", "not": {}}}})
+    refusal("output_config.format", output_config={"format": {**format, "schema": {"type": "object", "not": {}}}})
     refusal("tool_choice", output_config={"format": format}, tools=[tool()], tool_choice={"type": "any"})
 
 
@@ -673,9 +676,24 @@ def _():
                          "stream": ("yes",), "metadata": (5, {"user_id": 5}), "n": (2,), "tools": ({}, 5)}.items():
         for value in values:
             refusal(name, **{name: value})
-    refusal("there is no model", type="not_found_error", status=404, model="claude")
+    refusal("model: there is no model", type="not_found_error", status=404, model="claude")
     for name in ("system", "stop_sequences", "temperature", "tools", "tool_choice", "thinking", "metadata", "output_config"):
         equal(post({name: None}).status, 200, f"{name}: null is absent")
+
+
+@test("many calls, results and messages are read in a moment, and more than 10,000 are refused")
+def _():
+    ask = {"role": "user", "content": "a"}
+    calls = assistant([call(f"t{i}") for i in range(3000)])
+    results = user([result("x", f"t{i}") for i in range(3000)])
+    systems = [{"role": "system", "content": "s"}] * 3000
+    straight, between = [ask, calls, results, *systems], [ask, calls, *systems, results]
+    equal(count(messages=straight), count(messages=between), "results stand in front of what came between")
+    one = {**call(), "id": "t"}
+    refusal("messages: more than 10000 calls", messages=[ask, assistant([one] * 10001)])
+    refusal("messages: more than 10000 messages", messages=[ask, {"role": "system", "content": "s"}] * 5001)
+    refusal("messages: more than 10000 messages", messages=[ask, assistant([one]), user([result("x", "t")] * 10000)])
+    equal(count(messages=[ask] * 20000), chat_tokens([user("\n".join(["a"] * 20000))]))
 
 
 @test("what is ignored is named in x-kakeya-ignored, and refused with --strict where it is not known")

@@ -111,6 +111,28 @@ def _():
     equal(server.get(path).status, 404)
 
 
+@test("messages: whole, streamed, counted, continued; a required call; refused in the API's own shape")
+def _():
+    body = {**CHAT, "messages": [{"role": "user", "content": ASK}], "max_tokens": 16}
+    whole = post("/v1/messages", body)
+    said = whole["content"][0]["text"]
+    equal((said, whole["stop_reason"]), (content(chat(max_tokens=16)), "max_tokens"))
+    stream = events("/v1/messages", body)
+    equal((stream[0]["type"], stream[-1]["type"]), ("message_start", "message_stop"))
+    equal("".join(e["delta"]["text"] for e in stream if e["type"] == "content_block_delta"), said)
+    talk = [*body["messages"], {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": "and then?"}]
+    usage = post("/v1/messages", {**body, "messages": talk})["usage"]
+    holds(usage["cache_read_input_tokens"] > 0, usage)
+    counted = post("/v1/messages/count_tokens", {"model": "demo", "messages": talk})
+    equal(usage["input_tokens"] + usage["cache_read_input_tokens"], counted["input_tokens"])
+    schema = {"type": "object", "properties": {"a": {"enum": [17]}}, "required": ["a"], "additionalProperties": False}
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    called = post("/v1/messages", {**body, "max_tokens": 100, "tools": [{"name": "f", "input_schema": schema}], "tool_choice": choice})
+    equal((called["content"][0]["input"], called["stop_reason"]), ({"a": 17}, "tool_use"))
+    error = post("/v1/messages", {**body, "max_tokens": None}, 400)
+    equal((error["type"], error["error"]), ("error", {"type": "invalid_request_error", "message": "max_tokens is missing"}))
+
+
 @test("refusals name the field: types, ranges, models, content, bodies, paths, methods")
 def _():
     path = "/v1/chat/completions"
