@@ -1,0 +1,143 @@
+"""60: the page that chats, in a headless Chromium. `page.py --picture FILE` makes the picture of the documents instead."""
+
+import sys
+
+import browser
+from harness import *  # noqa: F403
+
+ASK = "def fibonacci(n):"
+SIZE = (720, 486)
+
+
+def open_page(s, **more):
+    if not browser.find():
+        raise Skip("there is no Chromium")
+    b = browser.Browser(2 * WAIT, *SIZE, **more)
+    b.open(s.url + "/")
+    return b
+
+
+def say(b, text):
+    b.evaluate("document.getElementById('say').focus()")
+    b.write(text)
+    b.press_enter()
+
+
+def ready(b):
+    b.until("document.getElementById('model').textContent === 'demo'", "the page knows the model")
+
+
+def last(b, what):
+    """Texts of that class in the last answer."""
+    return b.evaluate(f"[...[...document.querySelectorAll('.turn.model')].pop().querySelectorAll('{what}')].map(n => n.textContent)")
+
+
+def answered(b, n):
+    b.until(f"document.querySelectorAll('.turn.model').length === {n} && document.getElementById('stop').hidden", f"answer {n} has ended")
+
+
+def stayed_here(b, s):
+    """No request to anybody else, and nothing that the policy forbids or the script trips over."""
+    asked = [u for u in b.requests() if u != "about:blank"]
+    holds(len(asked) >= 3, asked)
+    equal([u for u in asked if not u.startswith(s.url + "/")], [], "requests to others")
+    equal(b.complaints(), [])
+
+
+@test("60: it loads with its policy, streams an answer as it comes, shows its figures, goes on with the conversation, asks nobody else")
+def _():
+    s = Server("--name", "demo", "--max-tokens", "40")
+    b = open_page(s)
+    try:
+        ready(b)
+        b.evaluate("""lengths = new Set(); document.getElementById('temperature').value = '0';
+            new MutationObserver(() => lengths.add((document.querySelector('.turn.model > .text') || '').textContent))
+                .observe(document.getElementById('log'), {childList: true, subtree: true, characterData: true}); 0""")
+        say(b, ASK)
+        answered(b, 1)
+        body = {"model": "demo", "messages": [{"role": "user", "content": ASK}], "temperature": 0}
+        first = s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]
+        equal(last(b, ".text"), [first])
+        holds(b.evaluate("lengths.size") > 3, "the text has grown in pieces")
+        figures = " ".join(last(b, ".figures"))
+        holds("40 tokens" in figures and "tokens/s" in figures and "per forward" in figures and "was cut" in figures, figures)
+        say(b, "Go on.")
+        answered(b, 2)
+        body["messages"] += [{"role": "assistant", "content": first}, {"role": "user", "content": "Go on."}]
+        equal(last(b, ".text"), [s.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"]])
+        holds(" of it kept from before" in last(b, ".figures")[0] and ", 0 of it" not in last(b, ".figures")[0], last(b, ".figures"))
+        stayed_here(b, s)
+        # what the policy is for: neither other scripts nor other servers
+        equal(b.evaluate("(() => { const x = document.createElement('script'); x.textContent = 'stolen = 1'; document.body.append(x);"
+                         "return typeof stolen; })()"), "undefined")
+        equal(b.evaluate(f"fetch('http://localhost:{s.port}/livez').then(() => 'sent', () => 'refused')"), "refused")
+    finally:
+        b.close()
+    s.stop()
+
+
+@test("60: thoughts are folded, control characters of HTML are text, Stop stops, New chat forgets, a key is asked for")
+def _():
+    if SHORT:
+        raise Skip("a short run")
+    s = Server("--name", "demo", "--api-key", "secret", model=scripted_model("<|channel>thought\nhm.<channel|>So: <b>it is</i>"))
+    b = open_page(s)
+    try:
+        b.until("document.getElementById('ask').open", "the key is asked for")
+        b.evaluate("document.getElementById('key').focus()")
+        b.write("secret")
+        b.press_enter()
+        ready(b)
+        b.evaluate("document.getElementById('temperature').value = '0'; document.getElementById('thinking').checked = true; 0")
+        say(b, "x")
+        answered(b, 1)
+        equal((last(b, ".thought .text"), last(b, ":scope > .text")), (["hm."], ["So: <b>it is</i>"]))
+        equal(b.evaluate("document.querySelector('.thought').open"), False)
+        equal(b.evaluate("document.querySelectorAll('b, i').length"), 0)
+        b.evaluate("document.getElementById('fresh').click()")
+        equal(b.evaluate("document.querySelectorAll('.turn').length"), 0)
+        equal([c for c in b.complaints() if "401" not in c], [])
+    finally:
+        b.close()
+    s.stop()
+    s = Server("--name", "demo")
+    b = open_page(s)
+    try:
+        ready(b)
+        say(b, ASK)
+        b.until("(document.querySelector('.turn.model > .text') || '').textContent", "the answer begins")
+        b.evaluate("document.getElementById('stop').click()")
+        answered(b, 1)
+        equal(last(b, ".figures"), ["Stopped."])
+        eventually(lambda: s.metric("kakeya_requests_running") == 0, "the server stops, too")
+        say(b, "Go on.")
+        b.until("document.querySelectorAll('.turn.model').length === 2", "it goes on")
+        b.evaluate("document.getElementById('fresh').click()")
+        stayed_here(b, s)
+    finally:
+        b.close()
+    s.stop()
+
+
+def picture(path):
+    note = "Note {}: this paragraph is unrelated padding and does not contain the answer.\n"
+    question = "Question: what is the secret code? Answer:"
+    s = Server("--name", "demo", "--max-tokens", "48")
+    b = open_page(s)
+    b.until("document.getElementById('model').textContent", "the page knows the model")
+    b.evaluate("document.getElementById('temperature').value = '0'; 0")
+    text = note.format("0001") + "IMPORTANT: the secret code is IOTA-8961.\n" + note.format("0002") + question
+    for i, text in enumerate((text, question)):
+        say(b, text)
+        answered(b, i + 1)
+    b.evaluate("document.activeElement.blur(); 0")
+    with open(path, "wb") as f:
+        f.write(b.picture())
+    b.close()
+    s.stop()
+
+
+if sys.argv[1:2] == ["--picture"]:
+    picture(sys.argv[2])
+else:
+    run_tests()
