@@ -73,11 +73,7 @@ static void add_message(const messages_job *job, const text_buffer *content, con
 
 static const char ping[] = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
-static void flush(messages_job *job) {
-    text_buffer *out = &job->output.events;
-    if (out->n && !out->failed) http_stream_write(job->call->exchange, out->data, out->n);
-    text_clear(out);
-}
+static void flush(messages_job *job) { call_stream_write(job->call, &job->output.events); }
 
 static void begin_stream(messages_job *job, const answer_event *e) {
     text_buffer *out = &job->output.events;
@@ -148,6 +144,8 @@ static void on_event(void *user, const answer_event *e) {
     case ANSWER_FINISH:
         job->finish = e->finish_reason;
         job->stop_text = e->stop_text ? strdup(e->stop_text) : NULL;
+        job->output.events.failed |= e->stop_text && !job->stop_text;
+        job->output.blocks.failed |= job->output.events.failed;
         break;
     case ANSWER_PING:
         text_add(&job->output.events, ping);

@@ -1,6 +1,6 @@
 /* F13: every allocation of every kind of request fails in turn, in the server's code, the library's, libevent's and
- * cJSON's. The client gets its answer, or 500 or 503, or a connection that ends early; never an answer with a hole. The
- * next request is answered, and nothing stays behind (the sanitizers say so at the end). */
+ * cJSON's. The client gets its answer, or 500, 503 or 529, or a connection that ends early; never an answer with a
+ * hole. The next request is answered, and nothing stays behind (the sanitizers say so at the end). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -187,12 +187,40 @@ static const struct {
      "\"temperature\":0,"
      "\"stream\":true,\"store\":false}",
      {"event: response.created", "event: response.output_text.done", "event: response.incomplete"}},
+    {"message",
+     "POST",
+     "/v1/messages",
+     "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":2,\"stop_sequences\":[\"zzzz\"],\"foo\":1,"
+     "\"metadata\":{\"user_id\":\"u\"},"
+     "\"system\":[{\"type\":\"text\",\"text\":\"Be brief.\"}],\"messages\":[{\"role\":\"user\","
+     "\"content\":\"Say a word\"},"
+     "{\"role\":\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"s\"},"
+     "{\"type\":\"text\",\"text\":\"I look.\"},{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\","
+     "\"input\":{\"a\":1}}]},"
+     "{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\","
+     "\"tool_use_id\":\"t\","
+     "\"content\":\"7\"}]},{\"role\":\"assistant\",\"content\":\"So\"}]}",
+     {"\"type\":\"message\"", "\"stop_reason\":\"max_tokens\"", "\"output_tokens\":2,"}},
+    {"message stream",
+     "POST",
+     "/v1/messages",
+     USER ",\"max_tokens\":2,\"stream\":true,\"thinking\":{\"type\":\"adaptive\"}}",
+     {"event: message_start", "event: content_block_stop", "event: message_stop"}},
+    {"message call",
+     "POST",
+     "/v1/messages",
+     USER ",\"max_tokens\":40,\"tool_choice\":{\"type\":\"any\",\"disable_parallel_tool_use\":true},"
+          "\"tools\":[{\"name\":\"f\","
+          "\"input_schema\":{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[1,2]}},\"required\":[\"a\"],"
+          "\"additionalProperties\":false}}]}",
+     {"\"type\":\"tool_use\"", "\"input\":{\"a\":", "\"stop_reason\":\"tool_use\""}},
+    {"message count", "POST", "/v1/messages/count_tokens", USER "}", {"\"input_tokens\":"}},
 };
 enum { REQUESTS = sizeof requests / sizeof *requests };
 
 /* The word of the answer that must not change: what is behind `"content":"` or `"text":"`, if anything. */
 static bool check(size_t i, const reply *r, long k) {
-    bool early = r->status == 0 || !r->complete, refused = r->status == 500 || r->status == 503;
+    bool early = r->status == 0 || !r->complete, refused = r->status == 500 || r->status == 503 || r->status == 529;
     if (early || refused) return false;
     if (r->status != 200) fail_msg("%s, allocation %ld: status %d: %.300s", requests[i].name, k, r->status, r->data);
     if (strstr(r->data, "\"error\":{")) return false;
