@@ -58,13 +58,14 @@ typedef struct kakeya_error {
 KAKEYA_API const char *kakeya_version(void); /* "0.2.0"; of the library, which may be newer than this header */
 
 typedef enum kakeya_precision {
-    KAKEYA_PRECISION_AUTO = 0, /* the checkpoint's own type: bf16 for bf16 checkpoints, otherwise f32 */
+    KAKEYA_PRECISION_AUTO = 0, /* as the checkpoint: bf16 for bf16, int8 for quantised ones on a CPU, otherwise f32 */
     KAKEYA_PRECISION_F32,
     KAKEYA_PRECISION_BF16,
+    KAKEYA_PRECISION_INT8, /* CPU only: what meets quantised weights is rounded to 8 bits; the rest is f32 */
 } kakeya_precision;
 
 typedef enum kakeya_kv_format {
-    KAKEYA_KV_AUTO = 0, /* follows the precision */
+    KAKEYA_KV_AUTO = 0, /* f32 at precision f32, else bf16 */
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
 } kakeya_kv_format;
@@ -390,8 +391,7 @@ typedef struct kakeya_engine kakeya_engine;
 
 typedef struct kakeya_engine_options {
     size_t size;
-    const char *model; /* directory, GGUF file (of a split: any part), or a name in the local Hugging Face cache; NULL
-                          with `synthetic` */
+    const char *model;     /* directory, GGUF file, or a name in the local Hugging Face cache; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
     /* Directory or name; NULL: none, unless the model directory's sibling "<model>-dflash" exists; "none";
      * "synthetic": weights made in memory, for a synthetic model. */

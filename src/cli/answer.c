@@ -237,7 +237,7 @@ static size_t native_kv_bytes(const kakeya_engine *engine, const kakeya_session_
     kakeya_session_options native = *options;
     native.attention = KAKEYA_ATTENTION_NATIVE;
     if (native.kv_format == KAKEYA_KV_AUTO) { /* follows what the engine computes in */
-        bool bf16 = kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16;
+        bool bf16 = kakeya_engine_precision(engine) != KAKEYA_PRECISION_F32;
         native.kv_format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
     size_t n_tokens;

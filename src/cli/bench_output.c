@@ -25,7 +25,7 @@ cJSON *bench_json(const kakeya_engine *engine, const bench_arguments *arguments,
     cJSON_AddStringToObject(json, "model", c->variant);
     cJSON_AddNumberToObject(json, "layers", c->layers);
     cJSON_AddStringToObject(json, "backend", kakeya_engine_backend(engine));
-    cJSON_AddStringToObject(json, "precision", engine->precision == KAKEYA_PRECISION_BF16 ? "bf16" : "f32");
+    cJSON_AddStringToObject(json, "precision", kakeya_precision_name(engine->precision));
     cJSON_AddStringToObject(json, "attention", cli_attention_names[arguments->shared.attention]);
     cJSON_AddNumberToObject(json, "threads", threads);
     cJSON_AddNumberToObject(json, "repeats", arguments->repeats);

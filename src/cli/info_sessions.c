@@ -88,8 +88,9 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
     room->format = s->session.kv_format;
     if (room->format == KAKEYA_KV_AUTO) { /* as an engine chooses */
         kakeya_precision precision = options->precision;
-        bool bf16 = room->device == ROOM_GPU || precision == KAKEYA_PRECISION_BF16 ||
-                    (precision == KAKEYA_PRECISION_AUTO && strcmp(s->facts.weight_type, "BF16") == 0);
+        bool wide = strcmp(s->facts.weight_type, "F32") == 0 || strcmp(s->facts.weight_type, "F16") == 0;
+        bool bf16 = room->device == ROOM_GPU || (precision == KAKEYA_PRECISION_AUTO && !wide) ||
+                    precision == KAKEYA_PRECISION_BF16 || precision == KAKEYA_PRECISION_INT8;
         room->format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
     for (int p = 0; p < INFO_POLICIES; p++) {

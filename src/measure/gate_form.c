@@ -189,8 +189,8 @@ static void check_environment(gate_context *context) {
         (strlen(fingerprint->valuestring) != 16 || strspn(fingerprint->valuestring, "0123456789abcdef") != 16))
         gate_violate(context, "ENVIRONMENT", "environment.fingerprint \"%.40s\" is not 16 hexadecimal digits",
                      fingerprint->valuestring);
-    if (is_text(precision) && !is_listed("f32 bf16", precision->valuestring))
-        gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is neither f32 nor bf16",
+    if (is_text(precision) && !is_listed("f32 bf16 int8", precision->valuestring))
+        gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8",
                      precision->valuestring);
 }
 

@@ -69,8 +69,7 @@ static cJSON *describe(const eval_harness *harness) {
     char fingerprint[20];
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, engine->fingerprint);
     cJSON_AddStringToObject(object, "backend", kakeya_engine_backend(engine));
-    cJSON_AddStringToObject(object, "precision",
-                            kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16 ? "bf16" : "f32");
+    cJSON_AddStringToObject(object, "precision", kakeya_precision_name(kakeya_engine_precision(engine)));
     cJSON_AddNumberToObject(object, "threads", harness->threads);
     cJSON_AddStringToObject(object, "model", options->model ? last_component(options->model) : options->synthetic);
     cJSON_AddStringToObject(object, "fingerprint", fingerprint);
@@ -84,7 +83,7 @@ static cJSON *describe(const eval_harness *harness) {
     cJSON_AddBoolToObject(object, "drafter_scaled_embedding", options->drafter_scaled_embedding);
     kakeya_kv_format format = harness->setup->session.kv_format;
     bool bf16 =
-        format == KAKEYA_KV_AUTO ? kakeya_engine_precision(engine) == KAKEYA_PRECISION_BF16 : format == KAKEYA_KV_BF16;
+        format == KAKEYA_KV_AUTO ? kakeya_engine_precision(engine) != KAKEYA_PRECISION_F32 : format == KAKEYA_KV_BF16;
     kv_geometry geometry;
     kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
                    engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, &geometry);

@@ -46,7 +46,7 @@ typedef struct gemma4_config {
     gemma4_rope rope[2];  /* by gemma4_layer_type */
     gemma4_layer_config layer[GEMMA4_MAX_LAYERS];
     weight_format checkpoint_format; /* WEIGHT_FORMAT_COUNT after parsing where the file does not say; the embedding's
-                                        once opened */
+                                        once opened. Of a GGUF file: the one that holds the most bytes */
     int bos_token, pad_token;        /* -1: none */
     int stop_tokens[GEMMA4_MAX_STOP_TOKENS];
     int n_stop_tokens;

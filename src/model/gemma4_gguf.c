@@ -32,6 +32,20 @@ bool gemma4_gguf_format(const gguf_type *type, weight_format *out) {
     return false;
 }
 
+/* The format that holds the most bytes. */
+static weight_format main_format(const gguf *file) {
+    size_t bytes[WEIGHT_FORMAT_COUNT] = {0};
+    weight_format most = WEIGHT_F32;
+    for (size_t i = 0; i < file->n_tensors; i++) {
+        weight_format format;
+        if (gemma4_gguf_format(file->tensors[i]->type, &format)) bytes[format] += file->tensors[i]->bytes;
+    }
+    for (weight_format f = 0; f < WEIGHT_FORMAT_COUNT; f++) {
+        if (bytes[f] > bytes[most]) most = f;
+    }
+    return most;
+}
+
 /* ------------------------------------------------------------------------------------------------- architecture */
 
 static void check_architecture(gguf_keys *r) {
@@ -311,8 +325,7 @@ static void read_config(gguf_keys *r, gemma4_config *c, char *note) {
     read_vocab(r, c);
     if (r->status != KAKEYA_OK) return;
     read_tokens(r, c);
-    (void)gemma4_gguf_format(r->file->tensors[gguf_find_tensor(r->file, "token_embd.weight")]->type,
-                             &c->checkpoint_format);
+    c->checkpoint_format = main_format(r->file);
     c->tied_head = gguf_find_tensor(r->file, "output.weight") < 0;
     read_note(r, c, note);
 }

@@ -185,7 +185,10 @@ uint64_t kakeya_description_bytes_per_token(const kakeya_description *d, kakeya_
 /* ------------------------------------------------------------------------------------------------ session memory */
 
 static kv_format format_of(const kakeya_description *d, kakeya_kv_format format) {
-    if (format == KAKEYA_KV_AUTO) return d->verifier->checkpoint_format == WEIGHT_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+    if (format == KAKEYA_KV_AUTO) {
+        weight_format weights = d->verifier->checkpoint_format;
+        return weights == WEIGHT_BF16 || !weight_format_is_plain(weights) ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+    }
     return format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
 }
 

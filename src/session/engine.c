@@ -122,10 +122,12 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         .f_theta = parts->f_theta ? &parts->f_theta->config : NULL,
     };
     engine->precision = parts->precision;
-    if (engine->precision == KAKEYA_PRECISION_AUTO)
-        engine->precision = parts->ops->bf16_only || parts->verifier->config.checkpoint_format == WEIGHT_BF16
-                                ? KAKEYA_PRECISION_BF16
-                                : KAKEYA_PRECISION_F32;
+    if (engine->precision == KAKEYA_PRECISION_AUTO) {
+        weight_format format = parts->verifier->config.checkpoint_format;
+        engine->precision = parts->ops->bf16_only || format == WEIGHT_BF16 ? KAKEYA_PRECISION_BF16
+                            : weight_format_is_plain(format)               ? KAKEYA_PRECISION_F32
+                                                                           : KAKEYA_PRECISION_INT8;
+    }
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);

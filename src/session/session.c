@@ -33,7 +33,7 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
     if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_BF16)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16", (int)o->kv_format);
     if (o->kv_format == KAKEYA_KV_AUTO)
-        o->kv_format = engine->precision == KAKEYA_PRECISION_BF16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
+        o->kv_format = engine->precision == KAKEYA_PRECISION_F32 ? KAKEYA_KV_F32 : KAKEYA_KV_BF16;
     int largest = engine->ops->model_prompt_chunk(engine->model);
     if (o->prompt_chunk_tokens < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "prompt_chunk_tokens is %d, must be at least 0",

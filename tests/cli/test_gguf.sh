@@ -20,7 +20,17 @@ printf 'hello' | "$KAKEYA" tokenize --model "$micro" >"$WORK/out" 2>"$WORK/err" 
 check "tokenize uses its vocabulary" grep -q '^279' "$WORK/out"
 printf '[2, 279, 284]' >"$WORK/ids"
 works "score reads it" score --model "$micro" --ids-file "$WORK/ids" --json
-works "bench reads it" bench --model "$micro" --context-frontiers 0 --prompt-tokens 8 --decode-tokens 4 --verify-rows 1,2 --repeats 1
+works "bench reads it" bench --model "$micro" --context-frontiers 0 --prompt-tokens 8 --decode-tokens 4 --verify-rows 1,2 --repeats 1 --json
+json_holds "and says that it computes in int8" '.precision == "int8"'
+
+# the same tokens however they are computed
+works "one token after the other" run "$micro" --max-tokens 16 --mode ar --threads 1 --json 'hello world hello'
+jq -c .token_ids "$WORK/out" >"$WORK/expected"
+for how in '--mode ngram' '--mode auto --threads 2'; do
+    # shellcheck disable=SC2086 # several options
+    run run "$micro" --max-tokens 16 $how --json 'hello world hello'
+    check "$how gives the same tokens" test "$(jq -c .token_ids "$WORK/out")" = "$(cat "$WORK/expected")"
+done
 
 fails_with "a file that is not there is said to be so" 'none.gguf' run --model "$WORK/none.gguf" hello
 head -c 50000 "$micro" >"$WORK/cut.gguf"

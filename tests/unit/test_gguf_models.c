@@ -91,6 +91,32 @@ static void test_reference_logits(void **state) {
     for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) check_logits(QUANT, "micro", *isa);
 }
 
+/* In int8, a position's logits do not depend on the chunks of the prompt or on threads. */
+static void test_int8_rows(void **state) {
+    (void)state;
+    int32_t tokens[23];
+    for (int i = 0; i < 23; i++) tokens[i] = 3 + i * 41 % 290;
+    for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) {
+        float *first = NULL;
+        size_t n = 0;
+        static const int chunks[] = {23, 1, 7};
+        for (int i = 0; i < 3; i++) {
+            subject s;
+            subject_open(&s, QUANT "micro.gguf", KAKEYA_PRECISION_INT8, *isa, i + 1);
+            float *found = logits_of(&s, tokens, 23, chunks[i]);
+            n = 23 * (size_t)s.model->config.vocab;
+            if (first) assert_same_bits("int8", found, first, n);
+            if (first)
+                free(found);
+            else
+                first = found;
+            subject_close(&s);
+        }
+        for (size_t i = 0; i < n; i++) assert_true(isfinite(first[i]));
+        free(first);
+    }
+}
+
 /* KAKEYA_QUANT_VECTORS names a folder with more of them. */
 static void test_more_reference_logits(void **state) {
     (void)state;
@@ -488,6 +514,7 @@ static void test_stop_and_suppressed_tokens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference_logits),
+        cmocka_unit_test(test_int8_rows),
         cmocka_unit_test(test_more_reference_logits),
         cmocka_unit_test(test_equals_safetensors),
         cmocka_unit_test(test_factors),

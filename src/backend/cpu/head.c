@@ -182,6 +182,8 @@ void head_create(backend_model *m) {
     screen_bounds bounds = screen_bounds_beside(m->kernels);
     m->screen_ready = pthread_mutex_init(&s->lock, NULL) == 0;
     if (!m->screen_ready || !bounds || !weight_present(head)) return;
+    /* Of a head in blocks the copy would be larger than the head, and would bound products with other activations. */
+    if (!weight_format_is_plain(head->format)) return;
     s->matrix.blocks = m->head_stride / SCREEN_OUTPUTS;
     s->matrix.steps = (head->in + SCREEN_DEPTH - 1) / SCREEN_DEPTH;
     s->limit = m->config->vocab / SCREEN_VOCAB_SHARE;

@@ -5,6 +5,7 @@
 
 #define SIMD_DOT_PAIRS(sum, x, w) _mm512_dpbf16_ps(sum, (__m512bh)(x), (__m512bh)(w))
 
+#define INT8_KERNELS int8_widest()
 #include "backend/cpu/kernels_attention.h"
 
 const cpu_kernels cpu_kernels_avx512bf16 = VECTOR_TABLE("avx512bf16");

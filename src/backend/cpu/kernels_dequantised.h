@@ -4,7 +4,7 @@
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 #define KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 
-#include "backend/cpu/blocks.h"
+#include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_matmul.h"
 
 enum { DEQUANTISED_OUTPUTS = 24 }; /* of a tile: a multiple of all tile_outputs but the single one */
@@ -76,11 +76,18 @@ static void multiply_dequantised(row_loader load, const void *packed, int rows, 
         multiply_dequantised(load_weights_##name, packed, rows, w, y, ldy);                                            \
     }
 BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
+DEFINE_INT8
 
-#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = {                                                                                                \
-        .product =                                                                                                     \
-            {[INPUT_EXACT] = {PACKING_F32, multiply_##name}, [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##name}},   \
-        .load = load_weights_##name},
+#define BLOCK_PRODUCTS(name, int8_packing, int8_multiply)                                                              \
+    {                                                                                                                  \
+        .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##name},                                                    \
+                    [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##name},                                             \
+                    [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
+        .load = load_weights_##name                                                                                    \
+    }
+#define INT8_FORMAT_ENTRY(NAME, name, values, bytes)                                                                   \
+    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
+#define FLOAT_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
+    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_F32, multiply_##name),
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "backend/cpu/blocks.h"
+#include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_private.h"
 #include "base/float16.h"
 
@@ -145,13 +145,19 @@ DEFINE_WEIGHT(f16)
 DEFINE_WEIGHT(bf16)
 #define DEFINE_BLOCK_FORMAT(NAME, name, values, bytes) DEFINE_WEIGHT(name)
 BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
-#define WEIGHT_ENTRY(format)                                                                                           \
+#define INT8_KERNELS &int8_scalar
+DEFINE_INT8
+#define PRODUCTS(format, int8_packing, int8_multiply)                                                                  \
     {                                                                                                                  \
         .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##format},                                                  \
-                    [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##format}},                                          \
+                    [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##format},                                           \
+                    [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
         .load = load_##format                                                                                          \
     }
-#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
+#define WEIGHT_ENTRY(format)                          PRODUCTS(format, PACKING_F32, multiply_##format)
+#define FLOAT_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
+#define INT8_FORMAT_ENTRY(NAME, name, values, bytes)                                                                   \
+    [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
@@ -308,12 +314,13 @@ static double probe_flops(bool round_to_bf16, size_t iterations) {
 
 const cpu_kernels cpu_kernels_scalar = {
     .name = "scalar",
-    .packing =
-        {[PACKING_F32] = {packed_row_bytes, pack_exact}, [PACKING_F32_ROUNDED] = {packed_row_bytes, pack_rounded}},
+    .packing = {[PACKING_F32] = {packed_row_bytes, pack_exact},
+                [PACKING_F32_ROUNDED] = {packed_row_bytes, pack_rounded},
+                [PACKING_INT8] = INT8_PACKING},
     .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
-               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},
+               INT8_BLOCK_FORMATS(INT8_FORMAT_ENTRY) FLOAT_BLOCK_FORMATS(FLOAT_FORMAT_ENTRY)},
     .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,

@@ -25,6 +25,7 @@ typedef enum cpu_packing {
     PACKING_SPLIT,         /* float32, every step's even k before its odd k, as bf16 weights are widened */
     PACKING_SPLIT_ROUNDED, /* the same, of values rounded to bf16 */
     PACKING_PAIRS,         /* bf16 in the order of k, for CPUs that multiply pairs of bf16 */
+    PACKING_INT8,          /* blocks of 32 codes with a scale (int8.h); the same bytes in every table */
     PACKING_COUNT
 } cpu_packing;
 
@@ -36,7 +37,12 @@ typedef struct cpu_packing_kernels {
 } cpu_packing_kernels;
 
 /* What happens to activations before a product. */
-typedef enum cpu_input { INPUT_EXACT = 0, INPUT_BF16 /* rounded */, INPUT_COUNT } cpu_input;
+typedef enum cpu_input {
+    INPUT_EXACT = 0,
+    INPUT_BF16, /* rounded */
+    INPUT_INT8, /* codes of 8 bits where the weights' format has such a product, else exact */
+    INPUT_COUNT
+} cpu_input;
 
 /* y[r * ldy + o] = sum_k x[r][k] * w[o][k] for the rows r of a packing and all outputs o of w. */
 typedef struct cpu_product {

@@ -49,7 +49,9 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
     m->config = &options->verifier->config;
     m->weights = &options->verifier->weights;
     m->account = options->account;
-    m->input = options->precision == KAKEYA_PRECISION_BF16 ? INPUT_BF16 : INPUT_EXACT;
+    m->input = options->precision == KAKEYA_PRECISION_BF16   ? INPUT_BF16
+               : options->precision == KAKEYA_PRECISION_INT8 ? INPUT_INT8
+                                                             : INPUT_EXACT;
     m->kernels = cpu_kernels_find(options->isa);
     kakeya_status status = KAKEYA_OK;
     if (!m->kernels) {

@@ -52,9 +52,10 @@ kakeya_status model_grow_logits(backend_model *m, int rows, kakeya_error *error)
 
 static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
-    if (m->options.precision == KAKEYA_PRECISION_F32)
+    if (m->options.precision != KAKEYA_PRECISION_BF16)
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "precision f32 is not supported by backend cuda, which computes in bf16");
+                         "precision %s is not supported by backend cuda, which computes in bf16",
+                         m->options.precision == KAKEYA_PRECISION_F32 ? "f32" : "int8");
     if (c->moe && (c->experts > CUDA_ROUTE_MAX_EXPERTS || c->experts_per_token > CUDA_ROUTE_MAX_RANK))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "%d experts of which %d work on a token; backend cuda supports %d and %d", c->experts,
