@@ -8,25 +8,7 @@ import subprocess
 import time
 
 from remote_ends import *  # noqa: F403
-from remote_ends import SHORT, Skip, World, equal, eventually, finish, holds, kill, read, root, sign, stop, test, write
-
-
-@test("two workers race for many requests: each runs exactly once")
-def _():
-    w = World()
-    other = w.add_worker("big")
-    w.mini.program()
-    other.program()
-    nonces = [w.request()[0] for _ in range(4 if SHORT else 200)]
-    for nonce in nonces:
-        w.forge(w.request(nonce)[1], nonce)
-    servers = [end.start("serve", "--poll", "1") for end in (w.mini, other)]
-    eventually(lambda: len(w.refs("results")) == len(nonces) and not w.refs("claims"), "all are answered", 500)
-    logs = [stop(server) for server in servers]
-    equal(sorted(w.mini.ran() + other.ran()), sorted(nonces), logs)
-    for nonce in nonces[:: 1 if SHORT else 10]:
-        equal((w.result(nonce)["outcome"], w.result(nonce)["attempt"]), ("done", 1))
-    holds(SHORT or (w.mini.ran() and other.ran()), "both took part")
+from remote_ends import Skip, World, equal, eventually, finish, holds, kill, read, root, sign, stop, test, write
 
 
 # Before or after the Nth call of git or ssh-keygen that an end makes, the end itself is killed.
@@ -73,7 +55,7 @@ def _():
     holds(steps > 12, f"{steps} calls")
     points = [(at, when) for at in range(1, steps + 1) for when in ("before", "after")]
     done_before = len(w.mini.ran())
-    for at, when in random.Random(7).sample(points, 3) if SHORT else points:
+    for at, when in points:
         nonce = w.alice.ask()
         set_killer(w.mini, at, when)
         died = w.mini.call("serve", "--once")
@@ -88,7 +70,7 @@ def _():
         w.alice.ok("fetch", nonce)
     # What was complete was not run again: only those that were killed with the run's result in their hands alone.
     total = len(w.mini.ran()) - done_before
-    asked = 3 if SHORT else len(points)
+    asked = len(points)
     holds(total < 1.5 * asked + 2, f"{total} runs for {asked} requests")
 
 
@@ -136,7 +118,7 @@ def _():
     w.alice.ask()
     steps = calls_of(w.alice)
     points = [(at, when) for at in range(1, steps + 1) for when in ("before", "after")]
-    for at, when in random.Random(3).sample(points, 2) if SHORT else points:
+    for at, when in points:
         set_killer(w.alice, at, when)
         equal(w.alice.call("run", "env").returncode, -signal.SIGKILL)
         clear_killer(w.alice)
@@ -326,7 +308,7 @@ def _():
     equal((w.result(second)["outcome"], w.mini.ran(), w.refs("claims")), ("done", [nonce, second], []))
     # Sometimes everything fails.
     chance = random.Random(11)
-    for _ in range(1 if SHORT else 5):
+    for _ in range(5):
         w.mini.tool("git", f'[ $(($(od -An -N1 -tu1 /dev/urandom) % 4)) != 0 ] || exit 128; exec "$REAL" "$@"  # {chance.random()}')
         third = w.alice.ask()
         for _ in range(4):
@@ -359,7 +341,7 @@ def _():
         holds(f"{nonce}: cannot be read" in log, log)
 
     size = 100 << 20
-    for data in () if SHORT else (b"\0" * size, os.urandom(size)):
+    for data in (b"\0" * size, os.urandom(size)):
         nonce, _ = w.request()
         w.put("requests", nonce, {"request.json": data, "request.json.sig": "x"})
         server = w.mini.start("serve", "--once")
@@ -382,8 +364,6 @@ def _():
 
 @test("many refs, of all kinds, that nobody has signed: few answers, and the one good request is run")
 def _():
-    if SHORT:
-        raise Skip("only in the long run")
     w = World()
     w.mini.program()
     now = time.time()

@@ -189,6 +189,32 @@ class End:
         return found
 
 
+def race(requests):
+    w = World()
+    other = w.add_worker("big")
+    w.mini.program()
+    other.program()
+    nonces = [w.request()[0] for _ in range(requests)]
+    for nonce in nonces:
+        w.forge(w.request(nonce)[1], nonce)
+    servers = [end.start("serve", "--poll", "1") for end in (w.mini, other)]
+    eventually(lambda: len(w.refs("results")) == len(nonces) and not w.refs("claims"), "all are answered", 550)
+    logs = [stop(server) for server in servers]
+    equal(sorted(w.mini.ran() + other.ran()), sorted(nonces), logs)
+    for nonce in nonces[:: 1 + requests // 20]:
+        equal((w.result(nonce)["outcome"], w.result(nonce)["attempt"]), ("done", 1))
+    holds(requests < 100 or (w.mini.ran() and other.ran()), "both took part")
+
+
+def whole(name):
+    """A test that `make check` leaves out."""
+
+    def register(function):
+        return test(name)(function) if not SHORT else function
+
+    return register
+
+
 def sign(key, text, namespace=NAMESPACE):
     data = text if isinstance(text, bytes) else text.encode()
     return subprocess.run([KEYGEN, "-q", "-Y", "sign", "-f", key, "-n", namespace], input=data, capture_output=True, check=True).stdout

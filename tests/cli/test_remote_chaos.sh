@@ -1,4 +1,4 @@
-# What a hostile or failing bus, a dying worker and a wrong clock do to `kakeya remote`.
+# What a hostile or failing bus, a dying worker and a wrong clock do to `kakeya remote`: whole runs only.
 : "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
 case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
 export KAKEYA BUILD
