@@ -274,6 +274,8 @@ static kakeya_status look(round *r, bool *worked, kakeya_error *error) {
         if (!*refs[i].oid[BUS_REQUEST] || *refs[i].oid[BUS_RESULT] || worker_has_result(w, refs[i].nonce)) continue;
         status = handle(r, &refs[i], &fetched, worked, error);
     }
+    /* What was read is put off or answered: behind it there may be more. */
+    if (fetched == MOST_NEW_A_ROUND) *worked = true;
     if (status == KAKEYA_OK) status = sightings_keep(r->seen, refs, n, error);
     free(refs);
     return status;

@@ -372,6 +372,8 @@ def _():
     for i in range(40):
         nonce = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime(now)) + f"{i:08x}"
         w.put("requests", nonce, {"request.json": body, "request.json.sig": other})
+    for i in range(80):  # more than are read in one round
+        w.put("requests", time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime(now - 1)) + f"{i:08x}", {"request.json": body})
     good = w.alice.ask()
     log = w.mini.serve()
     holds(good in w.refs("results") and w.result(good)["outcome"] == "done", log)
