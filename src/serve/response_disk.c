@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "serve/state_file.h"
+#include "serve/temporary.h"
 
 /* Two changes of a directory within one tick of the file system's clock have one time. */
 static const double coarsest_tick_seconds = 2;
@@ -185,7 +186,10 @@ bool response_disk_is_gone(response_disk *disk, const char *id) {
     pthread_mutex_lock(&disk->lock);
     bool known = find_known(disk, id) != NULL;
     pthread_mutex_unlock(&disk->lock);
-    return known && response_file_name(id, name) && faccessat(disk->directory, name, F_OK, 0) != 0 && errno == ENOENT;
+    struct stat about;
+    /* where the whole directory is gone, nobody has meant this one */
+    return known && response_file_name(id, name) && faccessat(disk->directory, name, F_OK, 0) != 0 && errno == ENOENT &&
+           fstat(disk->directory, &about) == 0 && about.st_nlink > 0;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- reading */
@@ -290,6 +294,7 @@ kakeya_status response_disk_open(const char *path, void (*log)(void *user, const
         close(directory);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "responses: out of memory");
     }
+    temporary_remove_abandoned(directory);
     disk->directory = directory;
     disk->log = log;
     disk->user = user;

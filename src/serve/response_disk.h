@@ -1,5 +1,6 @@
-/* The stored responses of the session directory. A thread writes them, so that no answer waits for a disk. Several
- * servers may share a directory: files are complete from the moment that they have their name, and never change.
+/* The stored responses of a directory of their own, in that of the sessions. A thread writes them, so that no answer
+ * waits for a disk. Several servers may share a directory: files are complete from the moment that they have their
+ * name, and never change.
  *
  * All functions may be called by several threads at a time; those that touch files are not for a network thread. */
 #ifndef KAKEYA_SERVE_RESPONSE_DISK_H

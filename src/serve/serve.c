@@ -125,10 +125,13 @@ static void open_directory(server_context *s) {
     if (!directory) return;
     if (seal_file_open(directory, &s->seal, &error) != KAKEYA_OK)
         fprintf(stderr, "kakeya serve: %s; sealed reasoning is known until the end of this server\n", error.message);
-    if (response_disk_open(directory, log_line, NULL, &disk, &error) == KAKEYA_OK)
+    char *path = path_join(directory, "responses"); /* what comes and goes there is no news about sessions */
+    if (!path)
+        error_set(&error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    else if (response_disk_open(path, log_line, NULL, &disk, &error) == KAKEYA_OK)
         response_store_use(s->responses, disk);
-    else
-        fprintf(stderr, "kakeya serve: responses: %s; they are kept in memory alone\n", error.message);
+    if (!disk) fprintf(stderr, "kakeya serve: responses: %s; they are kept in memory alone\n", error.message);
+    free(path);
 }
 
 static void *load(void *user) {

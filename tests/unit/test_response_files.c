@@ -191,6 +191,13 @@ static void test_restart(void **state) {
     /* what is deleted after a restart has no file either */
     assert_int_equal(response_store_delete(s, "resp_b", 1), RESPONSE_ENDED);
     assert_int_equal(files_in(path, ".kkr"), 2);
+    /* where the directory goes, memory stays */
+    assert_int_equal(unlinkat(AT_FDCWD, scratch_path("restart/resp_a.kkr"), 0), 0);
+    assert_int_equal(unlinkat(AT_FDCWD, scratch_path("restart/resp_c.kkr"), 0), 0);
+    assert_int_equal(rmdir(path), 0);
+    assert_true(has(s, "resp_a", 1, "", "first"));
+    put(s, "resp_e", 1, "", "later");
+    assert_true(has(s, "resp_e", 1, "", "later"));
     response_store_close(s);
 }
 
