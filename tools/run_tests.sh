@@ -36,6 +36,8 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
     } | run_programs build-sanitize " (sanitized)"
     run_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 KAKEYA_SHORT_SWEEPS=1 \
         KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
+    run_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA=build-sanitize/kakeya BUILD="$build" \
+        sh tests/serve/test_soak.sh --seconds 20
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
@@ -54,6 +56,11 @@ if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -
             TSAN_OPTIONS="suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66" SERVE_TEST_WAIT=200 \
             KAKEYA_SHORT_SWEEPS=1 KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh "random clients" \
             "64 streams" cancel outlive "reads nothing" "stop ends"
+    fi
+    if run_step "thread sanitizer build" tools/build.sh build-threads kakeya_cli; then
+        run_tap "test_soak (ThreadSanitizer)" env SOAK_SANITIZED=1 SOAK_WRAPPER="$fixed" SERVE_TEST_WAIT=200 \
+            TSAN_OPTIONS="suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66" KAKEYA=build-threads/kakeya BUILD="$build" \
+            sh tests/serve/test_soak.sh --seconds 20
     fi
 fi
 
