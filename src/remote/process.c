@@ -25,9 +25,9 @@ extern char **environ;
 static void limit(int resource, size_t value) {
     if (!value) return;
     struct rlimit now, wanted = {.rlim_cur = value, .rlim_max = value};
-    if (getrlimit((__rlimit_resource_t)resource, &now) == 0 && now.rlim_max != RLIM_INFINITY && now.rlim_max < value)
+    if (getrlimit(resource, &now) == 0 && now.rlim_max != RLIM_INFINITY && now.rlim_max < value)
         wanted = (struct rlimit){now.rlim_max, now.rlim_max};
-    setrlimit((__rlimit_resource_t)resource, &wanted);
+    setrlimit(resource, &wanted);
 }
 
 /* In the child. The descriptors of `child` are above 2 (process_start sees to it). */

@@ -27,6 +27,7 @@ enum {
 /* Refusals of what nobody known has signed cost a push each: so many in a row, then one in so many seconds. */
 static const double refusals_in_a_row = 30, seconds_for_a_refusal = 60;
 static const double longest_wait = 3600;
+static const double seconds_for_the_lock = 2;
 
 typedef struct round {
     worker w;
@@ -308,7 +309,11 @@ static kakeya_status lock_state(const char *state, int *lock, kakeya_error *erro
     *lock = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600) : -1;
     free(path);
     if (*lock < 0) return error_set(error, KAKEYA_IO, "%s: cannot write there: %s", state, strerror(errno));
-    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return KAKEYA_OK;
+    /* The supervisor of a worker that has just been killed holds it for a moment. */
+    for (double end = clock_seconds() + seconds_for_the_lock;; poll(NULL, 0, 20)) {
+        if (flock(*lock, LOCK_EX | LOCK_NB) == 0) return KAKEYA_OK;
+        if (clock_seconds() > end) break;
+    }
     return error_set(error, KAKEYA_IO, "%s: another worker is at work there", state);
 }
 

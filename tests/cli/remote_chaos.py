@@ -83,10 +83,10 @@ def _():
     pids = os.path.join(w.folder, "pids")
     eventually(lambda: os.path.exists(pids) and read(pids).strip(), "it runs")
     equal(w.refs("claims"), [nonce])
-    kill(server)
-    eventually(lambda: not os.path.exists(f"/proc/{read(pids).split()[0]}"), "the run has ended")
     w.mini.program()
-    w.mini.serve()
+    kill(server)
+    w.mini.serve()  # at once: it waits until nothing of the last one is left
+    eventually(lambda: not os.path.exists(f"/proc/{read(pids).split()[0]}"), "the run has ended")
     result = w.result(nonce)
     equal((result["outcome"], result["attempt"], w.mini.ran()), ("done", 2, [nonce, nonce]))
     # SIGTERM, in order: the same.
