@@ -30,7 +30,7 @@ typedef struct serve_options {
     int thinking;     /* index of switch_names */
     const char *grpc; /* NULL: the default */
     int session_ttl;
-    float drain, ping, save;
+    float drain, ping, save, max_wait, keep_alive, request_timeout;
     const char *session_directory;
     size_t cache_ram, cache_disk;
     int reuse;        /* index of reuse_names */
@@ -102,6 +102,9 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .thinking = o->thinking == 1,
         .drain_seconds = (double)o->drain,
         .ping_seconds = (double)o->ping,
+        .max_wait = (double)o->max_wait,
+        .keep_alive_seconds = (double)o->keep_alive,
+        .request_timeout = (double)o->request_timeout,
         .strict = o->strict,
         .metrics_key = o->metrics_key,
         .no_page = o->no_page,
@@ -172,6 +175,7 @@ int cli_serve(int argc, char **argv) {
                        .session_ttl = 1800,
                        .drain = 30,
                        .save = 20,
+                       .keep_alive = 60,
                        .ping = 10};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&o.shared, shared);
@@ -203,6 +207,11 @@ int cli_serve(int argc, char **argv) {
                    .help = "answers that are computed at the same time (64)"),
         CLI_OPTION(.name = "max-queue", .argument = "N", .kind = CLI_INT, .target = &o.max_queue, .min = 1, .max = 4096,
                    .help = "requests that may wait behind them; more get 429 (4 x max-batch, at least 64)"),
+        CLI_OPTION(.name = "max-wait", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.max_wait, .min = 0,
+                   .max = 86400,
+                   .help = "a request that would wait longer, by what is known, gets 429 at once (0: no limit)"),
+        CLI_OPTION(.name = "request-timeout", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.request_timeout,
+                   .min = 0, .max = 86400, .help = "for a whole answer, from its request on (0: no limit)"),
         CLI_OPTION(.name = "max-stall-ms", .argument = "N", .kind = CLI_INT, .target = &o.max_stall_ms, .min = 1,
                    .max = 60000, .help = "what a prompt may add to a step of running answers (200, on a GPU 60)"),
         CLI_OPTION(.name = "max-tokens", .argument = "N", .kind = CLI_INT, .target = &o.max_tokens, .min = 0,
@@ -229,6 +238,8 @@ int cli_serve(int argc, char **argv) {
                    .max = 3600, .help = "for writing sessions to --session-dir at the end (20)"),
         CLI_OPTION(.name = "sse-ping", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.ping, .min = 0.5,
                    .max = 3600, .help = "between signs of life in a silent stream (10)"),
+        CLI_OPTION(.name = "keep-alive", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.keep_alive, .min = 0.1,
+                   .max = 86400, .help = "until a connection without a request is closed (60)"),
         CLI_OPTION(.name = "strict", .kind = CLI_FLAG, .target = &o.strict,
                    .help = "refuse fields that are not known, instead of naming them in x-kakeya-ignored"),
         CLI_OPTION(.name = "metrics-key", .kind = CLI_FLAG, .target = &o.metrics_key,

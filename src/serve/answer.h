@@ -67,6 +67,7 @@ typedef enum answer_event_type {
     ANSWER_CALL_END,       /* call */
     ANSWER_TOKEN,          /* token */
     ANSWER_FINISH,         /* of one choice: finish_reason, stop_text, stop_token */
+    ANSWER_PROGRESS,       /* prompt_done of prompt_total: where the sink wants to know */
     ANSWER_PING,           /* nothing has been said for a while: prompt_done of prompt_total, or 0 of 0 */
     ANSWER_FLUSH,          /* what came since the last one may be sent in one piece */
     ANSWER_DONE,           /* the last event: usage. The sink ends the call */
@@ -102,7 +103,9 @@ typedef struct answer_event {
 typedef struct answer_sink {
     void (*event)(void *user, const answer_event *event);
     void *user;
-    bool streams; /* ANSWER_PING and ANSWER_FLUSH are wanted */
+    bool streams;  /* ANSWER_PING and ANSWER_FLUSH are wanted */
+    bool progress; /* ANSWER_PROGRESS is wanted */
+    bool timings;  /* usage is right in every event, not in the last one alone */
 } answer_sink;
 
 /* Takes the options and runs; returns when the sessions are back in the store. On a worker thread. False: the last
@@ -114,6 +117,8 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink);
 void answers_tick(server_context *server, double now);
 /* A JSON list of what runs and waits, without texts. */
 void answers_list(server_context *server, text_buffer *out);
+/* Network thread, now and then: ends those that take longer than --request-timeout; their sinks get ANSWER_FAILED. */
+void answers_expire(server_context *server, double now);
 /* Ends all that run; their sinks get ANSWER_FAILED "draining". */
 void answers_stop(server_context *server);
 

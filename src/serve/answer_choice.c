@@ -118,6 +118,7 @@ static void count_time(answer_choice *c) {
     double now = clock_seconds();
     if (!atomic_exchange(&a->first_token_seen, true)) {
         a->usage.first_token_seconds = now - http_received(a->call->exchange);
+        atomic_store(&a->first_token_at, now);
         metrics_seconds(&m->first_token, a->usage.first_token_seconds);
     }
     if (c->last_token > 0) metrics_seconds(&m->inter_token, now - c->last_token);
@@ -127,8 +128,12 @@ static void count_time(answer_choice *c) {
 }
 
 void choice_count(answer_choice *c, const kakeya_stats *so_far) {
-    metrics *m = &c->answer->server->metrics;
+    answer *a = c->answer;
+    metrics *m = &a->server->metrics;
     kakeya_stats *known = &c->stats;
+    atomic_fetch_add(&a->forwards, so_far->verifier_forwards - known->verifier_forwards);
+    atomic_fetch_add(&a->drafted, so_far->drafted_tokens - known->drafted_tokens);
+    atomic_fetch_add(&a->accepted, so_far->accepted_tokens - known->accepted_tokens);
     metrics_add(&m->forwards, so_far->verifier_forwards - known->verifier_forwards);
     metrics_add(&m->draft_tokens, so_far->drafted_tokens - known->drafted_tokens);
     metrics_add(&m->draft_accepted, so_far->accepted_tokens - known->accepted_tokens);

@@ -11,7 +11,7 @@
 typedef struct event_record {
     answer_event_type type;
     size_t bytes; /* of the whole record, with what follows it: log-probabilities, then text */
-    size_t choice, call, text_bytes, n_logprobs;
+    size_t choice, call, text_bytes, n_logprobs, prompt_done;
     int32_t token;
     const char *finish_reason, *stop_text;
     int32_t stop_token;
@@ -85,8 +85,12 @@ struct answer {
     _Atomic size_t prompt_done, cached; /* tokens */
     _Atomic bool has_place;             /* it is past the gate */
     _Atomic bool first_token_seen;
-    _Atomic size_t tokens; /* of all choices, so far */
-    double begun;
+    _Atomic double first_token_at;                /* seconds; with first_token_seen */
+    _Atomic uint64_t drafted, accepted, forwards; /* so far */
+    _Atomic bool expired;                         /* --request-timeout */
+    _Atomic size_t tokens;                        /* of all choices, so far */
+    _Atomic size_t sampled;                       /* stop tokens included; of submissions that have ended */
+    double begun, begun_prompt;                   /* the second: its turn came, before ANSWER_BEGIN */
     api_error error;
     /* --- network thread */
     bool streaming; /* ANSWER_BEGIN has been delivered */
@@ -103,6 +107,19 @@ void answer_say(answer *a, event_record record, const char *text, const answer_l
 void answer_say_last(answer *a);
 /* Whether the network thread is so far behind that answers should wait. */
 bool answer_is_stalled(answer *a);
+
+/* --- memory that answers share (answer_memory.c) */
+
+/* Around the time in which the answer may hold sessions. */
+void answer_memory_enter(answer *a);
+void answer_memory_leave(answer *a);
+/* Whoever waits looks whether it is cancelled. */
+void answer_memory_wake(answer *a);
+/* For an answer that has found too little memory: idle sessions give way, or else it waits until another answer has
+ * ended; one that has not begun to speak gives up what it has computed meanwhile. No request of a choice that has not
+ * spoken may be under way. True: it is worth trying
+ * again. False: there is nothing to wait for, or the answer is cancelled. */
+bool answer_memory_find(answer *a);
 
 /* Opens the parser. False: a->error. */
 bool choice_open(answer_choice *c);

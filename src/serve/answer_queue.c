@@ -88,6 +88,22 @@ static void on_sent(void *user) {
     if (atomic_load_explicit(&a->stalled, memory_order_relaxed)) resume(a);
 }
 
+/* What the answer has taken so far. What the computing thread writes at its end is not looked at. */
+static answer_usage usage_so_far(answer *a) {
+    double at = atomic_load(&a->first_token_at);
+    answer_usage u = {.prompt_tokens = a->options.n_ids,
+                      .cached_tokens = atomic_load(&a->cached),
+                      .completion_tokens = atomic_load(&a->tokens),
+                      .drafted = atomic_load(&a->drafted),
+                      .accepted = atomic_load(&a->accepted),
+                      .forwards = atomic_load(&a->forwards)};
+    u.prefill_seconds = (at > 0 ? at : clock_seconds()) - a->begun_prompt;
+    size_t sampled = atomic_load(&a->sampled);
+    if (sampled > u.completion_tokens) u.completion_tokens = sampled;
+    if (at > 0) u.decode_seconds = clock_seconds() - at;
+    return u;
+}
+
 static void deliver(answer *a, const event_record *record) {
     const char *rest = (const char *)(record + 1);
     answer_event event = {.type = record->type,
@@ -101,8 +117,15 @@ static void deliver(answer *a, const event_record *record) {
                           .finish_reason = record->finish_reason,
                           .stop_text = record->stop_text,
                           .stop_token = record->stop_token,
+                          .prompt_done = record->prompt_done,
+                          .prompt_total = a->options.n_ids,
                           .usage = &a->usage,
                           .error = &a->error};
+    answer_usage live;
+    if (a->sink.timings && event.type != ANSWER_DONE && event.type != ANSWER_FAILED) {
+        live = usage_so_far(a);
+        event.usage = &live;
+    }
     if (event.type == ANSWER_CALL_BEGIN) { /* the id, a NUL, the name, a NUL */
         event.id = event.text;
         event.name = event.text + strlen(event.text) + 1;

@@ -1,6 +1,7 @@
 /* The way of an answer: a place, a session, the prompt in pieces, the tokens, the session back. */
 #include "serve/answer.h"
 
+#include <math.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,18 @@ static void cancel(void *user) {
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     gate_wake(a->server->gate);
+    answer_memory_wake(a);
+}
+
+void answers_expire(server_context *s, double now) {
+    double most = s->settings->request_timeout;
+    if (most <= 0) return;
+    pthread_mutex_lock(&s->answers_lock);
+    for (answer *a = s->answers; a; a = a->next) {
+        if (now < http_received(a->call->exchange) + most || atomic_exchange(&a->expired, true)) continue;
+        cancel(a);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
 }
 
 void answers_stop(server_context *s) {
@@ -48,6 +61,8 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
     (void)total;
     answer *a = user;
     atomic_store(&a->prompt_done, (size_t)done);
+    if (a->sink.progress && !atomic_load(&a->first_token_seen))
+        answer_say(a, (event_record){.type = ANSWER_PROGRESS, .prompt_done = (size_t)done}, NULL, NULL);
     return !atomic_load(&a->cancelled);
 }
 
@@ -95,6 +110,7 @@ static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
     a->usage.prefill_seconds += s->prefill_seconds;
     a->usage.decode_seconds += s->decode_seconds;
     a->usage.completion_tokens += s->completion_tokens * c->copies;
+    atomic_store(&a->sampled, a->usage.completion_tokens);
     a->usage.forwards += s->verifier_forwards;
     a->usage.drafted += s->drafted_tokens;
     a->usage.accepted += s->accepted_tokens;
@@ -121,9 +137,7 @@ static bool compute_prompt(answer *a, answer_choice *c, size_t n) {
             wait_for_all(a);
             if (collect(a, c, &why) == KAKEYA_OK) return !atomic_load(&a->cancelled);
         }
-        if (why.status == KAKEYA_OUT_OF_MEMORY && !atomic_load(&a->cancelled) &&
-            store_relieve(a->server->store, SIZE_MAX / 2) > 0)
-            continue;
+        if (why.status == KAKEYA_OUT_OF_MEMORY && answer_memory_find(a)) continue;
         return fail(a, "invalid_prompt", &why);
     }
 }
@@ -134,12 +148,14 @@ static bool take_session(answer *a) {
     const answer_options *o = &a->options;
     answer_choice *first = &a->choices[0];
     kakeya_session *session = NULL;
+    a->begun_prompt = clock_seconds();
     if (store_take(a->server->store, o->ids, o->n_ids, !o->fresh, &session, &hit, &why) != KAKEYA_OK)
         return fail(a, "invalid_prompt", &why);
     pthread_mutex_lock(&a->lock);
     first->session = session;
     pthread_mutex_unlock(&a->lock);
     a->usage.cached_tokens = hit.tokens;
+
     metrics *m = &a->server->metrics;
     metrics_add(&m->cached_tokens[hit.source], hit.tokens);
     metrics_add(&m->prompt_tokens, o->n_ids);
@@ -170,8 +186,7 @@ static bool fork_choices(answer *a) {
         kakeya_error why = {0};
         kakeya_session *session = NULL;
         while (kakeya_session_fork(a->choices[0].session, &session, &why) != KAKEYA_OK) {
-            if (why.status != KAKEYA_OUT_OF_MEMORY || store_relieve(a->server->store, SIZE_MAX / 2) == 0)
-                return fail(a, NULL, &why);
+            if (why.status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a)) return fail(a, NULL, &why);
         }
         pthread_mutex_lock(&a->lock);
         a->choices[i].session = session;
@@ -235,7 +250,7 @@ static bool generate_round(answer *a) {
             if (!a->error.status) a->error = c->error;
             good = false;
         } else if (status == KAKEYA_OUT_OF_MEMORY && (!a->options.grammar || c->generated == 0) &&
-                   (relieved || store_relieve(a->server->store, SIZE_MAX / 2) > 0)) {
+                   (relieved || answer_memory_find(a))) {
             relieved = true;
             c->end = CHOICE_GOES_ON;
         } else if (status == KAKEYA_CANCELLED) {
@@ -303,8 +318,31 @@ bool answer_has_room(const server_context *s, const answer_options *o, api_error
     return true;
 }
 
+/* Seconds until the prompts in front of this answer and its own are computed; 0 where nobody knows, or no one waits. */
+static double predicted_wait(answer *a) {
+    server_context *s = a->server;
+    size_t running, waiting, tokens = 0;
+    double speed = atomic_load(&s->prompt_speed);
+    gate_counts(s->gate, &running, &waiting);
+    if (running < gate_room(s->gate) || speed <= 0) return 0;
+    pthread_mutex_lock(&s->answers_lock);
+    for (const answer *other = s->answers; other; other = other->next) {
+        size_t done = atomic_load(&other->prompt_done);
+        if (!atomic_load(&other->first_token_seen) && done < other->options.n_ids)
+            tokens += other->options.n_ids - done;
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+    return (double)tokens / speed;
+}
+
+static bool refuse(answer *a, double wait) {
+    a->error.retry_after = wait <= 1 ? 1 : wait >= 60 ? 60 : (int)ceil(wait);
+    return api_fail(&a->error, 429, "queue_full", NULL, "too many requests are waiting");
+}
+
 static bool enter(answer *a) {
-    double since = clock_seconds();
+    double since = clock_seconds(), wait = predicted_wait(a), most = a->server->settings->max_wait;
+    if (most > 0 && wait > most) return refuse(a, wait);
     switch (gate_enter(a->server->gate, a->call->client, &a->cancelled)) {
     case GATE_ENTERED:
         atomic_store(&a->has_place, true);
@@ -312,13 +350,24 @@ static bool enter(answer *a) {
         metrics_seconds(&a->server->metrics.queue, a->usage.queue_seconds);
         return true;
     case GATE_FULL:
-        a->error.retry_after = 1;
-        return api_fail(&a->error, 429, "queue_full", NULL, "too many requests are waiting");
+        return refuse(a, wait);
     case GATE_CLOSED:
         a->error.retry_after = 2;
         return api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
     default:
         return false;
+    }
+}
+
+/* Short prompts say little of how fast prompts are computed. */
+static void note_speed(const answer *a) {
+    enum { LEAST = 256 };
+    size_t computed = a->options.n_ids - a->usage.cached_tokens;
+    if (computed < LEAST || a->usage.prefill_seconds <= 0) return;
+    double speed = (double)computed / a->usage.prefill_seconds;
+    store_note_speed(a->server->store, speed);
+    double best = atomic_load(&a->server->prompt_speed);
+    while (speed > best && !atomic_compare_exchange_weak(&a->server->prompt_speed, &best, speed)) {
     }
 }
 
@@ -341,6 +390,7 @@ static void account(answer *a) {
     if (u->first_token_seconds > 0) {
         metrics_seconds(&m->prefill, u->prefill_seconds);
         metrics_seconds(&m->decode, u->decode_seconds);
+        note_speed(a);
         metrics_seconds(&m->whole, clock_seconds() - http_received(a->call->exchange));
         metrics_tokens(&m->prompt_size, u->prompt_tokens);
         metrics_tokens(&m->answer_size, u->completion_tokens);
@@ -420,8 +470,10 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     *options = (answer_options){0};
     call_on_cancel(c, cancel, a);
     if (answer_has_room(a->server, &a->options, &a->error) && enter(a)) {
+        answer_memory_enter(a);
         if (take_session(a) && compute_checkpoints(a) && fork_choices(a)) generate(a);
         give_back(a);
+        answer_memory_leave(a);
         gate_leave(a->server->gate, c->client);
     }
     call_on_cancel(c, NULL, NULL);
@@ -430,6 +482,10 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     } else if (atomic_load(&a->draining) && !a->error.status) {
         a->error.retry_after = 2;
         api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");
+    } else if (atomic_load(&a->expired) && !a->error.status) {
+        a->error.final = true;
+        api_fail(&a->error, 503, "timeout", NULL, "the answer was not complete within %g s (--request-timeout)",
+                 c->server->settings->request_timeout);
     } else if (atomic_load(&a->cancelled) && !a->error.status) {
         api_fail(&a->error, 503, "cancelled", NULL, "the client has left");
     }

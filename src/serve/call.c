@@ -92,6 +92,7 @@ static void add_headers(call *c) {
         snprintf(number, sizeof number, "%d", c->retry_after);
         http_add_header(x, "retry-after", number);
     }
+    if (c->allow) http_add_header(x, "allow", c->allow);
     if (c->never_retry) http_add_header(x, "x-should-retry", "false");
     if (!c->streaming) {
         snprintf(number, sizeof number, "%.0f", (clock_seconds() - http_received(x)) * 1000);

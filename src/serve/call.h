@@ -50,6 +50,7 @@ struct call {
     bool streaming;
     int retry_after;
     bool never_retry;
+    const char *allow; /* with 405: the methods that the path has */
     /* --- what a leaving client stops */
     pthread_mutex_t lock;
     void (*cancel)(void *user);

@@ -30,6 +30,13 @@ static void tell_finished(const operation *op) {
         finished.generated_tokens = result->tokens;
         finished.decode_seconds = result->decode_seconds;
         finished.verifier_forwards = result->verifier_forwards;
+        static const grpc_ended ended[] = {[GRPC_TASK_RUNNING] = GRPC_ENDED_CANCELLED,
+                                           [GRPC_TASK_COMPLETE] = GRPC_ENDED_LENGTH,
+                                           [GRPC_TASK_EOS] = GRPC_ENDED_STOP,
+                                           [GRPC_TASK_CONTEXT_FULL] = GRPC_ENDED_LENGTH,
+                                           [GRPC_TASK_CANCELLED] = GRPC_ENDED_CANCELLED,
+                                           [GRPC_TASK_FAILED] = GRPC_ENDED_ERROR};
+        if (op->type == GRPC_GENERATE) finished.ended = ended[result->end];
     }
     o->on_finished(o->user, &finished);
 }

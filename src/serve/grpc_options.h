@@ -5,6 +5,15 @@
 #include "kakeya.h"
 
 /* A call of RuntimeService that has ended, for logs and metrics. */
+/* How an answer ended; the first: it was none, or did not begin. */
+typedef enum grpc_ended {
+    GRPC_ENDED_NOT = 0,
+    GRPC_ENDED_STOP,
+    GRPC_ENDED_LENGTH,
+    GRPC_ENDED_CANCELLED,
+    GRPC_ENDED_ERROR,
+} grpc_ended;
+
 typedef struct grpc_finished {
     const char *method;                  /* "Generate" */
     const char *session;                 /* its id; "" where there is none */
@@ -15,6 +24,7 @@ typedef struct grpc_finished {
     double seconds, first_token_seconds; /* since the request; the second is 0 where there was no token */
     double decode_seconds;
     uint64_t verifier_forwards;
+    grpc_ended ended;
 } grpc_finished;
 
 typedef struct grpc_service_options {

@@ -31,6 +31,7 @@ typedef struct chat_job {
     char fingerprint[96];
     long long created;
     bool stream, include_usage, logprobs, token_ids;
+    bool timings, progress; /* in chunks */
     size_t n_choices;
     text_buffer out; /* chunks that have not been sent */
     text_buffer prompt_ids;
@@ -68,7 +69,14 @@ static void chunk_begin(chat_job *job) {
     text_format(&job->out, ",\"system_fingerprint\":\"%s\",\"choices\":[", job->fingerprint);
 }
 
-static void chunk_end(chat_job *job) { text_add(&job->out, job->include_usage ? "],\"usage\":null}\n\n" : "]}\n\n"); }
+static void chunk_end(chat_job *job, const answer_event *e) {
+    text_add(&job->out, job->include_usage ? "],\"usage\":null" : "]");
+    if ((job->timings && e->usage) || e->type == ANSWER_FINISH) {
+        text_add(&job->out, ",");
+        openai_timings(&job->out, e->usage);
+    }
+    text_add(&job->out, "}\n\n");
+}
 
 static void choice_begin(chat_job *job, size_t choice) {
     chunk_begin(job);
@@ -96,7 +104,7 @@ static void simple_chunk(chat_job *job, const answer_event *e, const char *membe
     text_json(&job->out, e->text, e->text_bytes);
     choice_end(job, e);
     text_add(&job->out, "}");
-    chunk_end(job);
+    chunk_end(job, e);
 }
 
 static void call_chunk(chat_job *job, const answer_event *e) {
@@ -116,7 +124,7 @@ static void call_chunk(chat_job *job, const answer_event *e) {
     }
     choice_end(job, e);
     text_add(out, "}");
-    chunk_end(job);
+    chunk_end(job, e);
 }
 
 static void stop_reason(text_buffer *out, const char *stop_text, int32_t stop_token) {
@@ -138,7 +146,14 @@ static void finish_chunk(chat_job *job, const answer_event *e) {
         job->out.failed |= tokens->failed;
     }
     text_add(&job->out, "}");
-    chunk_end(job);
+    chunk_end(job, e);
+}
+
+static void progress_chunk(chat_job *job, const answer_event *e) {
+    chunk_begin(job);
+    text_add(&job->out, job->include_usage ? "],\"usage\":null" : "]");
+    text_format(&job->out, ",\"prompt_progress\":{\"total\":%zu,\"cache\":%zu,\"processed\":%zu,\"time_ms\":%.3f}}\n\n",
+                e->prompt_total, e->usage->cached_tokens, e->prompt_done, e->usage->prefill_seconds * 1000);
 }
 
 static void begin_stream(chat_job *job) {
@@ -149,7 +164,7 @@ static void begin_stream(chat_job *job) {
         text_add(&job->out, "\"role\":\"assistant\",\"content\":\"\"");
         choice_end(job, &none);
         text_add(&job->out, "}");
-        chunk_end(job);
+        chunk_end(job, &none);
         job->choices[i].began = true;
     }
 }
@@ -194,6 +209,9 @@ static void stream_event(chat_job *job, const answer_event *e) {
         break;
     case ANSWER_FINISH:
         finish_chunk(job, e);
+        break;
+    case ANSWER_PROGRESS:
+        progress_chunk(job, e);
         break;
     case ANSWER_PING:
         if (e->prompt_total) {
@@ -350,6 +368,8 @@ static void read_stream(fields *f, chat_job *job) {
     fields options;
     fields_begin(&options, fields_object(f, "stream_options"), "stream_options.", f->error);
     job->include_usage = fields_bool(&options, "include_usage", false) && job->stream;
+    job->timings = fields_bool(f, "timings_per_token", false) && job->stream;
+    job->progress = fields_bool(f, "return_progress", false) && job->stream;
 }
 
 static void read_logprobs(fields *f, chat_job *job, answer_options *out) {
@@ -418,7 +438,8 @@ void chat_completions_call(call *c) {
     openai_fingerprint(c->server, job->fingerprint);
     for (size_t i = 0; options.token_ids && i < options.n_ids; i++)
         text_format(&job->prompt_ids, "%s%d", i ? "," : "", options.ids[i]);
-    const answer_sink sink = {.event = on_event, .user = job, .streams = job->stream};
+    const answer_sink sink = {
+        .event = on_event, .user = job, .streams = job->stream, .progress = job->progress, .timings = job->stream};
     answer_run(c, &options, &sink);
 }
 

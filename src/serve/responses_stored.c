@@ -86,9 +86,11 @@ void response_call(call *c) {
     bool post = strcmp(method, "POST") == 0, delete = strcmp(method, "DELETE") == 0;
     bool good = read_target(c, &t, &error);
     bool cancels = good && strcmp(t.part, "cancel") == 0, input = good && strcmp(t.part, "input_items") == 0;
-    if (good && (post != cancels || (delete &&input)))
+    if (good && (post != cancels || (delete &&input))) {
+        c->allow = cancels ? "POST, OPTIONS" : input ? "GET, HEAD, OPTIONS" : "GET, HEAD, DELETE, OPTIONS";
         good = api_fail(&error, 405, "method_not_allowed", NULL, "%s is not for %s", method,
                         http_request(c->exchange)->path);
+    }
     if (!good) {
     } else if (post) {
         good = cancel_response(c, &t, &body, &error);

@@ -50,6 +50,11 @@ static void take_finished(void *user, const grpc_finished *finished) {
     metrics_add(&s->metrics.prompt_tokens, finished->prompt_tokens);
     metrics_add(&s->metrics.generation_tokens, finished->generated_tokens);
     metrics_add(&s->metrics.forwards, finished->verifier_forwards);
+    static const finished_reason reasons[] = {[GRPC_ENDED_STOP] = FINISHED_STOP,
+                                              [GRPC_ENDED_LENGTH] = FINISHED_LENGTH,
+                                              [GRPC_ENDED_CANCELLED] = FINISHED_CANCELLED,
+                                              [GRPC_ENDED_ERROR] = FINISHED_ERROR};
+    if (finished->ended != GRPC_ENDED_NOT) metrics_add(&s->metrics.finished[reasons[finished->ended]], 1);
     if (finished->generated_tokens) metrics_seconds(&s->metrics.first_token, finished->first_token_seconds);
     write_log(s, finished);
 }

@@ -29,7 +29,11 @@ typedef struct running_server {
 
 static void on_request(void *user, http_exchange *exchange) { call_begin(user, exchange); }
 
-static void on_tick(void *user) { answers_tick(user, clock_seconds()); }
+static void on_tick(void *user) {
+    double now = clock_seconds();
+    answers_tick(user, now);
+    answers_expire(user, now);
+}
 
 static void refusal(int status, const char *why, char *out, size_t bytes) {
     api_error error = {0};
@@ -182,7 +186,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
                                .tls_key = settings->tls_key,
                                .max_head_bytes = MAX_HEAD,
                                .max_body_bytes = MAX_BODY,
-                               .idle_seconds = 60,
+                               .idle_seconds = settings->keep_alive_seconds,
                                .receive_seconds = 20,
                                .send_seconds = 60,
                                .on_request = on_request,
@@ -190,6 +194,8 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
                                .refusal = refusal,
                                .user = s};
     pthread_mutex_init(&s->answers_lock, NULL);
+    pthread_mutex_init(&s->memory_lock, NULL);
+    pthread_cond_init(&s->memory_changed, NULL);
     size_t running = (size_t)serve_batch(settings);
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->gate = gate_open(running, waiting);
@@ -257,6 +263,8 @@ void serve_stop(server_context *s) {
     auth_close(s->auth);
     gate_free(s->gate);
     response_store_close(s->responses);
+    pthread_cond_destroy(&s->memory_changed);
+    pthread_mutex_destroy(&s->memory_lock);
     pthread_mutex_destroy(&s->answers_lock);
     free(r);
 }

@@ -48,8 +48,14 @@ typedef struct server_context {
     reasoning_seal seal;
     metrics metrics;
     pthread_mutex_t answers_lock;
-    struct answer *answers; /* that run or wait */
-    _Atomic size_t calls;   /* that have not ended */
+    struct answer *answers;      /* that run or wait */
+    _Atomic double prompt_speed; /* tokens per second, the best so far; 0: not known */
+    /* Answers that find no memory wait for others (answer_memory.c). */
+    pthread_mutex_t memory_lock;
+    pthread_cond_t memory_changed;
+    size_t memory_holders;      /* answers that have sessions and do not wait */
+    uint64_t memory_given_back; /* how often one of them has ended */
+    _Atomic size_t calls;       /* that have not ended */
 } server_context;
 
 /* The served name that a request means: itself or an alias; NULL for a foreign one. */

@@ -23,6 +23,9 @@ typedef struct serve_settings {
     int max_tool_calls;
     bool thinking; /* where a request does not say */
     double drain_seconds, ping_seconds;
+    double max_wait;           /* seconds; a request that is likely to wait longer is refused; 0: no limit */
+    double keep_alive_seconds; /* of a connection between requests */
+    double request_timeout;    /* seconds for a whole answer; 0: no limit */
     bool strict, metrics_key, no_page;
     bool log_json, log_prompts;
     const char *session_directory; /* NULL: nothing goes to disk */

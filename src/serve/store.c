@@ -148,7 +148,7 @@ store_named *store_names(prefix_store *store) { return store->named; }
 
 void store_note_speed(prefix_store *store, double prompt_tokens_per_second) {
     pthread_mutex_lock(&store->entries.lock);
-    store->prompt_speed = prompt_tokens_per_second;
+    if (prompt_tokens_per_second > store->prompt_speed) store->prompt_speed = prompt_tokens_per_second;
     pthread_mutex_unlock(&store->entries.lock);
 }
 

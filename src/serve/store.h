@@ -89,7 +89,8 @@ void store_checkpoint(prefix_store *store, const kakeya_session *session, store_
  * that this store has saved are not read. May read files: not for a network thread. */
 void store_read_notes(prefix_store *store);
 
-/* How fast prompts are computed: a file is read only where that is faster. Before the first call files always are. */
+/* How fast a prompt was computed: a file is read only where that is faster than the fastest, because prompts that share
+ * the machine with others are slower. Before the first call files always are. */
 void store_note_speed(prefix_store *store, double prompt_tokens_per_second);
 
 /* Sessions with names (store_named.h). */

@@ -1,10 +1,13 @@
 """The life of a server: what it says before it starts, sleep, limits of time, clocks that jump, what it leaves."""
 
+import http.client
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import *  # noqa: F403
 
@@ -85,6 +88,222 @@ def _():
     s.stop()
     first = json.loads(s.log().splitlines()[0])
     equal((first["capacity"]["context"], first["capacity"]["max_batch"]), (4096, 64))
+
+
+# ------------------------------------------------------------------------------------------------------ while it runs
+
+
+def chat(text, **more):
+    return {"model": "demo", "messages": [user(text)], "temperature": 0, **more}
+
+
+LONG = dict(max_tokens=7000, ignore_eos=True)
+
+
+def stream(server, body, timeout=None):
+    """A stream whose head has come: the reply and its connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout or WAIT)
+    connection.request("POST", "/v1/chat/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    equal(reply.status, 200)
+    return reply, connection
+
+
+def events(reply):
+    """(comments, JSON objects) of a whole stream that ends as it should."""
+    lines = reply.read().decode().split("\n\n")
+    equal(lines[-2:], ["data: [DONE]", ""])
+    return [x for x in lines if x.startswith(":")], [json.loads(x[6:]) for x in lines[:-2] if x.startswith("data: ")]
+
+
+@test("--request-timeout ends an answer, whole or streamed, and nothing else")
+def _():
+    s = Server("--request-timeout", "1")
+    reply = s.post("/v1/chat/completions", chat("Hello.", **LONG))
+    equal((reply.status, reply.error["code"], reply.headers.get("x-should-retry")), (503, "timeout", "false"))
+    reply, connection = stream(s, chat("Hello.", **LONG))
+    last = events(reply)[1][-1]
+    equal(last["error"]["code"], "timeout")
+    connection.close()
+    ask(s, [user("Hello.")])
+    equal(s.metric("kakeya_requests_finished_total", reason="error"), 2)
+    equal(s.metric("kakeya_requests_finished_total", reason="cancelled"), 0)
+    equal(s.get("/slots").json, [])
+    s.stop()
+
+
+@test("--max-wait refuses what would wait longer, and says how long")
+def _():
+    s = Server("--max-batch", "1", "--max-wait", "0.001")
+    first, _ = ask(s, [user(TEXT)])  # from here on the speed is known
+    reply, connection = stream(s, chat("Hello.", **LONG))
+    reply.read(50)
+    refused = s.post("/v1/chat/completions", chat(TEXT + TEXT))
+    equal((refused.status, refused.error["code"]), (429, "queue_full"))
+    holds(1 <= int(refused.headers["retry-after"]) <= 60, refused.headers)
+    reply.close()
+    connection.close()
+    eventually(lambda: s.get("/slots").json == [], "the place is free")
+    equal(ask(s, [user(TEXT)])[0], first)
+    s.stop()
+
+
+@test("timings_per_token and return_progress")
+def _():
+    s = Server()
+    body = chat(TEXT, max_tokens=8, ignore_eos=True, stream_options={"include_usage": True})
+    chunks = events(stream(s, body)[0])[1]
+    with_timings = [c for c in chunks if "timings" in c]
+    equal([bool(c["choices"]) for c in with_timings], [True, False])  # the finish_reason's, and the usage's
+    equal(with_timings[0]["timings"]["predicted_n"], with_timings[1]["timings"]["predicted_n"])
+    holds(not [c for c in chunks if "prompt_progress" in c], "not asked for")
+    chunks = events(stream(s, chat("Once. " + TEXT + TEXT, max_tokens=8, ignore_eos=True, timings_per_token=True, return_progress=True,
+                                   cache_prompt=False, stream_options={"include_usage": True}))[0])[1]
+    usage = chunks[-1]["usage"]
+    progress = [c["prompt_progress"] for c in chunks if "prompt_progress" in c]
+    holds(len(progress) >= 2, f"{len(progress)} of them")
+    equal({p["total"] for p in progress}, {usage["prompt_tokens"]})
+    equal([p["processed"] for p in progress], sorted(p["processed"] for p in progress))
+    holds(all(p["processed"] <= p["total"] and p["cache"] == 0 and p["time_ms"] >= 0 for p in progress), progress)
+    spoken = [c for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
+    holds(spoken and all("timings" in c for c in spoken), "every chunk of the text has timings")
+    numbers = [c["timings"]["predicted_n"] for c in spoken]
+    holds(numbers == sorted(numbers) and 1 <= numbers[0] and numbers[-1] <= 8, numbers)
+    holds(all(c["usage"] is None for c in chunks[:-1]), "usage comes last")
+    s.stop()
+
+
+@test("405 names the methods of the path")
+def _():
+    s = Server()
+    for method, path, allowed in (("DELETE", "/v1/models", "GET, HEAD, OPTIONS"), ("GET", "/v1/responses", "POST, OPTIONS"),
+                                  ("POST", "/v1/responses/resp_x", "GET, HEAD, DELETE, OPTIONS"),
+                                  ("GET", "/v1/responses/resp_x/cancel", "POST, OPTIONS"),
+                                  ("DELETE", "/v1/responses/resp_x/input_items", "GET, HEAD, OPTIONS")):
+        reply = s.request(method, path, {} if method == "POST" else None)
+        equal((method, path, reply.status, reply.headers.get("allow")), (method, path, 405, allowed))
+    s.stop()
+
+
+@test("54: K/V room for 3 sessions, 5 requests: all finish with the tokens that they have alone")
+def _():
+    prompts = [f"{i}. " + TEXT for i in range(5)]
+    plain = Server()
+    expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)).json["choices"] for p in prompts]
+    plain.stop()
+    s = Server("--memory-limit", "52M", "--context", "2400", "--cache-ram", "0")  # of the demo with its workspace
+    replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)) for p in prompts])
+    for i, reply in enumerate(replies):
+        equal(reply.status, 200, reply.body[:200])
+        equal(reply.json["choices"], expected[i], i)
+    equal(s.metric("kakeya_requests_finished_total", reason="length"), 5)
+    s.stop()
+
+
+@test("F7: a prompt that takes longer than connections may be idle: signs of life, and the stream is whole")
+def _():
+    s = Server("--keep-alive", "0.2", "--sse-ping", "0.5", "--max-stall-ms", "1")
+    others = [stream(s, chat(f"{i}", **LONG)) for i in range(3)]  # beside them the prompt is computed in small pieces
+    reply, connection = stream(s, chat(TEXT * 4, max_tokens=4))
+    begun = time.monotonic()
+    comments, chunks = events(reply)
+    took = time.monotonic() - begun
+    equal(chunks[-1]["choices"][0]["finish_reason"], "length")
+    if took < 2:
+        raise Skip(f"the prompt took {took:.1f} s alone")
+    holds([c for c in comments if c.startswith(": prompt ")], f"{comments} in {took} s")
+    for other, its in [*others, (reply, connection)]:
+        other.close()
+        its.close()
+    with s.connect() as idle:  # but who asks for nothing is cut
+        idle.settimeout(WAIT)
+        equal(idle.recv(1), b"")
+    s.stop()
+
+
+SHIFT = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static long offset(void) {
+    long seconds = 0;
+    FILE *f = fopen(getenv("SHIFT"), "r");
+    if (f) {
+        if (fscanf(f, "%ld", &seconds) != 1) seconds = 0;
+        fclose(f);
+    }
+    return seconds;
+}
+int clock_gettime(clockid_t id, struct timespec *out) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, out);
+    if (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE) out->tv_sec += offset();
+    return result;
+}
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+int gettimeofday(struct timeval *out, void *zone) {
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    out->tv_sec = now.tv_sec;
+    out->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+@test("F16: a clock that is set back or forward by an hour changes no timer")
+def _():
+    if not shutil.which("cc") or "asan" in subprocess.run(["ldd", KAKEYA], capture_output=True, text=True).stdout:
+        raise Skip("there is no cc, or the build has a sanitizer of its own")
+    source, library, clock = (os.path.join(folder, n) for n in ("shift.c", "shift.so", "clock"))
+    with open(source, "w") as f:
+        f.write(SHIFT)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+
+    def set_clock(seconds):
+        with open(clock + ".new", "w") as f:
+            f.write(str(seconds))
+        os.replace(clock + ".new", clock)
+
+    set_clock(0)
+    path = os.path.join(folder, "clock-sessions")
+    s = Server("--request-timeout", "4", "--keep-alive", "30", "--drain", "1", "--session-dir", path,
+               environment={"LD_PRELOAD": library, "SHIFT": clock})
+    created = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2)).json["created"]
+    idle = s.connect()
+    for hour in (-3600, 3600):
+        set_clock(0)
+        begun = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(s.post, "/v1/chat/completions", chat("Hello.", **LONG))
+            time.sleep(0.5)
+            set_clock(hour)
+            now = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2)).json["created"]
+            holds(abs(now - created - hour) < 600, "the server's calendar has changed")
+            reply = long.result()
+        equal(reply.error["code"], "timeout")
+        holds(time.monotonic() - begun >= 4, "not early")
+    idle.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    holds(idle.recv(100).startswith(b"HTTP/1.1 200 "), "the idle connection is still there")
+    idle.close()
+    set_clock(-3600)
+    first, _ = ask(s, [user(TEXT)])
+    eventually(lambda: files(path), "a checkpoint is saved two seconds later")
+    stream(s, chat("Hello.", **LONG))
+    equal(s.stop(), 0)
+    s = Server("--session-dir", path)
+    equal(ask(s, [user(TEXT)])[0], first)
+    s.stop()
 
 
 # ---------------------------------------------------------------------------------------------------------- the end
