@@ -11,6 +11,8 @@ trap 'rm -rf "$WORK"' EXIT
 unset KAKEYA_MODEL NO_COLOR HF_HOME HF_HUB_CACHE
 TEST_COUNT=0
 TEST_FAILED=0
+JSON_CHECKS=0
+JSON_VARIABLES=""
 
 pass() {
     TEST_COUNT=$((TEST_COUNT + 1))
@@ -97,17 +99,61 @@ $(shown)"
     fi
 }
 
-# The last run's stdout is one JSON object for which a jq expression holds.
-json_holds() { # description, jq expression, [jq arguments...]
-    description=$1
-    expression=$2
-    shift 2
-    if [ "$(wc -l <"$WORK/out")" -eq 1 ] && jq -e "$@" "$expression" "$WORK/out" >"$WORK/check" 2>&1; then
-        pass "$description"
-    else
-        fail "$description" "jq $expression: $(cat "$WORK/check")
+# The last run's stdout is one JSON object for which a jq expression holds. Starting jq costs more than most runs of the program, so
+# `finish` has one judge all such checks of the script together, and asks one for each only where something does not hold.
+json_holds() { # description, jq expression, [--arg NAME TEXT | --argjson NAME JSON | --slurpfile NAME FILE]...
+    if [ "$(wc -l <"$WORK/out")" -ne 1 ]; then
+        fail "$1" "one line was expected
 $(shown)"
+        return
     fi
+    JSON_CHECKS=$((JSON_CHECKS + 1))
+    json=$WORK/json.$JSON_CHECKS
+    cp "$WORK/out" "$json.out"
+    shown >"$json.shown"
+    printf '%s' "$1" >"$json.description"
+    printf '%s' "$2" >"$json.expression"
+    bindings=""
+    shift 2
+    while [ $# -gt 0 ]; do
+        variable=v${JSON_CHECKS}_$2
+        kind=--slurpfile value=$variable
+        case $1 in
+        --arg) kind=--rawfile && printf '%s' "$3" >"$json.$2" ;;
+        --argjson) value="$variable[0]" && printf '%s' "$3" >"$json.$2" ;;
+        *) cp "$3" "$json.$2" ;;
+        esac
+        JSON_VARIABLES="$JSON_VARIABLES $kind $variable $json.$2"
+        bindings="$bindings\$$value as \$$2 | "
+        shift 3
+    done
+    printf '%s' "$bindings" >"$json.bindings"
+}
+
+judge_json() {
+    [ "$JSON_CHECKS" -gt 0 ] || return 0
+    numbers=$(seq "$JSON_CHECKS") outputs="" together=true
+    {
+        printf '['
+        for number in $numbers; do
+            [ "$number" -eq 1 ] || printf ','
+            printf '(input | %s(%s))\n' "$(cat "$WORK/json.$number.bindings")" "$(cat "$WORK/json.$number.expression")"
+        done
+        printf '] | length == %d and all and ([inputs] == [])\n' "$JSON_CHECKS"
+    } >"$WORK/json.program"
+    for number in $numbers; do outputs="$outputs $WORK/json.$number.out"; done
+    # shellcheck disable=SC2086
+    jq -n -e $JSON_VARIABLES -f "$WORK/json.program" $outputs >"$WORK/check" 2>&1 || together=false
+    for number in $numbers; do
+        json=$WORK/json.$number
+        # shellcheck disable=SC2086
+        if "$together" || jq -e $JSON_VARIABLES "$(cat "$json.bindings")($(cat "$json.expression"))" "$json.out" >"$WORK/check" 2>&1; then
+            pass "$(cat "$json.description")"
+        else
+            fail "$(cat "$json.description")" "jq $(cat "$json.expression"): $(cat "$WORK/check")
+$(cat "$json.shown")"
+        fi
+    done
 }
 
 # Whether this system has pseudo-terminals (a bare chroot or a sandbox may not).
@@ -116,6 +162,7 @@ has_terminals() {
 }
 
 finish() {
+    judge_json
     echo "1..$TEST_COUNT"
     exit $TEST_FAILED
 }

@@ -13,6 +13,7 @@
 #include "base/exp_weight.h"
 #include "base/random.h"
 #include "decode/sampling.h"
+#include "sweep.h"
 #include "unit/grammar_support.h"
 
 static mem_account account;
@@ -303,7 +304,8 @@ static void make_leaders(const float *row, backend_leaders *out, float temperatu
 /* Draws at many positions under a choice of letters against the distribution of the letters alone. refused: the logit
  * of all that is not allowed, by which most draws are redrawn, or the mask decides. */
 static void check_distribution(float refused, bool greedy) {
-    enum { LETTERS_ALLOWED = 6, DRAWS = 3000 };
+    enum { LETTERS_ALLOWED = 6 };
+    const int draws = sweep_short() ? 800 : 3000;
     static const char *const letters[LETTERS_ALLOWED] = {"a", "b", "c", "d", "e", "f"};
     static const float logits[LETTERS_ALLOWED] = {1, 0.5f, 0, 1.5f, -1, 0.25f};
     kakeya_grammar_options o = options(CHOICE, "[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\"]");
@@ -327,7 +329,7 @@ static void check_distribution(float refused, bool greedy) {
     const kakeya_sampling p = {.temperature = greedy ? 0 : 1, .top_p = 1, .repetition_penalty = 1, .seed = 5};
     uint64_t redraws = 0, masks = 0;
     make_leaders(row, &leaders, 1);
-    for (size_t position = 0; position < DRAWS; position++) {
+    for (size_t position = 0; position < (size_t)draws; position++) {
         int32_t token, led = -2;
         for (int by_leaders = 0; by_leaders < 2; by_leaders++) {
             matcher *m = start(g, NULL, 0);
@@ -349,16 +351,16 @@ static void check_distribution(float refused, bool greedy) {
         counts[letter]++;
     }
     if (greedy) {
-        assert_int_equal(counts[3], DRAWS);
+        assert_int_equal(counts[3], draws);
     } else {
         for (int i = 0; i < LETTERS_ALLOWED; i++) {
-            double expected = DRAWS * exp((double)logits[i]) / total;
+            double expected = draws * exp((double)logits[i]) / total;
             chi += (counts[i] - expected) * (counts[i] - expected) / expected;
         }
         if (chi > 20.5) fail_msg("chi-square %.1f with 5 degrees of freedom, refused logit %g", chi, (double)refused);
     }
     printf("refused logit %g: %d redraws, %d masks, %d of %d decided by leaders, chi-square %.1f\n", (double)refused,
-           (int)redraws, (int)masks, decided, DRAWS, chi);
+           (int)redraws, (int)masks, decided, draws, chi);
     if (refused > 2) assert_true(masks > 0);
     sampler_space_free(&memory);
     kakeya_grammar_close(g);

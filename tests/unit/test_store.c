@@ -156,7 +156,7 @@ static void conversations_on(kakeya_engine *engine, const policy *p, float tempe
 static void test_a_hit_never_changes_an_answer(void **state) {
     (void)state;
     kakeya_engine *engine = open_demo();
-    /* a short run has native attention and one that restores, which test_store_disk sweeps, too */
+    /* a short run has native attention and one that restores everywhere; test_store_disk has the others */
     for (size_t p = 0; p < POLICIES; p += sweep_short() ? 3 : 1) {
         conversations_on(engine, &policies[p], p % 2 ? 1.0f : 0.0f);
     }
