@@ -8,4 +8,8 @@ for tool in python3 git ssh-keygen; do
         exit 0
     fi
 done
+# A short run has a run, forgeries, results that are not believed and wrong usage. Words choose tests by their names.
+if [ -n "${KAKEYA_SHORT_SWEEPS:-}" ] && [ $# -eq 0 ]; then
+    set -- "is run by the worker's own program" "is not signed" "results are believed" "old programs"
+fi
 PYTHONDONTWRITEBYTECODE=1 exec python3 tests/cli/remote_protocol.py "$@"

@@ -1,0 +1,259 @@
+"""OpenAI's Python client: answers with a form: tool calls, thoughts, schemas."""
+
+import json
+import re
+
+from harness import Server, equal, holds, run_tests, test
+from openai_harness import ai, ASK, body_text, chat, client, refusal, scripted, server, stream_text, text, tool
+
+
+@test("7: a stop string that occurs only in the reasoning does nothing")
+def _():
+    s = scripted("<|channel>thought\nwe halt<channel|>fine.")
+    answer = chat(s=s, stop="halt", reasoning_effort="high")
+    equal((text(answer), answer.choices[0].message.reasoning_content, answer.choices[0].finish_reason), ("fine.", "we halt", "stop"))
+    s.stop()
+
+
+CALL = "<|tool_call>call:f{a:12}<tool_call|>"
+
+
+def check_call(message, reason):
+    equal((message.content or None, reason), (None, "tool_calls"))
+    equal([(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls], [("f", {"a": 12})])
+
+
+@test("20: a tool call, whole and streamed: the first delta has id, type and name")
+def _():
+    s = scripted(CALL)
+    tools = [tool(a={"type": "integer"})]
+    answer = chat(s=s, tools=tools).choices[0]
+    check_call(answer.message, answer.finish_reason)
+    holds(re.fullmatch(r"call_[0-9A-Za-z]{24}", answer.message.tool_calls[0].id))
+    chunks = list(chat(s=s, tools=tools, stream=True))
+    deltas = [c.choices[0].delta.tool_calls[0] for c in chunks if c.choices[0].delta.tool_calls]
+    first = deltas[0]
+    holds(first.id and first.type == "function" and first.function.name == "f" and first.function.arguments == "")
+    holds(all(d.index == 0 and d.id is None and d.function.name is None for d in deltas[1:]))
+    equal(json.loads("".join(d.function.arguments for d in deltas)), {"a": 12})
+    equal(chunks[-1].choices[0].finish_reason, "tool_calls")
+    with client(s).chat.completions.stream(model="demo", messages=ASK, temperature=0, tools=tools) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion().choices[0]
+    check_call(final.message, final.finish_reason)
+    s.stop()
+
+
+def call_deltas(body):
+    """What a stream says of calls, joined by index; and how often it says it."""
+    calls, count = {}, 0
+    for line in body.decode().split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        for choice in json.loads(line[6:])["choices"]:
+            for d in choice["delta"].get("tool_calls", []):
+                count += 1
+                if d["index"] in calls:
+                    equal(set(d) | set(d["function"]), {"index", "function", "arguments"}, "only the first delta names the call")
+                    calls[d["index"]]["arguments"] += d["function"]["arguments"]
+                else:
+                    holds(d["id"] and d["type"] == "function" and d["function"]["name"], d)
+                    calls[d["index"]] = {**d["function"]}
+    return calls, count
+
+
+@test("20: a call that blocks of drafted tokens bring, and token by token: the same deltas, joined")
+def _():
+    script = "<|tool_call>f{b:12,a:34}<tool_call|>"
+    seen, accepted = [], {}
+    for name in ("drafts", "token by token"):
+        s = scripted(script)
+        # the second time the conversation itself foretells what the model says
+        first = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "temperature": 0, "max_tokens": 40}).json
+        call = first["choices"][0]["message"]["tool_calls"][0]
+        talk = [*ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "1"}, *ASK]
+        body = {"model": "demo", "messages": talk, "temperature": 0, "max_tokens": 40, "stream": True,
+                "stream_options": {"include_usage": True}}
+        if name != "drafts":  # what is foretold depends on what the whole text has seen: here nothing of the kind
+            body["messages"] = [{"role": "user", "content": "x"}]
+        reply = s.post("/v1/chat/completions", body)
+        calls, _ = call_deltas(reply.body)
+        seen.append(calls)
+        timings = [json.loads(x[6:])["timings"] for x in reply.body.decode().split("\n\n") if '"timings"' in x][-1]
+        accepted[name] = timings["draft_n_accepted"], timings["predicted_n"] / timings["verifier_forwards"]
+        s.stop()
+    equal(seen[0], {0: {"name": "f", "arguments": '{"b":12,"a":34}'}})
+    equal(seen[1], seen[0])
+    print(f"# accepted draft tokens, tokens per forward: {accepted}")  # how many there are is a matter of speed
+
+
+@test("21: two calls of one function: indices 0 and 1, distinct ids, finish_reason tool_calls, whole and streamed")
+def _():
+    s = Server("--name", "demo", "--max-tool-calls", "2")
+    only = tool(a={"enum": [1]})
+    only["function"]["parameters"] |= {"required": ["a"], "additionalProperties": False}
+    twice = {"tools": [only], "tool_choice": "required", "max_tokens": 400, "extra_body": {"min_tokens": 200}}
+    whole = chat(s=s, **twice).choices[0]
+    equal([(c.function.name, json.loads(c.function.arguments)) for c in whole.message.tool_calls], [("f", {"a": 1})] * 2)
+    equal((len({c.id for c in whole.message.tool_calls}), whole.finish_reason), (2, "tool_calls"))
+    chunks = list(chat(s=s, stream=True, **twice))
+    deltas = [d for c in chunks for d in c.choices[0].delta.tool_calls or []]
+    equal(sorted({d.index for d in deltas}), [0, 1])
+    ids = [d.id for d in deltas if d.id]
+    equal((len(ids), len(set(ids)), chunks[-1].choices[0].finish_reason), (2, 2, "tool_calls"))
+    for i in (0, 1):
+        mine = [d for d in deltas if d.index == i]
+        equal((mine[0].function.name, json.loads("".join(d.function.arguments for d in mine))), ("f", {"a": 1}))
+    s.stop()
+
+
+@test("22: parallel_tool_calls false ends the answer behind the first call")
+def _():
+    s = scripted("<|tool_call>call:f{a:1}<tool_call|>and more text")
+    tools = [tool(a={"type": "integer"})]
+    both = chat(s=s, tools=tools)
+    equal(both.choices[0].message.content, "and more text")
+    one = chat(s=s, tools=tools, parallel_tool_calls=False)
+    equal((one.choices[0].message.content, one.choices[0].finish_reason, len(one.choices[0].message.tool_calls)), (None, "tool_calls", 1))
+    holds(one.usage.completion_tokens < both.usage.completion_tokens)
+    limited = scripted("<|tool_call>call:f{a:1}<tool_call|>and more text", "--max-tool-calls", "1")
+    equal(chat(s=limited, tools=tools).choices[0].finish_reason, "tool_calls")
+    s.stop()
+    limited.stop()
+
+
+@test("23: tool_choice none: the token that begins a call is never sampled, and the prompt is that of auto")
+def _():
+    s = scripted(CALL)
+    tools = [tool()]
+    auto = chat(s=s, tools=tools)
+    none = chat(s=s, tools=tools, tool_choice="none")
+    equal(none.choices[0].message.tool_calls, None)
+    equal(none.usage.prompt_tokens, auto.usage.prompt_tokens, "tools are rendered all the same")
+    s.stop()
+
+
+def weather_tools():
+    return [tool("get_weather", city={"type": "string", "maxLength": 12}, days={"type": "integer", "minimum": 1, "maximum": 9}),
+            tool("stop_it", why={"enum": ["done", "tired"]})]
+
+
+@test("24: tool_choice required and named: a model that knows no tools calls an allowed one, says nothing else, ends")
+def _():
+    tools = weather_tools()
+    named = {"type": "function", "function": {"name": "stop_it"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for temperature in (0, 1):
+        for choice, names in (("required", {"get_weather", "stop_it"}), (named, {"stop_it"}), (allowed, {"stop_it"})):
+            for seed in range(3):
+                answer = chat(tools=tools, tool_choice=choice, temperature=temperature, seed=seed, max_tokens=300,
+                              parallel_tool_calls=False).choices[0]
+                equal((answer.message.content, answer.finish_reason, len(answer.message.tool_calls)), (None, "tool_calls", 1))
+                function = answer.message.tool_calls[0].function
+                holds(function.name in names, function.name)
+                arguments = json.loads(function.arguments)
+                holds(set(arguments) <= ({"city", "days"} if function.name == "get_weather" else {"why"}), arguments)
+                holds(arguments.get("why", "done") in ("done", "tired") and 1 <= arguments.get("days", 1) <= 9, arguments)
+    refusal("invalid_value", "tool_choice", tools=tools, tool_choice={"type": "function", "function": {"name": "other"}})
+    refusal("invalid_value", "tool_choice", tool_choice="required")
+
+
+@test("31: response_format: every complete answer validates, keys in the order of the schema, streamed the same")
+def _():
+    schema = {"type": "object", "additionalProperties": False, "required": ["reason", "count", "tags", "kind"], "properties": {
+        "reason": {"type": "string", "maxLength": 20}, "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, "kind": {"enum": ["a", "b", None]}}}
+    formats = [{"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+               {"type": "json_schema", "schema": schema}, {"type": "json_object", "schema": schema}]
+    for temperature in (0, 1):
+        for seed, response_format in enumerate(formats):
+            options = {"response_format": response_format, "temperature": temperature, "seed": seed, "max_tokens": 300}
+            value = json.loads(body_text(**options)[0])
+            equal(list(value), ["reason", "count", "tags", "kind"])
+            holds(len(value["reason"]) <= 20 and 0 <= value["count"] <= 99 and len(value["tags"]) <= 3, value)
+            holds(value["kind"] in ("a", "b", None) and all(isinstance(t, bool) for t in value["tags"]), value)
+            if seed == 0:
+                equal(stream_text(chat(stream=True, **options)), text(chat(**options)))
+    holds(body_text(extra=1, structured_outputs={"choice": ["yes", "no"]}, temperature=1)[0] in ("yes", "no"))
+    holds(re.fullmatch(r"[a-c]{2}-\d", body_text(guided_regex=r"[a-c]{2}-\d", temperature=1)[0]))
+    holds(isinstance(json.loads(body_text(guided_json={"type": "integer", "maximum": 9, "minimum": 0})[0]), int))
+    cut = chat(response_format={"type": "json_object"}, max_tokens=3).choices[0]
+    holds(cut.finish_reason in ("length", "stop"))
+    holds(chat(response_format=formats[0], max_tokens=300, reasoning_effort=None).choices[0].finish_reason == "stop")
+
+
+@test("32: chat.completions.parse with a pydantic model")
+def _():
+    import pydantic
+
+    class Verdict(pydantic.BaseModel):
+        good: bool
+        score: int = pydantic.Field(ge=0, le=9)
+
+    answer = ai.chat.completions.parse(model="demo", messages=ASK, temperature=1, seed=2, max_tokens=100, response_format=Verdict)
+    holds(isinstance(answer.choices[0].message.parsed, Verdict), answer)
+
+
+@test("33: schemas that are not understood are refused with a pointer; false; recursion works")
+def _():
+    def of(schema):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    message = refusal("invalid_json_schema", "response_format", response_format=of(
+        {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}))
+    holds("/properties/a" in message, message)
+    refusal("invalid_json_schema", "response_format", response_format=of(False))
+    refusal("missing_required_parameter", "response_format.type", response_format={})
+    refusal("unsupported_value", "response_format.type", response_format={"type": "xml"})
+    node = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "additionalProperties": False, "required": ["n"],
+                                                         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9},
+                                                                        "next": {"$ref": "#/$defs/node"}}}}}
+    holds(re.match(r'\{\s*"n"\s*:\s*\d', body_text(response_format=of(node), temperature=0)[0]))
+
+
+@test("28: thoughts: shown when asked for, counted and hidden otherwise; stray and missing ends")
+def _():
+    s = scripted("<|channel>thought\nso it is<channel|>Done.")
+    on = chat(s=s, reasoning_effort="low")
+    equal((text(on), on.choices[0].message.reasoning_content), ("Done.", "so it is"))
+    holds(on.usage.completion_tokens_details.reasoning_tokens > 3)
+    off = chat(s=s)
+    equal((text(off), getattr(off.choices[0].message, "reasoning_content", None)), ("Done.", None))
+    equal(off.usage.completion_tokens_details.reasoning_tokens, on.usage.completion_tokens_details.reasoning_tokens)
+    hidden = chat(s=s, reasoning_effort="low", extra_body={"include_reasoning": False})
+    holds("reasoning_content" not in hidden.choices[0].message.model_extra)
+    for ask in ({"chat_template_kwargs": {"enable_thinking": True}}, {"thinking": {"type": "enabled"}}, {"think": True}):
+        equal(chat(s=s, extra_body=ask).choices[0].message.reasoning_content, "so it is", ask)
+    chunks = list(chat(s=s, reasoning_effort="low", stream=True))
+    equal("".join(c.choices[0].delta.model_extra.get("reasoning_content", "") for c in chunks), "so it is")
+    holds(not any(c.choices[0].delta.content and "reasoning_content" in c.choices[0].delta.model_extra for c in chunks))
+    s.stop()
+    for script, content in (("It<channel|> is", "It is"), ("<|channel>thought\nlost in it", "")):
+        s = scripted(script)
+        equal(text(chat(s=s)), content, script)
+        s.stop()
+
+
+@test("29: content that spells a call in ordinary characters is content")
+def _():
+    s = scripted("See call:f{} ok")
+    equal(text(chat(s=s, tools=[tool()])), "See call:f{} ok")
+    s.stop()
+
+
+@test("30: a thinking budget of 5 ends the thought at its 6th position, with and without drafts")
+def _():
+    end = server.post("/tokenize", {"content": "<channel|>"}).json["tokens"][0]
+    begin = server.post("/tokenize", {"content": "<|channel>"}).json["tokens"][0]
+    seen = set()
+    for _ in range(2):
+        reply = server.post("/v1/chat/completions", {
+            "model": "demo", "messages": ASK, "max_tokens": 30, "temperature": 0, "return_token_ids": True, "think": True,
+            "thinking_token_budget": 5, "logit_bias": {str(begin): 100}}).json["choices"][0]["token_ids"]
+        at = reply.index(begin)
+        equal(reply.index(end), at + 6, reply)
+        seen.add(tuple(reply))
+    equal(len(seen), 1)
+
+
+run_tests()

@@ -1,0 +1,224 @@
+"""OpenAI's Python client: many at once, clients that leave or do not read, full queues, draining; what is counted and logged."""
+
+import json
+import math
+import os
+import re
+import socket
+import threading
+import time
+
+import openai
+
+from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, run_tests, test
+from harness import metrics as read_metrics
+from openai_harness import ASK, body_text, chat, client, server, stream_text, text
+
+
+@test("44: metrics move by exact amounts; histograms are consistent")
+def _():
+    s = Server("--name", "demo")
+    def now():
+        reply = s.get("/metrics")
+        equal(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8")
+        return read_metrics(reply.body.decode())
+    before, prompt, generated, cached = now(), 0, 0, 0
+    for i in range(10):
+        answer = chat([{"role": "user", "content": f"count {i % 4}"}], s=s, max_tokens=3 + i)
+        prompt += answer.usage.prompt_tokens
+        generated += answer.usage.completion_tokens
+        cached += answer.usage.prompt_tokens_details.cached_tokens
+    s.post("/v1/chat/completions", {})
+    after = now()
+    moved = {k: after[k] - before.get(k, 0) for k in after}
+    equal(moved["kakeya_prompt_tokens_total"], prompt)
+    equal(moved["kakeya_generation_tokens_total"], generated)
+    equal(sum(v for k, v in moved.items() if k.startswith("kakeya_prompt_tokens_cached_total")), cached)
+    holds(cached > 0)
+    route = "kakeya_request_total|route=/v1/chat/completions|status="
+    equal((moved[route + "200"], moved[route + "400"]), (10, 1))
+    equal(moved["kakeya_requests_finished_total|reason=length"], 10)
+    for name, count in (("time_to_first_token_seconds", 10), ("inter_token_latency_seconds", generated - 10),
+                        ("e2e_request_latency_seconds", 10), ("request_prompt_tokens", 10), ("request_generation_tokens", 10),
+                        ("request_queue_time_seconds", 10)):
+        name = "kakeya_" + name
+        equal(moved[name + "_count"], count, name)
+        buckets = [(float(k.split("le=")[1]), v) for k, v in after.items() if k.startswith(name + "_bucket")]
+        buckets.sort()
+        equal(buckets[-1], (math.inf, after[name + "_count"]), name)
+        equal([v for _, v in buckets], sorted(v for _, v in buckets), name)
+    equal(moved["kakeya_request_prompt_tokens_sum"], prompt)
+    equal((after["kakeya_requests_running"], after["kakeya_requests_waiting"]), (0, 0))
+    holds(after["kakeya_kv_bytes|kind=full"] > 0 and after["kakeya_process_open_fds"] > 3)
+    s.stop()
+    secret = Server("--api-key", "k", "--metrics-key")
+    equal((secret.get("/metrics").status, secret.get("/metrics", headers={"Authorization": "Bearer k"}).status), (401, 200))
+    secret.stop()
+
+
+def leave_during(s, stream, prompt="x", until=None):
+    body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": prompt}], "stream": stream, "temperature": 0,
+                       "ignore_eos": True}).encode()
+    c = s.connect()
+    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+              b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    if until:
+        until(c)
+    c.close()
+
+
+@test("52: a client that leaves, during the prompt, during the answer, without stream: computing stops, the retry finds the prefix")
+def _():
+    s = Server("--name", "demo")
+    state = lambda wanted: lambda _: eventually(lambda: any(x["state"] == wanted for x in s.get("/slots").json), wanted)  # noqa: E731
+    long = "some words to read and to remember, one after the other; " * 500
+    leave_during(s, True, long, state("prompt"))
+    eventually(lambda: s.metric("kakeya_requests_running") == 0, "the prompt stops")
+    for stream in (True, False):
+        leave_during(s, stream, "Tell me more.", state("decode"))
+        eventually(lambda: s.metric("kakeya_requests_running") == 0, "the answer stops")
+    equal(s.metric("kakeya_requests_finished_total", reason="cancelled"), 3)
+    equal(s.metric("kakeya_http_disconnects_total"), 3)
+    again = chat([{"role": "user", "content": "Tell me more."}], s=s)
+    holds(again.usage.prompt_tokens_details.cached_tokens >= again.usage.prompt_tokens - 1, again.usage)
+    again = chat([{"role": "user", "content": long}], s=s, max_tokens=1)
+    holds(again.usage.prompt_tokens_details.cached_tokens > 0, again.usage)
+    s.stop()
+
+
+@test("53: a client that reads nothing stalls alone, and goes on with the same tokens when it reads")
+def _():
+    s = Server("--name", "demo")
+    body = {"model": "demo", "messages": ASK, "stream": True, "seed": 5, "temperature": 1, "ignore_eos": True, "logprobs": True,
+            "top_logprobs": 20, "max_tokens": 900, "n": 4}
+    data = json.dumps(body).encode()
+    c = socket.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    c.settimeout(WAIT)
+    c.connect(("127.0.0.1", s.port))
+    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+              b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    eventually(lambda: any(x["state"] == "stalled" for x in s.get("/slots").json), "the answer stalls")
+    count = lambda: [x["n_tokens"] for x in s.get("/slots").json]  # noqa: E731
+    eventually(lambda: count() == (time.sleep(0.3), count())[1], "what was under way has ended")
+    tokens = count()
+    equal(text(chat(s=s)), text(chat()), "others are served")
+    equal(count(), tokens, "nothing is computed for it")
+    holds(tokens[0] < 3600)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    received = b""
+    while piece := c.recv(1 << 16):
+        received += piece
+    c.close()
+    def content(raw):
+        parts = re.findall(rb"data: (\{.*\})\n\n", raw)
+        texts = [""] * 4
+        for choice in (json.loads(p)["choices"][0] for p in parts):
+            texts[choice["index"]] += choice["delta"].get("content", "")
+        return texts
+    equal(content(dechunk(received)), content(server.post("/v1/chat/completions", body).body))
+    s.stop()
+
+
+@test("51: a full queue: 429 with Retry-After; the client retries and succeeds")
+def _():
+    s = Server("--name", "demo", "--max-batch", "1", "--max-queue", "1")
+    holding = [threading.Thread(target=leave_during, args=(s, True, f"hold {i}", lambda c: stop.wait())) for i in range(2)]
+    stop = threading.Event()
+    holding[0].start()
+    eventually(lambda: s.metric("kakeya_requests_running") == 1, "one runs")
+    holding[1].start()
+    eventually(lambda: s.metric("kakeya_requests_waiting") == 1, "one waits")
+    full = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK})
+    equal((full.status, full.error["code"], full.error["type"]), (429, "queue_full", "rate_limit_error"))
+    holds(1 <= int(full.headers["retry-after"]) <= 60)
+    threading.Timer(0.5, stop.set).start()
+    holds(text(client(s, max_retries=8).chat.completions.create(model="demo", messages=ASK, max_tokens=3)))
+    for t in holding:
+        t.join()
+    s.stop()
+
+
+@test("57: SIGTERM with streams and waiting requests: the waiting get 503, the streams end, status 0")
+def _():
+    s = Server("--name", "demo", "--max-batch", "3")
+    results = []
+
+    def ask(i):
+        try:
+            chunks = list(chat([{"role": "user", "content": f"number {i}"}], s=s, stream=True, max_tokens=400,
+                               extra_body={"ignore_eos": True}))
+            results.append(chunks[-1].choices[0].finish_reason)
+        except openai.APIStatusError as e:
+            results.append(e.status_code)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    eventually(lambda: s.metric("kakeya_requests_running") == 3 and s.metric("kakeya_requests_waiting") == 5, "3 run, 5 wait")
+    s.signal(15)
+    for t in threads:
+        t.join()
+    equal(s.wait(), 0)
+    equal(sorted(map(str, results)), ["503"] * 5 + ["length"] * 3)
+    s.stop()
+
+
+@test("57: what runs when the drain is over gets an error event")
+def _():
+    s = Server("--name", "demo", "--drain", "0.2")
+    stream = chat(s=s, stream=True, max_tokens=None, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    s.signal(15)
+    try:
+        list(stream)
+        holds(False, "the stream ended as if it were complete")
+    except openai.APIError as e:
+        equal(e.code, "draining")
+    equal(s.wait(), 0)
+    s.stop()
+
+
+@test("49: 64 streams and one long prompt: every answer is that of a request alone")
+def _():
+    count = 16 if os.environ.get("KAKEYA_SHORT_SWEEPS") else 64
+    alone = [body_text(seed=i, temperature=1, max_tokens=16, messages=[{"role": "user", "content": f"q {i}"}])[0] for i in range(count)]
+    long = [{"role": "user", "content": "many words of a long prompt that is read beside the others; " * 300}]
+
+    def stream(i):
+        return stream_text(chat([{"role": "user", "content": f"q {i}"}], stream=True, seed=i, temperature=1, max_tokens=16))
+
+    got = in_threads([lambda: text(chat(long, max_tokens=4)), *[lambda i=i: stream(i) for i in range(count)]])
+    equal(got[1:], alone)
+
+
+@test("F7: a long silence is filled with comments that clients ignore")
+def _():
+    s = Server("--name", "demo", "--sse-ping", "0.5", "--threads", "1")
+    long = [{"role": "user", "content": "many words of a long prompt; " * 700}]
+    raw = s.post("/v1/chat/completions", {"model": "demo", "messages": long, "max_tokens": 2, "stream": True})
+    equal(raw.status, 200)
+    if raw.body.count(b"\n\n: ") == 0:  # a machine that reads so much in half a second
+        holds(float(s.metric("kakeya_time_to_first_token_seconds_sum")) < 1.1, "there was time for a comment")
+    else:
+        holds(re.search(rb"\n\n: prompt \d+/\d+\n\n", raw.body), raw.body[:500])
+    equal(stream_text(chat(long, s=s, stream=True, max_tokens=2)), text(chat(long, s=s, max_tokens=2)))
+    s.stop()
+
+
+@test("props, slots and log lines hold no text of users; --log-json is JSON")
+def _():
+    s = Server("--name", "demo", "--log-json")
+    chat([{"role": "user", "content": "SECRETWORD"}], s=s)
+    props = s.get("/props").json
+    holds(props["default_generation_settings"]["n_ctx"] > 1000 and props["kakeya"]["attention"] == "native")
+    equal(s.get("/slots").json, [])
+    s.stop()
+    log = s.log()
+    holds("SECRETWORD" not in log)
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    answered = [line for line in lines if line["path"] == "/v1/chat/completions"]
+    equal((answered[0]["status"], answered[0]["generated"], answered[0]["finish"]), (200, 24, "length"))
+
+
+run_tests()
