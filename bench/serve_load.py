@@ -85,7 +85,8 @@ def streams(server, clients, choices=1):
     more_busy, more_added = cpu(server)
     for key in list(chosen.get_map().values()):
         key.fileobj.close()
-    return {"clients": clients, "choices": choices, "requests_per_second": round(requests / seconds, 1), "events_per_second": round(events / seconds),
+    return {"clients": clients, "choices": choices,
+            "requests_per_second": round(requests / seconds, 1), "events_per_second": round(events / seconds),
             "first_ms": {"p50": round(at(first, .5), 2), "p99": round(at(first, .99), 2)},
             "between_ms": {"p50": round(at(between, .5), 3), "p99": round(at(between, .99), 3)},
             "added_us_per_event": round((more_added - added) / max(1, events) * 1e6, 2),
