@@ -111,7 +111,10 @@ static void read_tools(reader *k) {
         }
         i++;
     }
-    if (list && list->child && cJSON_AddItemToObject(k->r->chat, "tools", list)) return;
+    if (list && list->child) {
+        if (cJSON_AddItemToObject(k->r->chat, "tools", list)) return;
+        api_out_of_memory(k->f->error);
+    }
     cJSON_Delete(list);
 }
 
