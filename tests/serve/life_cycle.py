@@ -185,7 +185,7 @@ def _():
     s.stop()
 
 
-@test("54: K/V room for 3 sessions, 5 requests: all finish with the tokens that they have alone")
+@test("54: K/V memory for fewer sessions than there are requests: all finish with the tokens that they have alone")
 def _():
     prompts = [f"{i}. " + TEXT for i in range(5)]
     plain = Server()
