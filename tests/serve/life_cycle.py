@@ -191,7 +191,7 @@ def _():
     plain = Server()
     expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)).json["choices"] for p in prompts]
     plain.stop()
-    s = Server("--memory-limit", "52M", "--context", "2400", "--cache-ram", "0")  # of the demo with its workspace
+    s = Server("--memory-limit", "52M", "--context", "2400", "--cache-ram", "0", "--threads", "2")  # with the demo and its workspace
     replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)) for p in prompts])
     for i, reply in enumerate(replies):
         equal(reply.status, 200, reply.body[:200])
