@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
 enum { MAX_MERGE_DEPTH = 32, MAX_MERGED = 20000 };
@@ -238,6 +239,11 @@ static void merge_keyword(schema_compiler *c, cJSON *out, const cJSON *a, const 
         merge_types(c, out, a, b);
     } else if ((strcmp(key, "required") == 0 || strcmp(key, "enum") == 0) && !(cJSON_IsArray(a) && cJSON_IsArray(b))) {
         fail_at(c, key, "not a list");
+    } else if ((strcmp(key, "required") == 0 || strcmp(key, "enum") == 0) &&
+               cJSON_GetArraySize(a) + cJSON_GetArraySize(b) > SCHEMA_MAX_VALUES) {
+        size_t mark = schema_enter(c, key); /* each of one list is looked for in the other */
+        schema_fail(c, KAKEYA_UNSUPPORTED, "more than %d values in schemas that hold together", (int)SCHEMA_MAX_VALUES);
+        schema_leave(c, mark);
     } else if (strcmp(key, "required") == 0) {
         merge_required(c, out, a, b);
     } else if (strcmp(key, "enum") == 0) {

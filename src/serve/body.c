@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "text/utf8.h"
 
+enum { MOST_FIELDS = 1000 };
+
 static int hex4(const char *text, size_t bytes) {
     int value = 0;
     if (bytes < 4) return -1;
@@ -68,6 +70,11 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
         cJSON_Delete(*out);
         *out = NULL;
         return api_fail(error, 400, "invalid_json", NULL, "body: not a JSON object");
+    }
+    if (cJSON_GetArraySize(*out) > MOST_FIELDS) { /* every field that is known is looked for among all */
+        cJSON_Delete(*out);
+        *out = NULL;
+        return api_fail(error, 400, "invalid_json", NULL, "body: more than %d fields", (int)MOST_FIELDS);
     }
     if (json_refuse_repeated_keys("body", *out, &why) != KAKEYA_OK) {
         cJSON_Delete(*out);

@@ -310,6 +310,16 @@ static void test_limits(void **state) {
     snprintf(text + n, room - n, "}}");
     assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(error.message, "more than 5000 schemas"));
+    n = (size_t)snprintf(text, room, "{\"allOf\":[");
+    for (int k = 0; k < 2; k++) {
+        n += (size_t)snprintf(text + n, room - n, "%s{\"required\":[", k ? "," : "");
+        for (int i = 0; i < 12000; i++)
+            n += (size_t)snprintf(text + n, room - n, "%s\"%c%d\"", i ? "," : "", 'a' + k, i);
+        n += (size_t)snprintf(text + n, room - n, "]}");
+    }
+    snprintf(text + n, room - n, "]}");
+    assert_int_equal(open_grammar(SCHEMA, text, &g, &error), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(error.message, "allOf/1/required: more than 1000 values"));
     n = (size_t)snprintf(text, room, "{\"anyOf\":[");
     for (int i = 0; i < 17; i++)
         n += (size_t)snprintf(text + n, room - n, "%s{\"type\":\"object\",\"properties\":{\"p%d\":{}}}", i ? "," : "",

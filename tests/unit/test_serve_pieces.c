@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,6 +114,11 @@ static void test_bodies(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_string_equal(code_of(cases[i].body, strlen(cases[i].body)), cases[i].code);
     assert_string_equal(code_of("{\"a\":\"\0\"}", 9), "invalid_json");
+    char many[16 * 1001], *at = many;
+    for (int n = 0; n < 1001; n++) at += sprintf(at, "%s\"f%d\":1", n ? "," : "{", n);
+    *at++ = '}';
+    *at = '\0';
+    assert_string_equal(code_of(many, (size_t)(at - many)), "invalid_json");
 }
 
 /* Numbers of the named members are spelled as they came, wherever else the body has numbers or texts like them. */
