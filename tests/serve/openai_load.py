@@ -217,7 +217,7 @@ def _():
     log = s.log()
     holds("SECRETWORD" not in log)
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    answered = [line for line in lines if line["path"] == "/v1/chat/completions"]
+    answered = [line for line in lines if line.get("path") == "/v1/chat/completions"]
     equal((answered[0]["status"], answered[0]["generated"], answered[0]["finish"]), (200, 24, "length"))
 
 
