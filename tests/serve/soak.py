@@ -223,8 +223,8 @@ class Client:
             frames.cancel()
         else:
             equal(sum(f.WhichOneof("payload") == "token_id" for f in frames), 6)
-        if self.random.random() < 0.8:
-            eventually(lambda: self.close_session(stub, session), "a session whose call was cancelled is free")
+        # Sessions that stay hold their K/V memory until --session-ttl, and would look like a leak.
+        eventually(lambda: self.close_session(stub, session), "a session whose call was cancelled is free")
 
     @staticmethod
     def close_session(stub, session):
