@@ -23,8 +23,13 @@ static size_t places[MOST_ROUTES], n_routes;
 
 static void open_server(void) {
     static const char *const names[] = {"m"};
-    static serve_settings settings = {
-        .host = "127.0.0.1", .names = names, .n_names = 1, .max_tool_calls = 8, .ping_seconds = 10, .log_json = true};
+    static serve_settings settings = {.host = "127.0.0.1",
+                                      .names = names,
+                                      .n_names = 1,
+                                      .max_tool_calls = 8,
+                                      .ping_seconds = 10,
+                                      .keep_alive_seconds = 60,
+                                      .log_json = true};
     kakeya_error error = {0};
     kakeya_engine_options_init(&settings.engine);
     kakeya_session_options_init(&settings.session);

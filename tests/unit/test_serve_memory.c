@@ -37,6 +37,7 @@ static int start(void **state) {
                                       .n_names = 1,
                                       .max_tool_calls = 8,
                                       .ping_seconds = 10,
+                                      .keep_alive_seconds = 60,
                                       .cache_ram_bytes = 1 << 26};
     event_set_mem_functions(plain_malloc, event_realloc, plain_free);
     cJSON_InitHooks(&(cJSON_Hooks){plain_malloc, plain_free});
