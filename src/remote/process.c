@@ -22,7 +22,13 @@
 
 extern char **environ;
 
-static void limit(int resource, size_t value) {
+#ifdef __GLIBC__
+typedef __rlimit_resource_t limited; /* an enum for C with GNU extensions, which clang does not make of any int */
+#else
+typedef int limited;
+#endif
+
+static void limit(limited resource, size_t value) {
     if (!value) return;
     struct rlimit now, wanted = {.rlim_cur = value, .rlim_max = value};
     if (getrlimit(resource, &now) == 0 && now.rlim_max != RLIM_INFINITY && now.rlim_max < value)
