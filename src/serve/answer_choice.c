@@ -91,7 +91,7 @@ static bool keep_logprob(answer_choice *c, const kakeya_event *event) {
     if (c->n_pending == c->room_pending) {
         size_t room = c->room_pending ? 2 * c->room_pending : 16;
         answer_logprob *grown = realloc(c->pending, room * sizeof *grown);
-        if (!grown) return api_fail(&c->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        if (!grown) return api_out_of_memory(&c->error);
         c->pending = grown;
         c->room_pending = room;
     }

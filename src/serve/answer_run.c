@@ -448,7 +448,7 @@ static void say_out_of_memory(void *user) {
     stillborn *s = user;
     api_error error = {0};
     const answer_usage usage = {0};
-    api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+    api_out_of_memory(&error);
     s->sink->event(s->sink->user, &(answer_event){.type = ANSWER_FAILED, .error = &error, .usage = &usage});
     sem_post(&s->heard);
 }
@@ -478,7 +478,7 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     }
     call_on_cancel(c, NULL, NULL);
     if (atomic_load(&a->lost)) {
-        api_fail(&a->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(&a->error);
     } else if (atomic_load(&a->draining) && !a->error.status) {
         a->error.retry_after = 2;
         api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");

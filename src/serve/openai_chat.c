@@ -423,7 +423,7 @@ void chat_completions_call(call *c) {
     answer_options options;
     answer_options_init(&options);
     chat_job *job = calloc(1, sizeof *job);
-    if (!job) api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+    if (!job) api_out_of_memory(&error);
     if (!job || !read_request(c, job, &options, &error)) {
         answer_options_free(&options);
         free(job);

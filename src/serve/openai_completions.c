@@ -290,7 +290,7 @@ static bool add_ids(call *c, prompts *p, const cJSON *array, api_error *error) {
     int vocab = kakeya_engine_vocab_size(c->server->engine);
     size_t n = (size_t)cJSON_GetArraySize(array), i = 0;
     int32_t *ids = malloc((n + 1) * sizeof *ids);
-    if (!ids) return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+    if (!ids) return api_out_of_memory(error);
     p->ids[p->n] = ids;
     p->n_ids[p->n++] = n;
     const cJSON *item;
@@ -421,7 +421,7 @@ static bool run(completions_job *job, const answer_options *options, prompts *p,
             continue;
         }
         while (i > 0) free(biases[--i]);
-        return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+        return api_out_of_memory(error);
     }
     size_t done = 0;
     for (bool good = true; done < n && good; done++) {
@@ -455,7 +455,7 @@ void completions_call(call *c) {
     }
     bool ran = read && job->completions && run(job, &options, &p, &error);
     if (!ran) {
-        api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(&error);
         if (job && job->completions) {
             free_job(job);
         } else {

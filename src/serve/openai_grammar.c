@@ -21,7 +21,7 @@ static bool claim(fields *f, answer_form *form, const char *param, kakeya_gramma
 static void take_json(fields *f, answer_form *form, const char *param, kakeya_grammar_kind kind, const cJSON *value) {
     if (!claim(f, form, param, kind)) return;
     form->text = cJSON_PrintUnformatted(value);
-    if (!form->text) api_fail(f->error, 503, "out_of_memory", NULL, "the server is out of memory");
+    if (!form->text) api_out_of_memory(f->error);
 }
 
 /* A schema as an object, or as the text of one. */
@@ -174,7 +174,7 @@ static void ban_calls(call *c, fields *f, answer_options *out) {
     if (out->bias) {
         out->bias[out->n_bias++] = (kakeya_logit_bias){.token = begin, .bias = -INFINITY};
     } else {
-        api_fail(f->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(f->error);
     }
 }
 

@@ -111,7 +111,7 @@ static bool read_begun(const cJSON *messages, answer_options *out, api_error *er
         const cJSON *piece = cJSON_GetObjectItemCaseSensitive(part, "text");
         if (cJSON_IsString(piece)) text_add(&text, piece->valuestring);
     }
-    if (text.failed) return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+    if (text.failed) return api_out_of_memory(error);
     free(out->begun);
     out->begun = text.data;
     out->n_messages = (size_t)n - 1;

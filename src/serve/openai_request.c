@@ -57,7 +57,7 @@ static void read_biases(call *c, fields *f, answer_options *out) {
     }
     out->bias = calloc((size_t)n + 1, sizeof *out->bias); /* one more for what tools want */
     if (!out->bias) {
-        api_fail(f->error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(f->error);
         return;
     }
     cJSON_ArrayForEach(item, object) {

@@ -40,7 +40,7 @@ bool openai_score(server_context *s, const int32_t *ids, size_t n, int top, answ
     answer_logprob *scores = calloc(n, sizeof *scores);
     bool good = nll && scores && (logits || top <= 0);
     if (!good) {
-        api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(error);
     } else if (kakeya_session_open(s->engine, &s->settings->session, &session, &why) != KAKEYA_OK) {
         good = api_fail_library(error, NULL, NULL, &why);
     } else if (n > 1 || logits) {

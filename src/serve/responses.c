@@ -187,7 +187,7 @@ void responses_call(call *c) {
     api_error error = {0};
     responses_job *job = calloc(1, sizeof *job);
     if (!job) {
-        api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+        api_out_of_memory(&error);
         call_fail(c, &error);
         return;
     }

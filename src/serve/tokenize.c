@@ -107,7 +107,7 @@ void detokenize_call(call *c) {
         int vocab = kakeya_engine_vocab_size(c->server->engine);
         if (!list) api_fail(&error, 400, "missing_required_parameter", "tokens", "tokens is missing");
         ids = malloc(((size_t)cJSON_GetArraySize(list) + 1) * sizeof *ids);
-        if (!ids) api_fail(&error, 503, "out_of_memory", NULL, "the server is out of memory");
+        if (!ids) api_out_of_memory(&error);
         for (item = list && ids ? list->child : NULL; item; item = item->next) {
             double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
             if (!(value >= 0 && value < vocab && value == floor(value)))
