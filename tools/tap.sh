@@ -7,8 +7,9 @@ test_jobs=${TEST_JOBS:-$(getconf _NPROCESSORS_ONLN)}
 work=$(mktemp -d)
 results=$work/results # one line "passed failed skipped" per test program
 : >"$results"
-: >"$work/seconds" # one line "seconds title"
-: >"$work/costs"   # one line "seconds-of-processors title"
+: >"$work/seconds"  # one line "seconds title"
+: >"$work/costs"    # one line "seconds-of-processors title"
+: >"$work/failures" # one line "failed: title: test"
 tap_number=0
 
 # A pipe holds one line for every program that may still be started.
@@ -60,6 +61,7 @@ count_tap() { # number, title, command...
     {
         echo "$line ($seconds s, $cost s of processors)"
         if [ "$failed" -ne 0 ]; then
+            { grep '^not ok\b' "$output" || echo "$broken"; } | sed "s|^|failed: $title: |" >>"$work/failures"
             [ -z "$broken" ] || echo "  $broken"
             { grep -A12 '^not ok\b' "$output" || tail -n 20 "$output"; } | sed 's/^/  /'
             tail -n 40 "$errors" | sed 's/^/  /'
@@ -96,6 +98,7 @@ run_step() { # title, command...
         return 0
     fi
     echo "0 1 0" >>"$results"
+    echo "failed: $title" >>"$work/failures"
     echo "$title: failed"
     tail -n 40 "$work/output" | sed 's/^/  /'
     return 1
@@ -137,7 +140,9 @@ show_costs() { # how many
     awk '{ sum += $1 } END { printf "%.0f s of processors in all\n", sum }' "$work/costs"
 }
 
+# The failures once more, since a long run has scrolled them away, then the counts.
 finish() {
+    cat "$work/failures"
     awk '{ p += $1; f += $2; s += $3 }
          END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"
 }
