@@ -30,7 +30,7 @@ typedef struct serve_options {
     int thinking;     /* index of switch_names */
     const char *grpc; /* NULL: the default */
     int session_ttl;
-    float drain, ping, save, max_wait, keep_alive, request_timeout;
+    float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory;
     size_t cache_ram, cache_disk;
     int reuse;        /* index of reuse_names */
@@ -105,6 +105,8 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .max_wait = (double)o->max_wait,
         .keep_alive_seconds = (double)o->keep_alive,
         .request_timeout = (double)o->request_timeout,
+        .idle_unload_seconds = (double)o->idle_unload,
+        .wake_wait_seconds = (double)o->wake_wait,
         .strict = o->strict,
         .metrics_key = o->metrics_key,
         .no_page = o->no_page,
@@ -175,6 +177,7 @@ int cli_serve(int argc, char **argv) {
                        .session_ttl = 1800,
                        .drain = 30,
                        .save = 20,
+                       .wake_wait = 120,
                        .keep_alive = 60,
                        .ping = 10};
     cli_option shared[CLI_SHARED_OPTIONS];
@@ -236,6 +239,12 @@ int cli_serve(int argc, char **argv) {
                    .help = "that running answers get after SIGTERM (30)"),
         CLI_OPTION(.name = "save-seconds", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.save, .min = 0,
                    .max = 3600, .help = "for writing sessions to --session-dir at the end (20)"),
+        CLI_OPTION(.name = "idle-unload", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.idle_unload, .min = 0,
+                   .max = 1 << 24,
+                   .help = "without a request until the model leaves memory; the next one loads it again (0: never)"),
+        CLI_OPTION(.name = "wake-wait", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.wake_wait, .min = 1,
+                   .max = 86400,
+                   .help = "that a request waits for a model that is loaded again, then it gets 503 (120)"),
         CLI_OPTION(.name = "sse-ping", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.ping, .min = 0.5,
                    .max = 3600, .help = "between signs of life in a silent stream (10)"),
         CLI_OPTION(.name = "keep-alive", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.keep_alive, .min = 0.1,

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "serve/life.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -73,6 +74,7 @@ static bool is_anthropic(const call *c) {
 }
 
 static void free_call(call *c) {
+    if (c->has_model) life_release(c->server->life);
     atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
     text_free(&c->ignored);
@@ -286,18 +288,33 @@ static bool admit(call *c, const route *found, int method, int allowed, api_erro
         return api_fail(error, 415, "unsupported_media_type", NULL, "the content type must be application/json");
     if (found->flags & ROUTE_EARLY) return true;
     int state = atomic_load(&s->state);
-    if (state != SERVER_READY) {
-        error->retry_after = 2;
-        return state == SERVER_LOADING ? api_fail(error, 503, "loading", NULL, "the model is loading: %u %%",
-                                                  atomic_load(&s->progress) / 10)
-                                       : api_fail(error, 503, "draining", NULL, "the server is shutting down");
-    }
-    return true;
+    if (state != SERVER_LOADING && state != SERVER_DRAINING) return true; /* who needs the model waits for it */
+    error->retry_after = 2;
+    return state == SERVER_LOADING
+               ? api_fail(error, 503, "loading", NULL, "the model is loading: %u %%", atomic_load(&s->progress) / 10)
+               : api_fail(error, 503, "draining", NULL, "the server is shutting down");
+}
+
+static bool hold_model(call *c, api_error *error) {
+    life *model = c->server->life;
+    call_on_cancel(c, life_nudge, model);
+    bool held = life_hold(model, &c->gone, error);
+    call_on_cancel(c, NULL, NULL);
+    return held;
 }
 
 static void handle(void *user) {
     call *c = user;
+    life *model = c->route->flags & ROUTE_MODEL ? c->server->life : NULL;
+    api_error error = {0};
+    if (model && !hold_model(c, &error)) {
+        call_fail(c, &error);
+        return;
+    }
+    if (model) life_hold_again(model); /* the call may end before this function does */
+    c->has_model = model != NULL;
     c->route->handle(c);
+    if (model) life_release(model);
 }
 
 void call_begin(server_context *server, http_exchange *exchange) {

@@ -20,6 +20,7 @@ enum {
     ROUTE_EARLY = 2,  /* answered while the model is loading, and while the server drains */
     ROUTE_WORKER = 4, /* handled on a thread of the pool, not on the network thread */
     ROUTE_PREFIX = 8, /* the path goes on behind the route's: call_rest */
+    ROUTE_MODEL = 16, /* with ROUTE_WORKER: the call has the model until it ends, and its worker until it returns */
 };
 
 typedef struct route {
@@ -43,6 +44,7 @@ struct call {
     text_buffer ignored;       /* names of fields that had no effect */
     text_buffer log;           /* what the log line says besides */
     _Atomic bool gone;         /* the client has left */
+    bool has_model;            /* ROUTE_MODEL, and it holds the model */
     /* --- the reply, on its way to the network thread */
     int status;
     const char *content_type;

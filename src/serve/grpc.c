@@ -18,6 +18,9 @@ enum {
 /* What the program wants of the service's thread. */
 typedef enum phase { PHASE_LOADING = 0, PHASE_SERVING, PHASE_DRAINING, PHASE_STOPPING } phase;
 
+/* Whether the engine may be taken away. */
+typedef enum resting { REST_NOT_ASKED = 0, REST_ASKED, REST_GRANTED, REST_REFUSED } resting;
+
 struct grpc_service {
     grpc_service_options options;
     rpc_server *server;
@@ -28,6 +31,9 @@ struct grpc_service {
     phase wanted;
     kakeya_engine *engine;
     prefix_store *store;
+    bool news; /* about the engine */
+    resting rest;
+    kakeya_error failure; /* why there is no engine again; KAKEYA_OK: nothing has failed */
     size_t running;
     phase reached; /* of the service's thread */
 };
@@ -93,10 +99,9 @@ static void take_gone(void *user, rpc_call *call, const void *called) {
         grpc_runtime_gone(s->runtime, call);
 }
 
-static void reach(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_store *store) {
+static void reach(grpc_service *s, phase wanted) {
     if (wanted == s->reached) return;
     s->reached = wanted;
-    if (engine) grpc_runtime_serve(s->runtime, engine, store);
     if (wanted == PHASE_DRAINING) grpc_runtime_drain(s->runtime);
     grpc_health_set(s->health, wanted == PHASE_SERVING);
     if (wanted == PHASE_STOPPING) {
@@ -108,13 +113,22 @@ static void reach(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_s
 static void take_wake(void *user) {
     grpc_service *s = user;
     pthread_mutex_lock(&s->lock);
-    phase wanted = s->wanted;
+    const phase wanted = s->wanted;
     kakeya_engine *engine = s->engine;
     prefix_store *store = s->store;
+    const bool news = s->news, rest = s->rest == REST_ASKED;
+    const kakeya_error failure = s->failure;
+    s->news = false;
+    s->failure = (kakeya_error){0};
     pthread_mutex_unlock(&s->lock);
-    reach(s, wanted, engine, store);
+    if (news) grpc_runtime_serve(s->runtime, engine, store);
+    if (failure.status != KAKEYA_OK) grpc_runtime_wake_failed(s->runtime, failure.message);
+    reach(s, wanted);
     grpc_runtime_advance(s->runtime);
+    const bool granted = rest && wanted == PHASE_SERVING && grpc_runtime_rest(s->runtime);
     pthread_mutex_lock(&s->lock);
+    if (rest) s->rest = granted ? REST_GRANTED : REST_REFUSED;
+    if (rest) pthread_cond_broadcast(&s->quiet);
     s->running = grpc_runtime_running(s->runtime);
     if (s->reached == PHASE_STOPPING && s->running == 0) pthread_cond_broadcast(&s->quiet);
     pthread_mutex_unlock(&s->lock);
@@ -181,14 +195,39 @@ static void want(grpc_service *s, phase wanted, kakeya_engine *engine, prefix_st
     if (wanted > s->wanted) s->wanted = wanted;
     if (wanted >= PHASE_DRAINING)
         s->running = SIZE_MAX; /* until the thread has counted: a call may have come just now */
-    if (engine) s->engine = engine;
-    if (store) s->store = store;
+    if (engine) {
+        s->engine = engine;
+        s->store = store;
+        s->news = true;
+    }
     pthread_mutex_unlock(&s->lock);
     rpc_server_wake(s->server);
 }
 
 void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_store *store) {
     want(service, PHASE_SERVING, engine, store);
+}
+
+bool grpc_service_rest(grpc_service *service) {
+    grpc_service *s = service;
+    pthread_mutex_lock(&s->lock);
+    bool serving = s->wanted == PHASE_SERVING;
+    if (serving) s->rest = REST_ASKED;
+    pthread_mutex_unlock(&s->lock);
+    if (!serving) return false;
+    rpc_server_wake(s->server);
+    pthread_mutex_lock(&s->lock);
+    while (s->rest == REST_ASKED) pthread_cond_wait(&s->quiet, &s->lock);
+    bool granted = s->rest == REST_GRANTED;
+    pthread_mutex_unlock(&s->lock);
+    return granted;
+}
+
+void grpc_service_wake_failed(grpc_service *service, const char *why) {
+    pthread_mutex_lock(&service->lock);
+    (void)error_set(&service->failure, KAKEYA_IO, "%s", why);
+    pthread_mutex_unlock(&service->lock);
+    rpc_server_wake(service->server);
 }
 
 void grpc_service_drain(grpc_service *service) { want(service, PHASE_DRAINING, NULL, NULL); }

@@ -14,6 +14,11 @@ kakeya_status grpc_service_start(const grpc_service_options *options, grpc_servi
 const char *grpc_service_address(const grpc_service *service);
 /* The model is there. Sessions are the named ones of the store; both must live until grpc_service_stop returns. */
 void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_store *store);
+/* Takes the engine away until grpc_service_serve gives one again: calls that need it wait, after on_wanted. False: a
+ * call is under way, or the service does not serve. Waits for the service's thread. */
+bool grpc_service_rest(grpc_service *service);
+/* There is none: the calls that wait get UNAVAILABLE. */
+void grpc_service_wake_failed(grpc_service *service, const char *why);
 /* New work is refused, running work goes on. */
 void grpc_service_drain(grpc_service *service);
 /* Calls that compute or wait to. */

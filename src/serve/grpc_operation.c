@@ -23,6 +23,8 @@ static void tell_finished(const operation *op) {
                               .label = op->type == GRPC_CREATE_SESSION ? op->request.name : "",
                               .code = op->code,
                               .seconds = clock_seconds() - op->started};
+    finished.used_model =
+        op->type == GRPC_CREATE_SESSION || op->type == GRPC_APPEND_TOKENS || op->type == GRPC_GENERATE;
     if (op->type == GRPC_APPEND_TOKENS && op->code == RPC_OK) finished.prompt_tokens = op->request.n_ids;
     if (op->first_token > 0) finished.first_token_seconds = op->first_token - op->started;
     if (op->task) {
@@ -154,7 +156,14 @@ bool operation_use_session(operation *op) {
 
 bool operation_want_service(operation *op) {
     const grpc_runtime *r = op->runtime;
+    const grpc_service_options *o = &r->options;
     if (r->engine && !r->draining) return true;
+    if (r->asleep && !r->draining && clock_seconds() < op->started + o->wake_seconds) {
+        op->state = STATE_DEFERRED;
+        op->sleeps = true;
+        if (o->on_wanted) o->on_wanted(o->user);
+        return false;
+    }
     operation_fail(op, RPC_UNAVAILABLE, r->draining ? "the server is stopping" : "the model is being loaded");
     operation_end(op);
     return false;

@@ -14,7 +14,7 @@ typedef struct grpc_runtime grpc_runtime;
 
 typedef enum operation_state {
     STATE_NEW = 0,
-    STATE_DEFERRED,  /* the session is still ending what a client has given up */
+    STATE_DEFERRED,  /* the session is still ending what a client has given up, or the model sleeps */
     STATE_WAITING,   /* for a job */
     STATE_COMPUTING, /* with a task */
 } operation_state;
@@ -26,6 +26,7 @@ typedef struct operation {
     grpc_request_type type;
     grpc_request request;
     operation_state state;
+    bool sleeps;                /* with STATE_DEFERRED: waits for the model */
     bool uses;                  /* the session of the request's name: nobody else may */
     kakeya_session *session;    /* taken from the store; NULL: not yet */
     uint64_t history, kv_bytes; /* of the session when it was taken */
@@ -43,8 +44,9 @@ struct grpc_runtime {
     grpc_service_options options;
     void (*wake)(void *user);
     void *user;
-    kakeya_engine *engine; /* NULL: not there yet */
-    prefix_store *store;   /* with engine */
+    kakeya_engine *engine; /* NULL: not there yet, or taken away */
+    prefix_store *store;   /* once there was an engine */
+    bool asleep;           /* the engine was taken away */
     bool draining, stopped;
     grpc_work *work;
     operation *operations;
@@ -80,7 +82,7 @@ operation *operation_user_of(const grpc_runtime *runtime, const char *name);
 bool operation_use_session(operation *op);
 /* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. */
 void operation_release(operation *op, kakeya_session *session);
-/* Whether new work is taken; otherwise the operation has been answered and ended. */
+/* Whether new work is taken; otherwise the operation has been answered and ended, or it waits for the model. */
 bool operation_want_service(operation *op);
 /* Whether there are sessions to ask about; otherwise likewise. */
 bool operation_want_store(operation *op);

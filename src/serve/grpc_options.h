@@ -25,6 +25,7 @@ typedef struct grpc_finished {
     double decode_seconds;
     uint64_t verifier_forwards;
     grpc_ended ended;
+    bool used_model; /* the method needs it */
 } grpc_finished;
 
 typedef struct grpc_service_options {
@@ -33,6 +34,8 @@ typedef struct grpc_service_options {
     kakeya_session_options session;        /* that the store makes sessions with */
     double reader_seconds;                 /* until a client that reads nothing is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
+    double wake_seconds;                   /* that a call waits for a model that was taken away */
+    void (*on_wanted)(void *user);         /* such a call waits; on the service's thread, again and again */
     /* Whether a call may be made; authorization: the value of that header, or NULL. NULL: anybody may. */
     bool (*allows)(void *user, const char *authorization);
     void (*on_finished)(void *user, const grpc_finished *finished); /* on the service's thread; may be NULL */

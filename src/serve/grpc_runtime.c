@@ -407,6 +407,7 @@ static void begin_info(operation *op) {
 
 static void begin(operation *op) {
     op->state = STATE_NEW;
+    op->sleeps = false;
     if (op->runtime->stopped) {
         (void)operation_want_service(op);
         return;
@@ -499,6 +500,23 @@ void grpc_runtime_advance(grpc_runtime *r) {
 void grpc_runtime_serve(grpc_runtime *r, kakeya_engine *engine, prefix_store *store) {
     r->engine = engine;
     r->store = store;
+    r->asleep = false;
+}
+
+bool grpc_runtime_rest(grpc_runtime *r) {
+    if (grpc_runtime_running(r) > 0) return false;
+    r->engine = NULL;
+    r->asleep = true;
+    return true;
+}
+
+void grpc_runtime_wake_failed(grpc_runtime *r, const char *why) {
+    for (operation *next, *op = r->operations; op; op = next) {
+        next = op->next;
+        if (!op->sleeps) continue;
+        operation_fail(op, RPC_UNAVAILABLE, "the model cannot be loaded again: %s", why);
+        operation_end(op);
+    }
 }
 
 void grpc_runtime_drain(grpc_runtime *r) { r->draining = true; }

@@ -11,7 +11,7 @@ static void write_model(const server_context *s, const char *name, text_buffer *
     struct tm utc;
     gmtime_r(&seconds, &utc);
     strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    const kakeya_facts facts = kakeya_description_facts(kakeya_engine_description(s->engine));
+    const kakeya_facts facts = s->model.facts;
     int limit = s->settings->max_tokens ? s->settings->max_tokens : s->context;
     text_add(out, "{\"id\":");
     text_json_string(out, name);
@@ -25,8 +25,7 @@ static void write_model(const server_context *s, const char *name, text_buffer *
                 "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%llu,\"size\":%zu},"
                 "\"architecture\":{\"input_modalities\":[\"text\"],\"output_modalities\":[\"text\"]}}",
                 s->context, s->context - 1, limit < s->context ? limit : s->context, facts.vocab, facts.max_context,
-                facts.hidden, (unsigned long long)facts.parameters,
-                kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS));
+                facts.hidden, (unsigned long long)facts.parameters, s->model.weight_bytes);
 }
 
 void models_call(call *c) {

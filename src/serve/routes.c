@@ -1,6 +1,6 @@
 #include "serve/routes.h"
 
-enum { PUBLIC = ROUTE_PUBLIC | ROUTE_EARLY, WORK = ROUTE_WORKER };
+enum { PUBLIC = ROUTE_PUBLIC | ROUTE_EARLY, WORK = ROUTE_WORKER | ROUTE_MODEL };
 
 const route serve_routes[] = {
     {"/livez", CALL_GET, PUBLIC, liveness_call},
@@ -26,7 +26,7 @@ const route serve_routes[] = {
     {"/v1/chat/completions/input_tokens", CALL_POST, WORK, chat_input_tokens_call},
     {"/v1/responses", CALL_POST, WORK, responses_call},
     {"/v1/responses/input_tokens", CALL_POST, WORK, responses_input_tokens_call},
-    {"/v1/responses/", CALL_GET | CALL_POST | CALL_DELETE, WORK | ROUTE_PREFIX, response_call},
+    {"/v1/responses/", CALL_GET | CALL_POST | CALL_DELETE, ROUTE_WORKER | ROUTE_PREFIX, response_call},
     {"/v1/messages", CALL_POST, WORK, messages_call},
     {"/v1/messages/count_tokens", CALL_POST, WORK, messages_count_tokens_call},
     {"/", CALL_GET, PUBLIC, page_call},

@@ -45,8 +45,14 @@ static void write_log(const server_context *s, const grpc_finished *f) {
     text_free(&line);
 }
 
+static void wanted(void *user) {
+    const server_context *s = user;
+    s->model_wanted(s->life);
+}
+
 static void take_finished(void *user, const grpc_finished *finished) {
     server_context *s = user;
+    if (finished->used_model) s->model_used(s->life);
     metrics_add(&s->metrics.prompt_tokens, finished->prompt_tokens);
     metrics_add(&s->metrics.generation_tokens, finished->generated_tokens);
     metrics_add(&s->metrics.forwards, finished->verifier_forwards);
@@ -68,7 +74,9 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.tls_certificate = settings->tls_certificate;
     options.tls_key = settings->tls_key;
     options.session = settings->session;
+    options.wake_seconds = settings->wake_wait_seconds;
     options.allows = allows;
+    options.on_wanted = wanted;
     options.on_finished = take_finished;
     options.user = s;
     kakeya_error why = {0};
@@ -83,6 +91,12 @@ const char *rpc_address(const server_context *s) { return s->grpc ? grpc_service
 
 void rpc_serve(server_context *s) {
     if (s->grpc) grpc_service_serve(s->grpc, s->engine, s->store);
+}
+
+bool rpc_rest(server_context *s) { return !s->grpc || grpc_service_rest(s->grpc); }
+
+void rpc_wake_failed(server_context *s, const char *why) {
+    if (s->grpc) grpc_service_wake_failed(s->grpc, why);
 }
 
 void rpc_drain(server_context *s) {
@@ -109,6 +123,14 @@ const char *rpc_address(const server_context *s) {
 }
 
 void rpc_serve(server_context *s) { (void)s; }
+bool rpc_rest(server_context *s) {
+    (void)s;
+    return true;
+}
+void rpc_wake_failed(server_context *s, const char *why) {
+    (void)s;
+    (void)why;
+}
 void rpc_drain(server_context *s) { (void)s; }
 bool rpc_is_running(server_context *s) {
     (void)s;

@@ -4,11 +4,17 @@
 
 #include "serve/server.h"
 
+/* Calls the server's model_wanted and model_used. */
 kakeya_status rpc_open(server_context *server, kakeya_error *error);
 /* "127.0.0.1:50051"; NULL: there is none. */
 const char *rpc_address(const server_context *server);
-/* Engine and store are there. */
+/* Engine and store are there: for the first time, or again. */
 void rpc_serve(server_context *server);
+/* Takes the engine away: calls that need it wait, and wake it. False: one of them is under way. Waits for the service's
+ * thread. */
+bool rpc_rest(server_context *server);
+/* Those who wait get UNAVAILABLE. */
+void rpc_wake_failed(server_context *server, const char *why);
 /* New work is refused. */
 void rpc_drain(server_context *server);
 bool rpc_is_running(server_context *server);

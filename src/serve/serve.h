@@ -22,9 +22,4 @@ kakeya_status serve_reload_keys(server_context *server, kakeya_error *error);
 void serve_drain(server_context *server);
 void serve_stop(server_context *server);
 
-/* What the settings mean where they say nothing: the memory that prefixes may take (a tenth of the machine's, 8 GiB at
- * most), and the answers that are computed at a time. */
-size_t serve_default_cache_bytes(void);
-int serve_batch(const serve_settings *settings);
-
 #endif

@@ -19,9 +19,24 @@
 #include "serve/turn_memory.h"
 #include "serve/workers.h"
 
-typedef enum server_state { SERVER_LOADING = 0, SERVER_READY, SERVER_DRAINING } server_state;
+typedef enum server_state {
+    SERVER_LOADING = 0,
+    SERVER_READY,
+    SERVER_SLEEPING, /* the model is not in memory, or about to leave */
+    SERVER_WAKING,   /* it is being loaded again */
+    SERVER_DRAINING,
+} server_state;
+
+/* What is told about the model, in memory or not. */
+typedef struct server_model_facts {
+    kakeya_facts facts;
+    char backend[64];
+    size_t weight_bytes;
+    kakeya_kv_bytes kv_of_one, kv_of_context; /* sessions of one token, and of the whole context */
+} server_model_facts;
 
 struct route;
+struct life;
 
 typedef struct server_context {
     const struct route *routes; /* n_routes of them */
@@ -31,12 +46,19 @@ typedef struct server_context {
     struct grpc_service *grpc; /* rpc.h; NULL: none */
     workers *workers;
     auth *auth;
-    _Atomic int state;         /* server_state */
+    _Atomic int state; /* server_state */
+    struct life *life; /* life.h */
+    /* For parts that life stands on, with `life`: a call waits for a model that was taken away; one that needs it has
+     * ended. Any thread. */
+    void (*model_wanted)(struct life *life), (*model_used)(struct life *life);
     _Atomic unsigned progress; /* of loading, in 1/1000 */
     double started;            /* clock_seconds */
     long long created;         /* Unix seconds */
-    /* Set before the state becomes SERVER_READY, constant from then on. */
+    /* Only for those who hold it (life_hold), and for calls of gRPC that it was given to. */
     kakeya_engine *engine;
+    /* Set before `loaded` becomes true, constant from then on. */
+    _Atomic bool loaded;
+    server_model_facts model;
     prefix_store *store;
     turn_memory *turns;      /* NULL: answers are rendered as the format writes them */
     int context;             /* tokens of a session */

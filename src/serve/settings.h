@@ -23,9 +23,11 @@ typedef struct serve_settings {
     int max_tool_calls;
     bool thinking; /* where a request does not say */
     double drain_seconds, ping_seconds;
-    double max_wait;           /* seconds; a request that is likely to wait longer is refused; 0: no limit */
-    double keep_alive_seconds; /* of a connection between requests */
-    double request_timeout;    /* seconds for a whole answer; 0: no limit */
+    double max_wait;            /* seconds; a request that is likely to wait longer is refused; 0: no limit */
+    double keep_alive_seconds;  /* of a connection between requests */
+    double request_timeout;     /* seconds for a whole answer; 0: no limit */
+    double idle_unload_seconds; /* without use, until the model leaves memory; 0: never */
+    double wake_wait_seconds;   /* that a request waits for it */
     bool strict, metrics_key, no_page;
     bool log_json, log_prompts;
     const char *session_directory; /* NULL: nothing goes to disk */
@@ -38,5 +40,10 @@ typedef struct serve_settings {
     kakeya_engine_options engine;
     kakeya_session_options session;
 } serve_settings;
+
+/* What the settings mean where they say nothing: the memory that prefixes may take (a tenth of the machine's, 8 GiB at
+ * most), and the answers that are computed at a time. */
+size_t serve_default_cache_bytes(void);
+int serve_batch(const serve_settings *settings);
 
 #endif

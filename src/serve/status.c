@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "serve/answer.h"
+#include "serve/life.h"
 #include "serve/routes.h"
 
 void liveness_call(call *c) {
@@ -16,24 +17,30 @@ void liveness_call(call *c) {
     call_reply_json(c, &body);
 }
 
+/* A server whose model sleeps is well: the next request wakes it. */
 void health_call(call *c) {
     server_context *s = c->server;
     text_buffer body = {0};
+    static const char *const names[] = {[SERVER_LOADING] = "loading",
+                                        [SERVER_READY] = "ok",
+                                        [SERVER_SLEEPING] = "sleeping",
+                                        [SERVER_WAKING] = "waking",
+                                        [SERVER_DRAINING] = "draining"};
     int state = atomic_load(&s->state);
-    if (state == SERVER_READY) {
-        text_add(&body, "{\"status\":\"ok\",\"model\":");
+    bool loading = state == SERVER_LOADING, well = !loading && state != SERVER_DRAINING;
+    text_format(&body, "{\"status\":\"%s\"", names[state]);
+    if (!well || state == SERVER_WAKING)
+        text_format(&body, ",\"progress\":%.3f", state == SERVER_DRAINING ? 1.0 : atomic_load(&s->progress) / 1000.0);
+    if (well) {
+        text_add(&body, ",\"model\":");
         text_json_string(&body, s->settings->names[0]);
         text_add(&body, ",\"backend\":");
-        text_json_string(&body, kakeya_engine_backend(s->engine));
+        text_json_string(&body, s->model.backend);
         text_add(&body, "}");
         call_reply_json(c, &body);
         return;
     }
-    bool loading = state == SERVER_LOADING;
-    text_format(&body,
-                "{\"status\":\"%s\",\"progress\":%.3f,\"error\":{\"code\":503,\"message\":\"%s\","
-                "\"type\":\"unavailable_error\"}}",
-                loading ? "loading" : "draining", loading ? atomic_load(&s->progress) / 1000.0 : 1.0,
+    text_format(&body, ",\"error\":{\"code\":503,\"message\":\"%s\",\"type\":\"unavailable_error\"}}",
                 loading ? "Loading model" : "Shutting down");
     c->retry_after = 2;
     call_reply(c, 503, "application/json", &body);
@@ -46,12 +53,8 @@ void props_call(call *c) {
     server_context *s = c->server;
     const serve_settings *settings = s->settings;
     const kakeya_session_options *o = &settings->session;
-    const kakeya_description *description = kakeya_engine_description(s->engine);
-    kakeya_kv_bytes one, whole;
-    kakeya_kv_bytes_init(&one);
-    kakeya_kv_bytes_init(&whole);
-    kakeya_description_kv_bytes(description, o, 1, &one, NULL);
-    kakeya_description_kv_bytes(description, o, (size_t)s->context, &whole, NULL);
+    const server_model_facts *model = &s->model;
+    const int state = atomic_load(&s->state);
     text_buffer out = {0};
     size_t running, waiting;
     gate_counts(s->gate, &running, &waiting);
@@ -64,15 +67,16 @@ void props_call(call *c) {
     text_json_string(&out, settings->names[0]);
     text_format(&out,
                 ",\"modalities\":{\"vision\":false,\"audio\":false},\"build_info\":\"kakeya %s\","
-                "\"is_sleeping\":false,\"kakeya\":{\"backend\":",
-                kakeya_version());
-    text_json_string(&out, kakeya_engine_backend(s->engine));
+                "\"is_sleeping\":%s,\"kakeya\":{\"backend\":",
+                kakeya_version(), state == SERVER_SLEEPING || state == SERVER_WAKING ? "true" : "false");
+    text_json_string(&out, model->backend);
     text_format(&out,
                 ",\"attention\":\"%s\",\"sink\":%d,\"window\":%d,\"kv_bytes_per_token\":%zu,"
                 "\"kv_bytes_per_session\":%zu,\"kv_bytes_of_a_full_context\":%zu,\"memory_limit\":%zu,"
                 "\"thinking\":%s}}",
-                kakeya_attention_name(o->attention), o->sink, o->window, one.each_token, one.total, whole.total,
-                settings->engine.memory_limit_bytes, settings->thinking ? "true" : "false");
+                kakeya_attention_name(o->attention), o->sink, o->window, model->kv_of_one.each_token,
+                model->kv_of_one.total, model->kv_of_context.total, settings->engine.memory_limit_bytes,
+                settings->thinking ? "true" : "false");
     call_reply_json(c, &out);
 }
 
@@ -164,7 +168,7 @@ static void write_store(server_context *s, const char *model, text_buffer *out) 
                  {KAKEYA_MEMORY_KV_DRAFT, "kind=\"draft\","}};
     metrics_header(out, "kv_bytes", "gauge", "K/V memory of all sessions.");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        metrics_value(out, "kv_bytes", model, kinds[i].labels, (double)kakeya_engine_memory(s->engine, kinds[i].kind));
+        metrics_value(out, "kv_bytes", model, kinds[i].labels, (double)life_memory(s->life, kinds[i].kind));
 }
 
 static void write_process(server_context *s, const char *model, text_buffer *out) {
@@ -244,7 +248,7 @@ void metrics_call(call *c) {
     text_buffer out = {0};
     write_answers(s, model, &out);
     write_requests(s, model, &out);
-    if (atomic_load(&s->state) != SERVER_LOADING) write_store(s, model, &out);
+    if (atomic_load(&s->loaded)) write_store(s, model, &out);
     write_process(s, model, &out);
     call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
 }

@@ -144,6 +144,39 @@ void store_close(prefix_store *store, double save_seconds) {
     free(store);
 }
 
+/* The entry that was used last and that nobody is writing, out of the table; waits for the writer. NULL: there is none.
+ */
+static store_entry *take_newest(store_entries *all) {
+    store_entry *newest;
+    pthread_mutex_lock(&all->lock);
+    for (;;) {
+        newest = NULL;
+        for (store_entry *e = all->first; e; e = e->next)
+            if (!e->busy && (!newest || e->used > newest->used)) newest = e;
+        if (newest || !all->first) break;
+        pthread_cond_wait(&all->ready, &all->lock);
+    }
+    if (newest) store_entries_remove(all, newest);
+    pthread_mutex_unlock(&all->lock);
+    return newest;
+}
+
+kakeya_status store_rest(prefix_store *store, double save_seconds, kakeya_error *error) {
+    double end = clock_seconds() + save_seconds;
+    kakeya_status status = store_named_rest(store->named, error);
+    if (status != KAKEYA_OK) return status;
+    for (store_entry *entry; (entry = take_newest(&store->entries)) != NULL;)
+        store_saver_dispose_now(clock_seconds() < end ? store->saver : NULL, entry);
+    store_saver_settle(store->saver);
+    store->engine = NULL;
+    return KAKEYA_OK;
+}
+
+void store_resume(prefix_store *store, kakeya_engine *engine) {
+    store->engine = engine;
+    store_named_resume(store->named, engine);
+}
+
 store_named *store_names(prefix_store *store) { return store->named; }
 
 void store_note_speed(prefix_store *store, double prompt_tokens_per_second) {

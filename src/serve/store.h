@@ -73,6 +73,14 @@ kakeya_status store_open(kakeya_engine *engine, const kakeya_session_options *se
 /* Saves what is worth it, newest first, for at most so many seconds, and closes all entries. NULL is fine. */
 void store_close(prefix_store *store, double save_seconds);
 
+/* The engine is to be closed for a while: sessions with names are saved, of the other entries what is worth it, newest
+ * first, for at most so many seconds, and no session stays in memory. Nobody may use the store meanwhile, nor take or
+ * make sessions until store_resume; names can still be looked at and dropped, and their time runs. Where a session with
+ * a name cannot be saved, all sessions with names stay and the store goes on as it was. */
+kakeya_status store_rest(prefix_store *store, double save_seconds, kakeya_error *error);
+/* With an engine of the same fingerprint as the one before. */
+void store_resume(prefix_store *store, kakeya_engine *engine);
+
 /* A session that the caller owns from now on. Its timeline is the longest stored prefix of ids[0..n), of n - 1 tokens
  * at most, or empty; without reuse it is empty. hit may be NULL. */
 kakeya_status store_take(prefix_store *store, const int32_t *ids, size_t n, bool reuse, kakeya_session **out,

@@ -167,6 +167,62 @@ size_t store_named_relieve(store_named *named, bool lossless) {
     return bytes;
 }
 
+/* One that would be lost with the memory. Waits for those that are being saved. With the lock. */
+static named_session *next_unsaved(store_named *named) {
+    for (named_session *s = named->first; s;) {
+        if (s->busy) {
+            pthread_cond_wait(&named->changed, &named->lock);
+            s = named->first;
+        } else if (s->session && s->tokens && !s->saved) {
+            return s;
+        } else {
+            s = s->next;
+        }
+    }
+    return NULL;
+}
+
+/* Out of memory, one after the other, because closing one waits for the engine. With the lock, which it gives up
+ * meanwhile. */
+static void close_sessions(store_named *named) {
+    for (named_session *s = named->first; s;) {
+        kakeya_session *session = s->session;
+        s->session = NULL;
+        s->kv_bytes = 0;
+        if (session) {
+            pthread_mutex_unlock(&named->lock);
+            kakeya_session_close(session);
+            pthread_mutex_lock(&named->lock);
+        }
+        s = session ? named->first : s->next;
+    }
+}
+
+kakeya_status store_named_rest(store_named *named, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    pthread_mutex_lock(&named->lock);
+    for (named_session *s; status == KAKEYA_OK && (s = next_unsaved(named)) != NULL;) {
+        char id[STORE_ID_BYTES];
+        memcpy(id, s->id, sizeof id);
+        if (!named->disk)
+            status = error_set(error, KAKEYA_IO, "session %s is in memory alone (no --session-dir)", id);
+        else if (!save(named, s, STORE_IDLE))
+            status = error_set(error, KAKEYA_IO, "session %s cannot be saved", id);
+    }
+    if (status == KAKEYA_OK) {
+        close_sessions(named);
+        named->engine = NULL;
+    }
+    pthread_mutex_unlock(&named->lock);
+    return status;
+}
+
+void store_named_resume(store_named *named, kakeya_engine *engine) {
+    pthread_mutex_lock(&named->lock);
+    named->engine = engine;
+    pthread_mutex_unlock(&named->lock);
+}
+
 /* ---------------------------------------------------------------------------------------------------- the timer */
 
 static void drop_file(void *user, const char *name, double idle) {
@@ -345,18 +401,21 @@ static char *note_in(const char *metadata) {
     return copy;
 }
 
-/* Brings a session that is on disk into memory. With the lock, which it gives up meanwhile; the session is busy. */
+/* Brings a session that is on disk, or was empty, into memory. With the lock, which it gives up meanwhile; the session
+ * is busy. */
 static store_named_result load(store_named *named, named_session *s, kakeya_error *error) {
     char name[STORE_NAME_BYTES];
     file_name(s->id, name);
     kakeya_session *session = NULL;
     char *metadata = NULL;
+    const bool empty = s->tokens == 0 && !s->saved; /* it has no file and needs none */
     bool room = make_room(named);
     pthread_mutex_unlock(&named->lock);
     kakeya_status status = KAKEYA_OK;
     if (room) {
         status = kakeya_session_open(named->engine, &named->session, &session, error);
-        if (status == KAKEYA_OK) status = store_disk_load(named->disk, name, NULL, 0, session, NULL, &metadata, error);
+        if (status == KAKEYA_OK && !empty)
+            status = store_disk_load(named->disk, name, NULL, 0, session, NULL, &metadata, error);
     }
     char *note = metadata ? note_in(metadata) : NULL;
     free(metadata);
@@ -373,7 +432,7 @@ static store_named_result load(store_named *named, named_session *s, kakeya_erro
     else
         free(note);
     s->session = session;
-    s->saved = true;
+    s->saved = !empty;
     measure(s);
     return STORE_NAMED_OK;
 }

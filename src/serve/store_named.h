@@ -38,6 +38,11 @@ kakeya_status store_named_open(kakeya_engine *engine, const kakeya_session_optio
 /* Saves what has changed, the last used first, until the monotonic time `end`; closes all. NULL is fine. */
 void store_named_close(store_named *named, double end);
 
+/* No session stays in memory; the names do. KAKEYA_IO: one of them cannot be saved, and all stay. Nobody may use a
+ * session meanwhile, nor make or take one until store_named_resume. */
+kakeya_status store_named_rest(store_named *named, kakeya_error *error);
+void store_named_resume(store_named *named, kakeya_engine *engine);
+
 /* An empty session under a new name. note (may be NULL) is the caller's, and stays with it. */
 store_named_result store_named_create(store_named *named, const char *note, char id[STORE_ID_BYTES],
                                       kakeya_error *error);

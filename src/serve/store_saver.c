@@ -20,6 +20,7 @@ struct store_saver {
     bool running, stopping;
     store_entry *outgoing; /* linked by next, oldest first */
     size_t n_outgoing;
+    bool disposing; /* of one that is in the list no more */
     double not_before;
 };
 
@@ -108,9 +109,12 @@ static void *run(void *user) {
         if (entry) {
             saver->outgoing = entry->next;
             saver->n_outgoing--;
+            saver->disposing = true;
             pthread_mutex_unlock(&saver->entries->lock);
             store_saver_dispose_now(saver, entry);
             pthread_mutex_lock(&saver->entries->lock);
+            saver->disposing = false;
+            pthread_cond_broadcast(&saver->entries->ready);
             continue;
         }
         double at, now = clock_seconds();
@@ -154,6 +158,13 @@ void store_saver_stop(store_saver *saver) {
     pthread_mutex_unlock(&saver->entries->lock);
     pthread_join(saver->thread, NULL);
     saver->running = false;
+}
+
+void store_saver_settle(store_saver *saver) {
+    if (!saver) return;
+    pthread_mutex_lock(&saver->entries->lock);
+    while (saver->outgoing || saver->disposing) pthread_cond_wait(&saver->entries->ready, &saver->entries->lock);
+    pthread_mutex_unlock(&saver->entries->lock);
 }
 
 void store_saver_close(store_saver *saver) {

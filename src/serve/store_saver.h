@@ -34,6 +34,8 @@ void store_saver_dispose_now(store_saver *saver, store_entry *entry);
 /* Saves entries, newest first, for at most so many seconds. After store_saver_stop. */
 void store_saver_save_all(store_saver *saver, double seconds);
 void store_saver_stop(store_saver *saver);
+/* Waits until no entry waits to be written. NULL is fine. */
+void store_saver_settle(store_saver *saver);
 
 /* The metadata of a file: JSON text, malloc'ed; NULL when out of memory. name may be NULL. */
 char *store_saver_metadata(const store_saver *saver, const int32_t *ids, size_t n, store_reason reason, double hits,

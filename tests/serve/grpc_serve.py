@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
 
 import grpc
 from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
-from harness import WAIT, Server, equal, eventually, holds, run_tests, test
+from harness import MODELS, WAIT, Server, equal, eventually, holds, run_tests, test
 
 Code = grpc.StatusCode
 PROMPT = [2, 4528, 110, 111, 112, 113, 114]
@@ -161,6 +162,81 @@ def drain():
     server.signal(signal.SIGTERM)
     fails(Code.UNAVAILABLE, lambda: list(call))
     equal(server.wait(), 0)
+
+
+def asleep(server):
+    return server.log().count("sleeping: ") > server.log().count("awake after ")
+
+
+@test("--idle-unload: calls that need the model wake it, others and polls do not; sessions keep ids, tokens and answers")
+def sleep():
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server("--grpc", "127.0.0.1:0", "--idle-unload", "1", "--session-dir", directory)
+        runtime = Runtime(server)
+        session, empty = runtime.start(), runtime.stub.CreateSession(pb.CreateSessionRequest(eos_token_ids=[7, 9])).session_id
+        whole = [frame.token_id for frame in runtime.generate(session, 40)][:40]
+        one, two = runtime.start(), runtime.start()
+        list(runtime.generate(one, 20))
+
+        def info(name):
+            return runtime.stub.GetSessionInfo(pb.GetSessionInfoRequest(session_id=name), **runtime.more)
+
+        def check():
+            equal(runtime.health.Check(health_pb.HealthCheckRequest(), timeout=WAIT).status, 1)
+            equal(info(one).history_length, len(PROMPT) + 20)
+            return asleep(server)
+
+        eventually(check, "it sleeps although it is asked about sessions")
+        equal((info(one).kv_live_bytes, info(empty).history_length), (0, 0))
+        equal(runtime.stub.CloseSession(pb.CloseSessionRequest(session_id=two), **runtime.more).final_history_length, len(PROMPT))
+        fails(Code.NOT_FOUND, lambda: info(two))
+        holds(asleep(server), "none of these wakes it")
+        frames = list(runtime.generate(one, 20))  # goes on where it was
+        equal([frame.token_id for frame in frames[:20]], whole[20:])
+        eventually(lambda: asleep(server), "it sleeps again")
+        request = pb.AppendTokensRequest(session_id=empty, token_ids=PROMPT)
+        equal(runtime.stub.AppendTokens(request, **runtime.more).history_length, len(PROMPT))
+        eventually(lambda: asleep(server), "and again")
+        holds(runtime.stub.CreateSession(pb.CreateSessionRequest(), **runtime.more).session_id, "a new one")
+        equal(server.stop(), 0)
+
+
+@test("--idle-unload without --session-dir: sessions that hold tokens keep the model in memory, empty ones do not")
+def wakeful():
+    server = Server("--grpc", "127.0.0.1:0", "--idle-unload", "0.5")
+    runtime = Runtime(server)
+    empty = runtime.stub.CreateSession(pb.CreateSessionRequest(), **runtime.more).session_id
+    eventually(lambda: asleep(server), "it sleeps")
+    session = runtime.start()
+    expected = [frame.token_id for frame in runtime.generate(session, 10)][:10]
+    eventually(lambda: "the model stays in memory: " in server.log(), "it says why it does not")
+    other = runtime.start()
+    equal([frame.token_id for frame in runtime.generate(other, 10)][:10], expected)
+    equal(server.get("/health").json["status"], "ok")
+    for name in (session, other):
+        equal(runtime.stub.CloseSession(pb.CloseSessionRequest(session_id=name), **runtime.more).final_history_length, len(PROMPT) + 10)
+    eventually(lambda: asleep(server), "nothing holds it now")
+    request = pb.AppendTokensRequest(session_id=empty, token_ids=PROMPT)
+    equal(runtime.stub.AppendTokens(request, **runtime.more).history_length, len(PROMPT))
+    equal(server.stop(), 0)
+
+
+@test("--idle-unload: a model that has gone is UNAVAILABLE, to everybody who waits")
+def gone():
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "model")
+        shutil.copytree(os.path.join(MODELS, "demo"), path)
+        server = Server("--grpc", "127.0.0.1:0", "--idle-unload", "0.5", model=path)
+        runtime = Runtime(server)
+        eventually(lambda: asleep(server), "it sleeps")
+        os.rename(path, path + ".away")
+        calls = [runtime.stub.CreateSession.future(pb.CreateSessionRequest(), **runtime.more) for _ in range(3)]
+        for call in calls:
+            fails(Code.UNAVAILABLE, call.result, "the model cannot be loaded again: " + path)
+        equal(runtime.health.Check(health_pb.HealthCheckRequest(), timeout=WAIT).status, 1)
+        os.rename(path + ".away", path)
+        holds(runtime.stub.CreateSession(pb.CreateSessionRequest(), **runtime.more).session_id, "it is back")
+        equal(server.stop(), 0)
 
 
 run_tests()

@@ -1,0 +1,433 @@
+#include "serve/life.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "serve/rpc.h"
+#include "serve/seal_file.h"
+
+enum { MAX_NAMED_SESSIONS = 256 };
+
+struct life {
+    server_context *server;
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    bool awake;      /* calls may hold the model */
+    bool rest, wake; /* what the thread is to do next */
+    bool stopping;   /* nobody waits any more */
+    bool told;       /* why the model stays, since it last left */
+    size_t holders;
+    double used; /* when it was held last */
+    uint64_t wakes, failures;
+    kakeya_error failure;        /* the last one */
+    bool load_failed;            /* at the start */
+    pthread_mutex_t engine_lock; /* whoever reads the engine's counters while it may be closed */
+    uint64_t fingerprint;
+};
+
+static void log_line(void *user, const char *line) {
+    (void)user;
+    fprintf(stderr, "kakeya serve: %s\n", line);
+}
+
+/* ------------------------------------------------------------------------------------------------- the first load */
+
+static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what;
+    server_context *s = user;
+    if (total) atomic_store(&s->progress, (unsigned)(1000 * done / total));
+    return atomic_load(&s->state) != SERVER_DRAINING;
+}
+
+static char *notes(void *user, const int32_t *ids, size_t n) {
+    const server_context *s = user;
+    return turn_memory_export(s->turns, ids, n);
+}
+
+static void take_notes(void *user, const char *json) {
+    const server_context *s = user;
+    turn_memory_import(s->turns, json);
+}
+
+/* What the model's makers recommend, where its directory says so. */
+static void read_sampling(server_context *s) {
+    s->sampling = (kakeya_sampling){.temperature = 1, .top_p = 1, .repetition_penalty = 1};
+    const char *model = s->settings->engine.model;
+    char *path = model ? path_join(model, "generation_config.json") : NULL, *text = NULL;
+    size_t bytes = 0;
+    cJSON *json = NULL;
+    enum { MOST = 1 << 20 };
+    if (path && file_read(path, MOST, &text, &bytes, NULL) == KAKEYA_OK &&
+        json_parse_object(path, text, bytes, &json, NULL) == KAKEYA_OK) {
+        json_reader reader = {.name = path};
+        s->sampling.temperature = (float)json_number(&reader, json, "temperature", 0, 2, 1);
+        s->sampling.top_p = (float)json_number(&reader, json, "top_p", 1e-6, 1, 1);
+        s->sampling.top_k = json_int(&reader, json, "top_k", 0, 1 << 30, 0);
+    }
+    cJSON_Delete(json);
+    free(text);
+    free(path);
+}
+
+/* What is told about the model also while it sleeps. */
+static kakeya_status describe(server_context *s, kakeya_error *error) {
+    server_model_facts *facts = &s->model;
+    const kakeya_description *description = kakeya_engine_description(s->engine);
+    const kakeya_session_options *session = &s->settings->session;
+    facts->facts = kakeya_description_facts(description);
+    snprintf(facts->backend, sizeof facts->backend, "%s", kakeya_engine_backend(s->engine));
+    facts->weight_bytes = kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WEIGHTS);
+    kakeya_kv_bytes_init(&facts->kv_of_one);
+    kakeya_kv_bytes_init(&facts->kv_of_context);
+    kakeya_status status = kakeya_description_kv_bytes(description, session, 1, &facts->kv_of_one, error);
+    if (status != KAKEYA_OK) return status;
+    return kakeya_description_kv_bytes(description, session, (size_t)s->context, &facts->kv_of_context, error);
+}
+
+/* What stands on the engine. */
+static kakeya_status prepare(server_context *s, kakeya_error *error) {
+    const serve_settings *settings = s->settings;
+    enum { MAX_STOPS = sizeof s->stop_tokens / sizeof *s->stop_tokens };
+    for (int32_t t = 0; t < kakeya_engine_vocab_size(s->engine) && s->n_stop_tokens < MAX_STOPS; t++)
+        if (kakeya_engine_is_stop_token(s->engine, t)) s->stop_tokens[s->n_stop_tokens++] = t;
+    read_sampling(s);
+    int most = kakeya_engine_max_context(s->engine), wanted = settings->session.context_tokens;
+    s->context = wanted && wanted < most ? wanted : most;
+    kakeya_status status = describe(s, error);
+    if (settings->exact_replay) s->turns = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
+    size_t ram = settings->cache_ram_bytes == SIZE_MAX ? serve_default_cache_bytes() : settings->cache_ram_bytes;
+    const store_options store = {.ram_bytes = ram,
+                                 .disk_bytes = settings->cache_disk_bytes,
+                                 .directory = settings->session_directory,
+                                 .reuse_any = settings->reuse_any,
+                                 .session_ttl = settings->session_ttl,
+                                 .max_named = MAX_NAMED_SESSIONS,
+                                 .notes = s->turns ? notes : NULL,
+                                 .take_notes = s->turns ? take_notes : NULL,
+                                 .notes_user = s,
+                                 .log = log_line};
+    if (status == KAKEYA_OK) status = store_open(s->engine, &settings->session, &store, &s->store, error);
+    if (status == KAKEYA_OK) store_read_notes(s->store);
+    return status;
+}
+
+/* What is kept beside sessions. A directory that cannot be used costs what it would have kept; the store of sessions
+ * says so. */
+static void open_directory(server_context *s) {
+    const char *directory = s->settings->session_directory;
+    kakeya_error error = {0};
+    response_disk *disk = NULL;
+    if (!directory) return;
+    if (seal_file_open(directory, &s->seal, &error) != KAKEYA_OK)
+        fprintf(stderr, "kakeya serve: %s; sealed reasoning is known until the end of this server\n", error.message);
+    char *path = path_join(directory, "responses"); /* what comes and goes there is no news about sessions */
+    if (!path)
+        error_set(&error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    else if (response_disk_open(path, log_line, NULL, &disk, &error) == KAKEYA_OK)
+        response_store_use(s->responses, disk);
+    if (!disk) fprintf(stderr, "kakeya serve: responses: %s; they are kept in memory alone\n", error.message);
+    free(path);
+}
+
+static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_error *error) {
+    kakeya_engine_options options = s->settings->engine;
+    options.progress = on_progress;
+    options.user = s;
+    atomic_store(&s->progress, 0);
+    return kakeya_engine_open(&options, out, error);
+}
+
+static kakeya_status load(life *l, kakeya_error *error) {
+    server_context *s = l->server;
+    open_directory(s);
+    kakeya_status status = open_engine(s, &s->engine, error);
+    if (status != KAKEYA_OK) return status;
+    const char *note;
+    for (size_t i = 0; (note = kakeya_engine_note(s->engine, i)) != NULL; i++)
+        fprintf(stderr, "kakeya serve: note: %s\n", note);
+    status = prepare(s, error);
+    if (status != KAKEYA_OK) return status;
+    l->fingerprint = kakeya_engine_fingerprint(s->engine);
+    atomic_store(&s->loaded, true);
+    int loading = SERVER_LOADING;
+    rpc_serve(s);
+    pthread_mutex_lock(&l->lock);
+    l->used = clock_seconds();
+    l->awake = atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY);
+    pthread_mutex_unlock(&l->lock);
+    if (l->awake) {
+        fprintf(stderr, "kakeya serve: ready: %s on %s, %.1f MB allocated for weights, %.1f MB for workspace\n",
+                s->settings->names[0], s->model.backend, (double)s->model.weight_bytes / 1e6,
+                (double)kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WORKSPACE) / 1e6);
+        if (s->settings->on_ready) s->settings->on_ready();
+    }
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ sleep */
+
+static size_t allocated(const kakeya_engine *engine) {
+    size_t bytes = 0;
+    for (int kind = KAKEYA_MEMORY_WEIGHTS; kind <= KAKEYA_MEMORY_WORKSPACE; kind++)
+        bytes += kakeya_engine_memory(engine, (kakeya_memory_kind)kind);
+    return bytes;
+}
+
+/* The model stays, or has come. False: the server has ended meanwhile. */
+static bool become_ready(life *l, int from) {
+    pthread_mutex_lock(&l->lock);
+    l->used = clock_seconds();
+    l->awake = atomic_compare_exchange_strong(&l->server->state, &from, SERVER_READY);
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    return l->awake;
+}
+
+static void fall_asleep(life *l) {
+    server_context *s = l->server;
+    kakeya_error why = {0};
+    if (!rpc_rest(s)) { /* a call is under way */
+        become_ready(l, SERVER_SLEEPING);
+        return;
+    }
+    size_t bytes = allocated(s->engine);
+    if (store_rest(s->store, s->settings->save_seconds, &why) != KAKEYA_OK) {
+        if (!l->told) fprintf(stderr, "kakeya serve: the model stays in memory: %s\n", why.message);
+        l->told = true;
+        rpc_serve(s);
+        become_ready(l, SERVER_SLEEPING);
+        return;
+    }
+    pthread_mutex_lock(&l->engine_lock);
+    kakeya_engine *engine = s->engine;
+    s->engine = NULL;
+    pthread_mutex_unlock(&l->engine_lock);
+    kakeya_engine_close(engine);
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+    l->told = false;
+    fprintf(stderr, "kakeya serve: sleeping: nobody has asked for %g s, %.1f MB given back\n",
+            s->settings->idle_unload_seconds, (double)bytes / 1e6);
+}
+
+/* Those who wait hear of it, and the next one who asks tries again. */
+static void stay_asleep(life *l, const kakeya_error *why) {
+    server_context *s = l->server;
+    int waking = SERVER_WAKING;
+    if (!atomic_compare_exchange_strong(&s->state, &waking, SERVER_SLEEPING)) return; /* it drains */
+    fprintf(stderr, "kakeya serve: the model cannot be loaded again: %s\n", why->message);
+    rpc_wake_failed(s, why->message);
+    pthread_mutex_lock(&l->lock);
+    l->failures++;
+    l->failure = *why;
+    l->wake = false; /* it was for those who hear of it now */
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void wake_up(life *l) {
+    server_context *s = l->server;
+    int sleeping = SERVER_SLEEPING;
+    atomic_store(&s->progress, 0);
+    if (!atomic_compare_exchange_strong(&s->state, &sleeping, SERVER_WAKING)) return;
+    double since = clock_seconds();
+    kakeya_error why = {0};
+    kakeya_engine *engine = NULL;
+    kakeya_status status = open_engine(s, &engine, &why);
+    if (status == KAKEYA_OK && kakeya_engine_fingerprint(engine) != l->fingerprint) {
+        status = error_set(&why, KAKEYA_FORMAT, "%s is another model than at the start: only a restart serves it",
+                           s->settings->engine.model ? s->settings->engine.model : "synthetic");
+        kakeya_engine_close(engine);
+    }
+    if (status != KAKEYA_OK) {
+        stay_asleep(l, &why);
+        return;
+    }
+    pthread_mutex_lock(&l->engine_lock);
+    s->engine = engine;
+    pthread_mutex_unlock(&l->engine_lock);
+    store_resume(s->store, engine);
+    rpc_serve(s);
+    pthread_mutex_lock(&l->lock);
+    l->wakes++;
+    pthread_mutex_unlock(&l->lock);
+    if (become_ready(l, SERVER_WAKING)) fprintf(stderr, "kakeya serve: awake after %.1f s\n", clock_seconds() - since);
+}
+
+/* The thread: what to do next is said by calls and by the tick. */
+static void *live(void *user) {
+    life *l = user;
+    kakeya_error error = {0};
+    bool good = load(l, &error) == KAKEYA_OK;
+    pthread_mutex_lock(&l->lock);
+    l->load_failed = !good;
+    l->failure = error;
+    while (good && !l->stopping) {
+        bool rest = l->rest, wake = l->wake && atomic_load(&l->server->state) == SERVER_SLEEPING;
+        if (!rest && !wake) {
+            pthread_cond_wait(&l->changed, &l->lock);
+            continue;
+        }
+        l->rest = false;
+        if (!rest) l->wake = false;
+        pthread_mutex_unlock(&l->lock);
+        if (rest)
+            fall_asleep(l);
+        else
+            wake_up(l);
+        pthread_mutex_lock(&l->lock);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+void life_nudge(void *user) {
+    life *l = user;
+    pthread_mutex_lock(&l->lock);
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* With the lock, which it gives up meanwhile: until the model is there, it cannot be loaded, the client has left, or
+ * `end` has come. False: *error. */
+static bool wait_for_model(life *l, const _Atomic bool *gone, double end, api_error *error) {
+    const uint64_t failures = l->failures;
+    struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
+    l->wake = true;
+    pthread_cond_broadcast(&l->changed);
+    while (!l->awake && !l->stopping && l->failures == failures && !atomic_load(gone) && clock_seconds() < end)
+        (void)pthread_cond_timedwait(&l->changed, &l->lock, &until);
+    if (l->awake) return true;
+    error->retry_after = 2;
+    if (l->stopping) return api_fail(error, 503, "draining", NULL, "the server is shutting down");
+    if (l->failures != failures)
+        return api_fail(error, 503, "waking", NULL, "the model cannot be loaded again: %s", l->failure.message);
+    if (atomic_load(gone)) return api_fail(error, 503, "cancelled", NULL, "the client has left");
+    return api_fail(error, 503, "waking", NULL, "the model is being loaded again: %u %% after %g s (--wake-wait)",
+                    atomic_load(&l->server->progress) / 10, l->server->settings->wake_wait_seconds);
+}
+
+bool life_hold(life *l, const _Atomic bool *gone, api_error *error) {
+    pthread_mutex_lock(&l->lock);
+    bool awake = l->awake || wait_for_model(l, gone, clock_seconds() + l->server->settings->wake_wait_seconds, error);
+    l->holders += awake;
+    pthread_mutex_unlock(&l->lock);
+    return awake;
+}
+
+void life_hold_again(life *l) {
+    pthread_mutex_lock(&l->lock);
+    l->holders++;
+    pthread_mutex_unlock(&l->lock);
+}
+
+void life_release(life *l) {
+    pthread_mutex_lock(&l->lock);
+    l->holders--;
+    l->used = clock_seconds();
+    pthread_mutex_unlock(&l->lock);
+}
+
+void life_wake(life *l) {
+    pthread_mutex_lock(&l->lock);
+    l->wake = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void life_touch(life *l) {
+    pthread_mutex_lock(&l->lock);
+    l->used = clock_seconds();
+    pthread_mutex_unlock(&l->lock);
+}
+
+void life_tick(life *l, double now) {
+    double most = l->server->settings->idle_unload_seconds;
+    int ready = SERVER_READY;
+    if (most <= 0) return;
+    pthread_mutex_lock(&l->lock);
+    if (l->awake && l->holders == 0 && now >= l->used + most &&
+        atomic_compare_exchange_strong(&l->server->state, &ready, SERVER_SLEEPING)) {
+        l->awake = false;
+        l->wake = false;
+        l->rest = true;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+size_t life_memory(life *l, kakeya_memory_kind kind) {
+    const server_context *s = l->server;
+    pthread_mutex_lock(&l->engine_lock);
+    size_t bytes = s->engine ? kakeya_engine_memory(s->engine, kind) : 0;
+    pthread_mutex_unlock(&l->engine_lock);
+    return bytes;
+}
+
+void life_counts(life *l, uint64_t *wakes, uint64_t *failures) {
+    pthread_mutex_lock(&l->lock);
+    *wakes = l->wakes;
+    *failures = l->failures;
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* ------------------------------------------------------------------------------------------------------ open, close */
+
+bool life_failed(life *l, kakeya_error *error) {
+    pthread_mutex_lock(&l->lock);
+    bool failed = l->load_failed;
+    if (failed) *error = l->failure;
+    pthread_mutex_unlock(&l->lock);
+    return failed;
+}
+
+life *life_open(server_context *server) {
+    life *l = calloc(1, sizeof *l);
+    if (!l) return NULL;
+    l->server = server;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_mutex_init(&l->engine_lock, NULL);
+    pthread_cond_init(&l->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return l;
+}
+
+kakeya_status life_begin(life *l, kakeya_error *error) {
+    l->running = pthread_create(&l->thread, NULL, live, l) == 0;
+    return l->running ? KAKEYA_OK : error_set(error, KAKEYA_IO, "no thread could be started");
+}
+
+void life_stop(life *l) {
+    if (!l) return;
+    pthread_mutex_lock(&l->lock);
+    l->stopping = true;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void life_close(life *l) {
+    if (!l) return;
+    if (l->running) pthread_join(l->thread, NULL);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->engine_lock);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
