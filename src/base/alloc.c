@@ -159,6 +159,15 @@ size_t mem_bytes(const mem_account *account, mem_tag tag) { return atomic_load(&
 
 size_t mem_total(const mem_account *account) { return atomic_load(&account->total_bytes); }
 
+size_t mem_room(const mem_account *account) {
+    size_t least = SIZE_MAX;
+    for (const mem_account *a = account; a; a = a->parent) {
+        size_t held = mem_total(a), left = a->limit_bytes > held ? a->limit_bytes - held : 0;
+        if (a->limit_bytes && left < least) least = left;
+    }
+    return least;
+}
+
 const char *mem_tag_name(mem_tag tag) {
     static const char *const names[MEM_TAG_COUNT] = {
         "weights", "kv.full", "kv.sliding", "kv.latent", "kv.draft", "workspace",

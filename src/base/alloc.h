@@ -65,6 +65,8 @@ void mem_account_remove(mem_account *account, mem_tag tag, size_t bytes);
 
 size_t mem_bytes(const mem_account *account, mem_tag tag);
 size_t mem_total(const mem_account *account);
+/* Bytes that limits leave; SIZE_MAX: there is no limit. */
+size_t mem_room(const mem_account *account);
 const char *mem_tag_name(mem_tag tag); /* "weights", "kv.full", ... */
 
 #endif

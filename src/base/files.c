@@ -61,6 +61,13 @@ void file_map_close(file_map *map) {
     *map = (file_map){0};
 }
 
+void file_map_unneeded(const file_map *map, const void *data, size_t bytes) {
+    uintptr_t begin = (uintptr_t)data, base = (uintptr_t)map->data, page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    if (!map->data || begin < base || begin - base > map->bytes || bytes > map->bytes - (begin - base)) return;
+    uintptr_t first = (begin + page - 1) / page * page, end = (begin + bytes) / page * page;
+    if (first < end) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 kakeya_status file_read_descriptor(int fd, const char *name, size_t expected, size_t max_bytes, char **data,
                                    size_t *bytes, kakeya_error *error) {
     enum { FIRST_BYTES = 1 << 16 };

@@ -14,6 +14,9 @@ typedef struct file_map {
 
 kakeya_status file_map_open(const char *path, file_map *out, kakeya_error *error);
 void file_map_close(file_map *map);
+/* Tells the system that nobody reads these bytes soon: pages that lie wholly inside leave the process's memory. They
+ * come back when they are read. Nothing happens where the bytes are not the map's. */
+void file_map_unneeded(const file_map *map, const void *data, size_t bytes);
 
 /* Reads a whole file into malloc'ed memory with a NUL behind it: a regular file, a pipe, a FIFO, a device, a file of
  * /proc. What stat says of its size is a hint; what is read decides, and more than max_bytes is refused.

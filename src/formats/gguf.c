@@ -731,3 +731,7 @@ gguf_text gguf_next_string(const gguf_value *array, size_t *at) {
     *at += sizeof bytes + text.bytes;
     return text;
 }
+
+void gguf_unneeded(const gguf *file, const void *data, size_t bytes) {
+    for (size_t i = 0; i < file->n_parts; i++) file_map_unneeded(&file->parts[i].map, data, bytes);
+}

@@ -110,6 +110,8 @@ kakeya_status gguf_open(const char *path, gguf **out, kakeya_error *error);
 /* The same for the bytes of an unsplit file in memory, which must outlive *out; `path` is used in messages. */
 kakeya_status gguf_parse(const char *path, const unsigned char *data, size_t bytes, gguf **out, kakeya_error *error);
 void gguf_close(gguf *file); /* NULL is fine */
+/* Bytes of a tensor that nobody reads soon leave the process's memory (file_map_unneeded). */
+void gguf_unneeded(const gguf *file, const void *data, size_t bytes);
 
 static inline const char *gguf_path(const gguf *file) { return file->parts[0].path; }
 

@@ -118,4 +118,7 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
 
 void gemma4_model_close(gemma4_model *model);
 
+/* Bytes of a matrix that nobody reads soon: where they are mapped from a GGUF file, they leave the process's memory. */
+void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes);
+
 #endif

@@ -135,3 +135,7 @@ void gemma4_model_close(gemma4_model *model) {
     gguf_close(model->file);
     free(model);
 }
+
+void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes) {
+    if (model->file) gguf_unneeded(model->file, data, bytes);
+}

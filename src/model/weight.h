@@ -14,6 +14,7 @@ typedef struct weight {
     int group; /* weights of a row that share a scale, in formats whose streams have WEIGHT_GROUP tiles; else 0 */
     int first; /* row of the streams that is row 0: a slice shares its matrix's streams */
     const void *stream[WEIGHT_STREAMS];
+    bool tiled;      /* the first stream is the CPU backend's own, in tiles of 16 rows (backend/cpu/int8_forms.h) */
     float synthetic; /* with out > 0 and no streams: the backend makes values of this standard deviation itself */
 } weight;
 

@@ -117,6 +117,53 @@ static void test_int8_rows(void **state) {
     }
 }
 
+static bool count_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    int *calls = user;
+    assert_string_equal(what, "arranging the weights");
+    assert_true(done <= total && total > 0);
+    return ++*calls != 3;
+}
+
+/* Matrices are repacked where memory has room for all of them, are counted, change no bit, and can be cancelled. */
+static void test_repacking(void **state) {
+    (void)state;
+    enum { TOKENS = 9 };
+    int32_t tokens[TOKENS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = 3 + i * 41 % 290;
+    subject exact, packed, rows = {.ops = backend_find("cpu", NULL)};
+    subject_open(&exact, QUANT "micro.gguf", KAKEYA_PRECISION_F32, NULL, 2);
+    subject_open(&packed, QUANT "micro.gguf", KAKEYA_PRECISION_INT8, NULL, 2);
+    size_t plain = mem_bytes(&exact.account, MEM_WEIGHTS), tiles = mem_bytes(&packed.account, MEM_WEIGHTS) - plain;
+    assert_true(tiles > 0 && tiles < 2 * packed.model->mapped_bytes);
+    size_t others = mem_total(&packed.account) - tiles;
+
+    mem_account_init(&rows.account, NULL, others + tiles + tiles / 2); /* half of the room is theirs */
+    assert_ok(gemma4_model_open(QUANT "micro.gguf", &rows.account, &rows.model, &error));
+    int calls = 0;
+    backend_model_options options = {.verifier = rows.model,
+                                     .precision = KAKEYA_PRECISION_INT8,
+                                     .threads = 2,
+                                     .account = &rows.account,
+                                     .progress = count_progress,
+                                     .user = &calls};
+    assert_ok(rows.ops->model_create(&options, &rows.backend, &error));
+    assert_int_equal(calls, 0);
+    assert_int_equal(mem_bytes(&rows.account, MEM_WEIGHTS), plain);
+    float *want = logits_of(&packed, tokens, TOKENS, TOKENS);
+    rows.account.limit_bytes = 0;
+    float *got = logits_of(&rows, tokens, TOKENS, 2);
+    assert_same_bits("tiles", got, want, TOKENS * (size_t)packed.model->config.vocab);
+    free(got);
+    free(want);
+    rows.ops->model_destroy(rows.backend);
+    assert_int_equal(rows.ops->model_create(&options, &rows.backend, &error), KAKEYA_CANCELLED);
+    assert_int_equal(calls, 3);
+    gemma4_model_close(rows.model);
+    assert_int_equal(mem_total(&rows.account), 0);
+    subject_close(&packed);
+    subject_close(&exact);
+}
+
 /* KAKEYA_QUANT_VECTORS names a folder with more of them. */
 static void test_more_reference_logits(void **state) {
     (void)state;
@@ -515,6 +562,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference_logits),
         cmocka_unit_test(test_int8_rows),
+        cmocka_unit_test(test_repacking),
         cmocka_unit_test(test_more_reference_logits),
         cmocka_unit_test(test_equals_safetensors),
         cmocka_unit_test(test_factors),

@@ -1,13 +1,27 @@
 /* Protects: int8 products have one definition. Their bits are the scalar table's on every instruction set, for any
- * number of rows, outputs and pieces; they are as near to the exact product as rounding activations to 8 bits allows;
- * what is not a number stays none. */
+ * number of rows, outputs and pieces, of weights in rows and in tiles, whatever their codes and scales; they are as
+ * near to the exact product as rounding activations to 8 bits allows; what is not a number stays none. Tiles hold what
+ * the rows hold. */
 #include "backend/cpu/int8.h"
+#include "backend/cpu/tiles.h"
 #include "block_operands.h"
 #include "formats/safetensors.h"
 
-static const weight_format formats[] = {WEIGHT_Q4_0, WEIGHT_Q4_1,   WEIGHT_Q5_0,   WEIGHT_Q5_1,
-                                        WEIGHT_Q8_0, WEIGHT_Q3_K,   WEIGHT_Q4_K,   WEIGHT_Q5_K,
-                                        WEIGHT_Q6_K, WEIGHT_IQ4_NL, WEIGHT_IQ4_XS, WEIGHT_MXFP4};
+static const weight_format formats[] = {WEIGHT_Q4_0,   WEIGHT_Q4_1,   WEIGHT_Q5_0,  WEIGHT_Q5_1, WEIGHT_Q8_0,
+                                        WEIGHT_Q2_K,   WEIGHT_Q3_K,   WEIGHT_Q4_K,  WEIGHT_Q5_K, WEIGHT_Q6_K,
+                                        WEIGHT_IQ4_NL, WEIGHT_IQ4_XS, WEIGHT_MXFP4, WEIGHT_NVFP4};
+
+/* The sets of kernels that run here, whatever tables use them. */
+static size_t sets_of_kernels(const int8_kernels *sets[3]) {
+    size_t n = 0;
+    sets[n++] = &int8_scalar;
+#if defined(__x86_64__)
+    if (cpu_kernels_find("avx2")) sets[n++] = &int8_avx2;
+    if (cpu_kernels_find("avx512") && int8_widest() != &int8_avx2) sets[n++] = int8_widest();
+#endif
+    return n;
+}
+static const char *const set_names[] = {"int8_scalar", "int8_avx2", "int8_widest"};
 
 static const cpu_product *product_of(const cpu_kernels *kernels, weight_format format) {
     return &kernels->weight[format].product[INPUT_INT8];
@@ -51,25 +65,24 @@ static void test_packing(void **state) {
         float *x = test_rows(ROWS, k);
         char *want = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, (size_t)k, ROWS, k);
         for (int r = 0; r < ROWS; r++) {
-            const int8_t *codes = (const int8_t *)want + (size_t)r * bytes;
             for (size_t b = 0; b < blocks; b++) {
-                float scale, a = 0;
-                int16_t sums[2];
+                int8_record record;
+                float a = 0;
                 int found[2] = {0};
-                memcpy(&scale, codes + int8_scales_at(blocks) + b * sizeof scale, sizeof scale);
-                memcpy(sums, codes + int8_sums_at(blocks) + b * sizeof sums, sizeof sums);
+                memcpy(&record, want + (size_t)r * bytes + b * sizeof record, sizeof record);
                 for (int j = 0; j < INT8_BLOCK; j++) {
                     size_t at = b * INT8_BLOCK + (size_t)j;
                     float value = at < (size_t)k ? x[(size_t)r * (size_t)k + at] : 0;
                     a = fabsf(value) > a ? fabsf(value) : a;
-                    found[j / 16] += codes[at];
-                    double error = fabs((double)value - (double)scale * codes[at]);
-                    assert_true(a < 0x1p-100f || error <= 0.5001 * (double)scale);
-                    assert_true(codes[at] >= -127 && codes[at] <= 127);
+                    found[j / 16] += record.codes[j];
+                    double error = fabs((double)value - (double)record.scale * record.codes[j]);
+                    assert_true(a < 0x1p-100f || error <= 0.5001 * (double)record.scale);
+                    assert_true(record.codes[j] >= -127 && record.codes[j] <= 127);
                 }
-                assert_true(scale == (a < 0x1p-100f ? 0 : a / 127));
-                assert_int_equal(sums[0], found[0]);
-                assert_int_equal(sums[1], found[1]);
+                assert_true(record.scale == (a < 0x1p-100f ? 0 : a / 127));
+                assert_int_equal(record.half[0], found[0]);
+                assert_int_equal(record.half[1], found[1]);
+                assert_true(record.total == (float)(found[0] + found[1]));
             }
         }
         FOR_TABLES(kernels) {
@@ -111,36 +124,77 @@ static void check_bound(const weight *w, const float *x, int rows, const float *
     free(values);
 }
 
+/* The same matrix in tiles; the tiles are malloc'ed. */
+static weight tiled_by(const int8_kernels *kernels, const weight *w) {
+    weight tiled = *w;
+    size_t bytes = tiles_bytes(w->format, w->out, w->in), row = tiles_row_bytes(w->format, w->in);
+    unsigned char *tiles = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    assert_non_null(tiles);
+    memset(tiles, 0xa5, (bytes + 63) / 64 * 64);
+    size_t blocks = (size_t)w->in / (size_t)weight_format_find(w->format)->stream[0].values;
+    for (int o = 0; o < w->out; o += 16)
+        kernels->tile[w->format](weight_row(w, 0, o), weight_row_bytes(w, 0), w->out - o < 16 ? w->out - o : 16, blocks,
+                                 tiles + (size_t)(o / 16) * row);
+    tiled.stream[0] = tiles;
+    tiled.tiled = true;
+    return tiled;
+}
+
+/* NaN has many bit patterns, and which one comes out is not said. */
+static void check_same(const char *what, const char *set, size_t place, float got, float want) {
+    if (isnan(want) && isnan(got)) return;
+    check_same_bits(what, set, (long)place, got, want);
+}
+
+/* All of the output at once, and in pieces of outputs and rows. */
+static void check_set(const int8_kernels *set, const char *set_name, const weight *w, const char *packed, int rows,
+                      const float *want) {
+    const char *name = weight_format_name(w->format);
+    size_t out = (size_t)w->out, n = (size_t)rows * out, row_bytes = int8_row_bytes(w->in);
+    float *got = malloc(n * sizeof *got);
+    memset(got, 0xff, n * sizeof *got);
+    set->multiply[w->format](packed, rows, w, got, out);
+    for (size_t i = 0; i < n; i++) check_same(name, set_name, i, got[i], want[i]);
+    memset(got, 0xff, n * sizeof *got);
+    int split = w->out / 3, first = rows / 2;
+    weight parts[2] = {weight_rows(w, 0, split), weight_rows(w, split, w->out - split)};
+    for (int p = 0; p < 2; p++) {
+        float *y = got + (p ? split : 0);
+        if (parts[p].out == 0) continue;
+        if (first) set->multiply[w->format](packed, first, &parts[p], y, out);
+        set->multiply[w->format](packed + (size_t)first * row_bytes, rows - first, &parts[p], y + (size_t)first * out,
+                                 out);
+    }
+    for (size_t i = 0; i < n; i++) check_same("pieces", set_name, i, got[i], want[i]);
+    free(got);
+}
+
+/* Every set of kernels on rows and on tiles against the scalar one on rows, whose result is returned. */
+static float *check_sets(const weight *w, const char *packed, int rows) {
+    const int8_kernels *sets[3];
+    size_t n_sets = sets_of_kernels(sets), n = (size_t)rows * (size_t)w->out;
+    float *want = malloc(n * sizeof *want);
+    int8_scalar.multiply[w->format](packed, rows, w, want, (size_t)w->out);
+    weight tiled = tiled_by(&int8_scalar, w);
+    for (size_t s = 0; s < n_sets; s++) {
+        check_set(sets[s], set_names[s], w, packed, rows, want);
+        check_set(sets[s], set_names[s], &tiled, packed, rows, want);
+    }
+    free((void *)(uintptr_t)tiled.stream[0]);
+    return want;
+}
+
 static void check_product(weight_format format, int out, int k, int rows) {
     block_matrix m = random_blocks(format, out, k, (uint64_t)(out * 31 + k + rows));
     float *x = test_rows(rows, k);
-    size_t n = (size_t)rows * (size_t)out, row_bytes = int8_row_bytes(k);
     char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, (size_t)k, rows, k);
-    float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
-    product_of(cpu_kernels_find("scalar"), format)->multiply(packed, rows, &m.w, want, (size_t)out);
+    float *want = check_sets(&m.w, packed, rows), *got = malloc((size_t)(rows * out) * sizeof *got);
     check_bound(&m.w, x, rows, want);
-    const char *name = weight_format_name(format);
     FOR_TABLES(kernels) {
-        const cpu_product *product = product_of(kernels, format);
-        memset(got, 0xff, n * sizeof *got);
-        product->multiply(packed, rows, &m.w, got, (size_t)out);
-        for (size_t i = 0; i < n; i++) check_same_bits(name, kernels->name, (long)i, got[i], want[i]);
-        memset(got, 0xff, n * sizeof *got);
-        int split = out / 3, first = rows / 2; /* in pieces of outputs and rows */
-        weight parts[2] = {weight_rows(&m.w, 0, split), weight_rows(&m.w, split, out - split)};
-        for (int p = 0; p < 2; p++) {
-            float *y = got + (p ? split : 0);
-            if (parts[p].out == 0) continue;
-            if (first) product->multiply(packed, first, &parts[p], y, (size_t)out);
-            product->multiply(packed + (size_t)first * row_bytes, rows - first, &parts[p],
-                              y + (size_t)first * (size_t)out, (size_t)out);
-        }
-        for (size_t i = 0; i < n; i++) check_same_bits("pieces", kernels->name, (long)i, got[i], want[i]);
+        product_of(kernels, format)->multiply(packed, rows, &m.w, got, (size_t)out);
+        for (int i = 0; i < rows * out; i++)
+            check_same_bits(weight_format_name(format), kernels->name, i, got[i], want[i]);
     }
-#if defined(__x86_64__)
-    int8_avx2.multiply[format](packed, rows, &m.w, got, (size_t)out); /* which tables of AVX-512 may not use */
-    for (size_t i = 0; i < n; i++) check_same_bits(name, "int8_avx2", (long)i, got[i], want[i]);
-#endif
     free(got);
     free(want);
     free(packed);
@@ -179,27 +233,97 @@ static void test_extremes(void **state) {
                 }
                 if (formats[f] == WEIGHT_MXFP4) codes[b * (size_t)stream->bytes] = 127;
             }
+            float factors[OUT];
+            for (int i = 0; i < OUT; i++) factors[i] = 1;
             weight w = weight_matrix(formats[f], codes, OUT, K);
-            float x[2 * K], want[2 * OUT], got[2 * OUT];
+            w.stream[1] = factors;
+            float x[2 * K];
             for (int i = 0; i < K; i++) {
                 x[i] = 1;
                 x[K + i] = i % 2 ? -1 : 1;
             }
             char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, K, 2, K);
-            product_of(cpu_kernels_find("scalar"), formats[f])->multiply(packed, 2, &w, want, OUT);
+            float *want = check_sets(&w, packed, 2);
             check_bound(&w, x, 2, want);
-            FOR_TABLES(kernels) {
-                product_of(kernels, formats[f])->multiply(packed, 2, &w, got, OUT);
-                for (int i = 0; i < 2 * OUT; i++)
-                    check_same_bits(weight_format_name(formats[f]), kernels->name, i, got[i], want[i]);
-            }
-#if defined(__x86_64__)
-            int8_avx2.multiply[formats[f]](packed, 2, &w, got, OUT);
-            for (int i = 0; i < 2 * OUT; i++) check_same_bits("int8_avx2", "int8_avx2", i, got[i], want[i]);
-#endif
+            free(want);
             free(packed);
         }
         free(codes);
+    }
+}
+
+/* Bytes of every kind, scales that are subnormal, infinite or no numbers among them. */
+static void test_hostile_bytes(void **state) {
+    (void)state;
+    enum { K = 512, OUT = 37, ROWS = 17 };
+    for (size_t f = 0; f < COUNT(formats); f++) {
+        const weight_stream *stream = &weight_format_find(formats[f])->stream[0];
+        size_t bytes = weight_stream_bytes(stream, OUT, K, 0), block = (size_t)stream->bytes;
+        unsigned char *codes = malloc(bytes);
+        float factors[OUT];
+        uint64_t seed = 11 + f;
+        int places[2];
+        block_scale_places(formats[f], places);
+        for (int pass = 0; pass < 4; pass++) {
+            for (size_t i = 0; i < bytes; i++) {
+                seed = seed * 6364136223846793005u + 1442695040888963407u;
+                codes[i] = (unsigned char)(seed >> 56);
+            }
+            for (size_t b = 0; b < bytes / block && pass < 3; b++) { /* 0: subnormal; 1: also infinite, NaN; 2: zero */
+                unsigned char high = pass == 1 && b % 61 == 7 ? 0x7c : 0x00;
+                for (int i = 0; i < 2; i++) {
+                    if (places[i] >= 0)
+                        codes[b * block + (size_t)places[i] + 1] &= (unsigned char)(pass == 2 ? 0 : 0x83);
+                    if (places[i] >= 0 && pass == 2) codes[b * block + (size_t)places[i]] = 0;
+                    if (places[i] >= 0) codes[b * block + (size_t)places[i] + 1] |= high;
+                }
+            }
+            for (int i = 0; i < OUT; i++) factors[i] = random_value(&seed, 2);
+            weight w = weight_matrix(formats[f], codes, OUT, K);
+            w.stream[1] = factors;
+            float *x = test_rows(ROWS, K);
+            char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, K, ROWS, K);
+            free(check_sets(&w, packed, ROWS));
+            free(packed);
+            free(x);
+        }
+        free(codes);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- tiles */
+
+/* Every set makes the same tiles, and a tiled row has the values that the format's own loader gives. */
+static void test_tiles(void **state) {
+    (void)state;
+    static const int outs[] = {1, 15, 16, 17, 40};
+    for (size_t f = 0; f < COUNT(formats); f++) {
+        int k = 3 * weight_format_find(formats[f])->stream[0].values;
+        for (size_t i = 0; i < COUNT(outs); i++) {
+            block_matrix m = random_blocks(formats[f], outs[i], k, f + i);
+            const int8_kernels *sets[3];
+            size_t n_sets = sets_of_kernels(sets);
+            weight tiled = tiled_by(&int8_scalar, &m.w);
+            for (size_t s = 1; s < n_sets; s++) {
+                weight other = tiled_by(sets[s], &m.w);
+                assert_memory_equal(other.stream[0], tiled.stream[0], tiles_bytes(formats[f], outs[i], k));
+                free((void *)(uintptr_t)other.stream[0]);
+            }
+            float *values = dequantised(&m.w), *got = malloc((size_t)k * sizeof *got);
+            for (int o = 0; o < outs[i]; o++) {
+                weight slice = weight_rows(&tiled, o / 2, outs[i] - o / 2);
+                for (int begin = 0; begin < k; begin += 77) {
+                    int n = k - begin < 77 ? k - begin : 77;
+                    tiles_load(&slice, o - o / 2, begin, n, got + begin);
+                }
+                for (int j = 0; j < k; j++)
+                    check_same_bits(weight_format_name(formats[f]), "tiles", j, got[j], values[o * k + j]);
+            }
+            free(values);
+            free(got);
+            free((void *)(uintptr_t)tiled.stream[0]);
+            block_matrix_free(&m);
+        }
     }
 }
 
@@ -226,8 +350,8 @@ static void test_not_numbers(void **state) {
 /* KAKEYA_QUANT_VECTORS names a folder of ggml-*.safetensors: products of ordinary weights. */
 static void test_vectors(void **state) {
     (void)state;
-    static const char *const keys[] = {"q4_0", "q4_1", "q5_0", "q5_1",   "q8_0",   "q3_k",
-                                       "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+    static const char *const keys[] = {"q4_0", "q4_1", "q5_0", "q5_1",   "q8_0",   "q2_k",  "q3_k",
+                                       "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4"};
     const char *folder = getenv("KAKEYA_QUANT_VECTORS");
     if (!folder) skip();
     for (size_t f = 0; f < COUNT(formats); f++) {
@@ -239,6 +363,9 @@ static void test_vectors(void **state) {
         const tensor *raw = safetensors_find(file, "normal.raw"), *xs = safetensors_find(file, "dot.x");
         int out = (int)raw->shape[0], rows = (int)xs->shape[0], k = (int)xs->shape[1];
         weight w = weight_matrix(formats[f], raw->data, out, k);
+        float *factors = malloc((size_t)out * sizeof *factors);
+        for (int i = 0; i < out; i++) factors[i] = 1;
+        w.stream[1] = factors;
         float *x = malloc(xs->bytes), *y = malloc((size_t)rows * (size_t)out * sizeof *y);
         memcpy(x, xs->data, xs->bytes);
         FOR_TABLES(kernels) {
@@ -249,14 +376,16 @@ static void test_vectors(void **state) {
         }
         free(x);
         free(y);
+        free(factors);
         safetensors_close(file);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),  cmocka_unit_test(test_packing),     cmocka_unit_test(test_products),
-        cmocka_unit_test(test_extremes), cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),       cmocka_unit_test(test_products),
+        cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes), cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_vectors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,26 +12,22 @@
 
 #define BLOCKS_INLINE static inline __attribute__((always_inline))
 
-/* X(NAME, name, values of a block, bytes of a block): formats with a product in int8 (int8.h), and those without. */
-#define INT8_BLOCK_FORMATS(X)                                                                                          \
+/* X(NAME, name, values of a block, bytes of a block) */
+#define BLOCK_FORMATS(X)                                                                                               \
     X(Q4_0, q4_0, 32, 18)                                                                                              \
     X(Q4_1, q4_1, 32, 20)                                                                                              \
     X(Q5_0, q5_0, 32, 22)                                                                                              \
     X(Q5_1, q5_1, 32, 24)                                                                                              \
     X(Q8_0, q8_0, 32, 34)                                                                                              \
+    X(Q2_K, q2_k, 256, 84)                                                                                             \
     X(Q3_K, q3_k, 256, 110)                                                                                            \
     X(Q4_K, q4_k, 256, 144)                                                                                            \
     X(Q5_K, q5_k, 256, 176)                                                                                            \
     X(Q6_K, q6_k, 256, 210)                                                                                            \
     X(IQ4_NL, iq4_nl, 32, 18)                                                                                          \
     X(IQ4_XS, iq4_xs, 256, 136)                                                                                        \
-    X(MXFP4, mxfp4, 32, 17)
-#define FLOAT_BLOCK_FORMATS(X)                                                                                         \
-    X(Q2_K, q2_k, 256, 84)                                                                                             \
+    X(MXFP4, mxfp4, 32, 17)                                                                                            \
     X(NVFP4, nvfp4, 64, 36)
-#define BLOCK_FORMATS(X)                                                                                               \
-    INT8_BLOCK_FORMATS(X)                                                                                              \
-    FLOAT_BLOCK_FORMATS(X)
 
 enum { BLOCK_MOST_VALUES = 256 };
 

@@ -7,7 +7,8 @@
  *   stores.h        memory of a cache                       cache.h         timeline and stores in step
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   token_latents.h f_theta's other input form              measure.c       benchmarks and diagnostics
- *   kernels.h       the inner loops, a table per instruction set */
+ *   repack.h        weights in tiles                         kernels.h       the inner loops, a table per instruction
+ * set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
 
@@ -74,7 +75,10 @@ typedef struct head_screen {
 struct backend_model {
     backend_model_options options;
     const gemma4_config *config;
-    const gemma4_weights *weights;
+    const gemma4_weights *weights; /* the file's, or tiled_weights */
+    gemma4_weights *tiled_weights; /* with matrices in tiles (repack.h) */
+    void **tiles;                  /* [n_tiles] MEM_WEIGHTS */
+    size_t n_tiles;
     const cpu_kernels *kernels;
     thread_pool *pool;
     mem_account *account;

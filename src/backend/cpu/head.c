@@ -165,16 +165,6 @@ void head_destroy(backend_model *m) {
     m->screen_ready = false;
 }
 
-/* Bytes that limits leave to sessions, which come later. */
-static size_t room_left(const mem_account *account) {
-    size_t least = SIZE_MAX;
-    for (const mem_account *a = account; a; a = a->parent) {
-        size_t held = mem_total(a), left = a->limit_bytes > held ? a->limit_bytes - held : 0;
-        if (a->limit_bytes && left < least) least = left;
-    }
-    return least;
-}
-
 void head_create(backend_model *m) {
     const weight *head = &m->weights->head;
     head_screen *s = &m->screen;
@@ -189,7 +179,7 @@ void head_create(backend_model *m) {
     s->limit = m->config->vocab / SCREEN_VOCAB_SHARE;
     if (s->limit < SCREEN_LEAST_CANDIDATES) s->limit = SCREEN_LEAST_CANDIDATES;
     size_t depth = (size_t)s->matrix.steps * SCREEN_DEPTH, outputs = (size_t)m->head_stride;
-    if (outputs * depth > room_left(m->account) / SCREEN_PART_OF_ROOM) return;
+    if (outputs * depth > mem_room(m->account) / SCREEN_PART_OF_ROOM) return;
     s->matrix.codes = mem_alloc(m->account, MEM_WEIGHTS, outputs * depth);
     s->matrix.scale = mem_alloc(m->account, MEM_WEIGHTS, outputs * sizeof(float));
     s->matrix.rest = mem_alloc(m->account, MEM_WEIGHTS, outputs * sizeof(float));

@@ -2,13 +2,16 @@
  *
  * A row x is cut into blocks of 32 (the last one padded with zeros). With a = max |x_i| of a block:
  *   sx = a / 127,  X_i = rint(x_i * (127 / a)),  S = sum X_i;   a < 2^-100: sx = 0, X = 0;   a not finite: sx is NaN.
- * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m, or two whole scales of 16 codes
- * each. For every output and row, one float32 sum takes the blocks in ascending order, each by one rounding (fma):
+ * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m; or two whole scales of 16 codes
+ * each beside d; or d (and m) for each 16. For every output and row, one float32 sum takes the blocks in ascending
+ * order, each by one rounding (fma):
  *   one scale:          acc = fma(d * sx, (float)sum c_i X_i, acc)
  *   scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc)
  *   two whole scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc)
- * Sums of integers are exact and below 2^24. So the bits of a result depend on its row and its weights alone: not on
- * the instruction set, nor on how many rows, outputs or threads there are. */
+ *   halves:             of the first 16 codes, then of the last 16, what is said above of 32
+ * A factor of the whole row (NVFP4) multiplies the end result. Sums of integers are exact and below 2^24. So the bits
+ * of a result depend on its row and its weights alone: not on the instruction set, nor on how many rows, outputs or
+ * threads there are, nor on whether the weights lie in rows or in tiles. */
 #ifndef KAKEYA_BACKEND_CPU_INT8_H
 #define KAKEYA_BACKEND_CPU_INT8_H
 
@@ -19,29 +22,37 @@
 
 enum { INT8_BLOCK = 32 };
 
-/* A packed row: codes of all blocks, then their scales, then the sums of their halves. */
-static inline size_t int8_blocks(int k) { return ((size_t)k + INT8_BLOCK - 1) / INT8_BLOCK; }
-static inline size_t int8_scales_at(size_t blocks) { return blocks * INT8_BLOCK; }
-static inline size_t int8_sums_at(size_t blocks) { return blocks * (INT8_BLOCK + sizeof(float)); }
-static inline size_t int8_row_bytes(int k) {
-    return (int8_blocks(k) * (INT8_BLOCK + sizeof(float) + 2 * sizeof(int16_t)) + 63) / 64 * 64;
-}
+/* A packed row is a sequence of these. */
+typedef struct int8_record {
+    int8_t codes[INT8_BLOCK];
+    float scale, total; /* sx, S */
+    int16_t half[2];    /* the sums of the first and of the last 16 codes */
+} int8_record;
 
+static inline size_t int8_blocks(int k) { return ((size_t)k + INT8_BLOCK - 1) / INT8_BLOCK; }
+static inline size_t int8_row_bytes(int k) { return (int8_blocks(k) * sizeof(int8_record) + 63) / 64 * 64; }
+
+/* The weights are in rows as their format stores them, or tiled (int8_forms.h). */
 typedef void (*int8_multiply)(const void *packed, int rows, const weight *w, float *y, size_t ldy);
+/* The tiles of rows [0, outputs), at most TILE_OUTPUTS; `rows` lie row_bytes apart and have `blocks` of the format's
+ * blocks. Outputs that are not there become zeros. */
+typedef void (*int8_tile_maker)(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,
+                                unsigned char *tiles);
 
 /* What an instruction set brings. */
 typedef struct int8_kernels {
     void (*pack)(const float *x, size_t ldx, int rows, int k, void *packed);
-    int8_multiply multiply[WEIGHT_FORMAT_COUNT]; /* NULL where a format has none */
+    int8_multiply multiply[WEIGHT_FORMAT_COUNT]; /* NULL where a format is no block format */
+    int8_tile_maker tile[WEIGHT_FORMAT_COUNT];   /* the same bytes from every instruction set */
 } int8_kernels;
 
 extern const int8_kernels int8_scalar;
 #if defined(__x86_64__)
 extern const int8_kernels int8_avx2;
 extern const int8_kernels int8_vnni; /* needs AVX-512 with VNNI */
-/* int8_vnni where this CPU has it, else int8_avx2: for tables of AVX-512. */
-const int8_kernels *int8_widest(void);
 #endif
+/* The fastest that this CPU runs; for tables of vectors. */
+const int8_kernels *int8_widest(void);
 
 /* Rows of a table of kernels, whose int8 products are those of INT8_KERNELS. */
 #define DEFINE_INT8_PRODUCT(NAME, name, values, bytes)                                                                 \
@@ -49,7 +60,7 @@ const int8_kernels *int8_widest(void);
         (INT8_KERNELS)->multiply[WEIGHT_##NAME](packed, rows, w, y, ldy);                                              \
     }
 #define DEFINE_INT8                                                                                                    \
-    INT8_BLOCK_FORMATS(DEFINE_INT8_PRODUCT)                                                                            \
+    BLOCK_FORMATS(DEFINE_INT8_PRODUCT)                                                                                 \
     static void pack_int8(const float *x, size_t ldx, int rows, int k, void *packed) {                                 \
         (INT8_KERNELS)->pack(x, ldx, rows, k, packed);                                                                 \
     }

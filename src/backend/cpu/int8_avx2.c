@@ -1,70 +1,89 @@
-/* int8 products with AVX2: sixteen lanes are two vectors. */
+/* int8 products with AVX2: eight outputs at a time. */
 #include <immintrin.h>
 
 #include "backend/cpu/blocks.h"
 
-enum { TILE_ROWS = 2 };
+#define TILE_ROWS 4
+enum { LANES = 8, LANES_SIGNED_WIDE = 1 };
 
-typedef struct lanes_f32 {
-    __m256 v[2];
-} lanes_f32;
-typedef struct lanes_i32 {
-    __m256i v[2];
-} lanes_i32;
-typedef lanes_i32 lanes_codes;
+typedef __m256 lanes_f32;
+typedef __m256i lanes_i32;
+typedef __m256i lanes_codes;
+typedef __m256i lanes_part;
 
-BLOCKS_INLINE lanes_i32 lanes_zero(void) { return (lanes_i32){{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
-BLOCKS_INLINE lanes_i32 lanes_set(int32_t x) { return (lanes_i32){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
-BLOCKS_INLINE lanes_f32 lanes_load(const float *p) { return (lanes_f32){{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
-BLOCKS_INLINE void lanes_store(float *p, lanes_f32 x) {
-    _mm256_storeu_ps(p, x.v[0]);
-    _mm256_storeu_ps(p + 8, x.v[1]);
+BLOCKS_INLINE lanes_i32 lanes_zero(void) { return _mm256_setzero_si256(); }
+BLOCKS_INLINE lanes_f32 lanes_zero_f32(void) { return _mm256_setzero_ps(); }
+BLOCKS_INLINE lanes_f32 lanes_set(const float *p) { return _mm256_broadcast_ss(p); }
+BLOCKS_INLINE lanes_f32 lanes_load(const float *p) { return _mm256_loadu_ps(p); }
+BLOCKS_INLINE void lanes_store(float *p, lanes_f32 x) { _mm256_storeu_ps(p, x); }
+BLOCKS_INLINE lanes_f32 lanes_mul(lanes_f32 a, lanes_f32 b) { return _mm256_mul_ps(a, b); }
+BLOCKS_INLINE lanes_f32 lanes_fma(lanes_f32 a, lanes_f32 b, lanes_f32 c) { return _mm256_fmadd_ps(a, b, c); }
+BLOCKS_INLINE lanes_f32 lanes_negative(lanes_f32 x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
+BLOCKS_INLINE lanes_f32 lanes_to_f32(lanes_i32 x) { return _mm256_cvtepi32_ps(x); }
+BLOCKS_INLINE lanes_i32 lanes_and(lanes_i32 x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi32(mask)); }
+BLOCKS_INLINE lanes_i32 lanes_right(lanes_i32 x, int n) { return _mm256_srli_epi32(x, n); }
+BLOCKS_INLINE __m128i lanes_8_bytes(const unsigned char *p) {
+    return _mm_loadl_epi64((const __m128i *)(const void *)p);
 }
-BLOCKS_INLINE lanes_i32 lanes_load_i32(const void *p) {
-    const __m256i *at = p;
-    return (lanes_i32){{_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)}};
+BLOCKS_INLINE lanes_i32 lanes_u8(const unsigned char *p) { return _mm256_cvtepu8_epi32(lanes_8_bytes(p)); }
+BLOCKS_INLINE lanes_i32 lanes_s8(const unsigned char *p) { return _mm256_cvtepi8_epi32(lanes_8_bytes(p)); }
+BLOCKS_INLINE lanes_f32 lanes_f16(const unsigned char *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-BLOCKS_INLINE lanes_codes lanes_load_codes(const uint8_t *p) { return lanes_load_i32(p); }
-BLOCKS_INLINE lanes_i32 lanes_add(lanes_i32 a, lanes_i32 b) {
-    return (lanes_i32){{_mm256_add_epi32(a.v[0], b.v[0]), _mm256_add_epi32(a.v[1], b.v[1])}};
+/* e8m0_half and nvfp4_scale (int8_forms.h, blocks.h) of every lane. */
+BLOCKS_INLINE lanes_f32 lanes_e8m0(const unsigned char *p) {
+    __m256i e = lanes_u8(p), ordinary = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(ordinary, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
-BLOCKS_INLINE lanes_i32 lanes_sub(lanes_i32 a, lanes_i32 b) {
-    return (lanes_i32){{_mm256_sub_epi32(a.v[0], b.v[0]), _mm256_sub_epi32(a.v[1], b.v[1])}};
+BLOCKS_INLINE lanes_f32 lanes_e4m3(const unsigned char *p) {
+    __m256i bits = lanes_u8(p), none = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f)), size = lanes_and(bits, 0x7f);
+    __m256 ordinary = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(size, 20), _mm256_set1_epi32(119 << 23)));
+    __m256 subnormal = _mm256_mul_ps(lanes_to_f32(size), _mm256_set1_ps(0x1p-10f));
+    __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), size);
+    __m256 value = _mm256_blendv_ps(ordinary, subnormal, _mm256_castsi256_ps(small));
+    return _mm256_andnot_ps(_mm256_castsi256_ps(none), value);
 }
-BLOCKS_INLINE lanes_i32 lanes_mul(lanes_i32 a, const int32_t *scales) {
-    lanes_i32 b = lanes_load_i32(scales);
-    return (lanes_i32){{_mm256_mullo_epi32(a.v[0], b.v[0]), _mm256_mullo_epi32(a.v[1], b.v[1])}};
-}
-BLOCKS_INLINE lanes_f32 lanes_to_f32(lanes_i32 x) {
-    return (lanes_f32){{_mm256_cvtepi32_ps(x.v[0]), _mm256_cvtepi32_ps(x.v[1])}};
-}
-/* (scales * sx) * x + acc, the sum with one rounding. */
-BLOCKS_INLINE lanes_f32 lanes_fma_scaled(const float *scales, float sx, lanes_f32 x, lanes_f32 acc) {
-    __m256 factor = _mm256_set1_ps(sx);
-    for (int i = 0; i < 2; i++)
-        acc.v[i] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_loadu_ps(scales + 8 * i), factor), x.v[i], acc.v[i]);
-    return acc;
+/* a * half[0] + b * half[1] in every lane. */
+BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
+    int32_t both;
+    memcpy(&both, half, sizeof both);
+    return _mm256_madd_epi16(_mm256_set1_epi32((a & 0xffff) | (int)((unsigned)b << 16)), _mm256_set1_epi32(both));
 }
 
-/* sum += four unsigned codes of each lane by four of the activations. Pairs are added in 16 bits: codes above 127 would
- * overflow them, and are split into 128 and a signed rest. */
-BLOCKS_INLINE lanes_i32 lanes_dot(lanes_i32 sum, lanes_codes w, const unsigned char *x, bool wide) {
+BLOCKS_INLINE lanes_codes codes_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
+BLOCKS_INLINE void codes_store(uint8_t *p, lanes_codes c) { _mm256_storeu_si256((__m256i *)(void *)p, c); }
+BLOCKS_INLINE lanes_codes codes_and(lanes_codes c, int mask) {
+    return _mm256_and_si256(c, _mm256_set1_epi8((char)mask));
+}
+BLOCKS_INLINE lanes_codes codes_or(lanes_codes a, lanes_codes b) { return _mm256_or_si256(a, b); }
+/* Shifts move bits from byte to byte: callers mask. */
+BLOCKS_INLINE lanes_codes codes_left(lanes_codes c, int n) { return _mm256_slli_epi16(c, n); }
+BLOCKS_INLINE lanes_codes codes_right(lanes_codes c, int n) { return _mm256_srli_epi16(c, n); }
+BLOCKS_INLINE lanes_codes codes_flip(lanes_codes c) { return _mm256_xor_si256(c, _mm256_set1_epi8((char)0x80)); }
+BLOCKS_INLINE lanes_codes codes_look_up(const int8_t *table, int offset, lanes_codes c) {
+    __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)(const void *)table), _mm_set1_epi8((char)offset));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), c);
+}
+
+/* Sums of two products have 16 bits, into which so many pieces fit: 2 * 8 * 15 * 127, 2 * 4 * 31 * 127, ... */
+#define PART_PIECES(largest) ((largest) <= 15 ? 8 : (largest) <= 31 ? 4 : (largest) <= 63 ? 2 : 1)
+BLOCKS_INLINE lanes_part part_begin(lanes_i32 sum) {
+    (void)sum;
+    return _mm256_setzero_si256();
+}
+BLOCKS_INLINE lanes_i32 part_end(lanes_i32 sum, lanes_part part) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(part, _mm256_set1_epi16(1)));
+}
+/* The instruction wants unsigned codes by signed ones; of signed codes the activations take the sign: 2 * 128 * 127
+ * fits. */
+BLOCKS_INLINE lanes_part part_add(lanes_part part, lanes_codes c, const void *x, bool is_signed) {
     int32_t four;
     memcpy(&four, x, sizeof four);
-    const __m256i values = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
-    for (int i = 0; i < 2; i++) {
-        __m256i pairs;
-        if (wide) {
-            const __m256i rest = _mm256_xor_si256(w.v[i], _mm256_set1_epi8((char)0x80));
-            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(rest), _mm256_sign_epi8(values, rest));
-            const __m256i whole = _mm256_maddubs_epi16(_mm256_set1_epi8(64), values); /* 2 * 64 * 127 fits */
-            sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_slli_epi32(_mm256_madd_epi16(whole, ones), 1));
-        } else {
-            pairs = _mm256_maddubs_epi16(w.v[i], values);
-        }
-        sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(pairs, ones));
-    }
-    return sum;
+    __m256i values = _mm256_set1_epi32(four);
+    __m256i products = is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(values, c))
+                                 : _mm256_maddubs_epi16(c, values);
+    return _mm256_add_epi16(part, products);
 }
 
 /* [16][8] dwords to [8][16]. */

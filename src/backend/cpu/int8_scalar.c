@@ -1,37 +1,92 @@
-/* The int8 products as int8.h defines them, in plain C: the oracle of the others. */
+/* The int8 products as int8.h defines them, and the tiles of int8_forms.h, in plain C: the oracle of the others. */
 #include "backend/cpu/int8_codes.h"
+#include "backend/cpu/tiles.h"
 
-typedef void (*codes_of)(const unsigned char *block, int j, uint8_t *u, int8_scale *s);
-
-static int sum_of(const uint8_t *u, const int8_t *x, int n, int offset) {
+static int sum_of(const int8_form *form, const uint8_t *u, const int8_t *x, int n) {
     int sum = 0;
-    for (int i = 0; i < n; i++) sum += ((int)u[i] - offset) * x[i];
+    for (int i = 0; i < n; i++) sum += form_signed(form, u[i]) * x[i];
     return sum;
+}
+
+/* The sum so far and 32 values more. */
+BLOCKS_INLINE float add_block(const int8_form *form, const uint8_t *u, const int8_scale *s, const int8_record *x,
+                              float acc) {
+    int low = sum_of(form, u, x->codes, 16), high = sum_of(form, u + 16, x->codes + 16, 16);
+    if (form->scales == SCALES_HALVES || form->scales == SCALES_HALVES_MIN) {
+        for (int h = 0; h < 2; h++) {
+            acc = fmaf(s->d[h] * x->scale, (float)(h ? high : low), acc);
+            if (form_has_min(form)) acc = fmaf(s->m[h] * x->scale, (float)x->half[h], acc);
+        }
+        return acc;
+    }
+    int sum = form->scales == SCALES_PAIR ? s->s[0] * low + s->s[1] * high : low + high;
+    acc = fmaf(s->d[0] * x->scale, (float)sum, acc);
+    return form_has_min(form) ? fmaf(s->m[0] * x->scale, x->total, acc) : acc;
 }
 
 BLOCKS_INLINE void multiply(const int8_form *form, codes_of codes, const void *packed, int rows, const weight *w,
                             float *y, size_t ldy) {
-    const size_t blocks = int8_blocks(w->in), row_bytes = int8_row_bytes(w->in);
-    const int inside = form->values / INT8_BLOCK;
+    const size_t blocks = int8_blocks(w->in), row_bytes = int8_row_bytes(w->in), inside = (size_t)form_inside(form);
     for (int o = 0; o < w->out; o++) {
-        const unsigned char *row = weight_row(w, 0, o);
         for (int r = 0; r < rows; r++) y[(size_t)r * ldy + (size_t)o] = 0;
         for (size_t b = 0; b < blocks; b++) {
             uint8_t u[INT8_BLOCK];
-            int8_scale s = {0};
-            codes(row + b / (size_t)inside * (size_t)form->bytes, (int)(b % (size_t)inside), u, &s);
+            int8_scale s;
+            if (w->tiled) {
+                tiles_block(w, o, b, u, &s);
+            } else {
+                const unsigned char *row = weight_row(w, 0, o);
+                int8_bytes bytes;
+                codes(row + b / inside * (size_t)form->bytes, (int)(b % inside), u, &bytes);
+                s = form_scale(form, bytes.head, bytes.sub);
+            }
             for (int r = 0; r < rows; r++) {
                 const unsigned char *x = (const unsigned char *)packed + (size_t)r * row_bytes;
-                const int8_t *c = (const int8_t *)x + b * INT8_BLOCK;
-                float sx, *acc = &y[(size_t)r * ldy + (size_t)o];
-                int16_t sums[2];
-                memcpy(&sx, x + int8_scales_at(blocks) + b * sizeof sx, sizeof sx);
-                memcpy(sums, x + int8_sums_at(blocks) + b * sizeof sums, sizeof sums);
-                int sum = form->pair ? s.s[0] * sum_of(u, c, 16, form->offset) +
-                                           s.s[1] * sum_of(u + 16, c + 16, 16, form->offset)
-                                     : sum_of(u, c, INT8_BLOCK, form->offset);
-                *acc = fmaf(s.d * sx, (float)sum, *acc);
-                if (form->minimum) *acc = fmaf(s.m * sx, (float)(sums[0] + sums[1]), *acc);
+                float *acc = &y[(size_t)r * ldy + (size_t)o];
+                *acc = add_block(form, u, &s, (const int8_record *)(const void *)x + b, *acc);
+            }
+        }
+        if (form->scales == SCALES_HALVES) {
+            float factor;
+            memcpy(&factor, weight_row(w, 1, o), sizeof factor);
+            for (int r = 0; r < rows; r++) y[(size_t)r * ldy + (size_t)o] *= factor;
+        }
+    }
+}
+
+/* One output's codes to its places in the pieces of 32 values. */
+BLOCKS_INLINE void place_codes(const int8_form *form, const uint8_t *u, int lane, unsigned char *pieces) {
+    unsigned char *high = pieces + (size_t)(form->low * TILE_PIECE_BYTES);
+    for (int i = 0; i < INT8_BLOCK; i++) {
+        int p = i / 4, at = 4 * lane + i % 4, above = u[i] >> form->low;
+        if (form->low == 8)
+            pieces[p * TILE_PIECE_BYTES + at] = u[i];
+        else if (form->low == 4)
+            pieces[p % 4 * TILE_PIECE_BYTES + at] |= (unsigned char)((u[i] & 15) << 4 * (p / 4));
+        else
+            pieces[p / 4 * TILE_PIECE_BYTES + at] |= (unsigned char)((u[i] & 3) << 2 * (p % 4));
+        if (form->high == 1) high[at] |= (unsigned char)((above & 1) << p);
+        if (form->high == 2) high[p / 4 * TILE_PIECE_BYTES + at] |= (unsigned char)((above & 3) << 2 * (p % 4));
+    }
+}
+
+BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsigned char *rows, size_t row_bytes,
+                              int outputs, size_t blocks, unsigned char *tiles) {
+    const size_t head = tile_head_bytes(form), part = tile_part_bytes(form);
+    memset(tiles, 0, blocks * tile_bytes(form));
+    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
+        for (int lane = 0; lane < outputs; lane++) {
+            const unsigned char *block = rows + (size_t)lane * row_bytes + b * (size_t)form->bytes;
+            for (int j = 0; j < form_inside(form); j++) {
+                uint8_t u[INT8_BLOCK];
+                int8_bytes s;
+                unsigned char *to = tiles + head + (size_t)j * part;
+                codes(block, j, u, &s);
+                for (int i = 0; i < form_head_bytes(form); i += 2)
+                    memcpy(tiles + TILE_OUTPUTS * i + (form_head_bytes(form) == 1 ? 1 : 2) * lane, s.head + i,
+                           form_head_bytes(form) == 1 ? 1 : 2);
+                for (int i = 0; i < form_sub_bytes(form); i++) to[TILE_OUTPUTS * i + lane] = s.sub[i];
+                place_codes(form, u, lane, to + tile_subs_bytes(form));
             }
         }
     }
@@ -40,17 +95,25 @@ BLOCKS_INLINE void multiply(const int8_form *form, codes_of codes, const void *p
 #define DEFINE_MULTIPLY(NAME, name, values, bytes)                                                                     \
     static void multiply_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
         multiply(&form_##name, codes_##name, packed, rows, w, y, ldy);                                                 \
+    }                                                                                                                  \
+    static void tile_##name(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,                   \
+                            unsigned char *tiles) {                                                                    \
+        make_tiles(&form_##name, codes_##name, rows, row_bytes, outputs, blocks, tiles);                               \
     }
-INT8_BLOCK_FORMATS(DEFINE_MULTIPLY)
+BLOCK_FORMATS(DEFINE_MULTIPLY)
 
 static void pack(const float *x, size_t ldx, int rows, int k, void *packed) { int8_pack_rows(x, ldx, rows, k, packed); }
 
-#define ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
-const int8_kernels int8_scalar = {.pack = pack, .multiply = {INT8_BLOCK_FORMATS(ENTRY)}};
+#define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
+#define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
+const int8_kernels int8_scalar = {
+    .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}};
 
-#if defined(__x86_64__)
 const int8_kernels *int8_widest(void) {
+#if defined(__x86_64__)
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512vnni") ? &int8_vnni : &int8_avx2;
-}
+#else
+    return &int8_scalar;
 #endif
+}

@@ -1,13 +1,15 @@
-/* The int8 products of the vector instruction sets, written once against a vocabulary of 16 lanes. Weights of 16
- * outputs are turned from rows of blocks into tiles, a chunk of blocks at a time: piece p of a tile holds codes 4 p to
- * 4 p + 3 of all 16 outputs side by side, so a lane is an output and nothing is summed over lanes. A tile is made once
- * for all rows of a call and stays in L1 while they pass by. */
+/* The int8 products of the vector instruction sets, written once against a vocabulary of LANES outputs. The weights of
+ * 16 outputs pass as tiles (int8_forms.h), read where they lie, or made from rows, a chunk of blocks at a time.
+ *
+ * Bound: few rows read the weights once, at what memory gives; many rows need 8 products of four bytes per lane, row
+ * and block of 32, and three operations on float32 beside them. */
 #ifndef KAKEYA_BACKEND_CPU_INT8_TILES_H
 #define KAKEYA_BACKEND_CPU_INT8_TILES_H
 
 #include <stdalign.h>
 
 #include "backend/cpu/int8_codes.h"
+#include "backend/cpu/tiles.h"
 
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -15,142 +17,366 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* TILE_ROWS, whose sums fit into registers, is the instruction set's. */
-enum { TILE_OUTPUTS = 16, TILE_PIECES = 8, CHUNK_BLOCKS = 16 };
+/* LANES and TILE_ROWS (4 or 8), whose sums fit into registers, are the instruction set's. */
+enum {
+    CHUNK_PARTS = 16, /* blocks of 32 that are turned into tiles at a time */
+    MAX_PART_BYTES = TILE_OUTPUTS * (4 + 2) + 8 * TILE_PIECE_BYTES,
+    AHEAD_BYTES = 1024, /* tiles are fetched this much early */
+};
 
-typedef struct int8_tile {
-    alignas(64) uint8_t codes[TILE_PIECES][TILE_OUTPUTS * 4];
-    float d[TILE_OUTPUTS], m[TILE_OUTPUTS];
-    int32_t s0[TILE_OUTPUTS], s1[TILE_OUTPUTS];
-} int8_tile;
+/* --- codes ------------------------------------------------------------------------------------------------------ */
 
-typedef void (*codes_of)(const unsigned char *block, int j, uint8_t *u, int8_scale *s);
+/* Whether the instruction set takes codes of this form signed: then they stand on no offset. */
+BLOCKS_INLINE bool codes_are_signed(const int8_form *form) { return LANES_SIGNED_WIDE && form->largest > 127; }
+BLOCKS_INLINE int codes_offset(const int8_form *form) { return codes_are_signed(form) ? 0 : form->offset; }
 
-/* The next 16 outputs' bytes at the same place. */
-BLOCKS_INLINE void fetch_ahead(const unsigned char *from, size_t row_bytes, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += 64)
-        _mm_prefetch((const char *)from + TILE_OUTPUTS * row_bytes + at, _MM_HINT_T1);
-}
-
-/* Blocks [first, first + n) of 16 rows of weights; of rows that are not there the last one is taken. */
-BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsigned char *rows, size_t row_bytes,
-                              int outputs, int outputs_ahead, int first, int n, int8_tile *tiles) {
-    const int inside = form->values / INT8_BLOCK;
-    alignas(64) uint8_t u[TILE_OUTPUTS][INT8_BLOCK];
-    for (int b = 0; b < n; b++) {
-        int block = (first + b) / inside, j = (first + b) % inside;
-        int8_tile *tile = &tiles[b];
-        for (int o = 0; o < TILE_OUTPUTS; o++) {
-            const unsigned char *row = rows + (size_t)(o < outputs ? o : outputs - 1) * row_bytes;
-            int8_scale s = {0};
-            codes(row + (size_t)block * (size_t)form->bytes, j, u[o], &s);
-            tile->d[o] = s.d;
-            if (form->minimum) tile->m[o] = s.m;
-            if (form->pair) {
-                tile->s0[o] = s.s[0];
-                tile->s1[o] = s.s[1];
-            }
-        }
-        transpose_codes(u[0], tile->codes[0]);
+/* Piece p of LANES outputs; `pieces` points at their first byte in piece 0. */
+BLOCKS_INLINE lanes_codes load_piece(const int8_form *form, const uint8_t *pieces, const int p) {
+    const uint8_t *above = pieces + form->low * TILE_PIECE_BYTES;
+    lanes_codes c;
+    if (form->low == 8) {
+        c = codes_load(pieces + p * TILE_PIECE_BYTES);
+        if (codes_are_signed(form)) c = codes_flip(c);
+    } else if (form->low == 4) {
+        c = codes_load(pieces + p % 4 * TILE_PIECE_BYTES);
+        c = codes_and(p < 4 ? c : codes_right(c, 4), 15);
+    } else {
+        c = codes_load(pieces + p / 4 * TILE_PIECE_BYTES);
+        c = codes_and(codes_right(c, 2 * (p % 4)), 3);
     }
-    if (outputs_ahead < 2 * TILE_OUTPUTS) return;
-    size_t begin = (size_t)(first / inside) * (size_t)form->bytes;
-    size_t end = (size_t)((first + n - 1) / inside + 1) * (size_t)form->bytes;
-    for (int o = 0; o < TILE_OUTPUTS; o++) fetch_ahead(rows + (size_t)o * row_bytes + begin, row_bytes, end - begin);
+    if (form->high == 1) {
+        lanes_codes h = codes_load(above);
+        h = p < form->low ? codes_left(h, form->low - p) : codes_right(h, p - form->low);
+        c = codes_or(c, codes_and(h, 1 << form->low));
+    } else if (form->high == 2) {
+        lanes_codes h = codes_load(above + p / 4 * TILE_PIECE_BYTES);
+        int from = 2 * (p % 4);
+        h = from < form->low ? codes_left(h, form->low - from) : codes_right(h, from - form->low);
+        c = codes_or(c, codes_and(h, 3 << form->low));
+    }
+    if (form->table == TABLE_IQ4) c = codes_look_up(iq4_values, codes_offset(form), c);
+    if (form->table == TABLE_FP4) c = codes_look_up(fp4_values, codes_offset(form), c);
+    return c;
 }
 
-/* R rows against a chunk of tiles; sums [R][16] go on. */
-BLOCKS_INLINE void multiply_chunk(const int8_form *form, const int R, const unsigned char *x, size_t row_bytes,
-                                  size_t blocks, int first, int n, const int8_tile *tiles, float *sums) {
+/* --- scales ----------------------------------------------------------------------------------------------------- */
+
+typedef struct tile_scales {
+    lanes_f32 d[2], m[2], s[2];
+} tile_scales;
+
+/* Of outputs [first, first + LANES): what is the same in the whole tile ... */
+BLOCKS_INLINE void load_head(const int8_form *form, const unsigned char *tile, int first, lanes_f32 *d, lanes_f32 *m) {
+    *d = *m = lanes_zero_f32();
+    if (form->scales == SCALES_E8M0) *d = lanes_e8m0(tile + first);
+    if (form_head_bytes(form) >= 2) *d = lanes_f16(tile + 2 * first);
+    if (form_head_bytes(form) == 4) *m = lanes_f16(tile + 2 * (TILE_OUTPUTS + first));
+}
+/* ... and in 32 values of it. */
+BLOCKS_INLINE void load_subs(const int8_form *form, const unsigned char *subs, int first, lanes_f32 d, lanes_f32 m,
+                             tile_scales *s) {
+    const unsigned char *lower = subs + first, *upper = lower + TILE_OUTPUTS;
+    s->d[0] = s->d[1] = d;
+    s->m[0] = s->m[1] = m;
+    switch (form->scales) {
+    case SCALES_SUPER:
+        s->d[0] = lanes_mul(d, lanes_to_f32(lanes_s8(lower)));
+        break;
+    case SCALES_SUPER_MIN:
+        s->d[0] = lanes_mul(d, lanes_to_f32(lanes_u8(lower)));
+        s->m[0] = lanes_negative(lanes_mul(m, lanes_to_f32(lanes_u8(upper))));
+        break;
+    case SCALES_PAIR:
+        s->s[0] = lanes_to_f32(lanes_s8(lower));
+        s->s[1] = lanes_to_f32(lanes_s8(upper));
+        break;
+    case SCALES_HALVES:
+        s->d[0] = lanes_e4m3(lower);
+        s->d[1] = lanes_e4m3(upper);
+        break;
+    case SCALES_HALVES_MIN:
+        s->d[0] = lanes_mul(d, lanes_to_f32(lanes_and(lanes_u8(lower), 15)));
+        s->d[1] = lanes_mul(d, lanes_to_f32(lanes_and(lanes_u8(upper), 15)));
+        s->m[0] = lanes_negative(lanes_mul(m, lanes_to_f32(lanes_right(lanes_u8(lower), 4))));
+        s->m[1] = lanes_negative(lanes_mul(m, lanes_to_f32(lanes_right(lanes_u8(upper), 4))));
+        break;
+    default:
+        break;
+    }
+}
+
+/* The sum so far and 32 values more, of which low and high are the sums of products (low: of all 32, unless the form is
+ * in halves). Products with whole scales are exact in float32, like their sum. */
+BLOCKS_INLINE lanes_f32 add_part(const int8_form *form, const tile_scales *s, lanes_i32 low, lanes_i32 high,
+                                 const int8_record *x, lanes_f32 acc) {
+    const lanes_f32 scale = lanes_set(&x->scale);
+    lanes_f32 sum = lanes_to_f32(low);
+    if (form->scales == SCALES_PAIR) sum = lanes_fma(s->s[1], lanes_to_f32(high), lanes_mul(s->s[0], sum));
+    acc = lanes_fma(lanes_mul(s->d[0], scale), sum, acc);
+    if (form->scales == SCALES_HALVES_MIN) {
+        const float halves[2] = {(float)x->half[0], (float)x->half[1]};
+        acc = lanes_fma(lanes_mul(s->m[0], scale), lanes_set(&halves[0]), acc);
+        acc = lanes_fma(lanes_mul(s->d[1], scale), lanes_to_f32(high), acc);
+        return lanes_fma(lanes_mul(s->m[1], scale), lanes_set(&halves[1]), acc);
+    }
+    if (form->scales == SCALES_HALVES) return lanes_fma(lanes_mul(s->d[1], scale), lanes_to_f32(high), acc);
+    if (form_has_min(form)) acc = lanes_fma(lanes_mul(s->m[0], scale), lanes_set(&x->total), acc);
+    return acc;
+}
+
+/* --- products --------------------------------------------------------------------------------------------------- */
+
+/* Sums of products on their way: `part` may be narrower than `sum` and is added to it before it overflows. */
+typedef struct lanes_sum {
+    lanes_i32 sum;
+    lanes_part part;
+} lanes_sum;
+
+BLOCKS_INLINE lanes_sum sum_begin(lanes_i32 from) { return (lanes_sum){from, part_begin(from)}; }
+/* The done-th of products of which `together` fit into a part. */
+BLOCKS_INLINE void sum_add(const int8_form *form, lanes_sum *s, lanes_codes c, const void *x, int done, int together) {
+    s->part = part_add(s->part, c, x, codes_are_signed(form));
+    if (done % together != together - 1) return;
+    s->sum = part_end(s->sum, s->part);
+    s->part = part_begin(s->sum);
+}
+
+/* R rows, x_bytes apart, against `blocks` tiles, of which outputs [first, first + LANES); sums [R][TILE_OUTPUTS] go on.
+ */
+BLOCKS_INLINE void multiply_lanes(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
+                                  const unsigned char *tiles, size_t blocks, int first, float *sums) {
+    const bool apart = form_in_halves(form);
+    const int offset = codes_offset(form), fits = PART_PIECES(form->largest), together = apart && fits > 4 ? 4 : fits;
     lanes_f32 acc[TILE_ROWS];
     UNROLL for (int r = 0; r < R; r++) acc[r] = lanes_load(sums + r * TILE_OUTPUTS);
-    for (int b = 0; b < n; b++) {
-        const int8_tile *tile = &tiles[b];
-        const size_t at = (size_t)(first + b);
-        lanes_i32 low[TILE_ROWS], high[TILE_ROWS];
-        UNROLL for (int r = 0; r < R; r++) low[r] = high[r] = lanes_zero();
-        UNROLL for (int p = 0; p < TILE_PIECES / 2; p++) {
-            lanes_codes w0 = lanes_load_codes(tile->codes[p]), w1 = lanes_load_codes(tile->codes[p + 4]);
+    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
+        lanes_f32 d, m;
+        load_head(form, tiles, first, &d, &m);
+        const unsigned char *at = tiles + tile_head_bytes(form);
+        for (int j = 0; j < form_inside(form); j++, at += tile_part_bytes(form), x += sizeof(int8_record)) {
+            const uint8_t *pieces = at + tile_subs_bytes(form) + 4 * first;
+            for (size_t ahead = 0; ahead < tile_part_bytes(form); ahead += 64)
+                _mm_prefetch((const char *)at + AHEAD_BYTES + ahead, _MM_HINT_T0);
+            lanes_sum low[TILE_ROWS], high[TILE_ROWS];
             UNROLL for (int r = 0; r < R; r++) {
-                const unsigned char *codes = x + (size_t)r * row_bytes + at * INT8_BLOCK;
-                low[r] = lanes_dot(low[r], w0, codes + 4 * p, form->largest > 127);
-                high[r] = lanes_dot(high[r], w1, codes + 16 + 4 * p, form->largest > 127);
+                const int8_record *row = (const int8_record *)(const void *)(x + (size_t)r * x_bytes);
+                low[r] = sum_begin(offset ? lanes_pairs(-offset, apart ? 0 : -offset, row->half) : lanes_zero());
+                if (apart) high[r] = sum_begin(offset ? lanes_pairs(0, -offset, row->half) : lanes_zero());
             }
-        }
-        UNROLL for (int r = 0; r < R; r++) {
-            const unsigned char *row = x + (size_t)r * row_bytes;
-            float sx;
-            int16_t halves[2];
-            memcpy(&sx, row + int8_scales_at(blocks) + at * sizeof sx, sizeof sx);
-            memcpy(halves, row + int8_sums_at(blocks) + at * sizeof halves, sizeof halves);
-            lanes_i32 sum;
-            if (form->pair) {
-                lanes_i32 first_half = lanes_sub(low[r], lanes_set(form->offset * halves[0]));
-                lanes_i32 second_half = lanes_sub(high[r], lanes_set(form->offset * halves[1]));
-                sum = lanes_add(lanes_mul(first_half, tile->s0), lanes_mul(second_half, tile->s1));
-            } else {
-                sum = lanes_add(low[r], high[r]);
-                if (form->offset) sum = lanes_sub(sum, lanes_set(form->offset * (halves[0] + halves[1])));
+            UNROLL for (int p = 0; p < TILE_PIECES / 2; p++) {
+                const lanes_codes c0 = load_piece(form, pieces, p), c1 = load_piece(form, pieces, p + 4);
+                UNROLL for (int r = 0; r < R; r++) {
+                    const int8_t *codes = (const int8_t *)x + (size_t)r * x_bytes;
+                    sum_add(form, &low[r], c0, codes + 4 * p, apart ? p : 2 * p, together);
+                    sum_add(form, apart ? &high[r] : &low[r], c1, codes + 16 + 4 * p, apart ? p : 2 * p + 1, together);
+                }
             }
-            acc[r] = lanes_fma_scaled(tile->d, sx, lanes_to_f32(sum), acc[r]);
-            if (form->minimum)
-                acc[r] = lanes_fma_scaled(tile->m, sx, lanes_to_f32(lanes_set(halves[0] + halves[1])), acc[r]);
+            tile_scales scales;
+            load_subs(form, at, first, d, m, &scales);
+            UNROLL for (int r = 0; r < R; r++) {
+                const int8_record *row = (const int8_record *)(const void *)(x + (size_t)r * x_bytes);
+                acc[r] = add_part(form, &scales, low[r].sum, apart ? high[r].sum : low[r].sum, row, acc[r]);
+            }
         }
     }
     UNROLL for (int r = 0; r < R; r++) lanes_store(sums + r * TILE_OUTPUTS, acc[r]);
 }
 
-BLOCKS_INLINE void multiply_rows(const int8_form *form, const int R, const unsigned char *x, size_t row_bytes,
-                                 size_t blocks, int first, int n, const int8_tile *tiles, int outputs, float *y,
-                                 size_t ldy) {
-    alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
-    for (int r = 0; r < R && first; r++)
-        memcpy(sums + r * TILE_OUTPUTS, y + (size_t)r * ldy, (size_t)outputs * sizeof *y);
-    multiply_chunk(form, R, x, row_bytes, blocks, first, n, tiles, sums);
-    for (int r = 0; r < R; r++) memcpy(y + (size_t)r * ldy, sums + r * TILE_OUTPUTS, (size_t)outputs * sizeof *y);
+BLOCKS_INLINE void multiply_rows(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
+                                 const unsigned char *tiles, size_t blocks, float *sums) {
+    for (int first = 0; first < TILE_OUTPUTS; first += LANES)
+        multiply_lanes(form, R, x, x_bytes, tiles, blocks, first, sums + first);
 }
 
-BLOCKS_INLINE void multiply(const int8_form *form, codes_of codes, const void *packed, int rows, const weight *w,
-                            float *y, size_t ldy) {
-    int8_tile tiles[CHUNK_BLOCKS];
-    const size_t blocks = int8_blocks(w->in), row_bytes = int8_row_bytes(w->in), w_row_bytes = weight_row_bytes(w, 0);
-    const unsigned char *weights = weight_row(w, 0, 0);
+/* What a format's product of 1 to TILE_ROWS rows with tiles looks like from outside. */
+typedef void (*tiles_product)(int rows, const unsigned char *x, size_t x_bytes, const unsigned char *tiles,
+                              size_t blocks, float *sums);
+
+BLOCKS_INLINE void multiply_tiles(const int8_form *form, int rows, const unsigned char *x, size_t x_bytes,
+                                  const unsigned char *tiles, size_t blocks, float *sums) {
+#define ROWS_CASE(R)                                                                                                   \
+    case R:                                                                                                            \
+        multiply_rows(form, R, x, x_bytes, tiles, blocks, sums);                                                       \
+        break;
+    switch (rows) {
+        ROWS_CASE(1)
+        ROWS_CASE(2)
+        ROWS_CASE(3)
+        ROWS_CASE(4)
+#if TILE_ROWS == 8
+        ROWS_CASE(5)
+        ROWS_CASE(6)
+        ROWS_CASE(7)
+        ROWS_CASE(8)
+#endif
+    default:
+        break;
+    }
+}
+
+/* --- tiles ------------------------------------------------------------------------------------------------------ */
+
+/* Codes of 16 outputs, turned into pieces of one byte a code, to the pieces of the form. */
+BLOCKS_INLINE void store_pieces(const int8_form *form, const uint8_t *bytes, uint8_t *out) {
+    for (int first = 0; first < TILE_PIECE_BYTES; first += 4 * LANES) {
+        lanes_codes c[TILE_PIECES];
+        UNROLL for (int p = 0; p < TILE_PIECES; p++) c[p] = codes_load(bytes + p * TILE_PIECE_BYTES + first);
+        uint8_t *to = out + first;
+        if (form->low == 8) {
+            UNROLL for (int p = 0; p < TILE_PIECES; p++) codes_store(to + p * TILE_PIECE_BYTES, c[p]);
+        } else if (form->low == 4) {
+            UNROLL for (int p = 0; p < 4; p++) {
+                lanes_codes upper = codes_left(codes_and(c[p + 4], 15), 4);
+                codes_store(to + p * TILE_PIECE_BYTES, codes_or(codes_and(c[p], 15), upper));
+            }
+        } else {
+            UNROLL for (int h = 0; h < 2; h++) {
+                lanes_codes all = codes_and(c[4 * h], 3);
+                UNROLL for (int i = 1; i < 4; i++) all = codes_or(all, codes_left(codes_and(c[4 * h + i], 3), 2 * i));
+                codes_store(to + h * TILE_PIECE_BYTES, all);
+            }
+        }
+        to += form->low * TILE_PIECE_BYTES;
+        if (form->high == 1) {
+            lanes_codes all = codes_and(codes_right(c[0], form->low), 1);
+            UNROLL for (int p = 1; p < TILE_PIECES; p++) all =
+                codes_or(all, codes_left(codes_and(codes_right(c[p], form->low), 1), p));
+            codes_store(to, all);
+        } else if (form->high == 2) {
+            UNROLL for (int h = 0; h < 2; h++) {
+                lanes_codes all = codes_and(codes_right(c[4 * h], form->low), 3);
+                UNROLL for (int i = 1; i < 4; i++) all =
+                    codes_or(all, codes_left(codes_and(codes_right(c[4 * h + i], form->low), 3), 2 * i));
+                codes_store(to + h * TILE_PIECE_BYTES, all);
+            }
+        }
+    }
+}
+
+BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsigned char *rows, size_t row_bytes,
+                              int outputs, size_t blocks, unsigned char *tiles) {
+    alignas(64) uint8_t u[TILE_OUTPUTS][INT8_BLOCK] = {{0}}, bytes[TILE_PIECES * TILE_PIECE_BYTES];
+    for (size_t b = 0; b < blocks; b++) {
+        unsigned char *head = tiles;
+        tiles += tile_head_bytes(form);
+        memset(head, 0, tile_head_bytes(form));
+        for (int j = 0; j < form_inside(form); j++, tiles += tile_part_bytes(form)) {
+            memset(tiles, 0, tile_subs_bytes(form));
+            for (int o = 0; o < outputs; o++) {
+                int8_bytes s;
+                codes(rows + (size_t)o * row_bytes + b * (size_t)form->bytes, j, u[o], &s);
+                if (form_head_bytes(form) == 1) head[o] = s.head[0];
+                if (form_head_bytes(form) >= 2) memcpy(head + 2 * o, s.head, 2);
+                if (form_head_bytes(form) == 4) memcpy(head + 2 * (TILE_OUTPUTS + o), s.head + 2, 2);
+                if (form_sub_bytes(form) >= 1) tiles[o] = s.sub[0];
+                if (form_sub_bytes(form) == 2) tiles[TILE_OUTPUTS + o] = s.sub[1];
+            }
+            transpose_codes(u[0], bytes);
+            store_pieces(form, bytes, tiles + tile_subs_bytes(form));
+        }
+    }
+}
+
+/* --- matrices --------------------------------------------------------------------------------------------------- */
+
+/* Rows of activations that pass together: as even as it goes. */
+static int rows_together(int left) {
+    int groups = (left + TILE_ROWS - 1) / TILE_ROWS;
+    return (left + groups - 1) / groups;
+}
+
+/* n outputs that lie in lanes [lane, lane + n) of one tile. */
+typedef struct tile_outputs {
+    int lane, n;
+    const float *factors; /* of these outputs, or NULL */
+} tile_outputs;
+
+static void store_sums(const tile_outputs *t, int rows, const float *sums, float *y, size_t ldy) {
+    for (int r = 0; r < rows; r++) {
+        const float *from = sums + r * TILE_OUTPUTS + t->lane;
+        float *to = y + (size_t)r * ldy;
+        for (int i = 0; i < t->n; i++) to[i] = t->factors ? from[i] * t->factors[i] : from[i];
+    }
+}
+
+static tile_outputs outputs_at(const int8_form *form, const weight *w, int o) {
+    tile_outputs t = {w->tiled ? (w->first + o) % TILE_OUTPUTS : 0, w->out - o, NULL};
+    if (t.n > TILE_OUTPUTS - t.lane) t.n = TILE_OUTPUTS - t.lane;
+    if (form->scales == SCALES_HALVES) t.factors = weight_row(w, 1, o);
+    return t;
+}
+
+/* Rows outside, so that few stay in the first cache while the weights of a piece, which fit into the second, pass. */
+static void multiply_tiled(const int8_form *form, tiles_product product, const void *packed, int rows, const weight *w,
+                           float *y, size_t ldy) {
+    const size_t row_bytes = int8_row_bytes(w->in), tile_row = tiles_row_bytes(w->format, w->in);
+    const size_t blocks = (size_t)w->in / (size_t)form->values;
+    for (int r = 0, together; r < rows; r += together) {
+        together = rows_together(rows - r);
+        tile_outputs t;
+        for (int o = 0; o < w->out; o += t.n) {
+            alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
+            t = outputs_at(form, w, o);
+            product(together, (const unsigned char *)packed + (size_t)r * row_bytes, row_bytes,
+                    (const unsigned char *)w->stream[0] + (size_t)((w->first + o) / TILE_OUTPUTS) * tile_row, blocks,
+                    sums);
+            store_sums(&t, together, sums, y + (size_t)r * ldy + (size_t)o, ldy);
+        }
+    }
+}
+
+/* Weights in rows: tiles of a chunk are made once for all rows of the call. */
+static void multiply_untiled(const int8_form *form, tiles_product product, int8_tile_maker make, const void *packed,
+                             int rows, const weight *w, float *y, size_t ldy) {
+    alignas(64) unsigned char tiles[CHUNK_PARTS * MAX_PART_BYTES];
+    const size_t row_bytes = int8_row_bytes(w->in), w_row_bytes = weight_row_bytes(w, 0);
+    const size_t inside = (size_t)form_inside(form), blocks = (size_t)w->in / (size_t)form->values;
     for (int o = 0; o < w->out; o += TILE_OUTPUTS) {
-        int outputs = w->out - o < TILE_OUTPUTS ? w->out - o : TILE_OUTPUTS;
-        for (int first = 0; first < (int)blocks; first += CHUNK_BLOCKS) {
-            int n = (int)blocks - first < CHUNK_BLOCKS ? (int)blocks - first : CHUNK_BLOCKS;
-            make_tiles(form, codes, weights + (size_t)o * w_row_bytes, w_row_bytes, outputs, w->out - o, first, n,
-                       tiles);
+        const unsigned char *weights = weight_row(w, 0, o);
+        tile_outputs t = outputs_at(form, w, o);
+        for (size_t first = 0, n; first < blocks; first += n) {
+            n = blocks - first < CHUNK_PARTS / inside ? blocks - first : CHUNK_PARTS / inside;
+            make(weights + first * (size_t)form->bytes, w_row_bytes, t.n, n, tiles);
+            tile_outputs whole = {0, t.n, first + n == blocks ? t.factors : NULL};
             for (int r = 0, together; r < rows; r += together) {
-                const unsigned char *x = (const unsigned char *)packed + (size_t)r * row_bytes;
+                alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
                 float *to = y + (size_t)r * ldy + (size_t)o;
-                together = TILE_ROWS;
-                while (together > rows - r) together /= 2;
-                if (together == 8)
-                    multiply_rows(form, TILE_ROWS, x, row_bytes, blocks, first, n, tiles, outputs, to, ldy);
-                else if (together == 4)
-                    multiply_rows(form, TILE_ROWS < 4 ? 1 : 4, x, row_bytes, blocks, first, n, tiles, outputs, to, ldy);
-                else if (together == 2)
-                    multiply_rows(form, 2, x, row_bytes, blocks, first, n, tiles, outputs, to, ldy);
-                else
-                    multiply_rows(form, 1, x, row_bytes, blocks, first, n, tiles, outputs, to, ldy);
+                together = rows_together(rows - r);
+                for (int i = 0; i < together && first; i++)
+                    memcpy(sums + i * TILE_OUTPUTS, to + (size_t)i * ldy, (size_t)t.n * sizeof *sums);
+                product(together,
+                        (const unsigned char *)packed + (size_t)r * row_bytes + first * inside * sizeof(int8_record),
+                        row_bytes, tiles, n, sums);
+                store_sums(&whole, together, sums, to, ldy);
             }
         }
     }
 }
 
 #define DEFINE_MULTIPLY(NAME, name, values, bytes)                                                                     \
+    static void product_##name(int rows, const unsigned char *x, size_t x_bytes, const unsigned char *tiles,           \
+                               size_t blocks, float *sums) {                                                           \
+        multiply_tiles(&form_##name, rows, x, x_bytes, tiles, blocks, sums);                                           \
+    }                                                                                                                  \
+    static void tile_##name(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,                   \
+                            unsigned char *tiles) {                                                                    \
+        make_tiles(&form_##name, codes_##name, rows, row_bytes, outputs, blocks, tiles);                               \
+    }                                                                                                                  \
     static void multiply_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
-        multiply(&form_##name, codes_##name, packed, rows, w, y, ldy);                                                 \
+        if (w->tiled)                                                                                                  \
+            multiply_tiled(&form_##name, product_##name, packed, rows, w, y, ldy);                                     \
+        else                                                                                                           \
+            multiply_untiled(&form_##name, product_##name, tile_##name, packed, rows, w, y, ldy);                      \
     }
-INT8_BLOCK_FORMATS(DEFINE_MULTIPLY)
+BLOCK_FORMATS(DEFINE_MULTIPLY)
 
 static void pack(const float *x, size_t ldx, int rows, int k, void *packed) { int8_pack_rows(x, ldx, rows, k, packed); }
 
-#define INT8_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
+#define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
+#define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 #define INT8_TABLE                                                                                                     \
     {                                                                                                                  \
-        .pack = pack, .multiply = { INT8_BLOCK_FORMATS(INT8_ENTRY) }                                                   \
+        .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = { BLOCK_FORMATS(TILE_ENTRY) }               \
     }
 
 #endif

@@ -85,9 +85,7 @@ DEFINE_INT8
                     [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
         .load = load_weights_##name                                                                                    \
     }
-#define INT8_FORMAT_ENTRY(NAME, name, values, bytes)                                                                   \
+#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
     [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
-#define FLOAT_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_F32, multiply_##name),
 
 #endif

@@ -154,9 +154,8 @@ DEFINE_INT8
                     [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
         .load = load_##format                                                                                          \
     }
-#define WEIGHT_ENTRY(format)                          PRODUCTS(format, PACKING_F32, multiply_##format)
-#define FLOAT_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
-#define INT8_FORMAT_ENTRY(NAME, name, values, bytes)                                                                   \
+#define WEIGHT_ENTRY(format) PRODUCTS(format, PACKING_F32, multiply_##format)
+#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
     [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
@@ -320,7 +319,7 @@ const cpu_kernels cpu_kernels_scalar = {
     .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
-               INT8_BLOCK_FORMATS(INT8_FORMAT_ENTRY) FLOAT_BLOCK_FORMATS(FLOAT_FORMAT_ENTRY)},
+               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},
     .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/tiles.h"
 
 /* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance
  */
@@ -27,7 +28,10 @@ packing_set packing_exact(const backend_model *m, const weight *w) {
 }
 
 void load_row(const backend_model *m, const weight *w, int row, int begin, int n, float *out) {
-    m->kernels->weight[w->format].load(w, row, begin, n, out);
+    if (w->tiled)
+        tiles_load(w, row, begin, n, out);
+    else
+        m->kernels->weight[w->format].load(w, row, begin, n, out);
 }
 
 size_t multiply_alone_bytes(const backend_model *m, const weight *w, int rows) {
@@ -165,11 +169,11 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         size_t piece =
             job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         if (piece == 0) piece = 1; /* a row alone is larger than a piece should be */
-        size_t align = PIECE_ALIGN;
+        size_t align = job->w->tiled ? TILE_OUTPUTS : PIECE_ALIGN;
         size_t share = (outputs + (size_t)m->threads - 1) / (size_t)m->threads;
         if (piece > share) {
             piece = share;
-            align = PIECE_ALIGN_SMALL;
+            if (!job->w->tiled) align = PIECE_ALIGN_SMALL;
         }
         piece = (piece + align - 1) / align * align;
         job->piece = (int)piece;

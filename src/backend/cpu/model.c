@@ -8,6 +8,7 @@
 #include "backend/cpu/cache.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
+#include "backend/cpu/repack.h"
 #include "backend/cpu/rope.h"
 #include "backend/cpu/workspace.h"
 #include "base/float16.h"
@@ -19,6 +20,7 @@ static void cpu_model_destroy(backend_model *m) {
     rope_table_destroy(&m->rope[GEMMA4_SLIDING]);
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
     rope_table_destroy(&m->draft_rope);
+    repack_destroy(m);
     thread_pool_destroy(m->pool);
     free(m);
 }
@@ -70,6 +72,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 
         status = workspace_create(m, error);
         if (!status) status = create_rope_tables(m, error);
+        if (!status) status = repack_weights(m, error);
         if (!status) head_create(m);
     }
     if (status) {

@@ -1,0 +1,142 @@
+/* How block formats lie in tiles of 16 outputs, and what their blocks are made of.
+ *
+ * A tile holds one block of 16 neighbouring outputs, side by side, so that a lane of a vector is an output and nothing
+ * is summed over lanes. The tiles of 16 outputs follow each other along k, then come those of the next 16 outputs: a
+ * product reads a matrix from its first byte to its last. Of one tile:
+ *
+ *   head      the block's float16 scales, [16] each, or one byte of exponent [16]; none for NVFP4
+ *   for each 32 values of the block:
+ *     subs    one or two bytes of scales [16] each, where the format has such (six bits unpacked to eight)
+ *     low     4 bits: four pieces of 64 bytes; piece p holds values 4 p to 4 p + 3 of each output in low halves, values
+ *             16 + 4 p and so on in high halves. 8 bits: eight pieces, one value a byte. 2 bits: two pieces, of which
+ *             piece h holds in bits 2 i values 16 h + 4 i to 16 h + 4 i + 3.
+ *     high    further bits. 1 bit: one piece, bit p holds values 4 p to 4 p + 3. 2 bits: as low's two pieces.
+ *
+ * A code is low | high << (bits of low), perhaps an index into a table; codes are unsigned and stand `offset` above
+ * the signed ones. Outputs behind the last are zeros. */
+#ifndef KAKEYA_BACKEND_CPU_INT8_FORMS_H
+#define KAKEYA_BACKEND_CPU_INT8_FORMS_H
+
+#include <math.h>
+
+#include "backend/cpu/blocks.h"
+#include "backend/cpu/int8.h"
+
+enum { TILE_OUTPUTS = 16, TILE_PIECES = 8, TILE_PIECE_BYTES = 4 * TILE_OUTPUTS };
+
+typedef enum int8_scales {
+    SCALES_F16 = 0,    /* head: d */
+    SCALES_F16_MIN,    /* head: d, m */
+    SCALES_E8M0,       /* head: exponent of d */
+    SCALES_SUPER,      /* head: d; sub: a signed factor of it */
+    SCALES_SUPER_MIN,  /* head: d, dmin; subs: a factor of each */
+    SCALES_PAIR,       /* head: d; subs: the two whole scales */
+    SCALES_HALVES,     /* subs: d of each half, an e4m3 */
+    SCALES_HALVES_MIN, /* head: d, dmin; subs: for each half a factor of both, four bits each */
+} int8_scales;
+
+typedef enum int8_table { TABLE_NONE = 0, TABLE_IQ4, TABLE_FP4 } int8_table;
+
+typedef struct int8_form {
+    int values, bytes; /* of a block of the format */
+    int8_scales scales;
+    int low, high; /* bits of codes */
+    int8_table table;
+    int offset, largest; /* of unsigned codes, after the table */
+} int8_form;
+
+#define INT8_FORM(name, ...) static const int8_form form_##name = {__VA_ARGS__};
+INT8_FORM(q4_0, 32, 18, SCALES_F16, 4, 0, TABLE_NONE, 8, 15)
+INT8_FORM(q4_1, 32, 20, SCALES_F16_MIN, 4, 0, TABLE_NONE, 0, 15)
+INT8_FORM(q5_0, 32, 22, SCALES_F16, 4, 1, TABLE_NONE, 16, 31)
+INT8_FORM(q5_1, 32, 24, SCALES_F16_MIN, 4, 1, TABLE_NONE, 0, 31)
+INT8_FORM(q8_0, 32, 34, SCALES_F16, 8, 0, TABLE_NONE, 128, 255)
+INT8_FORM(q2_k, 256, 84, SCALES_HALVES_MIN, 2, 0, TABLE_NONE, 0, 3)
+INT8_FORM(q3_k, 256, 110, SCALES_PAIR, 2, 1, TABLE_NONE, 4, 7)
+INT8_FORM(q4_k, 256, 144, SCALES_SUPER_MIN, 4, 0, TABLE_NONE, 0, 15)
+INT8_FORM(q5_k, 256, 176, SCALES_SUPER_MIN, 4, 1, TABLE_NONE, 0, 31)
+INT8_FORM(q6_k, 256, 210, SCALES_PAIR, 4, 2, TABLE_NONE, 32, 63)
+INT8_FORM(iq4_nl, 32, 18, SCALES_F16, 4, 0, TABLE_IQ4, 128, 241)
+INT8_FORM(iq4_xs, 256, 136, SCALES_SUPER, 4, 0, TABLE_IQ4, 128, 241)
+INT8_FORM(mxfp4, 32, 17, SCALES_E8M0, 4, 0, TABLE_FP4, 12, 24)
+INT8_FORM(nvfp4, 64, 36, SCALES_HALVES, 4, 0, TABLE_FP4, 12, 24)
+
+BLOCKS_INLINE bool form_has_min(const int8_form *f) {
+    return f->scales == SCALES_F16_MIN || f->scales == SCALES_SUPER_MIN || f->scales == SCALES_HALVES_MIN;
+}
+/* The two halves of 32 codes are summed apart. */
+BLOCKS_INLINE bool form_in_halves(const int8_form *f) { return f->scales >= SCALES_PAIR; }
+BLOCKS_INLINE int form_inside(const int8_form *f) { return f->values / INT8_BLOCK; }
+/* Bytes per output. */
+BLOCKS_INLINE int form_head_bytes(const int8_form *f) {
+    if (f->scales == SCALES_HALVES) return 0;
+    if (f->scales == SCALES_E8M0) return 1;
+    return form_has_min(f) ? 4 : 2;
+}
+BLOCKS_INLINE int form_sub_bytes(const int8_form *f) {
+    return f->scales <= SCALES_E8M0 ? 0 : f->scales == SCALES_SUPER ? 1 : 2;
+}
+/* Bytes of a tile: of its head, of each 32 values, and of the whole. */
+BLOCKS_INLINE size_t tile_head_bytes(const int8_form *f) { return (size_t)(TILE_OUTPUTS * form_head_bytes(f)); }
+BLOCKS_INLINE size_t tile_subs_bytes(const int8_form *f) { return (size_t)(TILE_OUTPUTS * form_sub_bytes(f)); }
+BLOCKS_INLINE size_t tile_part_bytes(const int8_form *f) {
+    return tile_subs_bytes(f) + (size_t)(TILE_PIECE_BYTES * (f->low + f->high));
+}
+BLOCKS_INLINE size_t tile_bytes(const int8_form *f) {
+    return tile_head_bytes(f) + (size_t)form_inside(f) * tile_part_bytes(f);
+}
+
+/* What a block's bytes of scales say of 32 values, or of each half of them. */
+typedef struct int8_scale {
+    float d[2], m[2];
+    int s[2];
+} int8_scale;
+
+BLOCKS_INLINE float e8m0_half(unsigned char e) {
+    return block_float(e < 2 ? 0x00200000u << e : ((uint32_t)e - 1) << 23);
+}
+
+/* head, sub: one output's. */
+BLOCKS_INLINE int8_scale form_scale(const int8_form *f, const unsigned char *head, const unsigned char *sub) {
+    int8_scale s = {{0}, {0}, {0}};
+    switch (f->scales) {
+    case SCALES_F16_MIN:
+        s.m[0] = block_f16(head + 2);
+        s.d[0] = block_f16(head);
+        break;
+    case SCALES_F16:
+        s.d[0] = block_f16(head);
+        break;
+    case SCALES_E8M0:
+        s.d[0] = e8m0_half(head[0]);
+        break;
+    case SCALES_SUPER:
+        s.d[0] = block_f16(head) * (float)(int8_t)sub[0];
+        break;
+    case SCALES_SUPER_MIN:
+        s.d[0] = block_f16(head) * (float)sub[0];
+        s.m[0] = -(block_f16(head + 2) * (float)sub[1]);
+        break;
+    case SCALES_PAIR:
+        s.d[0] = block_f16(head);
+        for (int h = 0; h < 2; h++) s.s[h] = (int8_t)sub[h];
+        break;
+    case SCALES_HALVES:
+        for (int h = 0; h < 2; h++) s.d[h] = nvfp4_scale(sub[h]);
+        break;
+    case SCALES_HALVES_MIN:
+        for (int h = 0; h < 2; h++) {
+            s.d[h] = block_f16(head) * (float)(sub[h] & 15);
+            s.m[h] = -(block_f16(head + 2) * (float)(sub[h] >> 4));
+        }
+        break;
+    }
+    return s;
+}
+
+/* The signed code of a stored one. */
+BLOCKS_INLINE int form_signed(const int8_form *f, int code) {
+    return f->table == TABLE_IQ4 ? iq4_values[code] : f->table == TABLE_FP4 ? fp4_values[code] : code - f->offset;
+}
+
+#endif

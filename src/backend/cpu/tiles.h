@@ -1,0 +1,18 @@
+/* Matrices of block formats repacked in tiles of 16 outputs (int8_forms.h), value by value. */
+#ifndef KAKEYA_BACKEND_CPU_TILES_H
+#define KAKEYA_BACKEND_CPU_TILES_H
+
+#include <stdint.h>
+
+#include "backend/cpu/int8_forms.h"
+
+/* Bytes of the tiles of a matrix [out][in] of a block format. */
+size_t tiles_bytes(weight_format format, int out, int in);
+/* From 16 outputs to the next. */
+size_t tiles_row_bytes(weight_format format, int in);
+/* The codes as stored, and the scales, of values [32 * block, 32 * block + 32) of a row of a tiled matrix. */
+void tiles_block(const weight *w, int row, size_t block, uint8_t *codes, int8_scale *scale);
+/* Values [begin, begin + n) of a row of a tiled matrix, as float32: the bits of the format's own loader. */
+void tiles_load(const weight *w, int row, int begin, int n, float *out);
+
+#endif
