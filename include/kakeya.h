@@ -292,6 +292,7 @@ typedef struct kakeya_chat_summary {
     size_t repairs;            /* tokens dropped and pieces of calls mended */
     int32_t stop_string;       /* index of the stop string that ended the content; -1: none did */
     const char *finish_reason; /* "stop", "length", "tool_calls" or "cancelled", as OpenAI's clients know them */
+    size_t call_repairs;       /* of the repairs: pieces of calls */
 } kakeya_chat_summary;
 
 static inline void kakeya_chat_summary_init(kakeya_chat_summary *summary) { summary->size = sizeof *summary; }
@@ -389,6 +390,17 @@ static inline void kakeya_kv_bytes_init(kakeya_kv_bytes *bytes) { bytes->size = 
 
 typedef struct kakeya_engine kakeya_engine;
 
+/* One forward, for all requests that were computed together. */
+typedef struct kakeya_step {
+    size_t requests;
+    size_t prompt_positions; /* of prompts */
+    size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
+    double seconds;
+} kakeya_step;
+
+/* Called behind each forward by the thread that computes, before anybody hears of what came of it. It must not wait. */
+typedef void (*kakeya_step_fn)(void *user, const kakeya_step *step);
+
 typedef struct kakeya_engine_options {
     size_t size;
     const char *model;     /* directory, GGUF file, or a name in the local Hugging Face cache; NULL with `synthetic` */
@@ -405,9 +417,11 @@ typedef struct kakeya_engine_options {
     bool drafter_block_bidirectional; /* drafter's sliding layers: no causal mask inside the block */
     size_t memory_limit_bytes;        /* 0: none. Allocations beyond it fail with KAKEYA_OUT_OF_MEMORY */
     kakeya_progress_fn progress;
-    void *user;       /* for progress */
-    int max_batch;    /* sessions whose answers are computed in one step, 1 to 64; more take turns. 0: 64 */
-    int max_stall_ms; /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
+    void *user;             /* for progress */
+    int max_batch;          /* sessions whose answers are computed in one step, 1 to 64; more take turns. 0: 64 */
+    int max_stall_ms;       /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
+    kakeya_step_fn on_step; /* may be NULL */
+    void *step_user;
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);
@@ -443,6 +457,9 @@ KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i)
 
 /* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
 KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
+/* Bytes that the K/V memory of all sessions may take, what it takes now included: what a memory limit leaves beside the
+ * rest; without one, what the device could still give. 0: it does not say. */
+KAKEYA_API size_t kakeya_engine_kv_room(const kakeya_engine *engine);
 
 /* ----------------------------------------------------------------------------------------------- session */
 

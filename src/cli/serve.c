@@ -33,13 +33,15 @@ typedef struct serve_options {
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory;
     size_t cache_ram, cache_disk;
-    int reuse;        /* index of reuse_names */
-    int exact_replay; /* index of switch_names */
+    int reuse;         /* index of reuse_names */
+    int metrics_names; /* index of metrics_choices */
+    int exact_replay;  /* index of switch_names */
     bool strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
 
 static const char *const switch_names[] = {"off", "on", NULL};
 static const char *const reuse_names[] = {"exact", "any", NULL};
+static const char *const metrics_choices[] = {"kakeya", "vllm", "both", NULL}; /* as enum metrics_names */
 
 static const cli_command command = {
     .name = "serve",
@@ -109,6 +111,7 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
         .wake_wait_seconds = (double)o->wake_wait,
         .strict = o->strict,
         .metrics_key = o->metrics_key,
+        .metrics_names = (metrics_names)o->metrics_names,
         .no_page = o->no_page,
         .log_json = o->log_json,
         .log_prompts = o->log_prompts,
@@ -253,6 +256,9 @@ int cli_serve(int argc, char **argv) {
                    .help = "refuse fields that are not known, instead of naming them in x-kakeya-ignored"),
         CLI_OPTION(.name = "metrics-key", .kind = CLI_FLAG, .target = &o.metrics_key,
                    .help = "ask for the key at /metrics too"),
+        CLI_OPTION(.name = "metrics-names", .argument = "kakeya|vllm|both", .kind = CLI_CHOICE,
+                   .target = &o.metrics_names, .choices = metrics_choices,
+                   .help = "vllm: metrics that vLLM has, too, under its names, for its dashboards (kakeya)"),
         CLI_OPTION(.name = "no-page", .kind = CLI_FLAG, .target = &o.no_page, .help = "no page that chats at /"),
         CLI_OPTION(.name = "log-json", .kind = CLI_FLAG, .target = &o.log_json, .help = "log lines as JSON objects"),
         CLI_OPTION(.name = "log-prompts", .kind = CLI_FLAG, .target = &o.log_prompts,

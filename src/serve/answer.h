@@ -115,6 +115,11 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink);
 
 /* Network thread, now and then: pings. */
 void answers_tick(server_context *server, double now);
+/* Sessions of answers that run, by what they do. */
+typedef struct answer_counts {
+    size_t prompt, decode, stalled;
+} answer_counts;
+answer_counts answers_count(server_context *server);
 /* A JSON list of what runs and waits, without texts. */
 void answers_list(server_context *server, text_buffer *out);
 /* Network thread, now and then: ends those that take longer than --request-timeout; their sinks get ANSWER_FAILED. */

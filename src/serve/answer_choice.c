@@ -127,7 +127,12 @@ static void count_time(answer_choice *c) {
     atomic_fetch_add_explicit(&a->tokens, 1, memory_order_relaxed);
 }
 
+void choice_measure(answer_choice *c) {
+    atomic_store(&c->kv_bytes, c->session ? kakeya_session_kv_bytes(c->session).total : 0);
+}
+
 void choice_count(answer_choice *c, const kakeya_stats *so_far) {
+    choice_measure(c);
     answer *a = c->answer;
     metrics *m = &a->server->metrics;
     kakeya_stats *known = &c->stats;
@@ -332,7 +337,8 @@ void choice_finish(answer_choice *c) {
         if (finish != KAKEYA_FINISH_CANCELLED) end.finish_reason = summary.finish_reason;
         stop_string = summary.stop_string;
         c->answer->usage.reasoning_tokens += summary.reasoning_tokens * c->copies;
-        metrics_add(&c->answer->server->metrics.parser_repairs, summary.repairs);
+        metrics_add(&c->answer->server->metrics.token_repairs, summary.repairs - summary.call_repairs);
+        metrics_add(&c->answer->server->metrics.call_repairs, summary.call_repairs);
     }
     if (stop_string >= 0) {
         end.stop_text = o->stops[stop_string];

@@ -50,11 +50,13 @@ static bool give_up_prompt(answer *a) {
     c->session = NULL; /* whoever cancels finds none */
     pthread_mutex_unlock(&a->lock);
     kakeya_session_close(full);
+    choice_measure(c);
     if (store_take(a->server->store, a->options.ids, a->options.n_ids, false, &empty, NULL, &why) != KAKEYA_OK)
         return false;
     pthread_mutex_lock(&a->lock);
     c->session = empty;
     pthread_mutex_unlock(&a->lock);
+    choice_measure(c);
     return true;
 }
 

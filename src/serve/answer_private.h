@@ -56,9 +56,10 @@ typedef struct answer_choice {
     size_t masked; /* tokens of the timeline that have been looked at */
     bool in_thought;
     int64_t thought_tokens;
-    int32_t first_stop; /* in ids: what the constraint knows */
-    kakeya_stats stats; /* of the submission that is under way: what the metrics know of it */
-    size_t uncounted;   /* tokens that the metrics do not know: their forward has not ended */
+    int32_t first_stop;      /* in ids: what the constraint knows */
+    kakeya_stats stats;      /* of the submission that is under way: what the metrics know of it */
+    size_t uncounted;        /* tokens that the metrics do not know: their forward has not ended */
+    _Atomic size_t kv_bytes; /* of the session, when it was last measured */
     api_error error;
 } answer_choice;
 
@@ -126,6 +127,8 @@ bool choice_open(answer_choice *c);
 void choice_close(answer_choice *c);
 /* Fills what the library needs to generate. The strings and biases are the answer's. */
 void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
+/* Takes note of the memory that the session holds. On the thread that computes, or while no submission is under way. */
+void choice_measure(answer_choice *c);
 /* Adds to the metrics what the submission has taken since the last call: forwards and the tokens that came of them. */
 void choice_count(answer_choice *c, const kakeya_stats *so_far);
 /* After the last token: tells what was held back, and the end. */

@@ -184,13 +184,23 @@ void answers_tick(server_context *s, double now) {
     pthread_mutex_unlock(&s->answers_lock);
 }
 
-/* What sessions of so many tokens hold, each with memory of its own. */
-static size_t kv_bytes(const server_context *s, size_t tokens, size_t sessions) {
-    kakeya_kv_bytes bytes;
-    kakeya_kv_bytes_init(&bytes);
-    bool known = tokens && kakeya_description_kv_bytes(kakeya_engine_description(s->engine), &s->settings->session,
-                                                       tokens, &bytes, NULL) == KAKEYA_OK;
-    return known ? bytes.total * sessions : 0;
+static size_t kv_bytes(const answer *a) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < a->n_choices; i++) bytes += atomic_load(&a->choices[i].kv_bytes);
+    return bytes;
+}
+
+answer_counts answers_count(server_context *s) {
+    answer_counts counts = {0};
+    pthread_mutex_lock(&s->answers_lock);
+    for (const answer *a = s->answers; a; a = a->next) {
+        if (!atomic_load(&a->has_place)) continue;
+        bool spoken = atomic_load(&a->first_token_seen);
+        size_t sessions = spoken ? a->n_choices : 1;
+        *(atomic_load(&a->stalled) ? &counts.stalled : spoken ? &counts.decode : &counts.prompt) += sessions;
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+    return counts;
 }
 
 void answers_list(server_context *s, text_buffer *out) {
@@ -208,8 +218,7 @@ void answers_list(server_context *s, text_buffer *out) {
                     "\"prompt_done\":%zu,\"cached_tokens\":%zu,\"kv_bytes\":%zu,\"choices\":%zu,"
                     "\"client\":\"%016llx\",\"seconds\":%.3f,"
                     "\"params\":{\"temperature\":",
-                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached,
-                    begun ? kv_bytes(s, done + tokens / a->n_choices, spoken ? a->n_choices : 1) : 0,
+                    state, begun ? "true" : "false", s->context, tokens, a->options.n_ids, done, cached, kv_bytes(a),
                     a->options.choices, a->call->client, clock_seconds() - a->begun);
         text_json_number(out, (double)a->options.sampling.temperature);
         text_format(out, ",\"max_tokens\":%d}}", a->options.max_tokens ? a->options.max_tokens : -1);

@@ -61,6 +61,7 @@ static bool on_progress(void *user, const char *what, uint64_t done, uint64_t to
     (void)total;
     answer *a = user;
     atomic_store(&a->prompt_done, (size_t)done);
+    choice_measure(&a->choices[0]);
     if (a->sink.progress && !atomic_load(&a->first_token_seen))
         answer_say(a, (event_record){.type = ANSWER_PROGRESS, .prompt_done = (size_t)done}, NULL, NULL);
     return !atomic_load(&a->cancelled);
@@ -154,6 +155,7 @@ static bool take_session(answer *a) {
     pthread_mutex_lock(&a->lock);
     first->session = session;
     pthread_mutex_unlock(&a->lock);
+    choice_measure(first);
     a->usage.cached_tokens = hit.tokens;
 
     metrics *m = &a->server->metrics;
@@ -191,6 +193,7 @@ static bool fork_choices(answer *a) {
         pthread_mutex_lock(&a->lock);
         a->choices[i].session = session;
         pthread_mutex_unlock(&a->lock);
+        choice_measure(&a->choices[i]);
     }
     return true;
 }
@@ -293,6 +296,7 @@ static void give_back(answer *a) {
         choice_close(c);
         kakeya_session *session = c->session;
         c->session = NULL;
+        choice_measure(c);
         if (!session) continue;
         kakeya_session_clear_cancel(session);
         size_t n;

@@ -40,7 +40,7 @@ static void name_call(call *c) {
 static void write_log(const call *c, int status) {
     metrics *m = &c->server->metrics;
     metrics_request(m, c->route ? (size_t)c->place : METRICS_ROUTES, status);
-    if (c->ignored.n) metrics_add(&m->fields_ignored, 1);
+    if (c->ignored.n && !c->ignored.failed) metrics_fields(m, c->ignored.data);
     const serve_settings *s = c->server->settings;
     const http_head *head = http_request(c->exchange);
     double ms = (clock_seconds() - http_received(c->exchange)) * 1000;

@@ -32,6 +32,11 @@ static void tell_finished(const operation *op) {
         finished.generated_tokens = result->tokens;
         finished.decode_seconds = result->decode_seconds;
         finished.verifier_forwards = result->verifier_forwards;
+        finished.drafted = result->drafted;
+        finished.accepted = result->accepted;
+        finished.drafted_at = result->drafted_at;
+        finished.accepted_at = result->accepted_at;
+        finished.n_positions = GRPC_POSITIONS;
         static const grpc_ended ended[] = {[GRPC_TASK_RUNNING] = GRPC_ENDED_CANCELLED,
                                            [GRPC_TASK_COMPLETE] = GRPC_ENDED_LENGTH,
                                            [GRPC_TASK_EOS] = GRPC_ENDED_STOP,

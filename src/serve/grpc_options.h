@@ -23,7 +23,9 @@ typedef struct grpc_finished {
     size_t generated_tokens;             /* generated */
     double seconds, first_token_seconds; /* since the request; the second is 0 where there was no token */
     double decode_seconds;
-    uint64_t verifier_forwards;
+    uint64_t verifier_forwards, drafted, accepted;
+    const uint64_t *drafted_at, *accepted_at; /* n_positions, by position; NULL: nothing was generated */
+    size_t n_positions;
     grpc_ended ended;
     bool used_model; /* the method needs it */
 } grpc_finished;

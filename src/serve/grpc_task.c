@@ -123,6 +123,12 @@ static void take_request(grpc_task *t) {
     t->result.prefill_seconds += stats.prefill_seconds;
     t->result.decode_seconds += stats.decode_seconds;
     t->result.verifier_forwards += stats.verifier_forwards;
+    t->result.drafted += stats.drafted_tokens;
+    t->result.accepted += stats.accepted_tokens;
+    for (int i = 0; i < GRPC_POSITIONS; i++) {
+        t->result.drafted_at[i] += stats.drafted_at[i];
+        t->result.accepted_at[i] += stats.accepted_at[i];
+    }
     if (t->cancelled || status == KAKEYA_CANCELLED)
         t->result.end = GRPC_TASK_CANCELLED;
     else if (status == KAKEYA_CONTEXT_FULL && t->options.max_tokens)

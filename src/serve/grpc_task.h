@@ -8,6 +8,8 @@
 
 typedef struct grpc_task grpc_task;
 
+enum { GRPC_POSITIONS = 16 }; /* of drafts, that are counted apart */
+
 typedef struct grpc_task_options {
     kakeya_session *session;
     const int32_t *tokens; /* that the timeline becomes first; NULL: it stays as it is */
@@ -36,6 +38,7 @@ typedef struct grpc_task_result {
     size_t tokens;      /* generated so far */
     double prefill_seconds, decode_seconds;
     uint64_t verifier_forwards;
+    uint64_t drafted, accepted, drafted_at[GRPC_POSITIONS], accepted_at[GRPC_POSITIONS];
 } grpc_task_result;
 
 /* The functions are for one thread. *out is freed with grpc_task_free once it has ended. */

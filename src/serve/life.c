@@ -141,10 +141,20 @@ static void open_directory(server_context *s) {
     free(path);
 }
 
+static void on_step(void *user, const kakeya_step *step) {
+    metrics *m = user;
+    if (step->prompt_positions) metrics_tokens(&m->iteration_prompt, step->prompt_positions);
+    if (step->answer_positions) metrics_tokens(&m->iteration_decode, step->answer_positions);
+    metrics_tokens(&m->iteration_both, step->prompt_positions + step->answer_positions);
+    metrics_seconds(&m->iteration, step->seconds);
+}
+
 static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_error *error) {
     kakeya_engine_options options = s->settings->engine;
     options.progress = on_progress;
     options.user = s;
+    options.on_step = on_step;
+    options.step_user = &s->metrics;
     atomic_store(&s->progress, 0);
     return kakeya_engine_open(&options, out, error);
 }
@@ -375,6 +385,14 @@ size_t life_memory(life *l, kakeya_memory_kind kind) {
     const server_context *s = l->server;
     pthread_mutex_lock(&l->engine_lock);
     size_t bytes = s->engine ? kakeya_engine_memory(s->engine, kind) : 0;
+    pthread_mutex_unlock(&l->engine_lock);
+    return bytes;
+}
+
+size_t life_kv_room(life *l) {
+    const server_context *s = l->server;
+    pthread_mutex_lock(&l->engine_lock);
+    size_t bytes = s->engine ? kakeya_engine_kv_room(s->engine) : 0;
     pthread_mutex_unlock(&l->engine_lock);
     return bytes;
 }

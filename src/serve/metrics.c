@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static const double seconds_bounds[METRICS_SECONDS] = {.001, .0025, .005, .01, .025, .05, .1, .25,
                                                        .5,   1,     2.5,  5,   10,   30,  60, 300};
@@ -36,53 +37,91 @@ void metrics_request(metrics *m, size_t route, int status) {
     metrics_add(&m->requests[route < METRICS_ROUTES ? route : METRICS_ROUTES - 1][column], 1);
 }
 
-void metrics_header(text_buffer *out, const char *name, const char *type, const char *help) {
-    text_format(out, "# HELP kakeya_%s %s\n# TYPE kakeya_%s %s\n", name, help, name, type);
+static const char *const fields[METRICS_FIELDS] = {
+    "betas",           "cache_control", "chat_template_kwargs",
+    "client_metadata", "container",     "context_management",
+    "extra_body",      "include",       "inference_geo",
+    "input",           "keep_alive",    "mcp_servers",
+    "messages",        "metadata",      "options",
+    "reasoning",       "service_tier",  "speed",
+    "stream_options",  "system",        "text",
+    "tool_choice",     "tools",         "other",
+};
+
+const char *metrics_field(size_t place) { return fields[place]; }
+
+void metrics_fields(metrics *m, const char *names) {
+    while (*names) {
+        size_t whole = strcspn(names, ","), n = strcspn(names, ".[(,"), i = 0;
+        while (i + 1 < METRICS_FIELDS && (strlen(fields[i]) != n || strncmp(fields[i], names, n) != 0)) i++;
+        metrics_add(&m->fields_ignored[i], 1);
+        names += whole;
+        names += strspn(names, ", ");
+    }
 }
 
-static void label(text_buffer *out, const char *model) {
-    text_add(out, "model=\"");
+/* -------------------------------------------------------------------------------------------------------- the text */
+
+static void header(text_buffer *out, const char *prefix, const char *name, const char *type, const char *help) {
+    text_format(out, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, help, prefix, name, type);
+}
+
+void metrics_family(metrics_page *p, const char *name, const char *vllm, const char *type, const char *help) {
+    p->vllm_name = p->names == METRICS_KAKEYA ? NULL : vllm;
+    p->own_name = p->names == METRICS_VLLM && vllm ? NULL : name;
+    if (p->own_name) header(&p->own, "kakeya_", name, type, help);
+    if (p->vllm_name) header(&p->vllm, "vllm:", vllm, type, help);
+}
+
+static void add_model(text_buffer *out, const char *model) {
     for (const char *c = model; *c; c++) {
         if (*c == '"' || *c == '\\') text_bytes(out, "\\", 1);
         text_bytes(out, *c == '\n' ? " " : c, 1);
     }
-    text_add(out, "\"");
 }
 
-static void line(text_buffer *out, const char *name, const char *suffix, const char *model, const char *labels,
-                 double value) {
-    text_format(out, "kakeya_%s%s{%s", name, suffix, labels);
-    label(out, model);
-    text_add(out, "} ");
+static void line(text_buffer *out, const char *prefix, const char *name, const char *suffix, const char *labels,
+                 const char *key, const char *model, double value) {
+    text_format(out, "%s%s%s{%s%s=\"", prefix, name, suffix, labels, key);
+    add_model(out, model);
     if (value == floor(value) && fabs(value) < 1e15) {
-        text_format(out, "%.0f\n", value);
+        text_format(out, "\"} %.0f\n", value);
     } else {
-        text_format(out, "%.9g\n", value);
+        text_format(out, "\"} %.9g\n", value);
     }
 }
 
-void metrics_value(text_buffer *out, const char *name, const char *model, const char *labels, double value) {
-    line(out, name, "", model, labels, value);
+void metrics_sample(metrics_page *p, const char *suffix, const char *labels, double value) {
+    if (p->own_name) line(&p->own, "kakeya_", p->own_name, suffix, labels, "model", p->model, value);
+    if (p->vllm_name) line(&p->vllm, "vllm:", p->vllm_name, suffix, labels, "model_name", p->model, value);
 }
 
-void metrics_histogram(text_buffer *out, const char *name, const char *help, const char *model, const histogram *h,
-                       bool seconds) {
-    metrics_header(out, name, "histogram", help);
+void metrics_one(metrics_page *p, const char *name, const char *vllm, const char *type, const char *help,
+                 double value) {
+    metrics_family(p, name, vllm, type, help);
+    metrics_sample(p, "", "", value);
+}
+
+void metrics_histogram(metrics_page *p, const char *labels, const histogram *h, bool seconds) {
     size_t bounds = seconds ? METRICS_SECONDS : METRICS_TOKENS;
     uint64_t below = 0;
-    char labels[48];
     for (size_t i = 0; i <= bounds; i++) {
         below += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
-        double bound = seconds ? (i < bounds ? seconds_bounds[i] : 0) : (double)(UINT64_C(1) << i);
-        if (i < bounds) {
-            snprintf(labels, sizeof labels, "le=\"%g\",", bound);
-            if (!seconds) snprintf(labels, sizeof labels, "le=\"%.0f\",", bound);
-        } else {
-            snprintf(labels, sizeof labels, "le=\"+Inf\",");
-        }
-        line(out, name, "_bucket", model, labels, (double)below);
+        char with_bound[96], bound[32] = "+Inf";
+        if (i < bounds && seconds) snprintf(bound, sizeof bound, "%g", seconds_bounds[i]);
+        if (i < bounds && !seconds) snprintf(bound, sizeof bound, "%.0f", (double)(UINT64_C(1) << i));
+        snprintf(with_bound, sizeof with_bound, "%sle=\"%s\",", labels, bound);
+        metrics_sample(p, "_bucket", with_bound, (double)below);
     }
     double sum = (double)atomic_load_explicit(&h->sum, memory_order_relaxed);
-    line(out, name, "_sum", model, "", seconds ? sum * 1e-9 : sum);
-    line(out, name, "_count", model, "", (double)below);
+    metrics_sample(p, "_sum", labels, seconds ? sum * 1e-9 : sum);
+    metrics_sample(p, "_count", labels, (double)below);
+}
+
+void metrics_page_end(metrics_page *p, text_buffer *out) {
+    *out = p->own;
+    p->own = (text_buffer){0};
+    if (p->vllm.n) text_bytes(out, p->vllm.data, p->vllm.n);
+    out->failed |= p->vllm.failed;
+    text_free(&p->vllm);
 }

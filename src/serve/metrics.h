@@ -4,12 +4,20 @@
 #define KAKEYA_SERVE_METRICS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "serve/text.h"
 
-enum { METRICS_SECONDS = 16, METRICS_TOKENS = 19, METRICS_ROUTES = 64, METRICS_STATUSES = 16, METRICS_POSITIONS = 16 };
+enum {
+    METRICS_SECONDS = 16,
+    METRICS_TOKENS = 19,
+    METRICS_ROUTES = 64,
+    METRICS_STATUSES = 16,
+    METRICS_POSITIONS = 16,
+    METRICS_FIELDS = 24
+};
 
 /* Upper bounds are those of metrics.c; the last bucket is +Inf. */
 typedef struct histogram {
@@ -35,22 +43,45 @@ typedef struct metrics {
     _Atomic uint64_t cached_tokens[4]; /* by store_source */
     _Atomic uint64_t draft_tokens, draft_accepted, forwards, preemptions;
     _Atomic uint64_t drafted_at[METRICS_POSITIONS], accepted_at[METRICS_POSITIONS];
-    _Atomic uint64_t fields_ignored, parser_repairs, grammar_redraws, grammar_masks;
-    histogram first_token, inter_token, whole, queue, prefill, decode; /* seconds */
-    histogram prompt_size, answer_size;                                /* tokens */
+    _Atomic uint64_t fields_ignored[METRICS_FIELDS]; /* by place in a list of names; the last: all others */
+    _Atomic uint64_t token_repairs, call_repairs, grammar_redraws, grammar_masks;
+    histogram first_token, inter_token, whole, queue, prefill, decode, iteration; /* seconds */
+    histogram prompt_size, answer_size;                                           /* tokens */
+    histogram iteration_prompt, iteration_decode, iteration_both;                 /* positions */
 } metrics;
+
+/* Which names /metrics has: the project's, vLLM's where there is one, or both. */
+typedef enum metrics_names { METRICS_KAKEYA = 0, METRICS_VLLM, METRICS_BOTH } metrics_names;
 
 void metrics_add(_Atomic uint64_t *counter, uint64_t value);
 void metrics_seconds(histogram *h, double seconds);
 void metrics_tokens(histogram *h, uint64_t tokens);
 void metrics_request(metrics *m, size_t route, int status);
-/* The status of a column of requests. */
+/* names: fields of one request, "a, b[0].c". Only what stands in front of the first . [ and ( counts, so that the names
+ * are few. */
+void metrics_fields(metrics *m, const char *names);
+/* The status of a column of requests, and the name of a place of fields_ignored; NULL: there is none. */
 int metrics_status(size_t column);
+const char *metrics_field(size_t place);
 
-/* Lines of one metric; name without "kakeya_", labels as `a="b",` or "". */
-void metrics_header(text_buffer *out, const char *name, const char *type, const char *help);
-void metrics_value(text_buffer *out, const char *name, const char *model, const char *labels, double value);
-void metrics_histogram(text_buffer *out, const char *name, const char *help, const char *model, const histogram *h,
-                       bool seconds);
+/* The text, family by family. */
+typedef struct metrics_page {
+    const char *model;
+    metrics_names names;
+    text_buffer own, vllm;
+    const char *own_name, *vllm_name; /* of the family; NULL: it does not have this name here */
+} metrics_page;
+
+/* name without "kakeya_", vllm without "vllm:"; NULL: none. */
+void metrics_family(metrics_page *page, const char *name, const char *vllm, const char *type, const char *help);
+/* Of the family; suffix "" or "_sum"; labels as `a="b",` or "". */
+void metrics_sample(metrics_page *page, const char *suffix, const char *labels, double value);
+/* A family of one value. */
+void metrics_one(metrics_page *page, const char *name, const char *vllm, const char *type, const char *help,
+                 double value);
+/* Samples of the family. */
+void metrics_histogram(metrics_page *page, const char *labels, const histogram *h, bool seconds);
+/* All of it, the page's own buffers given up. */
+void metrics_page_end(metrics_page *page, text_buffer *out);
 
 #endif

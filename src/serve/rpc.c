@@ -56,6 +56,12 @@ static void take_finished(void *user, const grpc_finished *finished) {
     metrics_add(&s->metrics.prompt_tokens, finished->prompt_tokens);
     metrics_add(&s->metrics.generation_tokens, finished->generated_tokens);
     metrics_add(&s->metrics.forwards, finished->verifier_forwards);
+    metrics_add(&s->metrics.draft_tokens, finished->drafted);
+    metrics_add(&s->metrics.draft_accepted, finished->accepted);
+    for (size_t i = 0; i < finished->n_positions && i < METRICS_POSITIONS; i++) {
+        metrics_add(&s->metrics.drafted_at[i], finished->drafted_at[i]);
+        metrics_add(&s->metrics.accepted_at[i], finished->accepted_at[i]);
+    }
     static const finished_reason reasons[] = {[GRPC_ENDED_STOP] = FINISHED_STOP,
                                               [GRPC_ENDED_LENGTH] = FINISHED_LENGTH,
                                               [GRPC_ENDED_CANCELLED] = FINISHED_CANCELLED,

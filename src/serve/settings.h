@@ -7,6 +7,7 @@
 
 #include "kakeya.h"
 #include "serve/auth.h"
+#include "serve/metrics.h"
 
 typedef struct serve_settings {
     const char *host;
@@ -29,6 +30,7 @@ typedef struct serve_settings {
     double idle_unload_seconds; /* without use, until the model leaves memory; 0: never */
     double wake_wait_seconds;   /* that a request waits for it */
     bool strict, metrics_key, no_page;
+    metrics_names metrics_names;
     bool log_json, log_prompts;
     const char *session_directory; /* NULL: nothing goes to disk */
     size_t cache_disk_bytes;       /* of all its files; 0: no limit */

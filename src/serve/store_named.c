@@ -550,7 +550,10 @@ void store_named_counts_get(store_named *named, store_named_counts *out) {
     pthread_mutex_lock(&named->lock);
     *out = named->counts;
     out->memory = in_memory(named);
-    out->disk = 0;
-    for (const named_session *s = named->first; s; s = s->next) out->disk += !s->session && !s->taken;
+    out->disk = out->taken = 0;
+    for (const named_session *s = named->first; s; s = s->next) {
+        out->taken += s->taken;
+        out->disk += !s->session && !s->taken;
+    }
     pthread_mutex_unlock(&named->lock);
 }

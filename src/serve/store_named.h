@@ -60,6 +60,7 @@ size_t store_named_relieve(store_named *named, bool lossless);
 
 typedef struct store_named_counts {
     size_t memory, disk; /* sessions now: in memory; on disk alone, of those met since the start */
+    size_t taken;        /* of those in memory: somebody has them */
     uint64_t dropped_ttl, dropped_lru, dropped_closed; /* by why */
 } store_named_counts;
 void store_named_counts_get(store_named *named, store_named_counts *out);

@@ -502,8 +502,18 @@ static void learn(step *s, int tokens) {
     if (!prompt_rows && s->answers > 1) step_costs_add(&b->costs, rows, tokens, s->seconds);
 }
 
+static void tell_step(const step *s) {
+    const kakeya_engine *engine = s->batch->engine;
+    if (!engine->on_step || !s->n) return;
+    kakeya_step told = {.requests = (size_t)s->n, .seconds = s->seconds};
+    for (int i = 0; i < s->n; i++)
+        *(i < s->answers ? &told.answer_positions : &told.prompt_positions) += (size_t)s->segment[i].n;
+    engine->on_step(engine->step_user, &told);
+}
+
 static void take_results(step *s) {
     batch *b = s->batch;
+    tell_step(s);
     int tokens = 0;
     for (int i = 0; i < s->answers; i++) { /* callbacks are called here, without the turn */
         kakeya_request *r = s->member[i];

@@ -334,6 +334,7 @@ kakeya_status kakeya_chat_parser_finish(kakeya_chat_parser *p, kakeya_finish fin
             .complete_calls = counts.complete_calls,
             .reasoning_tokens = counts.reasoning_tokens,
             .repairs = counts.repairs,
+            .call_repairs = counts.call_repairs,
             .stop_string = p->stopped ? (int32_t)p->stop.completed : -1,
             .finish_reason = finish_reason(p, finish, counts.complete_calls),
         };

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/measure.h"
 #include "base/hash.h"
 
 static void destroy_locks(kakeya_engine *engine) {
@@ -130,6 +131,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     }
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
+    engine->on_step = parts->on_step;
+    engine->step_user = parts->step_user;
     engine->fingerprint = hash_verifier(hash_int(HASH_FNV1A_START, (int)engine->precision), parts->verifier);
     if (parts->drafter) engine->fingerprint = hash_drafter(engine->fingerprint, parts->drafter);
     if (parts->f_theta) engine->fingerprint = hash_f_theta(engine->fingerprint, parts->f_theta);
@@ -201,6 +204,19 @@ const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++)
         if (notes[n][0] && i-- == 0) return notes[n];
     return NULL;
+}
+
+size_t kakeya_engine_kv_room(const kakeya_engine *engine) {
+    const mem_account *account = &engine->account;
+    const size_t kv = mem_bytes(account, MEM_KV_FULL) + mem_bytes(account, MEM_KV_SLIDING) +
+                      mem_bytes(account, MEM_KV_LATENT) + mem_bytes(account, MEM_KV_DRAFT);
+    if (account->limit_bytes) {
+        size_t others = mem_total(account) - kv;
+        return account->limit_bytes > others ? account->limit_bytes - others : 0;
+    }
+    const backend_measure_ops *measure = backend_measure_find(engine->ops);
+    size_t available = measure && measure->free_bytes ? measure->free_bytes(engine->model) : 0;
+    return available ? available + kv : 0;
 }
 
 size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind) {

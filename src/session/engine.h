@@ -31,11 +31,13 @@ struct kakeya_engine {
     kakeya_tokenizer text;
     kakeya_description description; /* of the models above */
     kakeya_precision precision;
-    uint64_t fingerprint;                         /* of configurations and sampled weights: snapshots name it */
-    engine_turn turn;                             /* held around backend work */
-    struct scheduler *scheduler;                  /* session/scheduler.h; NULL until the first request */
-    pthread_mutex_t scheduler_lock;               /* of the pointer */
-    int max_batch, max_stall_ms;                  /* of the scheduler, resolved */
+    uint64_t fingerprint;           /* of configurations and sampled weights: snapshots name it */
+    engine_turn turn;               /* held around backend work */
+    struct scheduler *scheduler;    /* session/scheduler.h; NULL until the first request */
+    pthread_mutex_t scheduler_lock; /* of the pointer */
+    int max_batch, max_stall_ms;    /* of the scheduler, resolved */
+    kakeya_step_fn on_step;         /* may be NULL */
+    void *step_user;
     draft_experience experience[ENGINE_POLICIES]; /* by attention policy */
 };
 
@@ -51,6 +53,8 @@ typedef struct engine_parts {
     int threads;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
     int max_batch, max_stall_ms; /* 0: defaults */
+    kakeya_step_fn on_step;      /* may be NULL */
+    void *step_user;
     kakeya_progress_fn progress;
     void *user;
 } engine_parts;

@@ -101,6 +101,8 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         .drafter_block_bidirectional = options->drafter_block_bidirectional,
         .max_batch = options->max_batch,
         .max_stall_ms = options->max_stall_ms,
+        .on_step = options->on_step,
+        .step_user = options->step_user,
         .progress = options->progress,
         .user = options->user,
     };

@@ -681,6 +681,7 @@ chat_place chat_parser_place(const chat_parser *parser) {
 
 chat_parser_counts chat_parser_count(const chat_parser *parser) {
     chat_parser_counts counts = parser->counts;
+    counts.call_repairs += parser->arguments.repairs;
     counts.repairs += parser->arguments.repairs;
     return counts;
 }

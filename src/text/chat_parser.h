@@ -58,6 +58,7 @@ typedef struct chat_parser_counts {
     size_t complete_calls;   /* ended */
     size_t reasoning_tokens; /* from <|channel> to <channel|>, both included */
     size_t repairs;          /* tokens dropped and pieces of calls mended */
+    size_t call_repairs;     /* the latter */
 } chat_parser_counts;
 
 typedef struct chat_parser chat_parser;

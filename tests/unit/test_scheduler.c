@@ -567,6 +567,82 @@ static void idle_sessions_are_small(void **state) {
     kakeya_engine_close(engine);
 }
 
+typedef struct steps {
+    size_t n, prompt_positions, answer_positions, most;
+    double seconds;
+} steps;
+
+static void count_step(void *user, const kakeya_step *step) {
+    steps *all = user;
+    all->n++;
+    all->prompt_positions += step->prompt_positions;
+    all->answer_positions += step->answer_positions;
+    all->seconds += step->seconds;
+    if (step->requests > all->most) all->most = step->requests;
+}
+
+/* Every position that is computed is in one step: those of prompts, and per forward of an answer one and its drafts. */
+static void steps_are_told(void **state) {
+    (void)state;
+    enum { N = 3, PROMPT = 100 };
+    steps all = {0};
+    kakeya_engine *engine = NULL;
+    kakeya_engine_options options;
+    kakeya_engine_options_init(&options);
+    options.model = demo;
+    options.threads = 2;
+    options.on_step = count_step;
+    options.step_user = &all;
+    assert_ok(kakeya_engine_open(&options, &engine, &error));
+    speaker who[N] = {0};
+    kakeya_session *session[N];
+    kakeya_request *request[N];
+    size_t positions = 0;
+    for (int i = 0; i < N; i++) {
+        kakeya_generate_options_init(&who[i].generate);
+        who[i].generate.max_tokens = 30;
+        who[i].generate.mode = i ? KAKEYA_MODE_NGRAM : KAKEYA_MODE_AR;
+        who[i].generate.ignore_stop_tokens = true;
+        who[i].generate.on_event = listen;
+        who[i].n_prompt = PROMPT;
+        for (int k = 0; k < PROMPT; k++) who[i].prompt[k] = 110 + k % 7;
+        assert_ok(kakeya_session_open(engine, NULL, &session[i], &error));
+    }
+    for (int i = 0; i < N; i++) request[i] = submit(session[i], &who[i]);
+    for (int i = 0; i < N; i++) {
+        kakeya_stats stats;
+        kakeya_stats_init(&stats);
+        assert_ok(kakeya_request_wait(request[i], &stats, &error));
+        positions += stats.verifier_forwards + stats.drafted_tokens;
+        if (i) assert_true(stats.drafted_tokens > 0);
+    }
+    assert_int_equal(all.prompt_positions, N * PROMPT);
+    assert_int_equal(all.answer_positions, positions);
+    assert_in_range(all.most, 1, N);
+    assert_true(all.n > 0 && all.seconds > 0);
+    for (int i = 0; i < N; i++) kakeya_session_close(session[i]);
+    kakeya_engine_close(engine);
+}
+
+/* What a limit leaves beside weights and workspace is what all K/V memory can have. */
+static void room_of_kv(void **state) {
+    (void)state;
+    enum { LIMIT = 60 << 20 };
+    kakeya_engine *engine = open_engine(demo, NULL, LIMIT, 0);
+    kakeya_session *session = NULL;
+    int32_t prompt[40];
+    for (int i = 0; i < 40; i++) prompt[i] = 110 + i;
+    assert_ok(kakeya_session_open(engine, NULL, &session, &error));
+    assert_ok(kakeya_session_sync(session, prompt, 40, NULL, NULL, NULL, &error));
+    assert_int_equal(kakeya_engine_kv_room(engine), LIMIT - kakeya_engine_memory(engine, KAKEYA_MEMORY_WEIGHTS) -
+                                                        kakeya_engine_memory(engine, KAKEYA_MEMORY_WORKSPACE));
+    kakeya_session_close(session);
+    kakeya_engine_close(engine);
+    engine = open_engine(demo, NULL, 0, 0);
+    assert_true(kakeya_engine_kv_room(engine) > 0);
+    kakeya_engine_close(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_compositions),
@@ -578,6 +654,8 @@ int main(void) {
         cmocka_unit_test(nobody_waits_for_a_crowd),
         cmocka_unit_test(idle_sessions_are_small),
         cmocka_unit_test(done_is_told),
+        cmocka_unit_test(steps_are_told),
+        cmocka_unit_test(room_of_kv),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,279 @@
+/* GET /metrics: what the parts of the server have counted, as Prometheus reads it. */
+#include <dirent.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "serve/answer.h"
+#include "serve/life.h"
+#include "serve/routes.h"
+
+static double value_of(const _Atomic uint64_t *counter) {
+    return (double)atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+/* A sample with one label. */
+static void labelled(metrics_page *p, const char *label, const char *value, double number) {
+    char labels[96];
+    snprintf(labels, sizeof labels, "%s=\"%s\",", label, value);
+    metrics_sample(p, "", labels, number);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- answers */
+
+static void write_requests(const server_context *s, metrics_page *p) {
+    const metrics *m = &s->metrics;
+    metrics_family(p, "request_total", NULL, "counter", "Requests by route and status.");
+    for (size_t i = 0; i < METRICS_ROUTES; i++) {
+        bool routed = i < s->n_routes;
+        if (!routed && i + 1 < METRICS_ROUTES) continue;
+        for (size_t k = 0; k < METRICS_STATUSES; k++) {
+            double n = value_of(&m->requests[i][k]);
+            if (n == 0) continue;
+            char labels[160];
+            snprintf(labels, sizeof labels, "route=\"%s\",status=\"%d\",", routed ? s->routes[i].path : "other",
+                     metrics_status(k));
+            metrics_sample(p, "", labels, n);
+        }
+    }
+}
+
+static void write_finished(const metrics *m, metrics_page *p) {
+    static const char *const reasons[FINISHED_REASONS] = {"stop", "length", "tool_calls", "cancelled", "error"};
+    metrics_family(p, "requests_finished_total", NULL, "counter", "Answers by how they ended.");
+    for (size_t i = 0; i < FINISHED_REASONS; i++) labelled(p, "reason", reasons[i], value_of(&m->finished[i]));
+    static const char help[] = "Answers by how they ended.";
+    double stopped = value_of(&m->finished[FINISHED_STOP]) + value_of(&m->finished[FINISHED_TOOL_CALLS]);
+    metrics_family(p, NULL, "request_success_total", "counter", help);
+    labelled(p, "finished_reason", "stop", stopped);
+    labelled(p, "finished_reason", "length", value_of(&m->finished[FINISHED_LENGTH]));
+    labelled(p, "finished_reason", "abort", value_of(&m->finished[FINISHED_CANCELLED]));
+    labelled(p, "finished_reason", "error", value_of(&m->finished[FINISHED_ERROR]));
+}
+
+static void write_cached(const metrics *m, metrics_page *p) {
+    static const char *const sources[] = {"none", "live", "ram", "disk"};
+    double all = 0;
+    metrics_family(p, "prompt_tokens_cached_total", NULL, "counter", "Prompt tokens that were not computed again.");
+    for (size_t i = 1; i <= STORE_HIT_DISK; i++) {
+        double n = value_of(&m->cached_tokens[i]);
+        labelled(p, "source", sources[i], n);
+        all += n;
+    }
+    metrics_one(p, NULL, "prefix_cache_queries_total", "counter", "Prompt tokens that were looked for.",
+                value_of(&m->prompt_tokens));
+    metrics_one(p, NULL, "prefix_cache_hits_total", "counter", "Prompt tokens that were found.", all);
+}
+
+static void write_positions(const char *name, const char *vllm, const char *help, const _Atomic uint64_t *values,
+                            metrics_page *p) {
+    metrics_family(p, name, vllm, "counter", help);
+    for (size_t i = 0; i < METRICS_POSITIONS; i++) {
+        char position[8];
+        snprintf(position, sizeof position, "%zu", i);
+        labelled(p, "position", position, value_of(&values[i]));
+    }
+}
+
+static void write_tokens(const metrics *m, metrics_page *p) {
+    double generated = value_of(&m->generation_tokens), forwards = value_of(&m->forwards);
+    metrics_one(p, "prompt_tokens_total", "prompt_tokens_total", "counter", "Tokens of prompts, cached ones included.",
+                value_of(&m->prompt_tokens));
+    write_cached(m, p);
+    metrics_one(p, "generation_tokens_total", "generation_tokens_total", "counter",
+                "Tokens that were generated, stop tokens aside.", generated);
+    metrics_one(p, "forwards_total", NULL, "counter", "Decode forwards, counted for every answer in them.", forwards);
+    metrics_one(p, "tokens_per_forward", NULL, "gauge", "Generated tokens by decode forwards, since the start.",
+                forwards > 0 ? generated / forwards : 0);
+    metrics_one(p, "drafts_total", "spec_decode_num_drafts_total", "counter", "Decode forwards that tried drafts.",
+                value_of(&m->drafted_at[0]));
+    metrics_one(p, "draft_tokens_total", "spec_decode_num_draft_tokens_total", "counter", "Drafted tokens.",
+                value_of(&m->draft_tokens));
+    metrics_one(p, "draft_tokens_accepted_total", "spec_decode_num_accepted_tokens_total", "counter",
+                "Drafted tokens that were kept.", value_of(&m->draft_accepted));
+    write_positions("draft_tokens_at_total", NULL, "Drafted tokens by position.", m->drafted_at, p);
+    write_positions("draft_tokens_accepted_at_total", "spec_decode_num_accepted_tokens_per_pos_total",
+                    "Accepted drafts by position.", m->accepted_at, p);
+}
+
+static void write_oddities(const metrics *m, metrics_page *p) {
+    metrics_one(p, "preemptions_total", "num_preemptions_total", "counter",
+                "Answers that gave their memory to others for a while.", value_of(&m->preemptions));
+    metrics_family(p, "fields_ignored_total", NULL, "counter", "Fields of requests that had no effect.");
+    for (size_t i = 0; i < METRICS_FIELDS; i++) labelled(p, "field", metrics_field(i), value_of(&m->fields_ignored[i]));
+    metrics_family(p, "parser_repairs_total", NULL, "counter",
+                   "Tokens of answers that were dropped, and pieces of calls that were mended.");
+    labelled(p, "kind", "token", value_of(&m->token_repairs));
+    labelled(p, "kind", "call", value_of(&m->call_repairs));
+    metrics_one(p, "grammar_redraws_total", NULL, "counter", "Tokens that were drawn, but not allowed by a grammar.",
+                value_of(&m->grammar_redraws));
+    metrics_one(p, "grammar_masks_total", NULL, "counter",
+                "Positions at which a grammar looked at the whole vocabulary.", value_of(&m->grammar_masks));
+}
+
+static void write_times(const metrics *m, metrics_page *p) {
+    const struct {
+        const char *name, *help;
+        const histogram *values;
+    } seconds[] = {
+        {"time_to_first_token_seconds", "From the request to its first token.", &m->first_token},
+        {"inter_token_latency_seconds", "Between two tokens of an answer.", &m->inter_token},
+        {"e2e_request_latency_seconds", "From the request to its end.", &m->whole},
+        {"request_queue_time_seconds", "Waiting for a turn.", &m->queue},
+        {"request_prefill_time_seconds", "Computing the prompt.", &m->prefill},
+        {"request_decode_time_seconds", "Generating.", &m->decode},
+    };
+    for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++) {
+        metrics_family(p, seconds[i].name, seconds[i].name, "histogram", seconds[i].help);
+        metrics_histogram(p, "", seconds[i].values, true);
+    }
+    metrics_family(p, "request_prompt_tokens", "request_prompt_tokens", "histogram", "Tokens of a prompt.");
+    metrics_histogram(p, "", &m->prompt_size, false);
+    metrics_family(p, "request_generation_tokens", "request_generation_tokens", "histogram", "Tokens of an answer.");
+    metrics_histogram(p, "", &m->answer_size, false);
+    metrics_family(p, "iteration_tokens", NULL, "histogram", "Positions of a forward, of prompts and of answers.");
+    metrics_histogram(p, "kind=\"prompt\",", &m->iteration_prompt, false);
+    metrics_histogram(p, "kind=\"decode\",", &m->iteration_decode, false);
+    metrics_family(p, NULL, "iteration_tokens_total", "histogram", "Positions of a forward.");
+    metrics_histogram(p, "", &m->iteration_both, false);
+    metrics_family(p, "iteration_seconds", NULL, "histogram", "A forward for all answers and prompts in it.");
+    metrics_histogram(p, "", &m->iteration, true);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+static void write_kv(server_context *s, metrics_page *p) {
+    static const struct {
+        kakeya_memory_kind kind;
+        const char *name;
+    } kinds[] = {{KAKEYA_MEMORY_KV_FULL, "full"},
+                 {KAKEYA_MEMORY_KV_SLIDING, "sliding"},
+                 {KAKEYA_MEMORY_KV_LATENT, "latent"},
+                 {KAKEYA_MEMORY_KV_DRAFT, "draft"}};
+    double used = 0, room = (double)life_kv_room(s->life);
+    metrics_family(p, "kv_bytes", NULL, "gauge", "K/V memory of all sessions.");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        double bytes = (double)life_memory(s->life, kinds[i].kind);
+        labelled(p, "kind", kinds[i].name, bytes);
+        used += bytes;
+    }
+    metrics_one(p, "kv_room_bytes", NULL, "gauge", "What the K/V memory may take; 0 while the model sleeps.", room);
+    metrics_one(p, "kv_used_ratio", "kv_cache_usage_perc", "gauge", "K/V memory by its room, 0 to 1.",
+                room > 0 ? used / room : 0);
+}
+
+/* How often, and how long all together. */
+static void write_summary(metrics_page *p, const char *name, const char *help, uint64_t count, double seconds) {
+    metrics_family(p, name, NULL, "summary", help);
+    metrics_sample(p, "_sum", "", seconds);
+    metrics_sample(p, "_count", "", (double)count);
+}
+
+static void write_store(server_context *s, metrics_page *p) {
+    store_counts c;
+    store_counts_get(s->store, &c);
+    const store_disk_counts *disk = &c.disk;
+    metrics_family(p, "store_entries", NULL, "gauge", "Prefixes that later prompts may continue.");
+    labelled(p, "kind", "live", (double)c.live);
+    labelled(p, "kind", "checkpoint", (double)c.ram);
+    metrics_family(p, "store_bytes", NULL, "gauge", "K/V memory of the prefixes, and the directory's files.");
+    labelled(p, "tier", "ram", (double)c.ram_bytes);
+    labelled(p, "tier", "disk", (double)disk->bytes);
+    metrics_one(p, "store_files", NULL, "gauge", "Files of this model and attention policy.", (double)disk->files);
+    metrics_family(p, "store_errors_total", NULL, "counter", "Files that could not be written, or not be used.");
+    labelled(p, "kind", "full", (double)disk->errors_full);
+    labelled(p, "kind", "corrupt", (double)disk->errors_corrupt);
+    labelled(p, "kind", "io", (double)disk->errors_io);
+    write_summary(p, "store_save_seconds", "Writing files.", disk->saves, disk->save_seconds);
+    write_summary(p, "store_load_seconds", "Reading files.", disk->loads, disk->load_seconds);
+    metrics_family(p, "sessions_evicted_total", NULL, "counter",
+                   "Prefixes and sessions that were dropped: their time was over, for room, or closed by clients.");
+    labelled(p, "reason", "ttl", (double)c.named.dropped_ttl);
+    labelled(p, "reason", "lru", (double)(c.evictions + c.named.dropped_lru));
+    labelled(p, "reason", "close", (double)c.named.dropped_closed);
+    answer_counts answers = answers_count(s);
+    metrics_family(p, "sessions", NULL, "gauge", "Sessions by what they do; those of gRPC calls under way: rpc.");
+    labelled(p, "state", "prompt", (double)answers.prompt);
+    labelled(p, "state", "decode", (double)answers.decode);
+    labelled(p, "state", "stalled", (double)answers.stalled);
+    labelled(p, "state", "rpc", (double)c.named.taken);
+    labelled(p, "state", "idle", (double)(c.live + c.named.memory - c.named.taken));
+    labelled(p, "state", "disk", (double)c.named.disk);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- process */
+
+static double open_files(void) {
+    DIR *directory = opendir("/proc/self/fd");
+    if (!directory) return 0;
+    double n = -1; /* the directory's own */
+    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) n += entry->d_name[0] != '.';
+    closedir(directory);
+    return n;
+}
+
+static double resident_bytes(void) {
+    unsigned long long total = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file && fscanf(file, "%llu %llu", &total, &resident) != 2) resident = 0;
+    if (file) fclose(file);
+    return (double)resident * (double)sysconf(_SC_PAGESIZE);
+}
+
+static void write_process(server_context *s, metrics_page *p) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    double cpu = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+                 (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+    const http_counts http = http_count(s->http);
+    const int state = atomic_load(&s->state);
+    uint64_t wakes, failures;
+    life_counts(s->life, &wakes, &failures);
+    metrics_one(p, "sleeping", NULL, "gauge", "1 while the model is not in memory (--idle-unload).",
+                state == SERVER_SLEEPING || state == SERVER_WAKING);
+    metrics_family(p, "wakes_total", NULL, "counter", "Loads after sleep, by whether they succeeded.");
+    labelled(p, "result", "ok", (double)wakes);
+    labelled(p, "result", "failed", (double)failures);
+    metrics_one(p, "http_connections", NULL, "gauge", "Connections that are open.", (double)http.connections);
+    metrics_one(p, "http_disconnects_total", NULL, "counter", "Clients that left before their reply ended.",
+                (double)http.disconnects);
+    metrics_one(p, "process_resident_memory_bytes", NULL, "gauge", "Resident memory.", resident_bytes());
+    metrics_one(p, "process_cpu_seconds_total", NULL, "counter", "Processor time.", cpu);
+    metrics_one(p, "process_open_fds", NULL, "gauge", "Open file descriptors.", open_files());
+    metrics_one(p, "process_start_time_seconds", NULL, "gauge", "Start of the server, Unix time.", (double)s->created);
+}
+
+void metrics_call(call *c) {
+    server_context *s = c->server;
+    api_error error = {0};
+    const http_head *head = http_request(c->exchange);
+    unsigned long long identity;
+    if (s->settings->metrics_key &&
+        !auth_allows(s->auth, http_head_find(head, "authorization"), http_head_find(head, "x-api-key"), &identity)) {
+        http_add_header(c->exchange, "www-authenticate", "Bearer realm=\"kakeya\"");
+        api_fail(&error, 401, "invalid_api_key", NULL, "there is no API key, or it is not one of this server's");
+        call_fail(c, &error);
+        return;
+    }
+    const metrics *m = &s->metrics;
+    metrics_page page = {.model = s->settings->names[0], .names = s->settings->metrics_names};
+    size_t running, waiting;
+    gate_counts(s->gate, &running, &waiting);
+    metrics_one(&page, "requests_running", "num_requests_running", "gauge", "Answers that are being computed.",
+                (double)running);
+    metrics_one(&page, "requests_waiting", "num_requests_waiting", "gauge", "Requests that wait for their turn.",
+                (double)waiting);
+    write_finished(m, &page);
+    write_tokens(m, &page);
+    write_oddities(m, &page);
+    write_times(m, &page);
+    write_requests(s, &page);
+    if (atomic_load(&s->loaded)) {
+        write_kv(s, &page);
+        write_store(s, &page);
+    }
+    write_process(s, &page);
+    text_buffer out = {0};
+    metrics_page_end(&page, &out);
+    call_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
+}
