@@ -38,6 +38,12 @@ static double value_of(const char *metrics, const char *name, const char *label)
     return isnan(value) ? 0 : value;
 }
 
+/* Of metrics that may have vLLM's names (--metrics-names). */
+static double either(const char *metrics, const char *own, const char *vllm) {
+    double value = series(metrics, own, NULL);
+    return isnan(value) ? value_of(metrics, vllm, NULL) : value;
+}
+
 /* Shown characters are one column each. */
 static void copy_text(char *out, size_t room, const char *text) {
     size_t n = 0;
@@ -60,20 +66,21 @@ static double number_of(const cJSON *object, const char *name) {
 }
 
 static void read_metrics(top_sample *s, const char *m) {
-    s->running = value_of(m, "kakeya_requests_running", NULL);
-    s->waiting = value_of(m, "kakeya_requests_waiting", NULL);
+    s->running = either(m, "kakeya_requests_running", "vllm:num_requests_running");
+    s->waiting = either(m, "kakeya_requests_waiting", "vllm:num_requests_waiting");
     s->stop = value_of(m, "kakeya_requests_finished_total", "reason=\"stop\"");
     s->length = value_of(m, "kakeya_requests_finished_total", "reason=\"length\"");
     s->calls = value_of(m, "kakeya_requests_finished_total", "reason=\"tool_calls\"");
     s->cancelled = value_of(m, "kakeya_requests_finished_total", "reason=\"cancelled\"");
     s->failed = value_of(m, "kakeya_requests_finished_total", "reason=\"error\"");
-    s->generated = value_of(m, "kakeya_generation_tokens_total", NULL);
-    s->prompt = value_of(m, "kakeya_prompt_tokens_total", NULL);
+    s->generated = either(m, "kakeya_generation_tokens_total", "vllm:generation_tokens_total");
+    s->prompt = either(m, "kakeya_prompt_tokens_total", "vllm:prompt_tokens_total");
     s->cached = value_of(m, "kakeya_prompt_tokens_cached_total", NULL);
     s->forwards = value_of(m, "kakeya_forwards_total", NULL);
-    s->drafted = value_of(m, "kakeya_draft_tokens_total", NULL);
-    s->accepted = value_of(m, "kakeya_draft_tokens_accepted_total", NULL);
-    s->preempted = value_of(m, "kakeya_preemptions_total", NULL);
+    s->drafted = either(m, "kakeya_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total");
+    s->accepted = either(m, "kakeya_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total");
+    s->preempted = either(m, "kakeya_preemptions_total", "vllm:num_preemptions_total");
+    s->kv_room = value_of(m, "kakeya_kv_room_bytes", NULL);
     s->full = value_of(m, "kakeya_kv_bytes", "kind=\"full\"");
     s->sliding = value_of(m, "kakeya_kv_bytes", "kind=\"sliding\"");
     s->latent = value_of(m, "kakeya_kv_bytes", "kind=\"latent\"");
@@ -95,8 +102,9 @@ kakeya_status top_sample_read(top_sample *s, const char *health, const char *pro
     const char *model = text_of(facts, "model_path");
     copy_text(s->model, sizeof s->model, *model ? model : text_of(state, "model"));
     s->room = (int)number_of(facts, "total_slots");
-    bool good = s->state[0] && (!slots || cJSON_IsArray(s->slots)) && (!props || facts) &&
-                !isnan(series(metrics, "kakeya_requests_running", NULL));
+    bool good =
+        s->state[0] && (!slots || cJSON_IsArray(s->slots)) && (!props || facts) &&
+        (!isnan(series(metrics, "kakeya_requests_running", NULL)) || strstr(metrics, "\nvllm:num_requests_running"));
     cJSON_Delete(state);
     cJSON_Delete(facts);
     if (!good) return error_set(error, KAKEYA_FORMAT, "what answers there is not kakeya serve");
@@ -183,7 +191,7 @@ void top_sample_draw(const top_sample *now, const top_sample *before, const char
     if (before && (now->processor < before->processor || now->generated < before->generated)) before = NULL;
     const top_sample *from = before ? before : &zero;
     double seconds = before ? now->seconds - before->seconds : 0;
-    bool loading = strcmp(now->state, "loading") == 0;
+    bool loading = strcmp(now->state, "loading") == 0 || strcmp(now->state, "waking") == 0;
     draw(&d, "kakeya top  %s  %s  %s%s%s", url, now->model, strcmp(now->state, "ok") == 0 ? "ready" : now->state,
          loading ? " " : "", loading ? ratio(a, now->progress, 1, "%") : "");
     draw(&d, "answers    %.0f running of %d, %.0f waiting", now->running, now->room, now->waiting);
@@ -200,8 +208,9 @@ void top_sample_draw(const top_sample *now, const top_sample *before, const char
     draw(&d, "K/V        %s: full %s, sliding %s, latent %s, draft %s",
          format_bytes(a, now->full + now->sliding + now->latent + now->draft), format_bytes(b, now->full),
          format_bytes(c, now->sliding), format_bytes(e, now->latent), format_bytes(f, now->draft));
-    draw(&d, "prefixes   %.0f idle sessions and %.0f checkpoints, %s", now->live, now->copies,
-         format_bytes(a, now->prefix_bytes));
+    draw(&d, "prefixes   %.0f idle sessions and %.0f checkpoints, %s%s%s", now->live, now->copies,
+         format_bytes(a, now->prefix_bytes), now->kv_room > 0 ? "; K/V has room for " : "",
+         now->kv_room > 0 ? format_bytes(b, now->kv_room) : "");
     draw(&d, "process    %s resident, %s of a core, open connections %.0f", format_bytes(a, now->resident),
          ratio(b, now->processor - from->processor, seconds, "%"), now->connections);
     draw(&d, "%s", "");

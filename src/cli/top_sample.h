@@ -19,6 +19,7 @@ typedef struct top_sample {
     double generated, prompt, cached, forwards, drafted, accepted, preempted; /* so far */
     double full, sliding, latent, draft;                                      /* bytes of K/V */
     double live, copies, prefix_bytes;
+    double kv_room; /* bytes; 0: not known */
     double resident, processor, connections;
     struct cJSON *slots; /* a list, or NULL */
 } top_sample;

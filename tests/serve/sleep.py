@@ -58,6 +58,7 @@ def _():
     health = s.get("/health")
     equal((health.status, health.json["model"]), (200, "demo"))
     holds(s.get("/props").json["is_sleeping"], "props say so")
+    equal((s.metric("kakeya_sleeping"), s.metric("kakeya_wakes_total", result="ok"), s.metric("kakeya_kv_room_bytes")), (1, 0, 0))
     equal([s.metric("kakeya_kv_bytes", kind=k) for k in ("full", "sliding", "latent", "draft")], [0, 0, 0, 0])
     tokens = s.metric("kakeya_prompt_tokens_total")
     holds(asleep(s), "none of these wakes it")
@@ -66,6 +67,8 @@ def _():
     equal(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
     equal(s.metric("kakeya_prompt_tokens_total"), 2 * tokens)
     equal((status(s), s.get("/props").json["is_sleeping"]), ("ok", False))
+    equal((s.metric("kakeya_sleeping"), s.metric("kakeya_wakes_total", result="ok")), (0, 1))
+    holds(s.metric("kakeya_kv_room_bytes") > 0, "there is room again")
     eventually(lambda: asleep(s), "and it sleeps again")
     equal(s.stop(), 0)
 
@@ -152,6 +155,8 @@ def _():
     shutil.rmtree(path)
     os.rename(away, path)
     equal(ask(s, chat("Hello."))["choices"], expected)
+    failed = s.log().count("the model cannot be loaded again")
+    equal([s.metric("kakeya_wakes_total", result=r) for r in ("ok", "failed")], [1, failed])
     equal(s.stop(), 0)
 
 

@@ -88,7 +88,7 @@ FIRST = dict(
     prompt_tokens_total=4000, prompt_tokens_cached_total={'source="live",': 800, 'source="ram",': 150, 'source="disk",': 50},
     generation_tokens_total=1000, forwards_total=400, draft_tokens_total=1000, draft_tokens_accepted_total=710,
     preemptions_total=6, kv_bytes={'kind="full",': 8100000, 'kind="sliding",': 3200000, 'kind="latent",': 0, 'kind="draft",': 1000000},
-    store_entries={'kind="live",': 4, 'kind="checkpoint",': 9}, store_bytes={'tier="ram",': 45600000},
+    kv_room_bytes=85000000000, store_entries={'kind="live",': 4, 'kind="checkpoint",': 9}, store_bytes={'tier="ram",': 45600000},
     process_resident_memory_bytes=180000000, process_cpu_seconds_total=5, http_connections=12)
 SECOND = {**FIRST, "generation_tokens_total": 1250, "forwards_total": 500, "prompt_tokens_total": 5000,
           "process_cpu_seconds_total": 5.5}
@@ -107,6 +107,20 @@ def top(*arguments, environment=None, **more):
                           env={**clean, **(environment or {})}, **more)
 
 
+@test("a server with vLLM's names for metrics, and one that sleeps")
+def _():
+    s = Server("--metrics-names", "vllm", "--idle-unload", "0.5")
+    equal(s.post("/v1/completions", {"model": "demo", "prompt": "Hello.", "max_tokens": 3, "ignore_eos": True}).status, 200)
+    made = top(s.url, "--once", "--interval", "0.1")
+    equal((made.returncode, made.stderr), (0, ""))
+    holds("in all     3 generated, " in made.stdout, made.stdout)
+    eventually(lambda: "sleeping: " in s.log(), "it sleeps")
+    made = top(s.url, "--once", "--interval", "0.1")
+    equal((made.returncode, made.stderr), (0, ""))
+    holds(made.stdout.splitlines()[0].endswith("  sleeping"), made.stdout)
+    s.stop()
+
+
 @test("what the server said is shown, number by number")
 def _():
     s = script()
@@ -121,7 +135,7 @@ def _():
                     4: "in all     1,250 generated, 5,000 read, 20 % of these cached",
                     5: "forwards   2.50 tokens each, 2.50 in all; 71 % of the drafts kept; 6 preemptions",
                     6: "K/V        12.3 MB: full 8.10 MB, sliding 3.20 MB, latent 0 B, draft 1.00 MB",
-                    7: "prefixes   4 idle sessions and 9 checkpoints, 45.6 MB",
+                    7: "prefixes   4 idle sessions and 9 checkpoints, 45.6 MB; K/V has room for 85.0 GB",
                     10: "request                    state      prompt     read   answer      K/V  seconds",
                     11: "req_0000000000000000000000 decode      1,000      999        7  1.50 MB      1.2",
                     12: "req_0000000000000000000000 prompt      2,000    1,998       14  3.00 MB      2.5"}.items():
