@@ -763,55 +763,10 @@ static inline void kakeya_score_options_init(kakeya_score_options *options) {
 KAKEYA_API kakeya_status kakeya_session_score(kakeya_session *session, const int32_t *tokens, size_t n,
                                               const kakeya_score_options *options, kakeya_error *error);
 
-/* ------------------------------------------------------------------------------------------- description */
-
-/* What a model is and what it will cost, from its configuration files alone: nothing is loaded. Looks at model,
- * synthetic, drafter and f_theta of the options. *out is owned by the caller. */
-KAKEYA_API kakeya_status kakeya_describe(const kakeya_engine_options *options, kakeya_description **out,
-                                         kakeya_error *error);
-KAKEYA_API void kakeya_description_close(kakeya_description *description);
-
-typedef struct kakeya_facts {
-    size_t size;
-    const char *variant;     /* "26b-a4b", "e2b", ...; valid as long as the description */
-    const char *weight_type; /* of the checkpoint: "BF16", ... */
-    int layers, sliding_layers, full_attention_layers;
-    int sliding_window, hidden, heads, vocab, max_context;
-    int experts, experts_per_token, expert_width; /* 0: a dense model */
-    int per_layer_embedding_width;                /* 0: it has none */
-    int shared_kv_layers;                         /* the last layers, which use K/V of earlier ones */
-    bool tied_head;                               /* the head is the token table */
-    uint64_t parameters, active_parameters;       /* active: read by the forward of one token */
-    int drafter_layers, drafter_block_size;       /* 0: no drafter */
-    uint64_t drafter_parameters;
-    int f_theta_rank; /* 0: no f_theta */
-    uint64_t f_theta_parameters;
-} kakeya_facts;
-
-KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);
-static inline kakeya_facts kakeya_description_facts(const kakeya_description *description) {
-    kakeya_facts facts;
-    facts.size = sizeof facts;
-    kakeya_description_facts_sized(description, &facts);
-    return facts;
-}
-
-KAKEYA_API uint64_t kakeya_description_parameters(const kakeya_description *description, kakeya_parameter_group group);
-/* Weight bytes that one decoded token reads where all weights are stored as F32 or BF16; 0 for other values. */
-KAKEYA_API uint64_t kakeya_description_bytes_per_token(const kakeya_description *description,
-                                                       kakeya_precision precision);
-
-/* The K/V memory of a session with these options (NULL: all defaults) that has begun to decode and holds `tokens`. A
- * kv_format of AUTO follows the checkpoint. */
-KAKEYA_API kakeya_status kakeya_description_kv_bytes(const kakeya_description *description,
-                                                     const kakeya_session_options *options, size_t tokens,
-                                                     kakeya_kv_bytes *out, kakeya_error *error);
-/* For comparison: what K and V, both stored, take at `tokens` under native attention. rings: sliding layers hold their
- * window only, as common engines do; otherwise every layer holds every position. 0 beyond the longest context. */
-KAKEYA_API size_t kakeya_description_reference_bytes(const kakeya_description *description, kakeya_kv_format format,
-                                                     size_t tokens, bool rings);
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "kakeya_description.h" /* what a model is and what it will cost */
+
 #endif

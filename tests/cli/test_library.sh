@@ -49,7 +49,7 @@ for kind in so a; do
     check "libkakeya.$kind shows kakeya_* only" test ! -s "$WORK/out"
     # every function that the header declares, and no other
     awk '$2 == "T" { print $3 }' "$WORK/names.$kind" | sort >"$WORK/shown"
-    tr '\n' ' ' <include/kakeya.h | grep -o 'KAKEYA_API [^;]*;' |
+    cat include/kakeya*.h | tr '\n' ' ' | grep -o 'KAKEYA_API [^;]*;' |
         sed -n 's/^KAKEYA_API[^(]*[ *]\(kakeya_[a-z_0-9]*\)(.*/\1/p' | sort >"$WORK/declared"
     check "libkakeya.$kind shows what the header declares" cmp "$WORK/declared" "$WORK/shown"
 done
