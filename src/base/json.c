@@ -238,3 +238,15 @@ int json_int_array(json_reader *reader, const cJSON *object, const char *key, in
     }
     return n;
 }
+
+bool json_add_reference(cJSON *object, const char *key, const cJSON *item) {
+    cJSON *reference = item ? cJSON_CreateObjectReference(item->child) : NULL;
+    if (!reference) return false;
+    *reference = *item;
+    reference->type |= cJSON_IsReference;
+    reference->string = NULL;
+    reference->next = reference->prev = NULL;
+    if (cJSON_AddItemToObject(object, key, reference)) return true;
+    cJSON_Delete(reference);
+    return false;
+}

@@ -50,4 +50,8 @@ const cJSON *json_array(json_reader *reader, const cJSON *object, const char *ke
 /* Copies an array of integers; returns their number, 0 where absent. More than `capacity` of them is a failure. */
 int json_int_array(json_reader *reader, const cJSON *object, const char *key, int min, int max, int *out, int capacity);
 
+/* A member that shows `item`, which belongs to another tree and outlives this one. False: no memory, or no item;
+ * nothing has changed. cJSON's own function loses memory where the key cannot be copied. */
+bool json_add_reference(cJSON *object, const char *key, const cJSON *item);
+
 #endif

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/schema.h"
 #include "grammar/schema_private.h"
 
@@ -115,11 +116,7 @@ static void add(schema_compiler *c, cJSON *object, const char *key, cJSON *item)
 }
 
 static void add_reference(schema_compiler *c, cJSON *object, const char *key, const cJSON *item) {
-    union {
-        const cJSON *constant;
-        cJSON *item;
-    } given = {item};
-    if (!c->status && !cJSON_AddItemReferenceToObject(object, key, given.item)) schema_out_of_memory(c);
+    if (!c->status && !json_add_reference(object, key, item)) schema_out_of_memory(c);
 }
 
 /* {"allOf": [a, b]} */

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "measure/summary.h"
 
 static const double save_interval_seconds = 5;
@@ -22,9 +23,9 @@ cJSON *eval_report_to_json(const eval_report *report) {
     cJSON_AddStringToObject(object, "kind", eval_kind_name(report->kind));
     cJSON_AddNumberToObject(object, "schema_version", EVAL_SCHEMA_VERSION);
     cJSON_AddBoolToObject(object, "complete", report->complete);
-    cJSON_AddItemReferenceToObject(object, "command", report->command);
-    cJSON_AddItemReferenceToObject(object, "environment", report->environment);
-    cJSON_AddItemReferenceToObject(object, "options", report->options);
+    json_add_reference(object, "command", report->command);
+    json_add_reference(object, "environment", report->environment);
+    json_add_reference(object, "options", report->options);
     cJSON_AddItemToObject(object, "summary", summary);
     cJSON_AddItemToObject(object, "rows", rows);
     for (size_t i = 0; i < report->rows.n; i++) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/json.h"
 #include "serve/anthropic_messages.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_request.h"
@@ -35,8 +36,8 @@ static const cJSON *member(const cJSON *object, const char *key) {
 
 /* A member of what belongs to the body: shown, not copied. */
 static bool show(cJSON *object, const char *name, const cJSON *from, const char *key) {
-    cJSON *item = cJSON_GetObjectItemCaseSensitive(from, key);
-    return !item || cJSON_IsNull(item) || cJSON_AddItemReferenceToObject(object, name, item);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(from, key);
+    return !item || cJSON_IsNull(item) || json_add_reference(object, name, item);
 }
 
 static void end_fields(reader *k, fields *f) { fields_end(f, k->call->server->settings->strict, &k->call->ignored); }

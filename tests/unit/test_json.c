@@ -145,10 +145,52 @@ static void test_repeated_keys(void **state) {
                    "the key \"in ner\" appears twice");
 }
 
+static int allocations, failing, held;
+
+static void *counted_malloc(size_t bytes) {
+    if (++allocations == failing) return NULL;
+    held++;
+    return malloc(bytes);
+}
+
+static void counted_free(void *memory) {
+    held -= memory != NULL;
+    free(memory);
+}
+
+/* Of every kind of value; none of its memory is given back twice, and none is lost where there is not enough. */
+static void test_references(void **state) {
+    (void)state;
+    static const char *const values[] = {"7", "true", "\"text\"", "[1, 2]", "{\"a\": {\"b\": []}}"};
+    cJSON_InitHooks(&(cJSON_Hooks){counted_malloc, counted_free});
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        cJSON *tree = cJSON_CreateObject(), *owner = cJSON_Parse(values[i]);
+        const int before = held;
+        for (int f = 1; f <= 2; f++) {
+            allocations = 0, failing = f;
+            assert_false(json_add_reference(tree, "key", owner));
+            assert_int_equal(held, before);
+            assert_int_equal(cJSON_GetArraySize(tree), 0);
+        }
+        failing = 0;
+        assert_true(json_add_reference(tree, "key", owner));
+        assert_true(cJSON_Compare(cJSON_GetObjectItem(tree, "key"), owner, true));
+        assert_false(json_add_reference(tree, "other", NULL));
+        cJSON_Delete(tree);
+        char *text = cJSON_PrintUnformatted(owner);
+        assert_non_null(text);
+        cJSON_free(text);
+        cJSON_Delete(owner);
+        assert_int_equal(held, 0);
+    }
+    cJSON_InitHooks(NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parse),  cmocka_unit_test(test_numbers), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_object), cmocka_unit_test(test_getters), cmocka_unit_test(test_repeated_keys),
+        cmocka_unit_test(test_parse),      cmocka_unit_test(test_numbers), cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_object),     cmocka_unit_test(test_getters), cmocka_unit_test(test_repeated_keys),
+        cmocka_unit_test(test_references),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
