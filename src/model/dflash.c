@@ -199,7 +199,7 @@ kakeya_status dflash_model_open(const char *directory, const gemma4_config *veri
     if (status == KAKEYA_OK) status = check_verifier(ck->config_path, &model->config, verifier, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
-        status = tensors_bind(ck, "", dflash_walk, &model->config, model, NULL, account, &memory, error);
+        status = tensors_bind(ck, "", dflash_walk, &model->config, model, NULL, NULL, account, &memory, error);
         model->owned = memory.owned;
         model->n_owned = memory.n_owned;
     }

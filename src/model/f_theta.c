@@ -183,7 +183,7 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
         const f_theta_config *c = &model->config;
         tensor_memory memory = {0}; /* stays empty: f_theta has matrices only, and those belong to the checkpoint */
         model->encoder_in = c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
-        status = tensors_bind(ck, "", f_theta_walk, c, model, NULL, account, &memory, error);
+        status = tensors_bind(ck, "", f_theta_walk, c, model, NULL, NULL, account, &memory, error);
         tensor_memory_release(&memory);
     }
     if (status != KAKEYA_OK) {

@@ -41,8 +41,6 @@ static void check_architecture(json_reader *r, const cJSON *top, const cJSON *te
     const char *weights = json_string(r, top, "transformers_weights", NULL);
     if (weights && strcmp(weights, "model.safetensors") != 0)
         json_fail(r, KAKEYA_UNSUPPORTED, "transformers_weights \"%s\" is not supported (model.safetensors)", weights);
-    if (json_get(top, "quantization_config") || json_get(text, "quantization_config"))
-        json_fail(r, KAKEYA_UNSUPPORTED, "quantization_config: quantised checkpoints are not supported");
 }
 
 /* Switches whose other settings no published text model uses. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "model/gemma4_gguf.h"
+#include "model/gemma4_modules.h"
 #include "model/tensors.h"
 
 static bool has_ending(const char *name, const char *ending) {
@@ -29,22 +30,11 @@ static bool is_other_modality(const char *name) {
     return false;
 }
 
-static bool is_skipped(const char *name) { return is_rotary_buffer(name) || is_other_modality(name); }
+/* Scales of a K/V cache in FP8, which some quantised checkpoints bring along. */
+static bool is_cache_scale(const char *name) { return has_ending(name, ".k_scale") || has_ending(name, ".v_scale"); }
 
-static const char *find_prefix(const checkpoint *ck) {
-    static const char nested[] = "model.language_model.";
-    return checkpoint_find(ck, "model.language_model.embed_tokens.weight") >= 0 ? nested : "model.";
-}
-
-/* A head that differs from the embedding counts even where the configuration ties the two. */
-static bool has_own_head(const checkpoint *ck, const char *prefix) {
-    char name[64];
-    snprintf(name, sizeof name, "%sembed_tokens.weight", prefix);
-    ptrdiff_t embed = checkpoint_find(ck, name), head = checkpoint_find(ck, "lm_head.weight");
-    if (embed < 0 || head < 0) return false;
-    const tensor *e = ck->tensors[embed], *h = ck->tensors[head];
-    if (e->dims != 2 || h->dims != 2 || e->shape[0] != h->shape[0] || e->shape[1] != h->shape[1]) return false;
-    return e->type != h->type || memcmp(e->data, h->data, e->bytes) != 0;
+static bool is_skipped(const char *name) {
+    return is_rotary_buffer(name) || is_other_modality(name) || is_cache_scale(name);
 }
 
 static void adopt(gemma4_model *model, const tensor_memory *memory) {
@@ -61,20 +51,24 @@ static void adopt(gemma4_model *model, const tensor_memory *memory) {
 
 static kakeya_status open_checkpoint(const char *directory, mem_account *account, gemma4_model *model,
                                      kakeya_error *error) {
+    quantisation *quantised = NULL;
     kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
-    if (status == KAKEYA_OK) {
-        const checkpoint *ck = model->checkpoint;
+    const checkpoint *ck = model->checkpoint;
+    if (status == KAKEYA_OK)
         status = gemma4_config_parse(ck->config_path, ck->config, ck->config_bytes, ck->generation_config,
                                      ck->generation_config_bytes, &model->config, error);
-    }
+    if (status == KAKEYA_OK) status = gemma4_quantisation(ck, &quantised, error);
     if (status == KAKEYA_OK) {
         tensor_memory memory = {0};
-        const char *prefix = find_prefix(model->checkpoint);
-        if (has_own_head(model->checkpoint, prefix)) model->config.tied_head = false;
-        status = tensors_bind(model->checkpoint, prefix, gemma4_walk, &model->config, &model->weights, is_skipped,
-                              account, &memory, error);
+        gemma4_modules modules = {.quantised = quantised, .prefix = gemma4_prefix(ck)};
+        if (gemma4_has_own_head(ck, modules.prefix)) model->config.tied_head = false;
+        const tensor_hook hook = {gemma4_bind_modules, &modules};
+        status = tensors_bind(model->checkpoint, modules.prefix, gemma4_walk, &model->config, &model->weights, &hook,
+                              is_skipped, account, &memory, error);
         adopt(model, &memory);
+        if (status == KAKEYA_OK && modules.quantised_bytes) model->config.checkpoint_format = modules.main_format;
     }
+    quantisation_free(quantised);
     return status;
 }
 

@@ -83,12 +83,8 @@ kakeya_status name_lists_check(const char *file, const name_list *missing, const
 }
 
 typedef struct binder {
-    checkpoint *ck;
-    const char *prefix;
-    char *base;
-    mem_account *account;
-    tensor_memory *memory;
-    bool *used; /* by index of the checkpoint's tensors */
+    tensor_binding to;
+    const tensor_hook *hook;
     float *vectors;
     name_list missing;
 } binder;
@@ -107,9 +103,14 @@ static float element(const tensor *t, dtype type, size_t i) {
 static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
     binder *b = context;
     char name[SLOT_NAME_BYTES + 64], expected[80], found[128];
-    snprintf(name, sizeof name, "%s%s", slot->unprefixed ? "" : b->prefix, slot->name);
-    ptrdiff_t index = checkpoint_find(b->ck, name);
-    if (index >= 0) b->used[index] = true;
+    snprintf(name, sizeof name, "%s%s", slot->unprefixed ? "" : b->to.prefix, slot->name);
+    if (b->hook) {
+        bool bound = false;
+        kakeya_status status = b->hook->bind(b->hook->context, &b->to, slot, name, &bound, error);
+        if (status != KAKEYA_OK || bound) return status;
+    }
+    ptrdiff_t index = checkpoint_find(b->to.ck, name);
+    if (index >= 0) b->to.used[index] = true;
     if (slot->kind == SLOT_IGNORED) return KAKEYA_OK;
 
     tensor_shape_text(slot->dims, slot->shape, expected, sizeof expected);
@@ -119,23 +120,23 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
         name_list_add(&b->missing, name, detail);
         return KAKEYA_OK; /* reported together at the end */
     }
-    const tensor *t = b->ck->tensors[index];
+    const tensor *t = b->to.ck->tensors[index];
     bool same = t->dims == slot->dims;
     for (int i = 0; same && i < t->dims; i++) same = t->shape[i] == slot->shape[i];
     if (!same)
-        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has shape %s, expected %s", b->ck->directory, name,
+        return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has shape %s, expected %s", b->to.ck->directory, name,
                          tensor_shape_text(t->dims, t->shape, found, sizeof found), expected);
     dtype type;
     if (!tensor_dtype(t, &type))
         return error_set(error, KAKEYA_FORMAT, "%s: tensor %s has dtype %s, expected F32, F16 or BF16",
-                         b->ck->directory, name, tensor_type_name(t->type));
+                         b->to.ck->directory, name, tensor_type_name(t->type));
 
-    char *binding = b->base + slot->offset;
+    char *binding = b->to.base + slot->offset;
     if (slot->kind == SLOT_MATRIX) {
         const void *data = NULL;
-        kakeya_status status = checkpoint_aligned(b->ck, t, b->account, &data, error);
+        kakeya_status status = checkpoint_aligned(b->to.ck, t, b->to.account, &data, error);
         if (status != KAKEYA_OK) return status;
-        if (data == t->data) b->memory->mapped_bytes += t->bytes;
+        if (data == t->data) b->to.memory->mapped_bytes += t->bytes;
         *(weight *)(void *)binding = tensor_slot_weight(slot, data, format_of(type));
     } else if (slot->kind == SLOT_VECTOR) {
         size_t n = (size_t)t->shape[0];
@@ -151,26 +152,27 @@ static kakeya_status bind_slot(void *context, const tensor_slot *slot, kakeya_er
 /* Every tensor of the file must have been asked for or be one to skip. */
 static kakeya_status check_names(binder *b, tensor_skip skip, kakeya_error *error) {
     name_list unexpected = {0};
-    for (size_t i = 0; i < b->ck->n_tensors; i++) {
-        const char *name = b->ck->tensors[i]->name;
-        if (b->used[i]) continue;
+    for (size_t i = 0; i < b->to.ck->n_tensors; i++) {
+        const char *name = b->to.ck->tensors[i]->name;
+        if (b->to.used[i]) continue;
         if (skip && skip(name))
-            b->memory->skipped++;
+            b->to.memory->skipped++;
         else
             name_list_add(&unexpected, name, "");
     }
-    return name_lists_check(b->ck->directory, &b->missing, &unexpected, error);
+    return name_lists_check(b->to.ck->directory, &b->missing, &unexpected, error);
 }
 
 kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
-                           tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error) {
-    binder b = {.ck = ck, .prefix = prefix, .base = base, .account = account, .memory = memory};
-    b.used = calloc(ck->n_tensors + 1, sizeof *b.used);
-    if (!b.used) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its tensor list", ck->directory);
+                           const tensor_hook *hook, tensor_skip skip, mem_account *account, tensor_memory *memory,
+                           kakeya_error *error) {
+    binder b = {.to = {.ck = ck, .prefix = prefix, .base = base, .account = account, .memory = memory}, .hook = hook};
+    b.to.used = calloc(ck->n_tensors + 1, sizeof *b.to.used);
+    if (!b.to.used) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its tensor list", ck->directory);
     kakeya_status status = tensor_vector_block(walk, shape, account, memory, &b.vectors, error);
     if (status == KAKEYA_OK) status = walk(shape, bind_slot, &b, error);
     if (status == KAKEYA_OK) status = check_names(&b, skip, error);
-    free(b.used);
+    free(b.to.used);
     return status;
 }
 

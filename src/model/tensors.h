@@ -66,11 +66,29 @@ void name_list_add(name_list *list, const char *name, const char *detail);
 kakeya_status name_lists_check(const char *file, const name_list *missing, const name_list *unexpected,
                                kakeya_error *error);
 
+/* A binding under way, for those who bind some slots in another way. */
+typedef struct tensor_binding {
+    checkpoint *ck;
+    const char *prefix;
+    char *base; /* of the structure that is filled */
+    mem_account *account;
+    tensor_memory *memory;
+    bool *used; /* by index of the checkpoint's tensors: what somebody has asked for */
+} tensor_binding;
+
+/* Is asked first for every slot; `name` has its prefix. *bound false: the slot is bound as all others are. */
+typedef struct tensor_hook {
+    kakeya_status (*bind)(void *context, const tensor_binding *binding, const tensor_slot *slot, const char *name,
+                          bool *bound, kakeya_error *error);
+    void *context;
+} tensor_hook;
+
 /* Binds every slot to the tensor prefix + name of the checkpoint and stores the bindings at `base`. Strict: a tensor
  * that is missing, of another shape or of another type, or one that nobody knows, is an error that names it (up to
- * six). */
+ * six). hook may be NULL. */
 kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk, const void *shape, void *base,
-                           tensor_skip skip, mem_account *account, tensor_memory *memory, kakeya_error *error);
+                           const tensor_hook *hook, tensor_skip skip, mem_account *account, tensor_memory *memory,
+                           kakeya_error *error);
 
 /* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of format `format`. */
 kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, weight_format format,

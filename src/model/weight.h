@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "base/dtype.h"
 #include "model/weight_format.h"
 
 /* A matrix [out][in], row-major, or a vector (out = 1). Its streams point into a mapped file or into MEM_WEIGHTS
@@ -12,7 +13,8 @@ typedef struct weight {
     weight_format format;
     int out, in;
     int group; /* weights of a row that share a scale, in formats whose streams have WEIGHT_GROUP tiles; else 0 */
-    int first; /* row of the streams that is row 0: a slice shares its matrix's streams */
+    dtype scale_type; /* of scales of 16 bits: DTYPE_BF16 or DTYPE_F16 */
+    int first;        /* row of the streams that is row 0: a slice shares its matrix's streams */
     const void *stream[WEIGHT_STREAMS];
     bool tiled;      /* the first stream is the CPU backend's own, in tiles of 16 rows (backend/cpu/int8_forms.h) */
     float synthetic; /* with out > 0 and no streams: the backend makes values of this standard deviation itself */

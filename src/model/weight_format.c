@@ -8,6 +8,45 @@
         }                                                                                                              \
     }
 
+/* Codes of `bits` bits as one string of bits per row, 16-bit scales and biases per group. */
+#define AFFINE(format_name, bits)                                                                                      \
+    {                                                                                                                  \
+        .name = format_name, .streams = 3, .stream = {                                                                 \
+            {.values = 32, .rows = 1, .bytes = 4 * (bits), .alignment = 1},                                            \
+            {.values = WEIGHT_GROUP, .rows = 1, .bytes = 2, .alignment = 1},                                           \
+            {.values = WEIGHT_GROUP, .rows = 1, .bytes = 2, .alignment = 1}                                            \
+        }                                                                                                              \
+    }
+
+/* Codes in words of 32 bits, 16-bit scales per group, and where there are three streams a zero point per group. */
+#define PACKED(format_name, n_streams, codes_of_word)                                                                  \
+    {                                                                                                                  \
+        .name = format_name, .streams = n_streams, .stream = {                                                         \
+            {.values = codes_of_word, .rows = 1, .bytes = 4, .alignment = 1},                                          \
+            {.values = WEIGHT_GROUP, .rows = 1, .bytes = 2, .alignment = 1},                                           \
+            {.values = WEIGHT_GROUP, .rows = 1, .bytes = 1, .alignment = 1}                                            \
+        }                                                                                                              \
+    }
+
+/* One byte per value and float32 scales per group. */
+#define BYTES(format_name)                                                                                             \
+    {                                                                                                                  \
+        .name = format_name, .streams = 2, .stream = {                                                                 \
+            {.values = 1, .rows = 1, .bytes = 1, .alignment = 1},                                                      \
+            {.values = WEIGHT_GROUP, .rows = 1, .bytes = 4, .alignment = 4}                                            \
+        }                                                                                                              \
+    }
+
+/* Codes and one byte of scale per `width` of them; where there are three streams a float32 per row. */
+#define SMALL_FLOATS(format_name, n_streams, width, code_bytes)                                                        \
+    {                                                                                                                  \
+        .name = format_name, .streams = n_streams, .stream = {                                                         \
+            {.values = width, .rows = 1, .bytes = code_bytes, .alignment = 1},                                         \
+            {.values = width, .rows = 1, .bytes = 1, .alignment = 1},                                                  \
+            {.values = WEIGHT_ALL, .rows = 1, .bytes = 4, .alignment = 4}                                              \
+        }                                                                                                              \
+    }
+
 static const weight_format_info formats[WEIGHT_FORMAT_COUNT] = {
     [WEIGHT_F32] = {.name = "F32", .streams = 1, .stream = {{.values = 1, .rows = 1, .bytes = 4, .alignment = 4}}},
     [WEIGHT_F16] = {.name = "F16", .streams = 1, .stream = {{.values = 1, .rows = 1, .bytes = 2, .alignment = 2}}},
@@ -29,6 +68,22 @@ static const weight_format_info formats[WEIGHT_FORMAT_COUNT] = {
                       .streams = 2,
                       .stream = {{.values = 64, .rows = 1, .bytes = 36, .alignment = 1},
                                  {.values = WEIGHT_ALL, .rows = 1, .bytes = 4, .alignment = 4}}},
+    [WEIGHT_AFFINE_2] = AFFINE("affine2", 2),
+    [WEIGHT_AFFINE_3] = AFFINE("affine3", 3),
+    [WEIGHT_AFFINE_4] = AFFINE("affine4", 4),
+    [WEIGHT_AFFINE_5] = AFFINE("affine5", 5),
+    [WEIGHT_AFFINE_6] = AFFINE("affine6", 6),
+    [WEIGHT_AFFINE_8] = AFFINE("affine8", 8),
+    [WEIGHT_INT4] = PACKED("int4", 2, 8),
+    [WEIGHT_INT8] = PACKED("int8", 2, 4),
+    [WEIGHT_INT4_ZERO] = PACKED("int4-zero", 3, 8),
+    [WEIGHT_INT8_ZERO] = PACKED("int8-zero", 3, 4),
+    [WEIGHT_INT8_SIGNED] = BYTES("int8-signed"),
+    [WEIGHT_FP8] = BYTES("fp8"),
+    [WEIGHT_FP8_E8M0] = SMALL_FLOATS("mxfp8", 2, 32, 32),
+    [WEIGHT_FP4_E8M0] = SMALL_FLOATS("mxfp4", 2, 32, 16),
+    [WEIGHT_FP4_E4M3] = SMALL_FLOATS("nvfp4", 3, 16, 8),
+    [WEIGHT_FP4_E4M3_DIV] = SMALL_FLOATS("nvfp4-div", 3, 16, 8),
 };
 
 const weight_format_info *weight_format_find(weight_format format) { return &formats[format]; }

@@ -26,12 +26,30 @@ typedef enum weight_format {
     WEIGHT_IQ4_NL,
     WEIGHT_IQ4_XS,
     WEIGHT_MXFP4,
-    WEIGHT_NVFP4, /* the second stream is a factor per row */
+    WEIGHT_NVFP4,    /* the second stream is a factor per row */
+    WEIGHT_AFFINE_2, /* from here on: codes, and scales beside them, as quantised safetensors directories hold them */
+    WEIGHT_AFFINE_3,
+    WEIGHT_AFFINE_4,
+    WEIGHT_AFFINE_5,
+    WEIGHT_AFFINE_6,
+    WEIGHT_AFFINE_8,
+    WEIGHT_INT4, /* scale times a code without its offset */
+    WEIGHT_INT8,
+    WEIGHT_INT4_ZERO, /* the same with a zero point per group */
+    WEIGHT_INT8_ZERO,
+    WEIGHT_INT8_SIGNED,
+    WEIGHT_FP8,          /* e4m3 with float32 scales */
+    WEIGHT_FP8_E8M0,     /* e4m3 with a power of two per 32 */
+    WEIGHT_FP4_E8M0,     /* e2m1 with a power of two per 32 */
+    WEIGHT_FP4_E4M3,     /* e2m1 with an e4m3 scale per 16 and a factor per row */
+    WEIGHT_FP4_E4M3_DIV, /* the same with a divisor per row */
     WEIGHT_FORMAT_COUNT
 } weight_format;
 
 /* Whether a format's elements are single values. */
 static inline bool weight_format_is_plain(weight_format format) { return format <= WEIGHT_BF16; }
+/* Whether a format's scales lie beside its codes, in streams of their own. */
+static inline bool weight_format_is_grouped(weight_format format) { return format >= WEIGHT_AFFINE_2; }
 
 enum { WEIGHT_STREAMS = 3 /* at most */ };
 

@@ -73,6 +73,43 @@ static inline void block_matrix_free(block_matrix *m) {
     free(m->factors);
 }
 
+/* The same for formats whose scales lie beside the codes. */
+typedef struct group_matrix {
+    weight w;
+    unsigned char *streams[WEIGHT_STREAMS];
+} group_matrix;
+
+static inline group_matrix random_groups(weight_format format, int out, int in, uint64_t seed) {
+    const weight_format_info *info = weight_format_find(format);
+    group_matrix m = {.w = weight_matrix(format, NULL, out, in)};
+    bool bytes = format == WEIGHT_INT8_SIGNED || format == WEIGHT_FP8;
+    m.w.group = bytes ? in : 64;
+    m.w.scale_type = DTYPE_BF16;
+    for (int s = 0; s < info->streams; s++) {
+        size_t n = weight_stream_bytes(&info->stream[s], out, in, m.w.group), skew = info->stream[s].alignment == 1;
+        m.streams[s] = malloc(n + 1);
+        assert_non_null(m.streams[s]);
+        unsigned char *to = m.streams[s] + skew; /* at an odd address where it may lie at any */
+        for (size_t i = 0; i < n; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            to[i] = (unsigned char)(seed >> 56);
+            if (s == 0 && (format == WEIGHT_FP8 || format == WEIGHT_FP8_E8M0)) to[i] &= 0xbf; /* no NaN */
+            if (s == 1 && info->stream[s].bytes == 1) to[i] = (unsigned char)(0x20 + to[i] % 16);
+            if (s && info->stream[s].bytes == 2 && i % 2) to[i] = (unsigned char)(0x3c | (to[i] & 0x80));
+        }
+        for (size_t i = 0; info->stream[s].bytes == 4 && s && i < n / 4; i++) {
+            float value = 0.25f + random_value(&seed, 0.02f);
+            memcpy(to + 4 * i, &value, sizeof value);
+        }
+        m.w.stream[s] = to;
+    }
+    return m;
+}
+
+static inline void group_matrix_free(group_matrix *m) {
+    for (int s = 0; s < WEIGHT_STREAMS; s++) free(m->streams[s]);
+}
+
 /* The same matrix in float32, by the oracle's loader; malloc'ed. */
 static inline float *dequantised(const weight *w) {
     float *values = malloc((size_t)w->out * (size_t)w->in * sizeof *values);

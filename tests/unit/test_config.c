@@ -441,7 +441,6 @@ static void test_refusals(void **state) {
          "transformers_weights", "other.safetensors"},
         {"\"sliding_window\": 24", "\"sliding_window\": 24, \"sliding_window\": 12", KAKEYA_FORMAT,
          "the key \"sliding_window\" appears twice", ""},
-        {"\"vision_config\"", "\"quantization_config\"", KAKEYA_UNSUPPORTED, "quantization_config", ""},
         {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": 129", KAKEYA_FORMAT, "num_hidden_layers is 129",
          "1 to 128"},
         {"\"num_hidden_layers\": 12", "\"num_hidden_layers\": 0", KAKEYA_FORMAT, "num_hidden_layers is 0", ""},

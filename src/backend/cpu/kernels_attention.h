@@ -251,7 +251,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                                 [INPUT_BF16] = ROUNDED_BF16,                                           \
                                                 [INPUT_INT8] = {PACKING_SPLIT, multiply_BF16}},                        \
                                     .load = load_weights_bf16},                                                        \
-                   BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},                                                                 \
+                   BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},                               \
         .kv = {[KV_FORMAT_F32] = {.queries = PACKING_F32,                                                              \
                                   .store = store_f32,                                                                  \
                                   .load = load_f32,                                                                    \

@@ -4,6 +4,7 @@
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 #define KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 
+#include "backend/cpu/groups.h"
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_matmul.h"
 
@@ -76,6 +77,7 @@ static void multiply_dequantised(row_loader load, const void *packed, int rows, 
         multiply_dequantised(load_weights_##name, packed, rows, w, y, ldy);                                            \
     }
 BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
+GROUP_FORMATS(DEFINE_BLOCK_FORMAT)
 DEFINE_INT8
 
 #define BLOCK_PRODUCTS(name, int8_packing, int8_multiply)                                                              \
@@ -87,5 +89,6 @@ DEFINE_INT8
     }
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
     [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
+#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_F32, multiply_##name),
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "backend/cpu/groups.h"
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_private.h"
 #include "base/float16.h"
@@ -145,6 +146,7 @@ DEFINE_WEIGHT(f16)
 DEFINE_WEIGHT(bf16)
 #define DEFINE_BLOCK_FORMAT(NAME, name, values, bytes) DEFINE_WEIGHT(name)
 BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
+GROUP_FORMATS(DEFINE_BLOCK_FORMAT)
 #define INT8_KERNELS &int8_scalar
 DEFINE_INT8
 #define PRODUCTS(format, int8_packing, int8_multiply)                                                                  \
@@ -157,6 +159,7 @@ DEFINE_INT8
 #define WEIGHT_ENTRY(format) PRODUCTS(format, PACKING_F32, multiply_##format)
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
     [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
+#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
@@ -319,7 +322,7 @@ const cpu_kernels cpu_kernels_scalar = {
     .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
-               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY)},
+               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},
     .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,
