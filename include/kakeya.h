@@ -195,8 +195,7 @@ KAKEYA_API kakeya_status kakeya_message_tokens(const kakeya_tokenizer *tokenizer
  * into other tokens, arguments are spelled and ordered anew, reasoning is dropped. */
 typedef struct kakeya_chat_run {
     size_t message; /* index of the model's message that is this answer */
-    /* What stood behind the *n_stable first ids of the prompt that it answered, then the answer without its stop token.
-     */
+    /* What stood behind the *n_stable first ids of the prompt that it answered, then the answer, no stop token. */
     const int32_t *ids;
     size_t n_ids;
 } kakeya_chat_run;
@@ -243,8 +242,7 @@ typedef enum kakeya_chat_event_type {
     KAKEYA_CHAT_CALL_END,       /* call: its arguments are complete, and a JSON object */
 } kakeya_chat_event_type;
 
-/* "content", "reasoning", "call-begin", "call-arguments", "call-end"; NULL for a value that this library does not have.
- */
+/* "content", "reasoning", "call-begin", "call-arguments", "call-end"; NULL for a value that this library lacks. */
 KAKEYA_API const char *kakeya_chat_event_name(kakeya_chat_event_type type);
 
 /* A piece of an answer. Texts are whole UTF-8 characters, never empty, not NUL-terminated. */
@@ -516,9 +514,7 @@ KAKEYA_API void kakeya_session_clear_cancel(kakeya_session *session);
 KAKEYA_API const int32_t *kakeya_session_tokens(const kakeya_session *session, size_t *n);
 
 /* How many of tokens[0..n) the timeline begins with and could be truncated to, so that nothing of them is computed
- * again; 0 where its memory cannot go back so far. The newest token of an answer is not computed yet and does not
- * count.
- */
+ * again; 0 where its memory cannot go back so far. An answer's newest token is not computed yet: it does not count. */
 KAKEYA_API size_t kakeya_session_reachable(const kakeya_session *session, const int32_t *tokens, size_t n);
 /* The timeline becomes its first n tokens; nothing is computed. KAKEYA_INVALID_ARGUMENT, with nothing changed, where
  * the memory does not hold them or cannot go back so far. 0 is always possible. */
@@ -614,8 +610,7 @@ typedef struct kakeya_generate_options {
     int max_tokens; /* 0: until the context is full */
     kakeya_mode mode;
     /* Tokens drafted per block after the bonus token, 1..16: their number in the fixed modes, the most in auto. 0: the
-     * drafter's block size - 1; in auto 16, of which the drafter gives its block size - 1 at most and the text the
-     * rest. */
+     * drafter's block size - 1; in auto 16, of which the drafter gives block size - 1 at most, the text the rest. */
     int draft_length;
     kakeya_sampling sampling;
     const char *const *stop_strings; /* n_stop_strings texts that end the answer and are not part of it */
@@ -624,8 +619,7 @@ typedef struct kakeya_generate_options {
     kakeya_event_fn on_event;  /* may be NULL */
     void *user;                /* for on_event */
     bool log_probabilities;    /* events carry them; costs the whole head where a greedy choice needs only half of it */
-    int top_log_probabilities; /* 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely tokens too; more than 0 implies the
-                                  above */
+    int top_log_probabilities; /* 0..KAKEYA_MAX_TOP_LOG_PROBABILITIES most likely tokens too; implies the above */
     const kakeya_logit_bias *logit_bias; /* n_logit_bias entries; several of one token add up */
     size_t n_logit_bias;
     kakeya_token_mask_fn token_mask; /* may be NULL */
@@ -633,7 +627,7 @@ typedef struct kakeya_generate_options {
     const kakeya_grammar *grammar; /* the answer follows it; outlives it. NULL: none */
     /* Subtracted from the logits of tokens that the answer holds already, behind the repetition penalty: presence once,
      * frequency as often as the token occurs. Finite; 0: off. The answer's tokens are those of the timeline from
-     * position answer_start on; 0: those of this call. */
+     * position answer_start on; 0: those of this call. What was interrupted goes on so, with a grammar too. */
     float presence_penalty, frequency_penalty;
     size_t answer_start;
 } kakeya_generate_options;
@@ -701,6 +695,12 @@ static inline kakeya_kv_bytes kakeya_session_kv_bytes(const kakeya_session *sess
 /* An independent copy of the timeline. Of what grows with the text, whole pages are shared and copied before either of
  * the two changes them: on a CPU 64 positions, on a GPU 2 MB of a layer's keys or values. The rest is copied now. */
 KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session **out, kakeya_error *error);
+
+/* The K/V memory goes into a temporary file and is given back. The next request takes it up and has the tokens that it
+ * would have had; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked, as it may
+ * after a request that fails so. A parked session can be asked for its tokens and closed, and no more. */
+KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
+KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 
 /* Takes the next bytes of a stream. False: it takes no more, which ends the work with KAKEYA_IO. */
 typedef bool (*kakeya_write_fn)(void *user, const void *data, size_t bytes);

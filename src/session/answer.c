@@ -135,9 +135,24 @@ static kakeya_status check_grammar(const kakeya_session *session, const kakeya_g
 static kakeya_status begin_grammar(kakeya_session *session, answer_work *answer, kakeya_error *error) {
     const gemma4_config *config = &session->engine->verifier->config;
     const decode_timeline *t = &session->timeline;
+    size_t start = answer->options.answer_start;
     if (!answer->options.grammar) return KAKEYA_OK;
-    return matcher_create(answer->options.grammar, config->stop_tokens, config->n_stop_tokens, t->tokens, t->n,
-                          &session->account, &answer->grammar, error);
+    return matcher_create(answer->options.grammar, config->stop_tokens, config->n_stop_tokens, t->tokens,
+                          start && start < t->n ? start : t->n, &session->account, &answer->grammar, error);
+}
+
+/* The tokens that the answer has already: an answer that was interrupted stands where it stood. */
+static kakeya_status follow_grammar(const kakeya_session *session, answer_work *answer, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    matcher_space *space = &session->workspace.sampler.space->grammar;
+    size_t start = answer->options.answer_start;
+    if (!answer->grammar || start == 0) return KAKEYA_OK;
+    for (size_t i = start; i < t->n; i++)
+        if (!matcher_accept(answer->grammar, space, t->tokens[i]))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "the grammar does not allow token %d at position %zu of the answer that begins at %zu",
+                             t->tokens[i], i, start);
+    return KAKEYA_OK;
 }
 
 kakeya_status answer_prepare(const kakeya_session *session, const kakeya_generate_options *options, answer_work *answer,
@@ -167,6 +182,7 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
     if (constraints.answer_start == 0) constraints.answer_start = session->timeline.n;
     if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
+    if (status == KAKEYA_OK) status = follow_grammar(session, answer, error);
     if (status == KAKEYA_OK) status = begin_output(session, answer, error);
     answer->started = clock_seconds();
     answer->begun = status == KAKEYA_OK;

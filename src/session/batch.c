@@ -7,14 +7,13 @@
 #include "session/park.h"
 
 enum {
-    LEAST_PROMPT_ROWS = 32,    /* of a prompt beside answers */
-    MOST_PROMPTS = 2,          /* in one iteration */
-    FIRST_PATIENCE = 16,       /* iterations before more requests are tried together, where there was no memory ... */
-    MOST_PATIENCE = 4096,      /* ... and when it has turned out again and again that there is none */
-    MOST_LOGIT_ROWS = 64,      /* whole rows of logits in one iteration, unless there are more sessions */
-    MANY_PARKINGS = 3,         /* of one request: others are parked rather */
-    RESERVED_TOKENS = 1024,    /* of an answer, at most, that admission reckons with */
-    PARKING_BYTES = 288 << 10, /* what parking itself needs: a buffer of backend/snapshot.h, and a little */
+    LEAST_PROMPT_ROWS = 32, /* of a prompt beside answers */
+    MOST_PROMPTS = 2,       /* in one iteration */
+    FIRST_PATIENCE = 16,    /* iterations before more requests are tried together, where there was no memory ... */
+    MOST_PATIENCE = 4096,   /* ... and when it has turned out again and again that there is none */
+    MOST_LOGIT_ROWS = 64,   /* whole rows of logits in one iteration, unless there are more sessions */
+    MANY_PARKINGS = 3,      /* of one request: others are parked rather */
+    RESERVED_TOKENS = 1024, /* of an answer, at most, that admission reckons with */
 };
 
 void batch_init(batch *b, kakeya_engine *engine) {
@@ -22,20 +21,7 @@ void batch_init(batch *b, kakeya_engine *engine) {
     decode_buffers_init(&b->buffers, engine->verifier->config.vocab, &engine->account);
 }
 
-void batch_free(batch *b) {
-    mem_free(b->spare);
-    decode_buffers_free(&b->buffers);
-}
-
-/* Parking needs some memory where there is none left: it is set aside while several requests run under a limit. */
-static void keep_spare(batch *b) {
-    bool several = b->requests && b->requests->next;
-    if (several && !b->spare && b->engine->account.limit_bytes)
-        b->spare = mem_alloc(&b->engine->account, MEM_WORKSPACE, PARKING_BYTES);
-    if (several) return;
-    mem_free(b->spare);
-    b->spare = NULL;
-}
+void batch_free(batch *b) { decode_buffers_free(&b->buffers); }
 
 void batch_add(batch *b, kakeya_request *requests) {
     kakeya_request **end = &b->requests;
@@ -45,10 +31,18 @@ void batch_add(batch *b, kakeya_request *requests) {
 
 /* ----------------------------------------------------------------------------------------------- one request's life */
 
+/* An answer whose memory cannot be had now may go on in a later request. */
+static void keep_parked(kakeya_request *r, kakeya_status status) {
+    if (r->state == REQUEST_ANSWER && status == KAKEYA_OUT_OF_MEMORY)
+        r->session->parked = r->parked;
+    else
+        fclose(r->parked);
+    r->parked = NULL;
+}
+
 static void finish(kakeya_request *r, kakeya_status status) {
     r->failing = false;
-    if (r->parked) fclose(r->parked);
-    r->parked = NULL;
+    if (r->parked) keep_parked(r, status);
     r->answer.counted.waits = (uint64_t)r->parkings;
     if (r->answers) status = answer_close(r->session, &r->answer, status, &r->error);
     r->status = status;
@@ -156,14 +150,19 @@ static bool fits(const batch *b, const kakeya_request *candidate) {
     return limit == 0 || !others || wanted <= limit;
 }
 
-static bool take_up(batch *b, kakeya_request *r) {
+/* False: the request is done, or there is no memory for it beside the others. */
+static bool take_up(batch *b, kakeya_request *r, FILE **parked) {
     engine_turn_begin(b->engine);
-    kakeya_status status = unpark(r->session, &r->parked, &r->error);
+    kakeya_status status = unpark(r->session, parked, &r->error);
     engine_turn_end(b->engine);
     bool alone = true;
     for (const kakeya_request *other = b->requests; other; other = other->next) alone &= other == r || !admitted(other);
     if (status == KAKEYA_OK) return true;
-    if (status != KAKEYA_OUT_OF_MEMORY || alone) fail(r, status);
+    if (status == KAKEYA_OUT_OF_MEMORY && !alone) return false;
+    if (r->state == REQUEST_QUEUED)
+        finish(r, status);
+    else
+        fail(r, status);
     return false;
 }
 
@@ -171,13 +170,14 @@ static bool take_up(batch *b, kakeya_request *r) {
 static void admit(batch *b) {
     for (kakeya_request *r = b->requests; r; r = r->next) {
         if (!r->parked || r->state == REQUEST_DONE) continue;
-        if (!fits(b, r) || !take_up(b, r)) return;
+        if (!fits(b, r) || !take_up(b, r, &r->parked)) return;
         r->admitted = ++b->count;
     }
     for (kakeya_request *r = b->requests; r; r = r->next) {
         if (r->state != REQUEST_QUEUED) continue;
         r->need = need_of(r);
         if (!fits(b, r)) return;
+        if (r->session->parked && !take_up(b, r, &r->session->parked)) return;
         r->admitted = ++b->count;
         if (r->prompts)
             begin_prompt(b, r);
@@ -212,12 +212,8 @@ static bool make_room(batch *b) {
         if (!victim || sooner || (!spared && r->admitted > victim->admitted)) victim = r;
     }
     if (running < 2 || !victim) return false;
-    mem_free(b->spare);
-    b->spare = NULL;
     victim->parkings++;
-    bool parked = park(victim->session, &victim->parked, NULL) == KAKEYA_OK;
-    keep_spare(b);
-    return parked;
+    return park(victim->session, &victim->parked, NULL) == KAKEYA_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------- one iteration */
@@ -573,7 +569,6 @@ void batch_step(batch *b) {
         }
         end_answer(r);
     }
-    keep_spare(b);
     admit(b);
     for (int format = 0; format < KV_FORMAT_COUNT; format++) run_step(b, (kv_format)format);
     end_requests(b);

@@ -13,7 +13,6 @@ typedef struct batch {
     int most;            /* requests in one forward that there was memory for; 0: as many as allowed */
     int known;           /* of these, so many have had memory since */
     int tried, patience; /* with `most`: iterations since then, and how many are awaited before more are tried */
-    void *spare;         /* memory that parking can have when all else is used up; NULL: none */
     double prompt_speed; /* tokens per second that prompts beside answers are taken to have; 0: none seen yet */
     step_costs costs;
     uint64_t count; /* of admissions and of iterations */

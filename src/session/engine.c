@@ -153,7 +153,21 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
     return engine->ops->model_create(&options, &engine->model, error);
 }
 
+enum { PARKING_BYTES = 288 << 10 }; /* a buffer of backend/snapshot.h, and a little */
+
+void engine_keep_spare(kakeya_engine *engine) {
+    bool wanted = engine->sessions > 1 && engine->account.limit_bytes;
+    if (wanted && !engine->spare) engine->spare = mem_alloc(&engine->account, MEM_WORKSPACE, PARKING_BYTES);
+    if (!wanted) engine_lend_spare(engine);
+}
+
+void engine_lend_spare(kakeya_engine *engine) {
+    mem_free(engine->spare);
+    engine->spare = NULL;
+}
+
 void engine_free(kakeya_engine *engine) {
+    mem_free(engine->spare);
     if (engine->model) engine->ops->model_destroy(engine->model);
     if (engine->f_theta) f_theta_model_close(engine->f_theta);
     if (engine->drafter) dflash_model_close(engine->drafter);

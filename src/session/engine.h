@@ -32,7 +32,9 @@ struct kakeya_engine {
     kakeya_description description; /* of the models above */
     kakeya_precision precision;
     uint64_t fingerprint;           /* of configurations and sampled weights: snapshots name it */
-    engine_turn turn;               /* held around backend work */
+    engine_turn turn;               /* held around backend work; of the next two */
+    int sessions;                   /* that are open */
+    void *spare;                    /* memory for parking when all else is used up; NULL: none */
     struct scheduler *scheduler;    /* session/scheduler.h; NULL until the first request */
     pthread_mutex_t scheduler_lock; /* of the pointer */
     int max_batch, max_stall_ms;    /* of the scheduler, resolved */
@@ -70,5 +72,10 @@ void engine_free(kakeya_engine *engine);
 
 void engine_turn_begin(kakeya_engine *engine);
 void engine_turn_end(kakeya_engine *engine);
+
+/* Parking a session needs some memory where there is none left: under a limit it is set aside while several sessions
+ * are open, and lent to parking and to what takes a session up again. Both need the turn. */
+void engine_keep_spare(kakeya_engine *engine);
+void engine_lend_spare(kakeya_engine *engine);
 
 #endif

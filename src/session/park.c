@@ -18,7 +18,9 @@ kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
     decode_timeline *t = &session->timeline;
     *file = tmpfile();
     if (!*file) return error_set(error, KAKEYA_IO, "parking a session: no temporary file: %s", strerror(errno));
+    engine_lend_spare(session->engine);
     kakeya_status status = t->ops->cache_snapshot(t->cache, write_file, *file, error);
+    engine_keep_spare(session->engine);
     if (status == KAKEYA_OK && fflush(*file) != 0)
         status = error_set(error, KAKEYA_IO, "parking a session: %s", strerror(errno));
     if (status != KAKEYA_OK) {
@@ -36,7 +38,9 @@ kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) 
     backend_cache *cache = NULL;
     rewind(*file);
     kakeya_status status = t->ops->cache_create(t->model, &session->cache_options, &cache, error);
+    engine_lend_spare(session->engine);
     if (status == KAKEYA_OK) status = t->ops->cache_restore(cache, read_file, *file, error);
+    engine_keep_spare(session->engine);
     if (status != KAKEYA_OK) {
         if (cache) t->ops->cache_destroy(cache);
         return status;
@@ -46,3 +50,16 @@ kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) 
     *file = NULL;
     return KAKEYA_OK;
 }
+
+kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error) {
+    if (session->parked) return KAKEYA_OK;
+    if (!session->timeline.cache)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "parking: the session lost its memory in an earlier failure, sync it");
+    engine_turn_begin(session->engine);
+    kakeya_status status = park(session, &session->parked, error);
+    engine_turn_end(session->engine);
+    return status;
+}
+
+bool kakeya_session_is_parked(const kakeya_session *session) { return session->parked != NULL; }

@@ -105,6 +105,8 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     draft_control_init(&session->workspace.control, NULL, longest_draft(session),
                        &engine->experience[resolved.attention]);
     status = session_reset_cache(session, error);
+    engine->sessions++;
+    engine_keep_spare(engine);
     engine_turn_end(engine);
     if (status != KAKEYA_OK) {
         session_free(session);
@@ -114,10 +116,18 @@ kakeya_status kakeya_session_open(kakeya_engine *engine, const kakeya_session_op
     return KAKEYA_OK;
 }
 
+void session_drop_parked(kakeya_session *session) {
+    if (session->parked) fclose(session->parked);
+    session->parked = NULL;
+}
+
 void session_free(kakeya_session *session) {
     engine_turn_begin(session->engine);
     if (session->timeline.cache) session->engine->ops->cache_destroy(session->timeline.cache);
+    session->engine->sessions--;
+    engine_keep_spare(session->engine);
     engine_turn_end(session->engine);
+    session_drop_parked(session);
     decode_workspace_free(&session->workspace);
     decode_timeline_free(&session->timeline);
     free(session);
@@ -137,6 +147,7 @@ kakeya_status session_reset_cache(kakeya_session *session, kakeya_error *error) 
     decode_timeline_drop_logits(t);
     if (t->cache) engine->ops->cache_destroy(t->cache);
     t->cache = NULL;
+    session_drop_parked(session);
     return engine->ops->cache_create(engine->model, &session->cache_options, &t->cache, error);
 }
 
@@ -198,8 +209,9 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     kakeya_session *copy = NULL;
     const decode_timeline *from = &session->timeline;
     if (!from->cache)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "fork: the session lost its memory in an earlier failure, sync it");
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "fork: %s",
+                         session->parked ? "the session is parked"
+                                         : "the session lost its memory in an earlier failure, sync it");
     kakeya_status status = session_allocate(session->engine, &session->options, &copy, error);
     if (status != KAKEYA_OK) return status;
     copy->cache_options = session->cache_options;
@@ -211,6 +223,8 @@ kakeya_status kakeya_session_fork(const kakeya_session *session, kakeya_session 
     if (status == KAKEYA_OK && from->has_logits) status = decode_timeline_keep_logits(to, error);
     engine_turn_begin(session->engine);
     if (status == KAKEYA_OK) status = to->ops->cache_fork(from->cache, &copy->account, &to->cache, error);
+    session->engine->sessions++;
+    engine_keep_spare(session->engine);
     engine_turn_end(session->engine);
     if (status != KAKEYA_OK) {
         session_free(copy);

@@ -4,6 +4,7 @@
 #define KAKEYA_SESSION_SESSION_H
 
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "decode/speculate.h"
 #include "session/engine.h"
@@ -15,6 +16,7 @@ struct kakeya_session {
     mem_account account; /* child of the engine's */
     /* The K/V memory is NULL after a failure that lost it; the next sync makes a new one. */
     decode_timeline timeline;
+    FILE *parked; /* without K/V memory: what it held, for the next answer (park.h); NULL: nothing */
     decode_workspace workspace;
     size_t prompt_tokens, reused_tokens; /* of the syncs since the last generate */
     double prefill_seconds;
@@ -52,6 +54,8 @@ kakeya_status session_replay(kakeya_session *session, const int32_t *tokens, siz
 /* Rows that a decode segment may have under the session's policy. */
 int session_decode_rows(const kakeya_session *session);
 
+/* Forgets what was parked. */
+void session_drop_parked(kakeya_session *session);
 /* Of a session that no request holds. */
 void session_free(kakeya_session *session);
 /* Inside: an empty cache in place of whatever there was. Needs the turn. */

@@ -154,8 +154,9 @@ static kakeya_status write_state_bytes(void *user, const void *data, size_t byte
 
 static kakeya_status need_cache(const kakeya_session *session, kakeya_error *error) {
     if (session->timeline.cache) return KAKEYA_OK;
-    return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                     "session data: the session lost its memory in an earlier failure, sync it");
+    return error_set(error, KAKEYA_INVALID_ARGUMENT, "session data: %s",
+                     session->parked ? "the session is parked"
+                                     : "the session lost its memory in an earlier failure, sync it");
 }
 
 static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error *error) {
@@ -312,6 +313,7 @@ static kakeya_status take_contents(kakeya_session *session, contents *c, kakeya_
     backend_cache *old = t->cache;
     t->cache = c->cache;
     c->cache = old;
+    session_drop_parked(session);
     memcpy(t->tokens, c->tokens, c->n * sizeof *t->tokens);
     memcpy(t->row_kind, c->row_kind, c->n);
     if (c->has_logits)

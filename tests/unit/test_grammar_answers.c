@@ -288,6 +288,52 @@ static void test_batch(void **state) {
     }
 }
 
+/* Answers that are interrupted behind every few tokens, and go on in a session that was saved and loaded. */
+static void test_interrupted(void **state) {
+    (void)state;
+    const int tokens = sweep_short() ? 24 : 60;
+    for (int i = 0; i < SCHEMAS; i += sweep_short() ? 7 : 1) {
+        kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
+        wanted w = {.grammar = g, .temperature = i % 2 ? 1.0f : 0.0f, .seed = (uint64_t)i, .max_tokens = tokens};
+        static given whole, parts;
+        answer(&w, &whole);
+        size_t n;
+        int32_t *ids = prompt_of(w.seed, &n);
+        kakeya_session *session = open_session();
+        kakeya_stats stats;
+        parts = (given){0};
+        assert_int_equal(kakeya_session_sync(session, ids, n, NULL, NULL, NULL, NULL), KAKEYA_OK);
+        do {
+            kakeya_error error = {0};
+            kakeya_generate_options o = options_of(&w, &parts);
+            o.answer_start = n;
+            o.max_tokens = tokens - (int)parts.n < 1 + i % 4 ? tokens - (int)parts.n : 1 + i % 4;
+            kakeya_stats_init(&stats);
+            if (kakeya_session_generate(session, &o, &stats, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+            keep_tokens(session, n, &stats, &parts);
+            void *data;
+            size_t bytes;
+            assert_int_equal(kakeya_session_snapshot(session, &data, &bytes, NULL), KAKEYA_OK);
+            kakeya_session_close(session);
+            session = open_session();
+            assert_int_equal(kakeya_session_restore(session, data, bytes, NULL), KAKEYA_OK);
+            kakeya_free(data);
+        } while (parts.finish == KAKEYA_FINISH_LENGTH && parts.n < (size_t)tokens);
+        expect_same("interrupted", i, &whole, &parts);
+        if (i == 0) { /* an answer that did not follow the grammar so far */
+            kakeya_error error = {0};
+            kakeya_generate_options o = options_of(&w, &parts);
+            o.answer_start = 1;
+            kakeya_stats_init(&stats);
+            assert_int_equal(kakeya_session_generate(session, &o, &stats, &error), KAKEYA_INVALID_ARGUMENT);
+            assert_non_null(strstr(error.message, "the grammar does not allow token"));
+        }
+        kakeya_session_close(session);
+        kakeya_free(ids);
+        kakeya_grammar_close(g);
+    }
+}
+
 /* Without a grammar that matters, nothing changes. */
 static void test_free_text(void **state) {
     (void)state;
@@ -322,10 +368,8 @@ static int close_engine(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemas),
-        cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_free_text),
+        cmocka_unit_test(test_schemas),     cmocka_unit_test(test_modes),     cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_interrupted), cmocka_unit_test(test_free_text),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);
 }

@@ -393,6 +393,80 @@ static void memory_runs_out(void **state) {
     sem_destroy(&go_on);
 }
 
+/* Two answers, of which the second waits in a file; the first one's session stays open, so that there is no memory to
+ * take the second up again. It fails, and goes on in a later request with the tokens that it has alone. */
+static void memory_comes_back_later(void **state) {
+    (void)state;
+    enum { LONG = 1500, CONTEXT = 1600, PROMPT = 8 };
+    static const int32_t prompt[PROMPT] = {120, 130, 140, 150, 120, 130, 140, 150};
+    kakeya_session_options options;
+    kakeya_session_options_init(&options);
+    options.context_tokens = CONTEXT;
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.mode = KAKEYA_MODE_AR; /* both at the same pace */
+    generate.ignore_stop_tokens = true;
+    generate.sampling.temperature = 1;
+    generate.answer_start = PROMPT;
+    generate.presence_penalty = 0.5f; /* of all that was said, before and after */
+    generate.max_tokens = LONG;
+    kakeya_request_options r;
+    kakeya_request_options_init(&r);
+    r.tokens = prompt;
+    r.n_tokens = PROMPT;
+    r.generate = &generate;
+    int32_t alone[LONG];
+    size_t need = 0, begun = 0, n;
+    for (int limited = 0; limited < 2; limited++) {
+        kakeya_engine *engine = open_engine(dense, "none", limited ? begun + need * 8 / 5 : 0, 0);
+        kakeya_session *first, *second, *fork;
+        kakeya_request *request[2];
+        assert_ok(kakeya_session_open(engine, &options, &first, &error));
+        assert_ok(kakeya_session_open(engine, &options, &second, &error));
+        begun = engine_bytes(engine);
+        assert_ok(kakeya_session_submit(first, &r, &request[0], &error));
+        if (!limited) {
+            assert_ok(kakeya_request_wait(request[0], NULL, &error));
+            need = engine_bytes(engine) - begun;
+            memcpy(alone, kakeya_session_tokens(first, &n) + PROMPT, sizeof alone);
+        } else {
+            assert_ok(kakeya_session_submit(second, &r, &request[1], &error));
+            assert_ok(kakeya_request_wait(request[0], NULL, &error));
+            assert_int_equal(kakeya_request_wait(request[1], NULL, &error), KAKEYA_OUT_OF_MEMORY);
+            size_t said;
+            const int32_t *tokens = kakeya_session_tokens(second, &said);
+            assert_in_range(said, PROMPT + 1000, PROMPT + LONG - 1);
+            assert_memory_equal(tokens + PROMPT, alone, (said - PROMPT) * sizeof *tokens);
+            generate.max_tokens = LONG - (int)(said - PROMPT);
+            r.tokens = NULL;
+            r.n_tokens = 0;
+            for (int tries = 0; tries < 2; tries++) { /* it can be tried again */
+                assert_ok(kakeya_session_submit(second, &r, &request[1], &error));
+                assert_int_equal(kakeya_request_wait(request[1], NULL, &error), KAKEYA_OUT_OF_MEMORY);
+            }
+            assert_true(kakeya_session_is_parked(second));
+            assert_int_equal(kakeya_session_kv_bytes(second).total, 0);
+            assert_int_equal(kakeya_session_fork(second, &fork, &error), KAKEYA_INVALID_ARGUMENT);
+            assert_non_null(strstr(error.message, "parked"));
+            /* the first one can be parked, too, at any time; then there is memory */
+            size_t full = engine_bytes(engine);
+            assert_ok(kakeya_session_park(first, &error));
+            assert_in_range(engine_bytes(engine), 0, full - need / 2);
+            assert_ok(kakeya_session_submit(second, &r, &request[1], &error));
+            assert_ok(kakeya_request_wait(request[1], NULL, &error));
+            kakeya_session_close(first);
+            assert_false(kakeya_session_is_parked(second));
+            tokens = kakeya_session_tokens(second, &n);
+            assert_int_equal(n, PROMPT + LONG);
+            assert_memory_equal(tokens + PROMPT, alone, sizeof alone);
+            first = NULL;
+        }
+        kakeya_session_close(first);
+        kakeya_session_close(second);
+        kakeya_engine_close(engine);
+    }
+}
+
 typedef struct meddler {
     kakeya_session *other;
     kakeya_request *request;
@@ -645,17 +719,12 @@ static void room_of_kv(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_compositions),
-        cmocka_unit_test(random_compositions_of_the_demo),
-        cmocka_unit_test(cancelled_ones),
-        cmocka_unit_test(failing_ones),
-        cmocka_unit_test(memory_runs_out),
-        cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(nobody_waits_for_a_crowd),
-        cmocka_unit_test(idle_sessions_are_small),
-        cmocka_unit_test(done_is_told),
-        cmocka_unit_test(steps_are_told),
-        cmocka_unit_test(room_of_kv),
+        cmocka_unit_test(random_compositions),     cmocka_unit_test(random_compositions_of_the_demo),
+        cmocka_unit_test(cancelled_ones),          cmocka_unit_test(failing_ones),
+        cmocka_unit_test(memory_runs_out),         cmocka_unit_test(memory_comes_back_later),
+        cmocka_unit_test(what_is_refused),         cmocka_unit_test(nobody_waits_for_a_crowd),
+        cmocka_unit_test(idle_sessions_are_small), cmocka_unit_test(done_is_told),
+        cmocka_unit_test(steps_are_told),          cmocka_unit_test(room_of_kv),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
