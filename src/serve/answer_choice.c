@@ -197,9 +197,7 @@ static bool on_event(void *user, const kakeya_event *event) {
         take_token(c, event);
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))
             c->end = CHOICE_CANCELLED;
-        /* A grammar begins with its answer, so a constrained answer cannot be interrupted: it is bounded by the
-         * context. */
-        if (c->end == CHOICE_GOES_ON && !a->options.grammar && answer_is_stalled(a)) c->end = CHOICE_STALLED;
+        if (c->end == CHOICE_GOES_ON && answer_is_stalled(a)) c->end = CHOICE_STALLED;
         return c->end == CHOICE_GOES_ON;
     }
     if (event->type != KAKEYA_EVENT_FINISH || c->end != CHOICE_GOES_ON) return true;
@@ -317,7 +315,7 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     }
 }
 
-void choice_finish(answer_choice *c) {
+static void tell_end(answer_choice *c) {
     const answer_options *o = &c->answer->options;
     kakeya_finish finish = c->end == CHOICE_LENGTH      ? KAKEYA_FINISH_LENGTH
                            : c->end == CHOICE_CANCELLED ? KAKEYA_FINISH_CANCELLED
@@ -348,7 +346,7 @@ void choice_finish(answer_choice *c) {
     say(c, end, NULL, 0, false);
 }
 
-void choice_remember(const answer_choice *c) {
+static void remember(const answer_choice *c) {
     const answer *a = c->answer;
     const answer_options *o = &a->options;
     if (!o->messages || o->n_stable == 0 || o->n_stable >= o->n_ids) return;
@@ -360,4 +358,11 @@ void choice_remember(const answer_choice *c) {
     if (answered > n) return;
     answer_turn_remember(&c->turn, a->server->turns, kakeya_engine_tokenizer(a->server->engine), o->messages,
                          o->n_messages, ids, o->n_stable, answered);
+}
+
+void choice_finish(answer_choice *c) {
+    if (c->finished) return;
+    c->finished = true;
+    tell_end(c);
+    if (!c->error.status) remember(c);
 }

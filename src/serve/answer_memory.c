@@ -1,21 +1,36 @@
 /* Answers that find no memory: idle sessions give way, then answers wait for each other. */
+#include "base/error.h"
 #include "serve/answer_private.h"
 
 enum { LIKELY_ANSWER = 1024 }; /* tokens, as the scheduler reckons */
 
+/* From when on the answer may have sessions, and from when on it has none. Need the lock. */
+static void begin_holding(answer *a) {
+    a->holds_memory = true;
+    a->server->memory_holders++;
+}
+
+static void end_holding(answer *a) {
+    if (a->holds_memory) a->server->memory_holders--;
+    a->holds_memory = false;
+    pthread_cond_broadcast(&a->server->memory_changed);
+}
+
+/* Those that wait for memory come before those that have not begun. */
 void answer_memory_enter(answer *a) {
     server_context *s = a->server;
     pthread_mutex_lock(&s->memory_lock);
-    s->memory_holders++;
+    while (atomic_load(&s->memory_waiting) > 0 && !atomic_load(&a->cancelled))
+        pthread_cond_wait(&s->memory_changed, &s->memory_lock);
+    begin_holding(a);
     pthread_mutex_unlock(&s->memory_lock);
 }
 
 void answer_memory_leave(answer *a) {
     server_context *s = a->server;
     pthread_mutex_lock(&s->memory_lock);
-    s->memory_holders--;
     s->memory_given_back++;
-    pthread_cond_broadcast(&s->memory_changed);
+    end_holding(a);
     pthread_mutex_unlock(&s->memory_lock);
 }
 
@@ -39,43 +54,148 @@ static size_t need(const answer *a) {
     return status == KAKEYA_OK ? bytes.total * a->n_choices : SIZE_MAX / 2;
 }
 
-/* An answer that has said nothing can begin again: an empty session takes the place of its own. False: there is no
- * memory for that either. */
-static bool give_up_prompt(answer *a) {
-    answer_choice *c = &a->choices[0];
-    kakeya_session *full = c->session, *empty = NULL;
-    kakeya_error why = {0};
-    if (a->n_choices > 1 || c->generated > 0) return true;
-    pthread_mutex_lock(&a->lock);
-    c->session = NULL; /* whoever cancels finds none */
-    pthread_mutex_unlock(&a->lock);
-    kakeya_session_close(full);
-    choice_measure(c);
-    if (store_take(a->server->store, a->options.ids, a->options.n_ids, false, &empty, NULL, &why) != KAKEYA_OK)
-        return false;
-    pthread_mutex_lock(&a->lock);
-    c->session = empty;
+kakeya_session *choice_set_session(answer_choice *c, kakeya_session *session) {
+    answer *a = c->answer;
+    pthread_mutex_lock(&a->lock); /* whoever cancels looks at it */
+    kakeya_session *before = c->session;
+    c->session = session;
     pthread_mutex_unlock(&a->lock);
     choice_measure(c);
-    return true;
+    return before;
 }
 
-bool answer_memory_find(answer *a) {
+/* ------------------------------------------------------------------------------------------------------ giving up */
+
+static bool is_live(const answer_choice *c) { return c->end == CHOICE_GOES_ON || c->end == CHOICE_STALLED; }
+
+static bool has_spoken(const answer *a) {
+    for (size_t i = 0; i < a->n_choices; i++)
+        if (a->choices[i].generated > 0) return true;
+    return false;
+}
+
+/* Choices that have ended need their sessions no more: they are idle ones, which give way. */
+static bool give_ended(answer *a) {
+    bool given = false;
+    for (size_t i = 0; i < a->n_choices; i++) {
+        answer_choice *c = &a->choices[i];
+        if (!c->session || is_live(c) || c->end == CHOICE_FAILED) continue;
+        choice_finish(c);
+        store_give(a->server->store, choice_set_session(c, NULL), a->options.n_ids);
+        given = true;
+    }
+    return given;
+}
+
+/* All sessions but the first `kept` ones. Until it has said something an answer can begin again; afterwards its
+ * sessions are kept in files, so that the tokens are the same under every attention policy. */
+static bool let_go(answer *a, size_t kept) {
+    bool spoken = has_spoken(a), given = give_ended(a);
+    for (size_t i = 0; i < a->n_choices; i++) {
+        answer_choice *c = &a->choices[i];
+        if (!c->session || (kept > 0 && kept--)) continue;
+        if (spoken && kakeya_session_is_parked(c->session)) continue;
+        if (spoken) {
+            given = kakeya_session_park(c->session, NULL) == KAKEYA_OK || given;
+            choice_measure(c);
+        } else {
+            kakeya_session_close(choice_set_session(c, NULL));
+            given = true;
+        }
+    }
+    if (!spoken) atomic_store(&a->prompt_done, 0);
+    if (given) metrics_add(&a->server->metrics.preemptions, 1);
+    return given;
+}
+
+/* Answers whose clients take nothing can do without memory. */
+static void ask_stalled(server_context *s) {
+    pthread_mutex_lock(&s->answers_lock);
+    for (answer *a = s->answers; a; a = a->next) {
+        pthread_mutex_lock(&a->lock);
+        pthread_cond_broadcast(&a->changed);
+        pthread_mutex_unlock(&a->lock);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+}
+
+void answer_memory_offer(answer *a) {
     server_context *s = a->server;
-    if (atomic_load(&a->cancelled)) return false;
-    if (store_relieve(s->store, need(a)) > 0) return true;
+    if (!a->holds_memory || a->keeps_memory || !atomic_load(&s->memory_waiting)) return;
+    a->keeps_memory = !let_go(a, 0);
+    if (a->keeps_memory) return;
+    pthread_mutex_lock(&s->memory_lock);
+    s->memory_given_back++;
+    end_holding(a);
+    pthread_mutex_unlock(&s->memory_lock);
+}
+
+/* ---------------------------------------------------------------------------------------------------- taking up again
+ */
+
+/* Sessions for choices that have none, empty ones; parked ones are taken up by what they compute next. KAKEYA_OK: at
+ * least one choice that has not ended has a session. */
+static kakeya_status take_up_some(answer *a, kakeya_error *why) {
+    const answer_options *o = &a->options;
+    bool any = false;
+    for (size_t i = 0; i < (a->forked ? a->n_choices : 1); i++) {
+        answer_choice *c = &a->choices[i];
+        if (!is_live(c)) continue;
+        kakeya_session *empty;
+        kakeya_status status = KAKEYA_OK;
+        if (!c->session) {
+            status = store_take(a->server->store, o->ids, o->n_ids, false, &empty, NULL, why);
+            if (status == KAKEYA_OK) (void)choice_set_session(c, empty);
+        }
+        any |= status == KAKEYA_OK;
+        if (status == KAKEYA_OUT_OF_MEMORY && any) break;
+        if (status != KAKEYA_OK) return status;
+    }
+    return any ? KAKEYA_OK : error_set(why, KAKEYA_OUT_OF_MEMORY, "no choice of the answer has memory");
+}
+
+/* Without memory, until another answer has ended. Where all wait, the first one computes, and the others wait on. */
+static bool give_way(answer *a) {
+    server_context *s = a->server;
     pthread_mutex_lock(&s->memory_lock);
     uint64_t seen = s->memory_given_back;
     bool alone = s->memory_holders <= 1;
     pthread_mutex_unlock(&s->memory_lock);
-    if (alone || !give_up_prompt(a)) return false;
-    metrics_add(&s->metrics.preemptions, 1);
+    if (alone) { /* choices may still wait for each other, but not twice without a token in between */
+        size_t said = atomic_load(&a->tokens) + 1;
+        bool again = a->said_alone == said;
+        a->said_alone = said;
+        return !again && let_go(a, 1);
+    }
+    (void)let_go(a, 0);
+    atomic_fetch_add(&s->memory_waiting, 1);
+    ask_stalled(s);
     pthread_mutex_lock(&s->memory_lock);
-    s->memory_holders--;
-    pthread_cond_broadcast(&s->memory_changed);
+    end_holding(a);
     while (s->memory_given_back == seen && s->memory_holders > 0 && !atomic_load(&a->cancelled))
         pthread_cond_wait(&s->memory_changed, &s->memory_lock);
-    s->memory_holders++; /* where all have waited, the first one computes and the others wait on */
+    begin_holding(a);
+    atomic_fetch_sub(&s->memory_waiting, 1);
+    pthread_cond_broadcast(&s->memory_changed);
     pthread_mutex_unlock(&s->memory_lock);
-    return !atomic_load(&a->cancelled);
+    return true;
+}
+
+bool answer_memory_find(answer *a, kakeya_error *why) {
+    kakeya_status status;
+    do {
+        if (atomic_load(&a->cancelled)) return false;
+        if (store_relieve(a->server->store, need(a)) == 0 && !give_way(a)) return false;
+        status = take_up_some(a, why);
+    } while (status == KAKEYA_OUT_OF_MEMORY);
+    return status == KAKEYA_OK && !atomic_load(&a->cancelled);
+}
+
+bool answer_memory_take_up(answer *a, kakeya_error *why) {
+    server_context *s = a->server;
+    pthread_mutex_lock(&s->memory_lock);
+    if (!a->holds_memory) begin_holding(a);
+    pthread_mutex_unlock(&s->memory_lock);
+    kakeya_status status = take_up_some(a, why);
+    return status == KAKEYA_OUT_OF_MEMORY ? answer_memory_find(a, why) : status == KAKEYA_OK;
 }

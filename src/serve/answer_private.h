@@ -60,6 +60,7 @@ typedef struct answer_choice {
     kakeya_stats stats;      /* of the submission that is under way: what the metrics know of it */
     size_t uncounted;        /* tokens that the metrics do not know: their forward has not ended */
     _Atomic size_t kv_bytes; /* of the session, when it was last measured */
+    bool finished;           /* the client has been told its end */
     api_error error;
 } answer_choice;
 
@@ -92,6 +93,10 @@ struct answer {
     _Atomic size_t tokens;                        /* of all choices, so far */
     _Atomic size_t sampled;                       /* stop tokens included; of submissions that have ended */
     double begun, begun_prompt;                   /* the second: its turn came, before ANSWER_BEGIN */
+    bool holds_memory;                            /* under the server's memory_lock: it may have sessions */
+    bool keeps_memory;                            /* it has nothing to give up: there is no room for a file */
+    bool forked;                                  /* every choice is to have a session of its own */
+    size_t said_alone;                            /* tokens + 1 when it last found no memory, alone */
     api_error error;
     /* --- network thread */
     bool streaming; /* ANSWER_BEGIN has been delivered */
@@ -116,11 +121,18 @@ void answer_memory_enter(answer *a);
 void answer_memory_leave(answer *a);
 /* Whoever waits looks whether it is cancelled. */
 void answer_memory_wake(answer *a);
-/* For an answer that has found too little memory: idle sessions give way, or else it waits until another answer has
- * ended; one that has not begun to speak gives up what it has computed meanwhile. No request of a choice that has not
- * spoken may be under way. True: it is worth trying
- * again. False: there is nothing to wait for, or the answer is cancelled. */
-bool answer_memory_find(answer *a);
+/* For an answer that has found too little memory: idle sessions give way, or else it gives up its own sessions and
+ * waits until another answer has ended. What it has said is kept in files. No request of it may be under way. True: it
+ * is worth trying again, and at least one choice that has not ended has its session. False: there is nothing to wait
+ * for, or the answer is cancelled, or (with *why changed) it cannot be taken up again. */
+bool answer_memory_find(answer *a, kakeya_error *why);
+/* For an answer that computes nothing for a while: gives up its sessions if others wait for memory. */
+void answer_memory_offer(answer *a);
+/* Takes up the choices that have no session; false as by answer_memory_find. */
+bool answer_memory_take_up(answer *a, kakeya_error *why);
+
+/* The choice has this session from now on; NULL: none. Returns the one that it had. */
+kakeya_session *choice_set_session(answer_choice *c, kakeya_session *session);
 
 /* Opens the parser. False: a->error. */
 bool choice_open(answer_choice *c);
@@ -131,9 +143,8 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out);
 void choice_measure(answer_choice *c);
 /* Adds to the metrics what the submission has taken since the last call: forwards and the tokens that came of them. */
 void choice_count(answer_choice *c, const kakeya_stats *so_far);
-/* After the last token: tells what was held back, and the end. */
+/* After the last token: tells what was held back, and the end; its tokens are remembered for what clients send back of
+ * it. Once; later calls do nothing. */
 void choice_finish(answer_choice *c);
-/* After that: its tokens are remembered for what clients send back of it. */
-void choice_remember(const answer_choice *c);
 
 #endif

@@ -138,7 +138,7 @@ static bool compute_prompt(answer *a, answer_choice *c, size_t n) {
             wait_for_all(a);
             if (collect(a, c, &why) == KAKEYA_OK) return !atomic_load(&a->cancelled);
         }
-        if (why.status == KAKEYA_OUT_OF_MEMORY && answer_memory_find(a)) continue;
+        if (why.status == KAKEYA_OUT_OF_MEMORY && answer_memory_find(a, &why)) continue;
         return fail(a, "invalid_prompt", &why);
     }
 }
@@ -147,15 +147,13 @@ static bool take_session(answer *a) {
     store_hit hit = {0};
     kakeya_error why = {0};
     const answer_options *o = &a->options;
-    answer_choice *first = &a->choices[0];
     kakeya_session *session = NULL;
     a->begun_prompt = clock_seconds();
-    if (store_take(a->server->store, o->ids, o->n_ids, !o->fresh, &session, &hit, &why) != KAKEYA_OK)
+    kakeya_status status = store_take(a->server->store, o->ids, o->n_ids, !o->fresh, &session, &hit, &why);
+    if (status == KAKEYA_OK)
+        (void)choice_set_session(&a->choices[0], session);
+    else if (status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a, &why))
         return fail(a, "invalid_prompt", &why);
-    pthread_mutex_lock(&a->lock);
-    first->session = session;
-    pthread_mutex_unlock(&a->lock);
-    choice_measure(first);
     a->usage.cached_tokens = hit.tokens;
 
     metrics *m = &a->server->metrics;
@@ -182,19 +180,18 @@ static bool compute_checkpoints(answer *a) {
     return true;
 }
 
+/* Choices for whose session there is no memory get one later (answer_memory_take_up). */
 static bool fork_choices(answer *a) {
     if (a->n_choices > 1 && !compute_prompt(a, &a->choices[0], a->options.n_ids)) return false;
     for (size_t i = 1; i < a->n_choices; i++) {
         kakeya_error why = {0};
         kakeya_session *session = NULL;
-        while (kakeya_session_fork(a->choices[0].session, &session, &why) != KAKEYA_OK) {
-            if (why.status != KAKEYA_OUT_OF_MEMORY || !answer_memory_find(a)) return fail(a, NULL, &why);
-        }
-        pthread_mutex_lock(&a->lock);
-        a->choices[i].session = session;
-        pthread_mutex_unlock(&a->lock);
-        choice_measure(&a->choices[i]);
+        kakeya_status status = kakeya_session_fork(a->choices[0].session, &session, &why);
+        if (status == KAKEYA_OUT_OF_MEMORY) break;
+        if (status != KAKEYA_OK) return fail(a, NULL, &why);
+        (void)choice_set_session(&a->choices[i], session);
     }
+    a->forked = true;
     return true;
 }
 
@@ -214,36 +211,40 @@ static bool goes_on(answer *a) {
     return false;
 }
 
-/* Waits while the client takes nothing. The connection's own deadline ends that. */
+/* Waits while the client takes nothing. The connection's own deadline ends that. Others may have the memory meanwhile.
+ */
 static void wait_while_stalled(answer *a) {
     while (!atomic_load(&a->cancelled) && answer_is_stalled(a)) {
+        answer_memory_offer(a);
         pthread_mutex_lock(&a->lock);
-        if (!atomic_load(&a->cancelled) && (atomic_load(&a->stalled) || a->posted))
+        if (!atomic_load(&a->cancelled) && (atomic_load(&a->stalled) || a->posted) &&
+            !(a->holds_memory && !a->keeps_memory && atomic_load(&a->server->memory_waiting)))
             pthread_cond_wait(&a->changed, &a->lock);
         pthread_mutex_unlock(&a->lock);
     }
 }
 
-/* One submission of every choice that has not ended. The first one brings the rest of the prompt. */
+/* One submission of every choice that has a session and has not ended. The first one brings the rest of the prompt. */
 static bool generate_round(answer *a) {
     kakeya_error why = {0};
-    bool good = true;
+    bool good = true, starved = false;
     for (size_t i = 0; i < a->n_choices && good; i++) {
         answer_choice *c = &a->choices[i];
-        if (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON) continue;
+        if (!c->session || (c->end != CHOICE_STALLED && c->end != CHOICE_GOES_ON)) continue;
         bool resumed = c->generated > 0;
         c->end = CHOICE_GOES_ON;
         kakeya_generate_options options;
         choice_generate_options(c, &options);
-        good =
-            submit(a, c, resumed ? NULL : a->options.ids, resumed ? 0 : a->options.n_ids, &options, &why) == KAKEYA_OK;
+        kakeya_status status =
+            submit(a, c, resumed ? NULL : a->options.ids, resumed ? 0 : a->options.n_ids, &options, &why);
+        starved |= status == KAKEYA_OUT_OF_MEMORY;
+        good = status == KAKEYA_OK || status == KAKEYA_OUT_OF_MEMORY;
     }
     if (!good) {
         fail(a, NULL, &why); /* before the others are stopped: what comes of a cancel is no failure */
         cancel(a);
     }
     wait_for_all(a);
-    bool relieved = false;
     for (size_t i = 0; i < a->n_choices; i++) {
         answer_choice *c = &a->choices[i];
         if (!c->request) continue;
@@ -252,10 +253,10 @@ static bool generate_round(answer *a) {
         if (status == KAKEYA_OK && c->end == CHOICE_FAILED) { /* our own, in a callback */
             if (!a->error.status) a->error = c->error;
             good = false;
-        } else if (status == KAKEYA_OUT_OF_MEMORY && (!a->options.grammar || c->generated == 0) &&
-                   (relieved || answer_memory_find(a))) {
-            relieved = true;
+        } else if (status == KAKEYA_OUT_OF_MEMORY) {
+            starved = true;
             c->end = CHOICE_GOES_ON;
+            if (good) why = its;
         } else if (status == KAKEYA_CANCELLED) {
             c->end = CHOICE_CANCELLED;
         } else if (status != KAKEYA_OK) {
@@ -263,6 +264,7 @@ static bool generate_round(answer *a) {
             good = false;
         }
     }
+    if (good && starved) good = answer_memory_find(a, &why);
     return good || fail(a, NULL, &why);
 }
 
@@ -274,7 +276,9 @@ static bool generate(answer *a) {
     }
     while (goes_on(a)) {
         wait_while_stalled(a);
+        kakeya_error why = {0};
         if (atomic_load(&a->cancelled)) return false;
+        if (!answer_memory_take_up(a, &why)) return fail(a, NULL, &why);
         if (!generate_round(a)) return false;
         if (atomic_load(&a->cancelled)) return false;
     }
@@ -282,9 +286,7 @@ static bool generate(answer *a) {
         choice_finish(&a->choices[i]);
         if (a->choices[i].error.status && !a->error.status) a->error = a->choices[i].error;
     }
-    if (a->error.status) return false;
-    for (size_t i = 0; i < a->n_choices; i++) choice_remember(&a->choices[i]);
-    return true;
+    return a->error.status == 0;
 }
 
 static void give_back(answer *a) {
@@ -294,14 +296,12 @@ static void give_back(answer *a) {
     for (size_t i = 0; i < a->n_choices; i++) {
         answer_choice *c = &a->choices[i];
         choice_close(c);
-        kakeya_session *session = c->session;
-        c->session = NULL;
-        choice_measure(c);
+        kakeya_session *session = choice_set_session(c, NULL);
         if (!session) continue;
         kakeya_session_clear_cancel(session);
         size_t n;
         kakeya_session_tokens(session, &n);
-        if (a->error.status >= 500 || n == 0) {
+        if (a->error.status >= 500 || n == 0 || kakeya_session_is_parked(session)) {
             kakeya_session_close(session); /* whatever is wrong may be wrong with it */
         } else {
             store_give(a->server->store, session, n < a->options.n_ids ? n : a->options.n_ids);

@@ -75,9 +75,10 @@ typedef struct server_context {
     /* Answers that find no memory wait for others (answer_memory.c). */
     pthread_mutex_t memory_lock;
     pthread_cond_t memory_changed;
-    size_t memory_holders;      /* answers that have sessions and do not wait */
-    uint64_t memory_given_back; /* how often one of them has ended */
-    _Atomic size_t calls;       /* that have not ended */
+    size_t memory_holders;         /* answers that have sessions and do not wait */
+    uint64_t memory_given_back;    /* how often one of them has ended */
+    _Atomic size_t memory_waiting; /* answers that wait for that */
+    _Atomic size_t calls;          /* that have not ended */
 } server_context;
 
 /* The served name that a request means: itself or an alias; NULL for a foreign one. */

@@ -1,0 +1,93 @@
+"""`kakeya serve` with less K/V memory than its requests want together. The model is a scripted one of a single layer, at temperature 1: its
+answers are long and cost next to nothing, and each is its seed's own."""
+
+import json
+import re
+import socket
+
+from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, run_tests, scripted_model, test
+
+MODEL = scripted_model("The quick brown fox jumps over it.")
+PROMPT = "Say something long."
+STRING = {"type": "object", "properties": {"text": {"type": "string", "minLength": 9000}}, "required": ["text"]}
+
+
+BYTES_PER_TOKEN = 2 * 2 * 16 * 4 + 8  # keys and values of the model's one layer, and what a session keeps beside them
+
+
+def room_for(tokens):
+    """Options of a server whose sessions may have so many tokens together."""
+    limit = WORKSPACE + tokens * BYTES_PER_TOKEN
+    return ["--memory-limit", f"{limit // 1024}K", "--cache-ram", "0", "--threads", "1"]
+
+
+def body(seed, tokens, **more):
+    return {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "temperature": 1, "seed": seed, "max_tokens": tokens,
+            "ignore_eos": True, **more}
+
+
+def ask(s, request):
+    reply = s.post("/v1/chat/completions", request)
+    equal(reply.status, 200, reply.body[:300])
+    return reply.json
+
+
+plain = Server("--name", "m", "--threads", "1", model=MODEL)
+WORKSPACE = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes later
+
+
+def alone(requests):
+    return [ask(plain, r)["choices"] for r in requests]
+
+
+@test("54: room for three sessions, five requests: all finish with the tokens that they have alone, and preemptions are counted")
+def _():
+    requests = [body(i, 2600, **more) for i, more in enumerate(
+        [{}, {"presence_penalty": 1.0}, {"json_schema": STRING, "ignore_eos": False}, {"n": 2, "max_tokens": 2000}, {"top_k": 5}])]
+    expected = alone(requests)
+    s = Server("--name", "m", *room_for(3 * 2600), model=MODEL)
+    for answer, wanted in zip(in_threads([lambda r=r: ask(s, r) for r in requests]), expected):
+        equal(answer["choices"], wanted)
+    holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
+    s.stop()
+
+
+@test("54: several choices that do not fit together come one after the other")
+def _():
+    request = body(3, 2500, n=4)
+    expected = alone([request])[0]
+    s = Server("--name", "m", *room_for(3600), model=MODEL)
+    equal(ask(s, request)["choices"], expected)
+    s.stop()
+
+
+@test("54: a client that reads nothing gives its memory to others; when it reads, its answer goes on with the same tokens")
+def _():
+    slow = body(1, 1500, stream=True, logprobs=True, top_logprobs=20)
+    large = body(2, 3900)
+    expected = alone([body(1, 1500), large])
+    s = Server("--name", "m", *room_for(4200), model=MODEL)
+    data = json.dumps(slow).encode()
+    with socket.socket() as c:
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        c.settimeout(WAIT)
+        c.connect(("127.0.0.1", s.port))
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                  b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        eventually(lambda: any(x["state"] == "stalled" for x in s.get("/slots").json), "it stalls")
+        equal(ask(s, large)["choices"], expected[1])
+        holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
+        c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        received = b""
+        while piece := c.recv(1 << 16):
+            received += piece
+    text = ""
+    for event in dechunk(received).split(b"\n\n"):
+        if event.startswith(b"data: {"):
+            for choice in json.loads(event[6:])["choices"]:
+                text += choice["delta"].get("content") or ""
+    equal(text, expected[0][0]["message"]["content"])
+    s.stop()
+
+
+run_tests()
