@@ -8,10 +8,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Every state leads on or accepts. */
 static void check(const dfa *d) {
+    for (unsigned letter = 0; letter < LETTERS; letter++)
+        if (d->class_of[letter] >= d->n_classes) abort();
     for (unsigned s = 0; s < d->n_states; s++) {
         bool goes_on = false;
-        for (unsigned letter = 0; letter < LETTERS; letter++) {
-            uint16_t next = dfa_next(d, s, letter);
+        for (unsigned class = 0; class < d->n_classes; class ++) {
+            uint16_t next = d->next[s * d->n_classes + class];
             if (next != DFA_REFUSED && next >= d->n_states) abort();
             goes_on = goes_on || next != DFA_REFUSED;
         }
