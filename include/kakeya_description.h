@@ -30,8 +30,12 @@ typedef struct kakeya_facts {
     uint64_t parameters, active_parameters;       /* active: read by the forward of one token */
     int drafter_layers, drafter_block_size;       /* 0: no drafter */
     uint64_t drafter_parameters;
-    int f_theta_rank; /* 0: no f_theta */
+    int f_theta_rank; /* of the latents of keys; 0: no f_theta */
     uint64_t f_theta_parameters;
+    int f_theta_rank_v;          /* of the latents of values */
+    bool f_theta_shared;         /* keys and values have one latent */
+    const char *f_theta_input;   /* what it reads: "drafter_context_kv", "drafter_kv", "aux_hidden"; NULL without one */
+    const char *f_theta_latents; /* how sessions keep latents: "kv" (as their K/V), "bf16", "q8", "q4" */
 } kakeya_facts;
 
 KAKEYA_API void kakeya_description_facts_sized(const kakeya_description *description, kakeya_facts *out);

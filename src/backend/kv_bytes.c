@@ -4,10 +4,6 @@ static size_t layer_row_bytes(const timeline *t, int layer) {
     return kv_format_row_bytes(t->options.kv_format, (size_t)t->layer[layer].values);
 }
 
-static size_t code_bytes(const timeline *t) {
-    return 2 * kv_format_row_bytes(t->options.kv_format, (size_t)t->models.f_theta->rank);
-}
-
 static size_t draft_row_bytes(const timeline *t) {
     const dflash_config *d = t->models.drafter;
     return kv_format_row_bytes(t->options.kv_format, (size_t)(d->kv_heads * d->head_dim));
@@ -46,7 +42,7 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
         if (t->layer[i].kind == STORE_PAGES) b.full += layer_bytes(t, i, granule);
     }
     if (t->latents != STORE_NONE) {
-        size_t codes = 2 * kv_format_row_bytes(format, (size_t)t->models.f_theta->rank);
+        size_t codes = t->latent.bytes;
         size_t scales = (size_t)t->latent_heads * sizeof(float), ring = (size_t)t->latent_capacity;
         if (t->latents == STORE_RING)
             b.latent = mem_rounded(codes * ring) + mem_rounded(scales * ring);
@@ -63,7 +59,7 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
 }
 
 size_t kv_bytes_per_token(const timeline *t) {
-    size_t bytes = t->latents == STORE_PAGES ? code_bytes(t) + (size_t)t->latent_heads * sizeof(float) : 0;
+    size_t bytes = t->latents == STORE_PAGES ? t->latent.bytes + (size_t)t->latent_heads * sizeof(float) : 0;
     for (int i = 0; i < t->models.verifier->layers; i++) {
         const timeline_layer *l = &t->layer[i];
         if (l->kind == STORE_PAGES && !l->bounded) bytes += layer_row_bytes(t, i) * (l->has_keys ? 2 : 1);
@@ -96,7 +92,7 @@ size_t kv_read_bytes(const timeline *t, int layer) {
     size_t bytes = (positions_in(view.sink) + positions_in(view.exact)) * row;
     if (!l->restored) return bytes;
     size_t scales = (size_t)t->models.verifier->layer[source].kv_heads * sizeof(float);
-    return bytes + positions_in(view.evicted) * (code_bytes(t) + scales);
+    return bytes + positions_in(view.evicted) * (t->latent.bytes + scales);
 }
 
 size_t kv_draft_read_bytes(const timeline *t) {

@@ -8,7 +8,9 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "snapshots are written in the machine's order");
 
 static const uint32_t snapshot_magic = 0x314b564bu; /* "KVK1" */
-enum { SNAPSHOT_VERSION = 2 };
+/* Version 3 is version 2 with a snapshot_latents behind its header; caches whose latents version 2 can tell of go on
+ * writing that one. */
+enum { SNAPSHOT_PLAIN = 2, SNAPSHOT_WITH_LATENTS = 3 };
 static const size_t least_buffer_bytes = (size_t)256 << 10;
 
 typedef struct snapshot_header {
@@ -16,16 +18,36 @@ typedef struct snapshot_header {
     /* what must agree between the writing and the reading cache */
     int32_t layers, hidden, sliding_window, vocabulary;
     int32_t attention, restore_layers, sink, window, draft_window, kv_format;
-    int32_t drafter_layers, latent_rank, latents_from_tokens;
+    int32_t drafter_layers, latent_rank, latent_input; /* f_theta_input */
     timeline_state state;
 } snapshot_header;
+
+/* More that must agree. */
+typedef struct snapshot_latents {
+    int32_t rank_v, format, shared, taps;
+    int32_t tap[TIMELINE_MAX_TAPS]; /* zero behind the last */
+} snapshot_latents;
+
+/* Version 2 knows one rank, the format of K/V, and the drafter's layers. */
+static bool is_plain(const timeline *t) {
+    kv_format format = t->options.kv_format;
+    return t->latents == STORE_NONE || (!t->latents_from_aux && t->latent.rank_k == t->latent.rank_v &&
+                                        t->latent.format == (format == KV_FORMAT_F32 ? LATENT_F32 : LATENT_BF16));
+}
+
+static snapshot_latents latents_of(const timeline *t) {
+    snapshot_latents l = {
+        .rank_v = t->latent.rank_v, .format = (int32_t)t->latent.format, .shared = t->latent.shared, .taps = t->taps};
+    for (int i = 0; i < t->taps; i++) l.tap[i] = t->tap[i];
+    return l;
+}
 
 static snapshot_header header_of(const timeline *t) {
     const gemma4_config *c = t->models.verifier;
     const backend_cache_options *o = &t->options;
     return (snapshot_header){
         .magic = snapshot_magic,
-        .version = SNAPSHOT_VERSION,
+        .version = is_plain(t) ? SNAPSHOT_PLAIN : SNAPSHOT_WITH_LATENTS,
         .layers = c->layers,
         .hidden = c->hidden,
         .sliding_window = c->sliding_window,
@@ -37,8 +59,8 @@ static snapshot_header header_of(const timeline *t) {
         .draft_window = o->draft_window,
         .kv_format = (int32_t)o->kv_format,
         .drafter_layers = o->keep_draft_context ? t->models.drafter->layers : 0,
-        .latent_rank = t->latents ? t->models.f_theta->rank : 0,
-        .latents_from_tokens = t->latents_from_tokens,
+        .latent_rank = t->latents ? t->latent.rank_k : 0,
+        .latent_input = t->latents ? (int32_t)(t->latents_from_aux ? F_THETA_AUX_HIDDEN : t->models.f_theta->input) : 0,
         .state = timeline_get_state(t),
     };
 }
@@ -100,12 +122,13 @@ static kakeya_status walk_all(snapshot_walk *w, kakeya_error *error) {
         if (t->layer[i].kind != STORE_NONE) status = walk_layer(w, i, error);
     }
     if (!status && t->latents != STORE_NONE) {
-        size_t codes = 2 * kv_format_row_bytes(t->options.kv_format, (size_t)t->models.f_theta->rank);
         size_t scales = (size_t)t->latent_heads * sizeof(float);
-        status = visit(w, SNAPSHOT_LATENT_CODES, 0, timeline_latents_held(t), codes, error);
+        status = visit(w, SNAPSHOT_LATENT_CODES, 0, timeline_latents_held(t), t->latent.bytes, error);
         if (!status) status = visit(w, SNAPSHOT_LATENT_SCALES, 0, timeline_latents_held(t), scales, error);
     }
-    return status || !t->options.keep_draft_context ? status : walk_drafter(w, error);
+    if (!status && t->options.keep_draft_context) status = walk_drafter(w, error);
+    if (status || !t->keeps_backlog) return status;
+    return visit(w, SNAPSHOT_BACKLOG, 0, timeline_backlog_held(t), timeline_aux_row_bytes(t), error);
 }
 
 static kakeya_status count_rows(snapshot_walk *w, const snapshot_rows *rows, kakeya_error *error) {
@@ -122,7 +145,8 @@ static snapshot_walk count_all(const timeline *t) {
 }
 
 size_t snapshot_bytes(const timeline *t) {
-    return sizeof(snapshot_header) + (size_t)t->n_runs * sizeof *t->runs + count_all(t).bytes;
+    return sizeof(snapshot_header) + (is_plain(t) ? 0 : sizeof(snapshot_latents)) +
+           (size_t)t->n_runs * sizeof *t->runs + count_all(t).bytes;
 }
 
 /* ------------------------------------------------------------------------------------------ writing and reading */
@@ -172,7 +196,9 @@ kakeya_status snapshot_write(const timeline *t, backend_cache *cache, snapshot_c
     if (t->pending)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "cannot snapshot with %d pending rows", t->pending);
     snapshot_header header = header_of(t);
+    snapshot_latents latents = latents_of(t);
     kakeya_status status = write(user, &header, sizeof header, error);
+    if (!status && header.version == SNAPSHOT_WITH_LATENTS) status = write(user, &latents, sizeof latents, error);
     if (!status && t->n_runs) status = write(user, t->runs, (size_t)t->n_runs * sizeof *t->runs, error);
     snapshot_walk w = {.t = t, .cache = cache, .copy = copy, .write = write, .user = user};
     return status ? status : transfer_all(&w, account, error);
@@ -195,12 +221,35 @@ static kakeya_status check_shape(const snapshot_header *found, const snapshot_he
         {"K/V format", found->kv_format, own->kv_format},
         {"drafter layers", found->drafter_layers, own->drafter_layers},
         {"f_theta rank", found->latent_rank, own->latent_rank},
-        {"f_theta input", found->latents_from_tokens, own->latents_from_tokens},
+        {"f_theta input", found->latent_input, own->latent_input},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].found != fields[i].own)
             return error_set(error, KAKEYA_FORMAT, "snapshot does not fit: %s is %d there and %d here", fields[i].name,
                              (int)fields[i].found, (int)fields[i].own);
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status check_latents(const snapshot_latents *found, const snapshot_latents *own, kakeya_error *error) {
+    const struct {
+        const char *name;
+        int32_t found, own;
+    } fields[] = {
+        {"f_theta rank of values", found->rank_v, own->rank_v},
+        {"latent format", found->format, own->format},
+        {"shared latent", found->shared, own->shared},
+        {"tapped layers", found->taps, own->taps},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].found != fields[i].own)
+            return error_set(error, KAKEYA_FORMAT, "snapshot does not fit: %s is %d there and %d here", fields[i].name,
+                             (int)fields[i].found, (int)fields[i].own);
+    }
+    for (int i = 0; i < own->taps; i++) {
+        if (found->tap[i] != own->tap[i])
+            return error_set(error, KAKEYA_FORMAT, "snapshot does not fit: tap %d is layer %d there and %d here", i,
+                             (int)found->tap[i], (int)own->tap[i]);
     }
     return KAKEYA_OK;
 }
@@ -212,11 +261,19 @@ kakeya_status snapshot_read_state(timeline *t, backend_read_fn read, void *user,
     if (status) return status;
     if (header.magic != snapshot_magic)
         return error_set(error, KAKEYA_FORMAT, "snapshot is damaged: it begins with %08x", (unsigned)header.magic);
-    if (header.version != SNAPSHOT_VERSION)
-        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads version %d",
-                         (unsigned)header.version, (int)SNAPSHOT_VERSION);
+    if (header.version != SNAPSHOT_PLAIN && header.version != SNAPSHOT_WITH_LATENTS)
+        return error_set(error, KAKEYA_UNSUPPORTED, "snapshot of version %u; this build reads versions %d and %d",
+                         (unsigned)header.version, (int)SNAPSHOT_PLAIN, (int)SNAPSHOT_WITH_LATENTS);
     status = read(user, (char *)&header + start, sizeof header - start, error);
     if (!status) status = check_shape(&header, &own, error);
+    if (!status && header.version != own.version)
+        status = error_set(error, KAKEYA_FORMAT, "snapshot does not fit: its latents are of version %u, here of %u",
+                           (unsigned)header.version, (unsigned)own.version);
+    if (!status && header.version == SNAPSHOT_WITH_LATENTS) {
+        snapshot_latents found, here = latents_of(t);
+        status = read(user, &found, sizeof found, error);
+        if (!status) status = check_latents(&found, &here, error);
+    }
     if (status) return status;
     int n = header.state.n_runs;
     if (n < 0 || n > t->options.context_tokens)

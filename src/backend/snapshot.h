@@ -2,10 +2,11 @@
  * order (positions ascending, not ring slots). Two caches with the same state give the same bytes.
  *
  *   header    snapshot_header: what it is, the shape and policy that must agree, the timeline's state
+ *   latents   snapshot_latents: more that must agree, where latents are not as they first were (version 3)
  *   runs      timeline_run [n_runs]
  *   tokens    int32 [length], where latents come from the drafter's pass over the tokens
  *   layers    per layer with a store: V rows held, K rows held (where keys are kept), then V and K rows of the sink
- *   latents   codes held, then scales held
+ *   rows      latents: codes held, then scales held
  *   drafter   per drafter layer: K rows held, V rows held
  *   backlog   aux rows held
  *

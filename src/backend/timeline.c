@@ -43,11 +43,12 @@ static kakeya_status check_options(const timeline_models *m, const backend_cache
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft window %d is outside 1 to %d", o->draft_window,
                          maximum);
     }
-    if (restored && (!m->drafter || !m->f_theta)) {
+    if (restored && !m->f_theta)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "attention 'restored' needs an f_theta (it is missing)");
+    if (restored && !m->drafter && f_theta_needs_drafter(m->f_theta))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "attention 'restored' needs a drafter and an f_theta (%s missing)",
-                         m->drafter ? "f_theta" : "drafter");
-    }
+                         "attention 'restored' needs a drafter, which f_theta's input %s is made of (it is missing)",
+                         f_theta_input_name(m->f_theta->input));
     if ((unsigned)o->kv_format >= KV_FORMAT_COUNT) {
         return error_set(error, KAKEYA_UNSUPPORTED, "K/V format %d is not supported", (int)o->kv_format);
     }
@@ -79,13 +80,32 @@ static void lay_out_layers(timeline *t) {
     t->latents = bounds_all(t) ? STORE_PAGES : STORE_RING;
     t->latent_capacity = t->latents == STORE_RING ? t->prompt_capacity : 0;
     t->latents_from_tokens = t->models.f_theta->input == F_THETA_DRAFTER_TOKEN_KV;
+    t->latents_from_aux = t->models.f_theta->input == F_THETA_AUX_HIDDEN;
+    t->latent = latent_row_of(t->models.f_theta, t->options.kv_format);
+}
+
+/* The drafter's layers come first and in its order: its fc reads them as they lie. */
+static void lay_out_taps(timeline *t) {
+    if (t->options.keep_draft_context) {
+        const dflash_config *d = t->models.drafter;
+        for (int i = 0; i < d->targets; i++) t->tap[t->taps++] = d->target_layer[i];
+    }
+    const f_theta_config *f = t->models.f_theta;
+    for (int i = 0; t->latents_from_aux && i < f->aux_layers; i++) {
+        int at = 0;
+        while (at < t->taps && t->tap[at] != f->aux_layer[i]) at++;
+        if (at == t->taps) t->tap[t->taps++] = f->aux_layer[i];
+        t->f_theta_tap[i] = at;
+    }
+    t->keeps_backlog = t->options.keep_draft_context || t->latents_from_aux;
 }
 
 static timeline lay_out(const timeline_models *models, const backend_cache_options *options) {
     timeline t = {.models = *models, .options = *options, .set_aside = -1};
-    if (is_restored(&t)) t.options.keep_draft_context = true;
+    if (is_restored(&t) && f_theta_needs_drafter(models->f_theta)) t.options.keep_draft_context = true;
     if (!models->drafter) t.options.keep_draft_context = false;
     lay_out_layers(&t);
+    lay_out_taps(&t);
     for (int i = 0; t.options.keep_draft_context && i < models->drafter->layers; i++) {
         int own = models->drafter->sliding_window[i], window = options->draft_window;
         t.draft[i].window = own ? least(own, window) : window;
@@ -263,7 +283,7 @@ static position_range rows_to_flush(const timeline *t, const timeline_step *step
     int waiting = t->length - t->draft_length;
     bool evicts = is_restored(t) && t->length + step->n - window_of(t) > t->draft_length;
     bool flush = step->kind == SEGMENT_PROMPT || waiting + step->n > KV_BACKLOG || evicts;
-    if (!t->options.keep_draft_context || !flush) return (position_range){t->length, t->length};
+    if (!t->keeps_backlog || !flush) return (position_range){t->length, t->length};
     return (position_range){t->draft_length, t->length};
 }
 
@@ -295,11 +315,11 @@ static void latents_written(timeline *t, int end) {
 }
 
 position_range timeline_flush(const timeline *t) {
-    return (position_range){t->options.keep_draft_context ? t->draft_length : t->length, t->length};
+    return (position_range){t->keeps_backlog ? t->draft_length : t->length, t->length};
 }
 
 void timeline_flushed(timeline *t) {
-    if (!t->options.keep_draft_context || t->draft_length == t->length) return;
+    if (!t->keeps_backlog || t->draft_length == t->length) return;
     t->draft_length = t->length;
     if (t->latents == STORE_NONE) return;
     t->latent_length = t->length;
@@ -333,8 +353,12 @@ int timeline_latent_rows(const timeline *t, int n) {
     return t->latents == STORE_RING ? least(n, t->latent_capacity) : n;
 }
 
+size_t timeline_aux_row_bytes(const timeline *t) {
+    return (size_t)t->taps * (size_t)t->models.verifier->hidden * sizeof(float);
+}
+
 int timeline_context_rows(const timeline *t, int n) {
-    int needed = timeline_latent_rows(t, n);
+    int needed = t->latents_from_aux ? 0 : timeline_latent_rows(t, n);
     for (int i = 0; i < t->models.drafter->layers; i++) needed = most(needed, t->draft[i].capacity);
     return least(n, needed);
 }
@@ -387,7 +411,7 @@ timeline timeline_preview(const timeline_models *models, const backend_cache_opt
 
 static void keep_prompt(timeline *t, int n) {
     t->length += n;
-    if (t->options.keep_draft_context) t->draft_length = t->length;
+    if (t->keeps_backlog) t->draft_length = t->length;
 }
 
 static void keep_block(timeline *t, const timeline_keep *keep) {
@@ -438,7 +462,7 @@ position_range timeline_draft_held(const timeline *t, int draft_layer) {
 }
 
 position_range timeline_backlog_held(const timeline *t) {
-    return (position_range){t->options.keep_draft_context ? t->draft_length : t->length, t->length};
+    return (position_range){t->keeps_backlog ? t->draft_length : t->length, t->length};
 }
 
 timeline_state timeline_get_state(const timeline *t) {
@@ -456,10 +480,10 @@ static bool is_possible(const timeline *t, const timeline_state *s) {
         s->ring_from < 0)
         return false;
     if (!is_within(s->first_page, 0, bounds_all(t) ? length / KV_PAGE_POSITIONS : 0)) return false;
-    bool drafts = t->options.keep_draft_context;
-    if (!is_within(s->draft_length, drafts ? length - KV_BACKLOG : 0, drafts ? length : 0) || s->draft_length < 0)
+    bool waits = t->keeps_backlog;
+    if (!is_within(s->draft_length, waits ? length - KV_BACKLOG : 0, waits ? length : 0) || s->draft_length < 0)
         return false;
-    if (!is_within(s->draft_from, 0, s->draft_length)) return false;
+    if (!is_within(s->draft_from, 0, t->options.keep_draft_context ? s->draft_length : 0)) return false;
     int all = t->latents == STORE_NONE ? 0 : s->draft_length;
     bool may_lack = t->latents_from_tokens && s->draft_length == length; /* a prompt that no answer has followed yet */
     if (!is_within(s->latent_length, may_lack ? 0 : all, all)) return false;

@@ -55,12 +55,14 @@
 #include <stdbool.h>
 
 #include "backend/backend.h"
+#include "backend/latent_row.h"
 
 enum {
     KV_RING_SLACK = 16,     /* a rejected block must not overwrite what the accepted length still needs */
     KV_RING_STEP = 16,      /* rings are whole multiples of so many positions */
     KV_PAGE_POSITIONS = 64, /* stores that grow do so by pages */
-    KV_BACKLOG = 32,        /* committed rows that may wait for one batched extension of the drafter's context */
+    TIMELINE_MAX_TAPS = DFLASH_MAX_TARGETS + GEMMA4_MAX_LAYERS,
+    KV_BACKLOG = 32, /* committed rows that may wait for one batched extension of what follows them */
 };
 
 /* Positions of the ring that serves a window. */
@@ -119,16 +121,22 @@ typedef struct timeline {
     int prompt_capacity, decode_capacity; /* of the rings of sliding layers */
     store_kind latents;                   /* how latents are kept; STORE_NONE: not at all */
     bool latents_from_tokens;             /* they come from the drafter's pass over the tokens, not from its context */
+    bool latents_from_aux;                /* they come from aux hidden states themselves; no drafter is needed */
+    latent_row latent;                    /* a row of them */
     int latent_heads;                     /* v_norm scalars of a row of latents */
     int latent_capacity;                  /* of a latent ring */
     timeline_draft_layer draft[DFLASH_MAX_LAYERS];
+    bool keeps_backlog;         /* committed rows wait: for the drafter's context, for latents, or for both */
+    int taps;                   /* layers whose outputs make a row of aux hidden states: the drafter's in its order, */
+    int tap[TIMELINE_MAX_TAPS]; /* then those that f_theta alone reads */
+    int f_theta_tap[GEMMA4_MAX_LAYERS]; /* where f_theta's tapped layers lie among them */
 
     /* --- committed state */
     int length;
     int ring_capacity;        /* of the rings of sliding layers now: prompt_capacity or decode_capacity */
     int ring_from;            /* they hold positions [ring_from, length) */
     int first_page, end_page; /* pages of full-attention layers that exist; latent pages are [0, end_page) */
-    int draft_length;   /* the drafter's context has positions [0, draft_length); the others wait in the backlog */
+    int draft_length;   /* positions [0, draft_length) have left the backlog, for the drafter's context or latents */
     int draft_from;     /* oldest position whose context K/V are valid */
     int latent_length;  /* positions [0, latent_length) have latents ... */
     int latent_from;    /* ... of which a ring holds those from here on */
@@ -204,8 +212,11 @@ kakeya_status timeline_reserve(timeline *t, const timeline_step *step, kakeya_er
 void timeline_begin(timeline *t, const timeline_step *step);
 void timeline_computed(timeline *t, const timeline_step *step);
 
-/* Rows of n that the drafter's context (and latents) must be computed for: the others would be overwritten anyway. */
+/* Rows of n that the drafter's context (and latents that are made of it) must be computed for: the others would be
+ * overwritten anyway. For a timeline that keeps a drafter's context. */
 int timeline_context_rows(const timeline *t, int n);
+/* Bytes of a row of aux hidden states: float32 [taps][hidden]. */
+size_t timeline_aux_row_bytes(const timeline *t);
 /* Rows of n whose latents are kept. */
 int timeline_latent_rows(const timeline *t, int n);
 

@@ -57,8 +57,17 @@ static void print_architecture(const info_subject *s) {
     if (f->drafter_layers)
         printf("  drafter         %d layers, block of %d, %s parameters\n", f->drafter_layers, f->drafter_block_size,
                format_count(a, f->drafter_parameters));
-    if (f->f_theta_rank)
-        printf("  f_theta         rank %d, %s parameters\n", f->f_theta_rank, format_count(a, f->f_theta_parameters));
+    if (f->f_theta_rank) {
+        printf("  f_theta         ");
+        if (f->f_theta_shared)
+            printf("one latent of rank %d", f->f_theta_rank);
+        else if (f->f_theta_rank == f->f_theta_rank_v)
+            printf("rank %d", f->f_theta_rank);
+        else
+            printf("rank %d for keys and %d for values", f->f_theta_rank, f->f_theta_rank_v);
+        printf(", %s parameters; reads %s, latents as %s\n", format_count(a, f->f_theta_parameters), f->f_theta_input,
+               f->f_theta_latents);
+    }
 }
 
 static void print_parameters(const info_subject *s) {
@@ -180,6 +189,10 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
     if (f->f_theta_rank) {
         cJSON *f_theta = cJSON_AddObjectToObject(json, "f_theta");
         add_number(f_theta, "rank", f->f_theta_rank);
+        add_number(f_theta, "rank_v", f->f_theta_rank_v);
+        cJSON_AddBoolToObject(f_theta, "shared_latent", f->f_theta_shared);
+        cJSON_AddStringToObject(f_theta, "input", f->f_theta_input);
+        cJSON_AddStringToObject(f_theta, "latent_format", f->f_theta_latents);
         add_number(f_theta, "parameters", (double)f->f_theta_parameters);
     } else {
         cJSON_AddNullToObject(json, "f_theta");

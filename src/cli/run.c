@@ -19,7 +19,7 @@ static const cli_command command = {
     .details =
         "The prompt is PROMPT, --prompt-file, --messages, --ids-file or standard input ('-', or a pipe). The answer\n"
         "streams to stdout, thoughts and a line of figures go to stderr. Without --temperature the answer is greedy.\n"
-        "Prompts and chats run under restored attention where the model has a drafter and an f_theta; --raw and\n"
+        "Prompts and chats run under restored attention where the model has an f_theta; --raw and\n"
         "--ids-file, which are for exact work, and models without them run native. --attention decides otherwise.\n",
     .examples = "  kakeya run --prompt-file examples/needle-60.txt\n"
                 "  kakeya run --raw --max-tokens 64 --json 'def fibonacci(n):' | jq .stats\n"
@@ -184,7 +184,7 @@ enum { ATTENTION_NOT_GIVEN = -1 };
 
 /* Conversations get everything that is there; what is given as it is, is computed as it is. */
 static kakeya_attention default_attention(const run_options *options, const kakeya_engine *engine) {
-    bool restores = kakeya_engine_has_drafter(engine) && kakeya_engine_has_f_theta(engine);
+    bool restores = kakeya_engine_has_f_theta(engine);
     return is_conversation(options) && restores ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE;
 }
 

@@ -123,7 +123,10 @@ static void check_geometry(gate_context *context) {
     kakeya_error problem = {0};
     const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
     allow_keys(context, "environment.kv_geometry", json,
-               "kv_format sliding_window f_theta_rank layers drafter fingerprint", "page_granule_bytes");
+               "kv_format sliding_window f_theta_rank layers drafter fingerprint",
+               "page_granule_bytes f_theta_latents");
+    allow_keys(context, "environment.kv_geometry.f_theta_latents", member(json, "f_theta_latents"),
+               "input format shared rank_k rank_v", "");
     allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"), "kv_heads head_dim sliding_windows",
                "");
     cJSON_ArrayForEach(layer, member(json, "layers"))
@@ -143,7 +146,7 @@ static void check_geometry(gate_context *context) {
         {"sliding_window", g->verifier.sliding_window},
         {"layers", g->verifier.layers},
         {"drafter", g->has_drafter},
-        {"f_theta", g->f_theta_rank > 0},
+        {"f_theta", g->f_theta.rank > 0},
     };
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         stated = member(context->environment, same[i].name);

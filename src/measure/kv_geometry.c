@@ -14,7 +14,15 @@ static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_
 
 void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
                     kv_format format, kv_geometry *out) {
-    *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL, .f_theta_rank = f_theta ? f_theta->rank : 0};
+    *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL};
+    if (f_theta) {
+        out->f_theta = (f_theta_config){.rank = f_theta->rank,
+                                        .rank_k = f_theta->rank_k,
+                                        .rank_v = f_theta->rank_v,
+                                        .shared_latent = f_theta->shared_latent,
+                                        .latents = f_theta->latents,
+                                        .input = f_theta->input};
+    }
     out->verifier.layers = verifier->layers;
     out->verifier.sliding_window = verifier->sliding_window;
     for (int i = 0; i < verifier->layers; i++) {
@@ -36,12 +44,25 @@ void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter,
 
 static void put(cJSON *object, const char *name, int value) { cJSON_AddNumberToObject(object, name, value); }
 
+/* Reports say more of latents where a rank does not say it all. */
+static bool has_latents(const f_theta_config *f) {
+    return f->rank && (!f_theta_needs_drafter(f) || f->rank_k != f->rank_v || f->latents != F_THETA_LATENTS_KV);
+}
+
 static cJSON *describe(const kv_geometry *g) {
     cJSON *object = cJSON_CreateObject();
     if (!object) return NULL;
     cJSON_AddStringToObject(object, "kv_format", kv_format_name(g->format));
     put(object, "sliding_window", g->verifier.sliding_window);
-    put(object, "f_theta_rank", g->f_theta_rank);
+    put(object, "f_theta_rank", g->f_theta.rank);
+    if (has_latents(&g->f_theta)) {
+        cJSON *latents = cJSON_AddObjectToObject(object, "f_theta_latents");
+        cJSON_AddStringToObject(latents, "input", f_theta_input_name(g->f_theta.input));
+        cJSON_AddStringToObject(latents, "format", f_theta_latents_name(g->f_theta.latents));
+        cJSON_AddBoolToObject(latents, "shared", g->f_theta.shared_latent);
+        put(latents, "rank_k", g->f_theta.rank_k);
+        put(latents, "rank_v", g->f_theta.rank_v);
+    }
     if (g->page_granule) put(object, "page_granule_bytes", (int)g->page_granule);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
     for (int i = 0; i < g->verifier.layers; i++) {
@@ -110,6 +131,34 @@ static void read_layers(json_reader *reader, const cJSON *json, gemma4_config *o
     if (!out->layers) json_fail(reader, KAKEYA_FORMAT, "no layers");
 }
 
+static f_theta_config read_f_theta(json_reader *reader, const cJSON *json) {
+    f_theta_config f = {.rank = json_required_int(reader, json, "f_theta_rank", 0, MAX_RANK)};
+    f.rank_k = f.rank_v = f.rank;
+    const cJSON *latents = json_object(reader, json, "f_theta_latents");
+    if (!latents) return f;
+    f.rank_k = json_required_int(reader, latents, "rank_k", 1, MAX_RANK);
+    f.rank_v = json_required_int(reader, latents, "rank_v", 1, MAX_RANK);
+    f.shared_latent = json_bool(reader, latents, "shared", false);
+    const char *input = json_string(reader, latents, "input", ""), *format = json_string(reader, latents, "format", "");
+    bool known[2] = {false, false};
+    for (int i = 0; i <= F_THETA_AUX_HIDDEN; i++) {
+        if (strcmp(input, f_theta_input_name((f_theta_input)i)) != 0) continue;
+        f.input = (f_theta_input)i;
+        known[0] = true;
+    }
+    for (int i = 0; i < F_THETA_LATENTS_COUNT; i++) {
+        if (strcmp(format, f_theta_latents_name((f_theta_latents)i)) != 0) continue;
+        f.latents = (f_theta_latents)i;
+        known[1] = true;
+    }
+    if (!known[0]) json_fail(reader, KAKEYA_FORMAT, "f_theta_latents has the unknown input %.40s", input);
+    if (!known[1]) json_fail(reader, KAKEYA_FORMAT, "f_theta_latents has the unknown format %.40s", format);
+    if (f.rank != (f.rank_k > f.rank_v ? f.rank_k : f.rank_v) || (f.shared_latent && f.rank_k != f.rank_v))
+        json_fail(reader, KAKEYA_FORMAT, "f_theta_latents has ranks %d and %d, f_theta_rank is %d", f.rank_k, f.rank_v,
+                  f.rank);
+    return f;
+}
+
 kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_error *error) {
     *out = (kv_geometry){.format = KV_FORMAT_BF16};
     json_reader reader = {.name = "kv_geometry", .error = error};
@@ -123,7 +172,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     out->page_granule = (size_t)json_int(&reader, json, "page_granule_bytes", 0, MAX_GRANULE, 0);
     if (out->page_granule & (out->page_granule - 1))
         json_fail(&reader, KAKEYA_FORMAT, "page_granule_bytes %zu is no power of two", out->page_granule);
-    out->f_theta_rank = json_required_int(&reader, json, "f_theta_rank", 0, MAX_RANK);
+    out->f_theta = read_f_theta(&reader, json);
     read_layers(&reader, json, &out->verifier);
     const cJSON *drafter = json_object(&reader, json, "drafter");
     if (drafter) {
@@ -165,8 +214,8 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
         .kv_format = geometry->format,
         .keep_draft_context = !plain,
     };
-    const f_theta_config f_theta = {.rank = geometry->f_theta_rank};
-    const timeline_models models = {&geometry->verifier, geometry->has_drafter ? &geometry->drafter : NULL, &f_theta};
+    const timeline_models models = {&geometry->verifier, geometry->has_drafter ? &geometry->drafter : NULL,
+                                    &geometry->f_theta};
     timeline t = timeline_preview(&models, &options, positions);
     return kv_bytes(&t, geometry->page_granule);
 }

@@ -17,7 +17,7 @@ int room_default_rows(room_device device, size_t memory_bytes) {
 /* Widths of the widest layer, and of the drafter and f_theta (0 where there is none). */
 typedef struct widths {
     size_t hidden, q, kv, intermediate, head_dim, chosen, expert, ple, aux;
-    size_t d_hidden, d_q, d_kv, d_all, d_intermediate, rank;
+    size_t d_hidden, d_q, d_kv, d_all, d_intermediate, rank, encoder_in, normed;
 } widths;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -42,7 +42,12 @@ static widths widths_of(const kakeya_description *d) {
         w.d_all = (size_t)f->layers * w.d_kv;
         w.d_intermediate = (size_t)f->intermediate;
     }
-    if (d->f_theta) w.rank = (size_t)d->f_theta->rank;
+    if (d->f_theta) {
+        w.rank = (size_t)d->f_theta->rank;
+        w.encoder_in = (size_t)f_theta_encoder_in(d->f_theta);
+        w.normed = f_theta_needs_drafter(d->f_theta) ? 0 : w.encoder_in; /* the drafter's context is counted with it */
+        w.aux += (size_t)d->f_theta->aux_layers * w.hidden;
+    }
     return w;
 }
 
@@ -58,7 +63,7 @@ static size_t cpu_row_bytes(const gemma4_config *c, const widths *w) {
         drafter = 2 * w->d_hidden + w->d_q + 2 * w->d_kv + 2 * w->d_all + 2 * w->d_intermediate;
         drafter += larger(w->d_q, w->d_hidden) + w->aux + w->d_intermediate;
     }
-    if (w->rank) drafter += 2 * w->rank + w->kv + larger(w->d_all, w->rank);
+    if (w->rank) drafter += 2 * w->rank + w->kv + larger(w->encoder_in, w->rank) + w->normed;
     size_t chunk = 2 * w->kv; /* new K and V before they are stored */
     return sizeof(float) * (activations + experts + inputs + drafter + chunk);
 }
@@ -113,8 +118,7 @@ room_session room_of_session(const kakeya_description *d, room_device device, co
     timeline t = description_session(d, options, (size_t)tokens);
     room_session session = {.kv = kv_bytes(&t, granule).total};
     session.own = (size_t)tokens * (sizeof(int32_t) + 1);
-    if (t.options.keep_draft_context)
-        session.own += KV_BACKLOG * (size_t)d->drafter->targets * (size_t)d->verifier->hidden * sizeof(float);
+    if (t.keeps_backlog) session.own += KV_BACKLOG * timeline_aux_row_bytes(&t);
     timeline beginning = t;
     if (t.prompt_capacity != t.decode_capacity) beginning.reserved_capacity = t.prompt_capacity;
     session.beginning = kv_bytes(&beginning, granule).total - session.kv;

@@ -6,29 +6,86 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "base/json.h"
 #include "model/tensors.h"
 
-enum { MAX_HEADS = 1024, MAX_HEAD_DIM = 4096, MAX_RANK = 1 << 16 };
+enum { MAX_HEADS = 1024, MAX_HEAD_DIM = 4096, MAX_RANK = 1 << 16, MAX_HIDDEN = 1 << 16 };
 
 /* ------------------------------------------------------------------------------------------ configuration */
 
-static void refuse_unknown_keys(json_reader *r, const cJSON *top) {
-    static const char *const known[] = {"drafter_num_layers",
-                                        "drafter_num_kv_heads",
-                                        "drafter_head_dim",
-                                        "verifier_num_layers",
-                                        "verifier_num_kv_heads",
-                                        "verifier_head_dim",
-                                        "rank",
-                                        "verifier_layer_kv_heads",
-                                        "verifier_layer_head_dims",
-                                        "input"};
+static const char *const input_names[] = {[F_THETA_DRAFTER_CONTEXT_KV] = "drafter_context_kv",
+                                          [F_THETA_DRAFTER_TOKEN_KV] = "drafter_kv",
+                                          [F_THETA_AUX_HIDDEN] = "aux_hidden"};
+static const char *const latents_names[F_THETA_LATENTS_COUNT] = {[F_THETA_LATENTS_KV] = "kv",
+                                                                 [F_THETA_LATENTS_BF16] = "bf16",
+                                                                 [F_THETA_LATENTS_Q8] = "q8",
+                                                                 [F_THETA_LATENTS_Q4] = "q4"};
+
+const char *f_theta_input_name(f_theta_input input) { return input_names[input]; }
+const char *f_theta_latents_name(f_theta_latents latents) { return latents_names[latents]; }
+
+bool f_theta_needs_drafter(const f_theta_config *config) { return config->input != F_THETA_AUX_HIDDEN; }
+
+int f_theta_encoder_in(const f_theta_config *c) {
+    if (c->input == F_THETA_AUX_HIDDEN) return c->aux_layers * c->hidden;
+    return c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
+}
+
+int f_theta_default_taps(const gemma4_config *verifier, int n, int out[GEMMA4_MAX_LAYERS]) {
+    int first = verifier->layers > 1 ? 1 : 0, last = verifier->layers - 3 > first ? verifier->layers - 3 : first;
+    if (n > last - first + 1) n = last - first + 1;
+    for (int i = 0; i < n; i++)
+        out[i] = n == 1 ? (first + last) / 2 : (int)lround(first + (double)i * (last - first) / (n - 1));
+    return n;
+}
+
+void f_theta_config_fit(f_theta_config *config, const gemma4_config *verifier, int rank_k, int rank_v, bool shared) {
+    config->rank_k = rank_k;
+    config->rank_v = rank_v;
+    config->rank = rank_k > rank_v ? rank_k : rank_v;
+    config->shared_latent = shared;
+    config->layers = verifier->layers;
+    for (int i = 0; i < verifier->layers; i++) {
+        config->kv_heads[i] = verifier->layer[i].kv_heads;
+        config->head_dim[i] = verifier->layer[i].head_dim;
+    }
+}
+
+enum { FOR_DRAFTER = 1, FOR_AUX = 2, FOR_ALL = FOR_DRAFTER | FOR_AUX };
+
+/* Keys of the other input form are as unknown as any: a file that has them says two things. */
+static void refuse_unknown_keys(json_reader *r, const cJSON *top, f_theta_input input) {
+    static const struct {
+        const char *name;
+        int form;
+    } known[] = {{"drafter_num_layers", FOR_DRAFTER},
+                 {"drafter_num_kv_heads", FOR_DRAFTER},
+                 {"drafter_head_dim", FOR_DRAFTER},
+                 {"aux_layers", FOR_AUX},
+                 {"verifier_hidden_size", FOR_AUX},
+                 {"verifier_num_layers", FOR_ALL},
+                 {"verifier_num_kv_heads", FOR_ALL},
+                 {"verifier_head_dim", FOR_ALL},
+                 {"rank", FOR_ALL},
+                 {"rank_k", FOR_ALL},
+                 {"rank_v", FOR_ALL},
+                 {"latent_format", FOR_ALL},
+                 {"verifier_layer_kv_heads", FOR_ALL},
+                 {"verifier_layer_head_dims", FOR_ALL},
+                 {"input", FOR_ALL}};
+    int form = input == F_THETA_AUX_HIDDEN ? FOR_AUX : FOR_DRAFTER;
     const cJSON *item;
     cJSON_ArrayForEach(item, top) {
-        bool found = false;
-        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) found |= strcmp(item->string, known[i]) == 0;
-        if (!found) json_fail(r, KAKEYA_FORMAT, "unknown key \"%s\"", item->string);
+        int forms = 0;
+        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+            if (strcmp(item->string, known[i].name) == 0) forms = known[i].form;
+        }
+        if (!forms)
+            json_fail(r, KAKEYA_FORMAT, "unknown key \"%s\"", item->string);
+        else if (!(forms & form))
+            json_fail(r, KAKEYA_FORMAT, "key \"%s\" has no meaning for input \"%s\"", item->string,
+                      f_theta_input_name(input));
     }
 }
 
@@ -41,6 +98,58 @@ static void read_layer_list(json_reader *r, const cJSON *top, const char *key, i
     if (n != layers) json_fail(r, KAKEYA_FORMAT, "%s has %d entries, verifier_num_layers is %d", key, n, layers);
 }
 
+static f_theta_input read_input(json_reader *r, const cJSON *top) {
+    const char *name = json_string(r, top, "input", input_names[F_THETA_DRAFTER_TOKEN_KV]);
+    for (int i = 0; i <= F_THETA_AUX_HIDDEN; i++) {
+        if (strcmp(name, input_names[i]) == 0) return (f_theta_input)i;
+    }
+    json_fail(r, KAKEYA_UNSUPPORTED, "input \"%s\" is not supported (drafter_context_kv, drafter_kv, aux_hidden)",
+              name);
+    return F_THETA_DRAFTER_TOKEN_KV;
+}
+
+static f_theta_latents read_latents(json_reader *r, const cJSON *top) {
+    const char *name = json_string(r, top, "latent_format", latents_names[F_THETA_LATENTS_KV]);
+    for (int i = 0; i < F_THETA_LATENTS_COUNT; i++) {
+        if (strcmp(name, latents_names[i]) == 0) return (f_theta_latents)i;
+    }
+    json_fail(r, KAKEYA_UNSUPPORTED, "latent_format \"%s\" is not supported (kv, bf16, q8, q4)", name);
+    return F_THETA_LATENTS_KV;
+}
+
+/* Either `rank`, for both (one shared latent where aux hidden states are read), or `rank_k` and `rank_v`. */
+static void read_ranks(json_reader *r, const cJSON *top, f_theta_config *out) {
+    enum { REFERENCE_RANK = 256 };
+    bool k = json_get(top, "rank_k") != NULL, v = json_get(top, "rank_v") != NULL, both = json_get(top, "rank") != NULL;
+    bool aux = out->input == F_THETA_AUX_HIDDEN;
+    if (k != v) json_fail(r, KAKEYA_FORMAT, "rank_%c is given without rank_%c", k ? 'k' : 'v', k ? 'v' : 'k');
+    if (k && both) json_fail(r, KAKEYA_FORMAT, "rank and rank_k are both given");
+    if (k) {
+        out->rank_k = json_required_int(r, top, "rank_k", 1, MAX_RANK);
+        out->rank_v = json_required_int(r, top, "rank_v", 1, MAX_RANK);
+    } else {
+        int rank = aux ? json_required_int(r, top, "rank", 1, MAX_RANK)
+                       : json_int(r, top, "rank", 1, MAX_RANK, REFERENCE_RANK);
+        out->rank_k = out->rank_v = rank;
+        out->shared_latent = aux;
+    }
+    out->rank = out->rank_k > out->rank_v ? out->rank_k : out->rank_v;
+}
+
+static void read_aux(json_reader *r, const cJSON *top, f_theta_config *out) {
+    out->hidden = json_required_int(r, top, "verifier_hidden_size", 1, MAX_HIDDEN);
+    out->aux_layers = json_int_array(r, top, "aux_layers", 0, GEMMA4_MAX_LAYERS - 1, out->aux_layer, GEMMA4_MAX_LAYERS);
+    if (r->status == KAKEYA_OK && !out->aux_layers) json_fail(r, KAKEYA_FORMAT, "aux_layers names no layer");
+    for (int i = 0; i < out->aux_layers && r->status == KAKEYA_OK; i++) {
+        if (out->aux_layer[i] >= out->layers)
+            json_fail(r, KAKEYA_FORMAT, "aux_layers[%d] is layer %d, verifier_num_layers is %d", i, out->aux_layer[i],
+                      out->layers);
+        else if (i && out->aux_layer[i] <= out->aux_layer[i - 1])
+            json_fail(r, KAKEYA_FORMAT, "aux_layers[%d] is layer %d, behind layer %d: they must ascend", i,
+                      out->aux_layer[i], out->aux_layer[i - 1]);
+    }
+}
+
 kakeya_status f_theta_config_parse(const char *name, const char *json, size_t json_bytes, f_theta_config *out,
                                    kakeya_error *error) {
     memset(out, 0, sizeof *out);
@@ -48,27 +157,37 @@ kakeya_status f_theta_config_parse(const char *name, const char *json, size_t js
     kakeya_status status = json_parse_object(name, json, json_bytes, &top, error);
     if (status != KAKEYA_OK) return status;
     json_reader reader = {.name = name, .error = error}, *r = &reader;
-    refuse_unknown_keys(r, top);
-    out->drafter_layers = json_required_int(r, top, "drafter_num_layers", 1, DFLASH_MAX_LAYERS);
-    out->drafter_kv_heads = json_required_int(r, top, "drafter_num_kv_heads", 1, MAX_HEADS);
-    out->drafter_head_dim = json_required_int(r, top, "drafter_head_dim", 1, MAX_HEAD_DIM);
+    out->input = read_input(r, top);
+    refuse_unknown_keys(r, top, out->input);
+    if (f_theta_needs_drafter(out)) {
+        out->drafter_layers = json_required_int(r, top, "drafter_num_layers", 1, DFLASH_MAX_LAYERS);
+        out->drafter_kv_heads = json_required_int(r, top, "drafter_num_kv_heads", 1, MAX_HEADS);
+        out->drafter_head_dim = json_required_int(r, top, "drafter_head_dim", 1, MAX_HEAD_DIM);
+    }
     out->layers = json_required_int(r, top, "verifier_num_layers", 1, GEMMA4_MAX_LAYERS);
-    out->rank = json_int(r, top, "rank", 1, MAX_RANK, 256);
+    if (!f_theta_needs_drafter(out)) read_aux(r, top, out);
+    read_ranks(r, top, out);
+    out->latents = read_latents(r, top);
     int kv_heads = json_required_int(r, top, "verifier_num_kv_heads", 1, MAX_HEADS);
     int head_dim = json_required_int(r, top, "verifier_head_dim", 1, MAX_HEAD_DIM);
     if (r->status == KAKEYA_OK) {
         read_layer_list(r, top, "verifier_layer_kv_heads", MAX_HEADS, kv_heads, out->layers, out->kv_heads);
         read_layer_list(r, top, "verifier_layer_head_dims", MAX_HEAD_DIM, head_dim, out->layers, out->head_dim);
     }
-    const char *input = json_string(r, top, "input", "drafter_kv");
-    if (strcmp(input, "drafter_context_kv") == 0)
-        out->input = F_THETA_DRAFTER_CONTEXT_KV;
-    else if (strcmp(input, "drafter_kv") == 0)
-        out->input = F_THETA_DRAFTER_TOKEN_KV;
-    else
-        json_fail(r, KAKEYA_UNSUPPORTED, "input \"%s\" is not supported (drafter_context_kv, drafter_kv)", input);
     cJSON_Delete(top);
     return reader.status;
+}
+
+kakeya_status f_theta_config_read(const char *directory, f_theta_config *out, kakeya_error *error) {
+    const size_t max_bytes = (size_t)16 << 20;
+    char *path = path_join(directory, "f_theta_config.json"), *text = NULL;
+    size_t bytes = 0;
+    if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    kakeya_status status = file_read(path, max_bytes, &text, &bytes, error);
+    if (status == KAKEYA_OK) status = f_theta_config_parse(path, text, bytes, out, error);
+    free(text);
+    free(path);
+    return status;
 }
 
 static kakeya_status mismatch(const char *name, const char *what, int own, const char *other_name, int other,
@@ -76,15 +195,27 @@ static kakeya_status mismatch(const char *name, const char *what, int own, const
     return error_set(error, KAKEYA_FORMAT, "%s: %s is %d, the %s has %d", name, what, own, other_name, other);
 }
 
-static kakeya_status check_fit(const char *name, const f_theta_config *c, const gemma4_config *verifier,
-                               const dflash_config *drafter, kakeya_error *error) {
-    char what[64];
+static kakeya_status check_drafter(const char *name, const f_theta_config *c, const dflash_config *drafter,
+                                   kakeya_error *error) {
+    if (!drafter)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%s: input \"%s\" needs a drafter, and there is none", name,
+                         f_theta_input_name(c->input));
     if (c->drafter_layers != drafter->layers)
         return mismatch(name, "drafter_num_layers", c->drafter_layers, "drafter", drafter->layers, error);
     if (c->drafter_kv_heads != drafter->kv_heads)
         return mismatch(name, "drafter_num_kv_heads", c->drafter_kv_heads, "drafter", drafter->kv_heads, error);
     if (c->drafter_head_dim != drafter->head_dim)
         return mismatch(name, "drafter_head_dim", c->drafter_head_dim, "drafter", drafter->head_dim, error);
+    return KAKEYA_OK;
+}
+
+static kakeya_status check_fit(const char *name, const f_theta_config *c, const gemma4_config *verifier,
+                               const dflash_config *drafter, kakeya_error *error) {
+    char what[64];
+    kakeya_status status = f_theta_needs_drafter(c) ? check_drafter(name, c, drafter, error) : KAKEYA_OK;
+    if (status != KAKEYA_OK) return status;
+    if (!f_theta_needs_drafter(c) && c->hidden != verifier->hidden)
+        return mismatch(name, "verifier_hidden_size", c->hidden, "verifier", verifier->hidden, error);
     if (c->layers != verifier->layers)
         return mismatch(name, "verifier_num_layers", c->layers, "verifier", verifier->layers, error);
     for (int i = 0; i < c->layers; i++) {
@@ -117,22 +248,22 @@ static kakeya_status visit_matrix(tensor_visit visit, void *context, const char 
 
 kakeya_status f_theta_walk(const void *shape, tensor_visit visit, void *context, kakeya_error *error) {
     const f_theta_config *c = shape;
-    int64_t in = (int64_t)c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
+    int64_t in = f_theta_encoder_in(c);
     kakeya_status status =
-        visit_matrix(visit, context, "encoder_k.weight", offsetof(f_theta_model, encoder_k), c->rank, in, error);
-    if (status == KAKEYA_OK)
+        visit_matrix(visit, context, "encoder_k.weight", offsetof(f_theta_model, encoder_k), c->rank_k, in, error);
+    if (status == KAKEYA_OK && !c->shared_latent)
         status =
-            visit_matrix(visit, context, "encoder_v.weight", offsetof(f_theta_model, encoder_v), c->rank, in, error);
+            visit_matrix(visit, context, "encoder_v.weight", offsetof(f_theta_model, encoder_v), c->rank_v, in, error);
     for (int i = 0; i < c->layers && status == KAKEYA_OK; i++) {
         char name[SLOT_NAME_BYTES];
         int64_t out = (int64_t)c->kv_heads[i] * c->head_dim[i];
         size_t place = (size_t)i * sizeof(weight);
         snprintf(name, sizeof name, "decoders_k.%d.weight", i);
-        status = visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_k) + place, out, c->rank, error);
+        status = visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_k) + place, out, c->rank_k, error);
         snprintf(name, sizeof name, "decoders_v.%d.weight", i);
         if (status == KAKEYA_OK)
             status =
-                visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_v) + place, out, c->rank, error);
+                visit_matrix(visit, context, name, offsetof(f_theta_model, decoder_v) + place, out, c->rank_v, error);
     }
     return status;
 }
@@ -182,7 +313,7 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
     if (status == KAKEYA_OK) {
         const f_theta_config *c = &model->config;
         tensor_memory memory = {0}; /* stays empty: f_theta has matrices only, and those belong to the checkpoint */
-        model->encoder_in = c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
+        model->encoder_in = f_theta_encoder_in(c);
         status = tensors_bind(ck, "", f_theta_walk, c, model, NULL, NULL, account, &memory, error);
         tensor_memory_release(&memory);
     }
@@ -194,28 +325,16 @@ kakeya_status f_theta_model_open(const char *directory, const gemma4_config *ver
     return KAKEYA_OK;
 }
 
-kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
-                                       mem_account *account, f_theta_model **out, kakeya_error *error) {
-    enum { PUBLISHED_RANK = 256 };
+kakeya_status f_theta_model_synthesize_as(const f_theta_config *config, weight_format format, bool outline,
+                                          mem_account *account, f_theta_model **out, kakeya_error *error) {
     *out = NULL;
     f_theta_model *model = calloc(1, sizeof *model);
     if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "synthetic f_theta: no memory for the model");
-    f_theta_config *c = &model->config;
-    *c = (f_theta_config){.drafter_layers = drafter->layers,
-                          .drafter_kv_heads = drafter->kv_heads,
-                          .drafter_head_dim = drafter->head_dim,
-                          .layers = verifier->layers,
-                          .rank = PUBLISHED_RANK,
-                          .input = F_THETA_DRAFTER_CONTEXT_KV};
-    for (int i = 0; i < verifier->layers; i++) {
-        c->kv_heads[i] = verifier->layer[i].kv_heads;
-        c->head_dim[i] = verifier->layer[i].head_dim;
-    }
-    model->encoder_in = c->drafter_layers * c->drafter_kv_heads * c->drafter_head_dim;
+    model->config = *config;
+    model->encoder_in = f_theta_encoder_in(config);
     tensor_memory memory = {0};
-    weight_format format = verifier->checkpoint_format == WEIGHT_F32 ? WEIGHT_F32 : WEIGHT_BF16;
     kakeya_status status =
-        (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, c, model, format, account, &memory, error);
+        (outline ? tensors_outline : tensors_synthesize)(f_theta_walk, config, model, format, account, &memory, error);
     model->owned = memory.owned;
     model->n_owned = memory.n_owned;
     if (status != KAKEYA_OK) {
@@ -224,6 +343,23 @@ kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dfla
     }
     *out = model;
     return KAKEYA_OK;
+}
+
+kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
+                                       mem_account *account, f_theta_model **out, kakeya_error *error) {
+    enum { PUBLISHED_RANK = 256, PUBLISHED_TAPS = 6 };
+    f_theta_config c = {.input = drafter ? F_THETA_DRAFTER_CONTEXT_KV : F_THETA_AUX_HIDDEN};
+    f_theta_config_fit(&c, verifier, PUBLISHED_RANK, PUBLISHED_RANK, !drafter);
+    if (drafter) {
+        c.drafter_layers = drafter->layers;
+        c.drafter_kv_heads = drafter->kv_heads;
+        c.drafter_head_dim = drafter->head_dim;
+    } else {
+        c.hidden = verifier->hidden;
+        c.aux_layers = f_theta_default_taps(verifier, PUBLISHED_TAPS, c.aux_layer);
+    }
+    weight_format format = verifier->checkpoint_format == WEIGHT_F32 ? WEIGHT_F32 : WEIGHT_BF16;
+    return f_theta_model_synthesize_as(&c, format, outline, account, out, error);
 }
 
 void f_theta_model_close(f_theta_model *model) {

@@ -1,5 +1,6 @@
-/* f_theta: a low-rank linear map from drafter K/V at a position to the verifier's raw K and V (before k_norm, v_norm
- * and RoPE) of every layer at that position. K and V have separate encoders (shared by all layers) and decoders. */
+/* f_theta: a low-rank linear map from what is known of a position (drafter K/V, or aux hidden states) to the verifier's
+ * raw K and V (before k_norm, v_norm and RoPE) of every layer at that position. Encoders are shared by all layers; what
+ * they give is the position's latents, of K and of V, or one for both. Each layer has decoders of its own. */
 #ifndef KAKEYA_MODEL_F_THETA_H
 #define KAKEYA_MODEL_F_THETA_H
 
@@ -8,20 +9,49 @@
 typedef enum f_theta_input {
     F_THETA_DRAFTER_CONTEXT_KV = 0, /* raw k_proj/v_proj outputs of hidden_norm(fc(aux)): "drafter_context_kv" */
     F_THETA_DRAFTER_TOKEN_KV, /* the reference's unconditioned drafter pass over the token embeddings: "drafter_kv" */
+    F_THETA_AUX_HIDDEN, /* outputs of some verifier layers, each divided by its rms: "aux_hidden"; needs no drafter */
 } f_theta_input;
 
+/* How a session keeps latents: "latent_format". */
+typedef enum f_theta_latents {
+    F_THETA_LATENTS_KV = 0, /* as its K/V: "kv" */
+    F_THETA_LATENTS_BF16,   /* "bf16" */
+    F_THETA_LATENTS_Q8,     /* 8 bits a value, one scale for each latent: "q8" */
+    F_THETA_LATENTS_Q4,     /* 4 bits a value, one scale for 32 values: "q4" */
+    F_THETA_LATENTS_COUNT
+} f_theta_latents;
+
 typedef struct f_theta_config {
-    int drafter_layers, drafter_kv_heads, drafter_head_dim;
-    int layers, rank;
+    int drafter_layers, drafter_kv_heads, drafter_head_dim; /* 0 where a drafter is not read */
+    int hidden, aux_layers;                                 /* of the verifier, and how many of its layers are read */
+    int aux_layer[GEMMA4_MAX_LAYERS];                       /* outputs of these layers, counted from 0, ascending */
+    int layers;
+    int rank;           /* the larger of the two */
+    int rank_k, rank_v; /* values of a position's latents */
+    bool shared_latent; /* keys and values are decoded from one latent; rank_k and rank_v are equal */
     int kv_heads[GEMMA4_MAX_LAYERS], head_dim[GEMMA4_MAX_LAYERS];
     f_theta_input input;
+    f_theta_latents latents;
 } f_theta_config;
+
+/* Values that an encoder reads: drafter layers * kv heads * head_dim (layer-major, head-major), or tapped layers *
+ * hidden. */
+int f_theta_encoder_in(const f_theta_config *config);
+bool f_theta_needs_drafter(const f_theta_config *config);
+/* "drafter_context_kv", ...; "kv", "bf16", ... */
+const char *f_theta_input_name(f_theta_input input);
+const char *f_theta_latents_name(f_theta_latents latents);
+/* The layers that an f_theta for this verifier reads unless told otherwise, evenly spaced as DFlash spaces its own. `n`
+ * (1 or more) is cut to what the verifier has; how many there are is returned. */
+int f_theta_default_taps(const gemma4_config *verifier, int n, int out[GEMMA4_MAX_LAYERS]);
+/* Sets rank, rank_k, rank_v, and the layers' shapes from the verifier. */
+void f_theta_config_fit(f_theta_config *config, const gemma4_config *verifier, int rank_k, int rank_v, bool shared);
 
 typedef struct f_theta_model {
     f_theta_config config;
-    int encoder_in;              /* drafter layers * kv heads * head_dim, layer-major, head-major */
-    weight encoder_k, encoder_v; /* [rank][encoder_in] */
-    weight decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank] */
+    int encoder_in;
+    weight encoder_k, encoder_v; /* [rank_k], [rank_v][encoder_in]; a shared latent has encoder_k alone */
+    weight decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
     struct checkpoint *checkpoint;                                     /* NULL for synthetic weights */
     void **owned;                                                      /* MEM_WEIGHTS blocks */
     size_t n_owned;
@@ -29,14 +59,20 @@ typedef struct f_theta_model {
 
 kakeya_status f_theta_config_parse(const char *name, const char *json, size_t json_bytes, f_theta_config *out,
                                    kakeya_error *error);
+/* Reads f_theta_config.json of a directory. */
+kakeya_status f_theta_config_read(const char *directory, f_theta_config *out, kakeya_error *error);
 /* Reads f_theta_config.json and f_theta_weights.safetensors (or model.safetensors). Refuses one that does not fit the
- * verifier and the drafter, naming both numbers; per-layer shapes are checked. */
+ * verifier and the drafter, naming both numbers; per-layer shapes are checked. `drafter` may be NULL: then an f_theta
+ * that reads one is refused. */
 kakeya_status f_theta_model_open(const char *directory, const gemma4_config *verifier, const dflash_config *drafter,
                                  mem_account *account, f_theta_model **out, kakeya_error *error);
-/* The published shape for a verifier and its drafter; deterministic weights, or with `outline` none in its matrices:
- * for backends that make the values themselves (weight.synthetic). */
+/* The published shape for a verifier and its drafter, or for a verifier alone (drafter NULL); deterministic weights, or
+ * with `outline` none in its matrices: for backends that make the values themselves (weight.synthetic). */
 kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
                                        mem_account *account, f_theta_model **out, kakeya_error *error);
+/* The same of any configuration, with weights in a plain format. */
+kakeya_status f_theta_model_synthesize_as(const f_theta_config *config, weight_format format, bool outline,
+                                          mem_account *account, f_theta_model **out, kakeya_error *error);
 void f_theta_model_close(f_theta_model *model);
 
 #endif

@@ -72,12 +72,10 @@ static kakeya_status read_drafter(const char *directory, owned_description *d, k
     return status;
 }
 
+/* One that reads a drafter is of no use without. */
 static kakeya_status read_f_theta(const char *directory, owned_description *d, kakeya_error *error) {
-    config_file config = {0};
-    kakeya_status status = config_file_read(directory, "f_theta_config.json", false, &config, error);
-    if (status == KAKEYA_OK) status = f_theta_config_parse(config.path, config.text, config.bytes, &d->f_theta, error);
-    if (status == KAKEYA_OK) d->view.f_theta = &d->f_theta;
-    config_file_free(&config);
+    kakeya_status status = f_theta_config_read(directory, &d->f_theta, error);
+    if (status == KAKEYA_OK && (d->view.drafter || !f_theta_needs_drafter(&d->f_theta))) d->view.f_theta = &d->f_theta;
     return status;
 }
 
@@ -95,8 +93,7 @@ static kakeya_status read_all(const kakeya_engine_options *o, owned_description 
     }
     if (status == KAKEYA_OK) status = companion_directory(o->drafter, directory, "-dflash", &drafter, NULL, error);
     if (status == KAKEYA_OK && drafter) status = read_drafter(drafter, d, error);
-    if (status == KAKEYA_OK && drafter)
-        status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
+    if (status == KAKEYA_OK) status = companion_directory(o->f_theta, directory, "-f-theta", &f_theta, NULL, error);
     if (status == KAKEYA_OK && f_theta) status = read_f_theta(f_theta, d, error);
     free(f_theta);
     free(drafter);
@@ -159,7 +156,11 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
         facts.drafter_parameters = (uint64_t)dflash_parameters(d->drafter);
     }
     if (d->f_theta) {
-        facts.f_theta_rank = d->f_theta->rank;
+        facts.f_theta_rank = d->f_theta->rank_k;
+        facts.f_theta_rank_v = d->f_theta->rank_v;
+        facts.f_theta_shared = d->f_theta->shared_latent;
+        facts.f_theta_input = f_theta_input_name(d->f_theta->input);
+        facts.f_theta_latents = f_theta_latents_name(d->f_theta->latents);
         facts.f_theta_parameters = (uint64_t)f_theta_parameters(d->f_theta);
     }
     sized_write(out, &facts, sizeof facts);

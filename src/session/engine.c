@@ -99,7 +99,15 @@ static uint64_t hash_drafter(uint64_t hash, const dflash_model *model) {
     return hash;
 }
 
+/* What weights do not tell of what sessions hold; nothing for forms of which they tell it all. */
+static uint64_t hash_latents(uint64_t hash, const f_theta_config *c) {
+    if (c->latents != F_THETA_LATENTS_KV) hash = hash_int(hash, (int)c->latents);
+    for (int i = 0; i < c->aux_layers; i++) hash = hash_int(hash, c->aux_layer[i]);
+    return hash;
+}
+
 static uint64_t hash_f_theta(uint64_t hash, const f_theta_model *model) {
+    hash = hash_latents(hash, &model->config);
     hash = hash_weight(hash, &model->encoder_k);
     hash = hash_weight(hash, &model->encoder_v);
     for (int i = 0; i < model->config.layers; i++) {

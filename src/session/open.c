@@ -34,20 +34,25 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
 static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_options *options, const char *directory,
                                   engine_parts *parts, kakeya_error *error) {
     char *f_theta = NULL;
-    if (options->synthetic && parts->drafter && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
-        return synthetic_f_theta(parts->ops, &parts->verifier->config, &parts->drafter->config, &engine->account,
-                                 &parts->f_theta, error);
+    const dflash_config *drafter = parts->drafter ? &parts->drafter->config : NULL;
+    f_theta_config config;
+    if (options->synthetic && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
+        return synthetic_f_theta(parts->ops, &parts->verifier->config, drafter, &engine->account, &parts->f_theta,
+                                 error);
     kakeya_status status =
         companion_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
-    if (status == KAKEYA_OK && f_theta && !parts->drafter) {
-        /* a sibling that nobody asked for is of no use without the drafter */
-        if (options->f_theta)
+    bool fits = true;
+    if (status == KAKEYA_OK && f_theta && !drafter) {
+        status = f_theta_config_read(f_theta, &config, error);
+        fits = status == KAKEYA_OK && !f_theta_needs_drafter(&config);
+        /* a sibling that nobody asked for is of no use without the drafter that it reads */
+        if (status == KAKEYA_OK && !fits && options->f_theta)
             status =
                 error_set(error, KAKEYA_INVALID_ARGUMENT, "f_theta %s needs a drafter, and there is none", f_theta);
-    } else if (status == KAKEYA_OK && f_theta) {
-        status = f_theta_model_open(f_theta, &parts->verifier->config, &parts->drafter->config, &engine->account,
-                                    &parts->f_theta, error);
     }
+    if (status == KAKEYA_OK && f_theta && fits)
+        status =
+            f_theta_model_open(f_theta, &parts->verifier->config, drafter, &engine->account, &parts->f_theta, error);
     free(f_theta);
     return status;
 }

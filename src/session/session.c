@@ -44,7 +44,8 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
 
 static backend_cache_options cache_options_of(kakeya_session *session) {
     const kakeya_session_options *o = &session->options;
-    bool drafter = session->engine->drafter != NULL;
+    const kakeya_engine *engine = session->engine;
+    bool restores = o->attention == KAKEYA_ATTENTION_RESTORED && f_theta_needs_drafter(&engine->f_theta->config);
     return (backend_cache_options){
         .context_tokens = o->context_tokens,
         .attention = o->attention,
@@ -53,7 +54,7 @@ static backend_cache_options cache_options_of(kakeya_session *session) {
         .window = o->window,
         .draft_window = o->draft_window,
         .kv_format = o->kv_format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
-        .keep_draft_context = drafter && (!o->without_drafter || o->attention == KAKEYA_ATTENTION_RESTORED),
+        .keep_draft_context = engine->drafter && (!o->without_drafter || restores),
         .account = &session->account,
     };
 }

@@ -252,6 +252,54 @@ static void test_f_theta_config(void **state) {
     free(json);
 }
 
+static const char aux_json[] =
+    "{\"input\": \"aux_hidden\", \"verifier_hidden_size\": 64, \"aux_layers\": [1, 3], \"verifier_num_layers\": 4,"
+    "\"verifier_num_kv_heads\": 2, \"verifier_head_dim\": 64, \"rank\": 16}";
+
+static void test_aux_config(void **state) {
+    (void)state;
+    f_theta_config c;
+    assert_ok(parse_f_theta(aux_json, &c));
+    assert_int_equal(c.input, F_THETA_AUX_HIDDEN);
+    assert_int_equal(c.latents, F_THETA_LATENTS_KV);
+    assert_true(c.shared_latent && c.rank == 16 && c.rank_k == 16 && c.rank_v == 16);
+    assert_int_equal(f_theta_encoder_in(&c), 128);
+    char *json = scratch_replace(aux_json, "\"rank\": 16", "\"rank_k\": 8, \"rank_v\": 24, \"latent_format\": \"q4\"");
+    assert_ok(parse_f_theta(json, &c));
+    assert_true(!c.shared_latent && c.rank == 24 && c.rank_k == 8 && c.rank_v == 24 && c.latents == F_THETA_LATENTS_Q4);
+    free(json);
+    static const struct {
+        const char *from, *to;
+        kakeya_status status;
+        const char *message;
+    } cases[] = {
+        {"[1, 3]", "[3, 1]", KAKEYA_FORMAT, "aux_layers[1] is layer 1, behind layer 3"},
+        {"[1, 3]", "[1, 4]", KAKEYA_FORMAT, "aux_layers[1] is layer 4, verifier_num_layers is 4"},
+        {"[1, 3]", "[]", KAKEYA_FORMAT, "aux_layers names no layer"},
+        {"\"rank\": 16", "\"rank_k\": 16", KAKEYA_FORMAT, "rank_k is given without rank_v"},
+        {"\"rank\": 16", "\"rank\": 16, \"rank_k\": 8, \"rank_v\": 8", KAKEYA_FORMAT, "both given"},
+        {", \"rank\": 16", "", KAKEYA_FORMAT, "rank is missing"},
+        {"\"rank\": 16", "\"rank\": 16, \"latent_format\": \"q5\"", KAKEYA_UNSUPPORTED, "latent_format \"q5\""},
+        {"\"rank\": 16", "\"rank\": 16, \"drafter_head_dim\": 8", KAKEYA_FORMAT,
+         "key \"drafter_head_dim\" has no meaning for input \"aux_hidden\""},
+        {"\"aux_hidden\"", "\"drafter_kv\"", KAKEYA_FORMAT, "has no meaning for input \"drafter_kv\""},
+        {"\"verifier_hidden_size\": 64,", "", KAKEYA_FORMAT, "verifier_hidden_size is missing"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json = scratch_replace(aux_json, cases[i].from, cases[i].to);
+        assert_refused(parse_f_theta(json, &c), cases[i].status, "f_theta_config.json: ", cases[i].message);
+        free(json);
+    }
+}
+
+/* One that reads a drafter says so where there is none. */
+static void test_f_theta_without_drafter(void **state) {
+    (void)state;
+    f_theta_model *f;
+    assert_refused(open_f_theta(F_THETA, &demo->config, NULL, &f), KAKEYA_INVALID_ARGUMENT, "demo-f-theta",
+                   "needs a drafter");
+}
+
 static kakeya_status refuse_f_theta(const gemma4_config *verifier, const dflash_config *drafter) {
     f_theta_model *f;
     kakeya_status status = open_f_theta(F_THETA, verifier, drafter, &f);
@@ -337,6 +385,7 @@ int main(void) {
         cmocka_unit_test(test_drafter),          cmocka_unit_test(test_drafter_config),
         cmocka_unit_test(test_drafter_refusals), cmocka_unit_test(test_synthetic_drafter),
         cmocka_unit_test(test_f_theta),          cmocka_unit_test(test_f_theta_config),
+        cmocka_unit_test(test_aux_config),       cmocka_unit_test(test_f_theta_without_drafter),
         cmocka_unit_test(test_f_theta_refusals),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

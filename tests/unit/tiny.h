@@ -13,9 +13,8 @@ typedef struct tiny {
     const backend_ops *ops;
 } tiny;
 
-/* A verifier of the vectors; with a drafter, an f_theta is made for the two. */
-static inline void tiny_open_on(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision,
-                                const char *isa, int threads) {
+/* A verifier of the vectors and, unless NULL, a drafter for it. */
+static inline void tiny_open_weights(tiny *d, const char *verifier, const char *drafter) {
     memset(d, 0, sizeof *d);
     mem_account_init(&d->account, NULL, 0);
     char path[512];
@@ -25,10 +24,12 @@ static inline void tiny_open_on(tiny *d, const char *verifier, const char *draft
     if (drafter) {
         snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
         REQUIRE_OK(dflash_model_open(path, &d->verifier->config, &d->account, &d->drafter, error));
-        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, false, &d->account, &d->f_theta,
-                                            error));
     }
     d->ops = backend_find("cpu", NULL);
+}
+
+/* The model of these weights. */
+static inline void tiny_complete(tiny *d, kakeya_precision precision, const char *isa, int threads) {
     backend_model_options options = {.verifier = d->verifier,
                                      .drafter = d->drafter,
                                      .f_theta = d->f_theta,
@@ -37,6 +38,16 @@ static inline void tiny_open_on(tiny *d, const char *verifier, const char *draft
                                      .threads = threads,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
+}
+
+/* With a drafter, an f_theta is made for the two. */
+static inline void tiny_open_on(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision,
+                                const char *isa, int threads) {
+    tiny_open_weights(d, verifier, drafter);
+    if (drafter)
+        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, false, &d->account, &d->f_theta,
+                                            error));
+    tiny_complete(d, precision, isa, threads);
 }
 
 static inline void tiny_open(tiny *d, const char *verifier, const char *drafter, kakeya_precision precision) {

@@ -18,6 +18,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 
 typedef struct flash_state {
@@ -214,22 +215,28 @@ static void exact_block(const attention_tile *tile, int base, position_range wan
     }
 }
 
+/* The latents of positions [base, base + 16), as float32 into scratch.latent_block; 0 where none is wanted. */
+static void load_latents(const attention_tile *tile, int base, position_range wanted, bool is_k) {
+    const f_theta_config *f = &tile->model->options.f_theta->config;
+    size_t rank = (size_t)(is_k ? f->rank_k : f->rank_v);
+    memset(tile->scratch->latent_block, 0, ATTENTION_BLOCK * rank * sizeof(float));
+    for (int p = base; p < base + ATTENTION_BLOCK; p++) {
+        if (p < wanted.begin || p >= wanted.end) continue;
+        latent_load(tile->cache, p, is_k, tile->scratch->latent_block + (size_t)(p - base) * rank);
+    }
+}
+
 /* out [16][head_dim] = raw keys or values of this head, decoded from the latents of positions [base, base + 16); 0
  * where none is wanted. */
 static void decode_latents(const attention_tile *tile, int base, position_range wanted, bool is_k, float *out) {
     const backend_model *m = tile->model;
     const f_theta_model *f = m->options.f_theta;
-    int rank = f->config.rank, d = tile->config->head_dim;
+    int d = tile->config->head_dim;
+    size_t rank = (size_t)(is_k ? f->config.rank_k : f->config.rank_v);
     weight decoder = weight_rows(is_k ? &f->decoder_k[tile->source] : &f->decoder_v[tile->source], tile->head * d, d);
-    size_t values_at = is_k ? 0 : kv_values_bytes(tile->cache, rank);
-    memset(tile->scratch->latent_block, 0, ATTENTION_BLOCK * (size_t)rank * sizeof(float));
-    for (int p = base; p < base + ATTENTION_BLOCK; p++) {
-        if (p < wanted.begin || p >= wanted.end) continue;
-        const unsigned char *code = latent_code(tile->cache, p) + values_at;
-        kv_kernels(tile->cache)->load(code, rank, tile->scratch->latent_block + (size_t)(p - base) * (size_t)rank);
-    }
-    multiply_alone(m, &decoder, tile->scratch->latent_block, (size_t)rank, ATTENTION_BLOCK,
-                   tile->scratch->latent_packed, out, (size_t)d);
+    load_latents(tile, base, wanted, is_k);
+    multiply_alone(m, &decoder, tile->scratch->latent_block, rank, ATTENTION_BLOCK, tile->scratch->latent_packed, out,
+                   (size_t)d);
 }
 
 /* Raw rows are mixed with the layer's own raw K/V before the norms (identity restore and the mix-alpha sweep). */
@@ -245,11 +252,39 @@ static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float 
     }
 }
 
+/* Where the latents of values of a block lie: in their store, where attention can read them there; else copied, with
+ * zeros for those that are not wanted. A shared latent has just been loaded for the keys. */
+static void locate_latents(const attention_tile *tile, int base, position_range wanted, key_block *b) {
+    const backend_cache *c = tile->cache;
+    const latent_row *row = &c->t.latent;
+    bool whole = wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
+    if (row->format != LATENT_F32 && row->format != LATENT_BF16) {
+        if (!row->shared) load_latents(tile, base, wanted, false);
+        b->v = tile->scratch->latent_block;
+        b->v_format = KV_FORMAT_F32;
+        b->v_row_bytes = (size_t)row->rank_v * sizeof(float);
+        return;
+    }
+    b->v_format = row->format == LATENT_F32 ? KV_FORMAT_F32 : KV_FORMAT_BF16;
+    b->v = latent_code(c, base) + row->values_at;
+    b->v_row_bytes = row->bytes;
+    if (whole) return;
+    size_t bytes = row->bytes - row->values_at;
+    unsigned char *gathered = (unsigned char *)tile->scratch->latent_block; /* free by now */
+    memset(gathered, 0, ATTENTION_BLOCK * bytes);
+    for (int p = base; p < base + ATTENTION_BLOCK; p++) {
+        if (p < wanted.begin || p >= wanted.end) continue;
+        memcpy(gathered + (size_t)(p - base) * bytes, latent_code(c, p) + row->values_at, bytes);
+    }
+    b->v = gathered;
+    b->v_row_bytes = bytes;
+}
+
 static void restored_block(const attention_tile *tile, int base, position_range wanted, key_block *b) {
     const backend_model *m = tile->model;
     const backend_cache *c = tile->cache;
     const rope_table *rope = &m->rope[tile->config->type];
-    int d = tile->config->head_dim, rank = m->options.f_theta->config.rank;
+    int d = tile->config->head_dim;
     float *keys = tile->scratch->key_block, eps = m->config->rms_eps;
 
     decode_latents(tile, base, wanted, true, keys);
@@ -279,21 +314,14 @@ static void restored_block(const attention_tile *tile, int base, position_range 
         b->v_scale = NULL;
         return;
     }
-    size_t half = kv_values_bytes(c, rank);
-    unsigned char *gathered = (unsigned char *)tile->scratch->latent_block; /* free by now */
-    bool whole = wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
-    if (!whole) memset(gathered, 0, ATTENTION_BLOCK * half);
     int head = tile->kept->latent_head + tile->head;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         bool is_wanted = base + i >= wanted.begin && base + i < wanted.end;
         b->scale_memory[i] = is_wanted ? latent_scales(c, base + i)[head] : 0;
-        if (is_wanted && !whole) memcpy(gathered + (size_t)i * half, latent_code(c, base + i) + half, half);
     }
-    b->v = whole ? latent_code(c, base) + half : gathered;
-    b->v_format = c->t.options.kv_format;
-    b->v_row_bytes = whole ? 2 * half : half;
-    b->v_dim = rank;
     b->v_scale = b->scale_memory;
+    b->v_dim = c->t.latent.rank_v;
+    locate_latents(tile, base, wanted, b);
 }
 
 /* One pass over the keys of [partition.begin, partition.end) into `state`. */
@@ -369,7 +397,7 @@ static void finish_tile(const attention_tile *tile, flash_state exact, flash_sta
         weight decoder = weight_rows(&f->decoder_v[tile->source], tile->head * d, d);
         decoded = tile->scratch->state[0]; /* free by now, and as large as any state */
         decoded_stride = (size_t)d;
-        multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank, tile->queries, tile->scratch->q_packed[0],
+        multiply_alone(m, &decoder, restored.o, (size_t)f->config.rank_v, tile->queries, tile->scratch->q_packed[0],
                        decoded, (size_t)d);
     }
     size_t row = (size_t)(m->config->heads * d);
@@ -402,7 +430,7 @@ static position_range partition_at(const attention_tile *tile, int index) {
 
 static int restored_dim(const attention_tile *tile) {
     if (!tile->restored) return 0;
-    return tile->cache->own_raw ? tile->config->head_dim : tile->model->options.f_theta->config.rank;
+    return tile->cache->own_raw ? tile->config->head_dim : tile->model->options.f_theta->config.rank_v;
 }
 
 static void attend_partition(const attention_tile *tile, int index, flash_state exact, flash_state restored) {

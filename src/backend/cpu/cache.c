@@ -90,6 +90,18 @@ kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_
 
 void cache_release(backend_cache *c) { stores_trim(c); }
 
+void caches_follow(backend_model *m, const draft_rows *entries, int n) {
+    draft_rows context[BACKEND_MAX_SEGMENTS], aux[BACKEND_MAX_SEGMENTS];
+    int n_context = 0, n_aux = 0;
+    for (int i = 0; i < n; i++) {
+        const timeline *t = &entries[i].cache->t;
+        if (t->options.keep_draft_context) context[n_context++] = entries[i];
+        if (t->latents_from_aux) aux[n_aux++] = entries[i];
+    }
+    draft_extend(m, context, n_context);
+    latents_of_aux(m, aux, n_aux);
+}
+
 /* The first rows of each backlog, in the caches' order; none where a range is empty. */
 static void extend(backend_cache *const *caches, const position_range *rows, int n) {
     draft_rows entries[BACKEND_MAX_SEGMENTS], tokens[BACKEND_MAX_SEGMENTS];
@@ -100,7 +112,7 @@ static void extend(backend_cache *const *caches, const position_range *rows, int
         entries[n_entries++] = e;
         if (caches[i]->t.latents_from_tokens) tokens[n_tokens++] = e;
     }
-    draft_extend(caches[0]->model, entries, n_entries);
+    caches_follow(caches[0]->model, entries, n_entries);
     token_latents_alone(caches[0]->model, tokens, n_tokens);
 }
 

@@ -2,7 +2,7 @@
 #ifndef KAKEYA_BACKEND_CPU_CACHE_H
 #define KAKEYA_BACKEND_CPU_CACHE_H
 
-#include "backend/cpu/stores.h"
+#include "backend/cpu/latents.h"
 
 kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
                                kakeya_error *error);
@@ -25,8 +25,10 @@ kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_
 void cache_release(backend_cache *c);
 void caches_begin(backend_cache *const *caches, const timeline_step *steps, int n);
 
-/* The rows that wait in backlogs enter the drafter's contexts, as many together as the workspace takes. RoPE tables
- * must reach the committed lengths. */
+/* What follows these rows, of caches that keep a backlog: the drafter's context, latents. As many together as the
+ * workspace takes. RoPE tables must reach them. */
+void caches_follow(backend_model *m, const draft_rows *entries, int n);
+/* The same for the rows that wait in backlogs. RoPE tables must reach the committed lengths. */
 void caches_flush(backend_cache *const *caches, int n);
 
 #endif

@@ -6,9 +6,9 @@
  *   rope.h          tables of cosines and sines             screen.h        int8 bounds of logits
  *   stores.h        memory of a cache                       cache.h         timeline and stores in step
  *   draft.h         rows and context of the drafter         block.h         drafting a block
- *   token_latents.h f_theta's other input form              measure.c       benchmarks and diagnostics
- *   repack.h        weights in tiles                         kernels.h       the inner loops, a table per instruction
- * set */
+ *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
+ *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics
+ *   kernels.h       the inner loops, a table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
 
@@ -117,7 +117,8 @@ struct backend_model {
     void *chunk_k, *chunk_v;   /* K/V of the current layer's new rows in the stored type (float32-sized), + a block */
     int shared_sliding;        /* sliding layer whose K/V later layers attend too, -1: none; layers in between ... */
     void *shared_k, *shared_v; /* ... use chunk_k/v, so its new rows lie here until the forward ends */
-    float *aux;                /* [max_rows][targets * hidden] */
+    float *aux;                /* [max_rows][max_taps * hidden] */
+    int max_taps;              /* layers that the drafter and f_theta read */
     float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
     thread_scratch *scratch; /* [threads] */
@@ -129,7 +130,9 @@ struct backend_model {
     float *d_state, *d_x, *d_q, *d_k, *d_v, *d_gate_up, *d_context; /* rows x ... */
     void *d_block_k, *d_block_v;
     packed_rows d_packed, d_packed_aux, d_packed_act;
-    float *latent_in, *latent_out;
+
+    /* f_theta workspace, rows x ... */
+    float *latent_in, *latent_out; /* inputs of the encoders (aux hidden states); codes, then values of a layer */
     packed_rows packed_latent_in;
 };
 

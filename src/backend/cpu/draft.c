@@ -1,5 +1,6 @@
 #include "backend/cpu/draft.h"
 
+#include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 
 static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d->head_dim); }
@@ -60,65 +61,6 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
     }
 }
 
-/* Stores the latents of a part, and leaves them (rounded as they are stored) in `codes` [rows][2][rank]. */
-static void store_latents(const draft_part *part, int rank, float *codes) {
-    const backend_cache *c = part->cache;
-    const cpu_kv_kernels *stored = kv_kernels(c);
-    size_t values_at = kv_values_bytes(c, rank);
-    for (int row = 0; row < part->rows; row++, codes += 2 * rank) {
-        unsigned char *code = latent_code(c, part->position + row);
-        stored->store(codes, rank, code);
-        stored->store(codes + rank, rank, code + values_at);
-        stored->load(code + values_at, rank, codes + rank);
-    }
-}
-
-/* Latents: e = encoder * raw context K (V), stored; and for every restored layer and head the scalar of v_norm,
- * computed from the stored (rounded) latent that attention will read. */
-void draft_extend_latents(backend_model *m, const draft_part *parts, int n_parts) {
-    const f_theta_model *f = m->options.f_theta;
-    int rank = f->config.rank, in = f->encoder_in, rows = 0;
-    size_t all = (size_t)in, code_row = 2 * (size_t)rank;
-    for (int i = 0; i < n_parts; i++) rows += parts[i].rows;
-    float *codes = m->latent_out, *values = m->latent_out + (size_t)rows * code_row;
-    for (int half = 0; half < 2; half++) {
-        const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
-        for (int i = 0, row = 0; i < n_parts; row += parts[i++].rows) {
-            pack_at(m, &m->packed_latent_in, row,
-                    m->d_context + (size_t)parts[i].first_row * 2 * all + (size_t)half * all, 2 * all, parts[i].rows,
-                    in, packing_of(m, encoder));
-        }
-        matrix_job job =
-            matrix_product(&m->packed_latent_in, rows, encoder, codes + (size_t)half * (size_t)rank, code_row);
-        matrix_run(m, &job, 1);
-    }
-    for (int i = 0, row = 0; i < n_parts; row += parts[i++].rows)
-        store_latents(&parts[i], rank, codes + (size_t)row * code_row);
-    for (int layer = 0; layer < m->config->layers; layer++) {
-        const gemma4_layer_config *lc = &m->config->layer[layer];
-        const weight *decoder = &f->decoder_v[layer];
-        bool restored = false;
-        for (int i = 0; i < n_parts; i++) restored |= parts[i].cache->t.layer[layer].latent_head >= 0;
-        if (!restored) continue;
-        size_t width = (size_t)decoder->out;
-        pack(m, &m->packed_latent_in, codes + rank, code_row, rows, rank, packing_exact(m, decoder));
-        matrix_job job = matrix_product(&m->packed_latent_in, rows, decoder, values, width);
-        job.exact_input = true;
-        matrix_run(m, &job, 1);
-        const float *row = values;
-        for (int i = 0; i < n_parts; i++) {
-            int head = parts[i].cache->t.layer[layer].latent_head;
-            for (int r = 0; r < parts[i].rows; r++, row += width) {
-                float *scales = latent_scales(parts[i].cache, parts[i].position + r);
-                for (int h = 0; h < lc->kv_heads && head >= 0; h++) {
-                    scales[head + h] =
-                        m->kernels->rms_scale(row + (size_t)(h * lc->head_dim), lc->head_dim, m->config->rms_eps);
-                }
-            }
-        }
-    }
-}
-
 /* The last rows of the parts, whose latents are kept. */
 static void extend_latents(const context_step *s) {
     draft_part parts[BACKEND_MAX_SEGMENTS];
@@ -126,10 +68,10 @@ static void extend_latents(const context_step *s) {
     for (int i = 0; i < s->n_parts; i++) {
         draft_part part = s->parts[i];
         int latents = timeline_latent_rows(&part.cache->t, part.rows), skipped = part.rows - latents;
-        if (!latents || part.cache->t.latents_from_tokens) continue;
+        if (!latents || part.cache->t.latents_from_tokens || part.cache->t.latents_from_aux) continue;
         parts[n++] = (draft_part){part.cache, part.first_row + skipped, latents, part.position + skipped};
     }
-    if (n) draft_extend_latents(s->model, parts, n);
+    if (n) latents_of_context(s->model, parts, n);
 }
 
 /* Their aux rows are packed. */
@@ -158,7 +100,7 @@ static void extend_parts(context_step *s) {
 void draft_extend(backend_model *m, const draft_rows *entries, int n) {
     if (n == 0) return;
     const dflash_model *drafter = m->options.drafter;
-    size_t width = (size_t)drafter->config.targets * (size_t)m->config->hidden;
+    int width = drafter->config.targets * m->config->hidden;
     context_step s = {.model = m, .config = &drafter->config};
     for (int i = 0; i < n; i++) {
         const draft_rows *e = &entries[i];
@@ -167,7 +109,8 @@ void draft_extend(backend_model *m, const draft_rows *entries, int n) {
             extend_parts(&s);
             s.n_parts = s.rows = 0;
         }
-        pack_at(m, &m->d_packed_aux, s.rows, e->aux + (size_t)skipped * width, width, rows, (int)width,
+        size_t stride = kv_aux_row_bytes(e->cache) / sizeof(float);
+        pack_at(m, &m->d_packed_aux, s.rows, e->aux + (size_t)skipped * stride, stride, rows, width,
                 packing_of(m, &drafter->fc));
         s.parts[s.n_parts++] = (draft_part){e->cache, s.rows, rows, e->position + skipped};
         s.rows += rows;

@@ -4,14 +4,7 @@
 #ifndef KAKEYA_BACKEND_CPU_DRAFT_H
 #define KAKEYA_BACKEND_CPU_DRAFT_H
 
-#include "backend/cpu/stores.h"
-
-/* Rows of one cache among the rows in work. */
-typedef struct draft_part {
-    backend_cache *cache;
-    int first_row, rows;
-    int position; /* of the first row */
-} draft_part;
+#include "backend/cpu/latents.h"
 
 /* Rows of the drafter in work: m->d_state [rows][hidden] is their residual stream, m->d_x their normed input. */
 typedef struct draft_step {
@@ -26,18 +19,9 @@ void draft_norm(draft_step *s, const float *norm);
 /* m->d_q holds the attention output: o_proj, MLP and both residual additions. */
 void draft_layer_rest(draft_step *s);
 
-/* Rows that enter the context of a cache: aux hidden states [rows][targets * hidden] of positions from `position` on.
- */
-typedef struct draft_rows {
-    backend_cache *cache;
-    const float *aux;
-    int rows, position;
-} draft_rows;
-
-/* Context K/V and latents of the rows of up to BACKEND_MAX_SEGMENTS caches, max_rows each at most, in as few products
- * as the workspace allows; of those rows that the stores still hold afterwards. RoPE tables must reach them. */
+/* Context K/V, and latents where they are made of it, of the rows of up to BACKEND_MAX_SEGMENTS caches, max_rows each
+ * at most, in as few products as the workspace allows; of those rows that the stores still hold afterwards. RoPE tables
+ * must reach them. */
 void draft_extend(backend_model *m, const draft_rows *entries, int n);
-/* Latents of the parts' rows from raw K/V in m->d_context [...][2 * layers * kv]. The parts are in ascending order. */
-void draft_extend_latents(backend_model *m, const draft_part *parts, int n_parts);
 
 #endif

@@ -10,7 +10,6 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/cpu/cache.h"
-#include "backend/cpu/draft.h"
 #include "backend/cpu/experts.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
@@ -342,23 +341,26 @@ static void copy_hidden(forward_step *f, int index) {
     }
 }
 
-/* Outputs of the drafter's target layers: prompt rows into the model's buffer (used before this forward returns),
- * decode rows behind the cache's backlog (used when they are committed). */
+/* Aux rows of a prompt's segment; those of every segment lie side by side, as wide as its own cache wants them. */
+static float *aux_rows(const backend_model *m, const attention_segment *a) {
+    return m->aux + (size_t)a->first_row * (size_t)m->max_taps * (size_t)m->config->hidden;
+}
+
+/* Outputs of tapped layers: prompt rows into the model's buffer (used before this forward returns), decode rows behind
+ * the cache's backlog (used when they are committed). */
 static void copy_aux(forward_step *f) {
     backend_model *m = f->model;
-    const dflash_model *drafter = m->options.drafter;
-    if (!drafter) return;
-    size_t hidden = (size_t)m->config->hidden, width = (size_t)drafter->config.targets * hidden;
-    for (int t = 0; t < drafter->config.targets; t++) {
-        if (drafter->config.target_layer[t] != f->layer) continue;
-        for (int s = 0; s < f->n_segments; s++) {
-            const attention_segment *a = &f->segments[s];
-            if (!a->cache->t.options.keep_draft_context) continue;
-            float *to = a->kind == SEGMENT_PROMPT
-                            ? m->aux + (size_t)a->first_row * width
-                            : a->cache->backlog + (size_t)(a->position - a->cache->t.draft_length) * width;
+    size_t hidden = (size_t)m->config->hidden;
+    for (int s = 0; s < f->n_segments; s++) {
+        const attention_segment *a = &f->segments[s];
+        const timeline *t = &a->cache->t;
+        size_t width = kv_aux_row_bytes(a->cache) / sizeof(float);
+        float *to = a->kind == SEGMENT_PROMPT ? aux_rows(m, a)
+                                              : a->cache->backlog + (size_t)(a->position - t->draft_length) * width;
+        for (int tap = 0; tap < t->taps; tap++) {
+            if (t->tap[tap] != f->layer) continue;
             for (int i = 0; i < a->rows; i++) {
-                memcpy(to + (size_t)i * width + (size_t)t * hidden, m->h + (size_t)(a->first_row + i) * hidden,
+                memcpy(to + (size_t)i * width + (size_t)tap * hidden, m->h + (size_t)(a->first_row + i) * hidden,
                        hidden * sizeof(float));
             }
         }
@@ -461,7 +463,7 @@ static void begin_segments(forward_step *f) {
     }
 }
 
-/* The rows become pending. Prompt rows enter the drafter's context here, while their aux hidden states are there. */
+/* The rows become pending. What follows prompt rows is made here, while their aux hidden states are there. */
 static void mark_segments(forward_step *f) {
     backend_model *m = f->model;
     draft_rows entries[BACKEND_MAX_SEGMENTS];
@@ -471,12 +473,10 @@ static void mark_segments(forward_step *f) {
         backend_cache *c = a->cache;
         if (m->shared_sliding >= 0 && chunk_stays(a, m->shared_sliding))
             store_chunk(m, a, m->shared_sliding, f->steps[s].stored);
-        if (a->kind == SEGMENT_PROMPT && c->t.options.keep_draft_context) {
-            size_t width = kv_aux_row_bytes(c) / sizeof(float);
-            entries[n++] = (draft_rows){c, m->aux + (size_t)a->first_row * width, a->rows, a->position};
-        }
+        if (a->kind == SEGMENT_PROMPT && c->t.keeps_backlog)
+            entries[n++] = (draft_rows){c, aux_rows(m, a), a->rows, a->position};
     }
-    draft_extend(m, entries, n);
+    caches_follow(m, entries, n);
     for (int s = 0; s < f->n_segments; s++) timeline_computed(&f->segments[s].cache->t, &f->steps[s]);
 }
 

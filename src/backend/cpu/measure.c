@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "backend/cpu/head.h"
+#include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/stores.h"
 #include "base/clock.h"
 #include "base/machine_memory.h"
 
@@ -127,8 +127,6 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     backend_model *m = c->model;
     if (!c->own_raw) return error_set(error, KAKEYA_INVALID_ARGUMENT, "this cache keeps no own K/V to compare with");
     const f_theta_model *f = m->options.f_theta;
-    int rank = f->config.rank;
-    size_t values_at = kv_values_bytes(c, rank);
     double difference[2] = {0, 0}, energy[2] = {0, 0};
     position_range held = timeline_latents_held(&c->t);
     int evicted = c->t.length - c->t.options.window, end = evicted < held.end ? evicted : held.end;
@@ -142,9 +140,10 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
             for (int half = 0; half < 2; half++) {
                 const weight *decoder = half ? &f->decoder_v[layer] : &f->decoder_k[layer];
                 const float *own = c->own_raw[layer] + ((size_t)p * 2 + (size_t)half) * (size_t)width;
-                kv_kernels(c)->load(latent_code(c, p) + (half ? values_at : 0), rank, latent);
+                latent_load(c, p, !half, latent);
                 float *raw = m->latent_out;
-                multiply_alone(m, decoder, latent, (size_t)rank, 1, m->scratch[0].latent_packed, raw, (size_t)width);
+                multiply_alone(m, decoder, latent, (size_t)(half ? f->config.rank_v : f->config.rank_k), 1,
+                               m->scratch[0].latent_packed, raw, (size_t)width);
                 for (int i = 0; i < width; i++) {
                     double delta = (double)raw[i] - (double)own[i];
                     difference[lc->type] += delta * delta;

@@ -14,13 +14,7 @@ size_t kv_draft_row_bytes(const backend_cache *c) {
     return kv_format_row_bytes(c->t.options.kv_format, (size_t)(d->kv_heads * d->head_dim));
 }
 
-size_t kv_aux_row_bytes(const backend_cache *c) {
-    return (size_t)c->t.models.drafter->targets * (size_t)c->t.models.verifier->hidden * sizeof(float);
-}
-
-size_t kv_code_bytes(const backend_cache *c) {
-    return 2 * kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.models.f_theta->rank);
-}
+size_t kv_aux_row_bytes(const backend_cache *c) { return timeline_aux_row_bytes(&c->t); }
 
 static size_t scale_bytes(const backend_cache *c) { return (size_t)c->t.latent_heads * sizeof(float); }
 
@@ -29,7 +23,7 @@ static size_t page_bytes(const backend_cache *c, int layer) {
 }
 
 static size_t latent_page_bytes(const backend_cache *c) {
-    return KV_PAGE_POSITIONS * (kv_code_bytes(c) + scale_bytes(c));
+    return KV_PAGE_POSITIONS * (c->t.latent.bytes + scale_bytes(c));
 }
 
 static unsigned char *slot(const ring_store *ring, int capacity, int position, size_t row, bool is_k) {
@@ -54,7 +48,7 @@ unsigned char *kv_draft_row(const backend_cache *c, int draft_layer, int positio
 }
 
 unsigned char *latent_code(const backend_cache *c, int position) {
-    size_t row = kv_code_bytes(c);
+    size_t row = c->t.latent.bytes;
     if (c->t.latents == STORE_RING) return c->latent.codes + (size_t)(position % c->t.latent_capacity) * row;
     return c->latent.pages[position / KV_PAGE_POSITIONS] + (size_t)(position % KV_PAGE_POSITIONS) * row;
 }
@@ -63,7 +57,7 @@ float *latent_scales(const backend_cache *c, int position) {
     size_t heads = (size_t)c->t.latent_heads;
     if (c->t.latents == STORE_RING) return c->latent.scales + (size_t)(position % c->t.latent_capacity) * heads;
     unsigned char *page = c->latent.pages[position / KV_PAGE_POSITIONS];
-    float *scales = (float *)(void *)(page + KV_PAGE_POSITIONS * kv_code_bytes(c));
+    float *scales = (float *)(void *)(page + KV_PAGE_POSITIONS * c->t.latent.bytes);
     return scales + (size_t)(position % KV_PAGE_POSITIONS) * heads;
 }
 
@@ -124,7 +118,7 @@ static kakeya_status create_latents(backend_cache *c, kakeya_error *error) {
         return c->latent.pages ? KAKEYA_OK
                                : out_of_memory(error, "the latent page table", page_slots(c) * sizeof(void *));
     }
-    size_t codes = (size_t)c->t.latent_capacity * kv_code_bytes(c),
+    size_t codes = (size_t)c->t.latent_capacity * c->t.latent.bytes,
            scales = (size_t)c->t.latent_capacity * scale_bytes(c);
     c->latent.codes = mem_alloc(c->account, MEM_KV_LATENT, codes);
     c->latent.scales = mem_alloc(c->account, MEM_KV_LATENT, scales);
@@ -137,10 +131,13 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
         size_t bytes = kv_draft_row_bytes(c) * (size_t)c->t.draft[i].capacity;
         status = ring_allocate(c, &c->draft[i], MEM_KV_DRAFT, true, bytes, "drafter context", error);
     }
-    if (status) return status;
-    size_t backlog = KV_BACKLOG * kv_aux_row_bytes(c);
-    c->backlog = mem_alloc(c->account, MEM_WORKSPACE, backlog);
-    return c->backlog ? KAKEYA_OK : out_of_memory(error, "aux hidden states", backlog);
+    return status;
+}
+
+static kakeya_status create_backlog(backend_cache *c, kakeya_error *error) {
+    size_t bytes = KV_BACKLOG * kv_aux_row_bytes(c);
+    c->backlog = mem_alloc(c->account, MEM_WORKSPACE, bytes);
+    return c->backlog ? KAKEYA_OK : out_of_memory(error, "aux hidden states", bytes);
 }
 
 /* Pages [c->end_page, end) of every store that grows. A page that is there already stays. */
@@ -233,6 +230,7 @@ kakeya_status stores_create(backend_cache *c, const backend_cache *from, kakeya_
     if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
+    if (!status && c->t.keeps_backlog) status = create_backlog(c, error);
     if (!status && c->t.latents_from_tokens) {
         size_t bytes = (size_t)c->t.options.context_tokens * sizeof *c->tokens;
         c->tokens = mem_alloc(c->account, MEM_WORKSPACE, bytes);
@@ -376,7 +374,7 @@ void stores_copy(backend_cache *to, const backend_cache *from) {
         }
     }
     if (t->latents == STORE_RING) {
-        memcpy(to->latent.codes, from->latent.codes, (size_t)t->latent_capacity * kv_code_bytes(from));
+        memcpy(to->latent.codes, from->latent.codes, (size_t)t->latent_capacity * from->t.latent.bytes);
         memcpy(to->latent.scales, from->latent.scales, (size_t)t->latent_capacity * scale_bytes(from));
     }
     for (int p = 0; t->latents == STORE_PAGES && p < t->end_page; p++) {

@@ -19,10 +19,9 @@ typedef struct layer_store {
     unsigned char **pages;  /* KV_PAGE_POSITIONS positions each: V rows, then K rows */
 } layer_store;
 
-/* Rows of latents: e_k[rank], e_v[rank] in the cache's format, and the v_norm scalar of every restored layer and head.
- */
+/* Rows of latents (timeline.latent), and the v_norm scalar of every restored layer and head. */
 typedef struct latent_store {
-    unsigned char *codes;  /* ring: [capacity][2][rank] */
+    unsigned char *codes;  /* ring: [capacity] rows */
     float *scales;         /* ring: [capacity][heads] */
     unsigned char **pages; /* KV_PAGE_POSITIONS positions each: codes, then scales */
 } latent_store;
@@ -35,9 +34,9 @@ struct backend_cache {
     int first_page, end_page; /* pages that exist; latent pages are [0, end_page) */
     latent_store latent;
     ring_store draft[DFLASH_MAX_LAYERS]; /* [capacity][kv_heads * head_dim], keys after k_norm and RoPE */
-    float *backlog;  /* [KV_BACKLOG][targets * hidden]: aux rows of positions [draft_length, length) and pending ones */
-    int32_t *tokens; /* [context]; only where f_theta reads the drafter's pass over the tokens themselves */
-    float *pass;     /* reserved for that pass (token_latents.h) */
+    float *backlog;       /* [KV_BACKLOG] aux rows: of positions [draft_length, length) and pending ones */
+    int32_t *tokens;      /* [context]; only where f_theta reads the drafter's pass over the tokens themselves */
+    float *pass;          /* reserved for that pass (token_latents.h) */
     unsigned char *aside; /* ring rows set aside, layer by layer: V, K */
     float **own_raw;      /* diagnostics: per layer [context][2][values] own raw K and V; NULL otherwise */
     float mix_alpha;      /* with own_raw: their share in what is restored */
@@ -80,7 +79,6 @@ static inline size_t kv_values_bytes(const backend_cache *c, int n) {
 size_t kv_row_bytes(const backend_cache *c, int layer);
 size_t kv_draft_row_bytes(const backend_cache *c);
 size_t kv_aux_row_bytes(const backend_cache *c);
-size_t kv_code_bytes(const backend_cache *c); /* of a row of latents, without its scalars */
 
 /* Addresses of rows that are held. is_k: of stores that have keys. */
 unsigned char *kv_row(const backend_cache *c, int layer, int position, bool is_k);

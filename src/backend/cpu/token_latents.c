@@ -117,7 +117,7 @@ static void store_latents(token_pass *p) {
         rows = p->n - row < m->max_rows ? p->n - row : m->max_rows;
         memcpy(m->d_context, p->raw + (size_t)row * 2 * p->all, (size_t)rows * 2 * p->all * sizeof(float));
         draft_part part = {p->cache, 0, rows, p->first + row};
-        draft_extend_latents(m, &part, 1);
+        latents_of_context(m, &part, 1);
     }
 }
 
@@ -205,7 +205,7 @@ static void alone_together(backend_model *m, const draft_part *parts, int n_part
         }
         draft_layer_rest(&s);
     }
-    draft_extend_latents(m, parts, n_parts);
+    latents_of_context(m, parts, n_parts);
 }
 
 void token_latents_alone(backend_model *m, const draft_rows *entries, int n) {

@@ -2,6 +2,7 @@
 
 #include "backend/cpu/attention.h"
 #include "backend/cpu/experts.h"
+#include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -60,8 +61,10 @@ static void drafter_packings(const backend_model *m, input_packings *p) {
         for (int r = 0; r < COUNT(readers); r++) p->draft |= packing_of(m, readers[r]);
         p->draft_down |= packing_of(m, &l->down_proj);
     }
+}
+
+static void f_theta_packings(const backend_model *m, input_packings *p) {
     const f_theta_model *f = m->options.f_theta;
-    if (!f) return;
     p->latent = packing_of(m, &f->encoder_k) | packing_of(m, &f->encoder_v);
     for (int i = 0; i < f->config.layers; i++) {
         p->latent |= packing_exact(m, &f->decoder_k[i]) | packing_exact(m, &f->decoder_v[i]);
@@ -124,7 +127,8 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
     m->shared_sliding = shared_sliding_layer(c);
     m->head_stride = (c->vocab + SCREEN_OUTPUTS - 1) / SCREEN_OUTPUTS * SCREEN_OUTPUTS;
     size_t shared = m->shared_sliding >= 0 ? chunk : 0;
-    size_t targets = m->options.drafter ? (size_t)m->options.drafter->config.targets : 0;
+    m->max_taps = (m->options.drafter ? m->options.drafter->config.targets : 0) +
+                  (m->options.f_theta ? m->options.f_theta->config.aux_layers : 0);
     m->max_jobs = 2 + (c->moe ? 2 * c->experts : 0); /* gate and up of an expert may be apart */
     if (m->max_jobs < 4) m->max_jobs = 4;
     m->partial_floats = attention_partial_floats(m, c->max_context);
@@ -148,7 +152,7 @@ static kakeya_status allocate_verifier(backend_model *m, const shape_limits *s, 
         INTS(expert_begin, slots ? c->experts + 1 : 0),
         FLOATS(expert_gate_up, slots * 2 * (size_t)c->expert_intermediate),
         FLOATS(expert_out, slots * hidden),
-        FLOATS(aux, rows * targets * hidden),
+        FLOATS(aux, rows * (size_t)m->max_taps * hidden),
         FLOATS(partial, m->partial_floats),
         {&m->chunk_k, chunk},
         {&m->chunk_v, chunk},
@@ -211,12 +215,6 @@ static kakeya_status allocate_drafter(backend_model *m, const input_packings *p,
     size_t kv = (size_t)(d->kv_heads * d->head_dim), q = (size_t)(d->heads * d->head_dim);
     size_t all_kv = (size_t)d->layers * kv;
     size_t block_kv = (rows + ATTENTION_BLOCK) * kv * sizeof(float);
-    size_t rank = m->options.f_theta ? (size_t)m->options.f_theta->config.rank : 0;
-    size_t max_kv = 0;
-    for (int i = 0; rank && i < m->config->layers; i++) {
-        size_t width = (size_t)(m->config->layer[i].kv_heads * m->config->layer[i].head_dim);
-        if (width > max_kv) max_kv = width;
-    }
     const buffer_request requests[] = {
         FLOATS(d_state, rows * (size_t)d->hidden),
         FLOATS(d_x, rows * (size_t)d->hidden),
@@ -227,18 +225,25 @@ static kakeya_status allocate_drafter(backend_model *m, const input_packings *p,
         FLOATS(d_gate_up, rows * 2 * (size_t)d->intermediate),
         {&m->d_block_k, block_kv},
         {&m->d_block_v, block_kv},
-        FLOATS(latent_out, rank ? rows * (2 * rank + max_kv) : 0),
     };
     kakeya_status status = allocate_all(m, requests, COUNT(requests), error);
     int aux = d->targets * m->config->hidden;
     if (!status) status = packed_rows_create(m, &m->d_packed, m->max_rows, max_int((int)q, d->hidden), p->draft, error);
     if (!status) status = packed_rows_create(m, &m->d_packed_aux, m->max_rows, aux, p->draft_aux, error);
     if (!status) status = packed_rows_create(m, &m->d_packed_act, m->max_rows, d->intermediate, p->draft_down, error);
-    if (!status && rank) {
-        status =
-            packed_rows_create(m, &m->packed_latent_in, m->max_rows, max_int((int)all_kv, (int)rank), p->latent, error);
-    }
     return status;
+}
+
+static kakeya_status allocate_f_theta(backend_model *m, const input_packings *p, kakeya_error *error) {
+    const f_theta_model *f = m->options.f_theta;
+    const buffer_request requests[] = {
+        FLOATS(latent_in, (size_t)m->max_rows * latents_in_floats(m)),
+        FLOATS(latent_out, (size_t)m->max_rows * latents_out_floats(m)),
+    };
+    kakeya_status status = allocate_all(m, requests, COUNT(requests), error);
+    if (status) return status;
+    return packed_rows_create(m, &m->packed_latent_in, m->max_rows, max_int(f->encoder_in, f->config.rank), p->latent,
+                              error);
 }
 
 kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
@@ -246,8 +251,10 @@ kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
     input_packings packings = {0};
     verifier_packings(m, &packings);
     if (m->options.drafter) drafter_packings(m, &packings);
+    if (m->options.f_theta) f_theta_packings(m, &packings);
     kakeya_status status = allocate_verifier(m, &limits, &packings, error);
     if (!status && m->options.drafter) status = allocate_drafter(m, &packings, error);
+    if (!status && m->options.f_theta) status = allocate_f_theta(m, &packings, error);
     if (!status) status = allocate_scratch(m, &limits, error);
     return status;
 }
@@ -288,6 +295,7 @@ void workspace_destroy(backend_model *m) {
                        m->d_block_k,
                        m->d_block_v,
                        m->head_logits,
+                       m->latent_in,
                        m->latent_out};
     for (int i = 0; i < COUNT(buffers); i++) mem_free(buffers[i]);
     packed_rows *packed[] = {&m->packed,       &m->packed_moe,       &m->packed_slots,

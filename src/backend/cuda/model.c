@@ -69,8 +69,17 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
                          c->hidden);
     const f_theta_model *f = m->options.f_theta;
     if (f && f->config.input != F_THETA_DRAFTER_CONTEXT_KV)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "this f_theta reads the drafter's pass over tokens; that needs backend cpu");
+        return error_set(
+            error, KAKEYA_UNSUPPORTED,
+            "f_theta with input \"%s\" is not supported by backend cuda: take --backend cpu, or an f_theta "
+            "with input \"drafter_context_kv\"",
+            f_theta_input_name(f->config.input));
+    if (f && (f->config.rank_k != f->config.rank_v || f->config.latents != F_THETA_LATENTS_KV))
+        return error_set(
+            error, KAKEYA_UNSUPPORTED,
+            "f_theta with ranks %d and %d and latent_format \"%s\" is not supported by backend cuda, which "
+            "needs one rank and latents kept as K/V: take --backend cpu",
+            f->config.rank_k, f->config.rank_v, f_theta_latents_name(f->config.latents));
     if (f && f->config.rank % 8)
         return error_set(error, KAKEYA_UNSUPPORTED, "f_theta rank %d is not a multiple of 8, as backend cuda needs",
                          f->config.rank);
