@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package
-# `style` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
+# usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package
+# `style`, `cache` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
 # decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -55,6 +55,7 @@ package)
     need_command dpkg-shlibdeps dpkg-dev
     ;;
 style) need_command clang-format clang-format ;;
+cache) need_command ccache ccache ;;
 fuzz)
     need_build
     need_command clang clang
@@ -70,7 +71,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|style|fuzz|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package" >&2
     exit 2
     ;;
 esac

@@ -1,11 +1,15 @@
 #!/bin/sh
 # Configures (once, or when options are given) and builds. Quiet when it works and nobody watches.
-# usage: tools/build.sh BUILD_DIRECTORY TARGET [CMAKE_OPTION...]
+# usage: tools/build.sh BUILD_DIRECTORY "TARGET..." [CMAKE_OPTION...]
 set -eu
 
 directory=${1:?usage: tools/build.sh BUILD_DIRECTORY TARGET [CMAKE_OPTION...]}
 target=${2:?usage: tools/build.sh BUILD_DIRECTORY TARGET [CMAKE_OPTION...]}
 shift 2
+
+# What several builds compile alike (the kernels, and nearly everything of the CUDA build) is compiled once: ccache looks at no
+# build folder's name, and takes the files that were read from the compiler instead of looking for them beforehand.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$PWD}" CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
 
 run() { # command...: its output only on a terminal or when it fails
     if [ -t 1 ]; then
@@ -23,4 +27,5 @@ if [ ! -f "$directory/build.ninja" ]; then
 elif [ $# -gt 0 ]; then
     run cmake -S . -B "$directory" "$@"
 fi
-run ninja -C "$directory" "$target"
+# shellcheck disable=SC2086  # several targets
+run ninja -C "$directory" $target

@@ -1,9 +1,11 @@
 #!/bin/sh
 # Every test: unit tests, command line, example program, the same again under sanitizers, threads under ThreadSanitizer, the
-# CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers.
+# CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers. Long sweeps run whole in the release build alone:
+# a sanitizer, and a fake device, look at every kind of case, and find no more in the fiftieth of a kind.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), CUDA_ARCHITECTURES
-# (90a-real;80-real: with Hopper's own instructions and without; "all": every one that CMakeLists.txt names)
+# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, sweeps
+# are whole everywhere), CUDA_ARCHITECTURES (90a-real;80-real: with Hopper's own instructions and without; "all": every one that
+# CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
@@ -15,6 +17,7 @@ cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
 . tools/cuda.sh
 
 tools/bootstrap.sh test
+tools/bootstrap.sh cache >/dev/null 2>&1 || true # without it, what several builds have in common is compiled by each
 tools/bootstrap.sh style >/dev/null 2>&1 || true # the style test skips what it cannot check
 
 echo "== Release build"
@@ -26,42 +29,40 @@ fi
     unit_tests "$build"
     ls tests/style/test_*.sh tests/cli/test_*.sh tests/serve/test_*.sh
 } | run_programs "$build" ""
+[ -n "${WHOLE_SWEEPS:-}" ] || export KAKEYA_SHORT_SWEEPS=1
 
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
 if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 \
+        KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
+    start_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA=build-sanitize/kakeya BUILD="$build" \
+        sh tests/serve/test_soak.sh --seconds 20
     {
         unit_tests build-sanitize
         ls tests/cli/test_bad_input.sh
     } | run_programs build-sanitize " (sanitized)"
-    run_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 KAKEYA_SHORT_SWEEPS=1 \
-        KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
-    run_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA=build-sanitize/kakeya BUILD="$build" \
-        sh tests/serve/test_soak.sh --seconds 20
     unset ASAN_OPTIONS UBSAN_OPTIONS
 fi
 
 echo "== ThreadSanitizer"
-if run_step "thread sanitizer build" tools/build.sh build-threads test_threads -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF \
-    -DKAKEYA_THREAD_SANITIZE=ON && run_step "thread sanitizer build" tools/build.sh build-threads test_concurrency &&
-    run_step "thread sanitizer build" tools/build.sh build-threads test_cancel &&
-    run_step "thread sanitizer build" tools/build.sh build-threads test_scheduler; then
+threaded="test_threads test_concurrency test_cancel test_scheduler" served=""
+[ ! -x "$build/tools/grpc_server" ] || served=grpc_server
+if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $served $threaded" -DKAKEYA_TESTS=ON \
+    -DKAKEYA_CUDA=OFF -DKAKEYA_THREAD_SANITIZE=ON; then
     fixed="" # its runtime wants addresses that a kernel's randomisation may have taken
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
-    for test in test_threads test_concurrency test_cancel test_scheduler; do
-        CMOCKA_MESSAGE_OUTPUT=TAP KAKEYA_SHORT_SWEEPS=1 run_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
+    suppressed="TSAN_OPTIONS=suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66"
+    start_tap "test_soak (ThreadSanitizer)" env "$suppressed" SOAK_SANITIZED=1 SOAK_WRAPPER="$fixed" \
+        SERVE_TEST_WAIT=200 KAKEYA=build-threads/kakeya BUILD="$build" sh tests/serve/test_soak.sh --seconds 20
+    [ -z "$served" ] ||
+        start_tap "test_grpc (ThreadSanitizer)" env "$suppressed" GRPC_SERVER_BUILD=build-threads \
+            GRPC_SERVER_WRAPPER="$fixed" SERVE_TEST_WAIT=200 KAKEYA="$build/kakeya" BUILD="$build" \
+            sh tests/serve/test_grpc.sh "random clients" "64 streams" cancel outlive "reads nothing" "stop ends"
+    for test in $threaded; do
+        CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
-    if [ -x "$build/tools/grpc_server" ] && run_step "thread sanitizer build" tools/build.sh build-threads grpc_server; then
-        run_tap "test_grpc (ThreadSanitizer)" env GRPC_SERVER_BUILD=build-threads GRPC_SERVER_WRAPPER="$fixed" \
-            TSAN_OPTIONS="suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66" SERVE_TEST_WAIT=200 \
-            KAKEYA_SHORT_SWEEPS=1 KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh "random clients" \
-            "64 streams" cancel outlive "reads nothing" "stop ends"
-    fi
-    if run_step "thread sanitizer build" tools/build.sh build-threads kakeya_cli; then
-        run_tap "test_soak (ThreadSanitizer)" env SOAK_SANITIZED=1 SOAK_WRAPPER="$fixed" SERVE_TEST_WAIT=200 \
-            TSAN_OPTIONS="suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66" KAKEYA=build-threads/kakeya BUILD="$build" \
-            sh tests/serve/test_soak.sh --seconds 20
-    fi
+    wait_taps
 fi
 
 echo "== CUDA backend"
@@ -72,10 +73,9 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     echo "1 0 0" >>"$results"
     echo "CUDA build for $cuda_architectures: passed"
     # What needs no device: the lists of steps, and what sessions hold on a fake one.
-    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "test_step (CUDA)" build-cuda/gpu/test_step
-    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "sessions_without_device (CUDA)" build-cuda/gpu/sessions_without_device
-    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "batch_without_device (CUDA)" build-cuda/gpu/batch_without_device
-    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "forks_without_device (CUDA)" build-cuda/gpu/forks_without_device
+    for test in batch_without_device sessions_without_device forks_without_device test_step; do
+        CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (CUDA)" "build-cuda/gpu/$test"
+    done
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_includes (CUDA)" sh tests/style/test_includes.sh
     wait_taps

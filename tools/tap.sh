@@ -109,14 +109,14 @@ skip() { # title, reason
     echo "$1: skipped ($2)"
 }
 
-# Runs unit tests and scripts, several at a time. Those that took longest the last time come first, so that none of them is
-# left alone at the end. A unit test is titled by its name, a script by its folder, too: cli/test_run.
+# Runs unit tests and scripts, several at a time. Those that took longest the last time, or in tools/test_seconds, come first, so
+# that none of them is left alone at the end. A unit test is titled by its name, a script by its folder, too: cli/test_run.
 run_programs() { # build directory, suffix of the titles; paths on stdin
     [ -e "$1/test_seconds" ] || : >"$1/test_seconds"
     awk 'FILENAME != "-" { seconds[$2] = $1; next }
          { title = $0; sub(/\.sh$/, "", title) ? sub(/^tests\//, "", title) : sub(/.*\//, "", title)
            print (title in seconds ? seconds[title] : 1000) "\t" title "\t" $0 }' \
-        "$1/test_seconds" - | sort -s -n -r >"$work/programs"
+        tools/test_seconds "$1/test_seconds" - | sort -s -n -r >"$work/programs"
     : >"$work/seconds"
     while read -r _ title program; do
         case $program in

@@ -38,6 +38,11 @@ def set_killer(end, at, when):
         end.tool(name, KILLER.format(folder=end.folder, at=at, when=when))
 
 
+def points_between(steps):
+    """Once between any two calls, and in front of the first and behind the last one."""
+    return [(at, when) for at in range(1, steps + 1, 2) for when in ("before", "after")] + [(steps, "after")] * (steps % 2 == 0)
+
+
 def clear_killer(end):
     for name in ("git", "ssh-keygen"):
         end.tool(name, None)
@@ -53,7 +58,7 @@ def _():
     w.mini.serve()
     steps = calls_of(w.mini)
     holds(steps > 12, f"{steps} calls")
-    points = [(at, when) for at in range(1, steps + 1) for when in ("before", "after")]
+    points = points_between(steps)
     done_before = len(w.mini.ran())
     for at, when in points:
         nonce = w.alice.ask()
@@ -117,7 +122,7 @@ def _():
     set_killer(w.alice, 0, "before")
     w.alice.ask()
     steps = calls_of(w.alice)
-    points = [(at, when) for at in range(1, steps + 1) for when in ("before", "after")]
+    points = points_between(steps)
     for at, when in points:
         set_killer(w.alice, at, when)
         equal(w.alice.call("run", "env").returncode, -signal.SIGKILL)

@@ -1,11 +1,16 @@
-"""Two workers race for 200 requests."""
+"""Two workers race for many requests: RACE_REQUESTS, or 50."""
+
+import os
 
 from remote_ends import finish, race, test
 
 
-@test("two workers race for 200 requests: each runs exactly once")
+REQUESTS = int(os.environ.get("RACE_REQUESTS", "50"))
+
+
+@test(f"two workers race for {REQUESTS} requests: each runs exactly once")
 def _():
-    race(200)
+    race(REQUESTS)
 
 
 finish()

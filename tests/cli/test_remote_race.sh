@@ -1,4 +1,4 @@
-# Two workers race for 200 requests: whole runs only.
+# Two workers race for 50 requests (RACE_REQUESTS for more): whole runs only.
 : "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
 case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
 export KAKEYA BUILD

@@ -2,6 +2,7 @@
  * number of rows, its results and what it keeps have the bits that it has alone. Run by `make test-gpu`, and on a fake
  * device (tests/gpu/fake) wherever the backend is compiled. */
 #include "gpu/random_pair.h"
+#include "sweep.h"
 
 enum { CONTEXT = 4096, POOL = BACKEND_MAX_SEGMENTS, MIXED = 32, LONGEST_PROMPT = 300, FAR = 1400, FARTHEST = 2600 };
 
@@ -248,6 +249,7 @@ static void random_drafts(pool *q, const char *what) {
 }
 
 static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
+    if (sweep_short()) rounds = (rounds + 2) / 3;
     static trial trials[POOL];
     pool q;
     char what[96];
@@ -265,6 +267,7 @@ static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
 
 /* Sessions that restore share a pass: their evicted positions are decoded together. */
 static void restored_together(pair *p, const char *name, kakeya_restore_layers layers, int rounds, uint32_t seed) {
+    if (sweep_short()) rounds = (rounds + 1) / 2;
     static trial trials[POOL];
     pool q;
     char what[96];

@@ -49,8 +49,8 @@ def answer(s, request):
 
 def other(i):
     """Neighbours of all kinds and lengths."""
-    request = body(i, max_tokens=4 + i % 23)
-    if i % 4:
+    request = body(i, max_tokens=4 + i % 11)
+    if i % 8:
         request["messages"] = [{"role": "user", "content": TEXT[7 * i:7 * i + 20 * (i % 9)] + str(i)}]
     return request
 

@@ -330,7 +330,7 @@ static void long_sessions_beside_short_ones(void **state) {
             x->together = long_cache(&d, x->policy, tokens, length);
             x->alone = long_cache(&d, x->policy, tokens, length);
         }
-        for (int i = 0; i < 6; i++) step_together(p);
+        for (int i = 0; i < (sweep_short() ? 2 : 6); i++) step_together(p);
         for (int i = 0; i < CACHES; i++) {
             compare_states(p, i);
             close_pair(p, &p->pairs[i]);
