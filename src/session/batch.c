@@ -226,6 +226,7 @@ typedef struct step {
     int answers, n;
     backend_segment segment[BACKEND_MAX_SEGMENTS];
     int rows;
+    int budget;     /* tokens that prompts might have had */
     double seconds; /* of the forward */
 } step;
 
@@ -249,10 +250,10 @@ static bool takes_part(const step *s, const kakeya_request *r, request_state sta
 
 /* Answers, least recently served first. Where prompts wait, too, they find a place in the forward; if there is memory
  * for one request at a time only, prompts have every other iteration. */
-static void choose_answers(step *s, bool prompts) {
+static void choose_answers(step *s, int prompts) {
     const batch *b = s->batch;
     int places = b->most ? b->most : BACKEND_MAX_SEGMENTS, most = b->engine->max_batch;
-    if (prompts) places = places > MOST_PROMPTS ? places - MOST_PROMPTS : places > 1 ? 1 : (int)(b->count % 2);
+    if (prompts) places = places > prompts ? places - prompts : places > 1 ? 1 : (int)(b->count % 2);
     if (most > places) most = places;
     while (s->answers < most) {
         kakeya_request *next = NULL;
@@ -267,16 +268,16 @@ static void choose_answers(step *s, bool prompts) {
 }
 
 /* Rows of every answer's block: those of all, and what prompts are to have, fit into one forward. */
-static int rows_each(const step *s, bool prompts) {
+static int rows_each(const step *s, int prompts) {
     const kakeya_engine *engine = s->batch->engine;
-    int room = engine->ops->model_prompt_chunk(engine->model) - (prompts ? MOST_PROMPTS * LEAST_PROMPT_ROWS : 0);
+    int room = engine->ops->model_prompt_chunk(engine->model) - prompts * LEAST_PROMPT_ROWS;
     int each = room / (s->answers ? s->answers : 1), sampled = 0;
     for (int i = 0; i < s->answers; i++) sampled += s->member[i]->answer.stream.choice == DECODE_FROM_LOGITS;
     if (sampled && each > MOST_LOGIT_ROWS / sampled) each = MOST_LOGIT_ROWS / sampled;
     return each < 1 ? 1 : each;
 }
 
-static void plan_answers(step *s, bool prompts) {
+static void plan_answers(step *s, int prompts) {
     int most = rows_each(s, prompts);
     draft_prices prices = step_costs_prices(&s->batch->costs);
     for (int i = 0; i < s->answers;) {
@@ -357,7 +358,7 @@ static void add_prompts(step *s) {
             shortest = r;
     }
     if (!oldest) return;
-    int budget = prompt_budget(s);
+    int budget = s->budget = prompt_budget(s);
     if (shortest != oldest) {
         size_t left = prompt_left(shortest->session, &shortest->prompt);
         int half = budget - budget / 2, share = left < (size_t)half ? (int)left : half;
@@ -484,7 +485,8 @@ static void learn_prompt_speed(step *s, int prompt_rows) {
         b->prompt_speed = speed;
         return;
     }
-    double grown = b->prompt_speed * growth < most ? b->prompt_speed * growth : b->prompt_speed;
+    bool used = prompt_rows >= s->budget; /* a prompt that was short says nothing of what a longer one would take */
+    double grown = used && b->prompt_speed * growth < most ? b->prompt_speed * growth : b->prompt_speed;
     b->prompt_speed = speed > grown ? speed : grown;
 }
 
@@ -548,8 +550,9 @@ static void end_requests(batch *b) {
 
 static void run_step(batch *b, kv_format format) {
     step s = {.batch = b, .format = format};
-    bool prompts = false;
-    for (kakeya_request *r = b->requests; r; r = r->next) prompts |= takes_part(&s, r, REQUEST_PROMPT);
+    int prompts = 0; /* that find a place in the forward */
+    for (kakeya_request *r = b->requests; r && prompts < MOST_PROMPTS; r = r->next)
+        prompts += takes_part(&s, r, REQUEST_PROMPT);
     choose_answers(&s, prompts);
     plan_answers(&s, prompts);
     b->count++;

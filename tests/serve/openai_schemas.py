@@ -1,0 +1,139 @@
+"""OpenAI's Python client: schemas. The twenty of tests/unit/test_grammar_answers.c, at the server: all that docs/grammar.md lists."""
+
+import json
+import re
+
+import jsonschema
+
+from harness import SHORT, Server, equal, holds, in_threads, run_tests, test
+from openai_harness import ASK, body_text, chat, refusal, server, stream_text
+
+SCHEMAS = [json.loads(s) for s in [
+    r'''{"type":"object","properties":{"name":{"type":"string","maxLength":20},"age":{"type":"integer","minimum":0,"maximum":120}},'''
+    r'''"required":["name","age"],"additionalProperties":false}''',
+    r'''{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"]}''',
+    r'''{"enum":["red","green","blue",null,42]}''',
+    r'''{"type":"array","items":{"type":"integer","minimum":1,"maximum":99},"minItems":1,"maxItems":5}''',
+    r'''{"type":"array","prefixItems":[{"type":"boolean"},{"enum":["x","y"]}],"items":false,"minItems":2}''',
+    r'''{"anyOf":[{"type":"boolean"},{"type":"null"},{"type":"integer","exclusiveMinimum":5,"exclusiveMaximum":8}]}''',
+    r'''{"type":"object","properties":{"kind":{"const":"circle"},"radius":{"type":"number","exclusiveMinimum":0,"maximum":10}},'''
+    r'''"required":["kind","radius"]}''',
+    r'''{"oneOf":[{"type":"object","properties":{"t":{"const":1},"a":{"type":"boolean"}},"required":["t","a"]},{"type":"object",'''
+    r'''"properties":{"t":{"const":2},"b":{"type":"null"}},"required":["t","b"]}]}''',
+    r'''{"type":"string","pattern":"^[A-Z]{2}-[0-9]{3}$"}''',
+    r'''{"type":"string","minLength":3,"maxLength":8}''',
+    r'''{"type":"string","pattern":"^(yes|no)$"}''',
+    r'''{"type":"object","properties":{"value":{"type":"integer","minimum":0,"maximum":9},"next":{"anyOf":[{"$ref":"#"},'''
+    r'''{"type":"null"}]}},"required":["value","next"]}''',
+    r'''{"$defs":{"p":{"type":"object","properties":{"x":{"type":"number","minimum":-1,"maximum":1},"y":{"type":"number","minimum":-1,'''
+    r'''"maximum":1}},"required":["x","y"]}},"type":"array","items":{"$ref":"#/$defs/p"},"maxItems":2}''',
+    r'''{"allOf":[{"type":"object","properties":{"id":{"type":"integer","minimum":1}},"required":["id"]},'''
+    r'''{"properties":{"id":{"maximum":12},"tag":{"enum":["a","b"]}},"required":["tag"]}]}''',
+    r'''{"type":["null","boolean"]}''',
+    r'''{"type":"object","additionalProperties":{"type":"boolean"},"maxProperties":1}''',
+    r'''{"type":"object","properties":{"a b":{"type":"null"},"c\"d":{"type":"null"}},"required":["c\"d"]}''',
+    r'''{"type":"array","items":{"type":"array","items":{"type":"boolean"},"minItems":2,"maxItems":2},"minItems":2,"maxItems":2}''',
+    r'''{"type":"object","properties":{"when":{"type":"string","format":"date-time"},"id":{"type":"string","format":"uuid"}},'''
+    r'''"required":["when","id"]}''',
+    r'''{"type":"object","properties":{"reasoning":{"type":"string","maxLength":40},"answer":{"type":"string","nullable":true,'''
+    r'''"maxLength":10},"confidence":{"type":"number","minimum":0,"maximum":1}},"required":["reasoning","answer","confidence"]}''',
+]]
+
+
+def of(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def in_order(schema, value):
+    """The keys of objects come in the order of their schema's properties."""
+    if isinstance(value, dict) and "properties" in schema:
+        known = [k for k in value if k in schema["properties"]]
+        equal(known, [k for k in schema["properties"] if k in value], value)
+        for k in known:
+            in_order(schema["properties"][k], value[k])
+
+
+def nullable(schema):
+    """`nullable` of OpenAPI as JSON Schema has it."""
+    if isinstance(schema, list):
+        return [nullable(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {k: nullable(v) for k, v in schema.items() if k != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain
+
+
+@test("31: twenty schemas at temperature 0 and 1: every complete answer validates, keys in the order of the schema, streamed the same")
+def _():
+    complete = answers = 0
+    for i, schema in enumerate(SCHEMAS):
+        for temperature in ((i % 2,) if SHORT else (0, 1)):
+            options = {"response_format": of(schema), "temperature": temperature, "seed": i, "max_tokens": 160}
+            choice = chat(**options).choices[0]
+            answers += 1
+            holds(not re.search(r"\n\s*\n|\s{22}", choice.message.content), choice.message.content)
+            if (i + temperature) % 4 == 0:
+                equal(stream_text(chat(stream=True, **options)), choice.message.content, i)
+            if choice.finish_reason != "stop":
+                equal(choice.finish_reason, "length")
+                continue
+            value = json.loads(choice.message.content)
+            jsonschema.Draft202012Validator(nullable(schema)).validate(value)
+            in_order(schema, value)
+            complete += 1
+    holds(complete > answers // 2, f"{complete} of {answers} are complete")
+
+
+UNSUPPORTED = {
+    "not": {"type": "string"}, "if": {"type": "string"}, "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": {"type": "object"}},
+    "patternProperties": {"^a": {"type": "string"}}, "propertyNames": {"pattern": "a"}, "unevaluatedProperties": False,
+    "unevaluatedItems": False, "contains": {"type": "string"}, "uniqueItems": True, "multipleOf": 3, "contentEncoding": "base64",
+    "$ref": "https://example.com/x.json", "format": "regex"}
+
+
+@test("33: each keyword that is not supported is refused with its pointer")
+def _():
+    kinds = {"unevaluatedItems": "array", "contains": "array", "uniqueItems": "array", "multipleOf": "integer", "format": "string",
+             "contentEncoding": "string"}
+    for keyword, value in UNSUPPORTED.items():
+        inner = {keyword: value} if keyword == "$ref" else {"type": kinds.get(keyword, "object"), keyword: value}
+        message = refusal("invalid_json_schema", "response_format", response_format=of(
+            {"type": "object", "properties": {"deep": {"type": "array", "items": inner}}}))
+        holds("/properties/deep/items" in message, f"{keyword}: {message}")
+    refusal("invalid_json_schema", "response_format", response_format=of(False))
+
+
+@test("33: as many schemas as there may be, and one more; references that lead back to themselves")
+def _():
+    def wide(n):  # the object, and its properties
+        return of({"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(n - 1)}})
+    reply = server.post("/v1/chat/completions", {"model": "demo", "messages": ASK, "max_tokens": 1, "response_format": wide(5000)})
+    equal(reply.status, 200, reply.body[:300])
+    message = refusal("invalid_json_schema", "response_format", response_format=wide(5001))
+    holds("5000" in message, message)
+    node = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "additionalProperties": False, "required": ["n"], "properties": {
+        "n": {"type": "integer", "minimum": 0, "maximum": 9}, "next": {"$ref": "#/$defs/node"}}}}}
+    holds(re.match(r'\{\s*"n"\s*:\s*\d', body_text(response_format=of(node), temperature=0)[0]))
+    refusal("invalid_json_schema", "response_format", response_format=of({"$ref": "#"}))
+    refusal("invalid_json_schema", "response_format", response_format=of({"$ref": "#/$defs/none"}))
+
+
+@test("34: constrained, drafted, eight at once: the tokens that each has alone without drafts")
+def _():
+    bodies = [{"model": "demo", "messages": [{"role": "user", "content": f"# case {i}: give an example as JSON"}],
+               "response_format": of(schema), "temperature": i % 2, "seed": i, "max_tokens": 60, "return_token_ids": True}
+              for i, schema in enumerate(SCHEMAS)]
+
+    def tokens(s, body):
+        return s.post("/v1/chat/completions", body).json["choices"][0]["token_ids"]
+
+    plain, batch = Server("--name", "demo", "--drafter", "none"), Server("--name", "demo", "--max-batch", "8")
+    for first in range(0, 8 if SHORT else 16, 8):
+        expected = [tokens(plain, b) for b in bodies[first:first + 8]]
+        equal(in_threads([lambda b=b: tokens(batch, b) for b in bodies[first:first + 8]]), expected)
+    holds(batch.metric("kakeya_draft_tokens_accepted_total") > 0, "drafts were accepted")
+    plain.stop()
+    batch.stop()
+
+
+run_tests()
