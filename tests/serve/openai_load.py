@@ -192,6 +192,33 @@ def _():
     equal(got[1:], alone)
 
 
+@test("F7: a reply that is silent for longer than connections may be idle: it comes whole, streamed or not")
+def _():
+    silence = float(os.environ.get("SERVE_TEST_SILENCE", "2"))  # 90: the whole case, with the keep-alive that is the default
+    s = Server("--name", "demo", "--max-batch", "1", "--keep-alive", str(silence * 2 / 3), "--sse-ping", str(max(0.5, silence / 9)))
+    whole, streamed = text(chat(s=s)), []
+    body = json.dumps({"model": "demo", "messages": ASK, "stream": True, "ignore_eos": True, "logprobs": True,
+                       "top_logprobs": 20, "n": 16, "temperature": 1}).encode()
+    with s.connect() as holder:  # has the only place, and takes as little as keeps it
+        holder.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        holds(holder.recv(4096))
+        answers = [threading.Thread(target=lambda stream=stream: streamed.append(
+            stream_text(chat(s=s, stream=True)) if stream else text(chat(s=s)))) for stream in (True, False)]
+        for t in answers:
+            t.start()
+        eventually(lambda: s.metric("kakeya_requests_waiting") == 2, "both wait")
+        end = time.monotonic() + silence
+        while time.monotonic() < end:
+            time.sleep(silence / 40)
+            holds(holder.recv(4096), "the one that is served is still there")
+        equal(s.metric("kakeya_requests_waiting"), 2)
+    for t in answers:
+        t.join()
+    equal(streamed, [whole, whole])
+    s.stop()
+
+
 @test("F7: a long silence is filled with comments that clients ignore")
 def _():
     s = Server("--name", "demo", "--sse-ping", "0.5", "--threads", "1")

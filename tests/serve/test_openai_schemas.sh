@@ -1,4 +1,4 @@
-# `kakeya serve` by OpenAI's own Python client: tool calls, thoughts, schemas.
+# `kakeya serve` by OpenAI's own Python client: schemas.
 : "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
 case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
 case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
