@@ -6,7 +6,7 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve top sessions tokenize score info bench eval gate remote; do
+for verb in run serve top sessions tokenize score info convert bench eval gate remote; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
@@ -29,7 +29,7 @@ for verb in run serve tokenize score info bench; do
     refuses "$verb: bytes are checked" "--memory-limit: '5X' is not a number of bytes" $verb --memory-limit 5X
 done
 
-for verb in sessions eval gate remote; do
+for verb in sessions convert eval gate remote; do
     works "$verb --help works" $verb --help
     check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
     check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"

@@ -3,7 +3,7 @@
 . tests/cli/common.sh
 
 # The folders of src/, lowest first; a folder includes those before it. Backends do not know each other.
-order="base formats text grammar model backend backend/cpu backend/cuda backend/mlx decode session train serve measure remote cli"
+order="base formats text grammar model backend backend/cpu backend/cuda backend/mlx decode session train convert serve measure remote cli"
 
 # "from to" for every include of one of the project's own files. X.c, X.h, X.cu and X.cuh are one node, X.
 includes() {

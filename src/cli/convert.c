@@ -1,0 +1,53 @@
+/* kakeya convert: weights in floating point to a quantised file or directory. */
+#include <stdio.h>
+
+#include "cli/cli.h"
+#include "cli/terminal.h"
+#include "convert/convert.h"
+
+static const cli_command command = {
+    .name = "convert",
+    .summary = "Quantises a model: to a GGUF file, or to a directory in MLX's affine form.",
+    .operands = "MODEL OUT",
+    .details =
+        "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
+        "it is complete.\n",
+    .examples = "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
+                "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n",
+};
+
+static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (double)part / (double)whole : 0; }
+
+int cli_convert(int argc, char **argv) {
+    int to = -1, threads = 0;
+    bool grid = false;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to,
+                   .choices = convert_target_names,
+                   .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory"),
+        CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
+                   .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
+        CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &threads, .min = 0, .max = 1024,
+                   .help = "threads (0: one per core); the bytes are the same for any number"),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&command, own, NULL, argc, argv, &first, &status)) return status;
+    if (argc - first != 2) return cli_usage_error(&command, "name the model, and what is to be written");
+    if (to < 0) return cli_usage_error(&command, "--to is missing");
+
+    kakeya_error error = {0};
+    convert_report report;
+    const convert_options options = {
+        .to = (convert_target)to, .grid = grid, .threads = threads, .progress = terminal_progress};
+    kakeya_status failed = convert_model(argv[first], argv[first + 1], &options, &report, &error);
+    terminal_clear_progress();
+    if (failed) return cli_fail(command.name, &error);
+    char tensors[32], bytes[32];
+    printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
+           format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
+    if (grid)
+        printf("  %.2f %% of the blocks of Q4_0 lie on a grid, %.2f %% on one that the plain rule finds too\n",
+               percent(report.on_grid, report.blocks), percent(report.on_plain_grid, report.blocks));
+    return CLI_DONE;
+}

@@ -1,0 +1,48 @@
+/* Weights in floating point to quantised files: GGUF, or a directory in MLX's affine form. Tensor by tensor: the memory
+ * that it takes does not grow with the model. The same bytes for any number of threads. What is written appears under
+ * its name when it is complete, and never over anything that is there. */
+#ifndef KAKEYA_CONVERT_CONVERT_H
+#define KAKEYA_CONVERT_CONVERT_H
+
+#include <stdbool.h>
+
+#include "kakeya.h"
+
+typedef enum convert_target {
+    CONVERT_Q4_0 = 0,
+    CONVERT_Q8_0,
+    CONVERT_Q4_K,
+    CONVERT_Q5_K,
+    CONVERT_Q6_K,
+    CONVERT_Q4_K_M, /* llama.cpp's recipe: attention's values and down projections of some layers in Q6_K */
+    CONVERT_AFFINE4,
+    CONVERT_AFFINE8,
+    CONVERT_TARGETS
+} convert_target;
+
+/* "q4_0", ...; NULL at the end. */
+extern const char *const convert_target_names[CONVERT_TARGETS + 1];
+
+typedef struct convert_options {
+    convert_target to;
+    bool grid;   /* with CONVERT_Q4_0: weights of quantisation-aware training are put on the grid that it saw */
+    int threads; /* 0: one per core */
+    kakeya_progress_fn progress;
+    void *user; /* of progress */
+} convert_options;
+
+typedef struct convert_report {
+    uint64_t bytes;      /* of tensors that were written */
+    uint64_t parameters; /* in them */
+    size_t tensors;
+    uint64_t blocks, on_grid,
+        on_plain_grid; /* of Q4_0, with `grid`; on_plain_grid: those that the plain rule finds too */
+} convert_report;
+
+/* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16.
+ * `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already, KAKEYA_CANCELLED where progress said
+ * so; nothing is left behind then. */
+kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
+                            kakeya_error *error);
+
+#endif

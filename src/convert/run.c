@@ -1,0 +1,41 @@
+#include "convert/convert.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "base/error.h"
+#include "convert/source.h"
+
+const char *const convert_target_names[CONVERT_TARGETS + 1] = {
+    "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", NULL,
+};
+
+static kakeya_status check_free(const char *out, kakeya_error *error) {
+    struct stat status;
+    if (lstat(out, &status) != 0 && errno == ENOENT) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "%s is there already, and is not overwritten: name another, or remove it", out);
+}
+
+kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
+                            kakeya_error *error) {
+    source from = {0};
+    conversion c = {.from = &from, .options = options, .report = report};
+    *report = (convert_report){0};
+    kakeya_status status = check_free(out, error);
+    if (status == KAKEYA_OK && options->grid && options->to != CONVERT_Q4_0)
+        status =
+            error_set(error, KAKEYA_INVALID_ARGUMENT, "a grid of 4 bits is looked for with q4_0 alone, not with %s",
+                      convert_target_names[options->to]);
+    if (status == KAKEYA_OK) status = source_open(model, &from, error);
+    if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
+    for (size_t i = 0; i < from.n; i++) {
+        c.values_total += from.tensors[i].w ? (uint64_t)from.tensors[i].rows * (uint64_t)from.tensors[i].in : 0;
+        report->parameters += (uint64_t)from.tensors[i].rows * (uint64_t)from.tensors[i].in;
+    }
+    if (status == KAKEYA_OK)
+        status = options->to >= CONVERT_AFFINE4 ? convert_to_mlx(&c, out, error) : convert_to_gguf(&c, out, error);
+    thread_pool_destroy(c.pool);
+    source_close(&from);
+    return status;
+}

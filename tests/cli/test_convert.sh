@@ -1,0 +1,58 @@
+# kakeya convert: what it makes is a model under other verbs, with the same ids; the same bytes for any number of threads; nothing half
+# made is left behind.
+. tests/cli/common.sh
+
+demo=$MODELS/demo
+ids() { "$KAKEYA" tokenize --model "$1" --text-file README.md --json 2>&1 | jq -c .ids; }
+
+for target in q4_0 q8_0 q4_k_m affine4; do
+    out=$WORK/$target
+    works "to $target" convert "$demo" "$out" --to "$target"
+    check "says how large it is" grep -q 'tensors, .* bits per weight' "$WORK/out"
+    check "$target has the ids of the model" test "$(ids "$out")" = "$(ids "$demo")"
+    works "$target is a model" run --model "$out" --drafter none --f-theta none --max-tokens 4 --json 'def f('
+done
+works "info describes it" info --model "$WORK/q4_0" --json
+works "with one thread" convert "$demo" "$WORK/one" --to q4_k_m --threads 1
+check "the bytes are the same" cmp "$WORK/one" "$WORK/q4_k_m"
+works "weights that are on no grid" convert "$demo" "$WORK/grid" --to q4_0 --grid
+check "are said to be so" grep -q '0.00 % of the blocks' "$WORK/out"
+
+fails_with "what is there is not overwritten" 'is there already' convert "$demo" "$WORK/one" --to q8_0
+fails_with "what is quantised is not quantised again" 'quantised already' convert "$WORK/q4_0" "$WORK/again" --to q8_0
+fails_with "a model that is not there" 'nowhere' convert "$WORK/nowhere" "$WORK/again" --to q8_0
+fails_with "a folder that is not there" 'no/folder' convert "$demo" "$WORK/no/folder" --to q8_0
+fails_with "a grid for other formats" 'q4_0' convert "$demo" "$WORK/again" --to q8_0 --grid
+run convert "$demo" "$WORK/again"
+check "--to is needed" test "$STATUS" = 2
+run convert "$demo" --to q8_0
+check "a name for the output is needed" test "$STATUS" = 2
+run convert "$demo" "$WORK/again" --to q9
+check "another format is wrong use" test "$STATUS" = 2
+
+# a file may not grow beyond a megabyte: as on a full disk
+mkdir "$WORK/full"
+for target in q8_0 affine4; do
+    STATUS=0
+    (ulimit -f 1024 && "$KAKEYA" convert "$demo" "$WORK/full/out" --to "$target") >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+    check "$target that finds no room fails" test "$STATUS" != 0
+    check "and leaves nothing" test -z "$(ls "$WORK/full")"
+done
+
+# another reader, where it is installed
+if python3 -c 'import gguf' 2>/dev/null; then
+    python3 - "$WORK/q4_k_m" >"$WORK/out" 2>"$WORK/err" <<'PYTHON' && STATUS=0 || STATUS=$?
+import sys, numpy, gguf
+reader = gguf.GGUFReader(sys.argv[1])
+assert len(reader.tensors) == 265, len(reader.tensors)
+for tensor in reader.tensors:
+    assert numpy.isfinite(gguf.dequantize(tensor.data, tensor.tensor_type)).all(), tensor.name
+assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == 8192
+assert len(reader.fields["tokenizer.ggml.merges"].contents()) == 7806
+PYTHON
+    check "the gguf package for Python reads it" test "$STATUS" = 0
+else
+    skip "the gguf package for Python reads it" "not installed (pip install gguf==0.19.0)"
+fi
+
+finish
