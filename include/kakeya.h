@@ -371,6 +371,8 @@ static inline void kakeya_grammar_options_init(kakeya_grammar_options *options) 
 KAKEYA_API kakeya_status kakeya_grammar_open(const kakeya_tokenizer *tokenizer, const kakeya_grammar_options *options,
                                              kakeya_grammar **out, kakeya_error *error);
 KAKEYA_API void kakeya_grammar_close(kakeya_grammar *grammar);
+/* What it takes in memory, what belongs to its tokenizer aside. */
+KAKEYA_API size_t kakeya_grammar_bytes(const kakeya_grammar *grammar);
 
 /* ------------------------------------------------------------------------------------------- K/V memory */
 
@@ -532,6 +534,7 @@ typedef struct kakeya_stats {
     uint64_t waits;           /* how often the request gave its memory to others and waited for it in a file */
     uint64_t grammar_redraws; /* tokens that were drawn, but not allowed by the grammar */
     uint64_t grammar_masks;   /* positions at which the grammar had to look at the whole vocabulary */
+    uint64_t prediction_drafted, prediction_accepted; /* of the drafts: those from options.prediction */
 } kakeya_stats;
 
 /* Before every use as a result: the other fields are then the library's to fill, also on failure. */
@@ -624,12 +627,16 @@ typedef struct kakeya_generate_options {
     size_t n_logit_bias;
     kakeya_token_mask_fn token_mask; /* may be NULL */
     void *token_mask_user;
-    const kakeya_grammar *grammar; /* the answer follows it; outlives it. NULL: none */
+    const kakeya_grammar *grammar; /* the answer follows it, from answer_start on; outlives it. NULL: none */
     /* Subtracted from the logits of tokens that the answer holds already, behind the repetition penalty: presence once,
      * frequency as often as the token occurs. Finite; 0: off. The answer's tokens are those of the timeline from
      * position answer_start on; 0: those of this call. What was interrupted goes on so, with a grammar too. */
     float presence_penalty, frequency_penalty;
     size_t answer_start;
+    /* n_prediction tokens that the answer is expected to be like: drafts, where the mode has such from texts. Outlive
+     * the answer. */
+    const int32_t *prediction;
+    size_t n_prediction;
 } kakeya_generate_options;
 
 KAKEYA_API void kakeya_generate_options_init_sized(kakeya_generate_options *options, size_t size);

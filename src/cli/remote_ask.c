@@ -1,5 +1,6 @@
 /* kakeya remote run, status, list, fetch, cancel, clean: the end that asks. What comes from the bus is printed through
  * remote_printable. */
+#include <cjson/cJSON.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@
 #define POLL_OPTION(TARGET)                                                                                            \
     CLI_OPTION(.name = "poll", .argument = "SECONDS", .kind = CLI_INT, .target = &(TARGET), .min = 1, .max = 3600,     \
                .help = "between two looks at the bus (10)")
+#define JSON_OPTION(TARGET)                                                                                            \
+    CLI_OPTION(.name = "json", .kind = CLI_FLAG, .target = &(TARGET), .help = "one JSON object on stdout")
 #define REPORT_OPTION(TARGET)                                                                                          \
     CLI_OPTION(.name = "report", .argument = "FILE", .kind = CLI_TEXT, .target = &(TARGET),                            \
                .help = "also write the report there, for `kakeya gate` (of presets without one: the output)")
@@ -133,6 +136,31 @@ static kakeya_status copy_report(const result *r, const char *folder, const char
     return status;
 }
 
+static void add_strings(cJSON *json, const char *const pairs[][2], size_t n) {
+    for (size_t i = 0; i < n; i++) cJSON_AddStringToObject(json, pairs[i][0], pairs[i][1]);
+}
+
+static kakeya_status print_result_json(const result *r, const char *there, const char *folder, kakeya_error *error) {
+    cJSON *json = cJSON_CreateObject();
+    const char *const texts[][2] = {{"nonce", r->nonce},   {"outcome", r->outcome},  {"worker", r->worker},
+                                    {"preset", r->preset}, {"reason", r->reason},    {"host", r->host},
+                                    {"gate_there", there}, {"gate_here", r->verdict}};
+    add_strings(json, texts, sizeof texts / sizeof *texts);
+    if (r->exit_status >= 0) cJSON_AddNumberToObject(json, "exit_status", r->exit_status);
+    cJSON_AddNumberToObject(json, "seconds", r->seconds);
+    cJSON_AddNumberToObject(json, "attempt", r->attempt);
+    cJSON *codes = cJSON_AddArrayToObject(json, "gate_codes"), *files = cJSON_AddArrayToObject(json, "files");
+    for (size_t i = 0; i < r->n_codes; i++) cJSON_AddItemToArray(codes, cJSON_CreateString(r->code[i]));
+    for (size_t i = 0; i < r->n_files; i++) {
+        char *path = path_join(folder, r->file[i].name);
+        cJSON_AddItemToArray(files, cJSON_CreateString(path ? path : r->file[i].name));
+        free(path);
+    }
+    kakeya_status status = cli_print_json(json, error);
+    cJSON_Delete(json);
+    return status;
+}
+
 static void print_result(const result *r, const char *there, const char *folder) {
     printf("%s: %s by %s", r->nonce, r->outcome, r->worker);
     if (r->exit_status >= 0) printf(", exit status %d, %.0f s", r->exit_status, r->seconds);
@@ -148,16 +176,20 @@ static void print_result(const result *r, const char *there, const char *folder)
 }
 
 /* Takes the result, prints it; *good: done, and the gate does not refuse it. */
-static kakeya_status take(client *c, const char *nonce, const char *report, bool *good, kakeya_error *error) {
+static kakeya_status take(client *c, const char *nonce, const char *report, bool as_json, bool *good,
+                          kakeya_error *error) {
     result *r = malloc(sizeof *r);
     char *folder = NULL, there[16] = "none";
     if (!r) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     *good = false;
     kakeya_status status = client_fetch(c, nonce, r, there, sizeof there, &folder, error);
     if (status == KAKEYA_OK) {
-        print_result(r, there, folder);
+        if (as_json)
+            status = print_result_json(r, there, folder, error);
+        else
+            print_result(r, there, folder);
         *good = strcmp(r->outcome, "done") == 0 && strcmp(r->verdict, "refused") != 0;
-        if (report) status = copy_report(r, folder, report, error);
+        if (report && status == KAKEYA_OK) status = copy_report(r, folder, report, error);
     }
     free(folder);
     free(r);
@@ -226,7 +258,7 @@ int remote_run(int argc, char **argv) {
     if (done == KAKEYA_OK && wait) {
         client_state state;
         done = look(&c, nonce, true, seconds, &state, &error);
-        if (done == KAKEYA_OK) done = take(&c, nonce, report, &good, &error);
+        if (done == KAKEYA_OK) done = take(&c, nonce, report, false, &good, &error);
     }
     return finish(&run_command, &c, done, good, &error);
 }
@@ -244,6 +276,39 @@ static kakeya_status find_nonce(client *c, int argc, char **argv, int first, cha
     return KAKEYA_OK;
 }
 
+static const char *const state_names[] = {"unknown", "requested", "claimed", "answered"};
+
+static kakeya_status print_status_json(client *c, const char *nonce, client_state *state, kakeya_error *error) {
+    client_status now = {.tail = NULL};
+    kakeya_status status = client_look(c, nonce, "", &now, error);
+    if (status == KAKEYA_OK) {
+        const claim *claimed = &now.claim;
+        cJSON *json = cJSON_CreateObject();
+        const char *const texts[][2] = {{"nonce", nonce}, {"state", state_names[now.state]}};
+        add_strings(json, texts, 2);
+        if (now.state == CLIENT_CLAIMED) {
+            cJSON *inner = cJSON_AddObjectToObject(json, "claim");
+            cJSON_AddBoolToObject(inner, "by_a_listed_worker", now.claim_verified);
+            if (now.claim_verified) {
+                char since[REMOTE_TIME], until[REMOTE_TIME];
+                remote_time_write(claimed->since, since);
+                remote_time_write(claimed->lease_until, until);
+                const char *const told[][2] = {
+                    {"worker", claimed->worker}, {"host", claimed->host}, {"since", since}, {"lease_until", until}};
+                add_strings(inner, told, 4);
+                cJSON_AddNumberToObject(inner, "attempt", claimed->attempt);
+                cJSON_AddNumberToObject(inner, "rows", claimed->rows);
+                if (now.tail) cJSON_AddStringToObject(inner, "log", now.tail);
+            }
+        }
+        *state = now.state;
+        status = cli_print_json(json, error);
+        cJSON_Delete(json);
+    }
+    free(now.tail);
+    return status;
+}
+
 static const cli_command status_command = {
     .name = "remote status",
     .summary =
@@ -255,11 +320,12 @@ static const cli_command status_command = {
 
 int remote_status(int argc, char **argv) {
     remote_place place = {NULL, NULL};
-    bool follow = false;
+    bool follow = false, as_json = false;
     int seconds = 10;
     const cli_option own[] = {
         CLI_OPTION(.name = "follow", .kind = CLI_FLAG, .target = &follow, .help = "until there is a result"),
         POLL_OPTION(seconds),
+        JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -272,9 +338,9 @@ int remote_status(int argc, char **argv) {
     client_state state = CLIENT_UNKNOWN;
     kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
     if (done == KAKEYA_OK) done = find_nonce(&c, argc, argv, first, nonce, &error);
-    if (done == KAKEYA_OK) done = look(&c, nonce, follow, seconds, &state, &error);
-    static const char *const names[] = {"unknown", "requested", "claimed", "answered"};
-    if (done == KAKEYA_OK) printf("%s: %s\n", nonce, names[state]);
+    if (done == KAKEYA_OK && (follow || !as_json)) done = look(&c, nonce, follow, seconds, &state, &error);
+    if (done == KAKEYA_OK && as_json) done = print_status_json(&c, nonce, &state, &error);
+    if (done == KAKEYA_OK && !as_json) printf("%s: %s\n", nonce, state_names[state]);
     return finish(&status_command, &c, done, state != CLIENT_UNKNOWN, &error);
 }
 
@@ -287,11 +353,30 @@ static const cli_command list_command = {
     .examples = "  kakeya remote list\n",
 };
 
+static kakeya_status print_list_json(const client_item *items, size_t n, bool all, kakeya_error *error) {
+    cJSON *json = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(json, "requests");
+    for (size_t i = 0; i < n; i++) {
+        if (!items[i].own && !all) continue;
+        cJSON *item = cJSON_CreateObject();
+        const char *const texts[][2] = {{"nonce", items[i].nonce}, {"state", state_names[items[i].state]}};
+        add_strings(item, texts, 2);
+        cJSON_AddBoolToObject(item, "own", items[i].own);
+        if (items[i].own) cJSON_AddStringToObject(item, "preset", items[i].preset);
+        cJSON_AddBoolToObject(item, "cancelled", items[i].cancelled);
+        if (*items[i].outcome) cJSON_AddStringToObject(item, "outcome", items[i].outcome);
+        cJSON_AddItemToArray(list, item);
+    }
+    kakeya_status status = cli_print_json(json, error);
+    cJSON_Delete(json);
+    return status;
+}
+
 int remote_list(int argc, char **argv) {
     remote_place place = {NULL, NULL};
-    bool all = false;
+    bool all = false, as_json = false;
     const cli_option own[] = {
         CLI_OPTION(.name = "all", .kind = CLI_FLAG, .target = &all, .help = "requests of others, too"),
+        JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -305,7 +390,8 @@ int remote_list(int argc, char **argv) {
     kakeya_status done = client_open(place.config, place.state, terminal_interrupted, &c, &error);
     if (done == KAKEYA_OK) done = client_list(&c, &items, &n, &error);
     static const char *const names[] = {"not on the bus", "requested", "claimed", "answered"};
-    for (size_t i = 0; i < n; i++) {
+    if (done == KAKEYA_OK && as_json) done = print_list_json(items, n, all, &error);
+    for (size_t i = 0; i < n && !as_json; i++) {
         if (!items[i].own && !all) continue;
         const char *state = *items[i].outcome ? items[i].outcome : names[items[i].state];
         printf("%s  %-16s %s\n", items[i].nonce, items[i].own ? items[i].preset : "(of others)", state);
@@ -328,8 +414,10 @@ static const cli_command fetch_command = {
 int remote_fetch(int argc, char **argv) {
     remote_place place = {NULL, NULL};
     const char *report = NULL;
+    bool as_json = false;
     const cli_option own[] = {
         REPORT_OPTION(report),
+        JSON_OPTION(as_json),
         REMOTE_PLACE_OPTIONS(place),
         {.name = NULL},
     };
@@ -347,7 +435,7 @@ int remote_fetch(int argc, char **argv) {
     free(now.tail);
     if (done == KAKEYA_OK && now.state != CLIENT_ANSWERED)
         done = error_set(&error, KAKEYA_IO, "%s has no result yet", nonce);
-    if (done == KAKEYA_OK) done = take(&c, nonce, report, &good, &error);
+    if (done == KAKEYA_OK) done = take(&c, nonce, report, as_json, &good, &error);
     return finish(&fetch_command, &c, done, good, &error);
 }
 

@@ -179,6 +179,22 @@ static kakeya_status ask_caller(decode_stream *s, kakeya_error *error) {
     return status;
 }
 
+/* The prediction's continuation takes the place of one that the text has after a shorter match. */
+static void find_predicted(decode_stream *s) {
+    const decode_options *o = s->options;
+    const decode_timeline *t = s->timeline;
+    int32_t found[BACKEND_MAX_DRAFT];
+    int match;
+    s->predicted = false;
+    if (o->prediction.n == 0) return;
+    int n = prediction_draft(&o->prediction, t->tokens, t->n, o->draft_length, found, &match, &s->place);
+    if (n == 0 || match < s->match) return;
+    memcpy(s->found, found, (size_t)n * sizeof *found);
+    s->n_found = n;
+    s->match = match;
+    s->predicted = true;
+}
+
 kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *prices, kakeya_error *error) {
     decode_timeline *t = s->timeline;
     decode_workspace *w = s->workspace;
@@ -195,6 +211,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
 
     s->block = (draft_block){0};
     s->tokens[0] = t->tokens[t->n - 1];
+    s->place += (size_t)s->taken;
     s->n_found = s->match = s->watch_drafts = s->taken = 0;
     s->watch_seconds = 0;
     s->question = QUESTION_DRAFTS;
@@ -202,6 +219,7 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     if (uses_ngrams(o)) {
         ngram_extend(&w->ngram, t->tokens, t->n);
         s->n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, s->found, &s->match);
+        find_predicted(s);
         s->n_found = next_drafts(w, s->found, s->n_found);
     }
     s->plan = plan_of(s, prices);
@@ -369,6 +387,10 @@ kakeya_status decode_commit(decode_stream *s, kakeya_status status, double verif
     if (status != KAKEYA_OK) return status;
     const decode_options *o = s->options;
     add_to_stats(s->stats, &s->block, s->watch_seconds);
+    if (s->predicted && s->block.source == DRAFT_NGRAM) {
+        s->stats->prediction_drafted += (uint64_t)s->block.drafted;
+        s->stats->prediction_accepted += (uint64_t)s->block.accepted;
+    }
     if (o->mode == KAKEYA_MODE_AUTO && s->batched)
         draft_control_record_accepted(&s->workspace->control, &s->block);
     else if (o->mode == KAKEYA_MODE_AUTO)

@@ -28,6 +28,7 @@
 #include "decode/draft_control.h"
 #include "decode/ngram.h"
 #include "decode/output.h"
+#include "decode/prediction.h"
 #include "decode/sampling.h"
 
 typedef struct decode_trace_block {
@@ -42,9 +43,10 @@ typedef kakeya_status (*decode_draft_fn)(void *user, int32_t bonus, int n, int32
 
 typedef struct decode_options {
     kakeya_mode mode;
-    int draft_length;  /* tokens per block in the fixed modes, the most in auto; 0 with AR */
-    int max_rows;      /* rows that a decode segment may have under the attention policy */
-    size_t max_tokens; /* at least 1, fits into the timeline */
+    int draft_length;      /* tokens per block in the fixed modes, the most in auto; 0 with AR */
+    prediction prediction; /* n 0: none */
+    int max_rows;          /* rows that a decode segment may have under the attention policy */
+    size_t max_tokens;     /* at least 1, fits into the timeline */
     bool log_probabilities;
     int top_log_probabilities;
     const atomic_bool *cancelled; /* looked at before every block and behind every token; NULL: never */
@@ -110,7 +112,9 @@ typedef struct decode_stream {
     bool priced;
     int32_t found[BACKEND_MAX_DRAFT]; /* by the n-gram index */
     int n_found, match;
-    int question; /* of decode_asks */
+    bool predicted; /* they come from the prediction, ... */
+    size_t place;   /* ... of this place */
+    int question;   /* of decode_asks */
     int32_t watched[BACKEND_MAX_DRAFT];
     double watch_seconds;
     int watch_drafts;

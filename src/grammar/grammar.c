@@ -236,3 +236,5 @@ void grammar_free(kakeya_grammar *g) {
     program_free(&g->program);
     free(g);
 }
+
+size_t grammar_bytes(const kakeya_grammar *g) { return sizeof *g + program_bytes(&g->program); }

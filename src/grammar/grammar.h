@@ -20,5 +20,6 @@ struct kakeya_grammar {
 kakeya_status grammar_compile(const token_table *tokens, const kakeya_grammar_options *options, kakeya_grammar **out,
                               kakeya_error *error);
 void grammar_free(kakeya_grammar *g); /* NULL is fine */
+size_t grammar_bytes(const kakeya_grammar *g);
 
 #endif

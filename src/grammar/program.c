@@ -259,3 +259,17 @@ kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakey
     return error_set(error, KAKEYA_UNSUPPORTED, "every value has %u levels, less than %d are supported", depth,
                      (int)GRAMMAR_MAX_FREE_DEPTH);
 }
+
+static size_t node_bytes(const grammar_node *node) {
+    size_t bytes = node->n_children * sizeof *node->children + (node->where ? strlen(node->where) + 1 : 0);
+    if (node->required) bytes += node->n_children * sizeof *node->required;
+    if (node->next_required) bytes += (node->n_children + 1) * sizeof *node->next_required;
+    bytes += (size_t)node->dfa.n_states * (node->dfa.n_classes * sizeof *node->dfa.next + sizeof *node->dfa.flags);
+    return bytes + node->words.capacity * sizeof *node->words.nodes + node->words.n_words * sizeof *node->words.order;
+}
+
+size_t program_bytes(const grammar_program *p) {
+    size_t bytes = p->capacity * sizeof *p->nodes;
+    for (uint32_t i = 0; i < p->n; i++) bytes += node_bytes(&p->nodes[i]);
+    return bytes;
+}

@@ -73,5 +73,7 @@ kakeya_status program_finish(grammar_program *p, kakeya_error *error);
 /* Of a finished program: KAKEYA_INVALID_ARGUMENT where the node has no value. */
 kakeya_status program_check_value(const grammar_program *p, uint32_t node, kakeya_error *error);
 void program_free(grammar_program *p);
+/* What it has allocated. */
+size_t program_bytes(const grammar_program *p);
 
 #endif

@@ -4,6 +4,7 @@
 #define KAKEYA_SERVE_ANSWER_H
 
 #include "serve/call.h"
+#include "serve/grammar_cache.h"
 
 enum { ANSWER_MAX_CHOICES = 16, ANSWER_MAX_STOPS = 16, ANSWER_MAX_STOP_TOKENS = 64 };
 
@@ -41,8 +42,10 @@ typedef struct answer_options {
     size_t n_bias;
     bool logprobs;
     int top_logprobs;
-    kakeya_grammar *grammar; /* owned by the answer; NULL: none */
-    bool token_ids;          /* ANSWER_TOKEN events are wanted */
+    cached_grammar *grammar; /* taken by the answer; NULL: none */
+    int32_t *prediction;     /* n_prediction tokens that the answer is expected to be like; freed with kakeya_free */
+    size_t n_prediction;
+    bool token_ids; /* ANSWER_TOKEN events are wanted */
 } answer_options;
 
 void answer_options_init(answer_options *options);
@@ -79,6 +82,7 @@ typedef struct answer_usage {
     size_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens; /* completion: of all choices */
     double queue_seconds, prefill_seconds, first_token_seconds, decode_seconds;
     uint64_t drafted, accepted, forwards;
+    uint64_t predicted, predicted_accepted; /* drafts from options.prediction, of all choices; at the end alone */
 } answer_usage;
 
 typedef struct answer_event {

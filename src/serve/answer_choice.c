@@ -302,7 +302,9 @@ void choice_generate_options(answer_choice *c, kakeya_generate_options *out) {
     out->presence_penalty = o->presence_penalty;
     out->frequency_penalty = o->frequency_penalty;
     out->answer_start = o->n_ids;
-    out->grammar = o->grammar;
+    out->grammar = o->grammar ? grammar_cache_grammar(o->grammar) : NULL;
+    out->prediction = o->prediction;
+    out->n_prediction = o->n_prediction;
     out->on_event = on_event;
     out->user = c;
     out->log_probabilities = o->logprobs;

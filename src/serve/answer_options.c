@@ -12,8 +12,10 @@ void answer_options_free(answer_options *o) {
     kakeya_free(o->ids);
     free(o->bias);
     free(o->begun);
-    kakeya_grammar_close(o->grammar);
+    grammar_cache_give(o->grammar);
     o->grammar = NULL;
+    kakeya_free(o->prediction);
+    o->prediction = NULL;
     o->ids = NULL;
     o->bias = NULL;
     o->begun = NULL;

@@ -115,6 +115,8 @@ static kakeya_status collect(answer *a, answer_choice *c, kakeya_error *why) {
     a->usage.forwards += s->verifier_forwards;
     a->usage.drafted += s->drafted_tokens;
     a->usage.accepted += s->accepted_tokens;
+    a->usage.predicted += s->prediction_drafted * c->copies;
+    a->usage.predicted_accepted += s->prediction_accepted * c->copies;
     metrics_add(&m->preemptions, s->waits);
     metrics_add(&m->grammar_redraws, s->grammar_redraws);
     metrics_add(&m->grammar_masks, s->grammar_masks);

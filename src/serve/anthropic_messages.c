@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "serve/body.h"
 
 /* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
@@ -19,6 +20,12 @@ enum { MOST = 10000 }; /* messages; calls */
 
 typedef enum turn_role { TURN_NONE = 0, TURN_USER, TURN_ASSISTANT } turn_role;
 
+/* Ids of calls; the strings are the calls'. Open addressing, at most half full. */
+typedef struct id_set {
+    const char **slots;
+    size_t n, room;
+} id_set;
+
 typedef struct writer {
     messages_out *out;
     const reasoning_seal *seal;
@@ -27,10 +34,12 @@ typedef struct writer {
     turn_role role;
     text_buffer content, reasoning;
     cJSON *calls;
+    id_set call_ids;
     bool said;     /* there was a text, be it an empty one */
     bool answered; /* there was a result */
     /* --- the last message that called tools, while no other message of an assistant has come behind it */
     const cJSON *caller;
+    id_set caller_ids;
     cJSON *later; /* messages that came behind it; its results stand in front of them */
     size_t n_messages, n_calls;
 } writer;
@@ -94,7 +103,38 @@ static cJSON *add_assistant(writer *w, const char *content) {
 /* ------------------------------------------------------------------------------------------------------------- turns
  */
 
+static const char **slot_of(const id_set *set, const char *id) {
+    size_t at = (size_t)hash_fnv1a(HASH_FNV1A_START, id, strlen(id)) & (set->room - 1);
+    while (set->slots[at] && strcmp(set->slots[at], id) != 0) at = (at + 1) & (set->room - 1);
+    return &set->slots[at];
+}
+
+static bool has_id(const id_set *set, const char *id) { return set->n && *slot_of(set, id) != NULL; }
+
+/* False: out of memory. */
+static bool add_id(id_set *set, const char *id) {
+    if (2 * (set->n + 1) > set->room) {
+        id_set grown = {.n = set->n, .room = set->room ? 2 * set->room : 16};
+        grown.slots = calloc(grown.room, sizeof *grown.slots);
+        if (!grown.slots) return false;
+        for (size_t i = 0; i < set->room; i++)
+            if (set->slots[i]) *slot_of(&grown, set->slots[i]) = set->slots[i];
+        free(set->slots);
+        *set = grown;
+    }
+    const char **slot = slot_of(set, id);
+    set->n += *slot == NULL;
+    *slot = id;
+    return true;
+}
+
+static void clear_ids(id_set *set) {
+    free(set->slots);
+    *set = (id_set){0};
+}
+
 static void clear_turn(writer *w) {
+    clear_ids(&w->call_ids);
     text_clear(&w->content);
     text_clear(&w->reasoning);
     cJSON_Delete(w->calls);
@@ -113,6 +153,9 @@ static bool end_assistant(writer *w) {
     if (calls && !cJSON_AddItemToObject(message, "tool_calls", w->calls)) return out_of_memory(w);
     w->calls = NULL;
     w->caller = calls ? message : NULL;
+    clear_ids(&w->caller_ids);
+    w->caller_ids = w->call_ids;
+    w->call_ids = (id_set){0};
     return true;
 }
 
@@ -159,20 +202,10 @@ static bool add_call(writer *w, const cJSON *block, const place *at) {
            cJSON_AddItemToArray(w->calls, entry);
     if (!good) cJSON_Delete(entry);
     cJSON_free(arguments);
-    return good || out_of_memory(w);
+    return (good && add_id(&w->call_ids, body_string(entry, "id"))) || out_of_memory(w);
 }
 
-static bool has_call(const cJSON *calls, const char *id) {
-    const cJSON *call;
-    cJSON_ArrayForEach(call, calls) {
-        if (strcmp(body_string(call, "id"), id) == 0) return true;
-    }
-    return false;
-}
-
-static bool was_called(const writer *w, const char *id) {
-    return has_call(cJSON_GetObjectItemCaseSensitive(w->caller, "tool_calls"), id);
-}
+static bool was_called(const writer *w, const char *id) { return w->caller && has_id(&w->caller_ids, id); }
 
 static bool add_result(writer *w, const char *id, const text_buffer *text) {
     if (text->failed) return out_of_memory(w);
@@ -240,7 +273,7 @@ static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
     const char *id = body_string(block, "tool_use_id");
     if (!id) return wrong(w, at, "tool_use_id", "a string");
     bool silent = !w->calls && !w->content.n && !w->reasoning.n; /* nothing has come since its call */
-    if (!has_call(w->calls, id) && !(silent && was_called(w, id))) {
+    if (!has_id(&w->call_ids, id) && !(silent && was_called(w, id))) {
         ignored_add(w->out->ignored, "%s", at->name);
         return true;
     }
@@ -386,6 +419,7 @@ bool anthropic_messages(const messages_in *in, messages_out *out, api_error *err
     add_later(&w);
     cJSON_Delete(w.later);
     clear_turn(&w);
+    clear_ids(&w.caller_ids);
     text_free(&w.content);
     text_free(&w.reasoning);
     return good;

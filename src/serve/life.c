@@ -224,6 +224,7 @@ static void fall_asleep(life *l) {
     kakeya_engine *engine = s->engine;
     s->engine = NULL;
     pthread_mutex_unlock(&l->engine_lock);
+    grammar_cache_clear(s->grammars);
     kakeya_engine_close(engine);
 #ifdef __GLIBC__
     malloc_trim(0);

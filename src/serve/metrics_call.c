@@ -111,6 +111,15 @@ static void write_oddities(const metrics *m, metrics_page *p) {
                 "Positions at which a grammar looked at the whole vocabulary.", value_of(&m->grammar_masks));
 }
 
+static void write_grammars(server_context *s, metrics_page *p) {
+    grammar_cache_counts c;
+    grammar_cache_count(s->grammars, &c);
+    metrics_one(p, "grammars_compiled_total", NULL, "counter", "Grammars that were compiled.", (double)c.compiled);
+    metrics_one(p, "grammars_reused_total", NULL, "counter", "Grammars that were there already.", (double)c.hits);
+    metrics_one(p, "grammars", NULL, "gauge", "Compiled grammars that are kept.", (double)c.entries);
+    metrics_one(p, "grammar_bytes", NULL, "gauge", "Memory of these.", (double)c.bytes);
+}
+
 static void write_times(const metrics *m, metrics_page *p) {
     const struct {
         const char *name, *help;
@@ -266,6 +275,7 @@ void metrics_call(call *c) {
     write_finished(m, &page);
     write_tokens(m, &page);
     write_oddities(m, &page);
+    write_grammars(s, &page);
     write_times(m, &page);
     write_requests(s, &page);
     if (atomic_load(&s->loaded)) {

@@ -401,6 +401,37 @@ static void read_rest(fields *f) {
         api_fail(f->error, 400, "unsupported_parameter", "best_of", "best_of is not supported here");
 }
 
+/* {"type":"content","content": a text, or a list of text parts}: tokens that answers may be drafted from. */
+static void read_prediction(call *c, fields *f, answer_options *out) {
+    const cJSON *object = fields_object(f, "prediction"), *part;
+    fields inner;
+    if (!object) return;
+    fields_begin(&inner, object, "prediction.", f->error);
+    const char *type = fields_string(&inner, "type", "content");
+    const cJSON *content = fields_get(&inner, "content");
+    const cJSON *list = cJSON_IsArray(content) ? content : NULL;
+    text_buffer text = {0};
+    bool good = cJSON_IsString(content) || list;
+    if (strcmp(type, "content") != 0)
+        api_fail(f->error, 400, "unsupported_value", "prediction.type", "prediction.type: %.64s is not content", type);
+    if (cJSON_IsString(content)) text_add(&text, content->valuestring);
+    cJSON_ArrayForEach(part, list) {
+        const char *said = body_string(part, "text"), *kind = body_string(part, "type");
+        good = good && said && kind && strcmp(kind, "text") == 0;
+        if (good) text_add(&text, said);
+    }
+    if (!good)
+        api_fail(f->error, 400, "invalid_type", "prediction.content",
+                 "prediction.content is neither a text nor a list of text parts");
+    kakeya_error why = {0};
+    if (f->error->status == 0 && text.n &&
+        kakeya_tokenize(kakeya_engine_tokenizer(c->server->engine), text.data, text.n, KAKEYA_TEXT_LITERAL,
+                        &out->prediction, &out->n_prediction, &why) != KAKEYA_OK)
+        api_fail_library(f->error, "invalid_value", "prediction.content", &why);
+    if (text.failed) api_out_of_memory(f->error);
+    text_free(&text);
+}
+
 static bool read_request(call *c, chat_job *job, answer_options *options, api_error *error) {
     static const char *const limits[] = {"max_completion_tokens", "max_tokens", NULL};
     fields f;
@@ -413,6 +444,7 @@ static bool read_request(call *c, chat_job *job, answer_options *options, api_er
     read_logprobs(&f, job, options);
     options->max_tokens = openai_read_max_tokens(&f, limits, 1, c->server->settings->max_tokens);
     openai_read_chat(c, &f, &shape, options);
+    read_prediction(c, &f, options);
     read_rest(&f);
     fields_end(&f, c->server->settings->strict, &c->ignored);
     return error->status == 0 && openai_render_chat(c, &shape, options, error);

@@ -194,11 +194,11 @@ static void compile(call *c, fields *f, const answer_form *form, bool thinking, 
     options.thinking_tokens = -1; /* the budget is the answer's own business */
     const kakeya_tokenizer *t = kakeya_engine_tokenizer(c->server->engine);
     kakeya_error why = {0};
-    kakeya_status status = kakeya_grammar_open(t, &options, &out->grammar, &why);
+    kakeya_status status = grammar_cache_take(c->server->grammars, t, &options, &out->grammar, &why);
     if (status != KAKEYA_OK && status != KAKEYA_OUT_OF_MEMORY && form->calls == KAKEYA_CALLS_AUTO) {
         /* Declarations of tools that the model may also leave alone are no reason to refuse the request. */
         options.any_arguments = true;
-        status = kakeya_grammar_open(t, &options, &out->grammar, &why);
+        status = grammar_cache_take(c->server->grammars, t, &options, &out->grammar, &why);
         if (status == KAKEYA_OK) text_add(&c->ignored, c->ignored.n ? ", tools.parameters" : "tools.parameters");
     }
     if (status == KAKEYA_OK) return;

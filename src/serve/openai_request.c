@@ -141,9 +141,10 @@ void openai_usage(text_buffer *out, const answer_usage *u) {
     text_format(out,
                 "\"usage\":{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,"
                 "\"prompt_tokens_details\":{\"cached_tokens\":%zu},\"completion_tokens_details\":{"
-                "\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":0,\"rejected_prediction_tokens\":0}}",
+                "\"reasoning_tokens\":%zu,\"accepted_prediction_tokens\":%llu,\"rejected_prediction_tokens\":%llu}}",
                 u->prompt_tokens, u->completion_tokens, u->prompt_tokens + u->completion_tokens, u->cached_tokens,
-                u->reasoning_tokens);
+                u->reasoning_tokens, (unsigned long long)u->predicted_accepted,
+                (unsigned long long)(u->predicted - u->predicted_accepted));
 }
 
 static double per_second(size_t tokens, double seconds) { return seconds > 0 ? (double)tokens / seconds : 0; }

@@ -68,6 +68,8 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     if (status == KAKEYA_OK && !reasoning_seal_init(&s->seal))
         status = error_set(error, KAKEYA_IO, "the system has no random numbers");
+    s->grammars = grammar_cache_open(GRAMMAR_CACHE_ENTRIES, GRAMMAR_CACHE_BYTES);
+    if (status == KAKEYA_OK && !s->grammars) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     s->life = life_open(s);
     s->model_wanted = life_wake;
     s->model_used = life_touch;
@@ -121,6 +123,7 @@ void serve_stop(server_context *s) {
     http_close(s->http);
     store_close(s->store, s->settings->save_seconds);
     turn_memory_close(s->turns);
+    grammar_cache_close(s->grammars);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);
     gate_free(s->gate);

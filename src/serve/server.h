@@ -10,6 +10,7 @@
 #include "kakeya.h"
 #include "serve/auth.h"
 #include "serve/gate.h"
+#include "serve/grammar_cache.h"
 #include "serve/http.h"
 #include "serve/metrics.h"
 #include "serve/reasoning_seal.h"
@@ -67,6 +68,7 @@ typedef struct server_context {
     kakeya_sampling sampling; /* where a request does not say */
     gate *gate;
     response_store *responses;
+    grammar_cache *grammars;
     reasoning_seal seal;
     metrics metrics;
     pthread_mutex_t answers_lock;

@@ -181,6 +181,9 @@ kakeya_status answer_open(kakeya_session *session, answer_work *answer, decode_b
     if (status == KAKEYA_OK) status = begin_grammar(session, answer, error);
     sampler_constraints constraints = constraints_of(&answer->options, answer->grammar);
     if (constraints.answer_start == 0) constraints.answer_start = session->timeline.n;
+    answer->decode.prediction = (prediction){.tokens = answer->options.prediction,
+                                             .n = answer->options.prediction ? answer->options.n_prediction : 0,
+                                             .start = constraints.answer_start};
     if (status == KAKEYA_OK) status = sampler_configure(choice, &answer->options.sampling, &constraints, error);
     if (status == KAKEYA_OK) status = follow_grammar(session, answer, error);
     if (status == KAKEYA_OK) status = begin_output(session, answer, error);

@@ -21,4 +21,6 @@ kakeya_status kakeya_grammar_open(const kakeya_tokenizer *t, const kakeya_gramma
     return status == KAKEYA_OK ? grammar_compile(table, &o, out, error) : status;
 }
 
+size_t kakeya_grammar_bytes(const kakeya_grammar *grammar) { return grammar_bytes(grammar); }
+
 void kakeya_grammar_close(kakeya_grammar *grammar) { grammar_free(grammar); }

@@ -19,6 +19,9 @@ def _():
     equal(w.refs(), [nonce])
     w.alice.fails("no result yet", "fetch", nonce)
     holds("requested" in w.alice.ok("status", nonce))
+    equal(json.loads(w.alice.ok("status", nonce, "--json")), {"nonce": nonce, "state": "requested"})
+    listed = {"nonce": nonce, "state": "requested", "own": True, "preset": "env", "cancelled": False}
+    equal(json.loads(w.alice.ok("list", "--json")), {"requests": [listed]})
     log = w.mini.serve()
     holds("runs env for alice" in log and "answered: done" in log, log)
     equal((w.refs("claims"), w.refs("results")), ([], [nonce]))
@@ -32,6 +35,13 @@ def _():
     holds(json.loads(read(os.path.join(folder, "output.json")))["architecture"]["family"] == "gemma4")
     holds(w.folder not in w.git("grep", "-e", ".", f"refs/heads/kakeya/results/{nonce}").decode(), "no path of the worker's machine")
     holds(f"{nonce}  env" in w.alice.ok("list") and "done" in w.alice.ok("list"))
+    told = json.loads(w.alice.ok("fetch", "--json"))
+    equal({k: told[k] for k in ("nonce", "outcome", "worker", "preset", "exit_status", "attempt", "gate_there", "gate_codes")},
+          {"nonce": nonce, "outcome": "done", "worker": "mini", "preset": "env", "exit_status": 0, "attempt": 1, "gate_there": "none",
+           "gate_codes": []})
+    holds(os.path.join(folder, "output.json") in told["files"] and all(os.path.isfile(f) for f in told["files"]), told)
+    equal(json.loads(w.alice.ok("list", "--json"))["requests"], [{**listed, "state": "answered", "outcome": "done"}])
+    equal(json.loads(w.alice.ok("status", "--json"))["state"], "answered")
     equal(os.listdir(os.path.join(w.mini.state, "runs")), [])
     w.mini.serve()
     equal([line.split()[3] for line in read(os.path.join(w.mini.state, "served.log")).splitlines()], ["start", "end"])
@@ -283,6 +293,9 @@ def _():
         line = seen.stderr.readline()
     equal(line, "a?[2Jb?1mc?\n")
     kill(seen)
+    claim = json.loads(w.alice.ok("status", nonce, "--json"))["claim"]
+    equal((claim["by_a_listed_worker"], claim["worker"], claim["attempt"]), (True, "mini", 1))
+    holds("a?[2Jb?1mc?" in claim["log"], claim)
     stop(server)
 
 

@@ -198,6 +198,25 @@ def _():
         s.stop()
 
 
+@test("the same schema again is not compiled again; grammars go with the model that sleeps")
+def _():
+    s = Server("--idle-unload", "1")
+    def json_of(name):
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+            "type": "object", "properties": {name: {"type": "boolean"}}, "required": [name], "additionalProperties": False}}}
+    first = [ask(s, chat("Hello.", max_tokens=50, response_format=json_of(n)))["choices"] for n in ("a", "b")]
+    again = [ask(s, chat("Hello.", max_tokens=50, response_format=json_of(n)))["choices"] for n in ("a", "b", "a")]
+    equal(again, [first[0], first[1], first[0]])
+    m = now(s)
+    if not s.log().count("sleeping: "):  # a machine that stands still for a second may let it sleep
+        equal([m["kakeya_grammars_compiled_total"], m["kakeya_grammars_reused_total"], m["kakeya_grammars"]], [2, 3, 2])
+        holds(m["kakeya_grammar_bytes"] > 500, m["kakeya_grammar_bytes"])
+    eventually(lambda: s.log().count("sleeping: ") > s.log().count("awake after"), "it sleeps")
+    equal((s.metric("kakeya_grammars"), s.metric("kakeya_grammar_bytes")), (0, 0))
+    equal(ask(s, chat("Hello.", max_tokens=50, response_format=json_of("a")))["choices"], first[0])
+    s.stop()
+
+
 PAIRS = {"requests_running": "num_requests_running", "requests_waiting": "num_requests_waiting",
          "prompt_tokens_total": "prompt_tokens_total", "generation_tokens_total": "generation_tokens_total",
          "drafts_total": "spec_decode_num_drafts_total", "draft_tokens_total": "spec_decode_num_draft_tokens_total",

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -170,6 +171,65 @@ def _():
     numbers = [c["timings"]["predicted_n"] for c in spoken]
     holds(numbers == sorted(numbers) and 1 <= numbers[0] and numbers[-1] <= 8, numbers)
     holds(all(c["usage"] is None for c in chunks[:-1]), "usage comes last")
+    s.stop()
+
+
+@test("a constrained answer that nobody reads is not computed on, and has the same tokens when it is read")
+def _():
+    s = Server()
+    body = chat("Hello.", max_tokens=300, n=16, guided_regex="[0-9]{1000}", logprobs=True, top_logprobs=20)
+    c = socket.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    c.settimeout(WAIT)
+    c.connect(("127.0.0.1", s.port))
+    data = json.dumps({**body, "stream": True}).encode()
+    c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+              b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    eventually(lambda: [x["state"] for x in s.get("/slots").json] == ["stalled"], "it stalls")
+
+    def count():
+        return s.get("/slots").json[0]["n_tokens"]
+
+    eventually(lambda: count() == (time.sleep(0.3), count())[1], "what was under way has ended")
+    computed = count()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    received = dechunk(read_all(c))
+    c.close()
+    parts = [json.loads(x[6:])["choices"][0] for x in received.decode().split("\n\n")[:-2]]
+    whole = s.post("/v1/chat/completions", body).json
+    for choice in whole["choices"]:
+        own = [p for p in parts if p["index"] == choice["index"]]
+        equal("".join(p["delta"].get("content", "") for p in own), choice["message"]["content"])
+        equal(own[-1]["finish_reason"], choice["finish_reason"])
+    holds(0 < computed < whole["usage"]["completion_tokens"] / 16, f"{computed} of {whole['usage']}")
+    s.stop()
+
+
+@test("prediction: drafts from a text that the client expects; the same answer whatever it says")
+def _():
+    s = Server("--drafter", "none")
+    plain = ask(s, [user(TEXT)], max_tokens=120, ignore_eos=True)[0]
+    for content in (plain, [{"type": "text", "text": plain[:100]}, {"type": "text", "text": plain[100:]}], "Nothing like it. " * 9, ""):
+        reply = s.post("/v1/chat/completions", chat(TEXT, max_tokens=120, ignore_eos=True,
+                                                    prediction={"type": "content", "content": content}))
+        equal(reply.status, 200, reply.body[:300])
+        equal(reply.json["choices"][0]["message"]["content"], plain)
+        details = reply.json["usage"]["completion_tokens_details"]
+        if content == "":
+            equal((details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]), (0, 0))
+        elif content is plain or isinstance(content, list):
+            holds(details["accepted_prediction_tokens"] > 40, details)
+        else:
+            equal(details["accepted_prediction_tokens"], 0)
+        holds("prediction" not in reply.headers.get("x-kakeya-ignored", ""), reply.headers)
+    usage = events(stream(s, chat(TEXT, max_tokens=120, ignore_eos=True, prediction={"type": "content", "content": plain},
+                                  stream_options={"include_usage": True}))[0])[1][-1]["usage"]
+    holds(usage["completion_tokens_details"]["accepted_prediction_tokens"] > 40, usage)
+    for wrong, param in (("x", "prediction"), ({"type": "content"}, "prediction.content"),
+                         ({"type": "content", "content": 3}, "prediction.content"), ({"type": "image", "content": "x"}, "prediction.type"),
+                         ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content")):
+        reply = s.post("/v1/chat/completions", chat("Hello.", prediction=wrong))
+        equal((reply.status, reply.error["param"]), (400, param), wrong)
     s.stop()
 
 

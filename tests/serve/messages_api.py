@@ -661,6 +661,12 @@ def _():
     orphan = "messages[0].content[0].tool_use_id: the assistant's message in front of it has no tool_use"
     refusal(orphan, messages=[user([result("7")])])
     refusal("messages[2].content[0].tool_use_id", messages=[user("a"), assistant([call()]), user([result("7", "other")])])
+    many = [{**call(), "id": f"toolu_{i}"} for i in range(300)]
+    found = [result("7", f"toolu_{i}") for i in reversed(range(300))]
+    refusal("messages[2].content[300].tool_use_id", tools=[tool()],
+            messages=[user("a"), assistant(many), user([*found, result("7", "toolu_300")])])
+    refusal("messages[4].content[0].tool_use_id", tools=[tool()],  # those of the message before are not those of this one
+            messages=[user("a"), assistant(many), user(found), assistant([call()]), user([result("7", "toolu_7")])])
     refusal("messages[4].content[0].tool_use_id",
             messages=[user("a"), assistant([call()]), user("b"), assistant("c"), user([result("7")])])
     for bad in ({}, {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 5}, user([5]), user([{}]),

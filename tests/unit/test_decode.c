@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "decode/draft_control.h"
 #include "decode/ngram.h"
+#include "decode/prediction.h"
 #include "decode/stop_text.h"
 
 /* ------------------------------------------------------------------------------------------------------ n-grams */
@@ -456,10 +457,61 @@ static void test_control_starts_with_experience(void **state) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------- predictions */
+
+/* The place with the longest match, of at most NGRAM_MAX_MATCH; among equal ones the first from `place` on, round. */
+static int predicted_by_definition(const prediction *p, const int32_t *answer, size_t n, size_t *place) {
+    int best = 0;
+    size_t at = 0;
+    for (size_t i = 0; i <= p->n; i++) {
+        size_t here = (*place + i) % (p->n + 1);
+        int length = 0;
+        while (length < NGRAM_MAX_MATCH && (size_t)length < here && (size_t)length < n &&
+               p->tokens[here - 1 - (size_t)length] == answer[n - 1 - (size_t)length])
+            length++;
+        if (length <= best) continue;
+        best = length;
+        at = here;
+    }
+    *place = at;
+    return best;
+}
+
+static void test_prediction_matches_definition(void **state) {
+    (void)state;
+    enum { START = 5, MOST = 60, MAX = 8 };
+    int32_t tokens[START + MOST] = {9, 9, 9, 9, 9}, text[MOST], drafts[MAX];
+    for (uint64_t seed = 0; seed < 3000; seed++) {
+        size_t n = 1 + (size_t)(random_uniform_at(seed, 0) * MOST),
+               answered = (size_t)(random_uniform_at(seed, 1) * MOST);
+        for (size_t i = 0; i < n; i++) text[i] = (int32_t)(random_uniform_at(seed, 2 + i) * 4);
+        for (size_t i = 0; i < answered; i++) tokens[START + i] = (int32_t)(random_uniform_at(seed, 200 + i) * 4);
+        const prediction p = {.tokens = text, .n = n, .start = START};
+        size_t place = (size_t)(random_uniform_at(seed, 400) * (double)(n + 1)), expected = place;
+        int match, wanted = predicted_by_definition(&p, tokens + START, answered, &expected);
+        if (answered == 0) {
+            wanted = NGRAM_MAX_MATCH;
+            expected = 0;
+        }
+        int found = prediction_draft(&p, tokens, START + answered, MAX, drafts, &match, &place);
+        size_t left = wanted ? n - expected : 0;
+        assert_int_equal(found, left < MAX ? left : MAX);
+        if (found == 0) continue;
+        assert_int_equal(match, wanted);
+        assert_int_equal(place, expected);
+        assert_memory_equal(drafts, text + place, (size_t)found * sizeof *drafts);
+    }
+    const prediction none = {.start = START};
+    size_t place = 0;
+    int match;
+    assert_int_equal(prediction_draft(&none, tokens, START + 3, MAX, drafts, &match, &place), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ngram_matches_definition),
         cmocka_unit_test(test_ngram_forgets),
+        cmocka_unit_test(test_prediction_matches_definition),
         cmocka_unit_test(test_ngram_drafts_loops_at_full_length),
         cmocka_unit_test(test_stop_strings_whatever_the_cuts),
         cmocka_unit_test(test_stop_strings_refused),

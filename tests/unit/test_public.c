@@ -208,6 +208,7 @@ static void test_layout(void **state) {
     assert_place(kakeya_engine_options, memory_limit_bytes, 72);
     assert_place(kakeya_engine_options, user, 88);
     assert_place(kakeya_engine_options, max_stall_ms, 100);
+    assert_place(kakeya_engine_options, on_step, 104);
     assert_place(kakeya_request_options, tokens, 8);
     assert_place(kakeya_request_options, generate, 24);
     assert_place(kakeya_request_options, progress_user, 40);
@@ -223,10 +224,12 @@ static void test_layout(void **state) {
     assert_place(kakeya_generate_options, grammar, 136);
     assert_place(kakeya_generate_options, presence_penalty, 144);
     assert_place(kakeya_generate_options, answer_start, 152);
+    assert_place(kakeya_generate_options, prediction, 160);
     assert_place(kakeya_stats, prompt_tokens, 8);
     assert_place(kakeya_stats, drafted_at, 72);
     assert_place(kakeya_stats, finish, 600);
     assert_place(kakeya_stats, waits, 608);
+    assert_place(kakeya_stats, prediction_drafted, 632);
     assert_place(kakeya_event, token, 12);
     assert_place(kakeya_event, finish, 40);
     assert_place(kakeya_event, n_top, 80);
