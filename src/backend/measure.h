@@ -9,7 +9,8 @@
 /* What the device allows, measured now with the model's own threads and kernels: the bounds of the benchmark. */
 typedef struct backend_probe {
     double read_bytes_per_second; /* over memory far larger than every cache */
-    double flops_per_second;      /* the matrix product's inner instruction on registers, a multiply-add counted as 2 */
+    double flops_per_second; /* the matrix product's inner instruction on registers, a multiply-add counted as 2; on
+                                integers where products are (precision int8) */
     int threads;
 } backend_probe;
 

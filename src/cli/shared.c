@@ -40,7 +40,9 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                 .help =
                     "directory, GGUF file, or name in the Hugging Face cache ($KAKEYA_MODEL, else the bundled demo)"),
         CLI_OPTION(.name = "synthetic", .argument = "SHAPE", .kind = CLI_TEXT, .target = &shared->synthetic,
-                   .help = "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it"),
+                   .help =
+                       "weights made in memory instead: 26b-a4b, 31b, 12b, e2b, e4b; ':layers=6' shortens it, ':q4_0', "
+                       "':q8_0' or ':q4_k_m' quantises it"),
         CLI_OPTION(
                 .name = "drafter", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->drafter,
                 .help =

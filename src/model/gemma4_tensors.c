@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "model/gemma4.h"
 #include "model/tensors.h"
@@ -23,12 +24,34 @@ typedef struct walker {
     int layer; /* -1: global tensors */
 } walker;
 
+/* ggml's rule for matrices that get more bits: the layers of the first and last eighth, and every third one between. */
+static bool gets_more(int layer, int layers) {
+    int eighth = layers / 8;
+    return layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+}
+
+/* What a model of a block format stores a matrix in, as converters do: the router and what single rows are read of stay
+ * plain, the head gets six or eight bits, and rows that are no multiple of 256 other blocks. */
+static weight_format quantised_format(const walker *w, parameter_group group, const char *path, int64_t in) {
+    weight_format format = w->config->checkpoint_format;
+    bool k = format == WEIGHT_Q4_K, table = group == PARAMETERS_EMBEDDING || group == PARAMETERS_HEAD;
+    if (format >= WEIGHT_FORMAT_COUNT || weight_format_is_plain(format) || group == PARAMETERS_ROUTER ||
+        group == PARAMETERS_PLE_TABLE || strstr(path, "per_layer_model") ||
+        (group == PARAMETERS_EMBEDDING && !w->config->tied_head))
+        return WEIGHT_BF16;
+    if (table && !k) return WEIGHT_Q8_0;
+    if (table || (k && (strstr(path, "v_proj") || strstr(path, "down_proj")) && gets_more(w->layer, w->config->layers)))
+        return in % 256 ? WEIGHT_Q8_0 : WEIGHT_Q6_K;
+    return k && in % 256 ? WEIGHT_Q5_0 : format;
+}
+
 /* `path` and the offsets that follow are those of a layer where w->layer >= 0. */
 static void visit(walker *w, tensor_kind kind, parameter_group group, const char *path, size_t offset, float synthetic,
                   int dims, int64_t a, int64_t b, int64_t c) {
     if (w->status != KAKEYA_OK) return;
     tensor_slot slot = {
         .kind = kind, .group = group, .dims = dims, .shape = {a, b, c}, .offset = offset, .synthetic = synthetic};
+    if (kind == SLOT_MATRIX) slot.quantised = quantised_format(w, group, path, slot.shape[dims - 1]);
     if (w->layer >= 0) {
         snprintf(slot.name, sizeof slot.name, "layers.%d.%s", w->layer, path);
         slot.offset += offsetof(gemma4_weights, layer) + (size_t)w->layer * sizeof(gemma4_layer_weights);
@@ -123,6 +146,7 @@ static void walk_head(walker *w) {
                         .dims = 2,
                         .shape = {c->vocab, c->hidden},
                         .offset = offsetof(gemma4_weights, head),
+                        .quantised = quantised_format(w, PARAMETERS_HEAD, "lm_head.weight", c->hidden),
                         .synthetic = matrix_deviation};
     w->status = w->visit(w->context, &slot, w->error);
 }

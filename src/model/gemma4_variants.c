@@ -161,10 +161,17 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
             format = WEIGHT_F32;
         } else if (length == 10 && strncmp(option, "dtype=bf16", 10) == 0) {
             format = WEIGHT_BF16;
+        } else if (length == 4 && strncmp(option, "q4_0", 4) == 0) {
+            format = WEIGHT_Q4_0;
+        } else if (length == 4 && strncmp(option, "q8_0", 4) == 0) {
+            format = WEIGHT_Q8_0;
+        } else if (length == 6 && strncmp(option, "q4_k_m", 6) == 0) {
+            format = WEIGHT_Q4_K;
         } else {
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16)",
-                             description, (int)length, option);
+            return error_set(
+                error, KAKEYA_INVALID_ARGUMENT,
+                "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16, q4_0, q8_0, q4_k_m)",
+                description, (int)length, option);
         }
         option += length;
     }

@@ -189,7 +189,8 @@ typedef struct tile {
 
 typedef struct synthesizer {
     char *base;
-    weight_format format; /* F32 or BF16 */
+    weight_format format; /* of plain matrices: F32 or BF16 */
+    bool quantised;       /* matrices are of the formats that their slots say */
     mem_account *account;
     tensor_memory *memory;
     bool outline; /* matrices get a deviation instead of data */
@@ -229,6 +230,10 @@ static const unsigned char *find_tile(synthesizer *s, float deviation) {
     return values;
 }
 
+static bool is_blocks(const synthesizer *s, const tensor_slot *slot) {
+    return s->quantised && !weight_format_is_plain(slot->quantised);
+}
+
 static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
     synthesizer *s = context;
     char *binding = s->base + slot->offset;
@@ -239,8 +244,8 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
         s->vectors += tensor_vector_floats(slot);
     } else if (slot->kind == SLOT_SCALAR) {
         *(float *)(void *)binding = slot->synthetic;
-    } else if (slot->kind == SLOT_MATRIX && s->outline) {
-        weight w = tensor_slot_weight(slot, NULL, s->format);
+    } else if (slot->kind == SLOT_MATRIX && (s->outline || is_blocks(s, slot))) {
+        weight w = tensor_slot_weight(slot, NULL, is_blocks(s, slot) ? slot->quantised : s->format);
         w.synthetic = slot->synthetic;
         *(weight *)(void *)binding = w;
     } else if (slot->kind == SLOT_MATRIX) {
@@ -263,6 +268,8 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
 }
 
 static kakeya_status fill_slots(tensor_walk walk, const void *shape, synthesizer *s, kakeya_error *error) {
+    s->quantised = !weight_format_is_plain(s->format);
+    if (s->quantised) s->format = WEIGHT_BF16;
     kakeya_status status = tensor_vector_block(walk, shape, s->account, s->memory, &s->vectors, error);
     if (status == KAKEYA_OK) status = walk(shape, synthesize_slot, s, error);
     for (int i = 0; i < s->n_tiles; i++) free(s->tiles[i].values);

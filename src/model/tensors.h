@@ -24,8 +24,9 @@ typedef struct tensor_slot {
     parameter_group group;
     int dims;
     int64_t shape[3];
-    size_t offset;   /* of the binding inside the structure that is filled */
-    float synthetic; /* matrices: standard deviation of the values; vectors and scalars: the value */
+    size_t offset;           /* of the binding inside the structure that is filled */
+    weight_format quantised; /* matrices of a synthetic model that is not plain; F32 also stands for plain ones */
+    float synthetic;         /* matrices: standard deviation of the values; vectors and scalars: the value */
 } tensor_slot;
 
 typedef kakeya_status (*tensor_visit)(void *context, const tensor_slot *slot, kakeya_error *error);
@@ -90,7 +91,9 @@ kakeya_status tensors_bind(checkpoint *ck, const char *prefix, tensor_walk walk,
                            const tensor_hook *hook, tensor_skip skip, mem_account *account, tensor_memory *memory,
                            kakeya_error *error);
 
-/* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of format `format`. */
+/* Fills every slot with deterministic values in MEM_WEIGHTS memory; matrices are of format `format`. Where that is a
+ * block format, they are of their slots' `quantised`, and those that are not plain have no data, as in
+ * tensors_outline. */
 kakeya_status tensors_synthesize(tensor_walk walk, const void *shape, void *base, weight_format format,
                                  mem_account *account, tensor_memory *memory, kakeya_error *error);
 /* The same, but matrices have no data, only their shape and `synthetic` deviation. */

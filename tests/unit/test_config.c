@@ -560,6 +560,9 @@ static void test_variants(void **state) {
     assert_int_equal(config.checkpoint_format, WEIGHT_F32);
     assert_int_equal(config.layers, 2);
 
+    assert_ok(gemma4_config_variant("31b:layers=2:q4_k_m", &config, &error));
+    assert_int_equal(config.checkpoint_format, WEIGHT_Q4_K);
+
     static const char *const bad[] = {"",
                                       "27b",
                                       "26b-a4b:",
@@ -570,6 +573,8 @@ static void test_variants(void **state) {
                                       "26b-a4b:dtype=f64",
                                       "26b-a4b:dtype=f32x",
                                       "26b-a4b:experts=2",
+                                      "26b-a4b:q4_00",
+                                      "26b-a4b:q4_k",
                                       "e2b:layers=99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_refused(gemma4_config_variant(bad[i], &config, &error), KAKEYA_INVALID_ARGUMENT, "synthetic model",

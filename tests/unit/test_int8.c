@@ -3,6 +3,7 @@
  * near to the exact product as rounding activations to 8 bits allows; what is not a number stays none. Tiles hold what
  * the rows hold. */
 #include "backend/cpu/int8.h"
+#include "backend/cpu/synthetic_blocks.h"
 #include "backend/cpu/tiles.h"
 #include "block_operands.h"
 #include "formats/safetensors.h"
@@ -85,6 +86,13 @@ static void test_packing(void **state) {
                 assert_true(record.total == (float)(found[0] + found[1]));
             }
         }
+        x[5] = NAN;
+        x[2 * (size_t)k - 1] = -INFINITY;
+        free(want);
+        want = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, (size_t)k, ROWS, k);
+        int8_record strange;
+        memcpy(&strange, want, sizeof strange);
+        assert_true(isnan(strange.scale) && strange.total == 0 && strange.codes[5] == 0 && strange.codes[6] == 0);
         FOR_TABLES(kernels) {
             char *got = packed_as(kernels, PACKING_INT8, x, (size_t)k, ROWS, k);
             assert_memory_equal(got, want, ROWS * bytes);
@@ -347,6 +355,49 @@ static void test_not_numbers(void **state) {
     }
 }
 
+/* Made-up blocks have the deviation that is asked for, mean zero, and are the same for the same seed. */
+static void test_synthetic_blocks(void **state) {
+    (void)state;
+    enum { OUT = 64, K = 2816 };
+    static const float deviations[] = {0.02f, 0.0047f};
+    for (size_t f = 0; f < COUNT(formats); f++) {
+        if (!synthetic_blocks_can(formats[f])) continue;
+        const weight_stream *stream = &weight_format_find(formats[f])->stream[0];
+        size_t bytes = weight_stream_bytes(stream, OUT, K, 0);
+        unsigned char *blocks = malloc(bytes), *again = malloc(bytes);
+        for (size_t d = 0; d < COUNT(deviations); d++) {
+            synthetic_blocks(formats[f], deviations[d], 7, bytes, blocks);
+            synthetic_blocks(formats[f], deviations[d], 7, bytes, again);
+            assert_memory_equal(blocks, again, bytes);
+            weight w = weight_matrix(formats[f], blocks, OUT, K);
+            float *values = dequantised(&w);
+            double sum = 0, squares = 0, n = OUT * K, want = (double)deviations[d];
+            for (int i = 0; i < OUT * K; i++) {
+                sum += (double)values[i];
+                squares += (double)values[i] * (double)values[i];
+            }
+            check_near(weight_format_name(formats[f]), "deviation", 0, sqrt(squares / n), want, 0.05 * want);
+            check_near(weight_format_name(formats[f]), "mean", 0, sum / n, 0, 0.2 * want);
+            free(values);
+        }
+        free(blocks);
+        free(again);
+    }
+    assert_true(synthetic_blocks_can(WEIGHT_Q4_0) && synthetic_blocks_can(WEIGHT_Q5_0) &&
+                synthetic_blocks_can(WEIGHT_Q8_0) && synthetic_blocks_can(WEIGHT_Q4_K) &&
+                synthetic_blocks_can(WEIGHT_Q6_K));
+}
+
+static void test_probes(void **state) {
+    (void)state;
+    const int8_kernels *sets[3];
+    size_t n = sets_of_kernels(sets);
+    for (size_t i = 0; i < n; i++) {
+        double few = sets[i]->probe(1000);
+        assert_true(few > 0 && sets[i]->probe(3000) == 3 * few);
+    }
+}
+
 /* KAKEYA_QUANT_VECTORS names a folder of ggml-*.safetensors: products of ordinary weights. */
 static void test_vectors(void **state) {
     (void)state;
@@ -383,9 +434,10 @@ static void test_vectors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),       cmocka_unit_test(test_products),
-        cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes), cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),          cmocka_unit_test(test_products),
+        cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes),    cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_synthetic_blocks), cmocka_unit_test(test_probes),
+        cmocka_unit_test(test_vectors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

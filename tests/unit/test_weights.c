@@ -305,6 +305,33 @@ static void test_synthetic_values(void **state) {
     assert_int_equal(mem_total(&account), 0);
 }
 
+/* Quantised ones: matrices are of the formats that converters choose, and wait for the backend to make them. */
+static void test_synthetic_blocks(void **state) {
+    (void)state;
+    static const struct {
+        const char *shape;
+        weight_format head, gate, down, experts_down, last_down;
+    } cases[] = {
+        {"26b-a4b:layers=9:q4_0", WEIGHT_Q8_0, WEIGHT_Q4_0, WEIGHT_Q4_0, WEIGHT_Q4_0, WEIGHT_Q4_0},
+        {"26b-a4b:q8_0:layers=9", WEIGHT_Q8_0, WEIGHT_Q8_0, WEIGHT_Q8_0, WEIGHT_Q8_0, WEIGHT_Q8_0},
+        {"26b-a4b:q4_k_m:layers=9", WEIGHT_Q6_K, WEIGHT_Q4_K, WEIGHT_Q5_0, WEIGHT_Q5_0, WEIGHT_Q8_0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gemma4_model *m;
+        assert_ok(gemma4_model_synthesize(cases[i].shape, &account, &m, &error));
+        const gemma4_layer_weights *l = &m->weights.layer[1], *last = &m->weights.layer[8];
+        assert_int_equal(m->weights.head.format, cases[i].head);
+        assert_int_equal(l->gate_proj.format, cases[i].gate);
+        assert_int_equal(l->down_proj.format, cases[i].down);
+        assert_int_equal(l->experts_down.format, cases[i].experts_down);
+        assert_int_equal(last->down_proj.format, cases[i].last_down);
+        assert_null(l->gate_proj.stream[0]);
+        assert_true(l->gate_proj.synthetic > 0);
+        assert_weight(&l->router_proj, 128, 2816, WEIGHT_BF16);
+        close_model(m);
+    }
+}
+
 static void test_synthetic(void **state) {
     (void)state;
     gemma4_model *m;
@@ -336,6 +363,7 @@ int main(void) {
         cmocka_unit_test(test_dtype_from_tensors),
         cmocka_unit_test(test_synthetic_values),
         cmocka_unit_test(test_synthetic),
+        cmocka_unit_test(test_synthetic_blocks),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

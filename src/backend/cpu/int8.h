@@ -44,6 +44,9 @@ typedef struct int8_kernels {
     void (*pack)(const float *x, size_t ldx, int rows, int k, void *packed);
     int8_multiply multiply[WEIGHT_FORMAT_COUNT]; /* NULL where a format is no block format */
     int8_tile_maker tile[WEIGHT_FORMAT_COUNT];   /* the same bytes from every instruction set */
+    /* For the benchmark: the product's inner instructions on registers, `iterations` times; returns the operations on
+     * integers done, a multiply-add counted as 2. */
+    double (*probe)(size_t iterations);
 } int8_kernels;
 
 extern const int8_kernels int8_scalar;
@@ -51,8 +54,10 @@ extern const int8_kernels int8_scalar;
 extern const int8_kernels int8_avx2;
 extern const int8_kernels int8_vnni; /* needs AVX-512 with VNNI */
 #endif
-/* The fastest that this CPU runs; for tables of vectors. */
+/* The fastest that this CPU runs; for tables of AVX-512. */
 const int8_kernels *int8_widest(void);
+/* Those of a table of kernels. */
+const int8_kernels *int8_of(const cpu_kernels *table);
 
 /* Rows of a table of kernels, whose int8 products are those of INT8_KERNELS. */
 #define DEFINE_INT8_PRODUCT(NAME, name, values, bytes)                                                                 \

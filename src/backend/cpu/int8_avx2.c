@@ -1,7 +1,7 @@
 /* int8 products with AVX2: eight outputs at a time. */
 #include <immintrin.h>
 
-#include "backend/cpu/blocks.h"
+#include "backend/cpu/int8_codes.h"
 
 #define TILE_ROWS 4
 enum { LANES = 8, LANES_SIGNED_WIDE = 1 };
@@ -108,6 +108,34 @@ BLOCKS_INLINE void transpose_codes(const uint8_t *in, uint8_t *out) {
             _mm256_storeu_si256((__m256i *)(void *)(to + 64 * 4), _mm256_permute2x128_si256(q[i], q[i + 4], 0x31));
         }
     }
+}
+
+/* int8_pack_block of 32 values; see int8_lanes_avx512.h. */
+BLOCKS_INLINE void lanes_pack(const float *x, int8_record *out) {
+    const __m256i bits = _mm256_set1_epi32(0x7fffffff);
+    __m256i codes[4], size = _mm256_setzero_si256();
+    for (int i = 0; i < 4; i++)
+        size = _mm256_max_epu32(size, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + 8 * i)), bits));
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(size), _mm256_extracti128_si256(size, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
+    float r = int8_steps((uint32_t)_mm_cvtsi128_si32(most), &out->scale);
+    for (int i = 0; i < 4; i++) {
+        codes[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(r)));
+        if (r == 0) codes[i] = _mm256_setzero_si256();
+    }
+    int total = 0;
+    for (int h = 0; h < 2; h++) {
+        __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(codes[2 * h], codes[2 * h + 1]), 0xd8);
+        __m128i lower = _mm256_castsi256_si128(words), upper = _mm256_extracti128_si256(words, 1);
+        _mm_storeu_si128((__m128i *)(void *)(out->codes + 16 * h), _mm_packs_epi16(lower, upper));
+        __m128i sums = _mm_madd_epi16(_mm_add_epi16(lower, upper), _mm_set1_epi16(1));
+        sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4e));
+        int sum = _mm_cvtsi128_si32(_mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xb1)));
+        out->half[h] = (int16_t)sum;
+        total += sum;
+    }
+    out->total = (float)total;
 }
 
 #include "backend/cpu/int8_tiles.h"

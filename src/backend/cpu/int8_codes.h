@@ -160,6 +160,14 @@ BLOCKS_INLINE void codes_nvfp4(const unsigned char *b, int j, uint8_t *u, int8_b
 
 typedef void (*codes_of)(const unsigned char *block, int j, uint8_t *u, int8_bytes *s);
 
+/* What a block's largest size makes of its values: they are multiplied with the result, and its scale is stored. */
+BLOCKS_INLINE float int8_steps(uint32_t largest, float *scale) {
+    float a = block_float(largest);
+    bool finite = largest < 0x7f800000u, zero = !(a >= 0x1p-100f) || !finite;
+    *scale = !finite ? NAN : zero ? 0 : a / 127;
+    return zero ? 0 : 127 / a;
+}
+
 /* One block of activations. */
 BLOCKS_INLINE void int8_pack_block(const float *x, int n, int8_record *out) {
     uint32_t largest = 0; /* the bits of sizes have the order of the sizes */
@@ -171,13 +179,10 @@ BLOCKS_INLINE void int8_pack_block(const float *x, int n, int8_record *out) {
         size &= 0x7fffffffu;
         largest = size > largest ? size : largest;
     }
-    float a = block_float(largest);
-    bool finite = largest < 0x7f800000u, zero = !(a >= 0x1p-100f) || !finite;
-    float r = zero ? 0 : 127 / a;
-    out->scale = !finite ? NAN : zero ? 0 : a / 127;
+    float r = int8_steps(largest, &out->scale);
     int total[2] = {0};
     for (int i = 0; i < INT8_BLOCK; i++) {
-        int code = zero ? 0 : (int)rintf(values[i] * r);
+        int code = r == 0 ? 0 : (int)rintf(values[i] * r);
         out->codes[i] = (int8_t)code;
         total[i / 16] += code;
     }
@@ -185,14 +190,16 @@ BLOCKS_INLINE void int8_pack_block(const float *x, int n, int8_record *out) {
     out->total = (float)(total[0] + total[1]);
 }
 
-BLOCKS_INLINE void int8_pack_rows(const float *x, size_t ldx, int rows, int k, void *packed) {
+typedef void (*int8_packer)(const float *x, int n, int8_record *out);
+
+BLOCKS_INLINE void int8_pack_rows(int8_packer pack_block, const float *x, size_t ldx, int rows, int k, void *packed) {
     size_t blocks = int8_blocks(k), row_bytes = int8_row_bytes(k);
     for (int r = 0; r < rows; r++) {
         unsigned char *row = (unsigned char *)packed + (size_t)r * row_bytes;
         for (size_t b = 0; b < blocks; b++) {
             int left = k - (int)b * INT8_BLOCK;
-            int8_pack_block(x + (size_t)r * ldx + b * INT8_BLOCK, left < INT8_BLOCK ? left : INT8_BLOCK,
-                            (int8_record *)(void *)row + b);
+            pack_block(x + (size_t)r * ldx + b * INT8_BLOCK, left < INT8_BLOCK ? left : INT8_BLOCK,
+                       (int8_record *)(void *)row + b);
         }
         size_t used = blocks * sizeof(int8_record);
         memset(row + used, 0, row_bytes - used);

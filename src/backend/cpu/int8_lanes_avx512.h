@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "backend/cpu/blocks.h"
+#include "backend/cpu/int8_codes.h"
 
 #define TILE_ROWS 8
 enum { LANES = 16, LANES_SIGNED_WIDE = 0 };
@@ -109,6 +109,25 @@ BLOCKS_INLINE void transpose_codes(const uint8_t *in, uint8_t *out) {
         _mm512_storeu_si512(out + 64 * i, _mm512_permutex2var_epi64(q[i], even, q[i + 4]));
         _mm512_storeu_si512(out + 64 * (i + 4), _mm512_permutex2var_epi64(q[i], odd, q[i + 4]));
     }
+}
+
+/* int8_pack_block of 32 values. A largest size of zero or none leaves r zero; codes are then cleared, for NaN times
+ * zero is none. */
+BLOCKS_INLINE void lanes_pack(const float *x, int8_record *out) {
+    __m512 values[2] = {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16)};
+    __m512i size =
+        _mm512_max_epu32(_mm512_castps_si512(_mm512_abs_ps(values[0])), _mm512_castps_si512(_mm512_abs_ps(values[1])));
+    float r = int8_steps(_mm512_reduce_max_epu32(size), &out->scale);
+    int total = 0;
+    for (int h = 0; h < 2; h++) {
+        __m512i codes = _mm512_cvtps_epi32(_mm512_mul_ps(values[h], _mm512_set1_ps(r)));
+        if (r == 0) codes = _mm512_setzero_si512();
+        _mm_storeu_si128((__m128i *)(void *)(out->codes + 16 * h), _mm512_cvtepi32_epi8(codes));
+        int sum = _mm512_reduce_add_epi32(codes);
+        out->half[h] = (int16_t)sum;
+        total += sum;
+    }
+    out->total = (float)total;
 }
 
 #endif

@@ -102,12 +102,26 @@ BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsig
     }
 BLOCK_FORMATS(DEFINE_MULTIPLY)
 
-static void pack(const float *x, size_t ldx, int rows, int k, void *packed) { int8_pack_rows(x, ldx, rows, k, packed); }
+static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
+    int8_pack_rows(int8_pack_block, x, ldx, rows, k, packed);
+}
+
+static double probe(size_t iterations) {
+    int8_record x = {.scale = 1};
+    uint8_t u[INT8_BLOCK] = {0};
+    int sum = 0;
+    for (size_t n = 0; n < iterations; n++) {
+        __asm__ volatile("" : : "r"(u), "r"(&x) : "memory"); /* other values each time, as far as the compiler knows */
+        sum += sum_of(&form_q4_0, u, x.codes, INT8_BLOCK);
+    }
+    __asm__ volatile("" : : "r"(sum));
+    return (double)iterations * INT8_BLOCK * 2;
+}
 
 #define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 const int8_kernels int8_scalar = {
-    .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}};
+    .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe};
 
 const int8_kernels *int8_widest(void) {
 #if defined(__x86_64__)
@@ -116,4 +130,13 @@ const int8_kernels *int8_widest(void) {
 #else
     return &int8_scalar;
 #endif
+}
+
+const int8_kernels *int8_of(const cpu_kernels *table) {
+#if defined(__x86_64__)
+    if (strcmp(table->name, "avx2") == 0) return &int8_avx2;
+    if (strncmp(table->name, "avx512", 6) == 0) return int8_widest();
+#endif
+    (void)table;
+    return &int8_scalar;
 }

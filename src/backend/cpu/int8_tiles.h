@@ -370,13 +370,42 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
     }
 BLOCK_FORMATS(DEFINE_MULTIPLY)
 
-static void pack(const float *x, size_t ldx, int rows, int k, void *packed) { int8_pack_rows(x, ldx, rows, k, packed); }
+BLOCKS_INLINE void pack_block(const float *x, int n, int8_record *out) {
+    float values[INT8_BLOCK] = {0};
+    if (n < INT8_BLOCK) memcpy(values, x, (size_t)n * sizeof *x);
+    lanes_pack(n < INT8_BLOCK ? values : x, out);
+}
+
+static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
+    int8_pack_rows(pack_block, x, ldx, rows, k, packed);
+}
+
+#if defined(__clang__)
+#define UNROLL_SUMS UNROLL
+#else
+#define UNROLL_SUMS _Pragma("GCC unroll 16")
+#endif
+
+static double probe(size_t iterations) {
+    enum { SUMS = LANES == 16 ? 12 : 6 /* fit into registers with their parts */ };
+    static const uint8_t pieces[TILE_PIECE_BYTES];
+    static const int8_t values[4] = {1, 1, 1, 1};
+    lanes_codes codes = codes_load(pieces);
+    lanes_sum sums[SUMS];
+    UNROLL_SUMS for (int i = 0; i < SUMS; i++) sums[i] = sum_begin(lanes_zero());
+    for (size_t n = 0; n < iterations; n++) {
+        UNROLL for (int p = 0; p < TILE_PIECES; p++) {
+            __asm__("" : "+v"(codes)); /* another piece each time, as far as the compiler knows */
+            UNROLL_SUMS for (int i = 0; i < SUMS; i++) sum_add(&form_q4_0, &sums[i], codes, values, p, PART_PIECES(15));
+        }
+    }
+    UNROLL_SUMS for (int i = 0; i < SUMS; i++) __asm__ volatile("" : : "v"(sums[i].sum));
+    return (double)iterations * TILE_PIECES * SUMS * LANES * 4 * 2;
+}
 
 #define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 #define INT8_TABLE                                                                                                     \
-    {                                                                                                                  \
-        .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = { BLOCK_FORMATS(TILE_ENTRY) }               \
-    }
+    { .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe }
 
 #endif

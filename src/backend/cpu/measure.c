@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backend/cpu/head.h"
+#include "backend/cpu/int8.h"
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 #include "base/clock.h"
@@ -44,6 +45,7 @@ static void read_pieces(void *context, size_t begin, size_t end, int thread) {
 typedef struct flops_probe {
     const cpu_kernels *kernels;
     bool round;
+    const int8_kernels *int8; /* NULL: products are of floating-point numbers */
     size_t iterations;
     double operations[THREAD_POOL_MAX];
 } flops_probe;
@@ -51,7 +53,8 @@ typedef struct flops_probe {
 static void run_operations(void *context, int thread, int threads) {
     (void)threads;
     flops_probe *probe = context;
-    probe->operations[thread] = probe->kernels->probe_flops(probe->round, probe->iterations);
+    probe->operations[thread] = probe->int8 ? probe->int8->probe(probe->iterations)
+                                            : probe->kernels->probe_flops(probe->round, probe->iterations);
 }
 
 static double seconds_of_operations(thread_pool *pool, flops_probe *probe) {
@@ -80,6 +83,7 @@ static kakeya_status cpu_probe(backend_model *m, backend_probe *out, kakeya_erro
     out->read_bytes_per_second = fastest;
 
     flops_probe computing = {.kernels = m->kernels, .round = m->input == INPUT_BF16, .iterations = 1000};
+    if (m->input == INPUT_INT8) computing.int8 = int8_of(m->kernels);
     while (seconds_of_operations(m->pool, &computing) < probe_flops_seconds && computing.iterations < SIZE_MAX / 2) {
         computing.iterations *= 2; /* wakes the threads and finds a run that is long enough */
     }

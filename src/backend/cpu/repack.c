@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "backend/cpu/int8.h"
+#include "backend/cpu/synthetic_blocks.h"
 #include "backend/cpu/tiles.h"
 #include "base/machine_memory.h"
 
@@ -33,26 +34,35 @@ static size_t list_matrices(gemma4_weights *w, int layers, weight **out) {
     return n;
 }
 
+/* Without data, with a deviation: its values are made here. */
+static bool is_outline(const weight *w) {
+    return !weight_present(w) && w->out > 0 && w->synthetic > 0 && !weight_format_is_plain(w->format);
+}
+
 static bool wants_tiles(const weight *w) {
-    return weight_present(w) && !weight_format_is_plain(w->format) && int8_scalar.tile[w->format];
+    return is_outline(w) || (weight_present(w) && !weight_format_is_plain(w->format) && int8_scalar.tile[w->format]);
 }
 
 typedef struct repack_context {
     const weight *w;
     int8_tile_maker make;
     unsigned char *tiles;
-    size_t first; /* tile row */
+    size_t first;        /* tile row */
+    unsigned char *made; /* [threads][made_bytes]: 16 rows with made-up values; NULL: the matrix has its own */
+    size_t made_bytes;
+    uint64_t seed;
 } repack_context;
 
 static void make_tile_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
     const repack_context *c = context;
     const weight *w = c->w;
     size_t blocks = (size_t)w->in / (size_t)weight_format_find(w->format)->stream[0].values;
     for (size_t t = c->first + begin; t < c->first + end; t++) {
         int o = (int)t * TILE_OUTPUTS, left = w->out - o;
-        c->make(weight_row(w, 0, o), weight_row_bytes(w, 0), left < TILE_OUTPUTS ? left : TILE_OUTPUTS, blocks,
-                c->tiles + t * tiles_row_bytes(w->format, w->in));
+        unsigned char *made = c->made ? c->made + (size_t)thread * c->made_bytes : NULL;
+        if (made) synthetic_blocks(w->format, w->synthetic, c->seed + t * c->made_bytes, c->made_bytes, made);
+        c->make(made ? made : (const unsigned char *)weight_row(w, 0, o), weight_row_bytes(w, 0),
+                left < TILE_OUTPUTS ? left : TILE_OUTPUTS, blocks, c->tiles + t * tiles_row_bytes(w->format, w->in));
     }
 }
 
@@ -74,18 +84,25 @@ static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
     unsigned char *tiles = mem_alloc(m->account, MEM_WEIGHTS, bytes);
     if (!tiles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights in tiles", bytes);
     m->tiles[m->n_tiles++] = tiles;
-    const int8_kernels *kernels = m->kernels == cpu_kernels_find("scalar") ? &int8_scalar : int8_widest();
+    const int8_kernels *kernels = int8_of(m->kernels);
     kakeya_status status = KAKEYA_OK;
+    const bool outline = is_outline(w);
+    repack_context c = {.w = w, .make = kernels->tile[w->format], .tiles = tiles, .seed = s->done};
+    c.made_bytes = TILE_OUTPUTS * weight_row_bytes(w, 0);
+    if (outline) c.made = malloc((size_t)m->threads * c.made_bytes);
+    if (outline && !c.made) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for rows of synthetic weights");
     for (size_t first = 0, n; first < rows && !status; first += n) {
-        repack_context c = {w, kernels->tile[w->format], tiles, first};
+        c.first = first;
         n = rows - first < STEP_TILES ? rows - first : STEP_TILES;
         thread_pool_for(m->pool, n, PIECE_TILES, make_tile_rows, &c);
         size_t source = weight_row_bytes(w, 0), from = first * TILE_OUTPUTS, left = (size_t)w->out - from;
-        gemma4_model_unneeded(m->options.verifier, weight_row(w, 0, (int)from),
-                              source * (left < n * TILE_OUTPUTS ? left : n * TILE_OUTPUTS));
+        if (!outline)
+            gemma4_model_unneeded(m->options.verifier, weight_row(w, 0, (int)from),
+                                  source * (left < n * TILE_OUTPUTS ? left : n * TILE_OUTPUTS));
         s->done += n * row;
         status = tell(s, error);
     }
+    free(c.made);
     if (weight_format_find(w->format)->streams > 1) w->stream[1] = weight_row(w, 1, 0);
     w->stream[0] = tiles;
     w->first = 0;
@@ -99,7 +116,13 @@ static bool has_room(const backend_model *m, size_t bytes) {
            (machine == 0 || bytes <= machine / MACHINE_PARTS * PARTS_OF_MACHINE);
 }
 
+/* The head stands for the rest: where one matrix of a synthetic model is made of blocks, it is. */
+static bool must_be_made(const backend_model *m) { return is_outline(&m->weights->head); }
+
 kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
+    if (m->input != INPUT_INT8 && must_be_made(m))
+        return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s are made for --precision int8 alone",
+                         weight_format_name(m->weights->head.format));
     if (m->input != INPUT_INT8) return KAKEYA_OK;
     size_t most = 2 + (size_t)m->config->layers * (LAYER_MATRICES + 1), total = 0;
     m->tiled_weights = malloc(sizeof *m->tiled_weights);
@@ -111,15 +134,16 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     }
     *m->tiled_weights = *m->weights;
     gemma4_weights *w = m->tiled_weights;
-    const void *table = w->embed.stream[0];
-    bool tied = w->head.stream[0] == table && w->head.first == w->embed.first;
+    bool tied = m->config->tied_head;
     size_t n = list_matrices(w, m->config->layers, matrices);
     for (size_t i = 0; i < n; i++) {
         if (wants_tiles(matrices[i])) total += tiles_bytes(matrices[i]->format, matrices[i]->out, matrices[i]->in);
     }
     repack_state state = {.m = m, .total = total};
     kakeya_status status = KAKEYA_OK;
-    if (total > 0 && has_room(m, total)) {
+    if (must_be_made(m) && !has_room(m, total)) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no room for %zu bytes of synthetic weights", total);
+    } else if (total > 0 && has_room(m, total)) {
         for (size_t i = 0; i < n && !status; i++) {
             if (wants_tiles(matrices[i])) status = repack(&state, matrices[i], error);
         }
