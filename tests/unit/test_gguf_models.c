@@ -3,6 +3,7 @@
  * refused with one line. */
 #include "base/json.h"
 #include "gguf_models.h"
+#include "model/tensors.h"
 #include "scratch.h"
 #include "text/tokenizer_gguf.h"
 
@@ -162,6 +163,53 @@ static void test_repacking(void **state) {
     assert_int_equal(mem_total(&rows.account), 0);
     subject_close(&packed);
     subject_close(&exact);
+}
+
+/* A synthetic model of blocks has no data of its own: the backend makes the same on every instruction set, as tiles
+ * alone. */
+static void test_synthetic_blocks(void **state) {
+    (void)state;
+    enum { TOKENS = 7 };
+    int32_t tokens[TOKENS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = 3 + i * 41 % 290;
+    subject micro;
+    subject_open(&micro, QUANT "micro.gguf", KAKEYA_PRECISION_INT8, NULL, 1);
+    gemma4_model made = {.config = micro.model->config};
+    made.config.checkpoint_format = WEIGHT_Q8_0;
+    tensor_memory memory = {0};
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    assert_ok(tensors_synthesize(gemma4_walk, &made.config, &made.weights, WEIGHT_Q8_0, &account, &memory, &error));
+    if (made.config.tied_head) made.weights.head = made.weights.embed;
+    float *first = NULL;
+    size_t n = TOKENS * (size_t)made.config.vocab;
+    for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) {
+        subject s = {.model = &made, .ops = micro.ops};
+        mem_account_init(&s.account, &account, 0);
+        backend_model_options options = {
+            .verifier = &made, .precision = KAKEYA_PRECISION_INT8, .isa = *isa, .threads = 3, .account = &s.account};
+        assert_ok(s.ops->model_create(&options, &s.backend, &error));
+        float *found = logits_of(&s, tokens, TOKENS, 3), lowest = INFINITY, highest = -INFINITY;
+        for (size_t i = 0; i < n; i++) {
+            assert_true(isfinite(found[i]));
+            lowest = fminf(lowest, found[i]);
+            highest = fmaxf(highest, found[i]);
+        }
+        assert_true(highest > lowest);
+        if (first) assert_close("synthetic", found, first, n, 1e-3);
+        free(first);
+        first = found;
+        s.ops->model_destroy(s.backend);
+        assert_int_equal(mem_total(&s.account), 0);
+        options.precision = KAKEYA_PRECISION_F32;
+        assert_refused(s.ops->model_create(&options, &s.backend, &error), KAKEYA_UNSUPPORTED, "Q8_0", "int8");
+        mem_account_init(&s.account, &account, 1 << 10);
+        options.precision = KAKEYA_PRECISION_INT8;
+        assert_int_equal(s.ops->model_create(&options, &s.backend, &error), KAKEYA_OUT_OF_MEMORY);
+    }
+    free(first);
+    tensor_memory_release(&memory);
+    subject_close(&micro);
 }
 
 /* KAKEYA_QUANT_VECTORS names a folder with more of them. */
@@ -563,6 +611,7 @@ int main(void) {
         cmocka_unit_test(test_reference_logits),
         cmocka_unit_test(test_int8_rows),
         cmocka_unit_test(test_repacking),
+        cmocka_unit_test(test_synthetic_blocks),
         cmocka_unit_test(test_more_reference_logits),
         cmocka_unit_test(test_equals_safetensors),
         cmocka_unit_test(test_factors),
