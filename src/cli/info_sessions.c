@@ -55,12 +55,13 @@ static room_engine engine_of(const info_subject *s, const info_room *room, int t
     return room_of_engine(s->model, room->device, room_default_rows(room->device, room->memory), threads, tokens);
 }
 
-/* A limit counts what is allocated: on a CPU that is all but the weights, which are mapped. Quantised ones are repacked
- * where half of the limit holds them. */
+/* A limit counts what is allocated: on a CPU that is all but the weights, which are mapped. Those of GGUF files
+ * are repacked where half of the limit holds them. */
 static void apply_limit(const info_subject *s, kakeya_precision precision, info_room *room, size_t limit_bytes) {
     size_t mapped = room->device == ROOM_CPU ? room->engine[0].weights : 0;
     bool int8 = precision == KAKEYA_PRECISION_AUTO || precision == KAKEYA_PRECISION_INT8;
-    if (int8 && !weight_format_is_plain(s->model->verifier->checkpoint_format) && mapped <= limit_bytes / 2) mapped = 0;
+    weight_format format = s->model->verifier->checkpoint_format;
+    if (int8 && format >= WEIGHT_Q4_0 && format <= WEIGHT_NVFP4 && mapped <= limit_bytes / 2) mapped = 0;
     if (limit_bytes == 0 || limit_bytes > SIZE_MAX - mapped || limit_bytes + mapped >= room->memory) return;
     room->memory = limit_bytes + mapped;
     room->limited = true;
