@@ -1,0 +1,226 @@
+/* F12: a forward fails for one of two answers, and for both. Who is meant gets 500 or an error event, nobody else
+ * notices, and the next request has its answer. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "serve/serve.h"
+#include "serve/server.h"
+#include "session/engine.h"
+
+static server_context *server;
+static int port;
+
+/* ------------------------------------------------------------------------------------------------------- the device */
+
+enum { FAIL_NOTHING = 0, FAIL_ONE, FAIL_ALL, FAIL_PROMPT };
+
+static const backend_ops *real;
+static backend_ops failing;
+static _Atomic int plan, failed;
+
+static kakeya_status forward(backend_model *model, backend_segment *segments, int n, kakeya_error *error) {
+    bool answers = n == 2 && segments[0].kind == SEGMENT_DECODE && segments[1].kind == SEGMENT_DECODE;
+    int what = plan;
+    if ((what == FAIL_PROMPT && segments[0].kind == SEGMENT_PROMPT) ||
+        (answers && (what == FAIL_ONE || what == FAIL_ALL))) {
+        plan = FAIL_NOTHING;
+        failed = failed + 1;
+        if (what == FAIL_ONE) segments[1].status = KAKEYA_BACKEND;
+        return error_set(error, KAKEYA_BACKEND, "forward: injected failure");
+    }
+    if (what == FAIL_ONE || what == FAIL_ALL) /* until the other one has come */
+        (void)nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    return real->forward(model, segments, n, error);
+}
+
+/* ------------------------------------------------------------------------------------------------------- the server */
+
+static int start(void **state) {
+    (void)state;
+    static const char *const names[] = {"m"};
+    static serve_settings settings = {.host = "127.0.0.1",
+                                      .names = names,
+                                      .n_names = 1,
+                                      .max_tool_calls = 8,
+                                      .ping_seconds = 60,
+                                      .keep_alive_seconds = 60};
+    kakeya_error error = {0};
+    kakeya_engine_options_init(&settings.engine);
+    kakeya_session_options_init(&settings.session);
+    settings.engine.model = KAKEYA_MODELS "/demo";
+    settings.engine.threads = 1;
+    settings.session.context_tokens = 1024;
+    if (serve_start(&settings, &server, &error) != KAKEYA_OK) fail_msg("%s", error.message);
+    port = atoi(strrchr(serve_url(server), ':') + 1);
+    while (atomic_load(&server->state) == SERVER_LOADING) sched_yield();
+    real = server->engine->ops;
+    failing = *real;
+    failing.forward = forward;
+    server->engine->ops = &failing;
+    return 0;
+}
+
+static int stop(void **state) {
+    (void)state;
+    serve_stop(server);
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------- the clients
+ */
+
+typedef struct client {
+    const char *question;
+    bool stream;
+    char reply[1 << 19], content[1 << 16];
+    size_t n;
+    int status;
+    bool error, whole;
+    pthread_t thread;
+} client;
+
+/* All that stands behind "content":", as it is written there. */
+static void read_content(client *c) {
+    static const char before[] = "\"content\":\"";
+    size_t n = 0;
+    for (const char *at = c->reply; (at = strstr(at, before)) != NULL;) {
+        for (at += sizeof before - 1; *at && *at != '"' && n < sizeof c->content - 2; at++) {
+            if (*at == '\\') c->content[n++] = *at++;
+            c->content[n++] = *at;
+        }
+    }
+    c->content[n] = 0;
+}
+
+static void *ask(void *user) {
+    client *c = user;
+    const struct sockaddr_in address = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    char body[512], request[1024];
+    int bytes = snprintf(body, sizeof body,
+                         "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":300,\"ignore_eos\":true,\"stream\":%s,"
+                         "\"cache_prompt\":false,\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]}",
+                         c->stream ? "true" : "false", c->question);
+    int n = snprintf(request, sizeof request,
+                     "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                     "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+                     bytes, body);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    c->n = 0;
+    if (s < 0 || connect(s, (const struct sockaddr *)&address, sizeof address) || send(s, request, (size_t)n, 0) != n)
+        abort();
+    for (ssize_t got; (got = recv(s, c->reply + c->n, sizeof c->reply - 1 - c->n, 0)) > 0;) c->n += (size_t)got;
+    close(s);
+    c->reply[c->n] = 0;
+    c->status = c->n > 12 ? atoi(c->reply + 9) : 0;
+    c->error = strstr(c->reply, "\"code\":\"backend\"") != NULL;
+    c->whole = strstr(c->reply, "\"finish_reason\":\"length\"") != NULL;
+    read_content(c);
+    return NULL;
+}
+
+static client first = {.question = "Say a word", .stream = true}, second = {.question = "Count", .stream = true};
+static char first_alone[sizeof first.content], second_alone[sizeof first.content];
+
+static void ask_both(void) {
+    assert_int_equal(pthread_create(&first.thread, NULL, ask, &first), 0);
+    assert_int_equal(pthread_create(&second.thread, NULL, ask, &second), 0);
+    pthread_join(first.thread, NULL);
+    pthread_join(second.thread, NULL);
+}
+
+static void assert_whole(const client *c, const char *alone) {
+    assert_int_equal(c->status, 200);
+    assert_true(c->whole && !c->error);
+    assert_true(strlen(alone) > 100);
+    assert_string_equal(c->content, alone);
+}
+
+/* An error event, and the end of the stream as its clients expect it. */
+static void assert_broken(const client *c, const char *alone) {
+    assert_int_equal(c->status, 200);
+    assert_true(c->error && !c->whole);
+    assert_non_null(strstr(c->reply, "data: [DONE]\n\n"));
+    assert_true(strlen(c->content) < strlen(alone));
+    assert_memory_equal(c->content, alone, strlen(c->content));
+}
+
+static void alone(void **state) {
+    (void)state;
+    ask(&first);
+    strcpy(first_alone, first.content);
+    ask(&second);
+    strcpy(second_alone, second.content);
+    assert_whole(&first, first_alone);
+    assert_whole(&second, second_alone);
+    assert_string_not_equal(first_alone, second_alone);
+}
+
+static void one_answer_fails(void **state) {
+    (void)state;
+    failed = 0;
+    plan = FAIL_ONE;
+    ask_both();
+    assert_int_equal(failed, 1);
+    assert_int_equal(first.error + second.error, 1);
+    if (first.error) {
+        assert_broken(&first, first_alone);
+        assert_whole(&second, second_alone);
+    } else {
+        assert_whole(&first, first_alone);
+        assert_broken(&second, second_alone);
+    }
+}
+
+static void all_fail(void **state) {
+    (void)state;
+    failed = 0;
+    plan = FAIL_ALL;
+    ask_both();
+    assert_int_equal(failed, 1);
+    assert_broken(&first, first_alone);
+    assert_broken(&second, second_alone);
+    ask_both();
+    assert_whole(&first, first_alone);
+    assert_whole(&second, second_alone);
+}
+
+static void a_prompt_fails(void **state) {
+    (void)state;
+    static client plain = {.question = "Say a word"};
+    failed = 0;
+    plan = FAIL_PROMPT;
+    ask(&plain);
+    assert_int_equal(failed, 1);
+    assert_int_equal(plain.status, 500);
+    assert_true(plain.error);
+    assert_null(strstr(plain.reply, "injected")); /* details are the log's */
+    ask(&plain);
+    assert_int_equal(plain.status, 200);
+    assert_string_equal(plain.content, first_alone);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(alone),
+        cmocka_unit_test(one_answer_fails),
+        cmocka_unit_test(all_fail),
+        cmocka_unit_test(a_prompt_fails),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
