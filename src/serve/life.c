@@ -175,9 +175,9 @@ static kakeya_status load(life *l, kakeya_error *error) {
     rpc_serve(s);
     pthread_mutex_lock(&l->lock);
     l->used = clock_seconds();
-    l->awake = atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY);
+    bool ready = l->awake = atomic_compare_exchange_strong(&s->state, &loading, SERVER_READY);
     pthread_mutex_unlock(&l->lock);
-    if (l->awake) {
+    if (ready) {
         fprintf(stderr, "kakeya serve: ready: %s on %s, %.1f MB allocated for weights, %.1f MB for workspace\n",
                 s->settings->names[0], s->model.backend, (double)s->model.weight_bytes / 1e6,
                 (double)kakeya_engine_memory(s->engine, KAKEYA_MEMORY_WORKSPACE) / 1e6);
@@ -199,10 +199,10 @@ static size_t allocated(const kakeya_engine *engine) {
 static bool become_ready(life *l, int from) {
     pthread_mutex_lock(&l->lock);
     l->used = clock_seconds();
-    l->awake = atomic_compare_exchange_strong(&l->server->state, &from, SERVER_READY);
+    bool ready = l->awake = atomic_compare_exchange_strong(&l->server->state, &from, SERVER_READY);
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
-    return l->awake;
+    return ready;
 }
 
 static void fall_asleep(life *l) {

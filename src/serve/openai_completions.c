@@ -152,7 +152,12 @@ static void chunk(completions_job *job, size_t index, completion *c, const answe
     write_choice(job, index, e->text, last ? 0 : e->text_bytes, &c->scores, last ? e->finish_reason : NULL,
                  last ? e->stop_text : NULL, last ? e->stop_token : -1);
     clear_scores(&c->scores);
-    text_add(&job->out, job->include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    text_add(&job->out, "]");
+    if (last) {
+        text_add(&job->out, ",");
+        openai_timings(&job->out, e->usage);
+    }
+    text_add(&job->out, job->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
 }
 
 static void add_usage(answer_usage *sum, const answer_usage *u) {
@@ -178,6 +183,8 @@ static void end_stream(completions_job *job, const api_error *error) {
         write_head(job);
         text_add(out, "],");
         openai_usage(out, &job->usage);
+        text_add(out, ",");
+        openai_timings(out, &job->usage);
         text_add(out, "}\n\n");
     }
     text_add(out, "data: [DONE]\n\n");
@@ -410,7 +417,7 @@ static bool run(completions_job *job, const answer_options *options, prompts *p,
         end_whole(job);
         return true;
     }
-    const answer_sink sink = {.event = on_event, .user = job, .streams = job->stream};
+    const answer_sink sink = {.event = on_event, .user = job, .streams = job->stream, .timings = job->stream};
     call *c = job->call;
     size_t n = p->n;
     kakeya_logit_bias *biases[MAX_PROMPTS] = {NULL};

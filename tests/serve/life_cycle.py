@@ -158,6 +158,13 @@ def _():
     equal([bool(c["choices"]) for c in with_timings], [True, False])  # the finish_reason's, and the usage's
     equal(with_timings[0]["timings"]["predicted_n"], with_timings[1]["timings"]["predicted_n"])
     holds(not [c for c in chunks if "prompt_progress" in c], "not asked for")
+    for usage in (False, True):  # text completions likewise
+        raw = s.post("/v1/completions", {"model": "demo", "prompt": ["Hello.", "Once"], "max_tokens": 5, "ignore_eos": True, "stream": True,
+                                         "stream_options": {"include_usage": usage}}).body.decode()
+        chunks = [json.loads(x[6:]) for x in raw.split("\n\n")[:-2]]
+        equal([c["timings"]["predicted_n"] for c in chunks if c["choices"] and c["choices"][0]["finish_reason"]], [5, 5])
+        equal([c["timings"]["predicted_n"] for c in chunks if not c["choices"]], [10] if usage else [])
+        holds(not [c for c in chunks if "timings" in c and c["choices"] and not c["choices"][0]["finish_reason"]], "at the ends alone")
     chunks = events(stream(s, chat("Once. " + TEXT + TEXT, max_tokens=8, ignore_eos=True, timings_per_token=True, return_progress=True,
                                    cache_prompt=False, stream_options={"include_usage": True}))[0])[1]
     usage = chunks[-1]["usage"]
