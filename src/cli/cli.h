@@ -20,6 +20,7 @@ int cli_bench(int argc, char **argv);
 int cli_eval(int argc, char **argv);
 int cli_gate(int argc, char **argv);
 int cli_remote(int argc, char **argv);
+int cli_train(int argc, char **argv);
 
 /* Values of the options that every verb with a model understands. */
 typedef struct cli_shared {

@@ -6,7 +6,7 @@ refuses "an unknown verb is named" "unknown verb 'walk'" walk
 refuses "an unknown global option is named" "unknown option '--walk'" --walk
 
 works "--help works" --help
-for verb in run serve top sessions tokenize score info convert bench eval gate remote; do
+for verb in run serve top sessions tokenize score info convert bench eval gate train remote; do
     check "kakeya --help lists $verb" grep -q "^  $verb " "$WORK/out"
 done
 works "--version works" --version
@@ -29,7 +29,7 @@ for verb in run serve tokenize score info bench; do
     refuses "$verb: bytes are checked" "--memory-limit: '5X' is not a number of bytes" $verb --memory-limit 5X
 done
 
-for verb in sessions convert eval gate remote; do
+for verb in sessions convert eval gate train remote; do
     works "$verb --help works" $verb --help
     check "$verb --help shows usage" grep -q "^usage: kakeya $verb" "$WORK/out"
     check "$verb --help has an example" grep -q -A1 '^Example:' "$WORK/out"
@@ -39,7 +39,7 @@ done
 
 # every option of every verb is in the manual page
 for verb in run serve top sessions tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" \
-    "eval lossless" gate "remote init" "remote allow" "remote run" "remote status" "remote list" "remote fetch" "remote cancel" \
+    "eval lossless" gate train "remote init" "remote allow" "remote run" "remote status" "remote list" "remote fetch" "remote cancel" \
     "remote clean" "remote serve" "remote presets" "remote doctor"; do
     # shellcheck disable=SC2086
     run $verb --help

@@ -8,6 +8,7 @@
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics
+ *   train.c         forwards that training looks at         watch.h         what it sees of them
  *   kernels.h       the inner loops, a table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H
@@ -121,7 +122,8 @@ struct backend_model {
     int max_taps;              /* layers that the drafter and f_theta read */
     float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
-    thread_scratch *scratch; /* [threads] */
+    thread_scratch *scratch;     /* [threads] */
+    struct forward_watch *watch; /* watch.h; NULL: nobody looks */
     int threads;
     struct matrix_job *jobs;
     int max_jobs;

@@ -14,6 +14,7 @@
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
+#include "backend/cpu/watch.h"
 #include "backend/segments.h"
 
 typedef struct forward_step {
@@ -213,13 +214,43 @@ static void run_attention(forward_step *f) {
     pack(m, &m->packed, m->x, hidden, f->rows, (int)hidden, packings);
     matrix_run(m, jobs, n);
     keep_own_raw(f);
+    forward_watch *watch = m->watch;
+    if (watch) {
+        watch_copy(watch->raw_k, m->k, (size_t)f->rows, kv_dim);
+        watch_copy(watch->raw_v, lc->k_eq_v ? m->k : m->v, (size_t)f->rows, kv_dim);
+    }
     rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
+    if (watch) watch_copy(watch->q, m->q, (size_t)f->rows, q_dim);
     store_new_rows(f, true);
     attention_run(m, f->layer, f->segments, f->n_segments, f->burst);
     store_new_rows(f, false);
+    if (watch) watch_copy(watch->o, m->q, (size_t)f->rows, q_dim);
     pack(m, &m->packed, m->q, q_dim, f->rows, (int)q_dim, packing_of(m, &w->o_proj));
     matrix_job out = matrix_product(&m->packed, f->rows, &w->o_proj, m->branch, hidden);
     matrix_run(m, &out, 1);
+    if (watch) watch_copy(watch->out, m->branch, (size_t)f->rows, hidden);
+}
+
+/* Training looks at the layer that has just been computed. */
+static void show_layer(const forward_step *f) {
+    const backend_model *m = f->model;
+    const forward_watch *watch = m->watch;
+    const rope_table *rope = &m->rope[f->config->type];
+    bool own_kv = f->config->kv_source == f->layer;
+    const train_layer shown = {.layer = f->layer,
+                               .rows = f->rows,
+                               .position = f->positions[0],
+                               .raw_k = own_kv ? watch->raw_k : NULL,
+                               .raw_v = own_kv ? watch->raw_v : NULL,
+                               .q = watch->q,
+                               .o = watch->o,
+                               .out = watch->out,
+                               .h = m->h,
+                               .cosine = rope->cosine,
+                               .sine = rope->sine,
+                               .half = rope->half,
+                               .pairs = rope->pairs};
+    watch->look(watch->user, &shown);
 }
 
 /* --------------------------------------------------------------------------------------------- feed forward */
@@ -498,6 +529,7 @@ kakeya_status cpu_forward(backend_model *m, backend_segment *segments, int n_seg
         run_feed_forward(&f);
         if (m->config->ple_width) run_ple(&f);
         copy_aux(&f);
+        if (m->watch) show_layer(&f);
         if (i + 1 < m->config->layers) copy_hidden(&f, i + 1);
     }
     rows_run(m, f.rows, m->config->hidden, final_norm_rows, &f);

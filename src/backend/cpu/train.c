@@ -1,0 +1,81 @@
+/* What training asks of this backend. */
+#include <stdlib.h>
+
+#include "backend/backend_train.h"
+#include "backend/cpu/cache.h"
+#include "backend/cpu/forward.h"
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/watch.h"
+
+static kakeya_status train_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n,
+                                   train_look_fn look, void *user, kakeya_error *error) {
+    size_t rows = (size_t)n, q = 0, kv = 0, hidden = (size_t)m->config->hidden;
+    for (int i = 0; i < m->config->layers; i++) {
+        const gemma4_layer_config *l = &m->config->layer[i];
+        size_t layer_q = (size_t)(m->config->heads * l->head_dim), layer_kv = (size_t)(l->kv_heads * l->head_dim);
+        if (layer_q > q) q = layer_q;
+        if (layer_kv > kv) kv = layer_kv;
+    }
+    size_t floats = rows * (2 * kv + 2 * q + hidden);
+    float *memory = mem_alloc(m->account, MEM_WORKSPACE, floats * sizeof *memory);
+    if (!memory)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a forward to train on needs %zu bytes",
+                         floats * sizeof *memory);
+    forward_watch watch = {.look = look, .user = user, .raw_k = memory};
+    watch.raw_v = watch.raw_k + rows * kv;
+    watch.q = watch.raw_v + rows * kv;
+    watch.o = watch.q + rows * q;
+    watch.out = watch.o + rows * q;
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
+    m->watch = &watch;
+    kakeya_status status = cpu_forward(m, &segment, 1, error);
+    m->watch = NULL;
+    if (!status) status = cpu_cache_commit(cache, n, error);
+    mem_free(memory);
+    return status;
+}
+
+/* x [rows][n] to [n][rows]. */
+static void transpose(const float *x, int rows, int n, float *out) {
+    for (int i = 0; i < n; i++) {
+        for (int r = 0; r < rows; r++) out[(size_t)i * (size_t)rows + (size_t)r] = x[(size_t)r * (size_t)n + (size_t)i];
+    }
+}
+
+/* A product of the transposed matrices: k runs along the rows. */
+static kakeya_status train_outer(backend_model *m, const float *a, int na, const float *b, int nb, int rows, float *out,
+                                 kakeya_error *error) {
+    size_t floats = (size_t)(na + nb) * (size_t)rows;
+    float *turned = mem_alloc(m->account, MEM_WORKSPACE, floats * sizeof *turned);
+    if (!turned)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: sums of products need %zu bytes",
+                         floats * sizeof *turned);
+    float *b_turned = turned + (size_t)na * (size_t)rows;
+    transpose(a, rows, na, turned);
+    transpose(b, rows, nb, b_turned);
+    weight w = {.format = WEIGHT_F32, .out = na, .in = rows};
+    w.stream[0] = (const unsigned char *)turned;
+    packed_rows packed = {0};
+    kakeya_status status = packed_rows_create(m, &packed, nb, rows, packing_exact(m, &w), error);
+    if (!status) {
+        pack(m, &packed, b_turned, (size_t)rows, nb, rows, packing_exact(m, &w));
+        matrix_job job = matrix_product(&packed, nb, &w, out, (size_t)na);
+        job.exact_input = true;
+        matrix_run(m, &job, 1);
+    }
+    packed_rows_destroy(&packed);
+    mem_free(turned);
+    return status;
+}
+
+static void train_weight_row(const backend_model *m, const weight *w, int row, float *out) {
+    load_row(m, w, row, 0, w->in, out);
+}
+
+const backend_train_ops *cpu_train(void);
+
+const backend_train_ops *cpu_train(void) {
+    static const backend_train_ops ops = {
+        .forward = train_forward, .outer = train_outer, .weight_row = train_weight_row};
+    return &ops;
+}

@@ -1,0 +1,19 @@
+/* What a forward leaves for training to look at: values that its own steps overwrite are copied here on their way. */
+#ifndef KAKEYA_BACKEND_CPU_WATCH_H
+#define KAKEYA_BACKEND_CPU_WATCH_H
+
+#include <string.h>
+
+#include "backend/backend_train.h"
+
+typedef struct forward_watch {
+    train_look_fn look;
+    void *user;
+    float *raw_k, *raw_v, *q, *o, *out; /* as wide as the widest layer */
+} forward_watch;
+
+static inline void watch_copy(float *to, const float *from, size_t rows, size_t width) {
+    memcpy(to, from, rows * width * sizeof *to);
+}
+
+#endif

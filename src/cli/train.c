@@ -1,0 +1,398 @@
+/* kakeya train f-theta: the closed form over text, in memory that does not grow with it. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backend/latent_row.h"
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "cli/cli.h"
+#include "cli/terminal.h"
+#include "cli/train_data.h"
+#include "cli/train_report.h"
+#include "train/trainer.h"
+
+enum { DEFAULT_RANK = 256, DEFAULT_TAPS = 6, HELD_OUT = 16, SCORED = 64, LEAST_TOKENS = 32, REPORTED_RANKS = 4 };
+static const double save_seconds = 60;
+static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json";
+
+typedef struct train_command {
+    cli_shared shared;
+    cli_texts data;
+    const char **files; /* of --data, then operands */
+    size_t n_files;
+    cli_ints taps;
+    const char *out;
+    int rank, rank_k, rank_v, latents, tokens, sequence, metric_tokens, held_out, ranks;
+    uint64_t seed;
+
+    kakeya_engine *engine;
+    trainer *trainer;
+    trainer_options options;
+    uint64_t purpose;
+    char *state_path, *held_path;
+    cJSON *held;                  /* array of arrays of ids */
+    uint64_t seen[2], resumed[2]; /* sequences that were trained on, and a hash of their tokens */
+    double begun, shown, saved;
+    uint64_t begun_tokens;
+} train_command;
+
+static const char *const latents_names[] = {"kv", "bf16", "q8", "q4", NULL};
+
+static const cli_command command = {
+    .name = "train",
+    .summary = "Trains what a model needs: f-theta, for restored attention.",
+    .operands = "f-theta --data FILE [FILE]...",
+    .details =
+        "f-theta: the low-rank map that gives evicted K/V back, from the model's own hidden states: no drafter is\n"
+        "needed. A closed form, out of sums over forwards of the text; no gradient. --out gets the f_theta, a folder\n"
+        "rank-N with the same solution for each smaller rank, and report.json: what they are worth on sequences that\n"
+        "were held out. Ctrl-C leaves the sums in --out; the same command goes on from there.\n"
+        "Files are text, or conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n",
+    .examples = "  kakeya train f-theta --data *.py --out my-f-theta\n"
+                "  kakeya train f-theta --model M --data chats.jsonl --rank-k 96 --rank-v 160 --out M-f-theta\n",
+};
+
+/* ---------------------------------------------------------------------------------------------------- progress */
+
+static void show_progress(train_command *c) {
+    static const double interval_seconds = 0.5;
+    double now = clock_seconds();
+    if (!terminal_rewrites(STDERR_FILENO) || now - c->shown < interval_seconds) return;
+    c->shown = now;
+    uint64_t done = trainer_tokens(c->trainer), here = done - c->begun_tokens;
+    char left[48] = "", count[2][32];
+    if (here) {
+        int seconds = (int)((now - c->begun) * ((double)c->tokens - (double)done) / (double)here);
+        if (seconds > 0) snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
+    }
+    fprintf(stderr, "\r\033[K%s%s of %s tokens%s%s", terminal_dim(STDERR_FILENO), format_count(count[0], done),
+            format_count(count[1], (uint64_t)c->tokens), left, terminal_plain(STDERR_FILENO));
+    fflush(stderr);
+}
+
+static void clear_progress(const train_command *c) {
+    if (c->shown > 0) fprintf(stderr, "\r\033[K");
+}
+
+/* -------------------------------------------------------------------------------------------------------- sums */
+
+static kakeya_status save(train_command *c, kakeya_error *error) {
+    const uint64_t place[TRAINER_PLACE] = {c->seen[0], c->seen[1]};
+    c->saved = clock_seconds();
+    return trainer_save(c->trainer, c->state_path, c->purpose, place, error);
+}
+
+static kakeya_status interrupted(train_command *c, kakeya_error *error) {
+    clear_progress(c);
+    kakeya_status status = save(c, error);
+    if (status) return status;
+    return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu tokens; the same command goes on from there",
+                     (unsigned long long)trainer_tokens(c->trainer));
+}
+
+static kakeya_status hold_out(train_command *c, const int32_t *tokens, int n, kakeya_error *error) {
+    cJSON *ids = cJSON_CreateIntArray(tokens, n);
+    if (ids && cJSON_AddItemToArray(c->held, ids)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: held-out sequences");
+}
+
+static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, bool held_out, bool *done,
+                                   kakeya_error *error) {
+    train_command *c = user;
+    if (held_out) return hold_out(c, tokens, n, error);
+    bool again = c->seen[0] < c->resumed[0];
+    c->seen[0]++;
+    c->seen[1] = hash_fnv1a(c->seen[1], tokens, (size_t)n * sizeof *tokens);
+    if (again) {
+        if (c->seen[0] == c->resumed[0] && c->seen[1] != c->resumed[1])
+            return error_set(error, KAKEYA_FORMAT,
+                             "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
+    } else {
+        kakeya_status status = trainer_add(c->trainer, tokens, n, error);
+        if (status) return status;
+        show_progress(c);
+        if (terminal_interrupted()) return interrupted(c, error);
+        if (clock_seconds() - c->saved > save_seconds) status = save(c, error);
+        if (status) return status;
+    }
+    *done = c->seen[0] >= c->resumed[0] && trainer_tokens(c->trainer) >= (uint64_t)c->tokens;
+    return KAKEYA_OK;
+}
+
+static kakeya_status collect(train_command *c, kakeya_error *error) {
+    const gemma4_config *verifier = &c->engine->verifier->config;
+    const train_data data = {.files = c->files,
+                             .n_files = c->n_files,
+                             .sequence = c->sequence,
+                             .least = LEAST_TOKENS,
+                             .seed = c->seed,
+                             .held_out = c->held_out,
+                             .held_tokens = c->sequence < 2 * verifier->sliding_window + 152
+                                                ? c->sequence
+                                                : 2 * verifier->sliding_window + 152,
+                             .tokenizer = kakeya_engine_tokenizer(c->engine),
+                             .vocab = verifier->vocab};
+    c->seen[1] = HASH_FNV1A_START;
+    c->held = cJSON_CreateArray();
+    if (!c->held) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (file_exists(c->state_path)) {
+        uint64_t place[TRAINER_PLACE];
+        kakeya_status status = trainer_load(c->trainer, c->state_path, c->purpose, place, error);
+        if (status) return status;
+        memcpy(c->resumed, place, sizeof c->resumed);
+        fprintf(stderr, "going on after %llu tokens\n", (unsigned long long)trainer_tokens(c->trainer));
+    }
+    c->begun = c->saved = clock_seconds();
+    c->begun_tokens = trainer_tokens(c->trainer);
+    kakeya_status status = train_data_walk(&data, take_sequence, c, error);
+    clear_progress(c);
+    if (!status && c->seen[0] < c->resumed[0])
+        status = error_set(error, KAKEYA_FORMAT,
+                           "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
+    if (!status && !cJSON_GetArraySize(c->held))
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "the data are too short: no sequence of %d tokens could be held out of %llu tokens",
+                           data.held_tokens, (unsigned long long)trainer_tokens(c->trainer));
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------- results */
+
+static kakeya_status make_directory(const char *path, kakeya_error *error) {
+    if (mkdir(path, 0777) == 0 || (errno == EEXIST && directory_exists(path))) return KAKEYA_OK;
+    return error_set(error, KAKEYA_IO, "%s: cannot be made a directory: %s", path, strerror(errno));
+}
+
+static kakeya_status write_json(const char *path, const cJSON *json, kakeya_error *error) {
+    char *text = cJSON_PrintUnformatted(json);
+    file_writer *writer = NULL;
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    kakeya_status status = file_writer_open(path, &writer, error);
+    if (!status) status = file_writer_write(writer, text, strlen(text), error);
+    if (!status)
+        status = file_writer_commit(writer, error);
+    else
+        file_writer_abort(writer);
+    cJSON_free(text);
+    return status;
+}
+
+static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
+    cJSON *json = cJSON_CreateObject();
+    if (!json) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    int length = cJSON_GetArraySize(cJSON_GetArrayItem(c->held, 0)), scored = length > 2 * SCORED ? SCORED : length / 2;
+    cJSON_AddNumberToObject(json, "prompt_length", length - scored);
+    cJSON_AddItemToObject(json, "sequences", c->held);
+    c->held = NULL;
+    kakeya_status status = write_json(c->held_path, json, error);
+    cJSON_Delete(json);
+    return status;
+}
+
+/* The trained rank, and the halves of it. */
+static kakeya_status write_ranks(train_command *c, train_rank ranks[REPORTED_RANKS], size_t *n, kakeya_error *error) {
+    const f_theta_config *trained = &c->options.config;
+    fit_weights weights;
+    kakeya_status status = trainer_solve(c->trainer, &weights, error);
+    for (int i = 0; i < c->ranks && !status; i++) {
+        f_theta_config config = *trained;
+        config.rank_k >>= i;
+        config.rank_v >>= i;
+        config.rank >>= i;
+        if (config.rank_k < 1 || config.rank_v < 1) break;
+        char name[64], *directory;
+        snprintf(name, sizeof name, config.rank_k == config.rank_v ? "rank-%d" : "rank-%d-%d", config.rank_k,
+                 config.rank_v);
+        directory = i ? path_join(c->out, name) : strdup(c->out);
+        if (!directory) {
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+            break;
+        }
+        int heads = 0;
+        for (int l = 0; l < config.layers; l++) {
+            const gemma4_layer_config *lc = &c->engine->verifier->config.layer[l];
+            if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) heads += lc->kv_heads;
+        }
+        latent_row row = latent_row_of(&config, KV_FORMAT_BF16);
+        ranks[(*n)++] = (train_rank){.directory = directory,
+                                     .rank_k = config.rank_k,
+                                     .rank_v = config.rank_v,
+                                     .latent_bytes = row.bytes + (size_t)heads * sizeof(float)};
+        status = make_directory(directory, error);
+        if (!status) status = trainer_write(trained, &weights, &config, directory, error);
+    }
+    fit_weights_free(&weights);
+    return status;
+}
+
+/* Closes the engine: every rank is measured in one of its own. */
+static kakeya_status report_ranks(train_command *c, train_report *report, bool needles, uint64_t tokens, double seconds,
+                                  kakeya_error *error) {
+    kakeya_engine_options engine;
+    kakeya_session_options session;
+    kakeya_status status = cli_shared_engine_options(&c->shared, &engine, error);
+    if (status) return status;
+    cli_shared_session_options(&c->shared, &session);
+    engine.drafter = "none";
+    status = train_report_measure(report, &engine, &session, c->held_path, needles, terminal_progress, error);
+    terminal_clear_progress();
+    if (status) return status;
+    cJSON *json = train_report_json(report);
+    char *path = path_join(c->out, report_name);
+    if (!json || !path) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    } else {
+        cJSON_AddNumberToObject(json, "trained_tokens", (double)tokens);
+        cJSON_AddNumberToObject(json, "training_seconds", seconds);
+        status = write_json(path, json, error);
+    }
+    if (!status && c->shared.json) status = cli_print_json(json, error);
+    if (!status && !c->shared.json) {
+        printf("%llu tokens in %.0f s", (unsigned long long)tokens, seconds);
+        train_report_print(report);
+    }
+    cJSON_Delete(json);
+    free(path);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- verb */
+
+static kakeya_status lay_out(train_command *c, kakeya_error *error) {
+    const gemma4_config *verifier = &c->engine->verifier->config;
+    f_theta_config *f = &c->options.config;
+    *f = (f_theta_config){
+        .input = F_THETA_AUX_HIDDEN, .latents = (f_theta_latents)c->latents, .hidden = verifier->hidden};
+    bool apart = c->rank_k > 0;
+    f_theta_config_fit(f, verifier, apart ? c->rank_k : c->rank, apart ? c->rank_v : c->rank, !apart);
+    f->aux_layers = f_theta_default_taps(
+        verifier, c->engine->drafter ? c->engine->drafter->config.targets : DEFAULT_TAPS, f->aux_layer);
+    if (c->taps.n) f->aux_layers = 0;
+    for (size_t i = 0; i < c->taps.n; i++) {
+        if (c->taps.value[i] >= verifier->layers || (i && c->taps.value[i] <= c->taps.value[i - 1]))
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "--aux-layers: %d: layers ascend, and are below %d",
+                             c->taps.value[i], verifier->layers);
+        f->aux_layer[f->aux_layers++] = c->taps.value[i];
+    }
+    if (f->rank > f_theta_encoder_in(f))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of %d hidden states", f->rank,
+                         f_theta_encoder_in(f), f->aux_layers);
+    if (c->sequence > verifier->max_context) c->sequence = verifier->max_context;
+    if (c->sequence < 2 * verifier->sliding_window)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--sequence %d: must be %d or more, twice the model's sliding window, to see what is evicted",
+                         c->sequence, 2 * verifier->sliding_window);
+    c->options.sequence = c->sequence;
+    c->options.sink = c->shared.sink;
+    c->options.window = c->shared.window;
+    c->options.metric_tokens = c->metric_tokens;
+    c->options.threads = c->shared.threads;
+
+    const uint64_t numbers[] = {c->engine->fingerprint,    c->seed,
+                                (uint64_t)c->sequence,     (uint64_t)c->metric_tokens,
+                                (uint64_t)c->held_out,     (uint64_t)c->shared.sink,
+                                (uint64_t)c->shared.window};
+    c->purpose = hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers);
+    c->purpose = hash_fnv1a(c->purpose, f->aux_layer, (size_t)f->aux_layers * sizeof *f->aux_layer);
+    for (size_t i = 0; i < c->n_files; i++) c->purpose = hash_fnv1a(c->purpose, c->files[i], strlen(c->files[i]) + 1);
+    c->state_path = path_join(c->out, state_name);
+    c->held_path = path_join(c->out, held_name);
+    if (!c->state_path || !c->held_path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    return make_directory(c->out, error);
+}
+
+static kakeya_status train(train_command *c, kakeya_error *error) {
+    train_rank ranks[REPORTED_RANKS];
+    static const char *const words[] = {"kakeya", "train", "f-theta"};
+    train_report report = {.rank = ranks, .argc = 3, .argv = words};
+    double begun = clock_seconds();
+    c->shared.f_theta = "none";
+    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    if (!status) status = lay_out(c, error);
+    if (!status) status = trainer_create(c->engine, &c->options, &c->trainer, error);
+    if (!status) status = collect(c, error);
+    if (!status) status = write_ranks(c, ranks, &report.n, error);
+    if (!status) status = write_held_out(c, error);
+    uint64_t tokens = c->trainer ? trainer_tokens(c->trainer) : 0;
+    bool needles = c->engine && kakeya_engine_tokenizer(c->engine);
+    trainer_destroy(c->trainer);
+    kakeya_engine_close(c->engine);
+    c->trainer = NULL;
+    c->engine = NULL;
+    if (!status) status = report_ranks(c, &report, needles, tokens, clock_seconds() - begun, error);
+    if (!status && file_exists(c->state_path)) unlink(c->state_path);
+    for (size_t i = 0; i < report.n; i++) free((char *)(uintptr_t)ranks[i].directory);
+    cJSON_Delete(c->held);
+    free(c->state_path);
+    free(c->held_path);
+    return status;
+}
+
+int cli_train(int argc, char **argv) {
+    train_command c = {.rank = 0,
+                       .tokens = 400000,
+                       .sequence = 1024,
+                       .metric_tokens = 10000,
+                       .held_out = HELD_OUT,
+                       .ranks = REPORTED_RANKS,
+                       .seed = 0};
+    cli_option shared[CLI_SHARED_OPTIONS];
+    cli_shared_init(&c.shared, shared);
+    const cli_option own[] = {
+        CLI_OPTION(.name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
+                   .help = "text (.jsonl: conversations, .json: token ids); may be given again, and as operands"),
+        CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
+                   .help = "where the f_theta goes, and the sums while it is in work"),
+        CLI_OPTION(.name = "rank", .argument = "N", .kind = CLI_INT, .target = &c.rank, .min = 1, .max = 1 << 16,
+                   .help = "values of one latent for keys and values (256)"),
+        CLI_OPTION(.name = "rank-k", .argument = "N", .kind = CLI_INT, .target = &c.rank_k, .min = 1, .max = 1 << 16,
+                   .help = "two latents instead: values of that of keys, which decoding pays for"),
+        CLI_OPTION(.name = "rank-v", .argument = "N", .kind = CLI_INT, .target = &c.rank_v, .min = 1, .max = 1 << 16,
+                   .help = "and of that of values"),
+        CLI_OPTION(.name = "latent-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.latents,
+                   .choices = latents_names,
+                   .help = "how sessions keep latents: kv, bf16, q8 or q4 (kv: as their K/V)"),
+        CLI_OPTION(.name = "aux-layers", .argument = "LIST", .kind = CLI_INTS, .target = &c.taps, .min = 0,
+                   .max = GEMMA4_MAX_LAYERS - 1,
+                   .help = "layers whose outputs are read (as many as the drafter reads, else 6, evenly spaced)"),
+        CLI_OPTION(.name = "tokens", .argument = "N", .kind = CLI_INT, .target = &c.tokens, .min = 1, .max = 1 << 30,
+                   .help = "tokens to train on, at most (400000)"),
+        CLI_OPTION(.name = "sequence", .argument = "N", .kind = CLI_INT, .target = &c.sequence, .min = 64,
+                   .max = 1 << 20, .help = "tokens of a sequence, twice the sliding window or more (1024)"),
+        CLI_OPTION(.name = "metric-tokens", .argument = "N", .kind = CLI_INT, .target = &c.metric_tokens, .min = 1,
+                   .max = 1 << 30, .help = "tokens whose attention weighs errors (10000)"),
+        CLI_OPTION(.name = "held-out", .argument = "N", .kind = CLI_INT, .target = &c.held_out, .min = 1,
+                   .max = 1 << 16, .help = "sequences that the report is about (16)"),
+        CLI_OPTION(.name = "ranks", .argument = "N", .kind = CLI_INT, .target = &c.ranks, .min = 1,
+                   .max = REPORTED_RANKS, .help = "ranks that are written and compared: this one, its half, ... (4)"),
+        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
+                   .help = "of the order of files, and of what is held out (0)"),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    if (first == argc || strcmp(argv[first], "f-theta") != 0)
+        return cli_usage_error(&command, "say what to train: f-theta");
+    size_t operands = (size_t)(argc - ++first);
+    if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
+    if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v belong together");
+    if (c.rank_k && c.rank) return cli_usage_error(&command, "--rank is one latent, --rank-k and --rank-v are two");
+    if (!c.rank) c.rank = DEFAULT_RANK;
+
+    kakeya_error error = {0};
+    c.files = malloc((c.data.n + operands) * sizeof *c.files);
+    kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
+    for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
+    if (!trained) trained = train(&c, &error);
+    free(c.files);
+    int result = trained ? cli_fail(command.name, &error) : CLI_DONE;
+    cli_shared_free(&c.shared);
+    return result;
+}

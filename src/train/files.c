@@ -1,0 +1,132 @@
+/* The files of a trained f_theta (docs/restoration.md). */
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/float16.h"
+#include "formats/safetensors.h"
+#include "train/trainer.h"
+
+/* A matrix whose first rows or columns are written: f_theta's latents are ordered. */
+typedef struct matrix_part {
+    char name[64];
+    const float *values;
+    size_t rows, columns, stride;
+} matrix_part;
+
+static size_t list_parts(const f_theta_config *trained, const fit_weights *w, const f_theta_config *c,
+                         matrix_part *out) {
+    static const char letters[] = {'k', 'v'};
+    size_t n = 0, inputs = (size_t)f_theta_encoder_in(c);
+    for (int half = 0; half < 2; half++) {
+        size_t rank = (size_t)(half ? c->rank_v : c->rank_k),
+               stride = (size_t)(half ? trained->rank_v : trained->rank_k);
+        if (w->encoder[half]) {
+            matrix_part *part = &out[n++];
+            *part = (matrix_part){.values = w->encoder[half], .rows = rank, .columns = inputs, .stride = inputs};
+            snprintf(part->name, sizeof part->name, "encoder_%c.weight", letters[half]);
+        }
+        for (int i = 0; i < c->layers; i++) {
+            matrix_part *part = &out[n++];
+            *part = (matrix_part){.values = w->decoder[half][i],
+                                  .rows = (size_t)(c->kv_heads[i] * c->head_dim[i]),
+                                  .columns = rank,
+                                  .stride = stride};
+            snprintf(part->name, sizeof part->name, "decoders_%c.%d.weight", letters[half], i);
+        }
+    }
+    return n;
+}
+
+static kakeya_status write_part(safetensors_writer *writer, const matrix_part *part, uint16_t *row,
+                                kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (size_t r = 0; r < part->rows && !status; r++) {
+        for (size_t i = 0; i < part->columns; i++) row[i] = f32_to_bf16(part->values[r * part->stride + i]);
+        status = safetensors_writer_write(writer, row, part->columns * sizeof *row, error);
+    }
+    return status;
+}
+
+static kakeya_status write_weights(const f_theta_config *trained, const fit_weights *w, const f_theta_config *c,
+                                   const char *path, kakeya_error *error) {
+    enum { MOST = 2 + 2 * GEMMA4_MAX_LAYERS };
+    matrix_part *parts = calloc(MOST, sizeof *parts);
+    safetensors_entry *entries = calloc(MOST, sizeof *entries);
+    size_t inputs = (size_t)f_theta_encoder_in(c), widest = inputs > (size_t)c->rank ? inputs : (size_t)c->rank, n = 0;
+    uint16_t *row = malloc(widest * sizeof *row);
+    safetensors_writer *writer = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!parts || !entries || !row) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    } else {
+        n = list_parts(trained, w, c, parts);
+        for (size_t i = 0; i < n; i++)
+            entries[i] = (safetensors_entry){.name = parts[i].name,
+                                             .type = TENSOR_BF16,
+                                             .dims = 2,
+                                             .shape = {(int64_t)parts[i].rows, (int64_t)parts[i].columns}};
+        status = safetensors_writer_open(path, entries, n, &writer, error);
+    }
+    for (size_t i = 0; i < n && !status; i++) status = write_part(writer, &parts[i], row, error);
+    if (writer && !status)
+        status = safetensors_writer_commit(writer, error);
+    else
+        safetensors_writer_abort(writer);
+    free(parts);
+    free(entries);
+    free(row);
+    return status;
+}
+
+static cJSON *config_json(const f_theta_config *c) {
+    cJSON *json = cJSON_CreateObject();
+    if (!json) return NULL;
+    cJSON_AddStringToObject(json, "input", f_theta_input_name(c->input));
+    cJSON_AddItemToObject(json, "aux_layers", cJSON_CreateIntArray(c->aux_layer, c->aux_layers));
+    cJSON_AddNumberToObject(json, "verifier_hidden_size", c->hidden);
+    if (c->shared_latent) {
+        cJSON_AddNumberToObject(json, "rank", c->rank);
+    } else {
+        cJSON_AddNumberToObject(json, "rank_k", c->rank_k);
+        cJSON_AddNumberToObject(json, "rank_v", c->rank_v);
+    }
+    cJSON_AddStringToObject(json, "latent_format", f_theta_latents_name(c->latents));
+    cJSON_AddNumberToObject(json, "verifier_num_layers", c->layers);
+    cJSON_AddNumberToObject(json, "verifier_num_kv_heads", c->kv_heads[0]);
+    cJSON_AddNumberToObject(json, "verifier_head_dim", c->head_dim[0]);
+    cJSON_AddItemToObject(json, "verifier_layer_kv_heads", cJSON_CreateIntArray(c->kv_heads, c->layers));
+    cJSON_AddItemToObject(json, "verifier_layer_head_dims", cJSON_CreateIntArray(c->head_dim, c->layers));
+    return json;
+}
+
+static kakeya_status write_text(const char *path, const char *text, kakeya_error *error) {
+    file_writer *writer = NULL;
+    kakeya_status status = file_writer_open(path, &writer, error);
+    if (status) return status;
+    status = file_writer_write(writer, text, strlen(text), error);
+    if (!status) status = file_writer_write(writer, "\n", 1, error);
+    if (!status) return file_writer_commit(writer, error);
+    file_writer_abort(writer);
+    return status;
+}
+
+kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w, const f_theta_config *config,
+                            const char *directory, kakeya_error *error) {
+    char *weights = path_join(directory, "f_theta_weights.safetensors"),
+         *described = path_join(directory, "f_theta_config.json");
+    cJSON *json = config_json(config);
+    char *text = json ? cJSON_Print(json) : NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!weights || !described || !text)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (!status) status = write_weights(trained, w, config, weights, error);
+    if (!status) status = write_text(described, text, error);
+    cJSON_free(text);
+    cJSON_Delete(json);
+    free(weights);
+    free(described);
+    return status;
+}

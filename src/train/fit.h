@@ -1,0 +1,55 @@
+/* The closed form of f_theta: the best low-rank linear map from aux hidden states to the K and V of all layers, in the
+ * metric of what attention sees.
+ *
+ *   x        [rms(aux_1) ... rms(aux_n)], n values
+ *   y        rms(raw K) of every head of every layer, then rms(raw V): what attention uses of them (k_norm and v_norm
+ *            divide by the rms, so that scale must not count)
+ *   M        block diagonal, a block per layer and K/V head: for a small error e of y at an evicted position, e' M e is
+ *            the mean change of what the layer's attention adds to the residual stream, squared, as a share of that
+ *            (sums over positions t, evicted positions p and query heads a of the K/V head's group):
+ *              values   P^2 / r(t) G_a, G_a = W_a' W_a, W_a = diag(post-attention norm) o_proj[:, a]
+ *              keys     P^2 / r(t) (v(p) - o_a(t))' G_a (v(p) - o_a(t)) g g', g = k_norm * (R_p' q_a(t))
+ *            P: attention weight; r(t): mean square of o_proj's output; o_a: what head a gets; R_p: rotation of p.
+ *
+ * With C = E[x x'], B = L^-1 E[x y'], L L' = C: the latents are e = P' L^-1 x, where P are the eigenvectors of B M B'
+ * of the largest eigenvalues, and the decoders D = (P' B)'. Latents are ordered: those of a smaller rank are the first
+ * ones of a larger, and so are the decoders' columns. */
+#ifndef KAKEYA_TRAIN_FIT_H
+#define KAKEYA_TRAIN_FIT_H
+
+#include "base/error.h"
+#include "model/f_theta.h"
+
+/* Sums over text. All of them lie in one array, so that they can be saved and go on. */
+typedef struct fit_sums {
+    const gemma4_config *verifier;
+    int inputs;                    /* n */
+    int keys, targets;             /* values of y: those of keys, all */
+    int target[GEMMA4_MAX_LAYERS]; /* where a layer's keys begin in y, its values `keys` behind; -1: it has none */
+    double *all;
+    size_t n_all;
+    double *tokens;                      /* [1] of the moments */
+    double *xx;                          /* [n][n] */
+    double *yx;                          /* [targets][n] */
+    double *size;                        /* [targets]: of a head's first value the sum of the rms of its raw rows */
+    double *metric_k[GEMMA4_MAX_LAYERS]; /* [kv_heads][head_dim][head_dim] of what this layer's queries see */
+    double *metric_v[GEMMA4_MAX_LAYERS]; /* [heads]: the sums in front of G_a */
+    double *added[GEMMA4_MAX_LAYERS];    /* [2]: sum of |what attention adds|^2, rows */
+} fit_sums;
+
+kakeya_status fit_sums_create(const gemma4_config *verifier, int inputs, fit_sums *out, kakeya_error *error);
+void fit_sums_destroy(fit_sums *s); /* also of a zeroed one */
+
+/* Weights of an f_theta, float32. */
+typedef struct fit_weights {
+    float *encoder[2];                    /* [rank_k], [rank_v][inputs]; a shared latent has the first alone */
+    float *decoder[2][GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
+} fit_weights;
+
+/* Of the shape of `config`. gram[layer]: [heads][head_dim][head_dim], the layer's G_a. KAKEYA_INVALID_ARGUMENT: too few
+ * tokens for so many inputs, or a rank above them; KAKEYA_FORMAT: sums that are no numbers. */
+kakeya_status fit_solve(const fit_sums *s, const f_theta_config *config, float *const *gram, fit_weights *out,
+                        kakeya_error *error);
+void fit_weights_free(fit_weights *w);
+
+#endif

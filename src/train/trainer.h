@@ -1,0 +1,44 @@
+/* Training of an f_theta that reads aux hidden states: sums over sequences of tokens (train/fit.h), in fixed memory,
+ * which can be saved between any two sequences and go on; and the files of the result. */
+#ifndef KAKEYA_TRAIN_TRAINER_H
+#define KAKEYA_TRAIN_TRAINER_H
+
+#include "session/engine.h"
+#include "train/fit.h"
+
+typedef struct trainer trainer;
+
+typedef struct trainer_options {
+    f_theta_config config; /* input aux_hidden, taps, ranks, latents */
+    int sequence;          /* tokens of a sequence, at most */
+    int sink, window;      /* evicted positions lie behind the one and are at least the other old */
+    int metric_tokens;     /* the metric is taken from the first sequences, about so many tokens of them */
+    int threads;
+} trainer_options;
+
+/* The engine outlives the trainer. KAKEYA_UNSUPPORTED where its backend cannot train. */
+kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *options, trainer **out, kakeya_error *error);
+void trainer_destroy(trainer *t); /* NULL is fine */
+
+/* One sequence of n tokens, 1 to options.sequence. */
+kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error *error);
+uint64_t trainer_tokens(const trainer *t);
+const fit_sums *trainer_sums(const trainer *t);
+
+/* Writes the sums to a file, whole or not at all, and reads them again. `place` (any 8 values of the caller) comes
+ * along. `purpose` names what must be the same on both ends: the model, the options, the data. KAKEYA_FORMAT for a file
+ * that is damaged or has another purpose. */
+enum { TRAINER_PLACE = 8 };
+kakeya_status trainer_save(const trainer *t, const char *path, uint64_t purpose, const uint64_t place[TRAINER_PLACE],
+                           kakeya_error *error);
+kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint64_t place[TRAINER_PLACE],
+                           kakeya_error *error);
+
+kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error);
+/* f_theta_weights.safetensors and f_theta_config.json in a directory that is there, of a rank of `config` (the trained
+ * one or smaller ranks: the first values of the latents). The weights first: without its configuration a directory is
+ * no f_theta. */
+kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w, const f_theta_config *config,
+                            const char *directory, kakeya_error *error);
+
+#endif

@@ -1,0 +1,72 @@
+# kakeya train f-theta: on the demo and on a small model with per-layer embeddings and shared K/V, figures within bounds; what is
+# interrupted goes on to the same weights; what fails leaves no f_theta.
+. tests/cli/common.sh
+
+train() { # out, arguments...: two hidden states of the demo, little text
+    out=$1
+    shift
+    run train f-theta --aux-layers 1,5 --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 --out "$out" --json "$@"
+}
+
+train "$WORK/whole" src/backend/*.c
+check "an f_theta is trained" test "$STATUS" -eq 0
+json_holds "it gives back more than a third of what dropping costs" \
+    '.ranks[0] | .restored.kl_from_native < 0.65 * $dropped' --argjson dropped "$(jq .dropped.kl_from_native "$WORK/out")"
+json_holds "the report has its parts" \
+    '.trained_tokens >= 4000 and .ranks[0].latent_bytes == 336 and .ranks[0].recall >= 0 and .native.top1_agreement == 1'
+works "it is one that the engine takes, without a drafter" \
+    run --raw --drafter none --f-theta "$WORK/whole" --attention restored --max-tokens 4 --json "def f"
+json_holds "whose latents are held" '.stats.kv_bytes.latent > 0 and .stats.kv_bytes.draft == 0'
+check "no state is left" test ! -e "$WORK/whole/training.state"
+
+# --- interrupted as soon as it has begun, wherever it is then
+"$KAKEYA" train f-theta --aux-layers 1,5 --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 --out "$WORK/again" \
+    --json src/backend/*.c >"$WORK/out" 2>"$WORK/err" </dev/null &
+while [ ! -d "$WORK/again" ] && kill -0 $! 2>/dev/null; do sleep 0.05; done
+kill -TERM $!
+STATUS=0
+wait $! || STATUS=$?
+check "a signal ends it" test "$STATUS" -eq 143
+check "and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command goes on' "$WORK/err"
+check "no f_theta is left" test ! -e "$WORK/again/f_theta_config.json"
+train "$WORK/again" src/backend/*.c --seed 1
+check "another seed does not go on from there" grep -q 'training.state: the state of a training with another model' "$WORK/err"
+train "$WORK/again" src/backend/*.c
+check "the same command goes on" grep -q '^going on after [0-9]* tokens' "$WORK/err"
+check "to the same weights" cmp "$WORK/whole/f_theta_weights.safetensors" "$WORK/again/f_theta_weights.safetensors"
+
+# --- a small E2B: per-layer embeddings, layers that share K/V; token ids
+awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 4000; i++) printf "%s%d", i ? "," : "", 5 + int(rand() * 300); print "]" }' \
+    >"$WORK/ids.json"
+small="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --ranks 2 --tokens 2000"
+# shellcheck disable=SC2086  # words
+run train f-theta $small --rank 32 --aux-layers 1,3 --latent-format q8 --out "$WORK/ple" --json "$WORK/ids.json"
+json_holds "a model with shared K/V is trained, and better than dropping" \
+    '.dropped.kl_from_native as $dropped | (.ranks | length == 2) and (.ranks[0] |
+        .restored.kl_from_native < $dropped and .restored_all.kl_from_native < $dropped)'
+json_holds "in the format that was asked for" '.ranks[0].recall == null and .ranks[0].latent_bytes < 32 + 4 + 100'
+check "the smaller rank has a folder" test -s "$WORK/ple/rank-16/f_theta_config.json"
+
+# --- what cannot be done
+# shellcheck disable=SC2086
+fails_with "too little text" "the data are too short|too few" \
+    train f-theta $small --tokens 64 --aux-layers 1,3 --rank 8 --out "$WORK/short" "$WORK/ids.json"
+check "leaves no f_theta" test ! -e "$WORK/short/f_theta_config.json"
+# shellcheck disable=SC2086
+fails_with "text for a model without tokenizer" "has no tokenizer" \
+    train f-theta $small --aux-layers 1 --rank 8 --out "$WORK/x" README.md
+# shellcheck disable=SC2086
+fails_with "a rank above the inputs" "rank 65 is above the 64 values" \
+    train f-theta $small --aux-layers 1 --rank 65 --out "$WORK/x" "$WORK/ids.json"
+fails_with "a missing file" "no-such-file" train f-theta --aux-layers 1 --out "$WORK/x" no-such-file
+fails_with "a layer that is not there" "aux-layers: 99" train f-theta --aux-layers 99 --out "$WORK/x" README.md
+STATUS=0
+# shellcheck disable=SC2086
+(ulimit -f 8 && exec "$KAKEYA" train f-theta $small --rank 32 --aux-layers 1,3 --out "$WORK/full" "$WORK/ids.json") \
+    >"$WORK/out" 2>"$WORK/err" || STATUS=$?
+check "a full disk ends it" test "$STATUS" -ne 0
+check "with the file's name" grep -q "$WORK/full/" "$WORK/err"
+check "and leaves nothing that looks like an f_theta" test ! -e "$WORK/full/f_theta_config.json"
+refuses "two ranks of one kind" "rank-k and --rank-v belong together" train f-theta --rank-k 8 --data x --out y
+refuses "no data" "data and --out are needed" train f-theta --out y
+finish
