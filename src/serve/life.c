@@ -442,9 +442,13 @@ void life_stop(life *l) {
     pthread_mutex_unlock(&l->lock);
 }
 
+void life_join(life *l) {
+    if (l && l->running) pthread_join(l->thread, NULL);
+    if (l) l->running = false;
+}
+
 void life_close(life *l) {
     if (!l) return;
-    if (l->running) pthread_join(l->thread, NULL);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->engine_lock);
     pthread_mutex_destroy(&l->lock);

@@ -14,7 +14,10 @@ life *life_open(server_context *server);
 kakeya_status life_begin(life *life, kakeya_error *error);
 /* Nobody waits for the model any more, and it is not loaded again: once the server drains. NULL is fine. */
 void life_stop(life *life);
-/* After life_stop; the engine and the store stay the server's. NULL is fine. */
+/* After life_stop: nothing is loaded or closed from here on; the engine and the store stay the server's. NULL is fine.
+ */
+void life_join(life *life);
+/* Once neither calls nor ticks come. NULL is fine. */
 void life_close(life *life);
 /* Whether the model could not be loaded at the start. */
 bool life_failed(life *life, kakeya_error *error);

@@ -117,10 +117,11 @@ void serve_drain(server_context *s) {
 void serve_stop(server_context *s) {
     atomic_store(&s->state, SERVER_DRAINING);
     life_stop(s->life);
-    life_close(s->life);
+    life_join(s->life);
     rpc_close(s);
     workers_close(s->workers);
     http_close(s->http);
+    life_close(s->life);
     store_close(s->store, s->settings->save_seconds);
     turn_memory_close(s->turns);
     grammar_cache_close(s->grammars);

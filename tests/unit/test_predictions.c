@@ -35,8 +35,7 @@ static int close_engine(void **state) {
 
 static kakeya_stats answer(kakeya_generate_options o, int pieces, int32_t *out) {
     kakeya_session *session = NULL;
-    kakeya_stats all, stats;
-    kakeya_stats_init(&all);
+    kakeya_stats all = {0}, stats;
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++) prompt[i] = 300 + 37 * i % 4000;
     assert_ok(kakeya_session_open(engine, NULL, &session, &error));
