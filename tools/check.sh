@@ -1,5 +1,5 @@
 #!/bin/sh
-# The inner loop: release build, then style, unit and command-line tests, several at a time, cut short to under 100 seconds of
+# The inner loop: release build, then style, unit and command-line tests, several at a time, cut short to about 100 seconds of
 # processors. `make test` runs everything whole. What is left out here:
 # - parts of long sweeps: a test asks sweep_short() (tests/sweep.h), short_sweeps (tests/cli/common.sh) or SHORT (harness.py);
 # - tests whose source has a line with the words "whole runs only";
@@ -17,7 +17,7 @@ short_programs() { # paths on stdin
     while IFS= read -r program; do
         source=$program
         [ "${source%.sh}" != "$source" ] || source=tests/unit/$(basename "$program").c
-        grep -q -s "whole runs only" "$source" || echo "$program"
+        grep -q -s -i "whole runs only" "$source" || echo "$program"
     done
 }
 

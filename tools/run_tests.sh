@@ -3,13 +3,13 @@
 # CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers. Long sweeps run whole in the release build alone:
 # a sanitizer, and a fake device, look at every kind of case, and find no more in the fiftieth of a kind.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (5, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, sweeps
+# environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, sweeps
 # are whole everywhere), CUDA_ARCHITECTURES (90a-real;80-real: with Hopper's own instructions and without; "all": every one that
 # CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
-fuzz_seconds=${FUZZ_SECONDS:-5}
+fuzz_seconds=${FUZZ_SECONDS:-3}
 cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
 [ "$cuda_architectures" != all ] ||
     cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
@@ -37,7 +37,7 @@ if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=O
     start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 \
         KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
     start_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA=build-sanitize/kakeya BUILD="$build" \
-        sh tests/serve/test_soak.sh --seconds 20
+        sh tests/serve/test_soak.sh --seconds 10
     {
         unit_tests build-sanitize
         ls tests/cli/test_bad_input.sh
@@ -54,7 +54,7 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
     suppressed="TSAN_OPTIONS=suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66"
     start_tap "test_soak (ThreadSanitizer)" env "$suppressed" SOAK_SANITIZED=1 SOAK_WRAPPER="$fixed" \
-        SERVE_TEST_WAIT=200 KAKEYA=build-threads/kakeya BUILD="$build" sh tests/serve/test_soak.sh --seconds 20
+        SERVE_TEST_WAIT=200 KAKEYA=build-threads/kakeya BUILD="$build" sh tests/serve/test_soak.sh --seconds 10
     [ -z "$served" ] ||
         start_tap "test_grpc (ThreadSanitizer)" env "$suppressed" GRPC_SERVER_BUILD=build-threads \
             GRPC_SERVER_WRAPPER="$fixed" SERVE_TEST_WAIT=200 KAKEYA="$build/kakeya" BUILD="$build" \

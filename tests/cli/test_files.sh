@@ -15,7 +15,7 @@ bench="bench --model $tiny --drafter none --context-frontiers 16 --prompt-tokens
 # A short run leaves out the commands that take longest, and all signals but one.
 set -- "$niah --report" "$niah --plot" "$score --out" "$bench --csv"
 signals="TERM:143 HUP:129 QUIT:131"
-short_sweeps && set -- "$niah --plot" "$score --out" && signals=TERM:143
+short_sweeps && set -- "$score --out" && signals=TERM:143
 
 is_kind() { # test flag, path; links are not followed
     test ! -L "$2" && test "$1" "$2"

@@ -1,7 +1,8 @@
 /* Protects the lossless contract where many caches share a forward or a call of draft: whatever stands beside a row,
  * its bits are those that it has alone. Random compositions of up to 32 caches of all policies (prompts beside blocks,
  * drops, truncations, forks, drafts) go step by step against the same steps alone. And a segment that cannot be
- * computed is named, and leaves every cache as it was. */
+ * computed is named, and leaves every cache as it was.
+ * Whole runs only: test_scheduler and test_cache have rows of several sessions in one call. */
 #include "memory_stream.h"
 #include "sweep.h"
 #include "tiny.h"

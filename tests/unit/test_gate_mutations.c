@@ -1,6 +1,7 @@
 /* Protects the gate against edits that nobody thought of: thousands of random changes to true reports of every kind. A
  * change may pass only where docs/reports.md says that the gate cannot know; whatever else passes is a hole. The
- * summary and the rates in the rows are derived again after every change, as a careful forger would. */
+ * summary and the rates in the rows are derived again after every change, as a careful forger would.
+ * Whole runs only: test_gate has the rules. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

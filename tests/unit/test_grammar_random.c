@@ -1,5 +1,6 @@
 /* Compilers and automaton against independent readings: random regular expressions against sets of positions, random
- * limits of numbers against arithmetic, random schemas against a validator, in both directions. */
+ * limits of numbers against arithmetic, random schemas against a validator, in both directions.
+ * Whole runs only: test_grammar has the tables. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
 /* Protects --memory-limit: where some bytes suffice, more do. What is optional (the head's int8 copy) must not take the
  * memory that a session needs. A sweep of limits, in small steps, from too little to more than enough, over every
- * policy and every way of choosing tokens. */
+ * policy and every way of choosing tokens.
+ * Whole runs only: test_session and test_scheduler meet limits, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { STEP = 1000000 };
 #else
-enum { STEP = 100000 };
+enum { STEP = 200000 };
 #endif
 enum { BELOW = 300000, ABOVE = 3500000, TOKENS = 4, PROMPT = 24 };
 /* Held by other sessions: so much that the copy and this session do not both fit where the copy is made. */

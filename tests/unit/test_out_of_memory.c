@@ -1,6 +1,7 @@
 /* Protects: whichever allocation of the engine or of a session fails, the call says so in one line, nothing is lost or
  * leaked (the sanitizer build watches), and the same call, tried again, leads to the same tokens. The k-th allocation
- * fails for every k. */
+ * fails for every k.
+ * Whole runs only: test_allocations has the backend. */
 #include "failing_allocations.h"
 
 #include <limits.h>

@@ -1,4 +1,5 @@
-/* The int8 bounds of logits hold, and a greedy choice through them is the choice of the whole product. */
+/* The int8 bounds of logits hold, and a greedy choice through them is the choice of the whole product.
+ * Whole runs only: test_logit_hashes and test_choices meet the head, too. */
 #include "kernel_operands.h"
 
 #include "backend/cpu/head.h"

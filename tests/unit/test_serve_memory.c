@@ -1,6 +1,7 @@
 /* F13: every allocation of every kind of request fails in turn, in the server's code, the library's, libevent's and
  * cJSON's. The client gets its answer, or 500, 503 or 529, or a connection that ends early; never an answer with a
- * hole. The next request is answered, and nothing stays behind (the sanitizers say so at the end). */
+ * hole. The next request is answered, and nothing stays behind (the sanitizers say so at the end).
+ * Whole runs only. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,6 @@
 /* Protects: what `kakeya info --sessions` promises before anything is loaded is what an engine and its sessions then
- * hold, and as many sessions as it says fit into a memory limit, and no more. */
+ * hold, and as many sessions as it says fit into a memory limit, and no more.
+ * Whole runs only: test_sizes has the formula. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
