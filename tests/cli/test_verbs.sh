@@ -123,8 +123,7 @@ json_holds "the formula is what the allocator holds" '
     [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes == $held[0]' --slurpfile held "$WORK/held.json"
 
 # --- bench
-# Every case is compared with a probe of the machine, which reads half a gigabyte: a short run has few cases, no tables, and few
-# sessions.
+# Every case is compared with a probe of the machine, which reads half a gigabyte: a short run has few cases and no tables.
 contexts=0,64
 short_sweeps && contexts=8
 cases=$((5 * $(echo "$contexts" | tr ',' '\n' | wc -l)))
@@ -150,25 +149,25 @@ fails_with "a profile needs a GPU" "--profile: backend cpu has no profile" bench
 fails_with "a context that does not fit" "--context-frontiers: 8192" bench --context-frontiers 8192
 
 # --- bench --sessions
-counts=1,2,65 contexts=0,40
-short_sweeps && counts=1,2 contexts=8
-works "bench --sessions works" bench --sessions "$counts" --context-frontiers "$contexts" --prompt-tokens 64 --decode-tokens 2 \
-    --repeats 1 --stall-ms 1 --attention restored --csv "$WORK/sessions.csv" --json
-json_holds "every number of sessions at every context, alone and beside a prompt" '
-    [.rows[] | [.context, .sessions, .what]] == [$contexts[] as $c | [$c, 0, "prompt"],
-        ($counts[] as $n | [$c, $n, "decode"], [$c, $n, "beside_prompt"])]' \
-    --argjson contexts "[$contexts]" --argjson counts "[$counts]"
-json_holds "each beside its bound" '
-    .rows | all(.step_seconds.median > 0 and .longest_step_seconds > 0 and .bytes > 0 and .share_of_bound.median > 0)'
-json_holds "speeds of what is decoded and of the prompt" '
-    (.rows | map(select(.what == "decode")) | all(.tokens_per_second > 0 and .against_one_session > 0 and .prompt_rows == 0)) and
-    (.rows | map(select(.what == "beside_prompt")) |
-        all(.tokens_per_second > 0 and .prompt_against_alone > 0 and .prompt_rows == 32 and .steps == 2)) and
-    (.rows | map(select(.what == "prompt")) | all(.prompt_tokens_per_second > 0 and .tokens_per_second == null))'
-short_sweeps ||
-    json_holds "65 sessions take two forwards" '.rows | map(select(.what == "decode" and .sessions == 65)) | all(.forwards == 2 * .steps)'
-check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/sessions.csv")" -eq $((1 + $(jq '.rows | length' "$WORK/out")))
+# A short run leaves what is measured to test_bench.
 if ! short_sweeps; then
+    counts=1,2,65 contexts=0,40
+    works "bench --sessions works" bench --sessions "$counts" --context-frontiers "$contexts" --prompt-tokens 64 --decode-tokens 2 \
+        --repeats 1 --stall-ms 1 --attention restored --csv "$WORK/sessions.csv" --json
+    json_holds "every number of sessions at every context, alone and beside a prompt" '
+        [.rows[] | [.context, .sessions, .what]] == [$contexts[] as $c | [$c, 0, "prompt"],
+            ($counts[] as $n | [$c, $n, "decode"], [$c, $n, "beside_prompt"])]' \
+        --argjson contexts "[$contexts]" --argjson counts "[$counts]"
+    json_holds "each beside its bound" '
+        .rows | all(.step_seconds.median > 0 and .longest_step_seconds > 0 and .bytes > 0 and .share_of_bound.median > 0)'
+    json_holds "speeds of what is decoded and of the prompt" '
+        (.rows | map(select(.what == "decode")) | all(.tokens_per_second > 0 and .against_one_session > 0 and .prompt_rows == 0)) and
+        (.rows | map(select(.what == "beside_prompt")) |
+            all(.tokens_per_second > 0 and .prompt_against_alone > 0 and .prompt_rows == 32 and .steps == 2)) and
+        (.rows | map(select(.what == "prompt")) | all(.prompt_tokens_per_second > 0 and .tokens_per_second == null))'
+    json_holds "65 sessions take two forwards" \
+        '.rows | map(select(.what == "decode" and .sessions == 65)) | all(.forwards == 2 * .steps)'
+    check "the CSV file has a header and the rows" test "$(wc -l <"$WORK/sessions.csv")" -eq $((1 + $(jq '.rows | length' "$WORK/out")))
     works "bench --sessions prints a table" bench --sessions 2 --context-frontiers 8 --prompt-tokens 16 --decode-tokens 1 \
         --repeats 1 --model "$tiny" --drafter none
     check "with tokens per second and the bound" grep -q -E '^ +8 +2  decode .* % of (read bandwidth|FLOP/s)' "$WORK/out"
