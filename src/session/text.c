@@ -92,22 +92,32 @@ static void style_of_file(const gguf *file, const char *variant, chat_template_i
     free(config);
 }
 
-/* A GGUF file brings its vocabulary; one without takes the tokenizer.json beside it. */
+/* The tokenizer.json beside a GGUF file, which wins over its vocabulary. *out stays NULL where there is none. */
+static kakeya_status read_beside(const gguf *file, const char *path, tokenizer **out, kakeya_error *error) {
+    const char *slash = strrchr(path, '/');
+    char *beside = NULL;
+    if (asprintf(&beside, "%.*stokenizer.json", slash ? (int)(slash + 1 - path) : 0, path) < 0)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    const gguf_value *tokens = gguf_find(file, "tokenizer.ggml.tokens");
+    kakeya_status status = file_exists(beside) ? tokenizer_open(beside, out, error) : KAKEYA_OK;
+    if (status == KAKEYA_OK && *out && tokens && tokens->array &&
+        (uint64_t)tokenizer_vocab_size(*out) > tokens->count) {
+        status = error_set(error, KAKEYA_FORMAT,
+                           "%s has %d tokens, but %s beside it %llu: it is another model's, and should not lie there",
+                           beside, tokenizer_vocab_size(*out), path, (unsigned long long)tokens->count);
+        tokenizer_close(*out);
+        *out = NULL;
+    }
+    free(beside);
+    return status;
+}
+
 static kakeya_status read_file(const char *path, const char *variant, kakeya_tokenizer *out, kakeya_error *error) {
     gguf *file;
     kakeya_status status = gguf_open(path, &file, error);
     if (status != KAKEYA_OK) return status;
-    status = tokenizer_open_gguf(file, &out->tokens, error);
-    if (status == KAKEYA_OK && !out->tokens) {
-        const char *slash = strrchr(path, '/');
-        char *beside = NULL;
-        if (asprintf(&beside, "%.*stokenizer.json", slash ? (int)(slash + 1 - path) : 0, path) < 0) beside = NULL;
-        if (!beside)
-            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
-        else if (file_exists(beside))
-            status = tokenizer_open(beside, &out->tokens, error);
-        free(beside);
-    }
+    status = read_beside(file, path, &out->tokens, error);
+    if (status == KAKEYA_OK && !out->tokens) status = tokenizer_open_gguf(file, &out->tokens, error);
     if (status == KAKEYA_OK) style_of_file(file, variant, &out->chat);
     gguf_close(file);
     return status;

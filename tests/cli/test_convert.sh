@@ -39,6 +39,15 @@ for target in q8_0 affine4; do
     check "and leaves nothing" test -z "$(ls "$WORK/full")"
 done
 
+# the tokenizer.json beside a GGUF file wins
+mkdir "$WORK/beside"
+cp "$WORK/q8_0" "$WORK/beside/model.gguf"
+jq '.model.merges |= .[0:100]' "$demo/tokenizer.json" >"$WORK/beside/tokenizer.json"
+check "a tokenizer.json beside a file wins" test "$(ids "$WORK/beside/model.gguf")" = "$(ids "$WORK/beside")"
+check "which had other ids" test "$(ids "$WORK/beside")" != "$(ids "$demo")"
+jq '.model.vocab["another"] = 8192' "$demo/tokenizer.json" >"$WORK/beside/tokenizer.json"
+fails_with "one of another model is refused" '8193 tokens, but .*model.gguf beside it 8192' run --model "$WORK/beside/model.gguf" hello
+
 # another reader, where it is installed
 if python3 -c 'import gguf' 2>/dev/null; then
     python3 - "$WORK/q4_k_m" >"$WORK/out" 2>"$WORK/err" <<'PYTHON' && STATUS=0 || STATUS=$?
