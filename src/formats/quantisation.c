@@ -41,21 +41,27 @@ typedef struct pattern_list {
     size_t n;
 } pattern_list;
 
-/* Python's expression in POSIX's words; false where it has what POSIX does not. Repetition counts are refused: some C
- * libraries compile them into gigabytes. */
+/* Python's expression in POSIX's words; false where it has what POSIX does not. Repetition counts, repetitions of
+ * repetitions and + behind a group are refused: some C libraries copy what is repeated, and nested ones take gigabytes.
+ */
 static bool translate(const char *from, char to[2 * MAX_PATTERN_BYTES + 8]) {
     size_t n = 0, length = strlen(from);
+    bool literal = false;
     if (length > MAX_PATTERN_BYTES) return false;
     to[n++] = '^';
     to[n++] = '(';
     for (size_t i = 0; i < length; i++) {
-        if (from[i] == '{') return false;
+        bool repeats = strchr("*+?", from[i]) != NULL, behind = i > 0 && strchr("*+?", from[i - 1]) && !literal;
+        if (from[i] == '{' || (repeats && behind) || (from[i] == '+' && i > 0 && from[i - 1] == ')' && !literal))
+            return false;
+        literal = false;
         if (from[i] == '(' && from[i + 1] == '?') {
             if (from[i + 2] != ':') return false;
             to[n++] = '(';
             i += 2;
         } else if (from[i] == '\\') {
             char next = from[++i];
+            literal = true; /* what stands behind it follows a character, not an operator */
             if (next == 'd') {
                 memcpy(to + n, "[0-9]", 5);
                 n += 5;

@@ -340,6 +340,8 @@ static void test_configurations_that_disagree(void **state) {
         {STORED_INT4, "\"format\"", "\"transform_config\":{\"a\":1},\"format\"", "transform_config", "not supported"},
         {STORED_INT4, "\"config_groups\":{", "\"config_groups\":{},\"x\":{", "no config_groups", ""},
         {STORED_INT4, "\"Linear\"", "\"re:.*q_proj{1,9}\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*q_proj++\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"Linear\"", "\"re:((q)+)+\"", "expression", "not one that is understood"},
         {STORED_INT4, "\"Linear\"", "\"re:.*q_proj\"", "is stored as pack-quantized", "says plain"},
         {STORED_INT4, "\"lm_head\"", "\"model.layers.2.self_attn.o_proj\"",
          "layers.2.self_attn.o_proj is stored as pack", "says plain"},
