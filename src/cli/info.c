@@ -15,11 +15,12 @@ static const cli_command command = {
                "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n",
     .examples = "  kakeya info --context 7300\n"
                 "  kakeya info --synthetic 26b-a4b --context 62000 --json\n"
+                "  kakeya info gemma-4-26b-q4_k_m.gguf --stored\n"
                 "  kakeya info --synthetic 26b-a4b --sessions --memory 141G\n",
 };
 
 typedef struct info_arguments {
-    bool sessions;
+    bool sessions, stored, check;
     size_t memory_bytes;
 } info_arguments;
 
@@ -199,13 +200,55 @@ static void add_companions(cJSON *json, const kakeya_facts *f) {
     }
 }
 
-static kakeya_status print_json(const info_subject *s, const info_room *room, kakeya_error *error) {
+/* What the files hold, which are looked into for this. */
+typedef struct stored_list {
+    cJSON *json; /* NULL: lines of text */
+    uint64_t bytes, per_token;
+} stored_list;
+
+static void print_stored(void *user, const char *group, const char *format, uint64_t matrices, uint64_t bytes,
+                         uint64_t per_token) {
+    stored_list *list = user;
+    char a[32], b[32], c[32];
+    list->bytes += bytes;
+    list->per_token += per_token;
+    if (!list->json) {
+        printf("  %-25s %-12s %8s %12s %12s\n", group, format, format_count(a, matrices),
+               format_bytes(b, (double)bytes), format_bytes(c, (double)per_token));
+        return;
+    }
+    cJSON *item = cJSON_CreateObject();
+    cJSON_AddStringToObject(item, "class", group);
+    cJSON_AddStringToObject(item, "format", format);
+    add_number(item, "tensors", (double)matrices);
+    add_number(item, "bytes", (double)bytes);
+    add_number(item, "bytes_per_token", (double)per_token);
+    cJSON_AddItemToArray(list->json, item);
+}
+
+/* json NULL: as text */
+static kakeya_status print_files(const char *model, bool check, cJSON *json, kakeya_error *error) {
+    char a[32], b[32];
+    stored_list list = {.json = json ? cJSON_AddArrayToObject(json, "stored") : NULL};
+    if (!model) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--stored: synthetic models have no files");
+    if (!json) printf("\nstored\n  %-25s %-12s %8s %12s %12s\n", "class", "format", "tensors", "bytes", "per token");
+    kakeya_status status = kakeya_inspect(model, check, print_stored, &list, error);
+    if (status || json) return status;
+    printf("  %-25s %-12s %8s %12s %12s\n", "total", "", "", format_bytes(a, (double)list.bytes),
+           format_bytes(b, (double)list.per_token));
+    if (check) printf("all scales and values are finite numbers\n");
+    return KAKEYA_OK;
+}
+
+static kakeya_status print_json(const info_subject *s, const info_room *room, const info_arguments *arguments,
+                                const char *model, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
     add_parameters(json, s);
     add_companions(json, &s->facts);
     kakeya_status status = add_sessions(json, s, error);
+    if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);
     if (room) info_room_add_json(json, room);
     if (!status) status = cli_print_json(json, error);
     cJSON_Delete(json);
@@ -229,7 +272,10 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
                                       .threads = shared->threads,
                                       .memory_bytes = arguments->memory_bytes};
     if (arguments->sessions) status = info_room_compute(&s, &wanted, &room, error);
-    if (!status) status = shared->json ? print_json(&s, room, error) : print_text(&s, room, error);
+    if (!status)
+        status = shared->json ? print_json(&s, room, arguments, options.model, error) : print_text(&s, room, error);
+    if (!status && arguments->stored && !shared->json)
+        status = print_files(options.model, arguments->check, NULL, error);
     info_room_free(room);
     kakeya_description_close(model);
     return status;
@@ -243,6 +289,10 @@ int cli_info(int argc, char **argv) {
     const cli_option own[] = {
         CLI_OPTION(.name = "sessions", .kind = CLI_FLAG, .target = &arguments.sessions,
                    .help = "also how many sessions fit at once, by length and policy"),
+        CLI_OPTION(.name = "stored", .kind = CLI_FLAG, .target = &arguments.stored,
+                   .help = "also what the files hold, by class of tensors: formats, bytes, bytes per token"),
+        CLI_OPTION(.name = "check", .kind = CLI_FLAG, .target = &arguments.check,
+                   .help = "the same, and that every scale and value in them is a finite number"),
         CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,
                    .help = "with --sessions: into so much memory (what is free here; K, M, G may follow)"),
         {.name = NULL},
@@ -253,6 +303,7 @@ int cli_info(int argc, char **argv) {
 
     if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
 
+    arguments.stored |= arguments.check;
     kakeya_error error = {0};
     kakeya_status failed = describe(&arguments, &shared, &error);
     cli_shared_free(&shared);

@@ -39,6 +39,14 @@ for target in q8_0 affine4; do
     check "and leaves nothing" test -z "$(ls "$WORK/full")"
 done
 
+# what a file holds
+works "info tells what a file holds" info --model "$WORK/q4_0" --stored --json
+json_holds "by class and format" '.stored | map(select(.class == "experts" and .format == "Q4_0")) | .[0].bytes > 0'
+json_holds "and what decoding reads" '(.stored | map(.bytes_per_token) | add) < (.stored | map(.bytes) | add)'
+works "and checks it" info --model "$WORK/q4_0" --check
+check "which it says" grep -q 'all scales and values are finite' "$WORK/out"
+fails_with "synthetic models have no files" 'no files' info --synthetic e2b --check --json
+
 # the tokenizer.json beside a GGUF file wins
 mkdir "$WORK/beside"
 cp "$WORK/q8_0" "$WORK/beside/model.gguf"
