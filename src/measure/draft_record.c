@@ -29,14 +29,15 @@ typedef struct recording {
 
 /* --------------------------------------------------------------------------------------------- tokens and drafts */
 
-static kakeya_status generate_one(recording *r, kakeya_session *session, bool *ended, kakeya_error *error) {
+static kakeya_status generate_one(recording *r, kakeya_session *session, bool may_end, bool *ended,
+                                  kakeya_error *error) {
     kakeya_generate_options options;
     kakeya_generate_options_init(&options);
     options.max_tokens = 1;
     options.mode = KAKEYA_MODE_AR;
     options.sampling.temperature = r->temperature;
     options.sampling.seed = r->options->seed;
-    options.ignore_stop_tokens = strcmp(r->trace->workload, "needle") != 0;
+    options.ignore_stop_tokens = !may_end || strcmp(r->trace->workload, "needle") != 0;
     kakeya_stats stats = {0};
     kakeya_status status = session_generate(session, &options, NULL, &stats, error);
     *ended = !status && stats.finish == KAKEYA_FINISH_STOP;
@@ -47,21 +48,42 @@ static void add_cost(trace_cost *cost, double seconds) {
     if (cost->n < TRACE_COST_SAMPLES) cost->seconds[cost->n++] = (float)seconds;
 }
 
-/* Blocks of every length behind the session's last token. The first that is asked for pays for the drafter's context,
- * as a block does in decoding; its length goes round. */
-static kakeya_status draft_all_lengths(recording *r, int32_t *drafts, kakeya_error *error) {
+/* A block of k drafts behind the session's last token, and what it took. */
+static kakeya_status time_block(recording *r, int k, int32_t *drafts, double *seconds, kakeya_error *error) {
     decode_timeline *t = &r->session->timeline;
-    int longest = r->trace->max_drafts, turn = (int)t->n;
+    engine_turn_begin(r->session->engine);
+    double start = clock_seconds();
+    kakeya_status status = backend_draft_one(t->ops, t->model, t->cache, t->tokens[t->n - 1], k, drafts, error);
+    *seconds = clock_seconds() - start;
+    engine_turn_end(r->session->engine);
+    return status;
+}
+
+/* Blocks of every length. The first that is asked for pays for the drafter's context, as a block does in decoding; its
+ * length goes round. */
+static kakeya_status draft_all_lengths(recording *r, int32_t *drafts, kakeya_error *error) {
+    int longest = r->trace->max_drafts, turn = (int)r->session->timeline.n;
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < longest && !status; i++) {
         int k = 1 + (turn + i) % longest;
-        engine_turn_begin(r->session->engine);
-        double start = clock_seconds();
-        status = backend_draft_one(t->ops, t->model, t->cache, t->tokens[t->n - 1], k,
-                                   drafts + (size_t)(k - 1) * (size_t)longest, error);
-        double seconds = clock_seconds() - start;
-        engine_turn_end(r->session->engine);
-        if (i == 0) add_cost(&r->trace->draft[k], seconds);
+        double seconds;
+        status = time_block(r, k, drafts + (size_t)(k - 1) * (size_t)longest, &seconds, error);
+        if (!status && i == 0) add_cost(&r->trace->draft[k], seconds);
+    }
+    return status;
+}
+
+/* A text of fewer tokens than there are lengths has not come to all of them: the session goes on, unrecorded. */
+static kakeya_status measure_other_lengths(recording *r, kakeya_error *error) {
+    int32_t drafts[BACKEND_MAX_DRAFT];
+    kakeya_status status = KAKEYA_OK;
+    for (int k = 1; k <= r->trace->max_drafts && !status; k++) {
+        if (r->trace->draft[k].n) continue;
+        bool ended;
+        double seconds;
+        status = generate_one(r, r->session, false, &ended, error);
+        if (!status) status = time_block(r, k, drafts, &seconds, error);
+        if (!status) add_cost(&r->trace->draft[k], seconds);
     }
     return status;
 }
@@ -74,7 +96,7 @@ static kakeya_status record_tokens(recording *r, int most, kakeya_error *error) 
     kakeya_status status = KAKEYA_OK;
     int n = 0;
     while (n < most && !ended && !status) {
-        status = generate_one(r, r->session, &ended, error);
+        status = generate_one(r, r->session, true, &ended, error);
         if (!status) status = draft_all_lengths(r, t->drafts + (size_t)n * block, error);
         if (!status) status = harness_poll(&r->harness, error);
         n++;
@@ -166,8 +188,9 @@ static kakeya_status record_text(recording *r, const char *policy, const char *w
     if (!status) status = kakeya_session_open(r->harness.engine, &options, &r->session, error);
     if (!status) status = kakeya_session_sync(r->session, ids, n, NULL, NULL, NULL, error);
     if (!status) status = kakeya_session_fork(r->session, &begun, error);
-    if (!status) status = generate_one(r, begun, &ended, error);
+    if (!status) status = generate_one(r, begun, true, &ended, error);
     if (!status) status = record_tokens(r, most, error);
+    if (!status) status = measure_other_lengths(r, error);
     for (int length = 0; length < session_decode_rows(r->session) && !status; length++) {
         status = measure_length(r, begun, length, error);
         if (!status) status = harness_poll(&r->harness, error);

@@ -279,6 +279,7 @@ static void choose_f_theta(input *in, const gemma4_config *v, const dflash_confi
                                  .layers = v->layers,
                                  .rank = 1 + (int)take(in, 20),
                                  .input = take(in, 4) ? F_THETA_DRAFTER_CONTEXT_KV : F_THETA_DRAFTER_TOKEN_KV};
+    f->config.rank_k = f->config.rank_v = f->config.rank;
     for (int i = 0; i < v->layers; i++) {
         f->config.kv_heads[i] = v->layer[i].kv_heads;
         f->config.head_dim[i] = v->layer[i].head_dim;

@@ -33,8 +33,8 @@ typedef struct attempt {
     float temperature;
 } attempt;
 
-/* A short sweep takes longer steps, and every policy with one of the choices. */
-static size_t step_bytes(void) { return sweep_short() ? 8 * (size_t)STEP : STEP; }
+/* A short sweep takes longer steps, three of them at least, and every policy with one of the choices. */
+static size_t step_bytes(void) { return sweep_short() ? ABOVE / 3 : STEP; }
 
 /* Answers under a limit. The status, and in *held what the engine held at most. */
 static kakeya_status answer(const attempt *a, size_t limit, size_t *held, kakeya_error *error) {

@@ -56,7 +56,8 @@ static void write_f_theta(void) {
     gemma4_model *verifier;
     mem_account_init(&account, NULL, 0);
     assert_ok(gemma4_model_open(GOLDEN "gemma4-tiny-dense", &account, &verifier, &error));
-    c = (f_theta_config){.drafter_layers = 3, .drafter_kv_heads = 2, .drafter_head_dim = 32, .rank = RANK};
+    c = (f_theta_config){.drafter_layers = 3, .drafter_kv_heads = 2, .drafter_head_dim = 32};
+    c.rank = c.rank_k = c.rank_v = RANK;
     c.layers = verifier->config.layers;
     char heads[256] = "", dims[256] = "", json[1024];
     for (int i = 0; i < c.layers; i++) {

@@ -60,7 +60,8 @@ static void test_companions(void **state) {
     dflash_config drafter = {
         .layers = 5, .hidden = 2816, .heads = 32, .kv_heads = 8, .head_dim = 128, .intermediate = 5632, .targets = 6};
     assert_int_equal(dflash_parameters(&drafter), 429689088);
-    f_theta_config f = {.drafter_layers = 5, .drafter_kv_heads = 8, .drafter_head_dim = 128, .layers = 30, .rank = 768};
+    f_theta_config f = {.drafter_layers = 5, .drafter_kv_heads = 8, .drafter_head_dim = 128, .layers = 30};
+    f.rank = f.rank_k = f.rank_v = 768;
     for (int i = 0; i < 30; i++) {
         f.kv_heads[i] = c.layer[i].kv_heads;
         f.head_dim[i] = c.layer[i].head_dim;
@@ -100,7 +101,7 @@ static void test_sessions(void **state) {
     free(json);
     dflash_config drafter = {.layers = 3, .kv_heads = 2, .head_dim = 64};
 
-    f_theta_config f_theta = {.rank = 128};
+    f_theta_config f_theta = {.rank = 128, .rank_k = 128, .rank_v = 128};
     session_options policy = {{&c, NULL, &f_theta},
                               {.attention = KAKEYA_ATTENTION_NATIVE,
                                .sink = 4,

@@ -96,8 +96,11 @@ static void make_models(run *r) {
                                  .head_dim = 4,
                                  .targets = 2,
                                  .sliding_window = {0, draw(r, 2) ? draw_within(r, 1, 40) : 0}};
-    r->f_theta = (f_theta_config){
-        .layers = LAYERS, .rank = 4, .input = draw(r, 2) ? F_THETA_DRAFTER_TOKEN_KV : F_THETA_DRAFTER_CONTEXT_KV};
+    r->f_theta = (f_theta_config){.layers = LAYERS,
+                                  .rank = 4,
+                                  .rank_k = 4,
+                                  .rank_v = 4,
+                                  .input = draw(r, 2) ? F_THETA_DRAFTER_TOKEN_KV : F_THETA_DRAFTER_CONTEXT_KV};
     r->options = (backend_cache_options){.context_tokens = draw(r, 4) ? CONTEXT : draw_within(r, 1, CONTEXT),
                                          .attention = (kakeya_attention)draw(r, 3),
                                          .restore_layers = (kakeya_restore_layers)draw(r, 2),

@@ -385,6 +385,7 @@ static void copy_aux(forward_step *f) {
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];
         const timeline *t = &a->cache->t;
+        if (t->taps == 0) continue; /* there may be no buffer at all */
         size_t width = kv_aux_row_bytes(a->cache) / sizeof(float);
         float *to = a->kind == SEGMENT_PROMPT ? aux_rows(m, a)
                                               : a->cache->backlog + (size_t)(a->position - t->draft_length) * width;
