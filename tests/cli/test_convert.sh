@@ -1,5 +1,5 @@
 # kakeya convert: what it makes is a model under other verbs, with the same ids; the same bytes for any number of threads; nothing half
-# made is left behind.
+# made is left behind. For whole runs only; test_convert stands in.
 . tests/cli/common.sh
 
 demo=$MODELS/demo

@@ -1,5 +1,6 @@
 # kakeya train f-theta: on the demo and on a small model with per-layer embeddings and shared K/V, figures within bounds; what is
-# interrupted goes on to the same weights; what fails leaves no f_theta.
+# interrupted goes on to the same weights; what fails leaves no f_theta. For
+# whole runs only; test_train stands in.
 . tests/cli/common.sh
 
 train() { # out, arguments...: two hidden states of the demo, little text

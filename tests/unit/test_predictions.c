@@ -1,5 +1,6 @@
 /* Answers that are drafted from a text that the caller expects: the tokens are those of an answer without drafts,
- * whatever the text, and a text that is right saves forwards. */
+ * whatever the text, and a text that is right saves forwards. For whole runs only;
+ * test_decode stands in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
