@@ -23,7 +23,10 @@ parser.add_argument("--seconds", type=float, default=5)
 parser.add_argument("--connections", type=int, default=10000)
 wanted = parser.parse_args()
 sys.argv[1:] = []
-from harness import Server, scripted_model  # noqa: E402
+from harness import BUILD, Server, scripted_model  # noqa: E402
+
+if not os.path.exists(f"{BUILD}/tools/scripted_model"):
+    sys.exit(f"{BUILD}/tools/scripted_model is not there: `make check` builds it")
 
 SCRIPT = "The quick brown fox jumps over a lazy dog, and nobody knows why it did so: 0123456789 ABCDEFGHIJ."
 TICK = os.sysconf("SC_CLK_TCK")
