@@ -1,17 +1,7 @@
 # The Python client of the gRPC service, installed by pip as its users do.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
-export KAKEYA BUILD
-if [ ! -x "$BUILD/tools/grpc_server" ]; then
-    echo "ok 1 - the Python client # SKIP this build has no gRPC service"
-    exit 0
-fi
-. tests/serve/python.sh
-if [ -z "$PYTHON" ]; then
-    echo "ok 1 - the Python client # SKIP $REASON"
-    exit 0
-fi
+. tests/serve/start.sh
+need_grpc "the Python client"
+need_packages "the Python client"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A copy, because building leaves files in the source tree.
@@ -26,6 +16,5 @@ if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps --no
 fi
 cp -R "$work/site/kakeya/v1" "$work/clients/python/kakeya/v1" # for mypy, which looks at the sources
 status=0
-CLIENT_SOURCE=$work/clients/python PYTHONPATH=$work/site PYTHONDONTWRITEBYTECODE=1 "$PYTHON" tests/serve/client_python.py "$@" ||
-    status=$?
+CLIENT_SOURCE=$work/clients/python PYTHONPATH=$work/site "$PYTHON" tests/serve/client_python.py "$@" || status=$?
 exit $status

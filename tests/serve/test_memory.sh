@@ -1,6 +1,3 @@
 # `kakeya serve` with less K/V memory than its requests want together. Whole runs only.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
-export KAKEYA BUILD
-PYTHONDONTWRITEBYTECODE=1 exec python3 tests/serve/memory.py "$@"
+. tests/serve/start.sh
+run_python "little K/V memory" tests/serve/memory.py "$@"

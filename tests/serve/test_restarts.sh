@@ -1,9 +1,3 @@
 # Conversations across servers, with Python's standard library alone.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-export KAKEYA BUILD
-if ! command -v python3 >/dev/null 2>&1; then
-    echo "ok 1 - conversations across servers # SKIP there is no python3"
-    exit 0
-fi
-PYTHONDONTWRITEBYTECODE=1 exec python3 tests/serve/restarts.py "$@"
+. tests/serve/start.sh
+run_python "conversations across servers" tests/serve/restarts.py "$@"

@@ -1,9 +1,3 @@
 # One request, one answer, whatever else `kakeya serve` does, with Python's standard library alone.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-export KAKEYA BUILD
-if ! command -v python3 >/dev/null 2>&1; then
-    echo "ok 1 - one answer # SKIP there is no python3"
-    exit 0
-fi
-PYTHONDONTWRITEBYTECODE=1 exec python3 tests/serve/same_answers.py "$@"
+. tests/serve/start.sh
+run_python "one answer" tests/serve/same_answers.py "$@"

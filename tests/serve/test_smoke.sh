@@ -1,10 +1,3 @@
 # Every API of `kakeya serve`, its most telling case, on one server: what `make check` runs of tests/serve. Python's standard library.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
-export KAKEYA BUILD
-if ! command -v python3 >/dev/null 2>&1; then
-    echo "ok 1 - the server's APIs # SKIP there is no python3"
-    exit 0
-fi
-PYTHONDONTWRITEBYTECODE=1 exec python3 tests/serve/smoke.py "$@"
+. tests/serve/start.sh
+run_python "the server's APIs" tests/serve/smoke.py "$@"

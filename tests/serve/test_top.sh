@@ -1,10 +1,3 @@
 # `kakeya top` in front of a server with scripted answers, and of a real one.
-: "${KAKEYA:=build/kakeya}" "${BUILD:=build}"
-case $KAKEYA in /*) ;; *) KAKEYA=$PWD/$KAKEYA ;; esac
-case $BUILD in /*) ;; *) BUILD=$PWD/$BUILD ;; esac
-export KAKEYA BUILD
-if ! command -v python3 >/dev/null 2>&1; then
-    echo "ok 1 - kakeya top # SKIP there is no python3"
-    exit 0
-fi
-PYTHONDONTWRITEBYTECODE=1 exec python3 tests/serve/top.py "$@"
+. tests/serve/start.sh
+run_python "kakeya top" tests/serve/top.py "$@"
