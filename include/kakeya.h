@@ -68,6 +68,8 @@ typedef enum kakeya_kv_format {
     KAKEYA_KV_AUTO = 0, /* f32 at precision f32, else bf16 */
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
+    KAKEYA_KV_Q8, /* CPU only: full-attention layers in 8 bits with a scale per head, everything that is bounded in bf16
+                   */
 } kakeya_kv_format;
 
 typedef enum kakeya_attention {

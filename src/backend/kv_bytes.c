@@ -1,14 +1,5 @@
 #include "backend/kv_bytes.h"
 
-static size_t layer_row_bytes(const timeline *t, int layer) {
-    return kv_format_row_bytes(t->options.kv_format, (size_t)t->layer[layer].values);
-}
-
-static size_t draft_row_bytes(const timeline *t) {
-    const dflash_config *d = t->models.drafter;
-    return kv_format_row_bytes(t->options.kv_format, (size_t)(d->kv_heads * d->head_dim));
-}
-
 /* -------------------------------------------------------------------------------------------------------- held */
 
 /* Whole granules that hold bytes [begin, end). */
@@ -25,7 +16,7 @@ static size_t pages_bytes(size_t a, size_t b, int first, int end, size_t granule
 
 static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
     const timeline_layer *l = &t->layer[layer];
-    size_t row = layer_row_bytes(t, layer), copies = l->has_keys ? 2 : 1, bytes = 0;
+    size_t row = l->row_bytes, copies = l->has_keys ? 2 : 1, bytes = 0;
     if (l->bounded && t->options.sink > 0) bytes += copies * mem_rounded(row * (size_t)t->options.sink);
     if (l->kind == STORE_PAGES)
         return bytes + pages_bytes(row, l->has_keys ? row : 0, t->first_page, t->end_page, granule);
@@ -36,7 +27,6 @@ static size_t layer_bytes(const timeline *t, int layer, size_t granule) {
 
 backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
     backend_cache_bytes b = {0};
-    kv_format format = t->options.kv_format;
     for (int i = 0; i < t->models.verifier->layers; i++) {
         if (t->layer[i].kind == STORE_RING) b.sliding += layer_bytes(t, i, granule);
         if (t->layer[i].kind == STORE_PAGES) b.full += layer_bytes(t, i, granule);
@@ -50,9 +40,7 @@ backend_cache_bytes kv_bytes(const timeline *t, size_t granule) {
             b.latent = pages_bytes(codes, scales, 0, t->end_page, granule);
     }
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++) {
-        const dflash_config *d = t->models.drafter;
-        size_t row = kv_format_row_bytes(format, (size_t)(d->kv_heads * d->head_dim));
-        b.draft += 2 * mem_rounded(row * (size_t)t->draft[i].capacity);
+        b.draft += 2 * mem_rounded(timeline_draft_row_bytes(t) * (size_t)t->draft[i].capacity);
     }
     b.total = b.full + b.sliding + b.latent + b.draft;
     return b;
@@ -62,7 +50,7 @@ size_t kv_bytes_per_token(const timeline *t) {
     size_t bytes = t->latents == STORE_PAGES ? t->latent.bytes + (size_t)t->latent_heads * sizeof(float) : 0;
     for (int i = 0; i < t->models.verifier->layers; i++) {
         const timeline_layer *l = &t->layer[i];
-        if (l->kind == STORE_PAGES && !l->bounded) bytes += layer_row_bytes(t, i) * (l->has_keys ? 2 : 1);
+        if (l->kind == STORE_PAGES && !l->bounded) bytes += l->row_bytes * (l->has_keys ? 2 : 1);
     }
     return bytes;
 }
@@ -74,7 +62,8 @@ size_t kv_reference_bytes(const gemma4_config *config, kv_format format, int pos
         if (l->kv_source != i) continue;
         bool rings = hybrid && l->type == GEMMA4_SLIDING && positions > config->sliding_window;
         int held = rings ? config->sliding_window : positions;
-        bytes += 2 * kv_format_row_bytes(format, (size_t)(l->kv_heads * l->head_dim)) * (size_t)held;
+        kv_format stored = l->type == GEMMA4_SLIDING ? kv_format_base(format) : format;
+        bytes += 2 * kv_format_row_bytes(stored, (size_t)l->kv_heads, (size_t)l->head_dim) * (size_t)held;
     }
     return bytes;
 }
@@ -88,7 +77,7 @@ size_t kv_read_bytes(const timeline *t, int layer) {
     int source = t->models.verifier->layer[layer].kv_source;
     const timeline_layer *l = &t->layer[source];
     timeline_view view = timeline_sees(t, source, SEGMENT_DECODE, t->length - 1);
-    size_t row = layer_row_bytes(t, source) * (l->has_keys ? 2 : 1);
+    size_t row = l->row_bytes * (l->has_keys ? 2 : 1);
     size_t bytes = (positions_in(view.sink) + positions_in(view.exact)) * row;
     if (!l->restored) return bytes;
     size_t scales = (size_t)t->models.verifier->layer[source].kv_heads * sizeof(float);
@@ -98,6 +87,6 @@ size_t kv_read_bytes(const timeline *t, int layer) {
 size_t kv_draft_read_bytes(const timeline *t) {
     size_t bytes = 0;
     for (int i = 0; t->options.keep_draft_context && i < t->models.drafter->layers; i++)
-        bytes += 2 * positions_in(timeline_draft_context(t, i)) * draft_row_bytes(t);
+        bytes += 2 * positions_in(timeline_draft_context(t, i)) * timeline_draft_row_bytes(t);
     return bytes;
 }

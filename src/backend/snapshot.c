@@ -92,7 +92,7 @@ static kakeya_status visit(snapshot_walk *w, snapshot_part part, int layer, posi
 static kakeya_status walk_layer(snapshot_walk *w, int i, kakeya_error *error) {
     const timeline *t = w->t;
     const timeline_layer *l = &t->layer[i];
-    size_t row = kv_format_row_bytes(t->options.kv_format, (size_t)l->values);
+    size_t row = l->row_bytes;
     kakeya_status status = visit(w, SNAPSHOT_LAYER_V, i, timeline_layer_held(t, i), row, error);
     if (!status && l->has_keys) status = visit(w, SNAPSHOT_LAYER_K, i, timeline_layer_held(t, i), row, error);
     if (!status && l->bounded) status = visit(w, SNAPSHOT_SINK_V, i, timeline_sink_held(t), row, error);
@@ -103,7 +103,7 @@ static kakeya_status walk_layer(snapshot_walk *w, int i, kakeya_error *error) {
 static kakeya_status walk_drafter(snapshot_walk *w, kakeya_error *error) {
     const timeline *t = w->t;
     const dflash_config *d = t->models.drafter;
-    size_t row = kv_format_row_bytes(t->options.kv_format, (size_t)(d->kv_heads * d->head_dim));
+    size_t row = timeline_draft_row_bytes(t);
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; !status && i < d->layers; i++) {
         status = visit(w, SNAPSHOT_DRAFT_K, i, timeline_draft_held(t, i), row, error);
@@ -218,7 +218,6 @@ static kakeya_status check_shape(const snapshot_header *found, const snapshot_he
         {"sink", found->sink, own->sink},
         {"window", found->window, own->window},
         {"draft window", found->draft_window, own->draft_window},
-        {"K/V format", found->kv_format, own->kv_format},
         {"drafter layers", found->drafter_layers, own->drafter_layers},
         {"f_theta rank", found->latent_rank, own->latent_rank},
         {"f_theta input", found->latent_input, own->latent_input},
@@ -228,6 +227,9 @@ static kakeya_status check_shape(const snapshot_header *found, const snapshot_he
             return error_set(error, KAKEYA_FORMAT, "snapshot does not fit: %s is %d there and %d here", fields[i].name,
                              (int)fields[i].found, (int)fields[i].own);
     }
+    if (found->kv_format != own->kv_format)
+        return error_set(error, KAKEYA_FORMAT, "snapshot does not fit: K/V format is %s there and %s here",
+                         kv_format_name((kv_format)found->kv_format), kv_format_name((kv_format)own->kv_format));
     return KAKEYA_OK;
 }
 

@@ -65,6 +65,9 @@ static void lay_out_layers(timeline *t) {
         bool sliding = lc->type == GEMMA4_SLIDING;
         l->kind = sliding ? STORE_RING : STORE_PAGES;
         l->values = lc->kv_heads * lc->head_dim;
+        l->format = sliding ? kv_format_base(t->options.kv_format) : t->options.kv_format;
+        l->head_bytes = kv_format_row_bytes(l->format, 1, (size_t)lc->head_dim);
+        l->row_bytes = (size_t)lc->kv_heads * l->head_bytes;
         l->has_keys = !lc->k_eq_v;
         l->bounded = sliding ? is_bounded(t) : bounds_all(t);
         l->restored = l->bounded && is_restored(t);
@@ -72,6 +75,7 @@ static void lay_out_layers(timeline *t) {
         l->latent_head = t->latent_heads;
         t->latent_heads += lc->kv_heads;
     }
+    t->draft_format = kv_format_base(t->options.kv_format);
     int window = c->sliding_window;
     t->prompt_capacity = kv_ring_positions(window);
     t->decode_capacity = is_bounded(t) ? kv_ring_positions(least(t->options.window, window)) : t->prompt_capacity;
@@ -351,6 +355,11 @@ void timeline_computed(timeline *t, const timeline_step *step) {
 int timeline_latent_rows(const timeline *t, int n) {
     if (t->latents == STORE_NONE) return 0;
     return t->latents == STORE_RING ? least(n, t->latent_capacity) : n;
+}
+
+size_t timeline_draft_row_bytes(const timeline *t) {
+    const dflash_config *d = t->models.drafter;
+    return kv_format_row_bytes(t->draft_format, (size_t)d->kv_heads, (size_t)d->head_dim);
 }
 
 size_t timeline_aux_row_bytes(const timeline *t) {

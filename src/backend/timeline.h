@@ -86,12 +86,14 @@ typedef enum store_kind { STORE_NONE = 0, STORE_RING, STORE_PAGES } store_kind;
 
 /* Exact K/V of one verifier layer. */
 typedef struct timeline_layer {
-    store_kind kind; /* STORE_NONE: the layer attends an earlier layer's K/V */
-    int values;      /* of a row of K or V: kv_heads * head_dim */
-    bool has_keys;   /* false: K = V, keys are derived from the stored values */
-    bool bounded;    /* evicts; positions below the sink lie in a store of their own */
-    bool restored;   /* evicted positions are seen through latents */
-    int latent_head; /* first of the layer's heads in a row of v_norm scalars; -1: not restored */
+    store_kind kind;              /* STORE_NONE: the layer attends an earlier layer's K/V */
+    int values;                   /* of a row of K or V: kv_heads * head_dim */
+    kv_format format;             /* of the stored rows */
+    size_t head_bytes, row_bytes; /* of the K or V of one head, and of all heads, at one position */
+    bool has_keys;                /* false: K = V, keys are derived from the stored values */
+    bool bounded;                 /* evicts; positions below the sink lie in a store of their own */
+    bool restored;                /* evicted positions are seen through latents */
+    int latent_head;              /* first of the layer's heads in a row of v_norm scalars; -1: not restored */
 } timeline_layer;
 
 /* The drafter's context K/V of one drafter layer: a ring. */
@@ -118,6 +120,7 @@ typedef struct timeline {
     timeline_models models;
     backend_cache_options options; /* as asked for, but keep_draft_context says whether one is kept */
     timeline_layer layer[GEMMA4_MAX_LAYERS];
+    kv_format draft_format;               /* of the drafter's context */
     int prompt_capacity, decode_capacity; /* of the rings of sliding layers */
     store_kind latents;                   /* how latents are kept; STORE_NONE: not at all */
     bool latents_from_tokens;             /* they come from the drafter's pass over the tokens, not from its context */
@@ -215,6 +218,8 @@ void timeline_computed(timeline *t, const timeline_step *step);
 /* Rows of n that the drafter's context (and latents that are made of it) must be computed for: the others would be
  * overwritten anyway. For a timeline that keeps a drafter's context. */
 int timeline_context_rows(const timeline *t, int n);
+/* Bytes of K or V of one position in one drafter layer. For a timeline whose models have a drafter. */
+size_t timeline_draft_row_bytes(const timeline *t);
 /* Bytes of a row of aux hidden states: float32 [taps][hidden]. */
 size_t timeline_aux_row_bytes(const timeline *t);
 /* Rows of n whose latents are kept. */

@@ -78,7 +78,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .help = "what enters matrix products: auto, f32, bf16 or int8 (auto: as the checkpoint)"),
         CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
                    .choices = kv_format_names,
-                   .help = "what resident K/V are stored in: auto, f32 or bf16 (auto: f32 at precision f32)"),
+                   .help = "resident K/V: auto, f32, bf16 or q8 (auto: f32 at precision f32, else bf16)"),
         CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0,
                    .max = 1024, .help = "compute threads, at most 1024 (0: one per physical core)"),
         CLI_OPTION(.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0,

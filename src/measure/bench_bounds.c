@@ -42,7 +42,7 @@ static timeline timeline_at(const kakeya_engine *engine, const kakeya_session_op
         .sink = session->sink,
         .window = session->window,
         .draft_window = session->draft_window,
-        .kv_format = session->kv_format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
+        .kv_format = backend_kv_format(session->kv_format),
         .keep_draft_context = true,
     };
     return timeline_preview(&models, &options, context);

@@ -82,11 +82,11 @@ static cJSON *describe(const eval_harness *harness) {
     cJSON_AddItemToObject(object, "stop_tokens", cJSON_CreateIntArray(config->stop_tokens, config->n_stop_tokens));
     cJSON_AddBoolToObject(object, "drafter_scaled_embedding", options->drafter_scaled_embedding);
     kakeya_kv_format format = harness->setup->session.kv_format;
-    bool bf16 =
-        format == KAKEYA_KV_AUTO ? kakeya_engine_precision(engine) != KAKEYA_PRECISION_F32 : format == KAKEYA_KV_BF16;
+    if (format == KAKEYA_KV_AUTO)
+        format = kakeya_engine_precision(engine) == KAKEYA_PRECISION_F32 ? KAKEYA_KV_F32 : KAKEYA_KV_BF16;
     kv_geometry geometry;
     kv_geometry_of(config, engine->drafter ? &engine->drafter->config : NULL,
-                   engine->f_theta ? &engine->f_theta->config : NULL, bf16 ? KV_FORMAT_BF16 : KV_FORMAT_F32, &geometry);
+                   engine->f_theta ? &engine->f_theta->config : NULL, backend_kv_format(format), &geometry);
     const backend_measure_ops *measure = backend_measure_find(engine->ops);
     if (measure && measure->page_granule) geometry.page_granule = measure->page_granule(engine->model);
     cJSON *sizes = kv_geometry_to_json(&geometry);

@@ -164,10 +164,12 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     json_reader reader = {.name = "kv_geometry", .error = error};
     if (!cJSON_IsObject(json)) json_fail(&reader, KAKEYA_FORMAT, "is missing");
     const char *format = json_string(&reader, json, "kv_format", "");
-    if (strcmp(format, "f32") == 0)
-        out->format = KV_FORMAT_F32;
-    else if (strcmp(format, "bf16") != 0)
-        json_fail(&reader, KAKEYA_FORMAT, "kv_format is neither f32 nor bf16");
+    int stored = 0;
+    while (stored < KV_FORMAT_COUNT && strcmp(format, kv_format_name((kv_format)stored)) != 0) stored++;
+    if (stored == KV_FORMAT_COUNT)
+        json_fail(&reader, KAKEYA_FORMAT, "kv_format %.40s is none of f32, bf16, q8", format);
+    else
+        out->format = (kv_format)stored;
     out->verifier.sliding_window = json_required_int(&reader, json, "sliding_window", 1, MAX_WINDOW);
     out->page_granule = (size_t)json_int(&reader, json, "page_granule_bytes", 0, MAX_GRANULE, 0);
     if (out->page_granule & (out->page_granule - 1))

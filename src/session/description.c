@@ -190,7 +190,7 @@ static kv_format format_of(const kakeya_description *d, kakeya_kv_format format)
         weight_format weights = d->verifier->checkpoint_format;
         return weights == WEIGHT_BF16 || !weight_format_is_plain(weights) ? KV_FORMAT_BF16 : KV_FORMAT_F32;
     }
-    return format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+    return backend_kv_format(format);
 }
 
 timeline description_session(const kakeya_description *d, const kakeya_session_options *o, size_t tokens) {

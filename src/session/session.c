@@ -30,8 +30,9 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
     if (o->window < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "window is %d, must be at least 1", o->window);
     if (o->draft_window < 1)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_window is %d, must be at least 1", o->draft_window);
-    if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_BF16)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16", (int)o->kv_format);
+    if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_Q8)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16, q8",
+                         (int)o->kv_format);
     if (o->kv_format == KAKEYA_KV_AUTO)
         o->kv_format = engine->precision == KAKEYA_PRECISION_F32 ? KAKEYA_KV_F32 : KAKEYA_KV_BF16;
     int largest = engine->ops->model_prompt_chunk(engine->model);
@@ -53,7 +54,7 @@ static backend_cache_options cache_options_of(kakeya_session *session) {
         .sink = o->sink,
         .window = o->window,
         .draft_window = o->draft_window,
-        .kv_format = o->kv_format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32,
+        .kv_format = backend_kv_format(o->kv_format),
         .keep_draft_context = engine->drafter && (!o->without_drafter || restores),
         .account = &session->account,
     };

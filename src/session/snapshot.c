@@ -126,6 +126,7 @@ static const char *const policy_names[POLICY_FIELDS] = {
     "model fingerprint", "attention", "restore_layers",  "sink", "window",
     "draft_window",      "kv_format", "drafter context",
 };
+enum { POLICY_KV_FORMAT = 6 };
 
 static policy policy_of(const kakeya_session *session) {
     const kakeya_session_options *o = &session->options;
@@ -226,10 +227,14 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
     policy own = policy_of(session);
     for (int i = 0; i < POLICY_FIELDS; i++) {
         uint64_t value = read_number(r, 8);
-        if (!r->ended && value != own.field[i])
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "session data: its %s is %" PRIu64 ", the session's is %" PRIu64, policy_names[i], value,
-                             own.field[i]);
+        if (r->ended || value == own.field[i]) continue;
+        const char *theirs = value <= KAKEYA_KV_Q8 ? kakeya_kv_format_name((kakeya_kv_format)value) : "unknown";
+        if (i == POLICY_KV_FORMAT)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "session data: its kv_format is %s, the session's is %s",
+                             theirs, kakeya_kv_format_name(session->options.kv_format));
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "session data: its %s is %" PRIu64 ", the session's is %" PRIu64, policy_names[i], value,
+                         own.field[i]);
     }
     uint64_t n = read_number(r, 8), has_logits = read_number(r, 4), cache_bytes = read_number(r, 8);
     if (r->ended) return cut_off(r, error);

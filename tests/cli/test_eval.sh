@@ -75,6 +75,10 @@ if ! short_sweeps; then
         '.summary.arms[] | select(.policy == "native") | .perplexity - 2.64981 | fabs < 0.026'
     works "eval lossless" eval lossless --prompts 2 --max-tokens 4 --reference-prompts 0 --json
     json_holds "no token differs" '.summary.lossless | .comparisons == 20 and .differences == 0'
+    works "eval lossless with K/V in 8 bits" eval lossless --kv-format q8 --prompts 5 --max-tokens 6 --reference-prompts 1 --json \
+        --report "$WORK/q8.json"
+    json_holds "no token differs there" '.summary.lossless | .comparisons > 40 and .differences == 0'
+    works "whose report passes the gate, which derives its bytes of K/V" gate "$WORK/q8.json"
 fi
 sessions=5 compositions=2
 short_sweeps && sessions=3 compositions=1

@@ -73,7 +73,7 @@ json_holds "info describes the demo" '
     .architecture.layers == 12 and .architecture.full_attention_layers == 2 and .architecture.experts == 16 and
     .architecture.vocab == 8192 and .parameters.total > .parameters.active and .drafter.block_size == 8 and
     .f_theta.rank == 128 and .context == 7300'
-json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 8'
+json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 12'
 json_holds "sizes add up" '.sessions | all(.kv_bytes | .total == .full + .sliding + .latent + .draft)'
 json_holds "restored holds less than native" '
     [.sessions[] | select(.kv_format == "bf16")] |
@@ -87,6 +87,12 @@ json_holds "26B-A4B has 25.2 billion parameters, 3.8 of them active" \
     '.parameters.total / 1e9 | floor == 25'
 json_holds "its K = V layers are stored once" '
     [.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes.full / 62000 | . > 10200 and . < 10400'
+json_holds "8 bits halve what grows: under 0.55 GB for 62,000 tokens, none of it elsewhere" '
+    ([.sessions[] | select(.attention == "native" and .kv_format == "bf16")][0].kv_bytes) as $bf16 |
+    ([.sessions[] | select(.attention == "native" and .kv_format == "q8")][0].kv_bytes) as $q8 |
+    $q8.total < 550000000 and $q8.sliding == $bf16.sliding and ($q8.full / $bf16.full | . > 0.503 and . < 0.505)'
+fails_with "a GPU that is asked for 8 bits" "--kv-format q8: GPUs keep bf16" \
+    info --synthetic 26b-a4b --sessions --memory 141G --kv-format q8
 shapes="31b 12b e2b e4b 26b-a4b:layers=6"
 short_sweeps && shapes="e2b 26b-a4b:layers=6"
 for shape in $shapes; do

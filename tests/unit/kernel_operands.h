@@ -46,9 +46,6 @@ static inline float element(weight_format format, const void *data, size_t i) {
     return format == WEIGHT_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-/* The format of weights whose values are stored as those of a K/V format. */
-static inline weight_format stored_like(kv_format format) { return format == KV_FORMAT_F32 ? WEIGHT_F32 : WEIGHT_BF16; }
-
 static inline size_t value_bytes(weight_format format) { return format == WEIGHT_F32 ? 4 : 2; }
 
 /* Towards zero; small values become zero. */

@@ -145,7 +145,11 @@ static void schedules_change_no_bit(void **state) {
         tiny_open(&d, "gemma4-tiny-dense", drafters[k], k ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32);
         for (int i = 0; i < TINY_POLICIES; i++) {
             for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 10 : SCHEDULES); seed++)
-                run_schedule(&d, &tiny_policies[i], k ? KV_FORMAT_BF16 : KV_FORMAT_F32, seed);
+                run_schedule(&d, &tiny_policies[i],
+                             !k                         ? KV_FORMAT_F32
+                             : (seed + (uint64_t)i) % 2 ? KV_FORMAT_BF16
+                                                        : KV_FORMAT_Q8,
+                             seed);
         }
         tiny_close(&d);
     }
@@ -153,7 +157,7 @@ static void schedules_change_no_bit(void **state) {
     tiny_open(&d, "gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32);
     for (int i = 0; i < 3; i++) {
         for (uint64_t seed = 1; seed <= (sweep_short() ? SCHEDULES / 10 : SCHEDULES); seed++)
-            run_schedule(&d, &tiny_policies[i], KV_FORMAT_F32, seed);
+            run_schedule(&d, &tiny_policies[i], (seed + (uint64_t)i) % 2 ? KV_FORMAT_F32 : KV_FORMAT_Q8, seed);
     }
     tiny_close(&d);
 }

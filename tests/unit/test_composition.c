@@ -223,7 +223,7 @@ static void compositions(tiny *d, const char *name, uint64_t size, uint64_t seed
     static const struct { int caches, steps; } runs[] = {{1, 8}, {5, 10}, {13, 5}, {MAX_CACHES, 4}};
     for (uint64_t i = 0; i < 4; i++) {
         if (sweep_short() && i != size) continue;
-        kv_format format = (seed + i) % 2 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+        kv_format format = (kv_format)((seed + i) % KV_FORMAT_COUNT);
         run_play(d, name, format, runs[i].caches, sweep_short() ? 3 : runs[i].steps, false, seed);
     }
 }

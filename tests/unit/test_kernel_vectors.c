@@ -184,7 +184,7 @@ static void derived_keys_have_the_bits_of_their_steps(void **state) {
             float *raw = random_floats((size_t)n, 81, 1.0f), *norm = random_floats((size_t)n, 82, 1.0f);
             float *angles = random_floats((size_t)n, 83, 1.0f), *got = malloc((size_t)n * 4),
                   *want = malloc((size_t)n * 4);
-            void *stored = malloc(kv_format_row_bytes(format, (size_t)n));
+            void *stored = malloc(kv_format_row_bytes(format, 1, (size_t)n));
             kv->store(raw, n, stored);
             kv->load(stored, n, want);
             kernels->multiply(norm, n, want);

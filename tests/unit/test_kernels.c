@@ -274,11 +274,6 @@ static void no_access_behind_the_operands(void **state) {
             memset(x, 0, x_bytes);
             weight last = weight_matrix(type, w_memory.end - (size_t)k * value_bytes(type), 1, k);
             kernels->weight[type].load(&last, 0, 0, k, vector);
-            for (kv_format format = 0; format < KV_FORMAT_COUNT && stored_like(format) == type; format++) {
-                void *stored = w_memory.end - (size_t)k * value_bytes(type);
-                kernels->kv[format].store(vector, k, stored);
-                kernels->kv[format].load(stored, k, vector);
-            }
             kernels->rms_norm(vector, vector, k, 1e-6f, vector);
             kernels->gated(0, vector, vector, k, vector);
             kernels->gated(1, vector, vector, k, vector);
@@ -289,6 +284,29 @@ static void no_access_behind_the_operands(void **state) {
             munmap(w_memory.map, w_memory.bytes);
             munmap(x_memory.map, x_memory.bytes);
             munmap(y_memory.map, y_memory.bytes);
+        }
+}
+
+/* A block of stored keys and values that ends at a page nobody may touch, of sizes with every rest. */
+static void no_access_behind_stored_rows(void **state) {
+    (void)state;
+    FOR_TABLES(kernels)
+    for (kv_format format = 0; format < KV_FORMAT_COUNT; format++)
+        for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) {
+            int n = odd_sizes[ki], lo[2] = {0, 3}, hi[2] = {ATTENTION_BLOCK, ATTENTION_BLOCK};
+            size_t row = kv_format_row_bytes(format, 1, (size_t)n), bytes = row * ATTENTION_BLOCK;
+            guarded memory = guarded_open(bytes), loaded = guarded_open((size_t)n * sizeof(float));
+            char *rows = memory.end - bytes;
+            float *values = (float *)(void *)(loaded.end - (size_t)n * sizeof(float)), m[2] = {-INFINITY, -INFINITY};
+            float *q = random_floats(2 * (size_t)n, 71, 1.0f), *o = calloc(2 * (size_t)n, sizeof *o), l[2] = {0, 0};
+            for (int j = 0; j < ATTENTION_BLOCK; j++) kernels->kv[format].store(q, n, rows + (size_t)j * row);
+            kernels->kv[format].load(rows + (ATTENTION_BLOCK - 1) * row, n, values);
+            void *packed = packed_queries(kernels, format, q, (size_t)n, 2, n);
+            kernels->attend_block(2, lo, hi, packed, n, format, rows, row, n, format, rows, row, NULL, m, l, o,
+                                  (size_t)n);
+            assert_true(l[0] > 15.9f && l[1] > 12.9f); /* all keys are equal */
+            munmap(memory.map, memory.bytes), munmap(loaded.map, loaded.bytes);
+            free(packed), free(q), free(o);
         }
 }
 
@@ -332,12 +350,27 @@ static void ranges_of_block(int rows, int block, int *lo, int *hi) {
     }
 }
 
+/* Random vectors of n values in their stored form, row_bytes apart, at no aligned address; `meant` [rows][n] is what
+ * they are. *allocation and *meant are to be freed. */
+static char *stored_rows(const cpu_kernels *kernels, kv_format format, int rows, int n, size_t row_bytes, uint64_t seed,
+                         float **meant, void **allocation) {
+    *meant = random_floats((size_t)rows * (size_t)n, seed, 0.05f);
+    *allocation = aligned(row_bytes * (size_t)rows + 2);
+    memset(*allocation, 0, row_bytes * (size_t)rows + 2);
+    char *stored = (char *)*allocation + 2;
+    for (int r = 0; r < rows; r++) {
+        float *values = *meant + (size_t)r * (size_t)n;
+        kernels->kv[format].store(values, n, stored + (size_t)r * row_bytes);
+        kernels->kv[format].load(stored + (size_t)r * row_bytes, n, values);
+    }
+    return stored;
+}
+
 static void run_attention(const cpu_kernels *kernels, const attention_case *c, const float *q, int first_row, int rows,
-                          const void *k, size_t k_stride, const void *v, size_t v_stride, const float *v_scale,
+                          const void *k, size_t k_bytes, const void *v, size_t v_bytes, const float *v_scale,
                           attention_state *s, size_t ldo) {
     void *packed =
         packed_queries(kernels, c->k_type, q + (size_t)first_row * (size_t)c->k_dim, (size_t)c->k_dim, rows, c->k_dim);
-    size_t k_bytes = kv_format_row_bytes(c->k_type, k_stride), v_bytes = kv_format_row_bytes(c->v_type, v_stride);
     for (int b = 0; b < TEST_BLOCKS; b++) {
         int lo[64], hi[64];
         ranges_of_block(c->rows, b, lo, hi);
@@ -351,16 +384,18 @@ static void run_attention(const cpu_kernels *kernels, const attention_case *c, c
 }
 
 static void check_attention(const cpu_kernels *kernels, const attention_case *c) {
-    size_t k_stride = (size_t)c->k_dim + 2, v_stride = (size_t)c->v_dim + 6, ldo = (size_t)c->v_dim + 3;
+    size_t k_bytes = kv_format_row_bytes(c->k_type, 1, (size_t)c->k_dim + 2);
+    size_t v_bytes = kv_format_row_bytes(c->v_type, 1, (size_t)c->v_dim + 6), ldo = (size_t)c->v_dim + 3;
     void *k_allocation, *v_allocation;
-    void *k = random_weights(stored_like(c->k_type), k_stride * TEST_KEYS, 21, &k_allocation);
-    void *v = random_weights(stored_like(c->v_type), v_stride * TEST_KEYS, 22, &v_allocation);
+    float *keys, *values;
+    char *k = stored_rows(kernels, c->k_type, TEST_KEYS, c->k_dim, k_bytes, 21, &keys, &k_allocation);
+    char *v = stored_rows(kernels, c->v_type, TEST_KEYS, c->v_dim, v_bytes, 22, &values, &v_allocation);
     float *q = random_floats((size_t)c->rows * (size_t)c->k_dim, 23, 4.0f);
     float v_scale[TEST_KEYS];
     for (int j = 0; j < TEST_KEYS; j++) v_scale[j] = 0.5f + 0.1f * (float)(j % 11);
     const float *used_scale = c->scaled ? v_scale : NULL;
     attention_state s = attention_state_new(c->rows, ldo);
-    run_attention(kernels, c, q, 0, c->rows, k, k_stride, v, v_stride, used_scale, &s, ldo);
+    run_attention(kernels, c, q, 0, c->rows, k, k_bytes, v, v_bytes, used_scale, &s, ldo);
 
     char what[128];
     snprintf(what, sizeof what, "attend_block rows %d k %d %s v %d %s scaled %d", c->rows, c->k_dim,
@@ -373,7 +408,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
             double terms = 0;
             for (int i = 0; i < c->k_dim; i++) {
                 double term = (double)q[(size_t)r * (size_t)c->k_dim + (size_t)i] *
-                              (double)element(stored_like(c->k_type), k, (size_t)j * k_stride + (size_t)i);
+                              (double)keys[(size_t)j * (size_t)c->k_dim + (size_t)i];
                 scores[j] += term;
                 terms += fabs(term);
             }
@@ -394,7 +429,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
             double value = 0, terms = 0;
             for (int j = begin; j < end; j++) {
                 double term = exp(scores[j] - top) * (c->scaled ? (double)v_scale[j] : 1.0) *
-                              (double)element(stored_like(c->v_type), v, (size_t)j * v_stride + (size_t)i);
+                              (double)values[(size_t)j * (size_t)c->v_dim + (size_t)i];
                 value += term;
                 terms += fabs(term);
             }
@@ -408,7 +443,7 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
     /* A row alone gives the same bits. */
     for (int r = 0; r < c->rows; r++) {
         attention_state alone = attention_state_new(1, ldo);
-        run_attention(kernels, c, q, r, 1, k, k_stride, v, v_stride, used_scale, &alone, ldo);
+        run_attention(kernels, c, q, r, 1, k, k_bytes, v, v_bytes, used_scale, &alone, ldo);
         check_same_bits(what, kernels->name, r, alone.m[0], s.m[r]);
         check_same_bits(what, kernels->name, r, alone.l[0], s.l[r]);
         for (int i = 0; i < c->v_dim; i++)
@@ -418,12 +453,10 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
 
     /* Keys that nobody sees (the ranges end before key 47) and the keys outside a row's range do not count. */
     size_t hidden = (size_t)(TEST_KEYS - 1);
-    memset((char *)k + kv_format_row_bytes(c->k_type, hidden * k_stride), 0x3f,
-           kv_format_row_bytes(c->k_type, (size_t)c->k_dim));
-    memset((char *)v + kv_format_row_bytes(c->v_type, hidden * v_stride), 0x3f,
-           kv_format_row_bytes(c->v_type, (size_t)c->v_dim));
+    memset(k + hidden * k_bytes, 0x3f, k_bytes);
+    memset(v + hidden * v_bytes, 0x3f, v_bytes);
     attention_state changed = attention_state_new(c->rows, ldo);
-    run_attention(kernels, c, q, 0, c->rows, k, k_stride, v, v_stride, used_scale, &changed, ldo);
+    run_attention(kernels, c, q, 0, c->rows, k, k_bytes, v, v_bytes, used_scale, &changed, ldo);
     for (int r = 0; r < c->rows; r++) {
         check_same_bits(what, kernels->name, r, changed.l[r], s.l[r]);
         for (int i = 0; i < c->v_dim; i++)
@@ -433,6 +466,8 @@ static void check_attention(const cpu_kernels *kernels, const attention_case *c)
     attention_state_free(&changed);
     attention_state_free(&s);
     free(q);
+    free(keys);
+    free(values);
     free(k_allocation);
     free(v_allocation);
 }
@@ -443,7 +478,9 @@ static void attention_agrees_with_double(void **state) {
         {1, 256, 256, KV_FORMAT_BF16, KV_FORMAT_BF16, false}, {2, 256, 256, KV_FORMAT_BF16, KV_FORMAT_BF16, true},
         {8, 512, 512, KV_FORMAT_BF16, KV_FORMAT_BF16, true},  {33, 64, 96, KV_FORMAT_F32, KV_FORMAT_F32, false},
         {13, 33, 41, KV_FORMAT_F32, KV_FORMAT_BF16, true},    {7, 100, 7, KV_FORMAT_BF16, KV_FORMAT_BF16, false},
-        {12, 16, 24, KV_FORMAT_BF16, KV_FORMAT_F32, true},
+        {12, 16, 24, KV_FORMAT_BF16, KV_FORMAT_F32, true},    {1, 512, 512, KV_FORMAT_Q8, KV_FORMAT_Q8, false},
+        {8, 256, 256, KV_FORMAT_Q8, KV_FORMAT_Q8, true},      {13, 33, 41, KV_FORMAT_Q8, KV_FORMAT_Q8, true},
+        {5, 100, 7, KV_FORMAT_F32, KV_FORMAT_Q8, false},      {3, 7, 100, KV_FORMAT_Q8, KV_FORMAT_F32, true},
     };
     FOR_TABLES(kernels) for (size_t i = 0; i < COUNT(cases); i++) check_attention(kernels, &cases[i]);
 }
@@ -510,6 +547,7 @@ int main(void) {
         cmocka_unit_test(packed_rows_are_independent),
         cmocka_unit_test(every_format_has_its_kernels),
         cmocka_unit_test(no_access_behind_the_operands),
+        cmocka_unit_test(no_access_behind_stored_rows),
         cmocka_unit_test(attention_agrees_with_double),
         cmocka_unit_test(attention_masks),
         cmocka_unit_test(probes_do_what_they_report),

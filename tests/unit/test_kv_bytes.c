@@ -78,7 +78,7 @@ static void test_policies(void **state) {
                                              .sink = cases[i].sink,
                                              .window = cases[i].window,
                                              .draft_window = cases[i].draft_window,
-                                             .kv_format = p % 2 ? KV_FORMAT_F32 : KV_FORMAT_BF16,
+                                             .kv_format = (kv_format)((i + p) % KV_FORMAT_COUNT),
                                              .keep_draft_context = cases[i].with_drafter};
             check(d, options, prompts[p]);
         }

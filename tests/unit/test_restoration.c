@@ -398,15 +398,16 @@ static void run_turns(demo *d, const policy_case *p, kv_format kv, int style, co
 static void lossless_across_blocks(void **state) {
     (void)state;
     enum { TOTAL = TURNS * (PROMPT + ANSWER) - PROMPT + FIRST_PROMPT };
-    for (int precision = sweep_short(); precision < 2; precision++) {
+    for (int kind = sweep_short(); kind < KV_FORMAT_COUNT; kind++) {
         demo d;
+        bool precision = kind > 0;
         demo_open(&d, precision ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32, NULL);
         size_t vocab = (size_t)d.verifier->config.vocab;
         float *reference = calloc(TOTAL * vocab, sizeof *reference), *other = calloc(TOTAL * vocab, sizeof *other);
         int32_t tokens[TOTAL];
         random_tokens(tokens, TOTAL, (int)vocab, 7);
         for (int p = sweep_short() ? 3 : 0; p < POLICIES; p += sweep_short() ? 3 : 1) {
-            kv_format kv = precision ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+            kv_format kv = (kv_format)kind;
             d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);
             for (int style = sweep_short() ? 2 : 1; style < 3; style++) {

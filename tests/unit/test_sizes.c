@@ -155,12 +155,12 @@ static void test_references(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        size_t sliding, full;
-    } published[] = {{"26b-a4b", 204800, 20480},
-                     {"31b", 819200, 81920},
-                     {"12b", 327680, 16384},
-                     {"e4b", 40960, 16384},
-                     {"e2b", 12288, 6144}};
+        size_t sliding, full, q8; /* q8: K = V layers hold V alone */
+    } published[] = {{"26b-a4b", 204800, 20480, 5160},
+                     {"31b", 819200, 81920, 20640},
+                     {"12b", 327680, 16384, 4128},
+                     {"e4b", 40960, 16384, 8256},
+                     {"e2b", 12288, 6144, 3096}};
     for (size_t i = 0; i < 5; i++) {
         gemma4_config c = variant(published[i].name);
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 1, false), published[i].sliding + published[i].full);
@@ -168,6 +168,9 @@ static void test_references(void **state) {
                          published[i].sliding * (size_t)c.sliding_window + published[i].full * 100000);
         session_options native = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_BF16}};
         assert_int_equal(per_token(&native), c.layer[5].k_eq_v ? published[i].full / 2 : published[i].full);
+        session_options small = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_Q8}};
+        assert_int_equal(per_token(&small), published[i].q8);
+        assert_int_equal(session_bytes(&small, 5000).sliding, session_bytes(&native, 5000).sliding);
     }
 }
 

@@ -147,7 +147,7 @@ typedef struct key_block {
  * 0, but what lies there may not be a number. */
 static void gather_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, void *to) {
     const backend_cache *c = tile->cache;
-    size_t bytes = kv_values_bytes(c, tile->config->head_dim), head_offset = (size_t)tile->head * bytes;
+    size_t bytes = tile->kept->head_bytes, head_offset = (size_t)tile->head * bytes;
     memset(to, 0, ATTENTION_BLOCK * bytes);
     for (int p = base; p < base + ATTENTION_BLOCK; p++) {
         if (p < wanted.begin || p >= wanted.end) continue;
@@ -167,7 +167,7 @@ static void gather_rows(const attention_tile *tile, int base, position_range wan
 static void locate_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
                         void *temporary, const void **rows, size_t *row_bytes) {
     const backend_cache *c = tile->cache;
-    size_t head_bytes = kv_values_bytes(c, tile->config->head_dim), head_offset = (size_t)tile->head * head_bytes;
+    size_t head_bytes = tile->kept->head_bytes, head_offset = (size_t)tile->head * head_bytes;
     bool whole = !sink && wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
     *row_bytes = kv_row_bytes(c, tile->source);
     if (whole && base >= tile->chunk_begin) {
@@ -185,7 +185,7 @@ static void locate_rows(const attention_tile *tile, int base, position_range wan
 /* K = RoPE(k_norm * V): the keys of a K = V layer are derived from the stored values. */
 static void derive_keys(const attention_tile *tile, int base, const void *v, size_t v_row_bytes, float *keys) {
     const backend_model *m = tile->model;
-    const cpu_kv_kernels *stored = kv_kernels(tile->cache);
+    const cpu_kv_kernels *stored = kv_kernels(tile->cache, tile->source);
     const rope_table *rope = &m->rope[tile->config->type];
     const float *norm = m->weights->layer[tile->source].k_norm;
     int d = tile->config->head_dim;
@@ -198,7 +198,7 @@ static void derive_keys(const attention_tile *tile, int base, const void *v, siz
 
 static void exact_block(const attention_tile *tile, int base, position_range wanted, bool sink, key_block *b) {
     thread_scratch *x = tile->scratch;
-    b->v_format = tile->cache->t.options.kv_format;
+    b->v_format = tile->kept->format;
     b->v_dim = tile->config->head_dim;
     b->v_scale = NULL;
     locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_row_bytes);
@@ -374,7 +374,7 @@ static void pack_queries(const attention_tile *tile) {
     for (int packing = 0; packing < 2; packing++) {
         bool needed = packing == 0 ? tile->kept->has_keys : (!tile->kept->has_keys || tile->restored);
         if (!needed) continue;
-        kv_format format = packing == 0 ? tile->cache->t.options.kv_format : KV_FORMAT_F32;
+        kv_format format = packing == 0 ? tile->kept->format : KV_FORMAT_F32;
         const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[format].queries];
         size_t bytes = queries->row_bytes(d);
         for (int token = 0; token < tile->tokens; token++) {

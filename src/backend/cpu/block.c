@@ -29,7 +29,7 @@ static void head_row(const block_step *s, const block_part *part, int row) {
     backend_model *m = s->step.model;
     const dflash_config *d = s->step.config;
     const dflash_layer_weights *w = &m->options.drafter->layer[s->step.layer];
-    const cpu_kv_kernels *stored = kv_kernels(part->rows.cache);
+    const cpu_kv_kernels *stored = kv_draft_kernels(part->rows.cache);
     size_t kv = kv_width(d), angle = (size_t)(part->rows.position + row) * (size_t)m->draft_rope.pairs;
     size_t from = (size_t)(part->rows.first_row + row),
            to = (size_t)(part->stored_row + row) * kv_draft_row_bytes(part->rows.cache);
@@ -110,11 +110,11 @@ static void block_attend_head(const block_step *s, const block_part *part, int h
     const backend_cache *c = own->cache;
     const dflash_config *d = s->step.config;
     int group = d->heads / d->kv_heads, rows = own->rows, queries = rows * group;
-    size_t dim = (size_t)d->head_dim, head_bytes = kv_values_bytes(c, d->head_dim),
+    size_t dim = (size_t)d->head_dim, head_bytes = kv_format_row_bytes(c->t.draft_format, 1, (size_t)d->head_dim),
            head_offset = (size_t)head * head_bytes;
     size_t q_row = (size_t)d->heads * dim, row_bytes = kv_draft_row_bytes(c);
-    kv_format format = c->t.options.kv_format;
-    const cpu_packing_kernels *packing = &m->kernels->packing[kv_kernels(c)->queries];
+    kv_format format = c->t.draft_format;
+    const cpu_packing_kernels *packing = &m->kernels->packing[kv_draft_kernels(c)->queries];
     size_t packed = packing->row_bytes(d->head_dim);
     float *state_m = x->state[0], *state_l = state_m + queries, *state_o = state_m + 2 * (size_t)queries;
     for (int i = 0; i < queries; i++) {

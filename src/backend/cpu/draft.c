@@ -31,7 +31,7 @@ static void store_context_row(const context_step *s, const draft_part *part, int
     backend_model *m = s->model;
     const cpu_kernels *kernels = m->kernels;
     const dflash_config *d = s->config;
-    const cpu_kv_kernels *stored = kv_kernels(part->cache);
+    const cpu_kv_kernels *stored = kv_draft_kernels(part->cache);
     size_t kv = kv_width(d), all = (size_t)d->layers * kv;
     int position = part->position + row - part->first_row;
     size_t angle = (size_t)position * (size_t)m->draft_rope.pairs;

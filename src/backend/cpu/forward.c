@@ -101,6 +101,15 @@ static bool is_finite(const cpu_kernels *kernels, const float *x, size_t n) {
     return !isnan(kernels->maximum(x, (int)n));
 }
 
+/* K or V of one row, head by head, in the layer's stored form. */
+static void store_row(const forward_step *f, const backend_cache *cache, size_t row, const float *values, bool is_k) {
+    const timeline_layer *l = &cache->t.layer[f->layer];
+    const cpu_kv_kernels *stored = kv_kernels(cache, f->layer);
+    unsigned char *to = chunk_rows(f->model, f->layer, is_k) + row * l->row_bytes;
+    for (int h = 0; h < f->config->kv_heads; h++, values += f->config->head_dim, to += l->head_bytes)
+        stored->store(values, f->config->head_dim, to);
+}
+
 /* Head norms and RoPE; new K/V go, in the stored type, into the chunk buffers. */
 static void head_rows(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
@@ -112,7 +121,6 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     size_t kv_dim = (size_t)(kv_heads * d);
     bool own_kv = f->config->kv_source == f->layer;
     const backend_cache *cache = f->segments[0].cache;
-    const cpu_kv_kernels *stored = kv_kernels(cache);
     float eps = m->config->rms_eps;
     for (size_t row = begin; row < end; row++) {
         size_t angle = (size_t)f->positions[row] * (size_t)rope->pairs;
@@ -135,10 +143,8 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
         bool finite = is_finite(kernels, m->k + row * kv_dim, kv_dim);
         if (!f->config->k_eq_v) finite &= is_finite(kernels, m->v + row * kv_dim, kv_dim);
         if (!finite) atomic_store(&f->burst, true);
-        size_t at = row * kv_row_bytes(cache, f->layer);
-        stored->store(f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, (int)kv_dim,
-                      chunk_rows(m, f->layer, false) + at);
-        if (!f->config->k_eq_v) stored->store(m->k + row * kv_dim, (int)kv_dim, chunk_rows(m, f->layer, true) + at);
+        store_row(f, cache, row, f->config->k_eq_v ? m->k + row * kv_dim : m->v + row * kv_dim, false);
+        if (!f->config->k_eq_v) store_row(f, cache, row, m->k + row * kv_dim, true);
     }
 }
 

@@ -59,8 +59,9 @@ SIMD_INLINE void score(product kind, const int R, const int K, const score_call 
 #endif
 SCORE_TILES(DEFINE_SCORE, F32)
 SCORE_TILES(DEFINE_SCORE, BF16)
-static const score_function score_functions[KV_FORMAT_COUNT][SCORE_ROWS + 1] = {SCORE_TILES(SCORE_ENTRY, F32)
-                                                                                    SCORE_TILES(SCORE_ENTRY, BF16)};
+SCORE_TILES(DEFINE_SCORE, Q8)
+static const score_function score_functions[KV_FORMAT_COUNT][SCORE_ROWS + 1] = {
+    SCORE_TILES(SCORE_ENTRY, F32) SCORE_TILES(SCORE_ENTRY, BF16) SCORE_TILES(SCORE_ENTRY, Q8)};
 
 /* --- values ----------------------------------------------------------------------------------------------------- */
 
@@ -128,8 +129,9 @@ SIMD_INLINE void add_values(kv_format format, const int R, const value_call *cal
 #endif
 VALUE_TILES(DEFINE_ADD_VALUES, F32)
 VALUE_TILES(DEFINE_ADD_VALUES, BF16)
+VALUE_TILES(DEFINE_ADD_VALUES, Q8)
 static const value_function value_functions[KV_FORMAT_COUNT][ATTEND_ROWS + 1] = {
-    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, BF16)};
+    VALUE_TILES(ADD_VALUES_ENTRY, F32) VALUE_TILES(ADD_VALUES_ENTRY, BF16) VALUE_TILES(ADD_VALUES_ENTRY, Q8)};
 
 /* --- the block -------------------------------------------------------------------------------------------------- */
 
@@ -167,6 +169,22 @@ static void soft_max_step(int rows, float (*scores)[ATTENTION_BLOCK], const int 
     simd_store_first(l, rows, simd_fma(simd_load_first(l, rows), factor, simd_sum_half(sums)));
 }
 
+/* The scales of a block's stored rows, times `factors` where they are given. */
+static void row_scales(const void *rows, size_t row_bytes, const float *factors, float *scales) {
+    for (size_t j = 0; j < ATTENTION_BLOCK; j++) {
+        memcpy(&scales[j], (const char *)rows + j * row_bytes, sizeof *scales);
+        if (factors) scales[j] *= factors[j];
+    }
+}
+
+static void scale_scores(int rows, float (*scores)[ATTENTION_BLOCK], const float *scales) {
+    for (int r = 0; r < rows; r++) {
+        UNROLL for (int i = 0; i < ATTENTION_BLOCK; i += SIMD_LANES) {
+            simd_store(scores[r] + i, simd_mul(simd_load(scores[r] + i), simd_load(scales + i)));
+        }
+    }
+}
+
 /* Heads lie side by side, so a row is a short stretch of memory that the hardware does not see coming. */
 #define PREFETCH_ROWS(first, row_bytes, used_bytes, hint)                                                              \
     for (size_t j_ = 0; j_ < ATTENTION_BLOCK; j_++) {                                                                  \
@@ -179,10 +197,14 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                          const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
                          size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo) {
     const size_t q_row_bytes = pack_row_bytes(PACK_F32, k_dim);
+    const size_t k_at = kv_values_at(k_format), v_at = kv_values_at(v_format);
     /* The values are needed after the scores, the next block's keys (most often) after this call. */
-    PREFETCH_ROWS(v, v_row_bytes, (size_t)v_dim * kv_value_bytes(v_format), _MM_HINT_T0)
+    PREFETCH_ROWS(v, v_row_bytes, v_at + (size_t)v_dim * kv_value_bytes(v_format), _MM_HINT_T0)
     PREFETCH_ROWS((const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes,
-                  (size_t)k_dim * kv_value_bytes(k_format), _MM_HINT_T1)
+                  k_at + (size_t)k_dim * kv_value_bytes(k_format), _MM_HINT_T1)
+    float k_scales[ATTENTION_BLOCK], v_scales[ATTENTION_BLOCK];
+    if (k_at) row_scales(k, k_row_bytes, NULL, k_scales);
+    if (v_at) row_scales(v, v_row_bytes, v_scale, v_scales);
     for (int r = 0; r < rows;) {
         int n = 0; /* rows in a run without empty ranges */
         while (n < ATTEND_ROWS && r + n < rows && lo[r + n] < hi[r + n]) n++;
@@ -195,16 +217,17 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
             score_call call = {
                 .q = (const unsigned char *)q_packed + (size_t)(r + i) * q_row_bytes,
                 .q_row_bytes = q_row_bytes,
-                .k = k,
+                .k = (const unsigned char *)k + k_at,
                 .k_row_bytes = k_row_bytes,
                 .k_dim = k_dim,
                 .scores = weights[i],
             };
             score_functions[k_format][n - i < SCORE_ROWS ? n - i : SCORE_ROWS](&call);
         }
-        soft_max_step(n, weights, lo + r, hi + r, v_scale, m + r, l + r, kept);
+        if (k_at) scale_scores(n, weights, k_scales);
+        soft_max_step(n, weights, lo + r, hi + r, v_at ? v_scales : v_scale, m + r, l + r, kept);
         value_call call = {
-            .v = v,
+            .v = (const unsigned char *)v + v_at,
             .v_row_bytes = v_row_bytes,
             .v_dim = v_dim,
             .kept = kept,
@@ -259,7 +282,11 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                [KV_FORMAT_BF16] = {.queries = PACKING_SPLIT,                                                           \
                                    .store = store_bf16,                                                                \
                                    .load = load_bf16,                                                                  \
-                                   .derive_key = derive_key_bf16}},                                                    \
+                                   .derive_key = derive_key_bf16},                                                     \
+               [KV_FORMAT_Q8] = {.queries = PACKING_F32,                                                               \
+                                 .store = kv_q8_store,                                                                 \
+                                 .load = kv_q8_load,                                                                   \
+                                 .derive_key = derive_key_q8}},                                                        \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
         .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .maximum = maximum,               \
         .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,                        \

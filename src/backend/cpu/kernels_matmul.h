@@ -30,7 +30,14 @@
 #endif
 
 /* How weights meet activations. */
-typedef enum product { PRODUCT_F32, PRODUCT_F16, PRODUCT_BF16, PRODUCT_PAIRS, PRODUCT_COUNT } product;
+typedef enum product {
+    PRODUCT_F32,
+    PRODUCT_F16,
+    PRODUCT_BF16,
+    PRODUCT_PAIRS,
+    PRODUCT_Q8, /* codes of 8 bits, without their scale: keys alone */
+    PRODUCT_COUNT
+} product;
 
 enum {
     STEP = 2 * SIMD_LANES, /* values of k */
@@ -60,7 +67,7 @@ SIMD_INLINE size_t x_step_bytes(product kind) {
     return STEP * (kind == PRODUCT_PAIRS ? sizeof(uint16_t) : sizeof(float));
 }
 SIMD_INLINE size_t w_step_bytes(product kind) {
-    return STEP * (kind == PRODUCT_F32 ? sizeof(float) : sizeof(uint16_t));
+    return STEP * (kind == PRODUCT_F32 ? sizeof(float) : kind == PRODUCT_Q8 ? 1 : sizeof(uint16_t));
 }
 
 /* --- packing ---------------------------------------------------------------------------------------------------- */
@@ -162,6 +169,9 @@ SIMD_INLINE simd_f32 load_weights(product kind, const unsigned char *w, int n, b
     const unsigned char *half = w + (upper ? w_step_bytes(kind) / 2 : 0);
     if (kind == PRODUCT_F32) {
         return n == STEP ? simd_load(half) : present ? simd_load_first(half, present) : simd_zero();
+    }
+    if (kind == PRODUCT_Q8) {
+        return n == STEP ? simd_load_i8(half) : present ? simd_load_i8_first(half, present) : simd_zero();
     }
     return n == STEP ? simd_load_f16(half) : present ? simd_load_f16_first(half, present) : simd_zero();
 }

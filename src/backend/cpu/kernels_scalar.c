@@ -163,16 +163,35 @@ DEFINE_INT8
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
+VALUES_INLINE void widen_codes(const void *bytes, int first, int n, float *out) {
+    const int8_t *codes = (const int8_t *)bytes + first;
+    for (int i = 0; i < n; i++) out[i] = codes[i];
+}
+DEFINE_ROW_OF_VALUES(codes)
+
+static float stored_scale(const void *row) {
+    float scale;
+    memcpy(&scale, row, sizeof scale);
+    return scale;
+}
+
 static void dot_key(kv_format format, const float *q, size_t stride, int k_dim, const void *key, float *score) {
-    if (format == KV_FORMAT_F32)
+    const void *codes = (const char *)key + KV_Q8_CODES_AT;
+    if (format == KV_FORMAT_F32) {
         dot_rows(row_f32, NULL, &key, q, stride, 1, k_dim, score);
-    else
+    } else if (format == KV_FORMAT_Q8) {
+        dot_rows(row_codes, NULL, &codes, q, stride, 1, k_dim, score);
+        *score *= stored_scale(key);
+    } else {
         dot_rows(row_bf16, NULL, &key, q, stride, 1, k_dim, score);
+    }
 }
 
 static void widen_kv(kv_format format, const void *row, int first, int n, float *out) {
     if (format == KV_FORMAT_F32)
         widen_f32(row, first, n, out);
+    else if (format == KV_FORMAT_Q8)
+        widen_codes((const char *)row + KV_Q8_CODES_AT, first, n, out);
     else
         widen_bf16(row, first, n, out);
 }
@@ -199,6 +218,7 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
             sum += p;
             float factor = v_scale ? p * v_scale[j] : p;
             const char *row = (const char *)v + (size_t)j * v_row_bytes;
+            if (v_format == KV_FORMAT_Q8) factor *= stored_scale(row);
             float values[LANES];
             for (int i = 0; i < v_dim; i += LANES) {
                 int n = v_dim - i < LANES ? v_dim - i : LANES;
@@ -255,17 +275,22 @@ static void scale(float a, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] *= a;
 }
 
-/* A K/V format is its `widen` and its store. */
+static void store_q8(const float *x, int n, void *out) { kv_q8_store(x, n, out); }
+static void load_kv_f32(const void *x, int n, float *out) { widen_f32(x, 0, n, out); }
+static void load_kv_bf16(const void *x, int n, float *out) { widen_bf16(x, 0, n, out); }
+static void load_kv_q8(const void *x, int n, float *out) { kv_q8_load(x, n, out); }
+
+/* A K/V format is its load and its store. */
 #define DEFINE_KV(format)                                                                                              \
-    static void load_kv_##format(const void *x, int n, float *out) { widen_##format(x, 0, n, out); }                   \
     static void derive_key_##format(const void *v, const float *norm, int half, int pairs, const float *cosine,        \
                                     const float *sine, float *out) {                                                   \
-        widen_##format(v, 0, 2 * half, out);                                                                           \
+        load_kv_##format(v, 2 * half, out);                                                                            \
         multiply(norm, 2 * half, out);                                                                                 \
         rope(out, half, pairs, cosine, sine);                                                                          \
     }
 DEFINE_KV(f32)
 DEFINE_KV(bf16)
+DEFINE_KV(q8)
 #define KV_ENTRY(format)                                                                                               \
     { .queries = PACKING_F32, .store = store_##format, .load = load_kv_##format, .derive_key = derive_key_##format }
 
@@ -323,7 +348,7 @@ const cpu_kernels cpu_kernels_scalar = {
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
                BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},
-    .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16)},
+    .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16), [KV_FORMAT_Q8] = KV_ENTRY(q8)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,
     .rms_scale = rms_scale,

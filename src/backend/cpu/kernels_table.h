@@ -59,7 +59,8 @@ typedef struct cpu_weight_kernels {
 
 typedef struct cpu_kv_kernels {
     cpu_packing queries; /* that meet keys of this format */
-    /* n float32 values to a stored row, and back. */
+    /* One vector of n float32 values (K or V of one head) to its stored form, and back. The bytes are the same in every
+     * table. */
     void (*store)(const float *x, int n, void *out);
     void (*load)(const void *x, int n, float *out);
     /* out = rope(norm * v) for a stored v [2 * half]: the key of a K = V layer. Same bits as load, multiply and rope.
@@ -79,9 +80,10 @@ typedef struct cpu_kernels {
     /* For each of `rows` queries r with key range [lo[r], hi[r]) inside the block (empty: the row is untouched):
      *   s[j] = q[r] . K[j];  m' = max(m, max_j s[j]);  p[j] = exp(s[j] - m');
      *   l = l * exp(m - m') + sum p[j];  o[r] = o[r] * exp(m - m') + sum_j p[j] * v_scale[j] * V[j];  m = m'
-     * q_packed: rows of k_dim values in the packing kv[k_format].queries. K rows are k_row_bytes apart, V rows
-     * v_row_bytes. v_scale NULL = all ones. o: row stride ldo floats. State starts as m = -INFINITY, l = 0, o = 0. K
-     * and V memory of all 16 positions must be readable and finite. */
+     * q_packed: rows of k_dim values in the packing kv[k_format].queries. K and V rows are stored vectors, as
+     * kv[].store leaves them (the scale of a Q8 vector multiplies its score, or its weight); K rows are k_row_bytes
+     * apart, V rows v_row_bytes. v_scale NULL = all ones. o: row stride ldo floats. State starts as m = -INFINITY, l =
+     * 0, o = 0. K and V memory of all 16 positions must be readable and finite. */
     void (*attend_block)(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, kv_format k_format,
                          const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
                          size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo);

@@ -60,16 +60,20 @@ SIMD_INLINE simd_f32 simd_gelu_tanh(simd_f32 z) {
     return times_logistic(z, twice_u);
 }
 
-/* The vector of stored values that begins at `p`: whole, or its first n. */
+/* Stored values that begin at `p`, a vector of registers' width or its first n; codes without their scale. */
 SIMD_INLINE simd_f32 load_kv(kv_format format, const unsigned char *p) {
-    return format == KV_FORMAT_F32 ? simd_load(p) : simd_load_bf16(p);
+    return format == KV_FORMAT_F32 ? simd_load(p) : format == KV_FORMAT_Q8 ? simd_load_i8(p) : simd_load_bf16(p);
 }
 SIMD_INLINE simd_f32 load_kv_first(kv_format format, const unsigned char *p, int n) {
-    return format == KV_FORMAT_F32 ? simd_load_first(p, n) : simd_load_bf16_first(p, n);
+    return format == KV_FORMAT_F32  ? simd_load_first(p, n)
+           : format == KV_FORMAT_Q8 ? simd_load_i8_first(p, n)
+                                    : simd_load_bf16_first(p, n);
 }
 SIMD_INLINE size_t kv_value_bytes(kv_format format) {
-    return format == KV_FORMAT_F32 ? sizeof(float) : sizeof(uint16_t);
+    return format == KV_FORMAT_F32 ? sizeof(float) : format == KV_FORMAT_Q8 ? 1 : sizeof(uint16_t);
 }
+/* Where the values of a stored row begin. */
+SIMD_INLINE size_t kv_values_at(kv_format format) { return format == KV_FORMAT_Q8 ? KV_Q8_CODES_AT : 0; }
 
 /* --- elementwise ------------------------------------------------------------------------------------------------ */
 
@@ -198,32 +202,47 @@ DEFINE_LOAD_WEIGHTS(f32, 4)
 DEFINE_LOAD_WEIGHTS(f16, 2)
 DEFINE_LOAD_WEIGHTS(bf16, 2)
 
-SIMD_INLINE void derive_key(kv_format format, const unsigned char *v, const float *norm, int half, int pairs,
+/* Values as they were stored: codes with their scale. */
+SIMD_INLINE simd_f32 load_scaled(kv_format format, const unsigned char *p, simd_f32 scale) {
+    simd_f32 values = load_kv(format, p);
+    return format == KV_FORMAT_Q8 ? simd_mul(scale, values) : values;
+}
+
+SIMD_INLINE void derive_key(kv_format format, const unsigned char *stored, const float *norm, int half, int pairs,
                             const float *cosine, const float *sine, float *out) {
     const size_t bytes = kv_value_bytes(format);
+    const unsigned char *v = stored + kv_values_at(format);
+    simd_f32 scale = simd_zero();
+    if (format == KV_FORMAT_Q8) {
+        float own;
+        memcpy(&own, stored, sizeof own);
+        scale = simd_set1(own);
+    }
     const unsigned char *upper = v + (size_t)half * bytes;
     int i = 0;
     if (half % SIMD_LANES == 0) {
         for (; i + SIMD_LANES <= pairs; i += SIMD_LANES) {
-            simd_f32 a = simd_mul(load_kv(format, v + (size_t)i * bytes), simd_load(norm + i));
-            simd_f32 b = simd_mul(load_kv(format, upper + (size_t)i * bytes), simd_load(norm + half + i));
+            simd_f32 a = simd_mul(load_scaled(format, v + (size_t)i * bytes, scale), simd_load(norm + i));
+            simd_f32 b = simd_mul(load_scaled(format, upper + (size_t)i * bytes, scale), simd_load(norm + half + i));
             rotate(&a, &b, simd_load(cosine + i), simd_load(sine + i));
             simd_store(out + i, a);
             simd_store(out + half + i, b);
         }
         if (i == pairs) {
             for (; i < half; i += SIMD_LANES) {
-                simd_store(out + i, simd_mul(load_kv(format, v + (size_t)i * bytes), simd_load(norm + i)));
+                simd_store(out + i, simd_mul(load_scaled(format, v + (size_t)i * bytes, scale), simd_load(norm + i)));
                 simd_store(out + half + i,
-                           simd_mul(load_kv(format, upper + (size_t)i * bytes), simd_load(norm + half + i)));
+                           simd_mul(load_scaled(format, upper + (size_t)i * bytes, scale), simd_load(norm + half + i)));
             }
             return;
         }
     }
     if (format == KV_FORMAT_F32)
-        load_f32(v, 2 * half, out);
+        load_f32(stored, 2 * half, out);
+    else if (format == KV_FORMAT_Q8)
+        kv_q8_load(stored, 2 * half, out);
     else
-        load_bf16(v, 2 * half, out);
+        load_bf16(stored, 2 * half, out);
     multiply_by(norm, 2 * half, out);
     rope(out, half, pairs, cosine, sine);
 }
@@ -235,6 +254,7 @@ SIMD_INLINE void derive_key(kv_format format, const unsigned char *v, const floa
     }
 DEFINE_DERIVE_KEY(f32, KV_FORMAT_F32)
 DEFINE_DERIVE_KEY(bf16, KV_FORMAT_BF16)
+DEFINE_DERIVE_KEY(q8, KV_FORMAT_Q8)
 
 /* --- norms ------------------------------------------------------------------------------------------------------ */
 

@@ -60,6 +60,17 @@ SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, in
     return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(mask));
 }
 
+/* --- codes of 8 bits -------------------------------------------------------------------------------------------- */
+
+SIMD_INLINE simd_f32 simd_load_i8(const void *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
+    int8_t values[SIMD_LANES] = {0};
+    memcpy(values, p, (size_t)n);
+    return simd_load_i8(values);
+}
+
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
 
 SIMD_INLINE simd_f32 simd_load_bf16(const void *p) {

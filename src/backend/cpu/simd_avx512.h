@@ -48,6 +48,15 @@ SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, in
     return _mm512_mask_blend_ps((__mmask16)(simd_mask_first(end) & ~simd_mask_first(begin)), other, x);
 }
 
+/* --- codes of 8 bits -------------------------------------------------------------------------------------------- */
+
+SIMD_INLINE simd_f32 simd_load_i8(const void *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(simd_mask_first(n), p)));
+}
+
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
 
 SIMD_INLINE simd_f32 simd_widen_bf16(__m256i x) {

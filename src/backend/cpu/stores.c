@@ -5,14 +5,9 @@
 
 /* -------------------------------------------------------------------------------------------------- addresses */
 
-size_t kv_row_bytes(const backend_cache *c, int layer) {
-    return kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.layer[layer].values);
-}
+size_t kv_row_bytes(const backend_cache *c, int layer) { return c->t.layer[layer].row_bytes; }
 
-size_t kv_draft_row_bytes(const backend_cache *c) {
-    const dflash_config *d = c->t.models.drafter;
-    return kv_format_row_bytes(c->t.options.kv_format, (size_t)(d->kv_heads * d->head_dim));
-}
+size_t kv_draft_row_bytes(const backend_cache *c) { return timeline_draft_row_bytes(&c->t); }
 
 size_t kv_aux_row_bytes(const backend_cache *c) { return timeline_aux_row_bytes(&c->t); }
 

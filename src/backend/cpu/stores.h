@@ -68,13 +68,12 @@ void stores_trim(backend_cache *c);
 /* Copies everything that the timeline of `from` says is held and that is not shared; `to` has been created from it. */
 void stores_copy(backend_cache *to, const backend_cache *from);
 
-/* The kernels that know the cache's format. */
-static inline const cpu_kv_kernels *kv_kernels(const backend_cache *c) {
-    return &c->model->kernels->kv[c->t.options.kv_format];
+/* The kernels that know the format of a layer with a store, and of the drafter's context. */
+static inline const cpu_kv_kernels *kv_kernels(const backend_cache *c, int layer) {
+    return &c->model->kernels->kv[c->t.layer[layer].format];
 }
-/* Bytes of n stored values, of one head for example. */
-static inline size_t kv_values_bytes(const backend_cache *c, int n) {
-    return kv_format_row_bytes(c->t.options.kv_format, (size_t)n);
+static inline const cpu_kv_kernels *kv_draft_kernels(const backend_cache *c) {
+    return &c->model->kernels->kv[c->t.draft_format];
 }
 size_t kv_row_bytes(const backend_cache *c, int layer);
 size_t kv_draft_row_bytes(const backend_cache *c);

@@ -5,21 +5,16 @@
 
 /* ------------------------------------------------------------------------------------------------------- sizes */
 
-size_t cuda_row_bytes(const backend_cache *c, int layer) {
-    return kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.layer[layer].values);
-}
+size_t cuda_row_bytes(const backend_cache *c, int layer) { return c->t.layer[layer].row_bytes; }
 
-size_t cuda_draft_row_bytes(const backend_cache *c) {
-    const dflash_config *d = c->t.models.drafter;
-    return kv_format_row_bytes(c->t.options.kv_format, (size_t)(d->kv_heads * d->head_dim));
-}
+size_t cuda_draft_row_bytes(const backend_cache *c) { return timeline_draft_row_bytes(&c->t); }
 
 size_t cuda_aux_row_bytes(const backend_cache *c) {
     return (size_t)c->t.models.drafter->targets * (size_t)c->t.models.verifier->hidden * sizeof(float);
 }
 
 size_t cuda_code_bytes(const backend_cache *c) {
-    return 2 * kv_format_row_bytes(c->t.options.kv_format, (size_t)c->t.models.f_theta->rank);
+    return kv_format_row_bytes(c->t.options.kv_format, 2, (size_t)c->t.models.f_theta->rank);
 }
 
 size_t cuda_scale_bytes(const backend_cache *c) { return (size_t)c->t.latent_heads * sizeof(float); }
