@@ -29,6 +29,8 @@ make_report code examples/code/events.py examples/code/ring_buffer.c --max-token
     --policies native,restored
 make_report acceptance "$prompts" --max-tokens 24
 make_report lossless --prompts 6 --max-tokens 12 --reference-prompts 1
+make_report kv-format examples/code/events.py --formats bf16,q8,affine4,d4-10 --prompt-length 60 --score-tokens 16 --lines 12 \
+    --max-tokens 20
 make_report batch --compositions 3 --sessions 8 --max-tokens 12
 rm "$prompts"
 gzip -9nf "$out"/*.json

@@ -31,6 +31,14 @@ typedef struct backend_profile {
     double empty_seconds; /* of a kernel that does nothing, measured like the others */
 } backend_profile;
 
+/* What stands between a model and its stores while formats of K/V are compared: every vector (K or V of one head at one
+ * position) of full-attention layers that keep their own passes `vector` before it is stored; x [n] is what will be
+ * attended. One call at a time, layer by layer. */
+typedef struct backend_recoding {
+    void (*vector)(void *user, int layer, float *x, int n);
+    void *user;
+} backend_recoding;
+
 /* Verbs that may be NULL say what their absence means. */
 typedef struct backend_measure_ops {
     /* model_create makes values for matrices that have a `synthetic` deviation instead of data (backend/synthetic.h).
@@ -56,6 +64,9 @@ typedef struct backend_measure_ops {
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; after cache_mix_own. NULL
      * with it. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+    /* From now on, for all caches of the model, until it is called with NULL; `recoding` outlives that. NULL: the
+     * backend cannot do it. */
+    void (*recode)(backend_model *model, const backend_recoding *recoding);
 } backend_measure_ops;
 
 /* The table beside that of a backend; NULL where it has none. */

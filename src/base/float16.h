@@ -2,6 +2,7 @@
 #ifndef KAKEYA_BASE_FLOAT16_H
 #define KAKEYA_BASE_FLOAT16_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -38,6 +39,23 @@ static inline float f16_to_f32(uint16_t value) {
     float result;
     memcpy(&result, &bits, sizeof result);
     return result;
+}
+
+/* A half with the value nearest to x, ties to even; what is too large becomes infinite. */
+static inline uint16_t f32_to_f16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude >= 0x7f800000u) return (uint16_t)(sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u));
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
+    if (magnitude < 0x38800000u) {                                   /* a multiple of 2^-24 */
+        float small;
+        memcpy(&small, &magnitude, sizeof small);
+        return (uint16_t)(sign | (uint32_t)rintf(small * 0x1p24f));
+    }
+    uint32_t rounded = magnitude - 0x38000000u;
+    rounded += 0xfffu + (rounded >> 13 & 1);
+    return (uint16_t)(sign | rounded >> 13);
 }
 
 #endif

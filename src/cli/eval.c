@@ -581,6 +581,64 @@ static int run_draft_policy(int argc, char **argv) {
     return result == KAKEYA_OK ? CLI_DONE : cli_fail(draft_policy_command.name, &error);
 }
 
+/* --------------------------------------------------------------------------------------------------- kv-format */
+
+static const cli_command kv_format_command = {
+    .name = "eval kv-format",
+    .summary = "Formats for K/V of full-attention layers: bytes, error, divergence, recall and speed side by side.",
+    .operands = "[FILE]...",
+    .details = "Sessions keep float32, and every vector of K and V is packed, unpacked and attended as the format\n"
+               "under test gives it back. Text files (without any: the bundled sources) are cut into sequences of\n"
+               "--prompt-length + --score-tokens tokens; each comes with a needle prompt. Formats: identity, bf16,\n"
+               "fp8, q8, affine8, affine4, q4, the lattices d4-10, d4-38, d4-152, e8-9, e8-38, e8-151.\n",
+    .examples = "  kakeya eval kv-format --report k.json && kakeya gate k.json\n"
+                "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
+};
+
+static int run_kv_format(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    static const char *const fixed[] = {"kv-format", "sink", "window", "draft-window"};
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) drop_option(c.shared_table, fixed[i]);
+    eval_corpus corpus = {0};
+    eval_kv_format_options o = {
+        .prompt_length = 256, .score_tokens = 64, .sequences = 5, .lines = 40, .max_tokens = 24, .seed = 42};
+    const char *formats = NULL;
+    const cli_option own[] = {
+        CLI_OPTION(.name = "formats", .argument = "LIST", .kind = CLI_TEXT, .target = &formats,
+                   .help = "with commas (all of them); identity is always compared with"),
+        CLI_OPTION(.name = "prompt-length", .argument = "N", .kind = CLI_INT, .target = &o.prompt_length, .min = 1,
+                   .max = 1 << 24, .help = "tokens of prompt in front of the scored ones (256)"),
+        CLI_OPTION(.name = "score-tokens", .argument = "N", .kind = CLI_INT, .target = &o.score_tokens, .min = 1,
+                   .max = 1 << 24, .help = "scored tokens per sequence (64)"),
+        CLI_OPTION(.name = "sequences", .argument = "N", .kind = CLI_INT, .target = &o.sequences, .min = 1,
+                   .max = 10000, .help = "sequences, each with a needle prompt (5)"),
+        CLI_OPTION(.name = "lines", .argument = "N", .kind = CLI_INT, .target = &o.lines, .min = 10, .max = 100000,
+                   .help = "haystack lines of the needle prompts (40)"),
+        SEED_OPTION(o),
+        MAX_TOKENS_OPTION(o, "24"),
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&kv_format_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    o.texts = files_or_corpus(argc, argv, first, &corpus, &o.n_texts);
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    eval_report *report = NULL;
+    eval_policies names = {0};
+    c.policies = formats;
+    kakeya_status result = prepare(&c, &names, o.texts, o.n_texts, &error);
+    o.formats = names.names;
+    o.n_formats = names.n;
+    if (result == KAKEYA_OK) result = require_files(o.n_texts, &error);
+    if (result == KAKEYA_OK) result = eval_kv_format(&c.setup, &o, &report, &error);
+    eval_corpus_free(&corpus);
+    return finish(&c, kv_format_command.name, result, report, &error);
+}
+
 /* -------------------------------------------------------------------------------------------------------- verb */
 
 static const struct {
@@ -593,11 +651,13 @@ static const struct {
     {"code", run_code, &code_command},
     {"acceptance", run_acceptance, &acceptance_command},
     {"lossless", run_lossless, &lossless_command},
+    {"kv-format", run_kv_format, &kv_format_command},
     {"draft-policy", run_draft_policy, &draft_policy_command},
 };
 enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0] };
 
-static const char usage[] = "usage: kakeya eval niah|fidelity|code|acceptance|lossless|draft-policy [OPTION]...\n";
+static const char usage[] =
+    "usage: kakeya eval niah|fidelity|code|acceptance|lossless|kv-format|draft-policy [OPTION]...\n";
 
 int cli_eval(int argc, char **argv) {
     if (argc < 2) {

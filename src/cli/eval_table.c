@@ -14,6 +14,7 @@ typedef enum column_form {
     FIXED1,
     FIXED2,
     FIXED4,
+    FIXED6,
     PERCENT, /* of a fraction */
 } column_form;
 
@@ -49,7 +50,7 @@ static void format_cell(const cJSON *item, column_form form, char out[CELL_BYTES
     } else if (form == PERCENT) {
         snprintf(out, CELL_BYTES, "%.1f%%", 100 * value);
     } else {
-        snprintf(out, CELL_BYTES, "%.*f", form == FIXED1 ? 1 : form == FIXED2 ? 2 : 4, value);
+        snprintf(out, CELL_BYTES, "%.*f", form == FIXED1 ? 1 : form == FIXED2 ? 2 : form == FIXED4 ? 4 : 6, value);
     }
 }
 
@@ -180,9 +181,22 @@ static void print_batch(const cJSON *summary) {
            part(batch, "with_log_probabilities")->valuedouble);
 }
 
+static void print_kv_format(const cJSON *summary) {
+    PRINT(part(summary, "arms"), {"format", "format", TEXT}, {"bits/value", "bits_per_value", FIXED4},
+          {"bytes/vector", "bytes_per_vector", COUNT}, {"perplexity", "perplexity", FIXED4},
+          {"KL", "kl_from_identity", FIXED6}, {"top-1", "top1_agreement", FIXED4},
+          {"relative MSE", "relative_mse", FIXED6}, {"recall", "recall", PERCENT},
+          {"store ns/value", "store_ns_per_value", FIXED2}, {"load ns/value", "load_ns_per_value", FIXED2});
+    printf("\nThe best other format of no more bits, and what the reference implementation asked of lattices:\n");
+    PRINT(part(summary, "verdicts"), {"format", "format", TEXT}, {"KL", "kl_from_identity", FIXED6},
+          {"rival", "rival", TEXT}, {"its KL", "rival_kl_from_identity", FIXED6}, {"best", "best_at_its_bits", TEXT},
+          {"bits <= affine4", "bits_le_affine4", TEXT}, {"closer", "relative_mse_better", TEXT},
+          {"recall", "recall_ge_affine4", TEXT}, {"worth a port", "port_justified", TEXT});
+}
+
 void eval_print_tables(const eval_report *report) {
-    static void (*const print[EVAL_KIND_COUNT])(const cJSON *) = {print_niah,       print_fidelity,        print_code,
-                                                                  print_acceptance, print_lossless_report, print_batch};
+    static void (*const print[EVAL_KIND_COUNT])(const cJSON *) = {
+        print_niah, print_fidelity, print_code, print_acceptance, print_lossless_report, print_batch, print_kv_format};
     cJSON *summary = report->rows.n ? eval_summary_derive(report->kind, &report->rows) : NULL;
     if (summary) print[report->kind](summary);
     cJSON_Delete(summary);

@@ -70,6 +70,21 @@ typedef struct eval_fidelity_options {
 kakeya_status eval_fidelity(const eval_setup *setup, const eval_fidelity_options *options, eval_report **out,
                             kakeya_error *error);
 
+typedef struct eval_kv_format_options {
+    const char *const *texts; /* text files, cut into sequences */
+    size_t n_texts;
+    int prompt_length, score_tokens; /* of a sequence */
+    int sequences;                   /* as many, and a needle prompt with each */
+    int lines;                       /* of the needle prompts */
+    int max_tokens;                  /* of their answers */
+    uint64_t seed;
+    const char *const *formats; /* names of kv_codec.h; n = 0: all. identity always comes first */
+    size_t n_formats;
+} eval_kv_format_options;
+/* Formats for K/V of full-attention layers, packed and unpacked beside sessions that keep float32. */
+kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,
+                             kakeya_error *error);
+
 typedef struct eval_code_options {
     const char *const *files; /* at least one */
     size_t n_files;

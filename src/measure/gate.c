@@ -76,7 +76,8 @@ static bool read_rows(gate_context *context, kakeya_error *error) {
 #define KIND(name) (1u << (EVAL_##name))
 #define GENERATION (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE) | KIND(LOSSLESS) | KIND(BATCH))
 #define TIMED      (KIND(NIAH) | KIND(CODE) | KIND(ACCEPTANCE))
-#define ALL        (GENERATION | KIND(FIDELITY))
+#define SCORED     (KIND(FIDELITY) | KIND(KV_FORMAT))
+#define ALL        (GENERATION | SCORED)
 
 static const struct {
     unsigned kinds;
@@ -101,7 +102,8 @@ static const struct {
     {KIND(NIAH), gate_rule_memory},
     {KIND(NIAH), gate_rule_identity},
     {KIND(NIAH) | KIND(CODE), gate_rule_speed},
-    {KIND(FIDELITY), gate_rule_fidelity},
+    {SCORED, gate_rule_fidelity},
+    {KIND(KV_FORMAT), gate_rule_kv_formats},
     {KIND(CODE), gate_rule_code_prompts},
     {KIND(ACCEPTANCE), gate_rule_forms},
     {KIND(LOSSLESS) | KIND(BATCH), gate_rule_coverage},

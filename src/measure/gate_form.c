@@ -81,6 +81,10 @@ static const char generation_keys[] =
 static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_NIAH] = "lines expected correct mix_alpha relative_mse",
     [EVAL_FIDELITY] = "scored_tokens nll kl_from_native top1_agreements seconds top1_ids token_nll token_kl",
+    [EVAL_KV_FORMAT] =
+        "scored_tokens nll kl_from_identity top1_agreements seconds top1_ids token_nll token_kl format lines "
+        "expected text correct stored_vectors stored_values stored_bytes store_seconds load_seconds "
+        "layer_error layer_energy",
     [EVAL_CODE] = "",
     [EVAL_ACCEPTANCE] = "",
     [EVAL_LOSSLESS] = "prompt_kind",
@@ -90,7 +94,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
 static void check_row_keys(gate_context *context, const cJSON *row, size_t index) {
     char where[40], list[800];
     snprintf(where, sizeof where, "rows[%zu]", index);
-    snprintf(list, sizeof list, "%s %s", context->kind == EVAL_FIDELITY ? "" : generation_keys,
+    snprintf(list, sizeof list, "%s %s", eval_kind_scores(context->kind) ? "" : generation_keys,
              kind_row_keys[context->kind]);
     allow_keys(context, where, row, row_keys, list);
     allow_keys(context, where, member(row, "kv_bytes"), "full sliding latent draft total", "");
@@ -220,6 +224,7 @@ typedef struct option_rule {
 } option_rule;
 
 static const char policy_words[] = "native sink-window restored restored-all";
+static const char kv_format_words[] = "identity bf16 fp8 q8 affine8 affine4 q4 d4-10 d4-38 d4-152 e8-9 e8-38 e8-151";
 static const char mode_words[] = "ar speculative ngram auto";
 
 enum { MAX_TOKENS = 1 << 24, MAX_ROWS = 1 << 20, MAX_OPTIONS = 16 };
@@ -248,6 +253,13 @@ static const option_rule option_rules[EVAL_KIND_COUNT][MAX_OPTIONS] = {
                        {"samples", TEXTS, 0, 0, NULL},
                        {"policies", NAMES, 0, 0, policy_words},
                        {"windows", COUNTS, 1, MAX_TOKENS, NULL}},
+    [EVAL_KV_FORMAT] = {SIZES,
+                        {"prompt_length", COUNT, 1, MAX_TOKENS, NULL},
+                        {"sequences", COUNT, 1, MAX_ROWS, NULL},
+                        {"samples", TEXTS, 0, 0, NULL},
+                        {"lines", COUNT, 10, 1000000, NULL},
+                        {"seed", SEED, 0, 0, NULL},
+                        {"formats", NAMES, 0, 0, kv_format_words}},
     [EVAL_CODE] = {SIZES,
                    {"files", TEXTS, 0, 0, NULL},
                    {"prompt_tokens", COUNT, 1, MAX_TOKENS, NULL},
@@ -403,7 +415,7 @@ static bool same_value(const char *text, const cJSON *option) {
 /* What the command line says of an option is what is recorded as the option, where both have one name. */
 static void check_command(gate_context *context) {
     /* Values that the evaluation may replace: 0 stands for a choice of its own, files are recorded by their names. */
-    static const char resolved[] = "prompts draft_length prompt_length identity_restore mix_alpha jsonl window";
+    static const char resolved[] = "formats prompts draft_length prompt_length identity_restore mix_alpha jsonl window";
     const cJSON *command = member(context->report, "command"), *word, *kind;
     bool named = cJSON_IsArray(command) && cJSON_GetArraySize(command) > 2;
     cJSON_ArrayForEach(word, command) named &= cJSON_IsString(word);

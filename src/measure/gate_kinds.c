@@ -33,8 +33,9 @@ static void check_score(gate_context *context, size_t i) {
         row->kl < -zero_kl_per_token * tokens)
         gate_violate(context, "COUNTS", "rows[%zu] (%s): %lld of %lld tokens agree, nll %g, KL %g", i, row->sample,
                      (long long)row->agreements, (long long)row->scored_tokens, row->nll, row->kl);
-    if (gate_is_native(row) && (row->agreements != row->scored_tokens || fabs(row->kl) > zero_kl_per_token * tokens))
-        gate_violate(context, "FIDELITY_ORACLE", "rows[%zu] (%s): native attention differs from itself (KL %g)", i,
+    if (gate_is_reference(context, row) &&
+        (row->agreements != row->scored_tokens || fabs(row->kl) > zero_kl_per_token * tokens))
+        gate_violate(context, "FIDELITY_ORACLE", "rows[%zu] (%s): the reference differs from itself (KL %g)", i,
                      row->sample, row->kl);
 }
 
@@ -118,7 +119,7 @@ static void check_divergence(gate_context *context, size_t i, const eval_row *na
 static const eval_row *native_of(const gate_context *context, const eval_row *row) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *other = &context->rows.row[i];
-        if (gate_is_native(other) && strcmp(other->sample, row->sample) == 0) return other;
+        if (gate_is_reference(context, other) && strcmp(other->sample, row->sample) == 0) return other;
     }
     return NULL;
 }
@@ -150,7 +151,7 @@ void gate_rule_fidelity(gate_context *context) {
         check_score(context, i);
         check_against_native(context, i);
         check_prompt_length(context, i);
-        oracle |= gate_measured(row) && gate_is_native(row);
+        oracle |= gate_measured(row) && gate_is_reference(context, row);
         if (gate_is_restored(row) && gate_first_of_arm(context, i, false)) check_restored_arm(context, row);
     }
     if (!oracle) gate_violate(context, "ORACLE_MISSING", "no rows under native attention");

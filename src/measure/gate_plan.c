@@ -271,6 +271,28 @@ static void plan_batch(plan *p) {
     }
 }
 
+/* Every sequence, with its needle prompt, under every format. */
+static void plan_kv_format(plan *p) {
+    const cJSON *samples = option(p, "samples"), *format, *sample;
+    niah_dataset drawn = {0};
+    kakeya_error problem;
+    size_t at = 0;
+    int lines = gate_option(p->context, "lines"), n = cJSON_GetArraySize(samples);
+    if (strcmp(option(p, "formats")->child->valuestring, "identity") != 0)
+        gate_violate(p->context, "OPTIONS_FORM", "options.formats does not begin with identity");
+    if ((size_t)n > p->limit || niah_rung(lines, n, gate_option_seed(p->context), true, &drawn, &problem)) return;
+    cJSON_ArrayForEach(sample, samples) {
+        const char *answer = drawn.samples[at++].answer;
+        cJSON_ArrayForEach(format, option(p, "formats")) {
+            eval_arm arm = arm_of(p, "native", "score");
+            arm.scaled_embedding = false;
+            snprintf(arm.kv_format, sizeof arm.kv_format, "%s", format->valuestring);
+            if (!add_needle(p, sample->valuestring, &arm, false, lines, answer)) break;
+        }
+    }
+    niah_dataset_free(&drawn);
+}
+
 /* ------------------------------------------------------------------------------------------------------- comparison */
 
 static bool same_run(const eval_row *a, const eval_row *b) {
@@ -320,8 +342,8 @@ static void explain(plan *p) {
 }
 
 void gate_rule_plan(gate_context *context) {
-    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,       plan_fidelity, plan_code,
-                                                          plan_acceptance, plan_lossless, plan_batch};
+    static void (*const make[EVAL_KIND_COUNT])(plan *) = {plan_niah,     plan_fidelity, plan_code,     plan_acceptance,
+                                                          plan_lossless, plan_batch,    plan_kv_format};
     if (!context->options_sound) return; /* refused already */
     plan p = {.context = context, .limit = 4 * context->rows.n + 4096};
     make[context->kind](&p);
@@ -333,6 +355,7 @@ void gate_rule_plan(gate_context *context) {
 
     static const char *const counted[EVAL_KIND_COUNT] = {
         [EVAL_FIDELITY] = "sequences",
+        [EVAL_KV_FORMAT] = "sequences",
         [EVAL_ACCEPTANCE] = "prompts",
     };
     if (!counted[context->kind]) return;

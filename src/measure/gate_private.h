@@ -14,6 +14,8 @@ enum {
 };
 /* Recall may be this much below the oracle's. */
 #define GATE_RECALL_TOLERANCE 0.05
+/* Mean divergence up to which a format that sessions offer counts as faithful. */
+#define GATE_KV_DIVERGENCE 0.005
 /* Speculation counts as not slower than AR from this ratio on: medians of paired runs still move by a few percent. */
 #define GATE_SPEED_RATIO 0.95
 
@@ -49,6 +51,8 @@ bool gate_same_rung(const eval_row *a, const eval_row *b);
 /* row i is the first measured one of its arm (and rung, if by_rung) */
 bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung);
 bool gate_is_native(const eval_row *row);
+/* The row that scores are relative to: native attention; in kv-format, where that is everywhere, nothing quantised. */
+bool gate_is_reference(const gate_context *context, const eval_row *row);
 bool gate_is_restored(const eval_row *row); /* "restored" or "restored-all" */
 
 /* Rules on what must be there and on what samples are. */
@@ -77,6 +81,7 @@ void gate_rule_self_comparison(gate_context *context);
 void gate_rule_speed(gate_context *context);
 void gate_rule_identity(gate_context *context);
 void gate_rule_fidelity(gate_context *context);
+void gate_rule_kv_formats(gate_context *context);
 void gate_rule_code_prompts(gate_context *context);
 void gate_rule_forms(gate_context *context);
 void gate_rule_coverage(gate_context *context);

@@ -34,7 +34,7 @@ static void check_same_name(gate_context *context, size_t i, size_t j) {
 /* Two continuations of the same tokens are the same text: a text cannot be improved alone. */
 static void check_text(gate_context *context, size_t i, size_t j) {
     const eval_row *a = &context->rows.row[i], *b = &context->rows.row[j];
-    if (context->kind == EVAL_FIDELITY || !same_stream(a, b) || same_text(a->text, b->text)) return;
+    if (eval_kind_scores(context->kind) || !same_stream(a, b) || same_text(a->text, b->text)) return;
     gate_violate(context, "TEXT_MISMATCH", "rows[%zu] and rows[%zu] hold the same token ids, but different texts (%s)",
                  j, i, a->sample);
 }
@@ -74,7 +74,7 @@ static bool same_drafts(const eval_row *a, const eval_row *b) {
 static bool is_copied_sample(const gate_context *context, const eval_row *a, const eval_row *b) {
     enum { MIN_TOKENS = 16, MIN_DISTINCT = 8 };
     if (context->kind == EVAL_LOSSLESS || context->kind == EVAL_BATCH) return false;
-    if (context->kind == EVAL_FIDELITY) return same_scores(a, b);
+    if (eval_kind_scores(context->kind)) return same_scores(a, b);
     return (a->prompt_tokens == b->prompt_tokens || same_drafts(a, b)) && a->n_token_ids >= MIN_TOKENS &&
            same_stream(a, b) && distinct_ids(a, MIN_DISTINCT) == MIN_DISTINCT;
 }
@@ -85,7 +85,7 @@ static void check_other_name(gate_context *context, size_t i, size_t j) {
         gate_violate(context, "PROMPT_REUSED", "%s and %s are the same prompt under two names", b->sample, a->sample);
     } else if (eval_arm_equal(&a->arm, &b->arm) && is_copied_sample(context, a, b)) {
         gate_violate(context, "SAMPLE_COPIED", "%s and %s have the same %zu tokens%s", b->sample, a->sample,
-                     a->n_token_ids, context->kind == EVAL_FIDELITY ? ", as likely" : " for an answer");
+                     a->n_token_ids, eval_kind_scores(context->kind) ? ", as likely" : " for an answer");
     }
 }
 
@@ -105,7 +105,7 @@ void gate_rule_identity_of_samples(gate_context *context) {
 /* ------------------------------------------------------------------------------------------------------- copies */
 
 static double first_time(const gate_context *context, const eval_row *row) {
-    return context->kind == EVAL_FIDELITY ? row->seconds : row->prefill_seconds;
+    return eval_kind_scores(context->kind) ? row->seconds : row->prefill_seconds;
 }
 
 static int by_time(const void *a, const void *b) {
@@ -152,7 +152,7 @@ void gate_rule_times(gate_context *context) {
     for (size_t i = 0; i < context->rows.n; i++) {
         const eval_row *row = &context->rows.row[i];
         double tokens = (double)row->prompt_tokens, own;
-        if (context->kind == EVAL_FIDELITY) {
+        if (eval_kind_scores(context->kind)) {
             own = row->seconds;
             if (!plausible(own, tokens + (double)row->scored_tokens))
                 gate_violate(context, "TIMING", "rows[%zu] (%s): scoring took %g s", i, row->sample, own);

@@ -16,7 +16,7 @@ static size_t draft_part(const backend_cache_bytes *b) { return b->draft; }
  * A decode block may have asked for room behind them: one of a single row has not, unless it was computed ahead for an
  * answer that its session's callback ended. */
 static int positions(const gate_context *context, const eval_row *row, int *pending) {
-    bool scored = context->kind == EVAL_FIDELITY;
+    bool scored = eval_kind_scores(context->kind);
     bool exact = scored || (context->kind != EVAL_BATCH && strcmp(row->arm.mode, "ar") == 0);
     *pending = exact ? 0 : BACKEND_MAX_DECODE_ROWS;
     return (int)(row->prompt_tokens + (int64_t)row->n_token_ids) - !scored;
@@ -50,7 +50,7 @@ void gate_rule_kv_formula(gate_context *context) {
         if (row->arm.mix_alpha >= 0) continue; /* diagnostics keep all raw K/V besides */
         check_part(context, i, "draft", draft_part, row->kv.draft);
         /* Eviction begins with the first decoded row. */
-        if (row->verifier_forwards == 0 && context->kind != EVAL_FIDELITY) continue;
+        if (row->verifier_forwards == 0 && !eval_kind_scores(context->kind)) continue;
         check_part(context, i, "full", full_part, row->kv.full);
         check_part(context, i, "sliding", sliding_part, row->kv.sliding);
         check_part(context, i, "latent", latent_part, row->kv.latent);

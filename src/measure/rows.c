@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[EVAL_KIND_COUNT] = {"kakeya.eval.niah",     "kakeya.eval.fidelity",
-                                                        "kakeya.eval.code",     "kakeya.eval.acceptance",
-                                                        "kakeya.eval.lossless", "kakeya.eval.batch"};
+#include "measure/kv_codec.h"
+
+static const char *const kind_names[EVAL_KIND_COUNT] = {
+    "kakeya.eval.niah",     "kakeya.eval.fidelity", "kakeya.eval.code",     "kakeya.eval.acceptance",
+    "kakeya.eval.lossless", "kakeya.eval.batch",    "kakeya.eval.kv-format"};
 
 const char *eval_kind_name(eval_kind kind) { return kind_names[kind]; }
 
@@ -21,6 +23,8 @@ bool eval_kind_find(const char *name, eval_kind *out) {
     return false;
 }
 
+bool eval_kind_scores(eval_kind kind) { return kind == EVAL_FIDELITY || kind == EVAL_KV_FORMAT; }
+
 void eval_row_init(eval_row *row) {
     *row = (eval_row){0};
     row->arm.mix_alpha = -1;
@@ -32,6 +36,8 @@ void eval_row_free(eval_row *row) {
     free(row->expected);
     free(row->token_nll);
     free(row->token_kl);
+    free(row->layer_error);
+    free(row->layer_energy);
     eval_row_init(row);
 }
 
@@ -62,7 +68,7 @@ bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
            a->window == b->window && a->draft_window == b->draft_window && a->draft_length == b->draft_length &&
            a->threads == b->threads && a->prompt_chunk == b->prompt_chunk && a->together == b->together &&
            fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
-           fabs(a->mix_alpha - b->mix_alpha) < 1e-9;
+           fabs(a->mix_alpha - b->mix_alpha) < 1e-9 && strcmp(a->kv_format, b->kv_format) == 0;
 }
 
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
@@ -72,6 +78,7 @@ void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
         return;
     }
     fprintf(stream, "%s %s", arm->policy, arm->mode);
+    if (arm->kv_format[0]) fprintf(stream, " %s", arm->kv_format);
     if (arm->draft_length) fprintf(stream, " L=%d", arm->draft_length);
     if (strcmp(arm->mode, "ar") != 0) fprintf(stream, " draft-window=%d", arm->draft_window);
     if (strcmp(arm->policy, "native") != 0) fprintf(stream, " window=%d+%d", arm->sink, arm->window);
@@ -189,6 +196,21 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     }
 }
 
+static bool put_stored(const eval_row *row, cJSON *object) {
+    cJSON_AddStringToObject(object, "format", row->arm.kv_format);
+    put_number(object, "lines", row->lines);
+    put_text(object, "expected", row->expected);
+    put_text(object, "text", row->text);
+    cJSON_AddBoolToObject(object, "correct", row->correct);
+    put_number(object, "stored_vectors", (double)row->stored_vectors);
+    put_number(object, "stored_values", (double)row->stored_values);
+    put_number(object, "stored_bytes", (double)row->stored_bytes);
+    put_number(object, "store_seconds", row->store_seconds);
+    put_number(object, "load_seconds", row->load_seconds);
+    return put_numbers(object, "layer_error", row->layer_error, (size_t)row->layers) &&
+           put_numbers(object, "layer_energy", row->layer_energy, (size_t)row->layers);
+}
+
 cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
     cJSON *object = cJSON_CreateObject();
     if (!object) return NULL;
@@ -203,16 +225,17 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
     put_hash(object, "prompt_hash", row->prompt_hash);
     put_number(object, "prompt_tokens", (double)row->prompt_tokens);
     put_number(object, "started_seconds", row->started_seconds);
-    if (kind == EVAL_FIDELITY) {
+    if (eval_kind_scores(kind)) {
         put_number(object, "scored_tokens", (double)row->scored_tokens);
         put_number(object, "nll", row->nll);
-        put_number(object, "kl_from_native", row->kl);
+        put_number(object, kind == EVAL_FIDELITY ? "kl_from_native" : "kl_from_identity", row->kl);
         put_number(object, "top1_agreements", (double)row->agreements);
         put_number(object, "seconds", row->seconds);
         put_kv(object, &row->kv);
         put_ids(object, "top1_ids", row);
         if (!put_numbers(object, "token_nll", row->token_nll, row->n_token_ids) ||
-            !put_numbers(object, "token_kl", row->token_kl, row->n_token_ids)) {
+            !put_numbers(object, "token_kl", row->token_kl, row->n_token_ids) ||
+            (kind == EVAL_KV_FORMAT && !put_stored(row, object))) {
             cJSON_Delete(object);
             return NULL;
         }
@@ -439,6 +462,27 @@ static void get_generation(eval_kind kind, row_reader *reader, eval_row *row) {
     }
 }
 
+static void get_stored(row_reader *reader, eval_row *row) {
+    get_name(reader, "format", row->arm.kv_format, sizeof row->arm.kv_format);
+    if (reader->status == KAKEYA_OK && !kv_codec_find(row->arm.kv_format))
+        reader->status = error_set(reader->error, KAKEYA_INVALID_ARGUMENT,
+                                   "\"format\" is \"%s\", which kakeya eval does not run", row->arm.kv_format);
+    row->lines = get_int(reader, "lines");
+    row->expected = get_text(reader, "expected");
+    row->text = get_text(reader, "text");
+    row->correct = get_bool(reader, "correct");
+    row->stored_vectors = get_count(reader, "stored_vectors");
+    row->stored_values = get_count(reader, "stored_values");
+    row->stored_bytes = get_count(reader, "stored_bytes");
+    row->store_seconds = get_number(reader, "store_seconds");
+    row->load_seconds = get_number(reader, "load_seconds");
+    const cJSON *errors = cJSON_GetObjectItemCaseSensitive(reader->object, "layer_error");
+    row->layers = cJSON_IsArray(errors) ? cJSON_GetArraySize(errors) : 0;
+    if (row->layers < 1) missing(reader, "layer_error", "an array with a number for every layer");
+    row->layer_error = get_numbers(reader, "layer_error", (size_t)row->layers);
+    row->layer_energy = get_numbers(reader, "layer_energy", (size_t)row->layers);
+}
+
 kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *out, kakeya_error *error) {
     eval_row_init(out);
     if (!cJSON_IsObject(json)) return error_set(error, KAKEYA_FORMAT, "not an object");
@@ -455,10 +499,10 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
     out->prompt_hash = get_hash(&reader, "prompt_hash");
     out->prompt_tokens = get_count(&reader, "prompt_tokens");
     out->started_seconds = get_number(&reader, "started_seconds");
-    if (kind == EVAL_FIDELITY) {
+    if (eval_kind_scores(kind)) {
         out->scored_tokens = get_count(&reader, "scored_tokens");
         out->nll = get_number(&reader, "nll");
-        out->kl = get_number(&reader, "kl_from_native");
+        out->kl = get_number(&reader, kind == EVAL_FIDELITY ? "kl_from_native" : "kl_from_identity");
         out->agreements = get_count(&reader, "top1_agreements");
         out->seconds = get_number(&reader, "seconds");
         get_kv(&reader, &out->kv);
@@ -467,6 +511,7 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
             missing(&reader, "top1_ids", "an id for every scored token");
         out->token_nll = get_numbers(&reader, "token_nll", out->n_token_ids);
         out->token_kl = get_numbers(&reader, "token_kl", out->n_token_ids);
+        if (kind == EVAL_KV_FORMAT) get_stored(&reader, out);
     } else {
         get_generation(kind, &reader, out);
     }

@@ -18,12 +18,15 @@ typedef enum eval_kind {
     EVAL_ACCEPTANCE,
     EVAL_LOSSLESS,
     EVAL_BATCH,
+    EVAL_KV_FORMAT,
     EVAL_KIND_COUNT
 } eval_kind;
 
 /* "kakeya.eval.niah", ...: the "kind" of a report. */
 const char *eval_kind_name(eval_kind kind);
 bool eval_kind_find(const char *name, eval_kind *out);
+/* Whether rows score given tokens, beside a reference arm: fidelity, kv-format. The others generate. */
+bool eval_kind_scores(eval_kind kind);
 
 enum { EVAL_DRAFT_POSITIONS = 32 };
 
@@ -40,6 +43,7 @@ typedef struct eval_arm {
     double temperature;
     bool scaled_embedding; /* drafter block embeddings times sqrt(hidden) */
     double mix_alpha;      /* diagnostics only; negative: none */
+    char kv_format[16];    /* kv-format: what K/V of full-attention layers pass (kv_codec.h); otherwise "" */
 } eval_arm;
 
 /* A generated continuation (every kind but fidelity) or a scored sequence (fidelity). */
@@ -49,7 +53,7 @@ typedef struct eval_row {
     eval_arm arm;
     bool warmup;
     int repetition;
-    int lines;            /* niah: haystack lines; otherwise 0 */
+    int lines;            /* niah, kv-format: haystack lines; otherwise 0 */
     uint64_t prompt_hash; /* of the prompt's token ids */
     int64_t prompt_tokens;
     kakeya_kv_bytes kv;
@@ -62,8 +66,8 @@ typedef struct eval_row {
     int32_t *
         token_ids; /* generated ids, the stop token included; fidelity: the likeliest id at every scored token; owned */
     size_t n_token_ids;
-    char *text;     /* NULL without tokenizer; owned */
-    char *expected; /* niah: the answer; otherwise NULL; owned */
+    char *text;     /* NULL without tokenizer; kv-format: the answer to the needle prompt; owned */
+    char *expected; /* niah, kv-format: the answer; otherwise NULL; owned */
     bool correct;
     double relative_mse[2]; /* diagnostics: sliding, full-attention layers */
 
@@ -73,10 +77,16 @@ typedef struct eval_row {
     bool has_log_probabilities;    /* asked for */
     uint64_t log_probability_hash; /* of the bits of all of them, in order */
 
-    /* fidelity only: sums over the scored tokens that follow the first prompt_tokens ids */
+    /* fidelity, kv-format: sums over the scored tokens that follow the first prompt_tokens ids */
     int64_t scored_tokens, agreements;
     double nll, kl, seconds;
     double *token_nll, *token_kl; /* [scored_tokens], in the JSON form; owned */
+
+    /* kv-format only: what was stored while the tokens were scored */
+    int64_t stored_vectors, stored_values, stored_bytes;
+    double store_seconds, load_seconds;
+    int layers;                         /* full-attention layers with K/V of their own */
+    double *layer_error, *layer_energy; /* [layers] sums of squares: of differences, of values; owned */
 } eval_row;
 
 typedef struct eval_rows {

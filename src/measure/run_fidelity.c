@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "measure/divergence.h"
 #include "measure/harness.h"
 
 enum { DEFAULT_PROMPT_LENGTH = 600, MAX_FILE_BYTES = 1 << 30, MAX_ARMS = 64 };
@@ -171,31 +172,6 @@ static cJSON *options_json(const fidelity_run *run, const char *const *policies,
 
 /* ----------------------------------------------------------------------------------------------------- scoring */
 
-/* log of the sum of exponentials of a row; *top is the lowest id of the largest logit. */
-static double log_sum(const float *row, int vocab, int *top) {
-    double maximum = -INFINITY, sum = 0;
-    for (int i = 0; i < vocab; i++) {
-        if ((double)row[i] <= maximum) continue;
-        maximum = (double)row[i];
-        *top = i;
-    }
-    for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - maximum);
-    return maximum + log(sum);
-}
-
-/* KL(native || other) of one row, and the tokens that both would choose. */
-static double row_divergence(const float *native, const float *other, int vocab, int *top, bool *agree) {
-    int native_top = 0, other_top = 0;
-    double native_log = log_sum(native, vocab, &native_top), other_log = log_sum(other, vocab, &other_top), kl = 0;
-    for (int i = 0; i < vocab; i++) {
-        double p = (double)native[i] - native_log;
-        if (isfinite(p)) kl += exp(p) * (p - ((double)other[i] - other_log));
-    }
-    *agree = native_top == other_top;
-    *top = other_top;
-    return kl;
-}
-
 static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
     (void)what, (void)done, (void)total;
     return harness_poll(user, NULL) == KAKEYA_OK;
@@ -248,7 +224,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         size_t i = row.n_token_ids++;
         row.token_nll[i] = (double)run->nll[t];
         row.token_kl[i] =
-            row_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
+            eval_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
         row.token_ids[i] = top;
         row.nll += row.token_nll[i];
         row.kl += row.token_kl[i];

@@ -8,6 +8,9 @@
 /* The "summary" object of a report (docs/reports.md), freed with cJSON_Delete; NULL when out of memory. */
 cJSON *eval_summary_derive(eval_kind kind, const eval_rows *rows);
 
+/* The part of kv-format (summary_kv_format.c); scratch is not used. False when out of memory. */
+bool summarise_kv_format(cJSON *summary, const eval_rows *rows, double *scratch);
+
 /* Compares token streams that must be equal: rows of the same sample under the same policy, temperature and
  * drafter-free settings, against the autoregressive row among them (the first row, where there is none). */
 typedef struct eval_lossless {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 static const char policies[] = "native sink-window restored restored-all";
+static const char kv_formats[] = "bf16 fp8 q8 affine8 affine4 q4 d4-10 d4-38 d4-152 e8-9 e8-38 e8-151";
 static const char shapes[] = "26b-a4b 31b 12b e2b e4b";
 
 /* Rows of a list of parameters. Written like calls, because formatters put members in braces on a line each. */
@@ -57,6 +58,17 @@ static const preset_param fidelity_params[] = {PARAM(.name = "ids", .option = "-
                                                INTEGER("sink", NULL, 0, 64),
                                                ENGINE,
                                                END};
+static const preset_param kv_format_params[] = {
+    {.name = "formats", .option = "--formats", .type = PRESET_CHOICES, .choices = kv_formats},
+    INTEGER("prompt-length", NULL, 1, 131072),
+    INTEGER("score-tokens", NULL, 1, 4096),
+    INTEGER("sequences", "5", 1, 50),
+    INTEGER("lines", "40", 10, 2000),
+    MAX_TOKENS("24"),
+    SEED,
+    CHOICE("precision", "auto f32 bf16 int8"),
+    INTEGER("threads", NULL, 1, 256),
+    END};
 static const preset_param code_params[] = {INTEGERS("draft-lengths", "2,4,8,16", 1, 16, 16),
                                            INTEGER("repetitions", "5", 1, 50),
                                            INTEGER("prompt-tokens", NULL, 16, 131072),
@@ -124,6 +136,13 @@ static const preset presets[] = {
      .gated = true,
      .minutes = 120,
      .params = fidelity_params},
+    {.name = "kv-format",
+     .summary = "formats for K/V: bytes, error, divergence, recall and speed",
+     .words = {"eval", "kv-format"},
+     .model = true,
+     .gated = true,
+     .minutes = 120,
+     .params = kv_format_params},
     {.name = "code",
      .summary = "speculative against plain decoding on source files, by draft length",
      .words = {"eval", "code"},

@@ -87,6 +87,15 @@ works "eval lossless --batch" eval lossless --batch --compositions "$composition
 json_holds "no session is changed by the others" '
     .kind == "kakeya.eval.batch" and (.rows | length) == 2 * .summary.lossless.comparisons and
     .summary.lossless.comparisons >= $n and .summary.lossless.differences == 0' --argjson n "$sessions"
+works "eval kv-format" eval kv-format examples/code/events.py --formats q8,d4-10 --prompt-length 40 --score-tokens 4 --lines 10 \
+    --max-tokens 12 --json --report "$WORK/formats.json"
+json_holds "8 bits take 132 bytes for 128 values, and next to nothing else" '
+    .summary.arms | length == 3 and .[0].format == "identity" and .[1].format == "q8" and .[1].bytes_per_vector == 132 and
+    .[1].kl_from_identity < 0.01 and .[1].relative_mse > 1e-6 and .[2].bits_per_value == 4.5'
+works "its report passes the gate" gate "$WORK/formats.json"
+fails_with "an unknown format of K/V" "formats: 'd4-11' is none of those" eval kv-format --formats d4-11
+fails_with "a format named twice" "formats: q8 is named twice" eval kv-format --formats q8,bf16,q8
+fails_with "texts that are too short" "the texts hold" eval kv-format examples/code/events.py --prompt-length 4000
 works "eval code on a named file" eval code examples/code/events.py --repetitions 1 --max-tokens 8 --prompt-tokens 40 \
     --draft-lengths 3 --json
 json_holds "its arms" '.summary.arms | map(.mode) == ["ar", "speculative", "auto"]'
@@ -121,7 +130,7 @@ fails_with "prompts that are not there" "$WORK/no.jsonl" eval acceptance "$WORK/
 fails_with "restored without f_theta" 'f_theta' eval niah --lines 12 --policies native,restored --f-theta none
 fails_with "speculation without a drafter" 'drafter' eval niah --lines 12 --mode speculative --drafter none
 fails_with "diagnostics without f_theta" 'f_theta' eval niah --lines 12 --identity-restore --f-theta none
-for name in niah fidelity code acceptance lossless draft-policy; do
+for name in niah fidelity code acceptance lossless kv-format draft-policy; do
     works "eval $name --help" eval "$name" --help
 done
 works "eval --help" eval --help

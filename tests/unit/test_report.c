@@ -39,7 +39,7 @@ static eval_row full_row(eval_kind kind) {
     row.prompt_hash = UINT64_C(0xfedcba9876543210);
     row.prompt_tokens = 7312;
     row.started_seconds = 17.25;
-    if (kind == EVAL_FIDELITY) {
+    if (eval_kind_scores(kind)) {
         row.scored_tokens = 2;
         row.agreements = 1;
         row.nll = 90.12345678901234;
@@ -53,6 +53,23 @@ static eval_row full_row(eval_kind kind) {
         row.token_ids[1] = 262143;
         row.token_nll[0] = 1.0 / 7;
         row.token_kl[1] = 1e-9;
+        if (kind == EVAL_FIDELITY) return row;
+        strcpy(row.arm.kv_format, "e8-151");
+        row.lines = 41;
+        row.expected = strdup("MAPLE-7890");
+        row.text = strdup("It is MAPLE-7890.");
+        row.correct = true;
+        row.stored_vectors = 602;
+        row.stored_values = 77056;
+        row.stored_bytes = 80668;
+        row.store_seconds = 0.003;
+        row.load_seconds = 1.0 / 700;
+        row.layers = 2;
+        row.layer_error = calloc(2, sizeof *row.layer_error);
+        row.layer_energy = calloc(2, sizeof *row.layer_energy);
+        assert_true(row.expected && row.text && row.layer_error && row.layer_energy);
+        row.layer_error[1] = 1.0 / 3;
+        row.layer_energy[0] = 12345.6789;
         return row;
     }
     row.arm.draft_length = 7;
@@ -128,6 +145,13 @@ static void assert_rows_equal(const eval_row *a, const eval_row *b) {
     assert_int_equal(a->correct, b->correct);
     assert_true(same(a->relative_mse[0], b->relative_mse[0]) && same(a->relative_mse[1], b->relative_mse[1]));
     assert_int_equal(a->scored_tokens, b->scored_tokens);
+    assert_int_equal(a->stored_vectors, b->stored_vectors);
+    assert_int_equal(a->stored_values, b->stored_values);
+    assert_int_equal(a->stored_bytes, b->stored_bytes);
+    assert_true(same(a->store_seconds, b->store_seconds) && same(a->load_seconds, b->load_seconds));
+    assert_int_equal(a->layers, b->layers);
+    for (int i = 0; i < a->layers; i++)
+        assert_true(same(a->layer_error[i], b->layer_error[i]) && same(a->layer_energy[i], b->layer_energy[i]));
     assert_int_equal(a->agreements, b->agreements);
     assert_true(same(a->nll, b->nll) && same(a->kl, b->kl) && same(a->seconds, b->seconds));
 }

@@ -122,8 +122,9 @@ struct backend_model {
     int max_taps;              /* layers that the drafter and f_theta read */
     float *partial;            /* flash states of partitions when one step is split over threads */
     size_t partial_floats;
-    thread_scratch *scratch;     /* [threads] */
-    struct forward_watch *watch; /* watch.h; NULL: nobody looks */
+    thread_scratch *scratch;                 /* [threads] */
+    struct forward_watch *watch;             /* watch.h; NULL: nobody looks */
+    const struct backend_recoding *recoding; /* backend/measure.h; NULL: vectors are stored as they are */
     int threads;
     struct matrix_job *jobs;
     int max_jobs;

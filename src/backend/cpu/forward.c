@@ -15,6 +15,7 @@
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/rope.h"
 #include "backend/cpu/watch.h"
+#include "backend/measure.h"
 #include "backend/segments.h"
 
 typedef struct forward_step {
@@ -148,6 +149,25 @@ static void head_rows(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
+/* While formats are compared: what a format under test would give back takes the place of new rows. */
+static void recode_rows(const forward_step *f) {
+    backend_model *m = f->model;
+    const backend_cache *cache = f->segments[0].cache;
+    const backend_recoding *recoding = m->recoding;
+    const timeline_layer *l = &cache->t.layer[f->layer];
+    const cpu_kv_kernels *stored = kv_kernels(cache, f->layer);
+    float *values = m->scratch[0].row;
+    if (f->config->kv_source != f->layer || f->config->type != GEMMA4_FULL) return;
+    for (int is_k = 0; is_k < (l->has_keys ? 2 : 1); is_k++) {
+        unsigned char *row = chunk_rows(m, f->layer, is_k);
+        for (int i = 0; i < f->rows * f->config->kv_heads; i++, row += l->head_bytes) {
+            stored->load(row, f->config->head_dim, values);
+            recoding->vector(recoding->user, f->layer, values, f->config->head_dim);
+            stored->store(values, f->config->head_dim, row);
+        }
+    }
+}
+
 /* Diagnostics caches keep every position's raw K and V. */
 static void keep_own_raw(forward_step *f) {
     backend_model *m = f->model;
@@ -227,6 +247,7 @@ static void run_attention(forward_step *f) {
     }
     rows_run(m, f->rows, (int)(q_dim + 2 * kv_dim), head_rows, f);
     if (watch) watch_copy(watch->q, m->q, (size_t)f->rows, q_dim);
+    if (m->recoding) recode_rows(f);
     store_new_rows(f, true);
     attention_run(m, f->layer, f->segments, f->n_segments, f->burst);
     store_new_rows(f, false);

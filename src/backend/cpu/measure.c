@@ -160,6 +160,8 @@ static kakeya_status restoration_error(const backend_cache *c, double relative_m
     return KAKEYA_OK;
 }
 
+static void recode(backend_model *m, const backend_recoding *recoding) { m->recoding = recoding; }
+
 static size_t cpu_free_bytes(const backend_model *m) {
     (void)m;
     return machine_memory_available();
@@ -174,6 +176,7 @@ const backend_measure_ops *cpu_measure(void) {
         .probe = cpu_probe,
         .cache_mix_own = mix_own,
         .cache_restoration_error = restoration_error,
+        .recode = recode,
     };
     return &ops;
 }

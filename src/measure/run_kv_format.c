@@ -1,0 +1,347 @@
+/* Formats of K/V side by side. Sessions keep float32; what a format makes of every vector of full-attention layers
+ * takes the vector's place before anybody attends it (backend/measure.h, recode). So arms differ in the format alone,
+ * and a format is compared before there are kernels for it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/measure.h"
+#include "base/clock.h"
+#include "measure/divergence.h"
+#include "measure/harness.h"
+#include "measure/kv_codec.h"
+#include "measure/niah.h"
+
+typedef struct needle {
+    int32_t *ids;
+    size_t n;
+    const char *answer;
+} needle;
+
+/* What the vectors of one arm came to. */
+typedef struct recoder {
+    const kv_codec *codec;
+    int64_t vectors, values, bytes;
+    double store_seconds, load_seconds;
+    double error[GEMMA4_MAX_LAYERS], energy[GEMMA4_MAX_LAYERS]; /* by layer of the model */
+} recoder;
+
+typedef struct kv_format_run {
+    eval_harness harness;
+    eval_setup setup; /* the caller's, with sessions that keep float32 */
+    const eval_kv_format_options *options;
+    const kv_codec *codec[KV_CODECS]; /* identity first */
+    size_t n_codecs;
+    eval_sequences sequences;
+    niah_dataset drawn;
+    needle *needles;       /* [sequences] */
+    float *nll;            /* [length - 1] */
+    float *exact, *logits; /* [length][vocab]: of identity, of the arm in work */
+    size_t length;
+} kv_format_run;
+
+/* ---------------------------------------------------------------------------------------------------- vectors */
+
+static void recode(void *user, int layer, float *x, int n) {
+    recoder *r = user;
+    float back[KV_CODEC_MAX_VALUES];
+    unsigned char stored[KV_CODEC_MAX_VALUES * sizeof(float)];
+    double start = clock_seconds();
+    kv_codec_store(r->codec, x, n, stored);
+    double middle = clock_seconds();
+    kv_codec_load(r->codec, stored, n, back);
+    r->load_seconds += clock_seconds() - middle;
+    r->store_seconds += middle - start;
+    r->vectors++;
+    r->values += n;
+    r->bytes += (int64_t)kv_codec_bytes(r->codec, n);
+    for (int i = 0; i < n; i++) {
+        double own = (double)x[i], difference = (double)back[i] - own;
+        r->error[layer] += difference * difference;
+        r->energy[layer] += own * own;
+    }
+    memcpy(x, back, (size_t)n * sizeof *x);
+}
+
+static void set_recoding(const kv_format_run *run, const backend_recoding *recoding) {
+    kakeya_engine *engine = run->harness.engine;
+    engine_turn_begin(engine);
+    backend_measure_find(engine->ops)->recode(engine->model, recoding);
+    engine_turn_end(engine);
+}
+
+static bool is_recoded(const gemma4_config *config, int layer) {
+    return config->layer[layer].type == GEMMA4_FULL && config->layer[layer].kv_source == layer;
+}
+
+/* ------------------------------------------------------------------------------------------------------- arms */
+
+static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
+    const eval_kv_format_options *o = run->options;
+    const gemma4_config *config = &run->harness.engine->verifier->config;
+    const backend_measure_ops *measure = backend_measure_find(run->harness.engine->ops);
+    if (!measure || !measure->recode)
+        return error_set(error, KAKEYA_UNSUPPORTED, "formats of K/V are compared on backend cpu, not on %s",
+                         run->harness.engine->ops->name);
+    run->codec[run->n_codecs++] = kv_codec_at(0);
+    for (size_t i = 0; i < (o->n_formats ? o->n_formats : KV_CODECS); i++) {
+        const kv_codec *codec = o->n_formats ? kv_codec_find(o->formats[i]) : kv_codec_at((int)i);
+        if (!codec)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: '%s' is none of those that are compared",
+                             o->formats[i]);
+        if (codec == run->codec[0]) continue;
+        for (size_t k = 1; k < run->n_codecs; k++)
+            if (run->codec[k] == codec)
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: %s is named twice", kv_codec_name(codec));
+        run->codec[run->n_codecs++] = codec;
+    }
+    for (size_t k = 0; k < run->n_codecs; k++) {
+        for (int i = 0; i < config->layers; i++) {
+            if (is_recoded(config, i) && !kv_codec_takes(run->codec[k], config->layer[i].head_dim))
+                return error_set(error, KAKEYA_UNSUPPORTED, "format %s does not take heads of %d values (layer %d)",
+                                 kv_codec_name(run->codec[k]), config->layer[i].head_dim, i);
+        }
+    }
+    return KAKEYA_OK;
+}
+
+/* Stretches of the texts, one after the other, as many as are wanted. */
+static kakeya_status cut_texts(kv_format_run *run, kakeya_error *error) {
+    const eval_kv_format_options *o = run->options;
+    size_t wanted = (size_t)o->sequences;
+    run->length = (size_t)o->prompt_length + (size_t)o->score_tokens;
+    run->sequences.sequence = calloc(wanted, sizeof *run->sequences.sequence);
+    if (!run->sequences.sequence) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for sequences");
+    kakeya_status status = KAKEYA_OK;
+    for (size_t t = 0; status == KAKEYA_OK && t < o->n_texts && run->sequences.n < wanted; t++) {
+        eval_sequence text;
+        status = harness_read_text(&run->harness, o->texts[t], &text, error);
+        for (size_t at = 0; status == KAKEYA_OK && at + run->length <= text.n && run->sequences.n < wanted;
+             at += run->length) {
+            eval_sequence *s = &run->sequences.sequence[run->sequences.n];
+            *s = (eval_sequence){.ids = malloc(run->length * sizeof *s->ids), .n = run->length};
+            if (!s->ids) {
+                status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for sequences");
+                break;
+            }
+            memcpy(s->ids, text.ids + at, run->length * sizeof *s->ids);
+            snprintf(s->name, sizeof s->name, "%zu/%.40s", run->sequences.n++, text.name);
+            harness_prompt prompt = {s->name, s->ids, s->n};
+            status = harness_take_prompt(&run->harness, &prompt, error);
+        }
+        free(text.ids);
+    }
+    if (status == KAKEYA_OK && run->sequences.n < wanted)
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
+                           "the texts hold %zu stretches of %d + %d tokens, not %zu: give more of them, or take fewer",
+                           run->sequences.n, o->prompt_length, o->score_tokens, wanted);
+    return status;
+}
+
+static kakeya_status make_needles(kv_format_run *run, kakeya_error *error) {
+    const eval_kv_format_options *o = run->options;
+    kakeya_status status = niah_rung(o->lines, o->sequences, o->seed, false, &run->drawn, error);
+    run->needles = calloc((size_t)o->sequences, sizeof *run->needles);
+    if (status == KAKEYA_OK && !run->needles) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for prompts");
+    for (size_t i = 0; status == KAKEYA_OK && i < run->drawn.n; i++) {
+        kakeya_message message = {"user", run->drawn.samples[i].prompt};
+        run->needles[i].answer = run->drawn.samples[i].answer;
+        status = kakeya_message_tokens(kakeya_engine_tokenizer(run->harness.engine), &message, 1, false,
+                                       &run->needles[i].ids, &run->needles[i].n, error);
+    }
+    return status;
+}
+
+static cJSON *options_json(const kv_format_run *run) {
+    const eval_kv_format_options *o = run->options;
+    cJSON *object = cJSON_CreateObject();
+    const char *names[KV_CODECS];
+    if (!object) return NULL;
+    for (size_t i = 0; i < run->n_codecs; i++) names[i] = kv_codec_name(run->codec[i]);
+    cJSON_AddNumberToObject(object, "prompt_length", o->prompt_length);
+    cJSON_AddNumberToObject(object, "sequences", o->sequences);
+    cJSON_AddItemToObject(object, "samples", harness_sequence_names(&run->sequences));
+    cJSON_AddNumberToObject(object, "lines", o->lines);
+    cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
+    harness_add_seed(object, o->seed);
+    cJSON_AddItemToObject(object, "formats", harness_names(names, run->n_codecs));
+    harness_add_sizes(&run->harness, object);
+    return object;
+}
+
+/* -------------------------------------------------------------------------------------------------------- runs */
+
+static bool on_progress(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)what, (void)done, (void)total;
+    return harness_wants_on(user);
+}
+
+static bool on_event(void *user, const kakeya_event *event) {
+    (void)event;
+    return harness_wants_on(user);
+}
+
+/* Logits of the whole sequence, as decode rows behind its prompt. */
+static kakeya_status score(kv_format_run *run, const eval_sequence *s, const eval_arm *arm, float *logits,
+                           eval_row *row, kakeya_error *error) {
+    kakeya_session *session = NULL;
+    kakeya_session_options options = harness_session_options(&run->harness, arm, s->n);
+    kakeya_score_options scoring;
+    kakeya_score_options_init(&scoring);
+    scoring.prompt_length = (size_t)run->options->prompt_length;
+    scoring.nll = run->nll;
+    scoring.logits = logits;
+    scoring.progress = on_progress;
+    scoring.user = &run->harness;
+    kakeya_status status = kakeya_session_open(run->harness.engine, &options, &session, error);
+    if (status == KAKEYA_OK) status = session_score(session, s->ids, s->n, &scoring, &row->kv, error);
+    kakeya_session_close(session);
+    return status;
+}
+
+/* The answer to a needle prompt, greedily, one token at a time. */
+static kakeya_status answer(kv_format_run *run, const needle *prompt, const eval_arm *arm, eval_row *row,
+                            kakeya_error *error) {
+    kakeya_session *session = NULL;
+    kakeya_session_options options =
+        harness_session_options(&run->harness, arm, prompt->n + (size_t)run->options->max_tokens);
+    options.without_drafter = true;
+    kakeya_generate_options generate;
+    kakeya_generate_options_init(&generate);
+    generate.max_tokens = run->options->max_tokens;
+    generate.mode = KAKEYA_MODE_AR;
+    generate.sampling.temperature = 0;
+    generate.on_event = on_event;
+    generate.user = &run->harness;
+    kakeya_stats stats = {0};
+    kakeya_status status = kakeya_session_open(run->harness.engine, &options, &session, error);
+    if (status == KAKEYA_OK)
+        status = kakeya_session_sync(session, prompt->ids, prompt->n, NULL, on_progress, &run->harness, error);
+    if (status == KAKEYA_OK) status = session_generate(session, &generate, NULL, &stats, error);
+    if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
+        status = error_set(error, KAKEYA_CANCELLED, "interrupted");
+    size_t n = 0, bytes;
+    const int32_t *tokens = session ? kakeya_session_tokens(session, &n) : NULL;
+    char *text = NULL;
+    if (status == KAKEYA_OK)
+        status = kakeya_detokenize(kakeya_engine_tokenizer(run->harness.engine), tokens + prompt->n, n - prompt->n,
+                                   false, &text, &bytes, error);
+    kakeya_session_close(session);
+    if (status != KAKEYA_OK) return status;
+    row->text = strdup(text);
+    row->expected = strdup(prompt->answer);
+    kakeya_free(text);
+    if (!row->text || !row->expected) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    row->correct = eval_answer_correct(row->text, row->expected);
+    return KAKEYA_OK;
+}
+
+static kakeya_status fill_scores(const kv_format_run *run, const eval_sequence *s, const float *logits, eval_row *row,
+                                 kakeya_error *error) {
+    size_t vocab = (size_t)kakeya_engine_vocab_size(run->harness.engine), scored = (size_t)run->options->score_tokens;
+    row->token_ids = calloc(scored, sizeof *row->token_ids);
+    row->token_nll = calloc(scored, sizeof *row->token_nll);
+    row->token_kl = calloc(scored, sizeof *row->token_kl);
+    if (!row->token_ids || !row->token_nll || !row->token_kl)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    for (size_t t = (size_t)run->options->prompt_length - 1; t + 1 < s->n; t++) {
+        bool agree;
+        int top = 0;
+        size_t i = row->n_token_ids++;
+        row->token_nll[i] = (double)run->nll[t];
+        row->token_kl[i] = eval_divergence(run->exact + t * vocab, logits + t * vocab, (int)vocab, &top, &agree);
+        row->token_ids[i] = top;
+        row->nll += row->token_nll[i];
+        row->kl += row->token_kl[i];
+        row->agreements += agree;
+        row->scored_tokens++;
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status fill_stored(const kv_format_run *run, const recoder *r, eval_row *row, kakeya_error *error) {
+    const gemma4_config *config = &run->harness.engine->verifier->config;
+    row->stored_vectors = r->vectors;
+    row->stored_values = r->values;
+    row->stored_bytes = r->bytes;
+    row->store_seconds = r->store_seconds;
+    row->load_seconds = r->load_seconds;
+    row->layer_error = calloc((size_t)config->layers, sizeof *row->layer_error);
+    row->layer_energy = calloc((size_t)config->layers, sizeof *row->layer_energy);
+    if (!row->layer_error || !row->layer_energy)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a report row");
+    for (int i = 0; i < config->layers; i++) {
+        if (!is_recoded(config, i)) continue;
+        row->layer_error[row->layers] = r->error[i];
+        row->layer_energy[row->layers++] = r->energy[i];
+    }
+    return KAKEYA_OK;
+}
+
+static kakeya_status run_one(kv_format_run *run, size_t sample, const kv_codec *codec, kakeya_error *error) {
+    const eval_sequence *s = &run->sequences.sequence[sample];
+    float *logits = codec == run->codec[0] ? run->exact : run->logits;
+    eval_row row;
+    eval_row_init(&row);
+    harness_arm(&run->harness, "native", KAKEYA_MODE_AR, &row.arm);
+    row.arm.scaled_embedding = false; /* nothing is drafted */
+    snprintf(row.arm.mode, sizeof row.arm.mode, "score");
+    snprintf(row.arm.kv_format, sizeof row.arm.kv_format, "%s", kv_codec_name(codec));
+    snprintf(row.sample, sizeof row.sample, "%s", s->name);
+    row.lines = run->options->lines;
+    row.prompt_tokens = run->options->prompt_length;
+    row.prompt_hash = harness_prompt_hash(s->ids, s->n);
+    recoder scoring = {.codec = codec}, answering = {.codec = codec};
+    backend_recoding recoding = {recode, &scoring};
+    kakeya_status status = harness_poll(&run->harness, error);
+    double start = clock_seconds();
+    row.started_seconds = start - run->harness.report->begun_at;
+    set_recoding(run, &recoding);
+    if (status == KAKEYA_OK) status = score(run, s, &row.arm, logits, &row, error);
+    recoding.user = &answering;
+    if (status == KAKEYA_OK) status = answer(run, &run->needles[sample], &row.arm, &row, error);
+    set_recoding(run, NULL);
+    row.seconds = clock_seconds() - start;
+    if (status == KAKEYA_OK) status = fill_scores(run, s, logits, &row, error);
+    if (status == KAKEYA_OK) status = fill_stored(run, &scoring, &row, error);
+    if (status == KAKEYA_OK) return harness_add(&run->harness, &row, error);
+    eval_row_free(&row);
+    return status;
+}
+
+static kakeya_status run_all(kv_format_run *run, kakeya_error *error) {
+    size_t row_bytes = (size_t)kakeya_engine_vocab_size(run->harness.engine) * sizeof(float);
+    run->nll = malloc(run->length * sizeof *run->nll);
+    run->exact = malloc(run->length * row_bytes);
+    run->logits = malloc(run->length * row_bytes);
+    if (!run->nll || !run->exact || !run->logits)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the logits of %zu positions, %zu bytes",
+                         run->length, 2 * run->length * row_bytes);
+    kakeya_status status = KAKEYA_OK;
+    run->harness.total = run->sequences.n * run->n_codecs;
+    for (size_t s = 0; status == KAKEYA_OK && s < run->sequences.n; s++)
+        for (size_t k = 0; status == KAKEYA_OK && k < run->n_codecs; k++)
+            status = run_one(run, s, run->codec[k], error);
+    return status;
+}
+
+kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,
+                             kakeya_error *error) {
+    *out = NULL;
+    kv_format_run run = {.options = options, .setup = *setup};
+    run.setup.session.kv_format = KAKEYA_KV_F32;
+    kakeya_status status = harness_open(&run.harness, &run.setup, 0, error);
+    if (status == KAKEYA_OK) status = choose_codecs(&run, error);
+    if (status == KAKEYA_OK) status = cut_texts(&run, error);
+    if (status == KAKEYA_OK) status = make_needles(&run, error);
+    if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_KV_FORMAT, options_json(&run), error);
+    if (status == KAKEYA_OK) status = run_all(&run, error);
+    for (size_t i = 0; run.needles && i < run.drawn.n; i++) kakeya_free(run.needles[i].ids);
+    free(run.needles);
+    niah_dataset_free(&run.drawn);
+    eval_sequences_free(&run.sequences);
+    free(run.nll);
+    free(run.exact);
+    free(run.logits);
+    return harness_close(&run.harness, status, out, error);
+}
