@@ -1,6 +1,6 @@
 #!/bin/sh
 # The inner loop: release build, then style, unit and command-line tests, several at a time, cut short to about 100 seconds of
-# processors. `make test` runs everything whole. What is left out here:
+# processors. `make test` runs everything. What is left out here:
 # - parts of long sweeps: a test asks sweep_short() (tests/sweep.h), short_sweeps (tests/cli/common.sh) or SHORT (harness.py);
 # - tests whose source has a line with the words "whole runs only";
 # - tests/serve, but for test_smoke.sh, which has a case of each API.
@@ -33,6 +33,7 @@ export KAKEYA_SHORT_SWEEPS=1
 {
     unit_tests "$build"
     ls tests/style/test_*.sh tests/cli/test_*.sh tests/serve/test_smoke.sh
-} | short_programs | run_programs "$build" ""
+} | short_programs >"$work/paths"
+run_programs "$build" "" <"$work/paths"
 show_costs 5
 finish

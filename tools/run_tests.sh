@@ -1,10 +1,11 @@
 #!/bin/sh
-# Every test: unit tests, command line, example program, the same again under sanitizers, threads under ThreadSanitizer, the
-# CUDA backend where there is a CUDA compiler, and a short fuzz of the parsers. Long sweeps run whole in the release build alone:
-# a sanitizer, and a fake device, look at every kind of case, and find no more in the fiftieth of a kind.
+# Every test: unit tests, command line, example program, the same again under sanitizers with a short fuzz of the parsers, threads
+# under ThreadSanitizer, and the CUDA backend where there is a CUDA compiler. Long sweeps are longest in the release build:
+# a sanitizer, and a fake device, look at every kind of case, and find no more in the fiftieth of a kind. `make test-whole` has every
+# repetition. Builds and tests that do not depend on each other overlap, so that no processor waits for the last test of a part.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, sweeps
-# are whole everywhere), CUDA_ARCHITECTURES (90a-real;80-real: with Hopper's own instructions and without; "all": every one that
+# environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
+# sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real;80-real: with Hopper's own instructions and without; "all": every one that
 # CMakeLists.txt names)
 set -eu
 
@@ -28,21 +29,33 @@ fi
 {
     unit_tests "$build"
     ls tests/style/test_*.sh tests/cli/test_*.sh tests/serve/test_*.sh
-} | run_programs "$build" ""
+} >"$work/paths"
+run_programs "$build" "" <"$work/paths"
 [ -n "${WHOLE_SWEEPS:-}" ] || export KAKEYA_SHORT_SWEEPS=1
 
-echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
-if run_step "sanitizer build" tools/build.sh build-sanitize all -DKAKEYA_TESTS=ON -DKAKEYA_SANITIZE=ON; then
+# One build has the sanitized tests and the fuzz targets: clang's, which no other compiler can replace for the latter.
+echo "== AddressSanitizer and UndefinedBehaviorSanitizer, fuzzing for $fuzz_seconds seconds per target"
+sanitized=build-fuzz options="-DCMAKE_C_COMPILER=clang -DKAKEYA_FUZZ=ON" targets="all fuzz_targets"
+if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
+    skip "fuzz" "clang with libFuzzer is not installed and could not be"
+    sanitized=build-sanitize options=-DKAKEYA_SANITIZE=ON targets=all
+fi
+# shellcheck disable=SC2086  # several options
+if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
-    start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD=build-sanitize SERVE_TEST_WAIT=200 \
+    start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD="$sanitized" SERVE_TEST_WAIT=200 \
         KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
-    start_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA=build-sanitize/kakeya BUILD="$build" \
+    start_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA="$sanitized/kakeya" BUILD="$build" \
         sh tests/serve/test_soak.sh --seconds 10
     {
-        unit_tests build-sanitize
+        unit_tests "$sanitized"
         ls tests/cli/test_bad_input.sh
-    } | run_programs build-sanitize " (sanitized)"
+    } >"$work/paths"
+    run_programs "$sanitized" " (sanitized)" <"$work/paths"
     unset ASAN_OPTIONS UBSAN_OPTIONS
+    for target in "$sanitized"/fuzz/fuzz_*; do
+        [ ! -x "$target" ] || start_tap "$(basename "$target")" env FUZZ_SEED=1 tools/fuzz.sh one "$target" "$fuzz_seconds"
+    done
 fi
 
 echo "== ThreadSanitizer"
@@ -62,7 +75,6 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
     for test in $threaded; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
-    wait_taps
 fi
 
 echo "== CUDA backend"
@@ -78,18 +90,6 @@ elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cud
     done
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_command_line (CUDA)" sh tests/gpu/test_command_line.sh
     KAKEYA=build-cuda/kakeya BUILD=build-cuda start_tap "test_includes (CUDA)" sh tests/style/test_includes.sh
-    wait_taps
-fi
-
-echo "== fuzzing, $fuzz_seconds seconds per target"
-if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
-    skip "fuzz" "clang with libFuzzer is not installed and could not be"
-elif run_step "fuzz build" tools/fuzz.sh build; then
-    for target in build-fuzz/fuzz/fuzz_*; do
-        [ -x "$target" ] || continue
-        start_tap "$(basename "$target")" env FUZZ_SEED=1 tools/fuzz.sh one "$target" "$fuzz_seconds"
-    done
-    wait_taps
 fi
 
 finish

@@ -7,9 +7,10 @@ test_jobs=${TEST_JOBS:-$(getconf _NPROCESSORS_ONLN)}
 work=$(mktemp -d)
 results=$work/results # one line "passed failed skipped" per test program
 : >"$results"
-: >"$work/seconds"  # one line "seconds title"
+seconds_file=$work/seconds # one line "seconds title" per program: run_programs begins one for each build
 : >"$work/costs"    # one line "seconds-of-processors title"
 : >"$work/failures" # one line "failed: title: test"
+: >"$work/builds"   # those whose programs were run
 tap_number=0
 
 # A pipe holds one line for every program that may still be started.
@@ -39,7 +40,7 @@ count_tap() { # number, title, command...
     times >"$output.times"
     rm -f "$pid"
     seconds=$(($(date +%s) - started))
-    echo "$seconds $title" >>"$work/seconds"
+    echo "$seconds $title" >>"$seconds_file"
     # What children have used so far is the second line, "0m1.25s 0m0.50s": this shell has waited for no other.
     cost=$(awk -F '[ms ]+' 'NR == 2 { printf "%.1f", 60 * ($1 + $3) + $2 + $4 }' "$output.times")
     echo "$cost $title" >>"$work/costs"
@@ -88,12 +89,17 @@ run_tap() { # title, command...
     wait_taps
 }
 
-# A step that either works or is one failed test: compiling a variant, for example.
+# A step that either works or is one failed test: compiling a variant, for example. It takes the place of one program, beside the
+# last of those that were started before.
 run_step() { # title, command...
     title=$1
     shift
+    read -r _ <&9
     started=$(date +%s)
-    if "$@" >"$work/output" 2>&1; then
+    status=0
+    "$@" >"$work/output" 2>&1 || status=$?
+    echo >&9
+    if [ "$status" -eq 0 ]; then
         echo "$title: done ($(($(date +%s) - started)) s)"
         return 0
     fi
@@ -111,21 +117,23 @@ skip() { # title, reason
 
 # Runs unit tests and scripts, several at a time. Those that took longest the last time, or in tools/test_seconds, come first, so
 # that none of them is left alone at the end. A unit test is titled by its name, a script by its folder, too: cli/test_run.
+# The last of them run on beside what is started next, a build or other programs, until wait_taps or finish.
 run_programs() { # build directory, suffix of the titles; paths on stdin
     [ -e "$1/test_seconds" ] || : >"$1/test_seconds"
     awk 'FILENAME != "-" { seconds[$2] = $1; next }
          { title = $0; sub(/\.sh$/, "", title) ? sub(/^tests\//, "", title) : sub(/.*\//, "", title)
            print (title in seconds ? seconds[title] : 1000) "\t" title "\t" $0 }' \
         tools/test_seconds "$1/test_seconds" - | sort -s -n -r >"$work/programs"
-    : >"$work/seconds"
+    seconds_file=$1/test_seconds.new
+    : >"$seconds_file"
+    echo "$1" >>"$work/builds"
     while read -r _ title program; do
         case $program in
         *.sh) KAKEYA=$1/kakeya BUILD=$1 start_tap "$title$2" sh "$program" ;;
         *) CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$title$2" "$program" ;;
         esac
     done <"$work/programs"
-    wait_taps
-    cp "$work/seconds" "$1/test_seconds"
+    seconds_file=$work/seconds
 }
 
 unit_tests() { # build directory: the paths of its unit tests
@@ -136,12 +144,15 @@ unit_tests() { # build directory: the paths of its unit tests
 
 # What the programs that ran cost, and which cost most.
 show_costs() { # how many
+    wait_taps
     sort -rn "$work/costs" | head -n "$1" | sed 's/ / s of processors: /'
     awk '{ sum += $1 } END { printf "%.0f s of processors in all\n", sum }' "$work/costs"
 }
 
 # The failures once more, since a long run has scrolled them away, then the counts.
 finish() {
+    wait_taps
+    while read -r directory; do mv "$directory/test_seconds.new" "$directory/test_seconds"; done <"$work/builds"
     cat "$work/failures"
     awk '{ p += $1; f += $2; s += $3 }
          END { printf "%d passed, %d failed", p, f; if (s) printf ", %d skipped", s; print ""; exit f || !p }' "$results"

@@ -359,8 +359,8 @@ static void test_round_trip(void **state) {
 static void test_any_tokenisation(void **state) {
     (void)state;
     static const char *const answers[] = {
-        "<|channel>thought\nI should ask. \n<channel|>\n Let me see.\n<|tool_call>call:weather{city:<|\"|>São "
-        "Paulo \"x\"<|\"|>,days:108.25,tags:[<|\"|>漢字😊<|\"|>,<|\"|><|\"|>],deep:{code:true,again:{}}}<tool_call|>",
+        ("<|channel>thought\nI should ask. \n<channel|>\n Let me see.\n<|tool_call>call:weather{city:<|\"|>São "
+         "Paulo \"x\"<|\"|>,days:108.25,tags:[<|\"|>漢字😊<|\"|>,<|\"|><|\"|>],deep:{code:true,again:{}}}<tool_call|>"),
         "call:weather{city:Paris, France, days:12, zip:null}",
         "Straße, naïve, 漢字 and 😊:\n\n  def f(x):\n    return x\n<turn|>",
         "<|tool_call>call:f{\"a\" : \"x\\ud83d\\ude0a \"y\" z\" , b:[1 ,22, true]}<tool_call|>",

@@ -37,7 +37,7 @@ static runner_end run(const runner_job *job, double stop_after) {
     runner r;
     runner_end end;
     assert_ok(runner_start(job, &r, &error));
-    bool over = runner_wait(&r, stop_after ? stop_after : 300, &end);
+    bool over = runner_wait(&r, stop_after > 0 ? stop_after : 300, &end);
     if (!over) {
         assert_true(stop_after > 0);
         runner_stop(&r);
