@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check test test-gpu fuzz coverage install uninstall package clean help
+.PHONY: all demo check test test-whole test-gpu fuzz coverage install uninstall package clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -20,6 +20,9 @@ check:
 
 test:
 	@BUILD="$(BUILD)" tools/run_tests.sh
+
+test-whole:
+	@WHOLE_SWEEPS=1 BUILD="$(BUILD)" tools/run_tests.sh
 
 # Needs a CUDA toolkit and a device.
 test-gpu:
@@ -51,6 +54,7 @@ help:
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
 	@echo "make check      build and run the unit and command-line tests, long sweeps cut short: the loop while writing"
 	@echo "make test       build and run every test; the last line counts them"
+	@echo "make test-whole the same with every repetition of long sweeps, under sanitizers, too: hours"
 	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"

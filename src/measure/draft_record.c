@@ -10,7 +10,9 @@
 enum {
     CODE_PROMPT_TOKENS = 600,
     RANDOM_PROMPT_TOKENS = 300,
-    COST_TOKENS = 160, /* generated to measure blocks of one length */
+    /* generated to measure blocks of one length: as many as are recorded, within these */
+    LEAST_COST_TOKENS = 40, /* a few blocks of the longest */
+    COST_TOKENS = 160,
     NEEDLE_LEAST_LINES = 20,
     NEEDLE_MOST_LINES = 80,
 };
@@ -129,6 +131,11 @@ static void take_cost(void *user, const decode_trace_block *block) {
     add_cost(&r->trace->verify[block->block.drafted + 1], block->block.verify_seconds);
 }
 
+static size_t cost_tokens(const draft_record_options *options) {
+    int n = options->max_tokens < COST_TOKENS ? options->max_tokens : COST_TOKENS;
+    return n < LEAST_COST_TOKENS ? LEAST_COST_TOKENS : (size_t)n;
+}
+
 /* Blocks of one length in a copy of the session whose text has just begun. */
 static kakeya_status measure_length(recording *r, const kakeya_session *begun, int drafts, kakeya_error *error) {
     kakeya_session *copy = NULL, *session = r->session;
@@ -140,7 +147,7 @@ static kakeya_status measure_length(recording *r, const kakeya_session *begun, i
         .mode = drafts ? KAKEYA_MODE_SPECULATIVE : KAKEYA_MODE_AR,
         .draft_length = drafts,
         .max_rows = session_decode_rows(copy),
-        .max_tokens = COST_TOKENS,
+        .max_tokens = cost_tokens(r->options),
         .draft = draft_for_cost,
         .draft_user = r,
         .trace = take_cost,

@@ -17,6 +17,7 @@ BUILD = os.environ.get("BUILD", "build")
 MODELS = os.path.abspath("models")
 WAIT = float(os.environ.get("SERVE_TEST_WAIT", "60"))  # for what must happen; never for what must not
 SHORT = bool(os.environ.get("KAKEYA_SHORT_SWEEPS"))
+WHOLE = bool(os.environ.get("WHOLE_SWEEPS"))  # with every repetition
 
 _tests = []
 

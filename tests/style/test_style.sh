@@ -50,7 +50,7 @@ if [ "$version" = 14 ]; then
         xargs -r -d '\n' "$formatter" --dry-run -Werror >/dev/null 2>"$WORK/format" || true
     sed -n 's/: error: code should be.*//p' "$WORK/format" | cut -d: -f1,2 | sort -u >"$WORK/out"
     nothing "clang-format would change nothing"
-    [ -s "$WORK/out" ] || cp "$WORK/sums" "$BUILD/formatted"
+    [ -s "$WORK/out" ] || [ ! -d "$BUILD" ] || cp "$WORK/sums" "$BUILD/formatted"
     unformatted | while IFS= read -r file; do
         if "$formatter" --dry-run -Werror "$file" 2>/dev/null; then echo "$file is formatted: take it off the list"; fi
     done >"$WORK/out"

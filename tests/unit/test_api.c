@@ -118,7 +118,9 @@ static void test_reference_continuations(void **state) {
     static ids prompt, greedy;
     static const int rows[] = {0, 3, 7, 15, 16, 17, 18, 19, 20, 21, 22, 25};
     /* a short run has one row of code; test_run.sh has a needle */
-    for (size_t r = sweep_short() ? 7 : 0; r < sizeof rows / sizeof rows[0]; r += sweep_short() ? 7 : 1) {
+    for (size_t r = sweep_short() ? 7 : 0; r < sizeof rows / sizeof rows[0]; r += sweep_short()   ? 7
+                                                                                  : sweep_whole() ? 1
+                                                                                                  : 3) {
         const cJSON *row = golden_row(rows[r]);
         read_ids(row, "input_ids", &prompt);
         read_ids(row, "greedy", &greedy);

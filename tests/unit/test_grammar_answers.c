@@ -189,7 +189,7 @@ static void test_schemas(void **state) {
     int complete = 0, answers = 0;
     for (int i = 0; i < SCHEMAS; i++) {
         kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
-        for (int seed = sweep_short() ? i % 3 : 0; seed < 3; seed += sweep_short() ? 3 : 1) {
+        for (int seed = sweep_whole() ? 0 : i % 3; seed < 3; seed += sweep_whole() ? 1 : 3) {
             given x;
             wanted w = {.grammar = g,
                         .mode = KAKEYA_MODE_AUTO,
@@ -223,7 +223,7 @@ static void test_modes(void **state) {
                  {KAKEYA_MODE_NGRAM, 5, "ngram"},
                  {KAKEYA_MODE_AUTO, 0, "auto"}};
     const int tokens = sweep_short() ? 30 : 60;
-    for (int i = 0; i < SCHEMAS; i += sweep_short() ? 5 : 1) {
+    for (int i = 0; i < SCHEMAS; i += sweep_short() ? 5 : sweep_whole() ? 1 : 3) {
         kakeya_grammar *g = grammar_of(KAKEYA_GRAMMAR_JSON_SCHEMA, schemas[i]);
         wanted w = {.grammar = g, .temperature = i % 2 ? 0.8f : 0.0f, .seed = (uint64_t)i, .max_tokens = tokens};
         given alone, other;

@@ -161,7 +161,7 @@ static const char demo[] = KAKEYA_MODELS "/demo";
 
 static void random_compositions(void **state) {
     (void)state;
-    int seeds = sweep_short() ? 1 : 8;
+    int seeds = sweep_short() ? 1 : sweep_whole() ? 8 : 4;
     for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++) {
         int speakers = 1 + (int)(random_uniform_at(77, seed) * MOST_SPEAKERS);
         compose(dense, drafter, false, seed, speakers, 0, 200);
@@ -171,9 +171,9 @@ static void random_compositions(void **state) {
 
 static void random_compositions_of_the_demo(void **state) {
     (void)state;
-    int seeds = sweep_short() ? 1 : 3;
+    int seeds = sweep_whole() ? 3 : 1;
     for (uint64_t seed = 1; seed <= (uint64_t)seeds; seed++)
-        compose(demo, NULL, true, seed, sweep_short() ? 6 : 8 + (int)seed * 3, 0, sweep_short() ? 160 : 340);
+        compose(demo, NULL, true, seed, sweep_short() ? 4 : 8 + (int)seed * 3, 0, sweep_short() ? 80 : 340);
 }
 
 /* Some are cancelled by what others say: they have said the beginning of what they say alone. */
