@@ -39,6 +39,8 @@ typedef struct backend_model_options {
     kakeya_precision precision;   /* F32 or BF16 */
     const char *isa;              /* CPU: NULL or the name of a kernel set */
     int threads;                  /* CPU: 0 = one per physical core */
+    const int *devices;           /* GPU: [n_devices] to share the work, the first of which also drafts; copied */
+    int n_devices;                /* 0: device 0; the CPU takes no other number */
     bool drafter_scaled_embedding;
     bool drafter_block_bidirectional;
     mem_account *account;
@@ -119,6 +121,7 @@ typedef kakeya_status (*backend_read_fn)(void *user, void *data, size_t bytes, k
 
 struct backend_ops {
     const char *name;   /* "cpu", "cuda" */
+    int most_devices;   /* that can compute together by number; 0: none can be chosen */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
     int stall_ms;       /* what a prompt may add to a step of answers by default */
     bool finds_argmax;  /* forward fills backend_segment.argmax */

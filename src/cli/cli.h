@@ -24,7 +24,7 @@ int cli_train(int argc, char **argv);
 
 /* Values of the options that every verb with a model understands. */
 typedef struct cli_shared {
-    const char *model, *synthetic, *drafter, *f_theta, *backend, *isa;
+    const char *model, *synthetic, *drafter, *f_theta, *backend, *isa, *devices;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
     int attention, restore_layers, precision, kv_format; /* indices of choices = values of the public enums */
     int sink, window, draft_window, threads, context;
@@ -33,7 +33,7 @@ typedef struct cli_shared {
     char *model_path; /* what cli_shared_model found; freed by cli_shared_free */
 } cli_shared;
 
-enum { CLI_SHARED_OPTIONS = 24 };
+enum { CLI_SHARED_OPTIONS = 25 };
 
 /* Sets the defaults and fills `table` with entries that point into *shared. */
 void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]);

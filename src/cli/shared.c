@@ -62,6 +62,8 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
         CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
                    .help = "CPU kernels: scalar, avx2, avx512, avx512bf16 (the best that runs here)"),
+        CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
+                   .help = "GPUs that compute together, by number: 0,1 (0)"),
         CLI_OPTION(.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
                    .choices = cli_attention_names, .help = "native, sink-window or restored (native)"),
         CLI_OPTION(.name = "sink", .argument = "N", .kind = CLI_INT, .target = &shared->sink, .min = 0, .max = 1 << 20,
@@ -160,6 +162,7 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->cpu_isa = shared->isa;
     options->precision = (kakeya_precision)shared->precision;
     options->threads = shared->threads;
+    options->devices = shared->devices;
     options->drafter_scaled_embedding = shared->drafter_scaled_embedding;
     options->drafter_block_bidirectional = shared->drafter_block_bidirectional;
     options->memory_limit_bytes = shared->memory_limit_bytes;

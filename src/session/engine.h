@@ -53,6 +53,8 @@ typedef struct engine_parts {
     kakeya_precision precision; /* AUTO follows the checkpoint */
     const char *cpu_isa;
     int threads;
+    const int *devices; /* [n_devices]; 0: as the backend likes */
+    int n_devices;
     bool drafter_scaled_embedding, drafter_block_bidirectional;
     int max_batch, max_stall_ms; /* 0: defaults */
     kakeya_step_fn on_step;      /* may be NULL */

@@ -3,6 +3,8 @@
 #ifndef KAKEYA_TESTS_GPU_PAIR_H
 #define KAKEYA_TESTS_GPU_PAIR_H
 
+#include <cuda_runtime_api.h>
+
 #include "golden.h"
 #include "memory_stream.h"
 
@@ -18,18 +20,35 @@ typedef struct pair {
 /* The reference computes in float32 on the CPU; what bf16 costs the CPU against it is the measure for the device. */
 enum { CPU = 0, CUDA = 1, REFERENCE = 2, MODELS };
 
-static inline bool device_present(void) { return strcmp(backend_find("auto", NULL)->name, "cuda") == 0; }
+/* Devices that the backend's model lies on; a test is also compiled for two (CMakeLists.txt). */
+#ifndef PAIR_DEVICES
+#define PAIR_DEVICES 1
+#endif
+
+static inline bool device_present(void) {
+    int count = 0;
+    bool enough = cudaGetDeviceCount(&count) == cudaSuccess && count >= PAIR_DEVICES;
+    if (!enough && PAIR_DEVICES > 1) print_message("%d devices are there, %d are needed\n", count, PAIR_DEVICES);
+    return enough && strcmp(backend_find("auto", NULL)->name, "cuda") == 0;
+}
+
+static inline backend_model_options pair_options(pair *p, int b, bool bidirectional) {
+    static const int devices[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (backend_model_options){.verifier = p->verifier,
+                                   .drafter = p->drafter,
+                                   .f_theta = p->f_theta,
+                                   .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
+                                   .drafter_block_bidirectional = bidirectional,
+                                   .devices = devices,
+                                   .n_devices = b == CUDA ? PAIR_DEVICES : 0,
+                                   .account = &p->account};
+}
 
 static inline void pair_create(pair *p, bool bidirectional) {
     static const char *const names[] = {"cpu", "cuda", "cpu"};
     for (int b = 0; b < MODELS; b++) {
         p->ops[b] = backend_find(names[b], NULL);
-        backend_model_options options = {.verifier = p->verifier,
-                                         .drafter = p->drafter,
-                                         .f_theta = p->f_theta,
-                                         .precision = b == REFERENCE ? KAKEYA_PRECISION_F32 : KAKEYA_PRECISION_BF16,
-                                         .drafter_block_bidirectional = bidirectional,
-                                         .account = &p->account};
+        backend_model_options options = pair_options(p, b, bidirectional);
         REQUIRE_OK(p->ops[b]->model_create(&options, &p->model[b], error));
     }
 }

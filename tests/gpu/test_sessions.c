@@ -2,6 +2,8 @@
  * saved states, in this engine and in a fresh one; blocks of which nothing is kept, other sessions and failing
  * allocations leave no trace. Everything is compared on bits. Run by `make test-gpu`; without a device every test is
  * skipped. */
+#include <stdatomic.h>
+
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -22,9 +24,9 @@ cudaError_t __wrap_cudaGetDriverEntryPointByVersion(const char *symbol, void **f
                                                     unsigned long long flags,
                                                     enum cudaDriverEntryPointQueryResult *result);
 
-static int allocations, failing = -1; /* the allocation of this number fails, once; -1: none */
+static atomic_int allocations, failing = -1; /* the allocation of this number fails, once; -1: none */
 
-static bool fails(void) { return allocations++ == failing; }
+static bool fails(void) { return atomic_fetch_add(&allocations, 1) == atomic_load(&failing); }
 
 cudaError_t __wrap_cudaMalloc(void **pointer, size_t bytes) {
     return fails() ? cudaErrorMemoryAllocation : __real_cudaMalloc(pointer, bytes);
@@ -430,11 +432,7 @@ static void fresh_engine(void **state) {
         p.ops[CUDA]->model_destroy(p.model[CUDA]);
         float *logits = calloc(ALL_ROWS * t.vocab, sizeof *logits);
         for (int i = 0; i < n_saved; i++) {
-            backend_model_options options = {.verifier = p.verifier,
-                                             .drafter = p.drafter,
-                                             .f_theta = p.f_theta,
-                                             .precision = KAKEYA_PRECISION_BF16,
-                                             .account = &p.account};
+            backend_model_options options = pair_options(&p, CUDA, false);
             REQUIRE_OK(p.ops[CUDA]->model_create(&options, &p.model[CUDA], error));
             cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
             backend_cache *on_cpu = new_cache(&p, CPU, &policies[k], CONTEXT, true);
@@ -555,11 +553,7 @@ static void failing_allocations(void **state) {
                 i % 4 == 0) {
                 failing = -1;
                 ops->model_destroy(p.model[CUDA]);
-                backend_model_options options = {.verifier = p.verifier,
-                                                 .drafter = p.drafter,
-                                                 .f_theta = p.f_theta,
-                                                 .precision = KAKEYA_PRECISION_BF16,
-                                                 .account = &p.account};
+                backend_model_options options = pair_options(&p, CUDA, false);
                 REQUIRE_OK(ops->model_create(&options, &p.model[CUDA], error));
             }
             allocations = 0;

@@ -41,7 +41,7 @@ static void form_open(form *f, const char *model) {
     require_ok(dflash_model_outline(c, &f->account, &f->drafter, &error), &error);
     require_ok(f_theta_model_synthesize(c, &f->drafter->config, true, &f->account, &f->f_theta, &error), &error);
     backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
-    require_ok(cuda_weights_describe(&f->weights, &options, &error), &error);
+    require_ok(cuda_weights_describe(&f->weights, &options, (cuda_part){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
     assert_non_null(f->ops);
 }

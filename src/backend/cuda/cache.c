@@ -8,7 +8,7 @@
 
 /* ---------------------------------------------------------------------------------------------------- creation */
 
-static timeline_models models_of(const backend_model *m) {
+timeline_models cuda_cache_models(const backend_model *m) {
     return (timeline_models){
         .verifier = m->config,
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
@@ -48,7 +48,7 @@ kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *o
     kakeya_status status = cuda_device_use(&m->device, error);
     if (status) return status;
     timeline t;
-    timeline_models models = models_of(m);
+    timeline_models models = cuda_cache_models(m);
     status = timeline_create(&t, &models, options, error);
     return status ? status : cuda_cache_create_with(m, &t, NULL, out, error);
 }

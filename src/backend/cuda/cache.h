@@ -10,6 +10,8 @@ kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *o
  */
 kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backend_cache *from, backend_cache **out,
                                      kakeya_error *error);
+/* What a timeline of the model's caches is made for; of several devices: of this device's part. */
+timeline_models cuda_cache_models(const backend_model *m);
 void cuda_cache_destroy(backend_cache *c);
 int cuda_cache_length(const backend_cache *c);
 int cuda_cache_pending(const backend_cache *c);

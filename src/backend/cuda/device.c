@@ -95,15 +95,20 @@ static kakeya_status find_virtual_memory(cuda_device *device, kakeya_error *erro
     return KAKEYA_OK;
 }
 
-kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error) {
+kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *error) {
     memset(device, 0, sizeof *device);
+    device->index = index;
     int count = 0;
     kakeya_status status = cuda_check(cudaGetDeviceCount(&count), "backend cuda", error);
     if (!status && count == 0) status = error_set(error, KAKEYA_UNSUPPORTED, "backend cuda: no CUDA device is present");
+    if (!status && (index < 0 || index >= count))
+        status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--devices names device %d; there are %d, from 0 on", index,
+                           count);
+    char what[64];
+    snprintf(what, sizeof what, "opening CUDA device %d", index);
     struct cudaDeviceProp properties;
-    if (!status) status = cuda_check(cudaSetDevice(device->index), "opening CUDA device 0", error);
-    if (!status)
-        status = cuda_check(cudaGetDeviceProperties(&properties, device->index), "asking CUDA device 0", error);
+    if (!status) status = cuda_check(cudaSetDevice(index), what, error);
+    if (!status) status = cuda_check(cudaGetDeviceProperties(&properties, index), what, error);
     if (status) return status;
     snprintf(device->name, sizeof device->name, "%.63s", properties.name);
     device->capability = 10 * properties.major + properties.minor;

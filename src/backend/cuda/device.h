@@ -34,7 +34,7 @@ typedef struct cuda_device {
 
 /* Is there a device that this build can use? Quiet. */
 bool cuda_device_present(void);
-kakeya_status cuda_device_open(cuda_device *device, kakeya_error *error);
+kakeya_status cuda_device_open(cuda_device *device, int index, kakeya_error *error);
 void cuda_device_close(cuda_device *device);
 /* Makes the device current for the calling thread. */
 kakeya_status cuda_device_use(const cuda_device *device, kakeya_error *error);

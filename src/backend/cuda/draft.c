@@ -103,17 +103,17 @@ static cudaError_t enqueue_blocks(void *context) {
                m->space.d_state, m->weights.draft[0].input_norm, d->rms_eps, m->space.d_in, m->weights.draft[0].q.ld,
                d->hidden, rows);
     for (int l = 0; l < d->layers; l++) block_layer(m, &p->key, l);
-    const cuda_bf16 *drafted = m->space.d_in + first * m->weights.head.ld;
+    const cuda_bf16 *drafted = m->space.d_in + first * m->weights.draft_head.ld;
     cuda_excluded mask = {.n = 1, .id = {d->mask_token}}; /* the mask is never proposed */
     if (cuda_head_screens(&m->head_copy) && n <= CUDA_DECODE_ROWS) {
         cuda_screen screen = m->space.screen;
         screen.upper = m->space.logits; /* nobody reads logits of drafts */
-        cuda_greedy_choice(&m->launch, &m->weights.head, &m->head_copy.codes, &screen, &mask, drafted, n, 0,
+        cuda_greedy_choice(&m->launch, &m->weights.draft_head, &m->head_copy.codes, &screen, &mask, drafted, n, 0,
                            m->space.argmax + first);
         return cudaSuccess;
     }
-    matrix_product head = {.w = &m->weights.head, .y = m->space.logits, .ldy = m->config->vocab};
-    matrix_products(&m->launch, &head, 1, drafted, m->weights.head.ld, n, 0);
+    matrix_product head = {.w = &m->weights.draft_head, .y = m->space.logits, .ldy = m->config->vocab};
+    matrix_products(&m->launch, &head, 1, drafted, m->weights.draft_head.ld, n, 0);
     cuda_argmax(&m->launch, m->space.logits, m->config->vocab, &mask, n, m->space.argmax_value, m->space.argmax_index,
                 m->space.argmax + first);
     return cudaSuccess;
@@ -188,7 +188,7 @@ static kakeya_status draft_blocks(backend_model *m, const backend_draft_request 
 
 static const timeline *timeline_of(const backend_cache *c) { return &c->t; }
 
-kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+kakeya_status cuda_draft_begin(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
     kakeya_status status = backend_check_drafts(m->config, requests, n_requests, timeline_of, error);
     for (int i = 0; i < n_requests && !status; i++) {
         if (requests[i].cache->model != m)
@@ -200,7 +200,11 @@ kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int 
     backend_cache *caches[BACKEND_MAX_SEGMENTS];
     for (int i = 0; i < n_requests; i++) caches[i] = requests[i].cache;
     for (int i = 0; i < n_requests && !status; i++) status = requests[i].status = cuda_stores_own(caches[i], error);
-    if (!status) status = cuda_caches_flush(caches, n_requests, error);
+    return status ? status : cuda_caches_flush(caches, n_requests, error);
+}
+
+kakeya_status cuda_draft(backend_model *m, backend_draft_request *requests, int n_requests, kakeya_error *error) {
+    kakeya_status status = cuda_draft_begin(m, requests, n_requests, error);
     for (int first = 0; first < n_requests && !status;) {
         int n = blocks_of_pass(requests + first, n_requests - first);
         status = draft_blocks(m, requests + first, n, error);

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/context.h"
 #include "backend/cuda/launch.h"
+#include "backend/cuda/team.h"
 #include "backend/segments.h"
 
 static const char *doing(const cuda_pass *p) { return p->prompt ? "computing a prompt" : "computing a decode step"; }
@@ -46,6 +47,7 @@ static void copy_prompt_results(cuda_pass *p, const backend_segment *r) {
     cudaStream_t stream = p->model->device.stream;
     size_t vocab = (size_t)p->model->config->vocab, at = (size_t)(p->head_first - r->first_logit_row),
            rows = (size_t)p->head_rows;
+    if (p->model->part.index) return; /* the first device has them all */
     if (r->logits)
         cuda_pass_note(p, cudaMemcpyAsync(r->logits + at * vocab, w->logits, rows * vocab * sizeof(float),
                                           cudaMemcpyDeviceToHost, stream));
@@ -95,6 +97,10 @@ static void copy_results(cuda_pass *p, size_t *kept) {
     cudaStream_t stream = m->device.stream;
     size_t vocab = (size_t)m->config->vocab, rows = (size_t)w->staged[0].rows;
     bool chosen = false;
+    if (m->team && p->head == STEP_HEAD_GREEDY)
+        cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best, (size_t)p->rows * sizeof *w->staged_choices,
+                                          cudaMemcpyDeviceToHost, stream));
+    if (m->part.index) return; /* the first device has all the rest */
     for (int i = 0; i < p->group->n; i++) {
         int s = p->group->segment[i];
         const backend_segment *r = &p->segments[s];
@@ -121,8 +127,25 @@ static void copy_results(cuda_pass *p, size_t *kept) {
             p, cudaMemcpyAsync(w->staged_ids, w->argmax, rows * sizeof(int32_t), cudaMemcpyDeviceToHost, stream));
 }
 
+/* Each device has chosen among its own rows of the head. */
+static void join_choices(const cuda_pass *p) {
+    const cuda_team *team = p->model->team;
+    unsigned long long keys[CUDA_MAX_DEVICES];
+    int firsts[CUDA_MAX_DEVICES], devices = cuda_team_size(team);
+    for (int row = 0; row < p->rows; row++) {
+        for (int i = 0; i < devices; i++) {
+            const backend_model *m = cuda_team_model(team, i);
+            keys[i] = m->space.staged_choices[row];
+            firsts[i] = m->weights.head_first;
+        }
+        p->model->space.staged_ids[row] = cuda_head_choice(keys, firsts, devices);
+    }
+}
+
 static void scatter_results(const cuda_pass *p) {
     const cuda_workspace *w = &p->model->space;
+    if (p->model->part.index) return;
+    if (p->model->team && p->head == STEP_HEAD_GREEDY) join_choices(p);
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
         wanted_rows wanted = rows_of(p, i);
@@ -131,29 +154,58 @@ static void scatter_results(const cuda_pass *p) {
     }
 }
 
-static kakeya_status run_decode(cuda_pass *p, size_t *kept, kakeya_error *error) {
+/* The graph of a decode pass; NULL where it is launched operation by operation. */
+static kakeya_status find_graph(cuda_pass *p, cuda_graph **graph, kakeya_error *error) {
     backend_model *m = p->model;
+    *graph = NULL;
+    p->captured = !p->prompt && !p->hidden_states && !m->launch.profiler;
+    if (!p->captured) return KAKEYA_OK;
+    return cuda_graphs_find(&m->graphs, &m->device, &p->key, enqueue_decode, p, graph, error);
+}
+
+static kakeya_status run_decode(cuda_pass *p, const cuda_graph *graph, size_t *kept, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    if (p->hidden_states || m->launch.profiler)
-        launch_step(p);
+    if (graph)
+        status = cuda_graphs_launch(graph, &p->model->device, error);
     else
-        status = cuda_graphs_run(&m->graphs, &m->device, &p->key, enqueue_decode, p, error);
+        launch_step(p);
     if (!status) copy_results(p, kept);
     return status;
 }
 
+/* Several devices: captured steps hold the address of the first one's logits, which may have grown. */
+static void follow_logits(backend_model *m) {
+    if (!m->team) return;
+    float *home = cuda_team_model(m->team, 0)->space.logits;
+    if (m->logits_home != home) cuda_graphs_drop(&m->graphs);
+    m->logits_home = home;
+}
+
+static kakeya_status compute_pass(cuda_pass *p, const cuda_graph *graph, size_t *kept, kakeya_error *error) {
+    backend_model *m = p->model;
+    cuda_pass_fill(p, &m->space.staged[0]);
+    cuda_pass_note(p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
+                                      cudaMemcpyHostToDevice, m->device.stream));
+    kakeya_status status = p->prompt ? run_prompt(p, error) : run_decode(p, graph, kept, error);
+    if (status) cuda_team_abandon(m);
+    kakeya_status finished = cuda_finish(&m->device, doing(p), status ? NULL : error);
+    if (finished) cuda_team_abandon(m);
+    if (!status) status = finished;
+    return status ? status : cuda_check(p->failure, doing(p), error);
+}
+
+/* Several devices compute a pass together, or none of them does. */
 static kakeya_status run_pass(backend_model *m, backend_segment *segments, const cuda_group *group, size_t *kept,
                               kakeya_error *error) {
     cuda_pass p;
+    cuda_graph *graph = NULL;
+    follow_logits(m);
     kakeya_status status = cuda_pass_prepare(&p, m, segments, group, error);
+    if (!status) status = find_graph(&p, &graph, error);
+    status = cuda_team_agree(m, status, error);
+    if (!status) status = cuda_team_begin_pass(m, error);
     if (status) return status;
-    cuda_pass_fill(&p, &m->space.staged[0]);
-    cuda_pass_note(&p, cudaMemcpyAsync(m->space.batch, &m->space.staged[0], sizeof *m->space.batch,
-                                       cudaMemcpyHostToDevice, m->device.stream));
-    status = p.prompt ? run_prompt(&p, error) : run_decode(&p, kept, error);
-    kakeya_status finished = cuda_finish(&m->device, doing(&p), status ? NULL : error);
-    if (!status) status = finished;
-    if (!status) status = cuda_check(p.failure, doing(&p), error);
+    status = cuda_team_agree(m, compute_pass(&p, graph, kept, error), error);
     if (!status && !p.prompt) scatter_results(&p);
     return status;
 }
@@ -212,19 +264,24 @@ static kakeya_status begin(const backend_segment *segments, int n_segments, kake
 }
 
 kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
+    cuda_plan plan;
+    plan.n = 0;
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = cuda_device_use(&m->device, error);
     for (int s = 0; s < n_segments && !status; s++)
         status = segments[s].status = cuda_cache_plan(segments[s].cache, segments[s].kind, segments[s].n, error);
-    if (status) return status;
-    cuda_forget_logits(m);
-    for (int s = 0; s < n_segments && !status; s++)
-        status = segments[s].status = cuda_cache_reserve(segments[s].cache, error);
-    cuda_plan plan;
-    plan_passes(m, segments, n_segments, &plan);
-    if (!status) status = reserve_passes(m, segments, &plan, error);
+    bool planned = !status;
+    if (planned) {
+        cuda_forget_logits(m);
+        for (int s = 0; s < n_segments && !status; s++)
+            status = segments[s].status = cuda_cache_reserve(segments[s].cache, error);
+        plan_passes(m, segments, n_segments, &plan);
+        if (!status) status = reserve_passes(m, segments, &plan, error);
+    }
+    status = cuda_team_agree(m, status, error);
+    if (!planned) return status;
     bool begun = !status;
-    if (begun) status = begin(segments, n_segments, error);
+    if (begun) status = cuda_team_agree(m, begin(segments, n_segments, error), error);
     size_t kept = 0;
     for (int i = 0; i < plan.n && !status; i++)
         status = run_pass(m, segments, &plan.group[i], i + 1 < plan.n ? &kept : NULL, error);

@@ -75,8 +75,8 @@ static cuda_graph *place_of_next(cuda_graphs *graphs) {
     return oldest;
 }
 
-kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
-                              cudaError_t (*enqueue)(void *), void *context, kakeya_error *error) {
+kakeya_status cuda_graphs_find(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
+                               cudaError_t (*enqueue)(void *), void *context, cuda_graph **out, kakeya_error *error) {
     cuda_graph *graph = find(graphs, key);
     if (!graph) {
         cuda_graph captured = {0};
@@ -86,5 +86,17 @@ kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, co
         *graph = captured;
     }
     graph->used = ++graphs->uses;
+    *out = graph;
+    return KAKEYA_OK;
+}
+
+kakeya_status cuda_graphs_launch(const cuda_graph *graph, const cuda_device *device, kakeya_error *error) {
     return cuda_check(cudaGraphLaunch(graph->exec, device->stream), "launching a step", error);
+}
+
+kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
+                              cudaError_t (*enqueue)(void *), void *context, kakeya_error *error) {
+    cuda_graph *graph;
+    kakeya_status status = cuda_graphs_find(graphs, device, key, enqueue, context, &graph, error);
+    return status ? status : cuda_graphs_launch(graph, device, error);
 }

@@ -45,9 +45,14 @@ int cuda_graph_partitions(int segments, int most);
 /* `least`, doubled until it is at least `n`. */
 int cuda_graph_doubled(int least, int n);
 
-/* Launches the graph of this key on the device's stream; where there is none yet, what `enqueue` launches there is
- * captured first; a step of which `enqueue` says that it is not whole is never kept. With all places taken, the graph
- * goes that has not been used for longest. */
+/* The graph of this key; where there is none yet, what `enqueue` launches on the device's stream is captured. A step of
+ * which `enqueue` says that it is not whole is never kept. With all places taken, the graph goes that has not been used
+ * for longest. It stays until the next call. */
+kakeya_status cuda_graphs_find(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
+                               cudaError_t (*enqueue)(void *), void *context, cuda_graph **out, kakeya_error *error);
+/* Launches it on the device's stream. */
+kakeya_status cuda_graphs_launch(const cuda_graph *graph, const cuda_device *device, kakeya_error *error);
+/* Both. */
 kakeya_status cuda_graphs_run(cuda_graphs *graphs, const cuda_device *device, const graph_key *key,
                               cudaError_t (*enqueue)(void *), void *context, kakeya_error *error);
 /* Needed whenever an address that a graph holds moves. */

@@ -40,7 +40,23 @@ kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *dev
     return cuda_finish(device, "making the head in int8", error);
 }
 
-void cuda_head_copy_destroy(cuda_head_copy *copy) { cuda_buffer_destroy(&copy->memory); }
+void cuda_head_copy_destroy(cuda_head_copy *copy) {
+    cuda_buffer_destroy(&copy->memory);
+    copy->codes = (cuda_head_codes){0};
+}
+
+/* A key ascends with the logit and descends with the token (products.cu). NaN is above all, 0 is nobody's. */
+int32_t cuda_head_choice(const unsigned long long *keys, const int *firsts, int devices) {
+    const uint32_t infinity = 0xff800000u;
+    unsigned long long best = 0;
+    for (int i = 0; i < devices; i++) {
+        uint32_t token = ~(uint32_t)keys[i] + (uint32_t)firsts[i];
+        unsigned long long key = keys[i] ? (keys[i] >> 32 << 32 | (uint32_t)~token) : 0;
+        if (key > best) best = key;
+    }
+    uint32_t ascending = (uint32_t)(best >> 32);
+    return ascending >= infinity || ascending <= ~infinity ? -1 : (int32_t) ~(uint32_t)best;
+}
 
 bool cuda_head_screens(const cuda_head_copy *copy) { return copy->codes.codes != NULL; }
 

@@ -17,6 +17,9 @@ typedef struct cuda_head_copy {
 kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *device, const cuda_launch *launch,
                                     const cuda_matrix *head, mem_account *account, kakeya_error *error);
 void cuda_head_copy_destroy(cuda_head_copy *copy);
+/* Of several devices each has made its choices, as keys of its own rows of the head, which begin at token firsts[i]:
+ * those of all. -1 where a logit is not a number. */
+int32_t cuda_head_choice(const unsigned long long *keys, const int *firsts, int devices);
 bool cuda_head_screens(const cuda_head_copy *copy);
 /* Bytes of the head that a greedy choice reads. */
 size_t cuda_head_greedy_bytes(const cuda_head_copy *copy, const cuda_matrix *head);

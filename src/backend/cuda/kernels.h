@@ -112,6 +112,7 @@ typedef struct cuda_row {
 typedef struct cuda_batch {
     int rows, segments;             /* without those that it is filled up with */
     int restored_rows[2];           /* of the restore buffers: in sliding, in full layers */
+    uint32_t exchanges;             /* several devices: of them all, before this pass */
     int32_t tokens[CUDA_PASS_ROWS]; /* decode rows */
     cuda_row row[CUDA_PASS_ROWS];
     cuda_step step[CUDA_MAX_SEGMENTS];

@@ -2,6 +2,7 @@
  * on the number of rows; prompt rows always take the prompt kernels. */
 #include "backend/cuda/launch.h"
 
+#include "backend/cuda/launch_exchange.h"
 #include "backend/cuda/launch_restore.h"
 #include "backend/cuda/matrix.h"
 #include "backend/cuda/prompt_attention.h"
@@ -47,6 +48,7 @@ static void run_hidden_states(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     size_t count = (size_t)p->rows * (size_t)m->config->hidden;
     const float *from = op->index == m->config->layers ? m->space.normed : m->space.h;
+    if (m->part.index) return; /* the first device's are the caller's */
     cuda_pass_note(p, cudaMemcpyAsync(p->hidden_states + (size_t)op->index * count, from, count * sizeof(float),
                                       cudaMemcpyDeviceToHost, m->launch.stream));
 }
@@ -353,7 +355,8 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
         after.aux_width = m->options.drafter->config.targets * c->hidden;
         after.aux_column = op->index * c->hidden;
     }
-    cuda_after_ffn_rows(&m->launch, &after, &s->route, p->rows);
+    if (s->mixed) after.experts = s->mixed;
+    cuda_after_ffn_rows(&m->launch, &after, s->mixed ? &s->mixed_route : &s->route, p->rows);
 }
 
 /* ---------------------------------------------------------------------------------------- per-layer embeddings */
@@ -392,6 +395,17 @@ static cuda_excluded suppressed(const cuda_pass *p) {
     return excluded;
 }
 
+/* The same as rows of the part of the head that is this device's. */
+static cuda_excluded suppressed_here(const cuda_pass *p) {
+    const cuda_weights *w = &p->model->weights;
+    cuda_excluded all = suppressed(p), excluded = {0};
+    for (int i = 0; i < all.n; i++) {
+        int row = all.id[i] - w->head_first;
+        if (row >= 0 && row < w->head.out) excluded.id[excluded.n++] = row;
+    }
+    return excluded;
+}
+
 static const cuda_bf16 *head_input(const cuda_pass *p) {
     return p->model->space.x + (size_t)p->head_first * (size_t)p->model->weights.head.ld;
 }
@@ -399,7 +413,8 @@ static const cuda_bf16 *head_input(const cuda_pass *p) {
 static void run_head(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_matrix *w = op->matrix[0];
-    matrix_product head = {.w = w, .y = m->space.logits, .ldy = m->config->vocab};
+    float *logits = m->team ? m->logits_home : m->space.logits; /* the first device's, of which each makes some columns */
+    matrix_product head = {.w = w, .y = logits + m->weights.head_first, .ldy = m->config->vocab};
     matrix_products(&m->launch, &head, 1, head_input(p), w->ld, p->head_rows, m->config->logit_softcap);
 }
 
@@ -421,10 +436,12 @@ static void run_leaders(cuda_pass *p, const step_op *op) {
 
 static void run_choose(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
-    cuda_excluded excluded = suppressed(p);
+    cuda_excluded excluded = suppressed_here(p);
     cuda_screen screen = m->space.screen;
+    cuda_head_codes codes = m->head_copy.codes; /* of the whole head at most */
+    codes.out = op->matrix[0]->out;
     screen.upper = m->space.logits; /* nobody reads logits of such rows */
-    cuda_greedy_choice(&m->launch, op->matrix[0], &m->head_copy.codes, &screen, &excluded, head_input(p), p->head_rows,
+    cuda_greedy_choice(&m->launch, op->matrix[0], &codes, &screen, &excluded, head_input(p), p->head_rows,
                        m->config->logit_softcap, m->space.argmax);
 }
 
@@ -471,6 +488,8 @@ static const run_op run[STEP_KINDS] = {
     [STEP_ARGMAX] = run_argmax,
     [STEP_LEADERS] = run_leaders,
     [STEP_CHOOSE] = run_choose,
+    [STEP_EXCHANGE] = cuda_launch_exchange,
+    [STEP_MEET] = cuda_launch_exchange,
 };
 
 void cuda_launch_ops(cuda_pass *pass, const step_op *ops, int n) {

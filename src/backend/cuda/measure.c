@@ -3,6 +3,7 @@
 
 #include "backend/cuda/model.h"
 #include "backend/cuda/profile.h"
+#include "backend/cuda/team.h"
 
 static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double *seconds, kakeya_error *error) {
     float milliseconds = 0;
@@ -12,8 +13,11 @@ static kakeya_status seconds_between(cudaEvent_t start, cudaEvent_t end, double 
     return cuda_check(status, "measuring the device", error);
 }
 
+static int devices_of(const backend_model *m) { return m->team ? cuda_team_size(m->team) : 1; }
+static backend_model *device_of(backend_model *m, int index) { return index ? cuda_team_model(m->team, index) : m; }
+
 /* Reads the weights themselves: they are larger than every cache, or there is nothing else to read. */
-static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
+static kakeya_status probe_one(backend_model *m, backend_probe *out, kakeya_error *error) {
     enum { PASSES = 2, ITERATIONS = 4096 };
     static const size_t largest = (size_t)8 << 30;
     size_t bytes = m->weights.memory.bytes < largest ? m->weights.memory.bytes : largest;
@@ -46,17 +50,47 @@ static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_err
     return status ? status : cuda_finish(&m->device, "measuring the device", error);
 }
 
-static size_t greedy_head_bytes(const backend_model *m) {
-    return cuda_head_greedy_bytes(&m->head_copy, &m->weights.head);
+/* Of several devices, which read and compute side by side, the sum. */
+static kakeya_status cuda_probe(backend_model *m, backend_probe *out, kakeya_error *error) {
+    *out = (backend_probe){0};
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < devices_of(m) && !status; i++) {
+        backend_probe one = {0};
+        status = probe_one(device_of(m, i), &one, error);
+        out->read_bytes_per_second += one.read_bytes_per_second;
+        out->flops_per_second += one.flops_per_second;
+        out->threads += one.threads;
+    }
+    return status;
 }
 
-static size_t page_granule(const backend_model *m) { return m->device.memory.granule_bytes; }
+/* Of several devices the first one's copy may be the whole head's, for the drafter. */
+static size_t greedy_head_bytes(const backend_model *m) {
+    const cuda_matrix *head = m->options.drafter ? &m->weights.draft_head : &m->weights.head;
+    size_t bytes = cuda_head_greedy_bytes(&m->head_copy, head);
+    return m->team && !m->options.drafter ? (size_t)devices_of(m) * bytes : bytes;
+}
 
-static size_t cuda_free_bytes(const backend_model *m) {
+/* Stores are dealt to devices, and each takes granules of its own. */
+static size_t page_granule(const backend_model *m) { return (size_t)devices_of(m) * m->device.memory.granule_bytes; }
+
+static size_t free_of_one(const backend_model *m) {
     size_t available = 0, total = 0;
     kakeya_error error = {0};
     if (m && cuda_device_use(&m->device, &error) != KAKEYA_OK) return 0;
     return cudaMemGetInfo(&available, &total) == cudaSuccess ? available : 0;
+}
+
+/* Sessions take as much of every device. */
+static size_t cuda_free_bytes(const backend_model *m) {
+    size_t least = free_of_one(m);
+    if (!m || !m->team) return least;
+    int devices = devices_of(m);
+    for (int i = 1; i < devices; i++) {
+        size_t one = free_of_one(cuda_team_model(m->team, i));
+        if (one < least) least = one;
+    }
+    return (size_t)devices * least;
 }
 
 const backend_measure_ops *cuda_measure(void);

@@ -110,7 +110,10 @@ static kakeya_status prepare_kernels(const backend_model *m, kakeya_error *error
 
 void cuda_model_destroy(backend_model *m) {
     if (!m) return;
-    if (m->device.stream) (void)cudaStreamSynchronize(m->device.stream);
+    if (m->device.stream) {
+        (void)cudaSetDevice(m->device.index);
+        (void)cudaStreamSynchronize(m->device.stream);
+    }
     cuda_graphs_drop(&m->graphs);
     cuda_workspace_destroy(&m->space);
     cuda_head_copy_destroy(&m->head_copy);
@@ -120,15 +123,18 @@ void cuda_model_destroy(backend_model *m) {
     free(m);
 }
 
-kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error) {
+kakeya_status cuda_model_create(const backend_model_options *options, int device, cuda_part part, backend_model **out,
+                                kakeya_error *error) {
     *out = NULL;
     backend_model *m = calloc(1, sizeof *m);
     if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the model");
     m->options = *options;
-    m->config = &options->verifier->config;
+    m->config = cuda_part_is_whole(part) ? &options->verifier->config : &m->part_config;
+    m->part = part;
     m->account = options->account;
-    kakeya_status status = check_model(m, error);
-    if (!status) status = cuda_device_open(&m->device, error);
+    kakeya_status status = cuda_part_config(&options->verifier->config, part, &m->part_config, error);
+    if (!status) status = check_model(m, error);
+    if (!status) status = cuda_device_open(&m->device, device, error);
     if (!status) {
         m->launch = (cuda_launch){.stream = m->device.stream,
                                   .multiprocessors = m->device.multiprocessors,
@@ -140,10 +146,11 @@ kakeya_status cuda_model_create(const backend_model_options *options, backend_mo
         status = prepare_kernels(m, error);
     }
     if (!status)
-        status = cuda_weights_create(&m->weights, &m->device, &m->launch, options, m->note, sizeof m->note, error);
-    if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->max_rows, error);
-    if (!status)
-        status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, &m->weights.head, m->account, error);
+        status = cuda_weights_create(&m->weights, &m->device, &m->launch, options, part, m->note, sizeof m->note, error);
+    if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, part, m->max_rows, error);
+    /* The copy of the whole begins with that of the first device's part. */
+    const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;
+    if (!status) status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);
     if (!status) {
         m->step_ops = malloc((size_t)step_most_ops(m->config) * sizeof *m->step_ops);
         if (!m->step_ops) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of a step");

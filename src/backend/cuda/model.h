@@ -6,15 +6,24 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/exchange.h"
 #include "backend/cuda/graphs.h"
 #include "backend/cuda/head.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/weights.h"
 #include "backend/cuda/workspace.h"
 
+struct cuda_team;
+
 struct backend_model {
     backend_model_options options;
-    const gemma4_config *config;
+    const gemma4_config *config; /* of what this device computes: the verifier's, or part_config */
+    cuda_part part;
+    gemma4_config part_config;
+    struct cuda_team *team; /* of several devices (team.h); NULL: alone */
+    cuda_exchange exchange; /* what all exchanges of several devices have in common */
+    unsigned passes;        /* of several devices; wraps */
+    float *logits_home;     /* of several devices: where captured steps put logits */
     mem_account *account;
     cuda_device device;
     cuda_launch launch;
@@ -31,7 +40,9 @@ struct backend_model {
     int logit_rows[CUDA_MAX_SEGMENTS]; /* 0: none */
 };
 
-kakeya_status cuda_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error);
+/* A part of the model on one device; alone it is the whole. */
+kakeya_status cuda_model_create(const backend_model_options *options, int device, cuda_part part, backend_model **out,
+                                kakeya_error *error);
 void cuda_model_destroy(backend_model *m);
 /* cuda_read_logits has nothing to give any more. */
 void cuda_forget_logits(backend_model *m);

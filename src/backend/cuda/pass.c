@@ -269,6 +269,7 @@ static void fill_rows(const backend_segment *r, const cuda_step *step, cuda_batc
 
 void cuda_pass_fill(const cuda_pass *p, cuda_batch *batch) {
     memset(batch, 0, sizeof *batch);
+    batch->exchanges = p->model->passes * STEP_MOST_TURNS;
     int partitions = 0;
     for (int i = 0; i < p->group->n; i++) {
         const backend_segment *r = &p->segments[p->group->segment[i]];
@@ -304,6 +305,7 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     bool nothing_evicted = p->prompt && p->evicted_end == 0;
     *s = (step_shape){.config = m->config,
                       .weights = &m->weights,
+                      .part = m->part,
                       .prompt = p->prompt,
                       .rows = p->rows,
                       .position = p->position,
@@ -331,7 +333,10 @@ int cuda_pass_list(const cuda_pass *p) {
 }
 
 int cuda_pass_list_head(const cuda_pass *p) {
-    step_shape shape = {
-        .config = p->model->config, .weights = &p->model->weights, .prompt = p->prompt, .rows = p->head_rows};
+    step_shape shape = {.config = p->model->config,
+                        .weights = &p->model->weights,
+                        .part = p->model->part,
+                        .prompt = p->prompt,
+                        .rows = p->head_rows};
     return step_build_head(&shape, p->model->step_ops);
 }

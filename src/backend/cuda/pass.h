@@ -27,6 +27,8 @@ typedef struct cuda_pass {
     const int32_t *tokens;     /* device: [rows] */
     float *hidden_states;      /* host, or NULL */
     int head_first, head_rows; /* rows that the head works on */
+    bool captured;             /* launched into a graph */
+    int turns;                 /* several devices: exchanges and meetings so far */
     cudaError_t failure;       /* the first one of what the launcher was refused */
 } cuda_pass;
 

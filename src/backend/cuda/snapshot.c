@@ -1,7 +1,5 @@
 #include "backend/cuda/snapshot.h"
 
-#include "backend/snapshot.h"
-
 /* Where a store begins, and its size: position p lies in row p % capacity, or p - first with capacity 0. */
 typedef struct place {
     char *data;
@@ -39,8 +37,8 @@ static place place_of(const backend_cache *c, const snapshot_rows *rows) {
 }
 
 /* On the model's stream: behind what its kernels have written, before what they will read. */
-static kakeya_status copy_rows(backend_cache *c, const snapshot_rows *rows, void *host, bool to_host,
-                               kakeya_error *error) {
+kakeya_status cuda_snapshot_copy(backend_cache *c, const snapshot_rows *rows, void *host, bool to_host,
+                                 kakeya_error *error) {
     const char *what = to_host ? "taking a snapshot" : "restoring a cache";
     place at = place_of(c, rows);
     char *out = host;
@@ -65,8 +63,8 @@ size_t cuda_cache_snapshot_bytes(const backend_cache *c) { return snapshot_bytes
 kakeya_status cuda_cache_snapshot(const backend_cache *c, backend_write_fn write, void *user, kakeya_error *error) {
     kakeya_status status = cuda_device_use(&c->model->device, error);
     if (status) return status;
-    backend_cache *reading = (backend_cache *)(uintptr_t)c; /* copy_rows to the host changes nothing */
-    return snapshot_write(&c->t, reading, copy_rows, c->account, write, user, error);
+    backend_cache *reading = (backend_cache *)(uintptr_t)c; /* copying to the host changes nothing */
+    return snapshot_write(&c->t, reading, cuda_snapshot_copy, c->account, write, user, error);
 }
 
 /* Builds the state in a fresh cache and swaps it in, so that a damaged snapshot changes nothing. */
@@ -82,7 +80,7 @@ kakeya_status cuda_cache_restore(backend_cache *c, backend_read_fn read, void *u
     }
     backend_cache *fresh;
     status = cuda_cache_create_with(c->model, &t, NULL, &fresh, error);
-    if (!status) status = snapshot_read_rows(&fresh->t, fresh, copy_rows, c->account, read, user, error);
+    if (!status) status = snapshot_read_rows(&fresh->t, fresh, cuda_snapshot_copy, c->account, read, user, error);
     if (!status) {
         backend_cache swap = *c;
         *c = *fresh;

@@ -49,6 +49,17 @@ static step_items turns_item(gemma4_layer_type type) {
 
 static step_items restored_item(int set) { return STEP_ITEM(set ? ITEM_RESTORED_1 : ITEM_RESTORED_0); }
 
+/* Several devices: what each has of a sum becomes the sum. */
+static void exchange(builder *b, int layer, bool experts) {
+    if (cuda_part_is_whole(b->shape->part)) return;
+    step_items taken = STEP_ITEM(ITEM_BRANCH), made = STEP_ITEM(ITEM_BRANCH);
+    if (experts) {
+        taken |= STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE);
+        made |= STEP_ITEM(ITEM_MIXED);
+    }
+    add(b, STEP_EXCHANGE, layer, "exchange", taken, made)->index = experts;
+}
+
 /* ------------------------------------------------------------------------------------------------- restoration */
 
 /* Rows from the first one on that do not see one run of exact positions: all decode rows, and some of a prompt. */
@@ -215,6 +226,7 @@ static void attention(builder *b, int layer) {
     if (own && chunk && !is_shared(s->config, layer)) store_chunk(b, layer);
     add_product(b, STEP_OUT, layer, full ? "o, full" : "o, sliding", &w->o, STEP_ITEM(ITEM_ATTENDED),
                 STEP_ITEM(ITEM_BRANCH));
+    exchange(b, layer, false);
 }
 
 /* ------------------------------------------------------------------------------------------------ feed forward */
@@ -300,9 +312,12 @@ static void feed_forward(builder *b, int layer) {
         prompt_feed_forward(b, layer);
     else
         decode_feed_forward(b, layer);
+    exchange(b, layer, c->moe);
 
+    step_items experts = cuda_part_is_whole(s->part) ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE)
+                                                     : STEP_ITEM(ITEM_MIXED);
     op = add(b, STEP_AFTER_FFN, layer, "norms after feed-forward",
-             middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? STEP_ITEM(ITEM_EXPERTS_OUT) | STEP_ITEM(ITEM_ROUTE) : 0),
+             middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? experts : 0),
              STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last && !c->ple_width ? STEP_ITEM(ITEM_NORMED) : 0));
     op->index = c->ple_width ? -1 : next_target(s, layer, 0);
     if (op->index >= 0) op->writes |= STEP_ITEM(ITEM_AUX);
@@ -357,7 +372,12 @@ static void head(builder *b) {
         op->matrix[op->matrices++] = &s->weights->head; /* of which an int8 copy is read: the kernels count it */
         return;
     }
+    /* Devices write to the logits of the first one, which in a prompt may still be at those before. */
+    bool whole = cuda_part_is_whole(s->part);
+    if (!whole && s->prompt) add(b, STEP_MEET, -1, "exchange", 0, STEP_ITEM(ITEM_LOGITS));
     add_product(b, STEP_HEAD, -1, "head", &s->weights->head, STEP_ITEM(ITEM_X), STEP_ITEM(ITEM_LOGITS));
+    if (!whole) add(b, STEP_MEET, -1, "exchange", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_LOGITS));
+    if (s->part.index) return;
     add(b, STEP_ARGMAX, -1, "head", STEP_ITEM(ITEM_LOGITS), STEP_ITEM(ITEM_CHOICE));
     if (!s->prompt && s->head == STEP_HEAD_LEADERS)
         add(b, STEP_LEADERS, -1, "head", STEP_ITEM(ITEM_LOGITS) | STEP_ITEM(ITEM_CHOICE), STEP_ITEM(ITEM_LEADERS));

@@ -49,7 +49,9 @@ typedef enum step_kind {
     STEP_HEAD, /* logits */
     STEP_ARGMAX,
     STEP_LEADERS,
-    STEP_CHOOSE, /* the greedy choice without logits */
+    STEP_CHOOSE,   /* the greedy choice without logits */
+    STEP_EXCHANGE, /* several devices: their parts become sums; index 0: behind attention, 1: behind the experts */
+    STEP_MEET,     /* several devices: they wait for each other */
     STEP_KINDS
 } step_kind;
 
@@ -72,6 +74,7 @@ typedef enum step_item {
     ITEM_ACT,
     ITEM_ACT_EXPERTS,
     ITEM_EXPERTS_OUT,
+    ITEM_MIXED,  /* several devices: the sum of a row's experts with their weights */
     ITEM_NORMED, /* hidden states behind the final norm, float32 */
     ITEM_PLE,
     ITEM_PLE_GATE,
@@ -125,6 +128,7 @@ typedef struct step_shape {
     const gemma4_config *config;
     const cuda_weights *weights;
     const dflash_config *drafter; /* whose aux hidden states are kept, or NULL */
+    cuda_part part; /* which of several devices computes it */
     bool prompt;
     int rows, position; /* position of row 0 */
     bool hidden_states; /* the caller wants them */
@@ -146,6 +150,8 @@ int step_most_ops(const gemma4_config *config);
 int step_build(const step_shape *shape, step_op *ops);
 /* The head of some prompt rows. */
 int step_build_head(const step_shape *shape, step_op *ops);
+/* The most exchanges and meetings of a pass, heads of a prompt included. */
+enum { STEP_MOST_TURNS = 1024 };
 /* Must `later` see what `earlier` has done, or leave alone what `earlier` still needs? */
 bool step_depends(const step_op *later, const step_op *earlier);
 

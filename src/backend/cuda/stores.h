@@ -29,6 +29,7 @@ typedef struct latent_store {
 
 struct backend_cache {
     backend_model *model;
+    struct backend_cache *other[CUDA_MAX_DEVICES]; /* of several devices, the first one's: those of devices 1, 2, ... */
     mem_account *account;
     timeline t;
     timeline_step step; /* of the forward that is under way */

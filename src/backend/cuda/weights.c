@@ -12,6 +12,7 @@
 
 typedef struct planned_tensor {
     const weight *matrix; /* or NULL: a vector */
+    matrix_cut cut;
     cuda_matrix *placed;
     const float *vector;
     const float **placed_vector;
@@ -61,6 +62,7 @@ static const weight_loader *loader_of(weight_format format) {
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
+    cuda_part part;
     bool failed;
     bool apart;            /* experts whose gate and up are two matrices */
     const weight *rounded; /* a matrix that loses bits on the way, or NULL */
@@ -84,19 +86,25 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
     return t;
 }
 
-static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
+static void plan_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_matrix *placed) {
     if (w->out == 0) return;
     const weight_loader *loader = loader_of(w->format);
     if (!loader) {
         plan->refused = w;
         return;
     }
-    *placed = (cuda_matrix){.form = loader->to, .out = w->out, .in = w->in, .ld = cuda_padded(w->in)};
-    planned_tensor *t = plan_add(plan, matrix_bytes(loader->to, w->out, w->in));
+    int out = cuda_cut_out(w, &cut);
+    *placed = (cuda_matrix){.form = loader->to, .out = out, .in = cut.columns, .ld = cuda_padded(cut.columns)};
+    planned_tensor *t = plan_add(plan, matrix_bytes(loader->to, out, cut.columns));
     if (!t) return;
     t->matrix = w;
+    t->cut = cut;
     t->placed = placed;
     if (loader->rounds) plan->rounded = w;
+}
+
+static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
+    plan_cut(plan, w, cuda_cut_nothing(w), placed);
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -110,18 +118,20 @@ static void plan_vector(weight_plan *plan, const float *vector, int n, const flo
 
 static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w,
                        cuda_layer *l) {
-    int d = c->layer[index].head_dim, hidden = c->hidden;
-    plan_matrix(plan, &w->q_proj, &l->q);
-    plan_matrix(plan, &w->k_proj, &l->k);
-    plan_matrix(plan, &w->v_proj, &l->v);
-    plan_matrix(plan, &w->o_proj, &l->o);
-    plan_matrix(plan, &w->gate_proj, &l->gate);
-    plan_matrix(plan, &w->up_proj, &l->up);
-    plan_matrix(plan, &w->down_proj, &l->down);
+    int d = c->layer[index].head_dim, hidden = c->hidden, kv_heads = c->layer[index].kv_heads;
+    cuda_part part = plan->part;
+    plan_cut(plan, &w->q_proj, cuda_cut_rows(&w->q_proj, part, w->q_proj.out), &l->q);
+    plan_cut(plan, &w->k_proj, cuda_cut_kv(&w->k_proj, part, kv_heads), &l->k);
+    plan_cut(plan, &w->v_proj, cuda_cut_kv(&w->v_proj, part, kv_heads), &l->v);
+    plan_cut(plan, &w->o_proj, cuda_cut_columns(&w->o_proj, part), &l->o);
+    plan_cut(plan, &w->gate_proj, cuda_cut_rows(&w->gate_proj, part, w->gate_proj.out), &l->gate);
+    plan_cut(plan, &w->up_proj, cuda_cut_rows(&w->up_proj, part, w->up_proj.out), &l->up);
+    plan_cut(plan, &w->down_proj, cuda_cut_columns(&w->down_proj, part), &l->down);
     plan_matrix(plan, &w->router_proj, &l->router);
-    plan_matrix(plan, &w->experts_gate_up, &l->experts_gate_up);
+    plan_cut(plan, &w->experts_gate_up, cuda_cut_rows(&w->experts_gate_up, part, c->expert_intermediate),
+             &l->experts_gate_up);
     plan->apart |= weight_present(&w->experts_gate);
-    plan_matrix(plan, &w->experts_down, &l->experts_down);
+    plan_cut(plan, &w->experts_down, cuda_cut_columns(&w->experts_down, part), &l->experts_down);
     plan_matrix(plan, &w->ple_gate, &l->ple_gate);
     plan_matrix(plan, &w->ple_proj, &l->ple_proj);
     plan_vector(plan, w->q_norm, d, &l->q_norm);
@@ -161,12 +171,13 @@ static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights 
     }
 }
 
-static void plan_f_theta(weight_plan *plan, const f_theta_model *f, cuda_weights *m) {
+static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_theta_model *f, cuda_weights *m) {
     plan_matrix(plan, &f->encoder_k, &m->encoder_k);
     plan_matrix(plan, &f->encoder_v, &m->encoder_v);
     for (int i = 0; i < f->config.layers; i++) {
-        plan_matrix(plan, &f->decoder_k[i], &m->decoder_k[i]);
-        plan_matrix(plan, &f->decoder_v[i], &m->decoder_v[i]);
+        int kv_heads = c->layer[i].kv_heads;
+        plan_cut(plan, &f->decoder_k[i], cuda_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
+        plan_cut(plan, &f->decoder_v[i], cuda_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
     }
 }
 
@@ -213,13 +224,30 @@ static kakeya_status tell(const uploader *u, kakeya_error *error) {
     return error_set(error, KAKEYA_CANCELLED, "uploading the weights was cancelled");
 }
 
-/* Whole rows per piece; while one piece is on its way, the next is read from the file. */
-static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matrix *m, kakeya_error *error) {
-    size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
-    size_t source_row = weight_row_bytes(w, 0);
+/* Rows [first, first + n) of a part of a matrix, as they lie on the device. */
+static void convert_rows(const weight *w, const matrix_cut *cut, const cuda_matrix *m, size_t first, size_t n,
+                         cuda_bf16 *to) {
     const weight_loader *loader = loader_of(w->format);
-    for (size_t first = 0; first < (size_t)w->out; first += rows) {
-        size_t n = (size_t)w->out - first < rows ? (size_t)w->out - first : rows;
+    size_t row_bytes = weight_row_bytes(w, 0), column = (size_t)cut->first_column * (row_bytes / (size_t)w->in);
+    size_t whole = cut->columns == w->in && m->ld == w->in ? n : 1; /* rows that lie behind each other on both sides */
+    for (size_t done = 0, run; done < n; done += run) {
+        size_t row = first + done, of_period = row % (size_t)cut->rows, left = (size_t)cut->rows - of_period;
+        size_t at = row / (size_t)cut->rows * (size_t)cut->period + (size_t)cut->first_row + of_period;
+        run = whole < n - done ? whole : n - done;
+        if (run > left) run = left;
+        const char *from = (const char *)weight_row(w, 0, (int)at) + column;
+        cuda_bf16 *out = to + done * (size_t)m->ld;
+        loader->convert(from, run * (size_t)cut->columns, out);
+        if (m->ld > cut->columns) memset(out + cut->columns, 0, (size_t)(m->ld - cut->columns) * sizeof *out);
+    }
+}
+
+/* Whole rows per piece; while one piece is on its way, the next is read from the file. */
+static kakeya_status upload_matrix(uploader *u, const weight *w, const matrix_cut *cut, const cuda_matrix *m,
+                                   kakeya_error *error) {
+    size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
+    for (size_t first = 0; first < (size_t)m->out; first += rows) {
+        size_t n = (size_t)m->out - first < rows ? (size_t)m->out - first : rows;
         int slot = u->next;
         u->next = (slot + 1) % UPLOAD_BUFFERS;
         kakeya_status told = tell(u, error);
@@ -227,15 +255,7 @@ static kakeya_status upload_matrix(uploader *u, const weight *w, const cuda_matr
         cudaError_t status = cudaEventSynchronize(u->done[slot]);
         if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
         cuda_bf16 *to = u->pinned[slot];
-        const char *from = weight_row(w, 0, (int)first);
-        if (m->ld == w->in) {
-            loader->convert(from, n * (size_t)w->in, to);
-        } else {
-            for (size_t r = 0; r < n; r++) {
-                loader->convert(from + r * source_row, (size_t)w->in, to + r * (size_t)m->ld);
-                memset(to + r * (size_t)m->ld + w->in, 0, (size_t)(m->ld - w->in) * sizeof *to);
-            }
-        }
+        convert_rows(w, cut, m, first, n, to);
         status =
             cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
         if (status == cudaSuccess) status = cudaEventRecord(u->done[slot], u->device->stream);
@@ -261,10 +281,13 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
         }
         t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
         if (weight_present(t->matrix)) {
-            status = upload_matrix(&u, t->matrix, t->placed, error);
+            status = upload_matrix(&u, t->matrix, &t->cut, t->placed, error);
         } else {
             size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
-            cuda_fill_random(launch, t->placed->data, n, t->matrix->synthetic, (uint64_t)i << 40);
+            uint64_t seed = (uint64_t)i << 40;
+            if (t->placed->out != t->matrix->out || t->placed->in != t->matrix->in)
+                seed += (uint64_t)plan->part.index << 36; /* what devices share is the same on all of them */
+            cuda_fill_random(launch, t->placed->data, n, t->matrix->synthetic, seed);
             status = cuda_check(cudaGetLastError(), "making the weights", error);
         }
     }
@@ -315,18 +338,42 @@ static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const 
 
 static bool is_tied(const gemma4_config *c, const gemma4_weights *from) { return from->head.out == 0 || c->tied_head; }
 
+/* The rows of the head that are the device's; the first of several devices keeps the whole for the drafter. */
+static matrix_cut head_cut(const backend_model_options *options, cuda_part part) {
+    const weight *head = &options->verifier->weights.head;
+    matrix_cut cut = cuda_cut_nothing(head);
+    if (cuda_part_is_whole(part) || (options->drafter && part.index == 0)) return cut;
+    cut.first_row = cuda_part_first_output(part, head->out);
+    cut.rows = cuda_part_first_output((cuda_part){part.index + 1, part.count}, head->out) - cut.first_row;
+    return cut;
+}
+
+/* Points `head` at the device's rows, of a head that is the embedding or has been placed as draft_head. */
+static void point_head(const backend_model_options *options, cuda_part part, cuda_weights *w) {
+    const gemma4_weights *from = &options->verifier->weights;
+    bool tied = is_tied(&options->verifier->config, from);
+    if (tied) w->draft_head = w->embed;
+    w->head = w->draft_head;
+    w->head_first = 0;
+    if (cuda_part_is_whole(part)) return;
+    int all = from->embed.out;
+    w->head_first = cuda_part_first_output(part, all);
+    w->head.out = cuda_part_first_output((cuda_part){part.index + 1, part.count}, all) - w->head_first;
+    if (tied && w->head.data) w->head.data += (size_t)w->head_first * (size_t)w->head.ld;
+}
+
 static void plan_all(weight_plan *plan, const backend_model_options *options, cuda_weights *w) {
     const gemma4_config *c = &options->verifier->config;
     const gemma4_weights *from = &options->verifier->weights;
     plan_matrix(plan, &from->embed, &w->embed);
-    if (!is_tied(c, from)) plan_matrix(plan, &from->head, &w->head);
+    if (!is_tied(c, from)) plan_cut(plan, &from->head, head_cut(options, plan->part), &w->draft_head);
     plan_matrix(plan, &from->ple_embed, &w->ple_embed);
     plan_matrix(plan, &from->ple_model_proj, &w->ple_model_proj);
     plan_vector(plan, from->final_norm, c->hidden, &w->final_norm);
     plan_vector(plan, from->ple_proj_norm, c->ple_width, &w->ple_proj_norm);
     for (int i = 0; i < c->layers; i++) plan_layer(plan, c, i, &from->layer[i], &w->layer[i]);
     if (options->drafter) plan_drafter(plan, options->drafter, w);
-    if (options->f_theta) plan_f_theta(plan, options->f_theta, w);
+    if (options->f_theta) plan_f_theta(plan, c, options->f_theta, w);
 }
 
 static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
@@ -346,20 +393,21 @@ static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
                      weight_format_name(plan->refused->format), taken);
 }
 
-kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, kakeya_error *error) {
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, cuda_part part,
+                                    kakeya_error *error) {
     *w = (cuda_weights){0};
-    weight_plan plan = {0};
+    weight_plan plan = {.part = part};
     plan_all(&plan, options, w);
-    if (is_tied(&options->verifier->config, &options->verifier->weights)) w->head = w->embed;
+    point_head(options, part, w);
     free(plan.tensors);
     return check_plan(&plan, error);
 }
 
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, char *note, size_t note_bytes,
+                                  const backend_model_options *options, cuda_part part, char *note, size_t note_bytes,
                                   kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
-    weight_plan plan = {0};
+    weight_plan plan = {.part = part};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
     kakeya_status status = check_plan(&plan, error);
@@ -367,7 +415,7 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
         status =
             cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
     if (!status) status = upload(w, device, launch, options, &plan, error);
-    if (!status && is_tied(c, &options->verifier->weights)) w->head = w->embed;
+    if (!status) point_head(options, part, w);
     note[0] = '\0';
     if (plan.rounded)
         snprintf(note, note_bytes, "backend cuda computes in bf16: weights of type %s are rounded",

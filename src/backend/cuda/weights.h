@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/part.h"
 
 typedef struct cuda_layer {
     cuda_matrix q, k, v, o, gate, up, down, router, experts_gate_up, experts_down, ple_gate, ple_proj;
@@ -22,8 +23,10 @@ typedef struct cuda_draft_layer {
 
 typedef struct cuda_weights {
     cuda_buffer memory; /* everything below points into it */
-    /* The verifier. A tied head is the embedding's matrix. */
-    cuda_matrix embed, head, ple_embed, ple_model_proj;
+    /* The verifier. A tied head is the embedding's matrix. Of several devices each has some of its rows, and the first
+     * one the whole for the drafter. */
+    cuda_matrix embed, head, draft_head, ple_embed, ple_model_proj;
+    int head_first; /* token that is the first row of `head` */
     const float *final_norm, *ple_proj_norm;
     cuda_layer layer[GEMMA4_MAX_LAYERS];
     const float *inverse_frequency[2]; /* by gemma4_layer_type */
@@ -36,15 +39,16 @@ typedef struct cuda_weights {
     cuda_matrix encoder_k, encoder_v, decoder_k[GEMMA4_MAX_LAYERS], decoder_v[GEMMA4_MAX_LAYERS];
 } cuda_weights;
 
-/* Uploads the weights of `options` through two pinned buffers, or makes them on the device where they have no data.
+/* Uploads the weights of `options`, or a device's part of them, through two pinned buffers, or makes them on the device where they have no data.
  * Waits until all are there. `note` becomes "" or one line about weights that were rounded. KAKEYA_UNSUPPORTED names a
  * matrix whose shape or format no kernel computes. On failure cuda_weights_destroy is still needed. */
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, char *note, size_t note_bytes,
+                                  const backend_model_options *options, cuda_part part, char *note, size_t note_bytes,
                                   kakeya_error *error);
 void cuda_weights_destroy(cuda_weights *w);
 
 /* Fills the shapes alone: what the list of a step depends on. Needs no device. KAKEYA_OUT_OF_MEMORY is possible. */
-kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, kakeya_error *error);
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, cuda_part part,
+                                    kakeya_error *error);
 
 #endif

@@ -50,8 +50,7 @@ static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_acc
 }
 
 static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                               int max_rows, kakeya_error *error) {
-    const gemma4_config *c = &options->verifier->config;
+                               const gemma4_config *c, cuda_part part, int max_rows, kakeya_error *error) {
     const dflash_config *d = options->drafter ? &options->drafter->config : NULL;
     shape_limits s = model_limits(c);
     size_t rows = (size_t)max_rows, hidden = (size_t)c->hidden, wide = (size_t)cuda_padded(c->hidden);
@@ -64,6 +63,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
     size_t rank = options->f_theta ? (size_t)options->f_theta->config.rank : 0;
+    size_t mixed = c->moe && !cuda_part_is_whole(part) ? rows : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
         FLOATS(h, rows * hidden),
@@ -103,6 +103,9 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         INTS(route.finished, 1),
         INTS(route.slot_row, slots),
         INTS(route.slot_of, slots),
+        FLOATS(mixed, mixed * hidden),
+        FLOATS(mixed_route.weight, mixed),
+        INTS(mixed_route.slot_of, mixed),
         INTS(tokens, rows),
         FLOATS(argmax_value, pass * CUDA_ARGMAX_PARTS),
         INTS(argmax_index, pass * CUDA_ARGMAX_PARTS),
@@ -154,12 +157,29 @@ static kakeya_status create_restore_stream(cuda_workspace *w, kakeya_error *erro
     return cuda_check(status, "creating a stream", error);
 }
 
+/* Every row its own expert, with a weight of 1: on the device, by way of a staging buffer of the host. */
+static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *device, int rows, kakeya_error *error) {
+    if (!w->mixed) return KAKEYA_OK;
+    w->mixed_route.experts = w->mixed_route.rank = 1;
+    float *ones = (float *)(void *)w->staged_ids;
+    size_t bytes = (size_t)rows * sizeof(int32_t);
+    for (int i = 0; i < rows; i++) ones[i] = 1;
+    cudaError_t status =
+        cudaMemcpyAsync(w->mixed_route.weight, ones, bytes, cudaMemcpyHostToDevice, device->stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(device->stream);
+    for (int i = 0; i < rows; i++) w->staged_ids[i] = i;
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(w->mixed_route.slot_of, w->staged_ids, bytes, cudaMemcpyHostToDevice, device->stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(device->stream);
+    return cuda_check(status, "preparing the workspace", error);
+}
+
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    int rows, kakeya_error *error) {
-    kakeya_status status = carve_all(w, device, options, rows, error);
+                                    const gemma4_config *config, cuda_part part, int rows, kakeya_error *error) {
+    kakeya_status status = carve_all(w, device, options, config, part, rows, error);
     if (!status)
         status = cuda_buffer_create(&w->logit_memory, device, options->account, MEM_WORKSPACE,
-                                    cuda_workspace_logit_bytes(&options->verifier->config, CUDA_DECODE_ROWS), "logits",
+                                    cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits",
                                     error);
     w->logits = w->logit_memory.data;
     if (!status && options->f_theta) status = create_restore_stream(w, error);
@@ -170,7 +190,10 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
     if (!status && options->drafter)
         status =
             cuda_pinned((void **)&w->staged_context, CUDA_CONTEXT_ROWS * sizeof *w->staged_context, "a step", error);
-    return status;
+    if (!status && !cuda_part_is_whole(part))
+        status =
+            cuda_pinned((void **)&w->staged_choices, CUDA_DECODE_ROWS * sizeof *w->staged_choices, "a step", error);
+    return status ? status : fill_mixed_route(w, device, rows, error);
 }
 
 void cuda_workspace_destroy(cuda_workspace *w) {
@@ -187,4 +210,5 @@ void cuda_workspace_destroy(cuda_workspace *w) {
     if (w->staged_ids) (void)cudaFreeHost(w->staged_ids);
     if (w->staged_leaders) (void)cudaFreeHost(w->staged_leaders);
     if (w->staged_context) (void)cudaFreeHost(w->staged_context);
+    if (w->staged_choices) (void)cudaFreeHost(w->staged_choices);
 }

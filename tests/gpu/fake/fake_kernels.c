@@ -21,21 +21,23 @@ typedef struct tag {
 } tag;
 enum { KEY = 1, VALUE, CODE, RESTORED_KEY, RESTORED_VALUE };
 
+/* A device's thread is the device: what one of several is at is its own. */
+
 /* The rows of the step that runs. */
-static struct {
+static _Thread_local struct {
     int32_t token[MOST_ROWS];
     int ill[MOST_ROWS];
     uint64_t seen[MOST_ROWS]; /* of all that a row has attended */
     int rows, prompt, position;
 } now;
 /* The drafter's blocks. */
-static uint64_t block_seen[CUDA_PASS_ROWS];
-static int block_ill[CUDA_MAX_SEGMENTS];
-static const cuda_batch *blocks;
-static int in_block, block_segments;
+static _Thread_local uint64_t block_seen[CUDA_PASS_ROWS];
+static _Thread_local int block_ill[CUDA_MAX_SEGMENTS];
+static _Thread_local const cuda_batch *blocks;
+static _Thread_local int in_block, block_segments;
 
 /* The rows whose drafter context and latents are being computed. */
-static struct {
+static _Thread_local struct {
     tag row[MOST_ROWS];
     int rows;
 } context;
@@ -101,6 +103,12 @@ typedef struct head_rows_arguments {
     int prompt, rows;
 } head_rows_arguments;
 
+/* Every head has its tag, so that a device that gets the second half of a row can tell what it is. */
+static void put_heads(cuda_bf16 *row, const cuda_heads *h, int position, int r, int key) {
+    for (int i = 0; i < h->kv_heads; i++)
+        put(row + (size_t)i * (size_t)h->head_dim, position, now.token[r], now.ill[r], key ? KEY : VALUE);
+}
+
 static void run_head_rows(const void *arguments) {
     const head_rows_arguments *a = arguments;
     const cuda_heads *h = &a->heads;
@@ -119,10 +127,9 @@ static void run_head_rows(const void *arguments) {
             sink_end = mine ? mine->sink : a->batch->step[0].sink;
         for (int key = 0; key < 1 + has_keys; key++) {
             cuda_bf16 *data = h->chunk_v ? (key ? h->chunk_k : h->chunk_v) : key ? view->k : view->v;
-            put(row_of(data, h->chunk_v ? r : slot(view, p), values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
+            put_heads(row_of(data, h->chunk_v ? r : slot(view, p), values), h, p, r, key);
             cuda_bf16 *sink = key ? view->sink_k : view->sink_v;
-            if (!h->chunk_v && sink && p < sink_end)
-                put(row_of(sink, p, values), p, now.token[r], now.ill[r], key ? KEY : VALUE);
+            if (!h->chunk_v && sink && p < sink_end) put_heads(row_of(sink, p, values), h, p, r, key);
         }
     }
 }
@@ -419,8 +426,8 @@ void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, fl
 
 /* The head is the product with a cap. Its rows are those whose input it is given: rows of what the norms behind the
  * feed-forward block have left. */
-static const cuda_bf16 *normed_rows;
-static int normed_ld;
+static _Thread_local const cuda_bf16 *normed_rows;
+static _Thread_local int normed_ld;
 
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows) {
     (void)route;
@@ -506,9 +513,17 @@ void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, 
 /* -------------------------------------------------------------------------------------------------------- logits */
 
 typedef struct head_arguments {
+    const cuda_bf16 *w;
     float *y;
-    int out, ldy, rows, first;
+    int out, ld, ldy, rows, first;
 } head_arguments;
+
+/* Of a row of the head: the same wherever the row lies. */
+static uint64_t head_row_tag(const head_arguments *a, int v) {
+    uint64_t first;
+    memcpy(&first, a->w + (size_t)v * (size_t)a->ld, sizeof first);
+    return first;
+}
 
 static void run_head(const void *arguments) {
     const head_arguments *a = arguments;
@@ -516,7 +531,7 @@ static void run_head(const void *arguments) {
         uint64_t seen = now.seen[a->first + r];
         float *row = a->y + (size_t)r * (size_t)a->ldy;
         for (int v = 0; v < a->out; v++) {
-            uint64_t value = (seen + (uint64_t)v) * 0xbf58476d1ce4e5b9u;
+            uint64_t value = (seen + head_row_tag(a, v)) * 0xbf58476d1ce4e5b9u;
             row[v] = now.ill[a->first + r] ? NAN : (float)(value >> 40) / 65536.0f;
         }
     }
@@ -524,9 +539,10 @@ static void run_head(const void *arguments) {
 
 void cuda_products(const cuda_launch *l, const cuda_product *products, int n, int in, const cuda_bf16 *x, int ldx,
                    int rows, float cap) {
-    (void)l, (void)n, (void)in, (void)ldx;
+    (void)l, (void)n, (void)ldx;
     if (cap <= 0) return;
-    head_arguments a = {products[0].y, products[0].out, products[0].ldy, rows, (int)((x - normed_rows) / normed_ld)};
+    head_arguments a = {products[0].w,   products[0].y, products[0].out,
+                        cuda_padded(in), products[0].ldy, rows, (int)((x - normed_rows) / normed_ld)};
     fake_launch(run_head, &a, sizeof a);
 }
 
@@ -591,6 +607,14 @@ void cuda_turns(const cuda_launch *l, const cuda_batch *batch, int prompt, const
     (void)l, (void)prompt, (void)inverse_frequency, (void)pairs, (void)turns, (void)rows;
     turns_arguments a = {batch};
     fake_launch(run_turns, &a, sizeof a);
+}
+
+/* ------------------------------------------------------------------------------------------------ several devices */
+
+uint64_t fake_step_digest(int rows) {
+    uint64_t digest = mix(7, (uint64_t)rows);
+    for (int r = 0; r < rows && r < now.rows; r++) digest = mix(mix(digest, now.seen[r]), (uint32_t)now.token[r]);
+    return digest;
 }
 
 /* ------------------------------------------------------------------------------------- what leaves no trace here */

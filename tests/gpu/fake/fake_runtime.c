@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,22 @@ void fake_broken(const char *what, int a, int b) {
 
 /* -------------------------------------------------------------------------------------------------- the runtime */
 
+enum { DEVICES = 2 };
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = DEVICES;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) {
+    return device >= 0 && device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice;
+}
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int other) {
+    *can = device != other;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int other, unsigned flags) {
+    (void)flags;
+    return other >= 0 && other < DEVICES ? cudaSuccess : cudaErrorInvalidDevice;
+}
 cudaError_t cudaDriverGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;
@@ -64,7 +76,7 @@ cudaError_t cudaFree(void *pointer) {
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaMalloc(pointer, bytes); }
 cudaError_t cudaFreeHost(void *pointer) { return cudaFree(pointer); }
 
-static bool capturing; /* copies belong to no captured step */
+static _Thread_local bool capturing; /* copies belong to no captured step */
 
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t bytes, cudaStream_t stream) {
     (void)stream;
@@ -154,12 +166,9 @@ static CUresult fake_release_address(CUdeviceptr address, size_t bytes) {
 enum { MOST_GRANULES = 1 << 16 };
 static int granule_file = -1;
 static unsigned char granule_used[MOST_GRANULES];
+static pthread_mutex_t granule_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                            unsigned long long flags) {
-    (void)properties;
-    (void)flags;
-    if (bytes != GRANULE) return CUDA_ERROR_INVALID_VALUE;
+static CUresult take_granule(CUmemGenericAllocationHandle *handle) {
     if (granule_file < 0) granule_file = memfd_create("granules", 0);
     if (granule_file < 0 || ftruncate(granule_file, (off_t)MOST_GRANULES * GRANULE)) return CUDA_ERROR_UNKNOWN;
     size_t i = 0;
@@ -169,15 +178,30 @@ static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t bytes, 
     *handle = i + 1;
     return CUDA_SUCCESS;
 }
+static CUresult fake_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                            unsigned long long flags) {
+    (void)properties;
+    (void)flags;
+    if (bytes != GRANULE) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&granule_lock);
+    CUresult result = take_granule(handle);
+    pthread_mutex_unlock(&granule_lock);
+    return result;
+}
 static int is_granule(CUmemGenericAllocationHandle handle) {
-    return handle >= 1 && handle <= MOST_GRANULES && granule_used[handle - 1];
+    pthread_mutex_lock(&granule_lock);
+    int used = handle >= 1 && handle <= MOST_GRANULES && granule_used[handle - 1];
+    pthread_mutex_unlock(&granule_lock);
+    return used;
 }
 static CUresult fake_release(CUmemGenericAllocationHandle handle) {
     if (!is_granule(handle)) fake_broken("memory is released that is not held", (int)handle, 0);
+    int failed =
+        fallocate(granule_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(handle - 1) * GRANULE, GRANULE);
+    pthread_mutex_lock(&granule_lock);
     granule_used[handle - 1] = 0;
-    return fallocate(granule_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(handle - 1) * GRANULE, GRANULE)
-               ? CUDA_ERROR_UNKNOWN
-               : CUDA_SUCCESS;
+    pthread_mutex_unlock(&granule_lock);
+    return failed ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 static CUresult fake_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags) {
@@ -248,7 +272,7 @@ typedef struct fake_graph {
     int n, capacity;
 } fake_graph;
 
-static fake_graph *current;
+static _Thread_local fake_graph *current;
 
 bool fake_capturing(void) { return capturing; }
 

@@ -1,0 +1,257 @@
+#include "backend/cuda/devices.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/draft.h"
+#include "backend/cuda/forward.h"
+#include "backend/cuda/team.h"
+
+static int devices_of(const backend_model *m) { return m->team ? cuda_team_size(m->team) : 1; }
+
+/* ------------------------------------------------------------------------------------------------------- models */
+
+static kakeya_status check_devices(const backend_model_options *options, kakeya_error *error) {
+    if (options->n_devices < 0 || options->n_devices > CUDA_MAX_DEVICES)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--devices names %d devices; 1 to %d are possible",
+                         options->n_devices, (int)CUDA_MAX_DEVICES);
+    for (int i = 0; i < options->n_devices; i++) {
+        for (int k = 0; k < i; k++) {
+            if (options->devices[i] == options->devices[k])
+                return error_set(error, KAKEYA_INVALID_ARGUMENT, "--devices names device %d twice",
+                                 options->devices[i]);
+        }
+    }
+    return KAKEYA_OK;
+}
+
+/* Where devices differ, all do what each of them can. */
+static void level(backend_model *const *models, int n) {
+    bool screens = true;
+    int rows = models[0]->max_rows;
+    for (int i = 0; i < n; i++) {
+        screens &= cuda_head_screens(&models[i]->head_copy);
+        if (models[i]->max_rows < rows) rows = models[i]->max_rows;
+    }
+    for (int i = 0; i < n; i++) {
+        models[i]->max_rows = rows;
+        if (!screens) cuda_head_copy_destroy(&models[i]->head_copy);
+    }
+}
+
+static kakeya_status create_team(const backend_model_options *options, backend_model **out, kakeya_error *error) {
+    backend_model *models[CUDA_MAX_DEVICES] = {NULL};
+    int n = options->n_devices;
+    cuda_team *team = NULL;
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n && !status; i++)
+        status = cuda_model_create(options, options->devices[i], (cuda_part){i, n}, &models[i], error);
+    if (!status) {
+        level(models, n);
+        status = cuda_team_create(models, n, &team, error);
+    }
+    if (status) {
+        for (int i = 0; i < n; i++) cuda_model_destroy(models[i]);
+        return status;
+    }
+    char alone[sizeof models[0]->description];
+    memcpy(alone, models[0]->description, sizeof alone);
+    snprintf(models[0]->description, sizeof models[0]->description, "%.100s x %d", alone, n);
+    *out = models[0];
+    return KAKEYA_OK;
+}
+
+kakeya_status cuda_devices_create(const backend_model_options *options, backend_model **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_status status = check_devices(options, error);
+    if (status) return status;
+    if (options->n_devices > 1) return create_team(options, out, error);
+    int device = options->n_devices == 1 ? options->devices[0] : 0;
+    return cuda_model_create(options, device, (cuda_part){0, 1}, out, error);
+}
+
+void cuda_devices_destroy(backend_model *m) {
+    backend_model *models[CUDA_MAX_DEVICES] = {m};
+    int n = m ? devices_of(m) : 0;
+    for (int i = 1; i < n; i++) models[i] = cuda_team_model(m->team, i);
+    if (m) cuda_team_destroy(m->team);
+    for (int i = 0; i < n; i++) cuda_model_destroy(models[i]);
+}
+
+/* ------------------------------------------------------------------------------------------------------- caches */
+
+static backend_cache *cache_of(const backend_cache *c, int index) {
+    return index ? c->other[index] : (backend_cache *)(uintptr_t)c;
+}
+
+kakeya_status cuda_devices_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                                        kakeya_error *error) {
+    kakeya_status status = cuda_cache_create(m, options, out, error);
+    for (int i = 1; i < devices_of(m) && !status; i++)
+        status = cuda_cache_create(cuda_team_model(m->team, i), options, &(*out)->other[i], error);
+    if (status) {
+        cuda_devices_cache_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+void cuda_devices_cache_destroy(backend_cache *c) {
+    if (!c) return;
+    for (int i = CUDA_MAX_DEVICES - 1; i >= 0; i--) {
+        backend_cache *one = cache_of(c, i);
+        if (!one) continue;
+        (void)cuda_device_use(&one->model->device, NULL);
+        cuda_cache_destroy(one);
+    }
+}
+
+kakeya_status cuda_devices_fork(const backend_cache *c, mem_account *account, backend_cache **out,
+                                kakeya_error *error) {
+    kakeya_status status = cuda_cache_fork(c, account, out, error);
+    for (int i = 1; i < devices_of(c->model) && !status; i++)
+        status = cuda_cache_fork(c->other[i], account, &(*out)->other[i], error);
+    if (status) {
+        cuda_devices_cache_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* What one timeline refuses all refuse, so nothing has changed then. A lost device is left behind. */
+kakeya_status cuda_devices_commit(backend_cache *c, int n, kakeya_error *error) {
+    kakeya_status status = cuda_cache_commit(c, n, error);
+    if (status == KAKEYA_INVALID_ARGUMENT) return status;
+    for (int i = 1; i < devices_of(c->model); i++) {
+        kakeya_status other = cuda_cache_commit(c->other[i], n, status ? NULL : error);
+        if (!status) status = other;
+    }
+    return status;
+}
+
+kakeya_status cuda_devices_truncate(backend_cache *c, int length, kakeya_error *error) {
+    kakeya_status status = cuda_cache_truncate(c, length, error);
+    if (status == KAKEYA_INVALID_ARGUMENT) return status;
+    for (int i = 1; i < devices_of(c->model); i++) {
+        kakeya_status other = cuda_cache_truncate(c->other[i], length, status ? NULL : error);
+        if (!status) status = other;
+    }
+    return status;
+}
+
+backend_cache_bytes cuda_devices_bytes(const backend_cache *c) {
+    backend_cache_bytes sum = cuda_cache_bytes(c);
+    for (int i = 1; i < devices_of(c->model); i++) {
+        backend_cache_bytes more = cuda_cache_bytes(c->other[i]);
+        sum.full += more.full;
+        sum.sliding += more.sliding;
+        sum.latent += more.latent;
+        sum.draft += more.draft;
+        sum.total += more.total;
+        sum.shared_full += more.shared_full;
+        sum.shared_latent += more.shared_latent;
+    }
+    return sum;
+}
+
+/* -------------------------------------------------------------------------------------------------- computation */
+
+typedef struct team_forward {
+    backend_model *model;
+    backend_segment *segments;
+    int n;
+    kakeya_status status[CUDA_MAX_DEVICES];
+    kakeya_error error[CUDA_MAX_DEVICES];
+    backend_segment copy[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS]; /* with each device's caches */
+} team_forward;
+
+static void forward_one(void *context, int index) {
+    team_forward *f = context;
+    f->status[index] = cuda_forward(cuda_team_model(f->model->team, index), f->copy[index], f->n, &f->error[index]);
+}
+
+/* The caches are the model's, which the first device would say too late: the others need theirs. */
+static kakeya_status check_caches(const backend_model *m, const backend_segment *segments, int n,
+                                  kakeya_error *error) {
+    if (n < 1 || n > BACKEND_MAX_SEGMENTS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n,
+                         (int)BACKEND_MAX_SEGMENTS);
+    for (int s = 0; s < n; s++) {
+        if (segments[s].cache->model != m)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
+    }
+    return KAKEYA_OK;
+}
+
+kakeya_status cuda_devices_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
+    if (!m->team) return cuda_forward(m, segments, n_segments, error);
+    kakeya_status status = check_caches(m, segments, n_segments, error);
+    if (status) return status;
+    team_forward f = {.model = m, .segments = segments, .n = n_segments};
+    int devices = devices_of(m);
+    for (int i = 0; i < devices; i++) {
+        memcpy(f.copy[i], segments, (size_t)n_segments * sizeof *segments);
+        for (int s = 0; s < n_segments; s++) f.copy[i][s].cache = cache_of(segments[s].cache, i);
+    }
+    cuda_team_run(m->team, forward_one, &f);
+    for (int s = 0; s < n_segments; s++) {
+        segments[s].status = KAKEYA_OK;
+        for (int i = devices - 1; i >= 0; i--) {
+            if (f.copy[i][s].status) segments[s].status = f.copy[i][s].status;
+        }
+    }
+    if (f.status[0] && error) *error = f.error[0];
+    return f.status[0];
+}
+
+typedef struct team_draft {
+    backend_model *model;
+    int n;
+    kakeya_status status[CUDA_MAX_DEVICES];
+    kakeya_error error[CUDA_MAX_DEVICES];
+    backend_draft_request copy[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS];
+} team_draft;
+
+/* The first device drafts. The others keep their context beside it, which restoration reads. */
+static void draft_one(void *context, int index) {
+    team_draft *d = context;
+    backend_model *m = cuda_team_model(d->model->team, index);
+    kakeya_status status;
+    if (index == 0) {
+        status = cuda_draft(m, d->copy[0], d->n, &d->error[0]);
+    } else {
+        status = cuda_draft_begin(m, d->copy[index], d->n, &d->error[index]);
+        kakeya_status finished = cuda_finish(&m->device, "drafting a block", status ? NULL : &d->error[index]);
+        if (!status) status = finished;
+    }
+    d->status[index] = status;
+}
+
+kakeya_status cuda_devices_draft(backend_model *m, backend_draft_request *requests, int n_requests,
+                                 kakeya_error *error) {
+    if (!m->team || n_requests < 1 || n_requests > BACKEND_MAX_SEGMENTS)
+        return cuda_draft(m, requests, n_requests, error);
+    for (int s = 0; s < n_requests; s++) {
+        if (requests[s].cache->model != m)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft request %d: cache of another model", s);
+    }
+    team_draft d = {.model = m, .n = n_requests};
+    int devices = devices_of(m);
+    for (int i = 0; i < devices; i++) {
+        memcpy(d.copy[i], requests, (size_t)n_requests * sizeof *requests);
+        for (int s = 0; s < n_requests; s++) d.copy[i][s].cache = cache_of(requests[s].cache, i);
+    }
+    cuda_team_run(m->team, draft_one, &d);
+    kakeya_status status = KAKEYA_OK;
+    for (int i = devices - 1; i >= 0; i--) {
+        for (int s = 0; s < n_requests; s++) {
+            if (i == devices - 1) requests[s].status = KAKEYA_OK;
+            if (d.copy[i][s].status) requests[s].status = d.copy[i][s].status;
+        }
+        if (!d.status[i]) continue;
+        status = d.status[i];
+        if (error) *error = d.error[i];
+    }
+    return status;
+}
