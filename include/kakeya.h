@@ -424,8 +424,8 @@ typedef struct kakeya_engine_options {
     int max_stall_ms;       /* what a prompt may add to a step of running answers, at least 1. 0: 200, on a GPU 60 */
     kakeya_step_fn on_step; /* may be NULL */
     void *step_user;
-    const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are the
-                            same for the same number of devices */
+    const char *devices; /* GPUs that compute together, by number: "0,1", at most 8; NULL or "": device 0. Tokens are
+                            the same for the same number of devices */
 } kakeya_engine_options;
 
 KAKEYA_API void kakeya_engine_options_init_sized(kakeya_engine_options *options, size_t size);

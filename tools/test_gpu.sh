@@ -45,6 +45,10 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
+# On two devices, where there are so many: otherwise each test is skipped.
+for test in test_devices cuda_two_devices sessions_two_devices batch_two_devices forks_two_devices; do
+    CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test" "$build/gpu/$test"
+done
 run_tap "test_failures" "$build/gpu/test_failures"
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_command_line.sh
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_device" sh tests/gpu/test_device.sh

@@ -240,14 +240,15 @@ static kakeya_status print_files(const char *model, bool check, cJSON *json, kak
     return KAKEYA_OK;
 }
 
-static kakeya_status print_json(const info_subject *s, const info_room *room, const info_arguments *arguments,
-                                const char *model, kakeya_error *error) {
+static kakeya_status print_json(const info_subject *s, const info_devices *devices, const info_room *room,
+                                const info_arguments *arguments, const char *model, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", s->name);
     add_architecture(json, &s->facts);
     add_parameters(json, s);
     add_companions(json, &s->facts);
     kakeya_status status = add_sessions(json, s, error);
+    info_devices_add_json(json, devices);
     if (!status && arguments->stored) status = print_files(model, arguments->check, json, error);
     if (room) info_room_add_json(json, room);
     if (!status) status = cli_print_json(json, error);
@@ -267,16 +268,21 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
     cli_shared_session_options(shared, &s.session);
     s.context = (size_t)(shared->context ? shared->context : s.facts.max_context);
     info_room *room = NULL;
+    info_devices *devices = NULL;
     const info_room_options wanted = {.backend = shared->backend,
                                       .precision = (kakeya_precision)shared->precision,
                                       .threads = shared->threads,
                                       .memory_bytes = arguments->memory_bytes};
-    if (arguments->sessions) status = info_room_compute(&s, &wanted, &room, error);
+    status = info_devices_compute(&s, shared->devices, &devices, error);
+    if (!status && arguments->sessions) status = info_room_compute(&s, &wanted, &room, error);
     if (!status)
-        status = shared->json ? print_json(&s, room, arguments, options.model, error) : print_text(&s, room, error);
+        status =
+            shared->json ? print_json(&s, devices, room, arguments, options.model, error) : print_text(&s, room, error);
+    if (!status && !shared->json) info_devices_print(&s, devices);
     if (!status && arguments->stored && !shared->json)
         status = print_files(options.model, arguments->check, NULL, error);
     info_room_free(room);
+    info_devices_free(devices);
     kakeya_description_close(model);
     return status;
 }

@@ -26,6 +26,17 @@ extern const info_policy info_policies[INFO_POLICIES];
 /* Whether the model has what the policy needs. */
 bool info_possible(const info_subject *s, const info_policy *policy);
 
+/* What each of several devices computes and holds. */
+typedef struct info_devices info_devices;
+
+/* `text`: as --devices names them; *out becomes NULL where there is none. KAKEYA_UNSUPPORTED where the model cannot be
+ * dealt to so many. *out is freed by info_devices_free. */
+kakeya_status info_devices_compute(const info_subject *s, const char *text, info_devices **out, kakeya_error *error);
+void info_devices_free(info_devices *devices);
+/* `devices` may be NULL. */
+void info_devices_print(const info_subject *s, const info_devices *devices);
+void info_devices_add_json(struct cJSON *object, const info_devices *devices);
+
 /* How many sessions fit, by length and policy: what `info --sessions` prints (info_room.h). */
 typedef struct info_room info_room;
 

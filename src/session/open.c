@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "backend/synthetic.h"
+#include "base/device_list.h"
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
@@ -95,28 +96,14 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     return KAKEYA_OK;
 }
 
-/* Numbers with commas between them. */
-enum { MOST_DEVICES = 64, LARGEST_DEVICE = 999 };
-static kakeya_status read_devices(const char *text, const backend_ops *ops, int devices[MOST_DEVICES], int *n,
+static kakeya_status read_devices(const char *text, const backend_ops *ops, int devices[DEVICE_LIST_MOST], int *n,
                                   kakeya_error *error) {
     *n = 0;
     if (!text || !*text) return KAKEYA_OK;
     if (!ops->most_devices)
         return error_set(error, KAKEYA_UNSUPPORTED, "devices '%s': backend %s has none that can be chosen", text,
                          ops->name);
-    for (const char *at = text;; at++) {
-        char *end;
-        long number = *at >= '0' && *at <= '9' ? strtol(at, &end, 10) : -1;
-        if (number < 0 || number > LARGEST_DEVICE || (*end && *end != ','))
-            return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                             "devices '%s' is not a list of numbers with commas between them", text);
-        if (*n == ops->most_devices || *n == MOST_DEVICES)
-            return error_set(error, KAKEYA_INVALID_ARGUMENT, "devices '%s': at most %d compute together", text,
-                             ops->most_devices);
-        devices[(*n)++] = (int)number;
-        if (!*end) return KAKEYA_OK;
-        at = end;
-    }
+    return device_list_read(text, ops->most_devices, devices, n, error);
 }
 
 static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_engine **out, kakeya_error *error) {
@@ -140,7 +127,7 @@ static kakeya_status open_engine(const kakeya_engine_options *options, kakeya_en
         parts.ops = backend_find(options->backend, error);
         if (!parts.ops) status = KAKEYA_UNSUPPORTED;
     }
-    int devices[MOST_DEVICES];
+    int devices[DEVICE_LIST_MOST];
     if (status == KAKEYA_OK) status = read_devices(options->devices, parts.ops, devices, &parts.n_devices, error);
     parts.devices = devices;
     if (status == KAKEYA_OK && options->model) status = checkpoint_resolve(options->model, &directory, error);

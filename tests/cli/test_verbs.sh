@@ -99,6 +99,19 @@ for shape in $shapes; do
     works "info --synthetic $shape works" info --synthetic $shape --json
 done
 
+works "info --devices works" info --synthetic 26b-a4b --context 62000 --devices 0,1 --json
+json_holds "two devices have half of the heads, of every expert and of the head each" '
+    (.devices | length) == 2 and ([.devices[].heads] | add) == .architecture.heads and
+    ([.devices[].head_rows] | add) == .architecture.vocab and .devices[1].head_first == .devices[0].head_rows and
+    .devices[0].expert_width == 352 and .devices[0].dense_width == 1056 and
+    (.devices[0].kv_bytes * 2 - (.sessions[] | select(.attention == "native" and .kv_format == "bf16") | .kv_bytes.total) |
+        . < 1000000 and . > -1000000)'
+works "info --devices prints text" info --synthetic 26b-a4b --devices 0,1
+check "info says what lies where" grep -q "device 1 " "$WORK/out"
+fails_with "a number of devices that does not divide the heads is refused" "16 query heads" info --synthetic 26b-a4b --devices 0,1,2
+fails_with "a CPU has no devices to choose" "devices '0,1': backend cpu" run --backend cpu --devices 0,1 --max-tokens 1 Hi
+fails_with "devices are numbers" "not a list of numbers" info --synthetic 26b-a4b --devices 0,x
+
 works "info --sessions works" info --sessions --memory 2G --backend cpu --context 1604 --json
 json_holds "every length of the model under every policy" '
     ([.room.rows[].tokens] | unique) == [1000, 1604, 4000, 8192] and (.room.rows | length) == 16 and

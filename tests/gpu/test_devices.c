@@ -1,7 +1,7 @@
 /* One model on two devices: what only several devices can get wrong. The suites of sessions, batches, forks and of the
  * backend are compiled for two devices beside this (CMakeLists.txt), and hold them to the same bits whatever the number
- * of rows. Run by `make test-gpu`; without two devices every test is skipped. On a fake device (tests/gpu/fake) wherever
- * the backend is compiled, but for what compares numbers. */
+ * of rows. Run by `make test-gpu`; without two devices every test is skipped. On a fake device (tests/gpu/fake)
+ * wherever the backend is compiled, but for what compares numbers. */
 #undef PAIR_DEVICES
 #define PAIR_DEVICES 2
 #include "gpu/random_pair.h"
@@ -34,11 +34,8 @@ static void choices_of_halves(void **state) {
     step(&p, CUDA, cache, tokens, PROMPT_ROWS, PROMPT_ROWS, SEGMENT_PROMPT, NULL);
     int halves[2] = {0, 0};
     for (int n = 1; n <= ROWS; n++) {
-        backend_segment segment = {.cache = cache,
-                                   .tokens = tokens + PROMPT_ROWS,
-                                   .n = n,
-                                   .kind = SEGMENT_DECODE,
-                                   .argmax = found};
+        backend_segment segment = {
+            .cache = cache, .tokens = tokens + PROMPT_ROWS, .n = n, .kind = SEGMENT_DECODE, .argmax = found};
         REQUIRE_OK(ops->forward(p.model[CUDA], &segment, 1, error));
         REQUIRE_OK(ops->cache_commit(cache, 0, error));
         segment.argmax = again;
@@ -146,8 +143,7 @@ static void expect_refusal(pair *p, const int *devices, int n, const char *words
 
 static void what_is_refused(void **state) {
     (void)state;
-    static const int twice[] = {0, 0}, absent[] = {0, 77}, three[] = {0, 1, 2},
-                     nine[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    static const int twice[] = {0, 0}, absent[] = {0, 77}, three[] = {0, 1, 2}, nine[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
     pair p;
     gemma4_config form = shared_form();
     pair_random(&p, &form, NULL, false, false);

@@ -41,7 +41,7 @@ static void form_open(form *f, const char *model) {
     require_ok(dflash_model_outline(c, &f->account, &f->drafter, &error), &error);
     require_ok(f_theta_model_synthesize(c, &f->drafter->config, true, &f->account, &f->f_theta, &error), &error);
     backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
-    require_ok(cuda_weights_describe(&f->weights, &options, (cuda_part){0, 1}, &error), &error);
+    require_ok(cuda_weights_describe(&f->weights, &options, (model_part){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
     assert_non_null(f->ops);
 }
@@ -176,14 +176,54 @@ static void check_weights(const form *f, const char *what, int n, bool head) {
     assert_int_equal(listed, expected);
 }
 
+/* The places where several devices meet, in their order: (layer, kind, index). Behind each of a layer's two sums of
+ * products there is one exchange, before anybody reads the sum. */
+typedef struct meeting {
+    int layer, kind, index;
+} meeting;
+
+static int check_meetings(const form *f, const char *what, int n, int devices, meeting *found) {
+    int meetings = 0, exchanges = 0;
+    bool partial = false;
+    for (int i = 0; i < n; i++) {
+        const step_op *op = &f->ops[i];
+        bool makes = op->kind == STEP_OUT || op->kind == STEP_DOWN || op->kind == STEP_DENSE_DOWN ||
+                     op->kind == STEP_EXPERTS_DOWN;
+        if ((op->kind == STEP_AFTER_ATTENTION || op->kind == STEP_AFTER_FFN) && partial && devices > 1)
+            fail_msg("%s, %s: operation %d reads a part as if it were a sum", f->model, what, i);
+        if (op->kind == STEP_EXCHANGE && !partial)
+            fail_msg("%s, %s: operation %d exchanges what is a sum already", f->model, what, i);
+        if (makes) partial = true;
+        if (op->kind == STEP_EXCHANGE) partial = false;
+        if (op->kind != STEP_EXCHANGE && op->kind != STEP_MEET) continue;
+        exchanges += op->kind == STEP_EXCHANGE;
+        found[meetings++] = (meeting){op->layer, (int)op->kind, op->index};
+    }
+    assert_int_equal(exchanges, devices > 1 ? 2 * f->verifier->config.layers : 0);
+    assert_true(meetings < STEP_MOST_TURNS);
+    return meetings;
+}
+
+/* Alone, and as the first and the second of two devices, which meet in the same places. */
 static void check(const form *f, const char *what, const step_shape *shape) {
-    int n = step_build(shape, f->ops);
-    assert_in_range(n, 1, step_most_ops(shape->config));
-    check_reads(f, what, n);
-    check_cache(f, what, n);
-    check_streams(f, what, n);
-    check_rows(f, what, n, shape->rows);
-    check_weights(f, what, n, !shape->prompt);
+    static const model_part parts[] = {{0, 1}, {0, 2}, {1, 2}};
+    meeting found[3][2 * GEMMA4_MAX_LAYERS + 2];
+    int meetings[3];
+    for (int k = 0; k < 3; k++) {
+        step_shape s = *shape;
+        s.part = parts[k];
+        int n = step_build(&s, f->ops);
+        assert_in_range(n, 1, step_most_ops(s.config));
+        check_reads(f, what, n);
+        check_cache(f, what, n);
+        check_streams(f, what, n);
+        check_rows(f, what, n, s.rows);
+        check_weights(f, what, n, !s.prompt);
+        meetings[k] = check_meetings(f, what, n, s.part.count, found[k]);
+    }
+    assert_int_equal(meetings[0], 0);
+    assert_int_equal(meetings[1], meetings[2]);
+    assert_memory_equal(found[1], found[2], (size_t)meetings[1] * sizeof found[1][0]);
 }
 
 /* ------------------------------------------------------------------------------------------------- all shapes */
@@ -258,6 +298,10 @@ static void prompt_steps(void **state) {
             check(&f, what, &s);
             step_op ops[4];
             assert_int_equal(step_build_head(&s, ops), 2);
+            s.part = (model_part){0, 2}; /* they meet before and behind the product */
+            assert_int_equal(step_build_head(&s, ops), 4);
+            s.part.index = 1;
+            assert_int_equal(step_build_head(&s, ops), 3);
         }
         form_close(&f);
     }

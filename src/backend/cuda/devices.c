@@ -46,7 +46,7 @@ static kakeya_status create_team(const backend_model_options *options, backend_m
     cuda_team *team = NULL;
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < n && !status; i++)
-        status = cuda_model_create(options, options->devices[i], (cuda_part){i, n}, &models[i], error);
+        status = cuda_model_create(options, options->devices[i], (model_part){i, n}, &models[i], error);
     if (!status) {
         level(models, n);
         status = cuda_team_create(models, n, &team, error);
@@ -68,7 +68,7 @@ kakeya_status cuda_devices_create(const backend_model_options *options, backend_
     if (status) return status;
     if (options->n_devices > 1) return create_team(options, out, error);
     int device = options->n_devices == 1 ? options->devices[0] : 0;
-    return cuda_model_create(options, device, (cuda_part){0, 1}, out, error);
+    return cuda_model_create(options, device, (model_part){0, 1}, out, error);
 }
 
 void cuda_devices_destroy(backend_model *m) {
@@ -172,8 +172,7 @@ static void forward_one(void *context, int index) {
 }
 
 /* The caches are the model's, which the first device would say too late: the others need theirs. */
-static kakeya_status check_caches(const backend_model *m, const backend_segment *segments, int n,
-                                  kakeya_error *error) {
+static kakeya_status check_caches(const backend_model *m, const backend_segment *segments, int n, kakeya_error *error) {
     if (n < 1 || n > BACKEND_MAX_SEGMENTS)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n,
                          (int)BACKEND_MAX_SEGMENTS);

@@ -118,7 +118,8 @@ static __global__ __launch_bounds__(EXCHANGE_THREADS) void exchange_kernel(const
             float4 v = own;
             if (d != e.index) {
                 const uint4 *at =
-                    reinterpret_cast<const uint4 *>(e.inbox[e.index] + slot_of(e, d, e.index) * e.layout.flagged_slot) + 2 * i;
+                    reinterpret_cast<const uint4 *>(e.inbox[e.index] + slot_of(e, d, e.index) * e.layout.flagged_slot) +
+                    2 * i;
                 float2 low = receive(e, at, number), high = receive(e, at + 1, number);
                 v = make_float4(low.x, low.y, high.x, high.y);
             }
@@ -146,7 +147,8 @@ static __global__ void meet_kernel(const __grid_constant__ cuda_exchange e) {
     if (other >= e.devices || other == e.index) return;
     uint32_t number = __ldcg(e.before) + (uint32_t)e.turn + 1, seen = 0;
     uint32_t *there = reinterpret_cast<uint32_t *>(e.inbox[other] + e.layout.meeting) + slot_of(e, e.index, other);
-    const uint32_t *here = reinterpret_cast<const uint32_t *>(e.inbox[e.index] + e.layout.meeting) + slot_of(e, other, e.index);
+    const uint32_t *here =
+        reinterpret_cast<const uint32_t *>(e.inbox[e.index] + e.layout.meeting) + slot_of(e, other, e.index);
     __threadfence_system();
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(there), "r"(number) : "memory");
     for (int looks = 1;; looks++) {
@@ -159,7 +161,8 @@ void cuda_exchange_meet(const cuda_launch *l, const cuda_exchange *e) {
     launch_kernel(l, meet_kernel, dim3(1), dim3(32), 0, *e);
 }
 
-/* ------------------------------------------------------------------------------------------- sends that events order */
+/* ------------------------------------------------------------------------------------------- sends that events order
+ */
 
 static __global__ __launch_bounds__(EXCHANGE_THREADS) void send_kernel(const __grid_constant__ cuda_exchange e,
                                                                        const __grid_constant__ cuda_route route,

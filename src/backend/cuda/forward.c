@@ -98,8 +98,8 @@ static void copy_results(cuda_pass *p, size_t *kept) {
     size_t vocab = (size_t)m->config->vocab, rows = (size_t)w->staged[0].rows;
     bool chosen = false;
     if (m->team && p->head == STEP_HEAD_GREEDY)
-        cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best, (size_t)p->rows * sizeof *w->staged_choices,
-                                          cudaMemcpyDeviceToHost, stream));
+        cuda_pass_note(p, cudaMemcpyAsync(w->staged_choices, w->screen.best,
+                                          (size_t)p->rows * sizeof *w->staged_choices, cudaMemcpyDeviceToHost, stream));
     if (m->part.index) return; /* the first device has all the rest */
     for (int i = 0; i < p->group->n; i++) {
         int s = p->group->segment[i];

@@ -123,16 +123,16 @@ void cuda_model_destroy(backend_model *m) {
     free(m);
 }
 
-kakeya_status cuda_model_create(const backend_model_options *options, int device, cuda_part part, backend_model **out,
+kakeya_status cuda_model_create(const backend_model_options *options, int device, model_part part, backend_model **out,
                                 kakeya_error *error) {
     *out = NULL;
     backend_model *m = calloc(1, sizeof *m);
     if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the model");
     m->options = *options;
-    m->config = cuda_part_is_whole(part) ? &options->verifier->config : &m->part_config;
+    m->config = model_part_is_whole(part) ? &options->verifier->config : &m->part_config;
     m->part = part;
     m->account = options->account;
-    kakeya_status status = cuda_part_config(&options->verifier->config, part, &m->part_config, error);
+    kakeya_status status = model_part_config(&options->verifier->config, part, &m->part_config, error);
     if (!status) status = check_model(m, error);
     if (!status) status = cuda_device_open(&m->device, device, error);
     if (!status) {
@@ -146,7 +146,8 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
         status = prepare_kernels(m, error);
     }
     if (!status)
-        status = cuda_weights_create(&m->weights, &m->device, &m->launch, options, part, m->note, sizeof m->note, error);
+        status =
+            cuda_weights_create(&m->weights, &m->device, &m->launch, options, part, m->note, sizeof m->note, error);
     if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, part, m->max_rows, error);
     /* The copy of the whole begins with that of the first device's part. */
     const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;

@@ -18,7 +18,7 @@ struct cuda_team;
 struct backend_model {
     backend_model_options options;
     const gemma4_config *config; /* of what this device computes: the verifier's, or part_config */
-    cuda_part part;
+    model_part part;
     gemma4_config part_config;
     struct cuda_team *team; /* of several devices (team.h); NULL: alone */
     cuda_exchange exchange; /* what all exchanges of several devices have in common */
@@ -41,7 +41,7 @@ struct backend_model {
 };
 
 /* A part of the model on one device; alone it is the whole. */
-kakeya_status cuda_model_create(const backend_model_options *options, int device, cuda_part part, backend_model **out,
+kakeya_status cuda_model_create(const backend_model_options *options, int device, model_part part, backend_model **out,
                                 kakeya_error *error);
 void cuda_model_destroy(backend_model *m);
 /* cuda_read_logits has nothing to give any more. */

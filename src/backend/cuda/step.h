@@ -128,7 +128,7 @@ typedef struct step_shape {
     const gemma4_config *config;
     const cuda_weights *weights;
     const dflash_config *drafter; /* whose aux hidden states are kept, or NULL */
-    cuda_part part; /* which of several devices computes it */
+    model_part part;              /* which of several devices computes it */
     bool prompt;
     int rows, position; /* position of row 0 */
     bool hidden_states; /* the caller wants them */

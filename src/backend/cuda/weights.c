@@ -62,7 +62,7 @@ static const weight_loader *loader_of(weight_format format) {
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
-    cuda_part part;
+    model_part part;
     bool failed;
     bool apart;            /* experts whose gate and up are two matrices */
     const weight *rounded; /* a matrix that loses bits on the way, or NULL */
@@ -93,7 +93,7 @@ static void plan_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_ma
         plan->refused = w;
         return;
     }
-    int out = cuda_cut_out(w, &cut);
+    int out = model_cut_out(w, &cut);
     *placed = (cuda_matrix){.form = loader->to, .out = out, .in = cut.columns, .ld = cuda_padded(cut.columns)};
     planned_tensor *t = plan_add(plan, matrix_bytes(loader->to, out, cut.columns));
     if (!t) return;
@@ -104,7 +104,7 @@ static void plan_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_ma
 }
 
 static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
-    plan_cut(plan, w, cuda_cut_nothing(w), placed);
+    plan_cut(plan, w, model_cut_nothing(w), placed);
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -119,19 +119,19 @@ static void plan_vector(weight_plan *plan, const float *vector, int n, const flo
 static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, const gemma4_layer_weights *w,
                        cuda_layer *l) {
     int d = c->layer[index].head_dim, hidden = c->hidden, kv_heads = c->layer[index].kv_heads;
-    cuda_part part = plan->part;
-    plan_cut(plan, &w->q_proj, cuda_cut_rows(&w->q_proj, part, w->q_proj.out), &l->q);
-    plan_cut(plan, &w->k_proj, cuda_cut_kv(&w->k_proj, part, kv_heads), &l->k);
-    plan_cut(plan, &w->v_proj, cuda_cut_kv(&w->v_proj, part, kv_heads), &l->v);
-    plan_cut(plan, &w->o_proj, cuda_cut_columns(&w->o_proj, part), &l->o);
-    plan_cut(plan, &w->gate_proj, cuda_cut_rows(&w->gate_proj, part, w->gate_proj.out), &l->gate);
-    plan_cut(plan, &w->up_proj, cuda_cut_rows(&w->up_proj, part, w->up_proj.out), &l->up);
-    plan_cut(plan, &w->down_proj, cuda_cut_columns(&w->down_proj, part), &l->down);
+    model_part part = plan->part;
+    plan_cut(plan, &w->q_proj, model_cut_rows(&w->q_proj, part, w->q_proj.out), &l->q);
+    plan_cut(plan, &w->k_proj, model_cut_kv(&w->k_proj, part, kv_heads), &l->k);
+    plan_cut(plan, &w->v_proj, model_cut_kv(&w->v_proj, part, kv_heads), &l->v);
+    plan_cut(plan, &w->o_proj, model_cut_columns(&w->o_proj, part), &l->o);
+    plan_cut(plan, &w->gate_proj, model_cut_rows(&w->gate_proj, part, w->gate_proj.out), &l->gate);
+    plan_cut(plan, &w->up_proj, model_cut_rows(&w->up_proj, part, w->up_proj.out), &l->up);
+    plan_cut(plan, &w->down_proj, model_cut_columns(&w->down_proj, part), &l->down);
     plan_matrix(plan, &w->router_proj, &l->router);
-    plan_cut(plan, &w->experts_gate_up, cuda_cut_rows(&w->experts_gate_up, part, c->expert_intermediate),
+    plan_cut(plan, &w->experts_gate_up, model_cut_rows(&w->experts_gate_up, part, c->expert_intermediate),
              &l->experts_gate_up);
     plan->apart |= weight_present(&w->experts_gate);
-    plan_cut(plan, &w->experts_down, cuda_cut_columns(&w->experts_down, part), &l->experts_down);
+    plan_cut(plan, &w->experts_down, model_cut_columns(&w->experts_down, part), &l->experts_down);
     plan_matrix(plan, &w->ple_gate, &l->ple_gate);
     plan_matrix(plan, &w->ple_proj, &l->ple_proj);
     plan_vector(plan, w->q_norm, d, &l->q_norm);
@@ -176,8 +176,8 @@ static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_thet
     plan_matrix(plan, &f->encoder_v, &m->encoder_v);
     for (int i = 0; i < f->config.layers; i++) {
         int kv_heads = c->layer[i].kv_heads;
-        plan_cut(plan, &f->decoder_k[i], cuda_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
-        plan_cut(plan, &f->decoder_v[i], cuda_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
+        plan_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
+        plan_cut(plan, &f->decoder_v[i], model_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
     }
 }
 
@@ -339,26 +339,26 @@ static float *plan_frequencies(weight_plan *plan, const gemma4_config *c, const 
 static bool is_tied(const gemma4_config *c, const gemma4_weights *from) { return from->head.out == 0 || c->tied_head; }
 
 /* The rows of the head that are the device's; the first of several devices keeps the whole for the drafter. */
-static matrix_cut head_cut(const backend_model_options *options, cuda_part part) {
+static matrix_cut head_cut(const backend_model_options *options, model_part part) {
     const weight *head = &options->verifier->weights.head;
-    matrix_cut cut = cuda_cut_nothing(head);
-    if (cuda_part_is_whole(part) || (options->drafter && part.index == 0)) return cut;
-    cut.first_row = cuda_part_first_output(part, head->out);
-    cut.rows = cuda_part_first_output((cuda_part){part.index + 1, part.count}, head->out) - cut.first_row;
+    matrix_cut cut = model_cut_nothing(head);
+    if (model_part_is_whole(part) || (options->drafter && part.index == 0)) return cut;
+    cut.first_row = model_part_first_output(part, head->out);
+    cut.rows = model_part_first_output((model_part){part.index + 1, part.count}, head->out) - cut.first_row;
     return cut;
 }
 
 /* Points `head` at the device's rows, of a head that is the embedding or has been placed as draft_head. */
-static void point_head(const backend_model_options *options, cuda_part part, cuda_weights *w) {
+static void point_head(const backend_model_options *options, model_part part, cuda_weights *w) {
     const gemma4_weights *from = &options->verifier->weights;
     bool tied = is_tied(&options->verifier->config, from);
     if (tied) w->draft_head = w->embed;
     w->head = w->draft_head;
     w->head_first = 0;
-    if (cuda_part_is_whole(part)) return;
+    if (model_part_is_whole(part)) return;
     int all = from->embed.out;
-    w->head_first = cuda_part_first_output(part, all);
-    w->head.out = cuda_part_first_output((cuda_part){part.index + 1, part.count}, all) - w->head_first;
+    w->head_first = model_part_first_output(part, all);
+    w->head.out = model_part_first_output((model_part){part.index + 1, part.count}, all) - w->head_first;
     if (tied && w->head.data) w->head.data += (size_t)w->head_first * (size_t)w->head.ld;
 }
 
@@ -393,7 +393,7 @@ static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
                      weight_format_name(plan->refused->format), taken);
 }
 
-kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, cuda_part part,
+kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_part part,
                                     kakeya_error *error) {
     *w = (cuda_weights){0};
     weight_plan plan = {.part = part};
@@ -404,7 +404,7 @@ kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options
 }
 
 kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
-                                  const backend_model_options *options, cuda_part part, char *note, size_t note_bytes,
+                                  const backend_model_options *options, model_part part, char *note, size_t note_bytes,
                                   kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
     weight_plan plan = {.part = part};

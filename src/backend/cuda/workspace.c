@@ -50,7 +50,7 @@ static kakeya_status carve(cuda_workspace *w, const cuda_device *device, mem_acc
 }
 
 static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                               const gemma4_config *c, cuda_part part, int max_rows, kakeya_error *error) {
+                               const gemma4_config *c, model_part part, int max_rows, kakeya_error *error) {
     const dflash_config *d = options->drafter ? &options->drafter->config : NULL;
     shape_limits s = model_limits(c);
     size_t rows = (size_t)max_rows, hidden = (size_t)c->hidden, wide = (size_t)cuda_padded(c->hidden);
@@ -63,7 +63,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
     size_t rank = options->f_theta ? (size_t)options->f_theta->config.rank : 0;
-    size_t mixed = c->moe && !cuda_part_is_whole(part) ? rows : 0;
+    size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
         FLOATS(h, rows * hidden),
@@ -164,8 +164,7 @@ static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *devi
     float *ones = (float *)(void *)w->staged_ids;
     size_t bytes = (size_t)rows * sizeof(int32_t);
     for (int i = 0; i < rows; i++) ones[i] = 1;
-    cudaError_t status =
-        cudaMemcpyAsync(w->mixed_route.weight, ones, bytes, cudaMemcpyHostToDevice, device->stream);
+    cudaError_t status = cudaMemcpyAsync(w->mixed_route.weight, ones, bytes, cudaMemcpyHostToDevice, device->stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(device->stream);
     for (int i = 0; i < rows; i++) w->staged_ids[i] = i;
     if (status == cudaSuccess)
@@ -175,12 +174,11 @@ static kakeya_status fill_mixed_route(cuda_workspace *w, const cuda_device *devi
 }
 
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, cuda_part part, int rows, kakeya_error *error) {
+                                    const gemma4_config *config, model_part part, int rows, kakeya_error *error) {
     kakeya_status status = carve_all(w, device, options, config, part, rows, error);
     if (!status)
         status = cuda_buffer_create(&w->logit_memory, device, options->account, MEM_WORKSPACE,
-                                    cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits",
-                                    error);
+                                    cuda_workspace_logit_bytes(config, CUDA_DECODE_ROWS), "logits", error);
     w->logits = w->logit_memory.data;
     if (!status && options->f_theta) status = create_restore_stream(w, error);
     if (!status) status = cuda_pinned((void **)&w->staged, 2 * sizeof *w->staged, "a step", error);
@@ -190,7 +188,7 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
     if (!status && options->drafter)
         status =
             cuda_pinned((void **)&w->staged_context, CUDA_CONTEXT_ROWS * sizeof *w->staged_context, "a step", error);
-    if (!status && !cuda_part_is_whole(part))
+    if (!status && !model_part_is_whole(part))
         status =
             cuda_pinned((void **)&w->staged_choices, CUDA_DECODE_ROWS * sizeof *w->staged_choices, "a step", error);
     return status ? status : fill_mixed_route(w, device, rows, error);

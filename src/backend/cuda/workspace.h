@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device.h"
 #include "backend/cuda/kernels.h"
-#include "backend/cuda/part.h"
+#include "model/part.h"
 
 typedef struct cuda_workspace {
     cuda_buffer memory; /* the pointers up to `latent_half` are carved from it */
@@ -18,7 +18,7 @@ typedef struct cuda_workspace {
     /* Several devices: [rows][hidden] sums of experts, and the route of rows that are their own expert. */
     float *mixed;
     cuda_route mixed_route;
-    float2 *turns[2];               /* [rows][pairs] by gemma4_layer_type */
+    float2 *turns[2]; /* [rows][pairs] by gemma4_layer_type */
     cuda_route route;
     int32_t *tokens; /* prompts: [rows] */
     float *argmax_value;
@@ -52,17 +52,17 @@ typedef struct cuda_workspace {
     cudaStream_t restore_stream; /* NULL without f_theta */
     cudaEvent_t restore_start, restored[2], projected;
 
-    cuda_batch *staged;               /* pinned: batch, draft batch */
-    int32_t *staged_ids;              /* pinned: [rows] */
-    cuda_context_row *staged_context; /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter */
-    cuda_leaders *staged_leaders;     /* pinned: [CUDA_PASS_ROWS] */
+    cuda_batch *staged;                 /* pinned: batch, draft batch */
+    int32_t *staged_ids;                /* pinned: [rows] */
+    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter */
+    cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
 } cuda_workspace;
 
-/* Sizes everything for segments of up to `rows` rows of the verifier `config`, which is that of the options or a part of
- * it. On failure cuda_workspace_destroy is still needed. */
+/* Sizes everything for segments of up to `rows` rows of the verifier `config`, which is that of the options or a part
+ * of it. On failure cuda_workspace_destroy is still needed. */
 kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device, const backend_model_options *options,
-                                    const gemma4_config *config, cuda_part part, int rows, kakeya_error *error);
+                                    const gemma4_config *config, model_part part, int rows, kakeya_error *error);
 void cuda_workspace_destroy(cuda_workspace *w);
 size_t cuda_workspace_logit_bytes(const gemma4_config *config, int rows);
 

@@ -1,5 +1,5 @@
-/* What devices tell each other on the fake device: where they are, instead of sums. Who meets another checks that both are
- * at the same exchange of the same pass, with the same rows, which have seen the same. */
+/* What devices tell each other on the fake device: where they are, instead of sums. Who meets another checks that both
+ * are at the same exchange of the same pass, with the same rows, which have seen the same. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -61,8 +61,7 @@ static void wait_for(const exchange_arguments *a) {
         const letter *from = place_of(a, d, a->e.index);
         while (atomic_load_explicit(&from->number, memory_order_acquire) != number_of(&a->e)) {
             if (__atomic_load_n(a->e.abandoned, __ATOMIC_SEQ_CST)) return;
-            if (time(NULL) - start > PATIENCE_SECONDS)
-                fake_broken("a device waits for another in vain", a->e.index, d);
+            if (time(NULL) - start > PATIENCE_SECONDS) fake_broken("a device waits for another in vain", a->e.index, d);
             sched_yield();
         }
     }

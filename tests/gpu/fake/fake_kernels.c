@@ -541,8 +541,13 @@ void cuda_products(const cuda_launch *l, const cuda_product *products, int n, in
                    int rows, float cap) {
     (void)l, (void)n, (void)ldx;
     if (cap <= 0) return;
-    head_arguments a = {products[0].w,   products[0].y, products[0].out,
-                        cuda_padded(in), products[0].ldy, rows, (int)((x - normed_rows) / normed_ld)};
+    head_arguments a = {products[0].w,
+                        products[0].y,
+                        products[0].out,
+                        cuda_padded(in),
+                        products[0].ldy,
+                        rows,
+                        (int)((x - normed_rows) / normed_ld)};
     fake_launch(run_head, &a, sizeof a);
 }
 

@@ -23,9 +23,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
     *count = DEVICES;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) {
-    return device >= 0 && device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice;
-}
+cudaError_t cudaSetDevice(int device) { return device >= 0 && device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int other) {
     *can = device != other;
     return cudaSuccess;

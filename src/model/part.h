@@ -1,25 +1,25 @@
 /* What one of several devices computes of a model: some of the heads, a slice of every MLP's and every expert's width,
- * some rows of the LM head. All else is computed by every device. To the rest of the backend a device's part is a model
+ * some rows of the LM head. All else is computed by every device. To a backend a device's part is a model
  * of a smaller configuration. */
-#ifndef KAKEYA_BACKEND_CUDA_PART_H
-#define KAKEYA_BACKEND_CUDA_PART_H
+#ifndef KAKEYA_MODEL_PART_H
+#define KAKEYA_MODEL_PART_H
 
 #include "base/error.h"
 #include "model/gemma4.h"
 
-typedef struct cuda_part {
+typedef struct model_part {
     int index, count; /* of the devices; count 0 or 1: the whole */
-} cuda_part;
+} model_part;
 
-static inline bool cuda_part_is_whole(cuda_part part) { return part.count <= 1; }
+static inline bool model_part_is_whole(model_part part) { return part.count <= 1; }
 
 /* The configuration of a part. KV heads that are fewer than devices are computed by several of them.
  * KAKEYA_UNSUPPORTED, naming option and number, where something does not divide. */
-kakeya_status cuda_part_config(const gemma4_config *whole, cuda_part part, gemma4_config *out, kakeya_error *error);
+kakeya_status model_part_config(const gemma4_config *whole, model_part part, gemma4_config *out, kakeya_error *error);
 /* The first of the part's K/V heads, counted through the layer's `kv_heads` of the whole. */
-int cuda_part_first_kv_head(cuda_part part, int kv_heads);
+int model_part_first_kv_head(model_part part, int kv_heads);
 /* Its first row of `rows` outputs of the LM head; the end is where the next part begins. */
-int cuda_part_first_output(cuda_part part, int rows);
+int model_part_first_output(model_part part, int rows);
 
 /* The part of a matrix: of every `period` rows the `rows` from first_row on, and of these some columns. */
 typedef struct matrix_cut {
@@ -27,13 +27,13 @@ typedef struct matrix_cut {
     int first_column, columns;
 } matrix_cut;
 
-matrix_cut cuda_cut_nothing(const weight *w);
+matrix_cut model_cut_nothing(const weight *w);
 /* An equal share of every `period` rows, or of the columns. */
-matrix_cut cuda_cut_rows(const weight *w, cuda_part part, int period);
-matrix_cut cuda_cut_columns(const weight *w, cuda_part part);
+matrix_cut model_cut_rows(const weight *w, model_part part, int period);
+matrix_cut model_cut_columns(const weight *w, model_part part);
 /* The rows of the part's K/V heads. */
-matrix_cut cuda_cut_kv(const weight *w, cuda_part part, int kv_heads);
+matrix_cut model_cut_kv(const weight *w, model_part part, int kv_heads);
 /* Rows that are left of a matrix. */
-int cuda_cut_out(const weight *w, const matrix_cut *cut);
+int model_cut_out(const weight *w, const matrix_cut *cut);
 
 #endif

@@ -1,0 +1,84 @@
+#include "model/part.h"
+
+enum { OUTPUT_TILE = 16 }; /* outputs of the LM head that stay together, as kernels take them */
+
+static kakeya_status divide(int *value, model_part part, const char *what, int layer, kakeya_error *error) {
+    if (*value % part.count)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "--devices: %d %s of layer %d cannot be dealt to %d devices: take a number that divides them",
+                         *value, what, layer, part.count);
+    *value /= part.count;
+    return KAKEYA_OK;
+}
+
+static kakeya_status divide_kv_heads(int *kv_heads, model_part part, int layer, kakeya_error *error) {
+    if (*kv_heads % part.count == 0) {
+        *kv_heads /= part.count;
+        return KAKEYA_OK;
+    }
+    if (part.count % *kv_heads)
+        return error_set(
+            error, KAKEYA_UNSUPPORTED,
+            "--devices: %d K/V heads of layer %d cannot be dealt to %d devices: take a number that divides "
+            "them, or a multiple",
+            *kv_heads, layer, part.count);
+    *kv_heads = 1;
+    return KAKEYA_OK;
+}
+
+kakeya_status model_part_config(const gemma4_config *whole, model_part part, gemma4_config *out, kakeya_error *error) {
+    *out = *whole;
+    if (model_part_is_whole(part)) return KAKEYA_OK;
+    kakeya_status status = divide(&out->heads, part, "query heads", 0, error);
+    if (!status && out->moe) status = divide(&out->expert_intermediate, part, "columns of an expert", 0, error);
+    for (int i = 0; i < whole->layers && !status; i++) {
+        status = divide_kv_heads(&out->layer[i].kv_heads, part, i, error);
+        if (!status) status = divide(&out->layer[i].intermediate, part, "columns of the dense MLP", i, error);
+    }
+    return status;
+}
+
+int model_part_first_kv_head(model_part part, int kv_heads) {
+    return model_part_is_whole(part) ? 0 : part.index * kv_heads / part.count;
+}
+
+int model_part_first_output(model_part part, int rows) {
+    if (model_part_is_whole(part)) return part.index ? rows : 0;
+    int tiles = (rows + OUTPUT_TILE - 1) / OUTPUT_TILE;
+    int first = (int)((long long)tiles * part.index / part.count) * OUTPUT_TILE;
+    return first < rows ? first : rows;
+}
+
+/* -------------------------------------------------------------------------------------------------------- cuts */
+
+matrix_cut model_cut_nothing(const weight *w) {
+    return (matrix_cut){.period = w->out, .rows = w->out, .columns = w->in};
+}
+
+matrix_cut model_cut_rows(const weight *w, model_part part, int period) {
+    matrix_cut cut = model_cut_nothing(w);
+    if (model_part_is_whole(part)) return cut;
+    cut.period = period;
+    cut.rows = period / part.count;
+    cut.first_row = part.index * cut.rows;
+    return cut;
+}
+
+matrix_cut model_cut_columns(const weight *w, model_part part) {
+    matrix_cut cut = model_cut_nothing(w);
+    if (model_part_is_whole(part)) return cut;
+    cut.columns = w->in / part.count;
+    cut.first_column = part.index * cut.columns;
+    return cut;
+}
+
+matrix_cut model_cut_kv(const weight *w, model_part part, int kv_heads) {
+    matrix_cut cut = model_cut_nothing(w);
+    if (model_part_is_whole(part) || w->out == 0) return cut;
+    int head = w->out / kv_heads, own = kv_heads / part.count;
+    cut.rows = (own ? own : 1) * head;
+    cut.first_row = model_part_first_kv_head(part, kv_heads) * head;
+    return cut;
+}
+
+int model_cut_out(const weight *w, const matrix_cut *cut) { return cut->period ? w->out / cut->period * cut->rows : 0; }
