@@ -184,8 +184,8 @@ def _():
 @test("a constrained answer that nobody reads is not computed on, and has the same tokens when it is read")
 def _():
     s = Server()
-    # 20 MB of events, of which the kernel takes 4 to 8
-    body = chat("Hello.", max_tokens=800, n=16, guided_regex="[0-9]{1000}", logprobs=True, top_logprobs=20)
+    # 12 MB of events, of which the kernel takes 4 to 8
+    body = chat("Hello.", max_tokens=500, n=16, guided_regex="[0-9]{1000}", logprobs=True, top_logprobs=20)
     c = socket.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     c.settimeout(WAIT)

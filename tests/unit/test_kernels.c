@@ -106,7 +106,7 @@ static void matmul_bits_do_not_depend_on_the_call(void **state) {
                 void *packed = packed_operand(kernels, type, rounded, x, (size_t)k, max_rows, k);
                 float *want = matmul_one_by_one(kernels, type, rounded, packed, max_rows, k, w, outputs);
                 float *y = malloc((size_t)max_rows * (size_t)outputs * sizeof *y);
-                for (int rows = 1; rows <= max_rows; rows += rows >= 26 ? 19 : sweep_short() ? 3 : 1) {
+                for (int rows = 1; rows <= max_rows; rows += rows >= 26 ? 19 : sweep_short() ? 5 : 1) {
                     /* All outputs at once, then pieces of every width. */
                     for (int piece = outputs; piece > 0; piece = piece > 12 ? piece - 8 : piece - 1) {
                         for (int o = 0; o < outputs; o += piece) {

@@ -329,7 +329,7 @@ enum { POLICIES = sizeof policies / sizeof policies[0] };
  * positions. */
 enum { TURNS = 3, FIRST_PROMPT = 40, PROMPT = 110, ANSWER = 40, SHORT_ANSWER = 20 };
 static int prompt_tokens(int turn) { return turn == 0 ? FIRST_PROMPT : PROMPT; }
-static int answer_tokens(void) { return sweep_short() ? SHORT_ANSWER : ANSWER; }
+static int answer_tokens(void) { return sweep_whole() ? ANSWER : SHORT_ANSWER; }
 
 static uint32_t next_random(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
 
