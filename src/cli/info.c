@@ -274,7 +274,8 @@ static kakeya_status describe(const info_arguments *arguments, cli_shared *share
                                       .threads = shared->threads,
                                       .memory_bytes = arguments->memory_bytes};
     status = info_devices_compute(&s, shared->devices, &devices, error);
-    if (!status && arguments->sessions) status = info_room_compute(&s, &wanted, &room, error);
+    const info_subject of_one = info_devices_subject(&s, devices);
+    if (!status && arguments->sessions) status = info_room_compute(&of_one, &wanted, &room, error);
     if (!status)
         status =
             shared->json ? print_json(&s, devices, room, arguments, options.model, error) : print_text(&s, room, error);

@@ -33,7 +33,9 @@ typedef struct info_devices info_devices;
  * dealt to so many. *out is freed by info_devices_free. */
 kakeya_status info_devices_compute(const info_subject *s, const char *text, info_devices **out, kakeya_error *error);
 void info_devices_free(info_devices *devices);
-/* `devices` may be NULL. */
+/* The first device's part as a subject of its own, which lives as long as `devices`: as many sessions fit as fit
+ * there. `devices` may be NULL, here and below. */
+info_subject info_devices_subject(const info_subject *s, const info_devices *devices);
 void info_devices_print(const info_subject *s, const info_devices *devices);
 void info_devices_add_json(struct cJSON *object, const info_devices *devices);
 

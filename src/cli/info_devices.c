@@ -20,6 +20,7 @@ typedef struct device_share {
 
 struct info_devices {
     int n, device[DEVICE_LIST_MOST];
+    kakeya_description first; /* as if the first device's part were a model */
     device_share share[DEVICE_LIST_MOST];
 };
 
@@ -90,11 +91,19 @@ kakeya_status info_devices_compute(const info_subject *s, const char *text, info
     if (!all) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     kakeya_status status = device_list_read(text, DEVICE_LIST_MOST, all->device, &all->n, error);
     for (int i = 0; i < all->n && !status; i++) status = share_of(s, (model_part){i, all->n}, &all->share[i], error);
+    all->first = *s->model;
+    all->first.verifier = &all->share[0].part;
     if (status || all->n == 0)
         free(all);
     else
         *out = all;
     return status;
+}
+
+info_subject info_devices_subject(const info_subject *s, const info_devices *devices) {
+    info_subject of_one = *s;
+    if (devices) of_one.model = &devices->first;
+    return of_one;
 }
 
 void info_devices_free(info_devices *devices) { free(devices); }

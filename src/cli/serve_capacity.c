@@ -13,7 +13,8 @@
 typedef struct capacity {
     const serve_settings *settings;
     info_subject subject;
-    info_room *room;
+    info_devices *devices; /* NULL: one */
+    info_room *room;       /* of one device, which has its part of every session */
     int policy;         /* the server's, in info_policies */
     kakeya_kv_bytes kv; /* of a session of the whole context */
     size_t cache_ram;
@@ -44,7 +45,10 @@ static kakeya_status measure(capacity *c, const cli_shared *shared, kakeya_error
                                        .threads = shared->threads,
                                        .limit_bytes = engine->memory_limit_bytes,
                                        .asked_is_last = true};
-    kakeya_status status = info_room_compute(&c->subject, &options, &c->room, error);
+    kakeya_status status = info_devices_compute(&c->subject, engine->devices, &c->devices, error);
+    if (status != KAKEYA_OK) return status;
+    c->subject = info_devices_subject(&c->subject, c->devices);
+    status = info_room_compute(&c->subject, &options, &c->room, error);
     kakeya_session_options session = s->session;
     if (status != KAKEYA_OK) return status;
     session.kv_format = c->room->format;
@@ -177,6 +181,7 @@ kakeya_status serve_capacity_say(const cli_shared *shared, const serve_settings 
         status = KAKEYA_OK;
     }
     info_room_free(c.room);
+    info_devices_free(c.devices);
     kakeya_description_close(model);
     return status == KAKEYA_OK ? KAKEYA_OK : error_set(error, status, "%s", why.message);
 }
