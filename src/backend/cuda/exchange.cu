@@ -2,7 +2,11 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { EXCHANGE_THREADS = 128, EXCHANGE_BLOCKS = 4 /* per multiprocessor: all are resident, so none waits in vain */ };
+enum {
+    EXCHANGE_THREADS = 128,
+    WAITING_BLOCKS = 4, /* on a multiprocessor: all are resident, so none waits in vain */
+    OTHER_BLOCKS = 16
+};
 
 /* Where `sender` writes in the inbox of `receiver`. Places alternate: a device that sends the exchange after the next
  * one has the others' parts of the next one, which they sent when they had taken this one. */
@@ -129,15 +133,16 @@ static __global__ __launch_bounds__(EXCHANGE_THREADS) void exchange_kernel(const
     }
 }
 
-static dim3 exchange_blocks(const cuda_launch *l, const cuda_exchange *e, int rows) {
+static dim3 exchange_blocks(const cuda_launch *l, const cuda_exchange *e, int rows, int per_multiprocessor) {
     int quarters = rows * (e->hidden / 4) * (e->sum[1] ? 2 : 1), blocks = ceil_div(quarters, EXCHANGE_THREADS),
-        most = EXCHANGE_BLOCKS * l->multiprocessors;
+        most = per_multiprocessor * l->multiprocessors;
     return dim3(blocks < most ? blocks : most);
 }
 
 void cuda_exchange_rows(const cuda_launch *l, const cuda_exchange *e, const cuda_route *route, int rows) {
     cuda_route r = route ? *route : cuda_route{};
-    launch_kernel(l, exchange_kernel, exchange_blocks(l, e, rows), dim3(EXCHANGE_THREADS), 0, *e, r, rows);
+    launch_kernel(l, exchange_kernel, exchange_blocks(l, e, rows, WAITING_BLOCKS), dim3(EXCHANGE_THREADS), 0, *e, r,
+                  rows);
 }
 
 static __global__ void meet_kernel(const __grid_constant__ cuda_exchange e) {
@@ -185,7 +190,7 @@ static __global__ __launch_bounds__(EXCHANGE_THREADS) void send_kernel(const __g
 
 void cuda_send_rows(const cuda_launch *l, const cuda_exchange *e, const cuda_route *route, int rows) {
     cuda_route r = route ? *route : cuda_route{};
-    launch_kernel(l, send_kernel, exchange_blocks(l, e, rows), dim3(EXCHANGE_THREADS), 0, *e, r, rows);
+    launch_kernel(l, send_kernel, exchange_blocks(l, e, rows, OTHER_BLOCKS), dim3(EXCHANGE_THREADS), 0, *e, r, rows);
 }
 
 static __global__ __launch_bounds__(EXCHANGE_THREADS) void add_kernel(const __grid_constant__ cuda_exchange e,
@@ -208,5 +213,5 @@ static __global__ __launch_bounds__(EXCHANGE_THREADS) void add_kernel(const __gr
 
 void cuda_add_rows(const cuda_launch *l, const cuda_exchange *e, int rows) {
     cuda_launch plain = {l->stream, l->multiprocessors, 0}; /* what it reads has been written by others' kernels, too */
-    launch_kernel(&plain, add_kernel, exchange_blocks(l, e, rows), dim3(EXCHANGE_THREADS), 0, *e, rows);
+    launch_kernel(&plain, add_kernel, exchange_blocks(l, e, rows, OTHER_BLOCKS), dim3(EXCHANGE_THREADS), 0, *e, rows);
 }
