@@ -15,8 +15,8 @@ typedef struct capacity {
     info_subject subject;
     info_devices *devices; /* NULL: one */
     info_room *room;       /* of one device, which has its part of every session */
-    int policy;         /* the server's, in info_policies */
-    kakeya_kv_bytes kv; /* of a session of the whole context */
+    int policy;            /* the server's, in info_policies */
+    kakeya_kv_bytes kv;    /* of a session of the whole context */
     size_t cache_ram;
 } capacity;
 

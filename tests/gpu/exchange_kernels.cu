@@ -154,7 +154,8 @@ static float run(cudaGraphExec_t *graph) {
             require(cudaSetDevice(d), "using a device");
             require(cudaStreamSynchronize(sides[d].stream), "running");
         }
-        require(cudaEventElapsedTime(&ms[i], sides[1].begin, sides[1].end), "timing"); /* which has waited for no start */
+        require(cudaEventElapsedTime(&ms[i], sides[1].begin, sides[1].end),
+                "timing"); /* which has waited for no start */
     }
     qsort(ms, REPEATS, sizeof ms[0], compare);
     return ms[REPEATS / 2];
