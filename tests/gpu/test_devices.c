@@ -4,9 +4,27 @@
  * wherever the backend is compiled, but for what compares numbers. */
 #undef PAIR_DEVICES
 #define PAIR_DEVICES 2
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "gpu/random_pair.h"
 
 enum { CONTEXT = 1024, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS };
+
+/* A step's launch that fails on the second device, which has a thread of its own. */
+static pthread_t caller;
+static atomic_int failing_launches;
+
+cudaError_t __real_cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t __wrap_cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+
+cudaError_t __wrap_cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    if (atomic_load(&failing_launches) > 0 && !pthread_equal(pthread_self(), caller)) {
+        atomic_fetch_sub(&failing_launches, 1);
+        return cudaErrorInvalidValue;
+    }
+    return __real_cudaGraphLaunch(exec, stream);
+}
 
 static gemma4_config routed_form(void) {
     gemma4_config c = shared_form();
@@ -127,6 +145,41 @@ static void sessions_change_devices(void **state) {
     pair_close(&p);
 }
 
+/* The first device is in the middle of a step whose second half never comes: it stops waiting, the forward fails on
+ * both with one line that names the device, and the same forward works afterwards. */
+static void one_device_fails(void **state) {
+    (void)state;
+    pair p;
+    gemma4_config form = shared_form();
+    pair_random(&p, &form, NULL, false, false);
+    const backend_ops *ops = p.ops[CUDA];
+    size_t n = 5 * (size_t)form.vocab;
+    int32_t tokens[PROMPT_ROWS + 5];
+    fill_tokens(tokens, PROMPT_ROWS + 5, form.vocab, 53);
+    float *expected = calloc(n, sizeof *expected), *found = calloc(n, sizeof *found);
+    caller = pthread_self();
+    for (int k = 0; k < 2; k++) {
+        backend_cache *cache = new_cache(&p, CUDA, &policies[k], CONTEXT, false);
+        step(&p, CUDA, cache, tokens, PROMPT_ROWS, PROMPT_ROWS, SEGMENT_PROMPT, NULL);
+        step(&p, CUDA, cache, tokens + PROMPT_ROWS, 5, 0, SEGMENT_DECODE, expected);
+        backend_segment segment = {
+            .cache = cache, .tokens = tokens + PROMPT_ROWS, .n = 5, .kind = SEGMENT_DECODE, .logits = found};
+        kakeya_error refusal = {0};
+        atomic_store(&failing_launches, 1);
+        assert_int_equal(ops->forward(p.model[CUDA], &segment, 1, &refusal), KAKEYA_BACKEND);
+        assert_int_equal(atomic_load(&failing_launches), 0);
+        assert_non_null(strstr(refusal.message, "device 1: "));
+        assert_int_equal(ops->cache_length(cache), PROMPT_ROWS);
+        assert_int_equal(ops->cache_pending(cache), 0);
+        step(&p, CUDA, cache, tokens + PROMPT_ROWS, 5, 5, SEGMENT_DECODE, found);
+        assert_same_bits("a step after one that failed", found, expected, n);
+        ops->cache_destroy(cache);
+    }
+    free(expected);
+    free(found);
+    pair_close(&p);
+}
+
 static void expect_refusal(pair *p, const int *devices, int n, const char *words) {
     backend_model *model = NULL;
     kakeya_error refusal = {0};
@@ -156,9 +209,8 @@ static void what_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(choices_of_halves),
-        cmocka_unit_test(near_the_reference),
-        cmocka_unit_test(sessions_change_devices),
+        cmocka_unit_test(choices_of_halves),       cmocka_unit_test(near_the_reference),
+        cmocka_unit_test(sessions_change_devices), cmocka_unit_test(one_device_fails),
         cmocka_unit_test(what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
