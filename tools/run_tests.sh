@@ -5,13 +5,13 @@
 # repetition. Builds and tests that do not depend on each other overlap, so that no processor waits for the last test of a part.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
 # environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
-# sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real;80-real: with Hopper's own instructions and without; "all": every one that
-# CMakeLists.txt names)
+# sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real, with Hopper's own instructions; when sweeps are whole also 80-real, without
+# them; "all": every one that CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
 fuzz_seconds=${FUZZ_SECONDS:-3}
-cuda_architectures=${CUDA_ARCHITECTURES:-90a-real;80-real}
+cuda_architectures=${CUDA_ARCHITECTURES:-90a-real${WHOLE_SWEEPS:+;80-real}}
 [ "$cuda_architectures" != all ] ||
     cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
 . tools/tap.sh

@@ -10,7 +10,7 @@ else
     flock 8
     if ! cmp -s tests/serve/requirements.txt "$environment/installed"; then
         rm -rf "$environment"
-        # compiled is what tests import, when they do: a third of it
+        # compiled is what tests import, when they do
         if ! python3 -m venv "$environment" >"$environment.log" 2>&1; then
             REASON="python3 -m venv does not work here (python3-venv)"
         elif ! "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -r tests/serve/requirements.txt \
