@@ -419,9 +419,9 @@ void check_restored() {
     cuda_restore r = {};
     device_array<uint16_t> other((size_t)room * columns);
     cuda_matrix matrix = {decoder.data, CUDA_FORM_BF16, columns, rank, rank};
-    r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data, rank, heads, pairs};
+    r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data, rank, rank, heads, pairs};
     r.k_norm = norm.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
-    r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank = rank;
+    r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank_k = r.rank_v = rank;
     if (!prompt_gemm_restores(&r)) {
         std::printf("restored keys and values: not in one product on this device\n");
         return;

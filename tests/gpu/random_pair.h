@@ -97,6 +97,19 @@ static inline void random_models(pair *p, const gemma4_config *form, const int w
         REQUIRE_OK(f_theta_model_synthesize(form, &p->drafter->config, false, &p->account, &p->f_theta, error));
 }
 
+/* The same with an f_theta whose latents of keys and of values have these ranks. */
+static inline void pair_random_ranks(pair *p, const gemma4_config *form, const int windows[3], int rank_k, int rank_v) {
+    random_models(p, form, windows, false);
+    const dflash_config *d = &p->drafter->config;
+    f_theta_config c = {.input = F_THETA_DRAFTER_CONTEXT_KV};
+    f_theta_config_fit(&c, form, rank_k, rank_v, false);
+    c.drafter_layers = d->layers;
+    c.drafter_kv_heads = d->kv_heads;
+    c.drafter_head_dim = d->head_dim;
+    REQUIRE_OK(f_theta_model_synthesize_as(&c, WEIGHT_BF16, false, &p->account, &p->f_theta, error));
+    pair_create(p, false);
+}
+
 static inline void pair_random(pair *p, const gemma4_config *form, const int windows[3], bool bidirectional,
                                bool f_theta) {
     random_models(p, form, windows, f_theta);

@@ -363,12 +363,15 @@ static void shared_kv(void **state) {
 }
 
 /* Decode rows behind a full window, some layers attending the positions of others: as close to the reference as the
- * CPU, and the same bits in blocks of any size. */
-static void check_window(const gemma4_config *form, const policy *how, int chunks, const char *name) {
+ * CPU, and the same bits in blocks of any size. ranks: of f_theta's keys and values; NULL: one. */
+static void check_window(const gemma4_config *form, const policy *how, int chunks, const int *ranks, const char *name) {
     enum { CHUNK = 230, MAX_CHUNKS = 20, MORE = 70 };
     static const int windows[3] = {0, 0, 0}, blocks[] = {1, 17};
     pair p;
-    pair_random(&p, form, windows, false, true);
+    if (ranks)
+        pair_random_ranks(&p, form, windows, ranks[0], ranks[1]);
+    else
+        pair_random(&p, form, windows, false, true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int rows = chunks * CHUNK;
     assert_true(chunks <= MAX_CHUNKS);
@@ -403,17 +406,19 @@ static void check_window(const gemma4_config *form, const policy *how, int chunk
 
 static void restored_window(void **state) {
     (void)state;
-    gemma4_config form = wide_form();
-    check_window(&form, &policies[2], 5, "restored window");
+    static const int ranks[][2] = {{136, 264}, {72, 40}};
+    gemma4_config forms[] = {wide_form(), shared_form()};
+    check_window(&forms[0], &policies[2], 5, NULL, "restored window");
+    for (int i = 0; i < 4; i++) check_window(&forms[i % 2], &policies[2 + i / 2], 5, ranks[i % 2], "two ranks");
 }
 
 static void published_heads(void **state) {
     (void)state;
     gemma4_config form = tall_form();
-    check_window(&form, &policies[0], 5, "heads of 512, native");
-    check_window(&form, &policies[1], 5, "heads of 512, sink-window");
+    check_window(&form, &policies[0], 5, NULL, "heads of 512, native");
+    check_window(&form, &policies[1], 5, NULL, "heads of 512, sink-window");
     form.max_context = 8192; /* beyond 4,096 partitions are coarse */
-    check_window(&form, &policies[0], 20, "heads of 512, coarse partitions");
+    check_window(&form, &policies[0], 20, NULL, "heads of 512, coarse partitions");
 }
 
 static void later_prompts_of_shared_layers(void **state) {

@@ -236,7 +236,8 @@ static step_shape decode_shape(const form *f) {
                     .position = 5000,
                     .exact_positions = 68,
                     .restored_positions = 960,
-                    .rank = f->f_theta->config.rank};
+                    .rank_k = f->f_theta->config.rank_k,
+                    .rank_v = f->f_theta->config.rank_v};
     for (int i = 0; i < c->layers; i++) s.ring[i] = c->layer[i].type == GEMMA4_SLIDING;
     return s;
 }

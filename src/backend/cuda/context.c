@@ -38,7 +38,7 @@ static void take_heads(context_pass *p, const timeline *t) {
 static cudaError_t extend_latents(const context_pass *p) {
     backend_model *m = p->model;
     const f_theta_model *f = m->options.f_theta;
-    int rank = f->config.rank, n = p->latent.rows;
+    int rank_k = f->config.rank_k, rank_v = f->config.rank_v, n = p->latent.rows;
     size_t all = (size_t)f->encoder_in, ld = (size_t)m->weights.encoder_k.ld, first = (size_t)p->first_latent;
     cudaError_t status = cudaSuccess;
     for (int half = 0; half < 2 && status == cudaSuccess; half++) {
@@ -46,11 +46,11 @@ static cudaError_t extend_latents(const context_pass *p) {
         cuda_bf16 *in = m->space.latent_in + (size_t)half * (size_t)m->max_rows * ld;
         cuda_round_rows(&m->launch, m->space.d_raw + first * 2 * all + (size_t)half * all, 2 * (int)all, in,
                         encoder->ld, (int)all, n);
-        matrix_product e = {.w = encoder, .y = m->space.latents + (size_t)half * (size_t)rank, .ldy = 2 * rank};
+        matrix_product e = {.w = encoder, .y = m->space.latents + (half ? (size_t)rank_k : 0), .ldy = rank_k + rank_v};
         status = products(m, &e, 1, in, encoder->ld, n, p->prompt);
     }
     if (status != cudaSuccess) return status;
-    cuda_store_latents(&m->launch, &p->latent, m->space.latents, rank, m->space.latent_half,
+    cuda_store_latents(&m->launch, &p->latent, m->space.latents, rank_k, rank_v, m->space.latent_half,
                        m->weights.decoder_v[0].ld);
     for (int layer = 0; layer < m->config->layers && status == cudaSuccess; layer++) {
         int head = p->latent_heads[layer];

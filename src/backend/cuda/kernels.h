@@ -67,7 +67,7 @@ typedef struct cuda_layer_view {
 } cuda_layer_view;
 
 typedef struct cuda_latent_view {
-    cuda_bf16 *codes; /* [row][2 * rank] */
+    cuda_bf16 *codes; /* [row][rank_k + rank_v] */
     float *scales;    /* [row][heads] */
     int capacity, heads;
 } cuda_latent_view;
@@ -367,21 +367,21 @@ int cuda_attention_exact_partitions(int sliding_window, int sink, int window, in
 /* The rows of the restore buffers are the evicted positions that a pass's segments see, one segment behind the other.
  * Latents that lie in rings are gathered in that order first, once for all sliding layers. */
 typedef struct cuda_gathered {
-    cuda_bf16 *codes; /* [row][2 * rank] */
+    cuda_bf16 *codes; /* [row][rank_k + rank_v] */
     float *scales;    /* [row][heads] */
     float2 *turns;  /* [row][pairs]: cosine and sine; in each 32 pairs those that a thread of prompt_gemm_restore holds
                        are apart; pairs 0: none */
     int *positions; /* [row] */
-    int rank, heads, pairs;
+    int rank_k, rank_v, heads, pairs;
 } cuda_gathered;
 /* Up to `rows` rows. */
 void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cuda_gathered *to,
                          const float *inverse_frequency, int rows);
 
 typedef struct cuda_restore {
-    const cuda_matrix *decoder_k, *decoder_v; /* [kv_heads * head_dim][rank] */
+    const cuda_matrix *decoder_k, *decoder_v; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
     const float *k_norm, *inverse_frequency;
-    int pairs, kv_heads, head_dim, rank;
+    int pairs, kv_heads, head_dim, rank_k, rank_v;
     int latent_head; /* first column of the layer in the latents' scales */
     int full;        /* a full-attention layer */
     float eps;
@@ -432,9 +432,9 @@ typedef struct cuda_context_rows {
     cuda_context_source source;
 } cuda_context_rows;
 void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
-/* Latent rows [rows][2 * rank] float32 -> bf16 codes, and back as the bf16 V half. */
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
-                        cuda_bf16 *v_half, int ldv);
+/* Latent rows [rows][rank_k + rank_v] float32 -> bf16 codes, and back as the bf16 V half. */
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
+                        int rank_v, cuda_bf16 *v_half, int ldv);
 /* scales[position][head + h] = rms_scale(values[row][h]) */
 void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
                        int head_dim, int head, float eps);

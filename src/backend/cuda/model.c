@@ -74,15 +74,14 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
             "f_theta with input \"%s\" is not supported by backend cuda: take --backend cpu, or an f_theta "
             "with input \"drafter_context_kv\"",
             f_theta_input_name(f->config.input));
-    if (f && (f->config.rank_k != f->config.rank_v || f->config.latents != F_THETA_LATENTS_KV))
-        return error_set(
-            error, KAKEYA_UNSUPPORTED,
-            "f_theta with ranks %d and %d and latent_format \"%s\" is not supported by backend cuda, which "
-            "needs one rank and latents kept as K/V: take --backend cpu",
-            f->config.rank_k, f->config.rank_v, f_theta_latents_name(f->config.latents));
-    if (f && f->config.rank % 8)
+    if (f && f->config.latents != F_THETA_LATENTS_KV && f->config.latents != F_THETA_LATENTS_BF16)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "f_theta with latent_format \"%s\" is not supported by backend cuda, which keeps \"bf16\": "
+                         "take --backend cpu",
+                         f_theta_latents_name(f->config.latents));
+    if (f && (f->config.rank_k % 8 || f->config.rank_v % 8))
         return error_set(error, KAKEYA_UNSUPPORTED, "f_theta rank %d is not a multiple of 8, as backend cuda needs",
-                         f->config.rank);
+                         f->config.rank_k % 8 ? f->config.rank_k : f->config.rank_v);
     if (m->options.drafter && m->options.drafter->config.hidden != c->hidden)
         return error_set(error, KAKEYA_UNSUPPORTED, "drafter hidden size %d differs from the verifier's %d",
                          m->options.drafter->config.hidden, c->hidden);

@@ -323,7 +323,8 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     for (int i = 0; i < p->group->n; i++)
         s->restored_positions +=
             count_of(restored_by(m, &p->segments[p->group->segment[i]], p->evicted_end).of[GEMMA4_SLIDING]);
-    s->rank = m->options.f_theta->config.rank;
+    s->rank_k = m->options.f_theta->config.rank_k;
+    s->rank_v = m->options.f_theta->config.rank_v;
 }
 
 int cuda_pass_list(const cuda_pass *p) {

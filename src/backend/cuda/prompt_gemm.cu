@@ -420,18 +420,21 @@ extern "C" int prompt_gemm_restores(const cuda_restore *r) {
 
 extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r,
                                            int rows, int chained) {
-    if (rows <= 0 || r->rank % 8 != 0 || r->gathered.pairs != r->pairs) return cudaErrorInvalidValue;
+    if (rows <= 0 || r->rank_k % 8 != 0 || r->rank_v % 8 != 0 || r->gathered.pairs != r->pairs)
+        return cudaErrorInvalidValue;
     encode_function encode;
     cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
     restore_maps maps;
     for (int half = 0; half < 2; half++) {
-        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(r->gathered.codes) + half * r->rank;
+        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(r->gathered.codes) + half * r->rank_k;
         const cuda_matrix *decoder = half ? r->decoder_v : r->decoder_k;
         const __nv_bfloat16 *w = reinterpret_cast<const __nv_bfloat16 *>(decoder->data);
-        size_t lda = 2 * static_cast<size_t>(r->rank), ldw = static_cast<size_t>(decoder->ld);
-        if (!encode_map(encode, &maps.latents[half], 2, a, r->rank, lda, rows, 0, 1) ||
-            !encode_decoder(encode, &maps.decoder[half], w, r->rank, ldw, decoder->out)) {
+        int rank = half ? r->rank_v : r->rank_k;
+        size_t lda = static_cast<size_t>(r->rank_k) + static_cast<size_t>(r->rank_v),
+               ldw = static_cast<size_t>(decoder->ld);
+        if (!encode_map(encode, &maps.latents[half], 2, a, rank, lda, rows, 0, 1) ||
+            !encode_decoder(encode, &maps.decoder[half], w, rank, ldw, decoder->out)) {
             return cudaErrorInvalidValue;
         }
     }

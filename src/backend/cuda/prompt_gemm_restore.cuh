@@ -12,9 +12,10 @@
 
 namespace prompt {
 
-/* By half: keys, values. Latents in boxes of 128 rows of one panel. Decoders in boxes of 128 rows, too, but in each 32
- * of them the digits of (row / 8, row / 2 % 4, row % 2) come in the order (second, first, third): the columns of the
- * product that a thread holds are then eight neighbours of a head, 16 bytes of its result. */
+/* By half: keys, values. Latents in boxes of 128 rows of one panel; where one half has fewer panels than the other,
+ * what it lacks reads as zero. Decoders in boxes of 128 rows, too, but in each 32 of them the digits of (row / 8, row /
+ * 2 % 4, row % 2) come in the order (second, first, third): the columns of the product that a thread holds are then
+ * eight neighbours of a head, 16 bytes of its result. */
 struct restore_maps {
     CUtensorMap latents[2], decoder[2];
 };
@@ -169,7 +170,7 @@ __global__ void PROMPT_BULK_BOUNDS restore_latents_kernel(const __grid_constant_
     uint32_t base = align_tile(shared_address(memory));
     int warpgroup = static_cast<int>(threadIdx.x) / 128;
     gemm_params none = {};
-    bulk_context c = {none, base, nullptr, 0, 0, (p.r.rank + TILE_K - 1) / TILE_K, 0};
+    bulk_context c = {none, base, nullptr, 0, 0, (max(p.r.rank_k, p.r.rank_v) + TILE_K - 1) / TILE_K, 0};
     float *k_norm = reinterpret_cast<float *>(memory + (base - shared_address(memory)) + bulk_tile::TILES_BEFORE);
     if (threadIdx.x < bulk_tile::N) k_norm[threadIdx.x] = p.r.k_norm[threadIdx.x];
     init_stages(base, 1);

@@ -20,7 +20,8 @@ static cuda_restore restore_of(const backend_model *m, int layer) {
         .pairs = m->config->rope[type].rotated_pairs,
         .kv_heads = lc->kv_heads,
         .head_dim = lc->head_dim,
-        .rank = m->options.f_theta->config.rank,
+        .rank_k = m->options.f_theta->config.rank_k,
+        .rank_v = m->options.f_theta->config.rank_v,
         .full = lc->type == GEMMA4_FULL,
         .eps = m->config->rms_eps,
     };
@@ -85,7 +86,8 @@ cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows) {
         .scales = (float *)(void *)(data + l.scales),
         .turns = (float2 *)(void *)(data + l.turns),
         .positions = (int *)(void *)(data + l.positions),
-        .rank = c->t.models.f_theta->rank,
+        .rank_k = c->t.models.f_theta->rank_k,
+        .rank_v = c->t.models.f_theta->rank_v,
         .heads = c->t.latent_heads,
         .pairs = gathered_pairs(c),
     };

@@ -32,12 +32,14 @@ static __device__ __forceinline__ int position_of_row(const cuda_step *step, int
 static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const cuda_batch *batch,
                                                                          const __grid_constant__ cuda_restore r,
                                                                          const cuda_bf16 *decoder_k,
-                                                                         const cuda_bf16 *decoder_v, int ld) {
+                                                                         const cuda_bf16 *decoder_v, int ld_k,
+                                                                         int ld_v) {
     extern __shared__ float raw[]; /* [ROWS][head_dim + 1] */
     wait_for_predecessor();
     int base = (int)blockIdx.x * ROWS, end = __ldcg(&batch->restored_rows[r.full]);
     if (base >= end) return;
     bool is_k = blockIdx.z == 0;
+    int ld = is_k ? ld_k : ld_v, rank = is_k ? r.rank_k : r.rank_v;
     int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2,
         t = lane & 3;
     const bf16 *rows[2];
@@ -48,8 +50,9 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
         if (row >= end) continue;
         const cuda_step *step = step_of_row(batch, r.full, row);
         const cuda_latent_view &latent = step->cache->latent;
-        rows[i] = as_bf16(latent.codes) + latent_row(latent, position_of_row(step, r.full, row)) * 2 * r.rank +
-                  (is_k ? 0 : r.rank) + 8 * t;
+        rows[i] = as_bf16(latent.codes) +
+                  latent_row(latent, position_of_row(step, r.full, row)) * (r.rank_k + r.rank_v) +
+                  (is_k ? 0 : r.rank_k) + 8 * t;
     }
     const bf16 *decoder = as_bf16(is_k ? decoder_k : decoder_v) + (size_t)head * d * ld + 8 * t;
     for (int first = 0; first < d; first += DIMENSIONS) {
@@ -58,7 +61,7 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
             uint4 a[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                bool inside = rows[i] && k + 8 * t < r.rank;
+                bool inside = rows[i] && k + 8 * t < rank;
                 a[i] = inside ? __ldcg(reinterpret_cast<const uint4 *>(rows[i] + k)) : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
@@ -113,7 +116,8 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
 void cuda_restore_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_restore *r, int rows) {
     size_t bytes = (size_t)ROWS * (r->head_dim + 1) * sizeof(float);
     launch_kernel(l, restore_kernel, dim3(ceil_div(rows, ROWS), r->kv_heads, 2), dim3(RESTORE_THREADS), bytes, batch,
-                  *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data, r->decoder_k->ld);
+                  *r, (const cuda_bf16 *)r->decoder_k->data, (const cuda_bf16 *)r->decoder_v->data, r->decoder_k->ld,
+                  r->decoder_v->ld);
 }
 
 /* Norms and RoPE of raw keys, scales of raw values: one warp per (row, head, {K, V}). */
@@ -170,9 +174,10 @@ static __global__ void gather_kernel(const cuda_batch *batch, const __grid_const
     int p = position_of_row(step, 0, row);
     const cuda_latent_view &latent = step->cache->latent;
     size_t at = latent_row(latent, p);
-    const uint4 *codes = reinterpret_cast<const uint4 *>(latent.codes + at * 2 * to.rank);
-    uint4 *out = reinterpret_cast<uint4 *>(to.codes + (size_t)row * 2 * to.rank);
-    for (int i = threadIdx.x; i < to.rank / 4; i += blockDim.x) out[i] = __ldcg(codes + i);
+    int values = to.rank_k + to.rank_v;
+    const uint4 *codes = reinterpret_cast<const uint4 *>(latent.codes + at * values);
+    uint4 *out = reinterpret_cast<uint4 *>(to.codes + (size_t)row * values);
+    for (int i = threadIdx.x; i < values / 8; i += blockDim.x) out[i] = __ldcg(codes + i);
     for (int i = threadIdx.x; i < to.heads; i += blockDim.x)
         to.scales[(size_t)row * to.heads + i] = __ldcg(latent.scales + at * latent.heads + i);
     if (threadIdx.x == 0) to.positions[row] = p;
@@ -255,22 +260,24 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
 }
 
 static __global__ void store_latents_kernel(const __grid_constant__ cuda_context_source source, const float *latents,
-                                            int rank, cuda_bf16 *v_half, int ldv) {
+                                            int rank_k, int rank_v, cuda_bf16 *v_half, int ldv) {
     wait_for_predecessor();
     int row = blockIdx.x;
     const cuda_context_row mine = context_row(source, row);
     const cuda_latent_view &latent = mine.cache->latent;
-    bf16 *code = as_bf16(latent.codes) + latent_row(latent, mine.position) * 2 * rank;
-    for (int i = threadIdx.x; i < 2 * rank; i += blockDim.x) {
-        bf16 v = __float2bfloat16_rn(latents[(size_t)row * 2 * rank + i]);
+    int values = rank_k + rank_v;
+    bf16 *code = as_bf16(latent.codes) + latent_row(latent, mine.position) * values;
+    for (int i = threadIdx.x; i < values; i += blockDim.x) {
+        bf16 v = __float2bfloat16_rn(latents[(size_t)row * values + i]);
         if (mine.keeps_latent) code[i] = v;
-        if (i >= rank) as_bf16(v_half)[(size_t)row * ldv + i - rank] = v;
+        if (i >= rank_k) as_bf16(v_half)[(size_t)row * ldv + i - rank_k] = v;
     }
 }
 
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
-                        cuda_bf16 *v_half, int ldv) {
-    launch_kernel(l, store_latents_kernel, dim3(source->rows), dim3(256), 0, *source, latents, rank, v_half, ldv);
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
+                        int rank_v, cuda_bf16 *v_half, int ldv) {
+    launch_kernel(l, store_latents_kernel, dim3(source->rows), dim3(256), 0, *source, latents, rank_k, rank_v, v_half,
+                  ldv);
 }
 
 static __global__ void store_scales_kernel(const __grid_constant__ cuda_context_source source, const float *values,

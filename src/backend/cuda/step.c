@@ -82,17 +82,18 @@ static void add_restore(builder *b, int source, int set, bool alone) {
     int first = b->n;
     if (s->restore[source] == RESTORE_PRODUCT) {
         step_op *op = add(b, STEP_RESTORE, source, "decode latents", gathered, set_item);
-        double elements = 2.0 * k->out * s->rank;
-        op->bytes =
-            matrix_read_bytes(k) + matrix_read_bytes(v) + sizeof(cuda_bf16) * 2.0 * s->restored_positions * s->rank;
+        double elements = (double)k->out * (s->rank_k + s->rank_v);
+        op->bytes = matrix_read_bytes(k) + matrix_read_bytes(v) +
+                    sizeof(cuda_bf16) * (double)s->restored_positions * (s->rank_k + s->rank_v);
         op->operations = 2 * elements * s->restored_positions;
         op->alone = alone;
     } else if (s->restore[source] == RESTORE_PRODUCTS) {
         for (int half = 0; half < 2; half++) {
             step_op *op = add(b, half ? STEP_RESTORE_VALUES : STEP_RESTORE_KEYS, source, "decode latents", gathered,
                               STEP_ITEM(half ? ITEM_RAW_VALUES : ITEM_RAW_KEYS));
-            double elements = (double)(half ? v : k)->out * s->rank;
-            op->bytes = matrix_read_bytes(half ? v : k) + sizeof(cuda_bf16) * (double)s->restored_positions * s->rank;
+            int rank = half ? s->rank_v : s->rank_k;
+            double elements = (double)(half ? v : k)->out * rank;
+            op->bytes = matrix_read_bytes(half ? v : k) + sizeof(cuda_bf16) * (double)s->restored_positions * rank;
             op->operations = 2 * elements * s->restored_positions;
         }
         add(b, STEP_RESTORE_FINISH, source, "restored K/V",

@@ -139,9 +139,9 @@ typedef struct step_shape {
     restore_form restore[GEMMA4_MAX_LAYERS];
     /* By layer: prompt rows from this position on see one run of exact positions and take the prompt kernel. */
     int plain_from[GEMMA4_MAX_LAYERS];
-    int exact_positions;    /* sink + window of bounded layers; for the profiler alone, like the next two */
+    int exact_positions;    /* sink + window of bounded layers; for the profiler alone, like the next three */
     int restored_positions; /* evicted ones that the step sees of rings of latents */
-    int rank;
+    int rank_k, rank_v;
 } step_shape;
 
 /* Room that a list needs. */

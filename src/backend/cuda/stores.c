@@ -13,9 +13,7 @@ size_t cuda_aux_row_bytes(const backend_cache *c) {
     return (size_t)c->t.models.drafter->targets * (size_t)c->t.models.verifier->hidden * sizeof(float);
 }
 
-size_t cuda_code_bytes(const backend_cache *c) {
-    return kv_format_row_bytes(c->t.options.kv_format, 2, (size_t)c->t.models.f_theta->rank);
-}
+size_t cuda_code_bytes(const backend_cache *c) { return c->t.latent.bytes; }
 
 size_t cuda_scale_bytes(const backend_cache *c) { return (size_t)c->t.latent_heads * sizeof(float); }
 

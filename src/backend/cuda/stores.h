@@ -21,7 +21,7 @@ typedef struct layer_store {
     restore_form form; /* how its evicted positions are decoded */
 } layer_store;
 
-/* Rows of latents: codes e_k[rank], e_v[rank] in bf16, and the v_norm scalar of every restored layer and head. */
+/* Rows of latents: codes e_k[rank_k], e_v[rank_v] in bf16, and the v_norm scalar of every restored layer and head. */
 typedef struct latent_store {
     cuda_buffer codes, scales; /* rings */
     cuda_extent pages_codes, pages_scales;

@@ -62,7 +62,8 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t aux = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
-    size_t rank = options->f_theta ? (size_t)options->f_theta->config.rank : 0;
+    const f_theta_config *f = options->f_theta ? &options->f_theta->config : NULL;
+    size_t rank_v = f ? (size_t)f->rank_v : 0, ranks = f ? (size_t)f->rank_k + rank_v : 0;
     size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
@@ -126,8 +127,8 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         FLOATS(d_k, pass * d_kv),
         FLOATS(d_v, pass * d_kv),
         FLOATS(d_raw, rows * 2 * d_all),
-        FLOATS(latents, rows * 2 * rank),
-        FLOATS(latent_values, rank ? rows * (size_t)s.kv : 0),
+        FLOATS(latents, rows * ranks),
+        FLOATS(latent_values, ranks ? rows * (size_t)s.kv : 0),
         HALVES(d_in, rows * (size_t)cuda_padded((int)d_hidden)),
         HALVES(d_aux, rows * (size_t)cuda_padded((int)aux)),
         HALVES(d_heads, pass * d_q),
@@ -135,8 +136,8 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         HALVES(d_act, pass * (size_t)cuda_padded((int)d_wide)),
         HALVES(d_block_k, pass * d_kv),
         HALVES(d_block_v, pass * d_kv),
-        HALVES(latent_in, rank ? 2 * rows * (size_t)cuda_padded((int)d_all) : 0),
-        HALVES(latent_half, rank ? rows * (size_t)cuda_padded((int)rank) : 0),
+        HALVES(latent_in, ranks ? 2 * rows * (size_t)cuda_padded((int)d_all) : 0),
+        HALVES(latent_half, ranks ? rows * (size_t)cuda_padded((int)rank_v) : 0),
     };
     w->route.experts = c->experts;
     w->route.rank = c->experts_per_token;

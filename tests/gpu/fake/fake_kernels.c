@@ -213,7 +213,8 @@ static void run_gather(const void *arguments) {
     for (int row = 0; row < rows; row++) {
         int p;
         const cuda_latent_view *latent = &find_row(a->batch, 0, row, &p)->cache->latent;
-        size_t from = (size_t)latent_row(latent, p), codes = 2 * (size_t)a->to.rank, heads = (size_t)a->to.heads;
+        size_t from = (size_t)latent_row(latent, p), codes = (size_t)(a->to.rank_k + a->to.rank_v),
+               heads = (size_t)a->to.heads;
         memcpy(a->to.codes + (size_t)row * codes, latent->codes + from * codes, codes * sizeof *latent->codes);
         memcpy(a->to.scales + (size_t)row * heads, latent->scales + from * heads, heads * sizeof *latent->scales);
         a->to.positions[row] = p;
@@ -238,7 +239,7 @@ typedef struct restore_arguments {
 static void run_restore(const void *arguments) {
     const restore_arguments *a = arguments;
     int values = a->r.kv_heads * a->r.head_dim, rows = a->batch->restored_rows[a->r.full];
-    size_t codes = 2 * (size_t)a->r.rank;
+    size_t codes = (size_t)(a->r.rank_k + a->r.rank_v);
     if (rows > a->rows) fake_broken("more evicted positions than are decoded", rows, a->rows);
     for (int row = 0; row < rows; row++) {
         int p;
@@ -484,8 +485,8 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
 }
 
 /* Rows of prompts without latents come first, rows of caches without latents last. */
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank,
-                        cuda_bf16 *v_half, int ldv) {
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
+                        int rank_v, cuda_bf16 *v_half, int ldv) {
     (void)l, (void)latents, (void)v_half, (void)ldv;
     int skipped = source->row ? 0 : context.rows - source->rows;
     for (int r = 0; r < source->rows; r++) {
@@ -493,8 +494,8 @@ void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source,
         const cuda_latent_view *latent = &row.cache->latent;
         tag t = context_tag(skipped + r, row.position);
         if (row.keeps_latent)
-            put(latent->codes + (size_t)latent_row(latent, row.position) * 2 * (size_t)rank, row.position, t.token,
-                t.ill, CODE);
+            put(latent->codes + (size_t)latent_row(latent, row.position) * (size_t)(rank_k + rank_v), row.position,
+                t.token, t.ill, CODE);
     }
 }
 
