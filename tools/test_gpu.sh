@@ -46,6 +46,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 # On two devices, where there are so many: otherwise each test is skipped.
+run_tap "exchange_kernels" "$build/gpu/exchange_kernels"
 for test in test_devices cuda_two_devices sessions_two_devices batch_two_devices forks_two_devices; do
     CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test" "$build/gpu/$test"
 done
