@@ -6,6 +6,7 @@
  *
  * Outputs are poisoned with NaN before every run. A failure prints the case and both values; the exit status is 1 then.
  */
+#include "gpu/prompt_routing.cuh"
 #include "gpu/prompt_support.cuh"
 
 namespace {
@@ -169,12 +170,16 @@ void check_grouped() {
                         c.n,
                         c.k,
                         c.output};
+        device_array<unsigned> counter(1);
+        counter.set({0});
         args.expert_begin = device_begin.data;
+        args.counter = counter.data;
         args.rows = c.gather ? device_rows.data : nullptr;
         args.expert_stride = stride;
         args.experts = c.experts;
         product_result r = run_product(args, true, expert_of);
         double error = relative_error(r.got, r.want), limit = c.output == PROMPT_GEMM_F32 ? 1e-5 : 3e-3;
+        report(counter.get()[0] == 0, "the counter of tiles is zero again");
         report(error < limit,
                "grouped product, %d experts, %d slots, n %d k %d output %d skew %d: relative error %.2e, limit %.0e",
                c.experts, slots, c.n, c.k, c.output, c.skew, error, limit);
@@ -663,7 +668,10 @@ double time_grouped(const char *name, int tokens, int n, int k, bool gather, pro
                  n,
                  k,
                  output};
+    device_array<unsigned> counter(1);
+    counter.set({0});
     g.expert_begin = device_begin.data;
+    g.counter = counter.data;
     g.rows = gather ? device_rows.data : nullptr;
     g.expert_stride = stride;
     g.experts = experts;
@@ -728,6 +736,8 @@ int main(int argc, char **argv) {
         check_dense();
         check_row_invariance();
         check_grouped();
+        check_grouped_invariance();
+        check_router();
         check_restored();
         check_attention();
         std::printf("%d failures\n", failures);

@@ -6,6 +6,7 @@
 #include "backend/cuda/launch_restore.h"
 #include "backend/cuda/matrix.h"
 #include "backend/cuda/prompt_attention.h"
+#include "backend/cuda/prompt_rows.h"
 #include "backend/cuda/recorder.h"
 #include "backend/cuda/restoration.h"
 
@@ -113,7 +114,10 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
         .chunk_v = chunk ? s->chunk_v : NULL,
         .layer = op->layer,
     };
-    cuda_head_rows(&m->launch, s->batch, p->prompt, &heads, p->rows);
+    if (p->prompt && prompt_head_rows_fit(&heads))
+        prompt_head_rows(&m->launch, s->batch, &heads, p->rows);
+    else
+        cuda_head_rows(&m->launch, s->batch, p->prompt, &heads, p->rows);
 }
 
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
@@ -209,6 +213,11 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
     args.keys.sine = s->sine.data;
     args.keys.rope_pairs = m->config->rope[lc->type].rotated_pairs;
     args.k_scratch = s->derived_k;
+    int slab = prompt_attention_slab(lc->head_dim, args.keys.rope_pairs);
+    if (args.evicted_end / slab == (p->position + p->rows - 1) / slab) { /* all keys lie in one */
+        cuda_pass_note(p, prompt_attention(&args, m->launch.stream));
+        return;
+    }
     args.m = s->attend_top;
     args.l = s->attend_sum;
     args.out = s->q; /* the raw projections are used up */
@@ -260,7 +269,10 @@ static void run_after_attention(cuda_pass *p, const step_op *op) {
         .ldx = w->q.ld,
     };
     if (op->matrices) before.router = router_of(w);
-    cuda_after_attention_rows(&m->launch, &before, &s->route, p->rows);
+    if (p->prompt)
+        prompt_after_attention_rows(&m->launch, &before, p->rows);
+    else
+        cuda_after_attention_rows(&m->launch, &before, &s->route, p->rows);
 }
 
 static void run_route(cuda_pass *p, const step_op *op) {
@@ -310,11 +322,19 @@ static void run_dense_down(cuda_pass *p, const step_op *op) {
     multiply_one(p, op, p->model->space.branch, p->model->space.act);
 }
 
+/* Of prompt rows, bf16: the experts' inputs, and when these are used up their outputs. */
+static cuda_bf16 *expert_rows(backend_model *m) { return (cuda_bf16 *)(void *)m->space.experts_out; }
+
+/* Outputs of which several devices have parts are summed in float32. */
+static bool rounds_experts(const cuda_pass *p) { return p->prompt && p->model->config->moe && !p->model->space.mixed; }
+
+/* Rows are gathered beforehand: the copy engine, which a product waits for, takes neighbours only. */
 static void run_experts_gate_up(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_layer *w = &m->weights.layer[op->layer];
+    prompt_gather_rows(&m->launch, &m->space.route, m->space.x_experts, expert_rows(m), w->experts_gate_up.ld, p->rows);
     cuda_pass_note(p, matrix_prompt_experts_gated(&m->launch, &w->experts_gate_up, m->config->expert_intermediate,
-                                                  &m->space.route, m->space.x_experts, (size_t)w->experts_gate_up.ld,
+                                                  &m->space.route, expert_rows(m), (size_t)w->experts_gate_up.ld,
                                                   m->space.act_experts, (size_t)w->experts_down.ld, p->rows));
 }
 
@@ -322,7 +342,8 @@ static void run_experts_down(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_matrix *w = &m->weights.layer[op->layer].experts_down;
     cuda_pass_note(p, matrix_prompt_experts(&m->launch, w, m->config->hidden, &m->space.route, m->space.act_experts,
-                                            (size_t)w->ld, m->space.experts_out, (size_t)m->config->hidden, p->rows));
+                                            (size_t)w->ld, m->space.experts_out, rounds_experts(p),
+                                            (size_t)m->config->hidden, p->rows));
 }
 
 static void run_after_ffn(cuda_pass *p, const step_op *op) {
@@ -356,7 +377,10 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
         after.aux_column = op->index * c->hidden;
     }
     if (s->mixed) after.experts = s->mixed;
-    cuda_after_ffn_rows(&m->launch, &after, s->mixed ? &s->mixed_route : &s->route, p->rows);
+    if (rounds_experts(p))
+        prompt_after_ffn_rows(&m->launch, &after, expert_rows(m), &s->route, p->rows);
+    else
+        cuda_after_ffn_rows(&m->launch, &after, s->mixed ? &s->mixed_route : &s->route, p->rows);
 }
 
 /* ---------------------------------------------------------------------------------------- per-layer embeddings */

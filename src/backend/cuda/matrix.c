@@ -50,7 +50,7 @@ static cudaError_t bf16_prompt_experts_gated(const cuda_launch *l, const cuda_ma
     prompt_gemm_grouped_args args = {
         .product = bf16_args(experts, x, ldx, out, ldo, rows * route->rank),
         .expert_begin = route->begin,
-        .rows = route->slot_row,
+        .counter = route->finished,
         .expert_stride = 2 * half,
         .experts = route->experts,
     };
@@ -61,15 +61,17 @@ static cudaError_t bf16_prompt_experts_gated(const cuda_launch *l, const cuda_ma
 }
 
 static cudaError_t bf16_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width,
-                                       const cuda_route *route, const cuda_bf16 *x, size_t ldx, float *y, size_t ldy,
-                                       int rows) {
+                                       const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
+                                       size_t ldy, int rows) {
     prompt_gemm_grouped_args args = {
         .product = bf16_args(experts, x, ldx, y, ldy, rows * route->rank),
         .expert_begin = route->begin,
+        .counter = route->finished,
         .expert_stride = (size_t)width * (size_t)experts->ld,
         .experts = route->experts,
     };
     args.product.n = width;
+    args.product.output = rounded ? PROMPT_GEMM_BF16 : PROMPT_GEMM_F32;
     return prompt_gemm_grouped(&args, l->stream);
 }
 
@@ -88,7 +90,7 @@ typedef struct matrix_kernels {
     cudaError_t (*prompt_experts_gated)(const cuda_launch *, const cuda_matrix *, int, const cuda_route *,
                                         const cuda_bf16 *, size_t, cuda_bf16 *, size_t, int);
     cudaError_t (*prompt_experts)(const cuda_launch *, const cuda_matrix *, int, const cuda_route *, const cuda_bf16 *,
-                                  size_t, float *, size_t, int);
+                                  size_t, void *, bool, size_t, int);
 } matrix_kernels;
 
 static const matrix_kernels kernels[CUDA_FORMS] = {
@@ -139,6 +141,6 @@ cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const cuda_matrix 
 }
 
 cudaError_t matrix_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width, const cuda_route *route,
-                                  const cuda_bf16 *x, size_t ldx, float *y, size_t ldy, int rows) {
-    return kernels[experts->form].prompt_experts(l, experts, width, route, x, ldx, y, ldy, rows);
+                                  const cuda_bf16 *x, size_t ldx, void *y, bool rounded, size_t ldy, int rows) {
+    return kernels[experts->form].prompt_experts(l, experts, width, route, x, ldx, y, rounded, ldy, rows);
 }

@@ -3,6 +3,8 @@
 #ifndef KAKEYA_BACKEND_CUDA_MATRIX_H
 #define KAKEYA_BACKEND_CUDA_MATRIX_H
 
+#include <stdbool.h>
+
 #include "backend/cuda/kernels.h"
 
 /* Bytes on the device, padding included; a multiple of 16. */
@@ -33,13 +35,13 @@ cudaError_t matrix_prompt_product(const cuda_launch *l, const matrix_product *pr
 /* out[r][o] = bf16(gelu_tanh(x gate^T) * (x up^T)) */
 cudaError_t matrix_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
                                 const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows);
-/* The same for the slots of a route and experts whose gate rows and up rows alternate by expert: [experts][2 * width].
- */
+/* The same for x [slots][ldx] of a route and experts whose gate rows and up rows alternate by expert: [experts][2 *
+ * width]. */
 cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const cuda_matrix *experts, int width,
                                         const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
                                         size_t ldo, int rows);
-/* y[slot] = x[slot] w[expert]^T */
+/* y[slot] = x[slot] w[expert]^T in float32, or rounded to bf16. */
 cudaError_t matrix_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width, const cuda_route *route,
-                                  const cuda_bf16 *x, size_t ldx, float *y, size_t ldy, int rows);
+                                  const cuda_bf16 *x, size_t ldx, void *y, bool rounded, size_t ldy, int rows);
 
 #endif

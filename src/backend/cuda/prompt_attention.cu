@@ -13,8 +13,10 @@
 #include <limits.h>
 
 #include "backend/cuda/prompt_attention.h"
+#include "backend/cuda/prompt_attention_joint.cuh"
 #include "backend/cuda/prompt_attention_state.cuh"
 #include "backend/cuda/prompt_attention_wgmma.cuh"
+#include "backend/cuda/tensor_maps.cuh"
 
 namespace {
 
@@ -282,18 +284,59 @@ cudaError_t launch_shape(const attention_params &p, int kv_heads, int head_dim, 
     }
 }
 
+/* Whether this device runs joint_kernel on layers of this shape: its code is there (sm_90a). */
+bool is_joint(int head_dim, int rope_pairs) {
+    cudaFuncAttributes attributes;
+    if (head_dim != joint::D || rope_pairs != joint::PAIRS) return false;
+    if (cudaFuncGetAttributes(&attributes, joint_kernel) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    return attributes.maxThreadsPerBlock >= joint::THREADS;
+}
+
+cudaError_t launch_joint(attention_params p, int kv_heads, __nv_bfloat16 *turned, int end, cudaStream_t stream) {
+    p.tile_tokens = joint::M / p.group;
+    int items = (end - p.slab_begin) * kv_heads * (joint::PAIRS / 8);
+    turn_kernel<<<static_cast<unsigned>((items + 255) / 256), 256, 0, stream>>>(p, turned, p.slab_begin, end);
+    cudaError_t status = cudaGetLastError();
+    joint_maps maps = {};
+    encode_function encode;
+    if (status == cudaSuccess) status = find_encode(&encode);
+    if (status != cudaSuccess) return status;
+    const __nv_bfloat16 *values = reinterpret_cast<const __nv_bfloat16 *>(p.keys.chunk_v);
+    int columns = kv_heads * joint::D, turned_columns = kv_heads * joint::TURNED;
+    maps.usable = p.keys.chunk_begin == 0 &&
+                  encode_map(encode, &maps.values, 2, values, columns, p.kv_stride, end, 0, 1, joint::KEYS) &&
+                  encode_map(encode, &maps.turned, 2, turned, turned_columns, static_cast<size_t>(turned_columns),
+                             end - p.slab_begin, 0, 1, joint::KEYS);
+    if (status == cudaSuccess)
+        status = cudaFuncSetAttribute(joint_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, joint::BYTES);
+    if (status != cudaSuccess) return status;
+    dim3 grid(static_cast<unsigned>((p.rows + p.tile_tokens - 1) / p.tile_tokens), static_cast<unsigned>(kv_heads));
+    joint_kernel<<<grid, joint::THREADS, joint::BYTES, stream>>>(p, maps, turned);
+    return cudaGetLastError();
+}
+
 /* K = V: slab by slab of absolute positions. */
 cudaError_t attend_slabs(attention_params p, const prompt_attention_args *args, int begin, int end, int shared_bytes,
                          cudaStream_t stream) {
     __nv_bfloat16 *scratch = reinterpret_cast<__nv_bfloat16 *>(args->k_scratch);
-    int first = begin / PROMPT_SLAB_POSITIONS * PROMPT_SLAB_POSITIONS;
-    if (!scratch || (end - first > PROMPT_SLAB_POSITIONS && (!p.m || !p.out_is_f32))) return cudaErrorInvalidValue;
-    for (int slab = first; slab < end; slab += PROMPT_SLAB_POSITIONS) {
+    int positions = prompt_attention_slab(args->head_dim, args->keys.rope_pairs);
+    bool together = positions != PROMPT_SLAB_POSITIONS;
+    int first = begin / positions * positions;
+    if (!scratch || (end - first > positions && (!p.m || !p.out_is_f32))) return cudaErrorInvalidValue;
+    for (int slab = first; slab < end; slab += positions) {
         p.slab_begin = begin > slab ? begin : slab;
-        p.slab_end = slab + PROMPT_SLAB_POSITIONS;
+        p.slab_end = slab + positions;
         p.first_slab = slab == first;
         p.derived_k = nullptr;
         int derived_end = end < p.slab_end ? end : p.slab_end;
+        if (together) {
+            cudaError_t status = launch_joint(p, args->kv_heads, scratch, derived_end, stream);
+            if (status != cudaSuccess) return status;
+            continue;
+        }
         int items = (derived_end - p.slab_begin) * (static_cast<int>(p.kv_stride) / 16);
         derive_kernel<<<static_cast<unsigned>((items + 255) / 256), 256, 0, stream>>>(p, scratch, p.slab_begin,
                                                                                       derived_end, args->head_dim);
@@ -307,6 +350,10 @@ cudaError_t attend_slabs(attention_params p, const prompt_attention_args *args, 
 }
 
 } // namespace
+
+extern "C" int prompt_attention_slab(int head_dim, int rope_pairs) {
+    return is_joint(head_dim, rope_pairs) ? joint::SLAB_POSITIONS : PROMPT_SLAB_POSITIONS;
+}
 
 extern "C" cudaError_t prompt_attention(const prompt_attention_args *args, cudaStream_t stream) {
     if (!args->q || !args->out || !args->m != !args->l || (args->undivided && !args->m) || args->rows <= 0 ||

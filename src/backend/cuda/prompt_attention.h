@@ -42,6 +42,9 @@ typedef struct prompt_attention_args {
 
 cudaError_t prompt_attention(const prompt_attention_args *args, cudaStream_t stream);
 
+/* K = V layers of this shape on this device: positions of one slab. Slabs begin at multiples of it. */
+int prompt_attention_slab(int head_dim, int rope_pairs);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,11 +5,13 @@
  * shared memory stages by cp.async; the tile's products run on wgmma where the target has it and on mma.sync elsewhere.
  * The next tile's first stages are in flight while this one's results are written. Gated outputs interleave eight rows
  * of the gate with eight of the up matrix in one tile of W, so that a thread holds both factors of its elements. On
- * sm_90a the largest tiles are prompt_gemm_bulk.cuh's. */
+ * sm_90a the largest tiles are prompt_gemm_fit.cuh's. */
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_fit.cuh"
 #include "backend/cuda/prompt_gemm_restore.cuh"
 #include "backend/cuda/prompt_gemm_tile.cuh"
 #include "backend/cuda/prompt_wgmma.cuh"
+#include "backend/cuda/tensor_maps.cuh"
 
 namespace {
 
@@ -293,84 +295,106 @@ bool fits_large(const gemm_params &p, const device_limits &limits) {
     return large_tile::BYTES + table_bytes(p) <= limits.shared_bytes;
 }
 
-/* Whether this device runs bulk_kernel: its code is there (sm_90a) and its memory suffices. */
+/* Whether this device has the bulk tensor copy engine and code for it (sm_90a), and memory enough. */
 bool has_bulk(const gemm_params &p, const device_limits &limits) {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, bulk_kernel<false>) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, fit_kernel<false>) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
     return attributes.maxThreadsPerBlock >= bulk_tile::THREADS &&
-           bulk_tile::BYTES + table_bytes(p) <= limits.shared_bytes;
+           fit_tile::BYTES + table_bytes(p) <= limits.shared_bytes;
 }
 
-typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                                    const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* A map of bf16 [matrices][rows][columns] in boxes of so many rows of one panel; what lies outside reads as zero. */
-bool encode_map(encode_function encode, CUtensorMap *map, int dimensions, const __nv_bfloat16 *data, int columns,
-                size_t row_stride, int rows, size_t matrix_stride, int matrices) {
-    cuuint64_t sizes[3] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                           static_cast<cuuint64_t>(matrices)};
-    cuuint64_t strides[2] = {row_stride * sizeof(__nv_bfloat16), matrix_stride * sizeof(__nv_bfloat16)};
-    cuuint32_t box[3] = {PANEL_COLUMNS, bulk_tile::BOX, 1}, steps[3] = {1, 1, 1};
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(dimensions),
-                  const_cast<__nv_bfloat16 *>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/* A map of a decoder [rows][columns] as restore_maps has it. */
-bool encode_decoder(encode_function encode, CUtensorMap *map, const __nv_bfloat16 *data, int columns, size_t row_stride,
-                    int rows) {
-    cuuint64_t row = row_stride * sizeof(__nv_bfloat16);
-    cuuint64_t sizes[5] = {static_cast<cuuint64_t>(columns), 2, 4, 4, static_cast<cuuint64_t>(rows / 32)};
-    cuuint64_t strides[4] = {row, 8 * row, 2 * row, 32 * row};
-    cuuint32_t box[5] = {PANEL_COLUMNS, 2, 4, 4, bulk_tile::BOX / 32}, steps[5] = {1, 1, 1, 1, 1};
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<__nv_bfloat16 *>(data), sizes, strides, box,
+/* The map of W, or of the gate and the up matrix, as fit_maps has it. */
+bool encode_dealt(encode_function encode, fit_maps *maps, const gemm_params &p, int experts, size_t expert_stride) {
+    bool gated = p.w_up != nullptr;
+    const __nv_bfloat16 *low = p.w, *high = p.w_up;
+    maps->up_first = gated && high < low;
+    if (maps->up_first) low = p.w_up, high = p.w;
+    cuuint64_t row = p.ldw * sizeof(__nv_bfloat16),
+               apart = gated ? static_cast<cuuint64_t>(high - low) * sizeof(__nv_bfloat16) : row;
+    cuuint64_t block = gated ? 8 : 16, eight = gated ? row : 2 * row;
+    cuuint64_t sizes[5] = {static_cast<cuuint64_t>(p.k), 8, 2, static_cast<cuuint64_t>(p.n) / block,
+                           static_cast<cuuint64_t>(experts)};
+    cuuint64_t strides[4] = {eight, apart, block * row, expert_stride * sizeof(__nv_bfloat16)};
+    cuuint32_t box[5] = {PANEL_COLUMNS, 8, 2, fit_tile::W_ROWS / 16, 1}, steps[5] = {1, 1, 1, 1, 1};
+    return encode(&maps->w, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, const_cast<__nv_bfloat16 *>(low), sizes, strides, box,
                   steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-cudaError_t find_encode(encode_function *encode) {
-    void *entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    cudaError_t status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    if (status == cudaSuccess && !entry) status = cudaErrorNotSupported;
-    *encode = reinterpret_cast<encode_function>(entry);
-    return status;
+/* The map of the results, in boxes of what a warpgroup stages at a time. False: they have to leave without it. */
+bool encode_results(encode_function encode, CUtensorMap *map, const gemm_params &p) {
+    bool wide = p.output == PROMPT_GEMM_F32, gated = p.w_up != nullptr;
+    size_t size = wide ? sizeof(float) : sizeof(__nv_bfloat16);
+    if (p.ldo * size % 16 != 0 || reinterpret_cast<uintptr_t>(p.out) % 16 != 0) return false;
+    cuuint64_t sizes[2] = {static_cast<cuuint64_t>(p.n), static_cast<cuuint64_t>(p.m)}, stride = p.ldo * size;
+    cuuint32_t box[2] = {wide || gated ? 32u : 64u, wide ? 32u : 64u}, steps[2] = {1, 1};
+    return encode(map, wide ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p.out, sizes,
+                  &stride, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  gated ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <bool GATED> cudaError_t launch_bulk(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
+/* Outputs of one tile of W. */
+int fit_outputs(const gemm_params &p) { return p.w_up ? fit_tile::W_ROWS / 2 : fit_tile::W_ROWS; }
+
+/* Whether this device runs fit_kernel on this product: its code is there (sm_90a), its memory suffices, rows of A are
+ * neighbours, and whole groups of W's rows can be dealt. */
+bool has_fit(const gemm_params &p, const device_limits &limits) {
+    return has_bulk(p, limits) && !p.rows && (p.w_up || p.n % 16 == 0);
+}
+
+struct fit_choice {
+    int width;
+    float time; /* relative to one tile of 128 x 256 */
+};
+
+/* The width of a dense product's tiles that takes the least time. */
+fit_choice choose_width(const gemm_params &p, const device_limits &limits) {
+    int w_tiles = (p.n + fit_outputs(p) - 1) / fit_outputs(p);
+    fit_choice best = {0, 0};
+    for (int width = fit_tile::MOST_ROWS; width >= 64; width = fit_width(width - (width > 128 ? 8 : 16))) {
+        int tiles = (p.m + width - 1) / width * w_tiles,
+            rounds = (tiles + limits.multiprocessors - 1) / limits.multiprocessors;
+        float time = static_cast<float>(rounds * (width + fit_tile::OVERHEAD)) /
+                     static_cast<float>(fit_tile::MOST_ROWS + fit_tile::OVERHEAD);
+        if (!best.width || time < best.time) best = {width, time};
+    }
+    return best;
+}
+
+template <bool GATED>
+cudaError_t launch_fit(const gemm_params &p, const device_limits &limits, int width, cudaStream_t stream) {
     encode_function encode;
     cudaError_t status = find_encode(&encode);
     if (status != cudaSuccess) return status;
-    int matrices = p.expert_begin ? p.experts : 1;
-    size_t matrix_stride = p.expert_begin ? p.expert_stride : static_cast<size_t>(p.n) * p.ldw;
-    bulk_maps maps = {};
-    if (!encode_map(encode, &maps.w, 3, p.w, p.k, p.ldw, p.n, matrix_stride, matrices) ||
-        (GATED && !encode_map(encode, &maps.w_up, 3, p.w_up, p.k, p.ldw, p.n, matrix_stride, matrices)) ||
-        (!p.rows && !encode_map(encode, &maps.a, 2, p.a, p.k, p.lda, p.m, 0, 1))) {
+    int experts = p.expert_begin ? p.experts : 1;
+    size_t expert_stride = p.expert_begin ? p.expert_stride : static_cast<size_t>(p.n) * p.ldw;
+    fit_maps maps = {};
+    if (!encode_dealt(encode, &maps, p, experts, expert_stride) ||
+        !encode_map(encode, &maps.a, 2, p.a, p.k, p.lda, p.m, 0, 1, fit_tile::BOX)) {
         return cudaErrorInvalidValue;
     }
-    int width = GATED ? bulk_tile::N / 2 : bulk_tile::N, blocks = limits.multiprocessors;
-    int tiles = (p.m + bulk_tile::M - 1) / bulk_tile::M * ((p.n + width - 1) / width);
-    if (!p.expert_begin && tiles < blocks) blocks = tiles;
-    int bytes = bulk_tile::BYTES + table_bytes(p);
-    status = cudaFuncSetAttribute(bulk_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    maps.staged = encode_results(encode, &maps.out, p);
+    int blocks = limits.multiprocessors, bytes = fit_tile::BYTES + table_bytes(p);
+    if (!p.expert_begin) {
+        int tiles = (p.m + width - 1) / width * ((p.n + fit_outputs(p) - 1) / fit_outputs(p));
+        if (tiles < blocks) blocks = tiles;
+    }
+    status = cudaFuncSetAttribute(fit_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
-    bulk_kernel<GATED>
-        <<<static_cast<unsigned>(blocks), bulk_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps);
+    fit_kernel<GATED>
+        <<<static_cast<unsigned>(blocks), fit_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, width);
     return cudaGetLastError();
 }
 
 /* The largest tiles this device has. */
 cudaError_t launch_large(const gemm_params &p, const device_limits &limits, cudaStream_t stream) {
-    if (has_bulk(p, limits))
-        return p.w_up ? launch_bulk<true>(p, limits, stream) : launch_bulk<false>(p, limits, stream);
-    return launch_tile<large_tile>(p, limits, stream);
+    if (!has_fit(p, limits)) return launch_tile<large_tile>(p, limits, stream);
+    int width = p.expert_begin ? 0 : choose_width(p, limits).width;
+    return p.w_up ? launch_fit<true>(p, limits, width, stream) : launch_fit<false>(p, limits, width, stream);
 }
 
 gemm_params make_params(const prompt_gemm_args *args) {
@@ -404,7 +428,8 @@ extern "C" cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t st
     cudaError_t status = query_limits(&limits);
     if (status != cudaSuccess) return status;
     gemm_params p = make_params(args);
-    float large = estimate<large_tile>(p, limits, 1.0f); /* relative times, measured on an H200 */
+    /* relative times, measured on an H200 */
+    float large = has_fit(p, limits) ? choose_width(p, limits).time : estimate<large_tile>(p, limits, 1.0f);
     float medium = estimate<medium_tile>(p, limits, 0.67f), small = estimate<small_tile>(p, limits, 0.28f);
     if (fits_large(p, limits) && large <= medium && large <= small) {
         return launch_large(p, limits, stream);
@@ -433,8 +458,8 @@ extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batc
         int rank = half ? r->rank_v : r->rank_k;
         size_t lda = static_cast<size_t>(r->rank_k) + static_cast<size_t>(r->rank_v),
                ldw = static_cast<size_t>(decoder->ld);
-        if (!encode_map(encode, &maps.latents[half], 2, a, rank, lda, rows, 0, 1) ||
-            !encode_decoder(encode, &maps.decoder[half], w, rank, ldw, decoder->out)) {
+        if (!encode_map(encode, &maps.latents[half], 2, a, rank, lda, rows, 0, 1, bulk_tile::BOX) ||
+            !encode_decoder(encode, &maps.decoder[half], w, rank, ldw, decoder->out, bulk_tile::BOX)) {
             return cudaErrorInvalidValue;
         }
     }
@@ -455,7 +480,7 @@ extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batc
 }
 
 extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
-    if (!valid_args(&args->product) || !args->expert_begin || args->experts <= 0 ||
+    if (!valid_args(&args->product) || !args->expert_begin || !args->counter || args->experts <= 0 ||
         args->experts > PROMPT_GEMM_MAX_EXPERTS || args->expert_stride % 8 != 0) {
         return cudaErrorInvalidValue;
     }
@@ -465,6 +490,7 @@ extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args,
     gemm_params p = make_params(&args->product);
     p.expert_begin = args->expert_begin;
     p.rows = args->rows;
+    p.counter = args->counter;
     p.experts = args->experts;
     p.expert_stride = args->expert_stride;
     return fits_large(p, limits) ? launch_large(p, limits, stream) : launch_tile<medium_tile>(p, limits, stream);

@@ -55,7 +55,8 @@ typedef struct prompt_gemm_grouped_args {
     const int *expert_begin; /* device, [experts + 1], ascending from 0 */
     const int *rows;         /* device, [slots], or NULL */
     size_t expert_stride;
-    int experts; /* at most PROMPT_GEMM_MAX_EXPERTS */
+    int experts;       /* at most PROMPT_GEMM_MAX_EXPERTS */
+    unsigned *counter; /* device: one, zero before the launch and after it */
 } prompt_gemm_grouped_args;
 
 enum { PROMPT_GEMM_MAX_EXPERTS = 256 };

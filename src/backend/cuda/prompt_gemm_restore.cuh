@@ -169,8 +169,7 @@ __global__ void PROMPT_BULK_BOUNDS restore_latents_kernel(const __grid_constant_
     if (p.chained) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     uint32_t base = align_tile(shared_address(memory));
     int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    gemm_params none = {};
-    bulk_context c = {none, base, nullptr, 0, 0, (max(p.r.rank_k, p.r.rank_v) + TILE_K - 1) / TILE_K, 0};
+    const bulk_context c = {base, (max(p.r.rank_k, p.r.rank_v) + TILE_K - 1) / TILE_K};
     float *k_norm = reinterpret_cast<float *>(memory + (base - shared_address(memory)) + bulk_tile::TILES_BEFORE);
     if (threadIdx.x < bulk_tile::N) k_norm[threadIdx.x] = p.r.k_norm[threadIdx.x];
     init_stages(base, 1);

@@ -14,6 +14,7 @@ struct gemm_params {
     size_t lda, ldw, ldo, expert_stride;
     void *out;
     const int *expert_begin, *rows; /* expert_begin NULL: one dense product of m rows */
+    unsigned *counter;              /* of tiles of experts that blocks have taken; zero between launches */
     int m, n, k, experts;
     prompt_gemm_output output;
 };
@@ -25,27 +26,32 @@ struct tile_place {
     int expert;
 };
 
-/* tiles_before[e] = row tiles (of M rows) of the experts below e. */
-template <int M, int THREADS> __device__ void count_tiles(const gemm_params &p, int *tiles_before) {
-    for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += THREADS) {
-        tiles_before[e + 1] = (p.expert_begin[e + 1] - p.expert_begin[e] + M - 1) / M;
-    }
-    if (threadIdx.x == 0) tiles_before[0] = 0;
+/* table[i] = the sum of table[1 .. i], table[0] = 0; by a whole block, which has written the table. */
+__device__ __forceinline__ void sum_table(int *table, int entries) {
+    if (threadIdx.x == 0) table[0] = 0;
     __syncthreads();
     if (threadIdx.x < 32) {
         int lane = static_cast<int>(threadIdx.x), carry = 0;
-        for (int base = 1; base <= p.experts; base += 32) {
-            int e = base + lane, sum = e <= p.experts ? tiles_before[e] : 0;
+        for (int base = 1; base <= entries; base += 32) {
+            int e = base + lane, sum = e <= entries ? table[e] : 0;
             for (int step = 1; step < 32; step *= 2) {
                 int other = __shfl_up_sync(~0u, sum, step);
                 if (lane >= step) sum += other;
             }
             sum += carry;
-            if (e <= p.experts) tiles_before[e] = sum;
+            if (e <= entries) table[e] = sum;
             carry = __shfl_sync(~0u, sum, 31);
         }
     }
     __syncthreads();
+}
+
+/* tiles_before[e] = row tiles (of M rows) of the experts below e. */
+template <int M, int THREADS> __device__ void count_tiles(const gemm_params &p, int *tiles_before) {
+    for (int e = static_cast<int>(threadIdx.x); e < p.experts; e += THREADS) {
+        tiles_before[e + 1] = (p.expert_begin[e + 1] - p.expert_begin[e] + M - 1) / M;
+    }
+    sum_table(tiles_before, p.experts);
 }
 
 /* Row tiles run fastest within an expert, so that neighbours in time read the same stretch of W. */
@@ -70,8 +76,9 @@ __device__ __forceinline__ tile_place find_tile(const gemm_params &p, const int 
 }
 
 __device__ __forceinline__ float activate(float x, prompt_gemm_output output) {
-    if (output == PROMPT_GEMM_SILU_BF16) return x / (1.0f + expf(-x));
-    return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    if (output == PROMPT_GEMM_SILU_BF16) return __fdividef(x, 1.0f + __expf(-x));
+    /* x (1 + tanh u) / 2 = x / (1 + exp(-2 u)) */
+    return __fdividef(x, 1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
 }
 
 /* Writes one row of a fragment: `c` points to its two values of the first block of eight columns, `column` is the

@@ -282,8 +282,9 @@ static void prompt_feed_forward(builder *b, int layer) {
     multiply(op, &w->up);
     add_product(b, STEP_DENSE_DOWN, layer, "down", &w->down, STEP_ITEM(ITEM_ACT), STEP_ITEM(ITEM_BRANCH));
     if (!s->config->moe) return;
+    /* Rows are gathered where the experts' outputs will lie. */
     op = add(b, STEP_EXPERTS_GATE_UP, layer, "gate/up", STEP_ITEM(ITEM_X_EXPERTS) | STEP_ITEM(ITEM_ROUTE),
-             STEP_ITEM(ITEM_ACT_EXPERTS));
+             STEP_ITEM(ITEM_ACT_EXPERTS) | STEP_ITEM(ITEM_EXPERTS_OUT));
     op->matrix[op->matrices++] = &w->experts_gate_up;
     count_experts(s, op, &w->experts_gate_up);
     op = add(b, STEP_EXPERTS_DOWN, layer, "down", STEP_ITEM(ITEM_ACT_EXPERTS) | STEP_ITEM(ITEM_ROUTE),

@@ -6,6 +6,7 @@
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_rows.h"
 #include "backend/cuda/recorder.h"
 #include "gpu/fake/fake_device.h"
 
@@ -138,6 +139,12 @@ void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, c
     (void)l;
     head_rows_arguments a = {batch, *h, prompt, rows};
     fake_launch(run_head_rows, &a, sizeof a);
+}
+
+int prompt_head_rows_fit(const cuda_heads *h) { return h->head_dim == 256; }
+
+void prompt_head_rows(const cuda_launch *l, const cuda_batch *batch, const cuda_heads *h, int rows) {
+    cuda_head_rows(l, batch, 1, h, rows);
 }
 
 typedef struct store_chunk_arguments {
@@ -437,6 +444,12 @@ void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cu
     if (a->aux_width) cuda_copy_aux(l, a->row, NULL, a->aux, a->aux_width, a->aux_column, a->hidden, rows);
 }
 
+void prompt_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_bf16 *experts,
+                           const cuda_route *route, int rows) {
+    (void)experts;
+    cuda_after_ffn_rows(l, a, route, rows);
+}
+
 /* Of all rows that are rounded those of the aux hidden states alone matter: what follows is made of them. */
 void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows) {
     (void)l, (void)x, (void)ldx;
@@ -637,6 +650,13 @@ void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
     (void)l, (void)a, (void)route, (void)rows;
 }
+void prompt_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows) {
+    (void)l, (void)a, (void)rows;
+}
+void prompt_gather_rows(const cuda_launch *l, const cuda_route *route, const cuda_bf16 *x, cuda_bf16 *to, int ld,
+                        int rows) {
+    (void)l, (void)route, (void)x, (void)to, (void)ld, (void)rows;
+}
 void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
                  int hidden, int rows) {
     (void)l, (void)route, (void)w, (void)x, (void)hidden, (void)rows;
@@ -671,6 +691,10 @@ void cuda_probe_read(const cuda_launch *l, const void *data, size_t bytes, float
 double cuda_probe_flops(const cuda_launch *l, int multiprocessors, int iterations, float *sink) {
     (void)l, (void)multiprocessors, (void)iterations, (void)sink;
     return 1;
+}
+int prompt_attention_slab(int head_dim, int rope_pairs) {
+    (void)head_dim, (void)rope_pairs;
+    return PROMPT_SLAB_POSITIONS;
 }
 cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
     (void)args, (void)stream;
