@@ -398,6 +398,7 @@ typedef struct kakeya_step {
     size_t prompt_positions; /* of prompts */
     size_t answer_positions; /* of answers: their tokens and the drafts that were tried */
     double seconds;
+    kakeya_status status; /* else the forward has failed as a whole: no request of it is to blame, and all fail */
 } kakeya_step;
 
 /* Called behind each forward by the thread that computes, before anybody hears of what came of it. It must not wait. */

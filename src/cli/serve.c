@@ -163,8 +163,8 @@ static int serve(const serve_settings *settings) {
         pthread_t watcher;
         if (pthread_create(&watcher, NULL, second_signal, &wanted) == 0) pthread_detach(watcher);
         notify_service("STOPPING=1");
-        serve_drain(running);
     }
+    serve_drain(running); /* also those who waited for a model that does not come */
     serve_stop(running);
     return number > 0 ? CLI_DONE : cli_fail(command.name, &error);
 }

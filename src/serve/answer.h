@@ -128,6 +128,9 @@ answer_counts answers_count(server_context *server);
 void answers_list(server_context *server, text_buffer *out);
 /* Network thread, now and then: ends those that take longer than --request-timeout; their sinks get ANSWER_FAILED. */
 void answers_expire(server_context *server, double now);
+/* Ends all that run or wait for their turn, because a computation has failed; their sinks get ANSWER_FAILED "backend".
+ */
+void answers_fail(server_context *server);
 /* Ends all that run; their sinks get ANSWER_FAILED "draining". */
 void answers_stop(server_context *server);
 

@@ -78,6 +78,7 @@ struct answer {
     _Atomic bool lost;      /* an event found no memory: the answer fails */
     _Atomic bool cancelled; /* the client has left, or the server drains */
     _Atomic bool draining;  /* the latter */
+    _Atomic bool broken;    /* a computation has failed: everybody's does */
     _Atomic bool stalled;   /* the client takes nothing */
     bool submitted;         /* under lock: sessions may be cancelled */
     size_t unfinished;      /* under lock: submissions under way */

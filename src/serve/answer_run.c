@@ -45,6 +45,14 @@ void answers_stop(server_context *s) {
     pthread_mutex_unlock(&s->answers_lock);
 }
 
+void answers_fail(server_context *s) {
+    pthread_mutex_lock(&s->answers_lock);
+    for (answer *a = s->answers; a; a = a->next) {
+        if (!atomic_exchange(&a->broken, true)) cancel(a);
+    }
+    pthread_mutex_unlock(&s->answers_lock);
+}
+
 /* ------------------------------------------------------------------------------------------------------- submissions
  */
 
@@ -485,6 +493,8 @@ bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     call_on_cancel(c, NULL, NULL);
     if (atomic_load(&a->lost)) {
         api_out_of_memory(&a->error);
+    } else if (atomic_load(&a->broken) && !a->error.status) {
+        api_fail(&a->error, 500, "backend", NULL, "the computation has failed");
     } else if (atomic_load(&a->draining) && !a->error.status) {
         a->error.retry_after = 2;
         api_fail(&a->error, 503, "draining", NULL, "the server is shutting down");

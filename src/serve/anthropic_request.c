@@ -187,18 +187,20 @@ static void read_format(reader *k, const cJSON *format, const char *param) {
     }
 }
 
+/* How much trouble is to be taken, also without a thought: Claude Code names an effort in every request, and says
+ * nothing of thinking where its user has turned that off. The format has no levels, so it changes nothing. */
 static void read_output(reader *k) {
+    static const char *const efforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
     fields inner;
-    bool said = member(k->r->chat, "thinking") != NULL; /* whether a thought is wanted */
     fields_begin(&inner, fields_object(k->f, "output_config"), "output_config.", k->f->error);
     const char *effort = fields_string(&inner, "effort", NULL);
     read_format(k, fields_object(&inner, "format"), "output_config.format");
     end_fields(k, &inner);
     read_format(k, fields_object(k->f, "output_format"), "output_format");
     if (!effort) return;
-    bool none = strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0;
-    if (!said && !none) k->asked = "output_config.effort";
-    if (!cJSON_AddStringToObject(k->r->chat, "reasoning_effort", effort)) api_out_of_memory(k->f->error);
+    for (size_t i = 0; i < sizeof efforts / sizeof *efforts; i++)
+        if (strcmp(effort, efforts[i]) == 0) return;
+    api_fail(k->f->error, 400, "invalid_value", "output_config.effort", "output_config.effort is %.32s", effort);
 }
 
 /* The answer goes on in the middle of a text: there is no place for a thought, a format or a call. */
@@ -257,9 +259,7 @@ static size_t place_of_tool(const cJSON *body, size_t i) {
 
 /* Errors about the request as chat completions would have it, in this API's words. */
 static void rename_error(const cJSON *body, api_error *error) {
-    static const struct {
-        const char *chat, *here;
-    } names[] = {{"response_format", "output_config.format"}, {"reasoning_effort", "output_config.effort"}};
+    static const struct { const char *chat, *here; } names[] = {{"response_format", "output_config.format"}};
     static const char parameters[] = ".parameters";
     char text[sizeof error->message];
     unsigned long tool;

@@ -33,6 +33,7 @@ struct grpc_service {
     prefix_store *store;
     bool news; /* about the engine */
     resting rest;
+    bool failed;          /* with REST_ASKED: the engine has */
     kakeya_error failure; /* why there is no engine again; KAKEYA_OK: nothing has failed */
     size_t running;
     phase reached; /* of the service's thread */
@@ -116,7 +117,7 @@ static void take_wake(void *user) {
     const phase wanted = s->wanted;
     kakeya_engine *engine = s->engine;
     prefix_store *store = s->store;
-    const bool news = s->news, rest = s->rest == REST_ASKED;
+    const bool news = s->news, rest = s->rest == REST_ASKED, failed = s->failed;
     const kakeya_error failure = s->failure;
     s->news = false;
     s->failure = (kakeya_error){0};
@@ -125,7 +126,7 @@ static void take_wake(void *user) {
     if (failure.status != KAKEYA_OK) grpc_runtime_wake_failed(s->runtime, failure.message);
     reach(s, wanted);
     grpc_runtime_advance(s->runtime);
-    const bool granted = rest && wanted == PHASE_SERVING && grpc_runtime_rest(s->runtime);
+    const bool granted = rest && wanted == PHASE_SERVING && grpc_runtime_rest(s->runtime, failed);
     pthread_mutex_lock(&s->lock);
     if (rest) s->rest = granted ? REST_GRANTED : REST_REFUSED;
     if (rest) pthread_cond_broadcast(&s->quiet);
@@ -208,11 +209,12 @@ void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_sto
     want(service, PHASE_SERVING, engine, store);
 }
 
-bool grpc_service_rest(grpc_service *service) {
+bool grpc_service_rest(grpc_service *service, bool failed) {
     grpc_service *s = service;
     pthread_mutex_lock(&s->lock);
     bool serving = s->wanted == PHASE_SERVING;
     if (serving) s->rest = REST_ASKED;
+    s->failed = failed;
     pthread_mutex_unlock(&s->lock);
     if (!serving) return false;
     rpc_server_wake(s->server);

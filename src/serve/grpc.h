@@ -15,8 +15,9 @@ const char *grpc_service_address(const grpc_service *service);
 /* The model is there. Sessions are the named ones of the store; both must live until grpc_service_stop returns. */
 void grpc_service_serve(grpc_service *service, kakeya_engine *engine, prefix_store *store);
 /* Takes the engine away until grpc_service_serve gives one again: calls that need it wait, after on_wanted. False: a
- * call is under way, or the service does not serve. Waits for the service's thread. */
-bool grpc_service_rest(grpc_service *service);
+ * call is under way, or the service does not serve. Waits for the service's thread. failed: what is under way ends with
+ * INTERNAL, and whoever comes waits already where this is false. */
+bool grpc_service_rest(grpc_service *service, bool failed);
 /* There is none: the calls that wait get UNAVAILABLE. */
 void grpc_service_wake_failed(grpc_service *service, const char *why);
 /* New work is refused, running work goes on. */

@@ -162,7 +162,7 @@ bool operation_use_session(operation *op) {
 bool operation_want_service(operation *op) {
     const grpc_runtime *r = op->runtime;
     const grpc_service_options *o = &r->options;
-    if (r->engine && !r->draining) return true;
+    if (r->engine && !r->asleep && !r->draining) return true;
     if (r->asleep && !r->draining && clock_seconds() < op->started + o->wake_seconds) {
         op->state = STATE_DEFERRED;
         op->sleeps = true;

@@ -503,8 +503,18 @@ void grpc_runtime_serve(grpc_runtime *r, kakeya_engine *engine, prefix_store *st
     r->asleep = false;
 }
 
-bool grpc_runtime_rest(grpc_runtime *r) {
-    if (grpc_runtime_running(r) > 0) return false;
+bool grpc_runtime_rest(grpc_runtime *r, bool failed) {
+    size_t busy = 0;
+    r->asleep |= failed;
+    for (operation *next, *op = r->operations; op; op = next) {
+        next = op->next;
+        if (op->state == STATE_DEFERRED && op->sleeps) continue;
+        busy++;
+        if (!failed || op->state != STATE_COMPUTING) continue;
+        operation_fail(op, RPC_INTERNAL, "the computation has failed");
+        give_up(op);
+    }
+    if (busy > 0) return false;
     r->engine = NULL;
     r->asleep = true;
     return true;

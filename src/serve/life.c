@@ -26,13 +26,14 @@ struct life {
     pthread_cond_t changed;
     bool awake;      /* calls may hold the model */
     bool rest, wake; /* what the thread is to do next */
+    bool broken;     /* likewise: a forward has failed as a whole */
     bool stopping;   /* nobody waits any more */
     bool told;       /* why the model stays, since it last left */
     size_t holders;
     double used; /* when it was held last */
     uint64_t wakes, failures;
     kakeya_error failure;        /* the last one */
-    bool load_failed;            /* at the start */
+    bool load_failed;            /* for good */
     pthread_mutex_t engine_lock; /* whoever reads the engine's counters while it may be closed */
     uint64_t fingerprint;
 };
@@ -141,8 +142,25 @@ static void open_directory(server_context *s) {
     free(path);
 }
 
+/* What failed may fail for good, as a device that is lost does: the model is given up and loaded again. */
+static void note_failure(life *l) {
+    int ready = SERVER_READY;
+    pthread_mutex_lock(&l->lock);
+    if (l->awake && atomic_compare_exchange_strong(&l->server->state, &ready, SERVER_WAKING)) {
+        l->awake = false;
+        l->broken = true;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
 static void on_step(void *user, const kakeya_step *step) {
-    metrics *m = user;
+    server_context *s = user;
+    metrics *m = &s->metrics;
+    if (step->status != KAKEYA_OK) {
+        if (step->status == KAKEYA_BACKEND) note_failure(s->life);
+        return;
+    }
     if (step->prompt_positions) metrics_tokens(&m->iteration_prompt, step->prompt_positions);
     if (step->answer_positions) metrics_tokens(&m->iteration_decode, step->answer_positions);
     metrics_tokens(&m->iteration_both, step->prompt_positions + step->answer_positions);
@@ -154,7 +172,7 @@ static kakeya_status open_engine(server_context *s, kakeya_engine **out, kakeya_
     options.progress = on_progress;
     options.user = s;
     options.on_step = on_step;
-    options.step_user = &s->metrics;
+    options.step_user = s;
     atomic_store(&s->progress, 0);
     return kakeya_engine_open(&options, out, error);
 }
@@ -205,10 +223,24 @@ static bool become_ready(life *l, int from) {
     return ready;
 }
 
+/* No session is open any more. */
+static void close_engine(life *l) {
+    server_context *s = l->server;
+    pthread_mutex_lock(&l->engine_lock);
+    kakeya_engine *engine = s->engine;
+    s->engine = NULL;
+    pthread_mutex_unlock(&l->engine_lock);
+    grammar_cache_clear(s->grammars);
+    kakeya_engine_close(engine);
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 static void fall_asleep(life *l) {
     server_context *s = l->server;
     kakeya_error why = {0};
-    if (!rpc_rest(s)) { /* a call is under way */
+    if (!rpc_rest(s, false)) { /* a call is under way */
         become_ready(l, SERVER_SLEEPING);
         return;
     }
@@ -220,27 +252,15 @@ static void fall_asleep(life *l) {
         become_ready(l, SERVER_SLEEPING);
         return;
     }
-    pthread_mutex_lock(&l->engine_lock);
-    kakeya_engine *engine = s->engine;
-    s->engine = NULL;
-    pthread_mutex_unlock(&l->engine_lock);
-    grammar_cache_clear(s->grammars);
-    kakeya_engine_close(engine);
-#ifdef __GLIBC__
-    malloc_trim(0);
-#endif
+    close_engine(l);
     l->told = false;
     fprintf(stderr, "kakeya serve: sleeping: nobody has asked for %g s, %.1f MB given back\n",
             s->settings->idle_unload_seconds, (double)bytes / 1e6);
 }
 
-/* Those who wait hear of it, and the next one who asks tries again. */
-static void stay_asleep(life *l, const kakeya_error *why) {
-    server_context *s = l->server;
-    int waking = SERVER_WAKING;
-    if (!atomic_compare_exchange_strong(&s->state, &waking, SERVER_SLEEPING)) return; /* it drains */
-    fprintf(stderr, "kakeya serve: the model cannot be loaded again: %s\n", why->message);
-    rpc_wake_failed(s, why->message);
+/* Those who wait hear of it. */
+static void tell_failure(life *l, const kakeya_error *why) {
+    rpc_wake_failed(l->server, why->message);
     pthread_mutex_lock(&l->lock);
     l->failures++;
     l->failure = *why;
@@ -249,24 +269,26 @@ static void stay_asleep(life *l, const kakeya_error *why) {
     pthread_mutex_unlock(&l->lock);
 }
 
-static void wake_up(life *l) {
+/* Who asks next tries again. */
+static void stay_asleep(life *l, const kakeya_error *why) {
+    int waking = SERVER_WAKING;
+    if (!atomic_compare_exchange_strong(&l->server->state, &waking, SERVER_SLEEPING)) return; /* it drains */
+    fprintf(stderr, "kakeya serve: the model cannot be loaded again: %s\n", why->message);
+    tell_failure(l, why);
+}
+
+/* While the state is WAKING. */
+static kakeya_status load_again(life *l, kakeya_error *why) {
     server_context *s = l->server;
-    int sleeping = SERVER_SLEEPING;
-    atomic_store(&s->progress, 0);
-    if (!atomic_compare_exchange_strong(&s->state, &sleeping, SERVER_WAKING)) return;
     double since = clock_seconds();
-    kakeya_error why = {0};
     kakeya_engine *engine = NULL;
-    kakeya_status status = open_engine(s, &engine, &why);
+    kakeya_status status = open_engine(s, &engine, why);
     if (status == KAKEYA_OK && kakeya_engine_fingerprint(engine) != l->fingerprint) {
-        status = error_set(&why, KAKEYA_FORMAT, "%s is another model than at the start: only a restart serves it",
+        status = error_set(why, KAKEYA_FORMAT, "%s is another model than at the start: only a restart serves it",
                            s->settings->engine.model ? s->settings->engine.model : "synthetic");
         kakeya_engine_close(engine);
     }
-    if (status != KAKEYA_OK) {
-        stay_asleep(l, &why);
-        return;
-    }
+    if (status != KAKEYA_OK) return status;
     pthread_mutex_lock(&l->engine_lock);
     s->engine = engine;
     pthread_mutex_unlock(&l->engine_lock);
@@ -276,6 +298,50 @@ static void wake_up(life *l) {
     l->wakes++;
     pthread_mutex_unlock(&l->lock);
     if (become_ready(l, SERVER_WAKING)) fprintf(stderr, "kakeya serve: awake after %.1f s\n", clock_seconds() - since);
+    return KAKEYA_OK;
+}
+
+static void wake_up(life *l) {
+    int sleeping = SERVER_SLEEPING;
+    kakeya_error why = {0};
+    atomic_store(&l->server->progress, 0);
+    if (atomic_compare_exchange_strong(&l->server->state, &sleeping, SERVER_WAKING) && load_again(l, &why) != KAKEYA_OK)
+        stay_asleep(l, &why);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- failure */
+
+/* Whoever uses the model is told that it has failed. False: the server ends meanwhile, which waits for them itself. */
+static bool wait_for_holders(life *l) {
+    enum { AGAIN_MS = 20 }; /* who has just come is told then */
+    for (;;) {
+        l->server->model_failed(l->server);
+        bool rpc = rpc_rest(l->server, true);
+        pthread_mutex_lock(&l->lock);
+        bool stopping = l->stopping, free_of_all = rpc && l->holders == 0;
+        pthread_mutex_unlock(&l->lock);
+        if (stopping || free_of_all) return !stopping;
+        (void)nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * 1000000L}, NULL);
+    }
+}
+
+/* A forward has failed as a whole. Nothing that is in memory of the engine is believed any more; files are. Where the
+ * model cannot be loaded again, the server ends: whoever started it knows what to do. */
+static void mend(life *l) {
+    server_context *s = l->server;
+    fprintf(stderr, "kakeya serve: the computation has failed; the model is loaded again\n");
+    if (!wait_for_holders(l)) return;
+    size_t lost = store_give_up(s->store);
+    if (lost) fprintf(stderr, "kakeya serve: %zu sessions of gRPC that were in memory alone are lost\n", lost);
+    close_engine(l);
+    kakeya_error why = {0}, told = {0};
+    if (load_again(l, &why) == KAKEYA_OK) return;
+    error_set(&told, why.status, "the computation has failed, and the model cannot be loaded again: %.400s",
+              why.message);
+    tell_failure(l, &told);
+    pthread_mutex_lock(&l->lock);
+    l->load_failed = atomic_load(&s->state) != SERVER_DRAINING;
+    pthread_mutex_unlock(&l->lock);
 }
 
 /* The thread: what to do next is said by calls and by the tick. */
@@ -287,15 +353,17 @@ static void *live(void *user) {
     l->load_failed = !good;
     l->failure = error;
     while (good && !l->stopping) {
-        bool rest = l->rest, wake = l->wake && atomic_load(&l->server->state) == SERVER_SLEEPING;
-        if (!rest && !wake) {
+        bool rest = l->rest, wake = l->wake && atomic_load(&l->server->state) == SERVER_SLEEPING, broken = l->broken;
+        if (!rest && !wake && !broken) {
             pthread_cond_wait(&l->changed, &l->lock);
             continue;
         }
-        l->rest = false;
+        l->rest = l->broken = false;
         if (!rest) l->wake = false;
         pthread_mutex_unlock(&l->lock);
-        if (rest)
+        if (broken)
+            mend(l);
+        else if (rest)
             fall_asleep(l);
         else
             wake_up(l);
@@ -321,12 +389,13 @@ static bool wait_for_model(life *l, const _Atomic bool *gone, double end, api_er
     struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
     l->wake = true;
     pthread_cond_broadcast(&l->changed);
-    while (!l->awake && !l->stopping && l->failures == failures && !atomic_load(gone) && clock_seconds() < end)
+    while (!l->awake && !l->stopping && l->failures == failures && !l->load_failed && !atomic_load(gone) &&
+           clock_seconds() < end)
         (void)pthread_cond_timedwait(&l->changed, &l->lock, &until);
     if (l->awake) return true;
     error->retry_after = 2;
     if (l->stopping) return api_fail(error, 503, "draining", NULL, "the server is shutting down");
-    if (l->failures != failures)
+    if (l->failures != failures || l->load_failed)
         return api_fail(error, 503, "waking", NULL, "the model cannot be loaded again: %s", l->failure.message);
     if (atomic_load(gone)) return api_fail(error, 503, "cancelled", NULL, "the client has left");
     return api_fail(error, 503, "waking", NULL, "the model is being loaded again: %u %% after %g s (--wake-wait)",

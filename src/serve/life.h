@@ -1,5 +1,6 @@
 /* Whether the model is in memory: it is loaded at the start; where --idle-unload says so it leaves when nobody has used
- * it for a while, and the next call that needs it waits until it is loaded again. */
+ * it for a while, and the next call that needs it waits until it is loaded again. A computation that fails as a whole,
+ * as those of a lost device do, ends what runs, and the model is loaded again. */
 #ifndef KAKEYA_SERVE_LIFE_H
 #define KAKEYA_SERVE_LIFE_H
 
@@ -19,7 +20,7 @@ void life_stop(life *life);
 void life_join(life *life);
 /* Once neither calls nor ticks come. NULL is fine. */
 void life_close(life *life);
-/* Whether the model could not be loaded at the start. */
+/* Whether the model could not be loaded at the start, or after a failure: the server has no use any more. */
 bool life_failed(life *life, kakeya_error *error);
 
 /* The model stays in memory until life_release. Waits for it while it sleeps, so it is not for the network thread; no

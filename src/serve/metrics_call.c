@@ -195,11 +195,13 @@ static void write_store(server_context *s, metrics_page *p) {
     labelled(p, "kind", "io", (double)disk->errors_io);
     write_summary(p, "store_save_seconds", "Writing files.", disk->saves, disk->save_seconds);
     write_summary(p, "store_load_seconds", "Reading files.", disk->loads, disk->load_seconds);
-    metrics_family(p, "sessions_evicted_total", NULL, "counter",
-                   "Prefixes and sessions that were dropped: their time was over, for room, or closed by clients.");
+    metrics_family(
+        p, "sessions_evicted_total", NULL, "counter",
+        "Prefixes and sessions that were dropped: their time was over, for room, closed by clients, by a failure.");
     labelled(p, "reason", "ttl", (double)c.named.dropped_ttl);
     labelled(p, "reason", "lru", (double)(c.evictions + c.named.dropped_lru));
     labelled(p, "reason", "close", (double)c.named.dropped_closed);
+    labelled(p, "reason", "failure", (double)c.named.dropped_lost);
     answer_counts answers = answers_count(s);
     metrics_family(p, "sessions", NULL, "gauge", "Sessions by what they do; those of gRPC calls under way: rpc.");
     labelled(p, "state", "prompt", (double)answers.prompt);

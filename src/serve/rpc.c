@@ -99,7 +99,7 @@ void rpc_serve(server_context *s) {
     if (s->grpc) grpc_service_serve(s->grpc, s->engine, s->store);
 }
 
-bool rpc_rest(server_context *s) { return !s->grpc || grpc_service_rest(s->grpc); }
+bool rpc_rest(server_context *s, bool failed) { return !s->grpc || grpc_service_rest(s->grpc, failed); }
 
 void rpc_wake_failed(server_context *s, const char *why) {
     if (s->grpc) grpc_service_wake_failed(s->grpc, why);
@@ -129,8 +129,9 @@ const char *rpc_address(const server_context *s) {
 }
 
 void rpc_serve(server_context *s) { (void)s; }
-bool rpc_rest(server_context *s) {
+bool rpc_rest(server_context *s, bool failed) {
     (void)s;
+    (void)failed;
     return true;
 }
 void rpc_wake_failed(server_context *s, const char *why) {

@@ -11,8 +11,8 @@ const char *rpc_address(const server_context *server);
 /* Engine and store are there: for the first time, or again. */
 void rpc_serve(server_context *server);
 /* Takes the engine away: calls that need it wait, and wake it. False: one of them is under way. Waits for the service's
- * thread. */
-bool rpc_rest(server_context *server);
+ * thread. failed: what is under way ends with INTERNAL, and whoever comes meanwhile waits already. */
+bool rpc_rest(server_context *server, bool failed);
 /* Those who wait get UNAVAILABLE. */
 void rpc_wake_failed(server_context *server, const char *why);
 /* New work is refused. */

@@ -52,6 +52,8 @@ typedef struct server_context {
     /* For parts that life stands on, with `life`: a call waits for a model that was taken away; one that needs it has
      * ended. Any thread. */
     void (*model_wanted)(struct life *life), (*model_used)(struct life *life);
+    /* For life, on whose part answers stand: a computation has failed, and all of them end. Any thread. */
+    void (*model_failed)(struct server_context *server);
     _Atomic unsigned progress; /* of loading, in 1/1000 */
     double started;            /* clock_seconds */
     long long created;         /* Unix seconds */

@@ -172,6 +172,13 @@ kakeya_status store_rest(prefix_store *store, double save_seconds, kakeya_error 
     return KAKEYA_OK;
 }
 
+size_t store_give_up(prefix_store *store) {
+    for (store_entry *entry; (entry = take_newest(&store->entries)) != NULL;) store_entry_close(entry);
+    store_saver_settle(store->saver);
+    store->engine = NULL;
+    return store_named_give_up(store->named);
+}
+
 void store_resume(prefix_store *store, kakeya_engine *engine) {
     store->engine = engine;
     store_named_resume(store->named, engine);

@@ -217,6 +217,22 @@ kakeya_status store_named_rest(store_named *named, kakeya_error *error) {
     return status;
 }
 
+size_t store_named_give_up(store_named *named) {
+    size_t lost = 0;
+    pthread_mutex_lock(&named->lock);
+    named->engine = NULL;
+    for (named_session *s; (s = next_unsaved(named)) != NULL; lost++) {
+        kakeya_session *session = forget(named, s);
+        pthread_mutex_unlock(&named->lock);
+        kakeya_session_close(session);
+        pthread_mutex_lock(&named->lock);
+    }
+    close_sessions(named);
+    named->counts.dropped_lost += lost;
+    pthread_mutex_unlock(&named->lock);
+    return lost;
+}
+
 void store_named_resume(store_named *named, kakeya_engine *engine) {
     pthread_mutex_lock(&named->lock);
     named->engine = engine;

@@ -41,6 +41,9 @@ void store_named_close(store_named *named, double end);
 /* No session stays in memory; the names do. KAKEYA_IO: one of them cannot be saved, and all stay. Nobody may use a
  * session meanwhile, nor make or take one until store_named_resume. */
 kakeya_status store_named_rest(store_named *named, kakeya_error *error);
+/* The same where sessions in memory are not to be believed: those that are in a file stay, as the file has them; others
+ * that hold tokens are lost: how many. */
+size_t store_named_give_up(store_named *named);
 void store_named_resume(store_named *named, kakeya_engine *engine);
 
 /* An empty session under a new name. note (may be NULL) is the caller's, and stays with it. */
@@ -61,7 +64,7 @@ size_t store_named_relieve(store_named *named, bool lossless);
 typedef struct store_named_counts {
     size_t memory, disk; /* sessions now: in memory; on disk alone, of those met since the start */
     size_t taken;        /* of those in memory: somebody has them */
-    uint64_t dropped_ttl, dropped_lru, dropped_closed; /* by why */
+    uint64_t dropped_ttl, dropped_lru, dropped_closed, dropped_lost; /* by why */
 } store_named_counts;
 void store_named_counts_get(store_named *named, store_named_counts *out);
 

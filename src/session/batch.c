@@ -386,10 +386,25 @@ static kakeya_status fill_segments(step *s, kakeya_error *error) {
     return status;
 }
 
+static bool anyone_named(const step *s) {
+    for (int i = 0; i < s->n; i++)
+        if (s->segment[i].status != KAKEYA_OK) return true;
+    return false;
+}
+
+static void tell_step(const step *s, kakeya_status status) {
+    const kakeya_engine *engine = s->batch->engine;
+    if (!engine->on_step || !s->n) return;
+    kakeya_step told = {.requests = (size_t)s->n, .seconds = s->seconds, .status = status};
+    for (int i = 0; i < s->n; i++)
+        *(i < s->answers ? &told.answer_positions : &told.prompt_positions) += (size_t)s->segment[i].n;
+    engine->on_step(engine->step_user, &told);
+}
+
 /* A failure of all, or of those whose segments say so. */
 static void fail_members(step *s, kakeya_status status, const kakeya_error *error) {
-    bool someone = false;
-    for (int i = 0; i < s->n; i++) someone |= s->segment[i].status != KAKEYA_OK;
+    bool someone = anyone_named(s);
+    if (!someone) tell_step(s, status);
     for (int i = s->n - 1; i >= 0; i--) {
         kakeya_request *r = s->member[i];
         if (someone && s->segment[i].status == KAKEYA_OK) continue;
@@ -408,12 +423,6 @@ static void drop_parked(step *s) {
         memmove(s->segment + i, s->segment + i + 1, (size_t)(s->n - 1 - i) * sizeof *s->segment);
         remove_member(s, i);
     }
-}
-
-static bool anyone_named(const step *s) {
-    for (int i = 0; i < s->n; i++)
-        if (s->segment[i].status != KAKEYA_OK) return true;
-    return false;
 }
 
 /* There is no memory for so many rows at once, whoever they belong to: the others come in the next iteration, and for a
@@ -500,18 +509,9 @@ static void learn(step *s, int tokens) {
     if (!prompt_rows && s->answers > 1) step_costs_add(&b->costs, rows, tokens, s->seconds);
 }
 
-static void tell_step(const step *s) {
-    const kakeya_engine *engine = s->batch->engine;
-    if (!engine->on_step || !s->n) return;
-    kakeya_step told = {.requests = (size_t)s->n, .seconds = s->seconds};
-    for (int i = 0; i < s->n; i++)
-        *(i < s->answers ? &told.answer_positions : &told.prompt_positions) += (size_t)s->segment[i].n;
-    engine->on_step(engine->step_user, &told);
-}
-
 static void take_results(step *s) {
     batch *b = s->batch;
-    tell_step(s);
+    tell_step(s, KAKEYA_OK);
     int tokens = 0;
     for (int i = 0; i < s->answers; i++) { /* callbacks are called here, without the turn */
         kakeya_request *r = s->member[i];

@@ -323,10 +323,10 @@ def _():
     for body in ({}, {"thinking": {"type": "disabled"}}, {"thinking": None}):
         plain = post(body, s).json
         equal((kinds(plain), plain["content"][0]["text"]), (["text"], "Done."))
-    for body in ({"thinking": {"type": "adaptive"}}, {"output_config": {"effort": "high"}}, ON):
+    for body in ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, ON):
         equal(kinds(post(body, s).json), ["thinking", "text"], str(body))
-    off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
-    equal(kinds(post(off, s).json), ["text"], "thinking decides before effort")
+    for body in ({"thinking": {"type": "disabled"}}, {}):
+        equal(kinds(post({**body, "output_config": {"effort": "high"}}, s).json), ["text"], "effort asks for no thought")
     omit = {"thinking": {"type": "adaptive", "display": "omitted"}}
     whole, streamed = post(omit, s).json, stream(omit, s)
     for message in (whole, streamed):
@@ -392,6 +392,53 @@ def _():
     holds(second["usage"]["cache_read_input_tokens"] >= before - 8, f"{second['usage']} after {before} tokens")
     third = ask(3, messages)
     holds(third["usage"]["input_tokens"] <= 1, third["usage"])
+
+
+@test("40: a tool loop as Claude Code 2.1.330 sends it, with and without thinking: a result costs what is new in it")
+def _():
+    # What was seen on the wire, with texts of our own: a system message behind the question, effort in every request, tools with
+    # keywords of a newer draft and defer_loading, a probe that needs no route.
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "additionalProperties": False,
+              "properties": {"q": {"type": "string", "minLength": 1, "maxLength": 80, "pattern": "^[a-z]+$"},
+                             "n": {"type": "number", "exclusiveMinimum": 0, "default": 1}}}
+    tools = [{"name": "ListAgents", "description": "Lists them.", "input_schema": schema},
+             {"name": "ToolSearch", "description": "Finds tools.", "input_schema": schema, "defer_loading": True}]
+    s = Server("--name", "demo", model=scripted_model("<|tool_call>call:ListAgents{}<tool_call|>", "Done."))
+    equal(s.request("HEAD", "/api/hello").status, 404)
+    headers = {"accept": "application/json", "authorization": "Bearer none", "x-app": "cli", "anthropic-version": "2023-06-01",
+               "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,context-management-2025-06-27,effort-2025-11-24",
+               "anthropic-dangerous-direct-browser-access": "true", "x-stainless-lang": "js", "x-claude-code-session-id": "4bcdcad4"}
+
+    def ask(turn, messages, thinking):
+        body = {"model": "demo", "temperature": 0, "max_tokens": 3000, "stream": True,
+                "metadata": {"user_id": '{"device_id":"f5","session_id":"4b"}'},
+                "system": [said(f"x-anthropic-billing-header: cc_version=2.1.330.{turn}; cc_entrypoint=sdk-cli;"),
+                           {**said("You are an agent."), "cache_control": {"type": "ephemeral"}},
+                           {**said("\nYou work with the user. " * 30), "cache_control": {"type": "ephemeral"}}],
+                "messages": messages, "tools": tools, "output_config": {"effort": "high"}}
+        if thinking:
+            body.update(thinking={"type": "adaptive", "display": "omitted"},
+                        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+        reply = s.post("/v1/messages?beta=true", body, headers=headers)
+        equal(reply.status, 200, reply.body)
+        holds("system[0](x-anthropic-billing-header)" in reply.headers["x-kakeya-ignored"], reply.headers)
+        return check_stream(events_of(reply.body))
+
+    for thinking in (False, True):
+        messages = [user([said("<system-reminder>\nNo commits.\n</system-reminder>"), said("Who is there?")]),
+                    {"role": "system", "content": "# Environment\n - Platform: linux"}]
+        first = ask(1, messages, thinking)
+        calls = [b for b in first["content"] if b["type"] == "tool_use"]
+        equal([c["name"] for c in calls], ["ListAgents"])
+        messages += [assistant(first["content"]),
+                     user([{"tool_use_id": calls[0]["id"], "type": "tool_result", "content": "Nobody.",
+                            "cache_control": {"type": "ephemeral"}}])]
+        second = ask(2, messages, thinking)
+        before = sum(first["usage"][k] for k in ("input_tokens", "cache_read_input_tokens", "output_tokens"))
+        holds(second["usage"]["cache_read_input_tokens"] >= before - 8, f"{second['usage']} behind {before} tokens")
+        if not thinking:
+            equal([b.get("text") for b in second["content"]], ["Done."])
+    s.stop()
 
 
 @test("41: errors as Anthropic's client raises them: no max_tokens, a bad role, 401, 404, 405, 429, with request-id")

@@ -444,6 +444,56 @@ def _():
     s.stop()
 
 
+@test("37: a tool loop as Codex 0.163.0 sends it: items with ids and states come back, a result costs what is new in it")
+def _():
+    # What was seen on the wire, with texts of our own.
+    part = lambda text, kind="input_text": [{"type": kind, "text": text}]
+    message = lambda role, content, **more: {"type": "message", "id": f"msg_{role}", "role": role, "content": content, **more}
+    tools = [{**function("get_goal"), "strict": False, "description": "The goal."},
+             {**function("exec_command", cmd={"type": "string"}, yield_time_ms={"type": "number"}), "strict": False},
+             {"type": "namespace", "name": "multi_agent_v1", "description": "Agents.",
+              "tools": [{**function("close_agent"), "strict": False}]},
+             {"type": "web_search", "external_web_access": False}]
+    s = Server("--name", "demo", model=scripted_model("<|tool_call>call:get_goal{}<tool_call|>", "Done."))
+    headers = {"accept": "text/event-stream", "originator": "codex_exec", "x-codex-window-id": "01a2:0", "session-id": "01a2",
+               "x-codex-beta-features": "remote_compaction_v2", "x-codex-turn-metadata": '{"request_kind":"turn"}'}
+
+    def ask(items):
+        body = {"model": "demo", "temperature": 0, "stream": True, "input": items,
+                "tools": tools, "tool_choice": "auto", "parallel_tool_calls": True,
+                "reasoning": {"summary": "auto"}, "store": False, "include": ["reasoning.encrypted_content"],
+                "prompt_cache_key": "01a2", "client_metadata": {"x-codex-window-id": "01a2:0", "session_id": "01a2"}}
+        reply = s.post("/v1/responses", body, headers=headers)
+        equal(reply.status, 200, reply.body)
+        equal(reply.headers["x-kakeya-ignored"], "tools[2](namespace), tools[3](web_search)")
+        last = events_of(reply.body)[-1]
+        equal(last["type"], "response.completed")
+        return last["response"]
+
+    items = [message("developer", part("You are a coding agent. " * 30)),
+             message("developer", part("<skills>None.</skills>") + part("<permissions>read-only</permissions>")),
+             message("user", part("<environment_context>\n  <shell>bash</shell>\n</environment_context>")),
+             message("user", part("Where are we?"))]
+    seen = 0
+    for question in (None, "And now?"):
+        if question:
+            items.append(message("user", part(question)))
+        first = ask(items)
+        call = first["output"][0]
+        equal((call["type"], call["name"], call["arguments"]), ("function_call", "get_goal", "{}"))
+        holds(first["usage"]["input_tokens_details"]["cached_tokens"] >= seen, first["usage"])
+        items += [{k: call[k] for k in ("type", "status", "id", "name", "arguments", "call_id")},
+                  {"type": "function_call_output", "id": "fco_1", "call_id": call["call_id"], "output": '{"goal":null}'}]
+        second = ask(items)
+        before = first["usage"]["total_tokens"]
+        holds(second["usage"]["input_tokens_details"]["cached_tokens"] >= before - 8, f"{second['usage']} behind {before} tokens")
+        answer = second["output"][0]
+        equal((answer["type"], answer["status"], answer["content"][0]["text"]), ("message", "completed", "Done."))
+        items.append({k: answer[k] for k in ("type", "status", "id", "role", "content")})
+        seen = first["usage"]["input_tokens"] - 8
+    s.stop()
+
+
 @test("encrypted_content: reasoning comes back by it; what was changed, or sealed elsewhere, is named and left out")
 def _():
     s = scripted(THOUGHT)

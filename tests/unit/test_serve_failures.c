@@ -1,5 +1,6 @@
-/* F12: a forward fails for one of two answers, and for both. Who is meant gets 500 or an error event, nobody else
- * notices, and the next request has its answer. */
+/* F12: a forward fails for one of two answers, and for both. Who is meant gets 500 or an error event. Where it is one,
+ * nobody else notices. Where nobody is meant, everybody is: the model is loaded again, and the next request has its
+ * answer; where it cannot be loaded, the server has no use any more. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,12 +19,15 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "scratch.h"
+#include "serve/life.h"
 #include "serve/serve.h"
 #include "serve/server.h"
 #include "session/engine.h"
 
 static server_context *server;
 static int port;
+static char place[512]; /* a link, so that a test can take the model away */
 
 /* ------------------------------------------------------------------------------------------------------- the device */
 
@@ -50,35 +54,52 @@ static kakeya_status forward(backend_model *model, backend_segment *segments, in
 
 /* ------------------------------------------------------------------------------------------------------- the server */
 
+/* What fails is the engine that is there now. */
+static void hook(void) {
+    real = server->engine->ops;
+    failing = *real;
+    failing.forward = forward;
+    server->engine->ops = &failing;
+}
+
+static void wait_for_load(uint64_t wanted) {
+    uint64_t loads = 0, failures = 0;
+    for (life_counts(server->life, &loads, &failures); loads < wanted; life_counts(server->life, &loads, &failures))
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    while (atomic_load(&server->state) != SERVER_READY) sched_yield();
+    assert_int_equal(loads, wanted);
+    assert_int_equal(failures, 0);
+    hook();
+}
+
 static int start(void **state) {
-    (void)state;
+    if (scratch_setup(state)) return -1;
     static const char *const names[] = {"m"};
     static serve_settings settings = {.host = "127.0.0.1",
                                       .names = names,
                                       .n_names = 1,
                                       .max_tool_calls = 8,
                                       .ping_seconds = 60,
+                                      .wake_wait_seconds = 600,
                                       .keep_alive_seconds = 60};
     kakeya_error error = {0};
     kakeya_engine_options_init(&settings.engine);
     kakeya_session_options_init(&settings.session);
-    settings.engine.model = KAKEYA_MODELS "/demo";
+    snprintf(place, sizeof place, "%s", scratch_path("model"));
+    if (symlink(KAKEYA_MODELS "/demo", place)) fail_msg("%s: no link", place);
+    settings.engine.model = place;
     settings.engine.threads = 1;
     settings.session.context_tokens = 1024;
     if (serve_start(&settings, &server, &error) != KAKEYA_OK) fail_msg("%s", error.message);
     port = atoi(strrchr(serve_url(server), ':') + 1);
     while (atomic_load(&server->state) == SERVER_LOADING) sched_yield();
-    real = server->engine->ops;
-    failing = *real;
-    failing.forward = forward;
-    server->engine->ops = &failing;
+    hook();
     return 0;
 }
 
 static int stop(void **state) {
-    (void)state;
     serve_stop(server);
-    return 0;
+    return scratch_teardown(state);
 }
 
 /* ------------------------------------------------------------------------------------------------------- the clients
@@ -195,9 +216,10 @@ static void all_fail(void **state) {
     assert_int_equal(failed, 1);
     assert_broken(&first, first_alone);
     assert_broken(&second, second_alone);
-    ask_both();
+    ask_both(); /* waits for the model */
     assert_whole(&first, first_alone);
     assert_whole(&second, second_alone);
+    wait_for_load(1);
 }
 
 static void a_prompt_fails(void **state) {
@@ -213,14 +235,35 @@ static void a_prompt_fails(void **state) {
     ask(&plain);
     assert_int_equal(plain.status, 200);
     assert_string_equal(plain.content, first_alone);
+    wait_for_load(2);
+}
+
+/* The end of `kakeya serve`: serve_wait returns, and the program says the line with status 1. */
+static void the_model_has_gone(void **state) {
+    (void)state;
+    static client plain = {.question = "Say a word"};
+    kakeya_error error = {0};
+    sigset_t none;
+    sigemptyset(&none);
+    failed = 0;
+    plan = FAIL_PROMPT;
+    assert_int_equal(unlink(place), 0);
+    ask(&plain);
+    assert_int_equal(failed, 1);
+    assert_int_equal(plain.status, 500);
+    ask(&plain); /* waits, and hears why not */
+    assert_int_equal(plain.status, 503);
+    assert_non_null(strstr(plain.reply, "cannot be loaded again"));
+    assert_int_equal(serve_wait(server, &none, &error), 0);
+    assert_true(error.status != KAKEYA_OK);
+    assert_non_null(strstr(error.message, "the computation has failed, and the model cannot be loaded again"));
+    assert_non_null(strstr(error.message, place));
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(alone),
-        cmocka_unit_test(one_answer_fails),
-        cmocka_unit_test(all_fail),
-        cmocka_unit_test(a_prompt_fails),
+        cmocka_unit_test(alone),          cmocka_unit_test(one_answer_fails),   cmocka_unit_test(all_fail),
+        cmocka_unit_test(a_prompt_fails), cmocka_unit_test(the_model_has_gone),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

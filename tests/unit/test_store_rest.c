@@ -144,11 +144,53 @@ static void test_what_cannot_be_saved_stays(void **state) {
     close_all(NULL, engine, &script);
 }
 
+/* What the engine has in memory is not believed: names that are in a file go back to it, others that hold tokens go. */
+static void test_what_a_failure_takes(void **state) {
+    (void)state;
+    fake_script script = fake_script_default();
+    kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+    kakeya_session_options so = session_options();
+    static int32_t ids[FAKE_CONTEXT];
+    store_options options = options_in(scratch_path("failure"));
+    options.idle_delay = 1000;
+    prefix_store *store = open_store(engine, &so, options);
+    store_named *names = store_names(store);
+    char kept[STORE_ID_BYTES], lost[STORE_ID_BYTES], empty[STORE_ID_BYTES];
+    assert_int_equal(store_named_create(names, NULL, kept, NULL), STORE_NAMED_OK);
+    size_t n = extend(store, kept, 20, 3, ids);
+    ok(store_rest(store, 20, error));
+    store_resume(store, engine);
+    assert_int_equal(store_named_create(names, NULL, lost, NULL), STORE_NAMED_OK);
+    assert_int_equal(store_named_create(names, NULL, empty, NULL), STORE_NAMED_OK);
+    extend(store, lost, 20, 4, ids);
+    request r = {0};
+    prompt(&r, 100, 77);
+    const size_t stops[] = {64};
+    serve(store, &r, stops, 1, 5, 1);
+    assert_true(kv_memory(engine) > 0);
+    assert_int_equal(store_give_up(store), 1);
+    assert_int_equal(kv_memory(engine), 0);
+    store_counts counts = counts_of(store);
+    assert_int_equal(counts.live + counts.ram + counts.named.memory, 0);
+    assert_int_equal(counts.named.dropped_lost, 1);
+    store_resume(store, engine);
+    serve(store, &r, stops, 1, 5, 1);
+    assert_true(r.hit.source == STORE_HIT_NONE ||
+                r.hit.source == STORE_HIT_DISK); /* what was saved before it is good */
+    store_named_info info;
+    assert_int_equal(store_named_look(names, lost, &info), STORE_NAMED_UNKNOWN);
+    assert_int_equal(extend(store, kept, 20, 5, ids), n + 25);
+    assert_int_equal(extend(store, empty, 20, 6, ids), 25);
+    store_close(store, 0);
+    close_all(NULL, engine, &script);
+}
+
 int main(void) {
     signal(SIGXFSZ, SIG_IGN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rest_and_resume),
         cmocka_unit_test(test_what_cannot_be_saved_stays),
+        cmocka_unit_test(test_what_a_failure_takes),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
