@@ -1,6 +1,20 @@
 #include "model/part.h"
 
-enum { OUTPUT_TILE = 16 }; /* outputs of the LM head that stay together, as kernels take them */
+enum {
+    OUTPUT_TILE = 16, /* outputs of the LM head that stay together, as kernels take them */
+    WIDTH_TILE = 8    /* columns of an MLP, of an expert, of heads: likewise */
+};
+
+/* Where the share of part `index` begins; that of the next part is its end. */
+static int first_of(int size, int tile, model_part part, int index) {
+    int tiles = (size + tile - 1) / tile;
+    int first = (int)((long long)tiles * index / part.count) * tile;
+    return first < size ? first : size;
+}
+
+static int share_of(int size, int tile, model_part part) {
+    return first_of(size, tile, part, part.index + 1) - first_of(size, tile, part, part.index);
+}
 
 static kakeya_status divide(int *value, model_part part, const char *what, int layer, kakeya_error *error) {
     if (*value % part.count)
@@ -8,6 +22,15 @@ static kakeya_status divide(int *value, model_part part, const char *what, int l
                          "--devices: %d %s of layer %d cannot be dealt to %d devices: take a number that divides them",
                          *value, what, layer, part.count);
     *value /= part.count;
+    return KAKEYA_OK;
+}
+
+static kakeya_status deal_width(int *value, model_part part, const char *what, int layer, kakeya_error *error) {
+    if (*value && (*value + WIDTH_TILE - 1) / WIDTH_TILE < part.count)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "--devices: %d %s of layer %d cannot be dealt to %d devices: each takes %d or more", *value,
+                         what, layer, part.count, WIDTH_TILE);
+    *value = share_of(*value, WIDTH_TILE, part);
     return KAKEYA_OK;
 }
 
@@ -30,10 +53,10 @@ kakeya_status model_part_config(const gemma4_config *whole, model_part part, gem
     *out = *whole;
     if (model_part_is_whole(part)) return KAKEYA_OK;
     kakeya_status status = divide(&out->heads, part, "query heads", 0, error);
-    if (!status && out->moe) status = divide(&out->expert_intermediate, part, "columns of an expert", 0, error);
+    if (!status && out->moe) status = deal_width(&out->expert_intermediate, part, "columns of an expert", 0, error);
     for (int i = 0; i < whole->layers && !status; i++) {
         status = divide_kv_heads(&out->layer[i].kv_heads, part, i, error);
-        if (!status) status = divide(&out->layer[i].intermediate, part, "columns of the dense MLP", i, error);
+        if (!status) status = deal_width(&out->layer[i].intermediate, part, "columns of the dense MLP", i, error);
     }
     return status;
 }
@@ -44,9 +67,7 @@ int model_part_first_kv_head(model_part part, int kv_heads) {
 
 int model_part_first_output(model_part part, int rows) {
     if (model_part_is_whole(part)) return part.index ? rows : 0;
-    int tiles = (rows + OUTPUT_TILE - 1) / OUTPUT_TILE;
-    int first = (int)((long long)tiles * part.index / part.count) * OUTPUT_TILE;
-    return first < rows ? first : rows;
+    return first_of(rows, OUTPUT_TILE, part, part.index);
 }
 
 /* -------------------------------------------------------------------------------------------------------- cuts */
@@ -59,16 +80,16 @@ matrix_cut model_cut_rows(const weight *w, model_part part, int period) {
     matrix_cut cut = model_cut_nothing(w);
     if (model_part_is_whole(part)) return cut;
     cut.period = period;
-    cut.rows = period / part.count;
-    cut.first_row = part.index * cut.rows;
+    cut.rows = share_of(period, WIDTH_TILE, part);
+    cut.first_row = first_of(period, WIDTH_TILE, part, part.index);
     return cut;
 }
 
 matrix_cut model_cut_columns(const weight *w, model_part part) {
     matrix_cut cut = model_cut_nothing(w);
     if (model_part_is_whole(part)) return cut;
-    cut.columns = w->in / part.count;
-    cut.first_column = part.index * cut.columns;
+    cut.columns = share_of(w->in, WIDTH_TILE, part);
+    cut.first_column = first_of(w->in, WIDTH_TILE, part, part.index);
     return cut;
 }
 

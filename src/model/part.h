@@ -13,8 +13,9 @@ typedef struct model_part {
 
 static inline bool model_part_is_whole(model_part part) { return part.count <= 1; }
 
-/* The configuration of a part. KV heads that are fewer than devices are computed by several of them.
- * KAKEYA_UNSUPPORTED, naming option and number, where something does not divide. */
+/* The configuration of a part. Query heads are dealt equally, widths in eights, so that shares may differ by eight. KV
+ * heads that are fewer than devices are computed by several of them. KAKEYA_UNSUPPORTED, naming option and number,
+ * where heads do not divide, or a width is too small. */
 kakeya_status model_part_config(const gemma4_config *whole, model_part part, gemma4_config *out, kakeya_error *error);
 /* The first of the part's K/V heads, counted through the layer's `kv_heads` of the whole. */
 int model_part_first_kv_head(model_part part, int kv_heads);
@@ -28,7 +29,7 @@ typedef struct matrix_cut {
 } matrix_cut;
 
 matrix_cut model_cut_nothing(const weight *w);
-/* An equal share of every `period` rows, or of the columns. */
+/* A share of every `period` rows, or of the columns, in eights: whole heads where their size is a multiple of eight. */
 matrix_cut model_cut_rows(const weight *w, model_part part, int period);
 matrix_cut model_cut_columns(const weight *w, model_part part);
 /* The rows of the part's K/V heads. */

@@ -139,7 +139,7 @@ static kakeya_status take_output(running *r, kakeya_error *error) {
 
 static void take_complaint(running *r) {
     char rest[1024];
-    size_t room = sizeof r->complaint - r->complaint_bytes;
+    size_t room = r->complaint_bytes < sizeof r->complaint ? sizeof r->complaint - r->complaint_bytes : 0;
     ssize_t n = room ? read(r->err, r->complaint + r->complaint_bytes, room) : read(r->err, rest, sizeof rest);
     if (n > 0 && room) r->complaint_bytes += (size_t)n;
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) close_end(&r->err);

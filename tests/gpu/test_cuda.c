@@ -1,6 +1,5 @@
 /* The CUDA backend on a device: reference vectors, the CPU backend as oracle, and what must hold on bits: any chunking
- * of a prompt, any number of decode rows, truncation, fork and snapshot. Run by `make test-gpu`; without a device every
- * test is skipped. */
+ * of a prompt, any number of decode rows, truncation, fork and snapshot. Without a device every test is skipped. */
 #include "backend/measure.h"
 #include "base/exp_weight.h"
 #include "gpu/random_pair.h"
@@ -661,6 +660,7 @@ static void leading_logits(void **state) {
 /* A profiled step is a step, and leaves no trace. */
 static void profiles(void **state) {
     (void)state;
+    if (PAIR_DEVICES > 1) skip(); /* a profile is of one device alone */
     pair p;
     pair_open(&p, KAKEYA_MODELS "/demo", true);
     size_t vocab = (size_t)p.verifier->config.vocab;

@@ -13,7 +13,7 @@
 #include "kakeya.h"
 #include "model/part.h"
 
-enum { LAYERS = 3, HEADS = 8, HEAD_DIM = 4, HIDDEN = 24, EXPERTS = 5, WIDTH = 16, INTERMEDIATE = 32, VOCAB = 1000 };
+enum { LAYERS = 3, HEADS = 8, HEAD_DIM = 16, HIDDEN = 24, EXPERTS = 5, WIDTH = 64, INTERMEDIATE = 96, VOCAB = 1000 };
 
 static gemma4_config routed(void) {
     gemma4_config c = {.layers = LAYERS,
@@ -39,10 +39,10 @@ static void configurations(void **state) {
     for (int i = 0; i < 4; i++) { /* four K/V heads are dealt, two are on two devices each, one is on all */
         assert_int_equal(model_part_config(&whole, (model_part){i, 4}, &part, &error), KAKEYA_OK);
         assert_int_equal(part.heads, 2);
-        assert_int_equal(part.expert_intermediate, 4);
+        assert_int_equal(part.expert_intermediate, 16);
         for (int l = 0; l < LAYERS; l++) {
             assert_int_equal(part.layer[l].kv_heads, 1);
-            assert_int_equal(part.layer[l].intermediate, 8);
+            assert_int_equal(part.layer[l].intermediate, 24);
             /* the part's first query head attends its first K/V head */
             int head = i * part.heads, per_kv = HEADS / whole.layer[l].kv_heads;
             assert_int_equal(model_part_first_kv_head((model_part){i, 4}, whole.layer[l].kv_heads), head / per_kv);
@@ -66,11 +66,35 @@ static void what_cannot_be_dealt(void **state) {
     expect_refusal(&c, 3, "8 query heads");
     c = routed();
     c.heads = 12;
+    c.expert_intermediate = 16;
     expect_refusal(&c, 3, "16 columns of an expert");
-    c.expert_intermediate = 18;
+    c.expert_intermediate = 24;
     expect_refusal(&c, 3, "4 K/V heads of layer 0");
-    for (int i = 0; i < LAYERS; i++) c.layer[i].kv_heads = 3;
-    expect_refusal(&c, 3, "32 columns of the dense MLP of layer 0");
+    for (int i = 0; i < LAYERS; i++) {
+        c.layer[i].kv_heads = 3;
+        c.layer[i].intermediate = 16;
+    }
+    expect_refusal(&c, 3, "16 columns of the dense MLP of layer 0");
+}
+
+/* 24 columns are three eights: two devices have one and two of them, and never the half of one. */
+static void widths_in_eights(void **state) {
+    (void)state;
+    gemma4_config whole = routed(), part;
+    kakeya_error error = {0};
+    static const int expected[2][2] = {{0, 8}, {8, 16}};
+    whole.expert_intermediate = 24;
+    weight gate_up = {.out = EXPERTS * 2 * 24, .in = HIDDEN}, down = {.out = EXPERTS * HIDDEN, .in = 24};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(model_part_config(&whole, (model_part){i, 2}, &part, &error), KAKEYA_OK);
+        assert_int_equal(part.expert_intermediate, expected[i][1]);
+        matrix_cut rows = model_cut_rows(&gate_up, (model_part){i, 2}, 24),
+                   columns = model_cut_columns(&down, (model_part){i, 2});
+        assert_int_equal(rows.first_row, expected[i][0]);
+        assert_int_equal(rows.rows, expected[i][1]);
+        assert_int_equal(columns.first_column, expected[i][0]);
+        assert_int_equal(columns.columns, expected[i][1]);
+    }
 }
 
 /* Every output row of the head is one device's. */
@@ -156,8 +180,12 @@ static void device_lists(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configurations), cmocka_unit_test(what_cannot_be_dealt), cmocka_unit_test(outputs),
-        cmocka_unit_test(cuts),           cmocka_unit_test(device_lists),
+        cmocka_unit_test(configurations),
+        cmocka_unit_test(what_cannot_be_dealt),
+        cmocka_unit_test(widths_in_eights),
+        cmocka_unit_test(outputs),
+        cmocka_unit_test(cuts),
+        cmocka_unit_test(device_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
