@@ -454,6 +454,15 @@ static void compute(step *s) {
     kakeya_engine *engine = s->batch->engine;
     kakeya_error error = {0};
     kakeya_status status = fill_segments(s, &error);
+    while (status == KAKEYA_OUT_OF_MEMORY && s->n) { /* for their logits: the same as where a forward finds none */
+        if (s->n > 1)
+            serve_fewer(s);
+        else if (make_room(s->batch))
+            drop_parked(s);
+        else
+            break;
+        status = fill_segments(s, &error);
+    }
     if (status != KAKEYA_OK) {
         for (int i = 0; i < s->answers; i++) s->segment[i].status = KAKEYA_OK;
         s->n = s->answers;

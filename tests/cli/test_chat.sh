@@ -193,7 +193,7 @@ expect >
 end
 exit 0
 SCRIPT
-tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v -e 'tokens per forward' -e '^and then' >"$WORK/expected"
+tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v -e 'tokens per forward' -e 'and then$' >"$WORK/expected"
 play "/save keeps it" run --max-tokens 24 --system 'Be brief.' <<SCRIPT
 expect > 
 send /save $WORK/talk
@@ -229,7 +229,7 @@ expect >
 end
 exit 0
 SCRIPT
-tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v -e 'tokens per forward' -e '^and then' >"$WORK/continued"
+tr -d '\r' <"$WORK/out" | sed -n '/> and then/,/tokens per forward/p' | grep -v -e 'tokens per forward' -e 'and then$' >"$WORK/continued"
 check "with the answer that it would have had" sh -c "test -s '$WORK/expected' && cmp '$WORK/expected' '$WORK/continued'"
 play "under another policy the messages are computed anew" run --max-tokens 4 --attention native <<SCRIPT
 expect > 
