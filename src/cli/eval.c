@@ -282,7 +282,8 @@ static const cli_command fidelity_command = {
     .operands = "[FILE]...",
     .details = "Text files are cut into sequences of --prompt-length + --score-tokens tokens. A file of ids is a\n"
                "JSON object with \"sequences\", an array of id arrays or of objects with \"input_ids\", and\n"
-               "optionally \"prompt_length\".\n",
+               "optionally \"prompt_length\". --turns 3 scores the same tokens as the third answer of a conversation:\n"
+               "the prompt's end is then two answers and two prompts, each as long as what is scored.\n",
     .examples = "  kakeya eval fidelity README.md --windows 32,64,128\n"
                 "  kakeya eval fidelity --ids-json sequences.json --precision f32 --report f.json\n",
 };
@@ -294,7 +295,7 @@ static int run_fidelity(int argc, char **argv) {
     cli_ints windows = {{c.shared.window}, 1};
     cli_texts texts = {{NULL}, 0};
     eval_corpus corpus = {0};
-    eval_fidelity_options o = {.score_tokens = 64};
+    eval_fidelity_options o = {.score_tokens = 64, .turns = 1};
     const cli_option own[] = {
         CLI_OPTION(.name = "text", .argument = "FILE", .kind = CLI_TEXTS, .target = &texts,
                    .help = "a text file; may be given again (without any: the bundled sources)"),
@@ -307,6 +308,8 @@ static int run_fidelity(int argc, char **argv) {
                    .max = 1 << 24, .help = "scored tokens per sequence of a text (64)"),
         CLI_OPTION(.name = "max-sequences", .argument = "N", .kind = CLI_INT, .target = &o.max_sequences, .min = 0,
                    .max = 1 << 24, .help = "take only the first N sequences (0: all)"),
+        CLI_OPTION(.name = "turns", .argument = "N", .kind = CLI_INT, .target = &o.turns, .min = 1, .max = 1 << 16,
+                   .help = "score the answer of the N-th turn (1)"),
         POLICIES_OPTION(c, "native,sink-window,restored"),
         CLI_OPTION(.name = "windows", .argument = "LIST", .kind = CLI_INTS, .target = &windows, .min = 1,
                    .max = 1 << 20, .help = "last positions that stay exact, one arm each (64)"),

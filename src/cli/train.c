@@ -1,6 +1,7 @@
 /* kakeya train f-theta: the closed form over text, in memory that does not grow with it. */
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +16,18 @@
 #include "cli/terminal.h"
 #include "cli/train_data.h"
 #include "cli/train_report.h"
+#include "train/answers.h"
 #include "train/trainer.h"
 
-enum { DEFAULT_RANK = 256, DEFAULT_TAPS = 6, HELD_OUT = 16, SCORED = 64, LEAST_TOKENS = 32, REPORTED_RANKS = 4 };
+enum {
+    DEFAULT_RANK = 256,
+    DEFAULT_RANK_APART = 128,
+    DEFAULT_TAPS = 6,
+    HELD_OUT = 16,
+    SCORED = 64,
+    LEAST_TOKENS = 32,
+    REPORTED_RANKS = 4
+};
 static const double save_seconds = 60;
 static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json";
 
@@ -28,12 +38,17 @@ typedef struct train_command {
     size_t n_files;
     cli_ints taps;
     const char *out;
+    int input; /* index into input_names */
     int rank, rank_k, rank_v, latents, tokens, sequence, metric_tokens, held_out, ranks;
+    int self; /* tokens of the model's own answers, at most; 0: the data are trained on as they are */
+    float temperature;
     uint64_t seed;
 
     kakeya_engine *engine;
     trainer *trainer;
+    train_answers *answers; /* NULL: the data are trained on as they are */
     trainer_options options;
+    int held_tokens; /* of a held-out sequence */
     uint64_t purpose;
     char *state_path, *held_path;
     cJSON *held;                  /* array of arrays of ids */
@@ -42,6 +57,8 @@ typedef struct train_command {
     uint64_t begun_tokens;
 } train_command;
 
+enum { INPUT_AUX, INPUT_DRAFTER };
+static const char *const input_names[] = {[INPUT_AUX] = "aux", [INPUT_DRAFTER] = "drafter", NULL};
 static const char *const latents_names[] = {"kv", "bf16", "q8", "q4", NULL};
 
 static const cli_command command = {
@@ -50,11 +67,13 @@ static const cli_command command = {
     .operands = "f-theta --data FILE [FILE]...",
     .details =
         "f-theta: the low-rank map that gives evicted K/V back, from the model's own hidden states: no drafter is\n"
-        "needed. A closed form, out of sums over forwards of the text; no gradient. --out gets the f_theta, a folder\n"
-        "rank-N with the same solution for each smaller rank, and report.json: what they are worth on sequences that\n"
-        "were held out. Ctrl-C leaves the sums in --out; the same command goes on from there.\n"
+        "needed, but --input drafter can read one. A closed form, out of sums over forwards of the text; no gradient.\n"
+        "--out gets the f_theta, a folder rank-N with the same solution for each smaller rank, and report.json: what\n"
+        "they are worth on sequences that were held out. Ctrl-C leaves the sums in --out; the same command goes on\n"
+        "from there.\n"
         "Files are text, or conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n",
     .examples = "  kakeya train f-theta --data *.py --out my-f-theta\n"
+                "  kakeya train f-theta --data prompts.jsonl --self 256 --temperature 1 --out my-f-theta\n"
                 "  kakeya train f-theta --model M --data chats.jsonl --rank-k 96 --rank-v 160 --out M-f-theta\n",
 };
 
@@ -90,7 +109,8 @@ static kakeya_status save(train_command *c, kakeya_error *error) {
 
 static kakeya_status interrupted(train_command *c, kakeya_error *error) {
     clear_progress(c);
-    kakeya_status status = save(c, error);
+    /* before what was saved has been passed, the file says more than this process knows */
+    kakeya_status status = c->seen[0] < c->resumed[0] ? KAKEYA_OK : save(c, error);
     if (status) return status;
     return error_set(error, KAKEYA_CANCELLED, "interrupted after %llu tokens; the same command goes on from there",
                      (unsigned long long)trainer_tokens(c->trainer));
@@ -102,20 +122,36 @@ static kakeya_status hold_out(train_command *c, const int32_t *tokens, int n, ka
     return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: held-out sequences");
 }
 
-static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, bool held_out, bool *done,
+/* The sequence becomes the prompt with its answer. */
+static kakeya_status answer(train_command *c, const int32_t **tokens, int *n, kakeya_error *error) {
+    kakeya_status status = train_answers_make(c->answers, *tokens, *n, tokens, n, error);
+    show_progress(c);
+    if (status == KAKEYA_CANCELLED) return interrupted(c, error);
+    return status;
+}
+
+/* Sequences are counted, and hashed, as the data hold them: an answer follows from its prompt. */
+static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                    kakeya_error *error) {
     train_command *c = user;
-    if (held_out) return hold_out(c, tokens, n, error);
+    const int32_t *sequence = tokens;
+    int length = n;
     bool again = c->seen[0] < c->resumed[0];
+    kakeya_status status = KAKEYA_OK;
+    if (c->answers && (*held_out || !again)) status = answer(c, &sequence, &length, error);
+    if (status) return status;
+    if (*held_out && length >= c->held_tokens) return hold_out(c, sequence, c->held_tokens, error);
+    *held_out = false;
+    uint64_t hash = hash_fnv1a(c->seen[1], tokens, (size_t)n * sizeof *tokens);
+    if (!again) status = trainer_add(c->trainer, sequence, length, error);
+    if (status) return status;
     c->seen[0]++;
-    c->seen[1] = hash_fnv1a(c->seen[1], tokens, (size_t)n * sizeof *tokens);
+    c->seen[1] = hash;
     if (again) {
         if (c->seen[0] == c->resumed[0] && c->seen[1] != c->resumed[1])
             return error_set(error, KAKEYA_FORMAT,
                              "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
     } else {
-        kakeya_status status = trainer_add(c->trainer, tokens, n, error);
-        if (status) return status;
         show_progress(c);
         if (terminal_interrupted()) return interrupted(c, error);
         if (clock_seconds() - c->saved > save_seconds) status = save(c, error);
@@ -127,15 +163,16 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
 
 static kakeya_status collect(train_command *c, kakeya_error *error) {
     const gemma4_config *verifier = &c->engine->verifier->config;
+    c->held_tokens = 2 * verifier->sliding_window + 152; /* so many rows see evicted positions */
+    if (c->held_tokens > c->sequence) c->held_tokens = c->sequence;
     const train_data data = {.files = c->files,
                              .n_files = c->n_files,
                              .sequence = c->sequence,
                              .least = LEAST_TOKENS,
                              .seed = c->seed,
                              .held_out = c->held_out,
-                             .held_tokens = c->sequence < 2 * verifier->sliding_window + 152
-                                                ? c->sequence
-                                                : 2 * verifier->sliding_window + 152,
+                             .held_tokens = c->held_tokens,
+                             .answer = c->self,
                              .tokenizer = kakeya_engine_tokenizer(c->engine),
                              .vocab = verifier->vocab};
     c->seen[1] = HASH_FNV1A_START;
@@ -239,7 +276,7 @@ static kakeya_status report_ranks(train_command *c, train_report *report, bool n
     kakeya_status status = cli_shared_engine_options(&c->shared, &engine, error);
     if (status) return status;
     cli_shared_session_options(&c->shared, &session);
-    engine.drafter = "none";
+    if (c->input == INPUT_AUX) engine.drafter = "none";
     status = train_report_measure(report, &engine, &session, c->held_path, needles, terminal_progress, error);
     terminal_clear_progress();
     if (status) return status;
@@ -264,13 +301,11 @@ static kakeya_status report_ranks(train_command *c, train_report *report, bool n
 
 /* -------------------------------------------------------------------------------------------------------- verb */
 
-static kakeya_status lay_out(train_command *c, kakeya_error *error) {
+/* The hidden states that are read. */
+static kakeya_status choose_taps(train_command *c, f_theta_config *f, kakeya_error *error) {
     const gemma4_config *verifier = &c->engine->verifier->config;
-    f_theta_config *f = &c->options.config;
-    *f = (f_theta_config){
-        .input = F_THETA_AUX_HIDDEN, .latents = (f_theta_latents)c->latents, .hidden = verifier->hidden};
-    bool apart = c->rank_k > 0;
-    f_theta_config_fit(f, verifier, apart ? c->rank_k : c->rank, apart ? c->rank_v : c->rank, !apart);
+    f->input = F_THETA_AUX_HIDDEN;
+    f->hidden = verifier->hidden;
     f->aux_layers = f_theta_default_taps(
         verifier, c->engine->drafter ? c->engine->drafter->config.targets : DEFAULT_TAPS, f->aux_layer);
     if (c->taps.n) f->aux_layers = 0;
@@ -283,21 +318,53 @@ static kakeya_status lay_out(train_command *c, kakeya_error *error) {
     if (f->rank > f_theta_encoder_in(f))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of %d hidden states", f->rank,
                          f_theta_encoder_in(f), f->aux_layers);
+    return KAKEYA_OK;
+}
+
+static kakeya_status choose_drafter(const train_command *c, f_theta_config *f, kakeya_error *error) {
+    if (!c->engine->drafter)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--input drafter: the model has no drafter (--drafter DIR)");
+    const dflash_config *d = &c->engine->drafter->config;
+    f->input = F_THETA_DRAFTER_CONTEXT_KV;
+    f->drafter_layers = d->layers;
+    f->drafter_kv_heads = d->kv_heads;
+    f->drafter_head_dim = d->head_dim;
+    int most = f_theta_encoder_in(f) < d->hidden ? f_theta_encoder_in(f) : d->hidden;
+    if (f->rank > most)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of the drafter's context",
+                         f->rank, most);
+    return KAKEYA_OK;
+}
+
+static kakeya_status lay_out(train_command *c, kakeya_error *error) {
+    const gemma4_config *verifier = &c->engine->verifier->config;
+    f_theta_config *f = &c->options.config;
+    *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
+    bool shared = c->input == INPUT_AUX && !c->rank_k;
+    int rank = c->rank ? c->rank : shared ? DEFAULT_RANK : DEFAULT_RANK_APART;
+    f_theta_config_fit(f, verifier, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank, shared);
+    kakeya_status status = c->input == INPUT_AUX ? choose_taps(c, f, error) : choose_drafter(c, f, error);
+    if (status) return status;
     if (c->sequence > verifier->max_context) c->sequence = verifier->max_context;
     if (c->sequence < 2 * verifier->sliding_window)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "--sequence %d: must be %d or more, twice the model's sliding window, to see what is evicted",
                          c->sequence, 2 * verifier->sliding_window);
+    if (c->self >= c->sequence)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--self %d: answers must be shorter than sequences, which have %d tokens", c->self,
+                         c->sequence);
     c->options.sequence = c->sequence;
     c->options.sink = c->shared.sink;
     c->options.window = c->shared.window;
     c->options.metric_tokens = c->metric_tokens;
     c->options.threads = c->shared.threads;
 
-    const uint64_t numbers[] = {c->engine->fingerprint,    c->seed,
-                                (uint64_t)c->sequence,     (uint64_t)c->metric_tokens,
-                                (uint64_t)c->held_out,     (uint64_t)c->shared.sink,
-                                (uint64_t)c->shared.window};
+    const uint64_t numbers[] = {c->engine->fingerprint,     c->seed,
+                                (uint64_t)c->sequence,      (uint64_t)c->metric_tokens,
+                                (uint64_t)c->held_out,      (uint64_t)c->shared.sink,
+                                (uint64_t)c->shared.window, (uint64_t)c->input,
+                                (uint64_t)c->self,          (uint64_t)llround(1e6 * (double)c->temperature)};
     c->purpose = hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers);
     c->purpose = hash_fnv1a(c->purpose, f->aux_layer, (size_t)f->aux_layers * sizeof *f->aux_layer);
     for (size_t i = 0; i < c->n_files; i++) c->purpose = hash_fnv1a(c->purpose, c->files[i], strlen(c->files[i]) + 1);
@@ -316,11 +383,20 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
     kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
     if (!status) status = lay_out(c, error);
     if (!status) status = trainer_create(c->engine, &c->options, &c->trainer, error);
+    if (!status && c->self) {
+        const train_answers_options options = {.context = c->sequence,
+                                               .tokens = c->self,
+                                               .temperature = c->temperature,
+                                               .seed = c->seed,
+                                               .interrupted = terminal_interrupted};
+        status = train_answers_open(c->engine, &options, &c->answers, error);
+    }
     if (!status) status = collect(c, error);
     if (!status) status = write_ranks(c, ranks, &report.n, error);
     if (!status) status = write_held_out(c, error);
     uint64_t tokens = c->trainer ? trainer_tokens(c->trainer) : 0;
     bool needles = c->engine && kakeya_engine_tokenizer(c->engine);
+    train_answers_close(c->answers);
     trainer_destroy(c->trainer);
     kakeya_engine_close(c->engine);
     c->trainer = NULL;
@@ -349,8 +425,14 @@ int cli_train(int argc, char **argv) {
                    .help = "text (.jsonl: conversations, .json: token ids); may be given again, and as operands"),
         CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
                    .help = "where the f_theta goes, and the sums while it is in work"),
+        CLI_OPTION(.name = "self", .argument = "N", .kind = CLI_INT, .target = &c.self, .min = 1, .max = 1 << 20,
+                   .help = "data are prompts: train on them and the model's own answers, up to N tokens each"),
+        CLI_OPTION(.name = "temperature", .argument = "T", .kind = CLI_FLOAT, .target = &c.temperature, .min = 0,
+                   .max = 100, .help = "of these answers; 0 is greedy (0)"),
+        CLI_OPTION(.name = "input", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.input, .choices = input_names,
+                   .help = "what is read: aux, the model's hidden states, or drafter, its context (aux)"),
         CLI_OPTION(.name = "rank", .argument = "N", .kind = CLI_INT, .target = &c.rank, .min = 1, .max = 1 << 16,
-                   .help = "values of one latent for keys and values (256)"),
+                   .help = "values of one latent for keys and values (256); of each of two with a drafter (128)"),
         CLI_OPTION(.name = "rank-k", .argument = "N", .kind = CLI_INT, .target = &c.rank_k, .min = 1, .max = 1 << 16,
                    .help = "two latents instead: values of that of keys, which decoding pays for"),
         CLI_OPTION(.name = "rank-v", .argument = "N", .kind = CLI_INT, .target = &c.rank_v, .min = 1, .max = 1 << 16,
@@ -372,7 +454,7 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION(.name = "ranks", .argument = "N", .kind = CLI_INT, .target = &c.ranks, .min = 1,
                    .max = REPORTED_RANKS, .help = "ranks that are written and compared: this one, its half, ... (4)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
-                   .help = "of the order of files, and of what is held out (0)"),
+                   .help = "of the order of files, what is held out, sampled answers (0)"),
         {.name = NULL},
     };
     int first, status;
@@ -381,9 +463,11 @@ int cli_train(int argc, char **argv) {
         return cli_usage_error(&command, "say what to train: f-theta");
     size_t operands = (size_t)(argc - ++first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
+    if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature is for --self");
     if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v belong together");
     if (c.rank_k && c.rank) return cli_usage_error(&command, "--rank is one latent, --rank-k and --rank-v are two");
-    if (!c.rank) c.rank = DEFAULT_RANK;
+    if (c.input == INPUT_DRAFTER && c.taps.n)
+        return cli_usage_error(&command, "--aux-layers is for --input aux; a drafter reads layers of its own choice");
 
     kakeya_error error = {0};
     c.files = malloc((c.data.n + operands) * sizeof *c.files);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "cli/input.h"
 
 typedef struct data_walk {
@@ -21,21 +22,77 @@ static uint64_t draw(uint64_t seed, uint64_t a, uint64_t b) {
     return (hash ^ (hash >> 29)) * 0x9e3779b97f4a7c15u >> 20; /* FNV's low bits follow the last byte too closely */
 }
 
+/* One piece. A prompt that is held out gets as short as its answer needs; of a conversation the end is kept. */
+static kakeya_status take_piece(data_walk *w, uint64_t document, const int32_t *ids, size_t at, size_t length,
+                                bool keep_end, kakeya_error *error) {
+    enum { HELD_SHARE = 8 };
+    const train_data *d = w->data;
+    size_t answer = (size_t)d->answer, held_tokens = (size_t)d->held_tokens, n = length;
+    if (length + answer < (size_t)d->least) return KAKEYA_OK;
+    bool held =
+        w->held < d->held_out && length + answer >= held_tokens && draw(d->seed, document, at) % HELD_SHARE == 0;
+    if (held) n = held_tokens > answer ? held_tokens - answer : 1;
+    kakeya_status status = w->visit(w->user, ids + at + (keep_end ? length - n : 0), (int)n, &held, &w->done, error);
+    w->held += held;
+    return status;
+}
+
 /* Pieces of one document. */
 static kakeya_status cut(data_walk *w, uint64_t file, uint64_t document, const int32_t *ids, size_t n,
                          kakeya_error *error) {
-    enum { HELD_SHARE = 8 };
-    const train_data *d = w->data;
+    size_t longest = (size_t)(w->data->sequence - w->data->answer);
     kakeya_status status = KAKEYA_OK;
     for (size_t at = 0; at < n && !w->done && !status;) {
-        size_t length = n - at < (size_t)d->sequence ? n - at : (size_t)d->sequence;
-        bool held = w->held < d->held_out && length >= (size_t)d->held_tokens &&
-                    draw(d->seed, file << 32 | document, at) % HELD_SHARE == 0;
-        if (held) w->held++;
-        if (length >= (size_t)d->least)
-            status = w->visit(w->user, ids + at, held ? d->held_tokens : (int)length, held, &w->done, error);
+        size_t length = n - at < longest ? n - at : longest;
+        status = take_piece(w, file << 32 | document, ids, at, length, false, error);
         at += length;
     }
+    return status;
+}
+
+/* The last answers of a conversation are left out, so that it ends with a question. */
+static kakeya_status ask(const char *line, size_t length, char **out, kakeya_error *error) {
+    cJSON *json = NULL;
+    kakeya_status status = json_parse("conversation", line, length, &json, error);
+    if (status) return status;
+    cJSON *messages = cJSON_IsArray(json) ? json : cJSON_GetObjectItemCaseSensitive(json, "messages");
+    for (int n = cJSON_GetArraySize(messages); n > 0; n--) {
+        const cJSON *role = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(messages, n - 1), "role");
+        if (!cJSON_IsString(role)) break;
+        if (strcmp(role->valuestring, "assistant") != 0 && strcmp(role->valuestring, "model") != 0) break;
+        cJSON_DeleteItemFromArray(messages, n - 1);
+    }
+    if (cJSON_IsArray(messages) && !cJSON_GetArraySize(messages)) {
+        status = error_set(error, KAKEYA_FORMAT, "the conversation asks nothing");
+    } else {
+        *out = cJSON_PrintUnformatted(json);
+        if (!*out) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    }
+    cJSON_Delete(json);
+    return status;
+}
+
+static kakeya_status take_conversation(data_walk *w, uint64_t file, uint64_t number, const char *line, size_t length,
+                                       const char *path, kakeya_error *error) {
+    const train_data *d = w->data;
+    size_t n = 0, longest = (size_t)(d->sequence - d->answer);
+    int32_t *ids = NULL;
+    char *question = NULL;
+    kakeya_chat_options chat;
+    kakeya_chat_options_init(&chat);
+    kakeya_status status = d->answer ? ask(line, length, &question, error) : KAKEYA_OK;
+    if (!status)
+        status = kakeya_chat_tokens(d->tokenizer, question ? question : line, question ? strlen(question) : length,
+                                    &chat, &ids, &n, NULL, error);
+    if (status) error_prefix(error, status, "%s, line %llu", path, (unsigned long long)number);
+    if (!status && d->answer && n) {
+        size_t first = n > longest ? n - longest : 0;
+        status = take_piece(w, file << 32 | number, ids, first, n - first, true, error);
+    } else if (!status) {
+        status = cut(w, file, number, ids, n, error);
+    }
+    kakeya_free(ids);
+    cJSON_free(question);
     return status;
 }
 
@@ -62,16 +119,10 @@ static kakeya_status walk_lines(data_walk *w, const char *path, uint64_t file, k
     uint64_t number = 1;
     for (size_t at = 0; at < bytes && !w->done && !status; number++) {
         const char *line = text + at, *end = memchr(line, '\n', bytes - at);
-        size_t length = end ? (size_t)(end - line) : bytes - at, n = 0;
+        size_t length = end ? (size_t)(end - line) : bytes - at;
         at += length + 1;
         if (strspn(line, " \t\r") >= length) continue;
-        int32_t *ids = NULL;
-        kakeya_chat_options chat;
-        kakeya_chat_options_init(&chat);
-        status = kakeya_chat_tokens(w->data->tokenizer, line, length, &chat, &ids, &n, NULL, error);
-        if (status) error_prefix(error, status, "%s, line %llu", path, (unsigned long long)number);
-        if (!status) status = cut(w, file, number, ids, n, error);
-        kakeya_free(ids);
+        status = take_conversation(w, file, number, line, length, path, error);
     }
     free(text);
     return status;

@@ -63,6 +63,8 @@ typedef struct eval_fidelity_options {
     int prompt_length;    /* 0: from ids_json, else 600 */
     int score_tokens;     /* per sequence, of texts */
     int max_sequences;    /* 0: all */
+    int turns; /* what is scored is the answer of this turn: the prompt ends with the turns before it, whose answers and
+                  next prompts are each as long as what is scored. 0 and 1: no turn before it */
     eval_policies policies;
     const int *windows;
     size_t n_windows;

@@ -24,6 +24,10 @@ typedef struct fidelity_run {
     size_t longest;
 } fidelity_run;
 
+static size_t earlier_turns(const fidelity_run *run) {
+    return run->options->turns > 1 ? (size_t)run->options->turns - 1 : 0;
+}
+
 /* --------------------------------------------------------------------------------------------------- sequences */
 
 /* An empty place at the end of the list, or NULL. */
@@ -125,6 +129,11 @@ static kakeya_status read_sequences(fidelity_run *run, kakeya_error *error) {
             status = error_set(error, KAKEYA_INVALID_ARGUMENT,
                                "sequence %s: nothing to score behind a prompt of %d in %zu tokens", sequence->name,
                                run->prompt_length, sequence->n);
+        else if ((sequence->n - (size_t)run->prompt_length) * 2 * earlier_turns(run) >= (size_t)run->prompt_length)
+            status = error_set(
+                error, KAKEYA_INVALID_ARGUMENT,
+                "sequence %s: a prompt of %d tokens is too short for the turns before turn %d, of 2 x %zu",
+                sequence->name, run->prompt_length, run->options->turns, sequence->n - (size_t)run->prompt_length);
         if (status == KAKEYA_OK) status = harness_take_prompt(&run->harness, &prompt, error);
     }
     if (status == KAKEYA_OK && !run->sequences.n)
@@ -166,6 +175,7 @@ static cJSON *options_json(const fidelity_run *run, const char *const *policies,
         if (strcmp(policies[i], names[0]) != 0) names[n_names++] = policies[i];
     cJSON_AddItemToObject(object, "policies", harness_names(names, n_names));
     cJSON_AddItemToObject(object, "windows", cJSON_CreateIntArray(run->options->windows, (int)run->options->n_windows));
+    if (earlier_turns(run)) cJSON_AddNumberToObject(object, "turns", run->options->turns);
     harness_add_sizes(&run->harness, object);
     return object;
 }
@@ -199,6 +209,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         kakeya_score_options score;
         kakeya_score_options_init(&score);
         score.prompt_length = (size_t)run->prompt_length;
+        score.earlier_turns = earlier_turns(run);
         score.nll = run->nll;
         score.logits = logits;
         score.progress = on_progress;

@@ -345,11 +345,12 @@ kakeya_status f_theta_model_synthesize_as(const f_theta_config *config, weight_f
     return KAKEYA_OK;
 }
 
-kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
-                                       mem_account *account, f_theta_model **out, kakeya_error *error) {
-    enum { PUBLISHED_RANK = 256, PUBLISHED_TAPS = 6 };
+kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, int rank_k,
+                                       int rank_v, bool outline, mem_account *account, f_theta_model **out,
+                                       kakeya_error *error) {
+    enum { PUBLISHED_TAPS = 6 };
     f_theta_config c = {.input = drafter ? F_THETA_DRAFTER_CONTEXT_KV : F_THETA_AUX_HIDDEN};
-    f_theta_config_fit(&c, verifier, PUBLISHED_RANK, PUBLISHED_RANK, !drafter);
+    f_theta_config_fit(&c, verifier, rank_k, rank_v, !drafter);
     if (drafter) {
         c.drafter_layers = drafter->layers;
         c.drafter_kv_heads = drafter->kv_heads;

@@ -66,10 +66,13 @@ kakeya_status f_theta_config_read(const char *directory, f_theta_config *out, ka
  * that reads one is refused. */
 kakeya_status f_theta_model_open(const char *directory, const gemma4_config *verifier, const dflash_config *drafter,
                                  mem_account *account, f_theta_model **out, kakeya_error *error);
-/* The published shape for a verifier and its drafter, or for a verifier alone (drafter NULL); deterministic weights, or
- * with `outline` none in its matrices: for backends that make the values themselves (weight.synthetic). */
-kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, bool outline,
-                                       mem_account *account, f_theta_model **out, kakeya_error *error);
+/* The published shape for a verifier and its drafter, or for a verifier alone (drafter NULL: one shared latent, of
+ * rank_k), with these ranks; deterministic weights, or with `outline` none in its matrices: for backends that make the
+ * values themselves (weight.synthetic). */
+enum { F_THETA_PUBLISHED_RANK = 256 };
+kakeya_status f_theta_model_synthesize(const gemma4_config *verifier, const dflash_config *drafter, int rank_k,
+                                       int rank_v, bool outline, mem_account *account, f_theta_model **out,
+                                       kakeya_error *error);
 /* The same of any configuration, with weights in a plain format. */
 kakeya_status f_theta_model_synthesize_as(const f_theta_config *config, weight_format format, bool outline,
                                           mem_account *account, f_theta_model **out, kakeya_error *error);

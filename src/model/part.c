@@ -34,18 +34,21 @@ static kakeya_status deal_width(int *value, model_part part, const char *what, i
     return KAKEYA_OK;
 }
 
+int model_part_kv_heads(model_part part, int kv_heads) {
+    if (model_part_is_whole(part)) return kv_heads;
+    if (kv_heads % part.count == 0) return kv_heads / part.count;
+    return part.count % kv_heads ? 0 : 1;
+}
+
 static kakeya_status divide_kv_heads(int *kv_heads, model_part part, int layer, kakeya_error *error) {
-    if (*kv_heads % part.count == 0) {
-        *kv_heads /= part.count;
-        return KAKEYA_OK;
-    }
-    if (part.count % *kv_heads)
+    int share = model_part_kv_heads(part, *kv_heads);
+    if (!share)
         return error_set(
             error, KAKEYA_UNSUPPORTED,
             "--devices: %d K/V heads of layer %d cannot be dealt to %d devices: take a number that divides "
             "them, or a multiple",
             *kv_heads, layer, part.count);
-    *kv_heads = 1;
+    *kv_heads = share;
     return KAKEYA_OK;
 }
 

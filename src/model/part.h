@@ -17,6 +17,8 @@ static inline bool model_part_is_whole(model_part part) { return part.count <= 1
  * heads that are fewer than devices are computed by several of them. KAKEYA_UNSUPPORTED, naming option and number,
  * where heads do not divide, or a width is too small. */
 kakeya_status model_part_config(const gemma4_config *whole, model_part part, gemma4_config *out, kakeya_error *error);
+/* K/V heads of a part, of a layer with `kv_heads` of the whole; 0: they cannot be dealt. */
+int model_part_kv_heads(model_part part, int kv_heads);
 /* The first of the part's K/V heads, counted through the layer's `kv_heads` of the whole. */
 int model_part_first_kv_head(model_part part, int kv_heads);
 /* Its first row of `rows` outputs of the LM head; the end is where the next part begins. */

@@ -128,6 +128,20 @@ static kakeya_kv_bytes difference(kakeya_kv_bytes with, kakeya_kv_bytes without)
                              .total = with.total - without.total};
 }
 
+/* The kind of the rows from position `from` on, and where they end. */
+static segment_kind rows_at(size_t from, size_t n, size_t prompt_length, size_t earlier_turns, size_t *end) {
+    size_t part = n - prompt_length, first = prompt_length - 2 * earlier_turns * part;
+    bool prompt = from < prompt_length;
+    *end = prompt ? prompt_length : n;
+    if (!prompt || !earlier_turns) return prompt ? SEGMENT_PROMPT : SEGMENT_DECODE;
+    *end = first;
+    if (from < first) return SEGMENT_PROMPT;
+    /* as in a session, which computes an answer's newest token with the prompt behind it */
+    size_t turn = (from - first) / (2 * part), answer = first + turn * 2 * part + part - 1;
+    *end = from < answer ? answer : first + (turn + 1) * 2 * part;
+    return from < answer ? SEGMENT_DECODE : SEGMENT_PROMPT;
+}
+
 static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens, size_t n,
                                   const kakeya_score_options *options, kakeya_kv_bytes *held, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
@@ -141,6 +155,10 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "scoring: prompt_length %zu exceeds the %zu tokens",
                          prompt_length, n);
     if (prompt_length == 0) prompt_length = n;
+    if (o.earlier_turns && (n == prompt_length || o.earlier_turns > (prompt_length - 1) / 2 / (n - prompt_length)))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "scoring: a prompt of %zu tokens is too short for %zu earlier turns of %zu and %zu",
+                         prompt_length, o.earlier_turns, n - prompt_length, n - prompt_length);
 
     scoring s = {
         .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
@@ -157,8 +175,8 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
             status = error_set(error, KAKEYA_CANCELLED, "scoring was cancelled after %zu of %zu tokens", from, n);
             break;
         }
-        segment_kind kind = from < prompt_length ? SEGMENT_PROMPT : SEGMENT_DECODE;
-        size_t end = kind == SEGMENT_PROMPT ? prompt_length : n;
+        size_t end;
+        segment_kind kind = rows_at(from, n, prompt_length, o.earlier_turns, &end);
         size_t rows = kind == SEGMENT_PROMPT ? s.rows : (size_t)session_decode_rows(session);
         size_t count = end - from < rows ? end - from : rows;
         status = score_chunk(&s, from, count, kind, error);

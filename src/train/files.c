@@ -85,8 +85,14 @@ static cJSON *config_json(const f_theta_config *c) {
     cJSON *json = cJSON_CreateObject();
     if (!json) return NULL;
     cJSON_AddStringToObject(json, "input", f_theta_input_name(c->input));
-    cJSON_AddItemToObject(json, "aux_layers", cJSON_CreateIntArray(c->aux_layer, c->aux_layers));
-    cJSON_AddNumberToObject(json, "verifier_hidden_size", c->hidden);
+    if (f_theta_needs_drafter(c)) {
+        cJSON_AddNumberToObject(json, "drafter_num_layers", c->drafter_layers);
+        cJSON_AddNumberToObject(json, "drafter_num_kv_heads", c->drafter_kv_heads);
+        cJSON_AddNumberToObject(json, "drafter_head_dim", c->drafter_head_dim);
+    } else {
+        cJSON_AddItemToObject(json, "aux_layers", cJSON_CreateIntArray(c->aux_layer, c->aux_layers));
+        cJSON_AddNumberToObject(json, "verifier_hidden_size", c->hidden);
+    }
     if (c->shared_latent) {
         cJSON_AddNumberToObject(json, "rank", c->rank);
     } else {

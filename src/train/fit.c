@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "train/linear.h"
+#include "train/subspace.h"
 
 /* What full-attention layers count for: under S5 they stay exact. */
 static const double full_layer_share = 0.3;
@@ -56,6 +57,14 @@ void fit_sums_destroy(fit_sums *s) {
 
 /* ------------------------------------------------------------------------------------------------------ solving */
 
+/* What an encoder reads, n values: moments over it, and the Cholesky factor of the first. */
+typedef struct fit_moments {
+    int n;
+    const double *xx, *yx; /* [n][n], [targets][n] */
+    double *mapped[2];     /* those of an encoder that reads W x; NULL: the sums' own */
+    double *factor;        /* [n][n] */
+} fit_moments;
+
 /* A run of y with the metric of its heads. */
 typedef struct fit_side {
     int first, count;
@@ -97,8 +106,8 @@ static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool 
     return metric;
 }
 
-/* out [n][count] = b [n][count] times the block-diagonal metric. */
-static void times_metric(const fit_sums *s, const fit_side *side, const double *b, double *out) {
+/* out [rows][count] = b [rows][count] times the block-diagonal metric. */
+static void times_metric(const fit_sums *s, const fit_side *side, const double *b, int rows, double *out) {
     const gemma4_config *c = s->verifier;
     const double *block = side->metric;
     int halves = side->count == s->targets ? 2 : 1;
@@ -108,7 +117,7 @@ static void times_metric(const fit_sums *s, const fit_side *side, const double *
             int d = c->layer[i].head_dim;
             for (int h = 0; h < c->layer[i].kv_heads; h++, block += square(d)) {
                 size_t column = (size_t)(base + s->target[i] + h * d);
-                for (int row = 0; row < s->inputs; row++) {
+                for (int row = 0; row < rows; row++) {
                     const double *from = b + (size_t)row * (size_t)side->count + column;
                     double *to = out + (size_t)row * (size_t)side->count + column;
                     for (int j = 0; j < d; j++) to[j] = 0;
@@ -137,10 +146,10 @@ static void write_column(const fit_sums *s, const fit_side *side, const double *
 }
 
 /* b [n][count] = E[x y'] of the side. */
-static void load_targets(const fit_sums *s, const fit_side *side, double *b) {
+static void load_targets(const fit_sums *s, const fit_moments *m, const fit_side *side, double *b) {
     for (int y = 0; y < side->count; y++) {
-        const double *row = s->yx + (size_t)(side->first + y) * (size_t)s->inputs;
-        for (int i = 0; i < s->inputs; i++) b[(size_t)i * (size_t)side->count + (size_t)y] = row[i] / s->tokens[0];
+        const double *row = m->yx + (size_t)(side->first + y) * (size_t)m->n;
+        for (int i = 0; i < m->n; i++) b[(size_t)i * (size_t)side->count + (size_t)y] = row[i] / s->tokens[0];
     }
 }
 
@@ -161,41 +170,57 @@ static void product(const double *bm, const double *b, int n, int count, double 
     }
 }
 
-/* One side, keys or values or both. */
-static kakeya_status solve_side(const fit_sums *s, const double *factor, fit_side side, int rank, bool keys,
-                                bool values, float *encoder, fit_weights *out, kakeya_error *error) {
-    size_t n = (size_t)s->inputs, count = (size_t)side.count;
+/* Where the latents of a side go: rows [rank][n] of encoders, and what decoders make of them. */
+typedef struct fit_latents {
+    int rank;
+    bool keys, values;
+    float *encoder;
+    fit_weights *out;
+} fit_latents;
+
+static void write_decoders(const fit_sums *s, const fit_side *side, const double *row, int r, const fit_latents *to) {
+    if (to->keys) write_column(s, side, row, r, to->rank, false, to->out->decoder[0]);
+    if (to->values) write_column(s, side, row, r, to->rank, true, to->out->decoder[1]);
+}
+
+static kakeya_status no_solution(kakeya_error *error) {
+    return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
+}
+
+static kakeya_status solve_dense(const fit_problem *p, const fit_moments *m, const fit_side *side,
+                                 const fit_latents *to, kakeya_error *error) {
+    const fit_sums *s = p->sums;
+    size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank;
     double *b = malloc(n * count * sizeof *b), *bm = malloc(n * count * sizeof *bm), *g = malloc(n * n * sizeof *g),
-           *eigenvalues = malloc(2 * n * sizeof *eigenvalues), *e = malloc(n * (size_t)rank * sizeof *e);
+           *eigenvalues = malloc(2 * n * sizeof *eigenvalues), *e = malloc(n * rank * sizeof *e);
     kakeya_status status = KAKEYA_OK;
     if (!b || !bm || !g || !eigenvalues || !e) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
                            (2 * n * count + n * n) * sizeof *b);
         goto done;
     }
-    load_targets(s, &side, b);
-    linear_solve_lower(factor, s->inputs, b, side.count);
-    times_metric(s, &side, b, bm);
-    product(bm, b, s->inputs, side.count, g);
-    if (!linear_eigen(g, s->inputs, eigenvalues, eigenvalues + n)) {
-        status = error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
+    load_targets(s, m, side, b);
+    linear_solve_lower(p->pool, m->factor, m->n, b, side->count);
+    times_metric(s, side, b, m->n, bm);
+    product(bm, b, m->n, side->count, g);
+    if (!linear_eigen(g, m->n, eigenvalues, eigenvalues + n)) {
+        status = no_solution(error);
         goto done;
     }
     for (size_t i = 0; i < n; i++) {
-        for (int r = 0; r < rank; r++) e[i * (size_t)rank + (size_t)r] = g[(size_t)r * n + i];
+        for (size_t r = 0; r < rank; r++) e[i * rank + r] = g[r * n + i];
     }
-    linear_solve_upper(factor, s->inputs, e, rank);
-    for (int r = 0; r < rank; r++) {
-        for (size_t i = 0; i < n; i++) encoder[(size_t)r * n + i] = (float)e[i * (size_t)rank + (size_t)r];
+    linear_solve_upper(p->pool, m->factor, m->n, e, to->rank);
+    for (size_t r = 0; r < rank; r++) {
+        for (size_t i = 0; i < n; i++) to->encoder[r * n + i] = (float)e[i * rank + r];
     }
-    for (int r = 0; r < rank; r++) {
+    for (size_t r = 0; r < rank; r++) {
         double *row = bm; /* free by now */
         for (size_t y = 0; y < count; y++) row[y] = 0;
         for (size_t k = 0; k < n; k++) {
-            for (size_t y = 0; y < count; y++) row[y] += g[(size_t)r * n + k] * b[k * count + y];
+            for (size_t y = 0; y < count; y++) row[y] += g[r * n + k] * b[k * count + y];
         }
-        if (keys) write_column(s, &side, row, r, rank, false, out->decoder[0]);
-        if (values) write_column(s, &side, row, r, rank, true, out->decoder[1]);
+        write_decoders(s, side, row, (int)r, to);
     }
 done:
     free(b);
@@ -206,28 +231,137 @@ done:
     return status;
 }
 
-static kakeya_status factor_of(const fit_sums *s, double **out, kakeya_error *error) {
-    size_t n = (size_t)s->inputs;
+/* B M B' without B: the sums as they are, between two solutions with the factor. */
+typedef struct fit_operator {
+    const fit_problem *problem;
+    const fit_moments *moments;
+    const fit_side *side;
+    double *u;    /* [block][n] */
+    double *y[2]; /* [block][count] */
+} fit_operator;
+
+/* y[0] = E[x y'] seen from rows of u, which are encoders. */
+static void see_targets(fit_operator *o, int rows) {
+    const fit_moments *m = o->moments;
+    const double *yx = m->yx + (size_t)o->side->first * (size_t)m->n;
+    double tokens = o->problem->sums->tokens[0];
+    linear_solve_upper_rows(o->problem->pool, m->factor, m->n, o->u, rows);
+    linear_dots(o->problem->pool, o->u, rows, yx, o->side->count, m->n, o->y[0]);
+    for (size_t i = 0; i < (size_t)rows * (size_t)o->side->count; i++) o->y[0][i] /= tokens;
+}
+
+static void weigh_rows(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    fit_operator *o = context;
+    size_t at = begin * (size_t)o->side->count;
+    times_metric(o->problem->sums, o->side, o->y[0] + at, (int)(end - begin), o->y[1] + at);
+}
+
+static void apply_operator(void *context, const double *x, int rows, double *out) {
+    fit_operator *o = context;
+    const fit_moments *m = o->moments;
+    double tokens = o->problem->sums->tokens[0];
+    memcpy(o->u, x, (size_t)rows * (size_t)m->n * sizeof *x);
+    see_targets(o, rows);
+    thread_pool_for(o->problem->pool, (size_t)rows, 4, weigh_rows, o);
+    linear_combine(o->problem->pool, o->y[1], rows, m->yx + (size_t)o->side->first * (size_t)m->n, m->n, o->side->count,
+                   out);
+    for (size_t i = 0; i < (size_t)rows * (size_t)m->n; i++) out[i] /= tokens;
+    linear_solve_lower_rows(o->problem->pool, m->factor, m->n, out, rows);
+}
+
+static kakeya_status solve_subspace(const fit_problem *p, const fit_moments *m, const fit_side *side,
+                                    const fit_latents *to, kakeya_error *error) {
+    enum { MORE = 64 };
+    size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
+           block = rank + MORE < n ? rank + MORE : n;
+    fit_operator o = {.problem = p, .moments = m, .side = side};
+    double *vectors = malloc(block * n * sizeof *vectors), *values = malloc(block * sizeof *values);
+    o.u = malloc(block * n * sizeof *o.u);
+    for (int i = 0; i < 2; i++) o.y[i] = malloc(block * count * sizeof *o.y[i]);
+    bool out_of_memory = !vectors || !values || !o.u || !o.y[0] || !o.y[1];
+    kakeya_status status = KAKEYA_OK;
+    if (!out_of_memory &&
+        !subspace_eigen(p->pool, m->n, to->rank, (int)block, apply_operator, &o, vectors, values, &out_of_memory) &&
+        !out_of_memory)
+        status = error_set(error, KAKEYA_FORMAT,
+                           "the closed form has no solution: its sums are no finite numbers, or do not converge");
+    if (out_of_memory)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
+                           block * (4 * n + 2 * count) * sizeof *vectors);
+    if (!status) {
+        memcpy(o.u, vectors, rank * n * sizeof *o.u);
+        see_targets(&o, to->rank);
+        for (size_t i = 0; i < rank * n; i++) to->encoder[i] = (float)o.u[i];
+        for (size_t r = 0; r < rank; r++) write_decoders(p->sums, side, o.y[0] + r * count, (int)r, to);
+    }
+    free(vectors);
+    free(values);
+    free(o.u);
+    free(o.y[0]);
+    free(o.y[1]);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ moments */
+
+static kakeya_status factorise(const fit_problem *p, fit_moments *m, kakeya_error *error) {
+    const fit_sums *s = p->sums;
+    size_t n = (size_t)m->n;
     double *factor = malloc(n * n * sizeof *factor), mean = 0;
     if (!factor)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes", n * n * 8);
-    for (size_t i = 0; i < n; i++) mean += s->xx[i * n + i] / s->tokens[0] / (double)n;
-    for (size_t i = 0; i < n * n; i++) factor[i] = s->xx[i] / s->tokens[0];
+    m->factor = factor;
+    for (size_t i = 0; i < n; i++) mean += m->xx[i * n + i] / s->tokens[0] / (double)n;
+    for (size_t i = 0; i < n * n; i++) factor[i] = m->xx[i] / s->tokens[0];
     for (size_t i = 0; i < n; i++) factor[i * n + i] += ridge * mean;
-    if (!linear_cholesky(factor, s->inputs)) {
-        free(factor);
-        return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
-    }
-    *out = factor;
-    return KAKEYA_OK;
+    return linear_cholesky(p->pool, factor, m->n) ? KAKEYA_OK : no_solution(error);
 }
 
-static bool weights_allocate(const fit_sums *s, const f_theta_config *c, fit_weights *out) {
+/* Moments of W x. */
+static kakeya_status map_moments(const fit_problem *p, const float *map, fit_moments *m, kakeya_error *error) {
+    const fit_sums *s = p->sums;
+    size_t n = (size_t)m->n, inputs = (size_t)s->inputs;
+    double *w = malloc(n * inputs * sizeof *w), *half = malloc(n * inputs * sizeof *half);
+    m->mapped[0] = malloc(n * n * sizeof *m->mapped[0]);
+    m->mapped[1] = malloc((size_t)s->targets * n * sizeof *m->mapped[1]);
+    bool complete = w && half && m->mapped[0] && m->mapped[1];
+    if (complete) {
+        for (size_t i = 0; i < n * inputs; i++) w[i] = (double)map[i];
+        linear_dots(p->pool, s->xx, s->inputs, w, m->n, s->inputs, half);
+        linear_combine(p->pool, w, m->n, half, m->n, s->inputs, m->mapped[0]);
+        linear_dots(p->pool, s->yx, s->targets, w, m->n, s->inputs, m->mapped[1]);
+    }
+    free(w);
+    free(half);
+    m->xx = m->mapped[0];
+    m->yx = m->mapped[1];
+    if (complete) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
+                     (n * n + (size_t)s->targets * n) * sizeof *w);
+}
+
+static void moments_free(fit_moments *m) {
+    free(m->mapped[0]);
+    free(m->mapped[1]);
+    free(m->factor);
+    *m = (fit_moments){0};
+}
+
+static kakeya_status moments_of(const fit_problem *p, int half, fit_moments *m, kakeya_error *error) {
+    *m = (fit_moments){.n = f_theta_encoder_in(p->config), .xx = p->sums->xx, .yx = p->sums->yx};
+    kakeya_status status = p->map[half] ? map_moments(p, p->map[half], m, error) : KAKEYA_OK;
+    return status ? status : factorise(p, m, error);
+}
+
+/* ------------------------------------------------------------------------------------------------------ weights */
+
+static bool weights_allocate(const f_theta_config *c, fit_weights *out) {
     bool complete = true;
     for (int half = 0; half < 2; half++) {
         size_t rank = (size_t)(half ? c->rank_v : c->rank_k);
         if (!(half && c->shared_latent)) {
-            out->encoder[half] = calloc(rank * (size_t)s->inputs, sizeof(float));
+            out->encoder[half] = calloc(rank * (size_t)f_theta_encoder_in(c), sizeof(float));
             complete &= out->encoder[half] != NULL;
         }
         for (int i = 0; i < c->layers; i++) {
@@ -246,34 +380,48 @@ void fit_weights_free(fit_weights *w) {
     *w = (fit_weights){0};
 }
 
-kakeya_status fit_solve(const fit_sums *s, const f_theta_config *config, float *const *gram, fit_weights *out,
-                        kakeya_error *error) {
+/* One side, keys or values or both. */
+static kakeya_status solve_side(const fit_problem *p, const fit_moments *m, bool keys, bool values, fit_weights *out,
+                                kakeya_error *error) {
+    enum { MOST_DENSE = 2048 };
+    const fit_sums *s = p->sums;
+    fit_side side = {keys ? 0 : s->keys, keys && values ? s->targets : s->keys, metric_of(s, p->gram, keys, values)};
+    if (!side.metric) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of the closed form");
+    const fit_latents to = {.rank = keys ? p->config->rank_k : p->config->rank_v,
+                            .keys = keys,
+                            .values = values,
+                            .encoder = out->encoder[keys ? 0 : 1],
+                            .out = out};
+    bool dense = p->solver == FIT_DENSE || (p->solver == FIT_AUTO && m->n <= MOST_DENSE);
+    kakeya_status status = dense ? solve_dense(p, m, &side, &to, error) : solve_subspace(p, m, &side, &to, error);
+    free(side.metric);
+    return status;
+}
+
+kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *error) {
     *out = (fit_weights){0};
+    const fit_sums *s = p->sums;
+    const f_theta_config *config = p->config;
     if (s->tokens[0] < 2.0 * s->inputs)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "%.0f tokens are too few for %d values of input: give %d or more, better %d", s->tokens[0],
                          s->inputs, 2 * s->inputs, 100 * s->inputs);
-    if (config->rank > s->inputs)
+    if (config->rank > s->inputs || config->rank > f_theta_encoder_in(config))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "rank %d is above the %d values of input", config->rank,
                          s->inputs);
-    double *factor = NULL, *metric[2] = {NULL, NULL};
-    kakeya_status status = factor_of(s, &factor, error);
     bool shared = config->shared_latent;
-    if (!status) {
-        metric[0] = metric_of(s, gram, true, shared);
-        metric[1] = shared ? NULL : metric_of(s, gram, false, true);
-        if (!metric[0] || (!shared && !metric[1]) || !weights_allocate(s, config, out))
-            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
+    kakeya_status status = KAKEYA_OK;
+    if (!weights_allocate(config, out))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
+    fit_moments moments = {0};
+    for (int half = 0; half < (shared ? 1 : 2) && !status; half++) {
+        if (!half || p->map[half]) {
+            moments_free(&moments);
+            status = moments_of(p, half, &moments, error);
+        }
+        if (!status) status = solve_side(p, &moments, !half, half || shared, out, error);
     }
-    if (!status)
-        status = solve_side(s, factor, (fit_side){0, shared ? s->targets : s->keys, metric[0]}, config->rank_k, true,
-                            shared, out->encoder[0], out, error);
-    if (!status && !shared)
-        status = solve_side(s, factor, (fit_side){s->keys, s->keys, metric[1]}, config->rank_v, false, true,
-                            out->encoder[1], out, error);
     if (status) fit_weights_free(out);
-    free(factor);
-    free(metric[0]);
-    free(metric[1]);
+    moments_free(&moments);
     return status;
 }

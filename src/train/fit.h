@@ -1,7 +1,7 @@
-/* The closed form of f_theta: the best low-rank linear map from aux hidden states to the K and V of all layers, in the
- * metric of what attention sees.
+/* The closed form of f_theta: the best low-rank linear map from what is known of a position to the K and V of all
+ * layers, in the metric of what attention sees.
  *
- *   x        [rms(aux_1) ... rms(aux_n)], n values
+ *   x        [rms(aux_1) ... rms(aux_n)], or the drafter's context (hidden_norm of fc of them): n values
  *   y        rms(raw K) of every head of every layer, then rms(raw V): what attention uses of them (k_norm and v_norm
  *            divide by the rms, so that scale must not count)
  *   M        block diagonal, a block per layer and K/V head: for a small error e of y at an evicted position, e' M e is
@@ -13,11 +13,15 @@
  *
  * With C = E[x x'], B = L^-1 E[x y'], L L' = C: the latents are e = P' L^-1 x, where P are the eigenvectors of B M B'
  * of the largest eigenvalues, and the decoders D = (P' B)'. Latents are ordered: those of a smaller rank are the first
- * ones of a larger, and so are the decoders' columns. */
+ * ones of a larger, and so are the decoders' columns.
+ *
+ * An encoder that does not read x but W x (the drafter's K or V of its context) has W C W' and E[W x y'] in their
+ * places: sums over x do for both. */
 #ifndef KAKEYA_TRAIN_FIT_H
 #define KAKEYA_TRAIN_FIT_H
 
 #include "base/error.h"
+#include "base/threads.h"
 #include "model/f_theta.h"
 
 /* Sums over text. All of them lie in one array, so that they can be saved and go on. */
@@ -42,14 +46,28 @@ void fit_sums_destroy(fit_sums *s); /* also of a zeroed one */
 
 /* Weights of an f_theta, float32. */
 typedef struct fit_weights {
-    float *encoder[2];                    /* [rank_k], [rank_v][inputs]; a shared latent has the first alone */
+    float *encoder[2]; /* [rank_k], [rank_v][f_theta_encoder_in]; a shared latent has the first alone */
     float *decoder[2][GEMMA4_MAX_LAYERS]; /* [kv_heads * head_dim][rank_k], [..][rank_v] */
 } fit_weights;
 
-/* Of the shape of `config`. gram[layer]: [heads][head_dim][head_dim], the layer's G_a. KAKEYA_INVALID_ARGUMENT: too few
- * tokens for so many inputs, or a rank above them; KAKEYA_FORMAT: sums that are no numbers. */
-kakeya_status fit_solve(const fit_sums *s, const f_theta_config *config, float *const *gram, fit_weights *out,
-                        kakeya_error *error);
+typedef enum fit_solver {
+    FIT_AUTO,    /* dense, where it takes no more than minutes */
+    FIT_DENSE,   /* all eigenvectors */
+    FIT_SUBSPACE /* the largest ones alone, by iteration: ranks of one solution are prefixes of each other still */
+} fit_solver;
+
+typedef struct fit_problem {
+    const fit_sums *sums;
+    const f_theta_config *config;
+    float *const *gram;  /* [layer]: [heads][head_dim][head_dim], the layer's G_a */
+    const float *map[2]; /* W of keys and of values, [what an encoder reads][inputs]; NULL: encoders read x */
+    thread_pool *pool;   /* changes no bit */
+    fit_solver solver;
+} fit_problem;
+
+/* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank
+ * above them; KAKEYA_FORMAT: sums that are no numbers. */
+kakeya_status fit_solve(const fit_problem *problem, fit_weights *out, kakeya_error *error);
 void fit_weights_free(fit_weights *w);
 
 #endif

@@ -21,7 +21,11 @@ struct trainer {
     fit_sums sums;
     float *gram[GEMMA4_MAX_LAYERS]; /* [heads][head_dim][head_dim] */
     float *x, *y;                   /* [chunk][inputs], [chunk][targets] of the forward in work */
-    float *outer;                   /* [targets or inputs][inputs] */
+    /* Where the drafter's context is read: */
+    float *aux;    /* [chunk][drafter's targets * hidden], the hidden states that it is made of */
+    float *fc;     /* [inputs][drafter's targets * hidden] */
+    float *map[2]; /* [f_theta_encoder_in][inputs]: k_proj and v_proj of the drafter's layers */
+    float *outer;  /* [targets or inputs][inputs] */
     float *keys[GEMMA4_MAX_LAYERS], *values[GEMMA4_MAX_LAYERS]; /* [sequence][kv_dim] as attention sees them */
     float *scratch;                                             /* [threads][sequence + 4 * head_dim] */
     size_t scratch_row;
@@ -63,6 +67,30 @@ static kakeya_status make_grams(trainer *t, kakeya_error *error) {
     return KAKEYA_OK;
 }
 
+static size_t aux_width(const trainer *t) {
+    return (size_t)t->engine->drafter->config.targets * (size_t)t->config->hidden;
+}
+
+/* The drafter's matrices as numbers, and memory for what they are applied to. */
+static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *error) {
+    const dflash_model *drafter = t->engine->drafter;
+    const dflash_config *d = &drafter->config;
+    size_t width = aux_width(t), inputs = (size_t)d->hidden, kv = (size_t)(d->kv_heads * d->head_dim),
+           all = (size_t)d->layers * kv;
+    t->aux = malloc(chunk * width * sizeof *t->aux);
+    t->fc = malloc(inputs * width * sizeof *t->fc);
+    for (int half = 0; half < 2; half++) t->map[half] = malloc(all * inputs * sizeof *t->map[half]);
+    if (!t->aux || !t->fc || !t->map[0] || !t->map[1])
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on the drafter's context");
+    for (size_t i = 0; i < inputs; i++) t->ops->weight_row(t->engine->model, &drafter->fc, (int)i, t->fc + i * width);
+    for (size_t i = 0; i < all; i++) {
+        const dflash_layer_weights *w = &drafter->layer[i / kv];
+        t->ops->weight_row(t->engine->model, &w->k_proj, (int)(i % kv), t->map[0] + i * inputs);
+        t->ops->weight_row(t->engine->model, &w->v_proj, (int)(i % kv), t->map[1] + i * inputs);
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status allocate(trainer *t, kakeya_error *error) {
     const gemma4_config *c = t->config;
     size_t chunk = (size_t)t->engine->ops->model_prompt_chunk(t->engine->model), n = (size_t)t->sums.inputs,
@@ -80,9 +108,10 @@ static kakeya_status allocate(trainer *t, kakeya_error *error) {
     t->y = malloc(chunk * targets * sizeof *t->y);
     t->outer = malloc((targets > n ? targets : n) * n * sizeof *t->outer);
     t->scratch = malloc((size_t)thread_pool_size(t->pool) * t->scratch_row * sizeof *t->scratch);
-    if (complete && t->x && t->y && t->outer && t->scratch) return KAKEYA_OK;
-    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on sequences of %d tokens",
-                     t->options.sequence);
+    if (!complete || !t->x || !t->y || !t->outer || !t->scratch)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on sequences of %d tokens",
+                         t->options.sequence);
+    return f_theta_needs_drafter(&t->options.config) ? prepare_context(t, chunk, error) : KAKEYA_OK;
 }
 
 kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *options, trainer **out,
@@ -91,6 +120,13 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
     const backend_train_ops *ops = backend_train_find(engine->ops);
     if (!ops)
         return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train: take --backend cpu", engine->ops->name);
+    const f_theta_config *f = &options->config;
+    if (f->input == F_THETA_DRAFTER_TOKEN_KV)
+        return error_set(error, KAKEYA_UNSUPPORTED, "an f_theta with input \"%s\" cannot be trained",
+                         f_theta_input_name(f->input));
+    if (f_theta_needs_drafter(f) && !engine->drafter)
+        return error_set(error, KAKEYA_UNSUPPORTED, "an f_theta with input \"%s\" needs a drafter, and there is none",
+                         f_theta_input_name(f->input));
     trainer *t = calloc(1, sizeof *t);
     if (!t) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     t->engine = engine;
@@ -106,7 +142,8 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
             error_set(error, KAKEYA_INVALID_ARGUMENT, "window %d leaves nothing to restore of a sliding window of %d",
                       options->window, t->config->sliding_window);
     if (!status) status = thread_pool_create(options->threads, &t->pool, error);
-    if (!status) status = fit_sums_create(t->config, f_theta_encoder_in(&options->config), &t->sums, error);
+    int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
+    if (!status) status = fit_sums_create(t->config, inputs, &t->sums, error);
     if (!status) status = allocate(t, error);
     if (!status) status = make_grams(t, error);
     if (status) {
@@ -128,6 +165,10 @@ void trainer_destroy(trainer *t) {
     if (t->pool) thread_pool_destroy(t->pool);
     free(t->x);
     free(t->y);
+    free(t->aux);
+    free(t->fc);
+    free(t->map[0]);
+    free(t->map[1]);
     free(t->outer);
     free(t->scratch);
     free(t);
@@ -137,6 +178,18 @@ const fit_sums *trainer_sums(const trainer *t) { return &t->sums; }
 uint64_t trainer_tokens(const trainer *t) { return (uint64_t)t->sums.tokens[0]; }
 
 /* ----------------------------------------------------------------------------------------------------- moments */
+
+/* In eight sums, which compilers keep in vectors. */
+static float dot(const float *a, const float *b, int n) {
+    enum { LANES = 8 };
+    float sum[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        for (int k = 0; k < LANES; k++) sum[k] += a[i + k] * b[i + k];
+    }
+    for (; i < n; i++) sum[0] += a[i] * b[i];
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
 
 static float rms_of(const float *x, size_t n, float eps) {
     double squares = 0;
@@ -181,11 +234,16 @@ static void take_targets(trainer *t, const train_layer *l) {
 
 static void take_inputs(trainer *t, const train_layer *l) {
     const f_theta_config *f = &t->options.config;
+    const dflash_config *d = t->aux ? &t->engine->drafter->config : NULL;
     size_t hidden = (size_t)t->config->hidden;
-    for (int tap = 0; tap < f->aux_layers; tap++) {
-        if (f->aux_layer[tap] != l->layer) continue;
+    for (int tap = 0; tap < (d ? d->targets : f->aux_layers); tap++) {
+        if ((d ? d->target_layer[tap] : f->aux_layer[tap]) != l->layer) continue;
         for (int r = 0; r < l->rows; r++) {
             const float *h = l->h + (size_t)r * hidden;
+            if (d) {
+                memcpy(t->aux + (size_t)r * aux_width(t) + (size_t)tap * hidden, h, hidden * sizeof *h);
+                continue;
+            }
             float *x = t->x + (size_t)r * (size_t)t->sums.inputs + (size_t)tap * hidden,
                   rms = rms_of(h, hidden, t->config->rms_eps);
             for (size_t i = 0; i < hidden; i++) x[i] = h[i] / rms;
@@ -199,18 +257,6 @@ typedef struct metric_work {
     trainer *t;
     const train_layer *layer;
 } metric_work;
-
-/* In eight sums, which compilers keep in vectors. */
-static float dot(const float *a, const float *b, int n) {
-    enum { LANES = 8 };
-    float sum[LANES] = {0};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) sum[k] += a[i + k] * b[i + k];
-    }
-    for (; i < n; i++) sum[0] += a[i] * b[i];
-    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
-}
 
 /* u' G u */
 static double form(const float *gram, const float *u, int d, float *product) {
@@ -311,10 +357,25 @@ static void look(void *user, const train_layer *l) {
     if (t->metric) take_metric(t, l);
 }
 
+/* x = hidden_norm(fc(aux)) */
+static void make_context(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    trainer *t = context;
+    const dflash_model *drafter = t->engine->drafter;
+    size_t n = (size_t)t->sums.inputs, width = aux_width(t);
+    for (size_t r = begin; r < end; r++) {
+        float *x = t->x + r * n;
+        for (size_t i = 0; i < n; i++) x[i] = dot(t->fc + i * width, t->aux + r * width, (int)width);
+        float rms = rms_of(x, n, drafter->config.rms_eps);
+        for (size_t i = 0; i < n; i++) x[i] = x[i] / rms * drafter->hidden_norm[i];
+    }
+}
+
 static kakeya_status add_moments(trainer *t, int rows, kakeya_error *error) {
     fit_sums *s = &t->sums;
     size_t n = (size_t)s->inputs;
     backend_model *m = t->engine->model;
+    if (t->aux) thread_pool_for(t->pool, (size_t)rows, 8, make_context, t);
     kakeya_status status = t->ops->outer(m, t->x, s->inputs, t->x, s->inputs, rows, t->outer, error);
     if (status) return status;
     for (size_t i = 0; i < n * n; i++) s->xx[i] += (double)t->outer[i];
@@ -333,6 +394,7 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
     backend_cache *cache = NULL;
     int chunk = t->engine->ops->model_prompt_chunk(t->engine->model);
     t->metric = t->sums.tokens[0] < t->options.metric_tokens;
+    engine_turn_begin(t->engine); /* sessions of the engine may be open */
     kakeya_status status = t->engine->ops->cache_create(t->engine->model, &options, &cache, error);
     for (int at = 0, rows; at < n && !status; at += rows) {
         rows = n - at < chunk ? n - at : chunk;
@@ -340,11 +402,17 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
         if (!status) status = add_moments(t, rows, error);
     }
     if (cache) t->engine->ops->cache_destroy(cache);
+    engine_turn_end(t->engine);
     return status;
 }
 
 kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error) {
-    return fit_solve(&t->sums, &t->options.config, t->gram, out, error);
+    const fit_problem problem = {.sums = &t->sums,
+                                 .config = &t->options.config,
+                                 .gram = t->gram,
+                                 .map = {t->map[0], t->map[1]},
+                                 .pool = t->pool};
+    return fit_solve(&problem, out, error);
 }
 
 /* ------------------------------------------------------------------------------------------------- saved sums */

@@ -1,5 +1,5 @@
-/* Training of an f_theta that reads aux hidden states: sums over sequences of tokens (train/fit.h), in fixed memory,
- * which can be saved between any two sequences and go on; and the files of the result. */
+/* Training of an f_theta: sums over sequences of tokens (train/fit.h), in fixed memory, which can be saved between any
+ * two sequences and go on; and the files of the result. */
 #ifndef KAKEYA_TRAIN_TRAINER_H
 #define KAKEYA_TRAIN_TRAINER_H
 
@@ -9,14 +9,15 @@
 typedef struct trainer trainer;
 
 typedef struct trainer_options {
-    f_theta_config config; /* input aux_hidden, taps, ranks, latents */
+    f_theta_config config; /* input aux_hidden or drafter_context_kv; what belongs to it; ranks, latents */
     int sequence;          /* tokens of a sequence, at most */
     int sink, window;      /* evicted positions lie behind the one and are at least the other old */
     int metric_tokens;     /* the metric is taken from the first sequences, about so many tokens of them */
     int threads;
 } trainer_options;
 
-/* The engine outlives the trainer. KAKEYA_UNSUPPORTED where its backend cannot train. */
+/* The engine, with a drafter where the input is its context, outlives the trainer. KAKEYA_UNSUPPORTED where its backend
+ * cannot train, or where there is no such drafter. */
 kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *options, trainer **out, kakeya_error *error);
 void trainer_destroy(trainer *t); /* NULL is fine */
 

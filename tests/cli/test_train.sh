@@ -9,34 +9,55 @@ train() { # out, arguments...: two hidden states of the demo, little text
     run train f-theta --aux-layers 1,5 --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 --out "$out" --json "$@"
 }
 
-train "$WORK/whole" src/backend/*.c
+train "$WORK/whole-text" src/backend/*.c
 check "an f_theta is trained" test "$STATUS" -eq 0
 json_holds "it gives back more than a third of what dropping costs" \
     '.ranks[0] | .restored.kl_from_native < 0.65 * $dropped' --argjson dropped "$(jq .dropped.kl_from_native "$WORK/out")"
 json_holds "the report has its parts" \
     '.trained_tokens >= 4000 and .ranks[0].latent_bytes == 336 and .ranks[0].recall >= 0 and .native.top1_agreement == 1'
 works "it is one that the engine takes, without a drafter" \
-    run --raw --drafter none --f-theta "$WORK/whole" --attention restored --max-tokens 4 --json "def f"
+    run --raw --drafter none --f-theta "$WORK/whole-text" --attention restored --max-tokens 4 --json "def f"
 json_holds "whose latents are held" '.stats.kv_bytes.latent > 0 and .stats.kv_bytes.draft == 0'
-check "no state is left" test ! -e "$WORK/whole/training.state"
+check "no state is left" test ! -e "$WORK/whole-text/training.state"
 
-# --- interrupted as soon as it has begun, wherever it is then; a short run leaves that to tests/unit/test_train.c
-if ! short_sweeps; then
-    "$KAKEYA" train f-theta --aux-layers 1,5 --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 --out "$WORK/again" \
-        --json src/backend/*.c >"$WORK/out" 2>"$WORK/err" </dev/null &
-    while [ ! -d "$WORK/again" ] && kill -0 $! 2>/dev/null; do sleep 0.05; done
+# --- from the drafter's context, with latents that its keys and values give
+run train f-theta --input drafter --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 --out "$WORK/drafter" --json \
+    src/backend/*.c
+json_holds "an f_theta that reads the drafter gives a third back, too" \
+    '.ranks[0] | .rank_k == 128 and .rank_v == 128 and .latent_bytes == 592 and .restored.kl_from_native < 0.65 * $dropped' \
+    --argjson dropped "$(jq .dropped.kl_from_native "$WORK/out")"
+check "it has the form of the bundled one" \
+    test "$(jq -c 'del(.rank, .rank_k, .rank_v, .latent_format)' "$WORK/drafter/f_theta_config.json" | jq -S .)" = \
+    "$(jq -c 'del(.rank)' models/demo-f-theta/f_theta_config.json | jq -S .)"
+refuses "hidden states where a drafter is read" "aux-layers is for --input aux" \
+    train f-theta --input drafter --aux-layers 1 --data x --out y
+fails_with "a drafter that is not there" "input drafter: the model has no drafter" \
+    train f-theta --input drafter --drafter none --out "$WORK/x" README.md
+fails_with "a rank above the drafter's context" "rank 257 is above the 256 values of the drafter's context" \
+    train f-theta --input drafter --rank 257 --out "$WORK/x" README.md
+
+# --- interrupted as soon as it has begun, wherever it is then
+goes_on() { # name, arguments...: the same command ends with the weights of $WORK/whole-NAME
+    name=$1
+    shift
+    "$KAKEYA" train f-theta "$@" --out "$WORK/again-$name" --json >"$WORK/out" 2>"$WORK/err" </dev/null &
+    while [ ! -d "$WORK/again-$name" ] && kill -0 $! 2>/dev/null; do sleep 0.05; done
     kill -TERM $!
     STATUS=0
     wait $! || STATUS=$?
-    check "a signal ends it" test "$STATUS" -eq 143
-    check "and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command goes on' "$WORK/err"
-    check "no f_theta is left" test ! -e "$WORK/again/f_theta_config.json"
-    train "$WORK/again" src/backend/*.c --seed 1
-    check "another seed does not go on from there" grep -q 'training.state: the state of a training with another model' "$WORK/err"
-    train "$WORK/again" src/backend/*.c
-    check "the same command goes on" grep -q '^going on after [0-9]* tokens' "$WORK/err"
-    check "to the same weights" cmp "$WORK/whole/f_theta_weights.safetensors" "$WORK/again/f_theta_weights.safetensors"
-fi
+    check "$name: a signal ends it" test "$STATUS" -eq 143
+    check "$name: and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command goes on' "$WORK/err"
+    check "$name: no f_theta is left" test ! -e "$WORK/again-$name/f_theta_config.json"
+    run train f-theta "$@" --out "$WORK/again-$name" --seed 1
+    check "$name: another seed does not go on from there" \
+        grep -q 'training.state: the state of a training with another model' "$WORK/err"
+    run train f-theta "$@" --out "$WORK/again-$name" --json
+    check "$name: the same command goes on" grep -q '^going on after [0-9]* tokens' "$WORK/err"
+    check "$name: to the same weights" cmp "$WORK/whole-$name/f_theta_weights.safetensors" "$WORK/again-$name/f_theta_weights.safetensors"
+}
+# text is left to tests/unit/test_train.c, but for a whole run
+[ -z "${WHOLE_SWEEPS:-}" ] ||
+    goes_on text --aux-layers 1,5 --rank 128 --ranks 1 --tokens 4000 --metric-tokens 1000 --held-out 1 src/backend/*.c
 
 # --- a small E2B: per-layer embeddings, layers that share K/V; token ids
 awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 4000; i++) printf "%s%d", i ? "," : "", 5 + int(rand() * 300); print "]" }' \
@@ -47,10 +68,26 @@ run train f-theta $small --rank 32 --aux-layers 1,3 --latent-format q8 --out "$W
 json_holds "a model with shared K/V is trained, and better than dropping" \
     '.dropped.kl_from_native as $dropped | (.ranks | length == 2) and (.ranks[0] |
         .restored.kl_from_native < $dropped and .restored_all.kl_from_native < $dropped)'
+TEXT_PERPLEXITY=$(jq .native.perplexity "$WORK/out")
 json_holds "in the format that was asked for" '.ranks[0].recall == null and .ranks[0].latent_bytes < 32 + 4 + 100'
 check "the smaller rank has a folder" test -s "$WORK/ple/rank-16/f_theta_config.json"
 
+# --- the model's own answers
+own="$small --rank 32 --aux-layers 1,3 --self 24 --temperature 1 --held-out 2"
+# shellcheck disable=SC2086
+run train f-theta $own --out "$WORK/whole-answers" --json "$WORK/ids.json"
+json_holds "a model is trained on its own answers" '.trained_tokens >= 2000 and (.ranks | length == 2)'
+json_holds "they are held out, too: text that the model finds likely" '.native.perplexity < 0.8 * $text' --argjson text "$TEXT_PERPLEXITY"
+# shellcheck disable=SC2086
+short_sweeps || goes_on answers $own "$WORK/ids.json"
+
 # --- what cannot be done
+# shellcheck disable=SC2086
+fails_with "answers as long as sequences" "self 64: answers must be shorter" train f-theta $small --self 64 --out "$WORK/x" "$WORK/ids.json"
+printf '[{"role":"assistant","content":"a"}]\n' >"$WORK/none.jsonl"
+fails_with "a conversation without question" "none.jsonl, line 1: the conversation asks nothing" \
+    train f-theta --self 8 --out "$WORK/x" "$WORK/none.jsonl"
+refuses "a temperature of nothing" "temperature is for --self" train f-theta --temperature 1 --data x --out y
 # shellcheck disable=SC2086
 fails_with "too little text" "the data are too short|too few" \
     train f-theta $small --tokens 64 --aux-layers 1,3 --rank 8 --out "$WORK/short" "$WORK/ids.json"

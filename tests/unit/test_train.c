@@ -1,11 +1,12 @@
 /* The closed form of f_theta: its algebra, its metric against numerical differentiation of attention, prefixes, sums
- * that go on where they were saved, any number of threads. */
+ * that go on where they were saved, any number of threads; and the model's own answers to train on. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
 #include "golden.h"
 #include "scratch.h"
+#include "train/answers.h"
 #include "train/linear.h"
 #include "train/trainer.h"
 
@@ -66,44 +67,19 @@ static void eigen(void **state) {
     assert_false(linear_eigen(a, N, x, x));
 }
 
-static void cholesky(void **state) {
-    (void)state;
-    double b[N * N], a[N * N], l[N * N], x[N * 3], y[N * 3];
-    uint64_t random = 7;
-    for (int i = 0; i < N * N; i++) b[i] = draw(&random);
-    for (int i = 0; i < N; i++) {
-        for (int j = 0; j < N; j++) {
-            a[i * N + j] = i == j;
-            for (int k = 0; k < N; k++) a[i * N + j] += b[i * N + k] * b[j * N + k];
-        }
-    }
-    memcpy(l, a, sizeof l);
-    assert_true(linear_cholesky(l, N));
-    for (int i = 0; i < N * 3; i++) x[i] = y[i] = draw(&random);
-    linear_solve_lower(l, N, x, 3);
-    linear_solve_upper(l, N, x, 3);
-    for (int i = 0; i < N; i++) {
-        for (int c = 0; c < 3; c++) {
-            double sum = 0;
-            for (int k = 0; k < N; k++) sum += a[i * N + k] * x[k * 3 + c];
-            assert_true(fabs(sum - y[i * 3 + c]) < 1e-9);
-        }
-    }
-    a[0] = -1;
-    assert_false(linear_cholesky(a, N));
-}
-
 /* ------------------------------------------------------------------------------------------------------ models */
 
 enum { LENGTH = 40, SEQUENCES = 12, SINK = 1, WINDOW = 4 };
 
-static kakeya_engine *open_engine(const char *name, int threads) {
-    char path[512];
+static kakeya_engine *open_pair(const char *name, const char *drafter, int threads) {
+    char path[512], drafter_path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
+    if (drafter) snprintf(drafter_path, sizeof drafter_path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
     options.model = path;
-    options.drafter = options.f_theta = "none";
+    options.f_theta = "none";
+    options.drafter = drafter ? drafter_path : "none";
     options.precision = KAKEYA_PRECISION_F32;
     options.threads = threads;
     kakeya_engine *engine = NULL;
@@ -111,12 +87,22 @@ static kakeya_engine *open_engine(const char *name, int threads) {
     return engine;
 }
 
+static kakeya_engine *open_engine(const char *name, int threads) { return open_pair(name, NULL, threads); }
+
+/* Where the engine has a drafter, its context is read. */
 static trainer *make(kakeya_engine *engine, int rank_k, int rank_v, bool shared, int threads) {
     const gemma4_config *c = &engine->verifier->config;
     trainer_options o = {
         .sequence = LENGTH, .sink = SINK, .window = WINDOW, .metric_tokens = 1 << 20, .threads = threads};
     o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden};
     o.config.aux_layers = f_theta_default_taps(c, 2, o.config.aux_layer);
+    if (engine->drafter) {
+        const dflash_config *d = &engine->drafter->config;
+        o.config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
+                                    .drafter_layers = d->layers,
+                                    .drafter_kv_heads = d->kv_heads,
+                                    .drafter_head_dim = d->head_dim};
+    }
     f_theta_config_fit(&o.config, c, rank_k, rank_v, shared);
     trainer *t = NULL;
     REQUIRE_OK(trainer_create(engine, &o, &t, error));
@@ -151,11 +137,13 @@ static void same_weights(const char *what, const fit_weights *a, int stride_a, c
 /* A smaller rank is a prefix; saved sums go on; threads change nothing. */
 static void one_solution(void **state) {
     (void)state;
-    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-ple", "gemma4-tiny-moe"};
-    for (int m = 0; m < 3; m++) {
-        kakeya_engine *engine = open_engine(models[m], 1), *wide = open_engine(models[m], 3);
+    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-ple", "gemma4-tiny-moe",
+                                         "gemma4-tiny-dense"};
+    for (int m = 0; m < 4; m++) {
+        const char *drafter = m == 3 ? "dflash-tiny" : NULL;
+        kakeya_engine *engine = open_pair(models[m], drafter, 1), *wide = open_pair(models[m], drafter, 3);
         const gemma4_config *c = &engine->verifier->config;
-        for (int shared = 0; shared < 2; shared++) {
+        for (int shared = 0; shared < (drafter ? 1 : 2); shared++) {
             trainer *whole = make(engine, 12, 12, shared, 1), *less = make(wide, 5, 5, shared, 3),
                     *first = make(engine, 12, 12, shared, 1), *second = make(wide, 12, 12, shared, 2);
             feed(whole, 0, SEQUENCES);
@@ -175,7 +163,8 @@ static void one_solution(void **state) {
             REQUIRE_OK(trainer_solve(whole, &a, error));
             REQUIRE_OK(trainer_solve(less, &b, error));
             REQUIRE_OK(trainer_solve(second, &d, error));
-            int inputs = trainer_sums(whole)->inputs;
+            const dflash_config *read = drafter ? &engine->drafter->config : NULL;
+            int inputs = read ? read->layers * read->kv_heads * read->head_dim : trainer_sums(whole)->inputs;
             same_weights("a smaller rank", &a, 12, &b, 5, 5, inputs, c);
             same_weights("saved sums", &a, 12, &d, 12, 12, inputs, c);
             fit_weights_free(&a);
@@ -360,11 +349,92 @@ static void metric_is_a_derivative(void **state) {
     kakeya_engine_close(engine);
 }
 
+/* ------------------------------------------------------------------------------------------------- own answers */
+
+enum { ANSWER = 24, PROMPT = 12 };
+
+static bool stopped;
+static bool is_stopped(void) { return stopped; }
+
+/* What the answers give for prompt `index`, copied; -1 behind it. */
+static void own(train_answers *a, int index, int32_t out[LENGTH + 1]) {
+    int32_t prompt[LENGTH];
+    const int32_t *found;
+    int n;
+    sequence(prompt, index);
+    REQUIRE_OK(train_answers_make(a, prompt, PROMPT, &found, &n, error));
+    assert_true(n > PROMPT && n <= PROMPT + ANSWER);
+    assert_memory_equal(found, prompt, PROMPT * sizeof *prompt);
+    memcpy(out, found, (size_t)n * sizeof *out);
+    out[n] = -1;
+}
+
+static bool same_answer(const int32_t *a, const int32_t *b) {
+    for (int i = 0;; i++) {
+        if (a[i] != b[i]) return false;
+        if (a[i] < 0) return true;
+    }
+}
+
+/* Greedy: what a session of its own answers. Sampled: decided by prompt and seed alone, not by what came before. */
+static void own_answers(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
+    train_answers_options o = {.context = LENGTH, .tokens = ANSWER, .interrupted = is_stopped};
+    train_answers *answers = NULL;
+    int32_t first[LENGTH + 1], second[LENGTH + 1], again[LENGTH + 1];
+    for (int sampled = 0; sampled < 2; sampled++) {
+        o.temperature = (float)sampled;
+        o.seed = 0;
+        REQUIRE_OK(train_answers_open(engine, &o, &answers, error));
+        own(answers, 1, first);
+        own(answers, 2, second);
+        assert_false(same_answer(first, second));
+        own(answers, 1, again);
+        assert_true(same_answer(first, again));
+        train_answers_close(answers);
+        REQUIRE_OK(train_answers_open(engine, &o, &answers, error));
+        own(answers, 2, again);
+        assert_true(same_answer(second, again));
+        train_answers_close(answers);
+        o.seed = 1;
+        REQUIRE_OK(train_answers_open(engine, &o, &answers, error));
+        own(answers, 2, again);
+        assert_int_equal(same_answer(second, again), !sampled);
+        if (!sampled) {
+            int32_t prompt[LENGTH];
+            kakeya_session *session;
+            kakeya_generate_options generate;
+            kakeya_generate_options_init(&generate);
+            generate.max_tokens = ANSWER;
+            generate.mode = KAKEYA_MODE_AR;
+            sequence(prompt, 2);
+            REQUIRE_OK(kakeya_session_open(engine, NULL, &session, error));
+            REQUIRE_OK(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+            REQUIRE_OK(kakeya_session_generate(session, &generate, NULL, error));
+            size_t n;
+            const int32_t *tokens = kakeya_session_tokens(session, &n);
+            assert_memory_equal(tokens, second, n * sizeof *tokens);
+            assert_int_equal(second[n], -1);
+            kakeya_session_close(session);
+        }
+        stopped = true;
+        const int32_t *found;
+        int n;
+        kakeya_error problem = {0};
+        assert_int_equal(train_answers_make(answers, first, PROMPT, &found, &n, &problem), KAKEYA_CANCELLED);
+        stopped = false;
+        own(answers, 2, second); /* goes on */
+        assert_true(same_answer(second, again));
+        train_answers_close(answers);
+    }
+    kakeya_engine_close(engine);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eigen),        cmocka_unit_test(cholesky),
-        cmocka_unit_test(too_little),   cmocka_unit_test(metric_is_a_derivative),
-        cmocka_unit_test(one_solution),
+        cmocka_unit_test(eigen),        cmocka_unit_test(too_little),  cmocka_unit_test(metric_is_a_derivative),
+        cmocka_unit_test(one_solution), cmocka_unit_test(own_answers),
     };
     return cmocka_run_group_tests_name("training", tests, NULL, NULL);
 }
