@@ -1,45 +1,70 @@
 """What the server adds to the model: streams of a scripted model, whose forward pass is next to nothing, by 1, 8, 32 and 64 clients; idle
 connections; the first token of a long conversation that is cached, with the demo model.
 
-usage: python3 bench/serve_load.py [--seconds 5] [--connections 10000]
+usage: python3 bench/serve_load.py [--seconds 2] [--repeat 5] [--connections 10000]
 environment: KAKEYA (build/kakeya), BUILD (build)
 
-CPU seconds are the kernel's (/proc/PID/task): "added" are those of all threads but the one that computes, which stand for reading
-requests, JSON, events and sockets; "whole" are those of the process without its forward passes (kakeya_iteration_seconds), so they hold
-what the computing thread does for an event, too. The latter, and wall times, want a machine that does nothing else: the seconds of a
-forward pass are those of a clock. The clients run beside the server."""
+The scripted model is written twice: with the characters and bytes of the demo model's vocabulary alone, so that next to nothing is left of
+it, and with all 8,192 tokens, whose scores are then most of a step. The clients are bench_sse_clients, beside the server: figures are
+medians of the repetitions.
+
+CPU time is the kernel's (/proc/PID/task/TID/schedstat). "total" is that of the whole process for an event, "added" the same without the
+forward passes (kakeya_iteration_seconds, a clock's seconds: they want a core of their own), "others" that of all threads but the one that
+computes. "waited" is the time for an event in which threads of the server were ready and had no core: where it is not small beside
+"total", the machine was shared, and wall times are the machine's. "late" is how much later than the server had written the clients came
+to read; "between" does not hold it. `chrt -r 1` in front gives the measurement the cores before all other programs."""
 
 import argparse
 import json
 import os
 import re
-import selectors
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests/serve"))
 parser = argparse.ArgumentParser()
-parser.add_argument("--seconds", type=float, default=5)
+parser.add_argument("--seconds", type=float, default=2)
+parser.add_argument("--repeat", type=int, default=5)
 parser.add_argument("--connections", type=int, default=10000)
 wanted = parser.parse_args()
 sys.argv[1:] = []
-from harness import BUILD, Server, scripted_model  # noqa: E402
+from harness import BUILD, MODELS, Server, scripted_model  # noqa: E402
 
+CLIENTS = f"{BUILD}/bench_sse_clients"
 if not os.path.exists(f"{BUILD}/tools/scripted_model"):
     sys.exit(f"{BUILD}/tools/scripted_model is not there: `make check` builds it")
+if not os.path.exists(CLIENTS):
+    sys.exit(f"{CLIENTS} is not there: `ninja -C {BUILD} bench_sse_clients` builds it")
 
-SCRIPT = "The quick brown fox jumps over a lazy dog, and nobody knows why it did so: 0123456789 ABCDEFGHIJ."
-TICK = os.sysconf("SC_CLK_TCK")
+# Without white space: of that the parser holds back what may be the end of a text, and its event comes with the next one.
+SCRIPT = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789,.;:(){}[]=+-*/<>?!"
 
 
-def cpu(server):
-    """CPU seconds of the thread that has taken most of them, and of all others."""
-    seconds = []
+def characters():
+    """The demo model's tokenizer without merges: control tokens, bytes and characters, which are its first tokens."""
+    with open(f"{MODELS}/demo/tokenizer.json") as f:
+        tokenizer = json.load(f)
+    vocabulary = tokenizer["model"]["vocab"]
+    bytes_or_less = [id for piece, id in vocabulary.items() if piece.startswith("<0x")]
+    small = {piece: id for piece, id in vocabulary.items() if id <= max(bytes_or_less) or len(piece) == 1}
+    assert sorted(small.values()) == list(range(len(small)))
+    tokenizer["model"].update(vocab=small, merges=[])
+    directory = tempfile.mkdtemp()
+    with open(f"{directory}/tokenizer.json", "w") as f:
+        json.dump(tokenizer, f)
+    return directory
+
+
+def threads(server):
+    """Seconds that each thread has had a core, and was ready without one."""
+    seconds = {}
     for task in os.listdir(f"/proc/{server.process.pid}/task"):
-        with open(f"/proc/{server.process.pid}/task/{task}/stat") as f:
-            fields = f.read().rsplit(")", 1)[1].split()
-        seconds.append((int(fields[11]) + int(fields[12])) / TICK)
-    return max(seconds), sum(seconds) - max(seconds)
+        with open(f"/proc/{server.process.pid}/task/{task}/schedstat") as f:
+            seconds[task] = [int(x) / 1e9 for x in f.read().split()[:2]]
+    return seconds
 
 
 def resident(server):
@@ -47,58 +72,27 @@ def resident(server):
         return int(re.search(r"VmRSS:\s+(\d+) kB", f.read()).group(1)) / 1024
 
 
-def at(values, share):
-    values = sorted(values)
-    return values[min(len(values) - 1, int(len(values) * share))] * 1000 if values else 0
+def once(server, clients, choices):
+    """Equal choices are computed once: many events for one forward pass."""
+    names = ("kakeya_iteration_seconds_sum", "kakeya_iteration_seconds_count")
+    before, forwards = threads(server), [server.metric(name) for name in names]
+    run = json.loads(subprocess.check_output([CLIENTS, str(server.port), str(clients), str(wanted.seconds), str(choices)]))
+    after, forwards = threads(server), [server.metric(name) - was for name, was in zip(names, forwards)]
+    us = 1e6 / max(1, run["events"])
+    busy, waited = ([(x[i] - before.get(task, (0, 0))[i]) * us for task, x in after.items()] for i in (0, 1))
+    return {"requests_per_second": run["requests"] / run["seconds"], "events_per_second": run["events"] / run["seconds"],
+            "total_us": sum(busy), "added_us": sum(busy) - forwards[0] * us, "others_us": sum(busy) - max(busy),
+            "forwards_us": forwards[0] * us, "waited_us": sum(waited), "client_us": run["client_us_per_event"],
+            "forward_ms": forwards[0] / forwards[1] * 1000,
+            **{f"{name}_{share}_ms": run[f"{name}_ms"][share] for name in ("first", "between", "late") for share in ("p50", "p99")},
+            "between_p99_by_p50": run["between_ms"]["p99"] / run["between_ms"]["p50"] if run["between_ms"]["p50"] else 0,
+            "merged": run["merged"]}
 
 
 def streams(server, clients, choices=1):
-    """Every client asks for a stream again as soon as it has one. Equal choices are computed once: many events for one forward pass."""
-    body = json.dumps({"model": "m", "temperature": 0, "stream": True, "n": choices,
-                       "messages": [{"role": "user", "content": "x"}]}).encode()
-    request = (b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-               b"Content-Length: %d\r\n\r\n" % len(body)) + body
-    chosen = selectors.DefaultSelector()
-    first, between, events, requests = [], [], 0, 0
-    for _ in range(clients):
-        s = server.connect()
-        state = {"asked": time.monotonic(), "last": 0.0, "tail": b""}
-        chosen.register(s, selectors.EVENT_READ, state)
-        s.sendall(request)
-    busy, added = cpu(server)
-    forwards = server.metric("kakeya_iteration_seconds_sum")
-    begun = now = time.monotonic()
-    while now < begun + wanted.seconds:
-        for key, _ in chosen.select(1):
-            s, state = key.fileobj, key.data
-            data = s.recv(1 << 16)
-            now = time.monotonic()
-            n = data.count(b'"delta":{"content"')
-            if n:
-                if state["last"]:
-                    between.append((now - state["last"]))
-                else:
-                    first.append(now - state["asked"])
-                state["last"] = now
-            events += n
-            state["tail"] = (state["tail"] + data)[-8:]
-            if state["tail"].endswith(b"\r\n0\r\n\r\n"):
-                requests += 1
-                state.update(asked=now, last=0.0, tail=b"")
-                s.sendall(request)
-    seconds = time.monotonic() - begun
-    more_busy, more_added = cpu(server)
-    forwards = server.metric("kakeya_iteration_seconds_sum") - forwards
-    for key in list(chosen.get_map().values()):
-        key.fileobj.close()
-    return {"clients": clients, "choices": choices,
-            "requests_per_second": round(requests / seconds, 1), "events_per_second": round(events / seconds),
-            "first_ms": {"p50": round(at(first, .5), 2), "p99": round(at(first, .99), 2)},
-            "between_ms": {"p50": round(at(between, .5), 3), "p99": round(at(between, .99), 3)},
-            "added_us_per_event": round((more_added - added) / max(1, events) * 1e6, 2),
-            "whole_us_per_event": round((more_added - added + more_busy - busy - forwards) / max(1, events) * 1e6, 2),
-            "forwards_us_per_event": round(forwards / max(1, events) * 1e6, 2),
-            "computing_us_per_event": round((more_busy - busy) / max(1, events) * 1e6, 2)}
+    rounds = [once(server, clients, choices) for _ in range(wanted.repeat)]
+    medians = {name: float(f"{statistics.median(r[name] for r in rounds):.4g}") for name in rounds[0]}
+    return {"clients": clients, "choices": choices, **medians}
 
 
 def idle(server):
@@ -132,10 +126,15 @@ def main():
     import resource
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    server = Server("--name", "m", "--threads", "1", "--sse-ping", "60", "--max-batch", "64", model=scripted_model(SCRIPT))
-    for clients in (1, 8, 32, 64):
-        print(json.dumps(streams(server, clients)), flush=True)
-    print(json.dumps(streams(server, 8, choices=16)), flush=True)
+    options = ["--name", "m", "--threads", "1", "--sse-ping", "60", "--max-batch", "64"]
+    for name, tokenizer in (("all tokens", None), ("characters", characters())):
+        server = Server(*options, model=scripted_model(SCRIPT, tokenizer=tokenizer))
+        for clients in (1, 8, 32, 64):
+            print(json.dumps({"vocabulary": name, **streams(server, clients)}), flush=True)
+        if tokenizer:
+            print(json.dumps({"vocabulary": name, **streams(server, 8, choices=16)}), flush=True)
+        if not tokenizer:
+            server.stop()
     if most > wanted.connections + 100:
         print(json.dumps(idle(server)), flush=True)
     server.stop()

@@ -161,11 +161,12 @@ static bool give_way(answer *a) {
     uint64_t seen = s->memory_given_back;
     bool alone = s->memory_holders <= 1;
     pthread_mutex_unlock(&s->memory_lock);
-    if (alone) { /* choices may still wait for each other, but not twice without a token in between */
+    if (alone) { /* who had the memory may have ended meanwhile; choices may still wait for each other: once a token */
         size_t said = atomic_load(&a->tokens) + 1;
         bool again = a->said_alone == said;
         a->said_alone = said;
-        return !again && let_go(a, 1);
+        if (!again) (void)let_go(a, 1);
+        return !again;
     }
     (void)let_go(a, 0);
     atomic_fetch_add(&s->memory_waiting, 1);

@@ -10,7 +10,9 @@
 
 struct cached_grammar {
     grammar_cache *cache;
-    kakeya_grammar *grammar;
+    kakeya_grammar *grammar; /* NULL: it was refused */
+    kakeya_status status;    /* of compiling it */
+    kakeya_error refusal;
     text_buffer key; /* everything that the grammar was compiled from */
     uint64_t hash;
     size_t bytes, users;
@@ -81,22 +83,30 @@ static cached_grammar *find(grammar_cache *cache, const text_buffer *key, uint64
     return NULL;
 }
 
+/* What is wrong with the text or the options, and so the next time, too. */
+static bool is_refusal(kakeya_status status) {
+    return status == KAKEYA_INVALID_ARGUMENT || status == KAKEYA_FORMAT || status == KAKEYA_UNSUPPORTED;
+}
+
 static kakeya_status compile(grammar_cache *cache, const kakeya_tokenizer *tokenizer,
                              const kakeya_grammar_options *options, text_buffer *key, uint64_t hash,
                              cached_grammar **out, kakeya_error *error) {
     cached_grammar *g = calloc(1, sizeof *g);
     if (!g) return error_set(error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
     *g = (cached_grammar){.cache = cache, .hash = hash, .users = 1};
-    kakeya_status status = kakeya_grammar_open(tokenizer, options, &g->grammar, error);
-    if (status != KAKEYA_OK) {
+    kakeya_status status = kakeya_grammar_open(tokenizer, options, &g->grammar, &g->refusal);
+    if (status != KAKEYA_OK && !is_refusal(status)) { /* memory may be there the next time */
+        if (error) *error = g->refusal;
         free(g);
         return status;
     }
+    g->status = status;
     g->key = *key;
     *key = (text_buffer){0};
-    g->bytes = sizeof *g + g->key.room + kakeya_grammar_bytes(g->grammar);
+    g->bytes = sizeof *g + g->key.room + (g->grammar ? kakeya_grammar_bytes(g->grammar) : 0);
     pthread_mutex_lock(&cache->lock);
-    cache->counts.compiled++;
+    cache->counts.compiled += g->grammar != NULL;
+    cache->counts.refused += g->grammar == NULL;
     cached_grammar *other = find(cache, &g->key, hash); /* somebody was faster */
     if (!other) {
         put_first(cache, g);
@@ -109,6 +119,16 @@ static kakeya_status compile(grammar_cache *cache, const kakeya_tokenizer *token
     if (other) free_grammar(g);
     *out = other ? other : g;
     return KAKEYA_OK;
+}
+
+/* A refusal is no grammar: its error is told, and it is given back. */
+static kakeya_status tell_refusal(cached_grammar **out, kakeya_error *error) {
+    if ((*out)->grammar) return KAKEYA_OK;
+    kakeya_status status = (*out)->status;
+    if (error) *error = (*out)->refusal;
+    grammar_cache_give(*out);
+    *out = NULL;
+    return status;
 }
 
 kakeya_status grammar_cache_take(grammar_cache *cache, const kakeya_tokenizer *tokenizer,
@@ -127,7 +147,7 @@ kakeya_status grammar_cache_take(grammar_cache *cache, const kakeya_tokenizer *t
     pthread_mutex_unlock(&cache->lock);
     kakeya_status status = *out ? KAKEYA_OK : compile(cache, tokenizer, options, &key, hash, out, error);
     text_free(&key);
-    return status;
+    return status == KAKEYA_OK ? tell_refusal(out, error) : status;
 }
 
 void grammar_cache_give(cached_grammar *g) {

@@ -227,6 +227,26 @@ static bool is_foreign(struct evbuffer *input) {
     return first != '\r' && (first < 'A' || first > 'Z') && (first < 'a' || first > 'z');
 }
 
+/* Libevent would ask the kernel whether the socket takes anything, write, and take the question back: three calls
+ * for every token. A failure to send is left to its own attempt, which ends the connection. */
+bool http_connection_write(http_connection *c, const struct iovec *parts, int n) {
+    struct evbuffer *output = bufferevent_get_output(c->stream);
+    size_t sent = 0;
+    if (!c->server->tls && evbuffer_get_length(output) == 0) {
+        const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)n};
+        ssize_t taken = sendmsg(bufferevent_getfd(c->stream), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (taken > 0) sent = (size_t)taken;
+    }
+    for (int i = 0; i < n; i++) {
+        size_t skipped = sent < parts[i].iov_len ? sent : parts[i].iov_len;
+        sent -= skipped;
+        if (skipped < parts[i].iov_len &&
+            evbuffer_add(output, (const char *)parts[i].iov_base + skipped, parts[i].iov_len - skipped) != 0)
+            return false;
+    }
+    return true;
+}
+
 static void on_read(struct bufferevent *stream, void *user) {
     http_connection *c = user;
     struct evbuffer *input = bufferevent_get_input(stream);

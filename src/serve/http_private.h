@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/uio.h>
 
 #include "serve/http.h"
 
@@ -96,6 +97,9 @@ void http_connections_check(http_server *server, double now);
 /* After a reply: reads the next request, or closes once everything is out. */
 void http_connection_next(http_connection *connection);
 void http_connection_finish(http_connection *connection);
+/* Sends at once what the socket takes, and leaves the rest, behind what waits already, to the loop. False: out of
+ * memory. */
+bool http_connection_write(http_connection *connection, const struct iovec *parts, int n);
 /* Writes a refusal of our own and closes. */
 void http_connection_refuse(http_connection *connection, int status, const char *why);
 /* "Bad Request" */

@@ -127,9 +127,10 @@ void http_stream_begin(http_exchange *x, int status, const char *content_type) {
 
 void http_stream_write(http_exchange *x, const char *data, size_t bytes) {
     if (!x->connection || bytes == 0) return;
-    if (x->chunked) put_text(x, "%zx\r\n", bytes);
-    put(x, data, bytes);
-    if (x->chunked) put(x, "\r\n", 2);
+    char size[24] = "", end[] = "\r\n";
+    if (x->chunked) snprintf(size, sizeof size, "%zx\r\n", bytes);
+    const struct iovec parts[] = {{size, strlen(size)}, {(char *)(uintptr_t)data, bytes}, {end, x->chunked ? 2 : 0}};
+    if (!http_connection_write(x->connection, parts, sizeof parts / sizeof *parts)) x->broken = true;
     check_stream(x);
 }
 
@@ -181,10 +182,8 @@ static void run_tasks(http_server *server) {
 
 static void on_wake(evutil_socket_t socket, short what, void *user) {
     (void)what;
-    uint64_t count;
-    while (read(socket, &count, sizeof count) == (ssize_t)sizeof count) {
-    }
-    run_tasks(user);
+    uint64_t count; /* one read takes all that was written */
+    if (read(socket, &count, sizeof count) == (ssize_t)sizeof count) run_tasks(user);
 }
 
 static void on_tick(evutil_socket_t socket, short what, void *user) {

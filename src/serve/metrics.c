@@ -10,7 +10,7 @@ static const int statuses[METRICS_STATUSES] = {200, 204, 400, 401, 403, 404, 405
                                                415, 429, 500, 503, 529, 0,   0,   0};
 
 void metrics_add(_Atomic uint64_t *counter, uint64_t value) {
-    atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
+    if (value) atomic_fetch_add_explicit(counter, value, memory_order_relaxed);
 }
 
 void metrics_seconds(histogram *h, double seconds) {

@@ -115,8 +115,11 @@ static void write_grammars(server_context *s, metrics_page *p) {
     grammar_cache_counts c;
     grammar_cache_count(s->grammars, &c);
     metrics_one(p, "grammars_compiled_total", NULL, "counter", "Grammars that were compiled.", (double)c.compiled);
-    metrics_one(p, "grammars_reused_total", NULL, "counter", "Grammars that were there already.", (double)c.hits);
-    metrics_one(p, "grammars", NULL, "gauge", "Compiled grammars that are kept.", (double)c.entries);
+    metrics_one(p, "grammars_refused_total", NULL, "counter", "Grammars that were tried, and are none.",
+                (double)c.refused);
+    metrics_one(p, "grammars_reused_total", NULL, "counter", "Grammars, or their refusals, that were there already.",
+                (double)c.hits);
+    metrics_one(p, "grammars", NULL, "gauge", "Compiled grammars, and refusals, that are kept.", (double)c.entries);
     metrics_one(p, "grammar_bytes", NULL, "gauge", "Memory of these.", (double)c.bytes);
 }
 

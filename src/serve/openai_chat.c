@@ -33,7 +33,8 @@ typedef struct chat_job {
     bool stream, include_usage, logprobs, token_ids;
     bool timings, progress; /* in chunks */
     size_t n_choices;
-    text_buffer out; /* chunks that have not been sent */
+    text_buffer out;  /* chunks that have not been sent */
+    text_buffer head; /* with which every chunk begins */
     text_buffer prompt_ids;
     chat_choice choices[ANSWER_MAX_CHOICES];
 } chat_job;
@@ -54,6 +55,7 @@ static void free_job(chat_job *job) {
         text_free(&c->tokens);
     }
     text_free(&job->out);
+    text_free(&job->head);
     text_free(&job->prompt_ids);
     free(job);
 }
@@ -61,12 +63,17 @@ static void free_job(chat_job *job) {
 /* ---------------------------------------------------------------------------------------------------------------
  * chunks */
 
-static void chunk_begin(chat_job *job) {
-    text_format(&job->out,
-                "data: {\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion.chunk\",\"created\":%lld,\"model\":",
+static void make_head(chat_job *job) {
+    text_buffer *head = &job->head;
+    text_format(head, "data: {\"id\":\"chatcmpl-%s\",\"object\":\"chat.completion.chunk\",\"created\":%lld,\"model\":",
                 job->id, job->created);
-    text_json_string(&job->out, job->model);
-    text_format(&job->out, ",\"system_fingerprint\":\"%s\",\"choices\":[", job->fingerprint);
+    text_json_string(head, job->model);
+    text_format(head, ",\"system_fingerprint\":\"%s\",\"choices\":[", job->fingerprint);
+}
+
+static void chunk_begin(chat_job *job) {
+    text_bytes(&job->out, job->head.data, job->head.n);
+    job->out.failed |= job->head.failed;
 }
 
 static void chunk_end(chat_job *job, const answer_event *e) {
@@ -80,7 +87,9 @@ static void chunk_end(chat_job *job, const answer_event *e) {
 
 static void choice_begin(chat_job *job, size_t choice) {
     chunk_begin(job);
-    text_format(&job->out, "{\"index\":%zu,\"delta\":{", choice);
+    text_add(&job->out, "{\"index\":");
+    text_unsigned(&job->out, choice);
+    text_add(&job->out, ",\"delta\":{");
 }
 
 /* After the delta's members. */
@@ -100,7 +109,7 @@ static void choice_end(chat_job *job, const answer_event *e) {
 
 static void simple_chunk(chat_job *job, const answer_event *e, const char *member) {
     choice_begin(job, e->choice);
-    text_format(&job->out, "\"%s\":", member);
+    text_add(&job->out, member);
     text_json(&job->out, e->text, e->text_bytes);
     choice_end(job, e);
     text_add(&job->out, "}");
@@ -198,10 +207,10 @@ static void stream_event(chat_job *job, const answer_event *e) {
         begin_stream(job);
         break;
     case ANSWER_CONTENT:
-        simple_chunk(job, e, "content");
+        simple_chunk(job, e, "\"content\":");
         break;
     case ANSWER_REASONING:
-        simple_chunk(job, e, "reasoning_content");
+        simple_chunk(job, e, "\"reasoning_content\":");
         break;
     case ANSWER_CALL_BEGIN:
     case ANSWER_CALL_ARGUMENTS:
@@ -468,6 +477,7 @@ void chat_completions_call(call *c) {
     job->created = (long long)time(NULL);
     random_id(job->id);
     openai_fingerprint(c->server, job->fingerprint);
+    if (job->stream) make_head(job);
     for (size_t i = 0; options.token_ids && i < options.n_ids; i++)
         text_format(&job->prompt_ids, "%s%d", i ? "," : "", options.ids[i]);
     const answer_sink sink = {

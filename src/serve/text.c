@@ -45,15 +45,31 @@ void text_add(text_buffer *t, const char *literal) { text_bytes(t, literal, strl
 
 void text_format(text_buffer *t, const char *format, ...) {
     va_list arguments, again;
+    if (t->failed) return;
     va_start(arguments, format);
     va_copy(again, arguments);
-    int bytes = vsnprintf(NULL, 0, format, arguments);
+    size_t room = t->room - t->n;
+    int bytes = vsnprintf(room ? t->data + t->n : NULL, room, format, arguments);
     va_end(arguments);
-    if (bytes >= 0 && text_reserve(t, (size_t)bytes)) {
-        vsnprintf(t->data + t->n, (size_t)bytes + 1, format, again);
+    bool fits = bytes >= 0 && (size_t)bytes < room;
+    if (bytes >= 0 && !fits && text_reserve(t, (size_t)bytes))
+        fits = vsnprintf(t->data + t->n, (size_t)bytes + 1, format, again) == bytes;
+    if (fits) {
         t->n += (size_t)bytes;
+    } else if (room) {
+        t->data[t->n] = '\0'; /* what was written in part */
     }
     va_end(again);
+}
+
+void text_unsigned(text_buffer *t, uint64_t value) {
+    char digits[20]; /* of 2^64 - 1 */
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value);
+    text_bytes(t, digits + at, sizeof digits - at);
 }
 
 void text_json(text_buffer *t, const char *data, size_t bytes) {

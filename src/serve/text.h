@@ -19,6 +19,7 @@ bool text_reserve(text_buffer *t, size_t bytes); /* room for so many more; false
 void text_bytes(text_buffer *t, const char *data, size_t bytes);
 void text_add(text_buffer *t, const char *literal);
 void text_format(text_buffer *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void text_unsigned(text_buffer *t, uint64_t value); /* its digits */
 /* A JSON string with its quotes. What is not valid UTF-8 becomes U+FFFD. */
 void text_json(text_buffer *t, const char *data, size_t bytes);
 void text_json_string(text_buffer *t, const char *string); /* NULL: null */

@@ -207,9 +207,13 @@ def _():
     first = [ask(s, chat("Hello.", max_tokens=50, response_format=json_of(n)))["choices"] for n in ("a", "b")]
     again = [ask(s, chat("Hello.", max_tokens=50, response_format=json_of(n)))["choices"] for n in ("a", "b", "a")]
     equal(again, [first[0], first[1], first[0]])
+    wrong = chat("Hello.", guided_regex="(")
+    refusals = [s.post("/v1/chat/completions", wrong) for _ in range(3)]
+    equal([(r.status, r.body) for r in refusals], [(400, refusals[0].body)] * 3)
     m = now(s)
     if not s.log().count("sleeping: "):  # a machine that stands still for a second may let it sleep
-        equal([m["kakeya_grammars_compiled_total"], m["kakeya_grammars_reused_total"], m["kakeya_grammars"]], [2, 3, 2])
+        equal([m["kakeya_grammars_compiled_total"], m["kakeya_grammars_reused_total"], m["kakeya_grammars"],
+               m["kakeya_grammars_refused_total"]], [2, 5, 3, 1])
         holds(m["kakeya_grammar_bytes"] > 500, m["kakeya_grammar_bytes"])
     eventually(lambda: s.log().count("sleeping: ") > s.log().count("awake after"), "it sleeps")
     equal((s.metric("kakeya_grammars"), s.metric("kakeya_grammar_bytes")), (0, 0))

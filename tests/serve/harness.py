@@ -188,39 +188,41 @@ class Server:
 
 
 def read_all(s):
-    data = b""
+    data = bytearray()  # which grows where it is
     try:
-        while True:
-            piece = s.recv(65536)
-            if not piece:
-                return data
+        while piece := s.recv(65536):
             data += piece
     except ConnectionResetError:
-        return data
+        pass
+    return bytes(data)
 
 
 def dechunk(reply):
     """The body of a raw reply in chunks."""
-    rest, body = reply.split(b"\r\n\r\n", 1)[1], b""
+    at, body = reply.index(b"\r\n\r\n") + 4, []
     while True:
-        size, rest = rest.split(b"\r\n", 1)
-        if int(size, 16) == 0:
-            return body
-        body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+        line = reply.index(b"\r\n", at)
+        size = int(reply[at:line], 16)
+        if size == 0:
+            return b"".join(body)
+        body.append(reply[line + 2:line + 2 + size])
+        at = line + 2 + size + 2
 
 
 _scripted = {}
 
 
-def scripted_model(*script):
+def scripted_model(*script, tokenizer=None):
     """The directory of a model that says what it is told at temperature 0, control tokens included; a second text is said behind the
-    result of a tool."""
-    if script not in _scripted:
+    result of a tool. Its tokens are those of the directory `tokenizer`, or else the demo model's."""
+    key = (*script, tokenizer)
+    if key not in _scripted:
         directory = tempfile.mkdtemp()
-        made = subprocess.run([f"{BUILD}/tools/scripted_model", f"{MODELS}/demo", directory, *script], capture_output=True)
+        command = [f"{BUILD}/tools/scripted_model", tokenizer or f"{MODELS}/demo", directory, *script]
+        made = subprocess.run(command, capture_output=True)
         equal(made.returncode, 0, made.stderr)
-        _scripted[script] = directory
-    return _scripted[script]
+        _scripted[key] = directory
+    return _scripted[key]
 
 
 def series(name, labels):

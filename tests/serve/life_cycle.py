@@ -119,7 +119,7 @@ def events(reply):
 
 @test("--request-timeout ends an answer, whole or streamed, and nothing else")
 def _():
-    s = Server("--request-timeout", "1")
+    s = Server("--request-timeout", "1", "--threads", "1")
     reply = s.post("/v1/chat/completions", chat("Hello.", **LONG))
     equal((reply.status, reply.error["code"], reply.headers.get("x-should-retry")), (503, "timeout", "false"))
     reply, connection = stream(s, chat("Hello.", **LONG))
@@ -204,7 +204,7 @@ def _():
     received = dechunk(read_all(c))
     c.close()
     parts = [json.loads(x[6:])["choices"][0] for x in received.decode().split("\n\n")[:-2]]
-    whole = s.post("/v1/chat/completions", body).json
+    whole = s.post("/v1/chat/completions", {**body, "logprobs": False, "top_logprobs": None}).json  # which change no token
     for choice in whole["choices"]:
         own = [p for p in parts if p["index"] == choice["index"]]
         equal("".join(p["delta"].get("content", "") for p in own), choice["message"]["content"])
@@ -255,24 +255,25 @@ def _():
 
 @test("54: K/V memory for fewer sessions than there are requests: all finish with the tokens that they have alone")
 def _():
-    prompts = [f"{i}. " + TEXT for i in range(5)]
+    prompts = [f"{i}. " + TEXT[:1500] for i in range(5)]
     plain = Server()
-    expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)).json["choices"] for p in prompts]
+    expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)).json["choices"] for p in prompts]
     plain.stop()
-    s = Server("--memory-limit", "52M", "--context", "2400", "--cache-ram", "0", "--threads", "2")  # with the demo and its workspace
-    replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=300, ignore_eos=True)) for p in prompts])
+    s = Server("--memory-limit", "44M", "--context", "1000", "--cache-ram", "0", "--threads", "2")  # with the demo and its workspace
+    replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)) for p in prompts])
     for i, reply in enumerate(replies):
         equal(reply.status, 200, reply.body[:200])
         equal(reply.json["choices"], expected[i], i)
     equal(s.metric("kakeya_requests_finished_total", reason="length"), 5)
+    holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
     s.stop()
 
 
 @test("F7: a prompt that takes longer than connections may be idle: signs of life, and the stream is whole")
 def _():
-    s = Server("--keep-alive", "0.2", "--sse-ping", "0.5", "--max-stall-ms", "1")
+    s = Server("--keep-alive", "0.2", "--sse-ping", "0.5", "--max-stall-ms", "1", "--threads", "1")
     others = [stream(s, chat(f"{i}", **LONG)) for i in range(3)]  # beside them the prompt is computed in small pieces
-    reply, connection = stream(s, chat(TEXT * 4, max_tokens=4))
+    reply, connection = stream(s, chat(TEXT * 3, max_tokens=4))
     begun = time.monotonic()
     comments, chunks = events(reply)
     took = time.monotonic() - begun
@@ -345,7 +346,7 @@ def _():
 
     set_clock(0)
     path = os.path.join(folder, "clock-sessions")
-    s = Server("--request-timeout", "4", "--keep-alive", "30", "--drain", "1", "--session-dir", path,
+    s = Server("--request-timeout", "3", "--threads", "1", "--keep-alive", "30", "--drain", "1", "--session-dir", path,
                environment={"LD_PRELOAD": library, "SHIFT": clock})
     created = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2)).json["created"]
     idle = s.connect()
@@ -360,7 +361,7 @@ def _():
             holds(abs(now - created - hour) < 600, "the server's calendar has changed")
             reply = long.result()
         equal(reply.error["code"], "timeout")
-        holds(time.monotonic() - begun >= 4, "not early")
+        holds(time.monotonic() - begun >= 3, "not early")
     idle.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
     holds(idle.recv(100).startswith(b"HTTP/1.1 200 "), "the idle connection is still there")
     idle.close()

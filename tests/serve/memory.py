@@ -5,7 +5,7 @@ import json
 import re
 import socket
 
-from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, run_tests, scripted_model, test
+from harness import WAIT, Server, dechunk, equal, eventually, holds, in_threads, read_all, run_tests, scripted_model, test
 
 MODEL = scripted_model("The quick brown fox jumps over it.")
 PROMPT = "Say something long."
@@ -78,9 +78,7 @@ def _():
         equal(ask(s, large)["choices"], expected[1])
         holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
         c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        received = b""
-        while piece := c.recv(1 << 16):
-            received += piece
+        received = read_all(c)
     text = ""
     for event in dechunk(received).split(b"\n\n"):
         if event.startswith(b"data: {"):

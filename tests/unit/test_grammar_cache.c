@@ -163,16 +163,41 @@ static void test_bounds(void **state) {
     grammar_cache_close(cache);
 }
 
+/* A refusal is kept as a grammar is: it is told again in the same words, without another look, within the same bounds.
+ */
 static void test_refused(void **state) {
     (void)state;
-    grammar_cache *cache = grammar_cache_open(4, 1 << 20);
-    kakeya_grammar_options o = regex("(");
-    cached_grammar *g = NULL;
-    kakeya_error error = {0};
-    assert_int_not_equal(grammar_cache_take(cache, tokenizer, &o, &g, &error), KAKEYA_OK);
-    assert_null(g);
-    assert_true(error.message[0] != '\0');
-    assert_int_equal(counts_of(cache).entries + counts_of(cache).compiled, 0);
+    static const char *const wrong[] = {"(", "a{3,2}", "[", "(?=a)", "x**("};
+    grammar_cache *cache = grammar_cache_open(2, 1 << 20);
+    for (int i = 0; i < 5; i++) {
+        kakeya_error first = {0};
+        kakeya_status first_status = KAKEYA_OK;
+        for (int again = 0; again < 3; again++) {
+            kakeya_grammar_options o = regex(wrong[i]);
+            cached_grammar *g = NULL;
+            kakeya_error error = {0};
+            kakeya_status status = grammar_cache_take(cache, tokenizer, &o, &g, again == 1 ? NULL : &error);
+            assert_int_not_equal(status, KAKEYA_OK);
+            assert_null(g);
+            if (again == 0) first = error, first_status = status;
+            if (again == 2) {
+                assert_string_equal(error.message, first.message);
+                assert_int_equal(status, first_status);
+            }
+        }
+        assert_true(first.message[0] != '\0');
+        assert_int_equal(counts_of(cache).refused, i + 1);
+        assert_int_equal(counts_of(cache).hits, 2 * (i + 1));
+    }
+    grammar_cache_counts counts = counts_of(cache);
+    assert_int_equal(counts.compiled, 0);
+    assert_int_equal(counts.entries, 2);
+    kakeya_grammar_options o = regex("ab");
+    cached_grammar *good = take(cache, &o); /* they have no place of their own */
+    assert_int_equal(counts_of(cache).entries, 2);
+    grammar_cache_give(good);
+    grammar_cache_clear(cache);
+    assert_int_equal(counts_of(cache).bytes, 0);
     grammar_cache_close(cache);
 }
 

@@ -205,6 +205,35 @@ static void test_texts(void **state) {
     text_free(&t);
 }
 
+/* What is formatted fits, fits exactly, or makes the text grow; all of it must come out the same. */
+static void test_formats(void **state) {
+    (void)state;
+    static char long_one[1000];
+    memset(long_one, 'x', sizeof long_one - 1);
+    for (size_t before = 0; before < 600; before++) {
+        text_buffer t = {0};
+        text_bytes(&t, long_one, before);
+        text_format(&t, "%d-%s;", 42, long_one + 900);
+        text_format(&t, "%s", "");
+        assert_int_equal(t.n, before + 3 + 99 + 1);
+        assert_int_equal(strlen(t.data), t.n);
+        assert_memory_equal(t.data + before, "42-xx", 5);
+        assert_string_equal(t.data + t.n - 2, "x;");
+        assert_false(t.failed);
+        text_free(&t);
+    }
+    text_buffer t = {0};
+    static const uint64_t numbers[] = {0, 9, 10, 1234567890, UINT64_MAX};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        text_clear(&t);
+        text_unsigned(&t, numbers[i]);
+        char digits[32];
+        snprintf(digits, sizeof digits, "%llu", (unsigned long long)numbers[i]);
+        assert_string_equal(t.data, digits);
+    }
+    text_free(&t);
+}
+
 static void test_hosts_and_keys(void **state) {
     (void)state;
     static const char *const keys[] = {"secret"}, *const hosts[] = {"kakeya.test"};
@@ -226,9 +255,9 @@ static void test_hosts_and_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heads),          cmocka_unit_test(test_chunks), cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_spelling),       cmocka_unit_test(test_fields), cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_hosts_and_keys),
+        cmocka_unit_test(test_heads),    cmocka_unit_test(test_chunks),         cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_spelling), cmocka_unit_test(test_fields),         cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_formats),  cmocka_unit_test(test_hosts_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
