@@ -42,6 +42,18 @@ run_tap "prompt_kernels" "$build/gpu/prompt_kernels" check
 run_tap "head_kernels" "$build/gpu/head_kernels"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
+run_tap "quant_kernels" "$build/gpu/quant_kernels" check
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_quant_rows" "$build/gpu/test_quant_rows"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_quantised" "$build/gpu/test_quantised"
+# The bundled model in the two formats that have kernels of their own: the same bits whatever is computed beside a row.
+for format in q4_0 q8_0; do
+    demo=$work/demo-$format.gguf
+    if ! run_step "convert to $format" "$build/kakeya" convert models/demo "$demo" --to "$format"; then continue; fi
+    for test in test_cuda test_batch; do
+        CMOCKA_MESSAGE_OUTPUT=TAP run_tap "$test ($format)" env KAKEYA_DEMO="$demo" "$build/gpu/$test"
+    done
+    evaluate lossless --model "$demo" --drafter models/demo-dflash --f-theta models/demo-f-theta
+done
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"

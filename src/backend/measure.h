@@ -46,7 +46,10 @@ typedef struct backend_measure_ops {
     bool makes_weights;
     /* Bytes of the head that a greedy choice reads, where it needs no whole head. NULL: always the whole. */
     size_t (*greedy_head_bytes)(const backend_model *model);
-    /* Bytes that stores which grow take from the device at a time. NULL: every page is an allocation of its own. */
+    /* Devices that share the model: to each its K/V heads, while latents and the drafter's context are held by all.
+     * NULL: one. */
+    int (*devices)(const backend_model *model);
+    /* Bytes that stores which grow take from a device at a time. NULL: every page is an allocation of its own. */
     size_t (*page_granule)(const backend_model *model);
     /* Bytes that the device could still give, whatever the account's limit says; 0: it does not tell. A model of NULL:
      * the device that a new model would be on. */

@@ -10,7 +10,10 @@ kakeya_status synthetic_verifier(const backend_ops *ops, const char *description
                                  gemma4_model **out, kakeya_error *error);
 kakeya_status synthetic_drafter(const backend_ops *ops, const gemma4_config *verifier, mem_account *account,
                                 dflash_model **out, kakeya_error *error);
-kakeya_status synthetic_f_theta(const backend_ops *ops, const gemma4_config *verifier, const dflash_config *drafter,
-                                mem_account *account, f_theta_model **out, kakeya_error *error);
+/* description: "synthetic", of the published ranks, or "synthetic:K,V" with those of keys and of values. */
+bool synthetic_is_f_theta(const char *description);
+kakeya_status synthetic_f_theta(const backend_ops *ops, const char *description, const gemma4_config *verifier,
+                                const dflash_config *drafter, mem_account *account, f_theta_model **out,
+                                kakeya_error *error);
 
 #endif

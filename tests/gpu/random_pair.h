@@ -57,6 +57,14 @@ static inline gemma4_config tall_form(void) {
     return c;
 }
 
+/* The same with eight queries to a K/V head, as 26B-A4B has: blocks of more than 2, 8 and 16 rows cross edges of the
+ * kernels of attention. */
+static inline gemma4_config grouped_form(void) {
+    gemma4_config c = tall_form();
+    c.heads = 16;
+    return c;
+}
+
 /* A random verifier of this form and, with windows, a random drafter whose layers slide by so much; 0: all of the
  * context. With f_theta a random one, too. */
 static inline void random_models(pair *p, const gemma4_config *form, const int windows[3], bool f_theta) {
@@ -94,7 +102,8 @@ static inline void random_models(pair *p, const gemma4_config *form, const int w
         p->drafter->n_owned = memory.n_owned;
     }
     if (f_theta)
-        REQUIRE_OK(f_theta_model_synthesize(form, &p->drafter->config, false, &p->account, &p->f_theta, error));
+        REQUIRE_OK(f_theta_model_synthesize(form, &p->drafter->config, F_THETA_PUBLISHED_RANK, F_THETA_PUBLISHED_RANK,
+                                            false, &p->account, &p->f_theta, error));
 }
 
 /* The same with an f_theta whose latents of keys and of values have these ranks. */

@@ -249,7 +249,7 @@ static void random_drafts(pool *q, const char *what) {
 }
 
 static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
-    if (sweep_short()) rounds = (rounds + 2) / 3;
+    if (sweep_short()) rounds = (rounds + 2) / (PAIR_DEVICES > 1 ? 6 : 3);
     static trial trials[POOL];
     pool q;
     char what[96];
@@ -261,13 +261,13 @@ static void compositions(pair *p, const char *name, int rounds, uint32_t seed) {
     }
     full_forward(&q, trials, 1, WANTS_CHOICES, "64 sessions of one row");
     full_forward(&q, trials, 2, WANTS_LEADERS, "64 sessions of two rows");
-    full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
+    if (!sweep_short() || PAIR_DEVICES == 1) full_forward(&q, trials, 15, WANTS_ALL, "64 sessions of 15 rows");
     pool_close(&q);
 }
 
 /* Sessions that restore share a pass: their evicted positions are decoded together. */
 static void restored_together(pair *p, const char *name, kakeya_restore_layers layers, int rounds, uint32_t seed) {
-    if (sweep_short()) rounds = (rounds + 1) / 2;
+    if (sweep_short()) rounds = (rounds + 1) / (PAIR_DEVICES > 1 ? 4 : 2);
     static trial trials[POOL];
     pool q;
     char what[96];
@@ -278,7 +278,8 @@ static void restored_together(pair *p, const char *name, kakeya_restore_layers l
         random_drafts(&q, what);
     }
     full_forward(&q, trials, 1, WANTS_CHOICES, "64 restored sessions of one row");
-    full_forward(&q, trials, 4, WANTS_LOGITS, "64 restored sessions of four rows");
+    if (!sweep_short() || PAIR_DEVICES == 1)
+        full_forward(&q, trials, 4, WANTS_LOGITS, "64 restored sessions of four rows");
     pool_close(&q);
 }
 
@@ -286,12 +287,12 @@ static void restored_sessions(void **state) {
     (void)state;
     static const int windows[3] = {0, 0, 48};
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     restored_together(&p, "demo, restored", KAKEYA_RESTORE_SLIDING, 6, 307);
     restored_together(&p, "demo, restored in all layers", KAKEYA_RESTORE_ALL, 4, 311);
     pair_close(&p);
     gemma4_config form = wide_form();
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (sweep_short() && PAIR_DEVICES > 1 ? 1 : 2); i++) {
         form.sliding_window = i ? 1024 : 192;
         if (i)
             pair_random(&p, &form, windows, false, true);
@@ -305,7 +306,7 @@ static void restored_sessions(void **state) {
 static void demo_compositions(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     compositions(&p, "demo", 24, 211);
     pair_close(&p);
 }
@@ -323,14 +324,17 @@ static void shared_layer_compositions(void **state) {
     pair_random(&p, &form, windows, false, true);
     compositions(&p, "heads of 512", 6, 227);
     pair_close(&p);
+    if (sweep_short() && PAIR_DEVICES > 1) return; /* one device has it */
+    form = grouped_form();
+    pair_random(&p, &form, windows, false, true);
+    compositions(&p, "eight queries to a head of 512", 6, 229);
+    pair_close(&p);
 }
 
 /* A session whose K/V are not numbers, in the middle of others: it alone is ill. */
-static void ill_session(void **state) {
-    (void)state;
+static void ill_among(gemma4_config form) {
     enum { POISON = 639, ROWS = 80, SESSIONS = 9, ILL = 4 };
     static const int windows[3] = {0, 0, 0};
-    gemma4_config form = wide_form();
     form.sliding_window = 192;
     pair p;
     random_models(&p, &form, windows, true);
@@ -383,13 +387,19 @@ static void ill_session(void **state) {
     pair_close(&p);
 }
 
+static void ill_session(void **state) {
+    (void)state;
+    ill_among(wide_form());
+    ill_among(grouped_form());
+}
+
 /* One session has no memory for its step: it is named, no cache has changed, and without it, or with memory, all is as
  * it is alone. */
 static void one_session_without_memory(void **state) {
     (void)state;
     enum { FIRST = 120, ANSWER = 3, SESSIONS = 6, POOR = 3, LATER = 20 };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     const backend_ops *ops = p.ops[CUDA];
     size_t vocab = (size_t)p.verifier->config.vocab;
     mem_account own;

@@ -90,7 +90,7 @@ enum { PROMPT = 400, DECODE = 100, CONTEXT = 1024 };
 static void against_cpu(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[PROMPT + DECODE];
     fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 7);
@@ -133,7 +133,7 @@ static void against_cpu(void **state) {
 static void row_counts(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[PROMPT + DECODE];
     fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 11);
@@ -169,7 +169,7 @@ static void row_counts(void **state) {
 static void snapshots(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[PROMPT + DECODE];
     fill_tokens(tokens, PROMPT + DECODE, (int)vocab, 13);
@@ -232,7 +232,7 @@ static void snapshots(void **state) {
 static void prompt_chunks(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[PROMPT];
     fill_tokens(tokens, PROMPT, (int)vocab, 17);
@@ -260,7 +260,7 @@ static void prompt_chunks(void **state) {
 static void first_prompts_are_native(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[PROMPT];
     fill_tokens(tokens, PROMPT, (int)vocab, 43);
@@ -315,7 +315,7 @@ static void check_later_prompts(pair *p, const char *what, int window) {
 static void later_prompts(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     check_later_prompts(&p, "demo", p.verifier->config.sliding_window);
     pair_close(&p);
 }
@@ -365,7 +365,7 @@ static void shared_kv(void **state) {
  * CPU, and the same bits in blocks of any size. ranks: of f_theta's keys and values; NULL: one. */
 static void check_window(const gemma4_config *form, const policy *how, int chunks, const int *ranks, const char *name) {
     enum { CHUNK = 230, MAX_CHUNKS = 20, MORE = 70 };
-    static const int windows[3] = {0, 0, 0}, blocks[] = {1, 17};
+    static const int windows[3] = {0, 0, 0}, blocks[] = {1, 2, 3, 8, 9, 16, 17};
     pair p;
     if (ranks)
         pair_random_ranks(&p, form, windows, ranks[0], ranks[1]);
@@ -405,19 +405,19 @@ static void check_window(const gemma4_config *form, const policy *how, int chunk
 
 static void restored_window(void **state) {
     (void)state;
-    static const int ranks[][2] = {{136, 264}, {72, 40}};
+    static const int ranks[][2] = {{136, 264}, {72, 40}, {64, 200}, {136, 72}, {192, 256}, {256, 256}};
     gemma4_config forms[] = {wide_form(), shared_form()};
-    check_window(&forms[0], &policies[2], 5, NULL, "restored window");
     for (int i = 0; i < 4; i++) check_window(&forms[i % 2], &policies[2 + i / 2], 5, ranks[i % 2], "two ranks");
+    for (int i = 2; i < 6; i++) check_window(&forms[0], &policies[2], 5, ranks[i], "restored window");
 }
 
 static void published_heads(void **state) {
     (void)state;
     gemma4_config form = tall_form();
-    check_window(&form, &policies[0], 5, NULL, "heads of 512, native");
-    check_window(&form, &policies[1], 5, NULL, "heads of 512, sink-window");
+    for (int k = 0; k < 2; k++) check_window(&form, &policies[k], 5, NULL, policies[k].name);
+    form = grouped_form();
     form.max_context = 8192; /* beyond 4,096 partitions are coarse */
-    check_window(&form, &policies[0], 20, NULL, "heads of 512, coarse partitions");
+    for (int k = 0; k < POLICIES; k++) check_window(&form, &policies[k], k ? 5 : 20, NULL, policies[k].name);
 }
 
 static void later_prompts_of_shared_layers(void **state) {
@@ -486,7 +486,7 @@ static void drafter_windows(void **state) {
 static void argmax_rows(void **state) {
     (void)state;
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[64], found[5];
     fill_tokens(tokens, 64, (int)vocab, 19);
@@ -613,7 +613,7 @@ static void leading_logits(void **state) {
     (void)state;
     enum { ROWS = BACKEND_MAX_DECODE_ROWS };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[64];
     fill_tokens(tokens, 64, (int)vocab, 37);
@@ -662,7 +662,7 @@ static void profiles(void **state) {
     (void)state;
     if (PAIR_DEVICES > 1) skip(); /* a profile is of one device alone */
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[200];
     fill_tokens(tokens, 200, (int)vocab, 31);
@@ -744,7 +744,7 @@ static void refusals(void **state) {
     mem_account account;
     mem_account_init(&account, NULL, 0);
     gemma4_model *model = NULL;
-    REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &model, error));
+    REQUIRE_OK(gemma4_model_open(demo_path(), &account, &model, error));
     backend_model_options options = {.verifier = model, .precision = KAKEYA_PRECISION_F32, .account = &account};
     backend_model *backend = NULL;
     kakeya_error refusal = {0};

@@ -7,7 +7,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "backend/measure.h"
 #include "gpu/random_pair.h"
+#include "measure/kv_geometry.h"
 
 enum { CONTEXT = 1024, PROMPT_ROWS = 90, ROWS = BACKEND_MAX_DECODE_ROWS };
 
@@ -104,6 +106,23 @@ static void near_the_reference(void **state) {
     }
 }
 
+/* What a report records of the model, its devices included, gives the bytes that the cache holds. */
+static void expect_bytes(const pair *p, const backend_cache *cache, const policy *how) {
+    const backend_measure_ops *measure = backend_measure_find(p->ops[CUDA]);
+    kv_geometry written, read;
+    kv_geometry_of(&p->verifier->config, &p->drafter->config, &p->f_theta->config, KV_FORMAT_BF16, &written);
+    written.page_granule = measure->page_granule(p->model[CUDA]);
+    written.devices = measure->devices(p->model[CUDA]);
+    cJSON *json = kv_geometry_to_json(&written);
+    REQUIRE_OK(kv_geometry_from_json(json, &read, error));
+    cJSON_Delete(json);
+    eval_arm arm = {.mode = "speculative", .sink = 4, .window = 64, .draft_window = 256};
+    snprintf(arm.policy, sizeof arm.policy, "%s", how->layers == KAKEYA_RESTORE_ALL ? "restored-all" : how->name);
+    backend_cache_bytes held = p->ops[CUDA]->cache_bytes(cache);
+    backend_cache_bytes derived = kv_geometry_bytes(&read, &arm, p->ops[CUDA]->cache_length(cache));
+    assert_memory_equal(&held, &derived, sizeof held);
+}
+
 /* A saved session of two devices goes on on one, and one of one on two. */
 static void sessions_change_devices(void **state) {
     (void)state;
@@ -134,6 +153,7 @@ static void sessions_change_devices(void **state) {
             assert_memory_equal(again.data, saved.data, saved.bytes);
             step(&p, CUDA, other, tokens + PROMPT_ROWS * 2 + 9, 5, 5, SEGMENT_DECODE, NULL);
             assert_int_equal(ops->cache_length(other), PROMPT_ROWS * 2 + 14);
+            expect_bytes(&p, other, &policies[k]);
             ops->cache_destroy(cache);
             ops->cache_destroy(other);
             memory_free(&saved);

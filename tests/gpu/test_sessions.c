@@ -195,7 +195,7 @@ static void random_schedules(void **state) {
     (void)state;
     enum { SEEDS = 4 };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     for (int k = 0; k < POLICIES; k++) {
         talk t;
         talk_open(&t, &p, &policies[k], 61);
@@ -218,7 +218,7 @@ static void random_schedules_of_shared_layers(void **state) {
             talk t;
             talk_open(&t, &p, &policies[k], 67);
             talk_plainly(&t, CUDA);
-            for (uint32_t seed = 1; seed <= 3; seed++) play(&t, seed);
+            for (uint32_t seed = 1; seed <= (sweep_short() ? 1 : 3); seed++) play(&t, seed);
             free(t.logits);
         }
         pair_close(&p);
@@ -230,7 +230,7 @@ static void dropped_first_block(void **state) {
     (void)state;
     enum { FIRST = 300, LATER = 80 };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[FIRST + LATER + BACKEND_MAX_DECODE_ROWS];
     fill_tokens(tokens, FIRST + LATER + BACKEND_MAX_DECODE_ROWS, (int)vocab, 71);
@@ -258,7 +258,7 @@ static void dropped_prompt(void **state) {
     (void)state;
     enum { FIRST = 200, SHORT = 40, LONG = 500, ROWS = 9 };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     const backend_ops *ops = p.ops[CUDA];
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[FIRST + LONG];
@@ -297,7 +297,7 @@ static void two_segments(void **state) {
     (void)state;
     enum { FIRST = 200, ROWS = 9, TOO_MANY = CONTEXT, ENOUGH = FIRST + 3 * ROWS + TOO_MANY };
     pair p;
-    pair_open(&p, KAKEYA_MODELS "/demo", true);
+    pair_open(&p, demo_path(), true);
     const backend_ops *ops = p.ops[CUDA];
     size_t vocab = (size_t)p.verifier->config.vocab;
     int32_t tokens[2][ENOUGH];
@@ -406,7 +406,7 @@ static void fresh_engine(void **state) {
     static const int saved_at[] = {0, 1, 150, 155, 195, 265, 300};
     for (int k = 0; k < POLICIES; k++) {
         pair p;
-        pair_open(&p, KAKEYA_MODELS "/demo", true);
+        pair_open(&p, demo_path(), true);
         talk t;
         talk_open(&t, &p, &policies[k], 89);
         talk_plainly(&t, CUDA);
@@ -432,6 +432,10 @@ static void fresh_engine(void **state) {
         p.ops[CUDA]->model_destroy(p.model[CUDA]);
         float *logits = calloc(ALL_ROWS * t.vocab, sizeof *logits);
         for (int i = 0; i < n_saved; i++) {
+            if (sweep_short() && (i + k) % 2) { /* every length, and every policy, half of their pairs */
+                memory_free(&data[i]);
+                continue;
+            }
             backend_model_options options = pair_options(&p, CUDA, false);
             REQUIRE_OK(p.ops[CUDA]->model_create(&options, &p.model[CUDA], error));
             cache = new_cache(&p, CUDA, &policies[k], CONTEXT, true);
@@ -460,8 +464,10 @@ static void fresh_engine(void **state) {
             p.ops[CPU]->cache_destroy(on_cpu);
             memory_free(&again);
             memory_free(&data[i]);
-            if (i + 1 < n_saved) p.ops[CUDA]->model_destroy(p.model[CUDA]);
+            p.ops[CUDA]->model_destroy(p.model[CUDA]);
         }
+        backend_model_options options = pair_options(&p, CUDA, false);
+        REQUIRE_OK(p.ops[CUDA]->model_create(&options, &p.model[CUDA], error));
         free(logits);
         free(t.logits);
         pair_close(&p);
@@ -544,8 +550,10 @@ static void failing_allocations(void **state) {
     for (int k = 0; k < POLICIES; k++) {
         live(&p, &policies[k], tokens, expected);
         size_t before = mem_total(&p.account);
-        /* a short run fails every third one, others under each policy */
-        const int first = sweep_short() ? k % 3 : 0, every = sweep_short() ? 3 : 1;
+        /* a short run fails one in so many as there are policies, others under each, and half of that where two devices
+         * have twice the allocations */
+        const int every = sweep_short() ? POLICIES * PAIR_DEVICES + (PAIR_DEVICES - 1) : 1;
+        const int first = sweep_short() ? k * PAIR_DEVICES : 0;
         int last = first + 1;
         for (int i = first; i < last; i += every) {
             /* Buffers that all sessions of a model share grow once: under one policy a fresh model meets that, too. */

@@ -39,7 +39,9 @@ static void form_open(form *f, const char *model) {
     require_ok(gemma4_model_outline(model, &f->account, &f->verifier, &error), &error);
     const gemma4_config *c = &f->verifier->config;
     require_ok(dflash_model_outline(c, &f->account, &f->drafter, &error), &error);
-    require_ok(f_theta_model_synthesize(c, &f->drafter->config, true, &f->account, &f->f_theta, &error), &error);
+    require_ok(f_theta_model_synthesize(c, &f->drafter->config, F_THETA_PUBLISHED_RANK, F_THETA_PUBLISHED_RANK, true,
+                                        &f->account, &f->f_theta, &error),
+               &error);
     backend_model_options options = {.verifier = f->verifier, .drafter = f->drafter, .f_theta = f->f_theta};
     require_ok(cuda_weights_describe(&f->weights, &options, (model_part){0, 1}, &error), &error);
     f->ops = calloc((size_t)step_most_ops(c), sizeof *f->ops);
@@ -80,6 +82,10 @@ static void check_reads(const form *f, const char *what, int n) {
     }
 }
 
+static bool attends(const step_op *op) {
+    return op->kind == STEP_ATTEND || op->kind == STEP_ATTEND_LATENTS || op->kind == STEP_PROMPT_ATTEND;
+}
+
 /* New K/V of a layer are there before a layer attends them, and in the cache when the step ends. */
 static void check_cache(const form *f, const char *what, int n) {
     bool fresh[GEMMA4_MAX_LAYERS] = {false}, stored[GEMMA4_MAX_LAYERS] = {false};
@@ -87,7 +93,7 @@ static void check_cache(const form *f, const char *what, int n) {
         const step_op *op = &f->ops[i];
         if (op->kind == STEP_HEAD_ROWS && op->source == op->layer) fresh[op->layer] = true;
         if (op->writes & STEP_ITEM(ITEM_KV)) stored[op->source] = true;
-        if ((op->kind == STEP_ATTEND || op->kind == STEP_PROMPT_ATTEND) && !fresh[op->source])
+        if (attends(op) && !fresh[op->source])
             fail_msg("%s, %s: layer %d attends layer %d too early", f->model, what, op->layer, op->source);
     }
     for (int i = 0; i < f->verifier->config.layers; i++) {
@@ -122,7 +128,7 @@ static void check_rows(const form *f, const char *what, int n, int rows) {
     int attended[GEMMA4_MAX_LAYERS] = {0};
     for (int i = 0; i < n; i++) {
         const step_op *op = &f->ops[i];
-        if (op->kind != STEP_ATTEND && op->kind != STEP_PROMPT_ATTEND) continue;
+        if (!attends(op)) continue;
         if (op->first_row != attended[op->layer] || op->rows < 1)
             fail_msg("%s, %s: layer %d attends from row %d, expected %d", f->model, what, op->layer, op->first_row,
                      attended[op->layer]);
@@ -242,7 +248,8 @@ static step_shape decode_shape(const form *f) {
     return s;
 }
 
-/* 0: nothing restored; then sliding layers by either form of product, all layers, and products of both forms. */
+/* 0: nothing restored; then sliding layers by either form of product, all layers, products of both forms, and sliding
+ * layers as latents, which prompts decode, without and with keys that are decoded ahead. */
 static void restore_as(step_shape *s, int how) {
     for (int i = 0; i < s->config->layers; i++) {
         bool own = s->config->layer[i].kv_source == i, sliding = s->config->layer[i].type == GEMMA4_SLIDING;
@@ -252,11 +259,13 @@ static void restore_as(step_shape *s, int how) {
         s->restore[i] = how == 1   ? RESTORE_PRODUCT
                         : how == 2 ? RESTORE_PRODUCTS
                         : how == 3 ? RESTORE_ROWS
+                        : how == 5 ? (s->prompt ? RESTORE_PRODUCT : RESTORE_LATENTS)
+                        : how == 6 ? (s->prompt ? RESTORE_PRODUCT : RESTORE_KEYS)
                         : i % 2    ? RESTORE_PRODUCT
                                    : RESTORE_PRODUCTS;
     }
 }
-enum { RESTORED_FORMS = 5 };
+enum { RESTORED_FORMS = 7 };
 
 static void decode_steps(void **state) {
     (void)state;
@@ -338,6 +347,43 @@ static void prompt_rows_are_cut_by_position(void **state) {
     form_close(&f);
 }
 
+/* Rows that attend latents decode nothing, or keys of the next layer, and wait for nobody beside them. The first of
+ * their kernels begins when the latents have been gathered, as no kernel lies between that could be relied on. */
+static void check_latents(restore_form how) {
+    form f;
+    form_open(&f, models[0]);
+    step_shape s = decode_shape(&f);
+    restore_as(&s, how == RESTORE_KEYS ? 6 : 5);
+    int n = step_build(&s, f.ops), gathered = 0, attended = 0, layers = 0, decoded = 0;
+    for (int i = 0; i < s.config->layers; i++) layers += s.restore[s.config->layer[i].kv_source] == how;
+    for (int i = 0; i < n; i++) {
+        const step_op *op = &f.ops[i];
+        assert_false(op->beside);
+        assert_true(op->kind <= STEP_RESTORE || op->kind > STEP_RESTORE_ROWS);
+        gathered += op->kind == STEP_RESTORE_GATHER;
+        if (op->kind != STEP_RESTORE && op->kind != STEP_ATTEND_LATENTS) continue;
+        assert_int_equal(gathered, 1);
+        if (op->kind == STEP_RESTORE) {
+            assert_int_equal(how, RESTORE_KEYS);
+            assert_int_equal(op->alone, decoded == 0);
+            assert_int_equal(decoded++, attended); /* one layer ahead at most */
+            continue;
+        }
+        if (how == RESTORE_LATENTS) assert_int_equal(op->alone, attended == 0);
+        attended++;
+        if (how == RESTORE_KEYS) assert_int_equal(decoded, attended);
+    }
+    assert_true(layers > 0);
+    assert_int_equal(attended, layers);
+    form_close(&f);
+}
+
+static void latents_are_attended(void **state) {
+    (void)state;
+    check_latents(RESTORE_LATENTS);
+    check_latents(RESTORE_KEYS);
+}
+
 /* What the profiler calls a step's bytes is what the formula of the model says. */
 static void decode_bytes(void **state) {
     (void)state;
@@ -352,6 +398,42 @@ static void decode_bytes(void **state) {
         }
         if (fabs(bytes - expected) > 0.01 * expected)
             fail_msg("%s: a step reads %.0f bytes of weights, expected %.0f", f.model, bytes, expected);
+        form_close(&f);
+    }
+}
+
+/* Of a quantised model every product but the router's reads codes and scales, and the experts as many as are chosen. */
+static void quantised_bytes(void **state) {
+    (void)state;
+    static const struct {
+        const char *model;
+        cuda_form body;
+        double bytes; /* of a weight */
+    } cases[] = {{"26b-a4b:q4_0", CUDA_FORM_Q4, 18.0 / 32}, {"26b-a4b:q8_0", CUDA_FORM_Q8, 34.0 / 32}};
+    for (size_t m = 0; m < sizeof cases / sizeof cases[0]; m++) {
+        form f;
+        form_open(&f, cases[m].model);
+        step_shape s = decode_shape(&f);
+        int n = step_build(&s, f.ops), products = 0;
+        for (int i = 0; i < n; i++) {
+            const step_op *op = &f.ops[i];
+            bool router = op->kind == STEP_AFTER_ATTENTION, head = op->kind == STEP_HEAD;
+            double expected = 0;
+            for (int k = 0; k < op->matrices; k++) {
+                const cuda_matrix *w = op->matrix[k];
+                bool experts = w == &s.weights->layer[op->layer < 0 ? 0 : op->layer].experts_gate_up ||
+                               w == &s.weights->layer[op->layer < 0 ? 0 : op->layer].experts_down;
+                assert_int_equal(w->form, router ? CUDA_FORM_BF16 : head ? CUDA_FORM_Q8 : cases[m].body);
+                expected += (router ? 2
+                             : head ? 34.0 / 32
+                                    : cases[m].bytes) *
+                            w->out * w->in * (experts ? (double)s.config->experts_per_token / s.config->experts : 1);
+                products++;
+            }
+            if (op->matrices && fabs(op->bytes - expected) > 1e-6 * expected)
+                fail_msg("%s: %s reads %.0f bytes, expected %.0f", cases[m].model, op->part, op->bytes, expected);
+        }
+        assert_true(products > 9 * s.config->layers);
         form_close(&f);
     }
 }
@@ -373,9 +455,13 @@ static void dependencies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dependencies), cmocka_unit_test(decode_steps),
-        cmocka_unit_test(prompt_steps), cmocka_unit_test(prompt_rows_are_cut_by_position),
+        cmocka_unit_test(dependencies),
+        cmocka_unit_test(decode_steps),
+        cmocka_unit_test(prompt_steps),
+        cmocka_unit_test(latents_are_attended),
+        cmocka_unit_test(prompt_rows_are_cut_by_position),
         cmocka_unit_test(decode_bytes),
+        cmocka_unit_test(quantised_bytes),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }

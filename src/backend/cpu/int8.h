@@ -17,7 +17,7 @@
 
 #include <stdint.h>
 
-#include "backend/cpu/blocks.h"
+#include "backend/blocks.h"
 #include "backend/cpu/kernels_table.h"
 
 enum { INT8_BLOCK = 32 };

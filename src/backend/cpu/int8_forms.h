@@ -19,7 +19,7 @@
 
 #include <math.h>
 
-#include "backend/cpu/blocks.h"
+#include "backend/blocks.h"
 #include "backend/cpu/int8.h"
 
 enum { TILE_OUTPUTS = 16, TILE_PIECES = 8, TILE_PIECE_BYTES = 4 * TILE_OUTPUTS };

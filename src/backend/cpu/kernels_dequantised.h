@@ -4,9 +4,9 @@
 #ifndef KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 #define KAKEYA_BACKEND_CPU_KERNELS_DEQUANTISED_H
 
-#include "backend/cpu/groups.h"
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_matmul.h"
+#include "backend/groups.h"
 
 enum { DEQUANTISED_OUTPUTS = 24 }; /* of a tile: a multiple of all tile_outputs but the single one */
 

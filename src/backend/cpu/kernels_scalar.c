@@ -4,9 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "backend/cpu/groups.h"
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_private.h"
+#include "backend/groups.h"
 #include "base/float16.h"
 
 enum {

@@ -599,12 +599,12 @@ template <int D> static bool launch_split(const cuda_launch *l, const cuda_batch
 }
 
 bool cuda_attend_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
-    enum { SMALL_BLOCKS = 2 };                      /* of attention.cu, on a multiprocessor at a time */
+    enum { SMALL_BLOCKS = 4 };                      /* of attention.cu, for each multiprocessor: two times two */
     if (l->block_bytes < BLOCK_BYTES) return false; /* older than sm_90, or a small device */
     if (a->final || a->drafter || a->restored_k || (a->k_norm && !splits(*a))) return false;
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
     if (a->sliding_window && a->partitions * a->kv_heads * a->segments * tiles <= SMALL_BLOCKS * l->multiprocessors)
-        return false; /* at once, a tile each */
+        return false; /* a tile each, at once or in two turns */
     switch (a->head_dim) {
     case 64:
         launch_of<64, false>(l, batch, a);

@@ -30,6 +30,35 @@ static __device__ __forceinline__ int run_weight(const cuda_attention &a, int us
     return min(used, fine) * per_fine + max(used - fine, 0) * per_coarse;
 }
 
+/* Sums of the units and weights of all segments, one of which each of the first threads brings. The whole block. */
+template <typename SEGMENTS>
+static __device__ __forceinline__ void sum_segments(SEGMENTS &m, const cuda_attention &a, int units, int weight) {
+    int s = threadIdx.x;
+    if (s < CUDA_MAX_SEGMENTS) {
+#pragma unroll
+        for (int o = 1; o < 32; o <<= 1) {
+            int other_units = __shfl_up_sync(0xffffffffu, units, o),
+                other_weight = __shfl_up_sync(0xffffffffu, weight, o);
+            if ((s & 31) < o) continue;
+            units += other_units;
+            weight += other_weight;
+        }
+        m.first_unit[s + 1] = units;
+        m.first_weight[s + 1] = weight;
+    }
+    if (s == 0) {
+        m.first_unit[0] = m.first_weight[0] = 0;
+        m.group = a.heads / a.kv_heads;
+    }
+    __syncthreads();
+    static_assert(CUDA_MAX_SEGMENTS == 64, "two warps have summed");
+    if (s >= 32 && s < CUDA_MAX_SEGMENTS) {
+        m.first_unit[s + 1] += m.first_unit[32];
+        m.first_weight[s + 1] += m.first_weight[32];
+    }
+    __syncthreads();
+}
+
 /* The whole block. */
 template <int QUERIES_AT_ONCE>
 static __device__ __forceinline__ void load_segments(run_segments &m, const cuda_batch *batch,
@@ -64,29 +93,7 @@ static __device__ __forceinline__ void load_segments(run_segments &m, const cuda
         }
         m.segment[s] = g;
     }
-    if (s < CUDA_MAX_SEGMENTS) {
-#pragma unroll
-        for (int o = 1; o < 32; o <<= 1) {
-            int other_units = __shfl_up_sync(0xffffffffu, units, o),
-                other_weight = __shfl_up_sync(0xffffffffu, weight, o);
-            if ((s & 31) < o) continue;
-            units += other_units;
-            weight += other_weight;
-        }
-        m.first_unit[s + 1] = units;
-        m.first_weight[s + 1] = weight;
-    }
-    if (s == 0) {
-        m.first_unit[0] = m.first_weight[0] = 0;
-        m.group = a.heads / a.kv_heads;
-    }
-    __syncthreads();
-    static_assert(CUDA_MAX_SEGMENTS == 64, "two warps have summed");
-    if (s >= 32 && s < CUDA_MAX_SEGMENTS) {
-        m.first_unit[s + 1] += m.first_unit[32];
-        m.first_weight[s + 1] += m.first_weight[32];
-    }
-    __syncthreads();
+    sum_segments(m, a, units, weight);
 }
 
 /* The segment in which `at` lies among sums; CUDA_MAX_SEGMENTS: behind all. The whole block. */

@@ -30,6 +30,7 @@ kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backen
     for (int i = 0; i < m->config->layers; i++) {
         if (t->layer[i].restored) c->layer[i].form = cuda_restoration_form(m, i, t->latents == STORE_RING);
     }
+    c->attends_latents = cuda_restoration_attends_latents(c);
     kakeya_status status = cuda_stores_create(c, from, error);
     if (status)
         cuda_cache_destroy(c);

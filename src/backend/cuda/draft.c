@@ -99,9 +99,8 @@ static cudaError_t enqueue_blocks(void *context) {
     float scale = m->options.drafter_scaled_embedding ? m->embed_scale : 1.0f;
     cuda_turns(&m->launch, m->space.draft_batch, false, m->weights.draft_inverse_frequency, d->head_dim / 2,
                m->space.draft_turns, rows);
-    cuda_embed(&m->launch, m->weights.embed.data, m->weights.embed.ld, m->space.draft_batch->tokens, scale,
-               m->space.d_state, m->weights.draft[0].input_norm, d->rms_eps, m->space.d_in, m->weights.draft[0].q.ld,
-               d->hidden, rows);
+    cuda_embed(&m->launch, &m->weights.embed, m->space.draft_batch->tokens, scale, m->space.d_state,
+               m->weights.draft[0].input_norm, d->rms_eps, m->space.d_in, m->weights.draft[0].q.ld, d->hidden, rows);
     for (int l = 0; l < d->layers; l++) block_layer(m, &p->key, l);
     const cuda_bf16 *drafted = m->space.d_in + first * m->weights.draft_head.ld;
     cuda_excluded mask = {.n = 1, .id = {d->mask_token}}; /* the mask is never proposed */

@@ -1,5 +1,7 @@
 #include "backend/cuda/head.h"
 
+#include "backend/cuda/matrix.h"
+
 /* Below this a screen saves less than its kernels take to start. */
 static const size_t least_head_bytes = (size_t)64 << 20;
 
@@ -22,6 +24,7 @@ static size_t free_bytes(const mem_account *account) {
 kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *device, const cuda_launch *launch,
                                     const cuda_matrix *head, mem_account *account, kakeya_error *error) {
     *copy = (cuda_head_copy){0};
+    if (head->form != CUDA_FORM_BF16) return KAKEYA_OK; /* its codes are no more bytes than the copy's */
     size_t matrix = (size_t)head->out * (size_t)head->ld * sizeof(cuda_bf16);
     if (matrix < least_head_bytes || !cuda_can_choose(device->multiprocessors, head->out)) return KAKEYA_OK;
     int steps = cuda_head_steps(head->in);
@@ -61,5 +64,5 @@ int32_t cuda_head_choice(const unsigned long long *keys, const int *firsts, int 
 bool cuda_head_screens(const cuda_head_copy *copy) { return copy->codes.codes != NULL; }
 
 size_t cuda_head_greedy_bytes(const cuda_head_copy *copy, const cuda_matrix *head) {
-    return cuda_head_screens(copy) ? copy->memory.bytes : (size_t)head->out * (size_t)head->in * sizeof(cuda_bf16);
+    return cuda_head_screens(copy) ? copy->memory.bytes : (size_t)matrix_read_bytes(head);
 }

@@ -12,8 +12,8 @@ typedef struct cuda_head_copy {
     cuda_head_codes codes; /* in it */
 } cuda_head_copy;
 
-/* Makes the copy of a head that is worth it, if it fits well; otherwise `copy` stays empty and the status is KAKEYA_OK.
- */
+/* Makes the copy of a head in bf16 that is worth it, if it fits well; otherwise `copy` stays empty and the status is
+ * KAKEYA_OK. */
 kakeya_status cuda_head_copy_create(cuda_head_copy *copy, const cuda_device *device, const cuda_launch *launch,
                                     const cuda_matrix *head, mem_account *account, kakeya_error *error);
 void cuda_head_copy_destroy(cuda_head_copy *copy);

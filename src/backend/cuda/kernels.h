@@ -42,12 +42,20 @@ typedef struct cuda_launch {
     int programmatic;        /* programmatic dependent launch: a kernel may start before its predecessor has ended */
     cuda_profiler *profiler; /* NULL but while a step is profiled */
     int block_bytes;         /* of shared memory that a block may have */
+    cuda_bf16 *expanded;     /* prompts: room for quantised weights of one product in bf16 (matrix.h); or NULL */
+    size_t expanded_bytes;
 } cuda_launch;
 
 /* How weights lie on the device; matrix.h has the kernels of each form. */
-typedef enum cuda_form { CUDA_FORM_BF16 = 0, CUDA_FORMS } cuda_form;
+typedef enum cuda_form {
+    CUDA_FORM_BF16 = 0,
+    CUDA_FORM_Q4, /* codes of 4 or 8 bits and a scale for each 32 of a row (quant.h) */
+    CUDA_FORM_Q8,
+    CUDA_FORMS
+} cuda_form;
 
-/* A weight matrix. CUDA_FORM_BF16: [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. */
+/* A weight matrix. CUDA_FORM_BF16: [out][ld], ld = in rounded up to CUDA_K_STEP, padding zero. Of other forms `data` is
+ * where their bytes begin, and ld alone the width of rows of activations. */
 typedef struct cuda_matrix {
     cuda_bf16 *data;
     cuda_form form;
@@ -162,8 +170,8 @@ void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_route
                  int hidden, int rows);
 
 typedef struct cuda_feed_forward {
-    cuda_matrix gate, up, down;                /* dense */
-    cuda_matrix experts_gate_up, experts_down; /* data NULL: dense model */
+    cuda_matrix gate, up, down;                /* dense; data NULL: experts alone, in this launch */
+    cuda_matrix experts_gate_up, experts_down; /* data NULL: dense model, or dense part alone */
     int expert_intermediate;
     const cuda_bf16 *x_dense, *x_experts; /* [rows][ldx] */
     int ldx;
@@ -178,7 +186,7 @@ void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_rout
 /* --------------------------------------------------------------------------------------------------- rows of norms */
 
 /* h = table[token] * scale; x = bf16(norm(h) * norm_w) */
-void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
+void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *tokens, float scale, float *h,
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows);
 
 typedef struct cuda_after_attention {
@@ -222,7 +230,7 @@ void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *
                     int n, int rows);
 void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows);
 /* ple[row][layer][j] = (norm(ple / sqrt(hidden)) + sqrt(width) table[token]) / sqrt(2) in place */
-void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
+void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_matrix *table, const int32_t *tokens,
                      const float *norm, float eps, int layers, int width, int hidden, int rows);
 /* x[row] = bf16(gelu(gate[row]) * ple[row][layer]) */
 void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
@@ -366,6 +374,12 @@ int cuda_attention_exact_partitions(int sliding_window, int sink, int window, in
 
 /* The rows of the restore buffers are the evicted positions that a pass's segments see, one segment behind the other.
  * Latents that lie in rings are gathered in that order first, once for all sliding layers. */
+enum { CUDA_LATENT_GROUP = 16 }; /* neighbouring positions, aligned, that are attended as latents together */
+typedef struct cuda_latent_group {
+    int first_row, rows; /* of its segment, in the pass */
+    int index;           /* of its first row among the segment's */
+    int segment;
+} cuda_latent_group;
 typedef struct cuda_gathered {
     cuda_bf16 *codes; /* [row][rank_k + rank_v] */
     float *scales;    /* [row][heads] */
@@ -373,6 +387,11 @@ typedef struct cuda_gathered {
                        are apart; pairs 0: none */
     int *positions; /* [row] */
     int rank_k, rank_v, heads, pairs;
+    /* For decode rows that attend latents (latent_attention.h), else NULL. */
+    cuda_latent_group *groups; /* [row / CUDA_LATENT_GROUP] */
+    float2 *bases;             /* [row / CUDA_LATENT_GROUP][pairs]: turns of a group's first position */
+    float2 *inside; /* [pairs / 2][CUDA_LATENT_GROUP][2]: turns of positions inside a group, in the order of the
+                       kernel's threads */
 } cuda_gathered;
 /* Up to `rows` rows. */
 void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cuda_gathered *to,

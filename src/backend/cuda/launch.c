@@ -41,8 +41,8 @@ static void run_embed(cuda_pass *p, const step_op *op) {
     (void)op;
     backend_model *m = p->model;
     const cuda_weights *w = &m->weights;
-    cuda_embed(&m->launch, w->embed.data, w->embed.ld, p->tokens, m->embed_scale, m->space.h, w->layer[0].input_norm,
-               m->config->rms_eps, m->space.x, w->layer[0].q.ld, m->config->hidden, p->rows);
+    cuda_embed(&m->launch, &w->embed, p->tokens, m->embed_scale, m->space.h, w->layer[0].input_norm, m->config->rms_eps,
+               m->space.x, w->layer[0].q.ld, m->config->hidden, p->rows);
 }
 
 static void run_hidden_states(cuda_pass *p, const step_op *op) {
@@ -76,8 +76,8 @@ static void run_ple_combine(cuda_pass *p, const step_op *op) {
     (void)op;
     backend_model *m = p->model;
     const gemma4_config *c = m->config;
-    cuda_ple_inputs(&m->launch, m->space.ple, m->weights.ple_embed.data, m->weights.ple_embed.ld, p->tokens,
-                    m->weights.ple_proj_norm, c->rms_eps, c->layers, c->ple_width, c->hidden, p->rows);
+    cuda_ple_inputs(&m->launch, m->space.ple, &m->weights.ple_embed, p->tokens, m->weights.ple_proj_norm, c->rms_eps,
+                    c->layers, c->ple_width, c->hidden, p->rows);
 }
 
 /* --------------------------------------------------------------------------------------------------- attention */
@@ -136,7 +136,7 @@ static void partition(const cuda_pass *p, const gemma4_layer_config *lc, bool re
         a->restored_partitions + cuda_attention_exact_partitions(a->sliding_window, o->sink, o->window, rows);
 }
 
-static void run_attend(cuda_pass *p, const step_op *op) {
+static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
     const gemma4_config *c = m->config;
@@ -167,7 +167,23 @@ static void run_attend(cuda_pass *p, const step_op *op) {
         .segment_rows = p->prompt ? op->rows : p->key.segment_rows,
     };
     if (!p->prompt) partition(p, lc, restored, &a);
-    cuda_attend(&m->launch, s->batch, &a, op->rows);
+    return a;
+}
+
+static void run_attend(cuda_pass *p, const step_op *op) {
+    cuda_attention a = attention_of(p, op);
+    cuda_attend(&p->model->launch, p->model->space.batch, &a, op->rows);
+}
+
+static void run_attend_latents(cuda_pass *p, const step_op *op) {
+    const cuda_launch *l = &p->model->launch;
+    const cuda_batch *batch = p->model->space.batch;
+    cuda_attention exact = attention_of(p, op);
+    latent_attention a = cuda_launch_latents(p, op->source, &exact);
+    a.alone = op->alone;
+    if (!a.keys) cuda_pass_note(p, latent_attention_scores(l, batch, &a));
+    latent_attention_attend(l, batch, &a);
+    latent_attention_merge(l, &a);
 }
 
 /* Rows [first_row, first_row + rows): each sees [max(t - window + 1, evicted_end), t] of a bounded layer. */
@@ -492,6 +508,7 @@ static const run_op run[STEP_KINDS] = {
     [STEP_QKV] = run_qkv,
     [STEP_HEAD_ROWS] = run_head_rows,
     [STEP_ATTEND] = run_attend,
+    [STEP_ATTEND_LATENTS] = run_attend_latents,
     [STEP_PROMPT_ATTEND] = run_prompt_attend,
     [STEP_STORE_CHUNK] = run_store_chunk,
     [STEP_OUT] = run_out,

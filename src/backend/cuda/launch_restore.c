@@ -33,6 +33,45 @@ static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *
     cuda_profile_end(l);
 }
 
+latent_attention cuda_launch_latents(const cuda_pass *p, int source, const cuda_attention *exact) {
+    const backend_cache *c = p->cache;
+    const cuda_workspace *w = &p->model->space;
+    const backend_cache_options *o = &c->t.options;
+    int sliding = p->model->config->sliding_window, rows = p->key.segment_rows;
+    cuda_restore r = cuda_restoration_of(c, source, p->key.restored);
+    latent_attention a = {
+        .exact = *exact,
+        .decoder_k = r.decoder_k,
+        .decoder_v = r.decoder_v,
+        .k_norm = r.k_norm,
+        .gathered = cuda_restoration_gathered(c, p->key.restored, true),
+        .rank_k = r.rank_k,
+        .rank_v = r.rank_v,
+        .latent_head = r.latent_head,
+        .eps = r.eps,
+        .keys = p->decodes_keys ? w->restored_k.data : NULL,
+        .key_scales = p->decodes_keys ? w->key_scales.data : NULL,
+        .scores = w->latent_scores.data,
+        .stride = latent_attention_stride(sliding, o->window, rows),
+        .sums = w->latent_sums.data,
+        .state = w->latent_state.data,
+        .partitions = latent_attention_partitions(sliding, o->window, rows),
+        .rows = p->rows,
+        .most_latents = p->key.restored,
+    };
+    a.exact.heads = p->model->config->heads;
+    a.exact.kv_heads = r.kv_heads;
+    a.exact.partitions = latent_attention_exact_partitions(sliding, o->sink, o->window, rows);
+    return a;
+}
+
+/* Of rows that attend latents: keys alone. */
+static void decode_keys(cuda_pass *p, const cuda_launch *l, const step_op *op) {
+    latent_attention a = cuda_launch_latents(p, op->source, &(cuda_attention){0});
+    a.alone = op->alone;
+    cuda_pass_note(p, latent_attention_keys(l, p->model->space.batch, &a));
+}
+
 static void decode_gathered(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool chained) {
     cuda_profile_begin(l, NULL);
     cuda_pass_note(p, prompt_gemm_restore(l, p->model->space.batch, r, p->key.restored, chained));
@@ -69,8 +108,12 @@ void cuda_launch_restore(cuda_pass *p, const step_op *op) {
         return;
     }
     if (op->kind == STEP_RESTORE_GATHER) {
-        cuda_gathered to = cuda_restoration_gathered(p->cache, p->key.restored);
+        cuda_gathered to = cuda_restoration_gathered(p->cache, p->key.restored, p->attends_latents);
         cuda_gather_latents(&l, w->batch, &to, m->weights.inverse_frequency[GEMMA4_SLIDING], p->key.restored);
+        return;
+    }
+    if (op->kind == STEP_RESTORE && p->attends_latents) {
+        decode_keys(p, &l, op);
         return;
     }
     cuda_restore r = cuda_restoration_of(p->cache, op->source, p->key.restored);

@@ -1,6 +1,7 @@
 #include "backend/cuda/matrix.h"
 
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/quant.h"
 
 /* --------------------------------------------------------------------------------------------------------- bf16 */
 
@@ -75,6 +76,103 @@ static cudaError_t bf16_prompt_experts(const cuda_launch *l, const cuda_matrix *
     return prompt_gemm_grouped(&args, l->stream);
 }
 
+/* ---------------------------------------------------------------------------------------------------- quantised
+ * Prompts multiply weights that are expanded to bf16 just before: all of a product, or as many experts as there is room
+ * for. Experts without rows are left out. */
+
+static size_t quant_bytes(cuda_form form, int out, int in) {
+    return (size_t)((out + QUANT_ROWS - 1) / QUANT_ROWS) * quant_strip_bytes(form, cuda_padded(in));
+}
+
+static size_t q4_bytes(int out, int in) { return quant_bytes(CUDA_FORM_Q4, out, in); }
+static size_t q8_bytes(int out, int in) { return quant_bytes(CUDA_FORM_Q8, out, in); }
+
+static void quant_few(const cuda_launch *l, cuda_form form, const matrix_product *products, int n, const cuda_bf16 *x,
+                      int ldx, int rows, float cap) {
+    cuda_product list[CUDA_MAX_PRODUCTS];
+    for (int i = 0; i < n; i++)
+        list[i] = (cuda_product){
+            .w = products[i].w->data, .y = products[i].y, .out = products[i].w->out, .ldy = products[i].ldy};
+    quant_products(l, form, list, n, products[0].w->in, x, ldx, rows, cap);
+}
+
+static void q4_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
+                        int rows, float cap) {
+    quant_few(l, CUDA_FORM_Q4, products, n, x, ldx, rows, cap);
+}
+
+static void q8_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
+                        int rows, float cap) {
+    quant_few(l, CUDA_FORM_Q8, products, n, x, ldx, rows, cap);
+}
+
+size_t matrix_expanded_bytes(const cuda_matrix *w) { return w->form == CUDA_FORM_BF16 ? 0 : bf16_bytes(w->out, w->in); }
+
+/* The matrix in bf16 at a place of the room for expanded weights. */
+static cuda_matrix expand(const cuda_launch *l, const cuda_matrix *w, size_t at) {
+    cuda_matrix expanded = *w;
+    if (w->form == CUDA_FORM_BF16) return expanded;
+    expanded.form = CUDA_FORM_BF16;
+    expanded.data = l->expanded + at / sizeof(cuda_bf16);
+    quant_expand(l, w, w->out, expanded.data);
+    return expanded;
+}
+
+static cudaError_t quant_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x,
+                                        size_t ldx, int rows) {
+    cuda_matrix w = expand(l, product->w, 0);
+    matrix_product expanded = *product;
+    expanded.w = &w;
+    return bf16_prompt_product(l, &expanded, x, ldx, rows);
+}
+
+static cudaError_t quant_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
+                                      const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows) {
+    cuda_matrix first = expand(l, gate, 0), second = expand(l, up, matrix_expanded_bytes(gate));
+    return bf16_prompt_gated(l, &first, &second, x, ldx, out, ldo, rows);
+}
+
+/* Experts [first, first + n) of `expert_rows` rows each, expanded, and the route to them. */
+static int expand_experts(const cuda_launch *l, const cuda_matrix *w, int expert_rows, const cuda_route *route,
+                          int first, cuda_matrix *expanded, cuda_route *to) {
+    int n = (int)(l->expanded_bytes / bf16_bytes(expert_rows, w->in));
+    if (n > route->experts - first) n = route->experts - first;
+    *expanded = *w;
+    expanded->form = CUDA_FORM_BF16;
+    expanded->data = l->expanded;
+    quant_expand_experts(l, w, expert_rows, route, first, n, l->expanded);
+    *to = *route;
+    to->begin = route->begin + first;
+    to->experts = n;
+    return n;
+}
+
+static cudaError_t quant_prompt_experts_gated(const cuda_launch *l, const cuda_matrix *experts, int width,
+                                              const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
+                                              size_t ldo, int rows) {
+    cudaError_t status = cudaSuccess;
+    for (int first = 0, n; first < route->experts && status == cudaSuccess; first += n) {
+        cuda_matrix some;
+        cuda_route to;
+        n = expand_experts(l, experts, 2 * width, route, first, &some, &to);
+        status = bf16_prompt_experts_gated(l, &some, width, &to, x, ldx, out, ldo, rows);
+    }
+    return status;
+}
+
+static cudaError_t quant_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width,
+                                        const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
+                                        size_t ldy, int rows) {
+    cudaError_t status = cudaSuccess;
+    for (int first = 0, n; first < route->experts && status == cudaSuccess; first += n) {
+        cuda_matrix some;
+        cuda_route to;
+        n = expand_experts(l, experts, width, route, first, &some, &to);
+        status = bf16_prompt_experts(l, &some, width, &to, x, ldx, y, rounded, ldy, rows);
+    }
+    return status;
+}
+
 /* -------------------------------------------------------------------------------------------------------- table */
 
 typedef struct matrix_kernels {
@@ -96,6 +194,10 @@ typedef struct matrix_kernels {
 static const matrix_kernels kernels[CUDA_FORMS] = {
     [CUDA_FORM_BF16] = {"bf16", sizeof(cuda_bf16), bf16_bytes, bf16_products, cuda_gate_up, cuda_down,
                         bf16_prompt_product, bf16_prompt_gated, bf16_prompt_experts_gated, bf16_prompt_experts},
+    [CUDA_FORM_Q4] = {"q4", 18.0 / 32, q4_bytes, q4_products, quant_gate_up, quant_down, quant_prompt_product,
+                      quant_prompt_gated, quant_prompt_experts_gated, quant_prompt_experts},
+    [CUDA_FORM_Q8] = {"q8", 34.0 / 32, q8_bytes, q8_products, quant_gate_up, quant_down, quant_prompt_product,
+                      quant_prompt_gated, quant_prompt_experts_gated, quant_prompt_experts},
 };
 
 size_t matrix_bytes(cuda_form form, int out, int in) { return kernels[form].bytes(out, in); }
@@ -116,12 +218,36 @@ void matrix_products(const cuda_launch *l, const matrix_product *products, int n
     }
 }
 
+/* The dense matrices and the experts of a block may differ in form: then each has a launch of its own. */
+static bool is_split(const cuda_matrix *dense, const cuda_matrix *experts, cuda_feed_forward parts[2],
+                     const cuda_feed_forward *f) {
+    if (!dense->data || !experts->data || dense->form == experts->form) return false;
+    parts[0] = parts[1] = *f;
+    parts[0].experts_gate_up.data = parts[0].experts_down.data = NULL;
+    parts[1].gate.data = parts[1].up.data = parts[1].down.data = NULL;
+    return true;
+}
+
+static cuda_form form_of(const cuda_matrix *dense, const cuda_matrix *experts) {
+    return dense->data ? dense->form : experts->form;
+}
+
 void matrix_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    kernels[f->gate.form].gate_up(l, f, route, rows);
+    cuda_feed_forward parts[2];
+    if (is_split(&f->gate, &f->experts_gate_up, parts, f)) {
+        for (int i = 0; i < 2; i++) matrix_gate_up(l, &parts[i], route, rows);
+        return;
+    }
+    kernels[form_of(&f->gate, &f->experts_gate_up)].gate_up(l, f, route, rows);
 }
 
 void matrix_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    kernels[f->down.form].down(l, f, route, rows);
+    cuda_feed_forward parts[2];
+    if (is_split(&f->down, &f->experts_down, parts, f)) {
+        for (int i = 0; i < 2; i++) matrix_down(l, &parts[i], route, rows);
+        return;
+    }
+    kernels[form_of(&f->down, &f->experts_down)].down(l, f, route, rows);
 }
 
 cudaError_t matrix_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x, size_t ldx,

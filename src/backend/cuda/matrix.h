@@ -12,6 +12,9 @@ size_t matrix_bytes(cuda_form form, int out, int in);
 /* Bytes that a product reads of it: without padding. */
 double matrix_read_bytes(const cuda_matrix *w);
 const char *matrix_form_name(cuda_form form);
+/* Room that prompts need to have the whole matrix in bf16 (cuda_launch.expanded); 0 of weights that are. Of experts it
+ * may be less, as little as one expert takes; gate and up of a dense block need the sum. */
+size_t matrix_expanded_bytes(const cuda_matrix *w);
 
 /* y[r][o] = sum_k x[r][k] w[o][k] */
 typedef struct matrix_product {
@@ -25,7 +28,8 @@ typedef struct matrix_product {
 void matrix_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx, int rows,
                      float cap);
 
-/* Decode rows of a feed-forward block: all of its matrices have the form of `gate` and `down`. */
+/* Decode rows of a feed-forward block, in one launch where its dense matrices and its experts have one form. `gate` and
+ * `up` have the same. */
 void matrix_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
 void matrix_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
 

@@ -71,8 +71,7 @@ static size_t greedy_head_bytes(const backend_model *m) {
     return m->team && !m->options.drafter ? (size_t)devices_of(m) * bytes : bytes;
 }
 
-/* Stores are dealt to devices, and each takes granules of its own. */
-static size_t page_granule(const backend_model *m) { return (size_t)devices_of(m) * m->device.memory.granule_bytes; }
+static size_t page_granule(const backend_model *m) { return m->device.memory.granule_bytes; }
 
 static size_t free_of_one(const backend_model *m) {
     size_t available = 0, total = 0;
@@ -99,6 +98,7 @@ const backend_measure_ops *cuda_measure(void) {
     static const backend_measure_ops ops = {
         .makes_weights = true,
         .greedy_head_bytes = greedy_head_bytes,
+        .devices = devices_of,
         .page_granule = page_granule,
         .free_bytes = cuda_free_bytes,
         .probe = cuda_probe,

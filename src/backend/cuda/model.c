@@ -147,6 +147,8 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     if (!status)
         status =
             cuda_weights_create(&m->weights, &m->device, &m->launch, options, part, m->note, sizeof m->note, error);
+    m->launch.expanded = m->weights.expanded.data;
+    m->launch.expanded_bytes = m->weights.expanded.bytes;
     if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, part, m->max_rows, error);
     /* The copy of the whole begins with that of the first device's part. */
     const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;

@@ -80,10 +80,18 @@ static restored_ranges restored_by(const backend_model *m, const backend_segment
 
 static int count_of(position_range range) { return range_is_empty(range) ? 0 : range.end - range.begin; }
 
+/* Of decode rows that attend latents: whole groups of positions, with some that nobody sees. */
+static position_range whole_groups(position_range range) {
+    if (range_is_empty(range)) return range;
+    return (position_range){range.begin / CUDA_LATENT_GROUP * CUDA_LATENT_GROUP,
+                            (range.end + CUDA_LATENT_GROUP - 1) / CUDA_LATENT_GROUP * CUDA_LATENT_GROUP};
+}
+
 /* Rows of the restore buffers that a decode segment takes: of the layer type that takes more. */
 static int restored_rows(const backend_model *m, const backend_segment *r) {
     if (!is_restored(r->cache)) return 0;
     restored_ranges ranges = restored_by(m, r, 0);
+    if (r->cache->attends_latents) return count_of(whole_groups(ranges.of[GEMMA4_SLIDING]));
     int sliding = count_of(ranges.of[GEMMA4_SLIDING]), full = count_of(ranges.of[GEMMA4_FULL]);
     return sliding > full ? sliding : full;
 }
@@ -216,7 +224,12 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
         p->key.sink = o->sink;
         p->key.window = o->window;
     }
+    p->attends_latents = restored && !p->prompt && c->attends_latents;
+    p->decodes_keys = p->attends_latents && p->key.restored <= LATENT_MOST_AHEAD;
     kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_decode(p, error);
+    if (!status && p->attends_latents) /* as prepare_partial has it */
+        return cuda_restoration_prepare_latents(
+            p->cache, p->key.restored, group->n == 1 ? BACKEND_MAX_DECODE_ROWS : p->rows, p->decodes_keys, error);
     if (!status && restored && !(p->prompt && p->evicted_end == 0))
         status = cuda_restoration_prepare(p->cache, p->key.restored, p->prompt, error);
     return status;
@@ -238,6 +251,7 @@ static void fill_step(const cuda_pass *p, const backend_segment *r, cuda_step *s
 /* The segment's rows of the restore buffers are the next ones. */
 static void fill_restored(const cuda_pass *p, const backend_segment *r, cuda_step *step, cuda_batch *batch) {
     restored_ranges ranges = restored_by(p->model, r, p->evicted_end);
+    if (p->attends_latents) ranges.of[GEMMA4_SLIDING] = whole_groups(ranges.of[GEMMA4_SLIDING]);
     for (int type = 0; type < 2; type++) {
         step->restored_begin[type] = ranges.of[type].begin;
         step->restored_first[type] = batch->restored_rows[type];
@@ -316,7 +330,10 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     for (int i = 0; i < m->config->layers; i++) {
         s->ring[i] = c->t.layer[i].kind == STORE_RING;
         s->bounded[i] = c->t.layer[i].bounded;
-        s->restore[i] = nothing_evicted ? RESTORE_NONE : c->layer[i].form;
+        s->restore[i] = nothing_evicted ? RESTORE_NONE
+                        : p->attends_latents && c->layer[i].form != RESTORE_NONE
+                            ? (p->decodes_keys ? RESTORE_KEYS : RESTORE_LATENTS)
+                            : c->layer[i].form;
         s->plain_from[i] = plain_from(p, i);
     }
     if (!p->key.restored) return;

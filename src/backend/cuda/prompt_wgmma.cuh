@@ -94,7 +94,21 @@ __device__ __forceinline__ void warpgroup_multiply(float (&d)[128], uint64_t a, 
                  : "l"(a), "l"(b), "r"(accumulate));
 }
 
-/* d[64][256] += a[64][16] b[16][256], b's rows in shared memory (transposed_descriptor), a there or in registers. */
+/* d[64][N] (+)= a[64][16] b[16][N], b's rows in shared memory (transposed_descriptor), a there or in registers; d is
+ * overwritten when !accumulate. */
+__device__ __forceinline__ void warpgroup_multiply_transposed(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile("{.reg .pred p;\n"
+                 "setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, %64, %65, p, 1, 1, 0, 1;}\n"
+                 : PROMPT_ACC32(d, 0), PROMPT_ACC32(d, 32)
+                 : "l"(a), "l"(b), "r"(accumulate));
+}
+
 __device__ __forceinline__ void warpgroup_multiply_transposed(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile("{.reg .pred p;\n"
                  "setp.eq.b32 p, 0, 0;\n"

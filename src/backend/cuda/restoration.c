@@ -30,7 +30,7 @@ static cuda_restore restore_of(const backend_model *m, int layer) {
 cuda_restore cuda_restoration_of(const backend_cache *c, int layer, int rows) {
     cuda_restore r = restore_of(c->model, layer);
     r.latent_head = c->t.layer[layer].latent_head;
-    r.gathered = cuda_restoration_gathered(c, rows);
+    r.gathered = cuda_restoration_gathered(c, rows, false);
     return r;
 }
 
@@ -38,6 +38,20 @@ restore_form cuda_restoration_form(const backend_model *m, int layer, bool ring)
     if (!ring) return RESTORE_ROWS;
     cuda_restore r = restore_of(m, layer);
     return prompt_gemm_restores(&r) ? RESTORE_PRODUCT : RESTORE_PRODUCTS;
+}
+
+bool cuda_restoration_attends_latents(const backend_cache *c) {
+    const backend_model *m = c->model;
+    bool any = false;
+    for (int i = 0; i < m->config->layers; i++) {
+        if (!c->t.layer[i].restored) continue;
+        cuda_restore r = restore_of(m, i);
+        any = true;
+        if (c->layer[i].form != RESTORE_PRODUCT || m->config->layer[i].k_eq_v ||
+            !latent_attention_serves(&m->launch, m->config->heads, r.kv_heads, r.head_dim, r.pairs, r.rank_k, r.rank_v))
+            return false;
+    }
+    return any;
 }
 
 /* ------------------------------------------------------------------------------------------------------ buffers */
@@ -51,7 +65,7 @@ static bool has_form(const backend_cache *c, restore_form form) {
 
 /* Gathered latents, part by part, each on a boundary of its own. */
 typedef struct gathered_layout {
-    size_t codes, scales, turns, positions; /* where they begin */
+    size_t codes, scales, turns, positions, groups, bases, inside; /* where they begin */
     size_t bytes;
 } gathered_layout;
 
@@ -67,29 +81,35 @@ static int gathered_pairs(const backend_cache *c) {
     return has_form(c, RESTORE_PRODUCT) ? c->model->config->rope[GEMMA4_SLIDING].rotated_pairs : 0;
 }
 
-static gathered_layout layout_of(const backend_cache *c, int rows) {
-    size_t n = (size_t)rows;
+static gathered_layout layout_of(const backend_cache *c, int rows, bool attended) {
+    size_t n = (size_t)rows, pairs = (size_t)gathered_pairs(c), groups = attended ? n / LATENT_GROUP + 1 : 0;
     gathered_layout l = {0};
     l.codes = place(&l.bytes, n * cuda_code_bytes(c));
     l.scales = place(&l.bytes, n * cuda_scale_bytes(c));
-    l.turns = place(&l.bytes, n * (size_t)gathered_pairs(c) * sizeof(float2));
+    l.turns = place(&l.bytes, attended ? 0 : n * pairs * sizeof(float2));
     l.positions = place(&l.bytes, n * sizeof(int));
+    l.groups = place(&l.bytes, groups * sizeof(cuda_latent_group));
+    l.bases = place(&l.bytes, groups * pairs * sizeof(float2));
+    l.inside = place(&l.bytes, attended ? LATENT_GROUP * pairs * sizeof(float2) : 0);
     return l;
 }
 
-cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows) {
+cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows, bool attended) {
     if (c->t.latents != STORE_RING) return (cuda_gathered){0};
     char *data = c->model->space.gathered.data;
-    gathered_layout l = layout_of(c, rows);
+    gathered_layout l = layout_of(c, rows, attended);
     return (cuda_gathered){
         .codes = (cuda_bf16 *)(void *)(data + l.codes),
         .scales = (float *)(void *)(data + l.scales),
-        .turns = (float2 *)(void *)(data + l.turns),
+        .turns = attended ? NULL : (float2 *)(void *)(data + l.turns),
         .positions = (int *)(void *)(data + l.positions),
         .rank_k = c->t.models.f_theta->rank_k,
         .rank_v = c->t.models.f_theta->rank_v,
         .heads = c->t.latent_heads,
         .pairs = gathered_pairs(c),
+        .groups = attended ? (cuda_latent_group *)(void *)(data + l.groups) : NULL,
+        .bases = attended ? (float2 *)(void *)(data + l.bases) : NULL,
+        .inside = attended ? (float2 *)(void *)(data + l.inside) : NULL,
     };
 }
 
@@ -113,8 +133,31 @@ kakeya_status cuda_restoration_prepare(backend_cache *c, int rows, bool prompt, 
     kakeya_status status = model_grow(m, &w->restored_k, (beside ? 2 : 1) * set, "restored keys", error);
     if (!status) status = model_grow(m, &w->restored_v, (beside ? 2 : 1) * set, "restored values", error);
     if (!status && c->t.latents == STORE_RING)
-        status = model_grow(m, &w->gathered, layout_of(c, rows).bytes, "latents of evicted positions", error);
+        status = model_grow(m, &w->gathered, layout_of(c, rows, false).bytes, "latents of evicted positions", error);
     if (status || !has_form(c, RESTORE_PRODUCTS)) return status;
     status = model_grow(m, &w->raw_k, raw, "decoded latents", error);
     return status ? status : model_grow(m, &w->raw_v, raw, "decoded latents", error);
+}
+
+kakeya_status cuda_restoration_prepare_latents(backend_cache *c, int latents, int rows, bool keys,
+                                               kakeya_error *error) {
+    backend_model *m = c->model;
+    cuda_workspace *w = &m->space;
+    int sliding = m->config->sliding_window, window = c->t.options.window;
+    size_t queries = (size_t)rows * (size_t)m->config->heads,
+           stride = (size_t)latent_attention_stride(sliding, window, BACKEND_MAX_DECODE_ROWS),
+           cells = queries * (size_t)latent_attention_partitions(sliding, window, BACKEND_MAX_DECODE_ROWS),
+           rank = (size_t)m->options.f_theta->config.rank_v, row = widest_row(m->config),
+           heads = row / sizeof(cuda_bf16) / LATENT_HEAD_DIM + 1;
+    kakeya_status status =
+        model_grow(m, &w->gathered, layout_of(c, latents, true).bytes, "latents of evicted positions", error);
+    if (!status && keys) {
+        status = model_grow(m, &w->restored_k, (size_t)latents * row, "restored keys", error);
+        if (!status)
+            status = model_grow(m, &w->key_scales, (size_t)latents * heads * sizeof(float), "restored keys", error);
+    } else if (!status) {
+        status = model_grow(m, &w->latent_scores, queries * stride * sizeof(float), "attention scores", error);
+    }
+    if (!status) status = model_grow(m, &w->latent_sums, cells * rank * sizeof(float), "attention states", error);
+    return status ? status : model_grow(m, &w->latent_state, cells * sizeof(float2), "attention states", error);
 }

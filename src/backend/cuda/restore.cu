@@ -4,6 +4,7 @@
  * then k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone,
  * not on the step's rows. */
 #include "backend/cuda/common.cuh"
+#include "backend/cuda/latent_attention.h"
 
 enum { RESTORE_THREADS = 128, ROWS = 64, DIMENSIONS = 64 };
 
@@ -164,6 +165,27 @@ void cuda_finish_restored(const cuda_launch *l, const cuda_batch *batch, const c
                   (size_t)(warps * r->head_dim) * sizeof(float), batch, *r, raw_k, raw_v);
 }
 
+/* What latent_scores.cu reads: the first row of a group says whose it is, and how its first position turns; the first
+ * rows of all say how positions inside of a group do. */
+static __device__ __forceinline__ void gather_group(const cuda_step *step, const cuda_gathered &to,
+                                                    const float *inverse_frequency, int row, int position, int segment,
+                                                    int index) {
+    int group = row / LATENT_GROUP, inside = row % LATENT_GROUP;
+    if (inside == 0 && threadIdx.x == 0)
+        to.groups[group] = {__ldcg(&step->first_row), __ldcg(&step->rows), index, segment};
+    for (int j = threadIdx.x; j < to.pairs; j += blockDim.x) {
+        float2 turn;
+        if (inside == 0) {
+            sincosf((float)position * inverse_frequency[j], &turn.y, &turn.x);
+            to.bases[(size_t)group * to.pairs + j] = turn;
+        }
+        if (row >= LATENT_GROUP) continue;
+        int block = j >> 5, quarter = j >> 3 & 3, place = j >> 1 & 3;
+        sincosf((float)row * inverse_frequency[j], &turn.y, &turn.x);
+        to.inside[(((block * 4 + place) * LATENT_GROUP + row) * 4 + quarter) * 2 + (j & 1)] = turn;
+    }
+}
+
 /* A row's codes, 16 bytes at a time, its scales and turns. Bound: latents, read and written once. */
 static __global__ void gather_kernel(const cuda_batch *batch, const __grid_constant__ cuda_gathered to,
                                      const float *inverse_frequency) {
@@ -181,6 +203,11 @@ static __global__ void gather_kernel(const cuda_batch *batch, const __grid_const
     for (int i = threadIdx.x; i < to.heads; i += blockDim.x)
         to.scales[(size_t)row * to.heads + i] = __ldcg(latent.scales + at * latent.heads + i);
     if (threadIdx.x == 0) to.positions[row] = p;
+    if (to.groups) {
+        gather_group(step, to, inverse_frequency, row, p, (int)(step - batch->step),
+                     row - __ldcg(&step->restored_first[0]));
+        return;
+    }
     for (int j = threadIdx.x; j < to.pairs; j += blockDim.x) {
         float2 turn;
         int pair =
@@ -196,6 +223,8 @@ void cuda_gather_latents(const cuda_launch *l, const cuda_batch *batch, const cu
 }
 
 cudaError_t cuda_restore_prepare(int head_dim) {
+    cudaError_t status = latent_attention_prepare();
+    if (status != cudaSuccess) return status;
     return cudaFuncSetAttribute(restore_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)((size_t)ROWS * (head_dim + 1) * sizeof(float)));
 }

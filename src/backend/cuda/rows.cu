@@ -1,5 +1,6 @@
 /* Work on whole rows between the matrix products: embeddings, norms and residual sums, per-layer embeddings, the copies
  * of aux hidden states, and the argmax of logits. One block per row; a row's result depends on that row alone. */
+#include "backend/cuda/quant_values.cuh"
 #include "backend/cuda/route.cuh"
 
 enum { ROW_THREADS = 512 };
@@ -24,7 +25,7 @@ static __device__ void write_normed(const float *row, const float *w, float eps,
     }
 }
 
-static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf16 *table, int ld,
+static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const __grid_constant__ cuda_matrix table,
                                                                    const int32_t *tokens, float scale, float *h,
                                                                    const float *norm, float eps, cuda_bf16 *x, int ldx,
                                                                    int hidden) {
@@ -32,15 +33,15 @@ static __global__ __launch_bounds__(ROW_THREADS) void embed_kernel(const cuda_bf
     __shared__ float shared[ROW_THREADS / 32];
     release_successor();
     wait_for_predecessor();
-    const bf16 *source = as_bf16(table) + (size_t)tokens[blockIdx.x] * ld;
+    table_row source = {table, tokens[blockIdx.x]};
     float *out = h + (size_t)blockIdx.x * hidden;
-    for (int i = threadIdx.x; i < hidden; i += ROW_THREADS) out[i] = row[i] = __bfloat162float(source[i]) * scale;
+    for (int i = threadIdx.x; i < hidden; i += ROW_THREADS) out[i] = row[i] = source.value(i) * scale;
     write_normed(row, norm, eps, hidden, as_bf16(x) + (size_t)blockIdx.x * ldx, nullptr, shared);
 }
 
-void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
+void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *tokens, float scale, float *h,
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
-    launch_kernel(l, embed_kernel, dim3(rows), dim3(ROW_THREADS), hidden * sizeof(float), table, ld, tokens, scale, h,
+    launch_kernel(l, embed_kernel, dim3(rows), dim3(ROW_THREADS), hidden * sizeof(float), *table, tokens, scale, h,
                   norm, eps, x, ldx, hidden);
 }
 
@@ -453,7 +454,8 @@ void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x
 
 /* -------------------------------------------------------------------------------------------- per-layer embeddings */
 
-static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *ple, const cuda_bf16 *table, int ld,
+static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *ple,
+                                                                        const __grid_constant__ cuda_matrix table,
                                                                         const int32_t *tokens, const float *norm,
                                                                         float eps, int layers, int width, int hidden) {
     __shared__ float shared[ROW_THREADS / 32];
@@ -461,7 +463,7 @@ static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *p
     wait_for_predecessor();
     int layer = blockIdx.y;
     float *out = ple + ((size_t)blockIdx.x * layers + layer) * width;
-    const bf16 *source = as_bf16(table) + (size_t)tokens[blockIdx.x] * ld + (size_t)layer * width;
+    table_row source = {table, tokens[blockIdx.x]};
     float context_scale = rsqrtf((float)hidden), table_scale = sqrtf((float)width), half = sqrtf(0.5f), sum = 0;
     for (int i = threadIdx.x; i < width; i += ROW_THREADS) {
         float v = out[i] * context_scale;
@@ -470,13 +472,13 @@ static __global__ __launch_bounds__(ROW_THREADS) void ple_inputs_kernel(float *p
     float scale = rms_scale(block_sum<ROW_THREADS>(sum, shared), width, eps);
     for (int i = threadIdx.x; i < width; i += ROW_THREADS) {
         float v = out[i] * context_scale * scale * norm[i];
-        out[i] = (v + __bfloat162float(source[i]) * table_scale) * half;
+        out[i] = (v + source.value(layer * width + i) * table_scale) * half;
     }
 }
 
-void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
+void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_matrix *table, const int32_t *tokens,
                      const float *norm, float eps, int layers, int width, int hidden, int rows) {
-    launch_kernel(l, ple_inputs_kernel, dim3(rows, layers), dim3(ROW_THREADS), 0, ple, table, ld, tokens, norm, eps,
+    launch_kernel(l, ple_inputs_kernel, dim3(rows, layers), dim3(ROW_THREADS), 0, ple, *table, tokens, norm, eps,
                   layers, width, hidden);
 }
 

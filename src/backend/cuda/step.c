@@ -6,11 +6,14 @@ typedef struct builder {
     const step_shape *shape;
     step_op *ops;
     int n;
-    bool chained; /* decode: restored layers are decoded between the kernels of the step, not beside it */
-    int held;     /* chained: layer whose positions the restore buffers hold; -1: none */
-    int restored; /* beside: layers whose positions have been asked for ... */
-    int attended; /* ... and of those, layers that have used them */
-    int next;     /* beside: first layer that may come after them */
+    bool chained;         /* decode: restored layers are decoded between the kernels of the step, not beside it */
+    bool latents;         /* chained: decode rows attend latents ... */
+    bool keys;            /* ... and keys alone are decoded, else nothing is ... */
+    bool attends_latents; /* ... and have begun to */
+    int held;             /* chained: layer whose positions the restore buffers hold; -1: none */
+    int restored;         /* beside: layers whose positions have been asked for ... */
+    int attended;         /* ... and of those, layers that have used them */
+    int next;             /* beside: first layer that may come after them */
 } builder;
 
 /* ------------------------------------------------------------------------------------------------- operations */
@@ -80,11 +83,13 @@ static void add_restore(builder *b, int source, int set, bool alone) {
     bool beside = !b->chained;
     step_items gathered = STEP_ITEM(ITEM_GATHERED), set_item = restored_item(set);
     int first = b->n;
-    if (s->restore[source] == RESTORE_PRODUCT) {
+    if (s->restore[source] == RESTORE_PRODUCT || s->restore[source] == RESTORE_KEYS) {
+        bool keys = s->restore[source] == RESTORE_KEYS;
         step_op *op = add(b, STEP_RESTORE, source, "decode latents", gathered, set_item);
-        double elements = (double)k->out * (s->rank_k + s->rank_v);
-        op->bytes = matrix_read_bytes(k) + matrix_read_bytes(v) +
-                    sizeof(cuda_bf16) * (double)s->restored_positions * (s->rank_k + s->rank_v);
+        int ranks = s->rank_k + (keys ? 0 : s->rank_v);
+        double elements = (double)k->out * ranks;
+        op->bytes = matrix_read_bytes(k) + (keys ? 0 : matrix_read_bytes(v)) +
+                    sizeof(cuda_bf16) * (double)s->restored_positions * ranks;
         op->operations = 2 * elements * s->restored_positions;
         op->alone = alone;
     } else if (s->restore[source] == RESTORE_PRODUCTS) {
@@ -122,6 +127,7 @@ static void restore_next(builder *b) {
  * done, as a product lies between, and so will be the decoding when it is read. */
 static void restore_in_chain(builder *b, int layer) {
     const gemma4_config *c = b->shape->config;
+    if (b->latents && !b->keys) return;
     int next = layer + 1;
     while (next < c->layers && !restores(b->shape, next)) next++;
     if (next == c->layers || c->layer[next].kv_source == b->held) return;
@@ -138,7 +144,9 @@ static void start_restoring(builder *b) {
         restore_form form = s->restore[s->config->layer[i].kv_source];
         any = true;
         gathers |= form != RESTORE_ROWS;
-        b->chained &= form == RESTORE_PRODUCT;
+        b->latents |= form == RESTORE_LATENTS || form == RESTORE_KEYS;
+        b->keys |= form == RESTORE_KEYS;
+        b->chained &= form == RESTORE_PRODUCT || form == RESTORE_LATENTS || form == RESTORE_KEYS;
     }
     if (!any) {
         b->chained = false;
@@ -166,6 +174,30 @@ static void count_attention(const step_shape *s, int layer, bool restored, step_
     if (s->bounded[lc->kv_source] && s->exact_positions < visible) exact = s->exact_positions;
     op->bytes = row * (copies * exact + (restored ? 2.0 * (visible - exact) : 0)) * sizeof(cuda_bf16);
     op->operations = 4.0 * s->config->heads * lc->head_dim * visible * op->rows;
+}
+
+/* The same of a layer whose evicted positions are latents, from which one product makes keys. */
+static void count_latents(const step_shape *s, int layer, step_op *op) {
+    const gemma4_layer_config *lc = &s->config->layer[layer];
+    const cuda_matrix *k = &s->weights->decoder_k[lc->kv_source], *v = &s->weights->decoder_v[lc->kv_source];
+    count_attention(s, layer, false, op);
+    op->bytes += matrix_read_bytes(v) + sizeof(cuda_bf16) * (double)s->restored_positions * s->rank_v;
+    if (s->restore[lc->kv_source] == RESTORE_KEYS) {
+        op->bytes += sizeof(cuda_bf16) * (double)s->restored_positions * k->out;
+        return;
+    }
+    op->bytes += matrix_read_bytes(k) + sizeof(cuda_bf16) * (double)s->restored_positions * s->rank_k;
+    op->operations += 2.0 * k->out * s->rank_k * s->restored_positions;
+}
+
+/* Where nothing is decoded, the first of them waits for the latents, which have just been gathered. */
+static void attend_latents(builder *b, int layer, const char *part, step_items seen) {
+    if (b->keys) seen |= restored_item(0);
+    step_op *op = add(b, STEP_ATTEND_LATENTS, layer, part, seen | STEP_ITEM(ITEM_GATHERED), STEP_ITEM(ITEM_ATTENDED));
+    op->source = b->shape->config->layer[layer].kv_source;
+    op->alone = !b->keys && !b->attends_latents;
+    b->attends_latents = true;
+    count_latents(b->shape, layer, op);
 }
 
 static void store_chunk(builder *b, int source) {
@@ -207,7 +239,9 @@ static void attention(builder *b, int layer) {
     op->index = chunk;
     const char *part = full ? "attention, full" : "attention, sliding";
     step_items seen = STEP_ITEM(ITEM_Q) | STEP_ITEM(ITEM_KV) | (chunk ? STEP_ITEM(ITEM_CHUNK) : 0);
-    if (mixed > 0) {
+    if (mixed > 0 && restored && b->latents) {
+        attend_latents(b, layer, part, seen);
+    } else if (mixed > 0) {
         op = add(b, STEP_ATTEND, layer, part, seen | (restored ? restored_item(set) : 0), STEP_ITEM(ITEM_ATTENDED));
         op->source = source;
         op->index = restored ? set : -1;

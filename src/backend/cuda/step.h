@@ -28,6 +28,7 @@ typedef enum step_kind {
     STEP_RESTORE_ROWS,   /* the same from latents of all positions by one kernel */
     STEP_QKV,            /* projections; only q where K/V are shared */
     STEP_HEAD_ROWS,      /* head norms, RoPE, new K/V into the cache or the chunk buffers */
+    STEP_ATTEND_LATENTS, /* decode rows of a layer that restores: evicted positions as latents, and exact ones */
     STEP_ATTEND, /* flash decoding and merge; of prompts, rows with evicted positions; index: set of restore buffers */
     STEP_PROMPT_ATTEND, /* rows that see one run of exact positions */
     STEP_STORE_CHUNK,   /* prompt rows of a ring layer from the chunk buffers into the ring */
@@ -119,6 +120,8 @@ typedef enum restore_form {
     RESTORE_PRODUCT,  /* STEP_RESTORE */
     RESTORE_PRODUCTS, /* STEP_RESTORE_KEYS, _VALUES, _FINISH */
     RESTORE_ROWS,     /* STEP_RESTORE_ROWS */
+    RESTORE_LATENTS,  /* they do not: decode rows attend latents (STEP_ATTEND_LATENTS), in all layers that restore */
+    RESTORE_KEYS,     /* the same behind a STEP_RESTORE of keys alone */
 } restore_form;
 
 typedef enum step_head { STEP_HEAD_LOGITS = 0, STEP_HEAD_LEADERS, STEP_HEAD_GREEDY } step_head;

@@ -38,8 +38,9 @@ struct backend_cache {
     ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
     cuda_buffer
         backlog; /* float [KV_BACKLOG][targets * hidden]: aux rows of [draft_length, length) and of pending rows */
-    cuda_buffer aside; /* ring rows set aside, layer by layer: V, K; empty until there is one */
-    cuda_buffer view;  /* the cuda_cache_view that kernels read */
+    cuda_buffer aside;    /* ring rows set aside, layer by layer: V, K; empty until there is one */
+    cuda_buffer view;     /* the cuda_cache_view that kernels read */
+    bool attends_latents; /* decode rows attend evicted positions without keys and values of them in memory */
 };
 
 /* Granules of pages may be shared with forks: those of which no row will be written any more, until a truncation. Rows

@@ -6,67 +6,26 @@
 #include <string.h>
 
 #include "backend/cuda/matrix.h"
-#include "base/float16.h"
+#include "backend/cuda/quant.h"
+#include "backend/cuda/weight_rows.h"
+#include "base/threads.h"
 
 /* -------------------------------------------------------------------------------------------- list of weights */
 
 typedef struct planned_tensor {
-    const weight *matrix; /* or NULL: a vector */
-    matrix_cut cut;
+    weight_source source; /* first NULL: a vector */
     cuda_matrix *placed;
     const float *vector;
     const float **placed_vector;
     size_t elements, offset, bytes;
 } planned_tensor;
 
-/* What the formats of a checkpoint become. */
-typedef struct weight_loader {
-    weight_format from;
-    cuda_form to;
-    bool rounds;                                              /* bits are lost on the way */
-    void (*convert)(const void *source, size_t n, void *out); /* n weights of whole rows */
-} weight_loader;
-
-static void copy_bf16(const void *source, size_t n, void *out) { memcpy(out, source, n * sizeof(cuda_bf16)); }
-
-static void round_f32(const void *source, size_t n, void *out) {
-    for (size_t i = 0; i < n; i++) {
-        float value;
-        memcpy(&value, (const char *)source + sizeof value * i, sizeof value);
-        ((cuda_bf16 *)out)[i] = f32_to_bf16(value);
-    }
-}
-
-static void round_f16(const void *source, size_t n, void *out) {
-    for (size_t i = 0; i < n; i++) {
-        uint16_t half;
-        memcpy(&half, (const char *)source + sizeof half * i, sizeof half);
-        ((cuda_bf16 *)out)[i] = f32_to_bf16(f16_to_f32(half));
-    }
-}
-
-static const weight_loader loaders[] = {
-    {WEIGHT_BF16, CUDA_FORM_BF16, false, copy_bf16},
-    {WEIGHT_F32, CUDA_FORM_BF16, true, round_f32},
-    {WEIGHT_F16, CUDA_FORM_BF16, true, round_f16},
-};
-enum { LOADERS = sizeof loaders / sizeof loaders[0] };
-
-static const weight_loader *loader_of(weight_format format) {
-    for (int i = 0; i < LOADERS; i++) {
-        if (loaders[i].from == format) return &loaders[i];
-    }
-    return NULL;
-}
-
 typedef struct weight_plan {
     planned_tensor *tensors;
     size_t n, capacity, bytes;
     model_part part;
     bool failed;
-    bool apart;            /* experts whose gate and up are two matrices */
     const weight *rounded; /* a matrix that loses bits on the way, or NULL */
-    const weight *refused; /* a matrix of a format that no loader takes, or NULL */
 } weight_plan;
 
 static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
@@ -86,25 +45,59 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
     return t;
 }
 
+static void plan_source(weight_plan *plan, weight_source source, cuda_form form, cuda_matrix *placed) {
+    int out = weight_source_out(&source), in = source.cut.columns;
+    *placed = (cuda_matrix){.form = form, .out = out, .in = in, .ld = cuda_padded(in)};
+    planned_tensor *t = plan_add(plan, matrix_bytes(form, out, in));
+    if (!t) return;
+    t->source = source;
+    t->placed = placed;
+    /* A quantised format is worth more of a note than a plain one. */
+    if (weight_source_rounds(&source, form) && (!plan->rounded || weight_format_is_plain(plan->rounded->format)))
+        plan->rounded = source.first;
+}
+
 static void plan_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_matrix *placed) {
     if (w->out == 0) return;
-    const weight_loader *loader = loader_of(w->format);
-    if (!loader) {
-        plan->refused = w;
-        return;
-    }
-    int out = model_cut_out(w, &cut);
-    *placed = (cuda_matrix){.form = loader->to, .out = out, .in = cut.columns, .ld = cuda_padded(cut.columns)};
-    planned_tensor *t = plan_add(plan, matrix_bytes(loader->to, out, cut.columns));
-    if (!t) return;
-    t->matrix = w;
-    t->cut = cut;
-    t->placed = placed;
-    if (loader->rounds) plan->rounded = w;
+    weight_source source = {.first = w, .cut = cut};
+    plan_source(plan, source, weight_source_form(&source), placed);
 }
 
 static void plan_matrix(weight_plan *plan, const weight *w, cuda_matrix *placed) {
     plan_cut(plan, w, model_cut_nothing(w), placed);
+}
+
+/* What kernels other than products read, too: always bf16. */
+static void plan_bf16_cut(weight_plan *plan, const weight *w, matrix_cut cut, cuda_matrix *placed) {
+    if (w->out) plan_source(plan, (weight_source){.first = w, .cut = cut}, CUDA_FORM_BF16, placed);
+}
+
+static void plan_bf16(weight_plan *plan, const weight *w, cuda_matrix *placed) {
+    plan_bf16_cut(plan, w, model_cut_nothing(w), placed);
+}
+
+/* Experts, each of `rows` rows of the whole model: of w, or of w and then of second. */
+static void plan_experts(weight_plan *plan, const weight *w, const weight *second, matrix_cut cut, int rows,
+                         cuda_matrix *placed) {
+    if (w->out == 0) return;
+    if (cut.period == w->out) { /* all rows: those of one expert at a time, likewise */
+        cut.period = cut.rows = rows;
+        cut.first_row = 0;
+    }
+    weight_source source = {.first = w, .second = second, .cut = cut};
+    plan_source(plan, source, weight_source_form(&source), placed);
+}
+
+/* Gate and up are multiplied together, so they have one form. */
+static void plan_gated(weight_plan *plan, const weight *gate, const weight *up, cuda_matrix *to_gate,
+                       cuda_matrix *to_up) {
+    if (gate->out == 0) return;
+    weight_source first = {.first = gate, .cut = model_cut_rows(gate, plan->part, gate->out)},
+                  second = {.first = up, .cut = model_cut_rows(up, plan->part, up->out)};
+    cuda_form form = weight_source_form(&first);
+    if (weight_source_form(&second) != form) form = CUDA_FORM_BF16;
+    plan_source(plan, first, form, to_gate);
+    plan_source(plan, second, form, to_up);
 }
 
 static void plan_vector(weight_plan *plan, const float *vector, int n, const float **placed) {
@@ -124,14 +117,15 @@ static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, con
     plan_cut(plan, &w->k_proj, model_cut_kv(&w->k_proj, part, kv_heads), &l->k);
     plan_cut(plan, &w->v_proj, model_cut_kv(&w->v_proj, part, kv_heads), &l->v);
     plan_cut(plan, &w->o_proj, model_cut_columns(&w->o_proj, part), &l->o);
-    plan_cut(plan, &w->gate_proj, model_cut_rows(&w->gate_proj, part, w->gate_proj.out), &l->gate);
-    plan_cut(plan, &w->up_proj, model_cut_rows(&w->up_proj, part, w->up_proj.out), &l->up);
+    plan_gated(plan, &w->gate_proj, &w->up_proj, &l->gate, &l->up);
     plan_cut(plan, &w->down_proj, model_cut_columns(&w->down_proj, part), &l->down);
-    plan_matrix(plan, &w->router_proj, &l->router);
-    plan_cut(plan, &w->experts_gate_up, model_cut_rows(&w->experts_gate_up, part, c->expert_intermediate),
-             &l->experts_gate_up);
-    plan->apart |= weight_present(&w->experts_gate);
-    plan_cut(plan, &w->experts_down, model_cut_columns(&w->experts_down, part), &l->experts_down);
+    plan_bf16(plan, &w->router_proj, &l->router);
+    int width = c->expert_intermediate;
+    plan_experts(plan, &w->experts_gate_up, NULL, model_cut_rows(&w->experts_gate_up, part, width), width,
+                 &l->experts_gate_up);
+    plan_experts(plan, &w->experts_gate, &w->experts_up, model_cut_rows(&w->experts_gate, part, width), width,
+                 &l->experts_gate_up);
+    plan_experts(plan, &w->experts_down, NULL, model_cut_columns(&w->experts_down, part), hidden, &l->experts_down);
     plan_matrix(plan, &w->ple_gate, &l->ple_gate);
     plan_matrix(plan, &w->ple_proj, &l->ple_proj);
     plan_vector(plan, w->q_norm, d, &l->q_norm);
@@ -151,19 +145,19 @@ static void plan_layer(weight_plan *plan, const gemma4_config *c, int index, con
 
 static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights *m) {
     const dflash_config *c = &d->config;
-    plan_matrix(plan, &d->fc, &m->fc);
+    plan_bf16(plan, &d->fc, &m->fc);
     plan_vector(plan, d->hidden_norm, c->hidden, &m->hidden_norm);
     plan_vector(plan, d->norm, c->hidden, &m->draft_norm);
     for (int i = 0; i < c->layers; i++) {
         const dflash_layer_weights *w = &d->layer[i];
         cuda_draft_layer *l = &m->draft[i];
-        plan_matrix(plan, &w->q_proj, &l->q);
-        plan_matrix(plan, &w->k_proj, &l->k);
-        plan_matrix(plan, &w->v_proj, &l->v);
-        plan_matrix(plan, &w->o_proj, &l->o);
-        plan_matrix(plan, &w->gate_proj, &l->gate);
-        plan_matrix(plan, &w->up_proj, &l->up);
-        plan_matrix(plan, &w->down_proj, &l->down);
+        plan_bf16(plan, &w->q_proj, &l->q);
+        plan_bf16(plan, &w->k_proj, &l->k);
+        plan_bf16(plan, &w->v_proj, &l->v);
+        plan_bf16(plan, &w->o_proj, &l->o);
+        plan_bf16(plan, &w->gate_proj, &l->gate);
+        plan_bf16(plan, &w->up_proj, &l->up);
+        plan_bf16(plan, &w->down_proj, &l->down);
         plan_vector(plan, w->input_norm, c->hidden, &l->input_norm);
         plan_vector(plan, w->post_attention_norm, c->hidden, &l->post_attention_norm);
         plan_vector(plan, w->q_norm, c->head_dim, &l->q_norm);
@@ -172,12 +166,12 @@ static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights 
 }
 
 static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_theta_model *f, cuda_weights *m) {
-    plan_matrix(plan, &f->encoder_k, &m->encoder_k);
-    plan_matrix(plan, &f->encoder_v, &m->encoder_v);
+    plan_bf16(plan, &f->encoder_k, &m->encoder_k);
+    plan_bf16(plan, &f->encoder_v, &m->encoder_v);
     for (int i = 0; i < f->config.layers; i++) {
         int kv_heads = c->layer[i].kv_heads;
-        plan_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
-        plan_cut(plan, &f->decoder_v[i], model_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
+        plan_bf16_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);
+        plan_bf16_cut(plan, &f->decoder_v[i], model_cut_kv(&f->decoder_v[i], plan->part, kv_heads), &m->decoder_v[i]);
     }
 }
 
@@ -199,6 +193,7 @@ typedef struct uploader {
     void *pinned[UPLOAD_BUFFERS];
     cudaEvent_t done[UPLOAD_BUFFERS];
     int next;
+    thread_pool *pool; /* that reads and converts */
 } uploader;
 
 static kakeya_status uploader_create(uploader *u, kakeya_error *error) {
@@ -208,7 +203,9 @@ static kakeya_status uploader_create(uploader *u, kakeya_error *error) {
         status = cuda_pinned(&u->pinned[i], upload_buffer_bytes, what, error);
         if (!status) status = cuda_check(cudaEventCreateWithFlags(&u->done[i], cudaEventDisableTiming), what, error);
     }
-    return status;
+    /* Threads take a while to make: of small models the calling one does it all. */
+    bool alone = u->total_bytes < upload_buffer_bytes;
+    return status ? status : thread_pool_create(alone ? 1 : 0, &u->pool, error);
 }
 
 static void uploader_destroy(uploader *u) {
@@ -216,6 +213,7 @@ static void uploader_destroy(uploader *u) {
         if (u->done[i]) (void)cudaEventDestroy(u->done[i]);
         if (u->pinned[i]) (void)cudaFreeHost(u->pinned[i]);
     }
+    thread_pool_destroy(u->pool);
 }
 
 static kakeya_status tell(const uploader *u, kakeya_error *error) {
@@ -224,45 +222,53 @@ static kakeya_status tell(const uploader *u, kakeya_error *error) {
     return error_set(error, KAKEYA_CANCELLED, "uploading the weights was cancelled");
 }
 
-/* Rows [first, first + n) of a part of a matrix, as they lie on the device. */
-static void convert_rows(const weight *w, const matrix_cut *cut, const cuda_matrix *m, size_t first, size_t n,
-                         cuda_bf16 *to) {
-    const weight_loader *loader = loader_of(w->format);
-    size_t row_bytes = weight_row_bytes(w, 0), column = (size_t)cut->first_column * (row_bytes / (size_t)w->in);
-    size_t whole = cut->columns == w->in && m->ld == w->in ? n : 1; /* rows that lie behind each other on both sides */
-    for (size_t done = 0, run; done < n; done += run) {
-        size_t row = first + done, of_period = row % (size_t)cut->rows, left = (size_t)cut->rows - of_period;
-        size_t at = row / (size_t)cut->rows * (size_t)cut->period + (size_t)cut->first_row + of_period;
-        run = whole < n - done ? whole : n - done;
-        if (run > left) run = left;
-        const char *from = (const char *)weight_row(w, 0, (int)at) + column;
-        cuda_bf16 *out = to + done * (size_t)m->ld;
-        loader->convert(from, run * (size_t)cut->columns, out);
-        if (m->ld > cut->columns) memset(out + cut->columns, 0, (size_t)(m->ld - cut->columns) * sizeof *out);
-    }
+typedef struct conversion {
+    const weight_source *source;
+    const cuda_matrix *m;
+    size_t first, n;
+    char *to;
+} conversion;
+
+/* Rows [begin, end) of the piece. */
+static void convert_task(void *context, size_t begin, size_t end, int thread) {
+    const conversion *c = context;
+    (void)thread;
+    weight_rows_convert(c->source, c->m, c->first + begin, end - begin, c->to + weight_rows_bytes(c->m, begin));
 }
 
 /* Whole rows per piece; while one piece is on its way, the next is read from the file. */
-static kakeya_status upload_matrix(uploader *u, const weight *w, const matrix_cut *cut, const cuda_matrix *m,
+static kakeya_status upload_matrix(uploader *u, const weight_source *source, const cuda_matrix *m,
                                    kakeya_error *error) {
-    size_t row = (size_t)m->ld * sizeof(cuda_bf16), rows = upload_buffer_bytes / row;
+    enum { GRAIN = 64 }; /* rows that a thread takes at a time */
+    size_t rows = upload_buffer_bytes / weight_rows_bytes(m, GRAIN) * GRAIN;
     for (size_t first = 0; first < (size_t)m->out; first += rows) {
-        size_t n = (size_t)m->out - first < rows ? (size_t)m->out - first : rows;
+        size_t n = (size_t)m->out - first < rows ? (size_t)m->out - first : rows, bytes = weight_rows_bytes(m, n);
         int slot = u->next;
         u->next = (slot + 1) % UPLOAD_BUFFERS;
         kakeya_status told = tell(u, error);
         if (told) return told;
         cudaError_t status = cudaEventSynchronize(u->done[slot]);
         if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
-        cuda_bf16 *to = u->pinned[slot];
-        convert_rows(w, cut, m, first, n, to);
-        status =
-            cudaMemcpyAsync(m->data + first * (size_t)m->ld, to, n * row, cudaMemcpyHostToDevice, u->device->stream);
+        conversion piece = {source, m, first, n, u->pinned[slot]};
+        thread_pool_for(u->pool, n, GRAIN, convert_task, &piece);
+        char *to = (char *)(void *)m->data + weight_rows_bytes(m, first);
+        status = cudaMemcpyAsync(to, u->pinned[slot], bytes, cudaMemcpyHostToDevice, u->device->stream);
         if (status == cudaSuccess) status = cudaEventRecord(u->done[slot], u->device->stream);
         if (status != cudaSuccess) return cuda_check(status, "uploading the weights", error);
-        u->bytes += n * row;
+        u->bytes += bytes;
     }
     return KAKEYA_OK;
+}
+
+/* Made-up values, on the device. */
+static kakeya_status make_matrix(const cuda_launch *launch, const weight_source *source, const cuda_matrix *m,
+                                 uint64_t seed, kakeya_error *error) {
+    float deviation = source->first->synthetic;
+    if (m->form == CUDA_FORM_BF16)
+        cuda_fill_random(launch, m->data, (size_t)m->out * (size_t)m->ld, deviation, seed);
+    else
+        quant_fill_random(launch, m, deviation, seed);
+    return cuda_check(cudaGetLastError(), "making the weights", error);
 }
 
 static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cuda_launch *launch,
@@ -272,7 +278,7 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
     kakeya_status status = uploader_create(&u, error);
     for (size_t i = 0; i < plan->n && !status; i++) {
         const planned_tensor *t = &plan->tensors[i];
-        if (!t->matrix) {
+        if (!t->source.first) {
             *t->placed_vector = (const float *)(const void *)(base + t->offset);
             status = cuda_check(
                 cudaMemcpyAsync(base + t->offset, t->vector, t->bytes, cudaMemcpyHostToDevice, device->stream),
@@ -280,15 +286,13 @@ static kakeya_status upload(cuda_weights *w, const cuda_device *device, const cu
             continue;
         }
         t->placed->data = (cuda_bf16 *)(void *)(base + t->offset);
-        if (weight_present(t->matrix)) {
-            status = upload_matrix(&u, t->matrix, &t->cut, t->placed, error);
+        if (weight_present(t->source.first)) {
+            status = upload_matrix(&u, &t->source, t->placed, error);
         } else {
-            size_t n = (size_t)t->placed->out * (size_t)t->placed->ld;
             uint64_t seed = (uint64_t)i << 40;
-            if (t->placed->out != t->matrix->out || t->placed->in != t->matrix->in)
+            if (t->placed->out != t->source.first->out || t->placed->in != t->source.first->in)
                 seed += (uint64_t)plan->part.index << 36; /* what devices share is the same on all of them */
-            cuda_fill_random(launch, t->placed->data, n, t->matrix->synthetic, seed);
-            status = cuda_check(cudaGetLastError(), "making the weights", error);
+            status = make_matrix(launch, &t->source, t->placed, seed, error);
         }
     }
     kakeya_status finished = cuda_finish(device, "uploading the weights", status ? NULL : error);
@@ -359,7 +363,8 @@ static void point_head(const backend_model_options *options, model_part part, cu
     int all = from->embed.out;
     w->head_first = model_part_first_output(part, all);
     w->head.out = model_part_first_output((model_part){part.index + 1, part.count}, all) - w->head_first;
-    if (tied && w->head.data) w->head.data += (size_t)w->head_first * (size_t)w->head.ld;
+    /* Shares are whole tiles of 16 rows, which are whole strips. */
+    if (tied && w->head.data) w->head.data += weight_rows_bytes(&w->head, (size_t)w->head_first) / sizeof *w->head.data;
 }
 
 static void plan_all(weight_plan *plan, const backend_model_options *options, cuda_weights *w) {
@@ -378,19 +383,30 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
 
 static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
     if (plan->failed) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
-    if (!plan->refused && plan->apart)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "experts whose gate and up are two tensors are not supported by backend cuda: use --backend "
-                         "cpu");
-    if (!plan->refused) return KAKEYA_OK;
-    char taken[128] = "";
-    for (int i = 0; i < LOADERS; i++) {
-        size_t length = strlen(taken);
-        snprintf(taken + length, sizeof taken - length, "%s%s", i ? ", " : "", weight_format_name(loaders[i].from));
+    return KAKEYA_OK;
+}
+
+/* What a prompt's products need at a time. Experts come a few at a time. */
+static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w) {
+    static const size_t most_experts = (size_t)512 << 20;
+    size_t most = matrix_expanded_bytes(&w->ple_model_proj);
+    for (int i = 0; i < c->layers; i++) {
+        const cuda_layer *l = &w->layer[i];
+        const cuda_matrix *alone[] = {&l->q, &l->k, &l->v, &l->o, &l->down, &l->ple_gate, &l->ple_proj},
+                          *experts[] = {&l->experts_gate_up, &l->experts_down};
+        size_t gated = matrix_expanded_bytes(&l->gate) + matrix_expanded_bytes(&l->up);
+        if (gated > most) most = gated;
+        for (size_t m = 0; m < sizeof alone / sizeof alone[0]; m++) {
+            size_t bytes = matrix_expanded_bytes(alone[m]);
+            if (bytes > most) most = bytes;
+        }
+        for (size_t m = 0; m < sizeof experts / sizeof experts[0]; m++) {
+            size_t all = matrix_expanded_bytes(experts[m]), one = c->experts ? all / (size_t)c->experts : 0;
+            size_t bytes = all < most_experts || one > most_experts ? (all < most_experts ? all : one) : most_experts;
+            if (bytes > most) most = bytes;
+        }
     }
-    return error_set(error, KAKEYA_UNSUPPORTED,
-                     "weights of format %s are not supported by backend cuda, which takes %s: use --backend cpu",
-                     weight_format_name(plan->refused->format), taken);
+    return most;
 }
 
 kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_part part,
@@ -414,6 +430,10 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
     if (!status)
         status =
             cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
+    size_t expanded = expanded_bytes(c, w);
+    if (!status && expanded)
+        status = cuda_buffer_create(&w->expanded, device, options->account, MEM_WORKSPACE, expanded,
+                                    "weights of one product in bf16", error);
     if (!status) status = upload(w, device, launch, options, &plan, error);
     if (!status) point_head(options, part, w);
     note[0] = '\0';
@@ -425,4 +445,7 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
     return status;
 }
 
-void cuda_weights_destroy(cuda_weights *w) { cuda_buffer_destroy(&w->memory); }
+void cuda_weights_destroy(cuda_weights *w) {
+    cuda_buffer_destroy(&w->memory);
+    cuda_buffer_destroy(&w->expanded);
+}

@@ -22,7 +22,8 @@ typedef struct cuda_draft_layer {
 } cuda_draft_layer;
 
 typedef struct cuda_weights {
-    cuda_buffer memory; /* everything below points into it */
+    cuda_buffer memory;   /* everything below points into it */
+    cuda_buffer expanded; /* of quantised weights: what a prompt's products have in bf16 at a time */
     /* The verifier. A tied head is the embedding's matrix. Of several devices each has some of its rows, and the first
      * one the whole for the drafter. */
     cuda_matrix embed, head, draft_head, ple_embed, ple_model_proj;

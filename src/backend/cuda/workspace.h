@@ -47,6 +47,7 @@ typedef struct cuda_workspace {
     cuda_buffer gathered;               /* latents out of rings */
     cuda_buffer raw_k, raw_v;           /* decoded ones that no product finishes */
     cuda_buffer restored_k, restored_v; /* keys and values of one layer, or of two in turns */
+    cuda_buffer key_scales, latent_scores, latent_sums, latent_state; /* of rows that attend latents */
 
     /* Where evicted positions are not decoded between the kernels of a step they are beside it, on this stream. */
     cudaStream_t restore_stream; /* NULL without f_theta */

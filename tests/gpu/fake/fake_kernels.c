@@ -4,9 +4,11 @@
 #include <string.h>
 
 #include "backend/cuda/kernels.h"
+#include "backend/cuda/latent_attention.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
 #include "backend/cuda/prompt_rows.h"
+#include "backend/cuda/quant.h"
 #include "backend/cuda/recorder.h"
 #include "gpu/fake/fake_device.h"
 
@@ -76,8 +78,8 @@ static int slot(const cuda_layer_view *view, int position) {
 
 typedef struct embed_arguments {
     const int32_t *tokens;
-    const cuda_bf16 *table;
-    int ld, rows;
+    const cuda_matrix *table;
+    int rows;
 } embed_arguments;
 
 static void run_embed(const void *arguments) {
@@ -86,15 +88,15 @@ static void run_embed(const void *arguments) {
     now.rows = a->rows;
     for (int r = 0; r < a->rows; r++) {
         now.token[r] = a->tokens[r];
-        now.ill[r] = (a->table[(size_t)a->tokens[r] * (size_t)a->ld] & 0x7fffu) > 0x7f80u;
+        now.ill[r] = (a->table->data[(size_t)a->tokens[r] * (size_t)a->table->ld] & 0x7fffu) > 0x7f80u;
         now.seen[r] = mix(1, (uint32_t)a->tokens[r]);
     }
 }
 
-void cuda_embed(const cuda_launch *l, const cuda_bf16 *table, int ld, const int32_t *tokens, float scale, float *h,
+void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *tokens, float scale, float *h,
                 const float *norm, float eps, cuda_bf16 *x, int ldx, int hidden, int rows) {
     (void)l, (void)scale, (void)h, (void)norm, (void)eps, (void)x, (void)ldx, (void)hidden;
-    embed_arguments a = {tokens, table, ld, rows};
+    embed_arguments a = {tokens, table, rows};
     fake_launch(run_embed, &a, sizeof a);
 }
 
@@ -225,6 +227,15 @@ static void run_gather(const void *arguments) {
         memcpy(a->to.codes + (size_t)row * codes, latent->codes + from * codes, codes * sizeof *latent->codes);
         memcpy(a->to.scales + (size_t)row * heads, latent->scales + from * heads, heads * sizeof *latent->scales);
         a->to.positions[row] = p;
+        if (a->to.groups) {
+            const cuda_step *step = find_row(a->batch, 0, row, &p);
+            if (step->restored_first[0] % CUDA_LATENT_GROUP || step->restored_begin[0] % CUDA_LATENT_GROUP)
+                fake_broken("a group of latents is cut", step->restored_first[0], step->restored_begin[0]);
+            a->to.groups[row / CUDA_LATENT_GROUP] =
+                (cuda_latent_group){.segment = (int)(step - a->batch->step),
+                                    .index = (row - step->restored_first[0]) / CUDA_LATENT_GROUP * CUDA_LATENT_GROUP};
+            continue;
+        }
         if (a->to.pairs) a->to.turns[(size_t)row * (size_t)a->to.pairs].x = (float)p;
     }
 }
@@ -311,6 +322,9 @@ static void attend_block(const cuda_step *step, const cuda_attention *a, int seg
     }
 }
 
+/* What is evicted is seen as latents, not by this. */
+static _Thread_local int latents_apart;
+
 static void attend_segment(const cuda_attention *a, const cuda_step *step, int segment, int rows) {
     const cuda_layer_view *view = &step->cache->layer[a->layer];
     int values = a->kv_heads * a->head_dim;
@@ -326,7 +340,7 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
         for (int p = begin; p <= t; p++) {
             int is_evicted = p < evicted && p >= step->sink;
             if (is_evicted && !a->restored_k) {
-                if (view->restored) fake_broken("an evicted position is not restored", p, t);
+                if (view->restored && !latents_apart) fake_broken("an evicted position is not restored", p, t);
                 continue;
             }
             tag v, k;
@@ -378,6 +392,105 @@ void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_atten
     (void)l;
     attend_arguments a = {batch, *attention, rows};
     fake_launch(run_attend, &a, sizeof a);
+}
+
+/* ------------------------------------------------------------------------- attention to latents */
+
+typedef struct latent_arguments {
+    const cuda_batch *batch;
+    latent_attention a;
+} latent_arguments;
+
+static void run_latents(const void *arguments) {
+    const latent_arguments *x = arguments;
+    const latent_attention *a = &x->a;
+    int found = 0;
+    if (x->batch->restored_rows[0] > a->most_latents)
+        fake_broken("more evicted positions than are attended", x->batch->restored_rows[0], a->most_latents);
+    for (int s = 0; s < a->exact.segments; s++) {
+        const cuda_step *step = &x->batch->step[s];
+        if (step->rows > a->exact.segment_rows)
+            fake_broken("a segment has more rows than are launched", step->rows, a->exact.segment_rows);
+        latents_apart = 1;
+        if (step->rows) attend_segment(&a->exact, step, s, step->rows);
+        latents_apart = 0;
+        for (int r = 0; r < step->rows; r++) {
+            int t = step->position + r, begin = t - a->exact.sliding_window + 1;
+            for (int p = begin > step->sink ? begin : step->sink; p <= t - step->window; p++) {
+                int index = p - step->restored_begin[0], row = step->restored_first[0] + index;
+                const cuda_latent_group *group = &a->gathered.groups[row / CUDA_LATENT_GROUP];
+                if (a->gathered.positions[row] != p)
+                    fake_broken("a gathered row of another position", a->gathered.positions[row], p);
+                if (group->segment != s || group->index != index / CUDA_LATENT_GROUP * CUDA_LATENT_GROUP)
+                    fake_broken("a group of latents of another segment", group->segment, s);
+                if (a->keys)
+                    get(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, RESTORED_KEY,
+                        "a restored key of another position");
+                else if (index >= a->stride)
+                    fake_broken("more scores than there is room for", index, a->stride);
+                tag t_of = get(a->gathered.codes + (size_t)row * (size_t)(a->rank_k + a->rank_v), p, CODE,
+                               "a latent of another position");
+                float scale = a->gathered.scales[(size_t)row * (size_t)a->gathered.heads + (size_t)a->latent_head];
+                if (scale != (float)p) fake_broken("a latent's scale of another position", (int)scale, p);
+                see(step->first_row + r, t_of, 1);
+            }
+        }
+        found += step->rows;
+    }
+    if (found != x->batch->rows) fake_broken("segments are left out", found, x->batch->rows);
+}
+
+static void run_latent_keys(const void *arguments) {
+    const latent_arguments *x = arguments;
+    const latent_attention *a = &x->a;
+    int rows = x->batch->restored_rows[0];
+    if (rows > a->most_latents) fake_broken("more evicted positions than are decoded", rows, a->most_latents);
+    for (int row = 0; row < rows; row++) {
+        int p = a->gathered.positions[row];
+        const tag *t = (const tag *)(const void *)(a->gathered.codes + (size_t)row * (size_t)(a->rank_k + a->rank_v));
+        put(row_of(a->keys, row, a->exact.kv_heads * LATENT_HEAD_DIM), p, t->token, t->ill, RESTORED_KEY);
+    }
+}
+
+cudaError_t latent_attention_keys(const cuda_launch *l, const cuda_batch *batch, const latent_attention *a) {
+    (void)l;
+    latent_arguments x = {batch, *a};
+    fake_launch(run_latent_keys, &x, sizeof x);
+    return cudaSuccess;
+}
+
+cudaError_t latent_attention_scores(const cuda_launch *l, const cuda_batch *batch, const latent_attention *a) {
+    (void)l, (void)batch;
+    if (a->keys) fake_broken("keys are decoded twice", 1, 0);
+    return cudaSuccess;
+}
+
+void latent_attention_attend(const cuda_launch *l, const cuda_batch *batch, const latent_attention *a) {
+    (void)l;
+    latent_arguments x = {batch, *a};
+    fake_launch(run_latents, &x, sizeof x);
+}
+
+void latent_attention_merge(const cuda_launch *l, const latent_attention *a) { (void)l, (void)a; }
+
+cudaError_t latent_attention_prepare(void) { return cudaSuccess; }
+
+int latent_attention_serves(const cuda_launch *l, int heads, int kv_heads, int head_dim, int pairs, int rank_k,
+                            int rank_v) {
+    (void)l, (void)heads, (void)kv_heads, (void)pairs, (void)rank_k, (void)rank_v;
+    return head_dim == LATENT_HEAD_DIM;
+}
+int latent_attention_stride(int sliding_window, int window, int rows) {
+    int seen = sliding_window - window + rows - 1;
+    return seen > 0 ? seen + CUDA_LATENT_GROUP : CUDA_LATENT_GROUP;
+}
+int latent_attention_partitions(int sliding_window, int window, int rows) {
+    (void)sliding_window, (void)window, (void)rows;
+    return 1;
+}
+int latent_attention_exact_partitions(int sliding_window, int sink, int window, int rows) {
+    (void)sliding_window, (void)sink, (void)window, (void)rows;
+    return 1;
 }
 
 cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream) {
@@ -634,112 +747,6 @@ uint64_t fake_step_digest(int rows) {
     uint64_t digest = mix(7, (uint64_t)rows);
     for (int r = 0; r < rows && r < now.rows; r++) digest = mix(mix(digest, now.seen[r]), (uint32_t)now.token[r]);
     return digest;
-}
-
-/* ------------------------------------------------------------------------------------- what leaves no trace here */
-
-void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
-                   float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows) {
-    (void)l, (void)branch, (void)w, (void)scalar, (void)h, (void)next, (void)eps, (void)x, (void)ldx, (void)normed,
-        (void)hidden, (void)rows;
-}
-void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
-                    int n, int rows) {
-    (void)l, (void)y, (void)ldy, (void)w, (void)eps, (void)x, (void)ldx, (void)n, (void)rows;
-}
-void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
-    (void)l, (void)a, (void)route, (void)rows;
-}
-void prompt_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows) {
-    (void)l, (void)a, (void)rows;
-}
-void prompt_gather_rows(const cuda_launch *l, const cuda_route *route, const cuda_bf16 *x, cuda_bf16 *to, int ld,
-                        int rows) {
-    (void)l, (void)route, (void)x, (void)to, (void)ld, (void)rows;
-}
-void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
-                 int hidden, int rows) {
-    (void)l, (void)route, (void)w, (void)x, (void)hidden, (void)rows;
-}
-void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    (void)l, (void)f, (void)route, (void)rows;
-}
-void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
-    (void)l, (void)f, (void)route, (void)rows;
-}
-void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_bf16 *table, int ld, const int32_t *tokens,
-                     const float *norm, float eps, int layers, int width, int hidden, int rows) {
-    (void)l, (void)ple, (void)table, (void)ld, (void)tokens, (void)norm, (void)eps, (void)layers, (void)width,
-        (void)hidden, (void)rows;
-}
-void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
-                   cuda_bf16 *x, int ldx, int rows) {
-    (void)l, (void)gate, (void)ple, (void)layer, (void)layers, (void)width, (void)x, (void)ldx, (void)rows;
-}
-void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
-                      float *cosine, float *sine) {
-    (void)l, (void)inverse_frequency, (void)pairs, (void)begin, (void)end, (void)cosine, (void)sine;
-}
-void cuda_fill_random(const cuda_launch *l, cuda_bf16 *data, size_t n, float deviation, uint64_t seed) {
-    (void)l, (void)data, (void)n, (void)deviation, (void)seed;
-}
-void cuda_profile_delay(const cuda_launch *l, int microseconds) { (void)l, (void)microseconds; }
-void cuda_profile_empty(const cuda_launch *l) { (void)l; }
-void cuda_probe_read(const cuda_launch *l, const void *data, size_t bytes, float *sink) {
-    (void)l, (void)data, (void)bytes, (void)sink;
-}
-double cuda_probe_flops(const cuda_launch *l, int multiprocessors, int iterations, float *sink) {
-    (void)l, (void)multiprocessors, (void)iterations, (void)sink;
-    return 1;
-}
-int prompt_attention_slab(int head_dim, int rope_pairs) {
-    (void)head_dim, (void)rope_pairs;
-    return PROMPT_SLAB_POSITIONS;
-}
-cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
-    (void)args, (void)stream;
-    return cudaSuccess;
-}
-cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
-    (void)args, (void)stream;
-    return cudaSuccess;
-}
-
-/* Shapes are as they are on no device in particular. */
-cudaError_t cuda_attention_prepare(int head_dim) {
-    (void)head_dim;
-    return cudaSuccess;
-}
-cudaError_t cuda_restore_prepare(int largest_head_dim) {
-    (void)largest_head_dim;
-    return cudaSuccess;
-}
-int cuda_attention_partitions(int sliding_window, int rows, int end) {
-    return 1 + (sliding_window ? sliding_window + rows : end) / 128;
-}
-int cuda_attention_restored_partitions(int sliding_window, int window, int rows) {
-    (void)rows;
-    return window < sliding_window;
-}
-int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows) {
-    (void)sliding_window, (void)sink, (void)window, (void)rows;
-    return 1;
-}
-int cuda_head_steps(int in) { return (in + CUDA_HEAD_STEP - 1) / CUDA_HEAD_STEP; }
-int cuda_head_tiles(int out) { return (out + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE; }
-int cuda_can_choose(int multiprocessors, int out) {
-    (void)multiprocessors, (void)out;
-    return 0; /* no int8 copy of the head, so greedy rows take the product */
-}
-void cuda_encode_head(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes) {
-    (void)l, (void)head, (void)codes;
-    fake_broken("a head that cannot be chosen from is encoded", 0, 0);
-}
-void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes,
-                        const cuda_screen *screen, const cuda_excluded *excluded, const cuda_bf16 *x, int rows,
-                        float cap, int32_t *choice) {
-    (void)l, (void)head, (void)codes, (void)screen, (void)excluded, (void)x, (void)rows, (void)cap, (void)choice;
-    fake_broken("a head that cannot be chosen from is", 0, 0);
 }
 
 typedef struct leaders_arguments {

@@ -1,8 +1,8 @@
 /* What the block formats of GGUF files mean: values of a block from its bytes, in float32, by the products and in the
  * order that the formats' authors define, so that every table gives the same bits. Blocks are read byte by byte or by
  * memcpy: they lie at any address. */
-#ifndef KAKEYA_BACKEND_CPU_BLOCKS_H
-#define KAKEYA_BACKEND_CPU_BLOCKS_H
+#ifndef KAKEYA_BACKEND_BLOCKS_H
+#define KAKEYA_BACKEND_BLOCKS_H
 
 #include <stdint.h>
 #include <string.h>

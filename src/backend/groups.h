@@ -1,10 +1,10 @@
 /* What the formats of quantised safetensors directories mean: codes, with scales of groups beside them. Values are made
  * in float32 by the products that the formats' authors define, in their order, so that every table gives the same bits.
  * Streams lie at any address: such files are not aligned. */
-#ifndef KAKEYA_BACKEND_CPU_GROUPS_H
-#define KAKEYA_BACKEND_CPU_GROUPS_H
+#ifndef KAKEYA_BACKEND_GROUPS_H
+#define KAKEYA_BACKEND_GROUPS_H
 
-#include "backend/cpu/blocks.h"
+#include "backend/blocks.h"
 
 /* X(NAME, name, bits of a code, kind): as BLOCK_FORMATS, but values and bytes of a block are the format table's. */
 #define GROUP_FORMATS(X)                                                                                               \

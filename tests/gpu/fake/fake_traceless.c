@@ -1,0 +1,132 @@
+/* Launchers of kernels that leave no trace on the fake device, and its shapes (fake_device.h). */
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/prompt_attention.h"
+#include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_rows.h"
+#include "backend/cuda/quant.h"
+#include "gpu/fake/fake_device.h"
+
+void cuda_add_norm(const cuda_launch *l, const float *branch, const float *w, float scalar, float *h, const float *next,
+                   float eps, cuda_bf16 *x, int ldx, float *normed, int hidden, int rows) {
+    (void)l, (void)branch, (void)w, (void)scalar, (void)h, (void)next, (void)eps, (void)x, (void)ldx, (void)normed,
+        (void)hidden, (void)rows;
+}
+void cuda_norm_rows(const cuda_launch *l, const float *y, int ldy, const float *w, float eps, cuda_bf16 *x, int ldx,
+                    int n, int rows) {
+    (void)l, (void)y, (void)ldy, (void)w, (void)eps, (void)x, (void)ldx, (void)n, (void)rows;
+}
+void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows) {
+    (void)l, (void)a, (void)route, (void)rows;
+}
+void prompt_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, int rows) {
+    (void)l, (void)a, (void)rows;
+}
+void prompt_gather_rows(const cuda_launch *l, const cuda_route *route, const cuda_bf16 *x, cuda_bf16 *to, int ld,
+                        int rows) {
+    (void)l, (void)route, (void)x, (void)to, (void)ld, (void)rows;
+}
+void cuda_router(const cuda_launch *l, const cuda_route *route, const cuda_router_weights *w, const float *x,
+                 int hidden, int rows) {
+    (void)l, (void)route, (void)w, (void)x, (void)hidden, (void)rows;
+}
+void cuda_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void cuda_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_matrix *table, const int32_t *tokens,
+                     const float *norm, float eps, int layers, int width, int hidden, int rows) {
+    (void)l, (void)ple, (void)table, (void)tokens, (void)norm, (void)eps, (void)layers, (void)width, (void)hidden,
+        (void)rows;
+}
+void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
+                   cuda_bf16 *x, int ldx, int rows) {
+    (void)l, (void)gate, (void)ple, (void)layer, (void)layers, (void)width, (void)x, (void)ldx, (void)rows;
+}
+void cuda_rope_tables(const cuda_launch *l, const float *inverse_frequency, int pairs, int begin, int end,
+                      float *cosine, float *sine) {
+    (void)l, (void)inverse_frequency, (void)pairs, (void)begin, (void)end, (void)cosine, (void)sine;
+}
+void cuda_fill_random(const cuda_launch *l, cuda_bf16 *data, size_t n, float deviation, uint64_t seed) {
+    (void)l, (void)data, (void)n, (void)deviation, (void)seed;
+}
+void quant_products(const cuda_launch *l, cuda_form form, const cuda_product *products, int n, int in,
+                    const cuda_bf16 *x, int ldx, int rows, float cap) {
+    (void)form;
+    cuda_products(l, products, n, in, x, ldx, rows, cap);
+}
+void quant_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void quant_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows) {
+    (void)l, (void)f, (void)route, (void)rows;
+}
+void quant_expand(const cuda_launch *l, const cuda_matrix *w, int rows, cuda_bf16 *out) {
+    (void)l, (void)w, (void)rows, (void)out;
+}
+void quant_expand_experts(const cuda_launch *l, const cuda_matrix *w, int rows, const cuda_route *route, int first,
+                          int n, cuda_bf16 *out) {
+    (void)l, (void)w, (void)rows, (void)route, (void)first, (void)n, (void)out;
+}
+void quant_fill_random(const cuda_launch *l, const cuda_matrix *w, float deviation, uint64_t seed) {
+    (void)l, (void)w, (void)deviation, (void)seed;
+}
+void cuda_profile_delay(const cuda_launch *l, int microseconds) { (void)l, (void)microseconds; }
+void cuda_profile_empty(const cuda_launch *l) { (void)l; }
+void cuda_probe_read(const cuda_launch *l, const void *data, size_t bytes, float *sink) {
+    (void)l, (void)data, (void)bytes, (void)sink;
+}
+double cuda_probe_flops(const cuda_launch *l, int multiprocessors, int iterations, float *sink) {
+    (void)l, (void)multiprocessors, (void)iterations, (void)sink;
+    return 1;
+}
+int prompt_attention_slab(int head_dim, int rope_pairs) {
+    (void)head_dim, (void)rope_pairs;
+    return PROMPT_SLAB_POSITIONS;
+}
+cudaError_t prompt_gemm(const prompt_gemm_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaSuccess;
+}
+cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaSuccess;
+}
+
+/* Shapes are as they are on no device in particular. */
+cudaError_t cuda_attention_prepare(int head_dim) {
+    (void)head_dim;
+    return cudaSuccess;
+}
+cudaError_t cuda_restore_prepare(int largest_head_dim) {
+    (void)largest_head_dim;
+    return cudaSuccess;
+}
+int cuda_attention_partitions(int sliding_window, int rows, int end) {
+    return 1 + (sliding_window ? sliding_window + rows : end) / 128;
+}
+int cuda_attention_restored_partitions(int sliding_window, int window, int rows) {
+    (void)rows;
+    return window < sliding_window;
+}
+int cuda_attention_exact_partitions(int sliding_window, int sink, int window, int rows) {
+    (void)sliding_window, (void)sink, (void)window, (void)rows;
+    return 1;
+}
+int cuda_head_steps(int in) { return (in + CUDA_HEAD_STEP - 1) / CUDA_HEAD_STEP; }
+int cuda_head_tiles(int out) { return (out + CUDA_HEAD_TILE - 1) / CUDA_HEAD_TILE; }
+int cuda_can_choose(int multiprocessors, int out) {
+    (void)multiprocessors, (void)out;
+    return 0; /* no int8 copy of the head, so greedy rows take the product */
+}
+void cuda_encode_head(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes) {
+    (void)l, (void)head, (void)codes;
+    fake_broken("a head that cannot be chosen from is encoded", 0, 0);
+}
+void cuda_greedy_choice(const cuda_launch *l, const cuda_matrix *head, const cuda_head_codes *codes,
+                        const cuda_screen *screen, const cuda_excluded *excluded, const cuda_bf16 *x, int rows,
+                        float cap, int32_t *choice) {
+    (void)l, (void)head, (void)codes, (void)screen, (void)excluded, (void)x, (void)rows, (void)cap, (void)choice;
+    fake_broken("a head that cannot be chosen from is", 0, 0);
+}

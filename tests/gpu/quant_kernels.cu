@@ -1,0 +1,412 @@
+/* The kernels of quantised weights against float64 and against the kernels of bf16 weights, and their speed.
+ *
+ *   quant_kernels            every check, then the table of times
+ *   quant_kernels check      checks only
+ *   quant_kernels times      times only
+ */
+#include <functional>
+
+#include "backend/cuda/quant.h"
+#include "gpu/prompt_support.cuh"
+
+namespace {
+
+uint64_t random_state = 1;
+unsigned random_bits() {
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return static_cast<unsigned>(random_state >> 33);
+}
+
+uint16_t half_of(float v) { /* of a normal number */
+    unsigned bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    return static_cast<uint16_t>((bits >> 16 & 0x8000u) | (((bits >> 23 & 255) - 112) << 10) | (bits >> 13 & 1023));
+}
+
+float float_of(uint16_t half) {
+    float v = std::ldexp(1024.0f + (half & 1023), (half >> 10 & 31) - 25);
+    return half & 0x8000 ? -v : v;
+}
+
+uint16_t bf16_of(float v) {
+    unsigned bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+int codes_from(cuda_form form) { return form == CUDA_FORM_Q4 ? -8 : -128; }
+
+/* A random matrix: its bytes on the device and its values here. */
+struct quant_matrix {
+    int out, in, ld;
+    std::vector<float> values;
+    device_array<unsigned char> bytes;
+    cuda_matrix matrix;
+
+    /* powers: scales are powers of two, so that values are bf16. */
+    quant_matrix(cuda_form form, int out, int in, bool powers)
+        : out(out), in(in), ld(cuda_padded(in)), values(static_cast<size_t>(out) * in),
+          bytes((out + QUANT_ROWS - 1) / QUANT_ROWS * quant_strip_bytes(form, ld)) {
+        std::vector<unsigned char> host(bytes.count);
+        for (int strip = 0; strip * QUANT_ROWS < out; strip++) {
+            for (int unit = 0; unit < quant_units(ld); unit++) {
+                unsigned char *to = host.data() + strip * quant_strip_bytes(form, ld) +
+                                    static_cast<size_t>(unit) * quant_unit_bytes(form);
+                for (int at = 0; at < QUANT_ROWS * QUANT_VALUES; at++)
+                    put(form, to, strip * QUANT_ROWS + at / QUANT_VALUES, unit * QUANT_VALUES + at % QUANT_VALUES,
+                        powers);
+            }
+        }
+        bytes.set(host);
+        matrix = {reinterpret_cast<cuda_bf16 *>(bytes.data), form, out, in, ld};
+    }
+
+    void put(cuda_form form, unsigned char *unit, int row, int k, bool powers) {
+        bool there = row < out && k < in;
+        int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, j = k % 8;
+        unsigned char *scale = unit + quant_scale_offset(form, g, block);
+        if (k % QUANT_BLOCK == 0) {
+            float s = powers ? std::ldexp(1.0f, -9 - static_cast<int>(random_bits() % 3))
+                             : 0.001f * (1 + static_cast<float>(random_bits() % 1000) / 1000);
+            uint16_t half = there ? half_of(random_bits() % 2 ? s : -s) : 0;
+            std::memcpy(scale, &half, 2);
+        }
+        uint16_t half;
+        std::memcpy(&half, scale, 2);
+        int from = codes_from(form), code = there ? from + static_cast<int>(random_bits() % (2u * -from)) : 0;
+        unsigned char *lane = unit + quant_lane_offset(form, g * 4 + k % QUANT_BLOCK / 8);
+        if (form == CUDA_FORM_Q4) {
+            unsigned word;
+            std::memcpy(&word, lane + 4 * block, 4);
+            word |= static_cast<unsigned>(code + 8) << quant_q4_shift(j);
+            std::memcpy(lane + 4 * block, &word, 4);
+        } else {
+            lane[8 * block + quant_q8_byte(j)] = static_cast<unsigned char>(code);
+        }
+        if (there) values[static_cast<size_t>(row) * in + k] = float_of(half) * static_cast<float>(code);
+    }
+
+    std::vector<uint16_t> rounded() const {
+        std::vector<uint16_t> r(static_cast<size_t>(out) * ld);
+        for (int o = 0; o < out; o++)
+            for (int k = 0; k < in; k++)
+                r[static_cast<size_t>(o) * ld + k] = bf16_of(values[static_cast<size_t>(o) * in + k]);
+        return r;
+    }
+};
+
+cuda_launch make_launch(cudaStream_t stream, bool programmatic) {
+    int count = 0;
+    CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+    cuda_launch l = {};
+    l.stream = stream;
+    l.multiprocessors = count;
+    l.programmatic = programmatic;
+    return l;
+}
+
+const char *name_of(cuda_form form) { return form == CUDA_FORM_Q4 ? "q4" : "q8"; }
+
+/* Rows behind the last of x are NaN: nothing may read them. */
+void check_products(cuda_form form) {
+    static const int shapes[][2] = {{16, 32},    {8, 96},      {40, 64},    {100, 256}, {704, 704},
+                                    {264, 2112}, {2048, 2816}, {176, 4096}, {96, 8192}, {20, 1568}};
+    cuda_launch l = make_launch(0, true);
+    for (const auto &s : shapes) {
+        int out = s[0], in = s[1], most = 70;
+        quant_matrix w(form, out, in, false);
+        std::vector<uint16_t> x(static_cast<size_t>(most) * w.ld, 0xffff);
+        for (int r = 0; r < most; r++)
+            for (int k = 0; k < w.ld; k++)
+                x[static_cast<size_t>(r) * w.ld + k] =
+                    k < in ? bf16_of(static_cast<float>(random_bits() % 2001) / 1000 - 1) : 0;
+        device_array<float> y(static_cast<size_t>(most) * out);
+        std::vector<float> alone(y.count);
+        double worst = 0;
+        bool same = true;
+        for (int rows : {1, 2, 3, 8, 9, 16, 17, 24, 25, 33, 70}) {
+            std::vector<uint16_t> some(static_cast<size_t>(rows) * w.ld + 64, 0xffff);
+            std::copy(x.begin(), x.begin() + static_cast<long>(rows) * w.ld, some.begin());
+            device_array<uint16_t> dx(some.size());
+            dx.set(some);
+            y.poison();
+            cuda_product product = {w.matrix.data, y.data, out, out};
+            quant_products(&l, form, &product, 1, in, dx.data, w.ld, rows, 0);
+            CHECK(cudaGetLastError());
+            std::vector<float> got = y.get();
+            for (int r = 0; r < rows; r++) {
+                if (rows == 1) std::copy(got.begin(), got.begin() + out, alone.begin());
+                /* Row 0 is compared with itself alone; each other with what it first was. */
+                for (int o = 0; o < out; o++) {
+                    size_t at = static_cast<size_t>(r) * out + o;
+                    if (alone[at] == 0) alone[at] = got[at];
+                    same &= std::memcmp(&alone[at], &got[at], 4) == 0;
+                    double want = 0, sum = 0;
+                    for (int k = 0; k < in && (rows <= 3 || rows == 70); k++) {
+                        double p = static_cast<double>(host_bf16(x[static_cast<size_t>(r) * w.ld + k])) *
+                                   w.values[static_cast<size_t>(o) * in + k];
+                        want += p;
+                        sum += std::fabs(p);
+                    }
+                    if (rows > 3 && rows != 70) continue;
+                    double error = std::fabs(got[at] - want) / (sum > 0 ? sum : 1);
+                    worst = error == error && error < 1 ? std::max(worst, error) : 1;
+                }
+            }
+            if (rows == 1) {
+                /* Every other row alone, too. */
+                for (int r = 1; r < most; r += 7) {
+                    std::vector<uint16_t> one(x.begin() + static_cast<long>(r) * w.ld,
+                                              x.begin() + static_cast<long>(r + 1) * w.ld);
+                    one.resize(one.size() + 64, 0xffff);
+                    dx.set(std::vector<uint16_t>(one.begin(), one.begin() + w.ld));
+                    quant_products(&l, form, &product, 1, in, dx.data, w.ld, 1, 0);
+                    got = y.get();
+                    std::copy(got.begin(), got.begin() + out, alone.begin() + static_cast<long>(r) * out);
+                }
+            }
+        }
+        report(worst < 2e-6 && same, "%s product, %d outputs of %d: error %.1e of the sum of magnitudes, %s",
+               name_of(form), out, in, worst, same ? "the same bits for all row counts" : "bits differ by row count");
+    }
+}
+
+void check_expansion(cuda_form form) {
+    for (int in : {32, 96, 704, 2816}) {
+        quant_matrix w(form, 48, in, false);
+        device_array<uint16_t> out(static_cast<size_t>(48) * w.ld);
+        out.poison();
+        cuda_launch l = make_launch(0, true);
+        quant_expand(&l, &w.matrix, 48, out.data);
+        report(out.get() == w.rounded(), "%s in bf16, width %d", name_of(form), in);
+        /* Experts of 16 rows, of which 1 has no rows. */
+        device_array<int> begin(4);
+        begin.set({0, 3, 3, 5});
+        cuda_route route = {};
+        route.begin = begin.data;
+        route.experts = 3;
+        out.poison();
+        quant_expand_experts(&l, &w.matrix, 16, &route, 1, 2, out.data);
+        std::vector<uint16_t> got = out.get(), want = w.rounded();
+        bool second = std::equal(got.begin() + 16L * w.ld, got.begin() + 32L * w.ld, want.begin() + 32L * w.ld);
+        bool first = std::all_of(got.begin(), got.begin() + 16L * w.ld, [](uint16_t v) { return v == 0xffff; });
+        report(first && second, "%s experts in bf16, width %d", name_of(form), in);
+    }
+}
+
+/* Feed-forward blocks against those of bf16 weights with the same values. */
+void check_feed_forward(cuda_form form) {
+    enum { EXPERTS = 12, RANK = 3, HIDDEN = 256, DENSE = 160, WIDTH = 96 };
+    cuda_launch l = make_launch(0, true);
+    quant_matrix gate(form, DENSE, HIDDEN, true), up(form, DENSE, HIDDEN, true), down(form, HIDDEN, DENSE, true),
+        experts(form, EXPERTS * 2 * WIDTH, HIDDEN, true), experts_down(form, EXPERTS * HIDDEN, WIDTH, true);
+    std::vector<quant_matrix *> all = {&gate, &up, &down, &experts, &experts_down};
+    std::vector<device_array<uint16_t> *> wide;
+    for (quant_matrix *m : all) {
+        wide.push_back(new device_array<uint16_t>(static_cast<size_t>(m->out) * m->ld));
+        wide.back()->set(m->rounded());
+    }
+    for (int rows : {1, 4, 17}) {
+        int slots = rows * RANK;
+        std::vector<int> active, begin, counts, slot_row;
+        for (int e = 0; e < EXPERTS; e++) { /* row r takes experts (5 r + 4 i) % EXPERTS */
+            int first = static_cast<int>(slot_row.size());
+            for (int r = 0; r < rows; r++)
+                for (int i = 0; i < RANK; i++)
+                    if ((5 * r + 4 * i) % EXPERTS == e) slot_row.push_back(r);
+            if (static_cast<int>(slot_row.size()) == first) continue;
+            active.push_back(e);
+            begin.push_back(first);
+            counts.push_back(static_cast<int>(slot_row.size()) - first);
+        }
+        device_array<int> d_active(active.size()), d_begin(begin.size()), d_counts(counts.size()),
+            d_rows(slot_row.size()), d_count(1);
+        d_active.set(active);
+        d_begin.set(begin);
+        d_counts.set(counts);
+        d_rows.set(slot_row);
+        d_count.set({static_cast<int>(active.size())});
+        cuda_route route = {};
+        route.slot_row = d_rows.data;
+        route.active = d_active.data;
+        route.active_begin = d_begin.data;
+        route.active_rows = d_counts.data;
+        route.active_count = d_count.data;
+        route.experts = EXPERTS;
+        route.rank = RANK;
+        device_array<uint16_t> x(static_cast<size_t>(rows) * HIDDEN);
+        randomize(x, 0.5f);
+        std::vector<float> results[2][2];
+        for (int quantised = 0; quantised < 2; quantised++) {
+            device_array<uint16_t> act(static_cast<size_t>(rows) * DENSE),
+                act_experts(static_cast<size_t>(slots) * WIDTH);
+            device_array<float> y(static_cast<size_t>(rows) * HIDDEN), y_experts(static_cast<size_t>(slots) * HIDDEN);
+            y.poison();
+            y_experts.poison();
+            CHECK(cudaMemset(act.data, 0, act.count * 2));
+            CHECK(cudaMemset(act_experts.data, 0, act_experts.count * 2));
+            cuda_matrix m[5];
+            for (int i = 0; i < 5; i++) {
+                m[i] = all[i]->matrix;
+                if (quantised) continue;
+                m[i].form = CUDA_FORM_BF16;
+                m[i].data = wide[i]->data;
+            }
+            cuda_feed_forward f = {
+                m[0],   m[1],           m[2], m[3], m[4], WIDTH, x.data, x.data, HIDDEN, act.data, act_experts.data,
+                y.data, y_experts.data, 0};
+            if (quantised) {
+                quant_gate_up(&l, &f, &route, rows);
+                quant_down(&l, &f, &route, rows);
+            } else {
+                cuda_gate_up(&l, &f, &route, rows);
+                cuda_down(&l, &f, &route, rows);
+            }
+            CHECK(cudaGetLastError());
+            results[quantised][0] = y.get();
+            results[quantised][1] = y_experts.get();
+        }
+        for (int part = 0; part < 2; part++) {
+            double error = relative_error(results[1][part], results[0][part]);
+            report(error < 2e-3, "%s feed forward, %d rows, %s: %.1e from the same weights in bf16", name_of(form),
+                   rows, part ? "experts" : "dense", error);
+        }
+    }
+    for (device_array<uint16_t> *w : wide) delete w;
+}
+
+/* ---- times: a graph of 30 launches on weights of their own, of one row, eight and sixteen ---- */
+
+double microseconds(cudaStream_t stream, int launches, const std::function<void(int)> &run) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < launches; i++) run(i);
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    cudaEvent_t start, end;
+    CHECK(cudaEventCreate(&start));
+    CHECK(cudaEventCreate(&end));
+    std::vector<float> times;
+    for (int i = 0; i < 12; i++) {
+        CHECK(cudaEventRecord(start, stream));
+        CHECK(cudaGraphLaunch(exec, stream));
+        CHECK(cudaEventRecord(end, stream));
+        CHECK(cudaEventSynchronize(end));
+        float ms;
+        CHECK(cudaEventElapsedTime(&ms, start, end));
+        if (i >= 2) times.push_back(ms * 1000);
+    }
+    std::sort(times.begin(), times.end());
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    return times[times.size() / 2] / launches;
+}
+
+void times(cuda_form form) {
+    enum { COPIES = 30 };
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    cuda_launch l = make_launch(stream, true);
+    static const struct {
+        const char *name;
+        int out, in;
+    } cases[] = {
+        {"q/k/v, sliding", 8192, 2816}, {"o, sliding", 2816, 4096}, {"o, full", 2816, 8192}, {"head", 262144, 2816}};
+    for (const auto &c : cases) {
+        int copies = c.out > 100000 ? 2 : COPIES;
+        size_t bytes = static_cast<size_t>(c.out) / 8 * quant_strip_bytes(form, c.in);
+        device_array<unsigned char> w(bytes * copies);
+        cuda_matrix m = {reinterpret_cast<cuda_bf16 *>(w.data), form, c.out * copies, c.in, c.in};
+        quant_fill_random(&l, &m, 0.02f, 1);
+        device_array<uint16_t> x(static_cast<size_t>(17) * c.in);
+        randomize(x, 1.0f);
+        device_array<float> y(static_cast<size_t>(17) * c.out);
+        CHECK(cudaDeviceSynchronize());
+        std::printf("%s %-15s", name_of(form), c.name);
+        for (int rows : {1, 8, 16}) {
+            double us = microseconds(stream, copies, [&](int i) {
+                cuda_product p = {reinterpret_cast<cuda_bf16 *>(w.data + static_cast<size_t>(i) * bytes), y.data, c.out,
+                                  c.out};
+                quant_products(&l, form, &p, 1, c.in, x.data, c.in, rows, 0);
+            });
+            std::printf("  %2d rows %7.2f us %5.0f GB/s", rows, us, static_cast<double>(bytes) / us / 1e3);
+        }
+        std::printf("\n");
+    }
+    /* A layer's feed-forward block: 8 of 128 experts, the same in every copy. */
+    enum { EXPERTS = 128, RANK = 8, HIDDEN = 2816, DENSE = 2112, WIDTH = 704, LAYERS = 4 };
+    size_t sizes[5] = {DENSE / 8 * quant_strip_bytes(form, HIDDEN), DENSE / 8 * quant_strip_bytes(form, HIDDEN),
+                       HIDDEN / 8 * quant_strip_bytes(form, DENSE),
+                       static_cast<size_t>(EXPERTS) * 2 * WIDTH / 8 * quant_strip_bytes(form, HIDDEN),
+                       static_cast<size_t>(EXPERTS) * HIDDEN / 8 * quant_strip_bytes(form, WIDTH)};
+    size_t all = sizes[0] + sizes[1] + sizes[2] + sizes[3] + sizes[4];
+    device_array<unsigned char> w(all * LAYERS);
+    CHECK(cudaMemset(w.data, 0x11, w.count));
+    device_array<uint16_t> x(17 * HIDDEN), act(17 * DENSE), act_experts(17 * RANK * WIDTH);
+    device_array<float> y(17 * HIDDEN), y_experts(17 * RANK * HIDDEN);
+    randomize(x, 1.0f);
+    device_array<int> active(EXPERTS), begin(EXPERTS), counts(EXPERTS), slot_row(17 * RANK), count(1);
+    for (int part = 0; part < 2; part++) {
+        std::printf("%s %-15s", name_of(form), part ? "down" : "gate/up");
+        for (int rows : {1, 8, 16}) {
+            int n = std::min<int>(rows * RANK, 80); /* experts with rows */
+            std::vector<int> a(EXPERTS), b(EXPERTS), c(EXPERTS), s(17 * RANK);
+            for (int i = 0, slot = 0; i < n; i++) {
+                a[i] = i * EXPERTS / n;
+                b[i] = slot;
+                c[i] = rows * RANK / n + (i < rows * RANK % n);
+                for (int k = 0; k < c[i]; k++) s[slot++] = (i + k) % rows;
+            }
+            active.set(a);
+            begin.set(b);
+            counts.set(c);
+            slot_row.set(s);
+            count.set({n});
+            cuda_route route = {};
+            route.slot_row = slot_row.data;
+            route.active = active.data;
+            route.active_begin = begin.data;
+            route.active_rows = counts.data;
+            route.active_count = count.data;
+            route.experts = EXPERTS;
+            route.rank = RANK;
+            double read = static_cast<double>(n) / EXPERTS * sizes[3 + part] + (part ? sizes[2] : sizes[0] + sizes[1]);
+            double us = microseconds(stream, COPIES, [&](int i) {
+                unsigned char *at = w.data + all * (i % LAYERS);
+                cuda_matrix m[5];
+                const int outs[5] = {DENSE, DENSE, HIDDEN, EXPERTS * 2 * WIDTH, EXPERTS * HIDDEN},
+                          ins[5] = {HIDDEN, HIDDEN, DENSE, HIDDEN, WIDTH};
+                for (int k = 0; k < 5; k++) {
+                    m[k] = {reinterpret_cast<cuda_bf16 *>(at), form, outs[k], ins[k], ins[k]};
+                    at += sizes[k];
+                }
+                cuda_feed_forward f = {
+                    m[0],   m[1],           m[2], m[3], m[4], WIDTH, x.data, x.data, HIDDEN, act.data, act_experts.data,
+                    y.data, y_experts.data, 0};
+                if (part)
+                    quant_down(&l, &f, &route, rows);
+                else
+                    quant_gate_up(&l, &f, &route, rows);
+            });
+            std::printf("  %2d rows %7.2f us %5.0f GB/s", rows, us, read / us / 1e3);
+        }
+        std::printf("\n");
+    }
+    CHECK(cudaStreamDestroy(stream));
+}
+
+} /* namespace */
+
+int main(int argc, char **argv) {
+    const char *only = argc > 1 ? argv[1] : "";
+    for (cuda_form form : {CUDA_FORM_Q4, CUDA_FORM_Q8}) {
+        if (std::strcmp(only, "times") != 0) {
+            check_products(form);
+            check_expansion(form);
+            check_feed_forward(form);
+        }
+        if (std::strcmp(only, "check") != 0) times(form);
+    }
+    return failures ? 1 : 0;
+}

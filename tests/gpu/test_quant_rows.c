@@ -1,0 +1,176 @@
+/* How matrices of a checkpoint become what lies on the device (weight_rows.h, quant.h), value by value. Needs no
+ * device.
+ */
+#include "backend/cuda/matrix.h"
+#include "backend/cuda/quant.h"
+#include "backend/cuda/weight_rows.h"
+#include "backend/groups.h"
+#include "golden.h"
+
+static uint32_t next_random(void) {
+    static uint64_t state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33);
+}
+
+typedef struct made {
+    weight w;
+    unsigned char *bytes;
+} made;
+
+/* Blocks of random codes whose first two bytes are a float16 between 1/128 and 1/64. */
+static made make_blocks(weight_format format, int out, int in) {
+    const weight_format_info *info = weight_format_find(format);
+    size_t bytes = weight_format_bytes(info, out, in, 0), block = (size_t)info->stream[0].bytes;
+    made m = {.bytes = malloc(bytes)};
+    for (size_t i = 0; i < bytes; i++) m.bytes[i] = (unsigned char)next_random();
+    for (size_t b = 0; b < bytes; b += block) {
+        uint16_t scale = (uint16_t)(0x2000 | (next_random() & 0x83ff));
+        memcpy(m.bytes + b, &scale, sizeof scale);
+    }
+    m.w = weight_matrix(format, m.bytes, out, in);
+    return m;
+}
+
+static void row_values(const weight *w, int row, float *out) {
+    const void *streams[WEIGHT_STREAMS];
+    weight_row_streams(w, row, streams);
+    if (w->format == WEIGHT_Q4_0) row_q4_0(w, streams, 0, w->in, out);
+    if (w->format == WEIGHT_Q5_0) row_q5_0(w, streams, 0, w->in, out);
+    if (w->format == WEIGHT_Q8_0) row_q8_0(w, streams, 0, w->in, out);
+    if (w->format == WEIGHT_IQ4_NL) row_iq4_nl(w, streams, 0, w->in, out);
+    if (w->format == WEIGHT_Q4_1) row_q4_1(w, streams, 0, w->in, out);
+}
+
+/* As quant.h says where values lie. */
+static float placed_value(const cuda_matrix *m, const unsigned char *data, int row, int k) {
+    const unsigned char *unit = data + (size_t)(row / QUANT_ROWS) * quant_strip_bytes(m->form, m->ld) +
+                                (size_t)(k / QUANT_VALUES) * (size_t)quant_unit_bytes(m->form);
+    int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, j = k % 8;
+    const unsigned char *lane = unit + quant_lane_offset(m->form, g * 4 + k % QUANT_BLOCK / 8);
+    float scale = block_f16(unit + quant_scale_offset(m->form, g, block));
+    if (m->form == CUDA_FORM_Q8) return scale * (float)(int8_t)lane[8 * block + quant_q8_byte(j)];
+    return scale * (float)((int)(block_u32(lane + 4 * block) >> quant_q4_shift(j) & 15) - 8);
+}
+
+static void check_rows(const weight_source *source, const cuda_matrix *m, size_t piece) {
+    size_t bytes = matrix_bytes(m->form, m->out, m->in);
+    unsigned char *data = malloc(bytes);
+    memset(data, 0xa5, bytes);
+    for (size_t first = 0; first < (size_t)m->out; first += piece) {
+        size_t n = (size_t)m->out - first < piece ? (size_t)m->out - first : piece;
+        weight_rows_convert(source, m, first, n, data + weight_rows_bytes(m, first));
+    }
+    assert_int_equal(weight_rows_bytes(m, (size_t)m->out), bytes);
+    float *values = calloc((size_t)source->first->in, sizeof *values);
+    for (int row = 0; row < m->out; row++) {
+        int rows = source->cut.rows, group = row / rows, of_group = row % rows;
+        const weight *w = source->second && group % 2 ? source->second : source->first;
+        if (source->second) group /= 2;
+        row_values(w, group * source->cut.period + source->cut.first_row + of_group, values);
+        for (int k = 0; k < m->in; k++) {
+            float want = values[source->cut.first_column + k];
+            if (m->form == CUDA_FORM_BF16) {
+                assert_int_equal(((const uint16_t *)(const void *)data)[row * m->ld + k], f32_to_bf16(want));
+            } else if (placed_value(m, data, row, k) != want) {
+                fail_msg("row %d value %d is %g instead of %g", row, k, (double)placed_value(m, data, row, k),
+                         (double)want);
+            }
+        }
+    }
+    if (m->form != CUDA_FORM_BF16) { /* behind the last row and the last value */
+        int rows = (m->out + QUANT_ROWS - 1) / QUANT_ROWS * QUANT_ROWS, width = quant_units(m->ld) * QUANT_VALUES;
+        for (int row = 0; row < rows; row++) {
+            for (int k = row < m->out ? m->in : 0; k < width; k++) assert_true(placed_value(m, data, row, k) == 0);
+        }
+    }
+    free(values);
+    free(data);
+}
+
+static cuda_matrix matrix_of(const weight_source *source, cuda_form form) {
+    return (cuda_matrix){.form = form,
+                         .out = weight_source_out(source),
+                         .in = source->cut.columns,
+                         .ld = cuda_padded(source->cut.columns)};
+}
+
+static void every_format(void **state) {
+    (void)state;
+    static const struct {
+        weight_format format;
+        cuda_form form;
+    } cases[] = {{WEIGHT_Q4_0, CUDA_FORM_Q4},
+                 {WEIGHT_Q5_0, CUDA_FORM_Q8},
+                 {WEIGHT_Q8_0, CUDA_FORM_Q8},
+                 {WEIGHT_IQ4_NL, CUDA_FORM_Q8},
+                 {WEIGHT_Q4_1, CUDA_FORM_BF16}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static const int shapes[][2] = {{8, 32}, {20, 96}, {64, 704}, {3, 64}};
+        for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+            made m = make_blocks(cases[i].format, shapes[s][0], shapes[s][1]);
+            weight_source source = {.first = &m.w, .cut = model_cut_nothing(&m.w)};
+            assert_int_equal(weight_source_form(&source), cases[i].form);
+            assert_int_equal(weight_source_rounds(&source, cases[i].form), cases[i].form == CUDA_FORM_BF16);
+            cuda_matrix matrix = matrix_of(&source, cases[i].form);
+            check_rows(&source, &matrix, 64);
+            check_rows(&source, &matrix, 8);
+            matrix.form = CUDA_FORM_BF16;
+            check_rows(&source, &matrix, 8);
+            free(m.bytes);
+        }
+    }
+}
+
+/* Shares of devices: whole blocks stay codes, others become bf16. */
+static void parts(void **state) {
+    (void)state;
+    made m = make_blocks(WEIGHT_Q4_0, 96, 192);
+    static const struct {
+        matrix_cut cut;
+        cuda_form form;
+    } cases[] = {{{96, 16, 48, 0, 192}, CUDA_FORM_Q4},
+                 {{32, 8, 16, 0, 192}, CUDA_FORM_Q4},
+                 {{96, 0, 96, 96, 96}, CUDA_FORM_Q4},
+                 {{96, 0, 96, 80, 80}, CUDA_FORM_BF16},  /* begins inside of a block */
+                 {{32, 4, 12, 0, 192}, CUDA_FORM_BF16}}; /* an expert's rows are no whole strips */
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        weight_source source = {.first = &m.w, .cut = cases[i].cut};
+        assert_int_equal(weight_source_form(&source), cases[i].form);
+        cuda_matrix matrix = matrix_of(&source, cases[i].form);
+        check_rows(&source, &matrix, 16);
+    }
+    free(m.bytes);
+}
+
+/* Experts whose gate and up are two matrices. */
+static void gate_and_up(void **state) {
+    (void)state;
+    made gate = make_blocks(WEIGHT_Q8_0, 5 * 24, 64), up = make_blocks(WEIGHT_Q8_0, 5 * 24, 64),
+         other = make_blocks(WEIGHT_Q4_0, 5 * 24, 64);
+    weight_source source = {.first = &gate.w, .second = &up.w, .cut = {24, 0, 24, 0, 64}};
+    assert_int_equal(weight_source_out(&source), 2 * 5 * 24);
+    assert_int_equal(weight_source_form(&source), CUDA_FORM_Q8);
+    cuda_matrix matrix = matrix_of(&source, CUDA_FORM_Q8);
+    check_rows(&source, &matrix, 40);
+    source.cut = (matrix_cut){24, 8, 16, 32, 32}; /* of two devices */
+    matrix = matrix_of(&source, weight_source_form(&source));
+    assert_int_equal(matrix.form, CUDA_FORM_Q8);
+    check_rows(&source, &matrix, 8);
+    source.second = &other.w; /* of another form */
+    assert_int_equal(weight_source_form(&source), CUDA_FORM_BF16);
+    matrix = matrix_of(&source, CUDA_FORM_BF16);
+    check_rows(&source, &matrix, 8);
+    free(gate.bytes);
+    free(up.bytes);
+    free(other.bytes);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_format),
+        cmocka_unit_test(parts),
+        cmocka_unit_test(gate_and_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
