@@ -763,6 +763,10 @@ typedef struct kakeya_score_options {
      * is there only if scoring succeeds. */
     const char *file;
     bool file_hidden_states;
+    /* The prompt ends with so many earlier turns: each an answer as long as what lies behind prompt_length, then a
+     * prompt of the same length. Their rows see what they see in a session that answers and goes on: the rows of a
+     * later prompt attend, under the session's policy, to what was evicted in front of them. */
+    size_t earlier_turns;
 } kakeya_score_options;
 
 KAKEYA_API void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size);

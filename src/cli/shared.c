@@ -52,7 +52,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                 .name = "f-theta", .argument = "DIR", .kind = CLI_TEXT, .target = &shared->f_theta,
                 .help =
                     "f_theta for restored attention (MODEL-f-theta beside the model); 'none' goes without, 'synthetic' "
-                    "makes one for a synthetic model"),
+                    "makes one for a synthetic model, 'synthetic:128,256' with these ranks of keys and values"),
         CLI_OPTION(.name = "drafter-scaled-embedding", .kind = CLI_FLAG, .target = &shared->drafter_scaled_embedding,
                    .help = "multiply the drafter's block embeddings by sqrt(hidden size)"),
         CLI_OPTION(.name = "drafter-block-bidirectional", .kind = CLI_FLAG,

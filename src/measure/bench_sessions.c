@@ -412,6 +412,7 @@ static kakeya_status prepare(sessions_run *run, kakeya_error *error) {
     kakeya_session_close(session);
 
     size_t granule = run->measure->page_granule ? run->measure->page_granule(engine->model) : 0;
+    if (run->measure->devices) granule *= (size_t)run->measure->devices(engine->model); /* stores are dealt to them */
     size_t needed = bench_sessions_bytes(engine, &run->cache_options, granule, run->most_sessions, run->largest_context,
                                          run->options->prompt_tokens);
     size_t there = run->measure->free_bytes ? run->measure->free_bytes(engine->model) : 0;

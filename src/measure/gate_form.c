@@ -128,7 +128,7 @@ static void check_geometry(gate_context *context) {
     const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
     allow_keys(context, "environment.kv_geometry", json,
                "kv_format sliding_window f_theta_rank layers drafter fingerprint",
-               "page_granule_bytes f_theta_latents");
+               "page_granule_bytes devices f_theta_latents");
     allow_keys(context, "environment.kv_geometry.f_theta_latents", member(json, "f_theta_latents"),
                "input format shared rank_k rank_v", "");
     allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"), "kv_heads head_dim sliding_windows",
@@ -252,7 +252,8 @@ static const option_rule option_rules[EVAL_KIND_COUNT][MAX_OPTIONS] = {
                        {"sequences", COUNT, 1, MAX_ROWS, NULL},
                        {"samples", TEXTS, 0, 0, NULL},
                        {"policies", NAMES, 0, 0, policy_words},
-                       {"windows", COUNTS, 1, MAX_TOKENS, NULL}},
+                       {"windows", COUNTS, 1, MAX_TOKENS, NULL},
+                       {"turns", COUNT, 2, MAX_TOKENS, NULL}},
     [EVAL_KV_FORMAT] = {SIZES,
                         {"prompt_length", COUNT, 1, MAX_TOKENS, NULL},
                         {"sequences", COUNT, 1, MAX_ROWS, NULL},
@@ -354,6 +355,7 @@ static void check_promises(gate_context *context) {
 }
 
 static void check_options(gate_context *context) {
+    static const char optional_options[] = "turns"; /* where it is not there, it is 1 */
     const option_rule *rules = option_rules[context->kind];
     char list[400] = "";
     if (!cJSON_IsObject(context->options)) {
@@ -364,7 +366,7 @@ static void check_options(gate_context *context) {
     for (int i = 0; i < MAX_OPTIONS && rules[i].key; i++) {
         const cJSON *item = member(context->options, rules[i].key);
         strcat(strcat(list, " "), rules[i].key);
-        if (item && has_form(&rules[i], item)) continue;
+        if (item ? has_form(&rules[i], item) : is_listed(optional_options, rules[i].key)) continue;
         context->options_sound = false;
         if (item) {
             gate_violate(context, "OPTIONS_FORM", "options.%s is not of the form that kakeya eval writes",

@@ -37,7 +37,10 @@ static void check_part(gate_context *context, size_t i, const char *name, kv_par
 void gate_rule_kv_formula(gate_context *context) {
     if (!context->has_geometry) return; /* refused already */
     const cJSON *backend = cJSON_GetObjectItemCaseSensitive(context->environment, "backend");
-    if (context->geometry.page_granule && (!cJSON_IsString(backend) || strncmp(backend->valuestring, "cpu", 3) == 0))
+    bool cpu = !cJSON_IsString(backend) || strncmp(backend->valuestring, "cpu", 3) == 0;
+    if (context->geometry.devices > 1 && cpu)
+        gate_violate(context, "KV_FORMULA", "%d devices, of which backend cpu has one", context->geometry.devices);
+    if (context->geometry.page_granule && cpu)
         gate_violate(context, "KV_FORMULA", "pages in granules of %zu bytes, which backend cpu does not have",
                      context->geometry.page_granule);
     for (size_t i = 0; i < context->rows.n; i++) {

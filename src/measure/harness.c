@@ -89,6 +89,7 @@ static cJSON *describe(const eval_harness *harness) {
                    engine->f_theta ? &engine->f_theta->config : NULL, backend_kv_format(format), &geometry);
     const backend_measure_ops *measure = backend_measure_find(engine->ops);
     if (measure && measure->page_granule) geometry.page_granule = measure->page_granule(engine->model);
+    if (measure && measure->devices) geometry.devices = measure->devices(engine->model);
     cJSON *sizes = kv_geometry_to_json(&geometry);
     if (sizes && cJSON_AddItemToObject(object, "kv_geometry", sizes)) return object;
     cJSON_Delete(object);

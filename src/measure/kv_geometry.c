@@ -7,14 +7,22 @@
 #include "backend/kv_bytes.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "model/part.h"
 
-enum { MAX_WINDOW = 1 << 24, MAX_HEADS = 1 << 12, MAX_HEAD_DIM = 1 << 14, MAX_RANK = 1 << 16, MAX_GRANULE = 1 << 25 };
+enum {
+    MAX_WINDOW = 1 << 24,
+    MAX_HEADS = 1 << 12,
+    MAX_HEAD_DIM = 1 << 14,
+    MAX_RANK = 1 << 16,
+    MAX_GRANULE = 1 << 25,
+    MAX_DEVICES = 64
+};
 
 static const char *const layer_names[] = {[GEMMA4_SLIDING] = "sliding", [GEMMA4_FULL] = "full"};
 
 void kv_geometry_of(const gemma4_config *verifier, const dflash_config *drafter, const f_theta_config *f_theta,
                     kv_format format, kv_geometry *out) {
-    *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL};
+    *out = (kv_geometry){.format = format, .has_drafter = drafter != NULL, .devices = 1};
     if (f_theta) {
         out->f_theta = (f_theta_config){.rank = f_theta->rank,
                                         .rank_k = f_theta->rank_k,
@@ -64,6 +72,7 @@ static cJSON *describe(const kv_geometry *g) {
         put(latents, "rank_v", g->f_theta.rank_v);
     }
     if (g->page_granule) put(object, "page_granule_bytes", (int)g->page_granule);
+    if (g->devices > 1) put(object, "devices", g->devices);
     cJSON *layers = cJSON_AddArrayToObject(object, "layers");
     for (int i = 0; i < g->verifier.layers; i++) {
         const gemma4_layer_config *l = &g->verifier.layer[i];
@@ -174,8 +183,15 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     out->page_granule = (size_t)json_int(&reader, json, "page_granule_bytes", 0, MAX_GRANULE, 0);
     if (out->page_granule & (out->page_granule - 1))
         json_fail(&reader, KAKEYA_FORMAT, "page_granule_bytes %zu is no power of two", out->page_granule);
+    out->devices = json_int(&reader, json, "devices", 1, MAX_DEVICES, 1);
     out->f_theta = read_f_theta(&reader, json);
     read_layers(&reader, json, &out->verifier);
+    for (int i = 0; i < out->verifier.layers; i++) {
+        int heads = out->verifier.layer[i].kv_heads;
+        if (reader.status == KAKEYA_OK && !model_part_kv_heads((model_part){0, out->devices}, heads))
+            json_fail(&reader, KAKEYA_FORMAT, "%d K/V heads of layers[%d] cannot be dealt to %d devices", heads, i,
+                      out->devices);
+    }
     const cJSON *drafter = json_object(&reader, json, "drafter");
     if (drafter) {
         out->has_drafter = true;
@@ -216,8 +232,17 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
         .kv_format = geometry->format,
         .keep_draft_context = !plain,
     };
-    const timeline_models models = {&geometry->verifier, geometry->has_drafter ? &geometry->drafter : NULL,
-                                    &geometry->f_theta};
+    /* K/V heads are dealt equally, so every device holds the same. */
+    gemma4_config part = geometry->verifier;
+    for (int i = 0; i < part.layers; i++)
+        part.layer[i].kv_heads = model_part_kv_heads((model_part){0, geometry->devices}, part.layer[i].kv_heads);
+    const timeline_models models = {&part, geometry->has_drafter ? &geometry->drafter : NULL, &geometry->f_theta};
     timeline t = timeline_preview(&models, &options, positions);
-    return kv_bytes(&t, geometry->page_granule);
+    backend_cache_bytes bytes = kv_bytes(&t, geometry->page_granule);
+    size_t devices = (size_t)geometry->devices;
+    return (backend_cache_bytes){.full = devices * bytes.full,
+                                 .sliding = devices * bytes.sliding,
+                                 .latent = devices * bytes.latent,
+                                 .draft = devices * bytes.draft,
+                                 .total = devices * bytes.total};
 }

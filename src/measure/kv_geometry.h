@@ -14,7 +14,9 @@ typedef struct kv_geometry {
     dflash_config drafter;  /* layers, kv_heads, head_dim and sliding_window alone */
     f_theta_config f_theta; /* input, ranks, shared_latent, latents and aux_layers alone; rank 0: none */
     kv_format format;       /* of resident K/V and latents */
-    size_t page_granule;    /* bytes that growing stores take at a time; 0: every page is an allocation of its own */
+    int devices;            /* that share the model, 1 or more; sizes are those of the whole model */
+    size_t page_granule;    /* bytes that growing stores take from a device at a time; 0: every page is an allocation of
+                               its own */
 } kv_geometry;
 
 /* f_theta and drafter may be NULL. */

@@ -37,9 +37,9 @@ static kakeya_status open_f_theta(kakeya_engine *engine, const kakeya_engine_opt
     char *f_theta = NULL;
     const dflash_config *drafter = parts->drafter ? &parts->drafter->config : NULL;
     f_theta_config config;
-    if (options->synthetic && options->f_theta && strcmp(options->f_theta, "synthetic") == 0)
-        return synthetic_f_theta(parts->ops, &parts->verifier->config, drafter, &engine->account, &parts->f_theta,
-                                 error);
+    if (options->synthetic && options->f_theta && synthetic_is_f_theta(options->f_theta))
+        return synthetic_f_theta(parts->ops, options->f_theta, &parts->verifier->config, drafter, &engine->account,
+                                 &parts->f_theta, error);
     kakeya_status status =
         companion_directory(options->f_theta, directory, "-f-theta", &f_theta, &engine->f_theta_sought, error);
     bool fits = true;

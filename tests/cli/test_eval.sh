@@ -73,11 +73,19 @@ if ! short_sweeps; then
         '(.summary.arms | map({(.policy): .kl_from_native}) | add) as $kl | $kl.restored < $kl["sink-window"]'
     json_holds "perplexity is the reference's within 1 %" \
         '.summary.arms[] | select(.policy == "native") | .perplexity - 2.64981 | fabs < 0.026'
+    works "eval fidelity of a third turn" eval fidelity --ids-json tests/data/eval/fidelity.json --max-sequences 1 --precision f32 \
+        --turns 3 --policies native,restored --report "$WORK/turns.json" --json
+    json_holds "is that of the same tokens" '.summary.arms | all(.scored_tokens == 64) and .[0].kl_from_native == 0'
+    check "its report says so" jq -e '.options.turns == 3' "$WORK/turns.json"
+    run gate "$WORK/turns.json"
+    check "and the gate knows that option" sh -c '! grep -E "OPTIONS|COMMAND" "$1" "$2"' - "$WORK/out" "$WORK/err"
+    fails_with "turns that do not fit" "a prompt of 600 tokens is too short for the turns before turn 6, of 2 x 64" \
+        eval fidelity --ids-json tests/data/eval/fidelity.json --max-sequences 1 --turns 6
     works "eval lossless" eval lossless --prompts 2 --max-tokens 4 --reference-prompts 0 --json
     json_holds "no token differs" '.summary.lossless | .comparisons == 20 and .differences == 0'
-    works "eval lossless with K/V in 8 bits" eval lossless --kv-format q8 --prompts 5 --max-tokens 6 --reference-prompts 1 --json \
+    works "eval lossless with K/V in 8 bits" eval lossless --kv-format q8 --prompts 5 --max-tokens 4 --reference-prompts 0 --json \
         --report "$WORK/q8.json"
-    json_holds "no token differs there" '.summary.lossless | .comparisons > 40 and .differences == 0'
+    json_holds "no token differs there" '.summary.lossless | .comparisons == 50 and .differences == 0'
     works "whose report passes the gate, which derives its bytes of K/V" gate "$WORK/q8.json"
 fi
 sessions=5 compositions=2

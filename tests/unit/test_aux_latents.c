@@ -8,6 +8,7 @@
 #include "backend/cpu/cache.h"
 #include "backend/kv_bytes.h"
 #include "backend/latent_row.h"
+#include "backend/synthetic.h"
 #include "measure/kv_geometry.h"
 
 /* ------------------------------------------------------------------------------------------------------- forms */
@@ -501,8 +502,48 @@ static void geometry_of_reports(void **state) {
     }
 }
 
+/* f_thetas that are made up: of the published ranks, or of those that the description names. */
+static void described_ranks(void **state) {
+    (void)state;
+    static const struct {
+        const char *description;
+        int rank_k, rank_v; /* 0: refused */
+    } cases[] = {{"synthetic", F_THETA_PUBLISHED_RANK, F_THETA_PUBLISHED_RANK},
+                 {"synthetic:128,256", 128, 256},
+                 {"synthetic:8,8", 8, 8},
+                 {"synthetic:", 0, 0},
+                 {"synthetic:128", 0, 0},
+                 {"synthetic:128,", 0, 0},
+                 {"synthetic:0,8", 0, 0},
+                 {"synthetic:8,-8", 0, 0},
+                 {"synthetic:8,8,8", 0, 0},
+                 {"synthetic:99999999999999999999,8", 0, 0}};
+    kakeya_error e;
+    tiny d;
+    tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
+    tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        f_theta_model *f = NULL;
+        assert_true(synthetic_is_f_theta(cases[i].description));
+        kakeya_status status =
+            synthetic_f_theta(d.ops, cases[i].description, &d.verifier->config, &d.drafter->config, &d.account, &f, &e);
+        assert_int_equal(status, cases[i].rank_k ? KAKEYA_OK : KAKEYA_INVALID_ARGUMENT);
+        if (status) {
+            assert_non_null(strstr(e.message, cases[i].description));
+            continue;
+        }
+        assert_int_equal(f->config.rank_k, cases[i].rank_k);
+        assert_int_equal(f->config.rank_v, cases[i].rank_v);
+        f_theta_model_close(f);
+    }
+    assert_false(synthetic_is_f_theta("synthetics"));
+    assert_false(synthetic_is_f_theta("models/synthetic"));
+    tiny_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(described_ranks),
         cmocka_unit_test(codes),
         cmocka_unit_test(latents_of_prompt),
         cmocka_unit_test(forms_agree),

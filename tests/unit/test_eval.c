@@ -62,6 +62,7 @@ static void fidelity_reproduces_the_reference(void **state) {
     const char *const *policies = sweep_short() ? some : all;
     const int windows[] = {64};
     eval_setup setup = setup_for("fidelity", KAKEYA_PRECISION_F32);
+    setup.engine.f_theta = KAKEYA_TEST_DATA "/golden/demo-f-theta-regression"; /* the reference's */
     const size_t sequences = sweep_short() ? 1 : 2, n_policies = sweep_short() ? 3 : 4;
     eval_fidelity_options options = {.ids_json = path,
                                      .max_sequences = (int)sequences,
@@ -143,7 +144,9 @@ static void every_mode_gives_the_same_tokens(void **state) {
     /* a short run has one needle in every mode, the long one code and random text, too, and the slow references */
     const int prompts = sweep_short() ? 1 : 3, references = sweep_short() ? 0 : 1;
     eval_lossless_options options = {.prompts = prompts,
-                                     .max_tokens = sweep_short() ? 3 : 12,
+                                     .max_tokens = sweep_short()   ? 3
+                                                   : sweep_whole() ? 12
+                                                                   : 6,
                                      .seed = 12, /* a short needle */
                                      .files = &source,
                                      .n_files = 1,
@@ -171,7 +174,9 @@ static void batches_give_the_same_tokens(void **state) {
     static const char *const command[] = {"kakeya", "eval", "lossless", "--batch"};
     setup.argc = 4;
     setup.argv = command;
-    eval_lossless_batch_options options = {.compositions = sweep_short() ? 1 : 4,
+    eval_lossless_batch_options options = {.compositions = sweep_short()   ? 1
+                                                           : sweep_whole() ? 4
+                                                                           : 2,
                                            .sessions = sweep_short() ? 3 : 12,
                                            .max_tokens = sweep_short() ? 6 : 16,
                                            .seed = 11,

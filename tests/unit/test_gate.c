@@ -413,6 +413,14 @@ static void consistent_geometry(eval_report *r) {
     cJSON_ReplaceItemInObject(r->environment, "kv_geometry", kv_geometry_to_json(&geometry));
     cJSON_ReplaceItemInObject(r->environment, "sliding_window", cJSON_CreateNumber(100000));
 }
+static void two_devices(eval_report *r) {
+    kv_geometry geometry;
+    kakeya_error error;
+    assert_int_equal(kv_geometry_from_json(cJSON_GetObjectItem(r->environment, "kv_geometry"), &geometry, &error),
+                     KAKEYA_OK);
+    geometry.devices = 2;
+    cJSON_ReplaceItemInObject(r->environment, "kv_geometry", kv_geometry_to_json(&geometry));
+}
 static void silent_geometry(eval_report *r) {
     const cJSON *geometry = cJSON_GetObjectItem(r->environment, "kv_geometry");
     cJSON_DeleteItemFromObject(cJSON_GetObjectItem(geometry, "layers")->child, "k_eq_v");
@@ -699,6 +707,7 @@ static const broken_case cases[] = {
     ROWS("KV_GEOMETRY", EVAL_NIAH, wide_geometry),
     ROWS("KV_GEOMETRY", EVAL_LOSSLESS, silent_geometry),
     ROWS("KV_FORMULA", EVAL_NIAH, consistent_geometry),
+    ROWS("KV_FORMULA", EVAL_NIAH, two_devices),
     ROWS("KV_FORMULA", EVAL_NIAH, answers_to_shorter_prompts),
     ROWS("ROW_UNPROMISED", EVAL_NIAH, window_beyond_int),
     JSON("KV_FORMULA", EVAL_FIDELITY, restored_called_restored_all),

@@ -120,8 +120,8 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
     REQUIRE_OK(gemma4_model_open(path, &account, &verifier, error));
     if (demo) {
         REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &verifier->config, &account, &drafter, error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &verifier->config, &drafter->config, &account,
-                                      &f_theta, error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &verifier->config,
+                                      &drafter->config, &account, &f_theta, error));
         REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors", &vectors, error));
     } else {
         snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, c->name);

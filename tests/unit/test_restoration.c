@@ -18,13 +18,15 @@ typedef struct demo {
     const backend_ops *ops;
 } demo;
 
-static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
+/* What the reference vectors were made with: an f_theta fitted to K/V themselves. */
+#define REFERENCE_F_THETA KAKEYA_TEST_DATA "/golden/demo-f-theta-regression"
+
+static void demo_open_with(demo *d, kakeya_precision precision, const char *isa, const char *f_theta) {
     memset(d, 0, sizeof *d);
     mem_account_init(&d->account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d->account, &d->verifier, error));
     REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d->verifier->config, &d->account, &d->drafter, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d->verifier->config, &d->drafter->config, &d->account,
-                                  &d->f_theta, error));
+    REQUIRE_OK(f_theta_model_open(f_theta, &d->verifier->config, &d->drafter->config, &d->account, &d->f_theta, error));
     d->ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d->verifier,
                                      .drafter = d->drafter,
@@ -34,6 +36,10 @@ static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
                                      .threads = 2,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
+}
+
+static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
+    demo_open_with(d, precision, isa, KAKEYA_MODELS "/demo-f-theta");
 }
 
 static void demo_close(demo *d) {
@@ -192,7 +198,7 @@ static void product(const cpu_kernels *k, const weight *w, const float *x, int r
 static void f_theta_map(void **state) {
     (void)state;
     demo d;
-    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    demo_open_with(&d, KAKEYA_PRECISION_F32, NULL, REFERENCE_F_THETA);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
     const f_theta_model *f = d.f_theta;
@@ -257,14 +263,12 @@ static void check_policy(demo *d, safetensors *file, int index, const char *poli
 static void policies_of_reference(void **state) {
     (void)state;
     demo d;
-    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    demo_open_with(&d, KAKEYA_PRECISION_F32, NULL, REFERENCE_F_THETA);
     safetensors *file = NULL;
     REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
-    for (int i = 0; i < (sweep_whole() ? 3 : 1); i++) {
-        check_policy(&d, file, i, "native", KAKEYA_ATTENTION_NATIVE);
-        check_policy(&d, file, i, "drop", KAKEYA_ATTENTION_SINK_WINDOW);
-        check_policy(&d, file, i, "restored", KAKEYA_ATTENTION_RESTORED);
-    }
+    check_policy(&d, file, 0, "native", KAKEYA_ATTENTION_NATIVE);
+    check_policy(&d, file, 0, "drop", KAKEYA_ATTENTION_SINK_WINDOW);
+    for (int i = 0; i < (sweep_whole() ? 3 : 1); i++) check_policy(&d, file, i, "restored", KAKEYA_ATTENTION_RESTORED);
     safetensors_close(file);
     demo_close(&d);
 }
@@ -407,6 +411,8 @@ static void lossless_across_blocks(void **state) {
         int32_t tokens[TOTAL];
         random_tokens(tokens, TOTAL, (int)vocab, 7);
         for (int p = sweep_short() ? 3 : 0; p < POLICIES; p += sweep_short() ? 3 : 1) {
+            /* in 8 bits every other policy: what they change is in the two others' pairs */
+            if (!sweep_short() && !sweep_whole() && kind > 1 && p % 2 == 0) continue;
             kv_format kv = (kv_format)kind;
             d.f_theta->config.input = policies[p].input;
             run_turns(&d, &policies[p], kv, 0, tokens, reference);

@@ -120,6 +120,59 @@ static void test_memory_limit(void **state) {
     close_all(session, engine, &script);
 }
 
+/* Answers whose logits do not fit together are computed in smaller groups, down to one by one, with the same tokens. */
+static void test_logits_without_memory(void **state) {
+    (void)state;
+    enum { SESSIONS = 4, PROMPT = 10, NEW = 3, END = PROMPT + 1 + NEW };
+    enum { VOCAB = 4096, ROW = VOCAB * sizeof(float), SAMPLING = 4 * ROW };
+    kakeya_generate_options first, answer;
+    kakeya_generate_options_init(&first);
+    first.max_tokens = 1;
+    kakeya_generate_options_init(&answer);
+    answer.mode = KAKEYA_MODE_AR;
+    answer.ignore_stop_tokens = true;
+    answer.max_tokens = NEW;
+    answer.sampling.temperature = 1;
+    answer.presence_penalty = 0.5f; /* whole rows of logits, and room to sample from one of them */
+    kakeya_request_options ask;
+    kakeya_request_options_init(&ask);
+    ask.generate = &answer;
+    /* Room behind what sessions hold (0: no limit), and the forwards of all: four together, in pairs, one by one. */
+    const struct {
+        size_t room;
+        int forwards;
+    } cases[] = {{0, NEW},
+                 {SAMPLING + 12 * ROW, NEW},
+                 {SAMPLING + 5 * ROW, 2 * NEW},
+                 {SAMPLING + 3 * ROW + ROW / 2, SESSIONS * NEW}};
+    int32_t expected[SESSIONS][END];
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        fake_script script = fake_script_default();
+        kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.vocab = VOCAB});
+        kakeya_session *sessions[SESSIONS];
+        kakeya_request *requests[SESSIONS];
+        for (int i = 0; i < SESSIONS; i++) {
+            int32_t prompt[PROMPT];
+            sessions[i] = fake_session(engine, NULL);
+            fake_prompt(prompt, PROMPT, 7 + (uint32_t)i, VOCAB);
+            ok(kakeya_session_sync(sessions[i], prompt, PROMPT, NULL, NULL, NULL, error));
+            ok(kakeya_session_generate(sessions[i], &first, NULL, error)); /* the prompt's row of logits goes */
+        }
+        if (cases[c].room) engine->account.limit_bytes = mem_total(&engine->account) + cases[c].room;
+        int forwards = script.calls[FAKE_FORWARD];
+        for (int i = 0; i < SESSIONS; i++) ok(kakeya_session_submit(sessions[i], &ask, &requests[i], error));
+        for (int i = 0; i < SESSIONS; i++) ok(kakeya_request_wait(requests[i], NULL, error));
+        assert_int_equal(script.calls[FAKE_FORWARD] - forwards, cases[c].forwards);
+        for (int i = 0; i < SESSIONS; i++) {
+            if (c == 0) memcpy(expected[i], sessions[i]->timeline.tokens, sizeof expected[i]);
+            assert_timeline(sessions[i], expected[i], END, "with little memory");
+        }
+        engine->account.limit_bytes = 0;
+        for (int i = 1; i < SESSIONS; i++) kakeya_session_close(sessions[i]);
+        close_all(sessions[0], engine, &script);
+    }
+}
+
 static void expect_refusal(kakeya_status status, const kakeya_error *error, const char *text) {
     assert_int_equal(status, KAKEYA_INVALID_ARGUMENT);
     if (!strstr(error->message, text)) fail_msg("'%s' does not name '%s'", error->message, text);
@@ -225,11 +278,9 @@ static void test_steps_grow_again(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_injected_failures),
-        cmocka_unit_test(test_spoilt_cache_is_replaced),
-        cmocka_unit_test(test_memory_limit),
-        cmocka_unit_test(test_steps_grow_again),
-        cmocka_unit_test(test_refusals_name_the_values),
+        cmocka_unit_test(test_injected_failures), cmocka_unit_test(test_spoilt_cache_is_replaced),
+        cmocka_unit_test(test_memory_limit),      cmocka_unit_test(test_logits_without_memory),
+        cmocka_unit_test(test_steps_grow_again),  cmocka_unit_test(test_refusals_name_the_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,8 +45,8 @@ static inline void tiny_open_on(tiny *d, const char *verifier, const char *draft
                                 const char *isa, int threads) {
     tiny_open_weights(d, verifier, drafter);
     if (drafter)
-        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, false, &d->account, &d->f_theta,
-                                            error));
+        REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, F_THETA_PUBLISHED_RANK,
+                                            F_THETA_PUBLISHED_RANK, false, &d->account, &d->f_theta, error));
     tiny_complete(d, precision, isa, threads);
 }
 
