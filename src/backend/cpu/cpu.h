@@ -4,7 +4,7 @@
  *   matrix.h        batches of matrix products              attention.h     flash attention over blocks of 16 keys
  *   experts.h       router and mixture of experts           head.h          logits and greedy choices
  *   rope.h          tables of cosines and sines             screen.h        int8 bounds of logits
- *   stores.h        memory of a cache                       cache.h         timeline and stores in step
+ *   stores.h        kernels of stored rows                  cache.h         a cache and what follows its rows
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics

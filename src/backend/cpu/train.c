@@ -30,7 +30,7 @@ static kakeya_status train_forward(backend_model *m, backend_cache *cache, const
     m->watch = &watch;
     kakeya_status status = cpu_forward(m, &segment, 1, error);
     m->watch = NULL;
-    if (!status) status = cpu_cache_commit(cache, n, error);
+    if (!status) status = host_cache_commit(cache, n, error);
     mem_free(memory);
     return status;
 }

@@ -1,4 +1,4 @@
-#include "backend/cpu/stores.h"
+#include "backend/host_stores.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +84,7 @@ static kakeya_status ring_allocate(backend_cache *c, ring_store *ring, mem_tag t
 
 /* Rings of `capacity` for all sliding layers; `which`: the one of its three. */
 static kakeya_status rings_allocate(backend_cache *c, size_t which, int capacity, kakeya_error *error) {
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_RING) continue;
         ring_store *ring = (ring_store *)(void *)((char *)&c->layer[i] + which);
         kakeya_status status = ring_allocate(c, ring, MEM_KV_SLIDING, c->t.layer[i].has_keys,
@@ -138,7 +138,7 @@ static kakeya_status create_backlog(backend_cache *c, kakeya_error *error) {
 /* Pages [c->end_page, end) of every store that grows. A page that is there already stays. */
 static kakeya_status grow_pages(backend_cache *c, int end, kakeya_error *error) {
     for (; c->end_page < end; c->end_page++) {
-        for (int i = 0; i < c->model->config->layers; i++) {
+        for (int i = 0; i < c->t.models.verifier->layers; i++) {
             if (c->t.layer[i].kind != STORE_PAGES || c->end_page < c->first_page || c->layer[i].pages[c->end_page])
                 continue;
             unsigned char *page = mem_alloc(c->account, MEM_KV_FULL, page_bytes(c, i));
@@ -165,7 +165,7 @@ static void share(backend_cache *c, unsigned char **pages, unsigned char *const 
 }
 
 static void share_pages(backend_cache *c, const backend_cache *from) {
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind == STORE_PAGES)
             share(c, c->layer[i].pages, from->layer[i].pages, c->t.first_page, first_open_page(c));
     }
@@ -187,7 +187,7 @@ static kakeya_status own(backend_cache *c, unsigned char **pages, int begin, mem
 
 kakeya_status stores_own_pages(backend_cache *c, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    for (int i = 0; !status && i < c->model->config->layers; i++) {
+    for (int i = 0; !status && i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_PAGES) continue;
         status = own(c, c->layer[i].pages, first_open_page(c), MEM_KV_FULL, page_bytes(c, i),
                      "K/V of a full-attention layer", error);
@@ -209,7 +209,7 @@ static size_t foreign_bytes(const backend_cache *c, unsigned char *const *pages,
 
 size_t stores_shared_full(const backend_cache *c) {
     size_t bytes = 0;
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind == STORE_PAGES) bytes += foreign_bytes(c, c->layer[i].pages, page_bytes(c, i));
     }
     return bytes;
@@ -221,7 +221,7 @@ size_t stores_shared_latent(const backend_cache *c) {
 
 kakeya_status stores_create(backend_cache *c, const backend_cache *from, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    for (int i = 0; !status && i < c->model->config->layers; i++) status = create_layer(c, i, error);
+    for (int i = 0; !status && i < c->t.models.verifier->layers; i++) status = create_layer(c, i, error);
     if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
@@ -246,7 +246,7 @@ static void free_pages(unsigned char **pages, int begin, int end) {
 
 void stores_destroy(backend_cache *c) {
     int slots = (int)page_slots(c);
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         layer_store *s = &c->layer[i];
         ring_store *rings[] = {&s->ring, &s->grown, &s->kept, &s->sink};
         for (int r = 0; r < 4; r++) ring_free(rings[r]);
@@ -268,7 +268,7 @@ void stores_destroy(backend_cache *c) {
 
 void stores_trim(backend_cache *c) {
     int slots = (int)page_slots(c);
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         ring_free(&c->layer[i].grown);
         ring_free(&c->layer[i].kept);
         free_pages(c->layer[i].pages, c->first_page, c->t.first_page);
@@ -285,7 +285,7 @@ void stores_trim(backend_cache *c) {
 
 static kakeya_status reserve_aside(backend_cache *c, kakeya_error *error) {
     size_t bytes = 0;
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind == STORE_RING) bytes += kv_row_bytes(c, i) * (c->t.layer[i].has_keys ? 2 : 1);
     }
     c->aside = mem_alloc(c->account, MEM_WORKSPACE, bytes);
@@ -319,7 +319,7 @@ static void move_ring(backend_cache *c, int layer, ring_store *from, int from_ca
 /* Copies the row of `position` of every ring to or from where it is set aside. */
 static void transfer_aside(backend_cache *c, int position, int capacity, bool back) {
     unsigned char *at = c->aside;
-    for (int i = 0; i < c->model->config->layers; i++) {
+    for (int i = 0; i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_RING) continue;
         size_t row = kv_row_bytes(c, i);
         for (int is_k = 0; is_k < (c->t.layer[i].has_keys ? 2 : 1); is_k++, at += row) {
@@ -330,7 +330,7 @@ static void transfer_aside(backend_cache *c, int position, int capacity, bool ba
 }
 
 void stores_begin(backend_cache *c, const timeline_step *step) {
-    for (int i = 0; step->ring_capacity != c->t.ring_capacity && i < c->model->config->layers; i++) {
+    for (int i = 0; step->ring_capacity != c->t.ring_capacity && i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_RING) continue;
         layer_store *s = &c->layer[i];
         move_ring(c, i, &s->ring, c->t.ring_capacity, &s->grown, step->ring_capacity, step->moved);
@@ -339,7 +339,7 @@ void stores_begin(backend_cache *c, const timeline_step *step) {
 }
 
 void stores_keep(backend_cache *c, const timeline_keep *keep) {
-    for (int i = 0; keep->ring_capacity && i < c->model->config->layers; i++) {
+    for (int i = 0; keep->ring_capacity && i < c->t.models.verifier->layers; i++) {
         if (c->t.layer[i].kind != STORE_RING) continue;
         layer_store *s = &c->layer[i];
         move_ring(c, i, &s->ring, c->t.ring_capacity, &s->kept, keep->ring_capacity, keep->moved);
@@ -356,7 +356,7 @@ static void copy_ring(ring_store *to, const ring_store *from, size_t bytes) {
 
 void stores_copy(backend_cache *to, const backend_cache *from) {
     const timeline *t = &from->t;
-    for (int i = 0; i < from->model->config->layers; i++) {
+    for (int i = 0; i < from->t.models.verifier->layers; i++) {
         if (t->layer[i].kind == STORE_NONE) continue;
         const layer_store *s = &from->layer[i];
         if (s->sink.v) copy_ring(&to->layer[i].sink, &s->sink, kv_row_bytes(from, i) * (size_t)t->options.sink);
