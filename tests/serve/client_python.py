@@ -110,7 +110,7 @@ def errors():
         session.append(PROMPT)
         raises(InvalidArgumentError, lambda: session.generate(max_tokens=0), grpc.StatusCode.INVALID_ARGUMENT)
         raises(InvalidArgumentError, lambda: session.append([1 << 20]), grpc.StatusCode.INVALID_ARGUMENT)
-        running = session.generate(max_tokens=4000)
+        running = session.generate(max_tokens=8000, temperature=2.0)  # hardly a draft holds: many seconds
         next(running)
         raises(KakeyaError, lambda: session.append([1]), grpc.StatusCode.ABORTED)
         running.close()

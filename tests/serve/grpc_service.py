@@ -334,8 +334,8 @@ def truncated():
 
 
 def long_answer(service, session):
-    """A stream that is being answered: its first token has come."""
-    call = service.generate(session, 4000)
+    """A stream that is being answered: its first token has come. Hardly a draft holds, so that it takes many seconds."""
+    call = service.generate(session, 8000, temperature=2.0, seed=1)
     holds(next(call).WhichOneof("payload") == "token_id", "the first token")
     return call
 
@@ -497,8 +497,16 @@ def stalled_reader():
 @test("sessions expire when they are idle; asking about them does not keep them")
 def expiry():
     with Service(ttl=1) as service:
-        session = start(service)
-        equal(service.info(session).history_length, len(PROMPT))
+        def begun():
+            """A session that was there for a moment: where the machine stands still it is gone before it is asked for."""
+            try:
+                session = start(service)
+                equal(service.info(session).history_length, len(PROMPT))
+                return session
+            except grpc.RpcError as error:
+                equal(error.code(), Code.NOT_FOUND)
+
+        session = eventually(begun, "a session")
 
         def gone():
             try:

@@ -98,11 +98,11 @@ def chat(text, **more):
     return {"model": "demo", "messages": [user(text)], "temperature": 0, **more}
 
 
-LONG = dict(max_tokens=7000, ignore_eos=True)
+LONG = dict(max_tokens=7000, ignore_eos=True, temperature=2)  # hardly a draft holds: many seconds anywhere
 
 
 def stream(server, body, timeout=None):
-    """A stream whose head has come: the reply and its connection."""
+    """A stream whose head has come: the reply and its connection. Under a limit of time that may be over before the head comes."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout or WAIT)
     connection.request("POST", "/v1/chat/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
     reply = connection.getresponse()
@@ -117,17 +117,29 @@ def events(reply):
     return [x for x in lines if x.startswith(":")], [json.loads(x[6:]) for x in lines[:-2] if x.startswith("data: ")]
 
 
+def within_limit(function):
+    """What a small request brings. Where the machine stands still for longer than --request-timeout, the request is made again."""
+    def once():
+        try:
+            return function()
+        except AssertionError as e:
+            holds("503" in str(e), str(e))
+
+    return eventually(once, "a small request is answered in time")
+
+
 @test("--request-timeout ends an answer, whole or streamed, and nothing else")
 def _():
     s = Server("--request-timeout", "1", "--threads", "1")
     reply = s.post("/v1/chat/completions", chat("Hello.", **LONG))
     equal((reply.status, reply.error["code"], reply.headers.get("x-should-retry")), (503, "timeout", "false"))
-    reply, connection = stream(s, chat("Hello.", **LONG))
+    reply, connection = within_limit(lambda: stream(s, chat("Hello.", **LONG)))
     last = events(reply)[1][-1]
     equal(last["error"]["code"], "timeout")
     connection.close()
-    ask(s, [user("Hello.")])
-    equal(s.metric("kakeya_requests_finished_total", reason="error"), 2)
+    within_limit(lambda: ask(s, [user("Hello.")]))
+    over = s.log().count("completions 503 ") + 1  # and the one that was over in mid-stream
+    equal(s.metric("kakeya_requests_finished_total", reason="error"), over)
     equal(s.metric("kakeya_requests_finished_total", reason="cancelled"), 0)
     equal(s.get("/slots").json, [])
     s.stop()
@@ -217,22 +229,27 @@ def _():
 def _():
     s = Server("--drafter", "none")
     plain = ask(s, [user(TEXT)], max_tokens=120, ignore_eos=True)[0]
-    for content in (plain, [{"type": "text", "text": plain[:100]}, {"type": "text", "text": plain[100:]}], "Nothing like it. " * 9, ""):
+
+    def predicted(content):
         reply = s.post("/v1/chat/completions", chat(TEXT, max_tokens=120, ignore_eos=True,
                                                     prediction={"type": "content", "content": content}))
         equal(reply.status, 200, reply.body[:300])
         equal(reply.json["choices"][0]["message"]["content"], plain)
-        details = reply.json["usage"]["completion_tokens_details"]
-        if content == "":
-            equal((details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]), (0, 0))
-        elif content is plain or isinstance(content, list):
-            holds(details["accepted_prediction_tokens"] > 40, details)
-        else:
-            equal(details["accepted_prediction_tokens"], 0)
         holds("prediction" not in reply.headers.get("x-kakeya-ignored", ""), reply.headers)
-    usage = events(stream(s, chat(TEXT, max_tokens=120, ignore_eos=True, prediction={"type": "content", "content": plain},
-                                  stream_options={"include_usage": True}))[0])[1][-1]["usage"]
-    holds(usage["completion_tokens_details"]["accepted_prediction_tokens"] > 40, usage)
+        details = reply.json["usage"]["completion_tokens_details"]
+        return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+    def streamed():
+        chunks = events(stream(s, chat(TEXT, max_tokens=120, ignore_eos=True, prediction={"type": "content", "content": plain},
+                                       stream_options={"include_usage": True}))[0])[1]
+        return chunks[-1]["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+
+    # Whether drafts are tried depends on what forwards have taken: where the machine stood still in one, it may be few.
+    eventually(lambda: predicted(plain)[0] > 40, "a text")
+    eventually(lambda: predicted([{"type": "text", "text": plain[:100]}, {"type": "text", "text": plain[100:]}])[0] > 40, "its parts")
+    eventually(lambda: streamed() > 40, "in a stream")
+    equal(predicted("Nothing like it. " * 9)[0], 0)
+    equal(predicted(""), (0, 0))
     for wrong, param in (("x", "prediction"), ({"type": "content"}, "prediction.content"),
                          ({"type": "content", "content": 3}, "prediction.content"), ({"type": "image", "content": "x"}, "prediction.type"),
                          ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content")):
@@ -260,11 +277,14 @@ def _():
     expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)).json["choices"] for p in prompts]
     plain.stop()
     s = Server("--memory-limit", "44M", "--context", "1000", "--cache-ram", "0", "--threads", "2")  # with the demo and its workspace
-    replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)) for p in prompts])
-    for i, reply in enumerate(replies):
-        equal(reply.status, 200, reply.body[:200])
-        equal(reply.json["choices"], expected[i], i)
-    equal(s.metric("kakeya_requests_finished_total", reason="length"), 5)
+    for again in range(1, 21):  # until they have met: where threads stand still they come one after the other
+        replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)) for p in prompts])
+        for i, reply in enumerate(replies):
+            equal(reply.status, 200, reply.body[:200])
+            equal(reply.json["choices"], expected[i], i)
+        equal(s.metric("kakeya_requests_finished_total", reason="length"), 5 * again)
+        if s.metric("kakeya_preemptions_total") > 0:
+            break
     holds(s.metric("kakeya_preemptions_total") > 0, "nobody gave way")
     s.stop()
 
@@ -274,10 +294,9 @@ def _():
     s = Server("--keep-alive", "0.2", "--sse-ping", "0.5", "--max-stall-ms", "1", "--threads", "1")
     others = [stream(s, chat(f"{i}", **LONG)) for i in range(3)]  # beside them the prompt is computed in small pieces
     reply, connection = stream(s, chat(TEXT * 3, max_tokens=4))
-    begun = time.monotonic()
     comments, chunks = events(reply)
-    took = time.monotonic() - begun
     equal(chunks[-1]["choices"][0]["finish_reason"], "length")
+    took = next(c["timings"]["prompt_ms"] for c in chunks if "timings" in c) / 1000  # by the server's clock
     if took < 2:
         raise Skip(f"the prompt took {took:.1f} s alone")
     holds([c for c in comments if c.startswith(": prompt ")], f"{comments} in {took} s")
@@ -348,7 +367,13 @@ def _():
     path = os.path.join(folder, "clock-sessions")
     s = Server("--request-timeout", "3", "--threads", "1", "--keep-alive", "30", "--drain", "1", "--session-dir", path,
                environment={"LD_PRELOAD": library, "SHIFT": clock})
-    created = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2)).json["created"]
+
+    def small():
+        reply = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2))
+        equal(reply.status, 200)
+        return reply.json["created"]
+
+    created = within_limit(small)
     idle = s.connect()
     for hour in (-3600, 3600):
         set_clock(0)
@@ -357,7 +382,7 @@ def _():
             long = pool.submit(s.post, "/v1/chat/completions", chat("Hello.", **LONG))
             time.sleep(0.5)
             set_clock(hour)
-            now = s.post("/v1/chat/completions", chat("Hello.", max_tokens=2)).json["created"]
+            now = within_limit(small)
             holds(abs(now - created - hour) < 600, "the server's calendar has changed")
             reply = long.result()
         equal(reply.error["code"], "timeout")
@@ -366,9 +391,9 @@ def _():
     holds(idle.recv(100).startswith(b"HTTP/1.1 200 "), "the idle connection is still there")
     idle.close()
     set_clock(-3600)
-    first, _ = ask(s, [user(TEXT)])
+    first, _ = within_limit(lambda: ask(s, [user(TEXT)]))
     eventually(lambda: files(path), "a checkpoint is saved two seconds later")
-    stream(s, chat("Hello.", **LONG))
+    within_limit(lambda: stream(s, chat("Hello.", **LONG)))
     equal(s.stop(), 0)
     s = Server("--session-dir", path)
     equal(ask(s, [user(TEXT)])[0], first)

@@ -622,7 +622,7 @@ def _():
 def _():
     s = Server("--name", "demo", "--drain", "0")
     stream = s.connect()
-    body = json.dumps({"model": "demo", "input": "Count up.", "stream": True, "ignore_eos": True}).encode()
+    body = json.dumps({"model": "demo", "input": "Count up.", "stream": True, "temperature": 2, "ignore_eos": True}).encode()
     stream.sendall(b"POST /v1/responses HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     data = b""
     while data.count(b"output_text.delta") < 4:
@@ -642,7 +642,7 @@ def _():
 @test("a client that leaves is noticed: nothing is computed for it, and its response says cancelled")
 def _():
     s = Server("--name", "demo")
-    stream = client(s).responses.create(model="demo", input="Count up.", stream=True, extra_body={"ignore_eos": True})
+    stream = client(s).responses.create(model="demo", input="Count up.", stream=True, temperature=2, extra_body={"ignore_eos": True})
     id = next(stream).response.id
     stream.close()
     eventually(lambda: s.get(f"/v1/responses/{id}").json["status"] == "cancelled", "the response ends")

@@ -337,7 +337,7 @@ def _():
 @test("forwards and their tokens are counted while an answer runs")
 def _():
     s = Server()
-    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 6000, "temperature": 0,
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 6000, "temperature": 2,
             "ignore_eos": True, "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", s.port, timeout=WAIT)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})

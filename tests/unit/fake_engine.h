@@ -2,6 +2,8 @@
 #ifndef KAKEYA_TESTS_FAKE_ENGINE_H
 #define KAKEYA_TESTS_FAKE_ENGINE_H
 
+#include <semaphore.h>
+
 #include "fake_backend.h"
 #include "session/scheduler.h"
 
@@ -53,6 +55,48 @@ static inline kakeya_session *fake_session(kakeya_engine *engine, const kakeya_s
 /* A prompt of n tokens that depends on the seed. */
 static inline void fake_prompt(int32_t *tokens, size_t n, uint64_t seed, int vocab) {
     for (size_t i = 0; i < n; i++) tokens[i] = (int32_t)(random_uniform_at(seed, i) * vocab);
+}
+
+/* Requests that are submitted while an engine is held meet in its next step, however long submitting them takes. */
+typedef struct fake_hold {
+    kakeya_session *session; /* of one token: its request is done without a forward */
+    kakeya_request *request;
+    sem_t go_on;
+} fake_hold;
+
+static inline void fake_hold_until_posted(void *user) {
+    while (sem_wait(user) != 0) continue;
+}
+
+/* Takes the memory of a session until fake_hold_close. */
+static inline void fake_hold_open(fake_hold *hold, kakeya_engine *engine) {
+    kakeya_error error = {0};
+    *hold = (fake_hold){.session = fake_session(engine, NULL)};
+    assert_int_equal(sem_init(&hold->go_on, 0, 0), 0);
+    if (kakeya_session_sync(hold->session, (int32_t[]){1}, 1, NULL, NULL, NULL, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+}
+
+static inline void fake_hold_begin(fake_hold *hold) {
+    kakeya_error error = {0};
+    kakeya_request_options options;
+    kakeya_request_options_init(&options);
+    options.tokens = (int32_t[]){1};
+    options.n_tokens = 1;
+    options.on_done = fake_hold_until_posted;
+    options.done_user = &hold->go_on;
+    if (kakeya_session_submit(hold->session, &options, &hold->request, &error) != KAKEYA_OK)
+        fail_msg("%s", error.message);
+}
+
+static inline void fake_hold_end(fake_hold *hold) {
+    assert_int_equal(sem_post(&hold->go_on), 0);
+    assert_int_equal(kakeya_request_wait(hold->request, NULL, NULL), KAKEYA_OK);
+}
+
+static inline void fake_hold_close(fake_hold *hold) {
+    kakeya_session_close(hold->session);
+    sem_destroy(&hold->go_on);
 }
 
 /* ----------------------------------------------------------------------------------------------------- checks */

@@ -215,7 +215,7 @@ static void test_shared(void **state) {
         snprintf(name, sizeof name, "resp_%d", i);
         response_store *other = i % 2 ? b : a;
         for (int tries = 0; !has(other, name, 1, "", "said"); tries++) {
-            if (tries > 5000) fail_msg("%s is not found by the other", name);
+            if (tries > 100000) fail_msg("%s is not found by the other", name);
             usleep(1000);
         }
     }
@@ -224,7 +224,7 @@ static void test_shared(void **state) {
     assert_false(has(b, "resp_0", 1, "", "said"));
     put(a, "resp_x", 1, "", "new");
     cJSON *item = NULL;
-    for (int tries = 0; !item && tries < 5000; tries++) {
+    for (int tries = 0; !item && tries < 100000; tries++) {
         item = response_store_item(b, 1, "msg_of_resp_x");
         if (!item) usleep(1000);
     }

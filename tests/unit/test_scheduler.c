@@ -256,11 +256,13 @@ typedef struct crowd_member {
     int *ended; /* answers that have ended */
     int place;  /* at its own end */
     int tokens;
+    sem_t *go_on; /* NULL, or: it waits behind its first token until all have been submitted */
 } crowd_member;
 
 static bool listen_crowd(void *user, const kakeya_event *event) {
     crowd_member *m = user;
     if (event->type == KAKEYA_EVENT_TOKEN) m->tokens++;
+    while (m->go_on && m->tokens == 1 && sem_wait(m->go_on) != 0) continue;
     if (event->type == KAKEYA_EVENT_FINISH) m->place = (*m->ended)++;
     return true;
 }
@@ -274,6 +276,8 @@ static void nobody_waits_for_a_crowd(void **state) {
     kakeya_request *request[CROWD + 1];
     int32_t prompt[300];
     int ended = 0;
+    sem_t submitted;
+    assert_int_equal(sem_init(&submitted, 0, 0), 0);
     for (int i = 0; i < 300; i++) prompt[i] = 110 + i % 100;
     for (int i = 0; i <= CROWD; i++) {
         bool last = i == CROWD;
@@ -281,7 +285,7 @@ static void nobody_waits_for_a_crowd(void **state) {
         kakeya_session_options_init(&options);
         options.context_tokens = 400;
         assert_ok(kakeya_session_open(engine, &options, &session[i], &error));
-        member[i] = (crowd_member){.ended = &ended};
+        member[i] = (crowd_member){.ended = &ended, .go_on = i ? NULL : &submitted};
         kakeya_generate_options generate;
         kakeya_generate_options_init(&generate);
         generate.mode = KAKEYA_MODE_AR;
@@ -296,12 +300,14 @@ static void nobody_waits_for_a_crowd(void **state) {
         wanted.generate = &generate;
         assert_ok(kakeya_session_submit(session[i], &wanted, &request[i], &error));
     }
+    assert_int_equal(sem_post(&submitted), 0);
     for (int i = 0; i <= CROWD; i++) assert_ok(kakeya_request_wait(request[i], NULL, &error));
     for (int i = 0; i < CROWD; i++) assert_int_equal(member[i].tokens, CROWD_TOKENS);
     assert_int_equal(member[CROWD].tokens, 2);
     if (member[CROWD].place > 0) fail_msg("the prompt ended as number %d of %d", member[CROWD].place, CROWD);
     for (int i = 0; i <= CROWD; i++) kakeya_session_close(session[i]);
     kakeya_engine_close(engine);
+    sem_destroy(&submitted);
 }
 
 static size_t engine_bytes(const kakeya_engine *engine) {
@@ -313,7 +319,7 @@ static size_t engine_bytes(const kakeya_engine *engine) {
 
 typedef struct long_answer {
     int32_t *said;
-    size_t n, pause; /* pause: it waits behind so many tokens until the others' memory has been given back */
+    size_t n, pause; /* pause: with go_on, it waits behind so many tokens for what is posted there */
     sem_t *go_on;
 } long_answer;
 
@@ -326,7 +332,8 @@ static bool listen_long(void *user, const kakeya_event *event) {
 }
 
 /* Answers that grow beyond what was reckoned with: the last one waits in a file until two sessions are closed, and all
- * say what they say alone. */
+ * say what they say alone. None is ahead of the others: the first waits behind its first token until all have been
+ * submitted, and the third behind its last but few until others' memory has been given back. */
 static void memory_runs_out(void **state) {
     (void)state;
 #ifdef __SANITIZE_THREAD__
@@ -343,7 +350,8 @@ static void memory_runs_out(void **state) {
     generate.sampling.temperature = 1;
     generate.on_event = listen_long;
     int32_t prompt[PROMPT] = {120, 130, 140, 150, 120, 130, 140, 150};
-    sem_t go_on;
+    sem_t submitted, go_on;
+    assert_int_equal(sem_init(&submitted, 0, 0), 0);
     assert_int_equal(sem_init(&go_on, 0, 0), 0);
     long_answer alone[N], together[N];
     size_t need = 0, begun = 0;
@@ -354,9 +362,9 @@ static void memory_runs_out(void **state) {
         kakeya_session *session[N];
         kakeya_request *request[N];
         for (int i = 0; i < N; i++) {
-            answers[i] = (long_answer){.said = calloc(LONG + LONGER, sizeof(int32_t)), .pause = PAUSE};
+            answers[i] = (long_answer){.said = calloc(LONG + LONGER, sizeof(int32_t)), .pause = i ? PAUSE : 1};
             assert_non_null(answers[i].said);
-            if (limited && i == 2) answers[i].go_on = &go_on;
+            if (limited && i % 2 == 0) answers[i].go_on = i ? &go_on : &submitted;
             assert_ok(kakeya_session_open(engine, &options, &session[i], &error));
         }
         begun = engine_bytes(engine);
@@ -372,7 +380,10 @@ static void memory_runs_out(void **state) {
             assert_ok(kakeya_session_submit(session[i], &r, &request[i], &error));
             if (!limited) assert_ok(kakeya_request_wait(request[i], NULL, &error));
         }
-        if (!limited) need = (engine_bytes(engine) - begun) / N;
+        if (!limited)
+            need = (engine_bytes(engine) - begun) / N;
+        else
+            assert_int_equal(sem_post(&submitted), 0);
         uint64_t waits = 0;
         for (int i = 0; i < N; i++) {
             kakeya_stats stats;
@@ -393,6 +404,7 @@ static void memory_runs_out(void **state) {
         free(alone[i].said);
         free(together[i].said);
     }
+    sem_destroy(&submitted);
     sem_destroy(&go_on);
 }
 

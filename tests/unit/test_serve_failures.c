@@ -35,7 +35,17 @@ enum { FAIL_NOTHING = 0, FAIL_ONE, FAIL_ALL, FAIL_PROMPT };
 
 static const backend_ops *real;
 static backend_ops failing;
-static _Atomic int plan, failed;
+static _Atomic int plan, failed, naps;
+
+/* Nothing is computed before both requests have come; then ever more slowly, so that one does not end before the other
+ * has its session. */
+static void wait_for_the_other(void) {
+    size_t running = 0, waiting = 0;
+    while (gate_counts(server->gate, &running, &waiting), running + waiting < 2)
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    int nap = 10 * naps++; /* ms */
+    (void)nanosleep(&(struct timespec){.tv_sec = nap / 1000, .tv_nsec = nap % 1000 * 1000000L}, NULL);
+}
 
 static kakeya_status forward(backend_model *model, backend_segment *segments, int n, kakeya_error *error) {
     bool answers = n == 2 && segments[0].kind == SEGMENT_DECODE && segments[1].kind == SEGMENT_DECODE;
@@ -47,8 +57,7 @@ static kakeya_status forward(backend_model *model, backend_segment *segments, in
         if (what == FAIL_ONE) segments[1].status = KAKEYA_BACKEND;
         return error_set(error, KAKEYA_BACKEND, "forward: injected failure");
     }
-    if (what == FAIL_ONE || what == FAIL_ALL) /* until the other one has come */
-        (void)nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    if (what == FAIL_ONE || what == FAIL_ALL) wait_for_the_other();
     return real->forward(model, segments, n, error);
 }
 
@@ -159,6 +168,7 @@ static client first = {.question = "Say a word", .stream = true}, second = {.que
 static char first_alone[sizeof first.content], second_alone[sizeof first.content];
 
 static void ask_both(void) {
+    naps = 0;
     assert_int_equal(pthread_create(&first.thread, NULL, ask, &first), 0);
     assert_int_equal(pthread_create(&second.thread, NULL, ask, &second), 0);
     pthread_join(first.thread, NULL);

@@ -158,9 +158,13 @@ static void test_logits_without_memory(void **state) {
             ok(kakeya_session_sync(sessions[i], prompt, PROMPT, NULL, NULL, NULL, error));
             ok(kakeya_session_generate(sessions[i], &first, NULL, error)); /* the prompt's row of logits goes */
         }
+        fake_hold hold;
+        fake_hold_open(&hold, engine);
         if (cases[c].room) engine->account.limit_bytes = mem_total(&engine->account) + cases[c].room;
         int forwards = script.calls[FAKE_FORWARD];
+        fake_hold_begin(&hold);
         for (int i = 0; i < SESSIONS; i++) ok(kakeya_session_submit(sessions[i], &ask, &requests[i], error));
+        fake_hold_end(&hold);
         for (int i = 0; i < SESSIONS; i++) ok(kakeya_request_wait(requests[i], NULL, error));
         assert_int_equal(script.calls[FAKE_FORWARD] - forwards, cases[c].forwards);
         for (int i = 0; i < SESSIONS; i++) {
@@ -168,6 +172,7 @@ static void test_logits_without_memory(void **state) {
             assert_timeline(sessions[i], expected[i], END, "with little memory");
         }
         engine->account.limit_bytes = 0;
+        fake_hold_close(&hold);
         for (int i = 1; i < SESSIONS; i++) kakeya_session_close(sessions[i]);
         close_all(sessions[0], engine, &script);
     }
@@ -247,11 +252,13 @@ static void test_steps_grow_again(void **state) {
         ok(kakeya_session_generate(session[s], &go, NULL, error));
         memcpy(expected[s], session[s]->timeline.tokens + PROMPT, sizeof expected[s]);
     }
-    /* How many rounds it takes to grow depends on how many requests meet in a step. */
+    fake_hold hold;
+    fake_hold_open(&hold, engine);
     for (int round = 0; round < ROUNDS; round++) {
         script.most_segments = round == 0 ? FITS : 0;
         script.max_segments_seen = 0;
         kakeya_request *request[SESSIONS];
+        fake_hold_begin(&hold);
         for (int s = 0; s < SESSIONS; s++) {
             kakeya_request_options options;
             kakeya_request_options_init(&options);
@@ -260,6 +267,7 @@ static void test_steps_grow_again(void **state) {
             options.generate = &go;
             ok(kakeya_session_submit(session[s], &options, &request[s], error));
         }
+        fake_hold_end(&hold);
         for (int s = 0; s < SESSIONS; s++) {
             ok(kakeya_request_wait(request[s], NULL, error));
             assert_memory_equal(session[s]->timeline.tokens + PROMPT, expected[s], sizeof expected[s]);
@@ -272,6 +280,7 @@ static void test_steps_grow_again(void **state) {
         }
     }
     assert_in_range(script.max_segments_seen, FITS + 1, SESSIONS);
+    fake_hold_close(&hold);
     for (int s = 1; s < SESSIONS; s++) kakeya_session_close(session[s]);
     close_all(session[0], engine, &script);
 }

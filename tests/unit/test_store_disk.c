@@ -359,7 +359,7 @@ static void test_restart(void **state) {
             assert_int_equal(r[i].hit.source, STORE_HIT_DISK);
             assert_int_equal(r[i].hit.tokens, r[i].n - 11); /* all but the newest token */
         }
-        store_close(store, 20);
+        store_close(store, 1000);
         assert_int_equal(files_in(path, ".tmp"), 0);
         assert_true(files_in(path, ".kkc") >= 3);
     }
@@ -392,7 +392,7 @@ static void test_rows_of_any_kind(void **state) {
         first_turn(store, engine, &so, &r, 1);
         size_t stable = r.n - 2;
         next_turn(store, engine, &so, &r, 2);
-        store_close(store, 20);
+        store_close(store, 1000);
         store = open_store(engine, &so, disk_options(path));
         next_turn(store, engine, &so, &r, 3);
         assert_true(any ? r.hit.tokens == 0 : r.hit.tokens >= stable);
@@ -444,7 +444,7 @@ static void test_damaged_files(void **state) {
         prefix_store *store = open_store(engine, &so, disk_options(path));
         request r = {0};
         first_turn(store, engine, &so, &r, i);
-        store_close(store, 20);
+        store_close(store, 1000);
         size_t files = files_in(path, ".kkc"), bytes;
         assert_int_equal(files, 3);
         int directory = open(path, O_RDONLY | O_DIRECTORY);
@@ -512,7 +512,7 @@ static void test_full_disk(void **state) {
     assert_true(store_relieve(store, 1) > 0);
     assert_int_equal(counts_of(store).disk.saves, 1);
     assert_int_equal(files_in(path, ".kkc"), 1);
-    store_close(store, 20);
+    store_close(store, 1000);
     close_all(NULL, engine, &script);
 }
 
@@ -527,6 +527,7 @@ static void test_directory_that_is_gone(void **state) {
     store_options options = disk_options(path);
     options.log = hear;
     options.log_user = &heard;
+    options.pause_seconds = 1000; /* no entry behind the first one is tried */
     prefix_store *store = open_store(engine, &so, options);
     request r = {0};
     first_turn(store, engine, &so, &r, 1);
@@ -535,14 +536,14 @@ static void test_directory_that_is_gone(void **state) {
     assert_int_equal(counts_of(store).disk.errors_io, 1);
     assert_int_equal(heard.n, 1);
     next_turn(store, engine, &so, &r, 2);
-    store_close(store, 20);
+    store_close(store, 1000);
 
     options.directory = scratch_text("a-file", "text");
     store = open_store(engine, &so, options);
     assert_false(counts_of(store).has_disk);
     assert_non_null(strstr(heard.last, "a-file"));
     first_turn(store, engine, &so, &r, 1);
-    store_close(store, 20);
+    store_close(store, 1000);
     close_all(NULL, engine, &script);
 }
 
@@ -556,7 +557,7 @@ static void test_directory_that_cannot_be_written(void **state) {
     prefix_store *store = open_store(engine, &so, disk_options(path));
     static request r;
     first_turn(store, engine, &so, &r, 1);
-    store_close(store, 20);
+    store_close(store, 1000);
     assert_int_equal(chmod(scratch_directory, 0755), 0);
     assert_int_equal(chmod(path, 0555), 0);
     DIR *list = opendir(path);
@@ -572,7 +573,7 @@ static void test_directory_that_cannot_be_written(void **state) {
         store_relieve(store, 1);
         if (counts_of(store).disk.errors_io != 1) _exit(5);
         next_turn(store, engine, &so, &r, 3);
-        store_close(store, 1);
+        store_close(store, 1000);
         _exit(0);
     }
     int status;
@@ -600,7 +601,7 @@ static void test_budget(void **state) {
             next_turn(store, engine, &so, &r[0], i);
             assert_int_equal(r[0].hit.source, STORE_HIT_DISK); /* it is used all the time */
         }
-        store_close(store, 20);
+        store_close(store, 1000);
         store = open_store(engine, &so, options);
         assert_true(counts_of(store).disk.bytes <= options.disk_bytes);
         store_close(store, 0);
@@ -646,7 +647,7 @@ static void *serve_many(void *user) {
     }
     p->disk_hits = counts_of(store).hits[STORE_HIT_DISK];
     store_counts counts = counts_of(store);
-    store_close(store, 1);
+    store_close(store, 1000);
     if (counts.disk.errors_corrupt + counts.disk.errors_full + counts.disk.errors_io + (uint64_t)heard.n)
         fail_msg("%d lines: %s", heard.n, heard.last);
     free(r);
@@ -703,7 +704,7 @@ static void test_reload_changes_no_answer(void **state) {
             assert_same(&r, &alone, policies[p].name);
             if (turn) assert_int_equal(r.hit.tokens, p == 0 ? 161 : 147);
             if (turn) assert_int_equal(r.hit.source, STORE_HIT_DISK);
-            store_close(store, 20);
+            store_close(store, 1000);
             text_ids(r.ids + r.n_all, 30, p + 9);
             r.n = r.n_all + 30;
         }

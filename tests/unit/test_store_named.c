@@ -145,7 +145,7 @@ static void test_to_disk_and_back(void **state) {
         assert_int_equal(store_named_look(store_names(store), id[0], &info), STORE_NAMED_OK);
         assert_int_equal(info.tokens, 25 * (round + 1));
         assert_int_equal(info.kv_bytes, 0);
-        store_close(store, 20);
+        store_close(store, 1000);
         assert_int_equal(files_in(path, "sess-"), SESSIONS);
     }
     prefix_store *store = open_store(engine, &so, options_in(path));
@@ -185,8 +185,8 @@ static void test_two_servers(void **state) {
             assert_true(store_named_relieve(store_names(store[turn % 2]), true) > 0);
         }
     }
-    store_close(store[0], 5);
-    store_close(store[1], 5);
+    store_close(store[0], 1000);
+    store_close(store[1], 1000);
     close_all(NULL, engine, &script);
 }
 
@@ -202,7 +202,7 @@ static void test_time_is_over(void **state) {
     int32_t ids[FAKE_CONTEXT];
     assert_int_equal(store_named_create(store_names(store), NULL, id[0], NULL), STORE_NAMED_OK);
     (void)extend(store, id[0], 10, 1, ids);
-    store_close(store, 5);
+    store_close(store, 1000);
     assert_int_equal(files_in(path, "sess-"), 1);
     /* one on disk, one in memory; both are gone when their time is over */
     options.session_ttl = 0.05;
@@ -250,7 +250,7 @@ static void test_damaged(void **state) {
     int32_t ids[FAKE_CONTEXT];
     assert_int_equal(store_named_create(store_names(store), NULL, id, NULL), STORE_NAMED_OK);
     (void)extend(store, id, 30, 1, ids);
-    store_close(store, 5);
+    store_close(store, 1000);
     snprintf(name, sizeof name, "%s/%s.kkc", path, id);
     FILE *file = fopen(name, "r+");
     assert_non_null(file);
@@ -264,7 +264,7 @@ static void test_damaged(void **state) {
     assert_int_equal(store_named_take(store_names(store), id, &session, NULL, NULL), STORE_NAMED_UNKNOWN);
     assert_int_equal(counts_of(store).disk.errors_corrupt, 1);
     assert_int_equal(files_in(path, ".bad"), 1);
-    store_close(store, 5);
+    store_close(store, 1000);
     close_all(NULL, engine, &script);
 }
 
@@ -320,7 +320,7 @@ static void test_many_threads(void **state) {
         assert_int_equal(store_named_drop(store_names(store), id[i], &tokens), STORE_NAMED_OK);
         assert_int_equal(tokens, expected); /* nothing was lost on the way to disk and back */
     }
-    store_close(store, 1);
+    store_close(store, 1000);
     close_all(NULL, engine, &script);
 }
 
