@@ -1,6 +1,6 @@
-/* What training asks of a backend beside inference: forwards whose inner values can be seen, and sums of outer
- * products. A third table beside backend_ops and backend_measure_ops, whose objects it shares; nothing that serves a
- * user calls it. */
+/* What training asks of a backend beside inference: forwards whose inner values can be seen, sums of outer products,
+ * and a student that learns to decode from restored K/V. A third table beside backend_ops and backend_measure_ops,
+ * whose objects it shares; nothing that serves a user calls it. */
 #ifndef KAKEYA_BACKEND_BACKEND_TRAIN_H
 #define KAKEYA_BACKEND_BACKEND_TRAIN_H
 
@@ -21,6 +21,50 @@ typedef struct train_layer {
 
 typedef void (*train_look_fn)(void *user, const train_layer *layer);
 
+/* --- distillation ---------------------------------------------------------------------------------------------------
+ *
+ * The teacher is the model's native forward of a sequence. The student decodes some of its rows again, with the K/V of
+ * evicted positions restored by an f_theta in training (docs/restoration.md, "The rule"):
+ *
+ *     keys of a row at t:  [exact K/V of the teacher, constants | restored K/V | K/V of the student's own rows]
+ *
+ * Latents come from the teacher's states. Only f_theta's weights have gradients. */
+
+typedef enum student_loss {
+    STUDENT_DISTIL = 0,         /* of what the student's forward gives: see student_options.kl ... */
+    STUDENT_MSE,                /* K and V as they are: squared error */
+    STUDENT_COS_MAG,            /* directions and magnitudes of K and V */
+    STUDENT_COMBINED,           /* both */
+    STUDENT_ATTN_DISTIL,        /* what attention gives each layer by itself, all its K/V restored: squared error */
+    STUDENT_ATTN_DISTIL_HYBRID, /* the same, and directions and magnitudes of K and V */
+    STUDENT_LOSSES
+} student_loss;
+
+typedef struct student_options {
+    const f_theta_config *f_theta; /* input aux_hidden, or drafter_context_kv of the model's drafter */
+    int sequence;                  /* tokens of a sequence, at most */
+    int rows;                      /* of a segment */
+    int sink, window;
+    student_loss loss;
+    /* Of STUDENT_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the squared
+     * error of layer outputs and of what attention adds, as shares of the teacher's squares, means over layers; and the
+     * same of restored K and V after their norms and RoPE (full-attention layers count 0.3). */
+    float kl, hidden, attention, kv;
+    float lambda[4]; /* of STUDENT_ATTN_DISTIL_HYBRID: directions of K and of V, magnitudes of K and of V */
+} student_options;
+
+typedef struct student_segment {
+    int first;       /* row: sink or more, first + rows <= the sequence's length */
+    bool all_layers; /* full-attention layers are restored, too */
+    float scale;     /* of the gradient */
+} student_segment;
+
+typedef struct student_result {
+    double loss, kl, hidden, attention, kv; /* the parts without their weights; of other losses `loss` alone */
+} student_result;
+
+typedef struct backend_student backend_student;
+
 typedef struct backend_train_ops {
     /* A forward of n prompt rows behind the cache's committed ones, which are committed. `look` is called once for
      * each layer, in order. Failures as for backend_ops.forward. */
@@ -32,6 +76,20 @@ typedef struct backend_train_ops {
                            kakeya_error *error);
     /* A row of a matrix of the model as float32. */
     void (*weight_row)(const backend_model *m, const weight *w, int row, float *out);
+
+    /* Bytes that a student takes, and the student itself. */
+    size_t (*student_bytes)(backend_model *m, const student_options *options);
+    kakeya_status (*student_create)(backend_model *m, const student_options *options, backend_student **out,
+                                    kakeya_error *error);
+    void (*student_destroy)(backend_student *s); /* NULL is fine */
+    /* The weights of f_theta from here on (backend/student_layout.h), which the caller keeps. */
+    void (*student_weights)(backend_student *s, const float *weights);
+    /* The teacher's forward of a sequence, over an empty native cache. */
+    kakeya_status (*student_teach)(backend_student *s, backend_cache *cache, const int32_t *tokens, int n,
+                                   kakeya_error *error);
+    /* A segment of that sequence: what is lost in it, and, unless gradient is NULL, scale times the gradient of the
+     * loss added to it, laid out as the weights. The same bits for any number of threads. */
+    void (*student_learn)(backend_student *s, const student_segment *segment, float *gradient, student_result *out);
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. */

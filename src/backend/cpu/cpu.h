@@ -8,7 +8,8 @@
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics
- *   train.c         forwards that training looks at         watch.h         what it sees of them
+ *   train.c         the table of training                   look.h          forwards that it looks at
+ *   students.h      distillation of an f_theta              backward.h      gradients of rows
  *   kernels.h       the inner loops, a table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H

@@ -2,38 +2,9 @@
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
-#include "backend/cpu/cache.h"
-#include "backend/cpu/forward.h"
+#include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
-#include "backend/cpu/watch.h"
-
-static kakeya_status train_forward(backend_model *m, backend_cache *cache, const int32_t *tokens, int n,
-                                   train_look_fn look, void *user, kakeya_error *error) {
-    size_t rows = (size_t)n, q = 0, kv = 0, hidden = (size_t)m->config->hidden;
-    for (int i = 0; i < m->config->layers; i++) {
-        const gemma4_layer_config *l = &m->config->layer[i];
-        size_t layer_q = (size_t)(m->config->heads * l->head_dim), layer_kv = (size_t)(l->kv_heads * l->head_dim);
-        if (layer_q > q) q = layer_q;
-        if (layer_kv > kv) kv = layer_kv;
-    }
-    size_t floats = rows * (2 * kv + 2 * q + hidden);
-    float *memory = mem_alloc(m->account, MEM_WORKSPACE, floats * sizeof *memory);
-    if (!memory)
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: a forward to train on needs %zu bytes",
-                         floats * sizeof *memory);
-    forward_watch watch = {.look = look, .user = user, .raw_k = memory};
-    watch.raw_v = watch.raw_k + rows * kv;
-    watch.q = watch.raw_v + rows * kv;
-    watch.o = watch.q + rows * q;
-    watch.out = watch.o + rows * q;
-    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
-    m->watch = &watch;
-    kakeya_status status = cpu_forward(m, &segment, 1, error);
-    m->watch = NULL;
-    if (!status) status = host_cache_commit(cache, n, error);
-    mem_free(memory);
-    return status;
-}
+#include "backend/cpu/students.h"
 
 /* x [rows][n] to [n][rows]. */
 static void transpose(const float *x, int rows, int n, float *out) {
@@ -75,7 +46,14 @@ static void train_weight_row(const backend_model *m, const weight *w, int row, f
 const backend_train_ops *cpu_train(void);
 
 const backend_train_ops *cpu_train(void) {
-    static const backend_train_ops ops = {
-        .forward = train_forward, .outer = train_outer, .weight_row = train_weight_row};
+    static const backend_train_ops ops = {.forward = look_forward,
+                                          .outer = train_outer,
+                                          .weight_row = train_weight_row,
+                                          .student_bytes = cpu_student_bytes,
+                                          .student_create = cpu_student_create,
+                                          .student_destroy = cpu_student_destroy,
+                                          .student_weights = cpu_student_weights,
+                                          .student_teach = cpu_student_teach,
+                                          .student_learn = cpu_student_learn};
     return &ops;
 }

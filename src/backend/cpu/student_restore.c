@@ -1,0 +1,122 @@
+/* f_theta in training: latents of the positions that a segment may see restored, their K and V, and the way back. */
+#include <string.h>
+
+#include "backend/cpu/backward.h"
+#include "backend/cpu/student.h"
+#include "backend/latent_row.h"
+
+static weight encoder_of(const backend_student *s, int half) {
+    return student_matrix(s->weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f));
+}
+
+/* Rows of what an encoder reads, side by side. */
+static void gather(backend_student *s, int half) {
+    size_t n = (size_t)f_theta_encoder_in(&s->f);
+    for (int i = 0; i < s->n_positions; i++)
+        memcpy(s->gathered + (size_t)i * n, s->inputs[half] + (size_t)s->position[i] * n, n * sizeof *s->gathered);
+}
+
+/* A latent becomes what a session would read back; gradients pass as if it had stayed. */
+static void store_latent(backend_student *s, void *context, int row) {
+    int half = *(const int *)context, rank = student_rank(s, half);
+    float *e = s->latent[half] + (size_t)row * (size_t)rank;
+    unsigned char *code = s->code + (size_t)row * (size_t)s->f.rank * sizeof(float) * 2;
+    latent_format format = s->f.latents == F_THETA_LATENTS_Q8 ? LATENT_Q8 : LATENT_Q4;
+    latent_encode(format, e, rank, code);
+    latent_decode(format, code, rank, e);
+}
+
+void student_encode(backend_student *s) {
+    size_t n = (size_t)f_theta_encoder_in(&s->f);
+    for (int half = 0; half < 2; half++) {
+        if (!s->layout.encoder_there[half]) continue;
+        weight encoder = encoder_of(s, half);
+        size_t rank = (size_t)student_rank(s, half);
+        gather(s, half);
+        student_product(s, s->gathered, n, s->n_positions, &encoder, s->latent[half], rank);
+        if (s->f.latents == F_THETA_LATENTS_Q8 || s->f.latents == F_THETA_LATENTS_Q4)
+            student_rows(s, s->n_positions, store_latent, &half);
+        memset(s->d_latent[half], 0, (size_t)s->n_positions * rank * sizeof *s->d_latent[half]);
+    }
+}
+
+void student_encode_back(backend_student *s, float *gradient) {
+    for (int half = 0; half < 2; half++) {
+        if (!s->layout.encoder_there[half]) continue;
+        gather(s, half);
+        student_outer(s, s->d_latent[half], student_rank(s, half), s->gathered, f_theta_encoder_in(&s->f),
+                      s->n_positions, gradient + s->layout.encoder[half]);
+    }
+}
+
+/* The norms and rotation of a restored row. */
+static void see_row(backend_student *s, void *context, int row) {
+    int layer = *(const int *)context;
+    const backend_model *m = s->m;
+    const gemma4_layer_config *c = &m->config->layer[layer];
+    const rope_table *rope = &m->rope[c->type];
+    const student_layer *l = &s->layer[layer];
+    size_t kv = student_kv_dim(s, layer), at = (size_t)row * kv,
+           angle = (size_t)s->position[l->first + row] * (size_t)rope->pairs;
+    for (size_t h = 0; h < kv; h += (size_t)c->head_dim) {
+        m->kernels->rms_norm(l->raw[0] + at + h, m->weights->layer[layer].k_norm, c->head_dim, m->config->rms_eps,
+                             l->seen[0] + at + h);
+        m->kernels->rope(l->seen[0] + at + h, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+        m->kernels->rms_norm(l->raw[1] + at + h, NULL, c->head_dim, m->config->rms_eps, l->seen[1] + at + h);
+    }
+}
+
+void student_decode(backend_student *s, int layer) {
+    student_layer *l = &s->layer[layer];
+    size_t kv = student_kv_dim(s, layer);
+    for (int half = 0; half < 2; half++) {
+        int rank = student_rank(s, half);
+        weight decoder = student_matrix(s->weights + s->layout.decoder[half][layer], (int)kv, rank);
+        student_product(s, s->latent[student_code(s, half)] + (size_t)l->first * (size_t)rank, (size_t)rank, l->rows,
+                        &decoder, l->raw[half], kv);
+        memset(l->d_seen[half], 0, (size_t)l->rows * kv * sizeof *l->d_seen[half]);
+    }
+    student_rows(s, l->rows, see_row, &layer);
+}
+
+/* d_seen to the gradient of raw values, which lies in s->gathered. */
+typedef struct unsee_work {
+    int layer, half;
+} unsee_work;
+
+static void unsee_row(backend_student *s, void *context, int row) {
+    const unsee_work *w = context;
+    const backend_model *m = s->m;
+    const gemma4_layer_config *c = &m->config->layer[w->layer];
+    const rope_table *rope = &m->rope[c->type];
+    const student_layer *l = &s->layer[w->layer];
+    size_t kv = student_kv_dim(s, w->layer), at = (size_t)row * kv,
+           angle = (size_t)s->position[l->first + row] * (size_t)rope->pairs;
+    float *d_raw = s->gathered + at;
+    memset(d_raw, 0, kv * sizeof *d_raw);
+    for (size_t h = 0; h < kv; h += (size_t)c->head_dim) {
+        float *d_seen = l->d_seen[w->half] + at + h;
+        if (w->half == 0) backward_rope(d_seen, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
+        backward_rms_norm(l->raw[w->half] + at + h, w->half ? NULL : m->weights->layer[w->layer].k_norm, d_seen,
+                          c->head_dim, m->config->rms_eps, d_raw + h);
+    }
+}
+
+double student_decode_back(backend_student *s, int layer, float *gradient) {
+    const student_layer *l = &s->layer[layer];
+    size_t kv = student_kv_dim(s, layer);
+    double lost = 0;
+    for (int half = 0; half < 2; half++) {
+        int rank = student_rank(s, half), code = student_code(s, half);
+        size_t at = (size_t)l->first * (size_t)rank;
+        unsee_work work = {layer, half};
+        student_rows(s, l->rows, unsee_row, &work);
+        lost += student_raw(s, layer, half, s->segment.scale, s->gathered);
+        if (!gradient) continue;
+        weight decoder_t = student_matrix(s->decoders_t + s->layout.decoder[half][layer], rank, (int)kv);
+        student_product_add(s, s->gathered, kv, l->rows, &decoder_t, s->d_latent[code] + at, s->product);
+        student_outer(s, s->gathered, (int)kv, s->latent[code] + at, rank, l->rows,
+                      gradient + s->layout.decoder[half][layer]);
+    }
+    return lost;
+}

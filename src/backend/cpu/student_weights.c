@@ -1,0 +1,173 @@
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/student.h"
+
+float *student_take(student_arena *a, size_t floats) {
+    enum { ALIGN = 16 };
+    float *at = a->base ? a->base + a->floats : NULL;
+    a->floats += (floats + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+weight student_matrix(const float *values, int out, int in) { return weight_matrix(WEIGHT_F32, values, out, in); }
+
+/* ------------------------------------------------------------------------------------------- transposed weights */
+
+static weight take_turned(student_arena *a, const weight *w) {
+    if (!weight_present(w)) return (weight){0};
+    return student_matrix(student_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
+}
+
+void student_weights_lay_out(backend_student *s, student_arena *a) {
+    const gemma4_config *c = s->m->config;
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *w = &s->m->weights->layer[i];
+        student_layer *l = &s->layer[i];
+        l->q_t = take_turned(a, &w->q_proj);
+        if (c->layer[i].kv_source == i) {
+            l->k_t = take_turned(a, &w->k_proj);
+            if (!c->layer[i].k_eq_v) l->v_t = take_turned(a, &w->v_proj);
+        }
+        l->o_t = take_turned(a, &w->o_proj);
+        l->gate_t = take_turned(a, &w->gate_proj);
+        l->up_t = take_turned(a, &w->up_proj);
+        l->down_t = take_turned(a, &w->down_proj);
+        if (c->ple_width) {
+            l->ple_gate_t = take_turned(a, &w->ple_gate);
+            l->ple_proj_t = take_turned(a, &w->ple_proj);
+        }
+        if (!c->moe) continue;
+        size_t one = (size_t)c->hidden * (size_t)c->expert_intermediate;
+        l->router_t = take_turned(a, &w->router_proj);
+        l->expert_gate_up_t = student_take(a, 2 * (size_t)c->experts * one);
+        l->expert_down_t = student_take(a, (size_t)c->experts * one);
+        l->router_norm = student_take(a, (size_t)c->hidden);
+    }
+    s->head_t = take_turned(a, &s->m->weights->head);
+}
+
+/* Rows [first, first + n) of w as columns [column, column + n) of out, whose rows are `width` long. */
+static void fill_turned(const backend_student *s, const weight *w, int first, int n, float *out, size_t width,
+                        size_t column, float *row) {
+    if (!weight_present(w)) return;
+    for (int r = 0; r < n; r++) {
+        load_row(s->m, w, first + r, 0, w->in, row);
+        for (int i = 0; i < w->in; i++) out[(size_t)i * width + column + (size_t)r] = row[i];
+    }
+}
+
+static void fill(const backend_student *s, const weight *w, const weight *turned, float *row) {
+    fill_turned(s, w, 0, turned->in, (float *)(uintptr_t)turned->stream[0], (size_t)turned->in, 0, row);
+}
+
+void student_weights_fill(backend_student *s) {
+    const gemma4_config *c = s->m->config;
+    float *row = s->product; /* longer than any row of a matrix */
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *w = &s->m->weights->layer[i];
+        student_layer *l = &s->layer[i];
+        fill(s, &w->q_proj, &l->q_t, row);
+        fill(s, &w->k_proj, &l->k_t, row);
+        fill(s, &w->v_proj, &l->v_t, row);
+        fill(s, &w->o_proj, &l->o_t, row);
+        fill(s, &w->gate_proj, &l->gate_t, row);
+        fill(s, &w->up_proj, &l->up_t, row);
+        fill(s, &w->down_proj, &l->down_t, row);
+        fill(s, &w->ple_gate, &l->ple_gate_t, row);
+        fill(s, &w->ple_proj, &l->ple_proj_t, row);
+        if (!c->moe) continue;
+        fill(s, &w->router_proj, &l->router_t, row);
+        int width = c->expert_intermediate, hidden = c->hidden;
+        for (int e = 0; e < c->experts; e++) {
+            size_t one = (size_t)hidden * (size_t)width;
+            float *gate_up = l->expert_gate_up_t + 2 * (size_t)e * one, *down = l->expert_down_t + (size_t)e * one;
+            size_t wide = 2 * (size_t)width;
+            fill_turned(s, &w->experts_gate_up, e * 2 * width, 2 * width, gate_up, wide, 0, row);
+            fill_turned(s, &w->experts_gate, e * width, width, gate_up, wide, 0, row);
+            fill_turned(s, &w->experts_up, e * width, width, gate_up, wide, (size_t)width, row);
+            fill_turned(s, &w->experts_down, e * hidden, hidden, down, (size_t)hidden, 0, row);
+        }
+        float root = 1.0f / sqrtf((float)hidden);
+        for (int j = 0; j < hidden; j++) l->router_norm[j] = w->router_scale[j] * root;
+    }
+    fill(s, &s->m->weights->head, &s->head_t, row);
+}
+
+/* ----------------------------------------------------------------------------------------------------- products */
+
+void student_product(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y, size_t ldy) {
+    if (rows <= 0) return;
+    packed_rows packed = {.rows = rows, .k = w->in};
+    packing_set set = packing_exact(s->m, w);
+    for (int i = 0; i < PACKING_COUNT; i++) {
+        if (set & (1u << i)) packed.data[i] = s->packed;
+    }
+    pack(s->m, &packed, x, ldx, rows, w->in, set);
+    matrix_job job = matrix_product(&packed, rows, w, y, ldy);
+    job.exact_input = true;
+    matrix_run(s->m, &job, 1);
+}
+
+typedef struct add_work {
+    float *to;
+    const float *from;
+} add_work;
+
+static void add_range(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const add_work *w = context;
+    for (size_t i = begin; i < end; i++) w->to[i] += w->from[i];
+}
+
+static void add_all(backend_student *s, float *to, const float *from, size_t n) {
+    add_work work = {to, from};
+    thread_pool_for(s->m->pool, n, 1 << 16, add_range, &work);
+}
+
+void student_product_add(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
+                         float *scratch) {
+    if (rows <= 0) return;
+    student_product(s, x, ldx, rows, w, scratch, (size_t)w->out);
+    add_all(s, y, scratch, (size_t)rows * (size_t)w->out);
+}
+
+void student_turn(const float *x, size_t ldx, int rows, int n, float *out) {
+    enum { BLOCK = 16 };
+    for (int r0 = 0; r0 < rows; r0 += BLOCK) {
+        int r1 = r0 + BLOCK < rows ? r0 + BLOCK : rows;
+        for (int i = 0; i < n; i++) {
+            for (int r = r0; r < r1; r++) out[(size_t)i * (size_t)rows + (size_t)r] = x[(size_t)r * ldx + (size_t)i];
+        }
+    }
+}
+
+/* A product of the transposed matrices: k runs along the rows. */
+void student_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
+    if (rows <= 0) return;
+    float *a_turned = s->turned, *b_turned = a_turned + (size_t)na * (size_t)rows;
+    student_turn(a, (size_t)na, rows, na, a_turned);
+    student_turn(b, (size_t)nb, rows, nb, b_turned);
+    weight w = student_matrix(a_turned, na, rows);
+    student_product_add(s, b_turned, (size_t)rows, nb, &w, sum, s->product);
+}
+
+/* --------------------------------------------------------------------------------------------------------- rows */
+
+typedef struct rows_work {
+    backend_student *s;
+    student_row_task task;
+    void *context;
+} rows_work;
+
+static void rows_range(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const rows_work *w = context;
+    for (size_t row = begin; row < end; row++) w->task(w->s, w->context, (int)row);
+}
+
+void student_rows(backend_student *s, int n, student_row_task task, void *context) {
+    rows_work work = {s, task, context};
+    thread_pool_for(s->m->pool, (size_t)n, 4, rows_range, &work);
+}

@@ -1,0 +1,428 @@
+/* Distillation: gradients of rows against numerical differentiation in float64; the gradient of every loss with respect
+ * to every matrix of f_theta, on models with sliding and full layers, K = V, experts, per-layer inputs and shared K/V;
+ * a student that decodes what a session decodes; and what must be nothing. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "backend/backend_train.h"
+#include "backend/cpu/backward.h"
+#include "backend/student_layout.h"
+#include "tiny.h"
+
+static double draw(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(*state >> 40) / (double)(1 << 23) - 1;
+}
+
+static void fill(double *x, int n, uint64_t *random) {
+    for (int i = 0; i < n; i++) x[i] = draw(random);
+}
+
+/* ---------------------------------------------------------------------------------------------- gradients of rows */
+
+enum { N = 12, HALF = N / 2, PAIRS = 4 };
+
+/* A function of N values whose output is weighed with `w` into one number, and its gradient. */
+typedef struct row_case {
+    const char *name;
+    double (*value)(const double *x, const double *w);
+    void (*gradient)(const double *x, const double *w, double *d_x);
+} row_case;
+
+static double gain[N], other[N], cosine[PAIRS], sine[PAIRS];
+static const double eps = 1e-6, cap = 1.5;
+
+static double dot(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static double norm_value(const double *x, const double *w) {
+    double s = 1 / sqrt(dot(x, x, N) / N + eps), sum = 0;
+    for (int i = 0; i < N; i++) sum += x[i] * s * gain[i] * w[i];
+    return sum;
+}
+static void norm_gradient(const double *x, const double *w, double *d) { backward64_rms_norm(x, gain, w, N, eps, d); }
+
+static double rope_value(const double *x, const double *w) {
+    double y[N];
+    memcpy(y, x, sizeof y);
+    for (int j = 0; j < PAIRS; j++) {
+        y[j] = x[j] * cosine[j] - x[j + HALF] * sine[j];
+        y[j + HALF] = x[j + HALF] * cosine[j] + x[j] * sine[j];
+    }
+    return dot(y, w, N);
+}
+static void rope_gradient(const double *x, const double *w, double *d) {
+    (void)x;
+    memcpy(d, w, N * sizeof *d);
+    backward64_rope(d, HALF, PAIRS, cosine, sine);
+}
+
+/* gate and up are the two halves of x */
+static double gated_value(const double *x, const double *w) {
+    double sum = 0;
+    for (int i = 0; i < HALF; i++) {
+        double u = sqrt(2 / acos(-1.0)) * (x[i] + 0.044715 * x[i] * x[i] * x[i]);
+        sum += 0.5 * x[i] * (1 + tanh(u)) * x[i + HALF] * w[i];
+    }
+    return sum;
+}
+static void gated_gradient(const double *x, const double *w, double *d) {
+    backward64_gated(x, x + HALF, w, HALF, d, d + HALF);
+}
+
+static void softmax(const double *x, double *p) {
+    double sum = 0;
+    for (int i = 0; i < N; i++) sum += p[i] = exp(x[i]);
+    for (int i = 0; i < N; i++) p[i] /= sum;
+}
+static double softmax_value(const double *x, const double *w) {
+    double p[N];
+    softmax(x, p);
+    return dot(p, w, N);
+}
+static void softmax_gradient(const double *x, const double *w, double *d) {
+    double p[N];
+    softmax(x, p);
+    memcpy(d, w, N * sizeof *d);
+    backward64_softmax(p, N, d);
+}
+
+static double route_value(const double *x, const double *w) {
+    double p[N];
+    softmax(x, p);
+    for (int i = 0; i < N; i++) p[i] *= gain[i];
+    return dot(p, w, N);
+}
+static void route_gradient(const double *x, const double *w, double *d) {
+    double p[N];
+    softmax(x, p);
+    for (int i = 0; i < N; i++) p[i] *= gain[i];
+    backward64_route(p, gain, w, N, d);
+}
+
+static void soft_cap(const double *x, double *y) {
+    for (int i = 0; i < N; i++) y[i] = cap * tanh(x[i] / cap);
+}
+static double kl_value(const double *x, const double *w) {
+    double p[N], z[N];
+    (void)w;
+    soft_cap(other, p);
+    soft_cap(x, z);
+    return backward64_kl(p, z, N, cap, 0);
+}
+static void kl_gradient(const double *x, const double *w, double *d) {
+    double p[N];
+    (void)w;
+    soft_cap(other, p);
+    soft_cap(x, d);
+    backward64_kl(p, d, N, cap, 1);
+}
+
+#define COMPARED(what)                                                                                                 \
+    static double what##_value(const double *x, const double *w) {                                                     \
+        double ignored[N] = {0};                                                                                       \
+        (void)w;                                                                                                       \
+        return backward64_##what(x, other, N, 0, ignored);                                                             \
+    }                                                                                                                  \
+    static void what##_gradient(const double *x, const double *w, double *d) {                                         \
+        (void)w;                                                                                                       \
+        backward64_##what(x, other, N, 1, d);                                                                          \
+    }
+COMPARED(direction)
+COMPARED(magnitude)
+COMPARED(square)
+
+static void rows_are_derivatives(void **state) {
+    (void)state;
+    static const row_case cases[] = {
+        {"rms_norm", norm_value, norm_gradient},
+        {"rope", rope_value, rope_gradient},
+        {"gated", gated_value, gated_gradient},
+        {"softmax", softmax_value, softmax_gradient},
+        {"route", route_value, route_gradient},
+        {"kl", kl_value, kl_gradient},
+        {"direction", direction_value, direction_gradient},
+        {"magnitude", magnitude_value, magnitude_gradient},
+        {"square", square_value, square_gradient},
+    };
+    const double step = 1e-5;
+    uint64_t random = 5;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        for (int round = 0; round < 4; round++) {
+            double x[N], w[N], d[N] = {0};
+            fill(x, N, &random);
+            fill(w, N, &random);
+            fill(gain, N, &random);
+            fill(other, N, &random);
+            for (int j = 0; j < PAIRS; j++) {
+                cosine[j] = cos(j + round);
+                sine[j] = sin(j + round);
+            }
+            cases[c].gradient(x, w, d);
+            for (int i = 0; i < N; i++) {
+                double at = x[i];
+                x[i] = at + step;
+                double up = cases[c].value(x, w);
+                x[i] = at - step;
+                double down = cases[c].value(x, w), found = (up - down) / (2 * step);
+                x[i] = at;
+                if (!(fabs(found - d[i]) <= 1e-8 * (1 + fabs(found))))
+                    fail_msg("%s, value %d: %.10g, differentiated %.10g", cases[c].name, i, d[i], found);
+            }
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- a student */
+
+enum { LENGTH = 40, ROWS = 6, SINK = 1, WINDOW = 4, FIRST = 30 };
+
+typedef struct learner {
+    tiny t;
+    const backend_train_ops *ops;
+    backend_student *student;
+    f_theta_config config;
+    student_layout layout;
+    float *weights;
+    int32_t tokens[LENGTH];
+} learner;
+
+static void open_on(learner *l, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
+                    student_loss loss, int rows, int threads) {
+    memset(l, 0, sizeof *l);
+    tiny_open_weights(&l->t, verifier, drafter);
+    l->t.verifier->config.sliding_window = 12;
+    const gemma4_config *c = &l->t.verifier->config;
+    l->config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden, .latents = latents};
+    l->config.aux_layers = f_theta_default_taps(c, 2, l->config.aux_layer);
+    if (drafter) {
+        const dflash_config *d = &l->t.drafter->config;
+        l->config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
+                                     .drafter_layers = d->layers,
+                                     .drafter_kv_heads = d->kv_heads,
+                                     .drafter_head_dim = d->head_dim,
+                                     .latents = latents};
+    }
+    f_theta_config_fit(&l->config, c, 10, shared ? 10 : 7, shared);
+    REQUIRE_OK(f_theta_model_synthesize_as(&l->config, WEIGHT_F32, false, &l->t.account, &l->t.f_theta, error));
+    tiny_complete(&l->t, KAKEYA_PRECISION_F32, threads == 1 ? "scalar" : NULL, threads);
+    l->ops = backend_train_find(l->t.ops);
+    l->layout = student_layout_of(&l->config, c);
+    l->weights = malloc(l->layout.n * sizeof *l->weights);
+    uint64_t random = 11;
+    for (size_t i = 0; i < l->layout.n; i++) l->weights[i] = (float)(0.3 * draw(&random));
+    const student_options o = {.f_theta = &l->config,
+                               .sequence = LENGTH,
+                               .rows = rows,
+                               .sink = SINK,
+                               .window = WINDOW,
+                               .loss = loss,
+                               .kl = 1,
+                               .hidden = 0.7f,
+                               .attention = 0.6f,
+                               .kv = 0.5f,
+                               .lambda = {1, 0.8f, 0.1f, 0.2f}};
+    size_t before = mem_total(&l->t.account), bytes = l->ops->student_bytes(l->t.backend, &o);
+    REQUIRE_OK(l->ops->student_create(l->t.backend, &o, &l->student, error));
+    assert_in_range(mem_total(&l->t.account) - before, bytes, bytes + 256); /* the allocator rounds */
+    l->ops->student_weights(l->student, l->weights);
+    tiny_tokens(l->tokens, LENGTH, 3);
+}
+
+static void teach(learner *l) {
+    const backend_cache_options options = {.context_tokens = LENGTH,
+                                           .attention = KAKEYA_ATTENTION_NATIVE,
+                                           .kv_format = KV_FORMAT_F32,
+                                           .account = &l->t.account};
+    backend_cache *cache = NULL;
+    REQUIRE_OK(l->t.ops->cache_create(l->t.backend, &options, &cache, error));
+    REQUIRE_OK(l->ops->student_teach(l->student, cache, l->tokens, LENGTH, error));
+    l->t.ops->cache_destroy(cache);
+}
+
+static void close_learner(learner *l) {
+    l->ops->student_destroy(l->student);
+    free(l->weights);
+    tiny_close(&l->t);
+}
+
+static student_result learn(learner *l, bool all_layers, float *gradient) {
+    const student_segment segment = {.first = FIRST, .all_layers = all_layers, .scale = 1};
+    student_result r;
+    if (gradient) memset(gradient, 0, l->layout.n * sizeof *gradient);
+    l->ops->student_weights(l->student, l->weights);
+    l->ops->student_learn(l->student, &segment, gradient, &r);
+    return r;
+}
+
+/* Along the gradient of one matrix, in float32: central differences of two steps, without the error of the third order.
+ * Steps are short: where a row changes an expert, the loss has a jump. */
+static void check_matrix(learner *l, const char *what, bool all_layers, double loss_here, const float *gradient,
+                         size_t at, size_t n) {
+    double square = 0, change[2];
+    for (size_t i = at; i < at + n; i++) square += (double)gradient[i] * (double)gradient[i];
+    double length = sqrt(square);
+    if (length < 1e-7) return; /* nothing that a float32 loss would show */
+    float *kept = malloc(n * sizeof *kept);
+    memcpy(kept, l->weights + at, n * sizeof *kept);
+    for (int twice = 0; twice < 2; twice++) {
+        double step = fmin(0.02, 0.0005 * loss_here / length) * (1 + twice), loss[2];
+        for (int sign = 0; sign < 2; sign++) {
+            for (size_t i = 0; i < n; i++)
+                l->weights[at + i] =
+                    (float)((double)kept[i] + (sign ? -step : step) * (double)gradient[at + i] / length);
+            loss[sign] = learn(l, all_layers, NULL).loss;
+        }
+        change[twice] = (loss[0] - loss[1]) / (2 * step);
+    }
+    memcpy(l->weights + at, kept, n * sizeof *kept);
+    free(kept);
+    double found = (4 * change[0] - change[1]) / 3;
+    if (!(fabs(found - length) <= 0.01 * length + 2e-5))
+        fail_msg("%s: gradient %g, differentiated %g", what, length, found);
+}
+
+static void check_gradients(const char *model, const char *drafter, bool shared, student_loss loss) {
+    learner l;
+    open_on(&l, model, drafter, F_THETA_LATENTS_KV, shared, loss, ROWS, 1);
+    teach(&l);
+    float *gradient = malloc(l.layout.n * sizeof *gradient);
+    for (int all_layers = 0; all_layers < 2; all_layers++) {
+        student_result r = learn(&l, all_layers, gradient);
+        if (!(r.loss > 1e-3)) fail_msg("%s, loss %d: nothing is lost", model, loss);
+        double whole = 0;
+        for (size_t i = 0; i < l.layout.n; i++) whole += (double)gradient[i] * (double)gradient[i];
+        if (!(whole > 0)) fail_msg("%s, loss %d: no gradient", model, loss);
+        for (int half = 0; half < 2; half++) {
+            char what[160];
+            size_t rank = (size_t)(half ? l.config.rank_v : l.config.rank_k);
+            snprintf(what, sizeof what, "%s, loss %d, all layers %d, encoder %d", model, loss, all_layers, half);
+            if (l.layout.encoder_there[half])
+                check_matrix(&l, what, all_layers, r.loss, gradient, l.layout.encoder[half],
+                             rank * (size_t)f_theta_encoder_in(&l.config));
+            for (int i = 0; i < l.config.layers; i++) {
+                if (!l.layout.decoder_there[i]) continue;
+                snprintf(what, sizeof what, "%s, loss %d, all layers %d, decoder %d of layer %d", model, loss,
+                         all_layers, half, i);
+                check_matrix(&l, what, all_layers, r.loss, gradient, l.layout.decoder[half][i],
+                             rank * (size_t)(l.config.kv_heads[i] * l.config.head_dim[i]));
+            }
+        }
+    }
+    free(gradient);
+    close_learner(&l);
+}
+
+static void students_gradients(void **state) {
+    (void)state;
+    check_gradients("gemma4-tiny-dense", NULL, true, STUDENT_DISTIL);
+    check_gradients("gemma4-tiny-dense", "dflash-tiny", false, STUDENT_DISTIL);
+    check_gradients("gemma4-tiny-ple", NULL, false, STUDENT_DISTIL);
+    check_gradients("gemma4-tiny-moe", NULL, true, STUDENT_DISTIL);
+    for (int loss = STUDENT_MSE; loss < STUDENT_LOSSES; loss++)
+        check_gradients("gemma4-tiny-dense", NULL, false, (student_loss)loss);
+    check_gradients("gemma4-tiny-ple", NULL, true, STUDENT_ATTN_DISTIL_HYBRID);
+}
+
+/* The same bits for any number of threads. */
+static void threads_change_nothing(void **state) {
+    (void)state;
+    float *gradient[2];
+    student_result result[2];
+    size_t n = 0;
+    for (int i = 0; i < 2; i++) {
+        learner l;
+        open_on(&l, "gemma4-tiny-moe", NULL, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, ROWS, i ? 3 : 2);
+        teach(&l);
+        n = l.layout.n;
+        gradient[i] = malloc(n * sizeof *gradient[i]);
+        result[i] = learn(&l, true, gradient[i]);
+        close_learner(&l);
+    }
+    assert_same_bits("gradients", gradient[0], gradient[1], n);
+    assert_memory_equal(&result[0], &result[1], sizeof result[0]);
+    free(gradient[0]);
+    free(gradient[1]);
+}
+
+/* Where no row sees an evicted position there is nothing to lose and no gradient. */
+static void nothing_evicted(void **state) {
+    (void)state;
+    learner l;
+    open_on(&l, "gemma4-tiny-dense", NULL, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 3, 1);
+    teach(&l);
+    float *gradient = calloc(l.layout.n, sizeof *gradient);
+    const student_segment segment = {.first = SINK, .all_layers = true, .scale = 1};
+    student_result r;
+    l.ops->student_learn(l.student, &segment, gradient, &r);
+    if (!(r.loss < 1e-9)) fail_msg("without eviction %g is lost", r.loss);
+    for (size_t i = 0; i < l.layout.n; i++) assert_true(gradient[i] == 0);
+    free(gradient);
+    close_learner(&l);
+}
+
+/* What a session decodes, a student decodes: the loss in the logits of a session's rows is the student's KL. */
+static void decodes_as_sessions(void **state) {
+    (void)state;
+    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe", "gemma4-tiny-ple"};
+    for (int m = 0; m < 3; m++) {
+        for (int all_layers = 0; all_layers < 2; all_layers++) {
+            learner l;
+            open_on(&l, models[m], NULL, m == 1 ? F_THETA_LATENTS_Q8 : F_THETA_LATENTS_KV, m == 0, STUDENT_DISTIL,
+                    WINDOW, 1);
+            teach(&l);
+            const f_theta_model *f = l.t.f_theta;
+            for (int half = 0; half < 2; half++) {
+                const weight *encoder = half ? &f->encoder_v : &f->encoder_k;
+                for (int r = 0; r < encoder->out && l.layout.encoder_there[half]; r++)
+                    l.ops->weight_row(l.t.backend, encoder, r,
+                                      l.weights + l.layout.encoder[half] + (size_t)r * (size_t)encoder->in);
+                for (int i = 0; i < l.config.layers; i++) {
+                    const weight *decoder = half ? &f->decoder_v[i] : &f->decoder_k[i];
+                    for (int r = 0; r < decoder->out && l.layout.decoder_there[i]; r++)
+                        l.ops->weight_row(l.t.backend, decoder, r,
+                                          l.weights + l.layout.decoder[half][i] + (size_t)r * (size_t)decoder->in);
+                }
+            }
+            double kl = learn(&l, all_layers, NULL).kl, found = 0;
+            int vocab = l.t.verifier->config.vocab;
+            float *logits[2];
+            for (int restored = 0; restored < 2; restored++) {
+                const backend_cache_options options = {
+                    .context_tokens = LENGTH,
+                    .attention = restored ? KAKEYA_ATTENTION_RESTORED : KAKEYA_ATTENTION_NATIVE,
+                    .restore_layers = all_layers ? KAKEYA_RESTORE_ALL : KAKEYA_RESTORE_SLIDING,
+                    .sink = SINK,
+                    .window = WINDOW,
+                    .draft_window = 24,
+                    .kv_format = KV_FORMAT_F32,
+                    .account = &l.t.account};
+                backend_cache *cache = NULL;
+                logits[restored] = malloc((size_t)(WINDOW * vocab) * sizeof(float));
+                REQUIRE_OK(l.t.ops->cache_create(l.t.backend, &options, &cache, error));
+                tiny_step(&l.t, cache, SEGMENT_PROMPT, l.tokens, FIRST, FIRST, NULL);
+                tiny_step(&l.t, cache, SEGMENT_DECODE, l.tokens + FIRST, WINDOW, WINDOW, logits[restored]);
+                l.t.ops->cache_destroy(cache);
+            }
+            for (int r = 0; r < WINDOW; r++)
+                found += (double)backward_kl(logits[0] + r * vocab, logits[1] + r * vocab, vocab, 0, 0) / WINDOW;
+            if (!(kl > 1e-4) || !(fabs(kl - found) <= 1e-3 * kl))
+                fail_msg("%s, all layers %d: the student's KL is %g, a session's %g", models[m], all_layers, kl, found);
+            free(logits[0]);
+            free(logits[1]);
+            close_learner(&l);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_derivatives),   cmocka_unit_test(decodes_as_sessions),
+        cmocka_unit_test(nothing_evicted),        cmocka_unit_test(students_gradients),
+        cmocka_unit_test(threads_change_nothing),
+    };
+    return cmocka_run_group_tests_name("students", tests, NULL, NULL);
+}
