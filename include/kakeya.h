@@ -710,7 +710,7 @@ KAKEYA_API kakeya_status kakeya_session_fork(const kakeya_session *session, kake
 
 /* The K/V memory goes into a temporary file and is given back. The next request takes it up and has the tokens that it
  * would have had; where there is no memory it fails with KAKEYA_OUT_OF_MEMORY and the session stays parked, as it may
- * after a request that fails so. A parked session can be asked for its tokens and closed, and no more. */
+ * after a request that fails so. A parked session can be asked for its tokens, saved and closed, and no more. */
 KAKEYA_API kakeya_status kakeya_session_park(kakeya_session *session, kakeya_error *error);
 KAKEYA_API bool kakeya_session_is_parked(const kakeya_session *session);
 

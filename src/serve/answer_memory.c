@@ -4,42 +4,18 @@
 
 enum { LIKELY_ANSWER = 1024 }; /* tokens, as the scheduler reckons */
 
-/* From when on the answer may have sessions, and from when on it has none. Need the lock. */
-static void begin_holding(answer *a) {
-    a->holds_memory = true;
-    a->server->memory_holders++;
-}
-
-static void end_holding(answer *a) {
-    if (a->holds_memory) a->server->memory_holders--;
-    a->holds_memory = false;
-    pthread_cond_broadcast(&a->server->memory_changed);
-}
-
 /* Those that wait for memory come before those that have not begun. */
 void answer_memory_enter(answer *a) {
-    server_context *s = a->server;
-    pthread_mutex_lock(&s->memory_lock);
-    while (atomic_load(&s->memory_waiting) > 0 && !atomic_load(&a->cancelled))
-        pthread_cond_wait(&s->memory_changed, &s->memory_lock);
-    begin_holding(a);
-    pthread_mutex_unlock(&s->memory_lock);
+    memory_queue_enter(&a->server->memory, &a->cancelled);
+    a->holds_memory = true;
 }
 
 void answer_memory_leave(answer *a) {
-    server_context *s = a->server;
-    pthread_mutex_lock(&s->memory_lock);
-    s->memory_given_back++;
-    end_holding(a);
-    pthread_mutex_unlock(&s->memory_lock);
+    if (a->holds_memory) memory_queue_leave(&a->server->memory);
+    a->holds_memory = false;
 }
 
-void answer_memory_wake(answer *a) {
-    server_context *s = a->server;
-    pthread_mutex_lock(&s->memory_lock);
-    pthread_cond_broadcast(&s->memory_changed);
-    pthread_mutex_unlock(&s->memory_lock);
-}
+void answer_memory_wake(answer *a) { memory_queue_wake(&a->server->memory); }
 
 /* About as many bytes as this answer needs: one that finds too little asks again. */
 static size_t need(const answer *a) {
@@ -108,8 +84,8 @@ static bool let_go(answer *a, size_t kept) {
     return given;
 }
 
-/* Answers whose clients take nothing can do without memory. */
-static void ask_stalled(server_context *s) {
+void answers_ask_stalled(void *user) {
+    server_context *s = user;
     pthread_mutex_lock(&s->answers_lock);
     for (answer *a = s->answers; a; a = a->next) {
         pthread_mutex_lock(&a->lock);
@@ -120,14 +96,9 @@ static void ask_stalled(server_context *s) {
 }
 
 void answer_memory_offer(answer *a) {
-    server_context *s = a->server;
-    if (!a->holds_memory || a->keeps_memory || !atomic_load(&s->memory_waiting)) return;
+    if (!a->holds_memory || a->keeps_memory || !memory_queue_is_wanted(&a->server->memory)) return;
     a->keeps_memory = !let_go(a, 0);
-    if (a->keeps_memory) return;
-    pthread_mutex_lock(&s->memory_lock);
-    s->memory_given_back++;
-    end_holding(a);
-    pthread_mutex_unlock(&s->memory_lock);
+    if (!a->keeps_memory) answer_memory_leave(a);
 }
 
 /* ---------------------------------------------------------------------------------------------------- taking up again
@@ -156,12 +127,10 @@ static kakeya_status take_up_some(answer *a, kakeya_error *why) {
 
 /* Without memory, until another answer has ended. Where all wait, the first one computes, and the others wait on. */
 static bool give_way(answer *a) {
-    server_context *s = a->server;
-    pthread_mutex_lock(&s->memory_lock);
-    uint64_t seen = s->memory_given_back;
-    bool alone = s->memory_holders <= 1;
-    pthread_mutex_unlock(&s->memory_lock);
-    if (alone) { /* who had the memory may have ended meanwhile; choices may still wait for each other: once a token */
+    memory_queue *queue = &a->server->memory;
+    uint64_t seen;
+    if (memory_queue_is_alone(queue, &seen)) {
+        /* who had the memory may have ended meanwhile; choices may still wait for each other: once a token */
         size_t said = atomic_load(&a->tokens) + 1;
         bool again = a->said_alone == said;
         a->said_alone = said;
@@ -169,16 +138,7 @@ static bool give_way(answer *a) {
         return !again;
     }
     (void)let_go(a, 0);
-    atomic_fetch_add(&s->memory_waiting, 1);
-    ask_stalled(s);
-    pthread_mutex_lock(&s->memory_lock);
-    end_holding(a);
-    while (s->memory_given_back == seen && s->memory_holders > 0 && !atomic_load(&a->cancelled))
-        pthread_cond_wait(&s->memory_changed, &s->memory_lock);
-    begin_holding(a);
-    atomic_fetch_sub(&s->memory_waiting, 1);
-    pthread_cond_broadcast(&s->memory_changed);
-    pthread_mutex_unlock(&s->memory_lock);
+    memory_queue_wait(queue, seen, &a->cancelled);
     return true;
 }
 
@@ -193,10 +153,8 @@ bool answer_memory_find(answer *a, kakeya_error *why) {
 }
 
 bool answer_memory_take_up(answer *a, kakeya_error *why) {
-    server_context *s = a->server;
-    pthread_mutex_lock(&s->memory_lock);
-    if (!a->holds_memory) begin_holding(a);
-    pthread_mutex_unlock(&s->memory_lock);
+    if (!a->holds_memory) memory_queue_hold(&a->server->memory);
+    a->holds_memory = true;
     kakeya_status status = take_up_some(a, why);
     return status == KAKEYA_OUT_OF_MEMORY ? answer_memory_find(a, why) : status == KAKEYA_OK;
 }

@@ -228,7 +228,7 @@ static void wait_while_stalled(answer *a) {
         answer_memory_offer(a);
         pthread_mutex_lock(&a->lock);
         if (!atomic_load(&a->cancelled) && (atomic_load(&a->stalled) || a->posted) &&
-            !(a->holds_memory && !a->keeps_memory && atomic_load(&a->server->memory_waiting)))
+            !(a->holds_memory && !a->keeps_memory && memory_queue_is_wanted(&a->server->memory)))
             pthread_cond_wait(&a->changed, &a->lock);
         pthread_mutex_unlock(&a->lock);
     }

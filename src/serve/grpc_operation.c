@@ -37,6 +37,7 @@ static void tell_finished(const operation *op) {
         finished.drafted_at = result->drafted_at;
         finished.accepted_at = result->accepted_at;
         finished.n_positions = GRPC_POSITIONS;
+        finished.preemptions = op->preemptions + (size_t)result->waits;
         static const grpc_ended ended[] = {[GRPC_TASK_RUNNING] = GRPC_ENDED_CANCELLED,
                                            [GRPC_TASK_COMPLETE] = GRPC_ENDED_LENGTH,
                                            [GRPC_TASK_EOS] = GRPC_ENDED_STOP,
@@ -53,12 +54,14 @@ typedef struct give_job {
     store_named *named;
     char *name;
     kakeya_session *session;
+    memory_queue *held; /* NULL: it was no holder */
 } give_job;
 
 static void run_give(grpc_job *job) {
     give_job *g = (give_job *)job;
     store_named_give(g->named, g->name, g->session);
     if (!g->session) (void)store_named_drop(g->named, g->name, NULL); /* its file, too */
+    if (g->held) memory_queue_leave(g->held);                         /* now that others may have it */
 }
 
 static void free_give(grpc_job *job) {
@@ -71,11 +74,14 @@ void operation_release(operation *op, kakeya_session *session) {
     op->session = NULL;
     give_job *job = calloc(1, sizeof *job);
     store_named *named = store_names(r->store);
+    memory_queue *held = op->holds ? r->options.memory : NULL;
+    op->holds = false;
     if (!job) {
         store_named_give(named, op->request.name, session);
+        if (held) memory_queue_leave(held);
         return;
     }
-    *job = (give_job){.job = {.run = run_give, .done = free_give}, .named = named, .session = session};
+    *job = (give_job){.job = {.run = run_give, .done = free_give}, .named = named, .session = session, .held = held};
     job->name = op->request.name; /* the operation ends */
     op->request.name = NULL;
     grpc_work_add(r->work, &job->job);
@@ -85,7 +91,9 @@ void operation_end(operation *op) {
     grpc_runtime *r = op->runtime;
     tell_finished(op);
     grpc_task_free(op->task);
+    if (op->waits) memory_queue_give_up(r->options.memory);
     if (op->session) operation_release(op, op->session);
+    if (op->holds) memory_queue_leave(r->options.memory);
     if (op->uses) r->wake(r->user); /* another call may wait for it */
     free(op->eos);
     *(op->previous ? &op->previous->next : &r->operations) = op->next;

@@ -8,6 +8,7 @@
 #include "serve/grpc_server.h"
 #include "serve/grpc_task.h"
 #include "serve/grpc_work.h"
+#include "serve/memory_queue.h"
 #include "serve/store.h"
 
 typedef struct grpc_runtime grpc_runtime;
@@ -16,6 +17,7 @@ typedef enum operation_state {
     STATE_NEW = 0,
     STATE_DEFERRED,  /* the session is still ending what a client has given up, or the model sleeps */
     STATE_WAITING,   /* for a job */
+    STATE_QUEUED,    /* for memory, before it computes */
     STATE_COMPUTING, /* with a task */
 } operation_state;
 
@@ -37,6 +39,15 @@ typedef struct operation {
     bool sending;
     uint64_t dropped; /* tokens of a HistoryTruncated that has to be sent; 0: none */
     int code;
+    /* memory (grpc_memory.c) */
+    bool holds;        /* it counts for the memory queue */
+    bool asks;         /* a job uses the session */
+    bool waits;        /* until others have given memory back ... */
+    uint64_t seen;     /* ... more often than so */
+    bool lent;         /* its session is in a file while its reader takes nothing */
+    bool keeps;        /* there is no room for a file */
+    size_t said_alone; /* the session's tokens + 1 when it last found no memory although it was alone */
+    size_t preemptions;
     struct operation *next, *previous;
 } operation;
 
@@ -65,7 +76,6 @@ typedef struct store_job {
     kakeya_session *session;
     size_t tokens;
     store_named_info info;
-    bool relieved;
 } store_job;
 
 /* Answers the call, if anybody listens; the operation goes on. */
@@ -80,7 +90,8 @@ operation *operation_user_of(const grpc_runtime *runtime, const char *name);
 /* Whether the operation has the session that its request names for itself; otherwise it has been answered and ended, or
  * it waits. A session that is still busy for a client that has gone is free within a step, so that is waited for. */
 bool operation_use_session(operation *op);
-/* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. */
+/* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. The
+ * operation's memory is then given back. */
 void operation_release(operation *op, kakeya_session *session);
 /* Whether new work is taken; otherwise the operation has been answered and ended, or it waits for the model. */
 bool operation_want_service(operation *op);

@@ -4,7 +4,6 @@
 
 #include "kakeya.h"
 
-/* A call of RuntimeService that has ended, for logs and metrics. */
 /* How an answer ended; the first: it was none, or did not begin. */
 typedef enum grpc_ended {
     GRPC_ENDED_NOT = 0,
@@ -14,6 +13,7 @@ typedef enum grpc_ended {
     GRPC_ENDED_ERROR,
 } grpc_ended;
 
+/* A call of RuntimeService that has ended, for logs and metrics. */
 typedef struct grpc_finished {
     const char *method;                  /* "Generate" */
     const char *session;                 /* its id; "" where there is none */
@@ -26,6 +26,7 @@ typedef struct grpc_finished {
     uint64_t verifier_forwards, drafted, accepted;
     const uint64_t *drafted_at, *accepted_at; /* n_positions, by position; NULL: nothing was generated */
     size_t n_positions;
+    size_t preemptions; /* how often it gave its memory to others */
     grpc_ended ended;
     bool used_model; /* the method needs it */
 } grpc_finished;
@@ -37,6 +38,7 @@ typedef struct grpc_service_options {
     double reader_seconds;                 /* until a client that reads nothing is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
     double wake_seconds;                   /* that a call waits for a model that was taken away */
+    struct memory_queue *memory;           /* of all that compute with the engine; must live longer */
     void (*on_wanted)(void *user);         /* such a call waits; on the service's thread, again and again */
     /* Whether a call may be made; authorization: the value of that header, or NULL. NULL: anybody may. */
     bool (*allows)(void *user, const char *authorization);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "serve/grpc_memory.h"
 #include "serve/grpc_operation.h"
 
 enum { MAX_EOS = 1024 };
@@ -19,12 +20,17 @@ static void run_create(grpc_job *job) {
     store_named *named = store_names(j->store);
     const char *note = j->note;
     do j->result = store_named_create(named, note, j->id, &j->error);
-    while (j->result == STORE_NAMED_FAILED && j->error.status == KAKEYA_OUT_OF_MEMORY && operation_relieve(j->store));
+    while (j->result == STORE_NAMED_FAILED && grpc_memory_relieve(j->operation, &j->error));
 }
 
 static void done_create(grpc_job *job) {
     store_job *j = (store_job *)job;
     operation *op = j->operation;
+    if (j->result == STORE_NAMED_FAILED && grpc_memory_wait(op, &j->error)) {
+        free(j->note);
+        free(j);
+        return;
+    }
     if (operation_check_result(j) && op->call) {
         uint8_t data[GRPC_RESPONSE_ROOM];
         operation_answer(op, data, grpc_write_created(j->id, data));
@@ -61,6 +67,16 @@ static bool read_note(operation *op, const char *note) {
     return true;
 }
 
+static void start_create(operation *op) {
+    char *note = note_of(op->request.ids, op->request.n_ids);
+    if (!note) {
+        operation_fail(op, RPC_RESOURCE_EXHAUSTED, "out of memory");
+        operation_end(op);
+        return;
+    }
+    operation_add_job(op, run_create, done_create, note);
+}
+
 static void begin_create(operation *op) {
     if (!operation_want_service(op)) return;
     if (op->request.n_ids > MAX_EOS) {
@@ -69,13 +85,7 @@ static void begin_create(operation *op) {
         operation_end(op);
         return;
     }
-    char *note = note_of(op->request.ids, op->request.n_ids);
-    if (!note) {
-        operation_fail(op, RPC_RESOURCE_EXHAUSTED, "out of memory");
-        operation_end(op);
-        return;
-    }
-    operation_add_job(op, run_create, done_create, note);
+    if (grpc_memory_enter(op)) start_create(op);
 }
 
 /* -------------------------------------------------------------------------------------------- tasks */
@@ -90,12 +100,17 @@ static void begin_task(operation *op);
 static void run_take(grpc_job *job) {
     store_job *j = (store_job *)job;
     const char *name = j->operation->request.name;
-    j->result = store_named_take(store_names(j->store), name, &j->session, &j->note, &j->error);
+    do j->result = store_named_take(store_names(j->store), name, &j->session, &j->note, &j->error);
+    while (j->result == STORE_NAMED_FAILED && grpc_memory_relieve(j->operation, &j->error));
 }
 
 static void done_take(grpc_job *job) {
     store_job *j = (store_job *)job;
     operation *op = j->operation;
+    if (j->result == STORE_NAMED_FAILED && grpc_memory_wait(op, &j->error)) {
+        free(j);
+        return;
+    }
     bool taken = operation_check_result(j), noted = taken && read_note(op, j->note);
     op->session = j->session;
     free(j->note);
@@ -114,7 +129,8 @@ static void done_take(grpc_job *job) {
 
 /* AppendTokens and Generate: the session comes from the store first, which may read a file. */
 static void take_session(operation *op) {
-    if (operation_want_service(op) && operation_use_session(op)) operation_add_job(op, run_take, done_take, NULL);
+    if (operation_want_service(op) && operation_use_session(op) && grpc_memory_enter(op))
+        operation_add_job(op, run_take, done_take, NULL);
 }
 
 static kakeya_status start_task(operation *op, grpc_task_options *options, kakeya_error *error) {
@@ -122,8 +138,10 @@ static kakeya_status start_task(operation *op, grpc_task_options *options, kakey
     options->on_news = news;
     options->user = op->runtime;
     kakeya_status status = grpc_task_start(options, &op->task, error);
-    if (status == KAKEYA_OK) op->state = STATE_COMPUTING;
-    return status;
+    if (status != KAKEYA_OK) return status;
+    op->state = STATE_COMPUTING;
+    if (grpc_task_starved(op->task)) news(op->runtime); /* which has none of its own */
+    return KAKEYA_OK;
 }
 
 /* The task has failed, or did not start. What the model or the device did wrong ends the session too. */
@@ -153,6 +171,21 @@ static bool check_tokens(operation *op) {
     if (n <= context && op->history <= context - n) return true;
     operation_fail(op, RPC_INVALID_ARGUMENT, "%zu tokens behind %zu do not fit into the context of %zu", n,
                    (size_t)op->history, context);
+    return false;
+}
+
+/* Whether a session of so many tokens has room when nobody else has any: what cannot succeed is refused before it
+ * changes the session. */
+static bool check_room(operation *op) {
+    const grpc_runtime *r = op->runtime;
+    const size_t n = (size_t)op->history + op->request.n_ids, room = kakeya_engine_kv_room(r->engine);
+    kakeya_kv_bytes bytes;
+    kakeya_kv_bytes_init(&bytes);
+    const kakeya_description *model = kakeya_engine_description(r->engine);
+    if (room == 0 || kakeya_description_kv_bytes(model, &r->options.session, n, &bytes, NULL) != KAKEYA_OK) return true;
+    if (bytes.total <= room) return true;
+    operation_fail(op, RPC_RESOURCE_EXHAUSTED, "a session of %zu tokens takes %.1f MB, and there is room for %.1f MB",
+                   n, (double)bytes.total / 1e6, (double)room / 1e6);
     return false;
 }
 
@@ -186,34 +219,9 @@ static void start_append(operation *op) {
     operation_end(op);
 }
 
-static void run_relieve(grpc_job *job) {
-    store_job *j = (store_job *)job;
-    j->relieved = operation_relieve(j->store);
-}
-
-static void done_relieve(grpc_job *job) {
-    store_job *j = (store_job *)job;
-    operation *op = j->operation;
-    bool again = j->relieved && op->call;
-    free(j);
-    if (again) {
-        start_append(op);
-        return;
-    }
-    operation_fail(op, RPC_RESOURCE_EXHAUSTED, "there is no memory for these tokens, and every other session is busy");
-    operation_end(op);
-}
-
 static void advance_append(operation *op) {
     const grpc_task_result *result = grpc_task_settle(op->task);
     if (result->end == GRPC_TASK_RUNNING) return;
-    if (result->end == GRPC_TASK_FAILED && result->error.status == KAKEYA_OUT_OF_MEMORY && op->call) {
-        /* No room beside idle sessions: some of them go, and the tokens are tried again. */
-        grpc_task_free(op->task);
-        op->task = NULL;
-        operation_add_job(op, run_relieve, done_relieve, NULL);
-        return;
-    }
     if (result->end == GRPC_TASK_COMPLETE) {
         size_t n = 0;
         kakeya_session_tokens(op->session, &n);
@@ -284,7 +292,7 @@ static void begin_task(operation *op) {
     if (op->type == GRPC_APPEND_TOKENS) {
         if (op->request.n_ids == 0) {
             answer_append(op, op->history);
-        } else if (check_tokens(op)) {
+        } else if (check_tokens(op) && check_room(op)) {
             start_append(op);
             return;
         }
@@ -325,8 +333,9 @@ static void pump(operation *op) {
     const grpc_task_result *result = grpc_task_settle(op->task);
     uint8_t data[GRPC_RESPONSE_ROOM];
     int32_t token;
+    const bool ended = result->end != GRPC_TASK_RUNNING && !op->asks;
     if (!op->call) {
-        if (result->end != GRPC_TASK_RUNNING) operation_end(op);
+        if (ended) operation_end(op);
     } else if (op->sending) {
         return;
     } else if (op->dropped) {
@@ -336,7 +345,7 @@ static void pump(operation *op) {
     } else if (grpc_task_next(op->task, &token)) {
         if (op->first_token == 0) op->first_token = clock_seconds();
         send_message(op, data, grpc_write_token((uint32_t)token, data));
-    } else if (result->end != GRPC_TASK_RUNNING) {
+    } else if (ended) {
         finish_generate(op, result);
     }
 }
@@ -348,6 +357,7 @@ static void advance_generate(operation *op) {
         op->call = NULL;
         op->code = RPC_ABORTED;
         grpc_task_cancel(op->task);
+        op->runtime->wake(op->runtime->user); /* it may wait for memory */
     }
     pump(op);
 }
@@ -461,6 +471,7 @@ void grpc_runtime_sent(grpc_runtime *r, rpc_call *call) {
     (void)r;
     operation *op = rpc_call_state(call);
     op->sending = false;
+    grpc_memory_tend(op);
     pump(op);
 }
 
@@ -469,7 +480,7 @@ static void give_up(operation *op) {
     op->call = NULL;
     if (op->state == STATE_COMPUTING)
         grpc_task_cancel(op->task);
-    else if (op->state == STATE_DEFERRED)
+    else if (op->state == STATE_DEFERRED || op->state == STATE_QUEUED)
         operation_end(op);
 }
 
@@ -481,19 +492,34 @@ void grpc_runtime_gone(grpc_runtime *r, rpc_call *call) {
     r->wake(r->user); /* a task that paused has no news of its own */
 }
 
+/* With memory, or without a client. */
+static void go_on(operation *op) {
+    if (!op->call)
+        operation_end(op);
+    else if (op->type == GRPC_CREATE_SESSION)
+        start_create(op);
+    else
+        operation_add_job(op, run_take, done_take, NULL);
+}
+
 void grpc_runtime_advance(grpc_runtime *r) {
     grpc_work_settle(r->work);
     for (operation *next, *op = r->operations; op; op = next) {
         next = op->next;
-        if (op->state == STATE_COMPUTING && op->type == GRPC_APPEND_TOKENS)
+        if (op->state != STATE_COMPUTING) continue;
+        grpc_memory_tend(op);
+        if (op->type == GRPC_APPEND_TOKENS)
             advance_append(op);
-        else if (op->state == STATE_COMPUTING)
+        else
             advance_generate(op);
     }
     /* Each of them may end itself, but no other one. */
     for (operation *next, *op = r->operations; op; op = next) {
         next = op->next;
-        if (op->state == STATE_DEFERRED) begin(op);
+        if (op->state == STATE_DEFERRED)
+            begin(op);
+        else if (op->state == STATE_QUEUED && grpc_memory_goes_on(op))
+            go_on(op);
     }
 }
 
@@ -510,7 +536,7 @@ bool grpc_runtime_rest(grpc_runtime *r, bool failed) {
         next = op->next;
         if (op->state == STATE_DEFERRED && op->sleeps) continue;
         busy++;
-        if (!failed || op->state != STATE_COMPUTING) continue;
+        if (!failed || (op->state != STATE_COMPUTING && op->state != STATE_QUEUED)) continue;
         operation_fail(op, RPC_INTERNAL, "the computation has failed");
         give_up(op);
     }

@@ -10,8 +10,10 @@
 struct grpc_task {
     grpc_task_options options;
     grpc_task_result result; /* but `tokens`, of the settling thread */
+    int32_t *prompt;         /* the options' tokens */
     kakeya_request *request; /* NULL: nothing is being computed */
-    bool cancelled;
+    bool cancelled, held;
+    kakeya_error starved; /* a status that is not KAKEYA_OK: there was no memory */
     pthread_mutex_t lock; /* of what follows */
     int32_t *ring;
     size_t first, n; /* of the ring */
@@ -53,7 +55,7 @@ static void take_done(void *user) {
 }
 
 static kakeya_status submit(grpc_task *t, kakeya_error *error) {
-    grpc_task_options *o = &t->options;
+    const grpc_task_options *o = &t->options;
     kakeya_generate_options generate;
     kakeya_generate_options_init(&generate);
     uint64_t left = o->max_tokens - t->tokens;
@@ -64,15 +66,16 @@ static kakeya_status submit(grpc_task *t, kakeya_error *error) {
     generate.user = t;
     kakeya_request_options request;
     kakeya_request_options_init(&request);
-    request.tokens = o->tokens;
-    request.n_tokens = o->n_tokens;
+    request.tokens = t->tokens ? NULL : t->prompt; /* behind a token that was said the timeline is right */
+    request.n_tokens = request.tokens ? o->n_tokens : 0;
     request.generate = o->max_tokens ? &generate : NULL;
     request.on_done = take_done;
     request.done_user = t;
     t->done = t->eos = false;
     kakeya_status status = kakeya_session_submit(o->session, &request, &t->request, error);
-    o->tokens = NULL; /* the request has copied them */
-    return status;
+    if (status != KAKEYA_OUT_OF_MEMORY) return status;
+    t->starved = *error;
+    return KAKEYA_OK;
 }
 
 kakeya_status grpc_task_start(const grpc_task_options *options, grpc_task **out, kakeya_error *error) {
@@ -86,6 +89,13 @@ kakeya_status grpc_task_start(const grpc_task_options *options, grpc_task **out,
         if (t->options.ring_tokens > options->max_tokens) t->options.ring_tokens = options->max_tokens;
         t->ring = malloc(t->options.ring_tokens * sizeof *t->ring);
         if (!t->ring) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "request: out of memory");
+    }
+    if (status == KAKEYA_OK && options->tokens) {
+        t->prompt = malloc(options->n_tokens * sizeof *t->prompt + 1);
+        if (t->prompt)
+            memcpy(t->prompt, options->tokens, options->n_tokens * sizeof *t->prompt);
+        else
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "request: out of memory");
     }
     if (status == KAKEYA_OK) status = submit(t, error);
     if (status != KAKEYA_OK) {
@@ -123,6 +133,7 @@ static void take_request(grpc_task *t) {
     t->result.prefill_seconds += stats.prefill_seconds;
     t->result.decode_seconds += stats.decode_seconds;
     t->result.verifier_forwards += stats.verifier_forwards;
+    t->result.waits += stats.waits;
     t->result.drafted += stats.drafted_tokens;
     t->result.accepted += stats.accepted_tokens;
     for (int i = 0; i < GRPC_POSITIONS; i++) {
@@ -133,6 +144,8 @@ static void take_request(grpc_task *t) {
         t->result.end = GRPC_TASK_CANCELLED;
     else if (status == KAKEYA_CONTEXT_FULL && t->options.max_tokens)
         t->result.end = GRPC_TASK_CONTEXT_FULL;
+    else if (status == KAKEYA_OUT_OF_MEMORY)
+        t->starved = error;
     else if (status != KAKEYA_OK)
         fail(t, &error);
     else if (t->eos)
@@ -143,16 +156,44 @@ static void take_request(grpc_task *t) {
         t->result.end = GRPC_TASK_CONTEXT_FULL;
 }
 
+/* It has not ended, and nothing is being computed for it. */
+static bool is_still(const grpc_task *t) { return t->result.end == GRPC_TASK_RUNNING && !t->request; }
+
+const kakeya_error *grpc_task_starved(const grpc_task *t) {
+    return is_still(t) && t->starved.status != KAKEYA_OK ? &t->starved : NULL;
+}
+
+bool grpc_task_is_wanted(grpc_task *t) {
+    pthread_mutex_lock(&t->lock);
+    bool wanted = t->n <= t->options.ring_tokens / 2;
+    pthread_mutex_unlock(&t->lock);
+    return wanted;
+}
+
+bool grpc_task_pauses(const grpc_task *t) { return !t->request && !t->held && !grpc_task_starved(t); }
+
+void grpc_task_hold(grpc_task *t) { t->held = true; }
+
+void grpc_task_go_on(grpc_task *t) {
+    t->held = false;
+    t->starved = (kakeya_error){0};
+}
+
+void grpc_task_give_up(grpc_task *t) {
+    t->held = false;
+    if (grpc_task_starved(t)) fail(t, &t->starved);
+}
+
 const grpc_task_result *grpc_task_settle(grpc_task *t) {
     pthread_mutex_lock(&t->lock);
     bool done = t->done;
     pthread_mutex_unlock(&t->lock);
     if (t->request && done) take_request(t);
-    if (t->result.end == GRPC_TASK_RUNNING && !t->request) { /* it pauses */
+    if (is_still(t) && !t->held) {
         kakeya_error error = {0};
         if (t->cancelled)
             t->result.end = GRPC_TASK_CANCELLED;
-        else if (t->n <= t->options.ring_tokens / 2 && submit(t, &error) != KAKEYA_OK)
+        else if (!grpc_task_starved(t) && grpc_task_is_wanted(t) && submit(t, &error) != KAKEYA_OK)
             fail(t, &error);
     }
     pthread_mutex_lock(&t->lock);
@@ -169,6 +210,7 @@ void grpc_task_cancel(grpc_task *t) {
 void grpc_task_free(grpc_task *t) {
     if (!t) return;
     pthread_mutex_destroy(&t->lock);
+    free(t->prompt);
     free(t->ring);
     free(t);
 }

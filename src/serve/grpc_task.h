@@ -1,6 +1,7 @@
 /* What one session computes for one call: a prompt, or an answer whose reader may be slow. Tokens of the answer go into
  * a ring. When it is full the answer stops being computed, its session keeps what it has, and goes on when half of the
- * ring has been read: sampling depends on positions alone, so the tokens are the same as without the pause. */
+ * ring has been read: sampling depends on positions alone, so the tokens are the same as without the pause. What finds
+ * no memory stops likewise, until it is told to go on. */
 #ifndef KAKEYA_SERVE_GRPC_TASK_H
 #define KAKEYA_SERVE_GRPC_TASK_H
 
@@ -38,6 +39,7 @@ typedef struct grpc_task_result {
     size_t tokens;      /* generated so far */
     double prefill_seconds, decode_seconds;
     uint64_t verifier_forwards;
+    uint64_t waits; /* for memory, in a file */
     uint64_t drafted, accepted, drafted_at[GRPC_POSITIONS], accepted_at[GRPC_POSITIONS];
 } grpc_task_result;
 
@@ -50,6 +52,19 @@ bool grpc_task_next(grpc_task *task, int32_t *token);
 const grpc_task_result *grpc_task_settle(grpc_task *task);
 /* Ends it soon: settle tells when. */
 void grpc_task_cancel(grpc_task *task);
+
+/* Why it has stopped for want of memory; NULL: it has not. */
+const kakeya_error *grpc_task_starved(const grpc_task *task);
+/* Whether nothing is computed because its reader is behind. */
+bool grpc_task_pauses(const grpc_task *task);
+/* Whether its reader wants more than it has said. */
+bool grpc_task_is_wanted(grpc_task *task);
+/* For one that pauses or has starved: nothing is computed, and it does not end, until it goes on. The session is the
+ * caller's meanwhile. */
+void grpc_task_hold(grpc_task *task);
+void grpc_task_go_on(grpc_task *task);
+/* One that has starved fails with the reason. */
+void grpc_task_give_up(grpc_task *task);
 void grpc_task_free(grpc_task *task);
 
 #endif

@@ -62,6 +62,7 @@ static void take_finished(void *user, const grpc_finished *finished) {
         metrics_add(&s->metrics.drafted_at[i], finished->drafted_at[i]);
         metrics_add(&s->metrics.accepted_at[i], finished->accepted_at[i]);
     }
+    metrics_add(&s->metrics.preemptions, finished->preemptions);
     static const finished_reason reasons[] = {[GRPC_ENDED_STOP] = FINISHED_STOP,
                                               [GRPC_ENDED_LENGTH] = FINISHED_LENGTH,
                                               [GRPC_ENDED_CANCELLED] = FINISHED_CANCELLED,
@@ -80,6 +81,7 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.tls_certificate = settings->tls_certificate;
     options.tls_key = settings->tls_key;
     options.session = settings->session;
+    options.memory = &s->memory;
     options.wake_seconds = settings->wake_wait_seconds;
     options.allows = allows;
     options.on_wanted = wanted;

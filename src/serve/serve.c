@@ -57,8 +57,8 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
                                .refusal = refusal,
                                .user = s};
     pthread_mutex_init(&s->answers_lock, NULL);
-    pthread_mutex_init(&s->memory_lock, NULL);
-    pthread_cond_init(&s->memory_changed, NULL);
+    memory_queue_init(&s->memory);
+    memory_queue_listen(&s->memory, answers_ask_stalled, s);
     size_t running = (size_t)serve_batch(settings);
     size_t waiting = settings->max_queue ? (size_t)settings->max_queue : 4 * running < 64 ? 64 : 4 * running;
     s->gate = gate_open(running, waiting);
@@ -130,8 +130,7 @@ void serve_stop(server_context *s) {
     auth_close(s->auth);
     gate_free(s->gate);
     response_store_close(s->responses);
-    pthread_cond_destroy(&s->memory_changed);
-    pthread_mutex_destroy(&s->memory_lock);
+    memory_queue_destroy(&s->memory);
     pthread_mutex_destroy(&s->answers_lock);
     free(s);
 }

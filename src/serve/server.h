@@ -12,6 +12,7 @@
 #include "serve/gate.h"
 #include "serve/grammar_cache.h"
 #include "serve/http.h"
+#include "serve/memory_queue.h"
 #include "serve/metrics.h"
 #include "serve/reasoning_seal.h"
 #include "serve/response_store.h"
@@ -76,13 +77,8 @@ typedef struct server_context {
     pthread_mutex_t answers_lock;
     struct answer *answers;      /* that run or wait */
     _Atomic double prompt_speed; /* tokens per second, the best so far; 0: not known */
-    /* Answers that find no memory wait for others (answer_memory.c). */
-    pthread_mutex_t memory_lock;
-    pthread_cond_t memory_changed;
-    size_t memory_holders;         /* answers that have sessions and do not wait */
-    uint64_t memory_given_back;    /* how often one of them has ended */
-    _Atomic size_t memory_waiting; /* answers that wait for that */
-    _Atomic size_t calls;          /* that have not ended */
+    memory_queue memory;         /* answers that find none wait for others (answer_memory.c, grpc_memory.c) */
+    _Atomic size_t calls;        /* that have not ended */
 } server_context;
 
 /* The served name that a request means: itself or an alias; NULL for a foreign one. */

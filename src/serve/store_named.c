@@ -131,21 +131,44 @@ static bool save(store_named *named, named_session *s, store_reason reason) {
 
 static bool is_idle(const named_session *s) { return s->session && !s->taken && !s->busy; }
 
-static named_session *least_lately_used(const store_named *named, bool lossless) {
+/* Of those that hold at least so many bytes. */
+static named_session *least_lately_used(const store_named *named, size_t least_bytes) {
     named_session *oldest = NULL;
     for (named_session *s = named->first; s; s = s->next)
-        if (is_idle(s) && (!lossless || s->saved || named->disk) && (!oldest || s->used < oldest->used)) oldest = s;
+        if (is_idle(s) && s->kv_bytes >= least_bytes && (!oldest || s->used < oldest->used)) oldest = s;
     return oldest;
 }
 
-/* Out of memory: to disk, or away. With the lock, which it gives up meanwhile. */
-static size_t evict(store_named *named, named_session *s, bool lossless) {
+/* Into a temporary file, from which the next use takes it up. With the lock, which it gives up meanwhile. */
+static bool park(store_named *named, named_session *s) {
+    s->busy = true;
+    pthread_mutex_unlock(&named->lock);
+    bool done = kakeya_session_park(s->session, NULL) == KAKEYA_OK;
+    pthread_mutex_lock(&named->lock);
+    s->busy = false;
+    if (done) s->kv_bytes = 0;
+    pthread_cond_broadcast(&named->changed);
+    return done;
+}
+
+typedef enum eviction {
+    EVICT_WHOLE,    /* to disk, or away */
+    EVICT_MEMORY,   /* where there is no directory into a temporary file, or else away */
+    EVICT_LOSSLESS, /* the same, but never away */
+} eviction;
+
+/* Out of memory. With the lock, which it gives up meanwhile. */
+static size_t evict(store_named *named, named_session *s, eviction how) {
     char id[STORE_ID_BYTES];
     memcpy(id, s->id, sizeof id);
     bool saved = save(named, s, STORE_IDLE);
     s = find(named, id); /* somebody may have taken or dropped it */
-    if (!s || !is_idle(s) || (!saved && lossless)) return 0;
+    if (!s || !is_idle(s)) return 0;
     size_t bytes = s->kv_bytes;
+    if (!saved && how != EVICT_WHOLE) {
+        if (park(named, s)) return bytes ? bytes : 1;
+        if (how == EVICT_LOSSLESS || !is_idle(s)) return 0;
+    }
     kakeya_session *session = s->session;
     s->session = NULL;
     s->kv_bytes = 0;
@@ -161,8 +184,8 @@ static size_t evict(store_named *named, named_session *s, bool lossless) {
 
 size_t store_named_relieve(store_named *named, bool lossless) {
     pthread_mutex_lock(&named->lock);
-    named_session *oldest = least_lately_used(named, lossless);
-    size_t bytes = oldest ? evict(named, oldest, lossless) : 0;
+    named_session *oldest = least_lately_used(named, 1);
+    size_t bytes = oldest ? evict(named, oldest, lossless ? EVICT_LOSSLESS : EVICT_MEMORY) : 0;
     pthread_mutex_unlock(&named->lock);
     return bytes;
 }
@@ -369,8 +392,8 @@ static size_t in_memory(const store_named *named) {
 /* Room for one more session in memory. With the lock, which it gives up meanwhile. */
 static bool make_room(store_named *named) {
     while (in_memory(named) >= named->options.most) {
-        named_session *oldest = least_lately_used(named, false);
-        if (!oldest || evict(named, oldest, false) == 0) return false;
+        named_session *oldest = least_lately_used(named, 0);
+        if (!oldest || evict(named, oldest, EVICT_WHOLE) == 0) return false;
     }
     return true;
 }

@@ -57,8 +57,8 @@ void store_named_give(store_named *named, const char *id, kakeya_session *sessio
 store_named_result store_named_drop(store_named *named, const char *id, size_t *tokens);
 /* Does not count as use. */
 store_named_result store_named_look(store_named *named, const char *id, store_named_info *info);
-/* Closes the idle session that was used least lately, after saving it; without a directory it is lost. Bytes of K/V
- * memory given back; 0: none can be. Only those that are saved where `lossless`. */
+/* The idle session that was used least lately leaves memory: saved, or else in a temporary file; where neither can be
+ * written it is lost, unless `lossless`. Bytes of K/V memory given back; 0: none can be. */
 size_t store_named_relieve(store_named *named, bool lossless);
 
 typedef struct store_named_counts {

@@ -31,9 +31,9 @@ void batch_add(batch *b, kakeya_request *requests) {
 
 /* ----------------------------------------------------------------------------------------------- one request's life */
 
-/* An answer whose memory cannot be had now may go on in a later request. */
+/* What finds no memory now may go on in a later request. */
 static void keep_parked(kakeya_request *r, kakeya_status status) {
-    if (r->state == REQUEST_ANSWER && status == KAKEYA_OUT_OF_MEMORY)
+    if (status == KAKEYA_OUT_OF_MEMORY)
         r->session->parked = r->parked;
     else
         fclose(r->parked);

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static kakeya_status write_file(void *user, const void *data, size_t bytes, kakeya_error *error) {
     if (fwrite(data, 1, bytes, user) == bytes) return KAKEYA_OK;
@@ -31,6 +33,27 @@ kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
     t->ops->cache_destroy(t->cache);
     t->cache = NULL;
     return KAKEYA_OK;
+}
+
+size_t park_bytes(const kakeya_session *session) {
+    struct stat about;
+    return fstat(fileno(session->parked), &about) == 0 ? (size_t)about.st_size : 0;
+}
+
+kakeya_status park_copy(const kakeya_session *session, backend_write_fn write, void *user, kakeya_error *error) {
+    enum { PIECE = 16384 };
+    char piece[PIECE];
+    const size_t all = park_bytes(session);
+    kakeya_status status = KAKEYA_OK;
+    for (size_t at = 0; at < all && status == KAKEYA_OK;) {
+        ssize_t n = pread(fileno(session->parked), piece, sizeof piece, (off_t)at);
+        if (n <= 0)
+            return error_set(error, KAKEYA_IO, "saving a parked session: %s",
+                             n < 0 ? strerror(errno) : "its temporary file ends early");
+        status = write(user, piece, (size_t)n, error);
+        at += (size_t)n;
+    }
+    return status;
 }
 
 kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error) {

@@ -13,4 +13,8 @@ kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error);
  * the turn. */
 kakeya_status unpark(kakeya_session *session, FILE **file, kakeya_error *error);
 
+/* What the file of a parked session holds, as the backend's cache_snapshot has written it. */
+size_t park_bytes(const kakeya_session *session);
+kakeya_status park_copy(const kakeya_session *session, backend_write_fn write, void *user, kakeya_error *error);
+
 #endif

@@ -14,6 +14,7 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "session/park.h"
 #include "session/session.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'E', 'Y', 'A', '-', 'S'};
@@ -154,15 +155,24 @@ static kakeya_status write_state_bytes(void *user, const void *data, size_t byte
 }
 
 static kakeya_status need_cache(const kakeya_session *session, kakeya_error *error) {
-    if (session->timeline.cache) return KAKEYA_OK;
-    return error_set(error, KAKEYA_INVALID_ARGUMENT, "session data: %s",
-                     session->parked ? "the session is parked"
-                                     : "the session lost its memory in an earlier failure, sync it");
+    if (session->timeline.cache || session->parked) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "session data: the session lost its memory in an earlier failure, sync it");
+}
+
+/* The K/V memory, which a parked session has in its file in the same form. */
+static kakeya_status save_cache(const kakeya_session *session, writer *w, kakeya_error *error) {
+    const decode_timeline *t = &session->timeline;
+    if (session->parked) return park_copy(session, write_state_bytes, w, error);
+    engine_turn_begin(session->engine);
+    kakeya_status status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
+    engine_turn_end(session->engine);
+    return status;
 }
 
 static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error *error) {
     const decode_timeline *t = &session->timeline;
-    size_t cache_bytes = t->ops->cache_snapshot_bytes(t->cache);
+    size_t cache_bytes = session->parked ? park_bytes(session) : t->ops->cache_snapshot_bytes(t->cache);
     policy p = policy_of(session);
     write_bytes(w, magic, sizeof magic);
     write_number(w, VERSION, 4);
@@ -174,13 +184,10 @@ static kakeya_status save(const kakeya_session *session, writer *w, kakeya_error
     write_bytes(w, t->row_kind, t->n);
     if (t->has_logits) write_words(w, t->logits, (size_t)t->vocab);
     kakeya_status status = KAKEYA_OK;
-    if (!w->write) {
+    if (!w->write)
         w->at += cache_bytes;
-    } else if (!w->failed) {
-        engine_turn_begin(session->engine);
-        status = t->ops->cache_snapshot(t->cache, write_state_bytes, w, error);
-        engine_turn_end(session->engine);
-    }
+    else if (!w->failed)
+        status = save_cache(session, w, error);
     write_number(w, w->write ? XXH3_64bits_digest(&w->hash) : 0, CHECKSUM_BYTES);
     if (status == KAKEYA_OK && w->failed) status = write_failed(w, error);
     return status;
@@ -196,7 +203,7 @@ kakeya_status kakeya_session_save(const kakeya_session *session, kakeya_write_fn
 
 uint64_t kakeya_session_save_bytes(const kakeya_session *session) {
     writer w = {.write = NULL};
-    if (session->timeline.cache) (void)save(session, &w, NULL);
+    if (need_cache(session, NULL) == KAKEYA_OK) (void)save(session, &w, NULL);
     return w.at;
 }
 

@@ -10,7 +10,7 @@ import tempfile
 
 import grpc
 from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
-from harness import MODELS, WAIT, Server, equal, eventually, holds, run_tests, test
+from harness import MODELS, WAIT, Server, equal, eventually, holds, in_threads, run_tests, scripted_model, test
 
 Code = grpc.StatusCode
 PROMPT = [2, 4528, 110, 111, 112, 113, 114]
@@ -244,6 +244,38 @@ def gone():
         os.rename(path + ".away", path)
         holds(runtime.stub.CreateSession(pb.CreateSessionRequest(), **runtime.more).session_id, "it is back")
         equal(server.stop(), 0)
+
+
+@test("answers of gRPC and of HTTP that do not fit together wait for each other, and have the tokens that they have alone")
+def little_memory():
+    model, tokens = scripted_model("The quick brown fox jumps over it."), 1600
+    plain = Server("--grpc", "127.0.0.1:0", "--threads", "1", "--name", "m", model=model)
+    workspace = int(float(re.search(r"([\d.]+) MB for workspace", plain.log()).group(1)) * 1e6 + 1e6)  # and what sampling takes
+    each = tokens * (2 * 2 * 16 * 4 + 8)  # keys and values of the model's one layer, and what a session keeps beside them
+
+    def ask(server, seed):
+        body = {"model": "m", "messages": [{"role": "user", "content": "Say something."}], "temperature": 1, "seed": seed,
+                "max_tokens": tokens, "ignore_eos": True}
+        reply = server.post("/v1/chat/completions", body)
+        equal(reply.status, 200, reply.body[:300])
+        return reply.json["choices"][0]["message"]["content"]
+
+    def generate(runtime, seed):
+        session = runtime.start()
+        request = pb.GenerateRequest(session_id=session, max_tokens=tokens, temperature=1, seed=seed)
+        return [frame.token_id for frame in runtime.stub.Generate(request, **runtime.more)][:tokens]
+
+    def all_of(server):
+        runtime = Runtime(server)
+        return [lambda s=s: generate(runtime, s) for s in range(3)] + [lambda s=s: ask(server, s) for s in range(3)]
+    expected = [function() for function in all_of(plain)]
+    plain.stop()
+    server = Server("--grpc", "127.0.0.1:0", "--threads", "1", "--name", "m", "--cache-ram", "0", "--memory-limit",
+                    f"{(workspace + 2 * each) // 1024}K", model=model)
+    for i, (answer, wanted) in enumerate(zip(in_threads(all_of(server)), expected)):
+        equal(answer, wanted, f"answer {i}")
+    holds(server.metric("kakeya_preemptions_total") > 0, "nobody gave way")
+    equal(server.stop(), 0)
 
 
 run_tests()

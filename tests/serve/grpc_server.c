@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "serve/grpc.h"
+#include "serve/memory_queue.h"
 
 static const char *key; /* NULL: nobody needs one */
 
@@ -69,8 +70,11 @@ static bool read_option(char *argument, grpc_service_options *o, kakeya_engine_o
 }
 
 int main(int argc, char **argv) {
+    memory_queue memory;
+    memory_queue_init(&memory);
     grpc_service_options options;
     grpc_service_options_init(&options);
+    options.memory = &memory;
     options.address = "127.0.0.1:0";
     options.allows = allows;
     options.on_finished = print_finished;
@@ -104,5 +108,6 @@ int main(int argc, char **argv) {
     grpc_service_stop(service);
     store_close(store, 60);
     if (engine) kakeya_engine_close(engine);
+    memory_queue_destroy(&memory);
     return status == KAKEYA_OK ? 0 : fail(&error);
 }

@@ -536,30 +536,59 @@ def capacity():
             call.cancel()
 
 
-@test("idle sessions make room where memory runs out; without any the call is refused")
+@test("idle sessions make room where memory runs out, and none is lost: they go on with the same tokens")
 def memory():
-    length = 300
+    length, count = 300, 40
     with Service(memory=40 << 20, drafter="none") as service:
         sessions = []
-        for i in range(40):
+        for i in range(count):
             session = service.create()
             service.append(session, prompt(length, salt=i))
             sessions.append(session)
-        alive = 0
-        for session in sessions:
-            try:
-                equal(service.info(session).history_length, length)
-                alive += 1
-            except grpc.RpcError as error:
-                equal(error.code(), Code.NOT_FOUND)
-        holds(1 <= alive < 40, f"{alive} of 40 sessions are left")
-        equal(service.info(sessions[-1]).history_length, length, "the newest is there")
-        service.answer(sessions[-1], 5)
+        held = [service.info(session) for session in sessions]
+        equal([info.history_length for info in held], [length] * count)
+        holds(any(info.kv_live_bytes == 0 for info in held), "some had to leave memory")
+        holds(held[-1].kv_live_bytes > 0, "the newest is there")
+        for i in (0, count - 1):
+            equal(service.answer(sessions[i], 5)[0], run_kakeya(prompt(length, salt=i), 5), f"session {i}")
     with Service(memory=1 << 20, drafter="none", load=False) as service:
         service.tell("load")
         eventually(lambda: service.process.poll() is not None, "a model that does not fit ends the program")
         equal(service.process.returncode, 1)
         service.process.returncode = 0
+
+
+@test("answers whose clients read nothing lend their memory to others, and go on with the same tokens")
+def lending():
+    length, count = 300, 24
+    with Service(memory=40 << 20, drafter="none", ring=16) as service:
+        sessions, connections = [], []
+        for i in range(count):
+            sessions.append(start(service, prompt(length, salt=i)))
+            connections.append(run_stalled(service, sessions[-1], 100))
+            eventually(lambda: service.info(sessions[-1]).history_length > length + 16, "it has begun, and is stalled")
+        for connection in connections:
+            connection.close()
+        ended = {}
+
+        def has_ended(session):
+            ended.update(sum_of_running(service))
+            return ended.get(session)
+        for i in (0, count // 2, count - 1):
+            generated = eventually(lambda: has_ended(sessions[i]), "the call is ended")["generated"]
+            equal(service.info(sessions[i]).history_length, length + generated)
+            equal(service.answer(sessions[i], 5)[0], run_kakeya(prompt(length, salt=i), generated + 5)[-5:], f"session {i}")
+
+
+@test("a call is refused for want of memory where it does not fit alone, and changes nothing")
+def too_large():
+    with Service(memory=20 << 20, drafter="none") as service:
+        session = start(service)
+        expected = run_kakeya(PROMPT, 20)
+        equal(service.answer(session, 10)[0], expected[:10])
+        fails(Code.RESOURCE_EXHAUSTED, lambda: service.append(session, prompt(7000)))
+        equal(service.info(session).history_length, len(PROMPT) + 10)
+        equal(service.answer(session, 10)[0], expected[10:])
 
 
 @test("sessions outlive the server where it has a directory, end tokens and all")

@@ -480,6 +480,10 @@ static void memory_comes_back_later(void **state) {
             assert_int_equal(kakeya_session_kv_bytes(second).total, 0);
             assert_int_equal(kakeya_session_fork(second, &fork, &error), KAKEYA_INVALID_ARGUMENT);
             assert_non_null(strstr(error.message, "parked"));
+            void *saved;
+            size_t bytes;
+            assert_ok(kakeya_session_snapshot(second, &saved, &bytes, &error)); /* from its file */
+            assert_int_equal(bytes, kakeya_session_save_bytes(second));
             /* the first one can be parked, too, at any time; then there is memory */
             size_t full = engine_bytes(engine);
             assert_ok(kakeya_session_park(first, &error));
@@ -488,6 +492,17 @@ static void memory_comes_back_later(void **state) {
             assert_ok(kakeya_request_wait(request[1], NULL, &error));
             kakeya_session_close(first);
             assert_false(kakeya_session_is_parked(second));
+            tokens = kakeya_session_tokens(second, &n);
+            assert_int_equal(n, PROMPT + LONG);
+            assert_memory_equal(tokens + PROMPT, alone, sizeof alone);
+            kakeya_session_close(second);
+            assert_ok(kakeya_session_open(engine, &options, &second, &error));
+            assert_ok(kakeya_session_restore(second, saved, bytes, &error)); /* where it was parked */
+            kakeya_free(saved);
+            tokens = kakeya_session_tokens(second, &n);
+            assert_int_equal(n, said);
+            assert_ok(kakeya_session_submit(second, &r, &request[1], &error));
+            assert_ok(kakeya_request_wait(request[1], NULL, &error));
             tokens = kakeya_session_tokens(second, &n);
             assert_int_equal(n, PROMPT + LONG);
             assert_memory_equal(tokens + PROMPT, alone, sizeof alone);
