@@ -12,17 +12,27 @@ static const weight_format formats[] = {WEIGHT_Q4_0,   WEIGHT_Q4_1,   WEIGHT_Q5_
                                         WEIGHT_Q2_K,   WEIGHT_Q3_K,   WEIGHT_Q4_K,  WEIGHT_Q5_K, WEIGHT_Q6_K,
                                         WEIGHT_IQ4_NL, WEIGHT_IQ4_XS, WEIGHT_MXFP4, WEIGHT_NVFP4};
 
-/* The sets of kernels that run here, whatever tables use them. */
-static size_t sets_of_kernels(const int8_kernels *sets[3]) {
-    size_t n = 0;
-    sets[n++] = &int8_scalar;
-#if defined(__x86_64__)
-    if (cpu_kernels_find("avx2")) sets[n++] = &int8_avx2;
-    if (cpu_kernels_find("avx512") && int8_widest() != &int8_avx2) sets[n++] = int8_widest();
-#endif
-    return n;
+enum { MAX_SETS = 4 };
+/* The sets of kernels that run here, each with the name of a table that uses it; the scalar one is the first. */
+typedef struct int8_sets {
+    size_t n;
+    const int8_kernels *set[MAX_SETS];
+    const char *table[MAX_SETS];
+} int8_sets;
+
+static int8_sets sets_of_kernels(void) {
+    int8_sets s = {.n = 1, .set = {&int8_scalar}, .table = {"scalar"}};
+    FOR_TABLES(kernels) {
+        const int8_kernels *set = int8_of(kernels);
+        bool known = false;
+        for (size_t i = 0; i < s.n; i++) known |= s.set[i] == set;
+        if (known) continue;
+        assert_true(s.n < MAX_SETS);
+        s.set[s.n] = set;
+        s.table[s.n++] = kernels->name;
+    }
+    return s;
 }
-static const char *const set_names[] = {"int8_scalar", "int8_avx2", "int8_widest"};
 
 static const cpu_product *product_of(const cpu_kernels *kernels, weight_format format) {
     return &kernels->weight[format].product[INPUT_INT8];
@@ -179,14 +189,14 @@ static void check_set(const int8_kernels *set, const char *set_name, const weigh
 
 /* Every set of kernels on rows and on tiles against the scalar one on rows, whose result is returned. */
 static float *check_sets(const weight *w, const char *packed, int rows) {
-    const int8_kernels *sets[3];
-    size_t n_sets = sets_of_kernels(sets), n = (size_t)rows * (size_t)w->out;
+    const int8_sets sets = sets_of_kernels();
+    size_t n = (size_t)rows * (size_t)w->out;
     float *want = malloc(n * sizeof *want);
     int8_scalar.multiply[w->format](packed, rows, w, want, (size_t)w->out);
     weight tiled = tiled_by(&int8_scalar, w);
-    for (size_t s = 0; s < n_sets; s++) {
-        check_set(sets[s], set_names[s], w, packed, rows, want);
-        check_set(sets[s], set_names[s], &tiled, packed, rows, want);
+    for (size_t s = 0; s < sets.n; s++) {
+        check_set(sets.set[s], sets.table[s], w, packed, rows, want);
+        check_set(sets.set[s], sets.table[s], &tiled, packed, rows, want);
     }
     free((void *)(uintptr_t)tiled.stream[0]);
     return want;
@@ -309,11 +319,10 @@ static void test_tiles(void **state) {
         int k = 3 * weight_format_find(formats[f])->stream[0].values;
         for (size_t i = 0; i < COUNT(outs); i++) {
             block_matrix m = random_blocks(formats[f], outs[i], k, f + i);
-            const int8_kernels *sets[3];
-            size_t n_sets = sets_of_kernels(sets);
+            const int8_sets sets = sets_of_kernels();
             weight tiled = tiled_by(&int8_scalar, &m.w);
-            for (size_t s = 1; s < n_sets; s++) {
-                weight other = tiled_by(sets[s], &m.w);
+            for (size_t s = 1; s < sets.n; s++) {
+                weight other = tiled_by(sets.set[s], &m.w);
                 assert_memory_equal(other.stream[0], tiled.stream[0], tiles_bytes(formats[f], outs[i], k));
                 free((void *)(uintptr_t)other.stream[0]);
             }
@@ -390,11 +399,10 @@ static void test_synthetic_blocks(void **state) {
 
 static void test_probes(void **state) {
     (void)state;
-    const int8_kernels *sets[3];
-    size_t n = sets_of_kernels(sets);
-    for (size_t i = 0; i < n; i++) {
-        double few = sets[i]->probe(1000);
-        assert_true(few > 0 && sets[i]->probe(3000) == 3 * few);
+    const int8_sets sets = sets_of_kernels();
+    for (size_t i = 0; i < sets.n; i++) {
+        double few = sets.set[i]->probe(1000);
+        assert_true(few > 0 && sets.set[i]->probe(3000) == 3 * few);
     }
 }
 

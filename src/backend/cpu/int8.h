@@ -53,23 +53,29 @@ extern const int8_kernels int8_scalar;
 #if defined(__x86_64__)
 extern const int8_kernels int8_avx2;
 extern const int8_kernels int8_vnni; /* needs AVX-512 with VNNI */
-#endif
 /* The fastest that this CPU runs; for tables of AVX-512. */
 const int8_kernels *int8_widest(void);
+#elif defined(__aarch64__)
+extern const int8_kernels int8_neon, int8_dotprod, int8_i8mm;
+#endif
 /* Those of a table of kernels. */
 const int8_kernels *int8_of(const cpu_kernels *table);
 
-/* Rows of a table of kernels, whose int8 products are those of INT8_KERNELS. */
+/* Rows of a table of kernels, whose int8 products are those of INT8_KERNELS. INT8_NAME makes names of functions, for
+ * files with several tables. */
+#if !defined(INT8_NAME)
+#define INT8_NAME(verb, name) int8_##verb##_##name
+#endif
 #define DEFINE_INT8_PRODUCT(NAME, name, values, bytes)                                                                 \
-    static void multiply_int8_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {            \
+    static void INT8_NAME(multiply, name)(const void *packed, int rows, const weight *w, float *y, size_t ldy) {       \
         (INT8_KERNELS)->multiply[WEIGHT_##NAME](packed, rows, w, y, ldy);                                              \
     }
 #define DEFINE_INT8                                                                                                    \
     BLOCK_FORMATS(DEFINE_INT8_PRODUCT)                                                                                 \
-    static void pack_int8(const float *x, size_t ldx, int rows, int k, void *packed) {                                 \
+    static void INT8_NAME(pack, rows)(const float *x, size_t ldx, int rows, int k, void *packed) {                     \
         (INT8_KERNELS)->pack(x, ldx, rows, k, packed);                                                                 \
     }
 #define INT8_PACKING                                                                                                   \
-    { int8_row_bytes, pack_int8 }
+    { int8_row_bytes, INT8_NAME(pack, rows) }
 
 #endif

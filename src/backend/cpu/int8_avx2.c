@@ -3,7 +3,8 @@
 
 #include "backend/cpu/int8_codes.h"
 
-#define TILE_ROWS 4
+#define PROBE_SUMS 6
+#define TILE_ROWS  4
 enum { LANES = 8, LANES_SIGNED_WIDE = 1 };
 
 typedef __m256 lanes_f32;
@@ -50,6 +51,7 @@ BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
     memcpy(&both, half, sizeof both);
     return _mm256_madd_epi16(_mm256_set1_epi32((a & 0xffff) | (int)((unsigned)b << 16)), _mm256_set1_epi32(both));
 }
+BLOCKS_INLINE void lanes_keep(lanes_i32 x) { __asm__ volatile("" : : "v"(x)); }
 
 BLOCKS_INLINE lanes_codes codes_load(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)(const void *)p); }
 BLOCKS_INLINE void codes_store(uint8_t *p, lanes_codes c) { _mm256_storeu_si256((__m256i *)(void *)p, c); }
@@ -64,6 +66,12 @@ BLOCKS_INLINE lanes_codes codes_flip(lanes_codes c) { return _mm256_xor_si256(c,
 BLOCKS_INLINE lanes_codes codes_look_up(const int8_t *table, int offset, lanes_codes c) {
     __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)(const void *)table), _mm_set1_epi8((char)offset));
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), c);
+}
+
+/* The same codes, as far as the compiler knows others. */
+BLOCKS_INLINE lanes_codes codes_others(lanes_codes c) {
+    __asm__("" : "+v"(c));
+    return c;
 }
 
 /* Sums of two products have 16 bits, into which so many pieces fit: 2 * 8 * 15 * 127, 2 * 4 * 31 * 127, ... */

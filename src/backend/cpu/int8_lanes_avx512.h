@@ -6,7 +6,8 @@
 
 #include "backend/cpu/int8_codes.h"
 
-#define TILE_ROWS 8
+#define PROBE_SUMS 12
+#define TILE_ROWS  8
 enum { LANES = 16, LANES_SIGNED_WIDE = 0 };
 
 typedef __m512 lanes_f32;
@@ -53,6 +54,7 @@ BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
     memcpy(&both, half, sizeof both);
     return _mm512_madd_epi16(_mm512_set1_epi32((a & 0xffff) | (int)((unsigned)b << 16)), _mm512_set1_epi32(both));
 }
+BLOCKS_INLINE void lanes_keep(lanes_i32 x) { __asm__ volatile("" : : "v"(x)); }
 
 BLOCKS_INLINE lanes_codes codes_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 BLOCKS_INLINE void codes_store(uint8_t *p, lanes_codes c) { _mm512_storeu_si512(p, c); }
@@ -68,6 +70,12 @@ BLOCKS_INLINE lanes_codes codes_flip(lanes_codes c) { return _mm512_xor_si512(c,
 BLOCKS_INLINE lanes_codes codes_look_up(const int8_t *table, int offset, lanes_codes c) {
     __m128i values = _mm_add_epi8(_mm_loadu_si128((const __m128i *)(const void *)table), _mm_set1_epi8((char)offset));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), c);
+}
+
+/* The same codes, as far as the compiler knows others. */
+BLOCKS_INLINE lanes_codes codes_others(lanes_codes c) {
+    __asm__("" : "+v"(c));
+    return c;
 }
 
 /* Sums of four products have 32 bits at once. */

@@ -123,19 +123,21 @@ static double probe(size_t iterations) {
 const int8_kernels int8_scalar = {
     .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe};
 
-const int8_kernels *int8_widest(void) {
 #if defined(__x86_64__)
+const int8_kernels *int8_widest(void) {
     __builtin_cpu_init();
     return __builtin_cpu_supports("avx512vnni") ? &int8_vnni : &int8_avx2;
-#else
-    return &int8_scalar;
-#endif
 }
+#endif
 
 const int8_kernels *int8_of(const cpu_kernels *table) {
 #if defined(__x86_64__)
     if (strcmp(table->name, "avx2") == 0) return &int8_avx2;
     if (strncmp(table->name, "avx512", 6) == 0) return int8_widest();
+#elif defined(__aarch64__)
+    if (strcmp(table->name, "neon") == 0) return &int8_neon;
+    if (strcmp(table->name, "neon-dotprod") == 0) return &int8_dotprod;
+    if (strcmp(table->name, "neon-i8mm") == 0) return &int8_i8mm;
 #endif
     (void)table;
     return &int8_scalar;

@@ -141,12 +141,55 @@ BLOCKS_INLINE void sum_add(const int8_form *form, lanes_sum *s, lanes_codes c, c
     s->part = part_begin(s->sum);
 }
 
+/* The products of R rows, x_bytes apart, with 32 values. */
+BLOCKS_INLINE void add_products(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
+                                const uint8_t *pieces, lanes_sum *low, lanes_sum *high) {
+    const bool apart = form_in_halves(form);
+    const int fits = PART_PIECES(form->largest), together = apart && fits > 4 ? 4 : fits;
+#ifdef LANES_ROW_PAIRS
+    /* Rows in pairs, the last of an odd number by itself. */
+    if (R > 1) {
+        const int8_t *codes = (const int8_t *)x;
+        lanes_row_pair pair[2][TILE_ROWS / 2];
+        UNROLL for (int i = 0; i < R / 2; i++) pair[0][i] = pair[1][i] = row_pair_zero();
+        UNROLL for (int p = 0; p < TILE_PIECES / 2; p += 2) {
+            UNROLL for (int h = 0; h < 2; h++) {
+                const int at = 16 * h + 4 * p, to = apart ? h : 0;
+                const lanes_codes c = load_piece(form, pieces, 4 * h + p),
+                                  next = load_piece(form, pieces, 4 * h + p + 1);
+                const lanes_pairs_of_codes both = codes_in_pairs(c, next);
+                UNROLL for (int i = 0; i < R / 2; i++) pair[to][i] =
+                    row_pair_add(pair[to][i], both, codes + (size_t)(2 * i) * x_bytes + at, x_bytes);
+                if (R % 2) {
+                    lanes_sum *sum = apart && h ? &high[R - 1] : &low[R - 1];
+                    sum_add(form, sum, c, codes + (size_t)(R - 1) * x_bytes + at, 0, 1);
+                    sum_add(form, sum, next, codes + (size_t)(R - 1) * x_bytes + at + 4, 0, 1);
+                }
+            }
+        }
+        UNROLL for (int r = 0; r < R - R % 2; r++) {
+            low[r].sum = row_pair_end(low[r].sum, pair[0][r / 2], r % 2);
+            if (apart) high[r].sum = row_pair_end(high[r].sum, pair[1][r / 2], r % 2);
+        }
+        return;
+    }
+#endif
+    UNROLL for (int p = 0; p < TILE_PIECES / 2; p++) {
+        const lanes_codes c0 = load_piece(form, pieces, p), c1 = load_piece(form, pieces, p + 4);
+        UNROLL for (int r = 0; r < R; r++) {
+            const int8_t *codes = (const int8_t *)x + (size_t)r * x_bytes;
+            sum_add(form, &low[r], c0, codes + 4 * p, apart ? p : 2 * p, together);
+            sum_add(form, apart ? &high[r] : &low[r], c1, codes + 16 + 4 * p, apart ? p : 2 * p + 1, together);
+        }
+    }
+}
+
 /* R rows, x_bytes apart, against `blocks` tiles, of which outputs [first, first + LANES); sums [R][TILE_OUTPUTS] go on.
  */
 BLOCKS_INLINE void multiply_lanes(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
                                   const unsigned char *tiles, size_t blocks, int first, float *sums) {
     const bool apart = form_in_halves(form);
-    const int offset = codes_offset(form), fits = PART_PIECES(form->largest), together = apart && fits > 4 ? 4 : fits;
+    const int offset = codes_offset(form);
     lanes_f32 acc[TILE_ROWS];
     UNROLL for (int r = 0; r < R; r++) acc[r] = lanes_load(sums + r * TILE_OUTPUTS);
     for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
@@ -156,21 +199,14 @@ BLOCKS_INLINE void multiply_lanes(const int8_form *form, const int R, const unsi
         for (int j = 0; j < form_inside(form); j++, at += tile_part_bytes(form), x += sizeof(int8_record)) {
             const uint8_t *pieces = at + tile_subs_bytes(form) + 4 * first;
             for (size_t ahead = 0; ahead < tile_part_bytes(form); ahead += 64)
-                _mm_prefetch((const char *)at + AHEAD_BYTES + ahead, _MM_HINT_T0);
+                __builtin_prefetch(at + AHEAD_BYTES + ahead, 0, 3);
             lanes_sum low[TILE_ROWS], high[TILE_ROWS];
             UNROLL for (int r = 0; r < R; r++) {
                 const int8_record *row = (const int8_record *)(const void *)(x + (size_t)r * x_bytes);
                 low[r] = sum_begin(offset ? lanes_pairs(-offset, apart ? 0 : -offset, row->half) : lanes_zero());
                 if (apart) high[r] = sum_begin(offset ? lanes_pairs(0, -offset, row->half) : lanes_zero());
             }
-            UNROLL for (int p = 0; p < TILE_PIECES / 2; p++) {
-                const lanes_codes c0 = load_piece(form, pieces, p), c1 = load_piece(form, pieces, p + 4);
-                UNROLL for (int r = 0; r < R; r++) {
-                    const int8_t *codes = (const int8_t *)x + (size_t)r * x_bytes;
-                    sum_add(form, &low[r], c0, codes + 4 * p, apart ? p : 2 * p, together);
-                    sum_add(form, apart ? &high[r] : &low[r], c1, codes + 16 + 4 * p, apart ? p : 2 * p + 1, together);
-                }
-            }
+            add_products(form, R, x, x_bytes, pieces, low, high);
             tile_scales scales;
             load_subs(form, at, first, d, m, &scales);
             UNROLL for (int r = 0; r < R; r++) {
@@ -387,20 +423,33 @@ static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
 #endif
 
 static double probe(size_t iterations) {
-    enum { SUMS = LANES == 16 ? 12 : 6 /* fit into registers with their parts */ };
+    enum { SUMS = PROBE_SUMS /* fit into registers with their parts */ };
     static const uint8_t pieces[TILE_PIECE_BYTES];
-    static const int8_t values[4] = {1, 1, 1, 1};
+    static const int8_t values[16] = {1, 1, 1, 1};
     lanes_codes codes = codes_load(pieces);
+#ifdef LANES_ROW_PAIRS
+    lanes_pairs_of_codes both = codes_in_pairs(codes, codes);
+    lanes_row_pair pairs[SUMS / 2];
+    UNROLL_SUMS for (int i = 0; i < SUMS / 2; i++) pairs[i] = row_pair_zero();
+    for (size_t n = 0; n < iterations; n++) {
+        UNROLL for (int p = 0; p < TILE_PIECES / 2; p++) {
+            UNROLL_SUMS for (int i = 0; i < SUMS / 2; i++) pairs[i] = row_pair_add(pairs[i], both, values, 8);
+        }
+    }
+    UNROLL_SUMS for (int i = 0; i < SUMS / 2; i++) lanes_keep(row_pair_end(lanes_zero(), pairs[i], true));
+    return (double)iterations * (TILE_PIECES / 2) * (SUMS / 2) * LANES * 2 * 8 * 2;
+#else
     lanes_sum sums[SUMS];
     UNROLL_SUMS for (int i = 0; i < SUMS; i++) sums[i] = sum_begin(lanes_zero());
     for (size_t n = 0; n < iterations; n++) {
         UNROLL for (int p = 0; p < TILE_PIECES; p++) {
-            __asm__("" : "+v"(codes)); /* another piece each time, as far as the compiler knows */
+            codes = codes_others(codes);
             UNROLL_SUMS for (int i = 0; i < SUMS; i++) sum_add(&form_q4_0, &sums[i], codes, values, p, PART_PIECES(15));
         }
     }
-    UNROLL_SUMS for (int i = 0; i < SUMS; i++) __asm__ volatile("" : : "v"(sums[i].sum));
+    UNROLL_SUMS for (int i = 0; i < SUMS; i++) lanes_keep(sums[i].sum);
     return (double)iterations * TILE_PIECES * SUMS * LANES * 4 * 2;
+#endif
 }
 
 #define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,

@@ -3,6 +3,12 @@
 
 #include <string.h>
 
+#if defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include "backend/cpu/kernels_private.h"
 
 /* Best first. Each instruction set contains the ones behind it, so what a CPU supports is a tail of this list. */
@@ -35,11 +41,34 @@ static const char *const *supported_names(size_t first) {
     return (pairs_are_slow(first) ? intel_names : best_names) + first;
 }
 #else
+#if defined(__aarch64__)
+/* Every 64-bit Arm has NEON; tables differ in the instructions of int8 products. */
+enum { TABLES = 4 };
+static const cpu_kernels *const tables[TABLES] = {&cpu_kernels_i8mm, &cpu_kernels_dotprod, &cpu_kernels_neon,
+                                                  &cpu_kernels_scalar};
+static const char *const names[TABLES + 1] = {"neon-i8mm", "neon-dotprod", "neon", "scalar", NULL};
+
+#if defined(__APPLE__)
+static bool has(const char *feature) {
+    int value = 0;
+    size_t bytes = sizeof value;
+    return sysctlbyname(feature, &value, &bytes, NULL, 0) == 0 && value != 0;
+}
+static bool has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static bool has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM"); }
+#else
+static bool has_dotprod(void) { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+static bool has_i8mm(void) { return getauxval(AT_HWCAP2) & HWCAP2_I8MM; }
+#endif
+
+static size_t first_supported(void) { return !has_dotprod() ? 2 : !has_i8mm() ? 1 : 0; }
+#else
 enum { TABLES = 1 };
 static const cpu_kernels *const tables[TABLES] = {&cpu_kernels_scalar};
 static const char *const names[TABLES + 1] = {"scalar", NULL};
 
 static size_t first_supported(void) { return 0; }
+#endif
 static const cpu_kernels *const *supported_tables(size_t first) { return tables + first; }
 static const char *const *supported_names(size_t first) { return names + first; }
 #endif

@@ -186,10 +186,10 @@ static void scale_scores(int rows, float (*scores)[ATTENTION_BLOCK], const float
 }
 
 /* Heads lie side by side, so a row is a short stretch of memory that the hardware does not see coming. */
-#define PREFETCH_ROWS(first, row_bytes, used_bytes, hint)                                                              \
+#define PREFETCH_ROWS(prefetch, first, row_bytes, used_bytes)                                                          \
     for (size_t j_ = 0; j_ < ATTENTION_BLOCK; j_++) {                                                                  \
         for (size_t at_ = 0; at_ < (used_bytes); at_ += 64) {                                                          \
-            _mm_prefetch((const char *)(first) + j_ * (row_bytes) + at_, hint);                                        \
+            prefetch((const char *)(first) + j_ * (row_bytes) + at_);                                                  \
         }                                                                                                              \
     }
 
@@ -199,9 +199,9 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
     const size_t q_row_bytes = pack_row_bytes(PACK_F32, k_dim);
     const size_t k_at = kv_values_at(k_format), v_at = kv_values_at(v_format);
     /* The values are needed after the scores, the next block's keys (most often) after this call. */
-    PREFETCH_ROWS(v, v_row_bytes, v_at + (size_t)v_dim * kv_value_bytes(v_format), _MM_HINT_T0)
-    PREFETCH_ROWS((const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes,
-                  k_at + (size_t)k_dim * kv_value_bytes(k_format), _MM_HINT_T1)
+    PREFETCH_ROWS(PREFETCH_L1, v, v_row_bytes, v_at + (size_t)v_dim * kv_value_bytes(v_format))
+    PREFETCH_ROWS(PREFETCH_L2, (const char *)k + ATTENTION_BLOCK * k_row_bytes, k_row_bytes,
+                  k_at + (size_t)k_dim * kv_value_bytes(k_format))
     float k_scales[ATTENTION_BLOCK], v_scales[ATTENTION_BLOCK];
     if (k_at) row_scales(k, k_row_bytes, NULL, k_scales);
     if (v_at) row_scales(v, v_row_bytes, v_scale, v_scales);

@@ -88,7 +88,7 @@ DEFINE_INT8
         .load = load_weights_##name                                                                                    \
     }
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
+    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, INT8_NAME(multiply, name)),
 #define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_F32, multiply_##name),
 
 #endif

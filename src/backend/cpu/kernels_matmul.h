@@ -29,6 +29,10 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
+/* Memory that is read soon goes to the first or the second cache. */
+#define PREFETCH_L1(address) __builtin_prefetch((address), 0, 3)
+#define PREFETCH_L2(address) __builtin_prefetch((address), 0, 2)
+
 /* How weights meet activations. */
 typedef enum product {
     PRODUCT_F32,
@@ -237,9 +241,7 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
             left -= steps;
             bool partial = left == 0 && call->tail < STEP;
             for (int s = partial; s < steps; s++) {
-                UNROLL for (int o = 0; o < O; o++) {
-                    _mm_prefetch((const char *)w + ahead + (size_t)o * w_row_bytes, _MM_HINT_T1);
-                }
+                UNROLL for (int o = 0; o < O; o++) { PREFETCH_L2(w + ahead + (size_t)o * w_row_bytes); }
                 multiply_step(kind, R, O, x, x_row_bytes, w, w_row_bytes, STEP, sums);
                 x += x_step;
                 w += w_step_bytes(kind);
@@ -358,10 +360,9 @@ static void multiply_few(product kind, int R, const unsigned char *x, size_t x_r
         /* Four or eight at a time; what goes too far is overwritten by the next tile. */
         int o = 0;
         if (width <= 4) {
-            for (; o + 4 <= outputs; o += width, result += tile_results) _mm_storeu_ps(row + o, _mm_loadu_ps(result));
+            for (; o + 4 <= outputs; o += width, result += tile_results) simd_copy_4(row + o, result);
         } else {
-            for (; o + 8 <= outputs; o += width, result += tile_results)
-                _mm256_storeu_ps(row + o, _mm256_loadu_ps(result));
+            for (; o + 8 <= outputs; o += width, result += tile_results) simd_copy_8(row + o, result);
         }
         for (; o < wide * width; o += width, result += tile_results) {
             for (int i = 0; i < width; i++) row[o + i] = result[i];
@@ -442,7 +443,7 @@ SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call 
             simd_pairs values[PANEL_ROWS];
             UNROLL for (int r = 0; r < R; r++) {
                 values[r] = simd_pairs_load(x + (size_t)r * x_row_bytes);
-                _mm_prefetch((const char *)x + (size_t)r * x_row_bytes + X_AHEAD_BYTES, _MM_HINT_T0);
+                PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
             }
             UNROLL for (int o = 0; o < O; o++) {
                 simd_pairs weights = simd_pairs_load(panel + (size_t)o * vector);
@@ -458,7 +459,7 @@ SIMD_INLINE void multiply_panel(const bool pairs, const int R, const panel_call 
             simd_f32 values[PANEL_ROWS];
             UNROLL for (int r = 0; r < R; r++) {
                 values[r] = simd_load(x + (size_t)r * x_row_bytes);
-                _mm_prefetch((const char *)x + (size_t)r * x_row_bytes + X_AHEAD_BYTES, _MM_HINT_T0);
+                PREFETCH_L1(x + (size_t)r * x_row_bytes + X_AHEAD_BYTES);
             }
             UNROLL for (int o = 0; o < O; o++) {
                 simd_f32 weights = simd_load(panel + (size_t)o * vector);
@@ -534,7 +535,7 @@ static void multiply_block(product kind, int rows, const unsigned char *x, size_
                 if (o + 2 * PANEL_OUTPUTS <= outputs) {
                     for (size_t at = (size_t)t * line; at < (size_t)steps * w_bytes; at += (size_t)tiles * line) {
                         for (int i = 0; i < PANEL_OUTPUTS; i++) {
-                            _mm_prefetch((const char *)w_ahead + (size_t)i * w_row_bytes + at, _MM_HINT_T1);
+                            PREFETCH_L2(w_ahead + (size_t)i * w_row_bytes + at);
                         }
                     }
                 }
@@ -542,7 +543,7 @@ static void multiply_block(product kind, int rows, const unsigned char *x, size_
                     const unsigned char *from =
                         x_ahead + (size_t)t * PANEL_ROWS * x_row_bytes + (size_t)(o / PANEL_OUTPUTS) * share;
                     for (int r = 0; r < R; r++, from += x_row_bytes) {
-                        for (size_t at = 0; at < share; at += line) _mm_prefetch((const char *)from + at, _MM_HINT_T1);
+                        for (size_t at = 0; at < share; at += line) PREFETCH_L2(from + at);
                     }
                 }
                 panel_functions[kind == PRODUCT_PAIRS][R](&call);

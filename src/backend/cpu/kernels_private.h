@@ -9,6 +9,10 @@ extern const cpu_kernels cpu_kernels_scalar;
 extern const cpu_kernels cpu_kernels_avx2;
 extern const cpu_kernels cpu_kernels_avx512;
 extern const cpu_kernels cpu_kernels_avx512bf16;
+#elif defined(__aarch64__)
+extern const cpu_kernels cpu_kernels_neon;
+extern const cpu_kernels cpu_kernels_dotprod;
+extern const cpu_kernels cpu_kernels_i8mm;
 #endif
 
 #endif

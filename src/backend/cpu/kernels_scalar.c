@@ -158,7 +158,7 @@ DEFINE_INT8
     }
 #define WEIGHT_ENTRY(format) PRODUCTS(format, PACKING_F32, multiply_##format)
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, multiply_int8_##name),
+    [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, INT8_NAME(multiply, name)),
 #define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */

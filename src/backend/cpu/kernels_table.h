@@ -70,7 +70,7 @@ typedef struct cpu_kv_kernels {
 } cpu_kv_kernels;
 
 typedef struct cpu_kernels {
-    const char *name;                           /* "scalar", "avx2", "avx512", "avx512bf16" */
+    const char *name;                           /* one of cpu_kernels_supported() */
     cpu_packing_kernels packing[PACKING_COUNT]; /* zero where no format of the table wants it */
     cpu_weight_kernels weight[WEIGHT_FORMAT_COUNT];
     cpu_kv_kernels kv[KV_FORMAT_COUNT];

@@ -20,6 +20,9 @@ SIMD_INLINE simd_f32 simd_in_register(simd_f32 x) {
     return x;
 }
 SIMD_INLINE void simd_store(void *p, simd_f32 x) { _mm256_storeu_ps(p, x); }
+/* 4 or 8 values, from any address to any. */
+SIMD_INLINE void simd_copy_4(float *to, const float *from) { _mm_storeu_ps(to, _mm_loadu_ps(from)); }
+SIMD_INLINE void simd_copy_8(float *to, const float *from) { _mm256_storeu_ps(to, _mm256_loadu_ps(from)); }
 SIMD_INLINE simd_f32 simd_add(simd_f32 a, simd_f32 b) { return _mm256_add_ps(a, b); }
 SIMD_INLINE simd_f32 simd_sub(simd_f32 a, simd_f32 b) { return _mm256_sub_ps(a, b); }
 SIMD_INLINE simd_f32 simd_mul(simd_f32 a, simd_f32 b) { return _mm256_mul_ps(a, b); }

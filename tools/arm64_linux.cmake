@@ -1,0 +1,10 @@
+# Cross-compiles for 64-bit Arm Linux with Debian's compiler and the libraries under KAKEYA_ROOT (tools/arm64_linux.sh).
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES KAKEYA_ROOT)
+set(ENV{PKG_CONFIG_SYSROOT_DIR} ${KAKEYA_ROOT})
+set(ENV{PKG_CONFIG_LIBDIR} ${KAKEYA_ROOT}/usr/lib/aarch64-linux-gnu/pkgconfig)
+set(CMAKE_C_FLAGS_INIT "-isystem ${KAKEYA_ROOT}/usr/include/aarch64-linux-gnu")
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-Wl,-rpath-link,${KAKEYA_ROOT}/usr/lib/aarch64-linux-gnu:${KAKEYA_ROOT}/lib/aarch64-linux-gnu")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT ${CMAKE_EXE_LINKER_FLAGS_INIT})
