@@ -10,7 +10,7 @@ import tempfile
 
 import grpc
 from grpc_harness import CHANNEL, fails, health_pb, health_pb2_grpc, pb, runtime_pb2_grpc
-from harness import MODELS, WAIT, Server, equal, eventually, holds, in_threads, run_tests, scripted_model, test
+from harness import BUILD, MODELS, WAIT, Server, Skip, equal, eventually, holds, in_threads, run_tests, scripted_model, test
 
 Code = grpc.StatusCode
 PROMPT = [2, 4528, 110, 111, 112, 113, 114]
@@ -244,6 +244,68 @@ def gone():
         os.rename(path + ".away", path)
         holds(runtime.stub.CreateSession(pb.CreateSessionRequest(), **runtime.more).session_id, "it is back")
         equal(server.stop(), 0)
+
+
+class Losing:
+    """A server whose next forward fails as a whole when it is told to; its model is a link."""
+
+    def __init__(self):
+        program = os.path.join(BUILD, "tools/failing_kakeya")
+        if not os.path.exists(program):
+            raise Skip("this build has no program whose device fails")
+        self.directory = tempfile.mkdtemp()
+        self.model, self.order = os.path.join(self.directory, "model"), os.path.join(self.directory, "lose")
+        os.symlink(os.path.join(MODELS, "demo"), self.model)
+        self.server = Server("--grpc", "127.0.0.1:0", "--name", "m", "--threads", "1", program=program, model=self.model,
+                             environment={"LOSE_DEVICE": self.order})
+
+    def lose(self):
+        open(self.order, "w").close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop()
+        shutil.rmtree(self.directory)
+
+
+@test("a forward that fails as a whole: calls under way end INTERNAL, their sessions are lost, and the next ones are served")
+def lost():
+    with Losing() as losing:
+        runtime = Runtime(losing.server)
+        one, two = runtime.start(), runtime.start()
+        expected = [frame.token_id for frame in runtime.generate(runtime.start(), 20)][:20]
+        calls = [runtime.generate(session, 8000) for session in (one, two)]
+        for call in calls:
+            next(call)
+        losing.lose()
+        for call in calls:
+            fails(Code.INTERNAL, lambda: list(call))
+        eventually(lambda: "awake after " in losing.server.log(), "the model is loaded again")
+        again = runtime.start()
+        equal([frame.token_id for frame in runtime.generate(again, 20)][:20], expected)
+        for session in (one, two):
+            fails(Code.NOT_FOUND, lambda: runtime.generate(session, 1))
+        equal(losing.server.log().count("the computation has failed; the model is loaded again"), 1)
+        equal(losing.server.stop(), 0)
+
+
+@test("... and where the model has gone, too, everybody hears why, and the program ends with status 1 and one line")
+def lost_for_good():
+    with Losing() as losing:
+        runtime = Runtime(losing.server)
+        call, other = runtime.generate(runtime.start(), 8000), runtime.start()
+        next(call)
+        os.unlink(losing.model)
+        losing.lose()
+        fails(Code.INTERNAL, lambda: list(call))
+        fails(Code.UNAVAILABLE, lambda: runtime.generate(other, 5))  # it waits, or meets a server that ends
+        equal(losing.server.wait(), 1)
+        lines = losing.server.log().splitlines()
+        last = [line for line in lines if "cannot be loaded again" in line]
+        equal(last, [lines[-1]])
+        holds(losing.model in lines[-1], lines[-1])
 
 
 @test("answers of gRPC and of HTTP that do not fit together wait for each other, and have the tokens that they have alone")

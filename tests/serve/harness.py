@@ -96,9 +96,9 @@ class Server:
 
     running = []
 
-    def __init__(self, *options, model=None, ready=True, environment=None, wrapper=()):
+    def __init__(self, *options, model=None, ready=True, environment=None, wrapper=(), program=KAKEYA):
         self.log_file = tempfile.TemporaryFile()
-        command = [*wrapper, KAKEYA, "serve", "--port", "0", *options]
+        command = [*wrapper, program, "serve", "--port", "0", *options]
         if "--grpc" not in options:
             command += ["--grpc", "off"]
         if model:

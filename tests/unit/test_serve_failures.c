@@ -1,6 +1,7 @@
 /* F12: a forward fails for one of two answers, and for both. Who is meant gets 500 or an error event. Where it is one,
  * nobody else notices. Where nobody is meant, everybody is: the model is loaded again, and the next request has its
- * answer; where it cannot be loaded, the server has no use any more. */
+ * answer; where it cannot be loaded, the server has no use any more. Memory that is missing for a moment is no failure.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +32,7 @@ static char place[512]; /* a link, so that a test can take the model away */
 
 /* ------------------------------------------------------------------------------------------------------- the device */
 
-enum { FAIL_NOTHING = 0, FAIL_ONE, FAIL_ALL, FAIL_PROMPT };
+enum { FAIL_NOTHING = 0, FAIL_ONE, FAIL_ALL, FAIL_PROMPT, NO_MEMORY_FOR_PROMPT, NO_MEMORY_FOR_ANSWER, NO_MEMORY };
 
 static const backend_ops *real;
 static backend_ops failing;
@@ -56,6 +57,12 @@ static kakeya_status forward(backend_model *model, backend_segment *segments, in
         failed = failed + 1;
         if (what == FAIL_ONE) segments[1].status = KAKEYA_BACKEND;
         return error_set(error, KAKEYA_BACKEND, "forward: injected failure");
+    }
+    bool prompt = segments[0].kind == SEGMENT_PROMPT;
+    if (what == NO_MEMORY || (what == NO_MEMORY_FOR_PROMPT && prompt) || (what == NO_MEMORY_FOR_ANSWER && !prompt)) {
+        if (what != NO_MEMORY) plan = FAIL_NOTHING;
+        failed = failed + 1;
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "forward: injected lack of memory");
     }
     if (what == FAIL_ONE || what == FAIL_ALL) wait_for_the_other();
     return real->forward(model, segments, n, error);
@@ -248,6 +255,30 @@ static void a_prompt_fails(void **state) {
     wait_for_load(2);
 }
 
+/* Nobody else has any memory, but somebody may have had it when it was missing: an answer that fits alone is not
+ * refused, one that does not is. */
+static void memory_comes_too_late(void **state) {
+    (void)state;
+    static client plain = {.question = "Say a word"};
+    static const int plans[] = {NO_MEMORY_FOR_PROMPT, NO_MEMORY_FOR_ANSWER};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        failed = 0;
+        plan = plans[i];
+        ask(&plain);
+        assert_int_equal(failed, 1);
+        assert_int_equal(plain.status, 200);
+        assert_string_equal(plain.content, first_alone);
+    }
+    plan = NO_MEMORY;
+    ask(&plain);
+    assert_int_equal(plain.status, 503);
+    assert_non_null(strstr(plain.reply, "\"code\":\"out_of_memory\""));
+    plan = FAIL_NOTHING;
+    ask(&plain);
+    assert_int_equal(plain.status, 200);
+    assert_string_equal(plain.content, first_alone);
+}
+
 /* The end of `kakeya serve`: serve_wait returns, and the program says the line with status 1. */
 static void the_model_has_gone(void **state) {
     (void)state;
@@ -272,8 +303,8 @@ static void the_model_has_gone(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(alone),          cmocka_unit_test(one_answer_fails),   cmocka_unit_test(all_fail),
-        cmocka_unit_test(a_prompt_fails), cmocka_unit_test(the_model_has_gone),
+        cmocka_unit_test(alone),          cmocka_unit_test(one_answer_fails),      cmocka_unit_test(all_fail),
+        cmocka_unit_test(a_prompt_fails), cmocka_unit_test(memory_comes_too_late), cmocka_unit_test(the_model_has_gone),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
