@@ -54,6 +54,9 @@ typedef struct backend_measure_ops {
     /* Bytes that the device could still give, whatever the account's limit says; 0: it does not tell. A model of NULL:
      * the device that a new model would be on. */
     size_t (*free_bytes)(const backend_model *model);
+    /* Bytes of k activations as this machine's products with weights of a format take them; exact_too: and as those
+     * take them that round nothing. NULL: told with a model alone. */
+    size_t (*input_bytes)(weight_format format, size_t k, bool exact_too);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no
      * kernels of its own that it could tell apart. */

@@ -1,6 +1,7 @@
 #include "measure/session_room.h"
 
 #include "backend/kv_bytes.h"
+#include "backend/measure.h"
 #include "model/sizes.h"
 
 /* What the backends decide for themselves: rows of their largest forward, and by how much a device's stores grow. */
@@ -17,7 +18,9 @@ int room_default_rows(room_device device, size_t memory_bytes) {
 /* Widths of the widest layer, and of the drafter and f_theta (0 where there is none). */
 typedef struct widths {
     size_t hidden, q, kv, intermediate, head_dim, chosen, expert, ple, aux;
-    size_t d_hidden, d_q, d_kv, d_all, d_intermediate, rank, encoder_in, normed;
+    size_t d_hidden, d_q, d_kv, d_all, d_intermediate, d_head_dim, d_aux, rank, codes, encoder_in, normed;
+    size_t group; /* query heads of one K/V head, at most */
+    bool shared;  /* sliding layers have the K/V of others */
 } widths;
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -32,6 +35,8 @@ static widths widths_of(const kakeya_description *d) {
         w.kv = larger(w.kv, (size_t)(l->kv_heads * l->head_dim));
         w.intermediate = larger(w.intermediate, (size_t)l->intermediate);
         w.head_dim = larger(w.head_dim, (size_t)l->head_dim);
+        w.group = larger(w.group, (size_t)(c->heads / l->kv_heads));
+        w.shared |= l->kv_source != i && c->layer[l->kv_source].type == GEMMA4_SLIDING;
     }
     if (d->drafter) {
         const dflash_config *f = d->drafter;
@@ -41,9 +46,13 @@ static widths widths_of(const kakeya_description *d) {
         w.d_kv = (size_t)(f->kv_heads * f->head_dim);
         w.d_all = (size_t)f->layers * w.d_kv;
         w.d_intermediate = (size_t)f->intermediate;
+        w.d_head_dim = (size_t)f->head_dim;
+        w.d_aux = w.aux;
+        w.group = larger(w.group, (size_t)(f->heads / f->kv_heads));
     }
     if (d->f_theta) {
         w.rank = (size_t)d->f_theta->rank;
+        w.codes = (size_t)(d->f_theta->rank_k + (d->f_theta->shared_latent ? 0 : d->f_theta->rank_v));
         w.encoder_in = (size_t)f_theta_encoder_in(d->f_theta);
         w.normed = f_theta_needs_drafter(d->f_theta) ? 0 : w.encoder_in; /* the drafter's context is counted with it */
         w.aux += (size_t)d->f_theta->aux_layers * w.hidden;
@@ -51,21 +60,74 @@ static widths widths_of(const kakeya_description *d) {
     return w;
 }
 
-/* Bytes for each row of the largest forward: activations, and the inputs of products as the products want them. */
-static size_t cpu_row_bytes(const gemma4_config *c, const widths *w) {
-    size_t experts = c->moe ? w->hidden + (size_t)c->experts + w->chosen * (2 * w->expert + w->hidden + 4) : 0;
+/* Of backend/cpu: the comments name what they are there. */
+enum {
+    CPU_BLOCK = 16,                     /* ATTENTION_BLOCK */
+    CPU_TILE = 64,                      /* CPU_TILE_QUERIES */
+    CPU_PARTITION = 256,                /* CPU_PARTITION_FULL */
+    CPU_CHOICES = BACKEND_MAX_SEGMENTS, /* CPU_HEAD_ROWS */
+    CPU_LEAST_CANDIDATES = 64,          /* SCREEN_LEAST_CANDIDATES */
+    CPU_VOCAB_SHARE = 64,               /* SCREEN_VOCAB_SHARE */
+};
+
+/* Inputs of products, for each row of the largest forward (backend/cpu/workspace.c). */
+static size_t cpu_input_bytes(const gemma4_config *c, const widths *w) {
+    const backend_measure_ops *cpu = backend_measure_find(backend_find("cpu", NULL));
+    const weight_format format = c->checkpoint_format;
+    size_t bytes =
+        cpu->input_bytes(format, larger(w->q, w->hidden), c->moe) + cpu->input_bytes(format, w->intermediate, false);
+    if (c->moe)
+        bytes += (1 + w->chosen) * cpu->input_bytes(format, w->hidden, false) +
+                 w->chosen * cpu->input_bytes(format, w->expert, false);
+    if (w->d_hidden)
+        bytes += cpu->input_bytes(format, larger(w->d_q, w->d_hidden), false) +
+                 cpu->input_bytes(format, w->d_aux, false) + cpu->input_bytes(format, w->d_intermediate, false);
+    if (w->rank) bytes += cpu->input_bytes(format, larger(w->encoder_in, w->rank), true);
+    return bytes;
+}
+
+/* Floats of rows of the largest forward. */
+static size_t cpu_row_floats(const gemma4_config *c, const widths *w, size_t rows) {
     size_t activations =
         3 * w->hidden + w->q + 2 * w->kv + 2 * w->intermediate + w->ple + (size_t)c->ple_width + w->aux;
-    size_t inputs = larger(w->q, w->hidden) + w->intermediate;
-    if (c->moe) inputs += larger(w->q, w->hidden) + w->hidden + w->chosen * (w->hidden + w->expert);
-    size_t drafter = 0;
+    size_t experts = (size_t)c->experts;
+    if (c->moe) experts += w->hidden + w->chosen * (2 * w->expert + w->hidden + 4);
+    size_t drafter = 0, chunks = 2 * w->kv * (rows + 2 * CPU_BLOCK); /* new K and V before they are stored */
+    if (w->shared) chunks *= 2;
     if (w->d_hidden) {
         drafter = 2 * w->d_hidden + w->d_q + 2 * w->d_kv + 2 * w->d_all + 2 * w->d_intermediate;
-        drafter += larger(w->d_q, w->d_hidden) + w->aux + w->d_intermediate;
+        chunks += 2 * w->d_kv * (rows + CPU_BLOCK);
     }
-    if (w->rank) drafter += 2 * w->rank + w->kv + larger(w->encoder_in, w->rank) + w->normed;
-    size_t chunk = 2 * w->kv; /* new K and V before they are stored */
-    return sizeof(float) * (activations + experts + inputs + drafter + chunk);
+    if (w->rank) drafter += w->codes + w->kv + w->normed;
+    return rows * (activations + experts + drafter) + chunks;
+}
+
+/* Floats of the states of so many queries, exact and restored. */
+static size_t cpu_state_floats(const widths *w, size_t queries) {
+    return 2 * queries * (larger(larger(w->head_dim, w->d_head_dim), w->rank) + 2);
+}
+
+/* Partial states of attention that is split over a context, for all rows of a block, and what each thread has. */
+static size_t cpu_attention_floats(const gemma4_config *c, const widths *w, size_t threads) {
+    const size_t queries = larger(CPU_TILE, w->group * BACKEND_MAX_DECODE_ROWS), states = cpu_state_floats(w, queries);
+    const size_t head = larger(w->head_dim, w->d_head_dim), packed = larger(head, w->rank);
+    size_t row = larger(larger(w->q, w->kv), larger(w->hidden, w->encoder_in));
+    size_t each = 2 * queries * packed + 2 * CPU_BLOCK * (head + w->rank) + 2 * queries + (w->rank ? 2 : 1) * states +
+                  larger(row, 2 * w->rank) + head;
+    size_t split = 2 * threads * (size_t)c->heads * cpu_state_floats(w, BACKEND_MAX_DECODE_ROWS) + 2 * states;
+    return threads * each + (c->max_context > CPU_PARTITION ? split : 0);
+}
+
+/* Logits of rows whose choices are made in one go, and what bounds them (backend/cpu/head.c). */
+static size_t cpu_head_bytes(const gemma4_config *c) {
+    const size_t vocab = (size_t)c->vocab;
+    size_t candidates = larger(vocab / CPU_VOCAB_SHARE, CPU_LEAST_CANDIDATES);
+    return CPU_CHOICES * (sizeof(float) * vocab + (size_t)c->hidden + candidates * (sizeof(int32_t) + sizeof(float)));
+}
+
+static size_t cpu_bytes(const gemma4_config *c, const widths *w, size_t rows, size_t threads) {
+    return sizeof(float) * (cpu_row_floats(c, w, rows) + cpu_attention_floats(c, w, threads)) +
+           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c);
 }
 
 static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
@@ -86,12 +148,6 @@ static size_t rope_bytes(const gemma4_config *c, int tokens) {
     return 2 * sizeof(float) * rows * (size_t)(c->rope[0].rotated_pairs + c->rope[1].rotated_pairs);
 }
 
-/* Partial states of attention that is split over a context, for all rows of a block. */
-static size_t cpu_attention_bytes(const gemma4_config *c, const widths *w, int threads) {
-    size_t state = larger(w->head_dim, w->rank) + 2, rows = BACKEND_MAX_DECODE_ROWS, partitions = 2 * (size_t)threads;
-    return 2 * sizeof(float) * partitions * (size_t)c->heads * rows * state;
-}
-
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
                            int longest_tokens) {
     const gemma4_config *c = d->verifier;
@@ -103,10 +159,12 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
     if (d->f_theta) parameters += f_theta_parameters(d->f_theta);
     room_engine engine = {.weights = (size_t)(parameters / stream->values * stream->bytes)};
 
-    size_t row = device == ROOM_GPU ? gpu_row_bytes(c, &w) : cpu_row_bytes(c, &w);
-    size_t logits = sizeof(float) * BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab;
-    engine.workspace = (size_t)max_rows * row + logits + rope_bytes(c, longest_tokens);
-    if (device == ROOM_CPU) engine.workspace += cpu_attention_bytes(c, &w, threads);
+    const size_t rows = (size_t)max_rows;
+    if (device == ROOM_CPU)
+        engine.workspace = cpu_bytes(c, &w, rows, (size_t)threads);
+    else
+        engine.workspace = rows * gpu_row_bytes(c, &w) + sizeof(float) * BACKEND_MAX_DECODE_ROWS * (size_t)c->vocab;
+    engine.workspace += rope_bytes(c, longest_tokens);
     return engine;
 }
 

@@ -18,8 +18,8 @@ typedef struct room_session {
 typedef struct room_engine {
     size_t weights;   /* on a CPU as the files have them, mapped; on a GPU in bf16. What an engine may go without (the
                          head's int8 copy) is not counted */
-    size_t workspace; /* of the largest forward, and RoPE tables up to the longest session that there has been: an
-                         estimate, within a tenth on a CPU */
+    size_t workspace; /* of the largest forward, and RoPE tables up to the longest session that there has been: on
+                         a CPU within a hundredth of what is held, on a GPU an estimate */
 } room_engine;
 
 /* max_rows and threads of the backend: room_default_rows, and on a CPU the threads of its pool. */

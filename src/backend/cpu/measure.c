@@ -8,6 +8,7 @@
 
 #include "backend/cpu/head.h"
 #include "backend/cpu/int8.h"
+#include "backend/cpu/kernels.h"
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
 #include "base/clock.h"
@@ -167,12 +168,22 @@ static size_t cpu_free_bytes(const backend_model *m) {
     return machine_memory_available();
 }
 
+static size_t input_bytes(weight_format format, size_t k, bool exact_too) {
+    const cpu_kernels *kernels = cpu_kernels_find(NULL);
+    const cpu_product *product = kernels->weight[format].product;
+    const cpu_packing own = product[format == WEIGHT_F32 ? INPUT_EXACT : INPUT_BF16].packing;
+    const cpu_packing exact = product[INPUT_EXACT].packing;
+    size_t bytes = kernels->packing[own].row_bytes((int)k);
+    return exact_too && exact != own ? bytes + kernels->packing[exact].row_bytes((int)k) : bytes;
+}
+
 const backend_measure_ops *cpu_measure(void);
 
 const backend_measure_ops *cpu_measure(void) {
     static const backend_measure_ops ops = {
         .greedy_head_bytes = cpu_greedy_head_bytes,
         .free_bytes = cpu_free_bytes,
+        .input_bytes = input_bytes,
         .probe = cpu_probe,
         .cache_mix_own = mix_own,
         .cache_restoration_error = restoration_error,
