@@ -767,6 +767,12 @@ typedef struct kakeya_score_options {
      * prompt of the same length. Their rows see what they see in a session that answers and goes on: the rows of a
      * later prompt attend, under the session's policy, to what was evicted in front of them. */
     size_t earlier_turns;
+    /* NULL, or a file with the `logits` [n, vocab] of the same tokens under other weights, precision or attention, as
+     * `file` writes it: the reference that every row is compared with. It is mapped, and needs no memory. */
+    const char *against;
+    float *against_nll;        /* NULL, or [n - 1]: -log p(tokens[t + 1] | tokens[0..t]) of the reference */
+    float *against_kl;         /* NULL, or [n]: KL(reference || this model) of row t, natural logarithm */
+    uint8_t *against_top_same; /* NULL, or [n]: 1 where both hold the same id likeliest, else 0 */
 } kakeya_score_options;
 
 KAKEYA_API void kakeya_score_options_init_sized(kakeya_score_options *options, size_t size);

@@ -14,7 +14,7 @@
 
 typedef struct score_options {
     cli_shared shared;
-    const char *ids_file, *text_file, *out;
+    const char *ids_file, *text_file, *out, *against;
     bool hidden_states;
     int prompt_length;
 } score_options;
@@ -28,10 +28,15 @@ static const cli_command command = {
         "perplexity (exp(nll / tokens)) and token_nll (one by one). With --prompt-length C the first C tokens are a\n"
         "prompt: only the tokens behind them are scored, and rows t >= C are decode rows under --attention.\n"
         "--out holds logits (F32 [tokens, vocabulary], after soft-capping) and, with --hidden-states, hidden_states\n"
-        "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n",
+        "(F32 [layers + 1, tokens, hidden]: embeddings, each layer's output, the last one after the final norm).\n"
+        "--against compares every row with the logits of such a file, made from the same tokens with other weights,\n"
+        "another precision or another attention: kl (mean KL divergence of this model from the file's), top1 (share\n"
+        "of rows in which both hold the same token likeliest), against_perplexity, token_kl.\n",
     .examples = "  kakeya score --text-file README.md\n"
                 "  kakeya score --ids-file ids.json --prompt-length 600 --attention restored --json\n"
-                "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n",
+                "  kakeya score --ids-file ids.json --out logits.safetensors --hidden-states\n"
+                "  kakeya score --text-file a.txt --precision f32 --out exact.safetensors\n"
+                "  kakeya score --text-file a.txt --model q4_0.gguf --against exact.safetensors\n",
 };
 
 /* What is scored, and its results. */
@@ -39,8 +44,29 @@ typedef struct scoring {
     int32_t *ids;
     size_t n;
     size_t vocab;
-    float *nll; /* [n - 1] */
+    float *nll;                /* [n - 1] */
+    float *against_nll;        /* [n - 1], and so the others; NULL without a reference */
+    float *against_kl;         /* [n] */
+    uint8_t *against_top_same; /* [n] */
 } scoring;
+
+/* Means over the rows that predict scored tokens. */
+typedef struct comparison {
+    double kl, top1, perplexity;
+} comparison;
+
+static comparison compare(const scoring *s, size_t first, size_t tokens) {
+    comparison c = {0};
+    for (size_t t = first; t < first + tokens; t++) {
+        c.kl += (double)s->against_kl[t];
+        c.top1 += s->against_top_same[t];
+        c.perplexity += (double)s->against_nll[t];
+    }
+    c.kl /= (double)tokens;
+    c.top1 /= (double)tokens;
+    c.perplexity = exp(c.perplexity / (double)tokens);
+    return c;
+}
 
 static kakeya_status print_result(const score_options *options, const scoring *s, kakeya_error *error) {
     size_t first =
@@ -53,6 +79,11 @@ static kakeya_status print_result(const score_options *options, const scoring *s
         if (tokens) {
             printf("%zu tokens, negative log-likelihood %.6f, perplexity %.6f\n", tokens, sum,
                    exp(sum / (double)tokens));
+            if (s->against_kl) {
+                const comparison c = compare(s, first, tokens);
+                printf("against %s of perplexity %.6f: mean KL %.6f, the same likeliest token in %.2f %%\n",
+                       options->against, c.perplexity, c.kl, 100 * c.top1);
+            }
         } else {
             printf("0 tokens\n");
         }
@@ -67,6 +98,13 @@ static kakeya_status print_result(const score_options *options, const scoring *s
         cJSON_AddNullToObject(json, "perplexity");
     }
     cJSON_AddItemToObject(json, "token_nll", cJSON_CreateFloatArray(s->nll + first, (int)tokens));
+    if (s->against_kl && tokens) {
+        const comparison c = compare(s, first, tokens);
+        cJSON_AddNumberToObject(json, "kl", c.kl);
+        cJSON_AddNumberToObject(json, "top1", c.top1);
+        cJSON_AddNumberToObject(json, "against_perplexity", c.perplexity);
+        cJSON_AddItemToObject(json, "token_kl", cJSON_CreateFloatArray(s->against_kl + first, (int)tokens));
+    }
     kakeya_status status = cli_print_json(json, error);
     cJSON_Delete(json);
     return status;
@@ -94,6 +132,7 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     kakeya_status status = cli_shared_model(&options->shared, &model, error);
     if (!status) status = output_spares("out", options->out, source, error);
     if (!status) status = output_spares("out", options->out, model, error);
+    if (!status) status = output_spares("out", options->out, options->against, error);
     if (!status) status = output_spares("out", options->out, options->shared.drafter, error);
     if (!status) status = output_spares("out", options->out, options->shared.f_theta, error);
     if (!status) status = cli_open_engine(command.name, &options->shared, &engine, error);
@@ -117,7 +156,12 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
         status = error_set(error, KAKEYA_IO, "--out: %s is a directory", options->out);
     if (status) goto done;
     s.nll = malloc((s.n + 1) * sizeof *s.nll);
-    if (!s.nll) {
+    if (options->against) {
+        s.against_nll = malloc((s.n + 1) * sizeof *s.against_nll);
+        s.against_kl = malloc((s.n + 1) * sizeof *s.against_kl);
+        s.against_top_same = malloc(s.n + 1);
+    }
+    if (!s.nll || (options->against && (!s.against_nll || !s.against_kl || !s.against_top_same))) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu tokens", s.n);
         goto done;
     }
@@ -126,6 +170,10 @@ static kakeya_status score(score_options *options, kakeya_error *error) {
     how.prompt_length = (size_t)options->prompt_length;
     how.nll = s.nll;
     how.file = options->out;
+    how.against = options->against;
+    how.against_nll = s.against_nll;
+    how.against_kl = s.against_kl;
+    how.against_top_same = s.against_top_same;
     how.file_hidden_states = options->hidden_states;
     how.progress = terminal_progress;
     status = kakeya_session_score(session, s.ids, s.n, &how, error);
@@ -136,6 +184,9 @@ done:
     kakeya_session_close(session);
     kakeya_engine_close(engine);
     free(s.nll);
+    free(s.against_nll);
+    free(s.against_kl);
+    free(s.against_top_same);
     kakeya_free(s.ids);
     return status;
 }
@@ -154,6 +205,8 @@ int cli_score(int argc, char **argv) {
                    .help = "the first C tokens are a prompt (0: all rows are prompt rows, all tokens are scored)"),
         CLI_OPTION(.name = "out", .argument = "FILE", .kind = CLI_TEXT, .target = &options.out,
                    .help = "write the logits to a safetensors file"),
+        CLI_OPTION(.name = "against", .argument = "FILE", .kind = CLI_TEXT, .target = &options.against,
+                   .help = "compare with the logits that --out wrote for the same tokens"),
         CLI_OPTION(.name = "hidden-states", .kind = CLI_FLAG, .target = &options.hidden_states,
                    .help = "hidden states into --out as well"),
         {.name = NULL},

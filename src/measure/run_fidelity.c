@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/json.h"
-#include "measure/divergence.h"
 #include "measure/harness.h"
+#include "session/divergence.h"
 
 enum { DEFAULT_PROMPT_LENGTH = 600, MAX_FILE_BYTES = 1 << 30, MAX_ARMS = 64 };
 
@@ -235,7 +235,7 @@ static kakeya_status run_one(fidelity_run *run, const eval_sequence *sequence, c
         size_t i = row.n_token_ids++;
         row.token_nll[i] = (double)run->nll[t];
         row.token_kl[i] =
-            eval_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
+            logits_divergence(run->native + t * (size_t)vocab, logits + t * (size_t)vocab, vocab, &top, &agree);
         row.token_ids[i] = top;
         row.nll += row.token_nll[i];
         row.kl += row.token_kl[i];

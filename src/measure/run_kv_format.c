@@ -7,10 +7,10 @@
 
 #include "backend/measure.h"
 #include "base/clock.h"
-#include "measure/divergence.h"
 #include "measure/harness.h"
 #include "measure/kv_codec.h"
 #include "measure/niah.h"
+#include "session/divergence.h"
 
 typedef struct needle {
     int32_t *ids;
@@ -249,7 +249,7 @@ static kakeya_status fill_scores(const kv_format_run *run, const eval_sequence *
         int top = 0;
         size_t i = row->n_token_ids++;
         row->token_nll[i] = (double)run->nll[t];
-        row->token_kl[i] = eval_divergence(run->exact + t * vocab, logits + t * vocab, (int)vocab, &top, &agree);
+        row->token_kl[i] = logits_divergence(run->exact + t * vocab, logits + t * vocab, (int)vocab, &top, &agree);
         row->token_ids[i] = top;
         row->nll += row->token_nll[i];
         row->kl += row->token_kl[i];

@@ -3,6 +3,7 @@
 
 #include "base/sized.h"
 #include "formats/safetensors.h"
+#include "session/divergence.h"
 #include "session/session.h"
 
 /* Logits of a whole prompt chunk would be large for a large vocabulary: scoring takes fewer rows at a time instead. */
@@ -19,6 +20,10 @@ typedef struct scoring {
     float *nll, *logits, *hidden;
     float *own_hidden;        /* [layers + 1][n][hidden]: for the file, where the caller wants none */
     safetensors_writer *file; /* NULL: none */
+    safetensors *against;     /* NULL: nothing to compare with */
+    const float *reference;   /* [n][vocab]: the logits in it */
+    float *against_nll, *against_kl;
+    uint8_t *against_top_same;
 } scoring;
 
 /* -log softmax(row)[target] in double precision; NaN where the row holds none of finite value. */
@@ -28,6 +33,26 @@ static double negative_log_likelihood(const float *row, int vocab, int32_t targe
         if ((double)row[i] > maximum) maximum = (double)row[i];
     for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - maximum);
     return log(sum) + maximum - (double)row[target];
+}
+
+/* Compares the rows of positions [from, from + n) with the reference's. */
+static kakeya_status compare(scoring *s, const float *rows, size_t from, size_t n, kakeya_error *error) {
+    const int vocab = s->session->engine->verifier->config.vocab;
+    for (size_t i = 0; i < n; i++) {
+        const size_t t = from + i;
+        const float *reference = s->reference + t * (size_t)vocab;
+        double nll = t + 1 < s->n ? negative_log_likelihood(reference, vocab, s->tokens[t + 1]) : 0;
+        int top;
+        bool same;
+        double kl = logits_divergence(reference, rows + i * (size_t)vocab, vocab, &top, &same);
+        if (isnan(nll) || isnan(kl))
+            return error_set(error, KAKEYA_FORMAT, "%s: logits of position %zu are not finite numbers",
+                             s->against->path, t);
+        if (s->against_nll && t + 1 < s->n) s->against_nll[t] = (float)nll;
+        if (s->against_kl) s->against_kl[t] = (float)kl;
+        if (s->against_top_same) s->against_top_same[t] = same;
+    }
+    return KAKEYA_OK;
 }
 
 /* Computes positions [from, from + n) as rows of one kind and takes their results. */
@@ -60,7 +85,7 @@ static kakeya_status score_chunk(scoring *s, size_t from, size_t n, segment_kind
                              from + i);
         s->nll[from + i] = (float)nll;
     }
-    return KAKEYA_OK;
+    return s->reference ? compare(s, rows, from, n, error) : KAKEYA_OK;
 }
 
 static kakeya_status score_allocate(scoring *s, kakeya_error *error) {
@@ -102,6 +127,26 @@ static kakeya_status open_file(scoring *s, const kakeya_score_options *o, kakeya
          .shape = {(int64_t)config->layers + 1, (int64_t)s->n, config->hidden}},
     };
     return safetensors_writer_open(o->file, entries, o->file_hidden_states ? 2 : 1, &s->file, error);
+}
+
+/* Before anything is computed, like open_file. */
+static kakeya_status open_against(scoring *s, const char *path, kakeya_error *error) {
+    const int64_t shape[] = {(int64_t)s->n, s->session->engine->verifier->config.vocab};
+    kakeya_status status = safetensors_open(path, &s->against, error);
+    if (status != KAKEYA_OK) return status;
+    const tensor *logits = safetensors_find(s->against, "logits");
+    char wanted[64], found[64];
+    if (!logits || logits->type != TENSOR_F32)
+        return error_set(error, KAKEYA_FORMAT, "%s: no tensor \"logits\" in F32, as scoring writes it to a file", path);
+    if (logits->dims != 2 || logits->shape[0] != shape[0] || logits->shape[1] != shape[1])
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%s: the logits are %s, but these tokens and this vocabulary make %s", path,
+                         tensor_shape_text(logits->dims, logits->shape, found, sizeof found),
+                         tensor_shape_text(2, shape, wanted, sizeof wanted));
+    if ((uintptr_t)logits->data % sizeof(float) != 0)
+        return error_set(error, KAKEYA_FORMAT, "%s: the logits do not lie at a multiple of four bytes", path);
+    s->reference = (const float *)(const void *)logits->data;
+    return KAKEYA_OK;
 }
 
 /* Completes the file, or removes it. */
@@ -163,7 +208,11 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
     scoring s = {
         .session = session, .tokens = tokens, .n = n, .nll = o.nll, .logits = o.logits, .hidden = o.hidden_states};
     const kakeya_kv_bytes before = kakeya_session_kv_bytes(session);
-    if (o.file) status = open_file(&s, &o, error);
+    s.against_nll = o.against_nll;
+    s.against_kl = o.against_kl;
+    s.against_top_same = o.against_top_same;
+    if (o.against) status = open_against(&s, o.against, error);
+    if (status == KAKEYA_OK && o.file) status = open_file(&s, &o, error);
     if (status == KAKEYA_OK) status = score_allocate(&s, error);
     if (status == KAKEYA_OK) {
         engine_turn_begin(session->engine);
@@ -191,6 +240,7 @@ static kakeya_status score_tokens(kakeya_session *session, const int32_t *tokens
         engine_turn_end(session->engine);
     }
     status = close_file(&s, &o, status, error);
+    safetensors_close(s.against);
     mem_free(s.own_hidden);
     mem_free(s.chunk_logits);
     mem_free(s.chunk_hidden);

@@ -63,6 +63,15 @@ check "the file has their bytes and no more" \
     test "$(wc -c <"$WORK/logits.safetensors")" -eq $((8 + header_bytes + 4 * (9 * 8192 + 13 * 9 * 256)))
 works "score overwrites" score --ids-file "$WORK/ids.json" --out "$WORK/logits.safetensors"
 check "with logits alone" test "$(wc -c <"$WORK/logits.safetensors")" -lt $((9000 + 4 * 9 * 8192))
+works "score --against works" score --ids-file "$WORK/ids.json" --against "$WORK/logits.safetensors" --json
+json_holds "a model is not far from itself" '.kl >= -1e-6 and .kl < 1e-6 and .top1 == 1 and (.token_kl | length) == 8'
+json_holds "whose perplexity is its own" '(.against_perplexity - .perplexity | fabs) < 1e-6'
+works "score --against prints a line" \
+    score --ids-file "$WORK/ids.json" --attention sink-window --against "$WORK/logits.safetensors"
+check "with the divergence" grep -q 'mean KL -\{0,1\}0\.0000' "$WORK/out"
+echo '[2,436,418]' >"$WORK/ids3.json"
+fails_with "a reference of other tokens is refused" 'the logits are \[9, ' \
+    score --ids-file "$WORK/ids3.json" --against "$WORK/logits.safetensors"
 head -c 1500 examples/code/events.py >"$WORK/text.py"
 works "text can be scored" score --text-file "$WORK/text.py" --context 8192 --json
 json_holds "all of it" '.tokens > 100 and .perplexity > 1'

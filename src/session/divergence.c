@@ -1,4 +1,4 @@
-#include "measure/divergence.h"
+#include "session/divergence.h"
 
 #include <math.h>
 
@@ -14,14 +14,15 @@ static double log_sum(const float *row, int vocab, int *top) {
     return maximum + log(sum);
 }
 
-double eval_divergence(const float *native, const float *other, int vocab, int *top, bool *agree) {
-    int native_top = 0, other_top = 0;
-    double native_log = log_sum(native, vocab, &native_top), other_log = log_sum(other, vocab, &other_top), kl = 0;
+double logits_divergence(const float *reference, const float *other, int vocab, int *top, bool *agree) {
+    int reference_top = 0, other_top = 0;
+    double reference_log = log_sum(reference, vocab, &reference_top), other_log = log_sum(other, vocab, &other_top),
+           kl = 0;
     for (int i = 0; i < vocab; i++) {
-        double p = (double)native[i] - native_log;
+        double p = (double)reference[i] - reference_log;
         if (isfinite(p)) kl += exp(p) * (p - ((double)other[i] - other_log));
     }
-    *agree = native_top == other_top;
+    *agree = reference_top == other_top;
     *top = other_top;
     return kl;
 }
