@@ -15,6 +15,7 @@
 #include "cli/cli.h"
 #include "cli/terminal.h"
 #include "cli/train_data.h"
+#include "cli/train_distill.h"
 #include "cli/train_report.h"
 #include "train/answers.h"
 #include "train/trainer.h"
@@ -29,7 +30,8 @@ enum {
     REPORTED_RANKS = 4
 };
 static const double save_seconds = 60;
-static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json";
+static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json",
+                  distill_name[] = "distill.state", start_name[] = "start";
 
 typedef struct train_command {
     cli_shared shared;
@@ -43,9 +45,10 @@ typedef struct train_command {
     int self; /* tokens of the model's own answers, at most; 0: the data are trained on as they are */
     float temperature;
     uint64_t seed;
+    train_distill distill;
 
     kakeya_engine *engine;
-    trainer *trainer;
+    trainer *trainer;       /* NULL: an f_theta that is there is distilled */
     train_answers *answers; /* NULL: the data are trained on as they are */
     trainer_options options;
     int held_tokens; /* of a held-out sequence */
@@ -55,6 +58,9 @@ typedef struct train_command {
     uint64_t seen[2], resumed[2]; /* sequences that were trained on, and a hash of their tokens */
     double begun, shown, saved;
     uint64_t begun_tokens;
+    train_distill_job job; /* with --distill: what is learned from, and how */
+    char *distill_path, *start_path;
+    cJSON *told; /* of the distillation */
 } train_command;
 
 enum { INPUT_AUX, INPUT_DRAFTER };
@@ -71,20 +77,27 @@ static const cli_command command = {
         "--out gets the f_theta, a folder rank-N with the same solution for each smaller rank, and report.json: what\n"
         "they are worth on sequences that were held out. Ctrl-C leaves the sums in --out; the same command goes on\n"
         "from there.\n"
+        "--distill goes on by gradient descent: rows are decoded with restored K/V and compared with native ones, and\n"
+        "f_theta learns from the difference through the whole model. DIR/start keeps what it began with.\n"
         "Files are text, or conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n",
     .examples = "  kakeya train f-theta --data *.py --out my-f-theta\n"
                 "  kakeya train f-theta --data prompts.jsonl --self 256 --temperature 1 --out my-f-theta\n"
-                "  kakeya train f-theta --model M --data chats.jsonl --rank-k 96 --rank-v 160 --out M-f-theta\n",
+                "  kakeya train f-theta --model M --data chats.jsonl --rank-k 96 --rank-v 160 --out M-f-theta\n"
+                "  kakeya train f-theta --distill --steps 200 --latent-format q8 --data *.py --out my-f-theta\n",
 };
 
 /* ---------------------------------------------------------------------------------------------------- progress */
+
+static uint64_t tokens_done(const train_command *c) {
+    return c->trainer ? trainer_tokens(c->trainer) : c->job.data.n_tokens;
+}
 
 static void show_progress(train_command *c) {
     static const double interval_seconds = 0.5;
     double now = clock_seconds();
     if (!terminal_rewrites(STDERR_FILENO) || now - c->shown < interval_seconds) return;
     c->shown = now;
-    uint64_t done = trainer_tokens(c->trainer), here = done - c->begun_tokens;
+    uint64_t done = tokens_done(c), here = done - c->begun_tokens;
     char left[48] = "", count[2][32];
     if (here) {
         int seconds = (int)((now - c->begun) * ((double)c->tokens - (double)done) / (double)here);
@@ -109,6 +122,7 @@ static kakeya_status save(train_command *c, kakeya_error *error) {
 
 static kakeya_status interrupted(train_command *c, kakeya_error *error) {
     clear_progress(c);
+    if (!c->trainer) return error_set(error, KAKEYA_CANCELLED, "interrupted before the first step");
     /* before what was saved has been passed, the file says more than this process knows */
     kakeya_status status = c->seen[0] < c->resumed[0] ? KAKEYA_OK : save(c, error);
     if (status) return status;
@@ -138,12 +152,13 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
     int length = n;
     bool again = c->seen[0] < c->resumed[0];
     kakeya_status status = KAKEYA_OK;
-    if (c->answers && (*held_out || !again)) status = answer(c, &sequence, &length, error);
+    if (c->answers && (*held_out || !again || c->distill.on)) status = answer(c, &sequence, &length, error);
     if (status) return status;
     if (*held_out && length >= c->held_tokens) return hold_out(c, sequence, c->held_tokens, error);
     *held_out = false;
     uint64_t hash = hash_fnv1a(c->seen[1], tokens, (size_t)n * sizeof *tokens);
-    if (!again) status = trainer_add(c->trainer, sequence, length, error);
+    if (c->distill.on) status = corpus_add(&c->job.data, sequence, length, 0, error);
+    if (!again && c->trainer && !status) status = trainer_add(c->trainer, sequence, length, error);
     if (status) return status;
     c->seen[0]++;
     c->seen[1] = hash;
@@ -154,10 +169,10 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
     } else {
         show_progress(c);
         if (terminal_interrupted()) return interrupted(c, error);
-        if (clock_seconds() - c->saved > save_seconds) status = save(c, error);
+        if (c->trainer && clock_seconds() - c->saved > save_seconds) status = save(c, error);
         if (status) return status;
     }
-    *done = c->seen[0] >= c->resumed[0] && trainer_tokens(c->trainer) >= (uint64_t)c->tokens;
+    *done = c->seen[0] >= c->resumed[0] && tokens_done(c) >= (uint64_t)c->tokens;
     return KAKEYA_OK;
 }
 
@@ -178,7 +193,7 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
     c->seen[1] = HASH_FNV1A_START;
     c->held = cJSON_CreateArray();
     if (!c->held) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-    if (file_exists(c->state_path)) {
+    if (c->trainer && file_exists(c->state_path)) {
         uint64_t place[TRAINER_PLACE];
         kakeya_status status = trainer_load(c->trainer, c->state_path, c->purpose, place, error);
         if (status) return status;
@@ -186,7 +201,7 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
         fprintf(stderr, "going on after %llu tokens\n", (unsigned long long)trainer_tokens(c->trainer));
     }
     c->begun = c->saved = clock_seconds();
-    c->begun_tokens = trainer_tokens(c->trainer);
+    c->begun_tokens = tokens_done(c);
     kakeya_status status = train_data_walk(&data, take_sequence, c, error);
     clear_progress(c);
     if (!status && c->seen[0] < c->resumed[0])
@@ -195,7 +210,7 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
     if (!status && !cJSON_GetArraySize(c->held))
         status = error_set(error, KAKEYA_INVALID_ARGUMENT,
                            "the data are too short: no sequence of %d tokens could be held out of %llu tokens",
-                           data.held_tokens, (unsigned long long)trainer_tokens(c->trainer));
+                           data.held_tokens, (unsigned long long)tokens_done(c));
     return status;
 }
 
@@ -232,6 +247,25 @@ static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
     return status;
 }
 
+/* An f_theta in a directory of its own, as a row of the report. `directory` is the row's from then on. */
+static kakeya_status write_rank(const train_command *c, const fit_weights *weights, const f_theta_config *config,
+                                char *directory, train_rank *rank, kakeya_error *error) {
+    if (!directory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    int heads = 0;
+    for (int l = 0; l < config->layers; l++) {
+        const gemma4_layer_config *lc = &c->engine->verifier->config.layer[l];
+        if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) heads += lc->kv_heads;
+    }
+    latent_row row = latent_row_of(config, KV_FORMAT_BF16);
+    *rank = (train_rank){.directory = directory,
+                         .rank_k = config->rank_k,
+                         .rank_v = config->rank_v,
+                         .latent_bytes = row.bytes + (size_t)heads * sizeof(float)};
+    kakeya_status status = make_directory(directory, error);
+    if (!status) status = trainer_write(&c->options.config, weights, config, directory, error);
+    return status;
+}
+
 /* The trained rank, and the halves of it. */
 static kakeya_status write_ranks(train_command *c, train_rank ranks[REPORTED_RANKS], size_t *n, kakeya_error *error) {
     const f_theta_config *trained = &c->options.config;
@@ -243,27 +277,49 @@ static kakeya_status write_ranks(train_command *c, train_rank ranks[REPORTED_RAN
         config.rank_v >>= i;
         config.rank >>= i;
         if (config.rank_k < 1 || config.rank_v < 1) break;
-        char name[64], *directory;
+        char name[64];
         snprintf(name, sizeof name, config.rank_k == config.rank_v ? "rank-%d" : "rank-%d-%d", config.rank_k,
                  config.rank_v);
-        directory = i ? path_join(c->out, name) : strdup(c->out);
-        if (!directory) {
-            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
-            break;
-        }
-        int heads = 0;
-        for (int l = 0; l < config.layers; l++) {
-            const gemma4_layer_config *lc = &c->engine->verifier->config.layer[l];
-            if (lc->kv_source == l && lc->type == GEMMA4_SLIDING) heads += lc->kv_heads;
-        }
-        latent_row row = latent_row_of(&config, KV_FORMAT_BF16);
-        ranks[(*n)++] = (train_rank){.directory = directory,
-                                     .rank_k = config.rank_k,
-                                     .rank_v = config.rank_v,
-                                     .latent_bytes = row.bytes + (size_t)heads * sizeof(float)};
-        status = make_directory(directory, error);
-        if (!status) status = trainer_write(trained, &weights, &config, directory, error);
+        char *directory = i ? path_join(c->out, name) : strdup(c->out);
+        status = write_rank(c, &weights, &config, directory, &ranks[(*n)++], error);
     }
+    fit_weights_free(&weights);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------- distillation */
+
+/* What the distillation begins with, kept in a folder of its own, and the sequences that it sees. */
+static kakeya_status prepare_distillation(train_command *c, train_rank *rank, kakeya_error *error) {
+    fit_weights start = {0};
+    f_theta_config config = c->options.config;
+    kakeya_status status = c->distill.init_from ? trainer_read(c->engine, c->distill.init_from, &config, &start, error)
+                                                : trainer_solve(c->trainer, &start, error);
+    if (!status) status = train_distill_needles(&c->job, error);
+    if (!status) status = write_rank(c, &start, &c->options.config, strdup(c->start_path), rank, error);
+    if (!status) status = write_held_out(c, error);
+    fit_weights_free(&start);
+    return status;
+}
+
+/* Both f_thetas as rows: the distilled one, and what it began with. */
+static kakeya_status distil(train_command *c, train_rank ranks[REPORTED_RANKS], size_t *n, kakeya_error *error) {
+    fit_weights weights = {0};
+    f_theta_config config;
+    bool resumed = file_exists(c->distill_path);
+    kakeya_status status = KAKEYA_OK;
+    *n = 2;
+    if (resumed) {
+        status = distiller_load_corpus(c->distill_path, c->job.purpose, &c->job.data, error);
+    } else {
+        status = collect(c, error);
+        if (!status) status = prepare_distillation(c, &ranks[1], error);
+    }
+    if (!status) status = trainer_read(c->engine, c->start_path, &config, &weights, error);
+    if (!status && resumed) status = write_rank(c, &weights, &config, strdup(c->start_path), &ranks[1], error);
+    if (!status) status = train_distill_run(&c->job, &weights, c->told, error);
+    if (!status) status = write_rank(c, &weights, &c->options.config, strdup(c->out), &ranks[0], error);
+    ranks[1].note = "start";
     fit_weights_free(&weights);
     return status;
 }
@@ -287,6 +343,7 @@ static kakeya_status report_ranks(train_command *c, train_report *report, bool n
     } else {
         cJSON_AddNumberToObject(json, "trained_tokens", (double)tokens);
         cJSON_AddNumberToObject(json, "training_seconds", seconds);
+        if (c->told) cJSON_AddItemToObject(json, "distillation", cJSON_DetachItemFromObject(c->told, "distillation"));
         status = write_json(path, json, error);
     }
     if (!status && c->shared.json) status = cli_print_json(json, error);
@@ -336,14 +393,27 @@ static kakeya_status choose_drafter(const train_command *c, f_theta_config *f, k
     return KAKEYA_OK;
 }
 
+static kakeya_status choose_form(train_command *c, f_theta_config *f, kakeya_error *error) {
+    *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
+    if (c->distill.init_from) {
+        fit_weights weights;
+        kakeya_status status = trainer_read(c->engine, c->distill.init_from, f, &weights, error);
+        if (!status) fit_weights_free(&weights);
+        if (c->latents) f->latents = (f_theta_latents)c->latents;
+        c->input = f_theta_needs_drafter(f) ? INPUT_DRAFTER : INPUT_AUX;
+        return status;
+    }
+    bool shared = c->input == INPUT_AUX && !c->rank_k;
+    int rank = c->rank ? c->rank : shared ? DEFAULT_RANK : DEFAULT_RANK_APART;
+    f_theta_config_fit(f, &c->engine->verifier->config, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank,
+                       shared);
+    return c->input == INPUT_AUX ? choose_taps(c, f, error) : choose_drafter(c, f, error);
+}
+
 static kakeya_status lay_out(train_command *c, kakeya_error *error) {
     const gemma4_config *verifier = &c->engine->verifier->config;
     f_theta_config *f = &c->options.config;
-    *f = (f_theta_config){.latents = (f_theta_latents)c->latents};
-    bool shared = c->input == INPUT_AUX && !c->rank_k;
-    int rank = c->rank ? c->rank : shared ? DEFAULT_RANK : DEFAULT_RANK_APART;
-    f_theta_config_fit(f, verifier, c->rank_k ? c->rank_k : rank, c->rank_v ? c->rank_v : rank, shared);
-    kakeya_status status = c->input == INPUT_AUX ? choose_taps(c, f, error) : choose_drafter(c, f, error);
+    kakeya_status status = choose_form(c, f, error);
     if (status) return status;
     if (c->sequence > verifier->max_context) c->sequence = verifier->max_context;
     if (c->sequence < 2 * verifier->sliding_window)
@@ -370,31 +440,64 @@ static kakeya_status lay_out(train_command *c, kakeya_error *error) {
     for (size_t i = 0; i < c->n_files; i++) c->purpose = hash_fnv1a(c->purpose, c->files[i], strlen(c->files[i]) + 1);
     c->state_path = path_join(c->out, state_name);
     c->held_path = path_join(c->out, held_name);
-    if (!c->state_path || !c->held_path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    c->distill_path = path_join(c->out, distill_name);
+    c->start_path = path_join(c->out, start_name);
+    c->told = cJSON_CreateObject();
+    if (!c->state_path || !c->held_path || !c->distill_path || !c->start_path || !c->told)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (c->distill.on) {
+        const uint64_t amount[] = {c->purpose, (uint64_t)c->tokens};
+        c->job = (train_distill_job){.chosen = &c->distill,
+                                     .engine = c->engine,
+                                     .state_path = c->distill_path,
+                                     .purpose = hash_fnv1a(HASH_FNV1A_START, amount, sizeof amount)};
+        c->job.options.config = *f;
+        status = train_distill_settle(&c->job, c->sequence, c->shared.sink, c->shared.window, c->shared.threads,
+                                      c->seed, error);
+        if (status) return status;
+    }
     return make_directory(c->out, error);
 }
 
+/* The sums of the closed form, and answers to train on. What goes on in the middle of a distillation needs neither. */
+static kakeya_status begin(train_command *c, kakeya_error *error) {
+    if (c->distill.on && file_exists(c->distill_path)) return KAKEYA_OK;
+    kakeya_status status =
+        c->distill.init_from ? KAKEYA_OK : trainer_create(c->engine, &c->options, &c->trainer, error);
+    if (status || !c->self) return status;
+    const train_answers_options options = {.context = c->sequence,
+                                           .tokens = c->self,
+                                           .temperature = c->temperature,
+                                           .seed = c->seed,
+                                           .interrupted = terminal_interrupted};
+    return train_answers_open(c->engine, &options, &c->answers, error);
+}
+
+static kakeya_status open_engine(train_command *c, kakeya_error *error) {
+    int precision = c->shared.precision;
+    c->shared.f_theta = "none";
+    if (c->distill.on) c->shared.precision = KAKEYA_PRECISION_F32; /* the student computes in no other */
+    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    c->shared.precision = precision;
+    return status;
+}
+
 static kakeya_status train(train_command *c, kakeya_error *error) {
-    train_rank ranks[REPORTED_RANKS];
+    train_rank ranks[REPORTED_RANKS] = {0};
     static const char *const words[] = {"kakeya", "train", "f-theta"};
     train_report report = {.rank = ranks, .argc = 3, .argv = words};
     double begun = clock_seconds();
-    c->shared.f_theta = "none";
-    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    kakeya_status status = open_engine(c, error);
     if (!status) status = lay_out(c, error);
-    if (!status) status = trainer_create(c->engine, &c->options, &c->trainer, error);
-    if (!status && c->self) {
-        const train_answers_options options = {.context = c->sequence,
-                                               .tokens = c->self,
-                                               .temperature = c->temperature,
-                                               .seed = c->seed,
-                                               .interrupted = terminal_interrupted};
-        status = train_answers_open(c->engine, &options, &c->answers, error);
+    if (!status) status = begin(c, error);
+    if (!status && c->distill.on) {
+        status = distil(c, ranks, &report.n, error);
+    } else if (!status) {
+        status = collect(c, error);
+        if (!status) status = write_ranks(c, ranks, &report.n, error);
+        if (!status) status = write_held_out(c, error);
     }
-    if (!status) status = collect(c, error);
-    if (!status) status = write_ranks(c, ranks, &report.n, error);
-    if (!status) status = write_held_out(c, error);
-    uint64_t tokens = c->trainer ? trainer_tokens(c->trainer) : 0;
+    uint64_t tokens = tokens_done(c);
     bool needles = c->engine && kakeya_engine_tokenizer(c->engine);
     train_answers_close(c->answers);
     trainer_destroy(c->trainer);
@@ -403,10 +506,15 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
     c->engine = NULL;
     if (!status) status = report_ranks(c, &report, needles, tokens, clock_seconds() - begun, error);
     if (!status && file_exists(c->state_path)) unlink(c->state_path);
-    for (size_t i = 0; i < report.n; i++) free((char *)(uintptr_t)ranks[i].directory);
+    if (!status && file_exists(c->distill_path)) unlink(c->distill_path);
+    for (size_t i = 0; i < REPORTED_RANKS; i++) free((char *)(uintptr_t)ranks[i].directory);
     cJSON_Delete(c->held);
+    cJSON_Delete(c->told);
+    corpus_free(&c->job.data);
     free(c->state_path);
     free(c->held_path);
+    free(c->distill_path);
+    free(c->start_path);
     return status;
 }
 
@@ -420,7 +528,7 @@ int cli_train(int argc, char **argv) {
                        .seed = 0};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&c.shared, shared);
-    const cli_option own[] = {
+    const cli_option closed[] = {
         CLI_OPTION(.name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
                    .help = "text (.jsonl: conversations, .json: token ids); may be given again, and as operands"),
         CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
@@ -454,9 +562,12 @@ int cli_train(int argc, char **argv) {
         CLI_OPTION(.name = "ranks", .argument = "N", .kind = CLI_INT, .target = &c.ranks, .min = 1,
                    .max = REPORTED_RANKS, .help = "ranks that are written and compared: this one, its half, ... (4)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
-                   .help = "of the order of files, what is held out, sampled answers (0)"),
-        {.name = NULL},
+                   .help = "of the order of files, what is held out, sampled answers, steps (0)"),
     };
+    enum { CLOSED = sizeof closed / sizeof *closed };
+    cli_option own[CLOSED + TRAIN_DISTILL_OPTIONS + 1] = {0};
+    memcpy(own, closed, sizeof closed);
+    train_distill_init(&c.distill, own + CLOSED);
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (first == argc || strcmp(argv[first], "f-theta") != 0)
@@ -466,6 +577,10 @@ int cli_train(int argc, char **argv) {
     if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature is for --self");
     if (!c.rank_k != !c.rank_v) return cli_usage_error(&command, "--rank-k and --rank-v belong together");
     if (c.rank_k && c.rank) return cli_usage_error(&command, "--rank is one latent, --rank-k and --rank-v are two");
+    const char *refusal = train_distill_refuse(&c.distill);
+    if (refusal) return cli_usage_error(&command, "%s", refusal);
+    if (c.distill.init_from && (c.rank || c.rank_k || c.taps.n || c.input))
+        return cli_usage_error(&command, "--init-from has its ranks, its layers and what it reads from its file");
     if (c.input == INPUT_DRAFTER && c.taps.n)
         return cli_usage_error(&command, "--aux-layers is for --input aux; a drafter reads layers of its own choice");
 

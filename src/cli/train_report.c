@@ -93,7 +93,8 @@ void train_report_print(const train_report *r) {
     for (size_t i = 0; i < r->n; i++) {
         const train_rank *k = &r->rank[i];
         char name[32], recall[16] = "-";
-        snprintf(name, sizeof name, k->rank_k == k->rank_v ? "%d" : "%d + %d", k->rank_k, k->rank_v);
+        int length = snprintf(name, sizeof name, k->rank_k == k->rank_v ? "%d" : "%d + %d", k->rank_k, k->rank_v);
+        if (k->note) snprintf(name + length, sizeof name - (size_t)length, " %s", k->note);
         if (k->recall >= 0) snprintf(recall, sizeof recall, "%.2f", k->recall);
         printf("%-11s %8zu %10.4f %6.1f%% %7.4f %11.4f  %10.4f %7.4f %7.4f  %7s\n", name, k->latent_bytes,
                train_perplexity(&k->restored), 100 * train_gap_closed(r, &k->restored),
@@ -122,6 +123,7 @@ cJSON *train_report_json(const train_report *r) {
         const train_rank *k = &r->rank[i];
         cJSON *rank = cJSON_CreateObject();
         cJSON_AddStringToObject(rank, "directory", k->directory);
+        if (k->note) cJSON_AddStringToObject(rank, "note", k->note);
         cJSON_AddNumberToObject(rank, "rank_k", k->rank_k);
         cJSON_AddNumberToObject(rank, "rank_v", k->rank_v);
         cJSON_AddNumberToObject(rank, "latent_bytes", (double)k->latent_bytes);

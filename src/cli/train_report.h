@@ -11,6 +11,7 @@ typedef struct train_score {
 
 typedef struct train_rank {
     const char *directory; /* of the f_theta */
+    const char *note;      /* behind the rank, where there is one: NULL or a word */
     int rank_k, rank_v;
     size_t latent_bytes; /* of an evicted position, v_norm's scalars included */
     train_score restored, restored_all;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend_train.h"
 #include "base/files.h"
 #include "base/float16.h"
 #include "formats/safetensors.h"
@@ -134,5 +135,40 @@ kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w,
     cJSON_Delete(json);
     free(weights);
     free(described);
+    return status;
+}
+
+static void read_matrix(const kakeya_engine *engine, const weight *w, float *out) {
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    for (int r = 0; r < w->out; r++) ops->weight_row(engine->model, w, r, out + (size_t)r * (size_t)w->in);
+}
+
+kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,
+                           kakeya_error *error) {
+    *out = (fit_weights){0};
+    if (!backend_train_find(engine->ops))
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train: take --backend cpu", engine->ops->name);
+    f_theta_model *f = NULL;
+    kakeya_status status =
+        f_theta_model_open(directory, &engine->verifier->config, engine->drafter ? &engine->drafter->config : NULL,
+                           &engine->account, &f, error);
+    if (status) return status;
+    *config = f->config;
+    if (f->config.input == F_THETA_DRAFTER_TOKEN_KV)
+        status = error_set(error, KAKEYA_UNSUPPORTED, "%s: an f_theta with input \"%s\" cannot be trained", directory,
+                           f_theta_input_name(f->config.input));
+    else if (!fit_weights_create(config, out))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (status) {
+        fit_weights_free(out);
+    } else {
+        read_matrix(engine, &f->encoder_k, out->encoder[0]);
+        if (out->encoder[1]) read_matrix(engine, &f->encoder_v, out->encoder[1]);
+        for (int i = 0; i < config->layers; i++) {
+            read_matrix(engine, &f->decoder_k[i], out->decoder[0][i]);
+            read_matrix(engine, &f->decoder_v[i], out->decoder[1][i]);
+        }
+    }
+    f_theta_model_close(f);
     return status;
 }

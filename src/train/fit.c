@@ -356,7 +356,8 @@ static kakeya_status moments_of(const fit_problem *p, int half, fit_moments *m, 
 
 /* ------------------------------------------------------------------------------------------------------ weights */
 
-static bool weights_allocate(const f_theta_config *c, fit_weights *out) {
+bool fit_weights_create(const f_theta_config *c, fit_weights *out) {
+    *out = (fit_weights){0};
     bool complete = true;
     for (int half = 0; half < 2; half++) {
         size_t rank = (size_t)(half ? c->rank_v : c->rank_k);
@@ -411,7 +412,7 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
                          s->inputs);
     bool shared = config->shared_latent;
     kakeya_status status = KAKEYA_OK;
-    if (!weights_allocate(config, out))
+    if (!fit_weights_create(config, out))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
     fit_moments moments = {0};
     for (int half = 0; half < (shared ? 1 : 2) && !status; half++) {

@@ -68,6 +68,8 @@ typedef struct fit_problem {
 /* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank
  * above them; KAKEYA_FORMAT: sums that are no numbers. */
 kakeya_status fit_solve(const fit_problem *problem, fit_weights *out, kakeya_error *error);
+/* Zeros of the shape of a configuration. False when out of memory. */
+bool fit_weights_create(const f_theta_config *config, fit_weights *out);
 void fit_weights_free(fit_weights *w);
 
 #endif

@@ -36,6 +36,10 @@ kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint6
                            kakeya_error *error);
 
 kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error);
+/* The f_theta of a directory, which must fit the engine's models, as float32. KAKEYA_UNSUPPORTED for one that cannot be
+ * trained. */
+kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,
+                           kakeya_error *error);
 /* f_theta_weights.safetensors and f_theta_config.json in a directory that is there, of a rank of `config` (the trained
  * one or smaller ranks: the first values of the latents). The weights first: without its configuration a directory is
  * no f_theta. */

@@ -1,0 +1,286 @@
+#include "cli/train_distill.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "cli/terminal.h"
+#include "measure/niah.h"
+
+static const double save_seconds = 60, show_seconds = 0.5;
+
+/* The loss of the recipe with all its parts, its first part alone, then those that earlier trainers had. */
+enum { LOSS_MIXED, LOSS_KL, LOSS_MSE };
+static const char *const loss_names[] = {[LOSS_MIXED] = "mixed",
+                                         [LOSS_KL] = "kl",
+                                         [LOSS_MSE] = "mse",
+                                         "cos_mag",
+                                         "combined",
+                                         "attn_distill",
+                                         "attn_distill_hybrid",
+                                         NULL};
+enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
+static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
+
+static student_loss loss_of(const train_distill *d) {
+    return d->loss < LOSS_MSE ? STUDENT_DISTIL : (student_loss)(STUDENT_MSE + d->loss - LOSS_MSE);
+}
+
+/* ------------------------------------------------------------------------------------------------------- choices */
+
+size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIONS]) {
+    *d = (train_distill){.rate = -1, .needles = -1, .warm_up = -1, .lambda = {-1, -1, -1, -1}};
+    const cli_option own[] = {
+        CLI_OPTION(.name = "distill", .kind = CLI_FLAG, .target = &d->on,
+                   .help = "go on from there by gradient, through the frozen model: restored decoding against native"),
+        CLI_OPTION(.name = "init-from", .argument = "DIR", .kind = CLI_TEXT, .target = &d->init_from,
+                   .help = "begin with this f_theta and its form, not with the closed form"),
+        CLI_OPTION(.name = "steps", .argument = "N", .kind = CLI_INT, .target = &d->steps, .min = 1, .max = 1 << 24,
+                   .help = "of the optimiser (100)"),
+        CLI_OPTION(.name = "batch", .argument = "N", .kind = CLI_INT, .target = &d->batch, .min = 1, .max = 1 << 12,
+                   .help = "sequences of a step (16)"),
+        CLI_OPTION(.name = "segments", .argument = "N", .kind = CLI_INT, .target = &d->segments, .min = 1,
+                   .max = 1 << 10, .help = "of a sequence, each of them rows that decode from a place of its own (2)"),
+        CLI_OPTION(.name = "rows", .argument = "N", .kind = CLI_INT, .target = &d->rows, .min = 1, .max = 512,
+                   .help = "of a segment (96, or 3/8 of a shorter sliding window)"),
+        CLI_OPTION(.name = "loss", .argument = "NAME", .kind = CLI_CHOICE, .target = &d->loss, .choices = loss_names,
+                   .help = "mixed, kl; mse, cos_mag, combined, attn_distill, attn_distill_hybrid (mixed)"),
+        CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &d->rate, .min = 0, .max = 1,
+                   .help = "learning rate at its peak (0.0008)"),
+        CLI_OPTION(.name = "warm-up", .argument = "N", .kind = CLI_INT, .target = &d->warm_up, .min = 0, .max = 1 << 24,
+                   .help = "steps until the peak (40, or 2/5 of all)"),
+        CLI_OPTION(.name = "schedule", .argument = "NAME", .kind = CLI_CHOICE, .target = &d->schedule,
+                   .choices = schedule_names, .help = "of the learning rate: cosine or constant (cosine)"),
+        CLI_OPTION(.name = "weight-decay", .argument = "X", .kind = CLI_FLOAT, .target = &d->weight_decay, .min = 0,
+                   .max = 1, .help = "of f_theta's weights (0)"),
+        CLI_OPTION(.name = "needles", .argument = "X", .kind = CLI_FLOAT, .target = &d->needles, .min = 0, .max = 0.9,
+                   .help = "share of sequences that ask for a code in a long prompt (0.2; 0 without tokenizer)"),
+        CLI_OPTION(.name = "lambda-kd", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[0], .min = 0,
+                   .max = 1e6, .help = "of attn_distill_hybrid: directions of keys (1)"),
+        CLI_OPTION(.name = "lambda-vd", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[1], .min = 0,
+                   .max = 1e6, .help = "directions of values (1)"),
+        CLI_OPTION(.name = "lambda-km", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[2], .min = 0,
+                   .max = 1e6, .help = "magnitudes of keys (0.1)"),
+        CLI_OPTION(.name = "lambda-vm", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[3], .min = 0,
+                   .max = 1e6, .help = "magnitudes of values (0.1)"),
+    };
+    memcpy(table, own, sizeof own);
+    return sizeof own / sizeof *own;
+}
+
+const char *train_distill_refuse(const train_distill *d) {
+    bool lambda = false;
+    for (int i = 0; i < 4; i++) lambda |= d->lambda[i] >= 0;
+    if (!d->on) {
+        if (d->init_from || d->steps || d->batch || d->segments || d->rows || d->loss || d->schedule || d->rate >= 0 ||
+            d->warm_up >= 0 || d->weight_decay > 0 || d->needles >= 0 || lambda)
+            return "--init-from, --steps, --loss and what belongs to them are for --distill";
+        return NULL;
+    }
+    if (lambda && loss_of(d) != STUDENT_ATTN_DISTIL_HYBRID) return "--lambda-... are for --loss attn_distill_hybrid";
+    return NULL;
+}
+
+kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sink, int window, int threads,
+                                   uint64_t seed, kakeya_error *error) {
+    static const float lambda[4] = {1, 1, 0.1f, 0.1f};
+    static const double plain_beta = 0.999; /* what regression was trained with */
+    const train_distill *d = job->chosen;
+    f_theta_config config = job->options.config;
+    distiller_options *o = &job->options;
+    distiller_options_init(o, &job->engine->verifier->config);
+    o->config = config;
+    o->seed = seed;
+    o->threads = threads;
+    o->student.sequence = sequence;
+    o->student.sink = sink;
+    o->student.window = window;
+    o->student.loss = loss_of(d);
+    if (d->loss == LOSS_KL) o->student.hidden = o->student.attention = o->student.kv = 0;
+    for (int i = 0; i < 4; i++) o->student.lambda[i] = d->lambda[i] >= 0 ? d->lambda[i] : lambda[i];
+    if (o->student.loss != STUDENT_DISTIL) o->adamw.beta[1] = plain_beta;
+    if (d->rows) o->student.rows = d->rows;
+    if (d->batch) o->batch = d->batch;
+    if (d->segments) o->segments = d->segments;
+    if (d->steps) o->steps = d->steps;
+    if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
+    if (d->warm_up >= 0) o->warm_up = d->warm_up;
+    if (d->rate >= 0) o->rate = (double)d->rate;
+    o->constant = d->schedule == SCHEDULE_CONSTANT;
+    o->adamw.decay = (double)d->weight_decay;
+    if (o->student.sink + o->student.window + o->student.rows > sequence)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--rows %d: with %d evicted positions' distance they do not fit into sequences of %d tokens",
+                         o->student.rows, sink + window, sequence);
+    const double numbers[] = {o->student.rows,
+                              o->batch,
+                              o->segments,
+                              o->steps,
+                              o->warm_up,
+                              o->rate,
+                              o->constant,
+                              d->loss,
+                              o->adamw.decay,
+                              (double)d->needles,
+                              (double)o->student.lambda[0],
+                              (double)o->student.lambda[1],
+                              (double)o->student.lambda[2],
+                              (double)o->student.lambda[3]};
+    const int form[] = {config.rank_k, config.rank_v, config.shared_latent, (int)config.latents, (int)config.input};
+    job->purpose = hash_fnv1a(hash_fnv1a(job->purpose, numbers, sizeof numbers), form, sizeof form);
+    if (d->init_from) job->purpose = hash_fnv1a(job->purpose, d->init_from, strlen(d->init_from) + 1);
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- needles */
+
+/* One question with its answer, and another question behind it, so that rows follow. */
+static kakeya_status add_needle(train_distill_job *job, const niah_sample *sample, const niah_sample *next,
+                                kakeya_error *error) {
+    const kakeya_tokenizer *text = kakeya_engine_tokenizer(job->engine);
+    const kakeya_message messages[] = {{"user", sample->prompt}, {"assistant", sample->answer}, {"user", next->prompt}};
+    int32_t *asked = NULL, *all = NULL;
+    size_t n_asked = 0, n = 0, most = (size_t)job->options.student.sequence;
+    kakeya_status status = kakeya_message_tokens(text, messages, 1, false, &asked, &n_asked, error);
+    if (!status) status = kakeya_message_tokens(text, messages, 3, false, &all, &n, error);
+    if (n > most) n = most;
+    if (!status && n_asked < n) status = corpus_add(&job->data, all, (int)n, (int)n_asked, error);
+    kakeya_free(asked);
+    kakeya_free(all);
+    return status;
+}
+
+kakeya_status train_distill_needles(train_distill_job *job, kakeya_error *error) {
+    static const double recipe_share = 0.2;
+    bool able = kakeya_engine_tokenizer(job->engine) != NULL;
+    double share = job->chosen->needles >= 0 ? (double)job->chosen->needles : able ? recipe_share : 0;
+    if (share > 0 && !able)
+        return error_set(error, KAKEYA_UNSUPPORTED, "--needles: the model has no tokenizer to ask with");
+    int wanted = (int)(share / (1 - share) * (double)job->data.n + 0.5);
+    if (wanted < 1) return KAKEYA_OK;
+    niah_options o;
+    niah_options_init(&o);
+    o.samples = wanted + 1;
+    o.min_lines = 10;
+    o.max_lines = job->options.student.sequence / 30 > o.min_lines ? job->options.student.sequence / 30 : o.min_lines;
+    o.seed = UINT64_C(1) << 32 | job->options.seed; /* none that an evaluation draws from */
+    niah_dataset set = {0};
+    kakeya_status status = niah_generate(&o, &set, error);
+    for (int i = 0; i < wanted && !status; i++) status = add_needle(job, &set.samples[i], &set.samples[i + 1], error);
+    niah_dataset_free(&set);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------- steps */
+
+typedef struct distill_progress {
+    distiller *d;
+    int steps, here; /* all; done by this process */
+    double begun, shown;
+    distiller_step_result last;
+} distill_progress;
+
+static void show(distill_progress *p) {
+    double now = clock_seconds();
+    if (!terminal_rewrites(STDERR_FILENO) || now - p->shown < show_seconds) return;
+    p->shown = now;
+    int done = distiller_done(p->d);
+    char left[48] = "", lost[64] = "";
+    if (p->here) {
+        int seconds = (int)((now - p->begun) * (p->steps - done) / p->here);
+        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
+        snprintf(lost, sizeof lost, ", loss %.4f", p->last.lost.loss);
+    }
+    fprintf(stderr, "\r\033[K%sstep %d of %d%s%s%s", terminal_dim(STDERR_FILENO), done + 1, p->steps, lost, left,
+            terminal_plain(STDERR_FILENO));
+    fflush(stderr);
+}
+
+/* Where no line can be rewritten: ten lines of a run. */
+static void tell(const distill_progress *p) {
+    int done = distiller_done(p->d), every = p->steps / 10 > 0 ? p->steps / 10 : 1;
+    if (terminal_rewrites(STDERR_FILENO) || done % every) return;
+    fprintf(stderr, "step %d of %d: loss %.4f, KL %.4f, gradient %.3g\n", done, p->steps, p->last.lost.loss,
+            p->last.lost.kl, p->last.gradient);
+}
+
+static bool stop(void *user) {
+    show(user);
+    return terminal_interrupted();
+}
+
+/* The next step. An interrupt leaves what the last one has left. */
+static kakeya_status take_step(train_distill_job *job, distill_progress *p, kakeya_error *error) {
+    kakeya_status status = distiller_step(p->d, stop, p, &p->last, error);
+    if (status == KAKEYA_CANCELLED) {
+        if (p->shown > 0) fprintf(stderr, "\r\033[K");
+        status = distiller_save(p->d, job->state_path, job->purpose, error);
+        if (!status)
+            status = error_set(error, KAKEYA_CANCELLED,
+                               "interrupted after %d steps; the same command goes on from there", distiller_done(p->d));
+    } else if (!status) {
+        p->here++;
+        tell(p);
+    }
+    return status;
+}
+
+static void put_result(cJSON *told, const train_distill_job *job, const student_result *mean, double seconds) {
+    cJSON *json = cJSON_AddObjectToObject(told, "distillation");
+    cJSON_AddStringToObject(json, "loss", loss_names[job->chosen->loss]);
+    cJSON_AddNumberToObject(json, "steps", job->options.steps);
+    cJSON_AddNumberToObject(json, "batch", job->options.batch);
+    cJSON_AddNumberToObject(json, "segments", job->options.segments);
+    cJSON_AddNumberToObject(json, "rows", job->options.student.rows);
+    cJSON_AddNumberToObject(json, "rate", job->options.rate);
+    cJSON_AddNumberToObject(json, "sequences", (double)job->data.n);
+    cJSON_AddNumberToObject(json, "seconds", seconds);
+    cJSON_AddNumberToObject(json, "last_loss", mean->loss);
+    cJSON_AddNumberToObject(json, "last_kl", mean->kl);
+}
+
+kakeya_status train_distill_run(train_distill_job *job, fit_weights *weights, cJSON *told, kakeya_error *error) {
+    distill_progress p = {.steps = job->options.steps, .begun = clock_seconds()};
+    char bytes[32];
+    kakeya_status status = distiller_create(job->engine, &job->options, &job->data, weights, &p.d, error);
+    if (!status)
+        fprintf(stderr, "%d steps of %d sequences; distillation takes %s beside the model\n", p.steps,
+                job->options.batch, format_bytes(bytes, (double)distiller_bytes(job->engine, &job->options)));
+    if (!status && file_exists(job->state_path)) {
+        status = distiller_load(p.d, job->state_path, job->purpose, error);
+        if (!status) fprintf(stderr, "going on after %d steps\n", distiller_done(p.d));
+    } else if (!status) {
+        status = distiller_save(p.d, job->state_path, job->purpose, error);
+    }
+    double saved = clock_seconds();
+    student_result mean = {0};
+    int counted = 0, late = p.steps - (p.steps + 9) / 10;
+    while (!status && distiller_done(p.d) < p.steps) {
+        status = take_step(job, &p, error);
+        if (!status && distiller_done(p.d) > late) {
+            mean.loss += p.last.lost.loss;
+            mean.kl += p.last.lost.kl;
+            counted++;
+        }
+        if (!status && clock_seconds() - saved > save_seconds) {
+            status = distiller_save(p.d, job->state_path, job->purpose, error);
+            saved = clock_seconds();
+        }
+    }
+    if (p.shown > 0) fprintf(stderr, "\r\033[K");
+    if (!status) {
+        fit_weights_free(weights);
+        status = distiller_weights(p.d, weights, error);
+        mean.loss /= counted ? counted : 1;
+        mean.kl /= counted ? counted : 1;
+        put_result(told, job, &mean, clock_seconds() - p.begun);
+    }
+    distiller_destroy(p.d);
+    return status;
+}

@@ -1,0 +1,53 @@
+#include "train/adamw.h"
+
+#include <math.h>
+
+enum { BLOCK = 1 << 14 };
+
+typedef struct adamw_work {
+    const adamw_options *o;
+    const float *gradient;
+    float *weights, *first, *second;
+    double scale, rate, correction[2]; /* 1 - beta^step */
+} adamw_work;
+
+static void update(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const adamw_work *w = context;
+    double keep[2] = {w->o->beta[0], w->o->beta[1]};
+    for (size_t i = begin; i < end; i++) {
+        double g = (double)w->gradient[i] * w->scale;
+        double m = keep[0] * (double)w->first[i] + (1 - keep[0]) * g,
+               v = keep[1] * (double)w->second[i] + (1 - keep[1]) * g * g, x = (double)w->weights[i];
+        w->first[i] = (float)m;
+        w->second[i] = (float)v;
+        x -= w->rate * w->o->decay * x;
+        x -= w->rate * (m / w->correction[0]) / (sqrt(v / w->correction[1]) + w->o->eps);
+        w->weights[i] = (float)x;
+    }
+}
+
+double adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, const float *gradient, size_t n,
+                  float *weights, float *first, float *second) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += (double)gradient[i] * (double)gradient[i];
+    double length = sqrt(squares);
+    adamw_work work = {.o = o,
+                       .gradient = gradient,
+                       .weights = weights,
+                       .first = first,
+                       .second = second,
+                       .scale = length > o->clip ? o->clip / length : 1,
+                       .rate = rate,
+                       .correction = {1 - pow(o->beta[0], step), 1 - pow(o->beta[1], step)}};
+    thread_pool_for(pool, n, BLOCK, update, &work);
+    return length;
+}
+
+double adamw_rate(bool constant, double peak, int warm_up, int step, int steps) {
+    if (constant) return peak;
+    if (step <= warm_up) return peak * step / warm_up;
+    int length = steps - warm_up > 1 ? steps - warm_up : 1;
+    double way = fmin((double)(step - warm_up) / length, 1), floor = peak / 100;
+    return floor + (peak - floor) * 0.5 * (1 + cos(acos(-1.0) * way));
+}

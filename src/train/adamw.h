@@ -1,0 +1,25 @@
+/* AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization") with a clipped gradient, and its learning
+ * rates. */
+#ifndef KAKEYA_TRAIN_ADAMW_H
+#define KAKEYA_TRAIN_ADAMW_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/threads.h"
+
+typedef struct adamw_options {
+    double beta[2], eps, decay; /* decay: of weights, a share of the learning rate */
+    double clip;                /* length of the gradient, at most */
+} adamw_options;
+
+/* Step `step` (from 1 on) of n weights: first and second are zeros before the first one. Returns the gradient's length
+ * before it was clipped. The same bits for any number of threads. */
+double adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, const float *gradient, size_t n,
+                  float *weights, float *first, float *second);
+
+/* Of step `step` of `steps`: a straight line to the peak over `warm_up` steps, then half a cosine down to a hundredth
+ * of it; or the peak throughout. */
+double adamw_rate(bool constant, double peak, int warm_up, int step, int steps);
+
+#endif

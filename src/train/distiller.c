@@ -1,0 +1,373 @@
+#include "train/distiller.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/student_layout.h"
+#include "base/files.h"
+#include "base/hash.h"
+
+struct distiller {
+    kakeya_engine *engine;
+    const backend_train_ops *ops;
+    distiller_options o;
+    student_layout layout;
+    const corpus *data;
+    backend_student *student;
+    thread_pool *pool;
+    float *weights, *gradient, *moment[2]; /* [layout.n] */
+    uint32_t *usable;                      /* sequences that are long enough */
+    size_t n_usable;
+    uint32_t *order; /* of them, in the pass through the corpus that `pass` numbers */
+    uint64_t pass;
+    int done;
+};
+
+/* ----------------------------------------------------------------------------------------------------- creation */
+
+void distiller_options_init(distiller_options *o, const gemma4_config *verifier) {
+    int rows = verifier->sliding_window * 3 / 8; /* 96 of 256: as many as the recipe was found with */
+    *o = (distiller_options){.student = {.rows = rows > 96  ? 96
+                                                 : rows < 4 ? 4
+                                                            : rows,
+                                         .kl = 1,
+                                         .hidden = 1,
+                                         .attention = 1,
+                                         .kv = 0.03f},
+                             .batch = 16,
+                             .segments = 2,
+                             .steps = 100,
+                             .warm_up = 40,
+                             .rate = 8e-4,
+                             .adamw = {.beta = {0.9, 0.99}, .eps = 1e-8, .clip = 1},
+                             .all_layers = 0.5};
+}
+
+static student_options student_of(const distiller_options *o) {
+    student_options s = o->student;
+    s.f_theta = &o->config;
+    return s;
+}
+
+/* The first row that a segment may begin with: before it nothing is evicted. */
+static int earliest(const distiller_options *o) { return o->student.sink + o->student.window; }
+
+size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options) {
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    student_options s = student_of(options);
+    size_t n = student_layout_of(&options->config, &engine->verifier->config).n;
+    return 4 * n * sizeof(float) + (ops && ops->student_bytes ? ops->student_bytes(engine->model, &s) : 0);
+}
+
+static kakeya_status find_usable(distiller *d, kakeya_error *error) {
+    int least = earliest(&d->o) + d->o.student.rows;
+    d->usable = malloc((d->data->n + 1) * sizeof *d->usable);
+    d->order = malloc((d->data->n + 1) * sizeof *d->order);
+    if (!d->usable || !d->order) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    for (size_t i = 0; i < d->data->n; i++) {
+        if (d->data->sequence[i].length >= least) d->usable[d->n_usable++] = (uint32_t)i;
+    }
+    d->pass = UINT64_MAX;
+    if (d->n_usable) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "the data are too short: none of %zu sequences has the %d tokens that distillation needs",
+                     d->data->n, least);
+}
+
+static size_t decoder_values(const distiller *d, int layer, int half) {
+    const f_theta_config *f = &d->o.config;
+    return (size_t)(f->kv_heads[layer] * f->head_dim[layer]) * (size_t)(half ? f->rank_v : f->rank_k);
+}
+
+/* Between the optimiser's array and matrices of their own. */
+static void copy_weights(const distiller *d, const fit_weights *w, bool out) {
+    for (int half = 0; half < 2; half++) {
+        size_t values = (size_t)(half ? d->o.config.rank_v : d->o.config.rank_k) *
+                        (size_t)f_theta_encoder_in(&d->o.config) * sizeof(float);
+        float *flat = d->weights + d->layout.encoder[half];
+        if (d->layout.encoder_there[half]) memcpy(out ? w->encoder[half] : flat, out ? flat : w->encoder[half], values);
+        for (int i = 0; i < d->o.config.layers; i++) {
+            flat = d->weights + d->layout.decoder[half][i];
+            if (d->layout.decoder_there[i])
+                memcpy(out ? w->decoder[half][i] : flat, out ? flat : w->decoder[half][i],
+                       decoder_values(d, i, half) * sizeof(float));
+        }
+    }
+}
+
+kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
+                               const fit_weights *start, distiller **out, kakeya_error *error) {
+    *out = NULL;
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    if (!ops || !ops->student_create)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: take --backend cpu", engine->ops->name);
+    distiller *d = calloc(1, sizeof *d);
+    if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    d->engine = engine;
+    d->ops = ops;
+    d->o = *options;
+    d->data = data;
+    d->layout = student_layout_of(&d->o.config, &engine->verifier->config);
+    size_t bytes = d->layout.n * sizeof(float);
+    d->weights = malloc(bytes);
+    d->gradient = malloc(bytes);
+    for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->layout.n, sizeof(float));
+    kakeya_status status = KAKEYA_OK;
+    if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1])
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: distillation needs %zu bytes", 4 * bytes);
+    if (!status) status = find_usable(d, error);
+    if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
+    student_options student = student_of(&d->o);
+    engine_turn_begin(engine);
+    if (!status) status = ops->student_create(engine->model, &student, &d->student, error);
+    engine_turn_end(engine);
+    if (status) {
+        distiller_destroy(d);
+        return status;
+    }
+    copy_weights(d, start, false);
+    *out = d;
+    return KAKEYA_OK;
+}
+
+void distiller_destroy(distiller *d) {
+    if (!d) return;
+    d->ops->student_destroy(d->student);
+    if (d->pool) thread_pool_destroy(d->pool);
+    free(d->weights);
+    free(d->gradient);
+    free(d->moment[0]);
+    free(d->moment[1]);
+    free(d->usable);
+    free(d->order);
+    free(d);
+}
+
+int distiller_done(const distiller *d) { return d->done; }
+
+kakeya_status distiller_weights(const distiller *d, fit_weights *out, kakeya_error *error) {
+    if (!fit_weights_create(&d->o.config, out)) {
+        fit_weights_free(out);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of an f_theta");
+    }
+    copy_weights(d, out, true);
+    return KAKEYA_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- steps */
+
+static uint64_t draw(uint64_t seed, uint64_t a, uint64_t b) {
+    const uint64_t keys[3] = {seed, a, b};
+    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, keys, sizeof keys);
+    hash = (hash ^ (hash >> 29)) * 0x9e3779b97f4a7c15u; /* FNV's low bits follow the last byte too closely */
+    return hash >> 20;
+}
+
+/* Sequence `number` of all that are ever looked at: passes through the corpus, each in an order of its own. */
+static const corpus_sequence *sequence_at(distiller *d, uint64_t number) {
+    uint64_t pass = number / d->n_usable;
+    if (pass != d->pass) {
+        for (size_t i = 0; i < d->n_usable; i++) {
+            size_t at = (size_t)(draw(d->o.seed, pass, i) % (i + 1));
+            d->order[i] = d->order[at];
+            d->order[at] = d->usable[i];
+        }
+        d->pass = pass;
+    }
+    return &d->data->sequence[d->order[number % d->n_usable]];
+}
+
+/* The first segment of a sequence with an answer begins there, or up to two tokens before. */
+static student_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
+    enum { KINDS = 2, BEFORE_ANSWER = 3 };
+    uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
+    int first = earliest(&d->o), last = s->length - d->o.student.rows;
+    uint64_t place = draw(~d->o.seed, of, 0), coin = draw(~d->o.seed, of + 1, 0) % (1 << 20);
+    int at = first + (int)(place % (uint64_t)(last - first + 1));
+    if (segment == 0 && s->answer) {
+        at = s->answer - (int)(place % BEFORE_ANSWER);
+        at = at < first ? first : at > last ? last : at;
+    }
+    return (student_segment){.first = at,
+                             .all_layers = (double)coin < d->o.all_layers * (1 << 20),
+                             .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
+}
+
+static kakeya_status teach(distiller *d, const corpus_sequence *s, kakeya_error *error) {
+    const backend_cache_options options = {.context_tokens = s->length,
+                                           .attention = KAKEYA_ATTENTION_NATIVE,
+                                           .kv_format = KV_FORMAT_F32,
+                                           .account = &d->engine->account};
+    backend_cache *cache = NULL;
+    kakeya_status status = d->engine->ops->cache_create(d->engine->model, &options, &cache, error);
+    if (!status) status = d->ops->student_teach(d->student, cache, d->data->tokens + s->begin, s->length, error);
+    if (cache) d->engine->ops->cache_destroy(cache);
+    return status;
+}
+
+static void add_result(student_result *to, const student_result *r, double share) {
+    to->loss += share * r->loss;
+    to->kl += share * r->kl;
+    to->hidden += share * r->hidden;
+    to->attention += share * r->attention;
+    to->kv += share * r->kv;
+}
+
+static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_step_result *out, kakeya_error *error) {
+    const corpus_sequence *s = sequence_at(d, number);
+    engine_turn_begin(d->engine); /* sessions of the engine may be open */
+    kakeya_status status = teach(d, s, error);
+    for (int i = 0; i < d->o.segments && !status; i++) {
+        student_segment segment = segment_of(d, s, number, i);
+        student_result r;
+        d->ops->student_learn(d->student, &segment, d->gradient, &r);
+        add_result(&out->lost, &r, (double)segment.scale);
+    }
+    engine_turn_end(d->engine);
+    return status;
+}
+
+kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void *user, distiller_step_result *out,
+                             kakeya_error *error) {
+    int step = d->done + 1;
+    kakeya_status status = KAKEYA_OK;
+    *out = (distiller_step_result){0};
+    memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
+    d->ops->student_weights(d->student, d->weights);
+    for (int i = 0; i < d->o.batch && !status; i++) {
+        if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
+        status = learn_sequence(d, (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i, out, error);
+    }
+    if (status) return status;
+    double squares = 0;
+    for (size_t i = 0; i < d->layout.n; i++) squares += (double)d->gradient[i] * (double)d->gradient[i];
+    if (!isfinite(out->lost.loss) || !isfinite(squares))
+        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
+    double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
+    out->gradient =
+        adamw_step(d->pool, &d->o.adamw, rate, step, d->gradient, d->layout.n, d->weights, d->moment[0], d->moment[1]);
+    d->done = step;
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- saved states */
+
+typedef struct saved_head {
+    char magic[8];
+    uint64_t purpose, done, values, sequences, tokens;
+} saved_head;
+
+static const char saved_magic[8] = "KVDISTL";
+
+/* What follows the head, in this order. */
+typedef struct saved_part {
+    void *data;
+    size_t bytes;
+} saved_part;
+
+enum { SAVED_PARTS = 5 };
+
+kakeya_status distiller_save(const distiller *d, const char *path, uint64_t purpose, kakeya_error *error) {
+    size_t values = d->layout.n * sizeof(float);
+    const saved_part parts[SAVED_PARTS] = {{d->data->sequence, d->data->n * sizeof *d->data->sequence},
+                                           {d->data->tokens, d->data->n_tokens * sizeof *d->data->tokens},
+                                           {d->weights, values},
+                                           {d->moment[0], values},
+                                           {d->moment[1], values}};
+    saved_head head = {.purpose = purpose,
+                       .done = (uint64_t)d->done,
+                       .values = d->layout.n,
+                       .sequences = d->data->n,
+                       .tokens = d->data->n_tokens};
+    memcpy(head.magic, saved_magic, sizeof head.magic);
+    hash_stream sum = HASH_STREAM_START;
+    hash_stream_add(&sum, &head, sizeof head);
+    file_writer *writer = NULL;
+    kakeya_status status = file_writer_open(path, &writer, error);
+    if (status) return status;
+    status = file_writer_write(writer, &head, sizeof head, error);
+    for (int i = 0; i < SAVED_PARTS && !status; i++) {
+        hash_stream_add(&sum, parts[i].data, parts[i].bytes);
+        status = file_writer_write(writer, parts[i].data, parts[i].bytes, error);
+    }
+    uint64_t hash = hash_stream_value(&sum);
+    if (!status) status = file_writer_write(writer, &hash, sizeof hash, error);
+    if (!status) return file_writer_commit(writer, error);
+    file_writer_abort(writer);
+    return status;
+}
+
+/* A file that is whole and has the purpose, and its head. */
+static kakeya_status open_saved(const char *path, uint64_t purpose, file_map *map, saved_head *head,
+                                kakeya_error *error) {
+    kakeya_status status = file_map_open(path, map, error);
+    if (status) return status;
+    uint64_t hash = 0;
+    if (map->bytes >= sizeof *head) memcpy(head, map->data, sizeof *head);
+    if (map->bytes < sizeof *head || memcmp(head->magic, saved_magic, sizeof saved_magic) != 0) {
+        status = error_set(error, KAKEYA_FORMAT, "%s: not the state of a distillation", path);
+    } else if (head->purpose != purpose) {
+        status = error_set(error, KAKEYA_FORMAT,
+                           "%s: the state of a distillation with another model, other options or other data; remove it "
+                           "to begin anew",
+                           path);
+    } else {
+        size_t most = map->bytes, behind = sizeof *head + sizeof hash;
+        bool whole = head->sequences < most && head->tokens < most && head->values < most &&
+                     behind + head->sequences * sizeof(corpus_sequence) + head->tokens * sizeof(int32_t) +
+                             3 * head->values * sizeof(float) ==
+                         most;
+        if (whole) {
+            hash_stream sum = HASH_STREAM_START;
+            hash_stream_add(&sum, map->data, most - sizeof hash);
+            memcpy(&hash, (const char *)map->data + most - sizeof hash, sizeof hash);
+            whole = hash == hash_stream_value(&sum);
+        }
+        if (!whole) status = error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to begin anew", path);
+    }
+    if (status) file_map_close(map);
+    return status;
+}
+
+kakeya_status distiller_load_corpus(const char *path, uint64_t purpose, corpus *out, kakeya_error *error) {
+    file_map map;
+    saved_head head;
+    kakeya_status status = open_saved(path, purpose, &map, &head, error);
+    if (status) return status;
+    const char *at = (const char *)map.data + sizeof head;
+    *out = (corpus){.n = head.sequences, .n_tokens = head.tokens, .room = head.sequences, .room_tokens = head.tokens};
+    size_t sequences = head.sequences * sizeof *out->sequence, tokens = head.tokens * sizeof *out->tokens;
+    out->sequence = malloc(sequences);
+    out->tokens = malloc(tokens);
+    if (out->sequence && out->tokens) {
+        memcpy(out->sequence, at, sequences);
+        memcpy(out->tokens, at + sequences, tokens);
+    } else {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+        corpus_free(out);
+    }
+    file_map_close(&map);
+    return status;
+}
+
+kakeya_status distiller_load(distiller *d, const char *path, uint64_t purpose, kakeya_error *error) {
+    file_map map;
+    saved_head head;
+    kakeya_status status = open_saved(path, purpose, &map, &head, error);
+    if (status) return status;
+    if (head.values != d->layout.n) {
+        status = error_set(error, KAKEYA_FORMAT, "%s: has %llu weights, the f_theta has %zu", path,
+                           (unsigned long long)head.values, d->layout.n);
+    } else {
+        size_t values = d->layout.n * sizeof(float);
+        const char *at = (const char *)map.data + sizeof head + head.sequences * sizeof(corpus_sequence) +
+                         head.tokens * sizeof(int32_t);
+        memcpy(d->weights, at, values);
+        memcpy(d->moment[0], at + values, values);
+        memcpy(d->moment[1], at + 2 * values, values);
+        d->done = (int)head.done;
+    }
+    file_map_close(&map);
+    return status;
+}
