@@ -2,6 +2,7 @@
 
 BUILD ?= build
 CUDA ?= auto
+MLX ?= auto
 PREFIX ?= /usr/local
 DESTDIR ?=
 
@@ -10,7 +11,8 @@ DESTDIR ?=
 
 all:
 	@tools/bootstrap.sh build
-	@. tools/cuda.sh && options=$$(cuda_options "$(CUDA)") && tools/build.sh "$(BUILD)" product $$options
+	@. tools/cuda.sh && . tools/mlx.sh && options="$$(cuda_options "$(CUDA)") $$(mlx_options "$(MLX)" "$(BUILD)")" && \
+		tools/build.sh "$(BUILD)" product $$options
 
 demo: all
 	"$(BUILD)/kakeya" run --prompt-file examples/needle-60.txt
@@ -45,12 +47,13 @@ package: all
 	@tools/package.sh "$(BUILD)"
 
 clean:
-	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu
+	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu build-mlx
 	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
 
 help:
 	@echo "make            build $(BUILD)/kakeya (missing Debian packages are installed first, each by name); the CUDA backend is"
 	@echo "                part of it where a CUDA compiler and a device are; CUDA=on or CUDA=off decides otherwise"
+	@echo "                MLX=auto takes libmlx where it is installed, MLX=on installs it into $(BUILD), MLX=off leaves it out"
 	@echo "make demo       build, then answer a question about a 1,600-token text with the bundled model"
 	@echo "make check      build and run the unit and command-line tests, long sweeps cut short: the loop while writing"
 	@echo "make test       build and run every test; the last line counts them"

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package
-# `style`, `cache` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
+# usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package
+# `style`, `cache`, `mlx` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
 # decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -55,6 +55,10 @@ package)
     need_command dpkg-shlibdeps dpkg-dev
     ;;
 style) need_command clang-format clang-format ;;
+mlx)
+    python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+    ldconfig -p 2>/dev/null | grep -q 'libopenblas\.so\.0 ' || missing="$missing libopenblas0-pthread"
+    ;;
 cache) need_command ccache ccache ;;
 fuzz)
     need_build
@@ -71,7 +75,7 @@ coverage)
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|style|cache|fuzz|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package" >&2
     exit 2
     ;;
 esac

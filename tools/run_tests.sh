@@ -16,13 +16,15 @@ cuda_architectures=${CUDA_ARCHITECTURES:-90a-real${WHOLE_SWEEPS:+;80-real}}
     cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
 . tools/tap.sh
 . tools/cuda.sh
+. tools/mlx.sh
 
 tools/bootstrap.sh test
 tools/bootstrap.sh cache >/dev/null 2>&1 || true # without it, what several builds have in common is compiled by each
+tools/bootstrap.sh mlx >/dev/null 2>&1 || true   # what cannot be had is skipped
 tools/bootstrap.sh style >/dev/null 2>&1 || true # the style test skips what it cannot check
 
 echo "== Release build"
-if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
+if ! run_step "build" tools/build.sh "$build" all -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF; then
     finish
     exit 1
 fi
@@ -41,7 +43,7 @@ if ! tools/bootstrap.sh fuzz >"$work/bootstrap" 2>&1; then
     sanitized=build-sanitize options=-DKAKEYA_SANITIZE=ON targets=all
 fi
 # shellcheck disable=SC2086  # several options
-if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
+if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF; then
     export ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
     start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD="$sanitized" SERVE_TEST_WAIT=200 \
         KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
@@ -62,7 +64,7 @@ echo "== ThreadSanitizer"
 threaded="test_threads test_concurrency test_cancel test_scheduler" served=""
 [ ! -x "$build/tools/grpc_server" ] || served=grpc_server
 if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $served $threaded" -DKAKEYA_TESTS=ON \
-    -DKAKEYA_CUDA=OFF -DKAKEYA_THREAD_SANITIZE=ON; then
+    -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_THREAD_SANITIZE=ON; then
     fixed="" # its runtime wants addresses that a kernel's randomisation may have taken
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
     suppressed="TSAN_OPTIONS=suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66"
@@ -77,10 +79,31 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
     done
 fi
 
+echo "== MLX backend"
+if ! install_mlx build-mlx >"$work/mlx" 2>&1; then
+    skip "MLX backend" "libmlx $mlx_version could not be installed by pip"
+elif run_step "MLX build" tools/build.sh build-mlx "kakeya_cli mlx" -DKAKEYA_MLX=ON -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
+    CMOCKA_MESSAGE_OUTPUT=TAP start_tap "test_mlx" build-mlx/mlx-tests/test_mlx
+    # The library comes with a plain BLAS, whose sums go from first to last. One whose kernels depend on shapes, as those of a
+    # GPU do, shows where a row's bits hang on others.
+    blas=$(find_openblas)
+    if [ -n "$blas" ]; then
+        CMOCKA_MESSAGE_OUTPUT=TAP start_tap "test_mlx (OpenBLAS)" env LD_PRELOAD="$blas" OPENBLAS_NUM_THREADS=1 \
+            build-mlx/mlx-tests/test_mlx
+    else
+        skip "test_mlx (OpenBLAS)" "libopenblas0-pthread is not installed"
+    fi
+    for test in ${WHOLE_SWEEPS:+test_cache test_aux_latents}; do
+        CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (MLX)" "build-mlx/mlx-tests/$test"
+    done
+    KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "test_command_line (MLX)" sh tests/mlx/test_command_line.sh
+    KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "test_includes (MLX)" sh tests/style/test_includes.sh
+fi
+
 echo "== CUDA backend"
 if ! nvcc=$(find_nvcc); then
     skip "CUDA backend" "no CUDA compiler here"
-elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cuda -DKAKEYA_CUDA=ON -DKAKEYA_TESTS=ON \
+elif run_step "CUDA build for $cuda_architectures" tools/build.sh build-cuda cuda -DKAKEYA_CUDA=ON -DKAKEYA_MLX=OFF -DKAKEYA_TESTS=ON \
     -DKAKEYA_CUDA_ARCHITECTURES="$cuda_architectures" -DCUDAToolkit_ROOT="${nvcc%/bin/nvcc}"; then
     echo "1 0 0" >>"$results"
     echo "CUDA build for $cuda_architectures: passed"

@@ -7,14 +7,27 @@ const backend_ops *cpu_backend(void);
 const backend_ops *cuda_backend(void);
 bool cuda_device_present(void);
 #endif
+#ifdef KAKEYA_HAVE_MLX
+const backend_ops *mlx_backend(void);
+#endif
+
+/* The backends of this build, for messages. */
+static const char available[] = "cpu"
+#ifdef KAKEYA_HAVE_CUDA
+                                ", cuda"
+#endif
+#ifdef KAKEYA_HAVE_MLX
+                                ", mlx"
+#endif
+    ;
 
 const backend_ops *backend_find(const char *name, kakeya_error *error) {
     bool automatic = !name || strcmp(name, "auto") == 0;
 #ifdef KAKEYA_HAVE_CUDA
-    static const char available[] = "cpu, cuda";
     if (automatic ? cuda_device_present() : strcmp(name, "cuda") == 0) return cuda_backend();
-#else
-    static const char available[] = "cpu";
+#endif
+#ifdef KAKEYA_HAVE_MLX
+    if (!automatic && strcmp(name, "mlx") == 0) return mlx_backend();
 #endif
     if (automatic || strcmp(name, "cpu") == 0) return cpu_backend();
     error_set(error, KAKEYA_UNSUPPORTED, "backend '%s' is not in this build (available: %s)", name, available);

@@ -5,9 +5,9 @@
 # The folders of src/, lowest first; a folder includes those before it. Backends do not know each other.
 order="base formats text grammar model backend backend/cpu backend/cuda backend/mlx decode session train convert serve measure remote cli"
 
-# "from to" for every include of one of the project's own files. X.c, X.h, X.cu and X.cuh are one node, X.
+# "from to" for every include of one of the project's own files. X.c, X.h, X.cu, X.cuh, X.cpp and X.hpp are one node, X.
 includes() {
-    find src \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print | sort |
+    find src \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]pp' \) -print | sort |
         xargs -d '\n' grep -o -H -E '^[[:blank:]]*#[[:blank:]]*include[[:blank:]]*["<][^">]*[">]' |
         sed 's|^src/\([^:]*\):.*\(["<]\)\(.*\)[">]$|\1 \3 \2|' >"$WORK/named"
     find src include -type f | sed 's|^[a-z]*/||' | awk -v unknown="$WORK/unknown" '
@@ -15,7 +15,7 @@ includes() {
         $2 in own { print $1, $2; next }
         { print >unknown }' - "$WORK/named"
 }
-without_suffix='s/\.(c|h|cu|cuh)( |$)/\2/g'
+without_suffix='s/\.(c|h|cu|cuh|cpp|hpp)( |$)/\2/g'
 
 # In $WORK/symbols, "file address type name" for every symbol of the program's object files. A build folder may hold objects of files that
 # have moved since: those do not count.

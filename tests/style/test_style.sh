@@ -20,7 +20,7 @@ sources() { # find's expression...
     find Makefile CMakeLists.txt README.md CONTRIBUTING.md bench docs examples include models/README.md src tests tools \
         \( -path examples/code -o -path tests/data -o -path tests/fuzz/corpus \) -prune -o -type f \( "$@" \) -print | sort
 }
-sources -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' >"$WORK/code"
+sources -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]pp' >"$WORK/code"
 sources -name '*.sh' -o -name '*.awk' -o -name '*.py' -o -name Makefile -o -name CMakeLists.txt -o -name '*.1' >"$WORK/scripts"
 sources -name '*.md' >"$WORK/prose"
 

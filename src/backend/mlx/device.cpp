@@ -1,0 +1,119 @@
+// libmlx's device: its version, the stream, memory, arrays, and the operations that all graphs are made of.
+#include "backend/mlx/device.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+namespace {
+
+std::atomic<int> calls_to_failure{-1};
+
+#define TEXT_OF(x)                        #x
+#define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
+
+} // namespace
+
+namespace kakeya {
+
+void count_call() {
+    if (calls_to_failure.load() >= 0 && calls_to_failure.fetch_sub(1) == 0)
+        throw std::runtime_error("failure asked for by a test");
+}
+
+mx::array floats(const float *from, mx::Shape shape) { return mx::array(from, std::move(shape), mx::float32); }
+
+mx::array integers(const int32_t *from, int n) { return mx::array(from, mx::Shape{n}, mx::int32); }
+
+mx::array rounded(const mx::array &x) { return mx::astype(mx::astype(x, mx::bfloat16), mx::float32); }
+
+mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact) {
+    return mx::matmul(d->round_inputs && !exact ? rounded(x) : x, mx::transpose(w->value));
+}
+
+mx::array norm(const mx::array &x, const mlx_array *weight, float eps) {
+    return mx::fast::rms_norm(x, weight ? std::optional<mx::array>(weight->value) : std::nullopt, eps);
+}
+
+mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position) {
+    int rows = x.shape(0), heads = x.shape(1), dim = x.shape(2), half = dim / 2, pairs = table.pairs;
+    if (!pairs) return x;
+    auto at = mx::maximum(position, mx::array(0));
+    auto cosine = mx::expand_dims(mx::take(table.cosine->value, at, 0), 1);
+    auto sine = mx::expand_dims(mx::take(table.sine->value, at, 0), 1);
+    auto part = [&](int begin, int end) { return mx::slice(x, mx::Shape{0, 0, begin}, mx::Shape{rows, heads, end}); };
+    auto a = part(0, pairs), b = part(half, half + pairs);
+    std::vector<mx::array> parts{a * cosine - b * sine};
+    if (pairs < half) parts.push_back(part(pairs, half));
+    parts.push_back(b * cosine + a * sine);
+    if (pairs < half) parts.push_back(part(half + pairs, dim));
+    return mx::concatenate(parts, 2);
+}
+
+mx::array readable(const mx::array &x) { return mx::contiguous(mx::astype(x, mx::float32)); }
+
+void read(const mx::array &x, float *to) { std::memcpy(to, x.data<float>(), x.nbytes()); }
+
+} // namespace kakeya
+
+using namespace kakeya;
+
+const char *mlx_version_loaded(void) { return mx::version(); }
+const char *mlx_version_built(void) { return VERSION_TEXT(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH); }
+
+int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::Device device(mx::is_available(mx::Device::gpu) ? mx::Device::gpu : mx::Device::cpu, 0);
+        // On the CPU device a compiled function is C++ source that a compiler makes into a file others could write to.
+        if (device == mx::Device::cpu) mx::disable_compile();
+        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs};
+    });
+}
+
+void mlx_device_close(mlx_device *device) { delete device; }
+bool mlx_device_is_gpu(const mlx_device *device) { return device->stream.device == mx::Device::gpu; }
+
+size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
+size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
+void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
+void mlx_device_fail_after(int calls) { calls_to_failure = calls; }
+
+int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flops_per_second, mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        // Far beyond every cache; a product large enough for the device's best, small enough for one slow core.
+        const int values = 64 << 20, side = mlx_device_is_gpu(device) ? 4096 : 512, repeats = 4;
+        auto fastest = [&](auto make) {
+            double best = 0;
+            for (int i = 0; i < repeats; i++) {
+                auto start = std::chrono::steady_clock::now();
+                auto result = make();
+                mx::eval(result);
+                std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+                if (best == 0 || taken.count() < best) best = taken.count();
+            }
+            return best;
+        };
+        auto large = mx::full({values}, 1.0f), square = mx::full({side, side}, 0.5f);
+        mx::eval(large, square);
+        *read_bytes_per_second = 4.0 * values / fastest([&] { return mx::max(large); });
+        *flops_per_second = 2.0 * side * side * side / fastest([&] { return mx::matmul(square, square); });
+    });
+}
+
+int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_row_fn row, const void *user,
+                     mlx_array **out, mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        mx::Shape shape{columns};
+        if (rows) shape.insert(shape.begin(), rows);
+        if (count > 1) shape.insert(shape.begin(), count);
+        int all = count * (rows ? rows : 1);
+        *out = new mlx_array{filled(shape, mx::float32, [&](void *to) {
+            for (int i = 0; i < all; i++) row(user, i, static_cast<float *>(to) + static_cast<size_t>(i) * columns);
+        })};
+    });
+}
+
+void mlx_array_free(mlx_array *array) { delete array; }
+size_t mlx_array_bytes(const mlx_array *array) { return array->value.nbytes(); }

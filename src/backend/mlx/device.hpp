@@ -1,0 +1,77 @@
+// What the C++ files of this folder share: arrays, the stream that everything runs on, and how exceptions end.
+#ifndef KAKEYA_BACKEND_MLX_DEVICE_HPP
+#define KAKEYA_BACKEND_MLX_DEVICE_HPP
+
+#include <cstdio>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <mlx/mlx.h>
+
+#include "backend/mlx/mlx_device.h"
+
+namespace mx = mlx::core;
+
+struct mlx_array {
+    mx::array value;
+};
+
+struct mlx_device {
+    mx::Stream stream;
+    bool round_inputs;
+};
+
+namespace kakeya {
+
+// Counts down to the failure that a test has asked for.
+void count_call();
+
+// Nothing of C++ passes this: an exception becomes one line.
+template <class F> int guarded(mlx_failure *failure, F run) noexcept {
+    try {
+        count_call();
+        run();
+        return MLX_DEVICE_OK;
+    } catch (const std::bad_alloc &) {
+        std::snprintf(failure->text, sizeof failure->text, "libmlx: out of memory");
+        return MLX_DEVICE_OUT_OF_MEMORY;
+    } catch (const std::exception &e) {
+        std::snprintf(failure->text, sizeof failure->text, "libmlx: %s", e.what());
+        return MLX_DEVICE_FAILED;
+    } catch (...) {
+        std::snprintf(failure->text, sizeof failure->text, "libmlx: unknown exception");
+        return MLX_DEVICE_FAILED;
+    }
+}
+
+// An array that `fill` writes in place.
+template <class F> mx::array filled(mx::Shape shape, mx::Dtype type, F fill) {
+    size_t bytes = mx::size_of(type);
+    for (auto n : shape) bytes *= static_cast<size_t>(n);
+    auto data = mx::allocator::malloc(bytes);
+    void *to = data.buffer().raw_ptr();
+    if (bytes && !to) throw std::bad_alloc();
+    fill(to);
+    return mx::array(std::move(data), std::move(shape), type);
+}
+
+mx::array floats(const float *from, mx::Shape shape);
+mx::array integers(const int32_t *from, int n);
+
+// As it would be stored in bf16, in float32.
+mx::array rounded(const mx::array &x);
+// x [..][in] times w [out][in]; exact: x is never rounded.
+mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact = false);
+mx::array norm(const mx::array &x, const mlx_array *weight, float eps);
+// x [rows][heads][head_dim], turned by the table's angles at positions [rows]. Pairs are (j, j + head_dim / 2).
+mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position);
+
+// Row-contiguous float32, to be read when it has been evaluated.
+mx::array readable(const mx::array &x);
+void read(const mx::array &x, float *to);
+
+} // namespace kakeya
+
+#endif

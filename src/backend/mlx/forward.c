@@ -1,0 +1,386 @@
+/* A forward in tiles of rows. Tiles are computed one by one, each a graph; what later tiles of a segment attend of
+ * earlier ones lies in the chunk buffer, as it will be stored. The stores change when all tiles have been computed. */
+#include <math.h>
+#include <string.h>
+
+#include "backend/mlx/layout.h"
+#include "backend/segments.h"
+#include "base/float16.h"
+
+/* A segment in work. */
+typedef struct mlx_segment {
+    backend_segment *request;
+    timeline_step step;
+    int first_row; /* of the forward's rows */
+} mlx_segment;
+
+typedef struct mlx_run {
+    backend_model *model;
+    mlx_segment segments[BACKEND_MAX_SEGMENTS];
+    int n_segments, rows;
+} mlx_run;
+
+/* ------------------------------------------------------------------------------------------------- stored rows */
+
+/* What a tile's graph asks for. */
+typedef struct tile_source {
+    const backend_model *model;
+    const tile_rows *tile;
+    const tile_spans *spans;
+    int first_row; /* row of the forward at the cache's length */
+} tile_source;
+
+static const mlx_span *span_of(const tile_source *s, int layer) {
+    return &s->spans->span[s->model->config->layer[layer].type];
+}
+
+static unsigned char *chunk_row(const backend_model *m, const backend_cache *c, int layer, bool is_k, int row) {
+    size_t begin = is_k ? m->chunk_at[layer].k : m->chunk_at[layer].v;
+    return m->chunk + begin + (size_t)row * kv_row_bytes(c, layer);
+}
+
+static const unsigned char *stored_row(const tile_source *s, int layer, int position, bool is_k) {
+    const backend_cache *c = s->tile->cache;
+    const timeline *t = &c->t;
+    if (position >= t->length) return chunk_row(s->model, c, layer, is_k, s->first_row + position - t->length);
+    bool sink = t->layer[layer].bounded && position < t->options.sink;
+    return sink ? kv_sink_row(c, layer, position, is_k) : kv_row(c, layer, position, is_k);
+}
+
+/* One row of [kv_heads][head_dim] as the graph wants it. */
+static void load_row(const timeline_layer *l, const unsigned char *row, size_t bytes, unsigned char *to) {
+    if (l->format != KV_FORMAT_Q8) {
+        memcpy(to, row, bytes);
+        return;
+    }
+    int heads = (int)(l->row_bytes / l->head_bytes), dim = l->values / heads;
+    for (int h = 0; h < heads; h++)
+        kv_q8_load(row + (size_t)h * l->head_bytes, dim, (float *)(void *)to + (size_t)h * (size_t)dim);
+}
+
+static void fill_keys(void *user, int layer, bool is_k, void *to) {
+    const tile_source *s = user;
+    const mlx_span *span = span_of(s, layer);
+    const timeline_layer *l = &s->tile->cache->t.layer[layer];
+    size_t bytes = l->format == KV_FORMAT_Q8 ? (size_t)l->values * sizeof(float) : l->row_bytes;
+    unsigned char *at = to;
+    for (int i = 0; i < span->slots; i++, at += bytes) {
+        if (span->position[i] >= 0 && span->from[i] == i)
+            load_row(l, stored_row(s, layer, span->position[i], is_k), bytes, at);
+        else
+            memset(at, 0, bytes); /* its weight is 0, but what lies there may not be a number */
+    }
+}
+
+static void fill_scales(void *user, int layer, float *to) {
+    const tile_source *s = user;
+    const mlx_span *span = span_of(s, layer);
+    const backend_cache *c = s->tile->cache;
+    size_t heads = (size_t)s->model->config->layer[layer].kv_heads;
+    for (int i = 0; i < span->restored; i++, to += heads) {
+        if (span->restored_position[i] < 0)
+            memset(to, 0, heads * sizeof *to);
+        else
+            memcpy(to, latent_scales(c, span->restored_position[i]) + c->t.layer[layer].latent_head,
+                   heads * sizeof *to);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- one tile */
+
+/* Rows of the embedding, and of the table of per-layer embeddings; padding is zero. */
+static void embed_tile(const backend_model *m, const tile_rows *tile, const int32_t *tokens, float *embedded,
+                       float *ple) {
+    const gemma4_config *c = m->config;
+    size_t hidden = (size_t)c->hidden, width = (size_t)c->layers * (size_t)c->ple_width;
+    float scale = sqrtf((float)c->ple_width);
+    for (int i = 0; i < tile->n; i++) {
+        size_t row = (size_t)(tile->first - tile->origin + i);
+        mlx_embed(m, tokens[i], m->embed_scale, embedded + row * hidden);
+        if (!ple) continue;
+        float *to = ple + row * width;
+        mlx_ple_row(m, tokens[i], to);
+        for (size_t j = 0; j < width; j++) to[j] *= scale;
+    }
+}
+
+/* Real rows of the tile: where they begin in its arrays, and which rows of the forward they are. */
+typedef struct row_range {
+    size_t in_tile, in_forward, n;
+} row_range;
+
+static row_range real_rows(const mlx_segment *s, const tile_rows *tile) {
+    int length = tile->cache->t.length;
+    return (row_range){(size_t)(tile->first - tile->origin), (size_t)(s->first_row + tile->first - length),
+                       (size_t)tile->n};
+}
+
+/* n rows as they are kept. */
+static void store_chunk(const timeline_layer *l, const float *x, size_t n, unsigned char *to) {
+    size_t heads = l->row_bytes / l->head_bytes, dim = (size_t)l->values / heads;
+    if (l->format != KV_FORMAT_Q8) {
+        mlx_store_values(l->format, x, n * (size_t)l->values, to);
+        return;
+    }
+    for (size_t i = 0; i < n * heads; i++) kv_q8_store(x + i * dim, (int)dim, to + i * l->head_bytes);
+}
+
+static void keep_new_rows(const backend_model *m, const tile_rows *tile, row_range rows,
+                          const mlx_tile_result *result) {
+    const backend_cache *c = tile->cache;
+    for (int layer = 0; layer < m->config->layers; layer++) {
+        const timeline_layer *l = &c->t.layer[layer];
+        if (l->kind == STORE_NONE) continue;
+        size_t first = rows.in_tile * (size_t)l->values;
+        store_chunk(l, result->v[layer] + first, rows.n, chunk_row(m, c, layer, false, (int)rows.in_forward));
+        if (l->has_keys)
+            store_chunk(l, result->k[layer] + first, rows.n, chunk_row(m, c, layer, true, (int)rows.in_forward));
+    }
+}
+
+/* Outputs of tapped layers: prompt rows into the model's buffer, decode rows behind the cache's backlog. */
+static void keep_aux(const backend_model *m, const tile_rows *tile, row_range rows, const mlx_tile_result *result) {
+    const timeline *t = &tile->cache->t;
+    size_t hidden = (size_t)m->config->hidden, width = (size_t)t->taps * hidden;
+    if (!t->taps) return;
+    float *to;
+    if (tile->kind == SEGMENT_PROMPT) { /* as wide as the cache wants them, from where the segment begins */
+        size_t behind = (size_t)(tile->first - t->length);
+        to = m->aux + (rows.in_forward - behind) * (size_t)m->max_taps * hidden + behind * width;
+    } else {
+        to = tile->cache->backlog + (size_t)(tile->first - t->draft_length) * width;
+    }
+    for (int tap = 0; tap < t->taps; tap++) {
+        const float *from = result->output[t->tap[tap]] + rows.in_tile * hidden;
+        for (size_t i = 0; i < rows.n; i++)
+            memcpy(to + i * width + (size_t)tap * hidden, from + i * hidden, hidden * sizeof *to);
+    }
+}
+
+static void copy_states(const backend_model *m, const mlx_segment *s, const tile_rows *tile, row_range rows,
+                        const float *embedded, const mlx_tile_result *result) {
+    const backend_segment *r = s->request;
+    size_t hidden = (size_t)m->config->hidden, all = (size_t)r->n * hidden,
+           at = (size_t)(tile->first - tile->cache->t.length) * hidden, bytes = rows.n * hidden * sizeof(float);
+    int layers = m->config->layers;
+    if (!r->hidden_states) return;
+    memcpy(r->hidden_states + at, embedded + rows.in_tile * hidden, bytes);
+    for (int i = 0; i < layers; i++) {
+        const float *from = i + 1 < layers ? result->output[i] : result->hidden;
+        memcpy(r->hidden_states + (size_t)(i + 1) * all + at, from + rows.in_tile * hidden, bytes);
+    }
+}
+
+static void mark_wanted(const mlx_segment *s, const timeline *t, int layers, bool *wanted) {
+    memset(wanted, 0, MLX_MAX_LAYERS * sizeof *wanted);
+    for (int i = 0; i < t->taps; i++) wanted[t->tap[i]] = true;
+    for (int i = 0; s->request->hidden_states && i < layers; i++) wanted[i] = true;
+}
+
+static bool rows_are_finite(const backend_model *m, row_range rows, const mlx_tile_result *result) {
+    size_t hidden = (size_t)m->config->hidden;
+    for (size_t i = rows.in_tile * hidden; i < (rows.in_tile + rows.n) * hidden; i++) {
+        if (!isfinite(result->hidden[i])) return false;
+    }
+    return true;
+}
+
+static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile_rows *tile, kakeya_error *error) {
+    const gemma4_config *c = m->config;
+    size_t rows = (size_t)tile->rows, hidden = rows * (size_t)c->hidden,
+           ple = rows * (size_t)c->layers * (size_t)c->ple_width;
+    tile_spans spans;
+    kakeya_status status = layout_spans(m, tile, &spans, error);
+    if (status) return status;
+    float *embedded = mem_alloc(m->account, MEM_WORKSPACE, (hidden + ple) * sizeof *embedded);
+    if (!embedded) {
+        layout_free(&spans);
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of embedded rows",
+                         (hidden + ple) * sizeof *embedded);
+    }
+    const int32_t *tokens = s->request->tokens + (tile->first - tile->cache->t.length);
+    embed_tile(m, tile, tokens, embedded, ple ? embedded + hidden : NULL);
+    int32_t position[MLX_PROMPT_ROWS > MLX_DECODE_ROWS ? MLX_PROMPT_ROWS : MLX_DECODE_ROWS];
+    for (int i = 0; i < tile->rows; i++) position[i] = tile->origin + i;
+    bool wanted[MLX_MAX_LAYERS];
+    mark_wanted(s, &tile->cache->t, c->layers, wanted);
+    tile_source source = {m, tile, &spans, s->first_row};
+    mlx_tile graph = {.rows = tile->rows,
+                      .embedded = embedded,
+                      .ple = ple ? embedded + hidden : NULL,
+                      .position = position,
+                      .span = {spans.span[0], spans.span[1]},
+                      .fill = fill_keys,
+                      .fill_scales = fill_scales,
+                      .user = &source,
+                      .wanted = wanted};
+    mlx_tile_result result;
+    mlx_failure failure;
+    row_range real = real_rows(s, tile);
+    status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
+    if (!status && !rows_are_finite(m, real, &result)) { /* whose rows these are is told by another look */
+        mlx_tile_result_free(&result);
+        graph.guarded = true;
+        status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
+    }
+    if (!status) {
+        keep_new_rows(m, tile, real, &result);
+        keep_aux(m, tile, real, &result);
+        copy_states(m, s, tile, real, embedded, &result);
+        memcpy(m->hidden + real.in_forward * (size_t)c->hidden, result.hidden + real.in_tile * (size_t)c->hidden,
+               real.n * (size_t)c->hidden * sizeof(float));
+    }
+    mlx_tile_result_free(&result);
+    mem_free(embedded);
+    layout_free(&spans);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------- head */
+
+/* Rows that want logits or a choice, always so many together. */
+static kakeya_status run_head(backend_model *m, const mlx_segment *s, kakeya_error *error) {
+    const backend_segment *r = s->request;
+    size_t hidden = (size_t)m->config->hidden, vocab = (size_t)m->config->vocab;
+    kakeya_status status = KAKEYA_OK;
+    if (!r->logits && !r->argmax) return status;
+    if (r->first_logit_row >= r->n) return status;
+    size_t input = MLX_DECODE_ROWS * hidden, output = r->logits ? MLX_DECODE_ROWS * vocab : 0;
+    float *rows = mem_alloc(m->account, MEM_WORKSPACE, (input + output) * sizeof *rows);
+    if (!rows)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of logits",
+                         (input + output) * sizeof *rows);
+    for (int at = r->first_logit_row; at < r->n && !status; at += MLX_DECODE_ROWS) {
+        size_t n = (size_t)(r->n - at < MLX_DECODE_ROWS ? r->n - at : MLX_DECODE_ROWS),
+               to = (size_t)(at - r->first_logit_row);
+        int32_t choice[MLX_DECODE_ROWS];
+        memset(rows, 0, input * sizeof *rows);
+        memcpy(rows, m->hidden + (size_t)(s->first_row + at) * hidden, n * hidden * sizeof *rows);
+        mlx_failure failure;
+        status = mlx_check(mlx_head_run(m->device, &m->form, rows, MLX_DECODE_ROWS, m->suppress,
+                                        r->logits ? rows + input : NULL, r->argmax ? choice : NULL, &failure),
+                           &failure, error);
+        if (status) break;
+        if (r->logits) memcpy(r->logits + to * vocab, rows + input, n * vocab * sizeof *rows);
+        if (r->argmax) memcpy(r->argmax + to, choice, n * sizeof *choice);
+    }
+    mem_free(rows);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------- driver */
+
+static kakeya_status check_segments(backend_model *m, backend_segment *segments, int n, kakeya_error *error) {
+    kakeya_status status = backend_check_segments(m->config, segments, n, MLX_MAX_ROWS, error);
+    for (int s = 0; s < n && !status; s++) {
+        const backend_cache *c = segments[s].cache;
+        kv_format format = c->t.options.kv_format, first = segments[0].cache->t.options.kv_format;
+        if (c->model != m) return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);
+        if (format != first)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: K/V formats %s and %s in one forward", s,
+                             kv_format_name(format), kv_format_name(first));
+    }
+    return status;
+}
+
+/* Steps 1 and 2 of backend/timeline.h: nothing that fails here leaves a trace in any cache. */
+static kakeya_status plan_and_reserve(mlx_run *f, backend_segment *requests, kakeya_error *error) {
+    int furthest = 0, reserved = 0;
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < f->n_segments && !status; i++) {
+        mlx_segment *s = &f->segments[i];
+        backend_segment *r = &requests[i];
+        *s = (mlx_segment){.request = r, .first_row = f->rows};
+        status = r->status = timeline_plan(&r->cache->t, r->kind, r->n, &s->step, error);
+        f->rows += r->n;
+        if (r->cache->t.length + r->n > furthest) furthest = r->cache->t.length + r->n;
+    }
+    if (!status) status = mlx_rope_reserve(f->model, furthest + MLX_PROMPT_ROWS + MLX_DECODE_ROWS, error);
+    for (; reserved < f->n_segments && !status; reserved++) {
+        mlx_segment *s = &f->segments[reserved];
+        backend_cache *c = s->request->cache;
+        status = stores_reserve(c, &s->step, error);
+        if (!status) status = timeline_reserve(&c->t, &s->step, error);
+        s->request->status = status;
+    }
+    for (int i = 0; i < reserved && status; i++) stores_trim(requests[i].cache);
+    return status;
+}
+
+/* Step 3. What waits in backlogs is flushed first: it can fail, and has not changed what a timeline says is kept. */
+static kakeya_status begin(mlx_run *f, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < f->n_segments && !status; i++)
+        status = mlx_flush(f->segments[i].request->cache, f->segments[i].step.flushed, error);
+    for (int i = 0; i < f->n_segments; i++) {
+        backend_cache *c = f->segments[i].request->cache;
+        if (status) {
+            stores_trim(c);
+            continue;
+        }
+        stores_begin(c, &f->segments[i].step);
+        timeline_begin(&c->t, &f->segments[i].step);
+    }
+    return status;
+}
+
+static kakeya_status compute_segment(mlx_run *f, const mlx_segment *s, kakeya_error *error) {
+    const backend_segment *r = s->request;
+    kakeya_status status = KAKEYA_OK;
+    for (int at = r->cache->t.length, end = at + r->n; at < end && !status;) {
+        tile_rows tile = layout_tile(r->cache, r->kind, at, end);
+        status = run_tile(f->model, s, &tile, error);
+        at += tile.n;
+    }
+    return status ? status : run_head(f->model, s, error);
+}
+
+/* What follows prompt rows is made while their aux hidden states are there. */
+static kakeya_status follow_prompt(mlx_run *f, const mlx_segment *s, kakeya_error *error) {
+    const backend_model *m = f->model;
+    const backend_segment *r = s->request;
+    if (r->kind != SEGMENT_PROMPT || !r->cache->t.keeps_backlog) return KAKEYA_OK;
+    const follow_rows rows = {r->cache, m->aux + (size_t)s->first_row * (size_t)m->max_taps * (size_t)m->config->hidden,
+                              r->n, r->cache->t.length};
+    return mlx_follow(f->model, &rows, error);
+}
+
+/* The new rows into the stores: the last `stored` ones, and those of the sink. */
+static void store_rows(const backend_model *m, const mlx_segment *s) {
+    const backend_segment *r = s->request;
+    backend_cache *c = r->cache;
+    for (int layer = 0; layer < m->config->layers; layer++) {
+        const timeline_layer *l = &c->t.layer[layer];
+        if (l->kind == STORE_NONE) continue;
+        size_t bytes = kv_row_bytes(c, layer);
+        int sink = l->bounded ? c->t.options.sink : 0, stored = l->kind == STORE_RING ? s->step.stored : r->n;
+        for (int is_k = 0; is_k < (l->has_keys ? 2 : 1); is_k++) {
+            for (int i = 0; i < r->n; i++) {
+                int position = c->t.length + i;
+                const unsigned char *row = chunk_row(m, c, layer, is_k, s->first_row + i);
+                if (position < sink) memcpy(kv_sink_row(c, layer, position, is_k), row, bytes);
+                if (i >= r->n - stored) memcpy(kv_row(c, layer, position, is_k), row, bytes);
+            }
+        }
+    }
+}
+
+kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
+    mlx_run f = {.model = m, .n_segments = n_segments};
+    kakeya_status status = check_segments(m, segments, n_segments, error);
+    if (!status) status = plan_and_reserve(&f, segments, error);
+    if (status) return status;
+    mlx_device_reset_peak();
+    status = begin(&f, error);
+    if (status) return status;
+    for (int i = 0; i < n_segments && !status; i++) status = compute_segment(&f, &f.segments[i], error);
+    for (int i = 0; i < n_segments && !status; i++) status = follow_prompt(&f, &f.segments[i], error);
+    if (!status) status = mlx_count_workspace(m, error);
+    for (int i = 0; i < n_segments; i++) {
+        backend_cache *c = segments[i].cache;
+        if (!status) store_rows(m, &f.segments[i]);
+        timeline_computed(&c->t, &f.segments[i].step);
+        if (status) (void)host_cache_commit(c, 0, NULL); /* what is lost with it is the timeline's to judge */
+    }
+    return status;
+}

@@ -1,0 +1,37 @@
+/* Which position lies in which slot of a tile's keys. Positions alone decide, never the call: so a row meets the same
+ * numbers at the same places in whatever block or chunk it is computed, and every operation has the same shape.
+ *
+ *   layers          | prompt tile [o, o + P)            | decode rows at t
+ *   ----------------+-----------------------------------+------------------------------------------------------
+ *   sliding         | ascending from o - W + 1          | position mod ring(W)
+ *   sliding, bounded| the same                          | the sink, then position mod ring(min(w, W))
+ *   full            | ascending from 0, to a multiple of MLX_KEY_STEP behind the row
+ *   full, bounded   | the same                          | the sink, then position mod ring(w)
+ *   latents         | as the layer's exact keys         | sliding: position mod ring(W); full: ascending from 0 */
+#ifndef KAKEYA_BACKEND_MLX_LAYOUT_H
+#define KAKEYA_BACKEND_MLX_LAYOUT_H
+
+#include "backend/mlx/mlx.h"
+
+/* Rows [first, first + n) of a segment as rows of a tile. */
+typedef struct tile_rows {
+    const backend_cache *cache;
+    segment_kind kind;
+    int rows;     /* of the tile */
+    int origin;   /* position of its row 0 */
+    int first, n; /* positions that are computed; the tile's other rows are padding */
+} tile_rows;
+
+/* The tile that position `at` of a segment ending at `end` is computed in: as many of its rows as belong together. */
+tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end);
+
+/* The spans of a tile with their memory: one block. */
+typedef struct tile_spans {
+    mlx_span span[2];
+    void *memory;
+} tile_spans;
+
+kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, tile_spans *out, kakeya_error *error);
+void layout_free(tile_spans *spans);
+
+#endif

@@ -1,0 +1,105 @@
+/* The model of the MLX backend. The rooms that work on it:
+ *
+ *   model.c     creation, and the table of verbs          weights.c   arrays on the device, RoPE tables
+ *   layout.c    which position lies in which slot         forward.c   segments in tiles of rows
+ *   follow.c    drafter context and latents of rows       draft.c     drafting blocks
+ *   measure.c   benchmarks                                account.c   failures and workspace of graphs
+ *   mlx_device.h   the C face of the C++ part
+ *
+ * K/V, latents and snapshots are those of host memory (backend/host_stores.h), which MLX's devices compute in. A graph
+ * reads what its tile attends from there, in slots that positions alone decide, and gives new rows back, which are
+ * stored when every tile of the forward has been computed. So nothing that fails in a graph has changed a cache, and
+ * whatever libmlx chooses by the shape of an operation is the same for a row however it is computed. */
+#ifndef KAKEYA_BACKEND_MLX_MLX_H
+#define KAKEYA_BACKEND_MLX_MLX_H
+
+#include "backend/host_cache.h"
+#include "backend/mlx/mlx_device.h"
+
+enum {
+    MLX_PROMPT_ROWS = 32,  /* of a tile of prompt rows, which begins at a multiple of it */
+    MLX_DECODE_ROWS = 16,  /* of a tile of decode rows */
+    MLX_FOLLOW_ROWS = 16,  /* of context and latents that are made together */
+    MLX_MAX_ROWS = 512,    /* of one forward */
+    MLX_KEY_STEP = 1024,   /* by which the slots of layers that see everything grow */
+    MLX_ROPE_GROWTH = 1024 /* positions by which RoPE tables grow */
+};
+
+typedef struct rope_source {
+    float theta, factor;
+    int head_dim;
+    int positions; /* that the table has */
+    mlx_rope *table;
+    mlx_array *cosine, *sine;
+} rope_source;
+
+/* Bytes of the rows of one layer in model.chunk. */
+typedef struct chunk_layer {
+    size_t k, v; /* where the rows begin */
+} chunk_layer;
+
+struct backend_model {
+    backend_model_options options;
+    const gemma4_config *config;
+    const gemma4_weights *weights;
+    mem_account *account;
+    mlx_device *device;
+    char description[64];
+    char note[160];
+
+    mlx_form form;
+    mlx_drafter drafter;
+    mlx_encoders encoders;
+    mlx_array **arrays; /* all but those of RoPE tables */
+    int n_arrays;
+    size_t weight_bytes;
+    rope_source rope[3];            /* sliding, full, the drafter's; theta 0: none */
+    const mlx_array *suppress;      /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */
+    const mlx_array *never_drafted; /* the same for the drafter's mask */
+    float embed_scale;
+
+    size_t workspace_bytes; /* that graphs have been seen to need, counted in the account */
+    chunk_layer chunk_at[GEMMA4_MAX_LAYERS];
+    unsigned char *chunk; /* new K/V rows of a forward, as they will be stored: [rows] for K and V of each layer */
+    float *hidden;        /* [MLX_MAX_ROWS][hidden] behind the final norm */
+    float *aux;           /* [MLX_MAX_ROWS][taps * hidden] of prompt rows; NULL: nobody wants any */
+    int max_taps;
+};
+
+/* --- weights.c */
+kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error);
+void mlx_weights_destroy(backend_model *m);
+kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *error);
+/* A row of the embedding, times `scale`. */
+void mlx_embed(const backend_model *m, int32_t token, float scale, float *to);
+/* A row of the table of per-layer embeddings, of all layers. */
+void mlx_ple_row(const backend_model *m, int32_t token, float *to);
+
+/* --- account.c */
+/* What a graph has said; of status MLX_DEVICE_OK: KAKEYA_OK. */
+kakeya_status mlx_check(int status, const mlx_failure *failure, kakeya_error *error);
+/* Counts what graphs have needed, if it is more than ever before. */
+kakeya_status mlx_count_workspace(backend_model *m, kakeya_error *error);
+
+/* --- forward.c */
+kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
+
+/* --- follow.c */
+/* Rows of a cache that are followed up: aux hidden states of positions from `position` on. */
+typedef struct follow_rows {
+    backend_cache *cache;
+    const float *aux;
+    int rows, position;
+} follow_rows;
+kakeya_status mlx_follow(backend_model *m, const follow_rows *rows, kakeya_error *error);
+/* The same for rows that wait in the cache's backlog. */
+kakeya_status mlx_flush(backend_cache *c, position_range rows, kakeya_error *error);
+/* One latent of a row that is held, as float32. */
+void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out);
+/* Values as they are kept: float32, or rounded to bf16. */
+void mlx_store_values(kv_format format, const float *x, size_t n, void *to);
+
+/* --- draft.c */
+kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);
+
+#endif

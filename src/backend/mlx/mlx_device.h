@@ -1,0 +1,206 @@
+/* The C face of the part that speaks to libmlx, which is C++: arrays on MLX's device, one function per graph. What a
+ * graph is made for (positions, stores, policies) is known to the folder's C files alone; C++ sees numbers and
+ * pointers.
+ *
+ * Every function that can fail returns MLX_DEVICE_OK or writes one line into *failure. None throws, and none leaves
+ * anything changed when it fails: graphs read their inputs, and what they give is copied by the caller. */
+#ifndef KAKEYA_BACKEND_MLX_MLX_DEVICE_H
+#define KAKEYA_BACKEND_MLX_MLX_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MLX_DEVICE_OK = 0, MLX_DEVICE_OUT_OF_MEMORY, MLX_DEVICE_FAILED };
+enum { MLX_MAX_LAYERS = 128, MLX_MAX_DRAFT_LAYERS = 16 };
+
+typedef struct mlx_failure {
+    char text[256];
+} mlx_failure;
+
+/* ------------------------------------------------------------------------------------------------------- device */
+
+typedef struct mlx_device mlx_device;
+
+/* The version of libmlx that is loaded, and the one whose headers were compiled in: C++ promises nothing between two.
+ */
+const char *mlx_version_loaded(void);
+const char *mlx_version_built(void);
+
+/* round_inputs: what enters a product is rounded to bf16 (precision bf16); sums are float32. */
+int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure);
+void mlx_device_close(mlx_device *device);
+bool mlx_device_is_gpu(const mlx_device *device);
+
+/* Bytes that arrays hold now, and the most since the last mlx_device_reset_peak. */
+size_t mlx_device_active_bytes(void);
+size_t mlx_device_peak_bytes(void);
+void mlx_device_reset_peak(void);
+
+/* What the device allows: reading of one large array, and operations of one large product, the fastest of some runs. */
+int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flops_per_second, mlx_failure *failure);
+
+/* For tests: the call after the next `calls` ones that can fail does; negative: none. */
+void mlx_device_fail_after(int calls);
+
+/* ------------------------------------------------------------------------------------------------------- arrays */
+
+typedef struct mlx_array mlx_array;
+
+/* Writes row `row` of a matrix as float32. */
+typedef void (*mlx_row_fn)(const void *user, int row, float *to);
+
+/* [count][rows][columns], count 1: [rows][columns]; rows 0: a vector of columns. The row function sees count * rows
+ * rows. As float32, which is what bf16 weights of a product become where the device has no product of its own for them.
+ */
+int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_row_fn row, const void *user,
+                     mlx_array **out, mlx_failure *failure);
+void mlx_array_free(mlx_array *array);
+size_t mlx_array_bytes(const mlx_array *array);
+
+/* ----------------------------------------------------------------------------------------------------- verifier */
+
+typedef struct mlx_layer {
+    bool full, k_eq_v;
+    int head_dim, kv_heads, source; /* source: the layer whose K/V this one attends */
+    const mlx_array *q_proj, *k_proj, *v_proj, *o_proj, *q_norm, *k_norm;
+    const mlx_array *gate_proj, *up_proj, *down_proj;
+    const mlx_array *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm;
+    const mlx_array *post_ffn_norm_1, *pre_ffn_norm_2, *post_ffn_norm_2;
+    const mlx_array *router_proj, *router_scale, *router_expert_scale;
+    const mlx_array *experts_gate_up, *experts_gate, *experts_up, *experts_down; /* [experts][out][in] */
+    const mlx_array *ple_gate, *ple_proj, *post_ple_norm;
+    const mlx_array *decoder_k, *decoder_v; /* f_theta: [kv_heads * head_dim][rank], or NULL */
+    float scalar;
+} mlx_layer;
+
+/* cos and sin of position * inverse frequency, [positions][pairs]. */
+typedef struct mlx_rope {
+    const mlx_array *cosine, *sine;
+    int pairs;
+} mlx_rope;
+
+typedef struct mlx_form {
+    int layers, hidden, heads, vocab;
+    int experts_per_token; /* 0: dense */
+    int ple_width;         /* 0: no per-layer embeddings */
+    float eps, softcap;
+    const mlx_array *final_norm, *head, *ple_model_proj, *ple_proj_norm;
+    mlx_rope rope[2]; /* sliding, full */
+    mlx_layer layer[MLX_MAX_LAYERS];
+} mlx_form;
+
+/* How K/V are kept (backend/kv_format.h): what new rows are rounded to, and what stored ones are filled in as. */
+typedef enum mlx_stored { MLX_STORED_F32 = 0, MLX_STORED_BF16, MLX_STORED_Q8 /* filled in as float32 */ } mlx_stored;
+
+/* The keys that the rows of a tile attend in layers of one type. A slot holds one position, or none (-1): which one is
+ * decided by positions alone, so that a row finds the same numbers in the same places whoever computes it, and whatever
+ * stands beside it. */
+typedef struct mlx_span {
+    mlx_stored stored;
+    int slots;               /* exact K/V */
+    const int32_t *position; /* [slots] */
+    const int32_t *from;     /* [slots]: i, of stored ones; slots + r: of row r of this tile */
+    const int32_t *sink_begin, *sink_end, *begin, *end; /* [rows]: a row sees [sink_begin, sink_end) and [begin, end) */
+    int restored;                                       /* slots of latents; 0: none */
+    const int32_t *restored_position;
+    const int32_t *restored_begin, *restored_end; /* [rows] */
+    int rank_k, rank_v;
+    const float *codes_k, *codes_v; /* [restored][rank], zero in empty slots */
+} mlx_span;
+
+typedef struct mlx_tile {
+    int rows;
+    const float *embedded;   /* [rows][hidden], scaled */
+    const float *ple;        /* [rows][layers * ple_width], rows of the table, scaled; or NULL */
+    const int32_t *position; /* [rows] */
+    mlx_span span[2];        /* sliding, full */
+    /* Some number may not be finite: what such positions hold reaches the rows that see them, and no others. Costs
+     * another look at every key; rows that see finite numbers alone get the same bits. */
+    bool guarded;
+    /* Stored K or V of a layer into `to` [slots][kv_heads * head_dim], zeros where nothing is stored; v_norm scalars of
+     * restored ones into `to` [restored][kv_heads]. */
+    void (*fill)(void *user, int layer, bool is_k, void *to);
+    void (*fill_scales)(void *user, int layer, float *to);
+    void *user;
+    const bool *wanted; /* [layers]: outputs of which layers are wanted */
+} mlx_tile;
+
+/* float32 [rows][...]; NULL where there are none. */
+typedef struct mlx_tile_result {
+    void *owner;
+    const float *k[MLX_MAX_LAYERS], *v[MLX_MAX_LAYERS]; /* new K/V of layers with a store, to be stored */
+    const float *output[MLX_MAX_LAYERS];
+    const float *hidden; /* behind the final norm */
+} mlx_tile_result;
+
+int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
+                 mlx_failure *failure);
+void mlx_tile_result_free(mlx_tile_result *result);
+
+/* Capped logits of `rows` normed hidden states; `bias` [vocab] is added before the choice. logits [rows][vocab] and
+ * choice [rows] may be NULL; a choice is the largest logit's, the lowest on ties, -1 where one is not a number. */
+int mlx_head_run(mlx_device *device, const mlx_form *form, const float *hidden, int rows, const mlx_array *bias,
+                 float *logits, int32_t *choice, mlx_failure *failure);
+
+/* ------------------------------------------------------------------------------------------- drafter and f_theta */
+
+typedef struct mlx_draft_layer {
+    const mlx_array *input_norm, *post_attention_norm, *q_norm, *k_norm;
+    const mlx_array *q_proj, *k_proj, *v_proj, *o_proj, *gate_proj, *up_proj, *down_proj;
+} mlx_draft_layer;
+
+typedef struct mlx_drafter {
+    int layers, hidden, heads, kv_heads, head_dim;
+    float eps;
+    const mlx_array *fc, *hidden_norm, *norm;
+    mlx_rope rope;
+    mlx_draft_layer layer[MLX_MAX_DRAFT_LAYERS];
+} mlx_drafter;
+
+typedef struct mlx_encoders {
+    const mlx_array *k, *v; /* v NULL: one latent for both */
+    int rank_k, rank_v;
+} mlx_encoders;
+
+/* Context K/V of `rows` aux hidden states [rows][aux_width] into k and v [layers][rows][kv_heads * head_dim], and, with
+ * encoders, latents into codes [rows][rank_k + rank_v] (a shared latent: [rows][rank_k]). */
+int mlx_context_run(mlx_device *device, const mlx_drafter *drafter, const mlx_encoders *encoders, int rows,
+                    const float *aux, int aux_width, const int32_t *position, float *k, float *v, float *codes,
+                    mlx_failure *failure);
+/* Latents of `rows` rows of `parts` hidden states of `width` values, each of which is divided by its rms. */
+int mlx_encode_run(mlx_device *device, const mlx_encoders *encoders, int rows, int parts, int width, float eps,
+                   const float *aux, float *codes, mlx_failure *failure);
+/* 1 / rms of each head of the values of the chosen layers, decoded from latents [rows][rank_v], into scales
+ * [rows][their heads], layer by layer. */
+int mlx_scales_run(mlx_device *device, const mlx_form *form, const bool *layers, int rows, int rank_v,
+                   const float *codes, float *scales, mlx_failure *failure);
+
+/* A block of the drafter: rows [rows][hidden] at positions [rows] behind `context` positions of context K/V. */
+typedef struct mlx_block {
+    int rows;
+    const float *embedded;
+    const int32_t *position;           /* [rows] */
+    int context[MLX_MAX_DRAFT_LAYERS]; /* keys of the context, of positions before the block's */
+    int first[MLX_MAX_DRAFT_LAYERS];   /* position of the first of them */
+    int before[MLX_MAX_DRAFT_LAYERS],
+        behind[MLX_MAX_DRAFT_LAYERS];           /* rows of the block that a row sees beside itself */
+    const int32_t *begin[MLX_MAX_DRAFT_LAYERS]; /* [rows]: context from this position on is seen */
+    bool stored_bf16;
+    void (*fill)(void *user, int layer, bool is_k, void *to); /* [context][kv_heads * head_dim] */
+    void *user;
+} mlx_block;
+
+/* Normed hidden states [rows][hidden]. */
+int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_block *block, float *hidden,
+                  mlx_failure *failure);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

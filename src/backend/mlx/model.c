@@ -1,0 +1,150 @@
+/* Creation of an MLX model, and the table of verbs. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/mlx/mlx.h"
+#include "base/float16.h"
+
+static void mlx_model_destroy(backend_model *m) {
+    if (!m) return;
+    mlx_weights_destroy(m);
+    mem_account_remove(m->account, MEM_WORKSPACE, m->workspace_bytes);
+    mem_free(m->chunk);
+    mem_free(m->hidden);
+    mem_free(m->aux);
+    mlx_device_close(m->device);
+    free(m);
+}
+
+static kakeya_status check_options(const backend_model_options *o, kakeya_error *error) {
+    if (o->precision != KAKEYA_PRECISION_F32 && o->precision != KAKEYA_PRECISION_BF16)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx computes in precision f32 or bf16, not in int8");
+    if (o->isa)
+        return error_set(error, KAKEYA_UNSUPPORTED, "kernel set '%s' is of the cpu backend, not of mlx", o->isa);
+    if (o->verifier->config.layers > MLX_MAX_LAYERS)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx computes %d layers at most, not %d",
+                         (int)MLX_MAX_LAYERS, o->verifier->config.layers);
+    const char *loaded = mlx_version_loaded(), *built = mlx_version_built();
+    if (strcmp(loaded, built) != 0)
+        return error_set(error, KAKEYA_UNSUPPORTED, "libmlx is %s, kakeya was built for %s: build it again", loaded,
+                         built);
+    return KAKEYA_OK;
+}
+
+/* Layers whose outputs any cache may want: the drafter's and f_theta's. */
+static int max_taps(const backend_model_options *o) {
+    int taps = o->drafter ? o->drafter->config.targets : 0;
+    if (o->f_theta && o->f_theta->config.input == F_THETA_AUX_HIDDEN) taps += o->f_theta->config.aux_layers;
+    return taps;
+}
+
+static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
+    const gemma4_config *c = m->config;
+    size_t chunk = 0, hidden = MLX_MAX_ROWS * (size_t)c->hidden * sizeof(float);
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_config *lc = &c->layer[i];
+        size_t rows = MLX_MAX_ROWS * (size_t)(lc->kv_heads * lc->head_dim) * sizeof(float);
+        if (lc->kv_source != i) continue;
+        m->chunk_at[i].v = chunk;
+        m->chunk_at[i].k = chunk + rows;
+        chunk += lc->k_eq_v ? rows : 2 * rows;
+    }
+    m->max_taps = max_taps(&m->options);
+    size_t aux = hidden * (size_t)m->max_taps;
+    m->chunk = mem_alloc(m->account, MEM_WORKSPACE, chunk);
+    m->hidden = mem_alloc(m->account, MEM_WORKSPACE, hidden);
+    if (aux) m->aux = mem_alloc(m->account, MEM_WORKSPACE, aux);
+    if (m->chunk && m->hidden && (m->aux || !aux)) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the workspace needs %zu bytes", chunk + hidden + aux);
+}
+
+static void describe(backend_model *m) {
+    snprintf(m->description, sizeof m->description, "mlx/%s, libmlx %s", mlx_device_is_gpu(m->device) ? "gpu" : "cpu",
+             mlx_version_loaded());
+    weight_format format = m->weights->layer[0].q_proj.format;
+    if (format != WEIGHT_F32)
+        snprintf(m->note, sizeof m->note, "backend mlx holds weights of type %s as float32",
+                 weight_format_name(format));
+}
+
+static kakeya_status mlx_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error) {
+    *out = NULL;
+    kakeya_status status = check_options(options, error);
+    if (status) return status;
+    backend_model *m = calloc(1, sizeof *m);
+    if (!m) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the model");
+    m->options = *options;
+    m->config = &options->verifier->config;
+    m->weights = &options->verifier->weights;
+    m->account = options->account;
+    bool bf16 = options->precision == KAKEYA_PRECISION_BF16;
+    /* sqrt(hidden), rounded to the weight type as the reference does when it computes in bf16 */
+    m->embed_scale = sqrtf((float)m->config->hidden);
+    if (bf16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
+    mlx_failure failure;
+    status = mlx_check(mlx_device_open(bf16, &m->device, &failure), &failure, error);
+    if (!status) status = mlx_weights_create(m, error);
+    if (!status) status = create_workspace(m, error);
+    if (status) {
+        mlx_model_destroy(m);
+        return status;
+    }
+    describe(m);
+    *out = m;
+    return KAKEYA_OK;
+}
+
+static const char *mlx_description(const backend_model *m) { return m->description; }
+static const char *mlx_note(const backend_model *m) { return m->note; }
+static int mlx_prompt_chunk(const backend_model *m) {
+    (void)m;
+    return MLX_MAX_ROWS;
+}
+
+/* What this backend does not do yet is refused here, in one line. */
+static kakeya_status mlx_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
+                                      kakeya_error *error) {
+    const f_theta_model *f = m->options.f_theta;
+    timeline_models models = {
+        .verifier = m->config,
+        .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
+        .f_theta = f ? &f->config : NULL,
+    };
+    *out = NULL;
+    if (options->attention == KAKEYA_ATTENTION_RESTORED && f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx does not restore from f_theta's input %s",
+                         f_theta_input_name(f->config.input));
+    return host_cache_create(m, &models, options, out, error);
+}
+
+const backend_ops *mlx_backend(void);
+
+const backend_ops *mlx_backend(void) {
+    static const backend_ops ops = {
+        .name = "mlx",
+        .stall_ms = 200,
+        .finds_argmax = true,
+        .model_create = mlx_model_create,
+        .model_destroy = mlx_model_destroy,
+        .model_description = mlx_description,
+        .model_note = mlx_note,
+        .model_prompt_chunk = mlx_prompt_chunk,
+        .cache_create = mlx_cache_create,
+        .cache_destroy = host_cache_destroy,
+        .cache_length = host_cache_length,
+        .cache_pending = host_cache_pending,
+        .cache_min_truncate = host_cache_min_truncate,
+        .forward = mlx_forward,
+        .cache_commit = host_cache_commit,
+        .cache_truncate = host_cache_truncate,
+        .cache_fork = host_cache_fork,
+        .cache_bytes = host_cache_bytes,
+        .cache_snapshot_bytes = host_cache_snapshot_bytes,
+        .cache_snapshot = host_cache_snapshot,
+        .cache_restore = host_cache_restore,
+        .draft = mlx_draft,
+    };
+    return &ops;
+}

@@ -1,0 +1,327 @@
+/* Weights as arrays on the device, in float32: what a product takes that sums in float32 whatever its inputs are. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/mlx/mlx.h"
+#include "backend/weight_values.h"
+
+/* Matrices on their way to the device. */
+typedef struct loading {
+    backend_model *m;
+    kakeya_status status;
+    kakeya_error *error;
+    uint64_t bytes, total_bytes;
+} loading;
+
+static void load_matrix_row(const void *user, int row, float *to) {
+    const weight *w = user;
+    weight_values(w, row, 0, w->in, to);
+}
+
+typedef struct vector_values {
+    const float *x;
+    int n;
+} vector_values;
+
+static void load_vector(const void *user, int row, float *to) {
+    const vector_values *v = user;
+    (void)row;
+    memcpy(to, v->x, (size_t)v->n * sizeof *to);
+}
+
+static bool tell(loading *l) {
+    const backend_model_options *o = &l->m->options;
+    if (!o->progress || o->progress(o->user, "copying the weights", l->bytes, l->total_bytes)) return true;
+    l->status = error_set(l->error, KAKEYA_CANCELLED, "copying the weights was cancelled");
+    return false;
+}
+
+/* Counts first: what does not fit is refused before it is made. */
+static const mlx_array *create(loading *l, int count, int rows, int columns, mlx_row_fn row, const void *user) {
+    backend_model *m = l->m;
+    size_t bytes = (size_t)count * (size_t)(rows ? rows : 1) * (size_t)columns * sizeof(float);
+    if (l->status || !tell(l)) return NULL;
+    mlx_array **grown = realloc(m->arrays, (size_t)(m->n_arrays + 1) * sizeof *grown);
+    if (grown) m->arrays = grown;
+    if (!grown || !mem_account_add(m->account, MEM_WEIGHTS, bytes)) {
+        l->status = error_set(l->error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of weights (%zu more)",
+                              m->weight_bytes, bytes);
+        return NULL;
+    }
+    m->weight_bytes += bytes;
+    l->bytes += bytes;
+    mlx_failure failure;
+    mlx_array *array = NULL;
+    l->status =
+        mlx_check(mlx_array_create(m->device, count, rows, columns, row, user, &array, &failure), &failure, l->error);
+    if (array) m->arrays[m->n_arrays++] = array;
+    return array;
+}
+
+/* `count` matrices that lie one behind the other. */
+static const mlx_array *stacked(loading *l, const weight *w, int count) {
+    if (w->out == 0 || l->status) return NULL;
+    if (!weight_present(w)) {
+        if (w->synthetic > 0)
+            l->status = error_set(l->error, KAKEYA_UNSUPPORTED, "backend mlx makes no weights of type %s itself",
+                                  weight_format_name(w->format));
+        return NULL;
+    }
+    return create(l, count, w->out / count, w->in, load_matrix_row, w);
+}
+
+static const mlx_array *matrix(loading *l, const weight *w) { return stacked(l, w, 1); }
+
+static const mlx_array *vector(loading *l, const float *x, int n) {
+    const vector_values v = {x, n};
+    return x ? create(l, 1, 0, n, load_vector, &v) : NULL;
+}
+
+static void load_layer(loading *l, int index) {
+    backend_model *m = l->m;
+    const gemma4_config *c = m->config;
+    const gemma4_layer_config *lc = &c->layer[index];
+    const gemma4_layer_weights *w = &m->weights->layer[index];
+    const f_theta_model *f = m->options.f_theta;
+    int hidden = c->hidden;
+    bool own = lc->kv_source == index;
+    mlx_layer *to = &m->form.layer[index];
+    *to = (mlx_layer){.full = lc->type == GEMMA4_FULL,
+                      .k_eq_v = lc->k_eq_v,
+                      .head_dim = lc->head_dim,
+                      .kv_heads = lc->kv_heads,
+                      .source = lc->kv_source,
+                      .scalar = w->layer_scalar};
+    to->q_proj = matrix(l, &w->q_proj);
+    to->k_proj = own ? matrix(l, &w->k_proj) : NULL;
+    to->v_proj = own && !lc->k_eq_v ? matrix(l, &w->v_proj) : NULL;
+    to->o_proj = matrix(l, &w->o_proj);
+    to->q_norm = vector(l, w->q_norm, lc->head_dim);
+    to->k_norm = own ? vector(l, w->k_norm, lc->head_dim) : NULL;
+    to->gate_proj = matrix(l, &w->gate_proj);
+    to->up_proj = matrix(l, &w->up_proj);
+    to->down_proj = matrix(l, &w->down_proj);
+    to->input_norm = vector(l, w->input_norm, hidden);
+    to->post_attention_norm = vector(l, w->post_attention_norm, hidden);
+    to->pre_ffn_norm = vector(l, w->pre_ffn_norm, hidden);
+    to->post_ffn_norm = vector(l, w->post_ffn_norm, hidden);
+    if (c->moe) {
+        to->post_ffn_norm_1 = vector(l, w->post_ffn_norm_1, hidden);
+        to->pre_ffn_norm_2 = vector(l, w->pre_ffn_norm_2, hidden);
+        to->post_ffn_norm_2 = vector(l, w->post_ffn_norm_2, hidden);
+        to->router_proj = matrix(l, &w->router_proj);
+        to->router_scale = vector(l, w->router_scale, hidden);
+        to->router_expert_scale = vector(l, w->router_expert_scale, c->experts);
+        to->experts_gate_up = stacked(l, &w->experts_gate_up, c->experts);
+        to->experts_gate = stacked(l, &w->experts_gate, c->experts);
+        to->experts_up = stacked(l, &w->experts_up, c->experts);
+        to->experts_down = stacked(l, &w->experts_down, c->experts);
+    }
+    if (c->ple_width) {
+        to->ple_gate = matrix(l, &w->ple_gate);
+        to->ple_proj = matrix(l, &w->ple_proj);
+        to->post_ple_norm = vector(l, w->post_ple_norm, hidden);
+    }
+    if (f && own) {
+        to->decoder_k = matrix(l, &f->decoder_k[index]);
+        to->decoder_v = matrix(l, &f->decoder_v[index]);
+    }
+}
+
+static void load_verifier(loading *l) {
+    backend_model *m = l->m;
+    const gemma4_config *c = m->config;
+    const gemma4_weights *w = m->weights;
+    m->form = (mlx_form){.layers = c->layers,
+                         .hidden = c->hidden,
+                         .heads = c->heads,
+                         .vocab = c->vocab,
+                         .experts_per_token = c->moe ? c->experts_per_token : 0,
+                         .ple_width = c->ple_width,
+                         .eps = c->rms_eps,
+                         .softcap = c->logit_softcap};
+    m->form.head = matrix(l, &w->head);
+    m->form.final_norm = vector(l, w->final_norm, c->hidden);
+    if (c->ple_width) {
+        m->form.ple_model_proj = matrix(l, &w->ple_model_proj);
+        m->form.ple_proj_norm = vector(l, w->ple_proj_norm, c->ple_width);
+    }
+    for (int i = 0; i < c->layers; i++) load_layer(l, i);
+}
+
+static void load_drafter(loading *l) {
+    backend_model *m = l->m;
+    const dflash_model *d = m->options.drafter;
+    const dflash_config *c = &d->config;
+    m->drafter = (mlx_drafter){.layers = c->layers,
+                               .hidden = c->hidden,
+                               .heads = c->heads,
+                               .kv_heads = c->kv_heads,
+                               .head_dim = c->head_dim,
+                               .eps = c->rms_eps};
+    m->drafter.fc = matrix(l, &d->fc);
+    m->drafter.hidden_norm = vector(l, d->hidden_norm, c->hidden);
+    m->drafter.norm = vector(l, d->norm, c->hidden);
+    for (int i = 0; i < c->layers; i++) {
+        const dflash_layer_weights *w = &d->layer[i];
+        m->drafter.layer[i] = (mlx_draft_layer){
+            .input_norm = vector(l, w->input_norm, c->hidden),
+            .post_attention_norm = vector(l, w->post_attention_norm, c->hidden),
+            .q_norm = vector(l, w->q_norm, c->head_dim),
+            .k_norm = vector(l, w->k_norm, c->head_dim),
+            .q_proj = matrix(l, &w->q_proj),
+            .k_proj = matrix(l, &w->k_proj),
+            .v_proj = matrix(l, &w->v_proj),
+            .o_proj = matrix(l, &w->o_proj),
+            .gate_proj = matrix(l, &w->gate_proj),
+            .up_proj = matrix(l, &w->up_proj),
+            .down_proj = matrix(l, &w->down_proj),
+        };
+    }
+}
+
+/* What is added to logits, so that these tokens are never chosen. */
+static const mlx_array *bias(loading *l, const int *tokens, int n) {
+    int vocab = l->m->config->vocab;
+    float *values = n && !l->status ? calloc((size_t)vocab, sizeof *values) : NULL;
+    if (!values) return NULL;
+    for (int i = 0; i < n; i++) {
+        if (tokens[i] >= 0 && tokens[i] < vocab) values[tokens[i]] = -INFINITY;
+    }
+    const mlx_array *array = vector(l, values, vocab);
+    free(values);
+    return array;
+}
+
+static uint64_t float_bytes(const weight *w) { return (uint64_t)w->out * (uint64_t)w->in * sizeof(float); }
+
+/* About what there is to copy, for progress. */
+static uint64_t total_bytes(const backend_model *m) {
+    uint64_t total = float_bytes(&m->weights->head) + float_bytes(&m->weights->ple_model_proj);
+    for (int i = 0; i < m->config->layers; i++) {
+        const gemma4_layer_weights *w = &m->weights->layer[i];
+        const weight *parts[] = {&w->q_proj,       &w->k_proj,     &w->v_proj,      &w->o_proj,
+                                 &w->gate_proj,    &w->up_proj,    &w->down_proj,   &w->experts_gate_up,
+                                 &w->experts_gate, &w->experts_up, &w->experts_down};
+        for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) total += float_bytes(parts[p]);
+    }
+    return total;
+}
+
+/* --------------------------------------------------------------------------------------------------------- RoPE */
+
+typedef struct rope_rows {
+    const rope_source *source;
+    int pairs;
+    bool sine;
+} rope_rows;
+
+/* As the CPU backend's tables are made. */
+static void load_rope_row(const void *user, int position, float *to) {
+    const rope_rows *r = user;
+    for (int j = 0; j < r->pairs; j++) {
+        float exponent = (float)(2 * j) / (float)r->source->head_dim;
+        float angle = (float)position * (1.0f / powf(r->source->theta, exponent) / r->source->factor);
+        to[j] = r->sine ? sinf(angle) : cosf(angle);
+    }
+}
+
+static size_t table_bytes(const rope_source *s, int positions) {
+    return 2 * (size_t)positions * (size_t)s->table->pairs * sizeof(float);
+}
+
+static kakeya_status grow_table(backend_model *m, rope_source *s, int positions, kakeya_error *error) {
+    int grown = (positions + MLX_ROPE_GROWTH - 1) / MLX_ROPE_GROWTH * MLX_ROPE_GROWTH;
+    mlx_array *made[2] = {NULL, NULL};
+    mlx_failure failure;
+    if (!mem_account_add(m->account, MEM_WORKSPACE, table_bytes(s, grown)))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for RoPE tables of %d positions", grown);
+    int status = MLX_DEVICE_OK;
+    for (int i = 0; i < 2 && !status; i++) {
+        rope_rows rows = {s, s->table->pairs, i == 1};
+        status = mlx_array_create(m->device, 1, grown, rows.pairs, load_rope_row, &rows, &made[i], &failure);
+    }
+    if (status) {
+        for (int i = 0; i < 2; i++) mlx_array_free(made[i]);
+        mem_account_remove(m->account, MEM_WORKSPACE, table_bytes(s, grown));
+        return mlx_check(status, &failure, error);
+    }
+    mlx_array_free(s->cosine);
+    mlx_array_free(s->sine);
+    mem_account_remove(m->account, MEM_WORKSPACE, table_bytes(s, s->positions));
+    s->table->cosine = s->cosine = made[0];
+    s->table->sine = s->sine = made[1];
+    s->positions = grown;
+    return KAKEYA_OK;
+}
+
+kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < 3 && !status; i++) {
+        rope_source *s = &m->rope[i];
+        if (s->theta > 0 && s->table->pairs && positions > s->positions) status = grow_table(m, s, positions, error);
+    }
+    return status;
+}
+
+static void describe_ropes(backend_model *m) {
+    for (int i = 0; i < m->config->layers; i++) {
+        gemma4_layer_type type = m->config->layer[i].type;
+        const gemma4_rope *r = &m->config->rope[type];
+        m->form.rope[type].pairs = r->rotated_pairs;
+        m->rope[type] = (rope_source){
+            .theta = r->theta,
+            .factor = r->factor,
+            .head_dim = m->config->layer[i].head_dim,
+            .table = &m->form.rope[type],
+        };
+    }
+    if (!m->options.drafter) return;
+    const dflash_config *d = &m->options.drafter->config;
+    m->drafter.rope.pairs = d->head_dim / 2;
+    m->rope[2] = (rope_source){.theta = d->rope_theta, .factor = 1, .head_dim = d->head_dim, .table = &m->drafter.rope};
+}
+
+/* ---------------------------------------------------------------------------------------------------- creation */
+
+kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
+    loading l = {.m = m, .error = error, .total_bytes = total_bytes(m)};
+    const f_theta_model *f = m->options.f_theta;
+    load_verifier(&l);
+    if (m->options.drafter) {
+        load_drafter(&l);
+        m->never_drafted = bias(&l, &m->options.drafter->config.mask_token, 1);
+    }
+    m->suppress = bias(&l, m->config->suppress_tokens, m->config->n_suppress_tokens);
+    if (f) {
+        m->encoders = (mlx_encoders){.rank_k = f->config.rank_k, .rank_v = f->config.rank_v};
+        m->encoders.k = matrix(&l, &f->encoder_k);
+        m->encoders.v = f->config.shared_latent ? NULL : matrix(&l, &f->encoder_v);
+    }
+    describe_ropes(m);
+    return l.status;
+}
+
+void mlx_weights_destroy(backend_model *m) {
+    for (int i = 0; i < m->n_arrays; i++) mlx_array_free(m->arrays[i]);
+    free(m->arrays);
+    mem_account_remove(m->account, MEM_WEIGHTS, m->weight_bytes);
+    for (int i = 0; i < 3; i++) {
+        rope_source *s = &m->rope[i];
+        if (!s->positions) continue;
+        mlx_array_free(s->cosine);
+        mlx_array_free(s->sine);
+        mem_account_remove(m->account, MEM_WORKSPACE, table_bytes(s, s->positions));
+    }
+}
+
+void mlx_embed(const backend_model *m, int32_t token, float scale, float *to) {
+    weight_values(&m->weights->embed, token, 0, m->config->hidden, to);
+    for (int i = 0; i < m->config->hidden; i++) to[i] *= scale;
+}
+
+void mlx_ple_row(const backend_model *m, int32_t token, float *to) {
+    weight_values(&m->weights->ple_embed, token, 0, m->config->layers * m->config->ple_width, to);
+}

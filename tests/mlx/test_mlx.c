@@ -1,0 +1,507 @@
+/* The MLX backend on its CPU device, in float32 and in bf16: reference vectors, the CPU backend as oracle, and what
+ * must hold on bits: any chunking of a prompt, any number of decode rows of which some are rejected, truncation, fork,
+ * snapshots that move between backends, sessions side by side. And what happens when libmlx fails. */
+#include "backend/mlx/mlx_device.h"
+#include "memory_stream.h"
+#include "tiny.h"
+
+/* The same models on two backends. */
+enum { CPU = 0, MLX, BACKENDS };
+
+typedef struct pair {
+    tiny on[BACKENDS]; /* weights are the first one's */
+} pair;
+
+static void pair_open(pair *p, const char *verifier, const char *drafter, kakeya_precision precision) {
+    for (int b = 0; b < BACKENDS; b++) {
+        tiny *d = &p->on[b];
+        tiny_open_weights(d, verifier, drafter);
+        d->ops = backend_find(b == MLX ? "mlx" : "cpu", NULL);
+        assert_non_null(d->ops);
+        if (drafter)
+            REQUIRE_OK(f_theta_model_synthesize(&d->verifier->config, &d->drafter->config, 24, 40, false, &d->account,
+                                                &d->f_theta, error));
+        tiny_complete(d, precision, NULL, b == MLX ? 0 : 1);
+    }
+}
+
+static void pair_close(pair *p) {
+    for (int b = 0; b < BACKENDS; b++) tiny_close(&p->on[b]);
+}
+
+static size_t vocab_of(const tiny *d) { return (size_t)d->verifier->config.vocab; }
+
+static float *logits_for(const tiny *d, int rows) {
+    float *logits = calloc((size_t)rows * vocab_of(d), sizeof *logits);
+    assert_non_null(logits);
+    return logits;
+}
+
+/* ------------------------------------------------------------------------------------------- reference vectors */
+
+static int greedy_of(const float *row, size_t vocab) {
+    size_t best = 0;
+    for (size_t v = 1; v < vocab; v++) {
+        if (row[v] > row[best]) best = v;
+    }
+    return (int)best;
+}
+
+static void check_vectors(const char *name) {
+    enum { T = 60, GREEDY = 12 };
+    char path[512];
+    tiny d = {0};
+    mem_account_init(&d.account, NULL, 0);
+    snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
+    REQUIRE_OK(gemma4_model_open(path, &d.account, &d.verifier, error));
+    d.ops = backend_find("mlx", NULL);
+    tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+    safetensors *file = NULL;
+    snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
+    REQUIRE_OK(safetensors_open(path, &file, error));
+    const int32_t *ids = (const int32_t *)(const void *)safetensors_find(file, "input_ids")->data,
+                  *greedy = (const int32_t *)(const void *)safetensors_find(file, "greedy")->data;
+    const float *expected = (const float *)(const void *)safetensors_find(file, "logits")->data,
+                *expected_states = (const float *)(const void *)safetensors_find(file, "hidden_states")->data;
+    size_t vocab = vocab_of(&d), hidden = (size_t)d.verifier->config.hidden, layers = (size_t)d.verifier->config.layers;
+    float *logits = logits_for(&d, T), *row = logits_for(&d, 1),
+          *states = calloc((layers + 1) * T * hidden, sizeof *states);
+    backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+    int32_t choice[T];
+    backend_segment prompt = {
+        .cache = cache, .tokens = ids, .n = T, .logits = logits, .argmax = choice, .hidden_states = states};
+    REQUIRE_OK(d.ops->forward(d.backend, &prompt, 1, error));
+    REQUIRE_OK(d.ops->cache_commit(cache, T, error));
+    assert_close(name, logits, expected, T * vocab, 3e-3);
+    for (size_t i = 0; i <= layers; i++)
+        assert_close_relative(name, states + i * T * hidden, expected_states + i * T * hidden, T * hidden, 3e-4);
+    for (size_t t = 0; t < T; t++) assert_int_equal(choice[t], greedy_of(logits + t * vocab, vocab));
+    for (int i = 0; i < GREEDY; i++) {
+        int32_t token = i ? greedy_of(row, vocab) : choice[T - 1];
+        assert_int_equal(token, greedy[i]);
+        tiny_step(&d, cache, SEGMENT_DECODE, &token, 1, 1, row);
+    }
+    d.ops->cache_destroy(cache);
+    cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+    memset(logits, 0, T * vocab * sizeof *logits);
+    for (int at = 0; at < T; at += 12)
+        tiny_step(&d, cache, SEGMENT_DECODE, ids + at, 12, 12, logits + (size_t)at * vocab);
+    assert_close("decode rows", logits, expected, T * vocab, 3e-3);
+    d.ops->cache_destroy(cache);
+    free(logits);
+    free(row);
+    free(states);
+    safetensors_close(file);
+    tiny_close(&d);
+}
+
+static void vectors(void **state) {
+    (void)state;
+    check_vectors("gemma4-tiny-dense");
+    check_vectors("gemma4-tiny-moe");
+    check_vectors("gemma4-tiny-ple");
+}
+
+/* ------------------------------------------------------------------------------------------------ CPU as oracle */
+
+enum { FIRST = 70, ANSWER = 21, LATER = 35, SECOND = 10, ALL = FIRST + ANSWER + LATER + SECOND };
+
+/* Two turns; prompts in pieces of `chunk`, answers in blocks of `block` rows, of every other one only half is kept, the
+ * rest being other tokens. */
+static void run_turns(tiny *d, backend_cache *cache, const tiny_policy *p, const int32_t *tokens, int chunk, int block,
+                      float *logits) {
+    static const int ends[] = {FIRST, FIRST + ANSWER, FIRST + ANSWER + LATER, ALL};
+    size_t vocab = vocab_of(d);
+    float *rows = logits_for(d, LATER > FIRST ? LATER : FIRST);
+    int most = tiny_block_rows(p);
+    for (int turn = 0, at = 0, round = 0; turn < 4; turn++) {
+        segment_kind kind = turn % 2 ? SEGMENT_DECODE : SEGMENT_PROMPT;
+        for (; at < ends[turn]; round++) {
+            int size = kind == SEGMENT_PROMPT ? chunk : block < most ? block : most;
+            int n = ends[turn] - at < size ? ends[turn] - at : size;
+            int kept = kind == SEGMENT_DECODE && n > 1 && round % 2 ? n / 2 : n;
+            int32_t taken[FIRST];
+            for (int i = 0; i < n; i++) taken[i] = i < kept ? tokens[at + i] : (tokens[at + i] + 7) % 300;
+            tiny_step(d, cache, kind, taken, n, kept, rows);
+            memcpy(logits + (size_t)at * vocab, rows, (size_t)kept * vocab * sizeof *rows);
+            at += kept;
+        }
+    }
+    free(rows);
+}
+
+static void against_cpu(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    int32_t tokens[ALL], drafts[BACKENDS][7];
+    tiny_tokens(tokens, ALL, 3);
+    size_t vocab = vocab_of(&p.on[0]);
+    float *logits[BACKENDS] = {logits_for(&p.on[0], ALL), logits_for(&p.on[1], ALL)};
+    int equal = 0, all = 0;
+    for (int i = 0; i < TINY_POLICIES; i++) {
+        for (int b = 0; b < BACKENDS; b++) {
+            backend_cache *cache = tiny_cache(&p.on[b], &tiny_policies[i], KV_FORMAT_F32);
+            run_turns(&p.on[b], cache, &tiny_policies[i], tokens, FIRST, 8, logits[b]);
+            REQUIRE_OK(backend_draft_one(p.on[b].ops, p.on[b].backend, cache, tokens[3], 7, drafts[b], error));
+            backend_cache_bytes formula = p.on[b].ops->cache_bytes(cache);
+            assert_int_equal(formula.full, mem_bytes(&p.on[b].account, MEM_KV_FULL));
+            assert_int_equal(formula.sliding, mem_bytes(&p.on[b].account, MEM_KV_SLIDING));
+            assert_int_equal(formula.latent, mem_bytes(&p.on[b].account, MEM_KV_LATENT));
+            assert_int_equal(formula.draft, mem_bytes(&p.on[b].account, MEM_KV_DRAFT));
+            p.on[b].ops->cache_destroy(cache);
+        }
+        assert_close(tiny_policies[i].name, logits[MLX], logits[CPU], ALL * vocab, 3e-3);
+        for (int k = 0; k < 7; k++, all++) equal += drafts[CPU][k] == drafts[MLX][k];
+    }
+    if (equal * 10 < all * 9) fail_msg("%d of %d drafts are the CPU's", equal, all);
+    for (int b = 0; b < BACKENDS; b++) free(logits[b]);
+    pair_close(&p);
+}
+
+/* The bundled models, whose numbers do not drift apart as those of random ones do. */
+static void demo(void **state) {
+    (void)state;
+    enum { PROMPT = 50, BLOCK = 8 };
+    static const tiny_policy policies[] = {
+        {"native", KAKEYA_ATTENTION_NATIVE, KAKEYA_RESTORE_SLIDING, 0, 0, F_THETA_DRAFTER_CONTEXT_KV},
+        {"restored all", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 16, F_THETA_DRAFTER_CONTEXT_KV},
+    };
+    tiny d[BACKENDS];
+    float *logits[BACKENDS];
+    int32_t tokens[PROMPT + 2 * BLOCK], drafts[BACKENDS][7];
+    tiny_tokens(tokens, PROMPT + 2 * BLOCK, 29);
+    for (int b = 0; b < BACKENDS; b++) {
+        d[b] = (tiny){.ops = backend_find(b == MLX ? "mlx" : "cpu", NULL)};
+        mem_account_init(&d[b].account, NULL, 0);
+        REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d[b].account, &d[b].verifier, error));
+        REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d[b].verifier->config, &d[b].account, &d[b].drafter,
+                                     error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d[b].verifier->config, &d[b].drafter->config,
+                                      &d[b].account, &d[b].f_theta, error));
+        tiny_complete(&d[b], KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
+        logits[b] = logits_for(&d[b], PROMPT + 2 * BLOCK);
+    }
+    size_t vocab = vocab_of(&d[0]);
+    for (int i = 0; i < 2; i++) {
+        for (int b = 0; b < BACKENDS; b++) {
+            backend_cache_options options = tiny_options(&d[b], &policies[i], KV_FORMAT_F32);
+            backend_cache *cache = NULL;
+            REQUIRE_OK(d[b].ops->cache_create(d[b].backend, &options, &cache, error));
+            tiny_step(&d[b], cache, SEGMENT_PROMPT, tokens, PROMPT, PROMPT, logits[b]);
+            for (int at = PROMPT; at < PROMPT + 2 * BLOCK; at += BLOCK)
+                tiny_step(&d[b], cache, SEGMENT_DECODE, tokens + at, BLOCK, BLOCK, logits[b] + (size_t)at * vocab);
+            REQUIRE_OK(backend_draft_one(d[b].ops, d[b].backend, cache, tokens[3], 7, drafts[b], error));
+            d[b].ops->cache_destroy(cache);
+        }
+        assert_close(policies[i].name, logits[MLX], logits[CPU], (PROMPT + 2 * BLOCK) * vocab, 5e-4);
+        assert_memory_equal(drafts[MLX], drafts[CPU], sizeof drafts[CPU]);
+    }
+    for (int b = 0; b < BACKENDS; b++) {
+        free(logits[b]);
+        tiny_close(&d[b]);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- on bits */
+
+static void check_bits(const char *verifier, const char *drafter, kakeya_precision precision, kv_format format,
+                       int policies) {
+    static const int how[][2] = {{FIRST, 1}, {33, 17}, {7, 5}, {1, 16}};
+    tiny d;
+    tiny_open(&d, verifier, drafter, precision);
+    int32_t tokens[ALL];
+    tiny_tokens(tokens, ALL, 11);
+    size_t vocab = vocab_of(&d);
+    float *whole = logits_for(&d, ALL), *parts = logits_for(&d, ALL);
+    for (int i = 0; i < policies; i++) {
+        /* Chunks of one row, each a tile, are enough work for one policy. */
+        for (size_t k = 0; k < (i == policies - 1 ? 4 : 3); k++) {
+            backend_cache *cache = tiny_cache(&d, &tiny_policies[i], format);
+            run_turns(&d, cache, &tiny_policies[i], tokens, how[k][0], how[k][1], k ? parts : whole);
+            d.ops->cache_destroy(cache);
+            char what[96];
+            snprintf(what, sizeof what, "%s, %s, chunks of %d, blocks of %d", verifier, tiny_policies[i].name,
+                     how[k][0], how[k][1]);
+            if (k) assert_same_bits(what, parts, whole, ALL * vocab);
+        }
+    }
+    free(whole);
+    free(parts);
+    tiny_close(&d);
+}
+
+static void rows_and_chunks_change_no_bit(void **state) {
+    (void)state;
+    check_bits("gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32, KV_FORMAT_F32, TINY_POLICIES);
+    check_bits("gemma4-tiny-moe", NULL, KAKEYA_PRECISION_BF16, KV_FORMAT_BF16, 2);
+    check_bits("gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q8, 2);
+}
+
+/* A block whose rows cross the border where full-attention layers get more slots. */
+static void borders_change_no_bit(void **state) {
+    (void)state;
+    enum { PROMPT = 1016, BLOCK = 16 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", NULL, KAKEYA_PRECISION_F32);
+    size_t vocab = vocab_of(&d);
+    int32_t tokens[PROMPT + BLOCK];
+    tiny_tokens(tokens, PROMPT + BLOCK, 5);
+    float *block = logits_for(&d, BLOCK), *one = logits_for(&d, BLOCK);
+    backend_cache *caches[2];
+    for (int c = 0; c < 2; c++) {
+        backend_cache_options options = tiny_options(&d, &tiny_policies[0], KV_FORMAT_F32);
+        options.context_tokens = PROMPT + BLOCK;
+        REQUIRE_OK(d.ops->cache_create(d.backend, &options, &caches[c], error));
+        for (int at = 0; at < PROMPT; at += 508) tiny_step(&d, caches[c], SEGMENT_PROMPT, tokens + at, 508, 508, NULL);
+    }
+    tiny_step(&d, caches[0], SEGMENT_DECODE, tokens + PROMPT, BLOCK, BLOCK, block);
+    for (int i = 0; i < BLOCK; i++)
+        tiny_step(&d, caches[1], SEGMENT_DECODE, tokens + PROMPT + i, 1, 1, one + (size_t)i * vocab);
+    assert_same_bits("across the border", block, one, BLOCK * vocab);
+    for (int c = 0; c < 2; c++) d.ops->cache_destroy(caches[c]);
+    free(block);
+    free(one);
+    tiny_close(&d);
+}
+
+/* ---------------------------------------------------------------------------------------------------- snapshots */
+
+static memory_stream snapshot_of(tiny *d, const backend_cache *cache) {
+    memory_stream stream = {0};
+    REQUIRE_OK(d->ops->cache_snapshot(cache, memory_write, &stream, error));
+    assert_int_equal(stream.bytes, d->ops->cache_snapshot_bytes(cache));
+    return stream;
+}
+
+/* A session moves to the CPU backend and back: the same bytes, the same future. */
+static void snapshots_move(void **state) {
+    (void)state;
+    pair p;
+    pair_open(&p, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    tiny *mlx = &p.on[MLX], *cpu = &p.on[CPU];
+    size_t vocab = vocab_of(mlx);
+    int32_t tokens[ALL];
+    tiny_tokens(tokens, ALL, 13);
+    float *logits = logits_for(mlx, ALL), *here = logits_for(mlx, 5), *there = logits_for(mlx, 5);
+    for (int i = 0; i < TINY_POLICIES; i++) {
+        const tiny_policy *policy = &tiny_policies[i];
+        backend_cache *cache = tiny_cache(mlx, policy, KV_FORMAT_F32), *moved = tiny_cache(cpu, policy, KV_FORMAT_F32),
+                      *back = tiny_cache(mlx, policy, KV_FORMAT_F32), *fork = NULL;
+        run_turns(mlx, cache, policy, tokens, FIRST, 8, logits);
+        memory_stream data = snapshot_of(mlx, cache);
+        REQUIRE_OK(cpu->ops->cache_restore(moved, memory_read, &data, error));
+        memory_stream again = snapshot_of(cpu, moved);
+        assert_int_equal(data.bytes, again.bytes);
+        assert_memory_equal(data.data, again.data, data.bytes);
+        REQUIRE_OK(mlx->ops->cache_restore(back, memory_read, &again, error));
+        REQUIRE_OK(mlx->ops->cache_fork(cache, &mlx->account, &fork, error));
+
+        tiny_step(mlx, cache, SEGMENT_DECODE, tokens, 5, 5, here);
+        tiny_step(mlx, back, SEGMENT_DECODE, tokens, 5, 5, there);
+        assert_same_bits("after a restore", there, here, 5 * vocab);
+        tiny_step(mlx, fork, SEGMENT_DECODE, tokens, 5, 5, there);
+        assert_same_bits("after a fork", there, here, 5 * vocab);
+        tiny_step(cpu, moved, SEGMENT_DECODE, tokens, 5, 5, there);
+        assert_close("on the other backend", there, here, 5 * vocab, 3e-3);
+        int length = mlx->ops->cache_length(cache);
+        REQUIRE_OK(mlx->ops->cache_truncate(cache, length - 3, error));
+        tiny_step(mlx, cache, SEGMENT_DECODE, tokens + 2, 3, 3, there);
+        assert_same_bits("after a truncation", there, here + 2 * vocab, 3 * vocab);
+        mlx->ops->cache_destroy(cache);
+        mlx->ops->cache_destroy(back);
+        mlx->ops->cache_destroy(fork);
+        cpu->ops->cache_destroy(moved);
+        memory_free(&data);
+        memory_free(&again);
+    }
+    free(logits);
+    free(here);
+    free(there);
+    pair_close(&p);
+}
+
+/* --------------------------------------------------------------------------------------------- several segments */
+
+static void segments_do_not_mix(void **state) {
+    (void)state;
+    enum { PROMPT = 37, BLOCK = 6 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    size_t vocab = vocab_of(&d);
+    int32_t tokens[PROMPT + BLOCK], together[3][4], alone[3][4];
+    tiny_tokens(tokens, PROMPT + BLOCK, 17);
+    float *many = logits_for(&d, 3 * BLOCK), *one = logits_for(&d, 3 * BLOCK);
+    static const int policies[3] = {0, 1, 3};
+    for (int how = 0; how < 2; how++) {
+        backend_cache *caches[3];
+        backend_segment segments[3];
+        backend_draft_request requests[3];
+        for (int i = 0; i < 3; i++) {
+            caches[i] = tiny_cache(&d, &tiny_policies[policies[i]], KV_FORMAT_F32);
+            tiny_step(&d, caches[i], SEGMENT_PROMPT, tokens + i, PROMPT - i, PROMPT - i, NULL);
+            segments[i] = tiny_rows(caches[i], SEGMENT_DECODE, tokens + PROMPT, BLOCK - i,
+                                    (how ? one : many) + (size_t)(i * BLOCK) * vocab);
+            requests[i] = (backend_draft_request){
+                .cache = caches[i], .bonus = tokens[i], .n = 4, .drafts = how ? alone[i] : together[i]};
+        }
+        for (int i = 0; i < (how ? 3 : 1); i++) REQUIRE_OK(d.ops->forward(d.backend, segments + i, how ? 1 : 3, error));
+        for (int i = 0; i < 3; i++) REQUIRE_OK(d.ops->cache_commit(caches[i], BLOCK - i, error));
+        for (int i = 0; i < (how ? 3 : 1); i++) REQUIRE_OK(d.ops->draft(d.backend, requests + i, how ? 1 : 3, error));
+        for (int i = 0; i < 3; i++) d.ops->cache_destroy(caches[i]);
+    }
+    assert_same_bits("three sessions in one forward", many, one, 3 * BLOCK * vocab);
+    assert_memory_equal(together, alone, sizeof together);
+    free(many);
+    free(one);
+    tiny_close(&d);
+}
+
+/* ------------------------------------------------------------------------------------------ memory and failures */
+
+/* What libmlx holds beside a model's weights and tables comes and goes with each step. */
+static void memory_is_flat(void **state) {
+    (void)state;
+    tiny d;
+    size_t before = mlx_device_active_bytes();
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    int32_t tokens[ALL];
+    tiny_tokens(tokens, ALL, 19);
+    backend_cache *cache = tiny_cache(&d, &tiny_policies[3], KV_FORMAT_F32);
+    tiny_step(&d, cache, SEGMENT_PROMPT, tokens, FIRST, FIRST, NULL);
+    tiny_step(&d, cache, SEGMENT_DECODE, tokens, 8, 8, NULL);
+    size_t held = mlx_device_active_bytes(), counted = mem_total(&d.account);
+    assert_true(held > before);
+    for (int i = 0; i < 6; i++) {
+        tiny_step(&d, cache, SEGMENT_DECODE, tokens, 8, 3, NULL);
+        assert_int_equal(mlx_device_active_bytes(), held);
+    }
+    /* Pages of full-attention layers and the workspace of the largest graph may grow; nothing else does. */
+    size_t grown = mem_total(&d.account) - counted;
+    assert_true(grown < 2 * mem_bytes(&d.account, MEM_WORKSPACE));
+    d.ops->cache_destroy(cache);
+    tiny_close(&d);
+    assert_int_equal(mlx_device_active_bytes(), before);
+}
+
+/* libmlx fails at every call of a turn, one after the other. Each time the call says so, nothing has changed, and the
+ * same step then gives the bits that it gives without failures. */
+static void failures_change_nothing(void **state) {
+    (void)state;
+    enum { BLOCK = 6 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    size_t vocab = vocab_of(&d);
+    int32_t tokens[ALL], drafts[2][4];
+    tiny_tokens(tokens, ALL, 23);
+    float *expected = logits_for(&d, BLOCK), *found = logits_for(&d, BLOCK);
+    const tiny_policy *policy = &tiny_policies[3];
+    for (int run = 0; run < 2; run++) {
+        backend_cache *cache = tiny_cache(&d, policy, KV_FORMAT_F32);
+        tiny_step(&d, cache, SEGMENT_PROMPT, tokens, FIRST, FIRST, NULL);
+        for (int i = 0; i < 6; i++) tiny_step(&d, cache, SEGMENT_DECODE, tokens + BLOCK * i, BLOCK, BLOCK, NULL);
+        int length = d.ops->cache_length(cache), failures = 0;
+        backend_segment segment = tiny_rows(cache, SEGMENT_DECODE, tokens, BLOCK, run ? found : expected);
+        for (int calls = 0;; calls++) {
+            kakeya_error error = {0};
+            mlx_device_fail_after(run ? calls : -1);
+            kakeya_status status = d.ops->forward(d.backend, &segment, 1, &error);
+            mlx_device_fail_after(-1);
+            if (!status) break;
+            failures++;
+            assert_int_equal(status, KAKEYA_BACKEND);
+            assert_string_equal(error.message, "libmlx: failure asked for by a test");
+            assert_int_equal(d.ops->cache_length(cache), length);
+            assert_int_equal(d.ops->cache_pending(cache), 0);
+        }
+        if (run) assert_true(failures >= 2);
+        REQUIRE_OK(d.ops->cache_commit(cache, BLOCK, error));
+        for (int calls = 0;; calls++) {
+            mlx_device_fail_after(run ? calls : -1);
+            kakeya_status status = backend_draft_one(d.ops, d.backend, cache, tokens[1], 4, drafts[run], NULL);
+            mlx_device_fail_after(-1);
+            if (!status) break;
+            assert_int_equal(status, KAKEYA_BACKEND);
+        }
+        d.ops->cache_destroy(cache);
+    }
+    assert_same_bits("after failures", found, expected, BLOCK * vocab);
+    assert_memory_equal(drafts[0], drafts[1], sizeof drafts[0]);
+    free(expected);
+    free(found);
+    tiny_close(&d);
+}
+
+/* A model of which some array cannot be made is none, and leaves nothing. */
+static void creation_fails_cleanly(void **state) {
+    (void)state;
+    tiny d;
+    tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
+    size_t counted = mem_total(&d.account), held = mlx_device_active_bytes();
+    backend_model_options options = {
+        .verifier = d.verifier, .drafter = d.drafter, .precision = KAKEYA_PRECISION_F32, .account = &d.account};
+    for (int calls = 0; calls < 1000; calls = calls < 8 ? calls + 1 : 2 * calls) {
+        mlx_device_fail_after(calls);
+        kakeya_status status = d.ops->model_create(&options, &d.backend, NULL);
+        mlx_device_fail_after(-1);
+        if (!status) break;
+        assert_int_equal(status, KAKEYA_BACKEND);
+        assert_null(d.backend);
+        assert_int_equal(mem_total(&d.account), counted);
+        assert_int_equal(mlx_device_active_bytes(), held);
+    }
+    assert_non_null(d.backend);
+    d.ops->model_destroy(d.backend);
+    d.account.limit_bytes = counted + 1000;
+    kakeya_error error = {0};
+    assert_int_equal(d.ops->model_create(&options, &d.backend, &error), KAKEYA_OUT_OF_MEMORY);
+    assert_int_equal(mem_total(&d.account), counted);
+    d.account.limit_bytes = 0;
+    tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+    tiny_close(&d);
+}
+
+static void refuse_model(tiny *d, kakeya_precision precision, const char *isa, const char *expected) {
+    backend_model_options options = {
+        .verifier = d->verifier, .precision = precision, .isa = isa, .account = &d->account};
+    kakeya_error error = {0};
+    assert_int_equal(d->ops->model_create(&options, &d->backend, &error), KAKEYA_UNSUPPORTED);
+    assert_string_equal(error.message, expected);
+}
+
+static void what_it_does_not_do_is_refused(void **state) {
+    (void)state;
+    tiny d;
+    tiny_open_weights(&d, "gemma4-tiny-dense", "dflash-tiny");
+    refuse_model(&d, KAKEYA_PRECISION_INT8, NULL, "backend mlx computes in precision f32 or bf16, not in int8");
+    refuse_model(&d, KAKEYA_PRECISION_F32, "avx2", "kernel set 'avx2' is of the cpu backend, not of mlx");
+    REQUIRE_OK(
+        f_theta_model_synthesize(&d.verifier->config, &d.drafter->config, 8, 8, false, &d.account, &d.f_theta, error));
+    tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+    const tiny_policy from_tokens = {"restored", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 3,
+                                     16,         F_THETA_DRAFTER_TOKEN_KV};
+    d.f_theta->config.input = from_tokens.input;
+    backend_cache_options options = tiny_options(&d, &from_tokens, KV_FORMAT_F32);
+    backend_cache *cache = NULL;
+    kakeya_error error = {0};
+    assert_int_equal(d.ops->cache_create(d.backend, &options, &cache, &error), KAKEYA_UNSUPPORTED);
+    assert_string_equal(error.message, "backend mlx does not restore from f_theta's input drafter_kv");
+    tiny_close(&d);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(against_cpu),
+        cmocka_unit_test(demo),
+        cmocka_unit_test(rows_and_chunks_change_no_bit),
+        cmocka_unit_test(borders_change_no_bit),
+        cmocka_unit_test(snapshots_move),
+        cmocka_unit_test(segments_do_not_mix),
+        cmocka_unit_test(memory_is_flat),
+        cmocka_unit_test(failures_change_nothing),
+        cmocka_unit_test(creation_fails_cleanly),
+        cmocka_unit_test(what_it_does_not_do_is_refused),
+    };
+    return cmocka_run_group_tests_name("mlx", tests, NULL, NULL);
+}
