@@ -75,6 +75,7 @@ struct chat_parser {
 
     state state;
     bool may_be_unmarked;        /* nothing has come yet: a call without its marker may begin here */
+    bool without_tools;          /* none was declared */
     bool drop_space;             /* white space at the start of what comes next is dropped */
     bool content_started;        /* some content has been given */
     bool reasoned, new_thought;  /* some reasoning has been given; another thought begins on a new line */
@@ -160,7 +161,8 @@ static void begin_text(chat_parser *p, bool reasoning) {
     release_space(p, reasoning);
 }
 
-/* Content or reasoning. White space at its end waits for what follows. */
+/* Content or reasoning. White space at its end waits for what follows, which may be a call, or no content at all; where
+ * no tool was declared it is delivered as it comes. */
 static void take_text(chat_parser *p, bool reasoning, const char *text, size_t bytes) {
     size_t start = 0;
     for (size_t at = 0; at < bytes;) {
@@ -174,6 +176,9 @@ static void take_text(chat_parser *p, bool reasoning, const char *text, size_t b
             begin_text(p, reasoning);
             while (at < bytes && space_length(text + at, bytes - at) == 0) at++;
             put_text(p, reasoning, text + start, at - start);
+        } else if (!reasoning && p->without_tools && p->content_started) {
+            put_text(p, false, text + at, space);
+            at += space;
         } else {
             if (p->space_bytes + space > MAX_SPACE_BYTES) release_space(p, reasoning);
             memcpy(p->space + p->space_bytes, text + at, space);
@@ -639,6 +644,7 @@ kakeya_status chat_parser_open(const tokenizer *t, const chat_parser_options *op
     p->on_event = options->on_event;
     p->user = options->user;
     p->without_reasoning = options->without_reasoning;
+    p->without_tools = !options->tools;
     p->arguments.put = put_arguments;
     p->arguments.user = p;
     for (size_t i = 0; i < CONTROL_PIECES; i++) p->control_ids[i] = tokenizer_id(t, control_pieces[i].piece);

@@ -56,7 +56,7 @@ static void test_states(void **state) {
         {"<|channel>thought\nx<|turn>model\nHello.", "|Rx|CHello.", 1},
         {"a<|tool>b<tool|>c<|think|>d<pad>e", "|Cabcde", 4},
         {"one<turn|>\n<|turn>user\ntwo", "|Cone\ntwo", 1},
-        {"Let me see.\n\n<|tool_call>call:f{}<tool_call|><|tool_response>", "|CLet me see.|f{}.", 0},
+        {"Let me see.\n\n<|tool_call>call:f{}<tool_call|><|tool_response>", "|CLet me see.\n\n|f{}.", 0},
         {"<|tool_call>call:f{}<tool_call|><|tool_call>call:f{a:1}<tool_call|>", "|f{}.|f{\"a\":1}.", 0},
         {"<|tool_call>call:f{}<tool_call|> \n<tool_call|> and then", "|f{}.|Cand then", 0},
         {"<|channel>thought\nHm. <|tool_call>call:f{}<tool_call|>", "|RHm.|f{}.", 1},
@@ -64,6 +64,32 @@ static void test_states(void **state) {
         {"<tool_call|>x", "|Cx", 1},
     };
     CHECK(examples, NULL, CHAT_ENDING_STOP);
+    /* Where tools are declared, white space may be all that stands in front of a call. */
+    static const example declared[] = {
+        {"Let me see.\n\n<|tool_call>call:f{}<tool_call|><|tool_response>", "|CLet me see.|f{}.", 0},
+        {"a \n b\n", "|Ca \n b\n", 0},
+    };
+    const chat_parser_options options = {.tools = weather_tools};
+    CHECK(declared, &options, CHAT_ENDING_STOP);
+}
+
+/* Behind content, white space is an event of its own at once, unless a call may follow it. */
+static void test_white_space(void **state) {
+    (void)state;
+    const chat_parser_options options = {.tools = weather_tools};
+    tokenizer *t = open_demo_tokenizer();
+    size_t n;
+    int32_t *ids = marked(t, "a\n\n \n b", &n);
+    heard at_once = parse_ids(t, ids, n, CUT_SINGLE, CHAT_ENDING_STOP, NULL);
+    heard held = parse_ids(t, ids, n, CUT_SINGLE, CHAT_ENDING_STOP, &options);
+    assert_string_equal(at_once.all.text, held.all.text);
+    assert_true(n > 2);
+    assert_int_equal(at_once.events, n);
+    assert_int_equal(held.events, 2);
+    heard_free(&at_once);
+    heard_free(&held);
+    free(ids);
+    tokenizer_close(t);
 }
 
 static void test_calls(void **state) {
@@ -446,6 +472,7 @@ static void test_vocabulary_without_control_tokens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_states),
+        cmocka_unit_test(test_white_space),
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_cut_answers),
         cmocka_unit_test(test_declared_types),
