@@ -47,7 +47,7 @@ package: all
 	@tools/package.sh "$(BUILD)"
 
 clean:
-	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-cuda build-gpu build-mlx
+	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-arm64 build-cuda build-gpu build-mlx
 	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
 
 help:

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Installs the Debian packages that a task still lacks, naming each; does nothing, apt included, when none is missing.
-# usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package
-# `style`, `cache`, `mlx` and `fuzz` packages are optional to the caller: where they cannot be installed the script fails and the caller
-# decides.
+# usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|arm64|coverage|package
+# `style`, `cache`, `mlx`, `fuzz` and `arm64` packages are optional to the caller: where they cannot be installed the script fails and
+# the caller decides.
 set -eu
 
-task=${1:?usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package}
+task=${1:?usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|arm64|coverage|package}
 missing=""
 
 need_command() { # command, package
@@ -69,13 +69,18 @@ fuzz)
             missing="$missing libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
     fi
     ;;
+arm64)
+    need_command aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    echo '#include <stdio.h>' | aarch64-linux-gnu-gcc -E -x c - >/dev/null 2>&1 || missing="$missing libc6-dev-arm64-cross"
+    need_command qemu-aarch64 qemu-user
+    ;;
 coverage)
     need_build
     need_library cmocka libcmocka-dev
     need_command gcovr gcovr
     ;;
 *)
-    echo "usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|coverage|package" >&2
+    echo "usage: tools/bootstrap.sh build|test|style|cache|mlx|fuzz|arm64|coverage|package" >&2
     exit 2
     ;;
 esac

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Every test: unit tests, command line, example program, the same again under sanitizers with a short fuzz of the parsers, threads
-# under ThreadSanitizer, and the CUDA backend where there is a CUDA compiler. Long sweeps are longest in the release build:
-# a sanitizer, and a fake device, look at every kind of case, and find no more in the fiftieth of a kind. `make test-whole` has every
-# repetition. Builds and tests that do not depend on each other overlap, so that no processor waits for the last test of a part.
+# under ThreadSanitizer, kernels of 64-bit Arm under qemu, and the MLX and CUDA backends where there are libmlx and a CUDA compiler.
+# Long sweeps are longest in the release build: a sanitizer, and a fake device, look at every kind of case, and find no more in the
+# fiftieth of a kind. `make test-whole` has every repetition. Builds and tests that do not depend on each other overlap, so that no
+# processor waits for the last test of a part.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
 # environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
 # sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real, with Hopper's own instructions; when sweeps are whole also 80-real, without
@@ -77,6 +78,22 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
     for test in $threaded; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (ThreadSanitizer)" $fixed "build-threads/tests/$test"
     done
+fi
+
+echo "== 64-bit Arm, emulated"
+arm_tests="test_int8 test_kernels test_kernel_vectors test_logit_hashes"
+if [ "$(uname -m)" = aarch64 ]; then
+    skip "64-bit Arm" "this machine is one"
+elif ! { tools/bootstrap.sh arm64 && tools/arm64_linux.sh libraries; } >"$work/bootstrap" 2>&1; then
+    skip "64-bit Arm" "its cross compiler, its libraries or qemu are not installed and could not be"
+# shellcheck disable=SC2086  # several targets
+elif run_step "build for 64-bit Arm" tools/arm64_linux.sh build kakeya_cli $arm_tests; then
+    emulated="env CMOCKA_MESSAGE_OUTPUT=TAP KAKEYA_SHORT_SWEEPS=emulated"
+    for test in $arm_tests; do
+        start_tap "$test (64-bit Arm)" $emulated tools/arm64_linux.sh run "build-arm64/tests/$test"
+    done
+    # A processor with neither SDOT nor SMMLA.
+    start_tap "test_int8 (Cortex-A53)" $emulated QEMU_CPU=cortex-a53 tools/arm64_linux.sh run build-arm64/tests/test_int8
 fi
 
 echo "== MLX backend"

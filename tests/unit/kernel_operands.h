@@ -122,4 +122,15 @@ static inline void check_same_bits(const char *what, const char *table, long pla
     for (const char *const *name_ = cpu_kernels_supported(); *name_; name_++)                                          \
         for (const cpu_kernels *kernels = cpu_kernels_find(*name_); kernels; kernels = NULL)
 
+/* The same without tables that differ from one before in their int8 products alone. */
+static inline bool is_like_another(const cpu_kernels *kernels) {
+    for (const char *const *name = cpu_kernels_supported(); strcmp(*name, kernels->name) != 0; name++) {
+        if (cpu_kernels_find(*name)->attend_block == kernels->attend_block) return true;
+    }
+    return false;
+}
+#define FOR_FLOAT_TABLES(kernels)                                                                                      \
+    FOR_TABLES(kernels)                                                                                                \
+    if (!is_like_another(kernels))
+
 #endif

@@ -17,7 +17,7 @@ static double exp_through_attention(const cpu_kernels *kernels, float x) {
 
 static void exp_is_accurate(void **state) {
     (void)state;
-    FOR_TABLES(kernels) {
+    FOR_FLOAT_TABLES(kernels) {
         if (exp_through_attention(kernels, 0.0f) != 1.0) fail_msg("exp(0), table %s: not exactly 1", kernels->name);
         if (exp_through_attention(kernels, -INFINITY) != 0.0)
             fail_msg("exp(-inf), table %s: not exactly 0", kernels->name);
@@ -49,7 +49,7 @@ static void gates_and_caps_are_accurate(void **state) {
     for (int i = 0; i < N; i++) gate[i] = (float)(i - N / 2) * 0.01f;
     static const float extremes[] = {1e30f, -1e30f, 3e38f, -3e38f, 1e-30f, -1e-30f, 0.0f, -0.0f, 100.0f, -100.0f};
     for (size_t i = 0; i < COUNT(extremes); i++) gate[i * 17] = extremes[i];
-    FOR_TABLES(kernels) {
+    FOR_FLOAT_TABLES(kernels) {
         for (int activation = 0; activation < 2; activation++) {
             kernels->gated(activation, gate, up, N, out);
             for (int i = 0; i < N; i++) {
@@ -86,35 +86,37 @@ static void gates_and_caps_are_accurate(void **state) {
 static void norms_are_accurate(void **state) {
     (void)state;
     static const float scales[] = {1.0f, 1e-4f, 300.0f};
-    FOR_TABLES(kernels) for (size_t ki = 0; ki < COUNT(odd_sizes); ki++) for (size_t si = 0; si < COUNT(scales); si++) {
-        int n = odd_sizes[ki];
-        float eps = 1e-6f;
-        float *x = random_floats((size_t)n, 41, scales[si]), *gain = random_floats((size_t)n, 42, 1.0f),
-              *out = malloc((size_t)n * sizeof *out);
-        double sum = 0;
-        for (int i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
-        double want = 1 / sqrt(sum / n + (double)eps);
-        char what[64];
-        snprintf(what, sizeof what, "rms n %d scale %g", n, (double)scales[si]);
-        check_near(what, kernels->name, 0, (double)kernels->rms_scale(x, n, eps), want, 3e-6 * want);
-        kernels->rms_norm(x, gain, n, eps, out);
-        for (int i = 0; i < n; i++) {
-            double value = (double)x[i] * want * (double)gain[i];
-            check_near(what, kernels->name, i, (double)out[i], value, 4e-6 * fabs(value));
+    FOR_FLOAT_TABLES(kernels)
+    for (size_t ki = 0; ki < COUNT(odd_sizes); ki++)
+        for (size_t si = 0; si < COUNT(scales); si++) {
+            int n = odd_sizes[ki];
+            float eps = 1e-6f;
+            float *x = random_floats((size_t)n, 41, scales[si]), *gain = random_floats((size_t)n, 42, 1.0f),
+                  *out = malloc((size_t)n * sizeof *out);
+            double sum = 0;
+            for (int i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+            double want = 1 / sqrt(sum / n + (double)eps);
+            char what[64];
+            snprintf(what, sizeof what, "rms n %d scale %g", n, (double)scales[si]);
+            check_near(what, kernels->name, 0, (double)kernels->rms_scale(x, n, eps), want, 3e-6 * want);
+            kernels->rms_norm(x, gain, n, eps, out);
+            for (int i = 0; i < n; i++) {
+                double value = (double)x[i] * want * (double)gain[i];
+                check_near(what, kernels->name, i, (double)out[i], value, 4e-6 * fabs(value));
+            }
+            kernels->rms_norm(x, NULL, n, eps, out);
+            kernels->rms_norm(x, NULL, n, eps, x);
+            for (int i = 0; i < n; i++) check_same_bits("rms_norm in place", kernels->name, i, x[i], out[i]);
+            free(x);
+            free(gain);
+            free(out);
         }
-        kernels->rms_norm(x, NULL, n, eps, out);
-        kernels->rms_norm(x, NULL, n, eps, x);
-        for (int i = 0; i < n; i++) check_same_bits("rms_norm in place", kernels->name, i, x[i], out[i]);
-        free(x);
-        free(gain);
-        free(out);
-    }
 }
 
 static void rope_axpy_scale(void **state) {
     (void)state;
     static const int pair_counts[] = {1, 7, 32, 33, 64, 128};
-    FOR_TABLES(kernels) for (size_t pi = 0; pi < COUNT(pair_counts); pi++) {
+    FOR_FLOAT_TABLES(kernels) for (size_t pi = 0; pi < COUNT(pair_counts); pi++) {
         int pairs = pair_counts[pi], half = 128;
         float *x = random_floats(256, 51, 1.0f), *before = malloc(256 * sizeof *before),
               *y = random_floats(256, 52, 1.0f);
@@ -152,7 +154,7 @@ static void rope_axpy_scale(void **state) {
 static void largest_values_are_found(void **state) {
     (void)state;
     static const int sizes[] = {1, 3, 16, 17, 255, 256, 257, 8192, 8195};
-    FOR_TABLES(kernels) for (size_t si = 0; si < COUNT(sizes); si++) {
+    FOR_FLOAT_TABLES(kernels) for (size_t si = 0; si < COUNT(sizes); si++) {
         int n = sizes[si];
         float *x = random_floats((size_t)n, 71 + si, 2.0f);
         for (int i = 0; i < n; i++) x[i] -= 20; /* no zero may come in from a tail */
@@ -176,7 +178,7 @@ static void derived_keys_have_the_bits_of_their_steps(void **state) {
     static const struct {
         int half, pairs;
     } shapes[] = {{64, 16}, {64, 64}, {256, 64}, {4, 1}, {8, 8}, {20, 16}, {32, 7}};
-    FOR_TABLES(kernels)
+    FOR_FLOAT_TABLES(kernels)
     for (size_t s = 0; s < COUNT(shapes); s++)
         for (kv_format format = 0; format < KV_FORMAT_COUNT; format++) {
             const cpu_kv_kernels *kv = &kernels->kv[format];
@@ -201,7 +203,7 @@ static void halves_become_floats_and_back(void **state) {
     uint16_t *halves = malloc(ALL * sizeof *halves), *again = malloc(ALL * sizeof *again);
     float *floats = malloc(ALL * sizeof *floats);
     for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
-    FOR_TABLES(kernels) for (weight_format format = WEIGHT_F16; format <= WEIGHT_BF16; format++) {
+    FOR_FLOAT_TABLES(kernels) for (weight_format format = WEIGHT_F16; format <= WEIGHT_BF16; format++) {
         weight row = weight_matrix(format, halves, 1, ALL);
         kernels->weight[format].load(&row, 0, 0, ALL, floats);
         if (format == WEIGHT_BF16) kernels->kv[KV_FORMAT_BF16].store(floats, ALL, again);
@@ -241,7 +243,7 @@ static void storing_rounds_to_nearest_even(void **state) {
     static const uint32_t ties[] = {0x3f808000, 0x3f818000, 0x7f7fffff, 0x00008000, 0x3f801000, 0x3f803000, 0x33000000,
                                     0x33000001, 0x477fefff, 0x477ff000, 0x7f800000, 0xff800000, 0x80000000};
     memcpy(x, ties, sizeof ties);
-    FOR_TABLES(kernels) {
+    FOR_FLOAT_TABLES(kernels) {
         kernels->kv[KV_FORMAT_BF16].store(x, N, stored);
         for (int i = 0; i < N; i++) {
             if (stored[i] != f32_to_bf16(x[i]))
