@@ -20,6 +20,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "allocation_sites.h"
+
 static atomic_long failing_made, failing_at;
 static atomic_bool failing_rest;
 
@@ -35,6 +37,7 @@ static void failing_allocations_end(void) { failing_at = 0; }
 /* Counts one. True: it fails, with errno set. */
 static bool failing_now(void) {
     long made = atomic_fetch_add(&failing_made, 1) + 1;
+    allocation_sites_note();
     if (failing_at == 0 || made < failing_at || (made > failing_at && !failing_rest)) return false;
     errno = ENOMEM;
     return true;

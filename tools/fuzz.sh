@@ -4,8 +4,9 @@
 #        tools/fuzz.sh build                 only builds the targets into build-fuzz/
 #        tools/fuzz.sh one TARGET SECONDS    one built target
 # environment: FUZZ_RUNS (if set, so many executions of each target end it, too: FUZZ_RUNS=1000000 tools/fuzz.sh 0, where 0 seconds
-# are no limit), and FUZZ_SEED (0: another one every time). `make test` sets it, so that it tries the same inputs every time: what it finds
-# is there to be found again. Long runs explore.
+# are no limit), FUZZ_TIMEOUT (10: seconds for one input; `make test` has more, since its machine may stand still), and FUZZ_SEED
+# (0: another one every time). `make test` sets it, so that it tries the same inputs every time: what it finds is there to be found
+# again. Long runs explore.
 # Seeds are tests/fuzz/corpus/NAME/ (or fuzz_NAME/) for fuzz_NAME. What is learned goes to build-fuzz/corpus/NAME/, a crashing input to
 # build-fuzz/crashes/; the command to repeat it is printed.
 set -eu
@@ -24,7 +25,8 @@ fuzz_one() { # target, seconds
     log=$(mktemp)
     begun=$(date +%s)
     # shellcheck disable=SC2086  # an absent seed directory is no argument
-    if "$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$2" -runs="${FUZZ_RUNS:--1}" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
+    if "$1" -seed="${FUZZ_SEED:-0}" -max_total_time="$2" -runs="${FUZZ_RUNS:--1}" -timeout="${FUZZ_TIMEOUT:-10}" \
+        -rss_limit_mb=4096 -print_final_stats=1 \
         -artifact_prefix=build-fuzz/crashes/"$name"- "$learned" $seeds >"$log" 2>&1; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
         rm -f "$log"

@@ -5,13 +5,13 @@
 # fiftieth of a kind. `make test-whole` has every repetition. Builds and tests that do not depend on each other overlap, so that no
 # processor waits for the last test of a part.
 # The last line is "N passed, N failed[, N skipped]", counting single tests; the exit status is 1 if any failed.
-# environment: BUILD (build), FUZZ_SECONDS (3, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
+# environment: BUILD (build), FUZZ_SECONDS (2, per target), TEST_TIMEOUT and TEST_JOBS (tools/tap.sh), WHOLE_SWEEPS (if set, every
 # sweep is whole, everywhere), CUDA_ARCHITECTURES (90a-real, with Hopper's own instructions; when sweeps are whole also 80-real, without
 # them; "all": every one that CMakeLists.txt names)
 set -eu
 
 build=${BUILD:-build}
-fuzz_seconds=${FUZZ_SECONDS:-3}
+fuzz_seconds=${FUZZ_SECONDS:-2}
 cuda_architectures=${CUDA_ARCHITECTURES:-90a-real${WHOLE_SWEEPS:+;80-real}}
 [ "$cuda_architectures" != all ] ||
     cuda_architectures=$(sed -n 's/^set(KAKEYA_CUDA_ARCHITECTURES "\([^"]*\)".*/\1/p' CMakeLists.txt)
@@ -49,7 +49,7 @@ if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -D
     start_tap "test_grpc (sanitized)" env GRPC_SERVER_BUILD="$sanitized" SERVE_TEST_WAIT=200 \
         KAKEYA="$build/kakeya" BUILD="$build" sh tests/serve/test_grpc.sh
     start_tap "test_soak (sanitized)" env SOAK_SANITIZED=1 SERVE_TEST_WAIT=200 KAKEYA="$sanitized/kakeya" BUILD="$build" \
-        sh tests/serve/test_soak.sh --seconds 10
+        sh tests/serve/test_soak.sh --seconds 6
     {
         unit_tests "$sanitized"
         ls tests/cli/test_bad_input.sh
@@ -57,7 +57,7 @@ if run_step "sanitizer build" tools/build.sh "$sanitized" "$targets" $options -D
     run_programs "$sanitized" " (sanitized)" <"$work/paths"
     unset ASAN_OPTIONS UBSAN_OPTIONS
     for target in "$sanitized"/fuzz/fuzz_*; do
-        [ ! -x "$target" ] || start_tap "$(basename "$target")" env FUZZ_SEED=1 tools/fuzz.sh one "$target" "$fuzz_seconds"
+        [ ! -x "$target" ] || start_tap "$(basename "$target")" env FUZZ_SEED=1 FUZZ_TIMEOUT=100 tools/fuzz.sh one "$target" "$fuzz_seconds"
     done
 fi
 
@@ -70,7 +70,7 @@ if run_step "thread sanitizer build" tools/build.sh build-threads "kakeya_cli $s
     setarch "$(uname -m)" -R true 2>"$work/errors" && fixed="setarch $(uname -m) -R"
     suppressed="TSAN_OPTIONS=suppressions=$PWD/tests/serve/thread_sanitizer.supp exitcode=66"
     start_tap "test_soak (ThreadSanitizer)" env "$suppressed" SOAK_SANITIZED=1 SOAK_WRAPPER="$fixed" \
-        SERVE_TEST_WAIT=200 KAKEYA=build-threads/kakeya BUILD="$build" sh tests/serve/test_soak.sh --seconds 10
+        SERVE_TEST_WAIT=200 KAKEYA=build-threads/kakeya BUILD="$build" sh tests/serve/test_soak.sh --seconds 6
     [ -z "$served" ] ||
         start_tap "test_grpc (ThreadSanitizer)" env "$suppressed" GRPC_SERVER_BUILD=build-threads \
             GRPC_SERVER_WRAPPER="$fixed" SERVE_TEST_WAIT=200 KAKEYA="$build/kakeya" BUILD="$build" \

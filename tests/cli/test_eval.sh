@@ -1,5 +1,6 @@
 # kakeya eval and kakeya gate: real runs on the demo model, small ones; reports that pass, are refused, or cannot be judged.
 . tests/cli/common.sh
+export HWLOC_SYNTHETIC="core:1 pu:1" # one thread computes: two take a third more of the processors, which other tests want
 
 # --- a needle evaluation that shows all it has to show; a short one has too few samples, tokens and rungs for the gate
 samples=5 lines=10,11 allowed=SPEED

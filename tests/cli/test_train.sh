@@ -2,6 +2,7 @@
 # interrupted goes on to the same weights; what fails leaves no f_theta. For
 # whole runs only; test_train stands in.
 . tests/cli/common.sh
+export HWLOC_SYNTHETIC="core:1 pu:1" # one thread computes: two take a third more of the processors, which other tests want
 
 train() { # out, arguments...: two hidden states of the demo, little text
     out=$1
@@ -40,11 +41,15 @@ fails_with "a rank above the drafter's context" "rank 257 is above the 256 value
 goes_on() { # name, arguments...: the same command ends with the weights of $WORK/whole-NAME
     name=$1
     shift
-    "$KAKEYA" train f-theta "$@" --out "$WORK/again-$name" --json >"$WORK/out" 2>"$WORK/err" </dev/null &
-    while [ ! -d "$WORK/again-$name" ] && kill -0 $! 2>/dev/null; do sleep 0.05; done
-    kill -TERM $!
-    STATUS=0
-    wait $! || STATUS=$?
+    for _ in 1 2 3 4 5; do # where this shell stands still, the training may be over before it is interrupted: then again
+        rm -rf "$WORK/again-$name"
+        "$KAKEYA" train f-theta "$@" --out "$WORK/again-$name" --json >"$WORK/out" 2>"$WORK/err" </dev/null &
+        while [ ! -d "$WORK/again-$name" ] && kill -0 $! 2>/dev/null; do sleep 0.05; done
+        kill -TERM $! 2>/dev/null || true
+        STATUS=0
+        wait $! || STATUS=$?
+        [ "$STATUS" -eq 0 ] || break
+    done
     check "$name: a signal ends it" test "$STATUS" -eq 143
     check "$name: and it says where it stands" grep -q 'interrupted after [0-9]* tokens; the same command goes on' "$WORK/err"
     check "$name: no f_theta is left" test ! -e "$WORK/again-$name/f_theta_config.json"

@@ -50,6 +50,8 @@ class Service:
     running = []
 
     def __init__(self, model=DEMO, load=True, **options):
+        if SERVER_BUILD == BUILD:
+            options = {"threads": 1, **options}  # as in harness.py; a sanitizer looks at the threads of a default
         command = [*WRAPPER, os.path.join(SERVER_BUILD, "tools/grpc_server"), model,
                    *(f"{k}={v}" for k, v in options.items())]
         clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}

@@ -92,15 +92,18 @@ class Reply:
 
 
 class Server:
-    """A running `kakeya serve` on a free port."""
+    """A running `kakeya serve` on a free port. It computes on one thread, unless it is told how many or is to have the default
+    (threads=None): two take a third more of the processors, which other tests want."""
 
     running = []
 
-    def __init__(self, *options, model=None, ready=True, environment=None, wrapper=(), program=KAKEYA):
+    def __init__(self, *options, model=None, ready=True, environment=None, wrapper=(), program=KAKEYA, threads=1):
         self.log_file = tempfile.TemporaryFile()
         command = [*wrapper, program, "serve", "--port", "0", *options]
         if "--grpc" not in options:
             command += ["--grpc", "off"]
+        if "--threads" not in options and threads:
+            command += ["--threads", str(threads)]
         if model:
             command += ["--model", model]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("KAKEYA_") and "proxy" not in k.lower()}

@@ -68,11 +68,11 @@ def streamed(s, request):
 def one_answer(policy, prompts):
     """`prompts`: their numbers. What each of them is answered alone."""
     options = ("--name", "demo", "--attention", policy, "--session-dir", os.path.join(folder, policy))
-    s = Server(*options)
+    s = Server(*options, threads=None)
     alone = [answer(s, body(i, cache_prompt=False)) for i in prompts]
     equal([cached for _, cached in alone], [0] * len(prompts), "nothing is known to a request that asks for that")
     alone = dict(zip(prompts, (text for text, _ in alone)))
-    files = Server(*options)  # a server of its own fills the directory, so that nothing in memory shortens its prompts
+    files = Server(*options)  # of one thread; a server of its own fills the directory, so that nothing in memory shortens its prompts
     for i in prompts:
         equal(answer(files, body(i))[0], alone[i], f"{policy}, {KINDS[i % len(KINDS)]}: on another server")
     equal(files.stop(), 0)

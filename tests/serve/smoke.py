@@ -14,7 +14,7 @@ from harness import BUILD, KAKEYA, WAIT, Server, Skip, dechunk, equal, holds, in
 from harness import metrics as read_metrics
 
 HAS_GRPC = os.path.exists(f"{BUILD}/tools/grpc_server")
-server = Server("--name", "demo", *(["--grpc", "127.0.0.1:0"] if HAS_GRPC else []))
+server = Server("--name", "demo", *(["--grpc", "127.0.0.1:0"] if HAS_GRPC else []), threads=None)
 ASK = "def fibonacci(n):"
 GREEDY = {"model": "demo", "temperature": 0}
 CHAT = {**GREEDY, "messages": [{"role": "user", "content": ASK}], "max_tokens": 12}

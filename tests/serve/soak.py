@@ -24,7 +24,7 @@ from harness import Server, Skip, dechunk, equal, eventually, holds, run_tests, 
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--minutes", type=float)
-parser.add_argument("--seconds", type=float, default=3.0 if harness.SHORT else 10.0)
+parser.add_argument("--seconds", type=float, default=3.0 if harness.SHORT else 6.0)
 parser.add_argument("--clients", type=int, default=8)
 parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(3), "big"))
 wanted = parser.parse_args()

@@ -284,5 +284,8 @@ int main(void) {
         cmocka_unit_test(test_from_the_callback),  cmocka_unit_test(test_prompt),
         cmocka_unit_test(test_from_other_threads),
     };
+#ifdef __SANITIZE_THREAD__
+    if (sweep_short()) cmocka_set_test_filter("*threads"); /* the others have one */
+#endif
     return cmocka_run_group_tests(tests, setup, teardown);
 }

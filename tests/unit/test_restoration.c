@@ -33,7 +33,7 @@ static void demo_open_with(demo *d, kakeya_precision precision, const char *isa,
                                      .f_theta = d->f_theta,
                                      .precision = precision,
                                      .isa = isa,
-                                     .threads = 2,
+                                     .threads = 1,
                                      .account = &d->account};
     REQUIRE_OK(d->ops->model_create(&options, &d->backend, error));
 }
