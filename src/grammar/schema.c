@@ -546,6 +546,8 @@ static uint32_t compile_new(schema_compiler *c, const cJSON *schema) {
         meaning = compile_object_schema(c, schema);
     }
     schema_add_child(c, node, meaning);
+    const char *where = c->status ? NULL : c->program->nodes[meaning].where; /* of alternatives, which become its own */
+    if (where && !(c->program->nodes[node].where = strdup(where))) schema_out_of_memory(c);
     if (cJSON_IsTrue(get(schema, "nullable")) && !c->status) {
         uint32_t null = compile_words(c, false);
         schema_add_child(c, node, null);
