@@ -135,7 +135,8 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
         weight_format format = parts->verifier->config.checkpoint_format;
         engine->precision = parts->ops->bf16_only || format == WEIGHT_BF16 ? KAKEYA_PRECISION_BF16
                             : weight_format_is_plain(format)               ? KAKEYA_PRECISION_F32
-                                                                           : KAKEYA_PRECISION_INT8;
+                            : parts->ops->int8_products                    ? KAKEYA_PRECISION_INT8
+                                                                           : KAKEYA_PRECISION_BF16;
     }
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;

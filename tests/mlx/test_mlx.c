@@ -3,6 +3,7 @@
  * snapshots that move between backends, sessions side by side. And what happens when libmlx fails. */
 #include "backend/mlx/mlx_device.h"
 #include "memory_stream.h"
+#include "quantised_models.h"
 #include "tiny.h"
 
 /* The same models on two backends. */
@@ -157,6 +158,52 @@ static void against_cpu(void **state) {
     if (equal * 10 < all * 9) fail_msg("%d of %d drafts are the CPU's", equal, all);
     for (int b = 0; b < BACKENDS; b++) free(logits[b]);
     pair_close(&p);
+}
+
+/* Directories as MLX's own tools write them: the codes are multiplied as they are. */
+static void quantised(void **state) {
+    (void)state;
+    enum { ROWS = 40, BLOCK = 9 };
+    static const struct {
+        const char *model;
+        stored_form form;
+    } cases[] = {{"gemma4-tiny-moe", STORED_AFFINE},
+                 {"gemma4-tiny-dense", STORED_MLX_MXFP4},
+                 {"gemma4-tiny-dense", STORED_MLX_MXFP8},
+                 {"gemma4-tiny-dense", STORED_MLX_NVFP4}};
+    int32_t tokens[ROWS + BLOCK];
+    tiny_tokens(tokens, ROWS + BLOCK, 31);
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        made_model(cases[k].model, cases[k].form);
+        float *logits[BACKENDS], *one = NULL;
+        size_t vocab = 0, weights[BACKENDS];
+        for (int b = 0; b < BACKENDS; b++) { /* the CPU computes what the codes mean */
+            tiny d = {.ops = backend_find(b == MLX ? "mlx" : "cpu", NULL)};
+            mem_account_init(&d.account, NULL, 0);
+            REQUIRE_OK(
+                gemma4_model_open(scratch_path(b == MLX ? "quantised" : "meant"), &d.account, &d.verifier, error));
+            tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
+            weights[b] = mem_bytes(&d.account, MEM_WEIGHTS);
+            vocab = vocab_of(&d);
+            logits[b] = logits_for(&d, ROWS + BLOCK);
+            backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+            tiny_step(&d, cache, SEGMENT_PROMPT, tokens, ROWS, ROWS, logits[b]);
+            tiny_step(&d, cache, SEGMENT_DECODE, tokens + ROWS, BLOCK, 0, logits[b] + (size_t)ROWS * vocab);
+            if (b == MLX) {
+                one = logits_for(&d, BLOCK);
+                for (int i = 0; i < BLOCK; i++)
+                    tiny_step(&d, cache, SEGMENT_DECODE, tokens + ROWS + i, 1, 1, one + (size_t)i * vocab);
+            }
+            d.ops->cache_destroy(cache);
+            tiny_close(&d);
+        }
+        assert_close(cases[k].model, logits[MLX], logits[CPU], (ROWS + BLOCK) * vocab, 3e-3);
+        assert_same_bits("one by one", one, logits[MLX] + ROWS * vocab, BLOCK * vocab);
+        print_message("form %d: %zu bytes of weights\n", (int)cases[k].form, weights[MLX]);
+        free(logits[CPU]);
+        free(logits[MLX]);
+        free(one);
+    }
 }
 
 /* The bundled models, whose numbers do not drift apart as those of random ones do. */
@@ -494,6 +541,7 @@ int main(void) {
         cmocka_unit_test(vectors),
         cmocka_unit_test(against_cpu),
         cmocka_unit_test(demo),
+        cmocka_unit_test(quantised),
         cmocka_unit_test(rows_and_chunks_change_no_bit),
         cmocka_unit_test(borders_change_no_bit),
         cmocka_unit_test(snapshots_move),
@@ -503,5 +551,5 @@ int main(void) {
         cmocka_unit_test(creation_fails_cleanly),
         cmocka_unit_test(what_it_does_not_do_is_refused),
     };
-    return cmocka_run_group_tests_name("mlx", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("mlx", tests, scratch_setup, scratch_teardown);
 }

@@ -9,6 +9,10 @@ namespace {
 
 std::atomic<int> calls_to_failure{-1};
 
+const char *mode_name(mlx_code_form form) {
+    return form == MLX_AFFINE ? "affine" : form == MLX_MXFP4 ? "mxfp4" : "mxfp8";
+}
+
 #define TEXT_OF(x)                        #x
 #define VERSION_TEXT(major, minor, patch) TEXT_OF(major) "." TEXT_OF(minor) "." TEXT_OF(patch)
 
@@ -28,7 +32,17 @@ mx::array integers(const int32_t *from, int n) { return mx::array(from, mx::Shap
 mx::array rounded(const mx::array &x) { return mx::astype(mx::astype(x, mx::bfloat16), mx::float32); }
 
 mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact) {
-    return mx::matmul(d->round_inputs && !exact ? rounded(x) : x, mx::transpose(w->value));
+    auto input = d->round_inputs && !exact ? rounded(x) : x;
+    if (!w->scales) return mx::matmul(input, mx::transpose(w->value));
+    return mx::quantized_matmul(input, w->value, *w->scales, w->biases, true, w->codes.group, w->codes.bits,
+                                mode_name(w->codes.form));
+}
+
+mx::array product_of_each(const mlx_device *d, const mx::array &x, const mlx_array *w, const mx::array &order) {
+    auto input = d->round_inputs ? rounded(x) : x;
+    if (!w->scales) return mx::gather_mm(input, mx::transpose(w->value, {0, 2, 1}), std::nullopt, order);
+    return mx::gather_qmm(input, w->value, *w->scales, w->biases, std::nullopt, order, true, w->codes.group,
+                          w->codes.bits, mode_name(w->codes.form));
 }
 
 mx::array norm(const mx::array &x, const mlx_array *weight, float eps) {
@@ -109,11 +123,37 @@ int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_r
         if (rows) shape.insert(shape.begin(), rows);
         if (count > 1) shape.insert(shape.begin(), count);
         int all = count * (rows ? rows : 1);
-        *out = new mlx_array{filled(shape, mx::float32, [&](void *to) {
+        auto value = filled(shape, mx::float32, [&](void *to) {
             for (int i = 0; i < all; i++) row(user, i, static_cast<float *>(to) + static_cast<size_t>(i) * columns);
-        })};
+        });
+        *out = new mlx_array{value, {}, {}, {}};
+    });
+}
+
+int mlx_array_create_codes(mlx_device *device, int count, int rows, int columns, mlx_codes codes, mlx_code_row_fn row,
+                           const void *user, mlx_array **out, mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        auto stream = [&](int index, int width, mx::Dtype type) {
+            mx::Shape shape{rows, width};
+            if (count > 1) shape.insert(shape.begin(), count);
+            size_t bytes = static_cast<size_t>(width) * mx::size_of(type);
+            return filled(shape, type, [&](void *to) {
+                for (int i = 0; i < count * rows; i++)
+                    row(user, i, index, static_cast<char *>(to) + static_cast<size_t>(i) * bytes);
+            });
+        };
+        bool affine = codes.form == MLX_AFFINE;
+        auto value = stream(0, columns * codes.bits / 32, mx::uint32);
+        auto scales = stream(1, columns / codes.group, affine ? mx::float32 : mx::uint8);
+        std::optional<mx::array> biases;
+        if (affine) biases = stream(2, columns / codes.group, mx::float32);
+        *out = new mlx_array{value, scales, biases, codes};
     });
 }
 
 void mlx_array_free(mlx_array *array) { delete array; }
-size_t mlx_array_bytes(const mlx_array *array) { return array->value.nbytes(); }
+size_t mlx_array_bytes(const mlx_array *array) {
+    return array->value.nbytes() + (array->scales ? array->scales->nbytes() : 0) +
+           (array->biases ? array->biases->nbytes() : 0);
+}

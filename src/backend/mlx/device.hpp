@@ -15,7 +15,9 @@
 namespace mx = mlx::core;
 
 struct mlx_array {
-    mx::array value;
+    mx::array value; // or codes, with what is beside them
+    std::optional<mx::array> scales, biases;
+    mlx_codes codes;
 };
 
 struct mlx_device {
@@ -64,6 +66,8 @@ mx::array integers(const int32_t *from, int n);
 mx::array rounded(const mx::array &x);
 // x [..][in] times w [out][in]; exact: x is never rounded.
 mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact = false);
+// x [n][1 or chosen][1][in] times those of w [experts][out][in] that `order` [n][chosen] names, one by one.
+mx::array product_of_each(const mlx_device *d, const mx::array &x, const mlx_array *w, const mx::array &order);
 mx::array norm(const mx::array &x, const mlx_array *weight, float eps);
 // x [rows][heads][head_dim], turned by the table's angles at positions [rows]. Pairs are (j, j + head_dim / 2).
 mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position);

@@ -45,8 +45,11 @@ void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out
                 out);
 }
 
-/* Latents [n][codes] of positions from `position` on into the store; the v_norm scalars beside them are those of the
- * stored, rounded latents that attention will read. */
+/* The place of a position among the rows that are computed together. */
+static size_t place_of(int position) { return (size_t)(position % MLX_FOLLOW_ROWS); }
+
+/* Latents, each in its place, of positions from `position` on into the store; the v_norm scalars beside them are those
+ * of the stored, rounded latents that attention will read. */
 static kakeya_status store_latents(backend_model *m, backend_cache *c, int position, int n, const float *codes,
                                    kakeya_error *error) {
     const latent_row *row = &c->t.latent;
@@ -56,11 +59,12 @@ static kakeya_status store_latents(backend_model *m, backend_cache *c, int posit
     if (!values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for latents");
     float *scales = values + MLX_FOLLOW_ROWS * (size_t)row->rank_v;
     for (int i = 0; i < n; i++) {
-        const float *code = codes + (size_t)i * (size_t)width;
+        const float *code = codes + place_of(position + i) * (size_t)width;
         unsigned char *to = latent_code(c, position + i);
         store_latent(row->format, code, row->rank_k, to);
         if (!row->shared) store_latent(row->format, code + row->rank_k, row->rank_v, to + row->values_at);
-        load_latent(row->format, to + row->values_at, row->rank_v, values + (size_t)i * (size_t)row->rank_v);
+        load_latent(row->format, to + row->values_at, row->rank_v,
+                    values + place_of(position + i) * (size_t)row->rank_v);
     }
     bool layers[MLX_MAX_LAYERS] = {false};
     for (int i = 0; i < m->config->layers; i++) layers[i] = c->t.layer[i].latent_head >= 0;
@@ -70,14 +74,14 @@ static kakeya_status store_latents(backend_model *m, backend_cache *c, int posit
                   &failure, error);
     size_t heads = (size_t)c->t.latent_heads;
     for (int i = 0; i < n && !status; i++)
-        memcpy(latent_scales(c, position + i), scales + (size_t)i * heads, heads * sizeof *scales);
+        memcpy(latent_scales(c, position + i), scales + place_of(position + i) * heads, heads * sizeof *scales);
     mem_free(values);
     return status;
 }
 
 /* ------------------------------------------------------------------------------------------------------- groups */
 
-/* A group of rows on its way. */
+/* A group of rows on its way, all between two multiples of MLX_FOLLOW_ROWS. */
 typedef struct follow_group {
     backend_model *model;
     backend_cache *cache;
@@ -93,7 +97,7 @@ static void store_context(const follow_group *g, const float *k, const float *v)
     size_t values = (size_t)(d->kv_heads * d->head_dim);
     for (int layer = 0; layer < d->layers; layer++) {
         for (int i = 0; i < g->n; i++) {
-            size_t at = ((size_t)layer * MLX_FOLLOW_ROWS + (size_t)i) * values;
+            size_t at = ((size_t)layer * MLX_FOLLOW_ROWS + place_of(g->position + i)) * values;
             mlx_store_values(c->t.draft_format, k + at, values, kv_draft_row(c, layer, g->position + i, true));
             mlx_store_values(c->t.draft_format, v + at, values, kv_draft_row(c, layer, g->position + i, false));
         }
@@ -111,9 +115,9 @@ static kakeya_status follow_context(const follow_group *g, bool latents, kakeya_
     if (!aux) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the drafter's context");
     float *k = aux + rows * width, *v = k + kv;
     int32_t position[MLX_FOLLOW_ROWS];
-    for (int i = 0; i < MLX_FOLLOW_ROWS; i++) position[i] = g->position + i;
+    for (int i = 0; i < MLX_FOLLOW_ROWS; i++) position[i] = g->position / MLX_FOLLOW_ROWS * MLX_FOLLOW_ROWS + i;
     for (int i = 0; i < g->n; i++)
-        memcpy(aux + (size_t)i * width, g->aux + (size_t)i * aux_stride(g), width * sizeof *aux);
+        memcpy(aux + place_of(g->position + i) * width, g->aux + (size_t)i * aux_stride(g), width * sizeof *aux);
     mlx_failure failure;
     kakeya_status status =
         mlx_check(mlx_context_run(m->device, &m->drafter, latents ? &m->encoders : NULL, MLX_FOLLOW_ROWS, aux,
@@ -137,8 +141,8 @@ static kakeya_status follow_aux(const follow_group *g, kakeya_error *error) {
     for (int i = 0; i < g->n; i++) {
         const float *from = g->aux + (size_t)i * aux_stride(g);
         for (int p = 0; p < parts; p++)
-            memcpy(aux + (size_t)i * width + (size_t)p * hidden, from + (size_t)t->f_theta_tap[p] * hidden,
-                   hidden * sizeof *aux);
+            memcpy(aux + place_of(g->position + i) * width + (size_t)p * hidden,
+                   from + (size_t)t->f_theta_tap[p] * hidden, hidden * sizeof *aux);
     }
     mlx_failure failure;
     kakeya_status status = mlx_check(mlx_encode_run(m->device, &m->encoders, MLX_FOLLOW_ROWS, parts, m->config->hidden,
@@ -162,8 +166,9 @@ kakeya_status mlx_follow(backend_model *m, const follow_rows *rows, kakeya_error
         latents = timeline_latent_rows(t, rows->rows), from = rows->rows - (context > latents ? context : latents);
     kakeya_status status = KAKEYA_OK;
     while (from < rows->rows && !status) {
-        /* A group ends where latents, or the context, begin to be kept. */
-        int end = from + MLX_FOLLOW_ROWS < rows->rows ? from + MLX_FOLLOW_ROWS : rows->rows;
+        /* A group also ends where latents, or the context, begin to be kept. */
+        int room = MLX_FOLLOW_ROWS - (int)place_of(rows->position + from);
+        int end = from + room < rows->rows ? from + room : rows->rows;
         int begins[2] = {rows->rows - context, rows->rows - latents};
         for (int i = 0; i < 2; i++) {
             if (begins[i] > from && begins[i] < end) end = begins[i];

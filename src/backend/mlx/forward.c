@@ -206,6 +206,8 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
     mark_wanted(s, &tile->cache->t, c->layers, wanted);
     tile_source source = {m, tile, &spans, s->first_row};
     mlx_tile graph = {.rows = tile->rows,
+                      .first = tile->first - tile->origin,
+                      .n = tile->n,
                       .embedded = embedded,
                       .ple = ple ? embedded + hidden : NULL,
                       .position = position,
@@ -238,31 +240,31 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
 
 /* --------------------------------------------------------------------------------------------------------- head */
 
-/* Rows that want logits or a choice, always so many together. */
+/* Rows that want logits or a choice, always so many together, each in the place that its position gives it. */
 static kakeya_status run_head(backend_model *m, const mlx_segment *s, kakeya_error *error) {
     const backend_segment *r = s->request;
     size_t hidden = (size_t)m->config->hidden, vocab = (size_t)m->config->vocab;
     kakeya_status status = KAKEYA_OK;
-    if (!r->logits && !r->argmax) return status;
-    if (r->first_logit_row >= r->n) return status;
-    size_t input = MLX_DECODE_ROWS * hidden, output = r->logits ? MLX_DECODE_ROWS * vocab : 0;
+    if (r->first_logit_row >= r->n || (!r->logits && !r->argmax)) return status;
+    size_t input = MLX_HEAD_ROWS * hidden, output = r->logits ? MLX_HEAD_ROWS * vocab : 0;
     float *rows = mem_alloc(m->account, MEM_WORKSPACE, (input + output) * sizeof *rows);
     if (!rows)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of logits",
                          (input + output) * sizeof *rows);
-    for (int at = r->first_logit_row; at < r->n && !status; at += MLX_DECODE_ROWS) {
-        size_t n = (size_t)(r->n - at < MLX_DECODE_ROWS ? r->n - at : MLX_DECODE_ROWS),
-               to = (size_t)(at - r->first_logit_row);
-        int32_t choice[MLX_DECODE_ROWS];
+    for (int at = r->first_logit_row, n; at < r->n && !status; at += n) {
+        int first = (r->cache->t.length + at) % MLX_HEAD_ROWS, room = MLX_HEAD_ROWS - first;
+        n = r->n - at < room ? r->n - at : room;
+        size_t in = (size_t)first, count = (size_t)n, to = (size_t)(at - r->first_logit_row);
+        int32_t choice[MLX_HEAD_ROWS];
         memset(rows, 0, input * sizeof *rows);
-        memcpy(rows, m->hidden + (size_t)(s->first_row + at) * hidden, n * hidden * sizeof *rows);
+        memcpy(rows + in * hidden, m->hidden + (size_t)(s->first_row + at) * hidden, count * hidden * sizeof *rows);
         mlx_failure failure;
-        status = mlx_check(mlx_head_run(m->device, &m->form, rows, MLX_DECODE_ROWS, m->suppress,
+        status = mlx_check(mlx_head_run(m->device, &m->form, rows, MLX_HEAD_ROWS, m->suppress,
                                         r->logits ? rows + input : NULL, r->argmax ? choice : NULL, &failure),
                            &failure, error);
         if (status) break;
-        if (r->logits) memcpy(r->logits + to * vocab, rows + input, n * vocab * sizeof *rows);
-        if (r->argmax) memcpy(r->argmax + to, choice, n * sizeof *choice);
+        if (r->logits) memcpy(r->logits + to * vocab, rows + input + in * vocab, count * vocab * sizeof *rows);
+        if (r->argmax) memcpy(r->argmax + to, choice + in, count * sizeof *choice);
     }
     mem_free(rows);
     return status;

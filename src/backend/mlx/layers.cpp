@@ -182,18 +182,19 @@ struct tile_graph {
         auto x = norm(h, nullptr, form->eps) * l.router_scale->value *
                  mx::array(1.0f / std::sqrt(static_cast<float>(form->hidden)));
         auto logits = product(device, x, l.router_proj, true);
+        int first = tile->first, n = tile->n;
+        auto real = [&](const mx::array &of, int columns) {
+            return mx::slice(of, mx::Shape{first, 0}, mx::Shape{first + n, columns});
+        };
         // Stable: of equal logits the lowest expert comes first.
-        auto order = mx::slice(mx::argsort(mx::negative(logits), -1), mx::Shape{0, 0}, mx::Shape{rows, chosen});
-        auto weights = mx::softmax(mx::take_along_axis(logits, order, -1), -1, true) *
+        auto order = real(mx::argsort(mx::negative(logits), -1), chosen);
+        auto weights = mx::softmax(mx::take_along_axis(real(logits, logits.shape(1)), order, -1), -1, true) *
                        mx::take(l.router_expert_scale->value, order);
 
-        auto input = norm(h, l.pre_ffn_norm_2, form->eps);
-        if (device->round_inputs) input = rounded(input);
-        input = mx::reshape(input, {rows, 1, 1, form->hidden});
-        // One product for each pair of a row and an expert: [rows][chosen][1][out].
-        auto each = [&](const mx::array &from, const mlx_array *w) {
-            return mx::gather_mm(from, mx::transpose(w->value, {0, 2, 1}), std::nullopt, order);
-        };
+        auto input = real(norm(h, l.pre_ffn_norm_2, form->eps), form->hidden);
+        input = mx::reshape(input, {n, 1, 1, form->hidden});
+        // One product for each pair of a row and an expert, whatever stands beside it: [n][chosen][1][out].
+        auto each = [&](const mx::array &from, const mlx_array *w) { return product_of_each(device, from, w, order); };
         std::optional<mx::array> gate, up;
         if (l.experts_gate_up) {
             auto both = mx::split(each(input, l.experts_gate_up), 2, -1);
@@ -203,16 +204,14 @@ struct tile_graph {
             gate = each(input, l.experts_gate);
             up = each(input, l.experts_up);
         }
-        auto inner = gelu(*gate) * *up;
-        if (device->round_inputs) inner = rounded(inner);
-        auto out = mx::reshape(each(inner, l.experts_down), {rows, chosen, form->hidden});
+        auto out = mx::reshape(each(gelu(*gate) * *up, l.experts_down), {n, chosen, form->hidden});
         out = out * mx::expand_dims(weights, 2);
         std::optional<mx::array> sum; // in the order of their ranks
         for (auto &one : mx::split(out, chosen, 1)) {
-            auto row = mx::reshape(one, {rows, form->hidden});
+            auto row = mx::reshape(one, {n, form->hidden});
             sum = sum ? *sum + row : row;
         }
-        return *sum;
+        return mx::pad(*sum, {{first, rows - first - n}, {0, 0}});
     }
 
     mx::array dense(const mlx_layer &l, const mx::array &h) const {

@@ -6,15 +6,9 @@ static int rounded_up(int n, int step) { return (n + step - 1) / step * step; }
 
 tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end) {
     tile_rows tile = {.cache = c, .kind = kind, .first = at};
-    if (kind == SEGMENT_PROMPT) {
-        tile.rows = MLX_PROMPT_ROWS;
-        tile.origin = at / MLX_PROMPT_ROWS * MLX_PROMPT_ROWS;
-        tile.n = least(end, tile.origin + MLX_PROMPT_ROWS) - at;
-    } else { /* rows of one tile attend equally many slots */
-        tile.rows = MLX_DECODE_ROWS;
-        tile.origin = at;
-        tile.n = least(least(end, rounded_up(at + 1, MLX_KEY_STEP)) - at, MLX_DECODE_ROWS);
-    }
+    tile.rows = kind == SEGMENT_PROMPT ? MLX_PROMPT_ROWS : MLX_DECODE_ROWS;
+    tile.origin = at / tile.rows * tile.rows;
+    tile.n = least(end, tile.origin + tile.rows) - at;
     return tile;
 }
 

@@ -1,7 +1,9 @@
 /* Which position lies in which slot of a tile's keys. Positions alone decide, never the call: so a row meets the same
  * numbers at the same places in whatever block or chunk it is computed, and every operation has the same shape.
  *
- *   layers          | prompt tile [o, o + P)            | decode rows at t
+ * The same holds for rows: a tile begins at a multiple of its rows, so a row is always the same one of its tile.
+ *
+ *   layers          | prompt tile [o, o + P)            | decode tile
  *   ----------------+-----------------------------------+------------------------------------------------------
  *   sliding         | ascending from o - W + 1          | position mod ring(W)
  *   sliding, bounded| the same                          | the sink, then position mod ring(min(w, W))

@@ -17,9 +17,11 @@
 #include "backend/mlx/mlx_device.h"
 
 enum {
-    MLX_PROMPT_ROWS = 32,  /* of a tile of prompt rows, which begins at a multiple of it */
-    MLX_DECODE_ROWS = 16,  /* of a tile of decode rows */
-    MLX_FOLLOW_ROWS = 16,  /* of context and latents that are made together */
+    /* Rows that are computed together, at positions from a multiple of their number on: */
+    MLX_PROMPT_ROWS = 32,  /* of a prompt */
+    MLX_DECODE_ROWS = 16,  /* of an answer */
+    MLX_HEAD_ROWS = 16,    /* of logits */
+    MLX_FOLLOW_ROWS = 16,  /* of context and latents */
     MLX_MAX_ROWS = 512,    /* of one forward */
     MLX_KEY_STEP = 1024,   /* by which the slots of layers that see everything grow */
     MLX_ROPE_GROWTH = 1024 /* positions by which RoPE tables grow */
@@ -53,6 +55,7 @@ struct backend_model {
     mlx_array **arrays; /* all but those of RoPE tables */
     int n_arrays;
     size_t weight_bytes;
+    weight_format widened;          /* of some matrix that is held as float32; F32: there is none */
     rope_source rope[3];            /* sliding, full, the drafter's; theta 0: none */
     const mlx_array *suppress;      /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */
     const mlx_array *never_drafted; /* the same for the drafter's mask */

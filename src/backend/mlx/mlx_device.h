@@ -59,6 +59,17 @@ typedef void (*mlx_row_fn)(const void *user, int row, float *to);
  */
 int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_row_fn row, const void *user,
                      mlx_array **out, mlx_failure *failure);
+/* A matrix of codes as libmlx's own quantised products read it: [count][rows] of `columns` codes of `bits` bits, the
+ * lowest bits first, with a scale for `group` of them. */
+typedef enum mlx_code_form { MLX_AFFINE = 0, MLX_MXFP4, MLX_MXFP8 } mlx_code_form;
+typedef struct mlx_codes {
+    mlx_code_form form;
+    int bits, group;
+} mlx_codes;
+/* Writes row `row`: stream 0, codes; 1, scales (affine: float32; else bytes); 2, biases (affine alone: float32). */
+typedef void (*mlx_code_row_fn)(const void *user, int row, int stream, void *to);
+int mlx_array_create_codes(mlx_device *device, int count, int rows, int columns, mlx_codes codes, mlx_code_row_fn row,
+                           const void *user, mlx_array **out, mlx_failure *failure);
 void mlx_array_free(mlx_array *array);
 size_t mlx_array_bytes(const mlx_array *array);
 
@@ -115,6 +126,7 @@ typedef struct mlx_span {
 
 typedef struct mlx_tile {
     int rows;
+    int first, n;            /* rows that are computed for somebody; the others are padding, and pass by the experts */
     const float *embedded;   /* [rows][hidden], scaled */
     const float *ple;        /* [rows][layers * ple_width], rows of the table, scaled; or NULL */
     const int32_t *position; /* [rows] */

@@ -63,10 +63,9 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
 static void describe(backend_model *m) {
     snprintf(m->description, sizeof m->description, "mlx/%s, libmlx %s", mlx_device_is_gpu(m->device) ? "gpu" : "cpu",
              mlx_version_loaded());
-    weight_format format = m->weights->layer[0].q_proj.format;
-    if (format != WEIGHT_F32)
+    if (m->widened != WEIGHT_F32)
         snprintf(m->note, sizeof m->note, "backend mlx holds weights of type %s as float32",
-                 weight_format_name(format));
+                 weight_format_name(m->widened));
 }
 
 static kakeya_status mlx_model_create(const backend_model_options *options, backend_model **out, kakeya_error *error) {

@@ -1,9 +1,11 @@
-/* Weights as arrays on the device, in float32: what a product takes that sums in float32 whatever its inputs are. */
+/* Weights as arrays on the device: codes where libmlx has a product for them, else float32, which a product takes that
+ * sums in float32 whatever its inputs are. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/groups.h"
 #include "backend/mlx/mlx.h"
 #include "backend/weight_values.h"
 
@@ -39,29 +41,85 @@ static bool tell(loading *l) {
 }
 
 /* Counts first: what does not fit is refused before it is made. */
-static const mlx_array *create(loading *l, int count, int rows, int columns, mlx_row_fn row, const void *user) {
+static bool count(loading *l, size_t bytes) {
     backend_model *m = l->m;
-    size_t bytes = (size_t)count * (size_t)(rows ? rows : 1) * (size_t)columns * sizeof(float);
-    if (l->status || !tell(l)) return NULL;
+    if (l->status || !tell(l)) return false;
     mlx_array **grown = realloc(m->arrays, (size_t)(m->n_arrays + 1) * sizeof *grown);
     if (grown) m->arrays = grown;
     if (!grown || !mem_account_add(m->account, MEM_WEIGHTS, bytes)) {
         l->status = error_set(l->error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of weights (%zu more)",
                               m->weight_bytes, bytes);
-        return NULL;
+        return false;
     }
     m->weight_bytes += bytes;
     l->bytes += bytes;
-    mlx_failure failure;
-    mlx_array *array = NULL;
-    l->status =
-        mlx_check(mlx_array_create(m->device, count, rows, columns, row, user, &array, &failure), &failure, l->error);
-    if (array) m->arrays[m->n_arrays++] = array;
+    return true;
+}
+
+/* What the device has made of what was counted. */
+static const mlx_array *made(loading *l, int status, mlx_array *array, const mlx_failure *failure) {
+    l->status = mlx_check(status, failure, l->error);
+    if (array) l->m->arrays[l->m->n_arrays++] = array;
     return array;
 }
 
-/* `count` matrices that lie one behind the other. */
-static const mlx_array *stacked(loading *l, const weight *w, int count) {
+static const mlx_array *create(loading *l, int n, int rows, int columns, mlx_row_fn row, const void *user) {
+    mlx_failure failure;
+    mlx_array *array = NULL;
+    if (!count(l, (size_t)n * (size_t)(rows ? rows : 1) * (size_t)columns * sizeof(float))) return NULL;
+    int status = mlx_array_create(l->m->device, n, rows, columns, row, user, &array, &failure);
+    return made(l, status, array, &failure);
+}
+
+/* ------------------------------------------------------------------------------------------ quantised matrices */
+
+/* Whether libmlx has a product for the codes of a matrix as they are. */
+static bool has_codes(const weight *w, mlx_codes *out) {
+    static const struct {
+        weight_format format;
+        mlx_code_form form;
+        int bits;
+    } known[] = {
+        {WEIGHT_AFFINE_2, MLX_AFFINE, 2}, {WEIGHT_AFFINE_3, MLX_AFFINE, 3}, {WEIGHT_AFFINE_4, MLX_AFFINE, 4},
+        {WEIGHT_AFFINE_5, MLX_AFFINE, 5}, {WEIGHT_AFFINE_6, MLX_AFFINE, 6}, {WEIGHT_AFFINE_8, MLX_AFFINE, 8},
+        {WEIGHT_FP4_E8M0, MLX_MXFP4, 4},  {WEIGHT_FP8_E8M0, MLX_MXFP8, 8},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (known[i].format != w->format) continue;
+        int group = known[i].form == MLX_AFFINE ? w->group : 32;
+        *out = (mlx_codes){known[i].form, known[i].bits, group};
+        return (group == 32 || group == 64 || group == 128) && w->in % group == 0;
+    }
+    return false;
+}
+
+/* A row as the device wants it: scales of 16 bits become float32, which every product would do anew. */
+static void load_code_row(const void *user, int row, int stream, void *to) {
+    const weight *w = user;
+    const unsigned char *from = weight_row(w, stream, row);
+    size_t bytes = weight_row_bytes(w, stream);
+    bool wide = stream > 0 && weight_format_find(w->format)->stream[stream].bytes == 2;
+    if (!wide) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    for (size_t i = 0; i < bytes / 2; i++) ((float *)to)[i] = group_scale(w, from, i);
+}
+
+static const mlx_array *create_codes(loading *l, const weight *w, int n, mlx_codes codes) {
+    mlx_failure failure;
+    mlx_array *array = NULL;
+    size_t groups = (size_t)w->out * (size_t)(w->in / codes.group),
+           bytes = (size_t)w->out * (size_t)w->in / 8 * (size_t)codes.bits +
+                   groups * (codes.form == MLX_AFFINE ? 2 * sizeof(float) : 1);
+    if (!count(l, bytes)) return NULL;
+    int status = mlx_array_create_codes(l->m->device, n, w->out / n, w->in, codes, load_code_row, w, &array, &failure);
+    return made(l, status, array, &failure);
+}
+
+/* `n` matrices that lie one behind the other. */
+static const mlx_array *stacked(loading *l, const weight *w, int n) {
+    mlx_codes codes;
     if (w->out == 0 || l->status) return NULL;
     if (!weight_present(w)) {
         if (w->synthetic > 0)
@@ -69,7 +127,9 @@ static const mlx_array *stacked(loading *l, const weight *w, int count) {
                                   weight_format_name(w->format));
         return NULL;
     }
-    return create(l, count, w->out / count, w->in, load_matrix_row, w);
+    if (has_codes(w, &codes)) return create_codes(l, w, n, codes);
+    if (w->format != WEIGHT_F32) l->m->widened = w->format;
+    return create(l, n, w->out / n, w->in, load_matrix_row, w);
 }
 
 static const mlx_array *matrix(loading *l, const weight *w) { return stacked(l, w, 1); }
