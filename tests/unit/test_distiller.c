@@ -15,18 +15,22 @@ static double draw(uint64_t *state) {
     return (double)(*state >> 40) / (double)(1 << 23) - 1;
 }
 
-static kakeya_engine *open_engine(const char *name, int threads) {
+static kakeya_engine *open_as(const char *name, int threads, kakeya_precision precision) {
     char path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
     options.model = path;
     options.f_theta = options.drafter = "none";
-    options.precision = KAKEYA_PRECISION_F32;
+    options.precision = precision;
     options.threads = threads;
     kakeya_engine *engine = NULL;
     REQUIRE_OK(kakeya_engine_open(&options, &engine, error));
     return engine;
+}
+
+static kakeya_engine *open_engine(const char *name, int threads) {
+    return open_as(name, threads, KAKEYA_PRECISION_F32);
 }
 
 static distiller_options options_of(const kakeya_engine *engine, int threads) {
@@ -187,6 +191,10 @@ static void what_does_not_fit(void **state) {
     assert_int_equal(distiller_step(d, NULL, NULL, &r, &problem), KAKEYA_FORMAT);
     assert_non_null(strstr(problem.message, "the loss is no number"));
     distiller_destroy(d);
+    kakeya_engine_close(engine);
+    engine = open_as("gemma4-tiny-dense", 1, KAKEYA_PRECISION_BF16);
+    assert_int_equal(distiller_create(engine, &o, &data, &start, &d, &problem), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(problem.message, "precision f32"));
     fit_weights_free(&start);
     corpus_free(&data);
     kakeya_engine_close(engine);
