@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check test test-whole test-gpu fuzz coverage install uninstall package clean help
+.PHONY: all demo check test test-whole test-gpu cross-macos fuzz coverage install uninstall package clean help
 
 all:
 	@tools/bootstrap.sh build
@@ -30,6 +30,9 @@ test-whole:
 test-gpu:
 	@BUILD="$(BUILD)-gpu" tools/test_gpu.sh
 
+cross-macos:
+	@tools/cross_macos.sh build-macos
+
 fuzz:
 	@tools/fuzz.sh $${SECONDS_PER_TARGET:-600}
 
@@ -47,7 +50,7 @@ package: all
 	@tools/package.sh "$(BUILD)"
 
 clean:
-	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-arm64 build-cuda build-gpu build-mlx
+	rm -rf build build-sanitize build-threads build-fuzz build-coverage build-arm64 build-macos build-cuda build-gpu build-mlx
 	@for directory in "$(BUILD)" "$(BUILD)-gpu"; do [ ! -f "$$directory/CMakeCache.txt" ] || rm -rf "$$directory"; done
 
 help:
@@ -59,6 +62,7 @@ help:
 	@echo "make test       build and run every test; the last line counts them"
 	@echo "make test-whole the same with every repetition of long sweeps, under sanitizers, too: hours"
 	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"
+	@echo "make cross-macos compile and link the program for Apple silicon with zig, a package of 100 MB from PyPI"
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"

@@ -41,7 +41,7 @@ build)
     shift
     fetch_libraries
     # What is not written for Arm is only to be compiled.
-    tools/build.sh "$build" "$*" -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF -DKAKEYA_SERVE=OFF -DCMAKE_C_FLAGS_RELEASE=-O0 \
+    tools/build.sh "$build" "$*" -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_SERVE=OFF -DCMAKE_C_FLAGS_RELEASE=-O0 \
         -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_linux.cmake" -DKAKEYA_ROOT="$root"
     ;;
 run)

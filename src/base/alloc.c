@@ -89,10 +89,11 @@ static void *allocate(mem_account *account, mem_tag tag, size_t counted, size_t 
     void *base;
     if (mapped) {
         base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (base == MAP_FAILED)
-            base = NULL;
+        if (base == MAP_FAILED) base = NULL;
+#if defined(MADV_HUGEPAGE)
         else
             (void)madvise(base, mapped, MADV_HUGEPAGE); /* advice only */
+#endif
     } else {
         base = calloc(1, size + 2 * ALIGNMENT); /* which does not touch pages that are zero already */
     }

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/platform.h"
+
 static kakeya_status status_of(int number) {
     return number == ENOMEM ? KAKEYA_OUT_OF_MEMORY : number == EINTR ? KAKEYA_CANCELLED : KAKEYA_IO;
 }
@@ -209,7 +211,7 @@ static int open_stream(const char *path, mode_t mode) {
         return -1;
     }
     memcpy(address.sun_path, path, strlen(path) + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = platform_local_socket(SOCK_STREAM);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) == 0) return fd;
     int number = errno;
     if (fd >= 0) close(fd);
@@ -220,6 +222,7 @@ static int open_stream(const char *path, mode_t mode) {
 /* Opens the temporary file: without a name where the file system can, so that nothing stays behind however the program
  * ends. */
 static bool open_temporary(file_writer *writer) {
+#if defined(O_TMPFILE)
     const char *slash = strrchr(writer->target, '/');
     char *folder = slash == writer->target ? strdup("/")
                    : slash                 ? strndup(writer->target, (size_t)(slash - writer->target))
@@ -233,6 +236,7 @@ static bool open_temporary(file_writer *writer) {
         if (access(self, F_OK) == 0) return true; /* it can be given a name later */
         close(writer->fd);
     }
+#endif
     for (int attempt = 0; attempt < 100; attempt++) {
         free(writer->temporary);
         writer->temporary = temporary_name(writer->target);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/platform.h"
+
 /* The number behind `key` at the beginning of a line; a key of "" takes the file's first word. False where there is no
  * such number ("max", for example). */
 static bool read_number(const char *root, const char *path, const char *key, uint64_t *out) {
@@ -48,4 +50,7 @@ size_t machine_memory_available_in(const char *root) {
     return available < SIZE_MAX ? (size_t)available : SIZE_MAX;
 }
 
-size_t machine_memory_available(void) { return machine_memory_available_in(""); }
+size_t machine_memory_available(void) {
+    size_t available = platform_memory_available();
+    return available ? available : machine_memory_available_in("");
+}

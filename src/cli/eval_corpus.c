@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/platform.h"
 #include "cli/eval.h"
 
 static int is_source(const struct dirent *entry) {
@@ -28,9 +29,7 @@ static void list_sources(const char *directory, eval_corpus *out) {
 void eval_corpus_find(eval_corpus *out) {
     *out = (eval_corpus){0};
     char executable[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", executable, sizeof executable - 1);
-    if (length <= 0) return;
-    executable[length] = '\0';
+    if (!platform_program(executable, sizeof executable)) return;
     char *slash = strrchr(executable, '/');
     if (!slash) return;
     *slash = '\0';

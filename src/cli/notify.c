@@ -7,6 +7,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/platform.h"
+
 void notify_service(const char *lines) {
     const char *path = getenv("NOTIFY_SOCKET");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -14,7 +16,7 @@ void notify_service(const char *lines) {
     if (bytes < 2 || bytes >= sizeof address.sun_path || (path[0] != '/' && path[0] != '@')) return;
     memcpy(address.sun_path, path, bytes);
     if (path[0] == '@') address.sun_path[0] = '\0'; /* an abstract name */
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = platform_local_socket(SOCK_DGRAM);
     if (fd < 0) return;
     socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
     (void)!sendto(fd, lines, strlen(lines), MSG_NOSIGNAL, (const struct sockaddr *)&address, length);

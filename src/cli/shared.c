@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/platform.h"
 #include "cli/terminal.h"
 
 /* Choices in the order of the public enums, spelt by the library. */
@@ -106,9 +107,7 @@ void cli_shared_free(cli_shared *shared) {
  * the installation prefix. malloc'ed, or NULL. */
 static char *find_bundled_demo(void) {
     char executable[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", executable, sizeof executable - 1);
-    if (length <= 0) return NULL;
-    executable[length] = '\0';
+    if (!platform_program(executable, sizeof executable)) return NULL;
     char *slash = strrchr(executable, '/');
     if (!slash) return NULL;
     *slash = '\0';

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/platform.h"
 #include "text/chat_text.h"
 #include "text/tokenizer_tables.h"
 #include "text/utf8.h"
@@ -73,7 +74,7 @@ static void fill(token_table *t) {
         t->ordinary[id / 32] |= 1u << (id % 32);
         if (characters > t->most_characters) t->most_characters = characters;
     }
-    qsort_r(t->all.tokens, t->all.n, sizeof *t->all.tokens, by_text, t);
+    platform_sort(t->all.tokens, t->all.n, sizeof *t->all.tokens, by_text, t);
     for (size_t i = 0; i < t->all.n; i++) {
         int32_t id = t->all.tokens[i];
         if (!(t->ordinary[id / 32] >> (id % 32) & 1)) t->odd.tokens[t->odd.n++] = id;

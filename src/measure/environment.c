@@ -4,6 +4,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/platform.h"
+
 #include "measure/report.h"
 
 /* The rest of the first line of a text file that starts with `prefix`, behind the separator; "" where there is none. */
@@ -29,7 +31,7 @@ cJSON *environment_describe(void) {
     struct utsname system = {0};
     uname(&system);
     char cpu[256], release[256], os[512], date[32];
-    line_value("/proc/cpuinfo", "model name", ':', cpu, sizeof cpu);
+    platform_cpu_name(cpu, sizeof cpu);
     line_value("/etc/os-release", "PRETTY_NAME", '=', release, sizeof release);
     snprintf(os, sizeof os, "%s%s%s %s", release, release[0] ? ", " : "", system.sysname, system.release);
     time_t now = time(NULL);

@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/platform.h"
 #include "remote/process.h"
 
 static const double gate_seconds = 300;
@@ -17,12 +18,10 @@ static const size_t gate_memory = (size_t)4 << 30;
 
 char *gate_own_program(kakeya_error *error) {
     char path[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (length > 0) {
+    if (platform_program(path, sizeof path)) {
         static const char gone[] = " (deleted)"; /* replaced by another version meanwhile, which is then the program */
-        path[length] = '\0';
-        size_t kept = (size_t)length - (sizeof gone - 1);
-        if ((size_t)length > sizeof gone && strcmp(path + kept, gone) == 0) path[kept] = '\0';
+        size_t length = strlen(path), kept = length - (sizeof gone - 1);
+        if (length > sizeof gone && strcmp(path + kept, gone) == 0) path[kept] = '\0';
         if (file_exists(path)) return strdup(path);
     }
     error_set(error, KAKEYA_IO, "the path of this program cannot be found out: set \"program\" in remote.json");

@@ -18,6 +18,7 @@
 #endif
 
 #include "base/clock.h"
+#include "base/platform.h"
 #include "remote/text.h"
 
 extern char **environ;
@@ -73,7 +74,7 @@ failed:;
 
 kakeya_status process_start(const process_child *child, pid_t *pid, kakeya_error *error) {
     int report[2];
-    if (pipe2(report, O_CLOEXEC) != 0)
+    if (platform_pipe(report) != 0)
         return error_set(error, KAKEYA_IO, "%s: no pipe: %s", child->argv[0], strerror(errno));
     pid_t parent = getpid();
     fflush(NULL);
@@ -189,7 +190,7 @@ static kakeya_status move_bytes(running *r, pid_t pid, int *ended, kakeya_error 
 
 static bool make_pipe(int *theirs, int *ours, bool to_child) {
     int both[2];
-    int failed = to_child ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) : pipe2(both, O_CLOEXEC);
+    int failed = to_child ? platform_socket_pair(both) : platform_pipe(both);
     if (failed) return false;
     *theirs = both[to_child ? 0 : 1];
     *ours = both[to_child ? 1 : 0];

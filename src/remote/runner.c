@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/platform.h"
 
 static const int tick_milliseconds = 100;
 
@@ -130,7 +131,7 @@ static bool open_files(watch *w, process_child *child) {
     int out[2] = {-1, -1}, err[2] = {-1, -1};
     w->log[0] = path_join(job->folder, "log.0");
     w->log[1] = path_join(job->folder, "log.1");
-    if (!w->log[0] || !w->log[1] || pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) return false;
+    if (!w->log[0] || !w->log[1] || platform_pipe(out) != 0 || platform_pipe(err) != 0) return false;
     unlink(w->log[1]);
     w->log_fd = create(w->log[0]);
     w->output_fd = output ? create(output) : -1;
@@ -203,7 +204,7 @@ kakeya_status runner_start(const runner_job *job, runner *out, kakeya_error *err
     *out = (runner){.supervisor = -1, .end_pipe = -1, .lock = take_lock(job->folder)};
     int both[2];
     if (out->lock < 0) return error_set(error, KAKEYA_IO, "%s: a run is going on there", job->folder);
-    if (pipe2(both, O_CLOEXEC) != 0) {
+    if (platform_pipe(both) != 0) {
         close(out->lock);
         return error_set(error, KAKEYA_IO, "no pipe: %s", strerror(errno));
     }

@@ -1,10 +1,10 @@
 #include "text/chat_parser.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "text/chat_arguments.h"
 #include "text/chat_json.h"
@@ -218,9 +218,8 @@ static void new_id(chat_parser *p) {
     memcpy(p->id, p->id_prefix, n);
     while (n < end && !p->status) {
         unsigned char bytes[2 * ID_CHARACTERS];
-        ssize_t got = getrandom(bytes, sizeof bytes, 0);
-        if (got < 0 && errno != EINTR) p->status = KAKEYA_IO;
-        for (ssize_t i = 0; i < got && n < end; i++) {
+        if (getentropy(bytes, sizeof bytes) != 0) p->status = KAKEYA_IO;
+        for (size_t i = 0; i < sizeof bytes && n < end && !p->status; i++) {
             if (bytes[i] < FAIR_BELOW) p->id[n++] = digits[bytes[i] % BASE];
         }
     }

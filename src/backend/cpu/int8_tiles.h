@@ -437,7 +437,7 @@ static double probe(size_t iterations) {
         }
     }
     UNROLL_SUMS for (int i = 0; i < SUMS / 2; i++) lanes_keep(row_pair_end(lanes_zero(), pairs[i], true));
-    return (double)iterations * (TILE_PIECES / 2) * (SUMS / 2) * LANES * 2 * 8 * 2;
+    return (double)iterations * (double)(TILE_PIECES / 2 * (SUMS / 2) * LANES * 2 * 8 * 2);
 #else
     lanes_sum sums[SUMS];
     UNROLL_SUMS for (int i = 0; i < SUMS; i++) sums[i] = sum_begin(lanes_zero());
@@ -448,7 +448,7 @@ static double probe(size_t iterations) {
         }
     }
     UNROLL_SUMS for (int i = 0; i < SUMS; i++) lanes_keep(sums[i].sum);
-    return (double)iterations * TILE_PIECES * SUMS * LANES * 4 * 2;
+    return (double)iterations * (double)(TILE_PIECES * SUMS * LANES * 4 * 2);
 #endif
 }
 

@@ -308,7 +308,7 @@ static double probe_flops(bool round_to_bf16, size_t iterations) {
     volatile float source = 0.0f;
     simd_f32 sums[CHAINS];
     UNROLL for (int j = 0; j < CHAINS; j++) sums[j] = simd_set1(source);
-    double operations = 2.0 * SIMD_LANES * CHAINS * (double)iterations;
+    double operations = (double)(2 * SIMD_LANES * CHAINS) * (double)iterations;
 #ifdef SIMD_DOT_PAIRS
     if (round_to_bf16) {
         float zeros[SIMD_LANES];

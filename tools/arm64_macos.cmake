@@ -1,0 +1,11 @@
+# Cross-compiles for macOS on Apple silicon with zig's compiler, linker and libSystem (tools/cross_macos.sh) in KAKEYA_CROSS.
+set(CMAKE_SYSTEM_NAME Darwin)
+set(CMAKE_SYSTEM_PROCESSOR arm64)
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES KAKEYA_CROSS)
+set(CMAKE_C_COMPILER ${KAKEYA_CROSS}/bin/cc)
+set(CMAKE_AR ${KAKEYA_CROSS}/bin/ar CACHE FILEPATH "")
+set(CMAKE_RANLIB ${KAKEYA_CROSS}/bin/ranlib CACHE FILEPATH "")
+set(CMAKE_INSTALL_NAME_TOOL true)
+set(CMAKE_OSX_SYSROOT "")
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "")
+set(ENV{PKG_CONFIG_LIBDIR} ${KAKEYA_CROSS}/lib/pkgconfig)

@@ -1,0 +1,88 @@
+#!/bin/sh
+# Compiles and links the program for macOS on Apple silicon, on Linux, without the server: zig, a package of PyPI, is a clang with
+# macOS's headers and the names in its libSystem. Of the libraries that Homebrew has on a Mac this machine's headers are used, and
+# lists of the names that they export, so that nothing stays undefined. Nothing is run.
+# usage: tools/cross_macos.sh BUILD_DIRECTORY
+set -eu
+
+build=${1:?usage: tools/cross_macos.sh BUILD_DIRECTORY}
+zig_version=0.17.1
+oldest_macos=14.0 # libmlx's
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+cross=$build/cross
+
+give_up() { # reason
+    echo "cross-macos: skipped ($1)"
+    exit 0
+}
+
+install_zig() {
+    [ ! -f "$cross/zig-$zig_version" ] || return 0
+    rm -rf "$cross"
+    mkdir -p "$cross"
+    python3 -m venv "$cross/venv" && "$cross/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+        --target "$cross/zig" "ziglang==$zig_version" && rm -rf "$cross/venv" && touch "$cross/zig-$zig_version"
+}
+
+# clang names extensions of Arm by -march, zig by -mcpu.
+write_tools() {
+    mkdir -p "$cross/bin"
+    cat >"$cross/bin/cc" <<END
+#!/bin/sh
+for a; do
+    shift
+    case \$a in -march=armv8.2-a+*) a=-mcpu=generic+v8_2a+\${a#*+} ;; esac
+    set -- "\$@" "\$a"
+done
+exec env ZIG_GLOBAL_CACHE_DIR="$cross/cache" "$cross/zig/ziglang/zig" cc -target aarch64-macos.$oldest_macos "\$@"
+END
+    for tool in ar ranlib; do
+        printf '#!/bin/sh\nexec "%s/zig/ziglang/zig" %s "$@"\n' "$cross" $tool >"$cross/bin/$tool"
+    done
+    chmod +x "$cross"/bin/*
+}
+
+# Headers of one library to include/, what its shared library exports to lib/: a "text-based stub", as in Apple's SDK.
+add_library() { # pkg-config name, library, headers below an include directory...
+    name=$1 library=$2
+    shift 2
+    for header; do
+        for place in /usr/include "/usr/include/$(cc -print-multiarch)"; do
+            [ ! -e "$place/$header" ] || cp -R "$place/$header" "$cross/include/"
+        done
+    done
+    file=$(cc -print-file-name="lib$library.so")
+    [ -e "$file" ] || give_up "lib$library.so is not installed"
+    {
+        printf -- "--- !tapi-tbd\ntbd-version: 4\ntargets: [ arm64-macos ]\ninstall-name: '/opt/homebrew/lib/lib%s.dylib'\n" "$library"
+        printf 'exports:\n  - targets: [ arm64-macos ]\n    symbols: [ '
+        nm -D --defined-only "$file" | awk '$2 ~ /[TDBRVW]/ { sub(/@.*/, "", $3); printf "%s_%s", n++ ? ", " : "", $3 }'
+        printf ' ]\n...\n'
+    } >"$cross/lib/lib$library.tbd"
+    folders=$(pkg-config --cflags-only-I "$name" | sed "s|/usr/include|$cross/include|g")
+    printf 'Name: %s\nDescription: names alone\nVersion: %s\nCflags: -I%s %s\nLibs: -L%s -l%s\n' "$name" \
+        "$(pkg-config --modversion "$name")" "$cross/include" "$folders" "$cross/lib" "$library" >"$cross/lib/pkgconfig/$name.pc"
+}
+
+tools/bootstrap.sh build
+install_zig >"$build/zig.log" 2>&1 || give_up "ziglang $zig_version could not be installed by pip"
+write_tools
+rm -rf "$cross/include" "$cross/lib"
+mkdir -p "$cross/include" "$cross/lib/pkgconfig"
+add_library libcjson cjson cjson
+add_library yajl yajl yajl
+add_library hwloc hwloc hwloc hwloc.h
+add_library zlib z zlib.h zconf.h
+add_library libedit edit editline histedit.h
+add_library libcrypto crypto openssl
+add_library libxxhash xxhash xxhash.h xxh3.h
+
+tools/build.sh "$build" product -DKAKEYA_TESTS=OFF -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_SERVE=OFF \
+    -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_macos.cmake" -DKAKEYA_CROSS="$cross"
+magic=$(od -A n -t x4 -N 8 "$build/kakeya" | tr -d ' ')
+if [ "$magic" != feedfacf0100000c ]; then
+    echo "cross-macos: $build/kakeya is no program for macOS on Arm (it begins with $magic)" >&2
+    exit 1
+fi
+echo "cross-macos: $build/kakeya is linked for macOS $oldest_macos on Apple silicon"
