@@ -288,6 +288,52 @@ static void rows_and_chunks_change_no_bit(void **state) {
     check_bits("gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q8, 2, false);
 }
 
+/* f_theta fed by aux hidden states, on layers that attend the K/V of others: as the CPU, and on bits. */
+static void latents_from_aux(void **state) {
+    (void)state;
+    static const tiny_policy policies[] = {
+        {"restored 16", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, 2, 16, F_THETA_AUX_HIDDEN},
+        {"restored all 9", KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_ALL, 4, 9, F_THETA_AUX_HIDDEN},
+    };
+    tiny d[BACKENDS];
+    float *logits[BACKENDS], *parts;
+    int32_t tokens[ALL];
+    tiny_tokens(tokens, ALL, 37);
+    for (int b = 0; b < BACKENDS; b++) {
+        tiny_open_weights(&d[b], "gemma4-tiny-ple", NULL);
+        const gemma4_config *form = &d[b].verifier->config;
+        f_theta_config c = {.input = F_THETA_AUX_HIDDEN, .latents = F_THETA_LATENTS_KV, .hidden = form->hidden};
+        f_theta_config_fit(&c, form, 20, 20, true);
+        c.aux_layers = f_theta_default_taps(form, 3, c.aux_layer);
+        REQUIRE_OK(f_theta_model_synthesize_as(&c, WEIGHT_F32, false, &d[b].account, &d[b].f_theta, error));
+        d[b].ops = backend_find(b == MLX ? "mlx" : "cpu", NULL);
+        tiny_complete(&d[b], KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
+        logits[b] = logits_for(&d[b], ALL);
+    }
+    size_t vocab = vocab_of(&d[MLX]);
+    parts = logits_for(&d[MLX], ALL);
+    for (int i = 0; i < 2; i++) {
+        for (int run = 0; run < 3; run++) {
+            tiny *on = &d[run == CPU ? CPU : MLX];
+            backend_cache *cache = tiny_cache(on, &policies[i], KV_FORMAT_F32);
+            run_turns(on, cache, &policies[i], tokens, run < 2 ? FIRST : 23, run < 2 ? 1 : 7,
+                      run == CPU   ? logits[CPU]
+                      : run == MLX ? logits[MLX]
+                                   : parts);
+            on->ops->cache_destroy(cache);
+        }
+        /* A random model lets small differences grow from row to row: the first rows that attend latents are compared.
+         */
+        assert_close(policies[i].name, logits[MLX], logits[CPU], (FIRST + 5) * vocab, 3e-3);
+        assert_same_bits(policies[i].name, parts, logits[MLX], ALL * vocab);
+    }
+    for (int b = 0; b < BACKENDS; b++) {
+        free(logits[b]);
+        tiny_close(&d[b]);
+    }
+    free(parts);
+}
+
 /* A block whose rows cross the border where full-attention layers get more slots. */
 static void borders_change_no_bit(void **state) {
     (void)state;
@@ -546,6 +592,7 @@ int main(void) {
         cmocka_unit_test(demo),
         cmocka_unit_test(quantised),
         cmocka_unit_test(rows_and_chunks_change_no_bit),
+        cmocka_unit_test(latents_from_aux),
         cmocka_unit_test(borders_change_no_bit),
         cmocka_unit_test(snapshots_move),
         cmocka_unit_test(segments_do_not_mix),

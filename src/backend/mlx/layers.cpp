@@ -162,7 +162,7 @@ struct tile_graph {
         auto out = mx::matmul(s.restored ? part(0, s.slots) : weights, kv.v);
         if (s.restored) { // values stay latents until they are summed
             auto latent = mx::matmul(part(s.slots, all) * *kv.scales, *kv.codes_v);
-            auto decoder = mx::reshape(l.decoder_v->value, {l.kv_heads, l.head_dim, -1});
+            auto decoder = mx::reshape(form->layer[l.source].decoder_v->value, {l.kv_heads, l.head_dim, -1});
             out = out + mx::matmul(latent, mx::transpose(decoder, {0, 2, 1}));
         }
         if (spoilt) {
