@@ -413,7 +413,7 @@ typedef struct kakeya_engine_options {
     const char *drafter;
     const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */
     const char *backend; /* "auto" (NULL), "cpu", "cuda", "mlx" */
-    const char *cpu_isa; /* NULL: best available; "scalar", "avx2", "avx512", "avx512bf16": for tests and bench */
+    const char *cpu_isa; /* NULL: best available; "scalar", "avx2", "neon", ... (`kakeya run --help`): for tests */
     kakeya_precision precision;
     int threads;                      /* at most 1024; 0: one per physical core available to the process */
     bool drafter_scaled_embedding;    /* multiply drafter block embeddings by sqrt(hidden) (some public engines do) */

@@ -62,7 +62,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(.name = "backend", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->backend,
                    .help = "auto, cpu, cuda or mlx, as far as this build has them (auto)"),
         CLI_OPTION(.name = "isa", .argument = "NAME", .kind = CLI_TEXT, .target = &shared->isa,
-                   .help = "CPU kernels: scalar, avx2, avx512, avx512bf16 (the best that runs here)"),
+                   .help = "CPU kernels: scalar, avx2, avx512, avx512bf16, neon, neon-dotprod, neon-i8mm (the best)"),
         CLI_OPTION(.name = "devices", .argument = "LIST", .kind = CLI_TEXT, .target = &shared->devices,
                    .help = "GPUs that compute together, by number: 0,1 (0)"),
         CLI_OPTION(.name = "attention", .argument = "POLICY", .kind = CLI_CHOICE, .target = &shared->attention,
