@@ -11,8 +11,8 @@ DESTDIR ?=
 
 all:
 	@tools/bootstrap.sh build
-	@. tools/cuda.sh && . tools/mlx.sh && options="$$(cuda_options "$(CUDA)") $$(mlx_options "$(MLX)" "$(BUILD)")" && \
-		tools/build.sh "$(BUILD)" product $$options
+	@. tools/cuda.sh && . tools/mlx.sh && cuda=$$(cuda_options "$(CUDA)") && mlx=$$(mlx_options "$(MLX)" "$(BUILD)") && \
+		tools/build.sh "$(BUILD)" product $$cuda $$mlx
 
 demo: all
 	"$(BUILD)/kakeya" run --prompt-file examples/needle-60.txt
