@@ -54,6 +54,8 @@ SIMD_INLINE void score(product kind, const int R, const int K, const score_call 
 #define SCORE_ENTRY(kind, R, K) [KV_FORMAT_##kind][R] = score_##kind##_##R,
 #if defined(__AVX512F__)
 #define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 8) X(kind, 3, 4) X(kind, 4, 4)
+#elif defined(SIMD_LOADS_OPERANDS)
+#define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 4) X(kind, 3, 2) X(kind, 4, 2)
 #else
 #define SCORE_TILES(X, kind) X(kind, 1, 8) X(kind, 2, 4) X(kind, 3, 4) X(kind, 4, 2)
 #endif

@@ -269,6 +269,14 @@ SIMD_INLINE void tile(product kind, const int R, const int O, const tile_call *c
     X(kind, 8, 3)                                                                                                      \
     X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1) X(kind, 7, 1) X(kind, 8, 1)
 static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 8, 8, 6, 4, 4, 3, 3};
+#elif defined(SIMD_LOADS_OPERANDS)
+#define TILES(X, kind)                                                                                                 \
+    X(kind, 1, 8)                                                                                                      \
+    X(kind, 2, 4)                                                                                                      \
+    X(kind, 3, 3)                                                                                                      \
+    X(kind, 4, 2)                                                                                                      \
+    X(kind, 5, 2) X(kind, 6, 2) X(kind, 1, 1) X(kind, 2, 1) X(kind, 3, 1) X(kind, 4, 1) X(kind, 5, 1) X(kind, 6, 1)
+static const int tile_outputs[FEW_ROWS + 1] = {0, 8, 4, 3, 2, 2, 2};
 #else
 #define TILES(X, kind)                                                                                                 \
     X(kind, 1, 8)                                                                                                      \

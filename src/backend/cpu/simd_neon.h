@@ -10,6 +10,8 @@
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
 enum { SIMD_LANES = 8, SIMD_REGISTERS = 16 };
+/* Operands are registers, too: the sums of a tile leave room for its weights. */
+#define SIMD_LOADS_OPERANDS
 typedef struct simd_f32 {
     float32x4_t a, b; /* lanes 0 to 3, and 4 to 7 */
 } simd_f32;
