@@ -1,5 +1,5 @@
 /* Who waits for how long, on a clock that computing alone moves: a forward takes a base and a time for each row, so
- * what is measured here does not depend on the machine. */
+ * what is measured here does not depend on the machine. For whole runs only; test_scheduler stands in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

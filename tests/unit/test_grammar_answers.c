@@ -1,6 +1,6 @@
 /* Answers of the demo model under grammars: what is complete is valid, and the tokens are the same for every mode,
  * draft length and batch. A short sweep has every schema, temperature and mode, but not all of their combinations, and
- * cuts answers earlier. */
+ * cuts answers earlier. For whole runs only; test_grammar_matcher stands in. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
