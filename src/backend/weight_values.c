@@ -38,8 +38,12 @@ static const value_loader loaders[WEIGHT_FORMAT_COUNT] = {[WEIGHT_F32] = load_f3
                                                           [WEIGHT_BF16] = load_bf16,
                                                           BLOCK_FORMATS(LOADER_ENTRY) GROUP_FORMATS(LOADER_ENTRY)};
 
+void weight_row_values(const weight *w, const void *const *streams, int first, int n, float *out) {
+    loaders[w->format](w, streams, first, n, out);
+}
+
 void weight_values(const weight *w, int row, int first, int n, float *out) {
     const void *streams[WEIGHT_STREAMS];
     weight_row_streams(w, row, streams);
-    loaders[w->format](w, streams, first, n, out);
+    weight_row_values(w, streams, first, n, out);
 }

@@ -6,5 +6,7 @@
 
 /* Values [first, first + n) of a row of a matrix that has data. */
 void weight_values(const weight *w, int row, int first, int n, float *out);
+/* The same of a row whose streams are known (weight_row_streams), [WEIGHT_STREAMS]. */
+void weight_row_values(const weight *w, const void *const *streams, int first, int n, float *out);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/quant.h"
 #include "backend/groups.h"
+#include "backend/weight_values.h"
 
 /* A row of the source: its streams. */
 typedef struct source_row {
@@ -24,29 +25,6 @@ static source_row row_of(const weight_source *s, size_t row) {
 
 /* ------------------------------------------------------------------------------------------------------- values */
 
-typedef void (*value_loader)(const weight *w, const void *const *row, int first, int n, float *out);
-
-#define FORMAT_LOADER(NAME, name, ...)                                                                                 \
-    static void load_##name(const weight *w, const void *const *row, int first, int n, float *out) {                   \
-        row_##name(w, row, first, n, out);                                                                             \
-    }
-BLOCK_FORMATS(FORMAT_LOADER)
-GROUP_FORMATS(FORMAT_LOADER)
-
-static void load_f32(const weight *w, const void *const *row, int first, int n, float *out) {
-    (void)w;
-    memcpy(out, (const char *)row[0] + sizeof *out * (size_t)first, sizeof *out * (size_t)n);
-}
-
-static void load_f16(const weight *w, const void *const *row, int first, int n, float *out) {
-    (void)w;
-    for (int i = 0; i < n; i++) out[i] = block_f16((const unsigned char *)row[0] + 2 * (size_t)(first + i));
-}
-
-#define LOADER_ENTRY(NAME, name, ...) [WEIGHT_##NAME] = load_##name,
-static const value_loader loaders[WEIGHT_FORMAT_COUNT] = {
-    [WEIGHT_F32] = load_f32, [WEIGHT_F16] = load_f16, BLOCK_FORMATS(LOADER_ENTRY) GROUP_FORMATS(LOADER_ENTRY)};
-
 static void row_to_bf16(const weight_source *s, const cuda_matrix *m, size_t row, cuda_bf16 *out) {
     enum { AT_A_TIME = 256 };
     source_row r = row_of(s, row);
@@ -57,7 +35,7 @@ static void row_to_bf16(const weight_source *s, const cuda_matrix *m, size_t row
         for (int done = 0, n; done < columns; done += n) {
             float values[AT_A_TIME];
             n = columns - done < AT_A_TIME ? columns - done : AT_A_TIME;
-            loaders[r.w->format](r.w, r.stream, at + done, n, values);
+            weight_row_values(r.w, r.stream, at + done, n, values);
             for (int i = 0; i < n; i++) out[done + i] = f32_to_bf16(values[i]);
         }
     }
