@@ -12,8 +12,10 @@ static const cli_command command = {
     .details =
         "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
         "it is complete.\n",
-    .examples = "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
-                "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n",
+    .examples =
+        "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
+        "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"
+        "  kakeya convert ~/models/gemma-4-26B-A4B-it out.gguf --to q4_0 --head q8_0 --importance imatrix.gguf\n",
 };
 
 static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (double)part / (double)whole : 0; }
@@ -21,12 +23,22 @@ static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (dou
 int cli_convert(int argc, char **argv) {
     int to = -1, threads = 0;
     bool grid = false;
+    const char *importance = NULL, *head = NULL, *attention = NULL;
+    cli_texts keep = {.n = 0};
     const cli_option own[] = {
         CLI_OPTION(.name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to,
                    .choices = convert_target_names,
                    .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory"),
         CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
                    .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
+        CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXT, .target = &importance,
+                   .help = "let errors count by the inputs that weights meet: a GGUF file of llama-imatrix"),
+        CLI_OPTION(.name = "head", .argument = "FORMAT", .kind = CLI_TEXT, .target = &head,
+                   .help = "format of the embedding and the head: f32, f16, bf16, q4_0, q8_0, q6_k, ..."),
+        CLI_OPTION(.name = "attn", .argument = "FORMAT", .kind = CLI_TEXT, .target = &attention,
+                   .help = "format of attention's matrices"),
+        CLI_OPTION(.name = "keep", .argument = "REGEX=FORMAT", .kind = CLI_TEXTS, .target = &keep,
+                   .help = "format of tensors whose name matches, such as 'blk.0.=bf16'; may be repeated"),
         CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &threads, .min = 0, .max = 1024,
                    .help = "threads (0: one per core); the bytes are the same for any number"),
         {.name = NULL},
@@ -39,13 +51,23 @@ int cli_convert(int argc, char **argv) {
     kakeya_error error = {0};
     convert_report report;
     const convert_options options = {
-        .to = (convert_target)to, .grid = grid, .threads = threads, .progress = terminal_progress};
+        .to = (convert_target)to,
+        .grid = grid,
+        .threads = threads,
+        .importance = importance,
+        .head = head,
+        .attention = attention,
+        .keep = keep.text,
+        .n_keep = keep.n,
+        .progress = terminal_progress,
+    };
     kakeya_status failed = convert_model(argv[first], argv[first + 1], &options, &report, &error);
     terminal_clear_progress();
     if (failed) return cli_fail(command.name, &error);
     char tensors[32], bytes[32];
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
            format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
+    if (importance) printf("  importances of %zu matrices were used\n", report.important);
     if (grid)
         printf("  %.2f %% of the blocks of Q4_0 lie on a grid, %.2f %% on one that the plain rule finds too\n",
                percent(report.on_grid, report.blocks), percent(report.on_plain_grid, report.blocks));

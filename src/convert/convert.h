@@ -27,6 +27,14 @@ typedef struct convert_options {
     convert_target to;
     bool grid;   /* with CONVERT_Q4_0: weights of quantisation-aware training are put on the grid that it saw */
     int threads; /* 0: one per core */
+
+    /* Of GGUF files. */
+    const char *importance;  /* a GGUF file of llama-imatrix: errors count by the inputs that a weight meets; or NULL */
+    const char *head;        /* the format of embedding and head ("q8_0"), NULL: the target's choice */
+    const char *attention;   /* the same of attention's matrices */
+    const char *const *keep; /* "REGEX=FORMAT" for tensors whose name in the file matches; the last one counts */
+    size_t n_keep;
+
     kakeya_progress_fn progress;
     void *user; /* of progress */
 } convert_options;
@@ -35,6 +43,7 @@ typedef struct convert_report {
     uint64_t bytes;      /* of tensors that were written */
     uint64_t parameters; /* in them */
     size_t tensors;
+    size_t important; /* matrices that had importances */
     uint64_t blocks, on_grid,
         on_plain_grid; /* of Q4_0, with `grid`; on_plain_grid: those that the plain rule finds too */
 } convert_report;

@@ -57,20 +57,31 @@ static void quantise_q5_0(const float *x, unsigned char *out) {
     put_nibbles(codes, out + 6);
 }
 
-static void quantise_q5_1(const float *x, unsigned char *out) {
-    int codes[BLOCK];
+/* Codes 0 to `most` from the minimum; both numbers are stored. */
+static void offset_codes(const float *x, int most, unsigned char *numbers, int *codes) {
     float low = x[0], high = x[0];
     for (int i = 1; i < BLOCK; i++) {
         low = x[i] < low ? x[i] : low;
         high = x[i] > high ? x[i] : high;
     }
-    float d = (high - low) / 31, inverse = d != 0 ? 1 / d : 0;
-    (void)put_f16(out, d);
-    (void)put_f16(out + 2, low);
+    float d = (high - low) / (float)most, inverse = d != 0 ? 1 / d : 0;
+    (void)put_f16(numbers, d);
+    (void)put_f16(numbers + 2, low);
     for (int i = 0; i < BLOCK; i++) {
         float place = (x[i] - low) * inverse;
-        codes[i] = clamp_int((int)(place + 0.5f), 0, 31);
+        codes[i] = clamp_int((int)(place + 0.5f), 0, most);
     }
+}
+
+static void quantise_q4_1(const float *x, unsigned char *out) {
+    int codes[BLOCK];
+    offset_codes(x, 15, out, codes);
+    put_nibbles(codes, out + 4);
+}
+
+static void quantise_q5_1(const float *x, unsigned char *out) {
+    int codes[BLOCK];
+    offset_codes(x, 31, out, codes);
     put_fifth_bits(codes, out + 4);
     put_nibbles(codes, out + 8);
 }
@@ -81,24 +92,93 @@ static void quantise_q8_0(const float *x, unsigned char *out) {
     for (int i = 0; i < BLOCK; i++) out[2 + i] = (unsigned char)(int8_t)roundf(x[i] * inverse);
 }
 
+/* ---------------------------------------------------------------------------------- blocks of 32 under importances */
+
+/* The scale by search instead of by the extremum alone. */
+static void fitted_codes(const float *x, const float *weights, int half, unsigned char *scale, int *codes) {
+    uint8_t found[BLOCK];
+    (void)put_f16(scale, search_scale(BLOCK, half, x, weights, found));
+    for (int i = 0; i < BLOCK; i++) codes[i] = found[i];
+}
+
+static void fitted_offset_codes(const offset_search *search, const float *x, const float *weights,
+                                unsigned char *numbers, int *codes) {
+    uint8_t found[BLOCK];
+    float minimum;
+    (void)put_f16(numbers, search_offset(search, x, weights, found, &minimum));
+    (void)put_f16(numbers + 2, -minimum);
+    for (int i = 0; i < BLOCK; i++) codes[i] = found[i];
+}
+
+static void fit_q4_0(const float *x, const float *weights, unsigned char *out) {
+    int codes[BLOCK];
+    fitted_codes(x, weights, 8, out, codes);
+    put_nibbles(codes, out + 2);
+}
+
+static void fit_q5_0(const float *x, const float *weights, unsigned char *out) {
+    int codes[BLOCK];
+    fitted_codes(x, weights, 16, out, codes);
+    put_fifth_bits(codes, out + 2);
+    put_nibbles(codes, out + 6);
+}
+
+static void fit_q4_1(const float *x, const float *weights, unsigned char *out) {
+    int codes[BLOCK];
+    fitted_offset_codes(&fine_16, x, weights, out, codes);
+    put_nibbles(codes, out + 4);
+}
+
+static void fit_q5_1(const float *x, const float *weights, unsigned char *out) {
+    int codes[BLOCK];
+    fitted_offset_codes(&fine_32, x, weights, out, codes);
+    put_fifth_bits(codes, out + 4);
+    put_nibbles(codes, out + 8);
+}
+
 /* -------------------------------------------------------------------------------------------------- single values */
 
 static void quantise_f32(const float *x, unsigned char *out) { memcpy(out, x, sizeof *x); }
 static void quantise_f16(const float *x, unsigned char *out) { put_u16(out, f32_to_f16(*x)); }
 static void quantise_bf16(const float *x, unsigned char *out) { put_u16(out, f32_to_bf16(*x)); }
 
+static void plain_q4_k(const float *x, unsigned char *out) { quantise_q4_k(x, NULL, out); }
+static void plain_q5_k(const float *x, unsigned char *out) { quantise_q5_k(x, NULL, out); }
+static void plain_q6_k(const float *x, unsigned char *out) { quantise_q6_k(x, NULL, out); }
+
 static void (*const blocks[WEIGHT_FORMAT_COUNT])(const float *x, unsigned char *out) = {
     [WEIGHT_F32] = quantise_f32,   [WEIGHT_F16] = quantise_f16,   [WEIGHT_BF16] = quantise_bf16,
-    [WEIGHT_Q4_0] = quantise_q4_0, [WEIGHT_Q5_0] = quantise_q5_0, [WEIGHT_Q5_1] = quantise_q5_1,
-    [WEIGHT_Q8_0] = quantise_q8_0, [WEIGHT_Q4_K] = quantise_q4_k, [WEIGHT_Q5_K] = quantise_q5_k,
-    [WEIGHT_Q6_K] = quantise_q6_k,
+    [WEIGHT_Q4_0] = quantise_q4_0, [WEIGHT_Q4_1] = quantise_q4_1, [WEIGHT_Q5_0] = quantise_q5_0,
+    [WEIGHT_Q5_1] = quantise_q5_1, [WEIGHT_Q8_0] = quantise_q8_0, [WEIGHT_Q4_K] = plain_q4_k,
+    [WEIGHT_Q5_K] = plain_q5_k,    [WEIGHT_Q6_K] = plain_q6_k,
+};
+
+/* Formats that importances change. */
+static const struct {
+    void (*make)(const float *x, const float *weights, unsigned char *out);
+    bool own_weights; /* takes the importances as they are */
+} fitted[WEIGHT_FORMAT_COUNT] = {
+    [WEIGHT_Q4_0] = {fit_q4_0, false},     [WEIGHT_Q4_1] = {fit_q4_1, false},     [WEIGHT_Q5_0] = {fit_q5_0, false},
+    [WEIGHT_Q5_1] = {fit_q5_1, false},     [WEIGHT_Q4_K] = {quantise_q4_k, true}, [WEIGHT_Q5_K] = {quantise_q5_k, true},
+    [WEIGHT_Q6_K] = {quantise_q6_k, true},
 };
 
 bool quantise_has(weight_format format) { return blocks[format] != NULL; }
 
-void quantise_row(weight_format format, const float *x, int n, unsigned char *out) {
+void quantise_row(weight_format format, const float *x, const float *importance, int n, unsigned char *out) {
     const weight_stream *stream = &weight_format_find(format)->stream[0];
-    for (int i = 0; i < n; i += stream->values, out += stream->bytes) blocks[format](x + i, out);
+    if (!importance || !fitted[format].make) {
+        for (int i = 0; i < n; i += stream->values, out += stream->bytes) blocks[format](x + i, out);
+        return;
+    }
+    float squares = 0;
+    for (int i = 0; i < n; i++) squares += x[i] * x[i];
+    for (int i = 0; i < n; i += stream->values, out += stream->bytes) {
+        float weights[BLOCK];
+        for (int j = 0; !fitted[format].own_weights && j < BLOCK; j++)
+            weights[j] = importance[i + j] * sqrtf(squares / (float)n + x[i + j] * x[i + j]);
+        fitted[format].make(x + i, fitted[format].own_weights ? importance + i : weights, out);
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------------- affine */

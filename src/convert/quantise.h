@@ -6,11 +6,13 @@
 #include "base/dtype.h"
 #include "model/weight_format.h"
 
-/* Whether quantise_row makes this format: F32, F16, BF16, Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K. */
+/* Whether quantise_row makes this format: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K. */
 bool quantise_has(weight_format format);
 
-/* n values, a multiple of the format's block, to its bytes. Values must be finite. */
-void quantise_row(weight_format format, const float *x, int n, unsigned char *out);
+/* n values, a multiple of the format's block, to its bytes. Values must be finite. `importance` says how much the error
+ * of each value counts, as mean squares of the inputs that meet it; NULL: all the same. Formats that round each value
+ * to the nearest (floats, Q8_0) don't ask for it. */
+void quantise_row(weight_format format, const float *x, const float *importance, int n, unsigned char *out);
 
 /* MLX's affine form: n values (a multiple of `group`) to codes of `bits` bits, and per group a scale and a bias of 16
  * bits. `scales` says of which type. */

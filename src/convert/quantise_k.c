@@ -3,19 +3,11 @@
  * the bytes. */
 #include "convert/quantise_numbers.h"
 
-enum { BLOCK = 256, SMALL = 32 };
+enum { BLOCK = 256, SMALL = SEARCH_OFFSET_VALUES };
 
 /* --------------------------------------------------------------------------------------------- scale and minimum */
 
-/* How the scale of a sub-block is looked for: codes 0 to `most`; trials (first + step * i + most) / range. */
-typedef struct offset_search {
-    int most, steps;
-    float first, step;
-} offset_search;
-
-/* The scale and the minimum (as a size, >= 0) that fit SMALL values best under `weights`, and their codes. */
-static float search_offset(const offset_search *s, const float *x, const float *weights, uint8_t *codes,
-                           float *minimum) {
+float search_offset(const offset_search *s, const float *x, const float *weights, uint8_t *codes, float *minimum) {
     float low = x[0], high = x[0], sum_w = weights[0], sum_wx = sum_w * x[0];
     for (int i = 1; i < SMALL; i++) {
         low = x[i] < low ? x[i] : low;
@@ -70,27 +62,90 @@ static float search_offset(const offset_search *s, const float *x, const float *
     return scale;
 }
 
-/* { f16 d; f16 dmin; u8 s[12] } of a block, and the codes of its values. */
-static void quantise_offsets(const offset_search *s, const float *x, unsigned char *out, uint8_t codes[BLOCK]) {
-    float scales[8], minima[8], largest_scale = 0, largest_minimum = 0;
-    for (int j = 0; j < 8; j++) {
-        const float *v = x + SMALL * j;
-        float weights[SMALL], squares = 0;
-        for (int i = 0; i < SMALL; i++) squares += v[i] * v[i];
-        float size = sqrtf(squares / SMALL);
-        for (int i = 0; i < SMALL; i++) weights[i] = size + fabsf(v[i]);
-        scales[j] = search_offset(s, v, weights, codes + SMALL * j, &minima[j]);
-        if (scales[j] > largest_scale) largest_scale = scales[j];
-        if (minima[j] > largest_minimum) largest_minimum = minima[j];
+enum { SUBS = BLOCK / SMALL, MOST_SCALE = 63 };
+
+/* Integers 0 to MOST_SCALE for the scales (or minima) of the sub-blocks, by the largest; returns their unit. */
+static float round_scales(const float *scales, int *codes) {
+    float largest = 0;
+    for (int j = 0; j < SUBS; j++) largest = scales[j] > largest ? scales[j] : largest;
+    float inverse = largest > 0 ? MOST_SCALE / largest : 0;
+    for (int j = 0; j < SUBS; j++) codes[j] = clamp_int(nearest(inverse * scales[j]), 0, MOST_SCALE);
+    return largest / MOST_SCALE;
+}
+
+/* The same under weights: the unit is looked for around the largest, and then single integers are moved as long as the
+ * weighted error falls. */
+static float fit_scales(const float *scales, const float *weights, int *codes) {
+    float largest = 0, best = 0, chosen = 0, sum_xl = 0, sum_ll = 0;
+    for (int j = 0; j < SUBS; j++) largest = scales[j] > largest ? scales[j] : largest;
+    memset(codes, 0, SUBS * sizeof *codes);
+    if (largest < 1e-15f) return 0;
+    for (int trial = 0; trial < 9; trial++) { /* 0, then -4 to 4 without 0 */
+        int shift = trial == 0 ? 0 : trial <= 4 ? trial - 5 : trial - 4;
+        float inverse = (0.1f * (float)shift + MOST_SCALE) / largest, unit = 1 / inverse, error = 0;
+        for (int j = 0; j < SUBS; j++) {
+            int l = clamp_int(nearest(inverse * scales[j]), 0, MOST_SCALE);
+            float miss = scales[j] - unit * (float)l;
+            error += weights[j] * miss * miss;
+        }
+        if (trial && !(error < best)) continue;
+        best = error;
+        chosen = inverse;
     }
-    float by_scale = largest_scale > 0 ? 63 / largest_scale : 0;
-    float by_minimum = largest_minimum > 0 ? 63 / largest_minimum : 0;
-    float d = put_f16(out, largest_scale / 63), dmin = put_f16(out + 2, largest_minimum / 63);
+    for (int j = 0; j < SUBS; j++) {
+        codes[j] = clamp_int(nearest(chosen * scales[j]), 0, MOST_SCALE);
+        sum_xl += weights[j] * scales[j] * (float)codes[j];
+        sum_ll += weights[j] * (float)codes[j] * (float)codes[j];
+    }
+    for (int round = 0, moved = 1; round < 5 && moved; round++) {
+        moved = 0;
+        for (int j = 0; j < SUBS; j++) {
+            const float w = weights[j], x = scales[j];
+            float xl = sum_xl - w * x * (float)codes[j], ll = sum_ll - w * (float)codes[j] * (float)codes[j];
+            if (!(xl > 0 && ll > 0)) continue;
+            int l = clamp_int(nearest(x * ll / xl), 0, MOST_SCALE);
+            if (l == codes[j]) continue;
+            xl += w * x * (float)l;
+            ll += w * (float)l * (float)l;
+            if (!(xl * xl * sum_ll > sum_xl * sum_xl * ll)) continue;
+            codes[j] = l;
+            sum_xl = xl;
+            sum_ll = ll;
+            moved = 1;
+        }
+    }
+    return sum_ll > 0 ? sum_xl / sum_ll : 0;
+}
+
+/* How much each of SMALL values counts. Without importances the large ones count more. With them the part of a value's
+ * own size is `floor`, the mean square of the block twice. */
+static void weigh(const float *x, const float *importance, float floor, float *weights) {
+    float squares = 0;
+    for (int i = 0; i < SMALL; i++) squares += x[i] * x[i];
+    const float size = sqrtf(squares / SMALL);
+    for (int i = 0; i < SMALL; i++)
+        weights[i] = importance ? importance[i] * sqrtf(floor + x[i] * x[i]) : size + fabsf(x[i]);
+}
+
+/* { f16 d; f16 dmin; u8 s[12] } of a block, and the codes of its values. */
+static void quantise_offsets(const offset_search *s, const float *x, const float *importance, unsigned char *out,
+                             uint8_t codes[BLOCK]) {
+    float scales[SUBS], minima[SUBS], sums[SUBS] = {0}, squares = 0;
+    int scale_codes[SUBS], minimum_codes[SUBS];
+    for (int i = 0; importance && i < BLOCK; i++) squares += x[i] * x[i];
+    for (int j = 0; j < SUBS; j++) {
+        float weights[SMALL];
+        weigh(x + SMALL * j, importance ? importance + SMALL * j : NULL, 2 * squares / BLOCK, weights);
+        for (int i = 0; i < SMALL; i++) sums[j] += weights[i];
+        scales[j] = search_offset(s, x + SMALL * j, weights, codes + SMALL * j, &minima[j]);
+    }
+    float unit = importance ? fit_scales(scales, sums, scale_codes) : round_scales(scales, scale_codes);
+    float minimum_unit = importance ? fit_scales(minima, sums, minimum_codes) : round_scales(minima, minimum_codes);
+    float d = put_f16(out, unit), dmin = put_f16(out + 2, minimum_unit);
     unsigned char *packed = out + 4;
     memset(packed, 0, 12);
-    for (int j = 0; j < 8; j++) {
-        int scale = clamp_int(nearest(by_scale * scales[j]), 0, 63);
-        int minimum = clamp_int(nearest(by_minimum * minima[j]), 0, 63);
+    for (int j = 0; j < SUBS; j++) {
+        int scale = scale_codes[j], minimum = minimum_codes[j];
         if (j < 4) {
             packed[j] = (unsigned char)(packed[j] | scale);
             packed[j + 4] = (unsigned char)(packed[j + 4] | minimum);
@@ -106,20 +161,24 @@ static void quantise_offsets(const offset_search *s, const float *x, unsigned ch
     }
 }
 
-void quantise_q4_k(const float *x, unsigned char *out) {
-    static const offset_search search = {.most = 15, .steps = 20, .first = -1, .step = 0.1f};
+/* Under importances the search is finer. */
+static const offset_search plain_16 = {.most = 15, .steps = 20, .first = -1, .step = 0.1f};
+static const offset_search plain_32 = {.most = 31, .steps = 15, .first = -0.5f, .step = 0.1f};
+const offset_search fine_16 = {.most = 15, .steps = 36, .first = -0.9f, .step = 0.05f};
+const offset_search fine_32 = {.most = 31, .steps = 36, .first = -0.9f, .step = 0.05f};
+
+void quantise_q4_k(const float *x, const float *importance, unsigned char *out) {
     uint8_t codes[BLOCK];
-    quantise_offsets(&search, x, out, codes);
+    quantise_offsets(importance ? &fine_16 : &plain_16, x, importance, out, codes);
     for (int j = 0; j < 4; j++) {
         for (int l = 0; l < SMALL; l++)
             out[16 + SMALL * j + l] = (unsigned char)(codes[64 * j + l] | codes[64 * j + SMALL + l] << 4);
     }
 }
 
-void quantise_q5_k(const float *x, unsigned char *out) {
-    static const offset_search search = {.most = 31, .steps = 15, .first = -0.5f, .step = 0.1f};
+void quantise_q5_k(const float *x, const float *importance, unsigned char *out) {
     uint8_t codes[BLOCK];
-    quantise_offsets(&search, x, out, codes);
+    quantise_offsets(importance ? &fine_32 : &plain_32, x, importance, out, codes);
     memset(out + 16, 0, SMALL);
     for (int j = 0; j < 8; j++) {
         for (int l = 0; l < SMALL; l++) out[16 + l] = (unsigned char)(out[16 + l] | codes[SMALL * j + l] >> 4 << j);
@@ -134,40 +193,40 @@ void quantise_q5_k(const float *x, unsigned char *out) {
 
 enum { GROUP = 16, HALF = 32 };
 
-/* The scale that fits GROUP values best, weighted by their squares, and codes of 0 to 63 around 32. */
-static float search_scale(const float *x, uint8_t *codes) {
+float search_scale(size_t n, int half, const float *x, const float *weights, uint8_t *codes) {
     float extremum = 0, scale = 0, best = 0;
-    for (int i = 0; i < GROUP; i++) {
+    for (size_t i = 0; i < n; i++) {
         if (fabsf(x[i]) > fabsf(extremum)) extremum = x[i];
     }
-    memset(codes, 0, GROUP);
+    memset(codes, 0, n);
     if (fabsf(extremum) < 1e-15f) return 0;
     for (int trial = 0; trial < 19; trial++) { /* 0, then -9 to 9 without 0 */
         int shift = trial == 0 ? 0 : trial <= 9 ? trial - 10 : trial - 9;
-        float inverse = shift == 0 ? (float)-HALF / extremum : -((float)HALF + 0.1f * (float)shift) / extremum;
+        float inverse = shift == 0 ? (float)-half / extremum : -((float)half + 0.1f * (float)shift) / extremum;
         float sum_xl = 0, sum_ll = 0;
-        uint8_t tried[GROUP];
-        for (int i = 0; i < GROUP; i++) {
-            int l = clamp_int(nearest(inverse * x[i]), -HALF, HALF - 1);
-            float w = x[i] * x[i];
-            tried[i] = (uint8_t)(l + HALF);
+        uint8_t tried[SEARCH_SCALE_MOST];
+        for (size_t i = 0; i < n; i++) {
+            int l = clamp_int(nearest(inverse * x[i]), -half, half - 1);
+            float w = weights ? weights[i] : x[i] * x[i];
+            tried[i] = (uint8_t)(l + half);
             sum_xl += w * x[i] * (float)l;
             sum_ll += w * (float)l * (float)l;
         }
         if (trial && !(sum_ll > 0 && sum_xl * sum_xl > best * sum_ll)) continue;
-        memcpy(codes, tried, sizeof tried);
+        memcpy(codes, tried, n);
         scale = sum_ll != 0 ? sum_xl / sum_ll : 0;
         best = scale * sum_xl;
     }
     return scale;
 }
 
-void quantise_q6_k(const float *x, unsigned char *out) {
+void quantise_q6_k(const float *x, const float *importance, unsigned char *out) {
     uint8_t codes[BLOCK];
     float scales[GROUP], extremum = 0;
     memset(out, 0, 210);
     for (int g = 0; g < BLOCK / GROUP; g++) {
-        scales[g] = search_scale(x + GROUP * g, codes + GROUP * g);
+        scales[g] =
+            search_scale(GROUP, HALF, x + GROUP * g, importance ? importance + GROUP * g : NULL, codes + GROUP * g);
         if (fabsf(scales[g]) > fabsf(extremum)) extremum = scales[g];
     }
     if (fabsf(extremum) < 1e-15f) return;

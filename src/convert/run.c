@@ -17,16 +17,27 @@ static kakeya_status check_free(const char *out, kakeya_error *error) {
                      "%s is there already, and is not overwritten: name another, or remove it", out);
 }
 
+static kakeya_status check_options(const convert_options *o, kakeya_error *error) {
+    if (o->grid && o->to != CONVERT_Q4_0)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "a grid of 4 bits is looked for with q4_0 alone, not with %s",
+                         convert_target_names[o->to]);
+    if (o->grid && o->importance)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "weights on a grid are met exactly, so importances have nothing to say: leave one away");
+    if (o->to >= CONVERT_AFFINE4 && (o->importance || o->head || o->attention || o->n_keep))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "importances and formats of single tensors are for GGUF files, not for %s",
+                         convert_target_names[o->to]);
+    return KAKEYA_OK;
+}
+
 kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
                             kakeya_error *error) {
     source from = {0};
     conversion c = {.from = &from, .options = options, .report = report};
     *report = (convert_report){0};
     kakeya_status status = check_free(out, error);
-    if (status == KAKEYA_OK && options->grid && options->to != CONVERT_Q4_0)
-        status =
-            error_set(error, KAKEYA_INVALID_ARGUMENT, "a grid of 4 bits is looked for with q4_0 alone, not with %s",
-                      convert_target_names[options->to]);
+    if (status == KAKEYA_OK) status = check_options(options, error);
     if (status == KAKEYA_OK) status = source_open(model, &from, error);
     if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
     for (size_t i = 0; i < from.n; i++) {

@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "convert/importance.h"
 #include "convert/quantise.h"
+#include "convert/recipe.h"
 #include "convert/source.h"
 #include "formats/checkpoint.h"
 #include "formats/gguf_output.h"
@@ -17,21 +19,13 @@ enum { MAX_TOKENIZER_BYTES = 512 << 20, NAME_BYTES = 96 };
 /* --------------------------------------------------------------------------------------------------------- types */
 
 static const struct {
-    weight_format base;
-    uint32_t file_type; /* general.file_type */
-} targets[] = {
-    [CONVERT_Q4_0] = {WEIGHT_Q4_0, 2},  [CONVERT_Q8_0] = {WEIGHT_Q8_0, 7},  [CONVERT_Q4_K] = {WEIGHT_Q4_K, 14},
-    [CONVERT_Q5_K] = {WEIGHT_Q5_K, 16}, [CONVERT_Q6_K] = {WEIGHT_Q6_K, 18}, [CONVERT_Q4_K_M] = {WEIGHT_Q4_K, 15},
-};
-
-static const struct {
     weight_format format;
     uint32_t type;
 } types[] = {
     {WEIGHT_F32, GGUF_TENSOR_F32},   {WEIGHT_F16, GGUF_TENSOR_F16},   {WEIGHT_BF16, GGUF_TENSOR_BF16},
-    {WEIGHT_Q4_0, GGUF_TENSOR_Q4_0}, {WEIGHT_Q5_0, GGUF_TENSOR_Q5_0}, {WEIGHT_Q5_1, GGUF_TENSOR_Q5_1},
-    {WEIGHT_Q8_0, GGUF_TENSOR_Q8_0}, {WEIGHT_Q4_K, GGUF_TENSOR_Q4_K}, {WEIGHT_Q5_K, GGUF_TENSOR_Q5_K},
-    {WEIGHT_Q6_K, GGUF_TENSOR_Q6_K},
+    {WEIGHT_Q4_0, GGUF_TENSOR_Q4_0}, {WEIGHT_Q4_1, GGUF_TENSOR_Q4_1}, {WEIGHT_Q5_0, GGUF_TENSOR_Q5_0},
+    {WEIGHT_Q5_1, GGUF_TENSOR_Q5_1}, {WEIGHT_Q8_0, GGUF_TENSOR_Q8_0}, {WEIGHT_Q4_K, GGUF_TENSOR_Q4_K},
+    {WEIGHT_Q5_K, GGUF_TENSOR_Q5_K}, {WEIGHT_Q6_K, GGUF_TENSOR_Q6_K},
 };
 
 static uint32_t type_of(weight_format format) {
@@ -39,36 +33,6 @@ static uint32_t type_of(weight_format format) {
         if (types[i].format == format) return types[i].type;
     }
     return GGUF_TENSOR_F32;
-}
-
-/* Layers that deserve more bits: the first and the last eighth, and every third between. */
-static bool use_more(int i, int n) { return i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2; }
-
-/* A row that is no multiple of a block of 256 takes blocks of 32, and one that is no multiple of these takes none. */
-static weight_format fitting(weight_format format, int in) {
-    if (in % weight_format_find(format)->stream[0].values == 0) return format;
-    weight_format smaller = format == WEIGHT_Q4_K   ? WEIGHT_Q5_0
-                            : format == WEIGHT_Q5_K ? WEIGHT_Q5_1
-                            : format == WEIGHT_Q6_K ? WEIGHT_Q8_0
-                                                    : WEIGHT_F16;
-    return in % weight_format_find(smaller)->stream[0].values == 0 ? smaller : WEIGHT_F16;
-}
-
-/* `v` counts the matrices of values so far. */
-static weight_format format_of(const conversion *c, const source_tensor *t, int *v) {
-    const weight_format base = targets[c->options->to].base;
-    weight_format chosen = base;
-    if (!t->w || t->slot.group == PARAMETERS_ROUTER) return WEIGHT_F32;
-    if (strstr(t->slot.name, "per_layer_model_projection")) return t->w->format;
-    if (t->slot.group == PARAMETERS_EMBEDDING || t->slot.group == PARAMETERS_HEAD ||
-        t->slot.group == PARAMETERS_PLE_TABLE)
-        chosen = base == WEIGHT_Q8_0 ? WEIGHT_Q8_0 : WEIGHT_Q6_K;
-    if (c->options->to == CONVERT_Q4_K_M && strstr(t->slot.name, "v_proj") && use_more((*v)++, c->from->layers_with_v))
-        chosen = WEIGHT_Q6_K;
-    if (c->options->to == CONVERT_Q4_K_M && strstr(t->slot.name, "down_proj") &&
-        use_more(t->layer, c->from->model->config.layers))
-        chosen = WEIGHT_Q6_K;
-    return fitting(chosen, t->in);
 }
 
 /* ---------------------------------------------------------------------------------------------------- vocabulary */
@@ -313,19 +277,23 @@ static size_t rope_divisors(const gemma4_config *c, float **out) {
 typedef struct planned {
     weight_format format;
     size_t row_bytes;
+    float *importance; /* [experts][in], or NULL */
+    int expert_rows;
 } planned;
 
 typedef struct writing {
     gguf_output *o;
     weight_format format;
+    const float *importance;
+    int expert_rows;
     int in;
     atomic_ullong places[GRID_OTHER + 1]; /* blocks, by where they lie */
 } writing;
 
 static void make_row(void *context, int row, const float *x, unsigned char *out) {
     const writing *w = context;
-    (void)row;
-    quantise_row(w->format, x, w->in, out);
+    const float *importance = w->importance ? w->importance + (size_t)(row / w->expert_rows) * (size_t)w->in : NULL;
+    quantise_row(w->format, x, importance, w->in, out);
 }
 
 static void make_grid_row(void *context, int row, const float *x, unsigned char *out) {
@@ -355,15 +323,25 @@ static kakeya_status write_piece(void *context, const void *data, size_t bytes, 
     return gguf_output_write(w->o, data, bytes, error);
 }
 
-static kakeya_status add_tensors(gguf_output *o, conversion *c, planned *plan, kakeya_error *error) {
-    int v = 0;
+static kakeya_status find_importance(const importances *file, const source_tensor *t, const char *name, planned *p,
+                                     kakeya_error *error) {
+    p->expert_rows = t->slot.dims == 3 ? (int)t->slot.shape[1] : t->rows;
+    if (!file || !t->w) return KAKEYA_OK;
+    return importances_find(file, name, t->rows / p->expert_rows, t->in, &p->importance, error);
+}
+
+static kakeya_status add_tensors(gguf_output *o, conversion *c, recipe *r, const importances *file, planned *plan,
+                                 kakeya_error *error) {
     for (size_t i = 0; i < c->from->n; i++) {
         const source_tensor *t = &c->from->tensors[i];
         char name[NAME_BYTES];
         int64_t ne[GGUF_MAX_DIMS];
         if (!gemma4_gguf_name(t->slot.name, name, sizeof name))
             return error_set(error, KAKEYA_UNSUPPORTED, "GGUF files have no name for tensor %s", t->slot.name);
-        plan[i].format = format_of(c, t, &v);
+        kakeya_status status = find_importance(file, t, name, &plan[i], error);
+        if (status != KAKEYA_OK) return status;
+        c->report->important += plan[i].importance != NULL;
+        plan[i].format = recipe_format(r, t, name);
         /* An embedding on the grid is exact in Q4_0. */
         if (c->options->grid && t->w && plan[i].format == WEIGHT_Q6_K && is_on_grid(t)) plan[i].format = WEIGHT_Q4_0;
         plan[i].row_bytes = weight_stream_row_bytes(&weight_format_find(plan[i].format)->stream[0], t->in, 0);
@@ -373,13 +351,20 @@ static kakeya_status add_tensors(gguf_output *o, conversion *c, planned *plan, k
         c->report->bytes += bytes;
         c->report->tensors++;
     }
+    if (file && !c->report->important)
+        return error_set(error, KAKEYA_FORMAT, "%s holds importances of no matrix of this model",
+                         c->options->importance);
     return KAKEYA_OK;
 }
 
 static kakeya_status write_tensors(gguf_output *o, conversion *c, const planned *plan, kakeya_error *error) {
     for (size_t i = 0; i < c->from->n; i++) {
         const source_tensor *t = &c->from->tensors[i];
-        writing w = {.o = o, .format = plan[i].format, .in = t->in};
+        writing w = {.o = o,
+                     .format = plan[i].format,
+                     .importance = plan[i].importance,
+                     .expert_rows = plan[i].expert_rows,
+                     .in = t->in};
         bool grid = c->options->grid && w.format == WEIGHT_Q4_0;
         kakeya_status status =
             t->w ? conversion_rows(c, t, plan[i].row_bytes, grid ? make_grid_row : make_row, write_piece, &w, error)
@@ -396,19 +381,23 @@ kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *erro
     const gemma4_config *config = &c->from->model->config;
     gguf_output *o = gguf_output_create();
     planned *plan = calloc(c->from->n + 1, sizeof *plan);
+    importances *file = NULL;
+    recipe r = {0};
     float *divisors = NULL;
     size_t pairs = rope_divisors(config, &divisors);
     kakeya_status status = KAKEYA_OK;
     if (!o || !plan || !divisors) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", out);
+    if (status == KAKEYA_OK) status = recipe_init(&r, c->options, c->from, error);
+    if (status == KAKEYA_OK && c->options->importance) status = importances_open(c->options->importance, &file, error);
     if (status == KAKEYA_OK) {
-        add_configuration(o, c->from, targets[c->options->to].file_type);
+        add_configuration(o, c->from, recipe_file_type(c->options->to));
         status = add_tokenizer(o, c->from, error);
     }
     if (status == KAKEYA_OK && pairs) {
         const int64_t ne[] = {(int64_t)pairs};
         gguf_output_tensor(o, "rope_freqs.weight", GGUF_TENSOR_F32, 1, ne, pairs * sizeof *divisors);
     }
-    if (status == KAKEYA_OK) status = add_tensors(o, c, plan, error);
+    if (status == KAKEYA_OK) status = add_tensors(o, c, &r, file, plan, error);
     if (status == KAKEYA_OK) status = gguf_output_open(o, out, error);
     if (status == KAKEYA_OK && pairs) status = gguf_output_write(o, divisors, pairs * sizeof *divisors, error);
     if (status == KAKEYA_OK) status = write_tensors(o, c, plan, error);
@@ -416,6 +405,9 @@ kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *erro
         status = gguf_output_commit(o, error);
     else
         gguf_output_abort(o);
+    for (size_t i = 0; plan && i < c->from->n; i++) free(plan[i].importance);
+    importances_close(file);
+    recipe_free(&r);
     free(divisors);
     free(plan);
     return status;

@@ -158,7 +158,7 @@ static void make_plain(void *context, int row, const float *x, unsigned char *ou
     quantise_row(w->m->type == TENSOR_F32   ? WEIGHT_F32
                  : w->m->type == TENSOR_F16 ? WEIGHT_F16
                                             : WEIGHT_BF16,
-                 x, w->m->from.in, out);
+                 x, NULL, w->m->from.in, out);
 }
 
 static kakeya_status write_piece(void *context, const void *data, size_t bytes, kakeya_error *error) {

@@ -23,6 +23,15 @@ fails_with "what is quantised is not quantised again" 'quantised already' conver
 fails_with "a model that is not there" 'nowhere' convert "$WORK/nowhere" "$WORK/again" --to q8_0
 fails_with "a folder that is not there" 'no/folder' convert "$demo" "$WORK/no/folder" --to q8_0
 fails_with "a grid for other formats" 'q4_0' convert "$demo" "$WORK/again" --to q8_0 --grid
+works "single tensors are chosen" convert "$demo" "$WORK/chosen" --to q4_0 --head q8_0 --attn q5_1 --keep 'blk.0.attn_q=bf16'
+works "and info tells" info --model "$WORK/chosen" --stored --json
+json_holds "the head in Q8_0, attention in Q5_1 and BF16" \
+    '[.stored[] | select(.format == "Q8_0" or .format == "Q5_1" or .format == "BF16") | .format] | unique | length == 3'
+fails_with "a format that is none" '"q9" is none of f32, f16' convert "$demo" "$WORK/again" --to q4_0 --head q9
+fails_with "an expression that is none" 'regular expression' convert "$demo" "$WORK/again" --to q4_0 --keep '(=q8_0'
+fails_with "importances that are not there" 'nowhere' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/nowhere"
+fails_with "a model for importances" 'holds no importances' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/q8_0"
+fails_with "importances of an older form" 'llama-imatrix' convert "$demo" "$WORK/again" --to q4_0 --importance README.md
 run convert "$demo" "$WORK/again"
 check "--to is needed" test "$STATUS" = 2
 run convert "$demo" --to q8_0

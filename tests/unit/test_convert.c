@@ -4,6 +4,7 @@
 #include "convert/convert.h"
 #include "convert/quantise.h"
 #include "convert/quantise_numbers.h"
+#include "formats/gguf_output.h"
 #include "gguf_models.h"
 #include "kernel_operands.h"
 #include "model/tensors.h"
@@ -29,8 +30,8 @@ static void test_blocks(void **state) {
     static const struct {
         weight_format format;
         const char *key;
-    } formats[] = {{WEIGHT_Q4_0, "q4_0"}, {WEIGHT_Q5_0, "q5_0"}, {WEIGHT_Q5_1, "q5_1"}, {WEIGHT_Q8_0, "q8_0"},
-                   {WEIGHT_Q4_K, "q4_k"}, {WEIGHT_Q5_K, "q5_k"}, {WEIGHT_Q6_K, "q6_k"}};
+    } formats[] = {{WEIGHT_Q4_0, "q4_0"}, {WEIGHT_Q4_1, "q4_1"}, {WEIGHT_Q5_0, "q5_0"}, {WEIGHT_Q5_1, "q5_1"},
+                   {WEIGHT_Q8_0, "q8_0"}, {WEIGHT_Q4_K, "q4_k"}, {WEIGHT_Q5_K, "q5_k"}, {WEIGHT_Q6_K, "q6_k"}};
     safetensors *file;
     assert_ok(safetensors_open(QUANT "quantisers.safetensors", &file, &error));
     for (size_t f = 0; f < COUNT(formats); f++) {
@@ -46,11 +47,57 @@ static void test_blocks(void **state) {
         unsigned char *made = malloc(row_bytes);
         assert_true(quantise_has(formats[f].format));
         for (int r = 0; r < rows; r++) {
-            quantise_row(formats[f].format, values + r * k, k, made);
+            quantise_row(formats[f].format, values + r * k, NULL, k, made);
             check_bytes(formats[f].key, made, raw->data + (size_t)r * row_bytes, row_bytes);
         }
         free(made);
         free(values);
+    }
+    safetensors_close(file);
+}
+
+/* What the rows lose under importances, beside the reference's: its sums are vectors, so single bytes may differ. */
+static void test_importances(void **state) {
+    (void)state;
+    static const struct {
+        weight_format format;
+        const char *key;
+    } formats[] = {{WEIGHT_Q4_0, "q4_0"}, {WEIGHT_Q4_1, "q4_1"}, {WEIGHT_Q5_0, "q5_0"}, {WEIGHT_Q5_1, "q5_1"},
+                   {WEIGHT_Q4_K, "q4_k"}, {WEIGHT_Q5_K, "q5_k"}, {WEIGHT_Q6_K, "q6_k"}};
+    safetensors *file;
+    assert_ok(safetensors_open(QUANT "quantisers.safetensors", &file, &error));
+    for (size_t f = 0; f < COUNT(formats); f++) {
+        static const char *const parts[] = {"x", "importance", "fitted"};
+        enum { K = 512 };
+        float x[2 * K], importance[K], back[K];
+        unsigned char made[K], theirs[2 * K], plain[K];
+        void *to[] = {x, importance, theirs};
+        size_t bytes = 0;
+        for (int p = 0; p < 3; p++) {
+            char key[32];
+            snprintf(key, sizeof key, "%s.%s", formats[f].key, parts[p]);
+            const tensor *t = safetensors_find(file, key);
+            assert_non_null(t);
+            memcpy(to[p], t->data, t->bytes);
+            bytes = t->bytes / 2; /* of a row, after the last one */
+        }
+        double lost[3] = {0};
+        for (int r = 0; r < 2; r++) {
+            quantise_row(formats[f].format, x + r * K, importance, K, made);
+            quantise_row(formats[f].format, x + r * K, NULL, K, plain);
+            const unsigned char *ways[] = {made, theirs + (size_t)r * bytes, plain};
+            for (int way = 0; way < 3; way++) {
+                weight one = weight_matrix(formats[f].format, ways[way], 1, K);
+                cpu_kernels_find("scalar")->weight[one.format].load(&one, 0, 0, K, back);
+                for (int i = 0; i < K; i++) {
+                    double miss = (double)back[i] - (double)x[r * K + i];
+                    lost[way] += (double)importance[i] * miss * miss;
+                }
+            }
+        }
+        if (!(lost[0] <= 1.01 * lost[1]))
+            fail_msg("%s: %g is lost, of the reference %g", formats[f].key, lost[0], lost[1]);
+        assert_true(lost[0] < 0.97 * lost[2]); /* else importances would be of no use */
     }
     safetensors_close(file);
 }
@@ -124,7 +171,7 @@ static void test_grid(void **state) {
             x[i] = bf16_to_f32(f32_to_bf16(step * (float)k));
         }
         (void)quantise_q4_0_grid(x, block[0]);
-        quantise_row(WEIGHT_Q4_0, x, 32, block[1]);
+        quantise_row(WEIGHT_Q4_0, x, NULL, 32, block[1]);
         for (int way = 0; way < 2; way++) {
             float d = element(WEIGHT_F16, block[way], 0);
             bool good = true;
@@ -176,7 +223,7 @@ static void expected_row(const weight *w, const float *x, float *out) {
         one.stream[1] = scales;
         one.stream[2] = biases;
     } else {
-        quantise_row(w->format, x, w->in, codes);
+        quantise_row(w->format, x, NULL, w->in, codes);
     }
     cpu_kernels_find("scalar")->weight[w->format].load(&one, 0, 0, w->in, out);
 }
@@ -313,6 +360,146 @@ static void test_gguf(void **state) {
                      KAKEYA_UNSUPPORTED);
 }
 
+/* ------------------------------------------------------------------------------- importances, single tensors */
+
+enum { HIDDEN = 64, EXPERTS = 12 };
+
+static float importance_of(int expert, int column) { return (float)((expert * 7 + column * column) % 19) + 0.25f; }
+
+/* A file of importances of one dense matrix and of one layer's experts, of which the fourth was never chosen. */
+static void write_importances(const char *name, const char *key, int in, float bad) {
+    static const char *const names[] = {"blk.0.attn_q.weight", "blk.1.ffn_gate_exps.weight"};
+    gguf_output *o = gguf_output_create();
+    gguf_output_u32(o, key, 3);
+    for (int i = 0; i < 2; i++) {
+        char text[64];
+        const int64_t sums[] = {in, i ? EXPERTS : 1}, counts[] = {1, i ? EXPERTS : 1};
+        snprintf(text, sizeof text, "%s.in_sum2", names[i]);
+        gguf_output_tensor(o, text, GGUF_TENSOR_F32, 2, sums, (size_t)(sums[0] * sums[1]) * sizeof(float));
+        snprintf(text, sizeof text, "%s.counts", names[i]);
+        gguf_output_tensor(o, text, GGUF_TENSOR_F32, 2, counts, (size_t)counts[1] * sizeof(float));
+    }
+    remove_output(name);
+    assert_ok(gguf_output_open(o, scratch_path(name), &error));
+    for (int i = 0; i < 2; i++) {
+        for (int part = 0; part < 2; part++) {
+            for (int e = 0; e < (i ? EXPERTS : 1); e++) {
+                for (int j = 0; j < (part ? 1 : in); j++) {
+                    float count = i && e == 3 ? 0 : (float)(e + 2);
+                    float value = part ? count : count * importance_of(e, j);
+                    if (bad != 0 && i && e == 5 && j == 0 && part == 0) value = bad;
+                    assert_ok(gguf_output_write(o, &value, sizeof value, &error));
+                }
+            }
+        }
+    }
+    assert_ok(gguf_output_commit(o, &error));
+}
+
+static void check_important(const weight *from, const weight *to, int experts, bool reached) {
+    int rows = (int)(from->out / experts), different = 0;
+    for (int r = 0; r < (int)from->out; r += rows / 4) {
+        float x[HIDDEN], importance[HIDDEN], got[HIDDEN], want[HIDDEN], plain[HIDDEN];
+        unsigned char codes[256];
+        const int e = r / rows;
+        for (int j = 0; j < HIDDEN; j++) importance[j] = experts > 1 && e == 3 ? 1 : importance_of(e, j);
+        load(from, r, x);
+        load(to, r, got);
+        weight one = weight_matrix(to->format, codes, 1, HIDDEN);
+        quantise_row(to->format, x, reached ? importance : NULL, HIDDEN, codes);
+        load(&one, 0, want);
+        quantise_row(to->format, x, NULL, HIDDEN, codes);
+        load(&one, 0, plain);
+        for (int j = 0; j < HIDDEN; j++)
+            check_same_bits("a weight", "under importances", r * HIDDEN + j, got[j], want[j]);
+        different += memcmp(want, plain, sizeof want) != 0;
+    }
+    assert_true(reached ? different > 0 : different == 0);
+}
+
+static void test_importance_files(void **state) {
+    (void)state;
+    mem_account account;
+    gemma4_model *a, *b;
+    convert_report report;
+    write_importances("imatrix", "imatrix.chunk_count", HIDDEN, 0);
+    const convert_options options = {.to = CONVERT_Q4_0, .threads = 2, .importance = scratch_path("imatrix")};
+    char *file = strdup(options.importance);
+    convert_options with = options;
+    with.importance = file;
+    remove_output("out");
+    assert_ok(convert_model(tiny("gemma4-tiny-moe"), scratch_path("out"), &with, &report, &error));
+    assert_int_equal(report.important, 2);
+    mem_account_init(&account, NULL, 0);
+    assert_ok(gemma4_model_open(tiny("gemma4-tiny-moe"), &account, &a, &error));
+    assert_ok(gemma4_model_open(scratch_path("out"), &account, &b, &error));
+    check_important(&a->weights.layer[0].q_proj, &b->weights.layer[0].q_proj, 1, true);
+    check_important(&a->weights.layer[1].experts_gate_up, &b->weights.layer[1].experts_gate_up, EXPERTS, true);
+    check_important(&a->weights.layer[1].q_proj, &b->weights.layer[1].q_proj, 1, false);
+    assert_int_equal(b->weights.layer[0].down_proj.format, WEIGHT_Q4_1); /* the first eighth of the layers, then */
+    assert_int_equal(b->weights.layer[1].down_proj.format, WEIGHT_Q4_0);
+    gemma4_model_close(a);
+    gemma4_model_close(b);
+
+    static const struct {
+        const char *key, *says;
+        int in;
+        float bad;
+    } bad[] = {{"imatrix.chunk_count", "no mean square", HIDDEN, NAN},
+               {"imatrix.chunk_count", "no mean square", HIDDEN, -1},
+               {"imatrix.chunk_count", "not of this model: 1 x 64", HIDDEN + 1, 0},
+               {"general.size", "holds no importances", HIDDEN, 0}};
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        write_importances("imatrix", bad[i].key, bad[i].in, bad[i].bad);
+        assert_int_equal(convert_model(tiny("gemma4-tiny-moe"), scratch_path("never"), &with, &report, &error),
+                         KAKEYA_FORMAT);
+        if (!strstr(error.message, bad[i].says)) fail_msg("\"%s\" does not say \"%s\"", error.message, bad[i].says);
+    }
+    scratch_text("imatrix", "the older form begins with a number of entries");
+    assert_int_equal(convert_model(tiny("gemma4-tiny-moe"), scratch_path("never"), &with, &report, &error),
+                     KAKEYA_FORMAT);
+    assert_non_null(strstr(error.message, ".dat"));
+    write_importances("imatrix", "imatrix.chunk_count", 48, 0);
+    with.grid = true;
+    assert_int_equal(convert_model(tiny("gemma4-tiny-moe"), scratch_path("never"), &with, &report, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+    free(file);
+}
+
+static void test_single_tensors(void **state) {
+    (void)state;
+    mem_account account;
+    gemma4_model *m;
+    convert_report report;
+    static const char *const keep[] = {"^blk\\.[02]\\..*_gate\\.=q8_0", "blk.2.ffn_gate=bf16", "nothing=q4_1"};
+    const convert_options options = {
+        .to = CONVERT_Q4_0, .head = "q8_0", .attention = "Q5_1", .keep = keep, .n_keep = COUNT(keep)};
+    remove_output("out");
+    assert_ok(convert_model(tiny("gemma4-tiny-dense"), scratch_path("out"), &options, &report, &error));
+    mem_account_init(&account, NULL, 0);
+    assert_ok(gemma4_model_open(scratch_path("out"), &account, &m, &error));
+    assert_int_equal(m->weights.embed.format, WEIGHT_Q8_0);
+    assert_int_equal(m->weights.layer[3].q_proj.format, WEIGHT_Q5_1);
+    assert_int_equal(m->weights.layer[0].gate_proj.format, WEIGHT_Q8_0);
+    assert_int_equal(m->weights.layer[1].gate_proj.format, WEIGHT_Q4_0);
+    assert_int_equal(m->weights.layer[2].gate_proj.format, WEIGHT_BF16);
+    assert_int_equal(m->weights.layer[2].up_proj.format, WEIGHT_Q4_0);
+    gemma4_model_close(m);
+    static const char *const wrong[][2] = {
+        {"q9", "--head"}, {"=q8_0", "REGEX=FORMAT"}, {"(=q8_0", "regular expression"}, {"x=f64", "--keep"}};
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        convert_options bad = {.to = CONVERT_Q4_0};
+        if (i == 0) bad.head = wrong[i][0];
+        if (i) bad.keep = &wrong[i][0], bad.n_keep = 1;
+        assert_int_equal(convert_model(tiny("gemma4-tiny-dense"), scratch_path("never"), &bad, &report, &error),
+                         KAKEYA_INVALID_ARGUMENT);
+        if (!strstr(error.message, wrong[i][1])) fail_msg("\"%s\" does not say \"%s\"", error.message, wrong[i][1]);
+    }
+    const convert_options mlx = {.to = CONVERT_AFFINE4, .head = "q8_0"};
+    assert_int_equal(convert_model(tiny("gemma4-tiny-dense"), scratch_path("never"), &mlx, &report, &error),
+                     KAKEYA_INVALID_ARGUMENT);
+}
+
 /* ------------------------------------------------------------------------------------------------------- refusals */
 
 static int entries_of(const char *path) {
@@ -388,9 +575,18 @@ static void test_bad_values(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks), cmocka_unit_test(test_affine),          cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_grid),   cmocka_unit_test(test_directories),     cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_gguf),   cmocka_unit_test(test_nothing_is_left), cmocka_unit_test(test_bad_values),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_importances),
+        cmocka_unit_test(test_affine),
+        cmocka_unit_test(test_halves),
+        cmocka_unit_test(test_grid),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_gguf),
+        cmocka_unit_test(test_importance_files),
+        cmocka_unit_test(test_single_tensors),
+        cmocka_unit_test(test_nothing_is_left),
+        cmocka_unit_test(test_bad_values),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
