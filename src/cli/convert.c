@@ -23,16 +23,17 @@ static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (dou
 int cli_convert(int argc, char **argv) {
     int to = -1, threads = 0;
     bool grid = false;
-    const char *importance = NULL, *head = NULL, *attention = NULL;
-    cli_texts keep = {.n = 0};
+    const char *head = NULL, *attention = NULL;
+    cli_texts keep = {.n = 0}, importance = {.n = 0};
     const cli_option own[] = {
         CLI_OPTION(.name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to,
                    .choices = convert_target_names,
                    .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory"),
         CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
                    .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
-        CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXT, .target = &importance,
-                   .help = "let errors count by the inputs that weights meet: a GGUF file of llama-imatrix"),
+        CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,
+                   .help =
+                       "let errors count by the inputs that weights meet: a GGUF file of llama-imatrix; repeatable"),
         CLI_OPTION(.name = "head", .argument = "FORMAT", .kind = CLI_TEXT, .target = &head,
                    .help = "format of the embedding and the head: f32, f16, bf16, q4_0, q8_0, q6_k, ..."),
         CLI_OPTION(.name = "attn", .argument = "FORMAT", .kind = CLI_TEXT, .target = &attention,
@@ -54,7 +55,8 @@ int cli_convert(int argc, char **argv) {
         .to = (convert_target)to,
         .grid = grid,
         .threads = threads,
-        .importance = importance,
+        .importance = importance.text,
+        .n_importance = importance.n,
         .head = head,
         .attention = attention,
         .keep = keep.text,
@@ -67,7 +69,7 @@ int cli_convert(int argc, char **argv) {
     char tensors[32], bytes[32];
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
            format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
-    if (importance) printf("  importances of %zu matrices were used\n", report.important);
+    if (importance.n) printf("  importances of %zu matrices were used\n", report.important);
     if (grid)
         printf("  %.2f %% of the blocks of Q4_0 lie on a grid, %.2f %% on one that the plain rule finds too\n",
                percent(report.on_grid, report.blocks), percent(report.on_plain_grid, report.blocks));

@@ -29,7 +29,8 @@ typedef struct convert_options {
     int threads; /* 0: one per core */
 
     /* Of GGUF files. */
-    const char *importance;  /* a GGUF file of llama-imatrix: errors count by the inputs that a weight meets; or NULL */
+    const char *const *importance; /* GGUF files of llama-imatrix: errors count by the inputs that a weight meets */
+    size_t n_importance;
     const char *head;        /* the format of embedding and head ("q8_0"), NULL: the target's choice */
     const char *attention;   /* the same of attention's matrices */
     const char *const *keep; /* "REGEX=FORMAT" for tensors whose name in the file matches; the last one counts */

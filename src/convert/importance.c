@@ -9,40 +9,50 @@
 #include "formats/gguf.h"
 
 struct importances {
-    gguf *file;
+    gguf **files;
+    size_t n;
 };
 
-kakeya_status importances_open(const char *path, importances **out, kakeya_error *error) {
-    *out = calloc(1, sizeof **out);
-    if (!*out) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory to open it", path);
-    kakeya_status status = KAKEYA_OK;
+static kakeya_status open_one(const char *path, gguf **out, kakeya_error *error) {
     if (file_exists(path) && !gguf_is_file(path))
-        status = error_set(error, KAKEYA_FORMAT,
-                           "%s: importances are read from GGUF files, as llama-imatrix writes them today (it converts "
-                           "an older .dat: llama-imatrix --in-file OLD.dat -o NEW.gguf)",
-                           path);
-    if (status == KAKEYA_OK) status = gguf_open(path, &(*out)->file, error);
-    if (status == KAKEYA_OK && !gguf_find((*out)->file, "imatrix.chunk_count"))
-        status =
-            error_set(error, KAKEYA_FORMAT, "%s holds no importances (key imatrix.chunk_count is not there)", path);
+        return error_set(error, KAKEYA_FORMAT,
+                         "%s: importances are read from GGUF files, as llama-imatrix writes them today (it converts "
+                         "an older .dat: llama-imatrix --in-file OLD.dat -o NEW.gguf)",
+                         path);
+    kakeya_status status = gguf_open(path, out, error);
+    if (status == KAKEYA_OK && !gguf_find(*out, "imatrix.chunk_count"))
+        return error_set(error, KAKEYA_FORMAT, "%s holds no importances (key imatrix.chunk_count is not there)", path);
+    return status;
+}
+
+kakeya_status importances_open(const char *const *paths, size_t n, importances **out, kakeya_error *error) {
+    importances *set = *out = calloc(1, sizeof *set);
+    if (set) set->files = calloc(n + 1, sizeof(gguf *));
+    kakeya_status status = KAKEYA_OK;
+    if (!set || !set->files) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for files of importances");
+    while (status == KAKEYA_OK && set->n < n) {
+        status = open_one(paths[set->n], &set->files[set->n], error);
+        set->n++;
+    }
     if (status == KAKEYA_OK) return KAKEYA_OK;
-    importances_close(*out);
+    importances_close(set);
     *out = NULL;
     return status;
 }
 
-void importances_close(importances *file) {
-    if (!file) return;
-    gguf_close(file->file);
-    free(file);
+void importances_close(importances *set) {
+    if (!set) return;
+    for (size_t i = 0; i < set->n; i++) gguf_close(set->files[i]);
+    free((void *)set->files);
+    free(set);
 }
 
 /* NAME.what, or NULL. */
-static const gguf_tensor *part_of(const importances *file, const char *name, const char *what) {
+static const gguf_tensor *part_of(const gguf *file, const char *name, const char *what) {
     char key[192];
     snprintf(key, sizeof key, "%s.%s", name, what);
-    ptrdiff_t at = gguf_find_tensor(file->file, key);
-    return at < 0 ? NULL : file->file->tensors[at];
+    ptrdiff_t at = gguf_find_tensor(file, key);
+    return at < 0 ? NULL : file->tensors[at];
 }
 
 static bool has_shape(const gguf_tensor *t, int64_t first, int64_t second) {
@@ -56,39 +66,61 @@ static float number(const gguf_tensor *t, size_t i) {
     return value;
 }
 
-kakeya_status importances_find(const importances *file, const char *name, int experts, int in, float **out,
-                               kakeya_error *error) {
-    *out = NULL;
+/* Adds what a file has; *found says whether it has any. */
+static kakeya_status add_file(const gguf *file, const char *name, size_t experts, size_t in, double *sums,
+                              double *counts, bool *found, kakeya_error *error) {
     char other[160];
-    const gguf_tensor *sums = part_of(file, name, "in_sum2");
+    const gguf_tensor *squares = part_of(file, name, "in_sum2");
     const char *fused = strstr(name, "ffn_gate_up_exps");
-    if (!sums && fused) { /* both halves meet the same inputs */
+    if (!squares && fused) { /* both halves meet the same inputs */
         snprintf(other, sizeof other, "%.*sffn_gate_exps%s", (int)(fused - name), name,
                  fused + strlen("ffn_gate_up_exps"));
         name = other;
-        sums = part_of(file, name, "in_sum2");
+        squares = part_of(file, name, "in_sum2");
     }
-    if (!sums) return KAKEYA_OK;
-    const gguf_tensor *counts = part_of(file, name, "counts");
-    if (!has_shape(sums, in, experts) || !has_shape(counts, 1, experts))
-        return error_set(error, KAKEYA_FORMAT, "%s: the importances of %s are not of this model: %d x %d are expected",
-                         gguf_path(file->file), name, experts, in);
-    float *values = malloc((size_t)experts * (size_t)in * sizeof *values);
-    if (!values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the importances of %s", name);
-    for (int e = 0; e < experts; e++) {
-        float count = number(counts, (size_t)e);
+    if (!squares) return KAKEYA_OK;
+    *found = true;
+    const gguf_tensor *rows = part_of(file, name, "counts");
+    if (!has_shape(squares, (int64_t)in, (int64_t)experts) || !has_shape(rows, 1, (int64_t)experts))
+        return error_set(error, KAKEYA_FORMAT,
+                         "%s: the importances of %s are not of this model: %zu x %zu are expected", gguf_path(file),
+                         name, experts, in);
+    for (size_t e = 0; e < experts; e++) {
+        float count = number(rows, e);
         bool good = isfinite(count) && count >= 0;
-        for (int i = 0; good && i < in; i++) {
-            size_t at = (size_t)e * (size_t)in + (size_t)i;
-            float sum = number(sums, at);
+        counts[e] += (double)count;
+        for (size_t i = e * in; good && i < (e + 1) * in; i++) {
+            float sum = number(squares, i);
             good = isfinite(sum) && sum >= 0;
-            values[at] = count > 0 ? sum / count : 1;
+            sums[i] += (double)sum;
         }
-        if (good) continue;
-        free(values);
-        return error_set(error, KAKEYA_FORMAT, "%s: the importances of %s hold a value that is no mean square",
-                         gguf_path(file->file), name);
+        if (!good)
+            return error_set(error, KAKEYA_FORMAT, "%s: the importances of %s hold a value that is no mean square",
+                             gguf_path(file), name);
     }
-    *out = values;
     return KAKEYA_OK;
+}
+
+kakeya_status importances_find(const importances *set, const char *name, int experts, int in, float **out,
+                               kakeya_error *error) {
+    const size_t n = (size_t)experts, wide = (size_t)in;
+    double *sums = calloc(n * wide, sizeof *sums), *counts = calloc(n, sizeof *counts);
+    float *values = malloc(n * wide * sizeof *values);
+    bool found = false;
+    kakeya_status status = KAKEYA_OK;
+    *out = NULL;
+    if (!sums || !counts || !values)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for the importances of %s", name);
+    for (size_t f = 0; status == KAKEYA_OK && f < set->n; f++)
+        status = add_file(set->files[f], name, n, wide, sums, counts, &found, error);
+    for (size_t i = 0; status == KAKEYA_OK && i < n * wide; i++)
+        values[i] = counts[i / wide] > 0 ? (float)(sums[i] / counts[i / wide]) : 1;
+    if (status == KAKEYA_OK && found) {
+        *out = values;
+        values = NULL;
+    }
+    free(values);
+    free(counts);
+    free(sums);
+    return status;
 }

@@ -8,14 +8,14 @@
 
 typedef struct importances importances;
 
-/* KAKEYA_FORMAT for a file of another kind. */
-kakeya_status importances_open(const char *path, importances **out, kakeya_error *error);
-void importances_close(importances *file); /* NULL is fine */
+/* Several files count as one of all their texts. KAKEYA_FORMAT for a file of another kind. */
+kakeya_status importances_open(const char *const *paths, size_t n, importances **out, kakeya_error *error);
+void importances_close(importances *set); /* NULL is fine */
 
-/* Of the matrix that is called `name` in GGUF files, in *out [experts][in], the caller's to free; NULL where the file
- * has none of it. An expert that no row reached has 1 everywhere. KAKEYA_FORMAT where they are of another shape, or
+/* Of the matrix that is called `name` in GGUF files, in *out [experts][in], the caller's to free; NULL where no file
+ * has any of it. An expert that no row reached has 1 everywhere. KAKEYA_FORMAT where they are of another shape, or
  * are negative or no finite numbers. */
-kakeya_status importances_find(const importances *file, const char *name, int experts, int in, float **out,
+kakeya_status importances_find(const importances *set, const char *name, int experts, int in, float **out,
                                kakeya_error *error);
 
 #endif

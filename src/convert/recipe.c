@@ -59,7 +59,7 @@ static kakeya_status add_keep(recipe *r, const char *text, kakeya_error *error) 
 
 kakeya_status recipe_init(recipe *r, const convert_options *options, const source *from, kakeya_error *error) {
     *r = (recipe){.to = options->to,
-                  .importances = options->importance != NULL,
+                  .importances = options->n_importance > 0,
                   .layers = from->model->config.layers,
                   .layers_with_v = from->layers_with_v};
     kakeya_status status = format_named("head", options->head, &r->head, error);

@@ -21,10 +21,10 @@ static kakeya_status check_options(const convert_options *o, kakeya_error *error
     if (o->grid && o->to != CONVERT_Q4_0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "a grid of 4 bits is looked for with q4_0 alone, not with %s",
                          convert_target_names[o->to]);
-    if (o->grid && o->importance)
+    if (o->grid && o->n_importance)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "weights on a grid are met exactly, so importances have nothing to say: leave one away");
-    if (o->to >= CONVERT_AFFINE4 && (o->importance || o->head || o->attention || o->n_keep))
+    if (o->to >= CONVERT_AFFINE4 && (o->n_importance || o->head || o->attention || o->n_keep))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "importances and formats of single tensors are for GGUF files, not for %s",
                          convert_target_names[o->to]);

@@ -353,7 +353,7 @@ static kakeya_status add_tensors(gguf_output *o, conversion *c, recipe *r, const
     }
     if (file && !c->report->important)
         return error_set(error, KAKEYA_FORMAT, "%s holds importances of no matrix of this model",
-                         c->options->importance);
+                         c->options->importance[0]);
     return KAKEYA_OK;
 }
 
@@ -388,7 +388,8 @@ kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *erro
     kakeya_status status = KAKEYA_OK;
     if (!o || !plan || !divisors) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for its plan", out);
     if (status == KAKEYA_OK) status = recipe_init(&r, c->options, c->from, error);
-    if (status == KAKEYA_OK && c->options->importance) status = importances_open(c->options->importance, &file, error);
+    if (status == KAKEYA_OK && c->options->n_importance)
+        status = importances_open(c->options->importance, c->options->n_importance, &file, error);
     if (status == KAKEYA_OK) {
         add_configuration(o, c->from, recipe_file_type(c->options->to));
         status = add_tokenizer(o, c->from, error);
