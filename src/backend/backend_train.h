@@ -65,6 +65,33 @@ typedef struct student_result {
 
 typedef struct backend_student backend_student;
 
+/* --- drafters -------------------------------------------------------------------------------------------------------
+ *
+ * A DFlash drafter (model/dflash.h) learns to draft what the verifier has said. A block begins with a token of the
+ * sequence, whose position follows those that the drafter has hidden states of; its other rows are masks, and each is
+ * to give the token that stood there. Embedding and head are the verifier's and stay as they are. */
+
+enum { LEARNER_MAX_BLOCK = 32 /* rows */ };
+
+typedef struct learner_options {
+    const dflash_config *drafter; /* fits the verifier */
+    int sequence;                 /* tokens, at most */
+    int blocks;                   /* of a sequence, at most */
+    double decay;                 /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
+    bool inside_layers;           /* weights of layers have a gradient, too: not fc and the norms outside alone */
+    bool scaled_embedding, block_bidirectional; /* as in backend_model_options */
+} learner_options;
+
+/* Sums over the blocks that were learned from. */
+typedef struct learner_result {
+    double loss, counted; /* of the drafts: cross entropy times what each counts, and what they count together */
+    int blocks;           /* whose drafts have all been said */
+    double held;          /* of these blocks: drafts before the first that is wrong */
+    int drafts[LEARNER_MAX_BLOCK], right[LEARNER_MAX_BLOCK]; /* by place, 0: the first draft */
+} learner_result;
+
+typedef struct backend_learner backend_learner;
+
 typedef struct backend_train_ops {
     /* A forward of n prompt rows behind the cache's committed ones, which are committed. `look` is called once for
      * each layer, in order. Failures as for backend_ops.forward. */
@@ -90,6 +117,20 @@ typedef struct backend_train_ops {
     /* A segment of that sequence: what is lost in it, and, unless gradient is NULL, scale times the gradient of the
      * loss added to it, laid out as the weights. The same bits for any number of threads. */
     void (*student_learn)(backend_student *s, const student_segment *segment, float *gradient, student_result *out);
+
+    /* Bytes that a learner takes, and the learner itself; NULL in a backend that has none. */
+    size_t (*learner_bytes)(backend_model *m, const learner_options *options);
+    kakeya_status (*learner_create)(backend_model *m, const learner_options *options, backend_learner **out,
+                                    kakeya_error *error);
+    void (*learner_destroy)(backend_learner *l); /* NULL is fine */
+    /* The drafter's weights from here on (model/dflash_values.h), which the caller keeps. */
+    void (*learner_weights)(backend_learner *l, const float *weights);
+    /* Blocks of a sequence of n tokens that begin with the tokens at `first` [blocks], each of which has a token behind
+     * it. aux [n][targets * hidden] are the verifier's hidden states that the drafter reads. Unless gradient is NULL,
+     * scale times the gradient of result.loss is added to it, laid out as the weights. The same bits for any number of
+     * threads. */
+    void (*learner_learn)(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first,
+                          int blocks, float scale, float *gradient, learner_result *out);
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. */

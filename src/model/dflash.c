@@ -212,9 +212,8 @@ kakeya_status dflash_model_open(const char *directory, const gemma4_config *veri
 }
 
 /* The layers that the authors' rule picks: evenly spread from layer 1 to the third from the end. */
-static void spread_targets(int verifier_layers, dflash_config *c) {
-    enum { PUBLISHED_TARGETS = 6 };
-    c->targets = verifier_layers - 3 < PUBLISHED_TARGETS ? verifier_layers - 3 : PUBLISHED_TARGETS;
+static void spread_targets(int verifier_layers, int targets, dflash_config *c) {
+    c->targets = verifier_layers - 3 < targets ? verifier_layers - 3 : targets;
     if (c->targets <= 1) {
         c->targets = 1;
         c->target_layer[0] = verifier_layers / 2;
@@ -227,6 +226,7 @@ static void spread_targets(int verifier_layers, dflash_config *c) {
 /* Published drafters: 32 heads at hidden 2816, 64 at 5376 (multiples of the 8 K/V heads near hidden / 88), five layers
  * of which four slide, an MLP twice as wide as the hidden size. */
 static void published_shape(const gemma4_config *verifier, dflash_config *c) {
+    enum { PUBLISHED_TARGETS = 6 };
     int head_groups = (int)lround(verifier->hidden / (88.0 * 8));
     *c = (dflash_config){
         .layers = 5,
@@ -244,7 +244,26 @@ static void published_shape(const gemma4_config *verifier, dflash_config *c) {
         .target_layers_total = verifier->layers,
         .sliding_window = {2048, 2048, 2048, 2048, 0},
     };
-    spread_targets(verifier->layers, c);
+    spread_targets(verifier->layers, PUBLISHED_TARGETS, c);
+}
+
+void dflash_config_fit(const gemma4_config *verifier, int layers, int block, int targets, dflash_config *out) {
+    enum { LEAST_PUBLISHED = 1408 }; /* hidden size: narrower models would get heads wider than themselves */
+    published_shape(verifier, out);
+    if (verifier->hidden < LEAST_PUBLISHED) {
+        const gemma4_layer_config *l = &verifier->layer[0];
+        out->heads = verifier->heads;
+        out->kv_heads = l->kv_heads;
+        out->head_dim = l->head_dim;
+        memset(out->sliding_window, 0, sizeof out->sliding_window);
+    }
+    for (int i = 0; i < layers; i++) /* the last layer sees everything */
+        out->sliding_window[i] = i + 1 < layers ? out->sliding_window[0] : 0;
+    out->layers = layers;
+    out->block_size = block;
+    out->rms_eps = verifier->rms_eps;
+    out->logit_softcap = verifier->logit_softcap;
+    if (targets) spread_targets(verifier->layers, targets, out);
 }
 
 static kakeya_status synthesize(const gemma4_config *verifier, bool outline, mem_account *account, dflash_model **out,

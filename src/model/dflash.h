@@ -46,6 +46,9 @@ kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account
 /* The same without data in its matrices: for backends that make the values themselves (weight.synthetic). */
 kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *account, dflash_model **out,
                                    kakeya_error *error);
+/* The shape of a drafter that is trained from nothing: the published one, or for smaller verifiers heads like theirs.
+ * `targets`: hidden states that it reads, 0: as many as published ones. The drafter fits the verifier. */
+void dflash_config_fit(const gemma4_config *verifier, int layers, int block, int targets, dflash_config *out);
 void dflash_model_close(dflash_model *model);
 
 #endif

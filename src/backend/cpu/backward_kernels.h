@@ -59,6 +59,50 @@ static inline void BACKWARD(route)(const BACKWARD_REAL *share, const BACKWARD_RE
         d_z[i] = share[i] * d_share[i] - (scale[i] != 0 ? share[i] / scale[i] : 0) * (BACKWARD_REAL)along;
 }
 
+/* The gradient of rms_norm's gain: d_gain += d_out x s. */
+static inline void BACKWARD(rms_gain)(const BACKWARD_REAL *x, const BACKWARD_REAL *d_out, int n, BACKWARD_REAL eps,
+                                      BACKWARD_REAL *d_gain) {
+    double squares = 0;
+    for (int i = 0; i < n; i++) squares += (double)x[i] * (double)x[i];
+    BACKWARD_REAL s = (BACKWARD_REAL)(1 / sqrt(squares / n + (double)eps));
+    for (int i = 0; i < n; i++) d_gain[i] += d_out[i] * x[i] * s;
+}
+
+/* out = silu(gate) * up. d_gate and d_up are set; d_gate may be d_out. */
+static inline void BACKWARD(silu_gated)(const BACKWARD_REAL *gate, const BACKWARD_REAL *up, const BACKWARD_REAL *d_out,
+                                        int n, BACKWARD_REAL *d_gate, BACKWARD_REAL *d_up) {
+    for (int i = 0; i < n; i++) {
+        BACKWARD_REAL x = gate[i], d = d_out[i];
+        BACKWARD_REAL s = (BACKWARD_REAL)(sizeof(BACKWARD_REAL) == sizeof(float) ? 1 / (1 + (double)expf(-(float)x))
+                                                                                 : 1 / (1 + exp(-(double)x)));
+        d_up[i] = d * x * s;
+        d_gate[i] = d * up[i] * s * (1 + x * (1 - s));
+    }
+}
+
+/* -log softmax(z)[target] of a row of logits after the soft cap (0: none). z becomes the gradient with respect to the
+ * logits before the cap, times `scale`. */
+static inline double BACKWARD(cross_entropy)(BACKWARD_REAL *z, int n, int target, BACKWARD_REAL cap,
+                                             BACKWARD_REAL scale) {
+    double largest = (double)z[0], sum = 0, at = (double)z[target];
+    for (int i = 1; i < n; i++) {
+        if ((double)z[i] > largest) largest = (double)z[i];
+    }
+    for (int i = 0; i < n; i++) {
+        BACKWARD_REAL off = z[i] - (BACKWARD_REAL)largest,
+                      e = (BACKWARD_REAL)(sizeof(BACKWARD_REAL) == sizeof(float) ? (double)expf((float)off)
+                                                                                 : exp((double)off));
+        BACKWARD_REAL inside = cap > 0 ? z[i] / cap : 0;
+        sum += (double)e;
+        z[i] = e * (1 - inside * inside);
+    }
+    BACKWARD_REAL each = (BACKWARD_REAL)((double)scale / sum);
+    for (int i = 0; i < n; i++) z[i] *= each;
+    double inside = cap > 0 ? at / (double)cap : 0;
+    z[target] -= (BACKWARD_REAL)((double)scale * (1 - inside * inside));
+    return largest + log(sum) - at;
+}
+
 /* KL(p | q) of two rows of logits after the soft cap (0: none). z of q becomes the gradient with respect to q's logits
  * before the cap, times `scale`; p's row is spent. */
 static inline double BACKWARD(kl)(BACKWARD_REAL *p, BACKWARD_REAL *z, int n, BACKWARD_REAL cap, BACKWARD_REAL scale) {

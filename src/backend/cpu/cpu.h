@@ -9,7 +9,8 @@
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics
  *   train.c         the table of training                   look.h          forwards that it looks at
- *   students.h      distillation of an f_theta              backward.h      gradients of rows
+ *   students.h      distillation of an f_theta              learner.h       training of a drafter
+ *   backward.h      gradients of rows                       train_products.h exact products
  *   kernels.h       the inner loops, a table per instruction set */
 #ifndef KAKEYA_BACKEND_CPU_CPU_H
 #define KAKEYA_BACKEND_CPU_CPU_H

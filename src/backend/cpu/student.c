@@ -7,6 +7,7 @@
 #include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
+#include "backend/cpu/train_products.h"
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
@@ -49,12 +50,7 @@ static size_t restored_rows(const backend_student *s, int layer) {
 }
 
 static size_t packed_floats(const backend_student *s, size_t rows, size_t k) {
-    size_t bytes = 0;
-    for (int i = 0; i < PACKING_COUNT; i++) {
-        const cpu_packing_kernels *p = &s->m->kernels->packing[i];
-        if (p->row_bytes) bytes = most(bytes, p->row_bytes((int)k));
-    }
-    return rows * bytes / sizeof(float);
+    return train_packed_floats(s->m, rows, k);
 }
 
 /* The input of the largest product. */

@@ -3,6 +3,7 @@
 
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/student.h"
+#include "backend/cpu/train_products.h"
 
 float *student_take(student_arena *a, size_t floats) {
     enum { ALIGN = 16 };
@@ -97,60 +98,26 @@ void student_weights_fill(backend_student *s) {
 
 /* ----------------------------------------------------------------------------------------------------- products */
 
+static train_products products_of(const backend_student *s, float *product) {
+    return (train_products){.m = s->m, .packed = s->packed, .turned = s->turned, .product = product};
+}
+
 void student_product(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y, size_t ldy) {
-    if (rows <= 0) return;
-    packed_rows packed = {.rows = rows, .k = w->in};
-    packing_set set = packing_exact(s->m, w);
-    for (int i = 0; i < PACKING_COUNT; i++) {
-        if (set & (1u << i)) packed.data[i] = s->packed;
-    }
-    pack(s->m, &packed, x, ldx, rows, w->in, set);
-    matrix_job job = matrix_product(&packed, rows, w, y, ldy);
-    job.exact_input = true;
-    matrix_run(s->m, &job, 1);
-}
-
-typedef struct add_work {
-    float *to;
-    const float *from;
-} add_work;
-
-static void add_range(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const add_work *w = context;
-    for (size_t i = begin; i < end; i++) w->to[i] += w->from[i];
-}
-
-static void add_all(backend_student *s, float *to, const float *from, size_t n) {
-    add_work work = {to, from};
-    thread_pool_for(s->m->pool, n, 1 << 16, add_range, &work);
+    train_products products = products_of(s, NULL);
+    train_product(&products, x, ldx, rows, w, y, ldy);
 }
 
 void student_product_add(backend_student *s, const float *x, size_t ldx, int rows, const weight *w, float *y,
                          float *scratch) {
-    if (rows <= 0) return;
-    student_product(s, x, ldx, rows, w, scratch, (size_t)w->out);
-    add_all(s, y, scratch, (size_t)rows * (size_t)w->out);
+    train_products products = products_of(s, scratch);
+    train_product_add(&products, x, ldx, rows, w, y);
 }
 
-void student_turn(const float *x, size_t ldx, int rows, int n, float *out) {
-    enum { BLOCK = 16 };
-    for (int r0 = 0; r0 < rows; r0 += BLOCK) {
-        int r1 = r0 + BLOCK < rows ? r0 + BLOCK : rows;
-        for (int i = 0; i < n; i++) {
-            for (int r = r0; r < r1; r++) out[(size_t)i * (size_t)rows + (size_t)r] = x[(size_t)r * ldx + (size_t)i];
-        }
-    }
-}
+void student_turn(const float *x, size_t ldx, int rows, int n, float *out) { train_turn(x, ldx, rows, n, out); }
 
-/* A product of the transposed matrices: k runs along the rows. */
 void student_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
-    if (rows <= 0) return;
-    float *a_turned = s->turned, *b_turned = a_turned + (size_t)na * (size_t)rows;
-    student_turn(a, (size_t)na, rows, na, a_turned);
-    student_turn(b, (size_t)nb, rows, nb, b_turned);
-    weight w = student_matrix(a_turned, na, rows);
-    student_product_add(s, b_turned, (size_t)rows, nb, &w, sum, s->product);
+    train_products products = products_of(s, s->product);
+    train_outer_add(&products, b, (size_t)nb, nb, a, (size_t)na, na, rows, sum);
 }
 
 /* --------------------------------------------------------------------------------------------------------- rows */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
+#include "backend/cpu/learner.h"
 #include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
@@ -54,6 +55,11 @@ const backend_train_ops *cpu_train(void) {
                                           .student_destroy = cpu_student_destroy,
                                           .student_weights = cpu_student_weights,
                                           .student_teach = cpu_student_teach,
-                                          .student_learn = cpu_student_learn};
+                                          .student_learn = cpu_student_learn,
+                                          .learner_bytes = cpu_learner_bytes,
+                                          .learner_create = cpu_learner_create,
+                                          .learner_destroy = cpu_learner_destroy,
+                                          .learner_weights = cpu_learner_weights,
+                                          .learner_learn = cpu_learner_learn};
     return &ops;
 }

@@ -1,0 +1,225 @@
+#include "backend/cpu/learner.h"
+
+#include <string.h>
+
+#include "backend/cpu/matrix.h"
+#include "backend/cpu/rope.h"
+
+/* -------------------------------------------------------------------------------------------------------- memory */
+
+/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
+typedef struct arena {
+    float *base;
+    size_t floats;
+} arena;
+
+static float *take(arena *a, size_t floats) {
+    enum { ALIGN = 16 };
+    float *at = a->base ? a->base + a->floats : NULL;
+    a->floats += (floats + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+static weight take_turned(arena *a, int out, int in) {
+    return weight_matrix(WEIGHT_F32, take(a, (size_t)out * (size_t)in), in, out);
+}
+
+static void lay_out_weights(backend_learner *l, arena *a) {
+    const dflash_config *c = &l->c;
+    int q = (int)learner_q(c), kv = (int)learner_kv(c);
+    for (int i = 0; i < c->layers; i++) {
+        dflash_layer_weights *t = &l->turned.layer[i];
+        t->q_proj = take_turned(a, q, c->hidden);
+        t->k_proj = take_turned(a, kv, c->hidden);
+        t->v_proj = take_turned(a, kv, c->hidden);
+        t->o_proj = take_turned(a, c->hidden, q);
+        t->gate_proj = take_turned(a, c->intermediate, c->hidden);
+        t->up_proj = take_turned(a, c->intermediate, c->hidden);
+        t->down_proj = take_turned(a, c->hidden, c->intermediate);
+    }
+    l->head = weight_matrix(WEIGHT_F32, take(a, (size_t)c->vocab * (size_t)c->hidden), c->vocab, c->hidden);
+    l->head_t = take_turned(a, c->vocab, c->hidden);
+}
+
+/* Largest inputs and outputs of products. */
+static void lay_out_products(backend_learner *l, arena *a) {
+    const dflash_config *c = &l->c;
+    size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
+           q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, aux = (size_t)c->targets * hidden,
+           widest = most(most(hidden, q), most(kv, width));
+    size_t packed = train_packed_floats(l->m, LEARNER_HEAD_ROWS, (size_t)c->vocab);
+    packed = most(packed, train_packed_floats(l->m, most(rows, LEARNER_HEAD_ROWS), widest));
+    packed = most(packed, train_packed_floats(l->m, all, most(aux, most(hidden, kv))));
+    packed = most(packed, train_packed_floats(l->m, widest, rows));
+    packed = most(packed, train_packed_floats(l->m, most(hidden, kv), all));
+    size_t product = most(most(rows, all) * hidden, hidden * most(aux, widest));
+    size_t turned = most(rows * (widest + hidden), all * (hidden + most(aux, kv)));
+    l->products = (train_products){l->m, take(a, packed), take(a, turned), take(a, product)};
+    for (int i = 0; i < l->m->threads; i++) {
+        l->thread[i] = take(a, LEARNER_CHUNK * rows);
+        l->thread_packed[i] = take(a, learner_attention_packed(l));
+    }
+}
+
+static void lay_out(backend_learner *l, arena *a) {
+    const dflash_config *c = &l->c;
+    size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
+           q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, heads = (size_t)c->heads,
+           columns = all + (size_t)c->block_size;
+    lay_out_weights(l, a);
+    lay_out_products(l, a);
+    for (int i = 0; i < c->layers; i++) {
+        learner_layer *x = &l->layer[i];
+        float **context[] = {&x->context[0], &x->context[1], &x->context_raw_k};
+        for (int k = 0; k < 3; k++) *context[k] = take(a, all * kv);
+        float **own[] = {&x->own[0], &x->own[1], &x->own_raw_k};
+        for (int k = 0; k < 3; k++) *own[k] = take(a, rows * kv);
+        float **wide[] = {&x->input, &x->x, &x->x2, &x->middle};
+        for (int k = 0; k < 4; k++) *wide[k] = take(a, rows * hidden);
+        float **query[] = {&x->q_raw, &x->q, &x->o};
+        for (int k = 0; k < 3; k++) *query[k] = take(a, rows * q);
+        x->shares = take(a, heads * rows * columns);
+        x->gate_up = take(a, 2 * rows * width);
+        x->act = take(a, rows * width);
+    }
+    l->position = (int *)(void *)take(a, rows);
+    l->scored = (int *)(void *)take(a, rows);
+    float **context[] = {&l->fused, &l->context, &l->d_context};
+    for (int k = 0; k < 3; k++) *context[k] = take(a, all * hidden);
+    float **wide[] = {&l->last, &l->final_x, &l->branch, &l->d_h, &l->d_x};
+    for (int k = 0; k < 5; k++) *wide[k] = take(a, rows * most(hidden, 4)); /* branch also holds a row's results */
+    l->picked = take(a, LEARNER_HEAD_ROWS * hidden);
+    l->logits = take(a, LEARNER_HEAD_ROWS * (size_t)c->vocab);
+    l->sink = take(a, most(rows, all) * hidden);
+    l->d_act = take(a, rows * width);
+    l->d_gate_up = take(a, 2 * rows * width);
+    float **query[] = {&l->d_q, &l->d_o, &l->q_t, &l->d_o_t};
+    for (int k = 0; k < 4; k++) *query[k] = take(a, rows * q);
+    for (int half = 0; half < 2; half++) {
+        l->d_own[half] = take(a, rows * kv);
+        l->d_columns[half] = take(a, all * kv);
+    }
+    float **gathered[] = {&l->keys, &l->keys_t, &l->values, &l->values_t};
+    for (int k = 0; k < 4; k++) *gathered[k] = take(a, all * kv);
+    l->d_key = take(a, all * q);
+    l->d_value = take(a, all * q);
+    l->d_shares = take(a, heads * rows * columns);
+}
+
+static void prepare(backend_learner *l, backend_model *m, const learner_options *o) {
+    memset(l, 0, sizeof *l);
+    l->m = m;
+    l->o = *o;
+    l->c = *o->drafter;
+    l->o.drafter = &l->c;
+}
+
+size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
+    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    arena a = {0};
+    if (!l) return 0;
+    prepare(l, m, options);
+    lay_out(l, &a);
+    mem_free(l);
+    return a.floats * sizeof(float) + sizeof *l;
+}
+
+static void fill_head(backend_learner *l, void *context, int row) {
+    (void)context;
+    load_row(l->m, &l->m->weights->head, row, 0, l->c.hidden,
+             learner_values(&l->head) + (size_t)row * (size_t)l->c.hidden);
+}
+
+kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, backend_learner **out,
+                                 kakeya_error *error) {
+    *out = NULL;
+    if (o->drafter->block_size > LEARNER_MAX_BLOCK)
+        return error_set(error, KAKEYA_UNSUPPORTED, "a drafter with blocks of %d cannot be trained: %d are the most",
+                         o->drafter->block_size, LEARNER_MAX_BLOCK);
+    backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
+    if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    prepare(l, m, o);
+    arena a = {0};
+    lay_out(l, &a);
+    size_t bytes = a.floats * sizeof(float);
+    l->memory = mem_alloc(m->account, MEM_WORKSPACE, bytes);
+    kakeya_status status = KAKEYA_OK;
+    if (!l->memory) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", bytes);
+    if (!status) status = rope_table_create(m, &l->rope, l->c.rope_theta, 1, l->c.head_dim, l->c.head_dim / 2, error);
+    if (!status) status = rope_table_reserve(m, &l->rope, o->sequence + l->c.block_size, error);
+    if (status) {
+        cpu_learner_destroy(l);
+        return status;
+    }
+    memset(l->memory, 0, bytes);
+    a = (arena){.base = l->memory};
+    lay_out(l, &a);
+    learner_each(l, l->c.vocab, fill_head, NULL);
+    train_turn_wide(&l->products, learner_values(&l->head), (size_t)l->c.hidden, l->c.vocab, l->c.hidden,
+                    learner_values(&l->head_t));
+    *out = l;
+    return KAKEYA_OK;
+}
+
+void cpu_learner_destroy(backend_learner *l) {
+    if (!l) return;
+    rope_table_destroy(&l->rope);
+    mem_free(l->memory);
+    mem_free(l);
+}
+
+static void turn_matrix(const backend_learner *l, const weight *w, const weight *turned) {
+    train_turn_wide(&l->products, learner_values(w), (size_t)w->in, w->out, w->in, learner_values(turned));
+}
+
+void cpu_learner_weights(backend_learner *l, const float *weights) {
+    dflash_values_bind(&l->c, learner_vector(weights), &l->w);
+    for (int i = 0; i < l->c.layers; i++) {
+        const dflash_layer_weights *w = &l->w.layer[i], *t = &l->turned.layer[i];
+        turn_matrix(l, &w->q_proj, &t->q_proj);
+        turn_matrix(l, &w->k_proj, &t->k_proj);
+        turn_matrix(l, &w->v_proj, &t->v_proj);
+        turn_matrix(l, &w->o_proj, &t->o_proj);
+        turn_matrix(l, &w->gate_proj, &t->gate_proj);
+        turn_matrix(l, &w->up_proj, &t->up_proj);
+        turn_matrix(l, &w->down_proj, &t->down_proj);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ sequence */
+
+static void place_rows(backend_learner *l) {
+    int block = l->c.block_size;
+    l->rows = l->blocks * block;
+    l->n_scored = l->context_rows = 0;
+    for (int row = 0; row < l->rows; row++) {
+        int first = l->first[row / block];
+        l->position[row] = first + row % block;
+        if (first > l->context_rows) l->context_rows = first;
+        if (row % block && l->position[row] < l->length) l->scored[l->n_scored++] = row;
+    }
+}
+
+void cpu_learner_learn(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first, int blocks,
+                       float scale, float *gradient, learner_result *out) {
+    *out = (learner_result){0};
+    l->tokens = tokens;
+    l->aux = aux;
+    l->first = first;
+    l->length = n;
+    l->blocks = blocks;
+    l->scale = scale;
+    l->backward = gradient != NULL;
+    if (gradient) dflash_values_bind(&l->c, gradient, &l->gradient);
+    place_rows(l);
+    learner_context(l);
+    learner_embed(l);
+    for (int i = 0; i < l->c.layers; i++) learner_forward(l, i, i + 1 < l->c.layers ? l->layer[i + 1].input : l->last);
+    learner_score(l, out);
+    if (!gradient) return;
+    memset(l->d_context, 0, (size_t)l->context_rows * (size_t)l->c.hidden * sizeof *l->d_context);
+    for (int i = l->c.layers - 1; i >= 0; i--) learner_back(l, i);
+    learner_context_back(l);
+}

@@ -1,0 +1,104 @@
+/* The learner of drafters (backend/backend_train.h): a drafter's forward over many blocks of one sequence, exact
+ * float32, every value that the way back needs kept, and that way. The rooms:
+ *
+ *   learner.c            memory, weights, the order of a sequence        learner_layer.c     context, layers, there and
+ * back learner_attention.c  blocks over the context and themselves          learner_head.c      what the drafts cost
+ *   train_products.h     products                                        backward.h          gradients of rows
+ *
+ * Shapes: N rows of all blocks, B of one, T positions of context, H hidden, C = T + B columns that rows attend. */
+#ifndef KAKEYA_BACKEND_CPU_LEARNER_H
+#define KAKEYA_BACKEND_CPU_LEARNER_H
+
+#include "backend/backend_train.h"
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/train_products.h"
+#include "model/dflash_values.h"
+
+typedef struct learner_layer {
+    float *context[2], *context_raw_k; /* [T][kv]: K and V of the context; K before its norm and RoPE */
+    float *input;                      /* [N][H] */
+    float *x, *x2;                     /* [N][H] after the norms before attention and before the MLP */
+    float *q_raw, *q;                  /* [N][q] before and after norm, RoPE and scale */
+    float *own[2], *own_raw_k;         /* [N][kv] of the blocks' rows */
+    float *shares;                     /* [heads][N][C] attention weights */
+    float *o;                          /* [N][q] */
+    float *middle;                     /* [N][H] the residual stream behind attention */
+    float *gate_up, *act;              /* [N][2 * intermediate], [N][intermediate] */
+} learner_layer;
+
+struct backend_learner {
+    backend_model *m;
+    learner_options o;
+    dflash_config c;
+    dflash_model w, turned; /* the weights; its matrices transposed, [in][out] */
+    dflash_model gradient;  /* bound during a call that wants one */
+    bool backward;
+    weight head, head_t; /* float32: [vocab][H] and [H][vocab] */
+    rope_table rope;
+    float *memory;
+    learner_layer layer[DFLASH_MAX_LAYERS];
+
+    /* the sequence */
+    const int32_t *tokens;
+    const float *aux;
+    const int *first;
+    int length, blocks, rows, context_rows; /* tokens, blocks, N, T */
+    int *position, *scored;                 /* [N]; rows that have a target, n_scored */
+    int n_scored;
+    float scale;
+    float *fused, *context, *d_context; /* [T][H]: fc's output, that behind its norm */
+
+    /* rows */
+    float *last, *final_x, *picked, *logits; /* [N][H]; [N][H]; [N][H] scored rows; [LEARNER_HEAD_ROWS][vocab] */
+    float *branch, *d_h, *d_x, *d_q, *d_o, *d_act, *d_gate_up; /* [N] */
+    float *d_own[2];                                           /* [N][kv] */
+    float *d_columns[2];                                       /* [T][kv] gradients of the context's K and V */
+    /* attention, a K/V head's [kv_heads]: [T][d] and [d][T]; a head's [heads]: [N][C], [T][d], [d][N] */
+    float *keys, *keys_t, *values, *values_t;
+    float *d_shares, *d_key, *d_value, *q_t, *d_o_t;
+    float *sink; /* [N or T][H] a gradient that is not wanted */
+    train_products products;
+    float *thread[THREAD_POOL_MAX]; /* turned columns */
+    void *thread_packed[THREAD_POOL_MAX];
+};
+
+enum { LEARNER_HEAD_ROWS = 128, LEARNER_CHUNK = 32 /* rows or columns of a piece of attention */ };
+
+static inline size_t learner_kv(const dflash_config *c) { return (size_t)(c->kv_heads * c->head_dim); }
+static inline size_t learner_q(const dflash_config *c) { return (size_t)(c->heads * c->head_dim); }
+static inline float *learner_values(const weight *w) { return (float *)(uintptr_t)w->stream[0]; }
+static inline float *learner_vector(const float *v) { return (float *)(uintptr_t)v; }
+
+/* task(l, context, row) for each of n rows on the pool. */
+typedef void (*learner_task)(backend_learner *l, void *context, int row);
+void learner_each(backend_learner *l, int n, learner_task task, void *context);
+
+/* --- learner_attention.c: from q, own and context to o; from d_o to d_q, d_own and d_columns, which are set. */
+void learner_attend(backend_learner *l, int layer);
+void learner_attend_back(backend_learner *l, int layer);
+size_t learner_attention_packed(const backend_learner *l); /* floats of a thread's packed input */
+
+/* --- learner_layer.c */
+void learner_embed(backend_learner *l);
+void learner_context(backend_learner *l);
+void learner_context_back(backend_learner *l);
+void learner_forward(backend_learner *l, int layer, float *out);
+void learner_back(backend_learner *l, int layer); /* d_h: of the layer's output, then of its input */
+/* Rows of H values: a norm, and the way back through it, added to d_x; the gain's gradient where `d_gain` is given. */
+void learner_norm(backend_learner *l, const float *x, const float *gain, int rows, float *out);
+void learner_norm_back(backend_learner *l, const float *x, const float *gain, const float *d_out, int rows, float *d_x,
+                       const float *d_gain);
+
+/* --- learner_head.c: what the drafts cost; with `backward` d_h of the last layer's output. */
+void learner_score(backend_learner *l, learner_result *out);
+
+/* --- the verbs */
+size_t cpu_learner_bytes(backend_model *m, const learner_options *options);
+kakeya_status cpu_learner_create(backend_model *m, const learner_options *options, backend_learner **out,
+                                 kakeya_error *error);
+void cpu_learner_destroy(backend_learner *l);
+void cpu_learner_weights(backend_learner *l, const float *weights);
+void cpu_learner_learn(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first, int blocks,
+                       float scale, float *gradient, learner_result *out);
+
+#endif
