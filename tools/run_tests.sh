@@ -116,7 +116,9 @@ elif run_step "MLX build" tools/build.sh build-mlx "kakeya_cli mlx" -DKAKEYA_MLX
     for test in ${WHOLE_SWEEPS:+test_cache test_aux_latents}; do
         CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (MLX)" "build-mlx/mlx-tests/$test"
     done
-    KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "test_command_line (MLX)" sh tests/mlx/test_command_line.sh
+    for test in test_command_line test_mac_acceptance; do
+        KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "$test (MLX)" sh "tests/mlx/$test.sh"
+    done
     KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "test_includes (MLX)" sh tests/style/test_includes.sh
 fi
 

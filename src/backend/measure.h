@@ -31,6 +31,24 @@ typedef struct backend_profile {
     double empty_seconds; /* of a kernel that does nothing, measured like the others */
 } backend_profile;
 
+/* The device that a model is on, and what the library beneath the backend has allocated on it. */
+typedef struct backend_device {
+    char name[96];            /* "" where it has none */
+    size_t memory_bytes;      /* that the device has; 0: it does not say */
+    size_t working_set_bytes; /* of them, what programs should use at most; 0: it does not say */
+    size_t held_bytes;        /* by the library's own count, now */
+    size_t most_bytes;        /* since the last forward began */
+} backend_device;
+
+/* How a backend that has several ways for an operation has chosen when the model was loaded. */
+enum { BACKEND_MAX_CHECKS = 64 };
+typedef struct backend_check {
+    char operation[48]; /* and the shape that was tried */
+    char chosen[32];
+    bool first_choice; /* false: a way that is preferred failed its check */
+    char reason[96];   /* "", or why it did */
+} backend_check;
+
 /* What stands between a model and its stores while formats of K/V are compared: every vector (K or V of one head at one
  * position) of full-attention layers that keep their own passes `vector` before it is stored; x [n] is what will be
  * attended. One call at a time, layer by layer. */
@@ -58,6 +76,10 @@ typedef struct backend_measure_ops {
      * take them that round nothing. NULL: told with a model alone. */
     size_t (*input_bytes)(weight_format format, size_t k, bool exact_too);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
+    /* NULL: nothing is known beside free_bytes. */
+    void (*device)(const backend_model *model, backend_device *out);
+    /* Fills out [BACKEND_MAX_CHECKS] and returns how many there are. NULL: every operation has one way. */
+    int (*checks)(const backend_model *model, backend_check *out);
     /* Computes `token` behind the cache's committed rows many times and drops it again. NULL: the backend has no
      * kernels of its own that it could tell apart. */
     kakeya_status (*profile)(backend_cache *cache, int32_t token, int repeats, backend_profile *out,

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "cli/terminal.h"
 #include "measure/draft_study.h"
+#include "measure/mac.h"
 #include "measure/plot.h"
 
 /* Options of every evaluation, beside the shared ones. */
@@ -642,6 +643,82 @@ static int run_kv_format(int argc, char **argv) {
     return finish(&c, kv_format_command.name, result, report, &error);
 }
 
+/* ---------------------------------------------------------------------------------------------- mac-acceptance */
+
+static const cli_command mac_command = {
+    .name = "eval mac-acceptance",
+    .summary = "Whether the MLX backend does on this machine what it should, in one report to be sent back.",
+    .operands = "[FILE]...",
+    .details = "Tokens row by row, greedy answers and sessions that move, against the CPU backend; every decode mode;\n"
+               "memory along a session of 7,000 tokens; speed beside what the device allows; then eval lossless and\n"
+               "eval niah. One engine is open at a time. --backend is mlx, unless another is named.\n",
+    .examples = "  kakeya eval mac-acceptance --report mac.json && kakeya gate mac.json\n"
+                "  kakeya eval mac-acceptance --quick --precision f32 --report quick.json\n",
+};
+
+static kakeya_status write_mac(eval_command *c, file_writer **writer, const cJSON *report, kakeya_error *error) {
+    char *text = cJSON_PrintUnformatted(report);
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while writing JSON");
+    kakeya_status status = KAKEYA_OK;
+    if (*writer) {
+        status = file_writer_write(*writer, text, strlen(text), error);
+        if (!status) status = file_writer_write(*writer, "\n", 1, error);
+        if (!status) {
+            status = file_writer_commit(*writer, error);
+            *writer = NULL;
+        }
+    }
+    if (!status && c->shared.json && terminal_write(text, strlen(text))) terminal_write("\n", 1);
+    cJSON_free(text);
+    return status;
+}
+
+static int run_mac(int argc, char **argv) {
+    eval_command c;
+    command_init(&c, argc, argv);
+    eval_corpus corpus = {0};
+    eval_mac_options o = {0};
+    const cli_option own[] = {
+        CLI_OPTION(.name = "quick", .kind = CLI_FLAG, .target = &o.quick,
+                   .help = "without lossless and niah, and with a session of 700 tokens: minutes"),
+        CLI_OPTION(.name = "memory-tokens", .argument = "N", .kind = CLI_INT, .target = &o.memory_tokens, .min = 70,
+                   .max = 1 << 20, .help = "of the session whose memory is looked at (7000; quick: 700)"),
+        REPORT_OPTION(c),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&mac_command, own, c.shared_table, argc, argv, &first, &status)) return status;
+    o.files = files_or_corpus(argc, argv, first, &corpus, &o.n_files);
+
+    progress_state progress = {0};
+    c.setup.user = &progress;
+    kakeya_error error = {0};
+    file_writer *writer = NULL;
+    cJSON *report = NULL;
+    eval_policies none;
+    kakeya_status result = prepare(&c, &none, o.files, o.n_files, &error);
+    const char *backend = c.setup.engine.backend;
+    if (!backend || strcmp(backend, "auto") == 0) c.setup.engine.backend = "mlx";
+    if (result == KAKEYA_OK && !o.quick) result = require_files(o.n_files, &error);
+    if (result == KAKEYA_OK && c.report) result = file_writer_open(c.report, &writer, &error);
+    if (result == KAKEYA_OK) result = eval_mac_acceptance(&c.setup, &o, &report, &error);
+    clear_progress(&progress);
+    if (report) {
+        kakeya_error late = {0};
+        kakeya_status written = write_mac(&c, &writer, report, &late);
+        if (result == KAKEYA_OK && written != KAKEYA_OK) {
+            result = written;
+            error = late;
+        }
+        if (!c.shared.json && cJSON_HasObjectItem(report, "environment")) eval_print_mac(report, c.report);
+    }
+    cJSON_Delete(report);
+    file_writer_abort(writer);
+    eval_corpus_free(&corpus);
+    command_free(&c);
+    return result == KAKEYA_OK ? CLI_DONE : cli_fail(mac_command.name, &error);
+}
+
 /* -------------------------------------------------------------------------------------------------------- verb */
 
 static const struct {
@@ -656,11 +733,12 @@ static const struct {
     {"lossless", run_lossless, &lossless_command},
     {"kv-format", run_kv_format, &kv_format_command},
     {"draft-policy", run_draft_policy, &draft_policy_command},
+    {"mac-acceptance", run_mac, &mac_command},
 };
 enum { EVALUATIONS = sizeof evaluations / sizeof evaluations[0] };
 
 static const char usage[] =
-    "usage: kakeya eval niah|fidelity|code|acceptance|lossless|kv-format|draft-policy [OPTION]...\n";
+    "usage: kakeya eval niah|fidelity|code|acceptance|lossless|kv-format|draft-policy|mac-acceptance [OPTION]...\n";
 
 int cli_eval(int argc, char **argv) {
     if (argc < 2) {
@@ -673,7 +751,7 @@ int cli_eval(int argc, char **argv) {
         fputs(usage, stdout);
         putchar('\n');
         for (int i = 0; i < EVALUATIONS; i++)
-            printf("  %-11s %s\n", evaluations[i].name, evaluations[i].command->summary);
+            printf("  %-14s %s\n", evaluations[i].name, evaluations[i].command->summary);
         printf("\nkakeya eval NAME --help explains one. Policies are compared with native attention; the default\n"
                "ones are %s.\n\nExample:\n"
                "  kakeya eval niah --lines 12,40,60,150,280 --samples 5 --report r.json && kakeya gate r.json\n",

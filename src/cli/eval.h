@@ -8,6 +8,9 @@
 /* The report's figures as aligned tables on stdout. */
 void eval_print_tables(const eval_report *report);
 
+/* What a report of mac-acceptance has found, and where it was written (NULL: nowhere). */
+void eval_print_mac(const cJSON *report, const char *path);
+
 /* Decodes the recordings under every policy and prints the speeds as tables, or as one JSON object. */
 kakeya_status eval_print_draft_policies(const draft_traces *traces, bool json, kakeya_error *error);
 

@@ -201,3 +201,29 @@ void eval_print_tables(const eval_report *report) {
     if (summary) print[report->kind](summary);
     cJSON_Delete(summary);
 }
+
+void eval_print_mac(const cJSON *report, const char *path) {
+    const cJSON *row, *environment = part(report, "environment"), *speed = part(report, "speed");
+    double most = 0;
+    cJSON_ArrayForEach(row, part(report, "vectors")) {
+        double difference = part(row, "largest_difference")->valuedouble;
+        if (difference > most) most = difference;
+    }
+    if (cJSON_IsObject(environment))
+        printf("%s, %s, %s\n", part(environment, "backend")->valuestring, part(environment, "cpu_model")->valuestring,
+               part(environment, "os")->valuestring);
+    if (part(report, "vectors")) printf("Logits differ from the CPU backend's by %.2g at most.\n\n", most);
+    PRINT(part(report, "streams"), {"policy", "policy", TEXT}, {"mode", "mode", TEXT}, {"draft", "draft_length", COUNT},
+          {"prompt chunk", "prompt_chunk", COUNT}, {"drafted", "drafted_tokens", COUNT},
+          {"accepted", "accepted_tokens", COUNT});
+    putchar('\n');
+    PRINT(part(report, "memory"), {"tokens", "tokens", COUNT}, {"full", "kv_bytes.full", BYTES},
+          {"sliding", "kv_bytes.sliding", BYTES}, {"latent", "kv_bytes.latent", BYTES},
+          {"draft", "kv_bytes.draft", BYTES}, {"weights", "weights", BYTES}, {"workspace", "workspace", BYTES},
+          {"libmlx holds", "device_held", BYTES});
+    putchar('\n');
+    PRINT(part(speed, "rows"), {"what", "what", TEXT}, {"context", "context", COUNT}, {"rows", "rows", COUNT},
+          {"bytes", "bytes", BYTES}, {"seconds", "seconds.median", FIXED6},
+          {"at least", "bound_seconds.median", FIXED6}, {"of the bound", "share.median", PERCENT});
+    if (path) printf("\nReport: %s. `kakeya gate %s` judges it.\n", path, path);
+}

@@ -21,7 +21,7 @@ static cJSON *result_json(const char *path, const gate_result *result) {
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "file", path);
     if (result->recognised) {
-        cJSON_AddStringToObject(object, "kind", eval_kind_name(result->kind));
+        cJSON_AddStringToObject(object, "kind", result->kind_name);
     } else {
         cJSON_AddNullToObject(object, "kind");
     }
@@ -40,7 +40,7 @@ static cJSON *result_json(const char *path, const gate_result *result) {
 
 static void print_result(const char *path, const gate_result *result) {
     if (!result->n_violations) {
-        printf("%s: passed (%s, %zu rows)\n", path, eval_kind_name(result->kind), result->rows);
+        printf("%s: passed (%s, %zu rows)\n", path, result->kind_name, result->rows);
     } else {
         printf("%s: refused\n", path);
     }

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "measure/gate.h"
 #include "measure/gate_private.h"
+#include "measure/mac.h"
 #include "measure/report.h"
 
 enum { MAX_REPORT_BYTES = 1 << 28 };
@@ -25,12 +26,14 @@ static bool recognise(gate_context *context) {
         gate_violate(context, "NOT_A_REPORT", "no \"kind\": this is not a report of kakeya eval");
         return false;
     }
-    if (!eval_kind_find(kind->valuestring, &context->kind)) {
+    bool mac = strcmp(kind->valuestring, mac_kind) == 0;
+    if (!mac && !eval_kind_find(kind->valuestring, &context->kind)) {
         gate_violate(context, "UNKNOWN_KIND", "kind \"%.80s\" is not one that kakeya eval writes", kind->valuestring);
         return false;
     }
     context->result->recognised = true;
     context->result->kind = context->kind;
+    context->result->kind_name = mac ? mac_kind : eval_kind_name(context->kind);
     if (!cJSON_IsNumber(version)) {
         gate_violate(context, "SCHEMA_VERSION", "no schema_version; this gate judges version %d", EVAL_SCHEMA_VERSION);
         return false;
@@ -110,13 +113,32 @@ static const struct {
     {ALL, gate_rule_summary},
 };
 
+/* Parts that are reports of their own. What is wrong with them is the whole's, with their name before it. */
+static void judge_parts(gate_context *context) {
+    static const char *const parts[] = {"lossless", "niah"};
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        const cJSON *part = member(context->report, parts[p]);
+        if (!part) continue;
+        gate_result result;
+        if (gate_check(part, &result, NULL) != KAKEYA_OK) context->out_of_memory = true;
+        for (size_t i = 0; i < result.n_violations; i++)
+            gate_violate(context, result.violation[i].code, "%s: %s", parts[p], result.violation[i].message);
+        context->result->rows += result.rows;
+        gate_result_free(&result);
+    }
+}
+
 kakeya_status gate_check(const cJSON *report, gate_result *out, kakeya_error *error) {
     *out = (gate_result){0};
     gate_context context = {.report = report,
                             .environment = member(report, "environment"),
                             .options = member(report, "options"),
                             .result = out};
-    if (recognise(&context)) {
+    bool known = recognise(&context);
+    if (known && out->kind_name == mac_kind) {
+        gate_check_mac(&context);
+        judge_parts(&context);
+    } else if (known) {
         gate_check_form(&context);
         if (!read_rows(&context, error)) context.out_of_memory = true;
         for (size_t i = 0; context.rows.n && i < sizeof rules / sizeof rules[0]; i++)

@@ -11,7 +11,8 @@ typedef struct gate_violation {
 } gate_violation;
 
 typedef struct gate_result {
-    bool recognised; /* kind is set */
+    bool recognised; /* kind_name is set, and kind, unless parts of the report are judged by kinds of their own */
+    const char *kind_name;
     eval_kind kind;
     size_t rows;               /* rows that the rules looked at */
     gate_violation *violation; /* [n_violations] */

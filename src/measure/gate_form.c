@@ -53,6 +53,8 @@ static void check_values(gate_context *context, const cJSON *item) {
     for (const cJSON *child = item->child; child; child = child->next) check_values(context, child);
 }
 
+void gate_check_values(gate_context *context) { check_values(context, context->report); }
+
 /* ----------------------------------------------------------------------------------------------- which keys where */
 
 /* Words of a list, separated by blanks. */
@@ -64,8 +66,8 @@ static bool is_listed(const char *list, const char *word) {
     return false;
 }
 
-static void allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list,
-                       const char *more) {
+void gate_allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list,
+                     const char *more) {
     for (const cJSON *item = cJSON_IsObject(object) ? object->child : NULL; item; item = item->next)
         if (!is_listed(list, item->string) && !is_listed(more, item->string))
             gate_violate(context, "UNKNOWN_KEY", "%s holds \"%.60s\", which kakeya eval does not write", where,
@@ -96,9 +98,9 @@ static void check_row_keys(gate_context *context, const cJSON *row, size_t index
     snprintf(where, sizeof where, "rows[%zu]", index);
     snprintf(list, sizeof list, "%s %s", eval_kind_scores(context->kind) ? "" : generation_keys,
              kind_row_keys[context->kind]);
-    allow_keys(context, where, row, row_keys, list);
-    allow_keys(context, where, member(row, "kv_bytes"), "full sliding latent draft total", "");
-    allow_keys(context, where, member(row, "relative_mse"), "sliding full", "");
+    gate_allow_keys(context, where, row, row_keys, list);
+    gate_allow_keys(context, where, member(row, "kv_bytes"), "full sliding latent draft total", "");
+    gate_allow_keys(context, where, member(row, "relative_mse"), "sliding full", "");
 }
 
 /* ------------------------------------------------------------------------------------------------- the environment */
@@ -126,15 +128,15 @@ static void check_stop_tokens(gate_context *context) {
 static void check_geometry(gate_context *context) {
     kakeya_error problem = {0};
     const cJSON *json = member(context->environment, "kv_geometry"), *layer, *stated;
-    allow_keys(context, "environment.kv_geometry", json,
-               "kv_format sliding_window f_theta_rank layers drafter fingerprint",
-               "page_granule_bytes devices f_theta_latents");
-    allow_keys(context, "environment.kv_geometry.f_theta_latents", member(json, "f_theta_latents"),
-               "input format shared rank_k rank_v", "");
-    allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"), "kv_heads head_dim sliding_windows",
-               "");
-    cJSON_ArrayForEach(layer, member(json, "layers"))
-        allow_keys(context, "environment.kv_geometry.layers", layer, "type kv_heads head_dim k_eq_v kv_source", "");
+    gate_allow_keys(context, "environment.kv_geometry", json,
+                    "kv_format sliding_window f_theta_rank layers drafter fingerprint",
+                    "page_granule_bytes devices f_theta_latents");
+    gate_allow_keys(context, "environment.kv_geometry.f_theta_latents", member(json, "f_theta_latents"),
+                    "input format shared rank_k rank_v", "");
+    gate_allow_keys(context, "environment.kv_geometry.drafter", member(json, "drafter"),
+                    "kv_heads head_dim sliding_windows", "");
+    cJSON_ArrayForEach(layer, member(json, "layers")) gate_allow_keys(context, "environment.kv_geometry.layers", layer,
+                                                                      "type kv_heads head_dim k_eq_v kv_source", "");
     kakeya_status status = kv_geometry_from_json(json, &context->geometry, &problem);
     context->has_geometry = status == KAKEYA_OK;
     if (status == KAKEYA_OUT_OF_MEMORY) context->out_of_memory = true;
@@ -161,7 +163,7 @@ static void check_geometry(gate_context *context) {
     }
 }
 
-static void check_environment(gate_context *context) {
+void gate_check_environment(gate_context *context) {
     static const char *const texts[] = {"kakeya_version", "date",  "cpu_model",   "os",
                                         "backend",        "model", "fingerprint", "precision"};
     static const char *const counts[] = {"cores", "memory_bytes", "threads", "layers", "vocabulary", "sliding_window"};
@@ -171,10 +173,10 @@ static void check_environment(gate_context *context) {
         gate_violate(context, "MISSING_ENVIRONMENT", "no \"environment\" object");
         return;
     }
-    allow_keys(context, "environment", e,
-               "kakeya_version date cpu_model cores memory_bytes os backend precision threads model fingerprint",
-               "drafter f_theta drafter_block_size layers vocabulary sliding_window stop_tokens "
-               "drafter_scaled_embedding kv_geometry");
+    gate_allow_keys(context, "environment", e,
+                    "kakeya_version date cpu_model cores memory_bytes os backend precision threads model fingerprint",
+                    "drafter f_theta drafter_block_size layers vocabulary sliding_window stop_tokens "
+                    "drafter_scaled_embedding kv_geometry");
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         if (!is_text(member(e, texts[i])))
             gate_violate(context, "MISSING_ENVIRONMENT", "environment.%s is missing", texts[i]);
@@ -375,7 +377,7 @@ static void check_options(gate_context *context) {
             gate_violate(context, "MISSING_OPTIONS", "options.%s is missing", rules[i].key);
         }
     }
-    allow_keys(context, "options", context->options, list, "");
+    gate_allow_keys(context, "options", context->options, list, "");
     if (context->options_sound && context->kind == EVAL_LOSSLESS) check_promises(context);
 }
 
@@ -457,12 +459,12 @@ static void check_command(gate_context *context) {
 /* -------------------------------------------------------------------------------------------------------- the whole */
 
 void gate_check_form(gate_context *context) {
-    check_values(context, context->report);
-    allow_keys(context, "the report", context->report,
-               "kind schema_version complete command environment options rows summary", "");
+    gate_check_values(context);
+    gate_allow_keys(context, "the report", context->report,
+                    "kind schema_version complete command environment options rows summary", "");
     if (!cJSON_IsTrue(member(context->report, "complete")))
         gate_violate(context, "INCOMPLETE", "the evaluation did not come to its end (\"complete\" is not true)");
-    check_environment(context);
+    gate_check_environment(context);
     check_options(context);
     check_command(context);
     const cJSON *row;

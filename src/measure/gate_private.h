@@ -41,6 +41,10 @@ void gate_note(gate_context *context, const char *format, ...) __attribute__((fo
 
 /* The form of the whole report: keys, ranges, options, environment, command. Sets options_sound and geometry. */
 void gate_check_form(gate_context *context);
+/* Its parts, for kinds of reports whose form is their own. Keys: those of two lists, separated by blanks. */
+void gate_check_values(gate_context *context);
+void gate_check_environment(gate_context *context);
+void gate_allow_keys(gate_context *context, const char *where, const cJSON *object, const char *list, const char *more);
 /* Options of a sound form; 0 where there is none. */
 int gate_option(const gate_context *context, const char *key);
 uint64_t gate_option_seed(const gate_context *context);

@@ -60,7 +60,7 @@ static const char *last_component(const char *path) {
     return path + start;
 }
 
-static cJSON *describe(const eval_harness *harness) {
+cJSON *harness_environment(const eval_harness *harness) {
     const kakeya_engine *engine = harness->engine;
     const gemma4_config *config = &engine->verifier->config;
     cJSON *object = environment_describe();
@@ -98,7 +98,7 @@ static cJSON *describe(const eval_harness *harness) {
 
 kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error) {
     return eval_report_open(kind, harness->setup->report_path, harness->setup->argc, harness->setup->argv,
-                            describe(harness), options, &harness->report, error);
+                            harness_environment(harness), options, &harness->report, error);
 }
 
 kakeya_status harness_close(eval_harness *harness, kakeya_status status, eval_report **out, kakeya_error *error) {

@@ -20,6 +20,8 @@ kakeya_status harness_open_engine(const eval_setup *setup, int threads, bool sca
                                   kakeya_error *error);
 /* The engine and the number of its threads. */
 kakeya_status harness_open(eval_harness *harness, const eval_setup *setup, int threads, kakeya_error *error);
+/* What a report says of machine, program and models; NULL when out of memory. */
+cJSON *harness_environment(const eval_harness *harness);
 /* The report, once the options are known; takes options over. */
 kakeya_status harness_report(eval_harness *harness, eval_kind kind, cJSON *options, kakeya_error *error);
 /* Ends the report: complete where status is KAKEYA_OK, and hands it to *out. Closes the engine. Returns the first

@@ -100,7 +100,10 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
     lossless_run run = {.options = options};
     kakeya_status status = harness_open(&run.harness, setup, lossless_threads[0], error);
     run.engine[0] = run.harness.engine;
-    if (status == KAKEYA_OK)
+    /* Only the CPU backend has threads. Another one would hold its weights twice for nothing. */
+    bool threads = status == KAKEYA_OK && strcmp(run.harness.engine->ops->name, "cpu") == 0;
+    run.engine[1] = run.harness.engine;
+    if (threads)
         status = harness_open_engine(setup, lossless_threads[1], setup->engine.drafter_scaled_embedding, &run.engine[1],
                                      error);
     if (status == KAKEYA_OK) {
@@ -112,7 +115,7 @@ kakeya_status eval_lossless_run(const eval_setup *setup, const eval_lossless_opt
             lossless_prompts_open(&run.prompts, &run.harness, options->files, options->n_files, options->seed, error);
     if (status == KAKEYA_OK) status = harness_report(&run.harness, EVAL_LOSSLESS, options_json(&run), error);
     if (status == KAKEYA_OK) status = run_all(&run, error);
-    kakeya_engine_close(run.engine[1]);
+    if (threads) kakeya_engine_close(run.engine[1]);
     lossless_prompts_close(&run.prompts);
     return harness_close(&run.harness, status, out, error);
 }

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <string>
+#include <variant>
 
 namespace {
 
@@ -87,6 +89,29 @@ int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
 void mlx_device_close(mlx_device *device) { delete device; }
 bool mlx_device_is_gpu(const mlx_device *device) { return device->stream.device == mx::Device::gpu; }
 
+void mlx_device_describe(const mlx_device *device, mlx_device_info *out) {
+    *out = mlx_device_info{};
+    try {
+        const auto &known = mx::device_info(device->stream.device);
+        auto text = [&](const char *key) {
+            auto at = known.find(key);
+            return at != known.end() && std::holds_alternative<std::string>(at->second)
+                       ? std::get<std::string>(at->second)
+                       : std::string();
+        };
+        auto bytes = [&](const char *key) {
+            auto at = known.find(key);
+            return at != known.end() && std::holds_alternative<size_t>(at->second) ? std::get<size_t>(at->second) : 0;
+        };
+        auto name = text("device_name"), architecture = text("architecture");
+        std::snprintf(out->name, sizeof out->name, "%s%s%s", name.c_str(), architecture.empty() ? "" : ", ",
+                      architecture.c_str());
+        out->memory_bytes = bytes("memory_size");
+        out->working_set_bytes = bytes("max_recommended_working_set_size");
+    } catch (...) { // nothing is lost but the description
+    }
+}
+
 size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
 size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
 void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
@@ -96,7 +121,8 @@ int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flo
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
         // Far beyond every cache; a product large enough for the device's best, small enough for one slow core.
-        const int values = 64 << 20, side = mlx_device_is_gpu(device) ? 4096 : 512, repeats = 4;
+        const bool gpu = mlx_device_is_gpu(device);
+        const int values = gpu ? 64 << 20 : 16 << 20, side = gpu ? 4096 : 256, repeats = gpu ? 4 : 2;
         auto fastest = [&](auto make) {
             double best = 0;
             for (int i = 0; i < repeats; i++) {

@@ -1,6 +1,8 @@
 /* What benchmarks ask of this backend beside inference. */
 #include "backend/measure.h"
 
+#include <stdio.h>
+
 #include "backend/mlx/mlx.h"
 #include "base/machine_memory.h"
 
@@ -16,9 +18,18 @@ static kakeya_status mlx_probe(backend_model *m, backend_probe *out, kakeya_erro
                      error);
 }
 
+static void device(const backend_model *m, backend_device *out) {
+    mlx_device_info info;
+    *out = (backend_device){.held_bytes = mlx_device_active_bytes(), .most_bytes = mlx_device_peak_bytes()};
+    mlx_device_describe(m->device, &info);
+    snprintf(out->name, sizeof out->name, "%s", info.name);
+    out->memory_bytes = info.memory_bytes;
+    out->working_set_bytes = info.working_set_bytes;
+}
+
 const backend_measure_ops *mlx_measure(void);
 
 const backend_measure_ops *mlx_measure(void) {
-    static const backend_measure_ops ops = {.free_bytes = mlx_free_bytes, .probe = mlx_probe};
+    static const backend_measure_ops ops = {.free_bytes = mlx_free_bytes, .probe = mlx_probe, .device = device};
     return &ops;
 }

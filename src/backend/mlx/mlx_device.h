@@ -36,6 +36,13 @@ int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure);
 void mlx_device_close(mlx_device *device);
 bool mlx_device_is_gpu(const mlx_device *device);
 
+/* What the system says of the device: "" and 0 where it does not. */
+typedef struct mlx_device_info {
+    char name[96];
+    size_t memory_bytes, working_set_bytes;
+} mlx_device_info;
+void mlx_device_describe(const mlx_device *device, mlx_device_info *out);
+
 /* Bytes that arrays hold now, and the most since the last mlx_device_reset_peak. */
 size_t mlx_device_active_bytes(void);
 size_t mlx_device_peak_bytes(void);
