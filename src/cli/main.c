@@ -25,7 +25,7 @@ static const verb verbs[] = {
     {"bench", "speed beside what the hardware allows", cli_bench},
     {"eval", "recall, fidelity, speed and losslessness, with a report", cli_eval},
     {"gate", "check reports of eval by their raw rows", cli_gate},
-    {"train", "an f_theta for restored attention, from text", cli_train},
+    {"train", "an f_theta for restored attention, or a drafter, from text", cli_train},
     {"remote", "evaluations on a machine that is not here", cli_remote},
 };
 

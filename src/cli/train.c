@@ -17,6 +17,7 @@
 #include "cli/train_data.h"
 #include "cli/train_distill.h"
 #include "cli/train_report.h"
+#include "cli/train_verbs.h"
 #include "train/answers.h"
 #include "train/trainer.h"
 
@@ -69,9 +70,10 @@ static const char *const latents_names[] = {"kv", "bf16", "q8", "q4", NULL};
 
 static const cli_command command = {
     .name = "train",
-    .summary = "Trains what a model needs: f-theta, for restored attention.",
+    .summary = "Trains what a model needs: f-theta, for restored attention; drafter, for speculative decoding.",
     .operands = "f-theta --data FILE [FILE]...",
     .details =
+        "drafter: kakeya train drafter --help says more.\n"
         "f-theta: the low-rank map that gives evicted K/V back, from the model's own hidden states: no drafter is\n"
         "needed, but --input drafter can read one. A closed form, out of sums over forwards of the text; no gradient.\n"
         "--out gets the f_theta, a folder rank-N with the same solution for each smaller rank, and report.json: what\n"
@@ -519,6 +521,7 @@ static kakeya_status train(train_command *c, kakeya_error *error) {
 }
 
 int cli_train(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "drafter") == 0) return cli_train_drafter(argc - 1, argv + 1);
     train_command c = {.rank = 0,
                        .tokens = 400000,
                        .sequence = 1024,
@@ -571,7 +574,7 @@ int cli_train(int argc, char **argv) {
     int first, status;
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (first == argc || strcmp(argv[first], "f-theta") != 0)
-        return cli_usage_error(&command, "say what to train: f-theta");
+        return cli_usage_error(&command, "say what to train: f-theta or drafter");
     size_t operands = (size_t)(argc - ++first);
     if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
     if (c.temperature > 0 && !c.self) return cli_usage_error(&command, "--temperature is for --self");

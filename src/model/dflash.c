@@ -213,6 +213,7 @@ kakeya_status dflash_model_open(const char *directory, const gemma4_config *veri
 
 /* The layers that the authors' rule picks: evenly spread from layer 1 to the third from the end. */
 static void spread_targets(int verifier_layers, int targets, dflash_config *c) {
+    memset(c->target_layer, 0, sizeof c->target_layer);
     c->targets = verifier_layers - 3 < targets ? verifier_layers - 3 : targets;
     if (c->targets <= 1) {
         c->targets = 1;

@@ -39,8 +39,8 @@ done
 
 # every option of every verb is in the manual page
 for verb in run serve top sessions tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" \
-    "eval lossless" "eval kv-format" "eval mac-acceptance" gate train "remote init" "remote allow" "remote run" \
-    "remote status" "remote list" "remote fetch" "remote cancel" \
+    "eval lossless" "eval kv-format" "eval mac-acceptance" gate train "train drafter" "remote init" "remote allow" \
+    "remote run" "remote status" "remote list" "remote fetch" "remote cancel" \
     "remote clean" "remote serve" "remote presets" "remote doctor"; do
     # shellcheck disable=SC2086
     run $verb --help

@@ -1,0 +1,616 @@
+/* kakeya train drafter: a DFlash drafter from the model's own answers. */
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backend/weight_values.h"
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "cli/cli.h"
+#include "cli/terminal.h"
+#include "cli/train_data.h"
+#include "cli/train_drafter_report.h"
+#include "cli/train_verbs.h"
+#include "formats/checkpoint.h"
+#include "measure/niah.h"
+#include "model/dflash_values.h"
+#include "train/answering.h"
+#include "train/drafter_files.h"
+#include "train/drafting.h"
+#include "train/saved.h"
+
+enum { LEAST_PROMPT = 8, NEEDLE_ANSWER = 24, HELD_NEEDLES = 4, MOST_ROWS = 3 };
+static const double save_seconds = 60, show_seconds = 0.5;
+static const char answers_name[] = "answers.state", state_name[] = "drafter.state", report_name[] = "report.json";
+static const saved_kind answers_kind = {"KVANSWR", "the model's answers"};
+
+enum { SCOPE_FULL, SCOPE_FC_NORMS };
+static const char *const scope_names[] = {[SCOPE_FULL] = "full", [SCOPE_FC_NORMS] = "fc-norms", NULL};
+enum { STORE_BF16, STORE_F32 };
+static const char *const store_names[] = {[STORE_BF16] = "bf16", [STORE_F32] = "f32", NULL};
+enum { SCHEDULE_COSINE, SCHEDULE_CONSTANT };
+static const char *const schedule_names[] = {[SCHEDULE_COSINE] = "cosine", [SCHEDULE_CONSTANT] = "constant", NULL};
+
+typedef struct drafter_command {
+    cli_shared shared;
+    cli_texts data;
+    const char **files; /* of --data, then operands */
+    size_t n_files;
+    const char *out, *init_from, *answers_path;
+    int scope, store, schedule; /* indices of choices */
+    int steps, batch, blocks, warm_up, layers, block, taps, mask;
+    int sequence, answer, prompts, held_out;
+    size_t keep;
+    float rate, decay, needles, temperature, weight_decay;
+    uint64_t seed;
+
+    kakeya_engine *engine;
+    corpus asked, held, held_needles, answered;
+    drafting_options options;
+    drafting *training;
+    float *values; /* of the drafter */
+    uint64_t answers_purpose, purpose;
+    char *own_answers, *state_path, *present; /* present: the drafter that the model has already */
+    double begun, shown, saved;
+    int done_before; /* steps, or answers, that an earlier process has made */
+    drafting_step_result last;
+    double loss;
+} drafter_command;
+
+static const cli_command command = {
+    .name = "train drafter",
+    .summary = "Trains a DFlash drafter, for speculative decoding, on the model's own answers.",
+    .operands = "--data FILE [FILE]...",
+    .details =
+        "The files are prompts: text, conversations in OpenAI's form, one in a line (.jsonl), or token ids (.json).\n"
+        "The model answers them, and the drafter learns to draft what it has said: blocks at random places of the\n"
+        "answers. Embedding and head are the model's and stay as they are. --out gets the drafter and report.json:\n"
+        "tokens per forward on prompts that were held out. Ctrl-C leaves answers and weights in --out; the same\n"
+        "command goes on from there to the same drafter.\n",
+    .examples =
+        "  kakeya train drafter --model M --data chats.jsonl --out M-dflash\n"
+        "  kakeya train drafter --model M-Q4_0.gguf --init-from M-dflash --scope fc-norms --data *.py --out aligned\n",
+};
+
+/* ------------------------------------------------------------------------------------------------------ progress */
+
+static void show(drafter_command *c, const char *what, int done, int all, const char *more) {
+    double now = clock_seconds();
+    if (!terminal_rewrites(STDERR_FILENO) || now - c->shown < show_seconds) return;
+    c->shown = now;
+    char left[48] = "";
+    if (done > c->done_before) {
+        int seconds = (int)((now - c->begun) * (all - done) / (done - c->done_before));
+        snprintf(left, sizeof left, ", about %d:%02d left", seconds / 60, seconds % 60);
+    }
+    fprintf(stderr, "\r\033[K%s%s %d of %d%s%s%s", terminal_dim(STDERR_FILENO), what, done, all, more, left,
+            terminal_plain(STDERR_FILENO));
+    fflush(stderr);
+}
+
+static void clear_progress(drafter_command *c) {
+    if (c->shown > 0) fprintf(stderr, "\r\033[K");
+    c->shown = 0;
+}
+
+static void begin_progress(drafter_command *c, int done) {
+    c->begun = c->saved = clock_seconds();
+    c->done_before = done;
+}
+
+/* ------------------------------------------------------------------------------------------------------- prompts */
+
+static kakeya_status take_prompt(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
+                                 kakeya_error *error) {
+    drafter_command *c = user;
+    kakeya_status status = corpus_add(*held_out ? &c->held : &c->asked, tokens, n, 0, error);
+    if (terminal_interrupted()) return error_set(error, KAKEYA_CANCELLED, "interrupted before the first answer");
+    *done = c->asked.n >= (size_t)c->prompts && c->held.n >= (size_t)c->held_out;
+    return status;
+}
+
+static kakeya_status add_needles(const drafter_command *c, int wanted, uint64_t seed, corpus *to, kakeya_error *error) {
+    niah_options o;
+    niah_options_init(&o);
+    o.samples = wanted;
+    o.min_lines = 10;
+    o.max_lines = c->sequence / 30 > o.min_lines ? c->sequence / 30 : o.min_lines;
+    o.seed = seed;
+    niah_dataset set = {0};
+    kakeya_status status = niah_generate(&o, &set, error);
+    for (int i = 0; i < wanted && !status; i++) {
+        const kakeya_message message = {"user", set.samples[i].prompt};
+        int32_t *ids = NULL;
+        size_t n = 0;
+        status = kakeya_message_tokens(kakeya_engine_tokenizer(c->engine), &message, 1, false, &ids, &n, error);
+        if (!status && n + NEEDLE_ANSWER <= (size_t)c->sequence) status = corpus_add(to, ids, (int)n, 0, error);
+        kakeya_free(ids);
+    }
+    niah_dataset_free(&set);
+    return status;
+}
+
+static kakeya_status collect(drafter_command *c, kakeya_error *error) {
+    static const double recipe_share = 0.2;
+    const train_data data = {.files = c->files,
+                             .n_files = c->n_files,
+                             .sequence = c->sequence,
+                             .least = c->answer + LEAST_PROMPT,
+                             .seed = c->seed,
+                             .held_out = c->held_out,
+                             .held_tokens = c->sequence,
+                             .answer = c->answer,
+                             .tokenizer = kakeya_engine_tokenizer(c->engine),
+                             .vocab = c->engine->verifier->config.vocab};
+    kakeya_status status = train_data_walk(&data, take_prompt, c, error);
+    if (status) return status;
+    if (!c->asked.n || !c->held.n)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "the data are too short: %zu prompts, and %zu to be held out; each has %d tokens", c->asked.n,
+                         c->held.n, c->sequence - c->answer);
+    if (c->asked.n > (size_t)c->prompts) c->asked.n = (size_t)c->prompts;
+    bool able = data.tokenizer != NULL;
+    double share = c->needles >= 0 ? (double)c->needles : able ? recipe_share : 0;
+    if (share > 0 && !able)
+        return error_set(error, KAKEYA_UNSUPPORTED, "--needles: the model has no tokenizer to ask with");
+    int wanted = (int)(share / (1 - share) * (double)c->asked.n + 0.5);
+    uint64_t seed = UINT64_C(1) << 33 | c->seed << 1; /* none that an evaluation draws from */
+    if (wanted) status = add_needles(c, wanted, seed, &c->asked, error);
+    if (wanted && !status) status = add_needles(c, HELD_NEEDLES, seed | 1, &c->held_needles, error);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------- answers */
+
+/* Of the verifier alone: who drafts its answers does not matter. */
+static uint64_t hash_verifier(const kakeya_engine *engine) {
+    const gemma4_model *v = engine->verifier;
+    const int numbers[] = {v->config.hidden, v->config.layers, v->config.vocab, (int)engine->precision};
+    float row[256];
+    int width = v->config.hidden < 256 ? v->config.hidden : 256;
+    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers);
+    hash = hash_fnv1a(hash, v->weights.final_norm, (size_t)v->config.hidden * sizeof(float));
+    for (int r = 0; r < 16 && r < v->config.vocab && weight_present(&v->weights.embed); r++) {
+        weight_values(&v->weights.embed, r, 0, width, row);
+        hash = hash_fnv1a(hash, row, (size_t)width * sizeof *row);
+    }
+    for (int i = 0; i < v->config.layers && weight_present(&v->weights.layer[i].o_proj); i++) {
+        int in = v->weights.layer[i].o_proj.in < 256 ? v->weights.layer[i].o_proj.in : 256;
+        weight_values(&v->weights.layer[i].o_proj, 0, 0, in, row);
+        hash = hash_fnv1a(hash, row, (size_t)in * sizeof *row);
+    }
+    return hash;
+}
+
+static uint64_t hash_corpus(uint64_t hash, const corpus *c) {
+    hash = hash_fnv1a(hash, c->sequence, c->n * sizeof *c->sequence);
+    for (size_t i = 0; i < c->n; i++)
+        hash = hash_fnv1a(hash, c->tokens + c->sequence[i].begin, (size_t)c->sequence[i].length * sizeof *c->tokens);
+    return hash;
+}
+
+static kakeya_status save_answers(drafter_command *c, kakeya_error *error) {
+    const uint64_t numbers[SAVED_NUMBERS] = {c->answered.n, c->answered.n_tokens};
+    const saved_part parts[2] = {{c->answered.sequence, c->answered.n * sizeof *c->answered.sequence},
+                                 {c->answered.tokens, c->answered.n_tokens * sizeof *c->answered.tokens}};
+    c->saved = clock_seconds();
+    return saved_write(&answers_kind, c->answers_path, c->answers_purpose, numbers, parts, 2, error);
+}
+
+static kakeya_status load_answers(drafter_command *c, kakeya_error *error) {
+    uint64_t numbers[SAVED_NUMBERS];
+    saved_part parts[2];
+    kakeya_status status = saved_read(&answers_kind, c->answers_path, c->answers_purpose, numbers, parts, 2, error);
+    if (status) return status;
+    c->answered = (corpus){.sequence = parts[0].data,
+                           .tokens = parts[1].data,
+                           .n = parts[0].bytes / sizeof *c->answered.sequence,
+                           .n_tokens = parts[1].bytes / sizeof *c->answered.tokens};
+    c->answered.room = c->answered.n;
+    c->answered.room_tokens = c->answered.n_tokens;
+    fprintf(stderr, "%zu of %zu prompts have been answered already\n", c->answered.n, c->asked.n);
+    return KAKEYA_OK;
+}
+
+static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
+    const train_answers_options options = {.context = c->sequence,
+                                           .tokens = c->answer,
+                                           .temperature = c->temperature,
+                                           .seed = c->seed,
+                                           .interrupted = terminal_interrupted};
+    const uint64_t numbers[] = {hash_verifier(c->engine), c->seed, (uint64_t)c->answer,
+                                (uint64_t)llround(1e6 * (double)c->temperature)};
+    c->answers_purpose = hash_corpus(hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers), &c->asked);
+    kakeya_status status = file_exists(c->answers_path) ? load_answers(c, error) : KAKEYA_OK;
+    if (status || c->answered.n >= c->asked.n) return status;
+    answering *answers = NULL;
+    status = answering_open(c->engine, &options, &answers, error);
+    begin_progress(c, (int)c->answered.n);
+    while (!status && c->answered.n < c->asked.n) {
+        size_t left = c->asked.n - c->answered.n;
+        show(c, "answer", (int)c->answered.n, (int)c->asked.n, "");
+        status = answering_make(answers, &c->asked, c->answered.n, left < ANSWERING_MOST ? (int)left : ANSWERING_MOST,
+                                &c->answered, error);
+        if (!status && clock_seconds() - c->saved > save_seconds) status = save_answers(c, error);
+    }
+    clear_progress(c);
+    answering_close(answers);
+    if (!status || status == KAKEYA_CANCELLED) {
+        kakeya_status written = save_answers(c, error);
+        if (written) return written;
+    }
+    if (status == KAKEYA_CANCELLED)
+        return error_set(error, KAKEYA_CANCELLED, "interrupted after %zu answers; the same command goes on from there",
+                         c->answered.n);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- form */
+
+static kakeya_status make_directory(const char *path, kakeya_error *error) {
+    if (mkdir(path, 0777) == 0 || (errno == EEXIST && directory_exists(path))) return KAKEYA_OK;
+    return error_set(error, KAKEYA_IO, "%s: cannot be made a directory: %s", path, strerror(errno));
+}
+
+static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
+    char *config = path_join(c->out, "config.json");
+    if (!config) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    bool there = file_exists(config);
+    free(config);
+    if (there)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%s: has a drafter already; remove it, or choose another --out", c->out);
+    return make_directory(c->out, error);
+}
+
+/* The drafter's shape, and what it begins with. */
+static kakeya_status begin_drafter(drafter_command *c, kakeya_error *error) {
+    dflash_config *d = &c->options.config;
+    const gemma4_model *v = c->engine->verifier;
+    if (c->init_from) {
+        *d = c->engine->drafter->config;
+    } else {
+        dflash_config_fit(&v->config, c->layers ? c->layers : 5, c->block ? c->block : 16, c->taps, d);
+        d->mask_token = c->mask;
+    }
+    if (d->mask_token >= v->config.vocab)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--mask-token %d: the vocabulary has %d tokens", d->mask_token,
+                         v->config.vocab);
+    c->values = malloc(dflash_values_count(d) * sizeof *c->values);
+    if (!c->values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the drafter's weights");
+    if (c->init_from) return drafter_read(c->engine, c->values, error);
+    dflash_values_begin(d, &v->weights, c->seed, c->values);
+    return KAKEYA_OK;
+}
+
+static void settle(drafter_command *c) {
+    static const double align_rate = 2e-4, norms_rate = 1e-3;
+    drafting_options *o = &c->options;
+    drafting_options_init(o);
+    o->threads = c->shared.threads;
+    o->seed = c->seed;
+    o->kept_bytes = c->keep;
+    o->learner.sequence = c->sequence;
+    o->learner.inside_layers = c->scope == SCOPE_FULL;
+    o->learner.scaled_embedding = c->shared.drafter_scaled_embedding;
+    o->learner.block_bidirectional = c->shared.drafter_block_bidirectional;
+    o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * o->config.block_size;
+    if (c->init_from) o->rate = c->scope == SCOPE_FULL ? align_rate : norms_rate;
+    if (c->steps) o->steps = c->steps;
+    if (c->batch) o->batch = c->batch;
+    if (c->blocks) o->learner.blocks = c->blocks;
+    if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
+    if (c->warm_up >= 0) o->warm_up = c->warm_up;
+    if (c->rate >= 0) o->rate = (double)c->rate;
+    o->constant = c->schedule == SCHEDULE_CONSTANT;
+    o->adamw.decay = (double)c->weight_decay;
+    const double numbers[] = {o->steps,
+                              o->batch,
+                              o->learner.blocks,
+                              o->learner.decay,
+                              o->warm_up,
+                              o->rate,
+                              o->constant,
+                              o->adamw.decay,
+                              (double)o->seed,
+                              c->sequence,
+                              o->learner.inside_layers,
+                              o->learner.scaled_embedding,
+                              o->learner.block_bidirectional};
+    c->purpose = hash_corpus(hash_fnv1a(c->answers_purpose, numbers, sizeof numbers), &c->answered);
+    c->purpose = hash_fnv1a(c->purpose, c->values, dflash_values_count(&o->config) * sizeof *c->values);
+}
+
+/* --------------------------------------------------------------------------------------------------------- steps */
+
+static double expected(const learner_result *r) { return r->blocks ? 1 + r->held / r->blocks : 0; }
+static double mean_loss(const learner_result *r) { return r->counted > 0 ? r->loss / r->counted : 0; }
+
+static bool stop(void *user) {
+    drafter_command *c = user;
+    char more[80] = "";
+    if (c->last.learned.blocks)
+        snprintf(more, sizeof more, ", loss %.3f, %.2f tokens a block", mean_loss(&c->last.learned),
+                 expected(&c->last.learned));
+    show(c, "step", drafting_done(c->training) + 1, c->options.steps, more);
+    return terminal_interrupted();
+}
+
+/* Where no line can be rewritten: twenty lines of a run. */
+static void tell(const drafter_command *c) {
+    enum { LINES = 20 };
+    int done = drafting_done(c->training), every = c->options.steps / LINES > 0 ? c->options.steps / LINES : 1;
+    if (terminal_rewrites(STDERR_FILENO) || done % every) return;
+    fprintf(stderr, "step %d of %d: loss %.4f, %.3f tokens a block, gradient %.3g, %.1f s\n", done, c->options.steps,
+            mean_loss(&c->last.learned), expected(&c->last.learned), c->last.gradient, clock_seconds() - c->begun);
+}
+
+static kakeya_status take_step(drafter_command *c, kakeya_error *error) {
+    kakeya_status status = drafting_step(c->training, stop, c, &c->last, error);
+    if (status == KAKEYA_CANCELLED) {
+        clear_progress(c);
+        status = drafting_save(c->training, c->state_path, c->purpose, error);
+        if (!status)
+            status =
+                error_set(error, KAKEYA_CANCELLED, "interrupted after %d steps; the same command goes on from there",
+                          drafting_done(c->training));
+    } else if (!status) {
+        tell(c);
+    }
+    return status;
+}
+
+static kakeya_status train(drafter_command *c, kakeya_error *error) {
+    char bytes[32], tokens[32];
+    settle(c);
+    kakeya_status status = drafting_create(c->engine, &c->options, &c->answered, c->values, &c->training, error);
+    if (status) return status;
+    fprintf(stderr, "%zu answers, %s tokens; %d steps of %d sequences; training takes %s beside the model\n",
+            c->answered.n, format_count(tokens, c->answered.n_tokens), c->options.steps, c->options.batch,
+            format_bytes(bytes, (double)drafting_bytes(c->engine, &c->options)));
+    if (file_exists(c->state_path)) {
+        status = drafting_load(c->training, c->state_path, c->purpose, error);
+        if (!status) fprintf(stderr, "going on after %d steps\n", drafting_done(c->training));
+    } else {
+        status = drafting_save(c->training, c->state_path, c->purpose, error);
+    }
+    begin_progress(c, status ? 0 : drafting_done(c->training));
+    int late = c->options.steps - (c->options.steps + 9) / 10, counted = 0;
+    while (!status && drafting_done(c->training) < c->options.steps) {
+        status = take_step(c, error);
+        if (!status && drafting_done(c->training) > late) {
+            c->loss += mean_loss(&c->last.learned);
+            counted++;
+        }
+        if (!status && clock_seconds() - c->saved > save_seconds) {
+            status = drafting_save(c->training, c->state_path, c->purpose, error);
+            c->saved = clock_seconds();
+        }
+    }
+    if (counted) c->loss /= counted;
+    clear_progress(c);
+    if (!status)
+        status =
+            drafter_write(&c->options.config, drafting_weights(c->training), c->store == STORE_BF16, c->out, error);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- report */
+
+static kakeya_status write_json(const char *path, const cJSON *json, kakeya_error *error) {
+    char *text = cJSON_PrintUnformatted(json);
+    file_writer *writer = NULL;
+    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    kakeya_status status = file_writer_open(path, &writer, error);
+    if (!status) status = file_writer_write(writer, text, strlen(text), error);
+    if (!status)
+        status = file_writer_commit(writer, error);
+    else
+        file_writer_abort(writer);
+    cJSON_free(text);
+    return status;
+}
+
+static cJSON *report_json(const drafter_command *c, const drafter_row *rows, size_t n, double seconds) {
+    cJSON *json = cJSON_CreateObject(), *list = drafter_json(rows, n);
+    if (!json || !list) {
+        cJSON_Delete(json);
+        cJSON_Delete(list);
+        return NULL;
+    }
+    cJSON_AddItemToObject(json, "drafters", list);
+    cJSON_AddStringToObject(json, "scope", scope_names[c->scope]);
+    cJSON_AddNumberToObject(json, "answers", (double)c->answered.n);
+    cJSON_AddNumberToObject(json, "tokens", (double)c->answered.n_tokens);
+    cJSON_AddNumberToObject(json, "steps", c->options.steps);
+    cJSON_AddNumberToObject(json, "batch", c->options.batch);
+    cJSON_AddNumberToObject(json, "blocks", c->options.learner.blocks);
+    cJSON_AddNumberToObject(json, "rate", c->options.rate);
+    cJSON_AddNumberToObject(json, "decay", c->options.learner.decay);
+    cJSON_AddNumberToObject(json, "last_loss", c->loss);
+    cJSON_AddNumberToObject(json, "training_seconds", seconds);
+    return json;
+}
+
+/* Every drafter is measured in an engine of its own. */
+static kakeya_status report(drafter_command *c, double seconds, kakeya_error *error) {
+    drafter_row rows[MOST_ROWS] = {0};
+    size_t n = 0;
+    if (c->init_from)
+        rows[n++] = (drafter_row){.name = "before", .directory = c->init_from};
+    else if (c->present)
+        rows[n++] = (drafter_row){.name = "present", .directory = c->present};
+    rows[n++] = (drafter_row){.name = "after", .directory = c->out};
+    kakeya_engine_options engine;
+    kakeya_session_options session;
+    const drafter_prompts prompts = {{&c->held, &c->held_needles}, {c->answer, NEEDLE_ANSWER}};
+    kakeya_status status = cli_shared_engine_options(&c->shared, &engine, error);
+    cli_shared_session_options(&c->shared, &session);
+    session.context_tokens = c->sequence;
+    for (size_t i = 0; i < n && !status; i++)
+        status = drafter_measure(&engine, &session, &prompts, &rows[i], terminal_progress, error);
+    terminal_clear_progress();
+    if (status) return status;
+    cJSON *json = report_json(c, rows, n, seconds);
+    char *path = path_join(c->out, report_name);
+    if (!json || !path) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    } else {
+        status = write_json(path, json, error);
+    }
+    if (!status && c->shared.json) status = cli_print_json(json, error);
+    if (!status && !c->shared.json) {
+        printf("%d steps in %.0f s\n", c->options.steps, seconds);
+        drafter_print(rows, n);
+    }
+    cJSON_Delete(json);
+    free(path);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- verb */
+
+static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
+    c->shared.f_theta = "none";
+    if (c->init_from) c->shared.drafter = c->init_from;
+    kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
+    if (status) return status;
+    if (c->engine->drafter && !c->init_from && c->engine->drafter->checkpoint) {
+        c->present = strdup(c->engine->drafter->checkpoint->directory);
+        if (!c->present) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    }
+    if (c->init_from && !c->engine->drafter)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "--init-from %s: no drafter", c->init_from);
+    if (c->sequence > c->engine->verifier->config.max_context) c->sequence = c->engine->verifier->config.max_context;
+    if (c->answer > c->sequence - LEAST_PROMPT)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--answer %d: answers must be shorter than sequences, which have %d tokens", c->answer,
+                         c->sequence);
+    return KAKEYA_OK;
+}
+
+static kakeya_status run(drafter_command *c, kakeya_error *error) {
+    double begun = clock_seconds();
+    kakeya_status status = check_out(c, error);
+    c->own_answers = path_join(c->out, answers_name);
+    c->state_path = path_join(c->out, state_name);
+    if (!status && (!c->own_answers || !c->state_path))
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (!c->answers_path) c->answers_path = c->own_answers;
+    if (!status) status = open_engine(c, error);
+    if (!status) status = begin_drafter(c, error);
+    if (!status) status = collect(c, error);
+    if (!status) status = answer_all(c, error);
+    if (!status) status = train(c, error);
+    double seconds = clock_seconds() - begun;
+    drafting_destroy(c->training);
+    kakeya_engine_close(c->engine);
+    if (!status) status = report(c, seconds, error);
+    if (!status && file_exists(c->state_path)) unlink(c->state_path);
+    if (!status && c->answers_path == c->own_answers && file_exists(c->own_answers)) unlink(c->own_answers);
+    corpus_free(&c->asked);
+    corpus_free(&c->held);
+    corpus_free(&c->held_needles);
+    corpus_free(&c->answered);
+    free(c->values);
+    free(c->own_answers);
+    free(c->state_path);
+    free(c->present);
+    return status;
+}
+
+int cli_train_drafter(int argc, char **argv) {
+    drafter_command c = {.sequence = 512,
+                         .answer = 192,
+                         .prompts = 1000,
+                         .held_out = 16,
+                         .mask = 4,
+                         .keep = (size_t)1 << 30,
+                         .rate = -1,
+                         .decay = -1,
+                         .needles = -1,
+                         .warm_up = -1};
+    cli_option shared[CLI_SHARED_OPTIONS];
+    cli_shared_init(&c.shared, shared);
+    const cli_option own[] = {
+        CLI_OPTION(.name = "data", .argument = "FILE", .kind = CLI_TEXTS, .target = &c.data,
+                   .help = "prompts: text, conversations (.jsonl), token ids (.json); again, or as operands"),
+        CLI_OPTION(.name = "out", .argument = "DIR", .kind = CLI_TEXT, .target = &c.out,
+                   .help = "where the drafter goes, and answers and weights while it is in work"),
+        CLI_OPTION(.name = "init-from", .argument = "DIR", .kind = CLI_TEXT, .target = &c.init_from,
+                   .help = "begin with this drafter and its shape, not with random weights"),
+        CLI_OPTION(.name = "scope", .argument = "WHICH", .kind = CLI_CHOICE, .target = &c.scope, .choices = scope_names,
+                   .help = "full, or fc-norms: what reads hidden states, and the norms outside of layers (full)"),
+        CLI_OPTION(.name = "layers", .argument = "N", .kind = CLI_INT, .target = &c.layers, .min = 1,
+                   .max = DFLASH_MAX_LAYERS, .help = "of a drafter from nothing (5)"),
+        CLI_OPTION(.name = "block", .argument = "N", .kind = CLI_INT, .target = &c.block, .min = 2,
+                   .max = LEARNER_MAX_BLOCK,
+                   .help = "a token and the drafts behind it, of a drafter from nothing (16)"),
+        CLI_OPTION(.name = "taps", .argument = "N", .kind = CLI_INT, .target = &c.taps, .min = 1,
+                   .max = DFLASH_MAX_TARGETS, .help = "hidden states that it reads, of a drafter from nothing (6)"),
+        CLI_OPTION(.name = "mask-token", .argument = "ID", .kind = CLI_INT, .target = &c.mask, .min = 0, .max = 1 << 24,
+                   .help = "what stands in a block where a draft is to be, of a drafter from nothing (4)"),
+        CLI_OPTION(.name = "sequence", .argument = "N", .kind = CLI_INT, .target = &c.sequence, .min = 16,
+                   .max = 1 << 20, .help = "tokens of a prompt and its answer, at most (512)"),
+        CLI_OPTION(.name = "answer", .argument = "N", .kind = CLI_INT, .target = &c.answer, .min = 2, .max = 1 << 20,
+                   .help = "tokens of an answer, at most (192)"),
+        CLI_OPTION(.name = "prompts", .argument = "N", .kind = CLI_INT, .target = &c.prompts, .min = 1, .max = 1 << 24,
+                   .help = "that are answered and trained on, at most (1000)"),
+        CLI_OPTION(.name = "answers", .argument = "FILE", .kind = CLI_TEXT, .target = &c.answers_path,
+                   .help = "where answers are kept for other runs with the same data (in --out, while it is in work)"),
+        CLI_OPTION(.name = "temperature", .argument = "T", .kind = CLI_FLOAT, .target = &c.temperature, .min = 0,
+                   .max = 100, .help = "of answers; 0 is greedy (0)"),
+        CLI_OPTION(.name = "needles", .argument = "X", .kind = CLI_FLOAT, .target = &c.needles, .min = 0, .max = 0.9,
+                   .help = "share of prompts that ask for a code in a long text (0.2; 0 without tokenizer)"),
+        CLI_OPTION(.name = "held-out", .argument = "N", .kind = CLI_INT, .target = &c.held_out, .min = 1,
+                   .max = 1 << 16, .help = "prompts that the report is about (16)"),
+        CLI_OPTION(.name = "steps", .argument = "N", .kind = CLI_INT, .target = &c.steps, .min = 1, .max = 1 << 24,
+                   .help = "of the optimiser (500)"),
+        CLI_OPTION(.name = "batch", .argument = "N", .kind = CLI_INT, .target = &c.batch, .min = 1, .max = 1 << 12,
+                   .help = "sequences of a step (8)"),
+        CLI_OPTION(.name = "blocks", .argument = "N", .kind = CLI_INT, .target = &c.blocks, .min = 1, .max = 1 << 12,
+                   .help = "of a sequence, at random places of its answer (32)"),
+        CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
+                   .help = "draft i of a block counts exp(-(i-1)/X); 0: all the same (half a block)"),
+        CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,
+                   .help = "learning rate at its peak (0.001; 0.0002 for --init-from with --scope full)"),
+        CLI_OPTION(.name = "warm-up", .argument = "N", .kind = CLI_INT, .target = &c.warm_up, .min = 0, .max = 1 << 24,
+                   .help = "steps until the peak (40, or 2/5 of all)"),
+        CLI_OPTION(.name = "schedule", .argument = "NAME", .kind = CLI_CHOICE, .target = &c.schedule,
+                   .choices = schedule_names, .help = "of the learning rate: cosine or constant (cosine)"),
+        CLI_OPTION(.name = "weight-decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.weight_decay, .min = 0,
+                   .max = 1, .help = "of the weights that are trained (0)"),
+        CLI_OPTION(.name = "store", .argument = "TYPE", .kind = CLI_CHOICE, .target = &c.store, .choices = store_names,
+                   .help = "weights in the file: bf16 or f32 (bf16)"),
+        CLI_OPTION(.name = "keep", .argument = "BYTES", .kind = CLI_BYTES, .target = &c.keep,
+                   .help = "memory for hidden states of answers, which else are computed again (1G)"),
+        CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &c.seed,
+                   .help = "of weights, files, what is held out, sampled answers, places of blocks (0)"),
+        {.name = NULL},
+    };
+    int first, status;
+    if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
+    size_t operands = (size_t)(argc - first);
+    if (c.data.n + operands == 0 || !c.out) return cli_usage_error(&command, "--data and --out are needed");
+    if (c.init_from && (c.layers || c.block || c.taps))
+        return cli_usage_error(&command, "--init-from has its layers, its block and what it reads from its file");
+    if (c.scope == SCOPE_FC_NORMS && !c.init_from)
+        return cli_usage_error(&command,
+                               "--scope fc-norms is for --init-from: a drafter from nothing needs all weights");
+    kakeya_error error = {0};
+    c.files = malloc((c.data.n + operands) * sizeof *c.files);
+    kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
+    for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
+    if (!trained) trained = run(&c, &error);
+    free(c.files);
+    int result = trained ? cli_fail(command.name, &error) : CLI_DONE;
+    cli_shared_free(&c.shared);
+    return result;
+}

@@ -1,0 +1,175 @@
+#include "train/drafter_files.h"
+
+#include <cjson/cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/weight_values.h"
+#include "base/files.h"
+#include "base/float16.h"
+#include "formats/safetensors.h"
+#include "model/dflash_values.h"
+#include "model/tensors.h"
+
+/* ------------------------------------------------------------------------------------------------------- reading */
+
+typedef struct read_walk {
+    const dflash_model *from;
+    float *values;
+    size_t n;
+} read_walk;
+
+static kakeya_status read_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    read_walk *w = context;
+    const char *at = (const char *)w->from + slot->offset;
+    size_t n = (size_t)tensor_slot_elements(slot);
+    if (slot->kind == SLOT_MATRIX) {
+        weight matrix;
+        memcpy(&matrix, at, sizeof matrix);
+        for (int r = 0; r < matrix.out; r++)
+            weight_values(&matrix, r, 0, matrix.in, w->values + w->n + (size_t)r * (size_t)matrix.in);
+    } else {
+        const float *vector;
+        memcpy(&vector, at, sizeof vector);
+        memcpy(w->values + w->n, vector, n * sizeof *vector);
+    }
+    w->n += n;
+    return KAKEYA_OK;
+}
+
+kakeya_status drafter_read(const kakeya_engine *engine, float *values, kakeya_error *error) {
+    read_walk walk = {.from = engine->drafter, .values = values};
+    return dflash_walk(&engine->drafter->config, read_slot, &walk, error);
+}
+
+/* ------------------------------------------------------------------------------------------------------- writing */
+
+typedef struct write_walk {
+    safetensors_entry *entry; /* NULL: counted */
+    char (*name)[SLOT_NAME_BYTES];
+    size_t n;
+    bool bf16;
+} write_walk;
+
+static kakeya_status list_slot(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    write_walk *w = context;
+    if (w->entry) {
+        memcpy(w->name[w->n], slot->name, sizeof slot->name);
+        safetensors_entry *e = &w->entry[w->n];
+        *e = (safetensors_entry){.name = w->name[w->n], .type = w->bf16 ? TENSOR_BF16 : TENSOR_F32, .dims = slot->dims};
+        for (int i = 0; i < slot->dims; i++) e->shape[i] = slot->shape[i];
+    }
+    w->n++;
+    return KAKEYA_OK;
+}
+
+static kakeya_status write_values(safetensors_writer *writer, const float *values, size_t n, bool bf16,
+                                  kakeya_error *error) {
+    enum { AT_ONCE = 4096 };
+    uint16_t rounded[AT_ONCE];
+    kakeya_status status = KAKEYA_OK;
+    if (!bf16) return safetensors_writer_write(writer, values, n * sizeof *values, error);
+    for (size_t at = 0, some; at < n && !status; at += some) {
+        some = n - at < AT_ONCE ? n - at : AT_ONCE;
+        for (size_t i = 0; i < some; i++) rounded[i] = f32_to_bf16(values[at + i]);
+        status = safetensors_writer_write(writer, rounded, some * sizeof *rounded, error);
+    }
+    return status;
+}
+
+/* The tensors lie one behind the other, in the file as in the array. */
+static kakeya_status write_weights(const dflash_config *c, const float *values, bool bf16, const char *path,
+                                   kakeya_error *error) {
+    write_walk walk = {.bf16 = bf16};
+    dflash_walk(c, list_slot, &walk, NULL);
+    size_t n = walk.n;
+    walk = (write_walk){.entry = calloc(n, sizeof *walk.entry), .name = calloc(n, sizeof *walk.name), .bf16 = bf16};
+    safetensors_writer *writer = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!walk.entry || !walk.name) {
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
+    } else {
+        dflash_walk(c, list_slot, &walk, NULL);
+        status = safetensors_writer_open(path, walk.entry, n, &writer, error);
+    }
+    if (!status) status = write_values(writer, values, dflash_values_count(c), bf16, error);
+    if (writer && !status)
+        status = safetensors_writer_commit(writer, error);
+    else
+        safetensors_writer_abort(writer);
+    free(walk.entry);
+    free(walk.name);
+    return status;
+}
+
+static int widest_window(const dflash_config *c) {
+    int window = 0;
+    for (int i = 0; i < c->layers; i++) {
+        if (c->sliding_window[i] > window) window = c->sliding_window[i];
+    }
+    return window;
+}
+
+static cJSON *config_json(const dflash_config *c, bool bf16) {
+    cJSON *json = cJSON_CreateObject(), *architectures = cJSON_AddArrayToObject(json, "architectures");
+    if (!architectures) {
+        cJSON_Delete(json);
+        return NULL;
+    }
+    cJSON_AddItemToArray(architectures, cJSON_CreateString("DFlashDraftModel"));
+    cJSON_AddStringToObject(json, "model_type", "qwen3");
+    cJSON_AddStringToObject(json, "dtype", bf16 ? "bfloat16" : "float32");
+    cJSON_AddNumberToObject(json, "hidden_size", c->hidden);
+    cJSON_AddNumberToObject(json, "num_hidden_layers", c->layers);
+    cJSON_AddNumberToObject(json, "num_attention_heads", c->heads);
+    cJSON_AddNumberToObject(json, "num_key_value_heads", c->kv_heads);
+    cJSON_AddNumberToObject(json, "head_dim", c->head_dim);
+    cJSON_AddNumberToObject(json, "intermediate_size", c->intermediate);
+    cJSON_AddNumberToObject(json, "vocab_size", c->vocab);
+    cJSON_AddNumberToObject(json, "rms_norm_eps", (double)c->rms_eps);
+    cJSON_AddNumberToObject(json, "rope_theta", (double)c->rope_theta);
+    cJSON_AddStringToObject(json, "hidden_act", "silu");
+    cJSON_AddFalseToObject(json, "attention_bias");
+    cJSON_AddNumberToObject(json, "block_size", c->block_size);
+    if (c->target_layers_total) cJSON_AddNumberToObject(json, "num_target_layers", c->target_layers_total);
+    if (c->logit_softcap > 0) cJSON_AddNumberToObject(json, "final_logit_softcapping", (double)c->logit_softcap);
+    if (widest_window(c)) cJSON_AddNumberToObject(json, "sliding_window", widest_window(c));
+    cJSON *types = cJSON_AddArrayToObject(json, "layer_types");
+    for (int i = 0; i < c->layers; i++)
+        cJSON_AddItemToArray(types, cJSON_CreateString(c->sliding_window[i] ? "sliding_attention" : "full_attention"));
+    cJSON *own = cJSON_AddObjectToObject(json, "dflash_config");
+    cJSON_AddItemToObject(own, "target_layer_ids", cJSON_CreateIntArray(c->target_layer, c->targets));
+    cJSON_AddNumberToObject(own, "mask_token_id", c->mask_token);
+    cJSON_AddNumberToObject(own, "block_size", c->block_size);
+    return json;
+}
+
+static kakeya_status write_text(const char *path, const char *text, kakeya_error *error) {
+    file_writer *writer = NULL;
+    kakeya_status status = file_writer_open(path, &writer, error);
+    if (status) return status;
+    status = file_writer_write(writer, text, strlen(text), error);
+    if (!status) status = file_writer_write(writer, "\n", 1, error);
+    if (!status) return file_writer_commit(writer, error);
+    file_writer_abort(writer);
+    return status;
+}
+
+kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
+                            kakeya_error *error) {
+    char *weights = path_join(directory, "model.safetensors"), *described = path_join(directory, "config.json");
+    cJSON *json = config_json(config, bf16);
+    char *text = json ? cJSON_Print(json) : NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (!weights || !described || !text)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
+    if (!status) status = write_weights(config, values, bf16, weights, error);
+    if (!status) status = write_text(described, text, error);
+    cJSON_free(text);
+    cJSON_Delete(json);
+    free(weights);
+    free(described);
+    return status;
+}

@@ -1,0 +1,321 @@
+#include "train/drafting.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "model/dflash_values.h"
+#include "train/saved.h"
+
+enum { LEAST_ANSWER = 2 /* a block's first token and a draft */ };
+
+struct drafting {
+    kakeya_engine *engine;
+    const backend_train_ops *ops, *learner_ops; /* hidden states; the learner */
+    backend_model *host;                        /* of the learner, where it is not the engine's; else NULL */
+    drafting_options o;
+    const corpus *data;
+    backend_learner *learner;
+    thread_pool *pool;
+    size_t n, trained; /* weights; those that change: the first ones */
+    float *weights, *gradient, *moment[2];
+    float *aux;   /* [sequence][targets * hidden] */
+    float **kept; /* hidden states of sequences of the corpus; NULL: not kept */
+    size_t kept_bytes;
+    uint32_t *usable, *order; /* sequences that are long enough; in the pass through them that `pass` numbers */
+    size_t n_usable;
+    uint64_t pass;
+    int *first; /* [blocks] */
+    int done;
+};
+
+/* ----------------------------------------------------------------------------------------------------- creation */
+
+void drafting_options_init(drafting_options *o) {
+    dflash_config config = o->config;
+    *o = (drafting_options){.config = config,
+                            .learner = {.sequence = 512, .blocks = 32, .decay = 4, .inside_layers = true},
+                            .batch = 8,
+                            .steps = 500,
+                            .warm_up = 40,
+                            .rate = 1e-3,
+                            .adamw = {.beta = {0.9, 0.99}, .eps = 1e-8, .clip = 1}};
+}
+
+static learner_options learner_of(const drafting_options *o) {
+    learner_options l = o->learner;
+    l.drafter = &o->config;
+    return l;
+}
+
+static size_t aux_width(const drafting *d) { return (size_t)d->o.config.targets * (size_t)d->o.config.hidden; }
+
+static bool has_learner(const backend_train_ops *ops) { return ops && ops->learner_create; }
+
+static kakeya_status find_usable(drafting *d, kakeya_error *error) {
+    d->usable = malloc((d->data->n + 1) * sizeof *d->usable);
+    d->order = malloc((d->data->n + 1) * sizeof *d->order);
+    d->kept = calloc(d->data->n + 1, sizeof *d->kept);
+    if (!d->usable || !d->order || !d->kept)
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    for (size_t i = 0; i < d->data->n; i++) {
+        const corpus_sequence *s = &d->data->sequence[i];
+        if (s->answer > 0 && s->length - s->answer >= LEAST_ANSWER) d->usable[d->n_usable++] = (uint32_t)i;
+    }
+    d->pass = UINT64_MAX;
+    if (d->n_usable) return KAKEYA_OK;
+    return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                     "the data are too short: none of %zu answers has the %d tokens that a block needs", d->data->n,
+                     LEAST_ANSWER);
+}
+
+/* The learner, on the engine's model or on one of the CPU's with the same weights. */
+static kakeya_status open_learner(drafting *d, kakeya_error *error) {
+    backend_model *host = d->engine->model;
+    d->learner_ops = d->ops;
+    if (!has_learner(d->ops)) {
+        const backend_ops *cpu = backend_find("cpu", error);
+        if (!cpu) return KAKEYA_UNSUPPORTED;
+        const backend_model_options options = {.verifier = d->engine->verifier,
+                                               .precision = KAKEYA_PRECISION_F32,
+                                               .threads = d->o.threads,
+                                               .account = &d->engine->account};
+        kakeya_status status = cpu->model_create(&options, &d->host, error);
+        if (status) return status;
+        d->learner_ops = backend_train_find(cpu);
+        host = d->host;
+    }
+    learner_options options = learner_of(&d->o);
+    return d->learner_ops->learner_create(host, &options, &d->learner, error);
+}
+
+size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options) {
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    learner_options l = learner_of(options);
+    size_t bytes = 4 * dflash_values_count(&options->config) * sizeof(float) + options->kept_bytes;
+    return bytes + (has_learner(ops) ? ops->learner_bytes(engine->model, &l) : 0);
+}
+
+kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *options, const corpus *data,
+                              const float *start, drafting **out, kakeya_error *error) {
+    *out = NULL;
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    if (!ops || !ops->forward)
+        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train a drafter: take --backend cpu",
+                         engine->ops->name);
+    drafting *d = calloc(1, sizeof *d);
+    if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    d->engine = engine;
+    d->ops = ops;
+    d->o = *options;
+    d->data = data;
+    d->n = dflash_values_count(&d->o.config);
+    d->trained = d->o.learner.inside_layers ? d->n : dflash_values_outside_layers(&d->o.config);
+    size_t bytes = d->n * sizeof(float);
+    d->weights = malloc(bytes);
+    d->gradient = malloc(bytes);
+    for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->trained, sizeof(float));
+    d->aux = malloc((size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
+    d->first = malloc((size_t)d->o.learner.blocks * sizeof *d->first);
+    kakeya_status status = KAKEYA_OK;
+    if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1] || !d->aux || !d->first)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", 4 * bytes);
+    if (!status) status = find_usable(d, error);
+    if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
+    engine_turn_begin(engine);
+    if (!status) status = open_learner(d, error);
+    engine_turn_end(engine);
+    if (status) {
+        drafting_destroy(d);
+        return status;
+    }
+    memcpy(d->weights, start, bytes);
+    *out = d;
+    return KAKEYA_OK;
+}
+
+void drafting_destroy(drafting *d) {
+    if (!d) return;
+    if (d->learner) d->learner_ops->learner_destroy(d->learner);
+    if (d->host) backend_find("cpu", NULL)->model_destroy(d->host);
+    if (d->pool) thread_pool_destroy(d->pool);
+    for (size_t i = 0; d->kept && i < d->data->n; i++) free(d->kept[i]);
+    free(d->kept);
+    free(d->weights);
+    free(d->gradient);
+    free(d->moment[0]);
+    free(d->moment[1]);
+    free(d->aux);
+    free(d->usable);
+    free(d->order);
+    free(d->first);
+    free(d);
+}
+
+int drafting_done(const drafting *d) { return d->done; }
+const float *drafting_weights(const drafting *d) { return d->weights; }
+
+/* --------------------------------------------------------------------------------------------------------- steps */
+
+static uint64_t draw(uint64_t seed, uint64_t a, uint64_t b) {
+    const uint64_t keys[3] = {seed, a, b};
+    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, keys, sizeof keys);
+    hash = (hash ^ (hash >> 29)) * 0x9e3779b97f4a7c15u; /* FNV's low bits follow the last byte too closely */
+    return hash >> 20;
+}
+
+/* Sequence `number` of all that are ever looked at: passes through the corpus, each in an order of its own. */
+static size_t sequence_at(drafting *d, uint64_t number) {
+    uint64_t pass = number / d->n_usable;
+    if (pass != d->pass) {
+        for (size_t i = 0; i < d->n_usable; i++) {
+            size_t at = (size_t)(draw(d->o.seed, pass, i) % (i + 1));
+            d->order[i] = d->order[at];
+            d->order[at] = d->usable[i];
+        }
+        d->pass = pass;
+    }
+    return d->order[number % d->n_usable];
+}
+
+/* Where the blocks of a sequence begin: one place in each of as many equal parts of the answer. Every first token has
+ * one behind it. */
+static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number) {
+    int places = s->length - 1 - s->answer, blocks = d->o.learner.blocks;
+    if (blocks > places) blocks = places;
+    for (int i = 0; i < blocks; i++) {
+        int begin = (int)((int64_t)places * i / blocks), end = (int)((int64_t)places * (i + 1) / blocks);
+        d->first[i] = s->answer + begin + (int)(draw(~d->o.seed, number, (uint64_t)i) % (uint64_t)(end - begin));
+    }
+    return blocks;
+}
+
+static void look(void *user, const train_layer *layer) {
+    drafting *d = user;
+    const dflash_config *c = &d->o.config;
+    size_t hidden = (size_t)c->hidden, width = aux_width(d);
+    for (int i = 0; i < c->targets; i++) {
+        if (c->target_layer[i] != layer->layer) continue;
+        for (int r = 0; r < layer->rows; r++)
+            memcpy(d->aux + (size_t)(layer->position + r) * width + (size_t)i * hidden, layer->h + (size_t)r * hidden,
+                   hidden * sizeof *d->aux);
+    }
+}
+
+/* The verifier's hidden states of a sequence: *aux lies in d->aux or among those that are kept. */
+static kakeya_status listen(drafting *d, size_t index, const float **aux, kakeya_error *error) {
+    const corpus_sequence *s = &d->data->sequence[index];
+    *aux = d->kept[index] ? d->kept[index] : d->aux;
+    if (d->kept[index]) return KAKEYA_OK;
+    const backend_cache_options options = {.context_tokens = s->length,
+                                           .attention = KAKEYA_ATTENTION_NATIVE,
+                                           .kv_format = d->engine->precision == KAKEYA_PRECISION_F32 ? KV_FORMAT_F32
+                                                                                                     : KV_FORMAT_BF16,
+                                           .account = &d->engine->account};
+    backend_cache *cache = NULL;
+    int most = d->engine->ops->model_prompt_chunk(d->engine->model);
+    kakeya_status status = d->engine->ops->cache_create(d->engine->model, &options, &cache, error);
+    for (int at = 0, rows; at < s->length && !status; at += rows) {
+        rows = s->length - at < most ? s->length - at : most;
+        status = d->ops->forward(d->engine->model, cache, d->data->tokens + s->begin + at, rows, look, d, error);
+    }
+    if (cache) d->engine->ops->cache_destroy(cache);
+    size_t bytes = (size_t)s->length * aux_width(d) * sizeof *d->aux;
+    if (status || bytes > d->o.kept_bytes - d->kept_bytes) return status;
+    d->kept[index] = malloc(bytes);
+    if (!d->kept[index]) return KAKEYA_OK; /* they are computed again */
+    d->kept_bytes += bytes;
+    memcpy(d->kept[index], d->aux, bytes);
+    return KAKEYA_OK;
+}
+
+static void add_result(learner_result *to, const learner_result *r) {
+    to->loss += r->loss;
+    to->counted += r->counted;
+    to->blocks += r->blocks;
+    to->held += r->held;
+    for (int i = 0; i < LEARNER_MAX_BLOCK; i++) {
+        to->drafts[i] += r->drafts[i];
+        to->right[i] += r->right[i];
+    }
+}
+
+/* What the drafts of all blocks of a step count together, where each block has all of them. */
+static double whole_step(const drafting *d) {
+    double block = 0;
+    for (int i = 0; i < d->o.config.block_size - 1; i++)
+        block += d->o.learner.decay > 0 ? exp(-i / d->o.learner.decay) : 1;
+    return block * d->o.learner.blocks * d->o.batch;
+}
+
+static kakeya_status learn_sequence(drafting *d, uint64_t number, drafting_step_result *out, kakeya_error *error) {
+    size_t index = sequence_at(d, number);
+    const corpus_sequence *s = &d->data->sequence[index];
+    const float *aux;
+    int blocks = place_blocks(d, s, number);
+    engine_turn_begin(d->engine); /* sessions of the engine may be open */
+    kakeya_status status = listen(d, index, &aux, error);
+    if (!status) {
+        learner_result r;
+        d->learner_ops->learner_learn(d->learner, d->data->tokens + s->begin, s->length, aux, d->first, blocks,
+                                      (float)(1 / whole_step(d)), d->gradient, &r);
+        add_result(&out->learned, &r);
+    }
+    engine_turn_end(d->engine);
+    return status;
+}
+
+kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *user, drafting_step_result *out,
+                            kakeya_error *error) {
+    int step = d->done + 1;
+    kakeya_status status = KAKEYA_OK;
+    *out = (drafting_step_result){0};
+    memset(d->gradient, 0, d->n * sizeof *d->gradient);
+    d->learner_ops->learner_weights(d->learner, d->weights);
+    for (int i = 0; i < d->o.batch && !status; i++) {
+        if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
+        status = learn_sequence(d, (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i, out, error);
+    }
+    if (status) return status;
+    double squares = 0;
+    for (size_t i = 0; i < d->trained; i++) squares += (double)d->gradient[i] * (double)d->gradient[i];
+    if (!isfinite(out->learned.loss) || !isfinite(squares))
+        return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
+    double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
+    out->gradient =
+        adamw_step(d->pool, &d->o.adamw, rate, step, d->gradient, d->trained, d->weights, d->moment[0], d->moment[1]);
+    d->done = step;
+    return KAKEYA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- saved states */
+
+enum { PARTS = 3 };
+static const saved_kind kind = {"KVDRAFT", "the state of a drafter's training"};
+
+kakeya_status drafting_save(const drafting *d, const char *path, uint64_t purpose, kakeya_error *error) {
+    const uint64_t numbers[SAVED_NUMBERS] = {(uint64_t)d->done, d->n, d->trained};
+    const saved_part parts[PARTS] = {{d->weights, d->n * sizeof(float)},
+                                     {d->moment[0], d->trained * sizeof(float)},
+                                     {d->moment[1], d->trained * sizeof(float)}};
+    return saved_write(&kind, path, purpose, numbers, parts, PARTS, error);
+}
+
+kakeya_status drafting_load(drafting *d, const char *path, uint64_t purpose, kakeya_error *error) {
+    uint64_t numbers[SAVED_NUMBERS];
+    saved_part parts[PARTS];
+    kakeya_status status = saved_read(&kind, path, purpose, numbers, parts, PARTS, error);
+    if (status) return status;
+    if (numbers[1] != d->n || numbers[2] != d->trained) {
+        status = error_set(error, KAKEYA_FORMAT, "%s: has %llu weights, the drafter has %zu", path,
+                           (unsigned long long)numbers[1], d->n);
+    } else {
+        memcpy(d->weights, parts[0].data, parts[0].bytes);
+        memcpy(d->moment[0], parts[1].data, parts[1].bytes);
+        memcpy(d->moment[1], parts[2].data, parts[2].bytes);
+        d->done = (int)numbers[0];
+    }
+    saved_free(parts, PARTS);
+    return status;
+}

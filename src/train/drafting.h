@@ -1,0 +1,56 @@
+/* Training of a DFlash drafter: steps of AdamW over a corpus of prompts with the model's answers, on a backend's
+ * learner (backend/backend_train.h). What a step does follows from the options, the corpus and the step's number alone.
+ */
+#ifndef KAKEYA_TRAIN_DRAFTING_H
+#define KAKEYA_TRAIN_DRAFTING_H
+
+#include "backend/backend_train.h"
+#include "session/engine.h"
+#include "train/adamw.h"
+#include "train/corpus.h"
+
+typedef struct drafting drafting;
+
+typedef struct drafting_options {
+    dflash_config config;
+    learner_options learner; /* its drafter is `config` */
+    int batch;               /* sequences of a step */
+    int steps, warm_up;
+    bool constant; /* the learning rate stays at its peak */
+    double rate;   /* the peak */
+    adamw_options adamw;
+    int threads;
+    uint64_t seed;
+    size_t kept_bytes; /* of hidden states, at most; where a sequence's are not kept, they are computed again */
+} drafting_options;
+
+/* Sums over a step's blocks, and the length of its gradient. */
+typedef struct drafting_step_result {
+    learner_result learned;
+    double gradient;
+} drafting_step_result;
+
+/* The recipe, with decay and rate for a drafter from nothing: see docs/training.md. `config` stays as it is. */
+void drafting_options_init(drafting_options *o);
+
+/* Bytes that training will take beside the engine. */
+size_t drafting_bytes(kakeya_engine *engine, const drafting_options *options);
+/* The engine outlives it, and so does the corpus, which must not change. `start`: dflash_values_count values. Hidden
+ * states come from the engine's backend; where that has no learner, the CPU learns. KAKEYA_UNSUPPORTED where the
+ * backend shows no hidden states; KAKEYA_INVALID_ARGUMENT where no answer is long enough. */
+kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *options, const corpus *data,
+                              const float *start, drafting **out, kakeya_error *error);
+void drafting_destroy(drafting *d); /* NULL is fine */
+
+int drafting_done(const drafting *d);             /* steps */
+const float *drafting_weights(const drafting *d); /* laid out as in model/dflash_values.h */
+/* The next step. `interrupted` is asked between sequences: KAKEYA_CANCELLED then, and the step has not happened.
+ * KAKEYA_FORMAT where the loss is no number. */
+kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *user, drafting_step_result *out,
+                            kakeya_error *error);
+
+/* Steps, weights and the optimiser's sums as a file, whole or not at all (train/saved.h). */
+kakeya_status drafting_save(const drafting *d, const char *path, uint64_t purpose, kakeya_error *error);
+kakeya_status drafting_load(drafting *d, const char *path, uint64_t purpose, kakeya_error *error);
+
+#endif
