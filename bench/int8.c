@@ -13,13 +13,13 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/tiles.h"
 
-enum { REPETITIONS = 9, ROW_COUNTS = 8, MOST_ROWS = 128, PROBE_BYTES = 256 << 20 };
+enum { REPETITIONS = 9, ROW_COUNTS = 8, MOST_ROWS = 128, PROBE_BYTES = 256 << 20, PROBE_ITERATIONS = 100000 };
 /* As matrix.c cuts the work: pieces of many rows stay in the second cache. */
 enum { PIECE_OUTPUTS = 192, MANY_ROWS = 17 };
 static const int row_counts[ROW_COUNTS] = {1, 2, 4, 8, 16, 32, 64, MOST_ROWS};
 
 typedef struct figures {
-    double read[REPETITIONS], rows[ROW_COUNTS][REPETITIONS], untiled[REPETITIONS]; /* seconds */
+    double read[REPETITIONS], rate[REPETITIONS], rows[ROW_COUNTS][REPETITIONS], untiled[REPETITIONS]; /* seconds */
 } figures;
 
 static double now_seconds(void) {
@@ -100,6 +100,9 @@ static void measure(weight_format format, const void *probe, int out, int in) {
         volatile float checksum = table->probe_read(probe, PROBE_BYTES);
         (void)checksum;
         f.read[i] = now_seconds() - start;
+        start = now_seconds();
+        double operations = kernels->probe(PROBE_ITERATIONS);
+        f.rate[i] = operations / (now_seconds() - start);
         for (int r = 0; r < ROW_COUNTS; r++) {
             f.rows[r][i] = seconds_of(kernels->multiply[format], packed, row_counts[r], &in_tiles, y);
         }
@@ -110,7 +113,8 @@ static void measure(weight_format format, const void *probe, int out, int in) {
            100 * (double)bytes / one / bandwidth);
     for (int r = 1; r < ROW_COUNTS; r++) printf(" %.2f |", median(f.rows[r]) / one);
     double last = median(f.rows[ROW_COUNTS - 1]);
-    printf(" %.0f | %.1f | %.2f |\n", 2e-9 * MOST_ROWS * (double)out * (double)in / last, median(f.untiled) / one,
+    double rate = 2.0 * MOST_ROWS * (double)out * (double)in / last;
+    printf(" %.0f | %.0f %% | %.1f | %.2f |\n", 1e-9 * rate, 100 * rate / median(f.rate), median(f.untiled) / one,
            (double)row * (double)out / repacking / 1e9);
     fflush(stdout);
     free(rows), free(tiles), free(x), free(y), free(factors), free(packed);
@@ -123,7 +127,7 @@ int main(int argc, char **argv) {
     memset(probe, 1, PROBE_BYTES);
     printf("| format | MB | one row, ms | of read |");
     for (int r = 1; r < ROW_COUNTS; r++) printf(" %d rows |", row_counts[r]);
-    printf(" GOP/s | in rows | repacking, GB/s |\n");
+    printf(" GOP/s | of the rate | in rows | repacking, GB/s |\n");
     for (weight_format f = 0; f < WEIGHT_FORMAT_COUNT; f++) {
         if (!int8_scalar.multiply[f] || (only && strcmp(only, weight_format_name(f)) != 0)) continue;
         measure(f, probe, out, in);

@@ -94,6 +94,7 @@ static void test_packing(void **state) {
                 assert_int_equal(record.half[0], found[0]);
                 assert_int_equal(record.half[1], found[1]);
                 assert_true(record.total == (float)(found[0] + found[1]));
+                assert_int_equal(record.start, -128 * (found[0] + found[1]));
             }
         }
         x[5] = NAN;
@@ -230,6 +231,10 @@ static void test_products(void **state) {
         check_product(formats[f], 33, block == 32 ? 704 : 2816, 8);
     }
     for (int r = 1; r <= 17; r++) check_product(WEIGHT_Q4_0, 20, 2112, r);
+    /* Enough rows and values that vectors take them in several rounds, the values in several panels. */
+    for (size_t f = 0; f < COUNT(formats); f++)
+        check_product(formats[f], 50, weight_format_find(formats[f])->stream[0].values == 256 ? 1024 : 832, 29);
+    check_product(WEIGHT_Q4_0, 47, 64, 397);
 }
 
 /* Largest codes everywhere: no sum of integers overflows or is rounded. */

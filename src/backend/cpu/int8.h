@@ -27,6 +27,7 @@ typedef struct int8_record {
     int8_t codes[INT8_BLOCK];
     float scale, total; /* sx, S */
     int16_t half[2];    /* the sums of the first and of the last 16 codes */
+    int32_t start;      /* -128 S: where sums of products with codes 128 above the signed ones begin */
 } int8_record;
 
 static inline size_t int8_blocks(int k) { return ((size_t)k + INT8_BLOCK - 1) / INT8_BLOCK; }

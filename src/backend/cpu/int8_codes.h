@@ -188,6 +188,7 @@ BLOCKS_INLINE void int8_pack_block(const float *x, int n, int8_record *out) {
     }
     for (int h = 0; h < 2; h++) out->half[h] = (int16_t)total[h];
     out->total = (float)(total[0] + total[1]);
+    out->start = -128 * (total[0] + total[1]);
 }
 
 typedef void (*int8_packer)(const float *x, int n, int8_record *out);

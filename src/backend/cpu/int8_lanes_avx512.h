@@ -8,6 +8,7 @@
 
 #define PROBE_SUMS 12
 #define TILE_ROWS  8
+#define LANES_PANELS
 enum { LANES = 16, LANES_SIGNED_WIDE = 0 };
 
 typedef __m512 lanes_f32;
@@ -18,6 +19,7 @@ typedef __m512i lanes_part;
 BLOCKS_INLINE lanes_i32 lanes_zero(void) { return _mm512_setzero_si512(); }
 BLOCKS_INLINE lanes_f32 lanes_zero_f32(void) { return _mm512_setzero_ps(); }
 BLOCKS_INLINE lanes_f32 lanes_set(const float *p) { return _mm512_set1_ps(*p); }
+BLOCKS_INLINE lanes_i32 lanes_set_i32(const int32_t *p) { return _mm512_set1_epi32(*p); }
 BLOCKS_INLINE lanes_f32 lanes_load(const float *p) { return _mm512_loadu_ps(p); }
 BLOCKS_INLINE void lanes_store(float *p, lanes_f32 x) { _mm512_storeu_ps(p, x); }
 BLOCKS_INLINE lanes_f32 lanes_mul(lanes_f32 a, lanes_f32 b) { return _mm512_mul_ps(a, b); }
@@ -61,6 +63,7 @@ BLOCKS_INLINE void codes_store(uint8_t *p, lanes_codes c) { _mm512_storeu_si512(
 BLOCKS_INLINE lanes_codes codes_and(lanes_codes c, int mask) {
     return _mm512_and_si512(c, _mm512_set1_epi8((char)mask));
 }
+BLOCKS_INLINE lanes_codes codes_add(lanes_codes c, int n) { return _mm512_add_epi8(c, _mm512_set1_epi8((char)n)); }
 BLOCKS_INLINE lanes_codes codes_or(lanes_codes a, lanes_codes b) { return _mm512_or_si512(a, b); }
 /* Shifts move bits from byte to byte: callers mask. */
 typedef uint16_t lanes_words __attribute__((vector_size(64)));
@@ -136,6 +139,7 @@ BLOCKS_INLINE void lanes_pack(const float *x, int8_record *out) {
         total += sum;
     }
     out->total = (float)total;
+    out->start = -128 * total;
 }
 
 #endif

@@ -237,6 +237,7 @@ BLOCKS_INLINE void lanes_pack(const float *x, int8_record *out) {
         total += sum;
     }
     out->total = (float)total;
+    out->start = -128 * total;
 }
 
 #endif

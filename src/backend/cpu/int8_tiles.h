@@ -327,11 +327,15 @@ typedef struct tile_outputs {
     const float *factors; /* of these outputs, or NULL */
 } tile_outputs;
 
-static void store_sums(const tile_outputs *t, int rows, const float *sums, float *y, size_t ldy) {
+/* sums: [rows][lds] */
+static void store_sums(const tile_outputs *t, int rows, const float *sums, int lds, float *y, size_t ldy) {
     for (int r = 0; r < rows; r++) {
-        const float *from = sums + r * TILE_OUTPUTS + t->lane;
+        const float *from = sums + r * lds + t->lane;
         float *to = y + (size_t)r * ldy;
-        for (int i = 0; i < t->n; i++) to[i] = t->factors ? from[i] * t->factors[i] : from[i];
+        if (t->n == TILE_OUTPUTS && !t->factors)
+            memcpy(to, from, TILE_OUTPUTS * sizeof *to);
+        else
+            for (int i = 0; i < t->n; i++) to[i] = t->factors ? from[i] * t->factors[i] : from[i];
     }
 }
 
@@ -356,10 +360,29 @@ static void multiply_tiled(const int8_form *form, tiles_product product, const v
             product(together, (const unsigned char *)packed + (size_t)r * row_bytes, row_bytes,
                     (const unsigned char *)w->stream[0] + (size_t)((w->first + o) / TILE_OUTPUTS) * tile_row, blocks,
                     sums);
-            store_sums(&t, together, sums, y + (size_t)r * ldy + (size_t)o, ldy);
+            store_sums(&t, together, sums, TILE_OUTPUTS, y + (size_t)r * ldy + (size_t)o, ldy);
         }
     }
 }
+
+#ifdef LANES_PANELS
+#include "backend/cpu/int8_panels.h"
+#define DEFINE_PANELS(name)                                                                                            \
+    static void open_##name(const unsigned char *tiles, size_t blocks, int at, panel_part *out) {                      \
+        open_tiles(&form_##name, tiles, blocks, at, out);                                                              \
+    }                                                                                                                  \
+    static bool multiplied_in_panels_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {     \
+        if (rows < PANEL_LEAST_ROWS) return false;                                                                     \
+        multiply_in_rounds(&form_##name, open_##name, packed, rows, w, y, ldy);                                        \
+        return true;                                                                                                   \
+    }
+#else
+#define DEFINE_PANELS(name)                                                                                            \
+    static bool multiplied_in_panels_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {     \
+        (void)packed, (void)rows, (void)w, (void)y, (void)ldy;                                                         \
+        return false;                                                                                                  \
+    }
+#endif
 
 /* Weights in rows: tiles of a chunk are made once for all rows of the call. */
 static void multiply_untiled(const int8_form *form, tiles_product product, int8_tile_maker make, const void *packed,
@@ -383,7 +406,7 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
                 product(together,
                         (const unsigned char *)packed + (size_t)r * row_bytes + first * inside * sizeof(int8_record),
                         row_bytes, tiles, n, sums);
-                store_sums(&whole, together, sums, to, ldy);
+                store_sums(&whole, together, sums, TILE_OUTPUTS, to, ldy);
             }
         }
     }
@@ -398,7 +421,9 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
                             unsigned char *tiles) {                                                                    \
         make_tiles(&form_##name, codes_##name, rows, row_bytes, outputs, blocks, tiles);                               \
     }                                                                                                                  \
+    DEFINE_PANELS(name)                                                                                                \
     static void multiply_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
+        if (w->tiled && multiplied_in_panels_##name(packed, rows, w, y, ldy)) return;                                  \
         if (w->tiled)                                                                                                  \
             multiply_tiled(&form_##name, product_##name, packed, rows, w, y, ldy);                                     \
         else                                                                                                           \
