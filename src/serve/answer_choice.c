@@ -11,7 +11,7 @@ static void say(answer_choice *c, event_record record, const char *text, size_t 
     record.n_logprobs = with_pending ? c->n_pending : 0;
     for (size_t i = 0; i < c->copies; i++) {
         record.choice = c->index + i;
-        answer_say(c->answer, record, text, c->pending);
+        (c->alone ? answer_say_alone : answer_say)(c->answer, record, text, c->pending);
     }
     if (record.type != ANSWER_TOKEN) c->n_pending = 0;
 }
@@ -194,7 +194,9 @@ static bool on_event(void *user, const kakeya_event *event) {
         c->generated++;
         if (event->stats->verifier_forwards != c->stats.verifier_forwards) choice_count(c, event->stats);
         count_time(c);
+        c->alone = a->server->single_token && a->options.choices == 1;
         take_token(c, event);
+        c->alone = false;
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))
             c->end = CHOICE_CANCELLED;
         if (c->end == CHOICE_GOES_ON && answer_is_stalled(a)) c->end = CHOICE_STALLED;

@@ -61,6 +61,7 @@ typedef struct answer_choice {
     size_t uncounted;        /* tokens that the metrics do not know: their forward has not ended */
     _Atomic size_t kv_bytes; /* of the session, when it was last measured */
     bool finished;           /* the client has been told its end */
+    bool alone;              /* what is being said is all that the last forward was for */
     api_error error;
 } answer_choice;
 
@@ -73,16 +74,17 @@ struct answer {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     event_queue queue;
-    bool posted;            /* a task for the network thread is under way */
-    bool over;              /* under lock: the last event is due behind those in the queue */
-    _Atomic bool lost;      /* an event found no memory: the answer fails */
-    _Atomic bool cancelled; /* the client has left, or the server drains */
-    _Atomic bool draining;  /* the latter */
-    _Atomic bool broken;    /* a computation has failed: everybody's does */
-    _Atomic bool stalled;   /* the client takes nothing */
-    bool submitted;         /* under lock: sessions may be cancelled */
-    size_t unfinished;      /* under lock: submissions under way */
-    size_t n_choices;       /* that are generated; the others are copies */
+    pthread_mutex_t speaking; /* held by whoever calls the sink before the answer's end. Taken before `lock` */
+    bool posted;              /* a task for the network thread is under way */
+    bool over;                /* under lock: the last event is due behind those in the queue */
+    _Atomic bool lost;        /* an event found no memory: the answer fails */
+    _Atomic bool cancelled;   /* the client has left, or the server drains */
+    _Atomic bool draining;    /* the latter */
+    _Atomic bool broken;      /* a computation has failed: everybody's does */
+    _Atomic bool stalled;     /* the client takes nothing */
+    bool submitted;           /* under lock: sessions may be cancelled */
+    size_t unfinished;        /* under lock: submissions under way */
+    size_t n_choices;         /* that are generated; the others are copies */
     answer_choice choices[ANSWER_MAX_CHOICES];
     answer_usage usage;                 /* complete once the worker is done */
     _Atomic size_t prompt_done, cached; /* tokens */
@@ -99,7 +101,7 @@ struct answer {
     bool forked;                                  /* every choice is to have a session of its own */
     size_t said_alone;                            /* tokens + 1 when it last found no memory, alone */
     api_error error;
-    /* --- network thread */
+    /* --- whoever speaks */
     bool streaming; /* ANSWER_BEGIN has been delivered */
     double last_said;
     struct answer *next, **link; /* of all answers; under the server's lock */
@@ -107,9 +109,12 @@ struct answer {
 
 typedef struct answer answer;
 
-/* Adds an event, and wakes the network thread. text and logprobs are copied. An event that finds no memory cancels the
- * answer. */
+/* Adds an event, and wakes the network thread where somebody is to hear of it soon. text and logprobs are copied. An
+ * event that finds no memory cancels the answer. */
 void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
+/* The same where nothing else is to be computed or told beside this one event, on the thread that computes: it writes
+ * to the client itself where it can. Waking the network thread would take longer than that. */
+void answer_say_alone(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
 /* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. The answer must not be used afterwards. */
 void answer_say_last(answer *a);
 /* Whether the network thread is so far behind that answers should wait. */

@@ -5,14 +5,21 @@
 #include "base/clock.h"
 #include "serve/answer_private.h"
 
-/* What may wait in one answer before it stalls: bytes of events, and bytes that its client has not taken. */
-enum { MOST_QUEUED = 1 << 20, MOST_UNSENT = 1 << 20, RECORD_ALIGN = 16 };
+/* What may wait in one answer before it stalls: bytes of events, and bytes that its client has not taken; and what the
+ * events of an answer that is not streamed may take before they are put together. */
+enum { MOST_QUEUED = 1 << 20, MOST_UNSENT = 1 << 20, MOST_HELD = 1 << 16, RECORD_ALIGN = 16 };
 
 static void drain(void *user);
 
 static void post(answer *a) {
     while (!http_post(a->server->http, drain, a)) {
     }
+}
+
+/* Parts of an answer that is not streamed can wait until it is complete. */
+static bool is_urgent(const answer *a, answer_event_type type) {
+    if (a->sink.streams) return true;
+    return type != ANSWER_CONTENT && type != ANSWER_REASONING && type != ANSWER_TOKEN && type != ANSWER_CALL_ARGUMENTS;
 }
 
 void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs) {
@@ -23,13 +30,13 @@ void answer_say(answer *a, event_record record, const char *text, const answer_l
     record.bytes += pad;
     pthread_mutex_lock(&a->lock);
     text_buffer *in = &a->queue.in;
-    bool wake = !a->posted;
+    bool wake = !a->posted && (is_urgent(a, record.type) || in->n > MOST_HELD);
     if (!atomic_load_explicit(&a->lost, memory_order_relaxed) && text_reserve(in, record.bytes)) {
         text_bytes(in, (const char *)&record, sizeof record);
         text_bytes(in, (const char *)logprobs, logprob_bytes);
         text_bytes(in, text, record.text_bytes);
         text_bytes(in, padding, pad);
-        a->posted = true;
+        a->posted |= wake;
     } else { /* without one of them the others mean nothing */
         atomic_store(&a->lost, true);
         atomic_store(&a->cancelled, true);
@@ -65,6 +72,7 @@ static void free_answer(answer *a) {
     for (size_t i = 0; i < a->n_choices; i++) free(a->choices[i].pending);
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
+    pthread_mutex_destroy(&a->speaking);
     free(a);
 }
 
@@ -104,13 +112,12 @@ static answer_usage usage_so_far(answer *a) {
     return u;
 }
 
-static void deliver(answer *a, const event_record *record) {
-    const char *rest = (const char *)(record + 1);
+static void deliver(answer *a, const event_record *record, const char *text, const answer_logprob *logprobs) {
     answer_event event = {.type = record->type,
                           .choice = record->choice,
-                          .logprobs = record->n_logprobs ? (const answer_logprob *)(const void *)rest : NULL,
+                          .logprobs = record->n_logprobs ? logprobs : NULL,
                           .n_logprobs = record->n_logprobs,
-                          .text = rest + record->n_logprobs * sizeof(answer_logprob),
+                          .text = text,
                           .text_bytes = record->text_bytes,
                           .call = record->call,
                           .token = record->token,
@@ -134,9 +141,38 @@ static void deliver(answer *a, const event_record *record) {
     a->sink.event(a->sink.user, &event);
 }
 
+static void flush(answer *a) {
+    const answer_event event = {.type = ANSWER_FLUSH};
+    a->sink.event(a->sink.user, &event);
+}
+
+/* Whether all that was said has been delivered, and the client has taken it. Needs `speaking`. */
+static bool is_clear(answer *a) {
+    if (!a->streaming) return false;
+    pthread_mutex_lock(&a->lock);
+    bool empty = !a->posted && a->queue.in.n == 0 && !atomic_load_explicit(&a->lost, memory_order_relaxed);
+    pthread_mutex_unlock(&a->lock);
+    return empty && http_stream_is_clear(a->call->exchange);
+}
+
+void answer_say_alone(answer *a, event_record record, const char *text, const answer_logprob *logprobs) {
+    if (a->sink.streams && pthread_mutex_trylock(&a->speaking) == 0) {
+        bool clear = is_clear(a);
+        if (clear) {
+            deliver(a, &record, text, logprobs);
+            flush(a);
+            a->last_said = clock_seconds();
+        }
+        pthread_mutex_unlock(&a->speaking);
+        if (clear) return;
+    }
+    answer_say(a, record, text, logprobs);
+}
+
 static void drain(void *user) {
     answer *a = user;
     event_queue *q = &a->queue;
+    pthread_mutex_lock(&a->speaking);
     pthread_mutex_lock(&a->lock);
     text_buffer filled = q->in;
     q->in = q->out;
@@ -148,38 +184,42 @@ static void drain(void *user) {
     pthread_mutex_unlock(&a->lock);
     for (size_t at = 0; at < filled.n;) {
         const event_record *record = (const void *)(filled.data + at);
-        deliver(a, record);
+        const char *rest = (const char *)(record + 1);
+        deliver(a, record, rest + record->n_logprobs * sizeof(answer_logprob), (const void *)rest);
         at += record->bytes;
     }
-    if (over) {
-        unlink_answer(a);
-        deliver(a, &(event_record){.type = a->error.status ? ANSWER_FAILED : ANSWER_DONE});
-        free_answer(a);
-        return;
+    if (!over && a->streaming) {
+        flush(a);
+        a->last_said = clock_seconds();
+        if (http_unsent(a->call->exchange) > MOST_UNSENT) {
+            atomic_store(&a->stalled, true);
+            http_on_sent(a->call->exchange, MOST_UNSENT / 2, on_sent, a);
+        }
     }
-    if (!a->streaming) return;
-    const answer_event flush = {.type = ANSWER_FLUSH};
-    a->sink.event(a->sink.user, &flush);
-    a->last_said = clock_seconds();
-    if (http_unsent(a->call->exchange) > MOST_UNSENT) {
-        atomic_store(&a->stalled, true);
-        http_on_sent(a->call->exchange, MOST_UNSENT / 2, on_sent, a);
-    }
+    pthread_mutex_unlock(&a->speaking);
+    if (!over) return;
+    unlink_answer(a);
+    deliver(a, &(event_record){.type = a->error.status ? ANSWER_FAILED : ANSWER_DONE}, NULL, NULL);
+    free_answer(a);
 }
 
 void answers_tick(server_context *s, double now) {
     double patience = s->settings->ping_seconds;
     pthread_mutex_lock(&s->answers_lock);
     for (answer *a = s->answers; a; a = a->next) {
-        if (!a->streaming || now < a->last_said + patience) continue;
+        if (pthread_mutex_trylock(&a->speaking) != 0) continue; /* somebody is saying something */
+        if (!a->streaming || now < a->last_said + patience) {
+            pthread_mutex_unlock(&a->speaking);
+            continue;
+        }
         a->last_said = now;
         bool prompt = !atomic_load(&a->first_token_seen);
         const answer_event ping = {.type = ANSWER_PING,
                                    .prompt_done = prompt ? atomic_load(&a->prompt_done) : 0,
                                    .prompt_total = prompt ? a->options.n_ids : 0};
         a->sink.event(a->sink.user, &ping);
-        const answer_event flush = {.type = ANSWER_FLUSH};
-        a->sink.event(a->sink.user, &flush);
+        flush(a);
+        pthread_mutex_unlock(&a->speaking);
     }
     pthread_mutex_unlock(&s->answers_lock);
 }

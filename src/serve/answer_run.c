@@ -434,6 +434,7 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
     a->id_channel = t ? kakeya_tokenizer_find(t, "<|channel>") : -1;
     a->id_channel_end = t ? kakeya_tokenizer_find(t, "<channel|>") : -1;
     pthread_mutex_init(&a->lock, NULL);
+    pthread_mutex_init(&a->speaking, NULL);
     pthread_cond_init(&a->changed, NULL);
     /* Greedy choices would all be the same text: it is computed once. */
     bool same = options->sampling.temperature == 0;

@@ -64,9 +64,13 @@ void http_add_header(http_exchange *exchange, const char *name, const char *valu
 void http_reply(http_exchange *exchange, int status, const char *content_type, const char *body, size_t bytes);
 /* A reply of unknown length. */
 void http_stream_begin(http_exchange *exchange, int status, const char *content_type);
+/* Any thread, but one at a time, and not together with http_stream_break or the end. */
 void http_stream_write(http_exchange *exchange, const char *data, size_t bytes);
+/* Whether the client has taken all that was written, so that the socket is likely to take more at once; false with TLS.
+ * As http_stream_write. */
+bool http_stream_is_clear(http_exchange *exchange);
 /* A part of the stream is missing: the client must not take what follows for the whole. The connection ends, as if the
- * client had left; the exchange goes on. */
+ * client had left; the exchange goes on. As http_stream_write. */
 void http_stream_break(http_exchange *exchange);
 void http_stream_end(http_exchange *exchange);     /* ends the exchange */
 size_t http_unsent(const http_exchange *exchange); /* bytes that the client has not taken yet */

@@ -44,7 +44,9 @@ static void drop_request(http_connection *c) {
 void http_connection_close(http_connection *c) {
     http_exchange *x = c->exchange;
     if (x) {
+        pthread_mutex_lock(&x->lock);
         x->connection = NULL;
+        pthread_mutex_unlock(&x->lock);
         atomic_fetch_add_explicit(&c->server->disconnects, 1, memory_order_relaxed);
     }
     *c->link = c->next;
@@ -98,6 +100,7 @@ static void begin_exchange(http_connection *c) {
                          .body_bytes = c->body_bytes,
                          .received = clock_seconds(),
                          .headers = headers};
+    pthread_mutex_init(&x->lock, NULL);
     memcpy(x->peer, c->peer, sizeof x->peer);
     c->head = (http_head){0};
     c->body = NULL;
@@ -227,24 +230,29 @@ static bool is_foreign(struct evbuffer *input) {
     return first != '\r' && (first < 'A' || first > 'Z') && (first < 'a' || first > 'z');
 }
 
-/* Libevent would ask the kernel whether the socket takes anything, write, and take the question back: three calls
- * for every token. A failure to send is left to its own attempt, which ends the connection. */
-bool http_connection_write(http_connection *c, const struct iovec *parts, int n) {
-    struct evbuffer *output = bufferevent_get_output(c->stream);
-    size_t sent = 0;
-    if (!c->server->tls && evbuffer_get_length(output) == 0) {
-        const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)n};
-        ssize_t taken = sendmsg(bufferevent_getfd(c->stream), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (taken > 0) sent = (size_t)taken;
-    }
+bool http_add_rest(struct evbuffer *out, const struct iovec *parts, int n, size_t sent) {
     for (int i = 0; i < n; i++) {
         size_t skipped = sent < parts[i].iov_len ? sent : parts[i].iov_len;
         sent -= skipped;
         if (skipped < parts[i].iov_len &&
-            evbuffer_add(output, (const char *)parts[i].iov_base + skipped, parts[i].iov_len - skipped) != 0)
+            evbuffer_add(out, (const char *)parts[i].iov_base + skipped, parts[i].iov_len - skipped) != 0)
             return false;
     }
     return true;
+}
+
+/* Libevent would ask the kernel whether the socket takes anything, write, and take the question back: three calls
+ * for every token. A failure to send is left to its own attempt, which ends the connection. */
+size_t http_connection_send(const http_connection *c, const struct iovec *parts, int n) {
+    const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)n};
+    ssize_t taken = sendmsg(c->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return taken > 0 ? (size_t)taken : 0;
+}
+
+bool http_connection_write(http_connection *c, const struct iovec *parts, int n) {
+    struct evbuffer *output = bufferevent_get_output(c->stream);
+    bool direct = !c->server->tls && evbuffer_get_length(output) == 0;
+    return http_add_rest(output, parts, n, direct ? http_connection_send(c, parts, n) : 0);
 }
 
 static void on_read(struct bufferevent *stream, void *user) {
@@ -281,6 +289,7 @@ static void on_event(struct bufferevent *stream, short what, void *user) {
 
 static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *info, void *user) {
     http_connection *c = user;
+    atomic_store(&c->waiting, evbuffer_get_length(output) > 0);
     if (info->orig_size == 0) c->last_sent = clock_seconds(); /* nothing has been waiting for the client until now */
     if (info->n_deleted == 0) return;
     c->last_sent = clock_seconds();
@@ -307,6 +316,7 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     c->server = server;
     c->stream = stream;
+    c->socket = socket;
     c->deadline = clock_seconds() + server->options.idle_seconds;
     c->link = &server->connections;
     c->next = server->connections;

@@ -31,6 +31,8 @@ typedef enum connection_state {
 typedef struct http_connection {
     http_server *server;
     struct bufferevent *stream;
+    int socket;           /* the stream's */
+    _Atomic bool waiting; /* the output holds what the socket has not taken */
     connection_state state;
     bool head_begun;    /* READING_HEAD: bytes of a head have come */
     bool flushed;       /* CLOSING: everything is out, and our side is shut */
@@ -49,7 +51,9 @@ typedef struct http_connection {
 
 struct http_exchange {
     http_server *server;
-    http_connection *connection; /* NULL: the client has gone */
+    pthread_mutex_t lock;        /* of the next two, where another thread writes */
+    http_connection *connection; /* NULL: the client has gone. Changed by the network thread alone */
+    struct evbuffer *spill;      /* what other threads wrote and the socket did not take; NULL: nothing */
     http_head head;
     char *body;
     size_t body_bytes;
@@ -97,7 +101,12 @@ void http_connections_check(http_server *server, double now);
 /* After a reply: reads the next request, or closes once everything is out. */
 void http_connection_next(http_connection *connection);
 void http_connection_finish(http_connection *connection);
-/* Sends at once what the socket takes, and leaves the rest, behind what waits already, to the loop. False: out of
+/* Sends what the socket takes at once, and says how many bytes that were. Nothing may wait in the output. Any thread
+ * that keeps the connection from closing. */
+size_t http_connection_send(const http_connection *connection, const struct iovec *parts, int n);
+/* Adds what lies behind the first `sent` bytes of the parts. False: out of memory. */
+bool http_add_rest(struct evbuffer *out, const struct iovec *parts, int n, size_t sent);
+/* Sends what the socket takes at once and leaves the rest, behind what waits already, to the loop. False: out of
  * memory. */
 bool http_connection_write(http_connection *connection, const struct iovec *parts, int n);
 /* Writes a refusal of our own and closes. */

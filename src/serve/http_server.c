@@ -20,6 +20,9 @@
 
 enum { BACKLOG = 1024, STOP_SECONDS = 2 };
 
+/* The server whose network thread this is. */
+static _Thread_local const http_server *served_here;
+
 /* ------------------------------------------------------------------------------------------------------ exchanges */
 
 const http_head *http_request(const http_exchange *x) { return &x->head; }
@@ -94,6 +97,8 @@ static void finish(http_exchange *x) {
             http_connection_finish(c);
         }
     }
+    if (x->spill) evbuffer_free(x->spill);
+    pthread_mutex_destroy(&x->lock);
     evbuffer_free(x->headers);
     http_head_free(&x->head);
     free(x->body);
@@ -125,18 +130,71 @@ void http_stream_begin(http_exchange *x, int status, const char *content_type) {
     check_stream(x);
 }
 
+/* What other threads could not send goes out in front of all that follows. */
+static void take_spill(void *user) {
+    http_exchange *x = user;
+    pthread_mutex_lock(&x->lock);
+    if (x->spill && x->connection && evbuffer_add_buffer(output_of(x), x->spill) != 0) x->broken = true;
+    if (x->spill) evbuffer_free(x->spill);
+    x->spill = NULL;
+    pthread_mutex_unlock(&x->lock);
+    check_stream(x);
+}
+
+/* On a thread that is not the network's. What is left to it is told before this exchange can end: tasks keep their
+ * order, and its end is one. */
+static void write_beside(http_exchange *x, const struct iovec *parts, int n) {
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++) bytes += parts[i].iov_len;
+    pthread_mutex_lock(&x->lock);
+    const http_connection *c = x->connection;
+    bool told = x->spill != NULL, clear = c && !told && !x->server->tls && !atomic_load(&c->waiting);
+    size_t sent = clear ? http_connection_send(c, parts, n) : 0;
+    bool left = c && sent < bytes;
+    if (left) {
+        if (!x->spill) x->spill = evbuffer_new();
+        if (!x->spill || !http_add_rest(x->spill, parts, n, sent)) x->broken = true;
+    }
+    pthread_mutex_unlock(&x->lock);
+    while (left && !told && !http_post(x->server, take_spill, x)) {
+    }
+}
+
+bool http_stream_is_clear(http_exchange *x) {
+    if (x->server->tls) return false;
+    pthread_mutex_lock(&x->lock);
+    bool clear = x->connection && !x->spill && !atomic_load(&x->connection->waiting);
+    pthread_mutex_unlock(&x->lock);
+    return clear;
+}
+
 void http_stream_write(http_exchange *x, const char *data, size_t bytes) {
-    if (!x->connection || bytes == 0) return;
+    if (bytes == 0) return;
     char size[24] = "", end[] = "\r\n";
     if (x->chunked) snprintf(size, sizeof size, "%zx\r\n", bytes);
     const struct iovec parts[] = {{size, strlen(size)}, {(char *)(uintptr_t)data, bytes}, {end, x->chunked ? 2 : 0}};
-    if (!http_connection_write(x->connection, parts, sizeof parts / sizeof *parts)) x->broken = true;
+    const int n = sizeof parts / sizeof *parts;
+    if (served_here != x->server) {
+        write_beside(x, parts, n);
+        return;
+    }
+    if (x->spill) take_spill(x);
+    if (!x->connection) return;
+    if (!http_connection_write(x->connection, parts, n)) x->broken = true;
     check_stream(x);
 }
 
 void http_stream_break(http_exchange *x) {
+    if (served_here == x->server) {
+        x->broken = true;
+        check_stream(x);
+        return;
+    }
+    pthread_mutex_lock(&x->lock);
     x->broken = true;
-    check_stream(x);
+    pthread_mutex_unlock(&x->lock);
+    while (!http_post(x->server, take_spill, x)) {
+    }
 }
 
 void http_stream_end(http_exchange *x) {
@@ -247,6 +305,7 @@ static void stop(void *user) {
 
 static void *run(void *user) {
     http_server *server = user;
+    served_here = server;
     event_base_dispatch(server->base);
     return NULL;
 }
@@ -365,6 +424,8 @@ void http_close(http_server *server) {
     while (!http_post(server, stop, server)) {
     }
     pthread_join(server->thread, NULL);
+    served_here = server;
     run_tasks(server);
+    served_here = NULL;
     free_server(server);
 }

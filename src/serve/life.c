@@ -157,6 +157,7 @@ static void note_failure(life *l) {
 static void on_step(void *user, const kakeya_step *step) {
     server_context *s = user;
     metrics *m = &s->metrics;
+    s->single_token = step->requests == 1 && step->answer_positions == 1;
     if (step->status != KAKEYA_OK) {
         if (step->status == KAKEYA_BACKEND) note_failure(s->life);
         return;

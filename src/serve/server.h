@@ -79,6 +79,7 @@ typedef struct server_context {
     _Atomic double prompt_speed; /* tokens per second, the best so far; 0: not known */
     memory_queue memory;         /* answers that find none wait for others (answer_memory.c, grpc_memory.c) */
     _Atomic size_t calls;        /* that have not ended */
+    bool single_token;           /* the last forward was one token of one answer. The thread that computes */
 } server_context;
 
 /* The served name that a request means: itself or an alias; NULL for a foreign one. */
