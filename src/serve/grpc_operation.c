@@ -167,11 +167,17 @@ bool operation_use_session(operation *op) {
     return false;
 }
 
+bool operation_has_failed(const operation *op) {
+    const _Atomic bool *failed = op->runtime->options.failed;
+    return failed && atomic_load(failed);
+}
+
 bool operation_want_service(operation *op) {
     const grpc_runtime *r = op->runtime;
     const grpc_service_options *o = &r->options;
-    if (r->engine && !r->asleep && !r->draining) return true;
-    if (r->asleep && !r->draining && clock_seconds() < op->started + o->wake_seconds) {
+    const bool asleep = r->asleep || operation_has_failed(op);
+    if (r->engine && !asleep && !r->draining) return true;
+    if (asleep && !r->draining && clock_seconds() < op->started + o->wake_seconds) {
         op->state = STATE_DEFERRED;
         op->sleeps = true;
         if (o->on_wanted) o->on_wanted(o->user);

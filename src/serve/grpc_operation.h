@@ -93,6 +93,8 @@ bool operation_use_session(operation *op);
 /* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. The
  * operation's memory is then given back. */
 void operation_release(operation *op, kakeya_session *session);
+/* Whether a forward of this engine has failed as a whole. */
+bool operation_has_failed(const operation *op);
 /* Whether new work is taken; otherwise the operation has been answered and ended, or it waits for the model. */
 bool operation_want_service(operation *op);
 /* Whether there are sessions to ask about; otherwise likewise. */

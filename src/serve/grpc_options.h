@@ -2,6 +2,8 @@
 #ifndef KAKEYA_SERVE_GRPC_OPTIONS_H
 #define KAKEYA_SERVE_GRPC_OPTIONS_H
 
+#include <stdatomic.h>
+
 #include "kakeya.h"
 
 /* How an answer ended; the first: it was none, or did not begin. */
@@ -39,7 +41,10 @@ typedef struct grpc_service_options {
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */
     double wake_seconds;                   /* that a call waits for a model that was taken away */
     struct memory_queue *memory;           /* of all that compute with the engine; must live longer */
-    void (*on_wanted)(void *user);         /* such a call waits; on the service's thread, again and again */
+    /* A forward has failed as a whole: what is computed with this engine from then on is lost with it. May be NULL.
+     * Until the next grpc_service_serve calls wait, and those that end do so with INTERNAL. */
+    const _Atomic bool *failed;
+    void (*on_wanted)(void *user); /* such a call waits; on the service's thread, again and again */
     /* Whether a call may be made; authorization: the value of that header, or NULL. NULL: anybody may. */
     bool (*allows)(void *user, const char *authorization);
     void (*on_finished)(void *user, const grpc_finished *finished); /* on the service's thread; may be NULL */

@@ -219,10 +219,22 @@ static void start_append(operation *op) {
     operation_end(op);
 }
 
+/* What was computed behind a failure of the whole engine is lost with the engine. */
+static bool is_lost(operation *op) {
+    const kakeya_error lost = {.status = KAKEYA_BACKEND, .message = "the computation has failed"};
+    if (!operation_has_failed(op)) return false;
+    fail_task(op, &lost);
+    return true;
+}
+
 static void advance_append(operation *op) {
     const grpc_task_result *result = grpc_task_settle(op->task);
     if (result->end == GRPC_TASK_RUNNING) return;
     if (result->end == GRPC_TASK_COMPLETE) {
+        if (is_lost(op)) {
+            operation_end(op);
+            return;
+        }
         size_t n = 0;
         kakeya_session_tokens(op->session, &n);
         answer_append(op, n);
@@ -318,7 +330,7 @@ static void finish_generate(operation *op, const grpc_task_result *result) {
                                                [GRPC_TASK_CANCELLED] = GRPC_STOP_CANCELLED};
     if (result->end == GRPC_TASK_FAILED) {
         fail_task(op, &result->error);
-    } else {
+    } else if (result->end == GRPC_TASK_CANCELLED || !is_lost(op)) {
         uint8_t data[GRPC_RESPONSE_ROOM];
         double total = result->prefill_seconds + clock_seconds() - op->started;
         operation_answer(

@@ -149,6 +149,7 @@ static void note_failure(life *l) {
     if (l->awake && atomic_compare_exchange_strong(&l->server->state, &ready, SERVER_WAKING)) {
         l->awake = false;
         l->broken = true;
+        atomic_store(&l->server->engine_failed, true);
         pthread_cond_broadcast(&l->changed);
     }
     pthread_mutex_unlock(&l->lock);
@@ -294,6 +295,7 @@ static kakeya_status load_again(life *l, kakeya_error *why) {
     s->engine = engine;
     pthread_mutex_unlock(&l->engine_lock);
     store_resume(s->store, engine);
+    atomic_store(&s->engine_failed, false);
     rpc_serve(s);
     pthread_mutex_lock(&l->lock);
     l->wakes++;

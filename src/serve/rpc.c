@@ -83,6 +83,7 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.session = settings->session;
     options.memory = &s->memory;
     options.wake_seconds = settings->wake_wait_seconds;
+    options.failed = &s->engine_failed;
     options.allows = allows;
     options.on_wanted = wanted;
     options.on_finished = take_finished;

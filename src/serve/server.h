@@ -55,9 +55,10 @@ typedef struct server_context {
     void (*model_wanted)(struct life *life), (*model_used)(struct life *life);
     /* For life, on whose part answers stand: a computation has failed, and all of them end. Any thread. */
     void (*model_failed)(struct server_context *server);
-    _Atomic unsigned progress; /* of loading, in 1/1000 */
-    double started;            /* clock_seconds */
-    long long created;         /* Unix seconds */
+    _Atomic bool engine_failed; /* a forward has failed as a whole, and the engine has not been replaced */
+    _Atomic unsigned progress;  /* of loading, in 1/1000 */
+    double started;             /* clock_seconds */
+    long long created;          /* Unix seconds */
     /* Only for those who hold it (life_hold), and for calls of gRPC that it was given to. */
     kakeya_engine *engine;
     /* Set before `loaded` becomes true, constant from then on. */

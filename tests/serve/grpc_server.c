@@ -3,7 +3,12 @@
  *
  *   grpc_server MODEL [NAME=VALUE...]     address, attention, sink, window, context, ttl, reader, sessions, ring, key,
  *                                         memory (bytes), directory, drafter, threads, certificate, tls_key
- *   load, drain, stop                     lines on stdin; its end is stop */
+ *   load, drain, stop                     lines on stdin; its end is stop
+ *   fail, reload                          a forward has failed as a whole; another engine takes over
+ *
+ * In between the first call that waits prints {"waits": true}. */
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +17,7 @@
 #include "serve/memory_queue.h"
 
 static const char *key; /* NULL: nobody needs one */
+static _Atomic bool failed, told;
 
 static bool allows(void *user, const char *authorization) {
     (void)user;
@@ -23,6 +29,28 @@ static void print_finished(void *user, const grpc_finished *f) {
     printf("{\"method\": \"%s\", \"session\": \"%s\", \"code\": %d, \"prompt\": %zu, \"generated\": %zu}\n", f->method,
            f->session, f->code, f->prompt_tokens, f->generated_tokens);
     fflush(stdout);
+}
+
+static void print_waits(void *user) {
+    (void)user;
+    if (!atomic_load(&failed) || atomic_exchange(&told, true)) return;
+    printf("{\"waits\": true}\n");
+    fflush(stdout);
+}
+
+/* As the server does it where a device is lost. */
+static kakeya_status reload(grpc_service *service, prefix_store *store, const kakeya_engine_options *options,
+                            kakeya_engine **engine, kakeya_error *error) {
+    while (!grpc_service_rest(service, true)) sched_yield();
+    (void)store_give_up(store);
+    kakeya_engine_close(*engine);
+    *engine = NULL;
+    kakeya_status status = kakeya_engine_open(options, engine, error);
+    if (status != KAKEYA_OK) return status;
+    store_resume(store, *engine);
+    atomic_store(&failed, false);
+    grpc_service_serve(service, *engine, store);
+    return KAKEYA_OK;
 }
 
 static int fail(const kakeya_error *error) {
@@ -78,6 +106,9 @@ int main(int argc, char **argv) {
     options.address = "127.0.0.1:0";
     options.allows = allows;
     options.on_finished = print_finished;
+    options.on_wanted = print_waits;
+    options.failed = &failed;
+    options.wake_seconds = 600;
     kakeya_engine_options engine_options;
     kakeya_engine_options_init(&engine_options);
     engine_options.backend = "cpu";
@@ -99,6 +130,12 @@ int main(int argc, char **argv) {
             status = kakeya_engine_open(&engine_options, &engine, &error);
             if (status == KAKEYA_OK) status = store_open(engine, &options.session, &store_wanted, &store, &error);
             if (status == KAKEYA_OK) grpc_service_serve(service, engine, store);
+        } else if (strcmp(line, "fail\n") == 0) {
+            atomic_store(&failed, true);
+            printf("{\"failed\": true}\n");
+            fflush(stdout);
+        } else if (strcmp(line, "reload\n") == 0) {
+            status = reload(service, store, &engine_options, &engine, &error);
         } else if (strcmp(line, "drain\n") == 0) {
             grpc_service_drain(service);
         } else {

@@ -620,6 +620,27 @@ def restart():
                 equal(service.answer(session, 8)[0], run_kakeya(prompt(30, salt=i), 8), f"session {i} came back")
 
 
+@test("between a failure and another engine calls wait: no session is made that is lost, and one that was there is NOT_FOUND")
+def failure():
+    def told(what):
+        while what not in service.finished.get(timeout=WAIT):
+            pass
+
+    with Service() as service:
+        old, empty = start(service), service.create()
+        expected = service.answer(start(service), 8)[0]
+        service.tell("fail")
+        told("failed")
+        made = service.stub.CreateSession.future(pb.CreateSessionRequest(), timeout=WAIT)
+        told("waits")
+        holds(not made.done(), "a session is made by an engine that has failed")
+        service.tell("reload")
+        for session in (made.result().session_id, empty):
+            service.append(session, PROMPT)
+            equal(service.answer(session, 8)[0], expected)
+        fails(Code.NOT_FOUND, lambda: service.append(old, []))
+
+
 @test("keys: without one, with a wrong one, with the right one; health needs none")
 def keys():
     with Service(key="secret") as service:
