@@ -14,4 +14,17 @@ json_holds "which needs no libmlx" '.stats.backend | startswith("cpu/")'
 fails_with "devices have no numbers" "backend mlx" run --backend mlx --devices 0,1 x
 fails_with "a memory limit is refused in one line" "^kakeya run: out of memory: " \
     run --backend mlx --memory-limit 1000000 x
+
+# Another libmlx than the program was built for: numbers may change from one to the next, and C++ promises nothing between two.
+echo 'const char *other(void) __asm__("_ZN3mlx4core7versionEv"); const char *other(void) { return "0.33.0"; }' >"$WORK/other.c"
+check "a libmlx of another version" cc -shared -fPIC -o "$WORK/other.so" "$WORK/other.c"
+export LD_PRELOAD="$WORK/other.so"
+fails_with "is refused in one line" "libmlx is 0.33.0, kakeya was built for 0.32.[0-9]*: build it again" run --backend mlx x
+works "and other backends do not mind it" run --raw --max-tokens 1 --json 'def f'
+unset LD_PRELOAD
+mkdir -p "$WORK/old/include/mlx" "$WORK/old/lib"
+touch "$WORK/old/include/mlx/mlx.h" "$WORK/old/lib/libmlx.so" "$WORK/old/lib/libmlx.dylib"
+printf '#define MLX_VERSION_%s\n' "MAJOR 0" "MINOR 31" "PATCH 2" >"$WORK/old/include/mlx/version.h"
+! cmake -S . -B "$WORK/build" -DKAKEYA_SERVE=OFF -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=ON -DKAKEYA_MLX_ROOT="$WORK/old" >"$WORK/cmake" 2>&1
+check "an older one than 0.32.0 is not built with" grep -q 'libmlx is to be at least 0\.32\.0, not 0\.31\.2' "$WORK/cmake"
 finish
