@@ -119,6 +119,34 @@ static inline void pair_random_ranks(pair *p, const gemma4_config *form, const i
     pair_create(p, false);
 }
 
+/* f_thetas that read aux hidden states, in all forms of latents, beside a drafter (which reads two layers) and without
+ * one. */
+typedef struct aux_form {
+    const char *name;
+    int rank_k, rank_v, taps;
+    bool shared, drafter;
+    f_theta_latents latents;
+} aux_form;
+
+static const aux_form aux_forms[] = {
+    {"shared q8 without a drafter", 256, 256, 3, true, false, F_THETA_LATENTS_Q8},
+    {"separate q4 beside a drafter", 72, 200, 4, false, true, F_THETA_LATENTS_Q4},
+    {"shared bf16 beside a drafter", 136, 136, 2, true, true, F_THETA_LATENTS_BF16},
+    {"separate q8 without a drafter", 40, 72, 3, false, false, F_THETA_LATENTS_Q8},
+    {"shared q4 without a drafter", 200, 200, 1, true, false, F_THETA_LATENTS_Q4},
+};
+enum { AUX_FORMS = sizeof aux_forms / sizeof aux_forms[0] };
+
+static inline void pair_random_aux(pair *p, const gemma4_config *form, const aux_form *f) {
+    static const int windows[3] = {0, 40, 0};
+    random_models(p, form, f->drafter ? windows : NULL, false);
+    f_theta_config c = {.input = F_THETA_AUX_HIDDEN, .latents = f->latents, .hidden = form->hidden};
+    f_theta_config_fit(&c, form, f->rank_k, f->rank_v, f->shared);
+    c.aux_layers = f_theta_default_taps(form, f->taps, c.aux_layer);
+    REQUIRE_OK(f_theta_model_synthesize_as(&c, WEIGHT_BF16, false, &p->account, &p->f_theta, error));
+    pair_create(p, false);
+}
+
 static inline void pair_random(pair *p, const gemma4_config *form, const int windows[3], bool bidirectional,
                                bool f_theta) {
     random_models(p, form, windows, f_theta);

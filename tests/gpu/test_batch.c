@@ -68,7 +68,7 @@ static void pool_open_restored(pool *q, pair *p, kakeya_restore_layers layers, u
         if (i % 8 == 7) how = policies[i / 8 % POLICIES];
         int length = lengths[(size_t)i % (sizeof lengths / sizeof lengths[0])],
             answer = i % 5 == 2 ? 0 : 1 + draw(q, BACKEND_MAX_DECODE_ROWS);
-        q->cache[i] = new_cache(p, CUDA, &how, CONTEXT, true);
+        q->cache[i] = new_cache(p, CUDA, &how, CONTEXT, i % 6 != 2); /* one that restores keeps what f_theta needs */
         fill_tokens(tokens, length + answer, (int)q->vocab, seed + (uint32_t)i);
         for (int at = 0, n; at < length; at += n) {
             n = length - at < 700 ? length - at : 700;
@@ -216,7 +216,10 @@ static void full_forward(pool *q, trial *trials, int rows, int wants, const char
     for (int i = 0; i < POOL; i++) trial_close(&trials[i], q);
 }
 
-static bool keeps_draft_context(const pool *q, int member) { return q->mixed == POOL || member % 8 != 4; }
+static bool keeps_draft_context(const pool *q, int member) {
+    if (!q->p->drafter) return false;
+    return q->mixed == POOL ? member % 6 != 2 && !(member % 8 == 5 && member % 6 == 3) : member % 8 != 4;
+}
 
 /* Drafts of many caches in one call are those of each alone, and leave the same state. */
 static void random_drafts(pool *q, const char *what) {
@@ -299,6 +302,20 @@ static void restored_sessions(void **state) {
         else
             pair_random_ranks(&p, &form, windows, 136, 256);
         restored_together(&p, "wide heads, restored", KAKEYA_RESTORE_SLIDING, 4, 313);
+        pair_close(&p);
+    }
+}
+
+/* Sessions whose latents are made of aux hidden states, some of which keep a drafter's context, too. */
+static void aux_forms_together(void **state) {
+    (void)state;
+    gemma4_config form = wide_form();
+    form.sliding_window = 192;
+    for (int i = 0; i < (sweep_short() ? 2 : AUX_FORMS); i++) {
+        pair p;
+        pair_random_aux(&p, &form, &aux_forms[i]);
+        restored_together(&p, aux_forms[i].name, i % 2 ? KAKEYA_RESTORE_ALL : KAKEYA_RESTORE_SLIDING, 2, 317);
+        if (i == 1 || !sweep_short()) restored_together(&p, aux_forms[i].name, KAKEYA_RESTORE_SLIDING, 2, 331);
         pair_close(&p);
     }
 }
@@ -459,7 +476,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(demo_compositions),          cmocka_unit_test(shared_layer_compositions),
         cmocka_unit_test(restored_sessions),          cmocka_unit_test(ill_session),
-        cmocka_unit_test(one_session_without_memory),
+        cmocka_unit_test(one_session_without_memory), cmocka_unit_test(aux_forms_together),
     };
     return cmocka_run_group_tests_name("batch", tests, NULL, NULL);
 }

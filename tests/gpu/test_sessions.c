@@ -141,6 +141,7 @@ static void disturb(player *y, int at, const char *what) {
         break;
     }
     case 4:
+        if (!t->p->drafter) break;
         REQUIRE_OK(backend_draft_one(ops, t->p->model[CUDA], y->cache, t->tokens[at],
                                      1 + (int)draw(y, BACKEND_MAX_DRAFT), drafts, error));
         break;
@@ -219,6 +220,25 @@ static void random_schedules_of_shared_layers(void **state) {
             talk_open(&t, &p, &policies[k], 67);
             talk_plainly(&t, CUDA);
             for (uint32_t seed = 1; seed <= (sweep_short() ? 1 : 3); seed++) play(&t, seed);
+            free(t.logits);
+        }
+        pair_close(&p);
+    }
+}
+
+/* The same with latents of aux hidden states. What is not restored has none. */
+static void random_schedules_of_aux_forms(void **state) {
+    (void)state;
+    gemma4_config forms[] = {wide_form(), shared_form()};
+    forms[0].sliding_window = 192;
+    for (int f = 0; f < AUX_FORMS; f++) {
+        pair p;
+        pair_random_aux(&p, &forms[f % 2], &aux_forms[f]);
+        for (int k = 2; k < POLICIES; k++) {
+            talk t;
+            talk_open(&t, &p, &policies[k], 71);
+            talk_plainly(&t, CUDA);
+            for (uint32_t seed = 1; seed <= (sweep_short() ? 1 : 3); seed++) play(&t, seed + (uint32_t)f);
             free(t.logits);
         }
         pair_close(&p);
@@ -401,12 +421,11 @@ static void poisoned_session(void **state) {
 
 /* A session is saved at some length, and goes on in a fresh engine by a prompt and an answer: the same bits as without
  * the break; what the CPU makes of it, saved again, is the same, too. */
-static void fresh_engine(void **state) {
-    (void)state;
+static void resume_elsewhere(void (*open)(pair *), int first_policy) {
     static const int saved_at[] = {0, 1, 150, 155, 195, 265, 300};
-    for (int k = 0; k < POLICIES; k++) {
+    for (int k = first_policy; k < POLICIES; k++) {
         pair p;
-        pair_open(&p, demo_path(), true);
+        open(&p);
         talk t;
         talk_open(&t, &p, &policies[k], 89);
         talk_plainly(&t, CUDA);
@@ -472,6 +491,31 @@ static void fresh_engine(void **state) {
         free(t.logits);
         pair_close(&p);
     }
+}
+
+static void open_demo(pair *p) { pair_open(p, demo_path(), true); }
+
+static void fresh_engine(void **state) {
+    (void)state;
+    resume_elsewhere(open_demo, 0);
+}
+
+/* Latents in 8 and 4 bits, without a drafter and beside one: aux hidden states that wait are in two orders. */
+static void open_shared_q8(pair *p) {
+    gemma4_config form = wide_form();
+    form.sliding_window = 192;
+    pair_random_aux(p, &form, &aux_forms[0]);
+}
+
+static void open_separate_q4(pair *p) {
+    gemma4_config form = shared_form();
+    pair_random_aux(p, &form, &aux_forms[1]);
+}
+
+static void fresh_engine_of_aux_forms(void **state) {
+    (void)state;
+    resume_elsewhere(open_shared_q8, 2);
+    resume_elsewhere(open_separate_q4, 2);
 }
 
 /* -------------------------------------------------------------------------------------------- failing allocations */
@@ -584,10 +628,16 @@ static void failing_allocations(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_schedules),    cmocka_unit_test(random_schedules_of_shared_layers),
-        cmocka_unit_test(dropped_first_block), cmocka_unit_test(dropped_prompt),
-        cmocka_unit_test(two_segments),        cmocka_unit_test(poisoned_session),
-        cmocka_unit_test(fresh_engine),        cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(random_schedules),
+        cmocka_unit_test(random_schedules_of_shared_layers),
+        cmocka_unit_test(random_schedules_of_aux_forms),
+        cmocka_unit_test(fresh_engine_of_aux_forms),
+        cmocka_unit_test(dropped_first_block),
+        cmocka_unit_test(dropped_prompt),
+        cmocka_unit_test(two_segments),
+        cmocka_unit_test(poisoned_session),
+        cmocka_unit_test(fresh_engine),
+        cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests_name("sessions", tests, NULL, NULL);
 }

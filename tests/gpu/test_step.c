@@ -23,6 +23,7 @@ typedef struct form {
     gemma4_model *verifier;
     dflash_model *drafter;
     f_theta_model *f_theta;
+    step_tap tap[DFLASH_MAX_TARGETS];
     cuda_weights weights;
     step_op *ops;
 } form;
@@ -267,6 +268,15 @@ static void restore_as(step_shape *s, int how) {
 }
 enum { RESTORED_FORMS = 7 };
 
+/* The drafter's target layers, the last of them twice: sessions without a drafter's context keep it elsewhere. */
+static void tap_layers(step_shape *s, form *f) {
+    const dflash_config *d = &f->drafter->config;
+    for (int t = 0; t < d->targets; t++) f->tap[t] = (step_tap){d->target_layer[t], {t, -1}};
+    f->tap[d->targets - 1].slot[1] = 0;
+    s->tap = f->tap;
+    s->taps = d->targets;
+}
+
 static void decode_steps(void **state) {
     (void)state;
     for (int m = 0; m < MODELS; m++) {
@@ -277,7 +287,7 @@ static void decode_steps(void **state) {
             restore_as(&s, k % RESTORED_FORMS);
             s.head = (step_head)(k / RESTORED_FORMS % 3);
             s.hidden_states = k / RESTORED_FORMS / 3 % 2;
-            s.drafter = k / RESTORED_FORMS / 6 ? &f.drafter->config : NULL;
+            if (k / RESTORED_FORMS / 6) tap_layers(&s, &f);
             s.rows = 1 + k % BACKEND_MAX_DECODE_ROWS;
             char what[64];
             snprintf(what, sizeof what, "decode step, shape %d", k);
@@ -302,7 +312,7 @@ static void prompt_steps(void **state) {
             for (int i = 0; i < s.config->layers; i++)
                 s.plain_from[i] = s.bounded[s.config->layer[i].kv_source] ? plain_from[k / RESTORED_FORMS % 6] : 0;
             s.hidden_states = k / RESTORED_FORMS / 6 % 2;
-            s.drafter = k / RESTORED_FORMS / 12 ? &f.drafter->config : NULL;
+            if (k / RESTORED_FORMS / 12) tap_layers(&s, &f);
             char what[64];
             snprintf(what, sizeof what, "prompt, shape %d", k);
             check(&f, what, &s);

@@ -69,7 +69,7 @@ static kakeya_status run_prompt(cuda_pass *p, kakeya_error *error) {
         cuda_launch_ops(p, m->step_ops, cuda_pass_list_head(p));
         copy_prompt_results(p, r);
     }
-    if (!p->key.aux) return KAKEYA_OK;
+    if (!r->cache->t.keeps_backlog) return KAKEYA_OK;
     return cuda_context_extend_prompt(r->cache, m->space.aux, r->n, p->position, error);
 }
 

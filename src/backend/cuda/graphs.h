@@ -14,7 +14,7 @@ typedef struct graph_key {
     int partitions;   /* of full-attention layers */
     int restored;     /* rows of the restore buffers; 0: no restored policy */
     int sink, window; /* of caches with latents */
-    bool aux;         /* keeps aux hidden states */
+    unsigned aux;     /* keeps aux hidden states: of the forms (kernels.h) whose bits are set */
     bool leaders;     /* the head is followed by them */
     bool greedy;      /* only the choice of rows is wanted */
     bool restore_all;

@@ -74,9 +74,19 @@ typedef struct cuda_layer_view {
     int latent_head; /* first column of this layer in the latents' scales */
 } cuda_layer_view;
 
+/* A row of latents as a session keeps it (backend/latent_row.h): e_k, then e_v, or one latent for both. The same for
+ * all caches of a model. */
+typedef enum cuda_latent_form { CUDA_LATENT_BF16 = 0, CUDA_LATENT_Q8, CUDA_LATENT_Q4 } cuda_latent_form;
+typedef struct cuda_latent_row {
+    cuda_latent_form form;
+    int rank_k, rank_v;
+    int width, first_v; /* values of both latents, and where e_v begins among them: 0 where one is shared */
+    int bytes, v_at;    /* of the row, and where e_v begins in it */
+} cuda_latent_row;
+
 typedef struct cuda_latent_view {
-    cuda_bf16 *codes; /* [row][rank_k + rank_v] */
-    float *scales;    /* [row][heads] */
+    unsigned char *codes; /* [row][cuda_latent_row.bytes] */
+    float *scales;        /* [row][heads] */
     int capacity, heads;
 } cuda_latent_view;
 
@@ -111,6 +121,7 @@ typedef struct cuda_step {
 typedef struct cuda_row {
     const cuda_cache_view *cache; /* NULL: a pass is filled up with it */
     float *aux;                   /* where its aux hidden states go; NULL: nobody keeps them */
+    int aux_form;                 /* which of cuda_aux_place's columns is its own */
     int position, sink;
     int partitions, first_partition; /* as in cuda_step */
     float temperature;               /* of sampling from leaders; 0: nobody does */
@@ -203,6 +214,16 @@ typedef struct cuda_after_attention {
 /* h_out = h + norm(branch); inputs of the feed-forward block from it, and its route. */
 void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route, int rows);
 
+/* Where a layer's output goes in rows of aux hidden states. Sessions with a drafter's context keep it in one column,
+ * those without in another. */
+enum { CUDA_AUX_FORMS = 2 };
+typedef struct cuda_aux_place {
+    float *aux;                 /* of prompts: [row][width] */
+    int width;                  /* 0: nobody keeps this layer's output */
+    int column[CUDA_AUX_FORMS]; /* -1: not kept */
+    int form;                   /* of prompts */
+} cuda_aux_place;
+
 typedef struct cuda_after_ffn {
     const float *dense, *experts; /* [rows][hidden], [slots][hidden] */
     const float *post_ffn_norm_1, *post_ffn_norm_2, *post_ffn_norm;
@@ -214,9 +235,8 @@ typedef struct cuda_after_ffn {
     float *normed; /* NULL, or norm(h) * next_norm in float32 (hidden states after the final norm) */
     float eps;
     int hidden, ldx;
-    const cuda_row *row;       /* of decode rows, which say where aux hidden states go */
-    float *aux;                /* of prompts */
-    int aux_width, aux_column; /* width 0: no aux hidden states of this layer */
+    const cuda_row *row; /* of decode rows, which say where aux hidden states go */
+    cuda_aux_place aux;
 } cuda_after_ffn;
 /* h = (h_in + norm(...)) * layer_scalar; x = bf16(norm(h) * next_norm); aux rows get h, as by cuda_copy_aux. */
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows);
@@ -235,10 +255,9 @@ void cuda_ple_inputs(const cuda_launch *l, float *ple, const cuda_matrix *table,
 /* x[row] = bf16(gelu(gate[row]) * ple[row][layer]) */
 void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, int layer, int layers, int width,
                    cuda_bf16 *x, int ldx, int rows);
-/* Copies h rows into the aux rows of each decode row, or (prompts: row NULL) into `aux` [.][width], at column `column`.
- */
-void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
-                   int hidden, int rows);
+/* Copies h rows to their place in the aux rows of each decode row, or (row NULL) of a prompt. */
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, const cuda_aux_place *place, int hidden,
+                   int rows);
 enum { CUDA_MAX_EXCLUDED = 256 }; /* as many as a model may suppress; a launch parameter of 1 KB */
 typedef struct cuda_excluded {
     int n;
@@ -381,12 +400,13 @@ typedef struct cuda_latent_group {
     int segment;
 } cuda_latent_group;
 typedef struct cuda_gathered {
-    cuda_bf16 *codes; /* [row][rank_k + rank_v] */
+    cuda_bf16 *codes; /* [row][latent.width] */
     float *scales;    /* [row][heads] */
     float2 *turns;  /* [row][pairs]: cosine and sine; in each 32 pairs those that a thread of prompt_gemm_restore holds
                        are apart; pairs 0: none */
     int *positions; /* [row] */
-    int rank_k, rank_v, heads, pairs;
+    cuda_latent_row latent;
+    int heads, pairs;
     /* For decode rows that attend latents (latent_attention.h), else NULL. */
     cuda_latent_group *groups; /* [row / CUDA_LATENT_GROUP] */
     float2 *bases;             /* [row / CUDA_LATENT_GROUP][pairs]: turns of a group's first position */
@@ -404,6 +424,7 @@ typedef struct cuda_restore {
     int latent_head; /* first column of the layer in the latents' scales */
     int full;        /* a full-attention layer */
     float eps;
+    cuda_latent_row latent;
     cuda_gathered gathered; /* of latents in rings */
     cuda_bf16 *k, *v;       /* [rows][kv_heads * head_dim] */
 } cuda_restore;
@@ -426,6 +447,7 @@ typedef struct cuda_context_row {
     const cuda_cache_view *cache;
     const float *aux; /* its aux hidden states */
     int position;
+    int aux_form;     /* as in cuda_row */
     int behind;       /* rows of the same cache that follow it in the same launch */
     int keeps_latent; /* else nobody would find it: the ring holds later ones */
 } cuda_context_row;
@@ -435,10 +457,22 @@ typedef struct cuda_context_source {
     const cuda_context_row *row;
     const cuda_cache_view *cache;
     int position, rows;
+    const float *aux; /* of one: [rows][aux_width] */
+    int aux_width, aux_form;
 } cuda_context_source;
 
-/* x = bf16 of the rows' aux hidden states, [rows][ldx]; source->row is there. */
+/* Where the layers that f_theta reads lie in rows of aux hidden states. */
+typedef struct cuda_taps {
+    int n;
+    uint8_t at[CUDA_AUX_FORMS][CUDA_MAX_LAYERS];
+} cuda_taps;
+
+/* x = bf16 of the first `width` of the rows' aux hidden states, [rows][ldx]. */
 void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx);
+
+/* x = bf16 of the tapped layers' outputs, each divided by its rms, side by side; padded with zeros to [rows][ldx]. */
+void cuda_norm_aux(const cuda_launch *l, const cuda_context_source *source, const cuda_taps *taps, int hidden,
+                   float eps, cuda_bf16 *x, int ldx);
 
 /* Context K/V from raw projections [rows][2 * layers * kv_dim] (K of all layers, then V): k_norm and RoPE on K, both
  * into the rings. */
@@ -451,9 +485,9 @@ typedef struct cuda_context_rows {
     cuda_context_source source;
 } cuda_context_rows;
 void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c);
-/* Latent rows [rows][rank_k + rank_v] float32 -> bf16 codes, and back as the bf16 V half. */
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
-                        int rank_v, cuda_bf16 *v_half, int ldv);
+/* Latents [rows][row->width] float32 into the caches' rows, and e_v as attention will read it, in bf16. */
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents,
+                        const cuda_latent_row *row, cuda_bf16 *v_half, int ldv);
 /* scales[position][head + h] = rms_scale(values[row][h]) */
 void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
                        int head_dim, int head, float eps);

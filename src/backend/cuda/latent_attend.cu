@@ -113,7 +113,7 @@ template <bool AHEAD>
 __device__ __forceinline__ void request_latents(attend_memory &m, key_rows (&keys)[PARTS], float2 &key_scale,
                                                 const latent_attention &a, const attend_block &b) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, columns = a.rank_v / 8, kv_heads = a.exact.kv_heads;
-    size_t codes = static_cast<size_t>(a.rank_k + a.rank_v);
+    size_t codes = static_cast<size_t>(a.gathered.latent.width);
     if (AHEAD) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -141,7 +141,7 @@ __device__ __forceinline__ void request_latents(attend_memory &m, key_rows (&key
         int p = b.base + i;
         bool wanted = is_wanted(b, p);
         const cuda_bf16 *from = a.gathered.codes;
-        if (wanted) from += static_cast<size_t>(p + b.first_latent) * codes + a.rank_k;
+        if (wanted) from += static_cast<size_t>(p + b.first_latent) * codes + a.gathered.latent.first_v;
         if (lane < columns) copy_async(&m.values[i][lane * 8], from + (wanted ? lane * 8 : 0), wanted);
     }
     int heads = AHEAD ? 1 : kv_heads;

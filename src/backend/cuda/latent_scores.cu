@@ -376,7 +376,7 @@ cudaError_t launch_scores(const cuda_launch *l, const cuda_batch *batch, const l
     if (status != cudaSuccess) return status;
     score_maps maps;
     if (!encode_map(encode, &maps.latents, 2, reinterpret_cast<const __nv_bfloat16 *>(a->gathered.codes), a->rank_k,
-                    static_cast<size_t>(a->rank_k) + static_cast<size_t>(a->rank_v), a->most_latents, 0, 1, TILE) ||
+                    static_cast<size_t>(a->gathered.latent.width), a->most_latents, 0, 1, TILE) ||
         !encode_decoder(encode, &maps.decoder, reinterpret_cast<const __nv_bfloat16 *>(a->decoder_k->data), a->rank_k,
                         static_cast<size_t>(a->decoder_k->ld), a->decoder_k->out, BOX_ROWS))
         return cudaErrorInvalidValue;

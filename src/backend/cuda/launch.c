@@ -54,11 +54,23 @@ static void run_hidden_states(cuda_pass *p, const step_op *op) {
                                       cudaMemcpyDeviceToHost, m->launch.stream));
 }
 
+static cuda_aux_place aux_place(const cuda_pass *p, int tap) {
+    int hidden = p->model->config->hidden;
+    cuda_aux_place place = {
+        .aux = p->model->space.aux, .width = p->cache->t.taps * hidden, .form = cuda_aux_form(p->cache)};
+    if (!p->prompt) place.width = hidden; /* rows say where theirs are */
+    for (int form = 0; form < CUDA_AUX_FORMS; form++) {
+        int slot = p->tap[tap].slot[form];
+        place.column[form] = slot < 0 ? -1 : slot * hidden;
+    }
+    return place;
+}
+
 static void run_aux(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     int hidden = m->config->hidden;
-    cuda_copy_aux(&m->launch, p->prompt ? NULL : m->space.batch->row, m->space.h, m->space.aux,
-                  m->options.drafter->config.targets * hidden, op->index * hidden, hidden, p->rows);
+    cuda_aux_place place = aux_place(p, op->index);
+    cuda_copy_aux(&m->launch, p->prompt ? NULL : m->space.batch->row, m->space.h, &place, hidden, p->rows);
 }
 
 static void run_ple_round(cuda_pass *p, const step_op *op) {
@@ -388,9 +400,7 @@ static void run_after_ffn(cuda_pass *p, const step_op *op) {
     };
     if (op->index >= 0) {
         after.row = p->prompt ? NULL : s->batch->row;
-        after.aux = s->aux;
-        after.aux_width = m->options.drafter->config.targets * c->hidden;
-        after.aux_column = op->index * c->hidden;
+        after.aux = aux_place(p, op->index);
     }
     if (s->mixed) after.experts = s->mixed;
     if (rounds_experts(p))

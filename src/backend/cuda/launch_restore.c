@@ -18,8 +18,8 @@ static cuda_launch launch_of(const cuda_pass *p, const step_op *op) {
 static void decode_half(cuda_pass *p, const cuda_launch *l, const cuda_restore *r, bool values) {
     const cuda_matrix *decoder = values ? r->decoder_v : r->decoder_k;
     prompt_gemm_args args = {
-        .a = r->gathered.codes + (values ? r->rank_k : 0),
-        .lda = (size_t)r->rank_k + (size_t)r->rank_v,
+        .a = r->gathered.codes + (values ? r->latent.first_v : 0),
+        .lda = (size_t)r->latent.width,
         .w = decoder->data,
         .ldw = (size_t)decoder->ld,
         .out = values ? p->model->space.raw_v.data : p->model->space.raw_k.data,

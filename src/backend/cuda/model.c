@@ -68,17 +68,12 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
         return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d is not a multiple of 8, as backend cuda needs",
                          c->hidden);
     const f_theta_model *f = m->options.f_theta;
-    if (f && f->config.input != F_THETA_DRAFTER_CONTEXT_KV)
+    if (f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
         return error_set(
             error, KAKEYA_UNSUPPORTED,
             "f_theta with input \"%s\" is not supported by backend cuda: take --backend cpu, or an f_theta "
-            "with input \"drafter_context_kv\"",
+            "with input \"drafter_context_kv\" or \"aux_hidden\"",
             f_theta_input_name(f->config.input));
-    if (f && f->config.latents != F_THETA_LATENTS_KV && f->config.latents != F_THETA_LATENTS_BF16)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "f_theta with latent_format \"%s\" is not supported by backend cuda, which keeps \"bf16\": "
-                         "take --backend cpu",
-                         f_theta_latents_name(f->config.latents));
     if (f && (f->config.rank_k % 8 || f->config.rank_v % 8))
         return error_set(error, KAKEYA_UNSUPPORTED, "f_theta rank %d is not a multiple of 8, as backend cuda needs",
                          f->config.rank_k % 8 ? f->config.rank_k : f->config.rank_v);

@@ -154,6 +154,19 @@ static kakeya_status prepare_partial(const cuda_pass *p, kakeya_error *error) {
     return status ? status : model_grow(m, &m->space.partial_state, cells * sizeof(float2), "attention states", error);
 }
 
+/* The layers whose outputs the cache keeps join those of the caches before it. */
+static void add_taps(cuda_pass *p, const backend_cache *c) {
+    int form = cuda_aux_form(c);
+    if (!c->t.keeps_backlog || p->key.aux & 1u << form) return;
+    p->key.aux |= 1u << form;
+    for (int i = 0; i < c->t.taps; i++) {
+        int at = 0;
+        while (at < p->taps && (p->tap[at].layer != c->t.tap[i] || p->tap[at].slot[form] >= 0)) at++;
+        if (at == p->taps) p->tap[p->taps++] = (step_tap){c->t.tap[i], {-1, -1}};
+        p->tap[at].slot[form] = i;
+    }
+}
+
 static step_head head_of(const cuda_pass *p) {
     bool greedy = cuda_head_screens(&p->model->head_copy) && p->rows <= CUDA_DECODE_ROWS, leaders = false;
     for (int i = 0; i < p->group->n; i++) {
@@ -174,7 +187,7 @@ static kakeya_status prepare_decode(cuda_pass *p, kakeya_error *error) {
         rows += r->n;
         if (r->n > most_rows) most_rows = r->n;
         if (needed > partitions) partitions = needed;
-        p->key.aux |= r->cache->t.options.keep_draft_context;
+        add_taps(p, r->cache);
     }
     p->rows = p->key.rows = p->head_rows = cuda_graph_rows(rows);
     p->key.segments = cuda_graph_segments(p->group->n);
@@ -218,7 +231,8 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
                      .head_rows = first->n};
     p->tokens = p->prompt ? m->space.tokens : m->space.batch->tokens;
     int end = p->position + p->rows;
-    p->key = (graph_key){.rows = p->rows, .aux = o->keep_draft_context, .restore_all = restore_all};
+    p->key = (graph_key){.rows = p->rows, .restore_all = restore_all};
+    if (p->prompt) add_taps(p, c);
     if (restored) {
         p->key.restored = shape_restored(p);
         p->key.sink = o->sink;
@@ -261,19 +275,20 @@ static void fill_restored(const cuda_pass *p, const backend_segment *r, cuda_ste
 
 /* Where the aux hidden states of a cache's next row go; NULL: nobody keeps them. */
 static float *next_aux(const backend_cache *c) {
-    if (!c->t.options.keep_draft_context) return NULL;
+    if (!c->t.keeps_backlog) return NULL;
     return (float *)c->backlog.data +
-           (size_t)(c->t.length - c->t.draft_length) * (cuda_aux_row_bytes(c) / sizeof(float));
+           (size_t)(c->t.length - c->t.draft_length) * (timeline_aux_row_bytes(&c->t) / sizeof(float));
 }
 
 static void fill_rows(const backend_segment *r, const cuda_step *step, cuda_batch *batch) {
     const backend_cache *c = r->cache;
     float *aux = next_aux(c);
-    size_t aux_width = aux ? cuda_aux_row_bytes(c) / sizeof(float) : 0;
+    size_t aux_width = timeline_aux_row_bytes(&c->t) / sizeof(float);
     memcpy(batch->tokens + step->first_row, r->tokens, (size_t)r->n * sizeof *r->tokens);
     for (int i = 0; i < r->n; i++)
         batch->row[step->first_row + i] = (cuda_row){.cache = c->view.data,
                                                      .aux = aux ? aux + (size_t)i * aux_width : NULL,
+                                                     .aux_form = cuda_aux_form(c),
                                                      .position = c->t.length + i,
                                                      .sink = c->t.options.sink,
                                                      .partitions = step->partitions,
@@ -319,6 +334,8 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
     bool nothing_evicted = p->prompt && p->evicted_end == 0;
     *s = (step_shape){.config = m->config,
                       .weights = &m->weights,
+                      .tap = p->tap,
+                      .taps = p->taps,
                       .part = m->part,
                       .prompt = p->prompt,
                       .rows = p->rows,
@@ -326,7 +343,6 @@ static void fill_shape(const cuda_pass *p, step_shape *s) {
                       .hidden_states = p->hidden_states != NULL,
                       .head = p->head,
                       .exact_positions = c->t.options.sink + c->t.options.window};
-    if (p->key.aux) s->drafter = &m->options.drafter->config;
     for (int i = 0; i < m->config->layers; i++) {
         s->ring[i] = c->t.layer[i].kind == STORE_RING;
         s->bounded[i] = c->t.layer[i].bounded;

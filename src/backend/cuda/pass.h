@@ -20,10 +20,12 @@ typedef struct cuda_pass {
     const cuda_group *group;
     backend_cache *cache; /* of its first segment; others differ in nothing that the list depends on */
     bool prompt;
-    int rows, position;   /* rows: as launched, some of them may be nobody's; position of row 0 */
-    bool attends_latents; /* decode rows of caches that restore in this way ... */
-    bool decodes_keys;    /* ... with keys that are decoded ahead, as there are few */
-    int evicted_end;      /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
+    int rows, position;                  /* rows: as launched, some of them may be nobody's; position of row 0 */
+    bool attends_latents;                /* decode rows of caches that restore in this way ... */
+    bool decodes_keys;                   /* ... with keys that are decoded ahead, as there are few */
+    int evicted_end;                     /* prompts: positions [sink, evicted_end) are evicted; 0: none are */
+    step_tap tap[2 * TIMELINE_MAX_TAPS]; /* what its caches keep of the layers' outputs */
+    int taps;
     graph_key key;
     step_head head;            /* of decode rows */
     const int32_t *tokens;     /* device: [rows] */

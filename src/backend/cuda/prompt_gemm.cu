@@ -452,12 +452,11 @@ extern "C" cudaError_t prompt_gemm_restore(const cuda_launch *l, const cuda_batc
     if (status != cudaSuccess) return status;
     restore_maps maps;
     for (int half = 0; half < 2; half++) {
-        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(r->gathered.codes) + half * r->rank_k;
+        const __nv_bfloat16 *a = reinterpret_cast<const __nv_bfloat16 *>(r->gathered.codes) + half * r->latent.first_v;
         const cuda_matrix *decoder = half ? r->decoder_v : r->decoder_k;
         const __nv_bfloat16 *w = reinterpret_cast<const __nv_bfloat16 *>(decoder->data);
         int rank = half ? r->rank_v : r->rank_k;
-        size_t lda = static_cast<size_t>(r->rank_k) + static_cast<size_t>(r->rank_v),
-               ldw = static_cast<size_t>(decoder->ld);
+        size_t lda = static_cast<size_t>(r->latent.width), ldw = static_cast<size_t>(decoder->ld);
         if (!encode_map(encode, &maps.latents[half], 2, a, rank, lda, rows, 0, 1, bulk_tile::BOX) ||
             !encode_decoder(encode, &maps.decoder[half], w, rank, ldw, decoder->out, bulk_tile::BOX)) {
             return cudaErrorInvalidValue;

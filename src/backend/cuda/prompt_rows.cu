@@ -136,7 +136,8 @@ __global__ __launch_bounds__(THREADS) void after_ffn_kernel(const __grid_constan
         int i = (p * THREADS + static_cast<int>(threadIdx.x)) * WIDTH;
         if (i >= n) continue;
         store_eight(a.h + at + i, h[p]);
-        if (a.aux_width) store_eight(a.aux + row * static_cast<size_t>(a.aux_width) + a.aux_column + i, h[p]);
+        if (a.aux.width)
+            store_eight(a.aux.aux + row * static_cast<size_t>(a.aux.width) + a.aux.column[a.aux.form] + i, h[p]);
         eight next = h[p];
         if (a.next_norm) {
             eight norm = load_eight(a.next_norm + i);

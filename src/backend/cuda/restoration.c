@@ -7,6 +7,21 @@ cuda_bf16 *cuda_restoration_set(const cuda_buffer *buffer, int set) {
     return (cuda_bf16 *)(void *)((char *)buffer->data + (size_t)set * bytes);
 }
 
+cuda_latent_row cuda_restoration_latents(const backend_model *m) {
+    static const cuda_latent_form forms[] = {
+        [LATENT_BF16] = CUDA_LATENT_BF16, [LATENT_Q8] = CUDA_LATENT_Q8, [LATENT_Q4] = CUDA_LATENT_Q4};
+    latent_row row = latent_row_of(&m->options.f_theta->config, KV_FORMAT_BF16);
+    return (cuda_latent_row){
+        .form = forms[row.format],
+        .rank_k = row.rank_k,
+        .rank_v = row.rank_v,
+        .width = row.shared ? row.rank_k : row.rank_k + row.rank_v,
+        .first_v = row.shared ? 0 : row.rank_k,
+        .bytes = (int)row.bytes,
+        .v_at = (int)row.values_at,
+    };
+}
+
 /* What is the same for all caches of the model. */
 static cuda_restore restore_of(const backend_model *m, int layer) {
     const gemma4_layer_config *lc = &m->config->layer[layer];
@@ -23,6 +38,7 @@ static cuda_restore restore_of(const backend_model *m, int layer) {
         .rank_k = m->options.f_theta->config.rank_k,
         .rank_v = m->options.f_theta->config.rank_v,
         .full = lc->type == GEMMA4_FULL,
+        .latent = cuda_restoration_latents(m),
         .eps = m->config->rms_eps,
     };
 }
@@ -84,7 +100,7 @@ static int gathered_pairs(const backend_cache *c) {
 static gathered_layout layout_of(const backend_cache *c, int rows, bool attended) {
     size_t n = (size_t)rows, pairs = (size_t)gathered_pairs(c), groups = attended ? n / LATENT_GROUP + 1 : 0;
     gathered_layout l = {0};
-    l.codes = place(&l.bytes, n * cuda_code_bytes(c));
+    l.codes = place(&l.bytes, n * (size_t)cuda_restoration_latents(c->model).width * sizeof(cuda_bf16));
     l.scales = place(&l.bytes, n * cuda_scale_bytes(c));
     l.turns = place(&l.bytes, attended ? 0 : n * pairs * sizeof(float2));
     l.positions = place(&l.bytes, n * sizeof(int));
@@ -103,8 +119,7 @@ cuda_gathered cuda_restoration_gathered(const backend_cache *c, int rows, bool a
         .scales = (float *)(void *)(data + l.scales),
         .turns = attended ? NULL : (float2 *)(void *)(data + l.turns),
         .positions = (int *)(void *)(data + l.positions),
-        .rank_k = c->t.models.f_theta->rank_k,
-        .rank_v = c->t.models.f_theta->rank_v,
+        .latent = cuda_restoration_latents(c->model),
         .heads = c->t.latent_heads,
         .pairs = gathered_pairs(c),
         .groups = attended ? (cuda_latent_group *)(void *)(data + l.groups) : NULL,

@@ -1,16 +1,13 @@
-/* The drafter's context and the latents of f_theta, and what evicted positions get back from them.
+/* What evicted positions get back from the latents of f_theta.
  *
  * cuda_restore_rows decodes keys and values of evicted positions for one layer: raw = decoder * latent on tensor cores,
  * then k_norm and RoPE on keys; values need only their stored v_norm scalar. It depends on committed positions alone,
  * not on the step's rows. */
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/latent_attention.h"
+#include "backend/cuda/latent_values.cuh"
 
 enum { RESTORE_THREADS = 128, ROWS = 64, DIMENSIONS = 64 };
-
-static __device__ __forceinline__ size_t latent_row(const cuda_latent_view &latent, int position) {
-    return (size_t)(latent.capacity ? position % latent.capacity : position);
-}
 
 /* The segment whose evicted position is this row of the restore buffers. */
 static __device__ __forceinline__ const cuda_step *step_of_row(const cuda_batch *batch, int full, int row) {
@@ -43,7 +40,7 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
     int ld = is_k ? ld_k : ld_v, rank = is_k ? r.rank_k : r.rank_v;
     int head = blockIdx.y, d = r.head_dim, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2,
         t = lane & 3;
-    const bf16 *rows[2];
+    const unsigned char *rows[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = base + warp * 16 + g + i * 8;
@@ -51,9 +48,8 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
         if (row >= end) continue;
         const cuda_step *step = step_of_row(batch, r.full, row);
         const cuda_latent_view &latent = step->cache->latent;
-        rows[i] = as_bf16(latent.codes) +
-                  latent_row(latent, position_of_row(step, r.full, row)) * (r.rank_k + r.rank_v) +
-                  (is_k ? 0 : r.rank_k) + 8 * t;
+        rows[i] = latent.codes + latent_place(latent, position_of_row(step, r.full, row)) * r.latent.bytes +
+                  (is_k ? 0 : r.latent.v_at);
     }
     const bf16 *decoder = as_bf16(is_k ? decoder_k : decoder_v) + (size_t)head * d * ld + 8 * t;
     for (int first = 0; first < d; first += DIMENSIONS) {
@@ -63,7 +59,7 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 bool inside = rows[i] && k + 8 * t < rank;
-                a[i] = inside ? __ldcg(reinterpret_cast<const uint4 *>(rows[i] + k)) : make_uint4(0, 0, 0, 0);
+                a[i] = inside ? latent_eight(rows[i], r.latent.form, rank, k + 8 * t) : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int n = 0; n < DIMENSIONS / 8; n++) {
@@ -99,7 +95,7 @@ static __global__ __launch_bounds__(RESTORE_THREADS) void restore_kernel(const c
             scale = rsqrtf(warp_sum(sum) / (float)d + r.eps);
         } else {
             const cuda_latent_view &latent = step->cache->latent;
-            scale = __ldcg(latent.scales + latent_row(latent, p) * latent.heads + r.latent_head + head);
+            scale = __ldcg(latent.scales + latent_place(latent, p) * latent.heads + r.latent_head + head);
         }
         for (int j = lane; j < d; j += 32) x[j] *= is_k ? scale * r.k_norm[j] : scale;
         __syncwarp();
@@ -186,7 +182,7 @@ static __device__ __forceinline__ void gather_group(const cuda_step *step, const
     }
 }
 
-/* A row's codes, 16 bytes at a time, its scales and turns. Bound: latents, read and written once. */
+/* A row's latents as bf16, its scales and turns. Bound: latents, read and written once. */
 static __global__ void gather_kernel(const cuda_batch *batch, const __grid_constant__ cuda_gathered to,
                                      const float *inverse_frequency) {
     wait_for_predecessor();
@@ -195,11 +191,14 @@ static __global__ void gather_kernel(const cuda_batch *batch, const __grid_const
     const cuda_step *step = step_of_row(batch, 0, row);
     int p = position_of_row(step, 0, row);
     const cuda_latent_view &latent = step->cache->latent;
-    size_t at = latent_row(latent, p);
-    int values = to.rank_k + to.rank_v;
-    const uint4 *codes = reinterpret_cast<const uint4 *>(latent.codes + at * values);
-    uint4 *out = reinterpret_cast<uint4 *>(to.codes + (size_t)row * values);
-    for (int i = threadIdx.x; i < values / 8; i += blockDim.x) out[i] = __ldcg(codes + i);
+    size_t at = latent_place(latent, p);
+    const unsigned char *from = latent.codes + at * to.latent.bytes;
+    uint4 *out = reinterpret_cast<uint4 *>(to.codes + (size_t)row * to.latent.width);
+    for (int i = 8 * threadIdx.x; i < to.latent.width; i += 8 * blockDim.x) {
+        bool of_v = i >= to.latent.rank_k;
+        out[i / 8] = of_v ? latent_eight(from + to.latent.v_at, to.latent.form, to.latent.rank_v, i - to.latent.first_v)
+                          : latent_eight(from, to.latent.form, to.latent.rank_k, i);
+    }
     for (int i = threadIdx.x; i < to.heads; i += blockDim.x)
         to.scales[(size_t)row * to.heads + i] = __ldcg(latent.scales + at * latent.heads + i);
     if (threadIdx.x == 0) to.positions[row] = p;
@@ -227,109 +226,4 @@ cudaError_t cuda_restore_prepare(int head_dim) {
     if (status != cudaSuccess) return status;
     return cudaFuncSetAttribute(restore_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)((size_t)ROWS * (head_dim + 1) * sizeof(float)));
-}
-
-/* ------------------------------------------------------------------------------------------- context and latents */
-
-/* What a kernel has to know of its row. */
-static __device__ __forceinline__ cuda_context_row context_row(const cuda_context_source &s, int row) {
-    if (!s.row) return {s.cache, nullptr, s.position + row, s.rows - 1 - row, 1};
-    return s.row[row];
-}
-
-static __global__ void round_aux_kernel(const __grid_constant__ cuda_context_source source, int width, cuda_bf16 *x,
-                                        int ldx) {
-    wait_for_predecessor();
-    const float *aux = source.row[blockIdx.x].aux;
-    bf16 *out = as_bf16(x) + (size_t)blockIdx.x * ldx;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) out[i] = __float2bfloat16_rn(aux[i]);
-}
-
-void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx) {
-    launch_kernel(l, round_aux_kernel, dim3(source->rows), dim3(256), 0, *source, width, x, ldx);
-}
-
-/* One warp per (row, layer, head). */
-static __global__ void store_context_kernel(const __grid_constant__ cuda_context_rows c) {
-    extern __shared__ float buffers[];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = c.head_dim;
-    float *x = buffers + warp * d;
-    wait_for_predecessor();
-    int row = blockIdx.x, layer = blockIdx.y, head = blockIdx.z * (blockDim.x >> 5) + warp;
-    if (head >= c.kv_heads) return;
-    const cuda_context_row mine = context_row(c.source, row);
-    const cuda_draft_view &draft = mine.cache->draft[layer];
-    if (mine.behind >= draft.capacity) return; /* another row of the launch takes its place */
-    size_t kv_dim = (size_t)c.kv_heads * d, all = c.layers * kv_dim;
-    const float *k = c.raw + (size_t)row * 2 * all + layer * kv_dim + (size_t)head * d, *v = k + all;
-    int position = mine.position;
-    float sum = 0;
-    for (int i = lane; i < d; i += 32) sum += k[i] * k[i];
-    float scale = rsqrtf(warp_sum(sum) / (float)d + c.eps);
-    for (int i = lane; i < d; i += 32) x[i] = k[i] * scale * c.k_norm[layer][i];
-    __syncwarp();
-    for (int j = lane; j < d / 2; j += 32) {
-        float sine, cosine, u = x[j], w = x[j + d / 2];
-        sincosf((float)position * c.inverse_frequency[j], &sine, &cosine);
-        x[j] = u * cosine - w * sine;
-        x[j + d / 2] = w * cosine + u * sine;
-    }
-    __syncwarp();
-    size_t to = (size_t)(position % draft.capacity) * kv_dim + (size_t)head * d;
-    for (int i = lane; i < d; i += 32) {
-        as_bf16(draft.k)[to + i] = __float2bfloat16_rn(x[i]);
-        as_bf16(draft.v)[to + i] = __float2bfloat16_rn(v[i]);
-    }
-}
-
-void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
-    int warps = c->kv_heads < 8 ? c->kv_heads : 8;
-    launch_kernel(l, store_context_kernel, dim3(c->source.rows, c->layers, ceil_div(c->kv_heads, warps)),
-                  dim3(32 * warps), (size_t)(warps * c->head_dim) * sizeof(float), *c);
-}
-
-static __global__ void store_latents_kernel(const __grid_constant__ cuda_context_source source, const float *latents,
-                                            int rank_k, int rank_v, cuda_bf16 *v_half, int ldv) {
-    wait_for_predecessor();
-    int row = blockIdx.x;
-    const cuda_context_row mine = context_row(source, row);
-    const cuda_latent_view &latent = mine.cache->latent;
-    int values = rank_k + rank_v;
-    bf16 *code = as_bf16(latent.codes) + latent_row(latent, mine.position) * values;
-    for (int i = threadIdx.x; i < values; i += blockDim.x) {
-        bf16 v = __float2bfloat16_rn(latents[(size_t)row * values + i]);
-        if (mine.keeps_latent) code[i] = v;
-        if (i >= rank_k) as_bf16(v_half)[(size_t)row * ldv + i - rank_k] = v;
-    }
-}
-
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
-                        int rank_v, cuda_bf16 *v_half, int ldv) {
-    launch_kernel(l, store_latents_kernel, dim3(source->rows), dim3(256), 0, *source, latents, rank_k, rank_v, v_half,
-                  ldv);
-}
-
-static __global__ void store_scales_kernel(const __grid_constant__ cuda_context_source source, const float *values,
-                                           int kv_heads, int head_dim, int head, float eps) {
-    wait_for_predecessor();
-    const cuda_context_row mine = context_row(source, blockIdx.x);
-    if (!mine.keeps_latent) return;
-    int h = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const cuda_latent_view &latent = mine.cache->latent;
-    for (; h < kv_heads; h += blockDim.x >> 5) {
-        const float *x = values + ((size_t)blockIdx.x * kv_heads + h) * head_dim;
-        float sum = 0;
-        for (int i = lane; i < head_dim; i += 32) sum += x[i] * x[i];
-        sum = warp_sum(sum);
-        if (lane == 0) {
-            latent.scales[latent_row(latent, mine.position) * latent.heads + head + h] =
-                rsqrtf(sum / (float)head_dim + eps);
-        }
-    }
-}
-
-void cuda_store_scales(const cuda_launch *l, const cuda_context_source *source, const float *values, int kv_heads,
-                       int head_dim, int head, float eps) {
-    launch_kernel(l, store_scales_kernel, dim3(source->rows), dim3(256), 0, *source, values, kv_heads, head_dim, head,
-                  eps);
 }

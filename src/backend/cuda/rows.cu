@@ -45,6 +45,13 @@ void cuda_embed(const cuda_launch *l, const cuda_matrix *table, const int32_t *t
                   norm, eps, x, ldx, hidden);
 }
 
+/* Where this layer's output of a row goes among its aux hidden states; NULL: nobody keeps it. */
+static __device__ __forceinline__ float *aux_of(const cuda_row *rows, const cuda_aux_place &place, int row) {
+    float *aux = rows ? rows[row].aux : place.aux + (size_t)row * place.width;
+    int column = place.column[rows ? rows[row].aux_form : place.form];
+    return aux && column >= 0 ? aux + column : nullptr;
+}
+
 /* The two kernels below lie on the critical path of every layer with one block per row, so they are bound by latency:
  * every thread owns its elements (four neighbours at a time) in registers, everything is requested before the first
  * reduction, and what does not depend on the predecessor before it has ended. */
@@ -351,10 +358,7 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
         __syncthreads();
     }
     float *aux = nullptr;
-    if (a.aux_width) {
-        aux = a.row ? a.row[blockIdx.x].aux : a.aux + (size_t)blockIdx.x * a.aux_width;
-        if (aux) aux += a.aux_column;
-    }
+    if (a.aux.width) aux = aux_of(a.row, a.aux, blockIdx.x);
     release_successor();
     wait_for_predecessor();
     row_part<V> branch = load_part<V>(a.dense + (size_t)blockIdx.x * n, n);
@@ -500,18 +504,18 @@ void cuda_ple_gate(const cuda_launch *l, const float *gate, const float *ple, in
 
 /* ----------------------------------------------------------------------------------------------------- aux states */
 
-static __global__ void copy_aux_kernel(const cuda_row *row, const float *h, float *aux, int width, int column,
-                                       int hidden) {
+static __global__ void copy_aux_kernel(const cuda_row *row, const float *h,
+                                       const __grid_constant__ cuda_aux_place place, int hidden) {
     release_successor();
     wait_for_predecessor();
-    float *to = row ? row[blockIdx.x].aux : aux + (size_t)blockIdx.x * width;
+    float *to = aux_of(row, place, blockIdx.x);
     if (!to) return;
-    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[column + i] = h[(size_t)blockIdx.x * hidden + i];
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = h[(size_t)blockIdx.x * hidden + i];
 }
 
-void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
-                   int hidden, int rows) {
-    launch_kernel(l, copy_aux_kernel, dim3(rows), dim3(256), 0, row, h, aux, width, column, hidden);
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, const cuda_aux_place *place, int hidden,
+                   int rows) {
+    launch_kernel(l, copy_aux_kernel, dim3(rows), dim3(256), 0, row, h, *place, hidden);
 }
 
 /* --------------------------------------------------------------------------------------------------------- argmax */

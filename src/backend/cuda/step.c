@@ -1,6 +1,7 @@
 #include "backend/cuda/step.h"
 
 #include "backend/cuda/matrix.h"
+#include "backend/timeline.h"
 
 typedef struct builder {
     const step_shape *shape;
@@ -266,10 +267,10 @@ static void attention(builder *b, int layer) {
 
 /* ------------------------------------------------------------------------------------------------ feed forward */
 
-/* The first of the drafter's targets from `first` on that is this layer's output; -1: none is, or nobody wants it. */
-static int next_target(const step_shape *s, int layer, int first) {
-    for (int t = first; s->drafter && t < s->drafter->targets; t++) {
-        if (s->drafter->target_layer[t] == layer) return t;
+/* The first of the taps from `first` on that is this layer's output; -1: none is. */
+static int next_tap(const step_shape *s, int layer, int first) {
+    for (int t = first; t < s->taps; t++) {
+        if (s->tap[t].layer == layer) return t;
     }
     return -1;
 }
@@ -355,7 +356,7 @@ static void feed_forward(builder *b, int layer) {
     op = add(b, STEP_AFTER_FFN, layer, "norms after feed-forward",
              middle | STEP_ITEM(ITEM_BRANCH) | (c->moe ? experts : 0),
              STEP_ITEM(ITEM_H) | STEP_ITEM(ITEM_X) | (last && !c->ple_width ? STEP_ITEM(ITEM_NORMED) : 0));
-    op->index = c->ple_width ? -1 : next_target(s, layer, 0);
+    op->index = c->ple_width ? -1 : next_tap(s, layer, 0);
     if (op->index >= 0) op->writes |= STEP_ITEM(ITEM_AUX);
 }
 
@@ -391,12 +392,12 @@ static void copy_hidden(builder *b, int index) {
         ->index = index;
 }
 
-/* Outputs of the drafter's target layers. The first is the feed-forward block's own where that ends the layer. */
+/* Outputs that are kept. The first is the feed-forward block's own where that ends the layer. */
 static void copy_aux(builder *b, int layer) {
     const step_shape *s = b->shape;
-    int t = next_target(s, layer, 0);
-    if (t >= 0 && !s->config->ple_width) t = next_target(s, layer, t + 1);
-    for (; t >= 0; t = next_target(s, layer, t + 1))
+    int t = next_tap(s, layer, 0);
+    if (t >= 0 && !s->config->ple_width) t = next_tap(s, layer, t + 1);
+    for (; t >= 0; t = next_tap(s, layer, t + 1))
         add(b, STEP_AUX, layer, "aux hidden states", STEP_ITEM(ITEM_H), STEP_ITEM(ITEM_AUX))->index = t;
 }
 
@@ -421,7 +422,7 @@ static void head(builder *b) {
 
 int step_most_ops(const gemma4_config *config) {
     enum { OF_A_LAYER = 28, OTHERS = 32 };
-    return config->layers * OF_A_LAYER + DFLASH_MAX_TARGETS + OTHERS;
+    return config->layers * OF_A_LAYER + TIMELINE_MAX_TAPS + OTHERS;
 }
 
 int step_build(const step_shape *s, step_op *ops) {

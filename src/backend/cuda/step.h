@@ -41,12 +41,12 @@ typedef enum step_kind {
     STEP_DENSE_DOWN,
     STEP_EXPERTS_GATE_UP,
     STEP_EXPERTS_DOWN,
-    STEP_AFTER_FFN, /* index: the drafter's target that this is, or -1 */
+    STEP_AFTER_FFN, /* index: of the tap that this is, or -1 */
     STEP_PLE_GATE,  /* per-layer embeddings behind a layer */
     STEP_PLE_ACTIVATE,
     STEP_PLE_OUT,
     STEP_PLE_ADD,
-    STEP_AUX,  /* copy of the residual stream for the drafter; index: target */
+    STEP_AUX,  /* copy of the residual stream for the drafter or for latents; index: of the tap */
     STEP_HEAD, /* logits */
     STEP_ARGMAX,
     STEP_LEADERS,
@@ -126,12 +126,19 @@ typedef enum restore_form {
 
 typedef enum step_head { STEP_HEAD_LOGITS = 0, STEP_HEAD_LEADERS, STEP_HEAD_GREEDY } step_head;
 
+/* A layer whose output somebody keeps as an aux hidden state, and which one that is in rows of sessions with a
+ * drafter's context and without; -1: it is not kept there. */
+typedef struct step_tap {
+    int layer, slot[CUDA_AUX_FORMS];
+} step_tap;
+
 /* What the list depends on. */
 typedef struct step_shape {
     const gemma4_config *config;
     const cuda_weights *weights;
-    const dflash_config *drafter; /* whose aux hidden states are kept, or NULL */
-    model_part part;              /* which of several devices computes it */
+    const step_tap *tap; /* [taps] */
+    int taps;
+    model_part part; /* which of several devices computes it */
     bool prompt;
     int rows, position; /* position of row 0 */
     bool hidden_states; /* the caller wants them */

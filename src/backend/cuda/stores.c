@@ -9,10 +9,6 @@ size_t cuda_row_bytes(const backend_cache *c, int layer) { return c->t.layer[lay
 
 size_t cuda_draft_row_bytes(const backend_cache *c) { return timeline_draft_row_bytes(&c->t); }
 
-size_t cuda_aux_row_bytes(const backend_cache *c) {
-    return (size_t)c->t.models.drafter->targets * (size_t)c->t.models.verifier->hidden * sizeof(float);
-}
-
 size_t cuda_code_bytes(const backend_cache *c) { return c->t.latent.bytes; }
 
 size_t cuda_scale_bytes(const backend_cache *c) { return (size_t)c->t.latent_heads * sizeof(float); }
@@ -94,7 +90,7 @@ static kakeya_status create_drafter(backend_cache *c, kakeya_error *error) {
         size_t bytes = cuda_draft_row_bytes(c) * (size_t)c->t.draft[i].capacity;
         status = ring_allocate(c, &c->draft[i], MEM_KV_DRAFT, true, bytes, error);
     }
-    return status ? status : allocate(c, &c->backlog, MEM_WORKSPACE, KV_BACKLOG * cuda_aux_row_bytes(c), error);
+    return status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- sharing */
@@ -220,6 +216,8 @@ kakeya_status cuda_stores_create(backend_cache *c, const backend_cache *from, ka
     if (!status) status = rings_allocate(c, offsetof(layer_store, ring), c->t.ring_capacity, error);
     if (!status && c->t.latents != STORE_NONE) status = create_latents(c, error);
     if (!status && c->t.options.keep_draft_context) status = create_drafter(c, error);
+    if (!status && c->t.keeps_backlog)
+        status = allocate(c, &c->backlog, MEM_WORKSPACE, KV_BACKLOG * timeline_aux_row_bytes(&c->t), error);
     if (!status) status = allocate(c, &c->view, MEM_WORKSPACE, sizeof(cuda_cache_view), error);
     if (!status && from) status = walk_pages(c, share_extent, &s, error);
     if (!status) status = cover_pages(c, c->t.first_page, c->t.end_page, error);

@@ -21,7 +21,7 @@ typedef struct layer_store {
     restore_form form; /* how its evicted positions are decoded */
 } layer_store;
 
-/* Rows of latents: codes e_k[rank_k], e_v[rank_v] in bf16, and the v_norm scalar of every restored layer and head. */
+/* Rows of latents (backend/latent_row.h), and the v_norm scalar of every restored layer and head. */
 typedef struct latent_store {
     cuda_buffer codes, scales; /* rings */
     cuda_extent pages_codes, pages_scales;
@@ -36,10 +36,9 @@ struct backend_cache {
     layer_store layer[GEMMA4_MAX_LAYERS];
     latent_store latent;
     ring_store draft[DFLASH_MAX_LAYERS]; /* keys after k_norm and RoPE */
-    cuda_buffer
-        backlog; /* float [KV_BACKLOG][targets * hidden]: aux rows of [draft_length, length) and of pending rows */
-    cuda_buffer aside;    /* ring rows set aside, layer by layer: V, K; empty until there is one */
-    cuda_buffer view;     /* the cuda_cache_view that kernels read */
+    cuda_buffer backlog; /* float [KV_BACKLOG][taps * hidden]: aux rows of [draft_length, length) and of pending rows */
+    cuda_buffer aside;   /* ring rows set aside, layer by layer: V, K; empty until there is one */
+    cuda_buffer view;    /* the cuda_cache_view that kernels read */
     bool attends_latents; /* decode rows attend evicted positions without keys and values of them in memory */
 };
 
@@ -73,9 +72,11 @@ kakeya_status cuda_stores_copy(backend_cache *to, const backend_cache *from, kak
 
 size_t cuda_row_bytes(const backend_cache *c, int layer);
 size_t cuda_draft_row_bytes(const backend_cache *c);
-size_t cuda_aux_row_bytes(const backend_cache *c);
 size_t cuda_code_bytes(const backend_cache *c);  /* of a row of latents, without its scalars */
 size_t cuda_scale_bytes(const backend_cache *c); /* of its scalars */
+
+/* Of the two forms of rows of aux hidden states (kernels.h), the cache's. */
+static inline int cuda_aux_form(const backend_cache *c) { return c->t.options.keep_draft_context ? 0 : 1; }
 
 /* Where pages begin: the address of position 0, whether or not it has memory. */
 static inline char *extent_data(const cuda_extent *e) { return (char *)(void *)(uintptr_t)e->address; }

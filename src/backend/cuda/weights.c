@@ -167,7 +167,7 @@ static void plan_drafter(weight_plan *plan, const dflash_model *d, cuda_weights 
 
 static void plan_f_theta(weight_plan *plan, const gemma4_config *c, const f_theta_model *f, cuda_weights *m) {
     plan_bf16(plan, &f->encoder_k, &m->encoder_k);
-    plan_bf16(plan, &f->encoder_v, &m->encoder_v);
+    plan_bf16(plan, &f->encoder_v, &m->encoder_v); /* none of a shared latent */
     for (int i = 0; i < f->config.layers; i++) {
         int kv_heads = c->layer[i].kv_heads;
         plan_bf16_cut(plan, &f->decoder_k[i], model_cut_kv(&f->decoder_k[i], plan->part, kv_heads), &m->decoder_k[i]);

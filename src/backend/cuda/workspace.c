@@ -27,6 +27,17 @@ typedef struct carve_request {
     size_t bytes;
 } carve_request;
 
+/* Layers whose outputs a session may keep: the drafter's, and those that f_theta reads beside them. */
+static int most_taps(const dflash_config *d, const f_theta_config *f) {
+    int taps = d ? d->targets : 0;
+    for (int i = 0; f && f->input == F_THETA_AUX_HIDDEN && i < f->aux_layers; i++) {
+        bool shared = false;
+        for (int k = 0; d && k < d->targets; k++) shared |= d->target_layer[k] == f->aux_layer[i];
+        taps += !shared;
+    }
+    return taps;
+}
+
 #define FLOATS(field, count)                                                                                           \
     { (void **)(void *)&w->field, (size_t)(count) * sizeof(float) }
 #define INTS(field, count)                                                                                             \
@@ -59,11 +70,14 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t act = (size_t)cuda_padded(max_int(s.intermediate, c->ple_width)), q = (size_t)cuda_padded(s.q);
     size_t block = BACKEND_MAX_DECODE_ROWS, pass = CUDA_PASS_ROWS;
     size_t units = c->moe ? (size_t)cuda_route_units(c->experts, c->experts_per_token) : 0;
-    size_t aux = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
+    size_t targets = d ? (size_t)d->targets * hidden : 0, d_hidden = d ? (size_t)d->hidden : 0;
     size_t d_q = d ? (size_t)(d->heads * d->head_dim) : 0, d_kv = d ? (size_t)(d->kv_heads * d->head_dim) : 0;
     size_t d_all = d ? (size_t)d->layers * d_kv : 0, d_wide = d ? (size_t)d->intermediate : 0;
     const f_theta_config *f = options->f_theta ? &options->f_theta->config : NULL;
     size_t rank_v = f ? (size_t)f->rank_v : 0, ranks = f ? (size_t)f->rank_k + rank_v : 0;
+    size_t encoded = f ? (size_t)cuda_padded(options->f_theta->encoder_in) : 0; /* of the drafter K and V, each */
+    if (f && f->input != F_THETA_AUX_HIDDEN) encoded *= 2;
+    size_t aux = (size_t)most_taps(d, f) * hidden;
     size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
     const carve_request requests[] = {
@@ -120,7 +134,7 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         {(void **)(void *)&w->leader_scratch, pass * sizeof(cuda_leader_scratch)},
         {(void **)(void *)&w->batch, sizeof(cuda_batch)},
         {(void **)(void *)&w->draft_batch, sizeof(cuda_batch)},
-        {(void **)(void *)&w->context_rows, d ? CUDA_CONTEXT_ROWS * sizeof(cuda_context_row) : 0},
+        {(void **)(void *)&w->context_rows, d || f ? CUDA_CONTEXT_ROWS * sizeof(cuda_context_row) : 0},
         FLOATS(d_state, pass * d_hidden),
         FLOATS(d_x, rows * d_hidden),
         FLOATS(d_q, pass * d_q),
@@ -130,13 +144,13 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         FLOATS(latents, rows * ranks),
         FLOATS(latent_values, ranks ? rows * (size_t)s.kv : 0),
         HALVES(d_in, rows * (size_t)cuda_padded((int)d_hidden)),
-        HALVES(d_aux, rows * (size_t)cuda_padded((int)aux)),
+        HALVES(d_aux, rows * (size_t)cuda_padded((int)targets)),
         HALVES(d_heads, pass * d_q),
         HALVES(d_attended, pass * (size_t)cuda_padded((int)d_q)),
         HALVES(d_act, pass * (size_t)cuda_padded((int)d_wide)),
         HALVES(d_block_k, pass * d_kv),
         HALVES(d_block_v, pass * d_kv),
-        HALVES(latent_in, ranks ? 2 * rows * (size_t)cuda_padded((int)d_all) : 0),
+        HALVES(latent_in, rows * encoded),
         HALVES(latent_half, ranks ? rows * (size_t)cuda_padded((int)rank_v) : 0),
     };
     w->route.experts = c->experts;
@@ -186,7 +200,7 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
     if (!status) status = cuda_pinned((void **)&w->staged_ids, 2 * (size_t)rows * sizeof(int32_t), "a step", error);
     if (!status)
         status = cuda_pinned((void **)&w->staged_leaders, CUDA_PASS_ROWS * sizeof *w->staged_leaders, "a step", error);
-    if (!status && options->drafter)
+    if (!status && (options->drafter || options->f_theta))
         status =
             cuda_pinned((void **)&w->staged_context, CUDA_CONTEXT_ROWS * sizeof *w->staged_context, "a step", error);
     if (!status && !model_part_is_whole(part))

@@ -55,7 +55,7 @@ typedef struct cuda_workspace {
 
     cuda_batch *staged;                 /* pinned: batch, draft batch */
     int32_t *staged_ids;                /* pinned: [rows] */
-    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter */
+    cuda_context_row *staged_context;   /* pinned: [CUDA_CONTEXT_ROWS]; with a drafter or f_theta */
     cuda_leaders *staged_leaders;       /* pinned: [CUDA_PASS_ROWS] */
     unsigned long long *staged_choices; /* pinned: [CUDA_DECODE_ROWS]; of several devices */
 } cuda_workspace;

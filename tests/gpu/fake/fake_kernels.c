@@ -222,9 +222,9 @@ static void run_gather(const void *arguments) {
     for (int row = 0; row < rows; row++) {
         int p;
         const cuda_latent_view *latent = &find_row(a->batch, 0, row, &p)->cache->latent;
-        size_t from = (size_t)latent_row(latent, p), codes = (size_t)(a->to.rank_k + a->to.rank_v),
-               heads = (size_t)a->to.heads;
-        memcpy(a->to.codes + (size_t)row * codes, latent->codes + from * codes, codes * sizeof *latent->codes);
+        size_t from = (size_t)latent_row(latent, p), heads = (size_t)a->to.heads;
+        memcpy(a->to.codes + (size_t)row * (size_t)a->to.latent.width,
+               latent->codes + from * (size_t)a->to.latent.bytes, sizeof(tag));
         memcpy(a->to.scales + (size_t)row * heads, latent->scales + from * heads, heads * sizeof *latent->scales);
         a->to.positions[row] = p;
         if (a->to.groups) {
@@ -257,7 +257,7 @@ typedef struct restore_arguments {
 static void run_restore(const void *arguments) {
     const restore_arguments *a = arguments;
     int values = a->r.kv_heads * a->r.head_dim, rows = a->batch->restored_rows[a->r.full];
-    size_t codes = (size_t)(a->r.rank_k + a->r.rank_v);
+    size_t gathered = (size_t)a->r.latent.width * sizeof(cuda_bf16), kept = (size_t)a->r.latent.bytes;
     if (rows > a->rows) fake_broken("more evicted positions than are decoded", rows, a->rows);
     for (int row = 0; row < rows; row++) {
         int p;
@@ -265,8 +265,9 @@ static void run_restore(const void *arguments) {
         size_t from = a->gathered ? (size_t)row : (size_t)latent_row(latent, p);
         if (a->gathered && a->r.gathered.positions[row] != p)
             fake_broken("a gathered row of another position", a->r.gathered.positions[row], p);
-        tag t = get((a->gathered ? a->r.gathered.codes : latent->codes) + from * codes, p, CODE,
-                    "a latent of another position");
+        const unsigned char *codes =
+            a->gathered ? (const unsigned char *)a->r.gathered.codes + from * gathered : latent->codes + from * kept;
+        tag t = get(codes, p, CODE, "a latent of another position");
         size_t heads = (size_t)(a->gathered ? a->r.gathered.heads : latent->heads);
         float scale = (a->gathered ? a->r.gathered.scales : latent->scales)[from * heads + (size_t)a->r.latent_head];
         if (scale != (float)p) fake_broken("a latent's scale of another position", (int)scale, p);
@@ -428,7 +429,7 @@ static void run_latents(const void *arguments) {
                         "a restored key of another position");
                 else if (index >= a->stride)
                     fake_broken("more scores than there is room for", index, a->stride);
-                tag t_of = get(a->gathered.codes + (size_t)row * (size_t)(a->rank_k + a->rank_v), p, CODE,
+                tag t_of = get(a->gathered.codes + (size_t)row * (size_t)a->gathered.latent.width, p, CODE,
                                "a latent of another position");
                 float scale = a->gathered.scales[(size_t)row * (size_t)a->gathered.heads + (size_t)a->latent_head];
                 if (scale != (float)p) fake_broken("a latent's scale of another position", (int)scale, p);
@@ -522,26 +523,27 @@ cudaError_t prompt_attention(const prompt_attention_args *a, cudaStream_t stream
 
 typedef struct aux_arguments {
     const cuda_row *row; /* NULL: of a prompt */
-    float *aux;
-    int width, column, rows;
+    cuda_aux_place place;
+    int rows;
 } aux_arguments;
 
 static void run_aux(const void *arguments) {
     const aux_arguments *a = arguments;
     for (int r = 0; r < a->rows; r++) {
-        float *row = a->row ? a->row[r].aux : a->aux + (size_t)r * (size_t)a->width;
-        if (!row) continue;
-        row += a->column;
+        float *row = a->row ? a->row[r].aux : a->place.aux + (size_t)r * (size_t)a->place.width;
+        int column = a->place.column[a->row ? a->row[r].aux_form : a->place.form];
+        if (!row || column < 0) continue;
+        row += column;
         row[0] = (float)(a->row ? a->row[r].position : now.position + r);
         row[1] = (float)now.token[r];
         row[2] = (float)now.ill[r];
     }
 }
 
-void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, float *aux, int width, int column,
-                   int hidden, int rows) {
+void cuda_copy_aux(const cuda_launch *l, const cuda_row *row, const float *h, const cuda_aux_place *place, int hidden,
+                   int rows) {
     (void)l, (void)h, (void)hidden;
-    aux_arguments a = {row, aux, width, column, rows};
+    aux_arguments a = {row, *place, rows};
     fake_launch(run_aux, &a, sizeof a);
 }
 
@@ -554,7 +556,7 @@ void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cu
     (void)route;
     normed_rows = a->x;
     normed_ld = a->ldx;
-    if (a->aux_width) cuda_copy_aux(l, a->row, NULL, a->aux, a->aux_width, a->aux_column, a->hidden, rows);
+    if (a->aux.width) cuda_copy_aux(l, a->row, NULL, &a->aux, a->hidden, rows);
 }
 
 void prompt_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_bf16 *experts,
@@ -563,29 +565,44 @@ void prompt_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const 
     cuda_after_ffn_rows(l, a, route, rows);
 }
 
-/* Of all rows that are rounded those of the aux hidden states alone matter: what follows is made of them. */
 void cuda_round_rows(const cuda_launch *l, const float *y, int ldy, cuda_bf16 *x, int ldx, int n, int rows) {
-    (void)l, (void)x, (void)ldx;
-    if (fake_capturing() || n != ldy || rows > MOST_ROWS) return;
-    context.rows = rows;
-    for (int r = 0; r < rows; r++) {
-        const float *row = y + (size_t)r * (size_t)ldy;
-        context.row[r] = (tag){(int32_t)row[0], (int32_t)row[1], (int32_t)row[2], 0};
-    }
+    (void)l, (void)y, (void)ldy, (void)x, (void)ldx, (void)n, (void)rows;
+}
+
+static cuda_context_row context_row(const cuda_context_source *s, int row) {
+    if (s->row) return s->row[row];
+    return (cuda_context_row){.cache = s->cache,
+                              .aux = s->aux + (size_t)row * (size_t)s->aux_width,
+                              .position = s->position + row,
+                              .aux_form = s->aux_form,
+                              .behind = s->rows - 1 - row,
+                              .keeps_latent = 1};
+}
+
+/* What follows is made of the aux hidden states that are read last. */
+static void take_aux(int row, const float *aux) {
+    context.row[row] = (tag){(int32_t)aux[0], (int32_t)aux[1], (int32_t)aux[2], 0};
 }
 
 void cuda_round_aux(const cuda_launch *l, const cuda_context_source *source, int width, cuda_bf16 *x, int ldx) {
     (void)l, (void)width, (void)x, (void)ldx;
     context.rows = source->rows;
-    for (int r = 0; r < source->rows; r++) {
-        const float *row = source->row[r].aux;
-        context.row[r] = (tag){(int32_t)row[0], (int32_t)row[1], (int32_t)row[2], 0};
-    }
+    for (int r = 0; r < source->rows; r++) take_aux(r, context_row(source, r).aux);
 }
 
-static cuda_context_row context_row(const cuda_context_source *s, int row) {
-    if (s->row) return s->row[row];
-    return (cuda_context_row){s->cache, NULL, s->position + row, s->rows - 1 - row, 1};
+/* All tapped layers of a row have left the same tag. */
+void cuda_norm_aux(const cuda_launch *l, const cuda_context_source *source, const cuda_taps *taps, int hidden,
+                   float eps, cuda_bf16 *x, int ldx) {
+    (void)l, (void)eps, (void)x, (void)ldx;
+    context.rows = source->rows;
+    for (int r = 0; r < source->rows; r++) {
+        cuda_context_row row = context_row(source, r);
+        for (int i = 0; i < taps->n; i++) {
+            const float *aux = row.aux + (size_t)taps->at[row.aux_form][i] * (size_t)hidden;
+            if ((int)aux[0] != row.position) fake_broken("a tap of another position", (int)aux[0], row.position);
+            take_aux(r, aux);
+        }
+    }
 }
 
 static tag context_tag(int row, int position) {
@@ -610,9 +627,9 @@ void cuda_store_context(const cuda_launch *l, const cuda_context_rows *c) {
     }
 }
 
-/* Rows of prompts without latents come first, rows of caches without latents last. */
-void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents, int rank_k,
-                        int rank_v, cuda_bf16 *v_half, int ldv) {
+/* Of the drafter's K/V: rows of prompts without latents come first, rows of caches without latents last. */
+void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source, const float *latents,
+                        const cuda_latent_row *form, cuda_bf16 *v_half, int ldv) {
     (void)l, (void)latents, (void)v_half, (void)ldv;
     int skipped = source->row ? 0 : context.rows - source->rows;
     for (int r = 0; r < source->rows; r++) {
@@ -620,8 +637,8 @@ void cuda_store_latents(const cuda_launch *l, const cuda_context_source *source,
         const cuda_latent_view *latent = &row.cache->latent;
         tag t = context_tag(skipped + r, row.position);
         if (row.keeps_latent)
-            put(latent->codes + (size_t)latent_row(latent, row.position) * (size_t)(rank_k + rank_v), row.position,
-                t.token, t.ill, CODE);
+            put(latent->codes + (size_t)latent_row(latent, row.position) * (size_t)form->bytes, row.position, t.token,
+                t.ill, CODE);
     }
 }
 
