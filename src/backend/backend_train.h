@@ -44,6 +44,7 @@ typedef struct student_options {
     const f_theta_config *f_theta; /* input aux_hidden, or drafter_context_kv of the model's drafter */
     int sequence;                  /* tokens of a sequence, at most */
     int rows;                      /* of a segment */
+    int sequences, segments;       /* that learn at once, and segments of one of them, at most: student_learn_many */
     int sink, window;
     student_loss loss;
     /* Of STUDENT_DISTIL, the weights of its parts: KL of the logits from the teacher's, mean over rows; the squared
@@ -62,6 +63,15 @@ typedef struct student_segment {
 typedef struct student_result {
     double loss, kl, hidden, attention, kv; /* the parts without their weights; of other losses `loss` alone */
 } student_result;
+
+/* A sequence and its segments, whose scales are the same in all sequences of a call. */
+typedef struct student_sequence {
+    const int32_t *tokens;
+    int n;
+    const student_segment *segments;
+    student_result *results; /* out: [n_segments] */
+    int n_segments;
+} student_sequence;
 
 typedef struct backend_student backend_student;
 
@@ -117,6 +127,10 @@ typedef struct backend_train_ops {
     /* A segment of that sequence: what is lost in it, and, unless gradient is NULL, scale times the gradient of the
      * loss added to it, laid out as the weights. The same bits for any number of threads. */
     void (*student_learn)(backend_student *s, const student_segment *segment, float *gradient, student_result *out);
+    /* The same two of many sequences at once, in place of them: for backends that compute only so. On failure what the
+     * gradient holds is undefined. */
+    kakeya_status (*student_learn_many)(backend_student *s, const student_sequence *sequences, int n, float *gradient,
+                                        kakeya_error *error);
 
     /* Bytes that a learner takes, and the learner itself; NULL in a backend that has none. */
     size_t (*learner_bytes)(backend_model *m, const learner_options *options);
@@ -133,7 +147,8 @@ typedef struct backend_train_ops {
                           int blocks, float scale, float *gradient, learner_result *out);
 } backend_train_ops;
 
-/* NULL for a backend that cannot train. */
+/* NULL for a backend that cannot train. One may lack verbs: `forward`, `outer` and `weight_row` together, and of
+ * student_teach, student_learn and student_learn_many it has the first two or the third. */
 const backend_train_ops *backend_train_find(const backend_ops *ops);
 
 #endif

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "backend/latent_row.h"
 #include "base/clock.h"
 #include "base/files.h"
@@ -478,7 +479,9 @@ static kakeya_status begin(train_command *c, kakeya_error *error) {
 static kakeya_status open_engine(train_command *c, kakeya_error *error) {
     int precision = c->shared.precision;
     c->shared.f_theta = "none";
-    if (c->distill.on) c->shared.precision = KAKEYA_PRECISION_F32; /* the student computes in no other */
+    /* The student computes in float32 wherever it is, but some backends open models in bf16 alone. */
+    const backend_ops *ops = backend_find(c->shared.backend, NULL);
+    if (c->distill.on && ops && !ops->bf16_only) c->shared.precision = KAKEYA_PRECISION_F32;
     kakeya_status status = cli_open_engine(command.name, &c->shared, &c->engine, error);
     c->shared.precision = precision;
     return status;

@@ -47,6 +47,8 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
 static student_options student_of(const distiller_options *o) {
     student_options s = o->student;
     s.f_theta = &o->config;
+    s.sequences = o->batch;
+    s.segments = o->segments;
     return s;
 }
 
@@ -214,6 +216,35 @@ static void add_result(student_result *to, const student_result *r, double share
     to->kv += share * r->kv;
 }
 
+/* The whole batch at once, for backends that compute only so. */
+static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_result *out, kakeya_error *error) {
+    size_t batch = (size_t)d->o.batch, of_one = (size_t)d->o.segments;
+    student_sequence *sequences = malloc(batch * sizeof *sequences);
+    student_segment *segments = malloc(batch * of_one * sizeof *segments);
+    student_result *results = malloc(batch * of_one * sizeof *results);
+    kakeya_status status = KAKEYA_OK;
+    if (!sequences || !segments || !results)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    for (size_t i = 0; i < batch && !status; i++) {
+        const corpus_sequence *s = sequence_at(d, first + i);
+        for (size_t k = 0; k < of_one; k++) segments[i * of_one + k] = segment_of(d, s, first + i, (int)k);
+        sequences[i] = (student_sequence){.tokens = d->data->tokens + s->begin,
+                                          .n = s->length,
+                                          .segments = segments + i * of_one,
+                                          .results = results + i * of_one,
+                                          .n_segments = d->o.segments};
+    }
+    engine_turn_begin(d->engine);
+    if (!status) status = d->ops->student_learn_many(d->student, sequences, d->o.batch, d->gradient, error);
+    engine_turn_end(d->engine);
+    for (size_t i = 0; i < batch * of_one && !status; i++)
+        add_result(&out->lost, &results[i], (double)segments[i].scale);
+    free(sequences);
+    free(segments);
+    free(results);
+    return status;
+}
+
 static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_step_result *out, kakeya_error *error) {
     const corpus_sequence *s = sequence_at(d, number);
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
@@ -235,9 +266,11 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
     *out = (distiller_step_result){0};
     memset(d->gradient, 0, d->layout.n * sizeof *d->gradient);
     d->ops->student_weights(d->student, d->weights);
-    for (int i = 0; i < d->o.batch && !status; i++) {
+    uint64_t first = (uint64_t)d->done * (uint64_t)d->o.batch;
+    bool together = d->ops->student_learn_many != NULL;
+    for (int i = 0; i < (together ? 1 : d->o.batch) && !status; i++) {
         if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
-        status = learn_sequence(d, (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i, out, error);
+        status = together ? learn_batch(d, first, out, error) : learn_sequence(d, first + (uint64_t)i, out, error);
     }
     if (status) return status;
     double squares = 0;

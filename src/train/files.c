@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend_train.h"
+#include "backend/weight_values.h"
 #include "base/files.h"
 #include "base/float16.h"
 #include "formats/safetensors.h"
@@ -138,16 +138,13 @@ kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w,
     return status;
 }
 
-static void read_matrix(const kakeya_engine *engine, const weight *w, float *out) {
-    const backend_train_ops *ops = backend_train_find(engine->ops);
-    for (int r = 0; r < w->out; r++) ops->weight_row(engine->model, w, r, out + (size_t)r * (size_t)w->in);
+static void read_matrix(const weight *w, float *out) {
+    for (int r = 0; r < w->out; r++) weight_values(w, r, 0, w->in, out + (size_t)r * (size_t)w->in);
 }
 
 kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta_config *config, fit_weights *out,
                            kakeya_error *error) {
     *out = (fit_weights){0};
-    if (!backend_train_find(engine->ops))
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train: take --backend cpu", engine->ops->name);
     f_theta_model *f = NULL;
     kakeya_status status =
         f_theta_model_open(directory, &engine->verifier->config, engine->drafter ? &engine->drafter->config : NULL,
@@ -162,11 +159,11 @@ kakeya_status trainer_read(kakeya_engine *engine, const char *directory, f_theta
     if (status) {
         fit_weights_free(out);
     } else {
-        read_matrix(engine, &f->encoder_k, out->encoder[0]);
-        if (out->encoder[1]) read_matrix(engine, &f->encoder_v, out->encoder[1]);
+        read_matrix(&f->encoder_k, out->encoder[0]);
+        if (out->encoder[1]) read_matrix(&f->encoder_v, out->encoder[1]);
         for (int i = 0; i < config->layers; i++) {
-            read_matrix(engine, &f->decoder_k[i], out->decoder[0][i]);
-            read_matrix(engine, &f->decoder_v[i], out->decoder[1][i]);
+            read_matrix(&f->decoder_k[i], out->decoder[0][i]);
+            read_matrix(&f->decoder_v[i], out->decoder[1][i]);
         }
     }
     f_theta_model_close(f);

@@ -118,8 +118,11 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
                              kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (!ops)
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train: take --backend cpu", engine->ops->name);
+    if (!ops || !ops->forward)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend %s has no sums for the closed form: take --backend cpu, or --init-from a folder that "
+                         "was made with it",
+                         engine->ops->name);
     const f_theta_config *f = &options->config;
     if (f->input == F_THETA_DRAFTER_TOKEN_KV)
         return error_set(error, KAKEYA_UNSUPPORTED, "an f_theta with input \"%s\" cannot be trained",

@@ -1,0 +1,405 @@
+#include "backend/cuda/student.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/students.h"
+
+/* -------------------------------------------------------------------------------------------------------- memory */
+
+/* Chunks of sequences are as large as this allows, and one sequence at least. */
+static const size_t chunk_bytes = (size_t)24 << 30;
+enum { PARTIAL_FLOATS = 1 << 23 };
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+static float *take(student_arena *a, size_t n) { return train_take(a, n * sizeof(float)); }
+
+/* The widest of what layers and f_theta have. */
+typedef struct widths {
+    size_t q, kv, d, dense, sequence, teacher, rows, segments, either, hidden;
+} widths;
+
+static widths widths_of(const backend_student *s) {
+    const gemma4_config *c = s->m->config;
+    size_t sequence = (size_t)s->o.sequence, b = (size_t)s->together;
+    widths w = {.sequence = sequence,
+                .teacher = b * sequence,
+                .segments = b * (size_t)s->o.segments,
+                .dense = (size_t)c->ple_width,
+                .hidden = (size_t)c->hidden};
+    w.rows = w.segments * (size_t)s->o.rows;
+    w.either = most(w.rows, w.teacher);
+    for (int i = 0; i < c->layers; i++) {
+        w.q = most(w.q, (size_t)student_q_dim(s, i));
+        w.kv = most(w.kv, (size_t)student_kv_dim(s, i));
+        w.d = most(w.d, (size_t)c->layer[i].head_dim);
+        w.dense = most(w.dense, (size_t)c->layer[i].intermediate);
+    }
+    return w;
+}
+
+static void lay_out_layer(backend_student *s, student_arena *a, const widths *w, int layer) {
+    student_layer *l = &s->layer[layer];
+    const gemma4_layer_config *c = &s->m->config->layer[layer];
+    size_t kv = (size_t)student_kv_dim(s, layer), restored = w->segments * (size_t)train_most_restored(s, (int)c->type);
+    l->native_h = take(a, w->rows * w->hidden);
+    l->native_added = take(a, w->rows * w->hidden);
+    l->input = layer ? take(a, w->rows * w->hidden) : NULL;
+    for (int half = 0; half < 2 && c->kv_source == layer; half++) {
+        l->native[half] = take(a, w->teacher * kv);
+        if (student_compares_raw(s->o.loss)) l->native_raw[half] = take(a, w->teacher * kv);
+        float **of_restored[] = {&l->raw[half], &l->seen[half], &l->d_seen[half]},
+              **of_own[] = {&l->own_raw[half], &l->own[half], &l->d_own[half]};
+        for (int k = 0; k < 3; k++) {
+            *of_restored[k] = take(a, restored * kv);
+            *of_own[k] = take(a, w->rows * kv);
+        }
+    }
+}
+
+static void lay_out_tape(backend_student *s, student_arena *a, const widths *w) {
+    const gemma4_config *c = s->m->config;
+    student_tape *t = &s->tape;
+    size_t n = w->either;
+    float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2};
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
+    float **query[] = {&t->q_raw, &t->q, &t->o};
+    for (size_t i = 0; i < sizeof query / sizeof *query; i++) *query[i] = take(a, n * w->q);
+    for (int half = 0; half < 2; half++) t->raw[half] = take(a, n * w->kv);
+    t->gate_up = take(a, 2 * n * w->dense);
+    t->act = take(a, n * w->dense);
+    if (c->ple_width) {
+        t->ple_gate = take(a, n * (size_t)c->ple_width);
+        t->ple_act = take(a, n * (size_t)c->ple_width);
+        t->ple_out = take(a, n * w->hidden);
+        s->ple = take(a, n * (size_t)c->layers * (size_t)c->ple_width);
+    }
+    if (!c->moe) return;
+    size_t k = (size_t)c->experts_per_token, slots = n * k, experts = (size_t)c->experts,
+           width = (size_t)c->expert_intermediate;
+    t->expert_x = take(a, n * w->hidden);
+    t->router_x = take(a, n * w->hidden);
+    t->mixed = take(a, n * w->hidden);
+    t->router_z = take(a, n * experts);
+    t->slot_x = take(a, slots * w->hidden);
+    t->slot_out = take(a, slots * w->hidden);
+    t->slot_gate_up = take(a, 2 * slots * width);
+    t->slot_act = take(a, slots * width);
+    t->routing = (train_routing){.share = take(a, slots), .experts = c->experts, .k = c->experts_per_token};
+    t->routing.chosen = train_take(a, slots * sizeof(int));
+    t->routing.slot_of = train_take(a, slots * sizeof(int));
+    t->routing.row_of = train_take(a, slots * sizeof(int));
+    t->routing.begin = train_take(a, (experts + 1) * sizeof(int));
+    t->routing.counts = train_take(a, experts * sizeof(int));
+    slots = w->rows * k;
+    s->d_router_z = take(a, w->rows * experts);
+    s->d_slot = take(a, slots * w->hidden);
+    s->d_slot_x = take(a, slots * w->hidden);
+    s->d_slot_act = take(a, slots * width);
+    s->d_slot_gate_up = take(a, 2 * slots * width);
+}
+
+/* Columns of all items of a pass, times what one has. */
+static size_t columns_room(const backend_student *s, const widths *w, size_t of_teacher, size_t of_student) {
+    size_t teacher = (size_t)s->together * w->sequence * of_teacher, student = 0;
+    for (int type = 0; type < 2; type++)
+        student = most(student, w->segments * (size_t)train_most_columns(s, type) * of_student);
+    return most(teacher, student);
+}
+
+static void lay_out_rest(backend_student *s, student_arena *a, const widths *w) {
+    const gemma4_config *c = s->m->config;
+    size_t heads = (size_t)c->heads, inputs = (size_t)f_theta_encoder_in(&s->f), n = w->rows,
+           restored = w->segments * (size_t)s->o.sequence;
+    s->weights = take(a, s->layout.n);
+    s->gradient = take(a, s->layout.n);
+    for (int type = 0; type < 2; type++) {
+        size_t turns = (size_t)s->o.sequence * (size_t)c->rope[type].rotated_pairs;
+        s->cosine[type] = take(a, turns);
+        s->sine[type] = take(a, turns);
+    }
+    for (int i = 0; i < 2; i++) s->teacher_h[i] = take(a, w->teacher * w->hidden);
+    s->inputs[0] = s->inputs[1] = take(a, w->teacher * inputs);
+    if (f_theta_needs_drafter(&s->f)) {
+        const dflash_config *d = &s->m->options.drafter->config;
+        s->inputs[1] = take(a, w->teacher * inputs);
+        s->aux = take(a, w->teacher * (size_t)(d->targets * c->hidden));
+        s->context = take(a, w->teacher * (size_t)d->hidden);
+    }
+    s->gathered = take(a, restored * most(inputs, w->kv));
+    for (int half = 0; half < 2; half++) {
+        if (!s->layout.encoder_there[half]) continue;
+        size_t rank = (size_t)student_rank(s, half);
+        s->latent[half] = take(a, restored * rank);
+        s->d_latent[half] = take(a, restored * rank);
+        for (int type = 0; type < 2; type++) {
+            size_t rows = w->segments * (size_t)train_most_restored(s, type);
+            s->restored[type].latent[half] = take(a, rows * rank);
+            s->restored[type].d_latent[half] = take(a, rows * rank);
+        }
+    }
+    s->keys = take(a, columns_room(s, w, 0, w->kv));
+    s->values = take(a, columns_room(s, w, 0, w->kv));
+    s->shares = take(a, columns_room(s, w, heads * w->sequence, heads * (size_t)s->o.rows));
+    s->d_shares = take(a, columns_room(s, w, 0, heads * (size_t)s->o.rows));
+    s->d_key = take(a, columns_room(s, w, 0, w->q));
+    s->d_value = take(a, columns_room(s, w, 0, w->q));
+    float **hidden[] = {&s->embedded, &s->last, &s->final_x, &s->spare, &s->d_h, &s->d_both, &s->d_branch, &s->d_x};
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = take(a, n * w->hidden);
+    for (int i = 0; i < 2; i++) {
+        s->logits[i] = take(a, n * (size_t)c->vocab);
+        s->d_kv[i] = take(a, n * w->kv);
+    }
+    s->d_act = take(a, n * w->dense);
+    s->d_gate_up = take(a, 2 * n * w->dense);
+    s->d_q = take(a, n * w->q);
+    s->d_o = take(a, n * w->q);
+    s->partial_floats = PARTIAL_FLOATS;
+    s->partial = take(a, s->partial_floats);
+    s->kl = train_take(a, n * sizeof(double));
+    s->results = train_take(a, w->segments * STUDENT_RESULTS * sizeof(double));
+    s->tables.most = train_table_ints(s);
+    s->tables.device = train_take(a, s->tables.most * sizeof(int));
+}
+
+static size_t lay_out(backend_student *s, char *base) {
+    student_arena arena = {.base = base};
+    train_weights_lay_out(s, &arena);
+    size_t weights = arena.bytes;
+    widths w = widths_of(s);
+    for (int i = 0; i < s->m->config->layers; i++) lay_out_layer(s, &arena, &w, i);
+    lay_out_tape(s, &arena, &w);
+    lay_out_rest(s, &arena, &w);
+    s->layer[0].input = s->embedded;
+    if (!base && arena.bytes - weights > chunk_bytes && s->together > 1) {
+        s->together = (s->together + 1) / 2;
+        return lay_out(s, NULL);
+    }
+    return arena.bytes;
+}
+
+static void prepare(backend_student *s, backend_model *m, const student_options *o) {
+    memset(s, 0, sizeof *s);
+    s->m = m;
+    s->o = *o;
+    s->f = *o->f_theta;
+    s->o.f_theta = &s->f;
+    s->layout = student_layout_of(&s->f, m->config);
+    s->launch = m->launch;
+    s->launch.programmatic = 0;
+    s->together = o->sequences > 0 ? o->sequences : 1;
+    if (s->o.segments < 1) s->o.segments = 1;
+    s->o.sequence = (o->sequence + 3) / 4 * 4; /* four values are loaded at once */
+}
+
+size_t cuda_student_bytes(backend_model *m, const student_options *options) {
+    backend_student *s = malloc(sizeof *s);
+    if (!s) return 0;
+    prepare(s, m, options);
+    size_t bytes = lay_out(s, NULL);
+    free(s);
+    return bytes;
+}
+
+static kakeya_status check(const backend_model *m, const student_options *o, kakeya_error *error) {
+    if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes one device: leave --devices at one");
+    if (student_compares_attention(o->loss))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend cuda does not distil attention by itself: take --backend cpu for that loss");
+    if (m->config->moe && m->config->experts_per_token > TRAIN_MAX_CHOSEN)
+        return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes up to %d experts of a row",
+                         (int)TRAIN_MAX_CHOSEN);
+    return KAKEYA_OK;
+}
+
+kakeya_status cuda_student_create(backend_model *m, const student_options *o, backend_student **out,
+                                  kakeya_error *error) {
+    *out = NULL;
+    kakeya_status status = check(m, o, error);
+    if (status) return status;
+    backend_student *s = malloc(sizeof *s);
+    if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    prepare(s, m, o);
+    size_t bytes = lay_out(s, NULL);
+    s->tables.host = malloc(s->tables.most * sizeof(int));
+    if (!s->tables.host) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    if (!status) status = cuda_device_use(&m->device, error);
+    if (!status)
+        status = cuda_buffer_create(&s->memory, &m->device, m->account, MEM_WORKSPACE, bytes, "distillation", error);
+    if (!status) {
+        lay_out(s, s->memory.data);
+        status = train_weights_fill(s, error);
+    }
+    if (status) {
+        cuda_student_destroy(s);
+        return status;
+    }
+    *out = s;
+    return KAKEYA_OK;
+}
+
+void cuda_student_destroy(backend_student *s) {
+    if (!s) return;
+    if (s->memory.data) (void)cuda_device_use(&s->m->device, NULL);
+    cuda_buffer_destroy(&s->memory);
+    free(s->tables.host);
+    free(s);
+}
+
+void cuda_student_weights(backend_student *s, const float *weights) { s->given = weights; }
+
+/* ------------------------------------------------------------------------------------------------------- teacher */
+
+/* What the encoders read of a layer's output. */
+static void tap(backend_student *s, int layer, const float *h) {
+    const gemma4_config *c = s->m->config;
+    const dflash_config *d = s->aux ? &s->m->options.drafter->config : NULL;
+    size_t hidden = (size_t)c->hidden;
+    for (int i = 0; i < (d ? d->targets : s->f.aux_layers); i++) {
+        if ((d ? d->target_layer[i] : s->f.aux_layer[i]) != layer) continue;
+        size_t at = (size_t)i * hidden;
+        if (d)
+            cuda_train_gather(&s->launch, h, hidden, NULL, 1, s->aux + at, (size_t)d->targets * hidden, s->teacher.rows,
+                              c->hidden);
+        else
+            cuda_train_norm(&s->launch, h, hidden, NULL, NULL, s->inputs[0] + at, (size_t)f_theta_encoder_in(&s->f),
+                            s->teacher.rows, c->hidden, c->rms_eps);
+    }
+}
+
+/* What a drafter keeps of each position: raw K and V of its context, all layers. */
+static void read_drafter(backend_student *s) {
+    const dflash_config *d = &s->m->options.drafter->config;
+    size_t width = (size_t)(d->targets * s->m->config->hidden), hidden = (size_t)d->hidden,
+           kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
+    int rows = s->teacher.rows;
+    train_forward(s, s->aux, width, rows, s->fc, s->context, hidden);
+    cuda_train_norm(&s->launch, s->context, hidden, s->hidden_norm, NULL, s->context, hidden, rows, d->hidden,
+                    d->rms_eps);
+    for (int i = 0; i < d->layers; i++) {
+        train_forward(s, s->context, hidden, rows, s->draft_k[i], s->inputs[0] + (size_t)i * kv, all);
+        train_forward(s, s->context, hidden, rows, s->draft_v[i], s->inputs[1] + (size_t)i * kv, all);
+    }
+}
+
+static void teach(backend_student *s) {
+    const gemma4_config *c = s->m->config;
+    const student_pass *p = &s->teacher;
+    size_t hidden = (size_t)c->hidden;
+    int rows = s->student.rows;
+    train_embed(s, p, s->teacher_h[0]);
+    for (int i = 0; i < c->layers; i++) {
+        const student_layer *l = &s->layer[i];
+        float *out = s->teacher_h[(i + 1) % 2];
+        train_layer_forward(s, p, i, s->teacher_h[i % 2], out);
+        cuda_train_gather(&s->launch, out, hidden, s->row_native, 1, l->native_h, hidden, rows, c->hidden);
+        cuda_train_gather(&s->launch, s->tape.added, hidden, s->row_native, 1, l->native_added, hidden, rows,
+                          c->hidden);
+        tap(s, i, out);
+    }
+    if (s->aux) read_drafter(s);
+}
+
+/* ------------------------------------------------------------------------------------------------------ segments */
+
+static float *output_of(const backend_student *s, int layer) {
+    return layer + 1 < s->m->config->layers ? s->layer[layer + 1].input : s->last;
+}
+
+static void distil(backend_student *s, bool learns) {
+    const gemma4_config *c = s->m->config;
+    const student_pass *p = &s->student;
+    double share = 1.0 / c->layers;
+    float by = s->scale / (float)c->layers;
+    train_embed(s, p, s->embedded);
+    for (int i = 0; i < c->layers; i++) {
+        const student_layer *l = &s->layer[i];
+        if (c->layer[i].kv_source == i) {
+            for (int half = 0; half < 2; half++)
+                student_zero(s, l->d_own[half], (size_t)p->rows * (size_t)student_kv_dim(s, i));
+            train_decode(s, i);
+            train_share_kv(s, i);
+        }
+        train_layer_forward(s, p, i, l->input, output_of(s, i));
+        train_compare(s, output_of(s, i), l->native_h, RESULT_HIDDEN, share, 0, NULL);
+        train_compare(s, s->tape.added, l->native_added, RESULT_ATTENTION, share, 0, NULL);
+    }
+    train_head(s, s->last, learns);
+    for (int i = c->layers - 1; i >= 0 && learns; i--) {
+        train_compare(s, output_of(s, i), s->layer[i].native_h, -1, 0, by * s->o.hidden, s->d_h);
+        train_layer_back(s, i);
+        if (c->layer[i].kv_source == i) train_decode_back(s, i, true);
+    }
+}
+
+static void regress(backend_student *s, bool learns) {
+    const gemma4_config *c = s->m->config;
+    for (int i = 0; i < c->layers; i++) {
+        if (c->layer[i].kv_source != i) continue;
+        train_decode(s, i);
+        train_decode_back(s, i, learns);
+    }
+}
+
+/* Sums of a segment as the caller wants them. */
+static void tell(const backend_student *s, const double *from, student_result *out) {
+    *out = (student_result){.loss = from[RESULT_LOSS],
+                            .kl = from[RESULT_KL],
+                            .hidden = from[RESULT_HIDDEN],
+                            .attention = from[RESULT_ATTENTION],
+                            .kv = from[RESULT_KV]};
+    if (s->o.loss == STUDENT_DISTIL)
+        out->loss = (double)s->o.kl * out->kl + (double)s->o.hidden * out->hidden +
+                    (double)s->o.attention * out->attention + (double)s->o.kv * out->kv;
+}
+
+static kakeya_status learn_chunk(backend_student *s, const student_sequence *sequences, int n, bool learns,
+                                 kakeya_error *error) {
+    kakeya_status status = train_lay_tables(s, sequences, n, error);
+    if (status) return status;
+    size_t results = (size_t)s->student.items * STUDENT_RESULTS;
+    (void)cudaMemsetAsync(s->results, 0, results * sizeof(double), s->launch.stream);
+    teach(s);
+    train_encode(s);
+    if (s->o.loss == STUDENT_DISTIL)
+        distil(s, learns);
+    else
+        regress(s, learns);
+    if (learns) train_encode_back(s);
+    double *told = malloc(results * sizeof *told);
+    if (!told) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    status =
+        cuda_check(cudaMemcpyAsync(told, s->results, results * sizeof *told, cudaMemcpyDeviceToHost, s->launch.stream),
+                   "reading what was lost", error);
+    if (!status) status = cuda_finish(&s->m->device, "a step of distillation", error);
+    for (int i = 0, at = 0; i < n && !status; i++) {
+        for (int k = 0; k < sequences[i].n_segments; k++)
+            tell(s, told + (size_t)at++ * STUDENT_RESULTS, &sequences[i].results[k]);
+    }
+    free(told);
+    return status;
+}
+
+kakeya_status cuda_student_learn_many(backend_student *s, const student_sequence *sequences, int n, float *gradient,
+                                      kakeya_error *error) {
+    size_t bytes = s->layout.n * sizeof(float);
+    float *sum = NULL;
+    kakeya_status status = cuda_device_use(&s->m->device, error);
+    if (!status)
+        status = cuda_check(cudaMemcpyAsync(s->weights, s->given, bytes, cudaMemcpyHostToDevice, s->launch.stream),
+                            "copying the weights of f_theta", error);
+    student_zero(s, s->gradient, s->layout.n);
+    for (int done = 0, some; done < n && !status; done += some) {
+        some = n - done < s->together ? n - done : s->together;
+        status = learn_chunk(s, sequences + done, some, gradient != NULL, error);
+    }
+    if (status || !gradient) return status;
+    sum = malloc(bytes);
+    if (!sum) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    status = cuda_check(cudaMemcpyAsync(sum, s->gradient, bytes, cudaMemcpyDeviceToHost, s->launch.stream),
+                        "reading the gradient", error);
+    if (!status) status = cuda_finish(&s->m->device, "reading the gradient", error);
+    for (size_t i = 0; i < s->layout.n && !status; i++) gradient[i] += sum[i];
+    free(sum);
+    return status;
+}

@@ -1,0 +1,185 @@
+/* The student of distillation (backend/backend_train.h) on a device, float32 throughout. It computes what the CPU's
+ * does (backend/cpu/student.h, whose comments hold here), for the rows of many sequences at once: a segment is short,
+ * and kernels over one at a time would wait for their launches. The teacher goes the same way as the student, with
+ * whole sequences for segments. The rooms:
+ *
+ *   student.c            memory, verbs, the order of a step     student_layer.c      a layer, there and back
+ *   student_columns.c    what rows see: tables for the device   student_restore.c    f_theta there and back, losses
+ *   student_weights.c    the model's matrices in float32        train_*.cu           kernels
+ *
+ * Shapes: B sequences of T tokens, S segments of N rows, H hidden, R restored positions. */
+#ifndef KAKEYA_BACKEND_CUDA_STUDENT_H
+#define KAKEYA_BACKEND_CUDA_STUDENT_H
+
+#include "backend/backend_train.h"
+#include "backend/cuda/model.h"
+#include "backend/cuda/train_kernels.h"
+#include "backend/student_layout.h"
+
+/* A matrix [out][in] of the device. */
+typedef struct student_matrix {
+    float *data;
+    int out, in;
+} student_matrix;
+
+typedef struct student_layer {
+    student_matrix q, k, v, o, gate, up, down, router, ple_gate, ple_proj;
+    student_matrix experts_gate_up, experts_down; /* [experts * 2 * width][H], [experts * H][width] */
+    float *q_norm, *k_norm, *input_norm, *post_attention_norm, *pre_ffn_norm, *post_ffn_norm, *post_ffn_norm_1,
+        *pre_ffn_norm_2, *post_ffn_norm_2, *post_ple_norm, *router_norm, *router_expert_scale;
+
+    float *native[2], *native_raw[2];      /* [B * T][kv_dim] */
+    float *native_h, *native_added;        /* [S * N][H]: of the segments' rows */
+    float *native_q, *native_out;          /* [S * N][q_dim], [S * N][H]: where attention is compared by itself */
+    float *raw[2], *seen[2], *d_seen[2];   /* [R of its kind][kv_dim] */
+    float *own_raw[2], *own[2], *d_own[2]; /* [S * N][kv_dim] */
+    float *input;                          /* [S * N][H] */
+} student_layer;
+
+/* Values of the layer in work, for the rows of the teacher or of the student. */
+typedef struct student_tape {
+    float *x, *q_raw, *q, *o, *out, *added, *h1, *x2, *gate_up, *act, *dense, *both, *h2, *raw[2];
+    float *expert_x, *router_x, *router_z, *slot_x, *slot_gate_up, *slot_act, *slot_out, *mixed;
+    float *ple_gate, *ple_act, *ple_out;
+    train_routing routing;
+} student_tape;
+
+/* Positions that layers of one kind (gemma4_layer_type) have restored, segment after segment. */
+typedef struct student_restored {
+    int rows;
+    int *index, *position, *native; /* [rows]: among all restored positions; in the text; the teacher's row */
+    int *begin;                     /* [S + 1] */
+    float *latent[2], *d_latent[2]; /* [rows][rank] */
+} student_restored;
+
+/* Rows that go through the layers together. */
+typedef struct student_pass {
+    bool teacher;
+    int items, per, rows;         /* rows = items * per */
+    const int *tokens, *position; /* [rows] */
+    train_mask mask[2];           /* by kind of layer */
+} student_pass;
+
+/* What the host makes of a chunk of sequences for the device, and where it lies there. */
+typedef struct student_tables {
+    int *host, *device; /* all of it */
+    size_t ints, most;
+} student_tables;
+
+struct backend_student {
+    backend_model *m;
+    student_options o;
+    f_theta_config f;
+    student_layout layout;
+    cuda_launch launch;
+    cuda_buffer memory;
+    int together; /* sequences of a chunk */
+    student_layer layer[GEMMA4_MAX_LAYERS];
+    student_matrix embed, head, ple_embed, ple_model_proj;
+    float *final_norm, *ple_proj_norm;
+    student_matrix fc, draft_k[DFLASH_MAX_LAYERS], draft_v[DFLASH_MAX_LAYERS];
+    float *hidden_norm;
+    float *cosine[2], *sine[2]; /* [T][pairs] by kind of layer */
+    float *weights, *gradient;  /* [layout.n] */
+    student_tables tables;
+
+    student_pass teacher, student;
+    const int *row_native; /* [S * N] the teacher's row of each */
+    int n_restored;
+    const int *restored_native; /* [R] */
+    student_restored restored[2];
+    float scale;
+
+    student_tape tape;
+    float *teacher_h[2];                       /* [B * T][H] of one layer and the next */
+    float *inputs[2], *aux, *context;          /* [B * T][...] as the CPU's */
+    float *gathered, *latent[2], *d_latent[2]; /* [R][...] */
+    float *keys, *values;                      /* [S][columns][kv_dim] */
+    float *shares, *d_shares, *d_key, *d_value;
+    float *embedded, *last, *final_x, *ple, *spare;
+    float *logits[2];
+    float *d_h, *d_both, *d_branch, *d_x, *d_act, *d_gate_up, *d_q, *d_o, *d_kv[2];
+    float *d_slot, *d_slot_act, *d_slot_gate_up, *d_slot_x, *d_router_z;
+    float *partial;
+    size_t partial_floats;
+    double *kl, *results; /* [S * N]; [S][STUDENT_RESULTS] */
+    const float *given;   /* the weights, on the host */
+};
+
+enum { RESULT_LOSS, RESULT_KL, RESULT_HIDDEN, RESULT_ATTENTION, RESULT_KV, STUDENT_RESULTS };
+
+/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
+typedef struct student_arena {
+    char *base;
+    size_t bytes;
+} student_arena;
+
+void *train_take(student_arena *a, size_t bytes);
+
+static inline int student_kv_dim(const backend_student *s, int layer) {
+    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    return l->kv_heads * l->head_dim;
+}
+static inline int student_q_dim(const backend_student *s, int layer) {
+    return s->m->config->heads * s->m->config->layer[layer].head_dim;
+}
+static inline int student_rank(const backend_student *s, int half) { return half ? s->f.rank_v : s->f.rank_k; }
+static inline int student_code(const backend_student *s, int half) { return s->f.shared_latent ? 0 : half; }
+static inline student_restored *student_restored_of(backend_student *s, int layer) {
+    return &s->restored[s->m->config->layer[layer].type];
+}
+static inline bool student_compares_attention(student_loss loss) {
+    return loss == STUDENT_ATTN_DISTIL || loss == STUDENT_ATTN_DISTIL_HYBRID;
+}
+static inline bool student_compares_raw(student_loss loss) {
+    return loss == STUDENT_MSE || loss == STUDENT_COS_MAG || loss == STUDENT_COMBINED ||
+           loss == STUDENT_ATTN_DISTIL_HYBRID;
+}
+static inline void student_copy(const backend_student *s, float *to, const float *from, size_t n) {
+    (void)cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyDeviceToDevice, s->launch.stream);
+}
+static inline void student_zero(const backend_student *s, float *x, size_t n) {
+    (void)cudaMemsetAsync(x, 0, n * sizeof *x, s->launch.stream);
+}
+
+/* --- student_weights.c ------------------------------------------------------------------------------------------- */
+
+void train_weights_lay_out(backend_student *s, student_arena *a);
+kakeya_status train_weights_fill(backend_student *s, kakeya_error *error);
+/* y [rows][w.out] = w x; d_x [rows][w.in] = w' d_y, or added to it. */
+void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy);
+void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add);
+/* sum [nb][na] += b' a over rows. */
+void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
+
+/* --- student_columns.c ------------------------------------------------------------------------------------------- */
+
+size_t train_table_ints(const backend_student *s); /* at most */
+int train_most_columns(const backend_student *s, int type);
+int train_most_restored(const backend_student *s, int type); /* of a segment */
+/* Passes, columns and restored positions of a chunk: on the device behind the call. */
+kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error);
+
+/* --- student_layer.c --------------------------------------------------------------------------------------------- */
+
+void train_embed(backend_student *s, const student_pass *p, float *out);
+/* out [rows][H] from in. */
+void train_layer_forward(backend_student *s, const student_pass *p, int layer, const float *in, float *out);
+/* The student's: d_h of the output becomes that of the input, by way of the layer computed again. */
+void train_layer_back(backend_student *s, int layer);
+/* tape.q -> tape.o, and d_o -> d_q, d_own, d_seen of the layer whose K/V are attended. */
+void train_attend(backend_student *s, const student_pass *p, int layer);
+void train_attend_back(backend_student *s, int layer);
+
+/* --- student_restore.c ------------------------------------------------------------------------------------------- */
+
+void train_encode(backend_student *s);
+void train_encode_back(backend_student *s);
+void train_decode(backend_student *s, int layer);
+void train_decode_back(backend_student *s, int layer, bool learns);
+void train_head(backend_student *s, const float *h, bool learns);
+/* Squared error of x [S * N][H] as a share of the teacher's; result < 0: the gradient alone. */
+void train_compare(backend_student *s, const float *x, const float *native, int result, double by, float scale,
+                   float *d);
+void train_share_kv(backend_student *s, int layer);
+#endif

@@ -1,0 +1,200 @@
+/* f_theta in training: latents of the positions that segments may see restored, their K and V, and the way back; and
+ * what is compared. */
+#include <string.h>
+
+#include "backend/cuda/student.h"
+
+static const double least_size = 1e-6;     /* what a mean square or a variance is at least, as a divisor */
+static const double combined_square = 0.1; /* of the squared error, beside directions and magnitudes */
+static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
+
+static student_matrix encoder_of(const backend_student *s, int half, float *weights) {
+    return (student_matrix){weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f)};
+}
+
+static student_matrix decoder_of(const backend_student *s, int half, int layer, float *weights) {
+    return (student_matrix){weights + s->layout.decoder[half][layer], student_kv_dim(s, layer), student_rank(s, half)};
+}
+
+static size_t restored_values(const backend_student *s, int half) {
+    return (size_t)s->n_restored * (size_t)student_rank(s, half);
+}
+
+/* ------------------------------------------------------------------------------------------------------- latents */
+
+static void gather(backend_student *s, int half) {
+    size_t n = (size_t)f_theta_encoder_in(&s->f);
+    cuda_train_gather(&s->launch, s->inputs[half], n, s->restored_native, 1, s->gathered, n, s->n_restored, (int)n);
+}
+
+void train_encode(backend_student *s) {
+    size_t n = (size_t)f_theta_encoder_in(&s->f);
+    int bits = s->f.latents == F_THETA_LATENTS_Q8 ? 8 : s->f.latents == F_THETA_LATENTS_Q4 ? 4 : 0;
+    for (int half = 0; half < 2; half++) {
+        if (!s->layout.encoder_there[half]) continue;
+        size_t rank = (size_t)student_rank(s, half);
+        gather(s, half);
+        train_forward(s, s->gathered, n, s->n_restored, encoder_of(s, half, s->weights), s->latent[half], rank);
+        if (bits) cuda_train_round(&s->launch, bits, s->latent[half], s->n_restored, (int)rank);
+        student_zero(s, s->d_latent[half], restored_values(s, half));
+        for (int type = 0; type < 2; type++) {
+            student_restored *r = &s->restored[type];
+            cuda_train_gather(&s->launch, s->latent[half], rank, r->index, 1, r->latent[half], rank, r->rows,
+                              (int)rank);
+            student_zero(s, r->d_latent[half], (size_t)r->rows * rank);
+        }
+    }
+}
+
+void train_encode_back(backend_student *s) {
+    for (int half = 0; half < 2; half++) {
+        if (!s->layout.encoder_there[half]) continue;
+        int rank = student_rank(s, half);
+        for (int type = 0; type < 2; type++) {
+            student_restored *r = &s->restored[type];
+            cuda_train_scatter(&s->launch, r->d_latent[half], r->index, s->d_latent[half], r->rows, rank);
+        }
+        gather(s, half);
+        train_outer(s, s->d_latent[half], rank, s->gathered, f_theta_encoder_in(&s->f), s->n_restored,
+                    s->gradient + s->layout.encoder[half]);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------- K and V */
+
+static train_turn turn_of(backend_student *s, int layer, int half) {
+    gemma4_layer_type type = s->m->config->layer[layer].type;
+    if (half) return (train_turn){0};
+    return (train_turn){.cosine = s->cosine[type],
+                        .sine = s->sine[type],
+                        .position = s->restored[type].position,
+                        .half = s->m->config->layer[layer].head_dim / 2,
+                        .pairs = s->m->config->rope[type].rotated_pairs};
+}
+
+void train_decode(backend_student *s, int layer) {
+    const gemma4_layer_config *c = &s->m->config->layer[layer];
+    student_layer *l = &s->layer[layer];
+    const student_restored *r = student_restored_of(s, layer);
+    size_t kv = (size_t)student_kv_dim(s, layer);
+    for (int half = 0; half < 2; half++) {
+        train_forward(s, r->latent[student_code(s, half)], (size_t)student_rank(s, half), r->rows,
+                      decoder_of(s, half, layer, s->weights), l->raw[half], kv);
+        student_zero(s, l->d_seen[half], (size_t)r->rows * kv);
+        cuda_train_heads(&s->launch, l->raw[half], half ? NULL : l->k_norm, l->seen[half], r->rows, c->kv_heads,
+                         c->head_dim, s->m->config->rms_eps, turn_of(s, layer, half));
+    }
+}
+
+static int counted(const backend_student *s) {
+    const gemma4_config *c = s->m->config;
+    int n = 0;
+    for (int i = 0; i < c->layers; i++) n += s->o.loss == STUDENT_DISTIL || c->layer[i].kv_source == i;
+    return n > 0 ? n : 1;
+}
+
+/* Weights of the parts of a loss of raw vectors (student_loss.c of the CPU). */
+static train_parts parts_of(const backend_student *s, int half, int d) {
+    (void)half;
+    double n = counted(s);
+    switch (s->o.loss) {
+    case STUDENT_MSE:
+        return (train_parts){.square = 1 / (2 * n), .d = d};
+    case STUDENT_COS_MAG:
+        return (train_parts){.direction = 1 / (2 * n), .magnitude = 1 / (2 * n), .d = d};
+    case STUDENT_COMBINED:
+        return (train_parts){combined_square / (2 * n), 1 / (2 * n), 1 / (2 * n), 1, d};
+    default:
+        return (train_parts){.d = d};
+    }
+}
+
+void train_decode_back(backend_student *s, int layer, bool learns) {
+    const gemma4_layer_config *c = &s->m->config->layer[layer];
+    const student_layer *l = &s->layer[layer];
+    const student_restored *r = student_restored_of(s, layer);
+    size_t kv = (size_t)student_kv_dim(s, layer);
+    for (int half = 0; half < 2; half++) {
+        int rank = student_rank(s, half), code = student_code(s, half);
+        float *d_raw = s->gathered;
+        cuda_train_heads_back(&s->launch, l->raw[half], half ? NULL : l->k_norm, l->d_seen[half], d_raw, 0, r->rows,
+                              c->kv_heads, c->head_dim, s->m->config->rms_eps, turn_of(s, layer, half));
+        if (student_compares_raw(s->o.loss)) {
+            const train_share share = {.x = l->raw[half],
+                                       .target = l->native_raw[half],
+                                       .index = r->native,
+                                       .d = d_raw,
+                                       .begin = r->begin,
+                                       .segments = s->student.items,
+                                       .n = (int)kv,
+                                       .out = s->results + RESULT_LOSS,
+                                       .stride = STUDENT_RESULTS,
+                                       .by = 1,
+                                       .scale = s->scale,
+                                       .least = least_size};
+            cuda_train_raw(&s->launch, &share, parts_of(s, half, c->head_dim));
+        }
+        if (!learns) continue;
+        train_back(s, d_raw, kv, r->rows, decoder_of(s, half, layer, s->weights), r->d_latent[code], true);
+        train_outer(s, d_raw, (int)kv, r->latent[code], rank, r->rows, s->gradient + s->layout.decoder[half][layer]);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- comparisons */
+
+void train_head(backend_student *s, const float *h, bool learns) {
+    const gemma4_config *c = s->m->config;
+    size_t hidden = (size_t)c->hidden;
+    const float *from[2] = {s->layer[c->layers - 1].native_h, h};
+    int rows = s->student.rows;
+    for (int which = 0; which < 2; which++) {
+        cuda_train_norm(&s->launch, from[which], hidden, s->final_norm, NULL, s->final_x, hidden, rows, c->hidden,
+                        c->rms_eps);
+        train_forward(s, s->final_x, hidden, rows, s->head, s->logits[which], (size_t)c->vocab);
+    }
+    cuda_train_kl(&s->launch, s->logits[0], s->logits[1], rows, c->vocab, c->logit_softcap,
+                  s->o.kl * s->scale / (float)s->o.rows, s->kl);
+    cuda_train_sum_rows(&s->launch, s->kl, s->student.items, s->o.rows, 1.0 / s->o.rows, s->results + RESULT_KL,
+                        STUDENT_RESULTS);
+    if (!learns) return;
+    train_back(s, s->logits[1], (size_t)c->vocab, rows, s->head, s->d_x, false);
+    cuda_train_norm_back(&s->launch, h, s->final_norm, s->d_x, s->d_h, 1, rows, c->hidden, c->rms_eps);
+}
+
+void train_compare(backend_student *s, const float *x, const float *native, int result, double by, float scale,
+                   float *d) {
+    const train_share share = {.x = x,
+                               .target = native,
+                               .d = d,
+                               .segments = s->student.items,
+                               .rows = s->o.rows,
+                               .n = s->m->config->hidden,
+                               .out = s->results + (result < 0 ? 0 : result),
+                               .stride = STUDENT_RESULTS,
+                               .by = by,
+                               .scale = scale,
+                               .least = least_size};
+    cuda_train_square_share(&s->launch, &share);
+}
+
+void train_share_kv(backend_student *s, int layer) {
+    const student_layer *l = &s->layer[layer];
+    const student_restored *r = student_restored_of(s, layer);
+    double counts = s->m->config->layer[layer].type == GEMMA4_FULL ? (double)full_share : 1,
+           by = counts / s->m->config->layers;
+    for (int half = 0; half < 2 && r->rows; half++) {
+        const train_share share = {.x = l->seen[half],
+                                   .target = l->native[half],
+                                   .index = r->native,
+                                   .d = l->d_seen[half],
+                                   .begin = r->begin,
+                                   .segments = s->student.items,
+                                   .n = student_kv_dim(s, layer),
+                                   .out = s->results + RESULT_KV,
+                                   .stride = STUDENT_RESULTS,
+                                   .by = by,
+                                   .scale = (float)((double)(s->scale * s->o.kv) * by),
+                                   .least = least_size};
+        cuda_train_square_share(&s->launch, &share);
+    }
+}

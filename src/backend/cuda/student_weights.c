@@ -1,0 +1,244 @@
+#include <math.h>
+#include <stdlib.h>
+
+#include "backend/cuda/student.h"
+#include "backend/weight_values.h"
+
+void *train_take(student_arena *a, size_t bytes) {
+    enum { ALIGN = 256 };
+    void *at = a->base ? a->base + a->bytes : NULL;
+    a->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+static student_matrix take(student_arena *a, const weight *w) {
+    if (!weight_present(w)) return (student_matrix){0};
+    return (student_matrix){train_take(a, (size_t)w->out * (size_t)w->in * sizeof(float)), w->out, w->in};
+}
+
+static float *take_vector(student_arena *a, const float *x, int n) {
+    return x ? train_take(a, (size_t)n * sizeof *x) : NULL;
+}
+
+/* A vector of a layer: where the model has it, and where the student does. */
+typedef struct layer_vector {
+    const float *from;
+    float **to;
+    int n;
+} layer_vector;
+
+enum { LAYER_VECTORS = 11 };
+
+static void vectors_of(backend_student *s, int layer, layer_vector out[LAYER_VECTORS]) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
+    student_layer *l = &s->layer[layer];
+    const layer_vector all[LAYER_VECTORS] = {{w->q_norm, &l->q_norm, c->layer[layer].head_dim},
+                                             {w->k_norm, &l->k_norm, c->layer[layer].head_dim},
+                                             {w->input_norm, &l->input_norm, c->hidden},
+                                             {w->post_attention_norm, &l->post_attention_norm, c->hidden},
+                                             {w->pre_ffn_norm, &l->pre_ffn_norm, c->hidden},
+                                             {w->post_ffn_norm, &l->post_ffn_norm, c->hidden},
+                                             {w->post_ffn_norm_1, &l->post_ffn_norm_1, c->hidden},
+                                             {w->pre_ffn_norm_2, &l->pre_ffn_norm_2, c->hidden},
+                                             {w->post_ffn_norm_2, &l->post_ffn_norm_2, c->hidden},
+                                             {w->post_ple_norm, &l->post_ple_norm, c->hidden},
+                                             {w->router_expert_scale, &l->router_expert_scale, c->experts}};
+    for (int i = 0; i < LAYER_VECTORS; i++) out[i] = all[i];
+}
+
+void train_weights_lay_out(backend_student *s, student_arena *a) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_weights *w = &s->m->options.verifier->weights;
+    s->embed = take(a, &w->embed);
+    s->head = c->tied_head ? s->embed : take(a, &w->head);
+    s->ple_embed = take(a, &w->ple_embed);
+    s->ple_model_proj = take(a, &w->ple_model_proj);
+    s->final_norm = take_vector(a, w->final_norm, c->hidden);
+    s->ple_proj_norm = take_vector(a, w->ple_proj_norm, c->ple_width);
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *from = &w->layer[i];
+        student_layer *l = &s->layer[i];
+        l->q = take(a, &from->q_proj);
+        l->k = take(a, &from->k_proj);
+        l->v = take(a, &from->v_proj);
+        l->o = take(a, &from->o_proj);
+        l->gate = take(a, &from->gate_proj);
+        l->up = take(a, &from->up_proj);
+        l->down = take(a, &from->down_proj);
+        l->ple_gate = take(a, &from->ple_gate);
+        l->ple_proj = take(a, &from->ple_proj);
+        layer_vector vector[LAYER_VECTORS];
+        vectors_of(s, i, vector);
+        for (int v = 0; v < LAYER_VECTORS; v++) *vector[v].to = take_vector(a, vector[v].from, vector[v].n);
+        if (!c->moe) continue;
+        size_t one = (size_t)c->experts * (size_t)c->hidden * (size_t)c->expert_intermediate * sizeof(float);
+        l->router = take(a, &from->router_proj);
+        l->router_norm = train_take(a, (size_t)c->hidden * sizeof(float));
+        l->experts_gate_up =
+            (student_matrix){train_take(a, 2 * one), c->experts * 2 * c->expert_intermediate, c->hidden};
+        l->experts_down = (student_matrix){train_take(a, one), c->experts * c->hidden, c->expert_intermediate};
+    }
+    if (!f_theta_needs_drafter(&s->f)) return;
+    const dflash_model *d = s->m->options.drafter;
+    s->fc = take(a, &d->fc);
+    s->hidden_norm = take_vector(a, d->hidden_norm, d->config.hidden);
+    for (int i = 0; i < d->config.layers; i++) {
+        s->draft_k[i] = take(a, &d->layer[i].k_proj);
+        s->draft_v[i] = take(a, &d->layer[i].v_proj);
+    }
+}
+
+/* Rows on their way to the device. */
+typedef struct upload {
+    const backend_student *s;
+    float *rows;
+    size_t most;
+    kakeya_status status;
+    kakeya_error *error;
+} upload;
+
+enum { UPLOAD_FLOATS = 1 << 22 };
+
+static void send(upload *u, float *to, const float *from, size_t n) {
+    if (u->status) return;
+    u->status = cuda_check(cudaMemcpyAsync(to, from, n * sizeof *to, cudaMemcpyHostToDevice, u->s->launch.stream),
+                           "copying weights for distillation", u->error);
+    if (!u->status) u->status = cuda_finish(&u->s->m->device, "copying weights for distillation", u->error);
+}
+
+/* Rows [first, first + n) of w. */
+static void fill_rows(upload *u, const weight *w, int first, int n, float *to) {
+    size_t in = (size_t)w->in;
+    int each = (int)(u->most / in > 0 ? u->most / in : 1);
+    for (int done = 0, rows; done < n && !u->status; done += rows) {
+        rows = n - done < each ? n - done : each;
+        for (int r = 0; r < rows; r++) weight_values(w, first + done + r, 0, w->in, u->rows + (size_t)r * in);
+        send(u, to + (size_t)done * in, u->rows, (size_t)rows * in);
+    }
+}
+
+static void fill(upload *u, const weight *w, student_matrix to) {
+    if (to.data) fill_rows(u, w, 0, w->out, to.data);
+}
+
+static void fill_experts(upload *u, const backend_student *s, int layer) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_weights *w = &s->m->options.verifier->weights.layer[layer];
+    const student_layer *l = &s->layer[layer];
+    int width = c->expert_intermediate;
+    size_t half = (size_t)width * (size_t)c->hidden;
+    fill(u, &w->router_proj, l->router);
+    fill(u, &w->experts_down, l->experts_down);
+    if (weight_present(&w->experts_gate_up)) fill(u, &w->experts_gate_up, l->experts_gate_up);
+    for (int e = 0; e < c->experts && weight_present(&w->experts_gate); e++) {
+        fill_rows(u, &w->experts_gate, e * width, width, l->experts_gate_up.data + 2 * (size_t)e * half);
+        fill_rows(u, &w->experts_up, e * width, width, l->experts_gate_up.data + (2 * (size_t)e + 1) * half);
+    }
+    float root = 1.0f / sqrtf((float)c->hidden);
+    for (int i = 0; i < c->hidden; i++) u->rows[i] = w->router_scale[i] * root;
+    send(u, l->router_norm, u->rows, (size_t)c->hidden);
+}
+
+/* inverse frequency j = theta^(-2j / head_dim) / factor, as cpu/rope.c has it */
+static void fill_turns(upload *u, const backend_student *s, int layer) {
+    const gemma4_config *c = s->m->config;
+    gemma4_layer_type type = c->layer[layer].type;
+    const gemma4_rope *rope = &c->rope[type];
+    int pairs = rope->rotated_pairs, each = (int)u->most / (pairs > 0 ? pairs : 1);
+    for (int which = 0; which < 2; which++) {
+        float *to = which ? s->sine[type] : s->cosine[type];
+        for (int done = 0, n; done < s->o.sequence && pairs; done += n) {
+            n = s->o.sequence - done < each ? s->o.sequence - done : each;
+            for (int i = 0; i < n * pairs; i++) {
+                float exponent = (float)(2 * (i % pairs)) / (float)c->layer[layer].head_dim;
+                float angle = (float)(done + i / pairs) * (1.0f / powf(rope->theta, exponent) / rope->factor);
+                u->rows[i] = which ? sinf(angle) : cosf(angle);
+            }
+            send(u, to + (size_t)done * (size_t)pairs, u->rows, (size_t)n * (size_t)pairs);
+        }
+    }
+}
+
+kakeya_status train_weights_fill(backend_student *s, kakeya_error *error) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_weights *w = &s->m->options.verifier->weights;
+    upload u = {.s = s, .most = UPLOAD_FLOATS, .error = error};
+    u.rows = malloc(u.most * sizeof *u.rows);
+    if (!u.rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    bool turned[2] = {false, false};
+    fill(&u, &w->embed, s->embed);
+    if (!c->tied_head) fill(&u, &w->head, s->head);
+    fill(&u, &w->ple_embed, s->ple_embed);
+    fill(&u, &w->ple_model_proj, s->ple_model_proj);
+    send(&u, s->final_norm, w->final_norm, (size_t)c->hidden);
+    if (s->ple_proj_norm) send(&u, s->ple_proj_norm, w->ple_proj_norm, (size_t)c->ple_width);
+    for (int i = 0; i < c->layers; i++) {
+        const gemma4_layer_weights *from = &w->layer[i];
+        const student_layer *l = &s->layer[i];
+        fill(&u, &from->q_proj, l->q);
+        fill(&u, &from->k_proj, l->k);
+        fill(&u, &from->v_proj, l->v);
+        fill(&u, &from->o_proj, l->o);
+        fill(&u, &from->gate_proj, l->gate);
+        fill(&u, &from->up_proj, l->up);
+        fill(&u, &from->down_proj, l->down);
+        fill(&u, &from->ple_gate, l->ple_gate);
+        fill(&u, &from->ple_proj, l->ple_proj);
+        layer_vector vector[LAYER_VECTORS];
+        vectors_of(s, i, vector);
+        for (int v = 0; v < LAYER_VECTORS; v++) {
+            if (vector[v].from) send(&u, *vector[v].to, vector[v].from, (size_t)vector[v].n);
+        }
+        if (c->moe) fill_experts(&u, s, i);
+        if (!turned[c->layer[i].type]) fill_turns(&u, s, i);
+        turned[c->layer[i].type] = true;
+    }
+    if (f_theta_needs_drafter(&s->f)) {
+        const dflash_model *d = s->m->options.drafter;
+        fill(&u, &d->fc, s->fc);
+        send(&u, s->hidden_norm, d->hidden_norm, (size_t)d->config.hidden);
+        for (int i = 0; i < d->config.layers; i++) {
+            fill(&u, &d->layer[i].k_proj, s->draft_k[i]);
+            fill(&u, &d->layer[i].v_proj, s->draft_v[i]);
+        }
+    }
+    free(u.rows);
+    return u.status;
+}
+
+void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy) {
+    const train_product p = {
+        .a = x, .lda = ldx, .b = w.data, .ldb = (size_t)w.in, .c = y, .ldc = ldy, .m = rows, .n = w.out, .k = w.in};
+    cuda_train_product(&s->launch, TRAIN_NT, &p);
+}
+
+void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add) {
+    const train_product p = {.a = d_y,
+                             .lda = ldy,
+                             .b = w.data,
+                             .ldb = (size_t)w.in,
+                             .c = d_x,
+                             .ldc = (size_t)w.in,
+                             .m = rows,
+                             .n = w.in,
+                             .k = w.out,
+                             .add = add};
+    cuda_train_product(&s->launch, TRAIN_NN, &p);
+}
+
+void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
+    const train_product p = {.a = b,
+                             .lda = (size_t)nb,
+                             .b = a,
+                             .ldb = (size_t)na,
+                             .c = sum,
+                             .ldc = (size_t)na,
+                             .m = nb,
+                             .n = na,
+                             .k = rows,
+                             .add = 1,
+                             .partial = s->partial,
+                             .partial_floats = s->partial_floats};
+    if (rows > 0) cuda_train_product(&s->launch, TRAIN_TN, &p);
+}

@@ -1,0 +1,138 @@
+/* What is compared, and the gradients that this begins with. Sums that are told are float64. */
+#include "backend/cuda/train_common.cuh"
+
+enum { SHARE_THREADS = 512, SHARE_WARPS = SHARE_THREADS / 32 };
+
+/* --------------------------------------------------------------------------------------------------------- logits */
+
+static __device__ __forceinline__ float capped(float z, float cap) { return cap > 0 ? cap * tanhf(z / cap) : z; }
+
+/* A block is a row. */
+static __global__ void kl_kernel(const float *teacher, float *student, int vocab, float cap, float scale, double *kl) {
+    __shared__ float shared[TRAIN_WARPS];
+    __shared__ double shared_double[TRAIN_WARPS];
+    const float *p = teacher + (size_t)blockIdx.x * vocab;
+    float *q = student + (size_t)blockIdx.x * vocab, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
+        largest[0] = fmaxf(largest[0], capped(p[i], cap));
+        largest[1] = fmaxf(largest[1], capped(q[i], cap));
+    }
+    for (int which = 0; which < 2; which++) largest[which] = block_largest(largest[which], shared);
+    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
+        sum[0] += expf(capped(p[i], cap) - largest[0]);
+        sum[1] += expf(capped(q[i], cap) - largest[1]);
+    }
+    for (int which = 0; which < 2; which++) sum[which] = logf(block_sum<TRAIN_THREADS>(sum[which], shared));
+    double lost = 0;
+    for (int i = threadIdx.x; i < vocab; i += TRAIN_THREADS) {
+        float z = capped(q[i], cap), inside = cap > 0 ? z / cap : 0;
+        float lp = capped(p[i], cap) - largest[0] - sum[0], lq = z - largest[1] - sum[1], share = expf(lp);
+        lost += (double)(share * (lp - lq));
+        q[i] = scale * (expf(lq) - share) * (1 - inside * inside);
+    }
+    lost = block_sum_double(lost, shared_double, TRAIN_WARPS);
+    if (threadIdx.x == 0) kl[blockIdx.x] = lost;
+}
+
+void cuda_train_kl(const cuda_launch *l, const float *teacher, float *student, int rows, int vocab, float cap,
+                   float scale, double *kl) {
+    launch_kernel(l, kl_kernel, dim3(rows), dim3(TRAIN_THREADS), 0, teacher, student, vocab, cap, scale, kl);
+}
+
+static __global__ void sum_rows_kernel(const double *kl, int rows, double by, double *out, int stride) {
+    __shared__ double shared[TRAIN_WARPS];
+    double sum = 0;
+    for (int i = threadIdx.x; i < rows; i += TRAIN_THREADS) sum += kl[(size_t)blockIdx.x * rows + i];
+    sum = block_sum_double(sum, shared, TRAIN_WARPS);
+    if (threadIdx.x == 0) out[blockIdx.x * stride] += by * sum;
+}
+
+void cuda_train_sum_rows(const cuda_launch *l, const double *kl, int segments, int rows, double by, double *out,
+                         int stride) {
+    launch_kernel(l, sum_rows_kernel, dim3(segments), dim3(TRAIN_THREADS), 0, kl, rows, by, out, stride);
+}
+
+/* --------------------------------------------------------------------------------------------------------- shares */
+
+static __device__ __forceinline__ void rows_of(const train_share &s, int *begin, int *end) {
+    *begin = s.begin ? s.begin[blockIdx.x] : blockIdx.x * s.rows;
+    *end = s.begin ? s.begin[blockIdx.x + 1] : *begin + s.rows;
+}
+
+static __global__ void square_share_kernel(train_share s) {
+    __shared__ double shared[SHARE_WARPS];
+    int begin, end;
+    rows_of(s, &begin, &end);
+    size_t values = (size_t)(end - begin) * s.n;
+    double size = 0, lost = 0;
+    for (size_t i = threadIdx.x; i < values; i += SHARE_THREADS) {
+        size_t row = begin + i / s.n, column = i % s.n, at = row * s.n + column;
+        float target = s.target[(s.index ? (size_t)s.index[row] : row) * s.n + column], off = s.x[at] - target;
+        size += (double)(target * target);
+        lost += (double)(off * off);
+    }
+    size = block_sum_double(size, shared, SHARE_WARPS);
+    lost = block_sum_double(lost, shared, SHARE_WARPS);
+    size = size > s.least ? size : s.least;
+    if (threadIdx.x == 0) s.out[blockIdx.x * s.stride] += s.by * lost / size;
+    if (!s.d) return;
+    float by = (float)(2 * (double)s.scale / size);
+    for (size_t i = threadIdx.x; i < values; i += SHARE_THREADS) {
+        size_t row = begin + i / s.n, column = i % s.n, at = row * s.n + column;
+        s.d[at] += by * (s.x[at] - s.target[(s.index ? (size_t)s.index[row] : row) * s.n + column]);
+    }
+}
+
+void cuda_train_square_share(const cuda_launch *l, const train_share *s) {
+    launch_kernel(l, square_share_kernel, dim3(s->segments), dim3(SHARE_THREADS), 0, *s);
+}
+
+/* ---------------------------------------------------------------------------------------------- K and V by themselves
+ * A vector is a warp's. */
+
+static __global__ void raw_kernel(train_share s, train_parts parts) {
+    __shared__ double shared[SHARE_WARPS];
+    int begin, end, lane = threadIdx.x % 32, d = parts.d, of_row = s.n / d;
+    rows_of(s, &begin, &end);
+    double values = (double)(end - begin) * s.n, vectors = values / d, size = 0, sum = 0, lost = 0;
+    for (size_t i = threadIdx.x; i < (size_t)(end - begin) * s.n; i += SHARE_THREADS) {
+        float target = s.target[(size_t)s.index[begin + i / s.n] * s.n + i % s.n];
+        size += (double)(target * target);
+        sum += (double)target;
+    }
+    size = block_sum_double(size, shared, SHARE_WARPS);
+    sum = block_sum_double(sum, shared, SHARE_WARPS);
+    double variance = (size - sum * sum / values) / (values > 2 ? values - 1 : 1), mean_square = size / vectors;
+    if (variance < s.least) variance = s.least;
+    if (mean_square < s.least) mean_square = s.least;
+    double square = parts.square / (values * (parts.variance ? variance : 1)), direction = parts.direction / vectors,
+           magnitude = parts.magnitude / (vectors * mean_square);
+    for (int v = threadIdx.x / 32; v < (end - begin) * of_row; v += SHARE_WARPS) {
+        size_t row = begin + v / of_row, at = row * s.n + (size_t)(v % of_row) * d;
+        const float *p = s.x + at, *t = s.target + (size_t)s.index[row] * s.n + (size_t)(v % of_row) * d;
+        double pp = 0, tt = 0, pt = 0, off = 0;
+        for (int i = lane; i < d; i += 32) {
+            pp += (double)p[i] * p[i];
+            tt += (double)t[i] * t[i];
+            pt += (double)p[i] * t[i];
+            off += (double)(p[i] - t[i]) * (p[i] - t[i]);
+        }
+        pp = warp_sum_double(pp) + 1e-30;
+        tt = warp_sum_double(tt) + 1e-30;
+        pt = warp_sum_double(pt);
+        off = warp_sum_double(off);
+        double length = sqrt(pp * tt), cosine = pt / length, longer = sqrt(pp) - sqrt(tt);
+        if (lane == 0) lost += square * off + direction * (1 - cosine) + magnitude * longer * longer;
+        for (int i = lane; s.d && i < d; i += 32) {
+            double g = 2 * square * ((double)p[i] - t[i]) + direction * (cosine * p[i] / pp - t[i] / length) +
+                       2 * magnitude * longer * p[i] / sqrt(pp);
+            s.d[at + i] += (float)((double)s.scale * g);
+        }
+    }
+    lost = block_sum_double(lost, shared, SHARE_WARPS);
+    if (threadIdx.x == 0) s.out[blockIdx.x * s.stride] += s.by * lost;
+}
+
+void cuda_train_raw(const cuda_launch *l, const train_share *s, train_parts parts) {
+    launch_kernel(l, raw_kernel, dim3(s->segments), dim3(SHARE_THREADS), 0, *s, parts);
+}

@@ -1,0 +1,5 @@
+/* The kernels of training as C++ for the host (backend/cuda/common.cuh beside this). */
+#include "backend/cuda/train_attention.cu"
+#include "backend/cuda/train_losses.cu"
+#include "backend/cuda/train_products.cu"
+#include "backend/cuda/train_rows.cu"
