@@ -120,6 +120,15 @@ elif run_step "MLX build" tools/build.sh build-mlx "kakeya_cli mlx" -DKAKEYA_MLX
         KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "$test (MLX)" sh "tests/mlx/$test.sh"
     done
     KAKEYA=build-mlx/kakeya BUILD=build-mlx start_tap "test_includes (MLX)" sh tests/style/test_includes.sh
+    # The backend's own code is instrumented, libmlx is as it is.
+    checked="test_failures${WHOLE_SWEEPS:+ test_mlx}"
+    # shellcheck disable=SC2046,SC2086  # several targets
+    if run_step "MLX sanitizer build" tools/build.sh build-mlx "$(printf 'mlx_sanitized_%s ' $checked)" -DKAKEYA_MLX=ON \
+        -DKAKEYA_TESTS=ON -DKAKEYA_CUDA=OFF; then
+        for test in $checked; do
+            CMOCKA_MESSAGE_OUTPUT=TAP start_tap "$test (MLX, sanitized)" "build-mlx/mlx-tests/sanitized_$test"
+        done
+    fi
 fi
 
 echo "== CUDA backend"
