@@ -62,7 +62,7 @@ help:
 	@echo "make test       build and run every test; the last line counts them"
 	@echo "make test-whole the same with every repetition of long sweeps, under sanitizers, too: hours"
 	@echo "make test-gpu   build the CUDA backend and run its tests on the device of this machine"
-	@echo "make cross-macos compile and link the program for Apple silicon with zig, a package of 100 MB from PyPI"
+	@echo "make cross-macos compile and link the program for Apple silicon with zig and libmlx, packages of 150 MB from PyPI"
 	@echo "make fuzz       fuzz every parser, SECONDS_PER_TARGET=600 seconds each"
 	@echo "make coverage   line coverage of the unit tests, report in build-coverage/"
 	@echo "make install    into PREFIX=$(PREFIX) (DESTDIR is honoured); make uninstall removes it again"

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Compiles and links the program for macOS on Apple silicon, on Linux, without the server: zig, a package of PyPI, is a clang with
-# macOS's headers and the names in its libSystem. Of the libraries that Homebrew has on a Mac this machine's headers are used, and
-# lists of the names that they export, so that nothing stays undefined. Nothing is run.
+# Compiles and links the program for macOS on Apple silicon, on Linux, with the server and the MLX backend: zig, a package of PyPI, is a
+# clang with macOS's headers and the names in its libSystem. Of the libraries that Homebrew has on a Mac this machine's headers are
+# used, and lists of the names that they export, so that nothing stays undefined. libmlx is the package for Macs itself. Nothing is
+# run.
 # usage: tools/cross_macos.sh BUILD_DIRECTORY
 set -eu
+. tools/mlx.sh
 
 build=${1:?usage: tools/cross_macos.sh BUILD_DIRECTORY}
 zig_version=0.17.1
@@ -25,6 +27,16 @@ install_zig() {
         --target "$cross/zig" "ziglang==$zig_version" && rm -rf "$cross/venv" && touch "$cross/zig-$zig_version"
 }
 
+# libmlx as pip installs it on a Mac: headers and the library; the kernels beside it are of no use here.
+install_mac_mlx() {
+    [ ! -f "$cross/mlx-$mlx_version" ] || return 0
+    python3 -m pip --version >/dev/null 2>&1 || return 1
+    rm -rf "$cross/mlx"
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary=:all: \
+        --platform "macosx_$(echo $oldest_macos | tr . _)_arm64" --target "$cross/mlx" "mlx-metal==$mlx_version" &&
+        rm -f "$cross/mlx/mlx/lib/mlx.metallib" && touch "$cross/mlx-$mlx_version"
+}
+
 # clang names extensions of Arm by -march, zig by -mcpu.
 write_tools() {
     mkdir -p "$cross/bin"
@@ -37,6 +49,7 @@ for a; do
 done
 exec env ZIG_GLOBAL_CACHE_DIR="$cross/cache" "$cross/zig/ziglang/zig" cc -target aarch64-macos.$oldest_macos "\$@"
 END
+    sed 's|/zig" cc |/zig" c++ |' "$cross/bin/cc" >"$cross/bin/c++"
     for tool in ar ranlib; do
         printf '#!/bin/sh\nexec "%s/zig/ziglang/zig" %s "$@"\n' "$cross" $tool >"$cross/bin/$tool"
     done
@@ -77,12 +90,25 @@ add_library zlib z zlib.h zconf.h
 add_library libedit edit editline histedit.h
 add_library libcrypto crypto openssl
 add_library libxxhash xxhash xxhash.h xxh3.h
+add_library openssl ssl openssl
+add_library libevent event event2 event.h
+add_library libevent_pthreads event_pthreads event2
+add_library libevent_openssl event_openssl event2
+add_library libprotobuf-c protobuf-c protobuf-c
 
-tools/build.sh "$build" product -DKAKEYA_TESTS=OFF -DKAKEYA_CUDA=OFF -DKAKEYA_MLX=OFF -DKAKEYA_SERVE=OFF \
+# The core's headers, and its name on a Mac: it is loaded when it is needed.
+cp -R /usr/include/grpc "$cross/include/"
+mlx=-DKAKEYA_MLX=OFF with="without the MLX backend (mlx-metal $mlx_version could not be installed by pip)"
+if install_mac_mlx >>"$build/zig.log" 2>&1; then
+    mlx="-DKAKEYA_MLX=ON -DKAKEYA_MLX_ROOT=$cross/mlx/mlx" with="with the MLX backend"
+fi
+# shellcheck disable=SC2086  # several options
+tools/build.sh "$build" product -DKAKEYA_TESTS=OFF -DKAKEYA_CUDA=OFF -DKAKEYA_SERVE=ON $mlx \
+    -DGRPC_INCLUDE_DIR="$cross/include" -DGRPC_LIBRARY=/opt/homebrew/lib/libgrpc.dylib \
     -DCMAKE_TOOLCHAIN_FILE="$PWD/tools/arm64_macos.cmake" -DKAKEYA_CROSS="$cross"
 magic=$(od -A n -t x4 -N 8 "$build/kakeya" | tr -d ' ')
 if [ "$magic" != feedfacf0100000c ]; then
     echo "cross-macos: $build/kakeya is no program for macOS on Arm (it begins with $magic)" >&2
     exit 1
 fi
-echo "cross-macos: $build/kakeya is linked for macOS $oldest_macos on Apple silicon"
+echo "cross-macos: $build/kakeya is linked for macOS $oldest_macos on Apple silicon, $with"

@@ -131,6 +131,17 @@ elif run_step "MLX build" tools/build.sh build-mlx "kakeya_cli mlx" -DKAKEYA_MLX
     fi
 fi
 
+# Some minutes of a processor, and 150 MB of packages: whole runs only.
+if [ -n "${WHOLE_SWEEPS:-}" ]; then
+    echo "== macOS"
+    tools/cross_macos.sh build-macos >"$work/macos" 2>&1 || true
+    case $(tail -n 1 "$work/macos") in
+    *" is linked for macOS "*) echo "1 0 0" >>"$results" ;;
+    "cross-macos: skipped"*) skip "the program for macOS" "$(tail -n 1 "$work/macos")" ;;
+    *) run_step "the program for macOS" tools/cross_macos.sh build-macos ;;
+    esac
+fi
+
 echo "== CUDA backend"
 if ! nvcc=$(find_nvcc); then
     skip "CUDA backend" "no CUDA compiler here"

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 #include "cli/cli.h"
 #include "cli/terminal.h"
 
@@ -75,9 +76,10 @@ static void read_saved(const listing *list, saved *s, bool verify) {
 
 /* The last used first. */
 static int by_age(const void *a, const void *b) {
-    const struct timespec *x = &((const saved *)a)->about.st_mtim, *y = &((const saved *)b)->about.st_mtim;
-    if (x->tv_sec != y->tv_sec) return x->tv_sec < y->tv_sec ? 1 : -1;
-    return x->tv_nsec < y->tv_nsec ? 1 : x->tv_nsec > y->tv_nsec ? -1 : 0;
+    const struct timespec x = platform_modified(&((const saved *)a)->about),
+                          y = platform_modified(&((const saved *)b)->about);
+    if (x.tv_sec != y.tv_sec) return x.tv_sec < y.tv_sec ? 1 : -1;
+    return x.tv_nsec < y.tv_nsec ? 1 : x.tv_nsec > y.tv_nsec ? -1 : 0;
 }
 
 static kakeya_status add(listing *list, const char *name, kakeya_error *error) {
@@ -121,8 +123,8 @@ static const char *reason_name(uint32_t reason) {
 static double idle_seconds(const saved *s) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    double idle =
-        (double)(now.tv_sec - s->about.st_mtim.tv_sec) + (double)(now.tv_nsec - s->about.st_mtim.tv_nsec) * 1e-9;
+    struct timespec used = platform_modified(&s->about);
+    double idle = (double)(now.tv_sec - used.tv_sec) + (double)(now.tv_nsec - used.tv_nsec) * 1e-9;
     return idle > 0 ? idle : 0;
 }
 

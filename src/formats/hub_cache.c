@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/platform.h"
 #include "formats/checkpoint.h"
 #include "formats/gguf.h"
 
@@ -77,11 +78,7 @@ static char *newest_snapshot(const char *model) {
             free(candidate);
             continue;
         }
-#if defined(__APPLE__)
-        struct timespec time = status.st_mtimespec;
-#else
-        struct timespec time = status.st_mtim;
-#endif
+        struct timespec time = platform_modified(&status);
         bool same = time.tv_sec == newest.tv_sec && time.tv_nsec == newest.tv_nsec;
         bool newer = time.tv_sec > newest.tv_sec || (time.tv_sec == newest.tv_sec && time.tv_nsec > newest.tv_nsec);
         if (!best || newer || (same && strcmp(candidate, best) > 0)) {

@@ -2,7 +2,6 @@
 #include "serve/answer.h"
 
 #include <math.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -456,7 +455,9 @@ static answer *open_answer(call *c, answer_options *options, const answer_sink *
 /* An answer that could not even begin. The sink hears of it where it hears of everything. */
 typedef struct stillborn {
     const answer_sink *sink;
-    sem_t heard;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool heard;
 } stillborn;
 
 static void say_out_of_memory(void *user) {
@@ -465,21 +466,23 @@ static void say_out_of_memory(void *user) {
     const answer_usage usage = {0};
     api_out_of_memory(&error);
     s->sink->event(s->sink->user, &(answer_event){.type = ANSWER_FAILED, .error = &error, .usage = &usage});
-    sem_post(&s->heard);
+    pthread_mutex_lock(&s->lock);
+    s->heard = true;
+    pthread_cond_signal(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }
 
 bool answer_run(call *c, answer_options *options, const answer_sink *sink) {
     answer *a = open_answer(c, options, sink);
     if (!a) {
-        stillborn s = {.sink = sink};
+        stillborn s = {.sink = sink, .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
         http_server *http = c->server->http;
         answer_options_free(options);
-        sem_init(&s.heard, 0, 0);
         while (!http_post(http, say_out_of_memory, &s)) {
         }
-        while (sem_wait(&s.heard) != 0) {
-        }
-        sem_destroy(&s.heard);
+        pthread_mutex_lock(&s.lock);
+        while (!s.heard) pthread_cond_wait(&s.changed, &s.lock);
+        pthread_mutex_unlock(&s.lock);
         return false;
     }
     *options = (answer_options){0};

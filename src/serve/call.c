@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/platform.h"
 #include "serve/life.h"
 
 void random_id(char out[RANDOM_ID_BYTES]) {
@@ -15,7 +15,7 @@ void random_id(char out[RANDOM_ID_BYTES]) {
     unsigned char bytes[64];
     size_t n = 0;
     while (n + 1 < RANDOM_ID_BYTES) {
-        if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes) continue;
+        if (!platform_random(bytes, sizeof bytes)) continue;
         for (size_t i = 0; i < sizeof bytes && n + 1 < RANDOM_ID_BYTES; i++)
             if (bytes[i] < 62 * 4) out[n++] = digits[bytes[i] % 62]; /* no digit is likelier than another */
     }

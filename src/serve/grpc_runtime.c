@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/grpc_memory.h"
 #include "serve/grpc_operation.h"
 
@@ -267,7 +267,7 @@ static kakeya_sampling sampling_of(const grpc_request *q) {
     sampling.top_p = q->has_top_p ? q->top_p : 1;
     sampling.top_k = !q->has_top_k ? 0 : q->top_k > INT_MAX ? INT_MAX : (int)q->top_k;
     sampling.seed = q->seed;
-    if (!q->has_seed && getrandom(&sampling.seed, sizeof sampling.seed, 0) != sizeof sampling.seed)
+    if (!q->has_seed && !platform_random(&sampling.seed, sizeof sampling.seed))
         sampling.seed = (uint64_t)(clock_seconds() * 1e9);
     return sampling;
 }

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/platform.h"
 #include "serve/grpc_core.h"
 
 static const double TICK_SECONDS = 0.5;
@@ -320,7 +321,7 @@ static int try_address(const char *host, int port, const char **reason) {
         return EADDRNOTAVAIL;
     }
     int result = 0, one = 1;
-    int probe = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int probe = platform_socket(found->ai_family, SOCK_STREAM, 0);
     if (probe < 0 || setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         bind(probe, found->ai_addr, found->ai_addrlen) != 0 || listen(probe, 1) != 0)
         result = errno;

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 
 enum { MAX_REPLY = 64 << 20, MAX_NAME = 256, MAX_PORT = 8 };
 
@@ -150,7 +151,7 @@ static kakeya_status connect_to(connection *x, kakeya_error *error) {
     kakeya_status status = KAKEYA_IO;
     for (const struct addrinfo *a = found; a && status != KAKEYA_OK; a = a->ai_next) {
         if (x->fd >= 0) close(x->fd);
-        x->fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+        x->fd = platform_socket(a->ai_family, a->ai_socktype, a->ai_protocol);
         if (x->fd >= 0 && !limit_time(x)) {
             status = late(c, error);
             break;

@@ -244,7 +244,8 @@ bool http_add_rest(struct evbuffer *out, const struct iovec *parts, int n, size_
 /* Libevent would ask the kernel whether the socket takes anything, write, and take the question back: three calls
  * for every token. A failure to send is left to its own attempt, which ends the connection. */
 size_t http_connection_send(const http_connection *c, const struct iovec *parts, int n) {
-    const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts, .msg_iovlen = (size_t)n};
+    struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)parts};
+    message.msg_iovlen += (unsigned)n; /* of another type on macOS */
     ssize_t taken = sendmsg(c->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     return taken > 0 ? (size_t)taken : 0;
 }

@@ -74,7 +74,7 @@ struct http_server {
     struct event_base *base;
     struct evconnlistener *listener;
     struct event *wake, *tick, *listen_again;
-    int wake_fd;
+    int wake_fd[2]; /* the end that is read, the one that is written */
     SSL_CTX *tls;
     char url[96];
     bool loopback;

@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/http_private.h"
 
 enum { BACKLOG = 1024, STOP_SECONDS = 2 };
@@ -267,7 +267,7 @@ bool http_post(http_server *server, void (*fn)(void *argument), void *argument) 
     pthread_mutex_unlock(&server->lock);
     if (wake) {
         const uint64_t one = 1;
-        while (write(server->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {
+        while (write(server->wake_fd[1], &one, sizeof one) < 0 && errno == EINTR) {
         }
     }
     return true;
@@ -367,10 +367,9 @@ static kakeya_status start(http_server *server, kakeya_error *error) {
         kakeya_status status = http_tls_open(o->tls_certificate, o->tls_key, &server->tls, error);
         if (status != KAKEYA_OK) return status;
     }
-    server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    server->base = server->wake_fd >= 0 ? event_base_new() : NULL;
+    server->base = platform_wake_open(server->wake_fd) == 0 ? event_base_new() : NULL;
     if (server->base) {
-        server->wake = event_new(server->base, server->wake_fd, EV_READ | EV_PERSIST, on_wake, server);
+        server->wake = event_new(server->base, server->wake_fd[0], EV_READ | EV_PERSIST, on_wake, server);
         server->tick = event_new(server->base, -1, EV_PERSIST, on_tick, server);
         server->listen_again = evtimer_new(server->base, on_listen_again, server);
     }
@@ -391,7 +390,7 @@ static void free_server(http_server *server) {
     if (server->tick) event_free(server->tick);
     if (server->listen_again) event_free(server->listen_again);
     if (server->base) event_base_free(server->base);
-    if (server->wake_fd >= 0) close(server->wake_fd);
+    platform_wake_close(server->wake_fd);
     http_tls_close(server->tls);
     pthread_mutex_destroy(&server->lock);
     free(server);
@@ -408,7 +407,7 @@ kakeya_status http_open(const http_options *options, http_server **out, kakeya_e
     http_server *server = calloc(1, sizeof *server);
     if (!server) return error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     server->options = *options;
-    server->wake_fd = -1;
+    server->wake_fd[0] = server->wake_fd[1] = -1;
     pthread_mutex_init(&server->lock, NULL);
     *out = server; /* the first request may come before this function returns */
     kakeya_status status = start(server, error);

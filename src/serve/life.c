@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/platform.h"
 #include "serve/rpc.h"
 #include "serve/seal_file.h"
 
@@ -389,12 +390,11 @@ void life_nudge(void *user) {
  * `end` has come. False: *error. */
 static bool wait_for_model(life *l, const _Atomic bool *gone, double end, api_error *error) {
     const uint64_t failures = l->failures;
-    struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - floor(end)) * 1e9)};
     l->wake = true;
     pthread_cond_broadcast(&l->changed);
     while (!l->awake && !l->stopping && l->failures == failures && !l->load_failed && !atomic_load(gone) &&
            clock_seconds() < end)
-        (void)pthread_cond_timedwait(&l->changed, &l->lock, &until);
+        (void)platform_condition_wait(&l->changed, &l->lock, end);
     if (l->awake) return true;
     error->retry_after = 2;
     if (l->stopping) return api_fail(error, 503, "draining", NULL, "the server is shutting down");
@@ -491,13 +491,9 @@ life *life_open(server_context *server) {
     life *l = calloc(1, sizeof *l);
     if (!l) return NULL;
     l->server = server;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&l->lock, NULL);
     pthread_mutex_init(&l->engine_lock, NULL);
-    pthread_cond_init(&l->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    platform_condition_init(&l->changed);
     return l;
 }
 

@@ -1,9 +1,9 @@
 /* GET /metrics: what the parts of the server have counted, as Prometheus reads it. */
-#include <dirent.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/platform.h"
 #include "serve/answer.h"
 #include "serve/life.h"
 #include "serve/routes.h"
@@ -217,23 +217,6 @@ static void write_store(server_context *s, metrics_page *p) {
 
 /* ---------------------------------------------------------------------------------------------------------- process */
 
-static double open_files(void) {
-    DIR *directory = opendir("/proc/self/fd");
-    if (!directory) return 0;
-    double n = -1; /* the directory's own */
-    for (const struct dirent *entry; (entry = readdir(directory)) != NULL;) n += entry->d_name[0] != '.';
-    closedir(directory);
-    return n;
-}
-
-static double resident_bytes(void) {
-    unsigned long long total = 0, resident = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-    if (file && fscanf(file, "%llu %llu", &total, &resident) != 2) resident = 0;
-    if (file) fclose(file);
-    return (double)resident * (double)sysconf(_SC_PAGESIZE);
-}
-
 static void write_process(server_context *s, metrics_page *p) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -251,9 +234,9 @@ static void write_process(server_context *s, metrics_page *p) {
     metrics_one(p, "http_connections", NULL, "gauge", "Connections that are open.", (double)http.connections);
     metrics_one(p, "http_disconnects_total", NULL, "counter", "Clients that left before their reply ended.",
                 (double)http.disconnects);
-    metrics_one(p, "process_resident_memory_bytes", NULL, "gauge", "Resident memory.", resident_bytes());
+    metrics_one(p, "process_resident_memory_bytes", NULL, "gauge", "Resident memory.", platform_resident_bytes());
     metrics_one(p, "process_cpu_seconds_total", NULL, "counter", "Processor time.", cpu);
-    metrics_one(p, "process_open_fds", NULL, "gauge", "Open file descriptors.", open_files());
+    metrics_one(p, "process_open_fds", NULL, "gauge", "Open file descriptors.", platform_open_files());
     metrics_one(p, "process_start_time_seconds", NULL, "gauge", "Start of the server, Unix time.", (double)s->created);
 }
 

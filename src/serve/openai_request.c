@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/hash.h"
+#include "base/platform.h"
 
 enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
 
@@ -78,7 +78,7 @@ static void read_biases(call *c, fields *f, answer_options *out) {
 
 static uint64_t random_seed(void) {
     uint64_t seed;
-    while (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) {
+    while (!platform_random(&seed, sizeof seed)) {
     }
     return seed;
 }

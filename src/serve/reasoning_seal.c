@@ -1,4 +1,5 @@
 #include "serve/reasoning_seal.h"
+#include "base/platform.h"
 
 #include <limits.h>
 #include <openssl/crypto.h>
@@ -6,15 +7,12 @@
 #include <openssl/hmac.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 enum { TAG_BYTES = 16, DIGEST_BYTES = 32, MOST_BYTES = 64 << 20 };
 
 static const char mark[] = "kk1.";
 
-bool reasoning_seal_init(reasoning_seal *seal) {
-    return getrandom(seal->key, sizeof seal->key, 0) == (ssize_t)sizeof seal->key;
-}
+bool reasoning_seal_init(reasoning_seal *seal) { return platform_random(seal->key, sizeof seal->key); }
 
 static bool make_tag(const reasoning_seal *seal, const void *text, size_t bytes, unsigned char tag[DIGEST_BYTES]) {
     unsigned int length = 0;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/state_file.h"
 #include "serve/temporary.h"
 
@@ -201,10 +202,10 @@ static bool has_changed(response_disk *disk) {
     struct stat about;
     struct timespec now;
     if (fstat(disk->directory, &about) != 0) return false;
-    if (disk->settled && seconds_of(about.st_mtim) == seconds_of(disk->scanned)) return false;
+    if (disk->settled && seconds_of(platform_modified(&about)) == seconds_of(disk->scanned)) return false;
     clock_gettime(CLOCK_REALTIME, &now);
-    disk->scanned = about.st_mtim;
-    disk->settled = fabs(seconds_of(now) - seconds_of(about.st_mtim)) > coarsest_tick_seconds;
+    disk->scanned = platform_modified(&about);
+    disk->settled = fabs(seconds_of(now) - seconds_of(platform_modified(&about))) > coarsest_tick_seconds;
     return true;
 }
 
@@ -235,7 +236,7 @@ static new_file *list_new(response_disk *disk, size_t *n) {
         if (!response_file_id(e->d_name, file.id) || find_known(disk, file.id) || strcmp(disk->writing, file.id) == 0 ||
             fstatat(disk->directory, e->d_name, &about, AT_SYMLINK_NOFOLLOW) != 0)
             continue;
-        file.written = about.st_mtim;
+        file.written = platform_modified(&about);
         if (*n == room) {
             room = room ? 2 * room : 64;
             new_file *grown = realloc(files, room * sizeof *files);

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/answer.h"
 #include "serve/life.h"
 #include "serve/routes.h"
@@ -92,9 +93,8 @@ const char *serve_url(const server_context *s) { return http_url(s->http); }
 const char *serve_grpc(const server_context *s) { return rpc_address(s); }
 
 int serve_wait(server_context *s, const sigset_t *wanted, kakeya_error *error) {
-    const struct timespec moment = {.tv_nsec = 100000000};
     for (;;) {
-        int number = sigtimedwait(wanted, NULL, &moment);
+        int number = platform_wait_signal(wanted, 100);
         if (number > 0) return number;
         if (life_failed(s->life, error)) return 0;
     }

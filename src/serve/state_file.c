@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/platform.h"
 #include "serve/temporary.h"
 
 static kakeya_status failed(const char *name, int why, kakeya_error *error) {
@@ -40,7 +41,7 @@ kakeya_status state_file_write(int directory, const char *name, const void *data
     if (fd < 0 && errno == EEXIST) return error_set(error, KAKEYA_CANCELLED, "%s: another process is writing it", name);
     if (fd < 0) return failed(name, errno, error);
     kakeya_status status = KAKEYA_OK;
-    if (!write_fully(fd, data, bytes) || fdatasync(fd) != 0) {
+    if (!write_fully(fd, data, bytes) || platform_sync_data(fd) != 0) {
         status = failed(name, errno, error);
     } else if (only_new && linkat(directory, temporary, directory, name, 0) != 0) {
         status = errno == EEXIST ? error_set(error, KAKEYA_CANCELLED, "%s: there is one already", name)

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/temporary.h"
 
 static const char suffix[] = ".kkc", bad_suffix[] = ".bad", lock_name[] = ".lock";
@@ -118,7 +119,7 @@ static void meet_file(store_disk *disk, const char *name) {
     file_record *f = find_name(disk, name);
     bool known = f != NULL && f->bytes == (uint64_t)about.st_size && f->info.tokens;
     if (f && known) {
-        f->used = about.st_mtim;
+        f->used = platform_modified(&about);
         f->there = true;
         /* one with a name of its own may have been replaced by another server */
         if (strlen(name) == 32 + sizeof suffix - 1) return;
@@ -131,7 +132,7 @@ static void meet_file(store_disk *disk, const char *name) {
     }
     disk->counts.bytes += (uint64_t)about.st_size - f->bytes;
     f->bytes = (uint64_t)about.st_size;
-    f->used = about.st_mtim;
+    f->used = platform_modified(&about);
     f->there = true;
     store_file *file = NULL;
     kakeya_error error = {0};
@@ -154,7 +155,7 @@ static bool same_time(struct timespec a, struct timespec b) { return a.tv_sec ==
 static void refresh(store_disk *disk) {
     struct stat about;
     if (fstat(disk->fd, &about) != 0) return;
-    if (disk->settled && same_time(about.st_mtim, disk->scanned)) return;
+    if (disk->settled && same_time(platform_modified(&about), disk->scanned)) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     int copy = openat(disk->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -169,8 +170,8 @@ static void refresh(store_disk *disk) {
     closedir(list);
     for (size_t i = disk->n_files; i-- > 0;)
         if (!disk->files[i].there) forget(disk, disk->files[i].name);
-    disk->scanned = about.st_mtim;
-    disk->settled = fabs(seconds_of(now) - seconds_of(about.st_mtim)) > coarsest_tick_seconds;
+    disk->scanned = platform_modified(&about);
+    disk->settled = fabs(seconds_of(now) - seconds_of(platform_modified(&about))) > coarsest_tick_seconds;
 }
 
 /* ---------------------------------------------------------------------------------------------------- open, close */

@@ -5,16 +5,13 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/platform.h"
 
 static const double half_life_seconds = 6 * 3600.0;
 
 bool store_entries_open(store_entries *all, store_key seed) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&all->lock, NULL);
-    pthread_cond_init(&all->ready, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    platform_condition_init(&all->ready);
     all->index = store_index_open(seed);
     return all->index != NULL;
 }

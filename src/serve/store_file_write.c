@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 #include "serve/store_file.h"
 #include "serve/temporary.h"
 
@@ -102,7 +103,7 @@ static kakeya_status write_body(file_output *o, const char *name, const store_fi
 
 /* Room for the whole file, so that a full disk is known before a byte is written. */
 static int reserve(int fd, uint64_t bytes) {
-    int why = posix_fallocate(fd, 0, (off_t)bytes);
+    int why = platform_reserve(fd, bytes);
     return why == EINVAL || why == EOPNOTSUPP ? 0 : why; /* a file system that cannot say */
 }
 
@@ -125,7 +126,7 @@ static kakeya_status write_temporary(file_output *o, const char *name, store_fil
     status = write_body(o, name, info, error);
     if (status != KAKEYA_OK) return status;
     step(o, "written");
-    if (fdatasync(o->fd) != 0) {
+    if (platform_sync_data(o->fd) != 0) {
         o->failed = errno;
         return failed(name, o->failed, error);
     }

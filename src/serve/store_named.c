@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 
 static const char id_prefix[] = "sess-";
 
@@ -317,8 +317,7 @@ static void *run(void *user) {
             pthread_mutex_lock(&named->lock);
         }
         double until = clock_seconds() + period;
-        struct timespec at = {.tv_sec = (time_t)until, .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
-        while (!named->stopping && pthread_cond_timedwait(&named->changed, &named->lock, &at) == 0) continue;
+        while (!named->stopping && platform_condition_wait(&named->changed, &named->lock, until)) continue;
     }
     pthread_mutex_unlock(&named->lock);
     return NULL;
@@ -332,12 +331,8 @@ kakeya_status store_named_open(kakeya_engine *engine, const kakeya_session_optio
     store_named *named = calloc(1, sizeof *named);
     if (!named) return error_set(error, KAKEYA_OUT_OF_MEMORY, "sessions: out of memory");
     *named = (store_named){.engine = engine, .session = *session, .disk = disk, .options = *options};
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&named->lock, NULL);
-    pthread_cond_init(&named->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    platform_condition_init(&named->changed);
     named->running = pthread_create(&named->thread, NULL, run, named) == 0;
     if (!named->running) {
         store_named_close(named, 0);
@@ -377,7 +372,7 @@ void store_named_close(store_named *named, double end) {
 
 static bool make_id(char id[STORE_ID_BYTES]) {
     unsigned char random[16];
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return false;
+    if (!platform_random(random, sizeof random)) return false;
     size_t at = (size_t)snprintf(id, STORE_ID_BYTES, "%s", id_prefix);
     for (size_t i = 0; i < sizeof random; i++) at += (size_t)snprintf(id + at, STORE_ID_BYTES - at, "%02x", random[i]);
     return true;

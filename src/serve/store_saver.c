@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/platform.h"
 
 enum { MOST_OUTGOING = 4 }; /* entries that wait to be written while their memory is wanted */
 /* After a write that did not happen: the disk decides when it takes more. */
@@ -85,8 +86,7 @@ static void wait_until(store_saver *saver, double at) {
         pthread_cond_wait(&saver->entries->ready, &saver->entries->lock);
         return;
     }
-    struct timespec until = {.tv_sec = (time_t)at, .tv_nsec = (long)((at - floor(at)) * 1e9)};
-    (void)pthread_cond_timedwait(&saver->entries->ready, &saver->entries->lock, &until);
+    (void)platform_condition_wait(&saver->entries->ready, &saver->entries->lock, at);
 }
 
 /* With the lock, which it gives up meanwhile. */
