@@ -61,11 +61,12 @@ KAKEYA_API kakeya_status kakeya_description_kv_bytes(const kakeya_description *d
 KAKEYA_API size_t kakeya_description_reference_bytes(const kakeya_description *description, kakeya_kv_format format,
                                                      size_t tokens, bool rings);
 
-/* What a class of tensors is stored in: its name and the format's ("experts", "Q4_K"), matrices (or vectors) of the
+/* What a class of tensors is stored in: its name and the format's ("experts", "Q4_K"), the kernels that this CPU
+ * multiplies the format with ("int8, vnni, tiles"; "-" for what enters no product), matrices (or vectors) of the
  * format, their bytes, and how many of these the forward of one token reads: of experts those of the chosen ones, of
- * tables a row, of the head all. Both names are valid during the call. */
-typedef void (*kakeya_stored_fn)(void *user, const char *group, const char *format, uint64_t matrices, uint64_t bytes,
-                                 uint64_t bytes_per_token);
+ * tables a row, of the head all. The names are valid during the call. */
+typedef void (*kakeya_stored_fn)(void *user, const char *group, const char *format, const char *kernels,
+                                 uint64_t matrices, uint64_t bytes, uint64_t bytes_per_token);
 
 /* Looks into a model's files, a directory's or a GGUF file's: calls `stored` for every class and format. With `check`
  * every scale and every value in floating point must be a finite number: KAKEYA_FORMAT names tensor and row of the

@@ -206,20 +206,21 @@ typedef struct stored_list {
     uint64_t bytes, per_token;
 } stored_list;
 
-static void print_stored(void *user, const char *group, const char *format, uint64_t matrices, uint64_t bytes,
-                         uint64_t per_token) {
+static void print_stored(void *user, const char *group, const char *format, const char *kernels, uint64_t matrices,
+                         uint64_t bytes, uint64_t per_token) {
     stored_list *list = user;
     char a[32], b[32], c[32];
     list->bytes += bytes;
     list->per_token += per_token;
     if (!list->json) {
-        printf("  %-25s %-12s %8s %12s %12s\n", group, format, format_count(a, matrices),
-               format_bytes(b, (double)bytes), format_bytes(c, (double)per_token));
+        printf("  %-25s %-12s %8s %12s %12s   %s\n", group, format, format_count(a, matrices),
+               format_bytes(b, (double)bytes), format_bytes(c, (double)per_token), kernels);
         return;
     }
     cJSON *item = cJSON_CreateObject();
     cJSON_AddStringToObject(item, "class", group);
     cJSON_AddStringToObject(item, "format", format);
+    cJSON_AddStringToObject(item, "cpu_kernels", kernels);
     add_number(item, "tensors", (double)matrices);
     add_number(item, "bytes", (double)bytes);
     add_number(item, "bytes_per_token", (double)per_token);
@@ -231,7 +232,9 @@ static kakeya_status print_files(const char *model, bool check, cJSON *json, kak
     char a[32], b[32];
     stored_list list = {.json = json ? cJSON_AddArrayToObject(json, "stored") : NULL};
     if (!model) return error_set(error, KAKEYA_INVALID_ARGUMENT, "--stored: synthetic models have no files");
-    if (!json) printf("\nstored\n  %-25s %-12s %8s %12s %12s\n", "class", "format", "tensors", "bytes", "per token");
+    if (!json)
+        printf("\nstored\n  %-25s %-12s %8s %12s %12s   %s\n", "class", "format", "tensors", "bytes", "per token",
+               "products on this CPU");
     kakeya_status status = kakeya_inspect(model, check, print_stored, &list, error);
     if (status || json) return status;
     printf("  %-25s %-12s %8s %12s %12s\n", "total", "", "", format_bytes(a, (double)list.bytes),
@@ -297,7 +300,7 @@ int cli_info(int argc, char **argv) {
         CLI_OPTION(.name = "sessions", .kind = CLI_FLAG, .target = &arguments.sessions,
                    .help = "also how many sessions fit at once, by length and policy"),
         CLI_OPTION(.name = "stored", .kind = CLI_FLAG, .target = &arguments.stored,
-                   .help = "also what the files hold, by class of tensors: formats, bytes, bytes per token"),
+                   .help = "also what the files hold, by class of tensors: formats, bytes, bytes per token, kernels"),
         CLI_OPTION(.name = "check", .kind = CLI_FLAG, .target = &arguments.check,
                    .help = "the same, and that every scale and value in them is a finite number"),
         CLI_OPTION(.name = "memory", .argument = "BYTES", .kind = CLI_BYTES, .target = &arguments.memory_bytes,

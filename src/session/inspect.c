@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/products.h"
 #include "base/error.h"
 #include "formats/checkpoint.h"
 #include "kakeya.h"
@@ -145,11 +146,19 @@ static kakeya_status add_slot(void *context, const tensor_slot *slot, kakeya_err
     return status == KAKEYA_OK ? add_matrix(s, slot, &l->experts_up, error) : status;
 }
 
+/* Tables of which rows are looked up, norms and scalars enter no product. */
+static const char *products_of(const inspector *s, parameter_group group, weight_format format, char *out, size_t n) {
+    bool looked_up = group == PARAMETERS_PLE_TABLE || (group == PARAMETERS_EMBEDDING && !s->model->config.tied_head);
+    return looked_up || group == PARAMETERS_NORMS ? "-" : backend_cpu_products(format, out, n);
+}
+
 static void tell(const inspector *s, kakeya_stored_fn stored, void *user) {
     for (int g = 0; g < PARAMETERS_GROUPS; g++) {
         for (int f = 0; f < WEIGHT_FORMAT_COUNT; f++) {
+            char kernels[64];
             if (s->stored[g][f].matrices)
                 stored(user, parameter_group_name((parameter_group)g), weight_format_name((weight_format)f),
+                       products_of(s, (parameter_group)g, (weight_format)f, kernels, sizeof kernels),
                        s->stored[g][f].matrices, s->stored[g][f].bytes, s->stored[g][f].per_token);
         }
     }

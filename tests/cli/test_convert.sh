@@ -52,6 +52,7 @@ done
 works "info tells what a file holds" info --model "$WORK/q4_0" --stored --json
 json_holds "by class and format" '.stored | map(select(.class == "experts" and .format == "Q4_0")) | .[0].bytes > 0'
 json_holds "and what decoding reads" '(.stored | map(.bytes_per_token) | add) < (.stored | map(.bytes) | add)'
+json_holds "and which kernels multiply it" '.stored | map(select(.format == "Q4_0")) | all(.cpu_kernels | startswith("int8, "))'
 works "and checks it" info --model "$WORK/q4_0" --check
 check "which it says" grep -q 'all scales and values are finite' "$WORK/out"
 fails_with "synthetic models have no files" 'no files' info --synthetic e2b --check --json

@@ -61,6 +61,8 @@ extern const int8_kernels int8_neon, int8_dotprod, int8_i8mm;
 #endif
 /* Those of a table of kernels. */
 const int8_kernels *int8_of(const cpu_kernels *table);
+/* Of the instructions that they use. */
+const char *int8_name(const int8_kernels *kernels);
 
 /* Rows of a table of kernels, whose int8 products are those of INT8_KERNELS. INT8_NAME makes names of functions, for
  * files with several tables. */

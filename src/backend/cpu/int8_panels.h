@@ -188,7 +188,9 @@ static void multiply_panels(const int8_form *form, panel_opener open, const void
     const int together = form_in_halves(form) ? PANEL_ROWS_APART : PANEL_ROWS;
     const panel_product product = panel_product_of(form);
     tile_outputs t[PANEL_TILES];
-    memset(panel, 0, sizeof panel);
+    /* A tile that is not there is multiplied too, and its sums are dropped: it has to be written once. */
+    const int lanes = w->first % TILE_OUTPUTS + w->out;
+    if ((lanes + TILE_OUTPUTS - 1) / TILE_OUTPUTS % PANEL_TILES) memset(panel, 0, sizeof panel);
     for (int o = 0; o < w->out; o += t[0].n + t[1].n) {
         t[0] = outputs_at(form, w, o);
         t[1] = (tile_outputs){0};

@@ -142,3 +142,16 @@ const int8_kernels *int8_of(const cpu_kernels *table) {
     (void)table;
     return &int8_scalar;
 }
+
+const char *int8_name(const int8_kernels *kernels) {
+#if defined(__x86_64__)
+    if (kernels == &int8_avx2) return "avx2";
+    if (kernels == &int8_vnni) return "vnni";
+#elif defined(__aarch64__)
+    if (kernels == &int8_neon) return "neon";
+    if (kernels == &int8_dotprod) return "dotprod";
+    if (kernels == &int8_i8mm) return "i8mm";
+#endif
+    (void)kernels;
+    return "scalar";
+}

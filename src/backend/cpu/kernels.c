@@ -1,6 +1,7 @@
 /* Which kernel table this CPU can run. */
 #include "backend/cpu/kernels.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #if defined(__aarch64__) && defined(__APPLE__)
@@ -9,7 +10,9 @@
 #include <sys/auxv.h>
 #endif
 
+#include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_private.h"
+#include "backend/products.h"
 
 /* Best first. Each instruction set contains the ones behind it, so what a CPU supports is a tail of this list. */
 #if defined(__x86_64__)
@@ -83,4 +86,13 @@ const cpu_kernels *cpu_kernels_find(const char *name) {
         if (!name || strcmp(name, names_here[i]) == 0) return tables_here[i];
     }
     return NULL;
+}
+
+const char *backend_cpu_products(weight_format format, char *out, size_t n) {
+    const cpu_kernels *table = cpu_kernels_find(NULL);
+    if (table->weight[format].product[INPUT_INT8].packing == PACKING_INT8)
+        snprintf(out, n, "int8, %s, tiles", int8_name(int8_of(table)));
+    else
+        snprintf(out, n, "f32, %s", table->name);
+    return out;
 }
