@@ -56,6 +56,8 @@ for format in q4_0 q8_0; do
 done
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_sessions" "$build/gpu/test_sessions"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_batch" "$build/gpu/test_batch"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_latents" "$build/gpu/test_latents"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_kv_codes" "$build/gpu/test_kv_codes"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 # On two devices, where there are so many: otherwise each test is skipped.
 run_tap "exchange_kernels" "$build/gpu/exchange_kernels"
@@ -67,6 +69,8 @@ KAKEYA=$build/kakeya BUILD=$build run_tap "test_command_line" sh tests/gpu/test_
 KAKEYA=$build/kakeya BUILD=$build run_tap "test_device" sh tests/gpu/test_device.sh
 evaluate lossless
 evaluate niah
+evaluate lossless --kv-format q8 --prompts 60
+evaluate niah --kv-format q8
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 if [ -x "$sanitizer" ]; then
     CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda (memcheck)" "$sanitizer" --tool memcheck --error-exitcode 9 "$build/gpu/test_cuda"

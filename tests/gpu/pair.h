@@ -103,6 +103,9 @@ static const policy policies[] = {
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
+/* What caches keep K/V in, but for the reference's. */
+static kv_format pair_kv_format = KV_FORMAT_BF16;
+
 static inline backend_cache *new_cache(pair *p, int b, const policy *how, int context, bool drafter) {
     backend_cache *cache = NULL;
     backend_cache_options options = {.context_tokens = context,
@@ -111,7 +114,7 @@ static inline backend_cache *new_cache(pair *p, int b, const policy *how, int co
                                      .sink = 4,
                                      .window = 64,
                                      .draft_window = 256,
-                                     .kv_format = b == REFERENCE ? KV_FORMAT_F32 : KV_FORMAT_BF16,
+                                     .kv_format = b == REFERENCE ? KV_FORMAT_F32 : pair_kv_format,
                                      .keep_draft_context = drafter,
                                      .account = &p->account};
     REQUIRE_OK(p->ops[b]->cache_create(p->model[b], &options, &cache, error));

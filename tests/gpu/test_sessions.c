@@ -245,6 +245,30 @@ static void random_schedules_of_aux_forms(void **state) {
     }
 }
 
+/* The same with K/V of full-attention layers in 8 bits: values alone, and keys and values. */
+static void random_schedules_in_8_bits(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 40, 0};
+    pair_kv_format = KV_FORMAT_Q8;
+    for (int f = 0; f < 3; f++) {
+        pair p;
+        gemma4_config form = f == 1 ? tall_form() : shared_form();
+        if (f == 0)
+            pair_open(&p, demo_path(), true);
+        else
+            pair_random(&p, &form, windows, false, true);
+        for (int k = 0; k < POLICIES; k += sweep_short() ? 3 : 1) {
+            talk t;
+            talk_open(&t, &p, &policies[k], 73);
+            talk_plainly(&t, CUDA);
+            for (uint32_t seed = 1; seed <= (sweep_short() ? 1 : 2); seed++) play(&t, seed);
+            free(t.logits);
+        }
+        pair_close(&p);
+    }
+    pair_kv_format = KV_FORMAT_BF16;
+}
+
 /* A block of which nothing is kept evicts nothing: the prompt behind it has the bits that it has without. */
 static void dropped_first_block(void **state) {
     (void)state;
@@ -512,6 +536,13 @@ static void open_separate_q4(pair *p) {
     pair_random_aux(p, &form, &aux_forms[1]);
 }
 
+static void fresh_engine_in_8_bits(void **state) {
+    (void)state;
+    pair_kv_format = KV_FORMAT_Q8;
+    resume_elsewhere(open_demo, 3);
+    pair_kv_format = KV_FORMAT_BF16;
+}
+
 static void fresh_engine_of_aux_forms(void **state) {
     (void)state;
     resume_elsewhere(open_shared_q8, 2);
@@ -630,6 +661,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_schedules),
         cmocka_unit_test(random_schedules_of_shared_layers),
+        cmocka_unit_test(random_schedules_in_8_bits),
+        cmocka_unit_test(fresh_engine_in_8_bits),
         cmocka_unit_test(random_schedules_of_aux_forms),
         cmocka_unit_test(fresh_engine_of_aux_forms),
         cmocka_unit_test(dropped_first_block),

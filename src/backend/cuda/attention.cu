@@ -12,7 +12,16 @@ template <int D, bool SPLIT> struct attend_memory {
     bf16 p[QUERIES][KEYS + PAD];
     float top[QUERIES], sum[QUERIES], rescale[QUERIES];
     float2 base_turn[D / 2];
+    float scale_k[KEYS], scale_v[KEYS]; /* of codes */
 };
+
+/* A warp has a vector; NULL: zeros. */
+template <int D>
+static __device__ __forceinline__ void load_codes(bf16 *to, float *scale, const unsigned char *vector, int lane) {
+    if (lane == 0) *scale = vector ? kv_codes_scale(vector) : 1.0f;
+    for (int c = lane; c < D / 4; c += 32)
+        *reinterpret_cast<uint2 *>(to + c * 4) = bf16_of_codes(vector ? kv_codes_four(vector, c) : 0);
+}
 
 template <int D, bool SPLIT>
 static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
@@ -57,6 +66,13 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
             }
         }
         bool wanted = v != nullptr;
+        if (a.codes && source == TILE_EXACT) {
+            load_codes<D>(m.v[i], &m.scale_v[i], v ? kv_codes_of(v, row, a.kv_heads, head, D) : nullptr, lane);
+            if (!SPLIT && !a.k_norm)
+                load_codes<D>(m.k[i], &m.scale_k[i], k ? kv_codes_of(k, row, a.kv_heads, head, D) : nullptr, lane);
+            continue;
+        }
+        if (a.codes && lane == 0) m.scale_v[i] = m.scale_k[i] = 1;
         const cuda_bf16 *from_v = wanted ? v + row * kv_dim + column : a.q;
         const cuda_bf16 *from_k = k ? k + row * kv_dim + column : a.q;
         for (int c = lane; c < D / 8; c += 32) {
@@ -121,14 +137,16 @@ template <int D, bool SPLIT> static __device__ void compute_scores(attend_memory
 static_assert(ATTEND_THREADS == QUERIES * QUERY_THREADS, "all threads share the softmax of a tile");
 
 template <int D, bool SPLIT>
-static __device__ void update_softmax(attend_memory<D, SPLIT> &m, tile_source source, int base,
+static __device__ void update_softmax(attend_memory<D, SPLIT> &m, const cuda_attention &a, tile_source source, int base,
                                       const visible_range &mine, bool valid) {
     int query = threadIdx.x / QUERY_THREADS;
+    const float *scales = a.k_norm ? m.scale_v : m.scale_k;
     auto score = [&](int key) {
         bool seen = valid && (source == TILE_EXACT ? sees_exactly(mine, base + key) : sees_restored(mine, base + key));
-        return seen ? m.scores[query][key] : -INFINITY;
+        return !seen ? -INFINITY : a.codes ? m.scores[query][key] * scales[key] : m.scores[query][key];
     };
-    query_state state = soften(m.top[query], m.sum[query], score, m.p[query]);
+    query_state state =
+        soften(m.top[query], m.sum[query], score, m.p[query], a.codes, [&](int key) { return m.scale_v[key]; });
     __syncwarp();
     if (threadIdx.x % QUERY_THREADS == 0) {
         m.top[query] = state.top;
@@ -241,7 +259,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
             }
             compute_scores<D, SPLIT>(m, turned);
             __syncthreads();
-            update_softmax<D, SPLIT>(m, source, base, mine, valid);
+            update_softmax<D, SPLIT>(m, a, source, base, mine, valid);
             __syncthreads();
             accumulate_values<D, SPLIT>(m, o);
         }

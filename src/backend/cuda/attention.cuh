@@ -10,13 +10,16 @@
  * exactly.
  *
  * K = V layers keep V alone and K = RoPE(k_norm * V). Dimensions that RoPE turns are derived per tile; for the others
- * k_norm is folded into the query once, and the tile of values serves as keys too. */
+ * k_norm is folded into the query once, and the tile of values serves as keys too.
+ *
+ * K/V in 8 bits are multiplied as the codes that they are, which bf16 holds exactly: the scale of a key multiplies its
+ * score, that of a value its probability. */
 #ifndef KAKEYA_BACKEND_CUDA_ATTENTION_CUH
 #define KAKEYA_BACKEND_CUDA_ATTENTION_CUH
 
 #include <limits.h>
 
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/kv_codes.cuh"
 
 enum { QUERIES = 16, KEYS = CUDA_ATTENTION_TILE, PAD = 8 };
 /* Partitions of full-attention layers: fine where contexts are short, coarse where partial results would weigh. */
@@ -219,9 +222,10 @@ struct query_state {
 };
 
 /* One tile for one query: QUERY_THREADS neighbouring threads take its scores (score(key): -infinity where it sees
- * nothing) and write its probabilities to p. */
-template <class SCORE>
-static __device__ __forceinline__ query_state soften(float before, float sum_before, const SCORE &score, bf16 *p) {
+ * nothing) and write its probabilities to p; with codes times the scales of their values. */
+template <class SCORE, class SCALE>
+static __device__ __forceinline__ query_state soften(float before, float sum_before, const SCORE &score, bf16 *p,
+                                                     bool codes, const SCALE &scale) {
     int part = threadIdx.x % QUERY_THREADS;
     float s[QUERY_KEYS], top = -INFINITY, sum = 0;
 #pragma unroll
@@ -236,7 +240,10 @@ static __device__ __forceinline__ query_state soften(float before, float sum_bef
 #pragma unroll
     for (int i = 0; i < QUERY_KEYS; i++) {
         bf16 weight = __float2bfloat16_rn(s[i] == -INFINITY ? 0.0f : expf(s[i] - now));
-        p[i * QUERY_THREADS + part] = weight;
+        bf16 scaled = weight;
+        if (codes && __bfloat162float(weight) != 0) /* else 0 times what is no number */
+            scaled = __float2bfloat16_rn(__bfloat162float(weight) * scale(i * QUERY_THREADS + part));
+        p[i * QUERY_THREADS + part] = scaled;
         sum += __bfloat162float(weight);
     }
 #pragma unroll

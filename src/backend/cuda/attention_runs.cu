@@ -39,6 +39,7 @@ struct run_tile {
 template <int D, bool SPLIT> struct run_piece {
     bf16 v[PIECE_KEYS][D + PAD];
     bf16 k[SPLIT ? 1 : PIECE_KEYS][SPLIT ? 8 : D + PAD]; /* SPLIT: none */
+    float scale_v[PIECE_KEYS], scale_k[PIECE_KEYS];      /* of codes */
 };
 
 template <int D, bool SPLIT, int M> struct run_state {
@@ -103,6 +104,42 @@ template <int PIECES> static __device__ __forceinline__ void next_place(ring_pla
 
 enum key_rows { KEYS_OF_EARLIER_STEPS, KEYS_OF_THIS_STEP, ALL_KEYS };
 
+/* The vectors of one kind of a piece: all codes of a thread are requested before the first ones become bf16. Only
+ * layers that grow are kept so: no rings. */
+template <int D>
+static __device__ __forceinline__ void load_codes(bf16 (*to)[D + PAD], float *scales, const cuda_bf16 *rows,
+                                                  const cuda_bf16 *sinks, const run_segment &g, const cuda_attention &a,
+                                                  const run_cursor &c, int half, key_rows which) {
+    const int FOURS = D / 4, AT_ONCE = BRING_THREADS / FOURS, EACH = PIECE_KEYS / AT_ONCE; /* of a row; rows */
+    int thread = (int)threadIdx.x - RUN_THREADS, first = thread / FOURS, four = thread % FOURS,
+        from = c.base + half * PIECE_KEYS, in_sink = sinks ? g.sink : 0;
+    auto wanted = [&](int i) {
+        int p = from + i;
+        return which == ALL_KEYS || (p >= g.position) == (which == KEYS_OF_THIS_STEP);
+    };
+    auto vector = [&](int i) -> const unsigned char * {
+        int p = from + i;
+        bool seen = p >= c.first_begin && p < c.last_end && (p >= c.evicted || p < c.sink);
+        return seen ? kv_codes_of(p < in_sink ? sinks : rows, (size_t)p, a.kv_heads, c.head, D) : nullptr;
+    };
+    if (which == KEYS_OF_THIS_STEP && from + PIECE_KEYS <= g.position) return;
+    uint32_t codes[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const unsigned char *v = wanted(i * AT_ONCE + first) ? vector(i * AT_ONCE + first) : nullptr;
+        codes[i] = v ? kv_codes_four(v, four) : 0;
+    }
+    if (thread < PIECE_KEYS && wanted(thread)) {
+        const unsigned char *v = vector(thread);
+        scales[thread] = v ? kv_codes_scale(v) : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int row = i * AT_ONCE + first;
+        if (wanted(row)) *reinterpret_cast<uint2 *>(&to[row][four * 4]) = bf16_of_codes(codes[i]);
+    }
+}
+
 /* What no query of the unit sees is zero, for 0 times what is not a number is not 0. */
 template <int D, bool SPLIT>
 static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, const run_segments &m,
@@ -110,6 +147,11 @@ static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, co
                                                      key_rows which) {
     const int CHUNKS = D / 8, AT_ONCE = BRING_THREADS / CHUNKS; /* chunks of a row; rows */
     const run_segment &g = m.segment[c.segment];
+    if (a.codes) {
+        load_codes<D>(to.v, to.scale_v, g.v, g.sink_v, g, a, c, half, which);
+        if constexpr (!SPLIT) load_codes<D>(to.k, to.scale_k, g.k, g.sink_k, g, a, c, half, which);
+        return;
+    }
     int thread = (int)threadIdx.x - RUN_THREADS, first = thread / CHUNKS, chunk = thread % CHUNKS,
         from = c.base + half * PIECE_KEYS, end = from + PIECE_KEYS, capacity = g.capacity, position = g.position;
     int slot = capacity ? from % capacity : from, in_sink = g.sink_v ? g.sink : 0;
@@ -505,11 +547,18 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
         computing_barrier();
         if (query < query_tiles * QUERIES) {
             bool begun = !(t.flags & TILE_BEGINS_UNIT), valid = query < t.queries;
+            auto scale_of = [&](int key, bool of_key) {
+                const run_piece<D, SPLIT> &piece = key < PIECE_KEYS ? low : high;
+                return (of_key && !SPLIT ? piece.scale_k : piece.scale_v)[key % PIECE_KEYS];
+            };
             auto score = [&](int key) {
                 bool seen = valid && sees_exactly(mine, t.base + key);
-                return seen ? m.scores[0][query][key] + m.scores[1][query][key] : -INFINITY;
+                if (!seen) return -INFINITY;
+                float sum = m.scores[0][query][key] + m.scores[1][query][key];
+                return a.codes ? sum * scale_of(key, true) : sum;
             };
-            query_state state = soften(begun ? m.top[query] : -INFINITY, begun ? m.sum[query] : 0, score, m.p[query]);
+            query_state state = soften(begun ? m.top[query] : -INFINITY, begun ? m.sum[query] : 0, score, m.p[query],
+                                       a.codes, [&](int key) { return scale_of(key, false); });
             __syncwarp();
             if (threadIdx.x % QUERY_THREADS == 0) {
                 m.top[query] = state.top;

@@ -652,7 +652,7 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
 bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
     cudaFuncAttributes attributes;
     if (a->segment_rows * (a->heads / a->kv_heads) <= QUERIES) return false; /* attention_runs.cu starts earlier */
-    if (a->head_dim != wide::D || a->pairs != wide::PAIRS || !a->k_norm || a->sliding_window || a->final ||
+    if (a->codes || a->head_dim != wide::D || a->pairs != wide::PAIRS || !a->k_norm || a->sliding_window || a->final ||
         a->drafter || a->restored_k || l->block_bytes < WIDE_BYTES)
         return false;
     if (cudaFuncGetAttributes(&attributes, attend_wide_kernel) != cudaSuccess) {

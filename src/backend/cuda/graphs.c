@@ -53,9 +53,9 @@ static kakeya_status capture(const cuda_device *device, const graph_key *key, cu
 
 static bool same_key(const graph_key *a, const graph_key *b) {
     return a->rows == b->rows && a->segments == b->segments && a->segment_rows == b->segment_rows &&
-           a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux && a->sink == b->sink &&
-           a->window == b->window && a->restore_all == b->restore_all && a->leaders == b->leaders &&
-           a->greedy == b->greedy && a->draft_window == b->draft_window;
+           a->partitions == b->partitions && a->restored == b->restored && a->aux == b->aux && a->codes == b->codes &&
+           a->sink == b->sink && a->window == b->window && a->restore_all == b->restore_all &&
+           a->leaders == b->leaders && a->greedy == b->greedy && a->draft_window == b->draft_window;
 }
 
 static cuda_graph *find(cuda_graphs *graphs, const graph_key *key) {

@@ -1,12 +1,47 @@
 /* Heads of new rows: norms and RoPE of queries and keys, and where new K/V are stored; the positions' cosines and
  * sines. Bound: latency. */
-#include "backend/cuda/common.cuh"
+#include <float.h>
+
+#include "backend/cuda/kv_codes.cuh"
 
 static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, int position) {
     return (size_t)(view.capacity ? position % view.capacity : position);
 }
 
 enum { HEAD_WARPS = 4 };
+
+/* kv_q8_store of a vector that a warp holds, to the byte; to two places, the second one or NULL. */
+template <int PER_LANE>
+static __device__ __forceinline__ void store_codes(const float (&v)[PER_LANE], int d, int lane, unsigned char *out,
+                                                   unsigned char *sink) {
+    float largest = 0;
+    bool finite = true;
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) {
+        if (e * 32 + lane >= d) continue;
+        finite &= fabsf(v[e]) <= FLT_MAX;
+        largest = fmaxf(largest, fabsf(v[e]));
+    }
+    finite = __all_sync(0xffffffffu, finite);
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
+    bool empty = !finite || largest < 0x1p-100f;
+    float scale = __uint_as_float(0x7fc00000u), inverse = 0;
+    if (finite) scale = empty ? 0.0f : __fdiv_rn(largest, (float)KV_CODES_LARGEST);
+    if (__fmul_rn(scale, (float)KV_CODES_LARGEST) > FLT_MAX) scale = __uint_as_float(__float_as_uint(scale) - 1);
+    if (!empty) inverse = __fdiv_rn((float)KV_CODES_LARGEST, largest);
+    if (lane == 0) {
+        *reinterpret_cast<float *>(out) = scale;
+        if (sink) *reinterpret_cast<float *>(sink) = scale;
+    }
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++) {
+        if (e * 32 + lane >= d) continue;
+        unsigned char code = empty ? 0 : (unsigned char)(int8_t)rintf(__fmul_rn(v[e], inverse));
+        out[KV_CODES_AT + e * 32 + lane] = code;
+        if (sink) sink[KV_CODES_AT + e * 32 + lane] = code;
+    }
+}
 
 /* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
  */
@@ -69,6 +104,16 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     size_t kv_dim = (size_t)a.kv_heads * d, column = (size_t)head * d;
     bf16 *out, *sink = nullptr;
     if (!cache) return;
+    if (a.codes) {
+        const cuda_layer_view &view = cache->layer[a.layer];
+        auto place = [&](cuda_bf16 *rows, size_t at) {
+            return const_cast<unsigned char *>(kv_codes_of(rows, at, a.kv_heads, head, d));
+        };
+        bool in_sink = view.sink_v && position < sink_end;
+        store_codes<PER_LANE>(v, d, lane, place(is_k ? view.k : view.v, store_row(view, position)),
+                              in_sink ? place(is_k ? view.sink_k : view.sink_v, (size_t)position) : nullptr);
+        return;
+    }
     if (a.chunk_v) {
         out = as_bf16(is_k ? a.chunk_k : a.chunk_v) + (size_t)row * kv_dim + column;
     } else {

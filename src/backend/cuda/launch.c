@@ -100,6 +100,8 @@ static void run_qkv(cuda_pass *p, const step_op *op) {
     multiply(p, op, projections, s->x);
 }
 
+static bool keeps_codes(const cuda_pass *p, int source) { return p->cache->t.layer[source].format == KV_FORMAT_Q8; }
+
 static void run_head_rows(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
@@ -124,9 +126,10 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
         .q_out = s->q_heads,
         .chunk_k = chunk ? s->chunk_k : NULL,
         .chunk_v = chunk ? s->chunk_v : NULL,
+        .codes = keeps_codes(p, op->source),
         .layer = op->layer,
     };
-    if (p->prompt && prompt_head_rows_fit(&heads))
+    if (p->prompt && !heads.codes && prompt_head_rows_fit(&heads))
         prompt_head_rows(&m->launch, s->batch, &heads, p->rows);
     else
         cuda_head_rows(&m->launch, s->batch, p->prompt, &heads, p->rows);
@@ -171,6 +174,7 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
         .head_dim = lc->head_dim,
         .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0,
         .layer = op->source,
+        .codes = keeps_codes(p, op->source),
         .partial = s->partial.data,
         .state = (float2 *)s->partial_state.data,
         .partitions = 1,
@@ -196,6 +200,13 @@ static void run_attend_latents(cuda_pass *p, const step_op *op) {
     if (!a.keys) cuda_pass_note(p, latent_attention_scores(l, batch, &a));
     latent_attention_attend(l, batch, &a);
     latent_attention_merge(l, &a);
+}
+
+/* A layer's rows up to the pass's last one, of codes in 8 bits as bf16. */
+static const cuda_bf16 *expanded(cuda_pass *p, const gemma4_layer_config *lc, const uint16_t *rows,
+                                 const cuda_buffer *to) {
+    cuda_expand_codes(&p->model->launch, rows, lc->kv_heads, lc->head_dim, p->position + p->rows, to->data);
+    return to->data;
 }
 
 /* Rows [first_row, first_row + rows): each sees [max(t - window + 1, evicted_end), t] of a bounded layer. */
@@ -231,6 +242,10 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
         args.keys = (prompt_keys){.chunk_begin = 0,
                                   .chunk_k = (const cuda_bf16 *)(const void *)extent_data(&store->pages_k),
                                   .chunk_v = (const cuda_bf16 *)(const void *)extent_data(&store->pages_v)};
+    }
+    if (keeps_codes(p, op->source)) {
+        args.keys.chunk_v = expanded(p, lc, args.keys.chunk_v, &s->expanded_v);
+        if (kept->has_keys) args.keys.chunk_k = expanded(p, lc, args.keys.chunk_k, &s->expanded_k);
     }
     if (kept->has_keys) {
         cuda_pass_note(p, prompt_attention(&args, m->launch.stream));

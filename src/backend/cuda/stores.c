@@ -180,6 +180,7 @@ static kakeya_status update_view(backend_cache *c, int capacity, kakeya_error *e
             .sink_k = s->sink.k.data,
             .sink_v = s->sink.v.data,
             .values = l->values,
+            .row_bytes = (int)l->row_bytes,
             .capacity = ring ? capacity : 0,
             .bounded = l->bounded,
             .restored = l->restored,

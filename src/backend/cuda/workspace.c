@@ -210,10 +210,10 @@ kakeya_status cuda_workspace_create(cuda_workspace *w, const cuda_device *device
 }
 
 void cuda_workspace_destroy(cuda_workspace *w) {
-    cuda_buffer *buffers[] = {&w->partial,      &w->partial_state, &w->cosine,        &w->sine,
-                              &w->gathered,     &w->raw_k,         &w->raw_v,         &w->restored_k,
-                              &w->restored_v,   &w->key_scales,    &w->latent_scores, &w->latent_sums,
-                              &w->latent_state, &w->logit_memory,  &w->kept_logits,   &w->memory};
+    cuda_buffer *buffers[] = {&w->partial,       &w->partial_state, &w->cosine,       &w->sine,       &w->gathered,
+                              &w->raw_k,         &w->raw_v,         &w->restored_k,   &w->restored_v, &w->key_scales,
+                              &w->latent_scores, &w->latent_sums,   &w->latent_state, &w->expanded_k, &w->expanded_v,
+                              &w->logit_memory,  &w->kept_logits,   &w->memory};
     for (size_t i = 0; i < COUNT(buffers); i++) cuda_buffer_destroy(buffers[i]);
     cudaEvent_t events[] = {w->restore_start, w->restored[0], w->restored[1], w->projected};
     for (size_t i = 0; i < COUNT(events); i++) {

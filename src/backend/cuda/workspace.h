@@ -43,6 +43,7 @@ typedef struct cuda_workspace {
     cuda_buffer partial_state; /* ... maxima and sums */
     cuda_buffer cosine, sine;  /* prompts: [rope_positions][pairs] of the full-attention layers */
     int rope_positions;
+    cuda_buffer expanded_k, expanded_v; /* prompts: K/V in 8 bits of one layer, in bf16 */
     /* Evicted positions of all segments of a pass (restoration.h), [rows][...]: */
     cuda_buffer gathered;               /* latents out of rings */
     cuda_buffer raw_k, raw_v;           /* decoded ones that no product finishes */

@@ -70,6 +70,10 @@ static void see(int row, tag t, int restored) {
 }
 
 static cuda_bf16 *row_of(cuda_bf16 *data, int row, int values) { return data + (size_t)row * (size_t)values; }
+/* The same of a layer's exact K/V, whatever they are kept in. */
+static void *stored_row(const void *data, int row, const cuda_layer_view *view) {
+    return (char *)(uintptr_t)data + (size_t)row * (size_t)view->row_bytes;
+}
 static int slot(const cuda_layer_view *view, int position) {
     return view->capacity ? position % view->capacity : position;
 }
@@ -107,9 +111,9 @@ typedef struct head_rows_arguments {
 } head_rows_arguments;
 
 /* Every head has its tag, so that a device that gets the second half of a row can tell what it is. */
-static void put_heads(cuda_bf16 *row, const cuda_heads *h, int position, int r, int key) {
+static void put_heads(void *row, size_t head_bytes, const cuda_heads *h, int position, int r, int key) {
     for (int i = 0; i < h->kv_heads; i++)
-        put(row + (size_t)i * (size_t)h->head_dim, position, now.token[r], now.ill[r], key ? KEY : VALUE);
+        put((char *)row + (size_t)i * head_bytes, position, now.token[r], now.ill[r], key ? KEY : VALUE);
 }
 
 static void run_head_rows(const void *arguments) {
@@ -128,11 +132,15 @@ static void run_head_rows(const void *arguments) {
         if (view->values != values) fake_broken("a layer's row has another length", view->values, values);
         int p = mine ? mine->position : a->batch->step[0].position + r,
             sink_end = mine ? mine->sink : a->batch->step[0].sink;
+        size_t vector = (size_t)h->head_dim * sizeof(cuda_bf16);
+        if (h->codes) vector = sizeof(float) + (size_t)h->head_dim;
+        if (!h->chunk_v && (size_t)view->row_bytes != (size_t)h->kv_heads * vector)
+            fake_broken("a layer's row is kept in another format", view->row_bytes, (int)vector * h->kv_heads);
         for (int key = 0; key < 1 + has_keys; key++) {
-            cuda_bf16 *data = h->chunk_v ? (key ? h->chunk_k : h->chunk_v) : key ? view->k : view->v;
-            put_heads(row_of(data, h->chunk_v ? r : slot(view, p), values), h, p, r, key);
-            cuda_bf16 *sink = key ? view->sink_k : view->sink_v;
-            if (!h->chunk_v && sink && p < sink_end) put_heads(row_of(sink, p, values), h, p, r, key);
+            cuda_bf16 *chunk = key ? h->chunk_k : h->chunk_v, *sink = key ? view->sink_k : view->sink_v;
+            void *to = h->chunk_v ? row_of(chunk, r, values) : stored_row(key ? view->k : view->v, slot(view, p), view);
+            put_heads(to, vector, h, p, r, key);
+            if (!h->chunk_v && sink && p < sink_end) put_heads(stored_row(sink, p, view), vector, h, p, r, key);
         }
     }
 }
@@ -360,11 +368,13 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
                                 *ks = chunk  ? a->chunk_k
                                       : sink ? view->sink_k
                                              : view->k;
-                v = get(row_of((cuda_bf16 *)(uintptr_t)vs, row, values), p, VALUE,
+                int bytes = values * (int)sizeof(cuda_bf16);
+                if (a->codes) bytes = a->kv_heads * (a->head_dim + (int)sizeof(float));
+                if (view->row_bytes != bytes) fake_broken("K/V of another format", view->row_bytes, bytes);
+                v = get(stored_row(vs, row, view), p, VALUE,
                         sink ? "a value in the sink is of another position" : "a value of another position");
                 k = v;
-                if (view->k)
-                    k = get(row_of((cuda_bf16 *)(uintptr_t)ks, row, values), p, KEY, "a key of another position");
+                if (view->k) k = get(stored_row(ks, row, view), p, KEY, "a key of another position");
             }
             if (k.token != v.token) fake_broken("a key and a value of different tokens", k.token, v.token);
             see(step->first_row + r, v, is_evicted);

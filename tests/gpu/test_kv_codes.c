@@ -1,0 +1,152 @@
+/* K/V in 8 bits on a device: rows have the bytes of backend/kv_format.c, and decode rows and prompts that attend them
+ * are as close to the reference as the CPU's, whatever block they are computed in. Run by `make test-gpu`; without a
+ * device every test is skipped. */
+#include "backend/cuda/kernels.h"
+#include "gpu/random_pair.h"
+#include "sweep.h"
+
+/* -------------------------------------------------------------------------------------------------------- rows */
+
+enum { ROWS = 40, HEADS = 2, MOST_DIM = 512 };
+
+static void *to_device(const void *data, size_t bytes) {
+    void *copy = NULL;
+    assert_int_equal(cudaMalloc(&copy, bytes), cudaSuccess);
+    assert_int_equal(cudaMemcpy(copy, data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return copy;
+}
+
+/* Ordinary values; zeros; equal magnitudes; tiny ones about the least that is kept; huge ones; what is no number. */
+static void fill_vectors(float *x, int dim) {
+    uint32_t seed = 19;
+    for (int r = 0; r < ROWS * HEADS; r++) {
+        for (int i = 0; i < dim; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            float v = ((float)(seed >> 8) / 8388608.0f - 1.0f) * (float)(1 + r % 7);
+            if (r == 1) v = 0;
+            if (r == 2) v = i % 2 ? 3.0f : -3.0f;
+            if (r == 3) v *= 0x1p-101f;
+            if (r == 4) v *= 0x1p-108f;
+            if (r == 5) v = i % 5 ? v : 3.4028234e38f;
+            if (r == 6 && i % 37 == 3) v = NAN;
+            if (r == 7 && i % 41 == 5) v = -INFINITY;
+            x[r * dim + i] = v;
+        }
+    }
+}
+
+static void check_rows(int dim) {
+    static float x[ROWS * HEADS * MOST_DIM];
+    static unsigned char expected[MOST_DIM + 8], found[ROWS * HEADS * (MOST_DIM + 4)];
+    static cuda_cache_view view;
+    static cuda_batch batch;
+    size_t vector = kv_format_row_bytes(KV_FORMAT_Q8, 1, (size_t)dim), bytes = ROWS * HEADS * vector;
+    fill_vectors(x, dim);
+    void *rows = NULL, *queries = NULL, *raw = to_device(x, sizeof x);
+    assert_int_equal(cudaMalloc(&rows, bytes), cudaSuccess);
+    assert_int_equal(cudaMalloc(&queries, (size_t)(ROWS * HEADS * dim) * sizeof(uint16_t)), cudaSuccess);
+    view.layer[0] = (cuda_layer_view){.v = rows, .values = HEADS * dim, .row_bytes = HEADS * (int)vector};
+    void *cache = to_device(&view, sizeof view);
+    batch.step[0] = (cuda_step){.cache = cache, .rows = ROWS, .prompt = 1};
+    void *step = to_device(&batch, sizeof batch), *turns = to_device(x, sizeof x);
+    float ones[MOST_DIM];
+    for (int i = 0; i < dim; i++) ones[i] = 1;
+    void *norm = to_device(ones, sizeof ones);
+    cuda_launch launch = {.multiprocessors = 1};
+    cuda_heads heads = {.q = raw,
+                        .k = raw,
+                        .q_norm = norm,
+                        .turns = turns,
+                        .heads = HEADS,
+                        .kv_heads = HEADS,
+                        .head_dim = dim,
+                        .q_scale = 1,
+                        .eps = 1e-6f,
+                        .q_out = queries,
+                        .codes = 1};
+    cuda_head_rows(&launch, step, 1, &heads, ROWS);
+    assert_int_equal(cudaMemcpy(found, rows, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (int r = 0; r < ROWS * HEADS; r++) {
+        kv_q8_store(x + r * dim, dim, expected);
+        for (size_t i = 0; i < vector; i++) {
+            if (found[(size_t)r * vector + i] != expected[i])
+                fail_msg("heads of %d, vector %d: byte %zu is %d, expected %d", dim, r, i,
+                         found[(size_t)r * vector + i], expected[i]);
+        }
+    }
+    (void)cudaFree(rows), (void)cudaFree(queries), (void)cudaFree(raw), (void)cudaFree(cache);
+    (void)cudaFree(step), (void)cudaFree(turns), (void)cudaFree(norm);
+}
+
+static void rows_have_the_bytes_of_the_host(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+    static const int dims[] = {16, 64, 128, 256, 512};
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) check_rows(dims[i]);
+}
+
+/* -------------------------------------------------------------------------------------------- against the CPU */
+
+enum { FIRST = 330, ANSWER = 51, LATER = 60, LAST = 20, ALL = FIRST + ANSWER + LATER + LAST };
+
+static void converse(pair *p, int b, const policy *how, const int32_t *tokens, int block, float *logits) {
+    size_t vocab = (size_t)p->verifier->config.vocab;
+    backend_cache *cache = new_cache(p, b, how, 1024, true);
+    for (int at = 0, n; at < ALL; at += n) {
+        bool prompt = at < FIRST || (at >= FIRST + ANSWER && at < FIRST + ANSWER + LATER);
+        int end = at < FIRST                    ? FIRST
+                  : at < FIRST + ANSWER         ? FIRST + ANSWER
+                  : at < FIRST + ANSWER + LATER ? FIRST + ANSWER + LATER
+                                                : ALL,
+            most = prompt ? 11 * block : block;
+        n = end - at > most ? most : end - at;
+        step(p, b, cache, tokens + at, n, n, prompt ? SEGMENT_PROMPT : SEGMENT_DECODE, logits + (size_t)at * vocab);
+    }
+    p->ops[b]->cache_destroy(cache);
+}
+
+static void check_form(pair *p, const char *name) {
+    size_t vocab = (size_t)p->verifier->config.vocab;
+    int32_t tokens[ALL];
+    fill_tokens(tokens, ALL, (int)vocab, 47);
+    float *logits[MODELS], *again = calloc(ALL * vocab, sizeof *again);
+    for (int b = 0; b < MODELS; b++) logits[b] = calloc(ALL * vocab, sizeof(float));
+    for (int k = 0; k < POLICIES; k += k ? 2 : 1) {
+        for (int b = 0; b < MODELS; b++) converse(p, b, &policies[k], tokens, 17, logits[b]);
+        char what[96];
+        snprintf(what, sizeof what, "%s, %s, K/V in 8 bits", name, policies[k].name);
+        assert_as_close(what, logits[CUDA], logits[CPU], logits[REFERENCE], ALL * vocab);
+        static const int blocks[] = {1, 2, 5, 9};
+        for (size_t i = sweep_short() ? 2 : 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+            converse(p, CUDA, &policies[k], tokens, blocks[i], again);
+            assert_same_bits(what, again, logits[CUDA], ALL * vocab);
+        }
+    }
+    for (int b = 0; b < MODELS; b++) free(logits[b]);
+    free(again);
+    pair_close(p);
+}
+
+static void against_cpu(void **state) {
+    (void)state;
+    static const int windows[3] = {0, 40, 0};
+    pair p;
+    pair_kv_format = KV_FORMAT_Q8;
+    pair_open(&p, demo_path(), true);
+    check_form(&p, "demo");
+    gemma4_config forms[] = {tall_form(), grouped_form(), shared_form()};
+    static const char *const names[] = {"heads of 512", "eight queries to a head of 512", "keys and values"};
+    for (int i = 0; i < 3; i++) {
+        pair_random(&p, &forms[i], windows, false, true);
+        check_form(&p, names[i]);
+    }
+    pair_kv_format = KV_FORMAT_BF16;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_have_the_bytes_of_the_host),
+        cmocka_unit_test(against_cpu),
+    };
+    return cmocka_run_group_tests_name("K/V in 8 bits", tests, NULL, NULL);
+}
