@@ -36,6 +36,15 @@ need_build() {
     need_command protoc-c protobuf-c-compiler
 }
 
+# On a Mac nothing is installed: what is missing is named as Homebrew names it.
+if [ "$(uname -s)" = Darwin ] && [ "$task" = build ]; then
+    for formula in cmake ninja pkgconf cjson yajl hwloc xxhash libevent openssl@3 grpc protobuf-c; do
+        brew list --formula "$formula" >/dev/null 2>&1 || missing="$missing $formula"
+    done
+    [ -z "$missing" ] || { echo "kakeya needs more before it can be built: brew install$missing" >&2 && exit 1; }
+    exit 0
+fi
+
 case $task in
 build) need_build ;;
 test)

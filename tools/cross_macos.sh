@@ -32,7 +32,7 @@ install_mac_mlx() {
     [ ! -f "$cross/mlx-$mlx_version" ] || return 0
     python3 -m pip --version >/dev/null 2>&1 || return 1
     rm -rf "$cross/mlx"
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary=:all: \
+    PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --platform "macosx_$(echo $oldest_macos | tr . _)_arm64" --target "$cross/mlx" "mlx-metal==$mlx_version" &&
         rm -f "$cross/mlx/mlx/lib/mlx.metallib" && touch "$cross/mlx-$mlx_version"
 }

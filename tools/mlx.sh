@@ -10,7 +10,8 @@ install_mlx() { # build folder
     [ "$(uname -s)" != Darwin ] || package=mlx-metal
     python3 -m pip --version >/dev/null 2>&1 || return 1
     rm -rf "$1/mlx"
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --target "$1/mlx" \
+    # by name: the pip of macOS's own tools does not know the option
+    PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$1/mlx" \
         "$package==$mlx_version" && touch "$1/mlx/mlx-$mlx_version"
 }
 

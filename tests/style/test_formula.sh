@@ -1,0 +1,32 @@
+# Homebrew's formula asks for what CMake looks for, and for nothing else.
+. tests/cli/common.sh
+
+# Modules of pkg-config and what else is looked for, as Homebrew names what brings them; what is left of a line is a test's or another
+# platform's.
+homebrew_names() {
+    sed -e 's/^libcjson$/cjson/' -e 's/^libevent_.*$/libevent/' -e 's/^libcrypto$/openssl@3/' -e 's/^openssl$/openssl@3/' \
+        -e 's/^libxxhash$/xxhash/' -e 's/^libprotobuf-c$/protobuf-c/' -e '/^cmocka$/d'
+}
+{
+    sed -n -E 's/^ *pkg_check_modules\([A-Z_]+ (REQUIRED )?(IMPORTED_TARGET )?([^)]*)\).*/\3/p' CMakeLists.txt | tr ' ' '\n'
+    sed -n -E 's/^ *find_library\((GRPC|KAKEYA_MLX)_LIBRARY ([a-z]+).*/\2/p' CMakeLists.txt
+} | homebrew_names | sort -u >"$WORK/wanted"
+sed -n -E 's/^ *(depends_on|uses_from_macos) "([^"]+)".*/\2/p' packaging/kakeya.rb | grep -v -x -e cmake -e ninja -e pkgconf | sort -u \
+    >"$WORK/named"
+check "something is looked for" test "$(wc -l <"$WORK/wanted")" -gt 9
+check "the formula names what CMake looks for" diff "$WORK/wanted" "$WORK/named"
+for tool in cmake ninja pkgconf; do
+    check "and $tool to build with" grep -q "depends_on \"$tool\" => :build" packaging/kakeya.rb
+done
+named=$(sed -n 's/^    for formula in \(.*\); do$/\1/p' tools/bootstrap.sh | tr ' ' '\n' | grep -v -x -e cmake -e ninja -e pkgconf | sort)
+check "make on a Mac asks for the same, but for libmlx and what macOS has" test "$named" = \
+    "$(grep -v -x -e mlx -e libedit -e zlib "$WORK/named")"
+for option in $(grep -o -E 'DKAKEYA_[A-Z_]+' packaging/kakeya.rb | sed 's/^D//' | sort -u); do
+    check "CMake has $option" grep -q -E "(option|set)\($option " CMakeLists.txt
+done
+if command -v ruby >/dev/null 2>&1; then
+    check "it is Ruby" ruby -c packaging/kakeya.rb
+else
+    skip "it is Ruby" "ruby is not installed"
+fi
+finish
