@@ -10,7 +10,7 @@
 enum {
     MAX_NFA_STATES = 200000,
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
-    MAX_WORK = 20000, /* a hundred small expressions find more than a large one, and any six letters can be large */
+    MAX_WORK = 5000, /* a hundred small expressions find more than a large one, and any six letters can be large */
 #else
     MAX_WORK = 20000000, /* looks at NFA states while subsets are made: some 50 ms */
 #endif
