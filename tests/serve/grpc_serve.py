@@ -270,7 +270,7 @@ class Losing:
         shutil.rmtree(self.directory)
 
 
-@test("a forward that fails as a whole: calls under way end INTERNAL, their sessions are lost, and the next ones are served")
+@test("F12: a forward that fails as a whole: calls under way end INTERNAL, their sessions are lost, and the next ones are served")
 def lost():
     with Losing() as losing:
         runtime = Runtime(losing.server)

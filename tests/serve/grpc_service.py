@@ -53,7 +53,7 @@ def varint(number):
     return out + bytes([number])
 
 
-@test("messages have the bytes that other implementations of this interface write")
+@test("46: messages have the bytes that other implementations of this interface write")
 def bytes_of_messages():
     for message, expected in (
             (pb.AppendTokensRequest(session_id="s", token_ids=[1, 300, 262143]), "0a0173120601ac02ffff0f"),
@@ -64,7 +64,7 @@ def bytes_of_messages():
         equal(message.SerializeToString().hex(), expected, type(message).__name__)
 
 
-@test("the service has the names and numbers of the published interface")
+@test("45: the service has the names and numbers of the published interface")
 def names_and_numbers():
     service = pb.DESCRIPTOR.services_by_name["RuntimeService"]
     equal([(m.name, m.input_type.name, m.output_type.name, m.server_streaming, m.client_streaming)
@@ -147,7 +147,7 @@ def both_forms():
     equal(same, 14)
 
 
-@test("ids that are not packed, and fields that nobody knows, are read")
+@test("46: ids that are not packed, and fields that nobody knows, are read")
 def unpacked_ids():
     session = shared.create()
     data = b"\x0a" + varint(len(session)) + session.encode()
@@ -162,7 +162,7 @@ def unpacked_ids():
     equal(shared.answer(session, 8)[0], shared.answer(other, 8)[0], "the same tokens however they came")
 
 
-@test("token 0 is a frame with a payload")
+@test("46: token 0 is a frame with a payload")
 def token_zero():
     # Half a vocabulary of prompts, sampled hot, meets token 0 at most once in a while; the tiny model meets it soon.
     with Service(TINY) as service:
@@ -206,7 +206,7 @@ def large_messages():
 # ------------------------------------------------------------------------------------------------ sessions
 
 
-@test("the calls that the published clients make")
+@test("45: the calls that the published clients make")
 def acceptance():
     session = shared.create(eos=[0, 7, 42])
     holds(session.startswith("sess-") and len(session) == 37, session)
@@ -235,7 +235,7 @@ def acceptance():
     fails(Code.INVALID_ARGUMENT, lambda: shared.generate(shared.create(), 1), "no tokens")
 
 
-@test("ids outside the vocabulary, and more than the context holds, change nothing")
+@test("47: ids outside the vocabulary, and more than the context holds, change nothing")
 def refused_tokens():
     session = start()
     fails(Code.INVALID_ARGUMENT, lambda: shared.append(session, [5, VOCAB, 6]), "[1]", VOCAB)
@@ -300,7 +300,7 @@ def turns():
     equal(shared.answer(session, 6)[1].prefill_duration_seconds, 0.0, "nothing was appended since")
 
 
-@test("a history in one piece, token by token or in parts gives the same answer, beside another session too")
+@test("48: a history in one piece, token by token or in parts gives the same answer, beside another session too")
 def history_in_pieces():
     ids, other = prompt(120 if SHORT else 300), prompt(90, salt=5)
     expected = run_kakeya(ids, 20)
@@ -340,7 +340,7 @@ def long_answer(service, session):
     return call
 
 
-@test("a busy session refuses a second call and names itself; it tells what it holds")
+@test("47: a busy session refuses a second call and names itself; it tells what it holds")
 def busy():
     session = start()
     call = long_answer(shared, session)
@@ -353,7 +353,7 @@ def busy():
     holds(shared.append(session, [5]) >= history + 1, "the session goes on")
 
 
-@test("a cancel at token 3 keeps the session, which goes on with the same tokens")
+@test("47: a cancel at token 3 keeps the session, which goes on with the same tokens")
 def cancelled():
     greedy = run_kakeya(PROMPT, 400)
     for _ in range(3 if SHORT else 10):
@@ -411,7 +411,7 @@ def cancelled_append():
     equal(shared.append(session, [5]), history + 1)
 
 
-@test("unknown methods are refused")
+@test("47: unknown methods are refused")
 def unknown():
     channel = shared.channels[0]
     for path in ("/kakeya.v1.RuntimeService/Reset", "/kakeya.v1.ProposerService/Propose",

@@ -425,7 +425,7 @@ def _():
     holds(len(kept["0"]) < len(kept["20"]), kept)
 
 
-@test("a limit on the size of files costs what would have been saved, and nothing else")
+@test("F8: a limit on the size of files costs what would have been saved, and nothing else")
 def _():
     path = os.path.join(folder, "limited")
     s = Server("--session-dir", path, wrapper=["sh", "-c", 'ulimit -f 200; exec "$@"', "sh"])

@@ -65,7 +65,7 @@ def _():
     s.stop()
 
 
-@test("kill -9 loses what was not saved, and nothing else")
+@test("F10: kill -9 loses what was not saved, and nothing else")
 def _():
     path = directory("killed")
     s = Server("--session-dir", path)
@@ -80,7 +80,7 @@ def _():
     s.stop()
 
 
-@test("a damaged directory costs time, never an answer")
+@test("F9: a damaged directory costs time, never an answer")
 def _():
     path = directory("damaged")
     for name in files(os.path.join(folder, "saved")):
@@ -91,6 +91,30 @@ def _():
     first, _ = ask(s, [user(TEXT)])
     equal(ask(s, [user(TEXT), model(first), user("Say it again.")])[0], second)
     s.stop()
+
+
+@test("F11: a directory that two servers have at once, that goes away, or that nothing can be written to: serving goes on")
+def _():
+    path = directory("two")
+    first, other = Server("--session-dir", path), Server("--session-dir", path)
+    answer, _ = ask(first, [user(TEXT)])
+    eventually(lambda: files(path), "the first server has saved")
+    talk = [user(TEXT), model(answer), user("Say it again.")]
+    equal(ask(other, talk)[0], second, "the second server")
+    equal(ask(first, talk)[0], second, "the first server")
+    shutil.rmtree(path)
+    text = "".join(reversed(TEXT))
+    gone, _ = ask(first, [user(text)])
+    eventually(lambda: first.metric("kakeya_store_errors_total", kind="io") > 0, "the loss is counted")
+    holds(path in first.log(), "the log names the directory that has gone")
+    for server in (first, other):
+        equal(ask(server, [user(text)])[0], gone, "the directory has gone")
+        equal(server.stop(), 0)
+    read_only = "/proc/sys"  # nobody can write there, the superuser included
+    server = Server("--session-dir", read_only)
+    holds(read_only in server.log(), "the log names the directory that cannot be written to")
+    equal(ask(server, [user(text)])[0], gone, "nothing can be written")
+    equal(server.stop(), 0)
 
 
 def shipped(name, replicas, port):

@@ -251,7 +251,7 @@ class Client:
 EXPECTED, broken, memory = [], [], []
 
 
-@test("a fixed request has the same answer among all others; streams are whole; nobody gets an error who has made none")
+@test("F15: a fixed request has the same answer among all others; streams are whole; nobody gets an error who has made none")
 def _():
     EXPECTED.extend(answers(*request) for request in FIXED)
     clients = [Client(i) for i in range(wanted.clients)]
@@ -280,7 +280,7 @@ def _():
     holds(sum(counts.values()) >= wanted.clients, "every client has done something")
 
 
-@test("once they are gone, nothing runs, waits or is connected")
+@test("F15: once they are gone, nothing runs, waits or is connected")
 def _():
     for name in ("requests_running", "requests_waiting"):
         eventually(lambda: server.metric(f"kakeya_{name}") == 0, name)
@@ -288,7 +288,7 @@ def _():
     equal(server.get("/slots").json, [])
 
 
-@test("resident memory is flat after the first quarter")
+@test("F15: resident memory is flat after the first quarter")
 def _():
     if SANITIZED or SECONDS < 600:
         raise Skip("a plain build, ten minutes or more")
