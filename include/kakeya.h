@@ -173,6 +173,11 @@ enum {
  * model has none. */
 KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                          int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
+/* The same, but a text of more than `most` tokens is KAKEYA_CONTEXT_FULL as soon as that is known, and *n_ids a number
+ * of tokens that it has at least. */
+KAKEYA_API kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
+                                                 int how, size_t most, int32_t **ids, size_t *n_ids,
+                                                 kakeya_error *error);
 /* Ids to text, valid UTF-8 always. *text is NUL-terminated, freed with kakeya_free. */
 KAKEYA_API kakeya_status kakeya_detokenize(const kakeya_tokenizer *tokenizer, const int32_t *ids, size_t n_ids,
                                            bool keep_special, char **text, size_t *text_bytes, kakeya_error *error);
@@ -217,6 +222,9 @@ typedef struct kakeya_chat_options {
      * in it, letter by letter and whatever without_turn says; its reasoning is left out. *n_stable ends in front of
      * it. */
     bool continue_last;
+    /* A conversation of more tokens is KAKEYA_CONTEXT_FULL as soon as that is known, and *n_ids a number of tokens that
+     * it has at least; 0: no limit. */
+    size_t most_tokens;
 } kakeya_chat_options;
 
 KAKEYA_API void kakeya_chat_options_init_sized(kakeya_chat_options *options, size_t size);

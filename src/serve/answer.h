@@ -51,6 +51,10 @@ typedef struct answer_options {
 void answer_options_init(answer_options *options);
 void answer_options_free(answer_options *options); /* what was not given to an answer */
 
+/* A prompt of more tokens than the first is refused by the second before all of it has been read: it would take long,
+ * and would not fit by far. least: it has so many at least. Returns false. */
+size_t answer_most_tokens(const server_context *server);
+bool answer_is_too_long(const server_context *server, size_t least, const char *param, api_error *error);
 /* Whether the context has room for the prompt and one token of an answer. False: *error. */
 bool answer_has_room(const server_context *server, const answer_options *options, api_error *error);
 

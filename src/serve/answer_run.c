@@ -321,6 +321,18 @@ static void give_back(answer *a) {
 /* --------------------------------------------------------------------------------------------------------------- whole
  */
 
+size_t answer_most_tokens(const server_context *s) {
+    enum { EXACT = 4 }; /* contexts: up to there the message says how many tokens there are */
+    return EXACT * (size_t)s->context;
+}
+
+bool answer_is_too_long(const server_context *s, size_t least, const char *param, api_error *error) {
+    return api_fail(
+        error, 400, "context_length_exceeded", param,
+        "the prompt has at least %zu tokens; with one more for the answer the context of %d tokens has no room", least,
+        s->context);
+}
+
 bool answer_has_room(const server_context *s, const answer_options *o, api_error *error) {
     const char *param = o->param ? o->param : "messages";
     if (o->n_ids == 0) return api_fail(error, 400, "invalid_prompt", param, "the prompt has no tokens");

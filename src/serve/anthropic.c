@@ -118,16 +118,19 @@ static void end_whole(messages_job *job, const answer_event *e, const api_error 
     call_reply_json(c, &body);
 }
 
+/* Agents know by these words that they should shorten the conversation. */
+static void say_too_long(const call *c, size_t tokens, api_error *error) {
+    if (!error->code || strcmp(error->code, "context_length_exceeded") != 0) return;
+    error->status = API_OK;
+    api_fail(error, 400, "context_length_exceeded", "messages", "prompt is too long: %zu tokens > %d maximum", tokens,
+             c->server->context - 1);
+}
+
 /* The last event of the answer. */
 static void end(messages_job *job, const answer_event *e) {
     bool failed = e->type == ANSWER_FAILED;
     api_error error = failed ? *e->error : (api_error){0};
-    if (error.code && strcmp(error.code, "context_length_exceeded") == 0) {
-        /* Agents know by these words that they should shorten the conversation. */
-        error.status = API_OK;
-        api_fail(&error, 400, "context_length_exceeded", "messages", "prompt is too long: %zu tokens > %d maximum",
-                 job->prompt_tokens, job->call->server->context - 1);
-    }
+    say_too_long(job->call, job->prompt_tokens, &error);
     if (job->call->streaming) {
         end_stream(job, e, failed ? &error : NULL);
     } else {
@@ -177,6 +180,7 @@ void messages_call(call *c) {
     anthropic_request *r = &job->request;
     anthropic_request_init(r);
     if (!anthropic_request_read(c, false, r, &error)) {
+        say_too_long(c, r->options.n_ids, &error);
         free_job(job);
         call_fail(c, &error);
         return;

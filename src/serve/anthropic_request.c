@@ -294,7 +294,7 @@ static bool render(reader *k, bool counting, api_error *error) {
     fields chat;
     r->chat_text = cJSON_PrintUnformatted(r->chat);
     if (!r->chat_text) return api_out_of_memory(error);
-    chat_shape shape = {.request = r->chat_text, .request_bytes = strlen(r->chat_text)};
+    chat_shape shape = {.is_question = !counting, .request = r->chat_text, .request_bytes = strlen(r->chat_text)};
     fields_begin(&chat, r->chat, "", error);
     openai_read_chat(k->call, &chat, &shape, counting ? NULL : &r->options);
     return error->status == 0 && openai_render_chat(k->call, &shape, &r->options, error);

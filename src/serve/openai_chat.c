@@ -456,6 +456,7 @@ static bool read_request(call *c, chat_job *job, answer_options *options, api_er
     read_prediction(c, &f, options);
     read_rest(&f);
     fields_end(&f, c->server->settings->strict, &c->ignored);
+    shape.is_question = true;
     return error->status == 0 && openai_render_chat(c, &shape, options, error);
 }
 

@@ -11,6 +11,7 @@ typedef struct chat_shape {
     bool thinking, hide_reasoning;
     bool without_turn;      /* the model's turn is not opened */
     bool continues;         /* the answer goes on with the last message */
+    bool is_question;       /* what cannot fit into the context is refused before all of it has been read */
     bool preserve_thinking; /* reasoning of earlier turns stays */
     /* JSON text of the request in the form of chat completions; NULL: the body of the call. Outlives the answer. */
     const char *request;
@@ -22,7 +23,8 @@ bool openai_is_tool_name(const cJSON *item);
 /* messages, tools, thinking and formats of a request in the form of chat completions. out may be NULL: nothing is
  * generated. */
 void openai_read_chat(call *c, fields *f, chat_shape *shape, answer_options *out);
-/* The prompt's tokens: out->ids, n_ids, n_stable. False: *error. */
+/* The prompt's tokens: out->ids, n_ids, n_stable. False: *error; with context_length_exceeded n_ids is a number of
+ * tokens that it has at least. */
 bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, api_error *error);
 
 #endif

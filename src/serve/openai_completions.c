@@ -286,9 +286,10 @@ static void free_prompts(prompts *p) {
 
 static bool add_text(call *c, prompts *p, const char *text, int how, api_error *error) {
     kakeya_error why = {0};
-    if (kakeya_tokenize(kakeya_engine_tokenizer(c->server->engine), text, strlen(text), how, &p->ids[p->n],
-                        &p->n_ids[p->n], &why) != KAKEYA_OK)
-        return api_fail_library(error, "invalid_prompt", "prompt", &why);
+    kakeya_status status = kakeya_tokenize_at_most(kakeya_engine_tokenizer(c->server->engine), text, strlen(text), how,
+                                                   answer_most_tokens(c->server), &p->ids[p->n], &p->n_ids[p->n], &why);
+    if (status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, p->n_ids[p->n], "prompt", error);
+    if (status != KAKEYA_OK) return api_fail_library(error, "invalid_prompt", "prompt", &why);
     p->n++;
     return true;
 }

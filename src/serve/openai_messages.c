@@ -157,6 +157,7 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
     how.preserve_thinking = shape->preserve_thinking;
     how.without_turn = shape->without_turn;
     how.continue_last = shape->continues;
+    how.most_tokens = shape->is_question ? answer_most_tokens(c->server) : 0;
     size_t bytes;
     const char *body = request_text(c, shape, &bytes);
     kakeya_error why = {0};
@@ -178,6 +179,7 @@ bool openai_render_chat(call *c, const chat_shape *shape, answer_options *out, a
                                               &out->n_ids, &out->n_stable, &why);
     kakeya_free(runs);
     if (status == KAKEYA_OK) return true;
+    if (why.status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, out->n_ids, "messages", error);
     /* The library names the place in front of its message. */
     char param[96] = "";
     const char *place = strstr(why.message, "messages[");

@@ -560,6 +560,7 @@ bool responses_request_read(call *c, bool counting, responses_request *r, api_er
     read_metadata(&k, echo);
     read_rest(&k, echo);
     bool automatic = read_truncation(&k, echo);
+    shape.is_question = !counting && !automatic;
     cJSON_Delete(k.items);
     fields_begin(&chat, r->chat, "", error);
     if (error->status == 0 && print_chat(&k, &shape, error)) openai_read_chat(c, &chat, &shape, &r->options);

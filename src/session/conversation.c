@@ -20,11 +20,11 @@ static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) 
 }
 
 static kakeya_status render(const kakeya_tokenizer *t, const chat_message *messages, size_t n_messages,
-                            const chat_options *options, int32_t **ids, size_t *n_ids, size_t *n_stable,
+                            const chat_options *options, size_t most, int32_t **ids, size_t *n_ids, size_t *n_stable,
                             kakeya_error *error) {
     chat_text text = {0};
     kakeya_status status = chat_render(messages, n_messages, options, &text, error);
-    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, ids, n_ids, n_stable, error);
+    if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, most, ids, n_ids, n_stable, error);
     chat_text_free(&text);
     return status;
 }
@@ -41,7 +41,7 @@ kakeya_status kakeya_message_tokens(const kakeya_tokenizer *t, const kakeya_mess
         turns[i] = (chat_message){
             .role = messages[i].role, .parts = &messages[i].content, .n_parts = messages[i].content != NULL};
     const chat_options options = {.style = t->chat.style, .thinking = thinking, .add_generation_prompt = true};
-    status = render(t, turns, n_messages, &options, ids, n_ids, NULL, error);
+    status = render(t, turns, n_messages, &options, 0, ids, n_ids, NULL, error);
     free(turns);
     return status;
 }
@@ -166,13 +166,13 @@ kakeya_status kakeya_chat_tokens(const kakeya_tokenizer *t, const char *json, si
                                   .preserve_thinking = o.preserve_thinking,
                                   .add_generation_prompt = !o.without_turn || begun,
                                   .tools = tools ? tools : request.tools};
-        status = render(t, request.messages, request.n_messages, &how, ids, n_ids, n_stable, error);
+        status = render(t, request.messages, request.n_messages, &how, o.most_tokens, ids, n_ids, n_stable, error);
     }
     if (status == KAKEYA_OK && begun) status = append_text(t, begun, ids, n_ids, error);
     if (status != KAKEYA_OK) {
         kakeya_free(*ids);
         *ids = NULL;
-        *n_ids = 0;
+        if (status != KAKEYA_CONTEXT_FULL) *n_ids = 0;
     }
     free(begun);
     free(memory);

@@ -213,6 +213,11 @@ kakeya_status tokenizer_need(const kakeya_tokenizer *t, kakeya_error *error) {
 
 kakeya_status kakeya_tokenize(const kakeya_tokenizer *t, const char *text, size_t text_bytes, int how, int32_t **ids,
                               size_t *n_ids, kakeya_error *error) {
+    return kakeya_tokenize_at_most(t, text, text_bytes, how, 0, ids, n_ids, error);
+}
+
+kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *t, const char *text, size_t text_bytes, int how,
+                                      size_t most, int32_t **ids, size_t *n_ids, kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
     kakeya_status status = tokenizer_need(t, error);
@@ -220,7 +225,8 @@ kakeya_status kakeya_tokenize(const kakeya_tokenizer *t, const char *text, size_
     if (how & ~KAKEYA_TEXT_PROMPT)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "tokenize: how is %d, not made of KAKEYA_TEXT_* flags", how);
     const tokenizer_encode_options options = {.add_special = (how & KAKEYA_TEXT_ADD_SPECIAL) != 0,
-                                              .parse_special = (how & KAKEYA_TEXT_PARSE_SPECIAL) != 0};
+                                              .parse_special = (how & KAKEYA_TEXT_PARSE_SPECIAL) != 0,
+                                              .most = most};
     return tokenizer_encode(t->tokens, text, text_bytes, options, ids, n_ids, error);
 }
 

@@ -100,12 +100,15 @@ static kakeya_status append_ids(id_list *list, const int32_t *ids, size_t n, kak
 }
 
 static kakeya_status append_segment(id_list *list, const tokenizer *t, const char *text, const chat_segment *segment,
-                                    kakeya_error *error) {
+                                    size_t most, kakeya_error *error) {
     int32_t *ids;
     size_t n;
     if (segment->ids) return append_ids(list, segment->ids, segment->n_ids, error);
-    tokenizer_encode_options options = {.parse_special = segment->control};
+    /* One more than are wanted is found out by the list. */
+    const size_t left = most > list->n ? most - list->n : 0;
+    const tokenizer_encode_options options = {.parse_special = segment->control, .most = most ? left + 1 : 0};
     kakeya_status status = tokenizer_encode(t, text + segment->offset, segment->bytes, options, &ids, &n, error);
+    if (status == KAKEYA_CONTEXT_FULL) list->n += n;
     if (status) return error_prefix(error, status, "chat text from byte %zu", segment->offset);
     if (segment->control && (n != 1 || !tokenizer_is_special(t, ids[0]))) {
         status = error_set(error, KAKEYA_UNSUPPORTED,
@@ -118,15 +121,18 @@ static kakeya_status append_segment(id_list *list, const tokenizer *t, const cha
     return status;
 }
 
-kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, int32_t **ids, size_t *n_ids, size_t *n_stable,
-                            kakeya_error *error) {
+kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, size_t most, int32_t **ids, size_t *n_ids,
+                            size_t *n_stable, kakeya_error *error) {
     *ids = NULL;
     *n_ids = 0;
     if (n_stable) *n_stable = 0;
     id_list list = {0};
     for (size_t i = 0; i < text->n_segments; i++) {
-        kakeya_status status = append_segment(&list, t, text->text, &text->segments[i], error);
+        kakeya_status status = append_segment(&list, t, text->text, &text->segments[i], most, error);
+        if (status == KAKEYA_OK && most && list.n > most)
+            status = error_set(error, KAKEYA_CONTEXT_FULL, "the chat has more than %zu tokens", most);
         if (status) {
+            if (status == KAKEYA_CONTEXT_FULL) *n_ids = list.n;
             free(list.ids);
             return status;
         }

@@ -28,9 +28,10 @@ void chat_text_free(chat_text *text);
 
 /* The ids of a rendered conversation, malloc'ed. *n_stable (may be NULL) receives how many of them are the conversation
  * itself, which a later request that goes on from here begins with; the others open the model's turn. Fails if the
- * vocabulary lacks a control token that the text uses. */
-kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, int32_t **ids, size_t *n_ids, size_t *n_stable,
-                            kakeya_error *error);
+ * vocabulary lacks a control token that the text uses. most: as soon as there are known to be more it is
+ * KAKEYA_CONTEXT_FULL, and *n_ids a number of ids that there are at least; 0: no limit. */
+kakeya_status chat_tokenize(const tokenizer *t, const chat_text *text, size_t most, int32_t **ids, size_t *n_ids,
+                            size_t *n_stable, kakeya_error *error);
 
 /* Writes a chat_text; the first failure sticks in `status` and everything after it is ignored. */
 typedef struct chat_writer {

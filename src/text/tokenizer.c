@@ -71,7 +71,8 @@ typedef struct encoder {
     candidate *heap;
     size_t n_heap, heap_capacity;
     int32_t *ids;
-    size_t n_ids, id_capacity;
+    size_t n_ids, id_capacity, most;
+    bool too_many;
     char *normalized; /* a stretch with U+2581 for spaces, where added tokens are looked for in such text */
     size_t normalized_capacity;
 } encoder;
@@ -89,6 +90,10 @@ static bool reserve(void **items, size_t *capacity, size_t needed, size_t item_b
 
 static bool emit(encoder *e, int32_t id) {
     void *ids = e->ids;
+    if (e->most && e->n_ids == e->most) {
+        e->too_many = true;
+        return false;
+    }
     if (!reserve(&ids, &e->id_capacity, e->n_ids + 1, sizeof *e->ids)) return false;
     e->ids = ids;
     e->ids[e->n_ids++] = id;
@@ -244,6 +249,12 @@ static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_enc
     return true;
 }
 
+static kakeya_status refuse_length(size_t least, size_t most, size_t *n_ids, kakeya_error *error) {
+    *n_ids = least;
+    return error_set(error, KAKEYA_CONTEXT_FULL, "the text has at least %zu tokens, and at most %zu are wanted", least,
+                     most);
+}
+
 kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text_bytes,
                                tokenizer_encode_options options, int32_t **ids, size_t *n_ids, kakeya_error *error) {
     *ids = NULL;
@@ -258,7 +269,9 @@ kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "the text is not valid UTF-8: byte %zu is 0x%02X", valid,
                          (unsigned char)text[valid]);
     }
-    encoder e = {.t = t};
+    size_t most = options.most, least = text_bytes / (t->longest_piece_bytes ? t->longest_piece_bytes : 1);
+    if (most && least > most) return refuse_length(least, most, n_ids, error);
+    encoder e = {.t = t, .most = most};
     void *items = NULL;
     bool done = reserve(&items, &e.id_capacity, 1, sizeof *e.ids);
     e.ids = items;
@@ -268,6 +281,7 @@ kakeya_status tokenizer_encode(const tokenizer *t, const char *text, size_t text
     free(e.normalized);
     if (!done) {
         free(e.ids);
+        if (e.too_many) return refuse_length(most + 1, most, n_ids, error);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory while encoding %zu bytes of text", text_bytes);
     }
     *ids = e.ids;

@@ -27,10 +27,12 @@ void tokenizer_close(tokenizer *t); /* NULL is fine */
 typedef struct tokenizer_encode_options {
     bool add_special;   /* put what the file's post-processor adds around a text (Gemma: <bos> in front, or nothing) */
     bool parse_special; /* special-token strings in the text become their ids; otherwise they are ordinary text */
+    size_t most;        /* a text of more tokens is KAKEYA_CONTEXT_FULL as soon as that is known; 0: no limit */
 } tokenizer_encode_options;
 
 /* Text to ids; *ids is malloc'ed (never NULL on success), freed by the caller. The text must be valid UTF-8 of at most
- * TOKENIZER_MAX_TEXT_BYTES bytes and may hold NUL. Takes O(n log n) time.
+ * TOKENIZER_MAX_TEXT_BYTES bytes and may hold NUL. Takes O(n log n) time. With KAKEYA_CONTEXT_FULL *n_ids is a number
+ * of tokens that the text has at least.
  *
  * {true, true} equals a Hugging Face tokenizer's encode(text), {false, true} its encode(text,
  * add_special_tokens=False); {false, false} is for text that nobody vouches for, such as the words of a chat's user. */

@@ -248,6 +248,16 @@ def _():
             numbers = re.findall(r"\d+", reply.error["message"])
             most = "64" if param else "63"  # /v1/messages names the longest prompt, which leaves room for a token
             equal(numbers, [str(tokens), most], f"{path}: {reply.error['message']}")
+    # What is far too long is not read to its end: the first number is then one that it has at least.
+    far = "All work and no play.\n" * 400000
+    for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": far}]}), ("/v1/completions", {"prompt": far}),
+                       ("/v1/responses", {"input": far}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 8000000}]}),
+                       ("/v1/messages", {"messages": [{"role": "user", "content": far}], "max_tokens": 5})):
+        reply = s.post(path, {"model": "demo", **body})
+        equal(reply.status, 400, path)
+        least, most = re.findall(r"\d+", reply.error["message"])
+        holds(64 < int(least) and most in ("63", "64"), reply.error["message"])
+    equal(s.post("/v1/chat/completions/input_tokens", {"messages": long * 20}).json["input_tokens"] > 4 * 64, True, "counts are exact")
     for stream in (False, True):
         reply = s.post("/v1/completions", {"model": "demo", "prompt": ids[:63], "max_tokens": 10, "stream": stream})
         equal(reply.status, 200)

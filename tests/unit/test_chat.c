@@ -35,7 +35,7 @@ static void assert_stable(const tokenizer *t, const chat_request *request, const
     int32_t *alone;
     size_t n, n_all;
     assert_int_equal(chat_render(request->messages, request->n_messages, &options, &text, &error), KAKEYA_OK);
-    assert_int_equal(chat_tokenize(t, &text, &alone, &n, &n_all, &error), KAKEYA_OK);
+    assert_int_equal(chat_tokenize(t, &text, 0, &alone, &n, &n_all, &error), KAKEYA_OK);
     assert_int_equal(n_all, n);
     assert_int_equal(n_stable, n);
     assert_memory_equal(alone, ids, n * sizeof *ids);
@@ -73,7 +73,7 @@ static void test_vectors(void **state) {
 
         int32_t *ids;
         size_t n, n_stable, decoded_bytes, controls = 0, special_ids = 0;
-        if (chat_tokenize(t, &text, &ids, &n, &n_stable, &error)) fail_msg("case %d: %s", compared, error.message);
+        if (chat_tokenize(t, &text, 0, &ids, &n, &n_stable, &error)) fail_msg("case %d: %s", compared, error.message);
         for (size_t i = 0; i < text.n_segments; i++) controls += text.segments[i].control;
         for (size_t i = 0; i < n; i++) special_ids += tokenizer_is_special(t, ids[i]);
         assert_int_equal(special_ids, controls);
@@ -143,7 +143,7 @@ static void test_user_text_stays_text(void **state) {
     assert_int_equal(chat_render(messages, 1, &options, &text, &error), KAKEYA_OK);
     int32_t *ids;
     size_t n;
-    assert_int_equal(chat_tokenize(t, &text, &ids, &n, NULL, &error), KAKEYA_OK);
+    assert_int_equal(chat_tokenize(t, &text, 0, &ids, &n, NULL, &error), KAKEYA_OK);
     static const char *const controls[] = {"<bos>", "<|turn>", "<turn|>", "<|turn>"};
     size_t found = 0;
     for (size_t i = 0; i < n; i++) {
@@ -167,7 +167,7 @@ static void test_vocabulary_without_control_tokens(void **state) {
     assert_int_equal(chat_render(NULL, 0, &options, &text, &error), KAKEYA_OK);
     int32_t *ids;
     size_t n;
-    assert_int_equal(chat_tokenize(t, &text, &ids, &n, NULL, &error), KAKEYA_UNSUPPORTED);
+    assert_int_equal(chat_tokenize(t, &text, 0, &ids, &n, NULL, &error), KAKEYA_UNSUPPORTED);
     assert_non_null(strstr(error.message, "<bos>"));
     assert_null(ids);
     chat_text_free(&text);

@@ -292,8 +292,8 @@ static void test_round_trip(void **state) {
         if (chat_render(messages, 1, &options, &prompt, &error)) fail_msg("%s", error.message);
         options.add_generation_prompt = false;
         if (chat_render(messages, 2, &options, &whole, &error)) fail_msg("seed %d: %s", (int)seed, error.message);
-        if (chat_tokenize(t, &prompt, &prompt_ids, &n_prompt, NULL, &error)) fail_msg("%s", error.message);
-        if (chat_tokenize(t, &whole, &ids, &n, NULL, &error)) fail_msg("%s", error.message);
+        if (chat_tokenize(t, &prompt, 0, &prompt_ids, &n_prompt, NULL, &error)) fail_msg("%s", error.message);
+        if (chat_tokenize(t, &whole, 0, &ids, &n, NULL, &error)) fail_msg("%s", error.message);
         assert_true(n > n_prompt);
         assert_memory_equal(ids, prompt_ids, n_prompt * sizeof *ids);
 

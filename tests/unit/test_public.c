@@ -291,6 +291,33 @@ static void test_tokenizer_without_weights(void **state) {
     ok(kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_LITERAL, &ids, &plain, error));
     for (size_t i = 0; i < plain; i++) assert_false(kakeya_tokenizer_is_special(t, ids[i]));
     kakeya_free(ids);
+    /* a limit: exactly so many are taken, and what is longer says so without being read to its end */
+    ok(kakeya_tokenize_at_most(t, text, strlen(text), KAKEYA_TEXT_LITERAL, plain, &ids, &n, error));
+    assert_int_equal(n, plain);
+    kakeya_free(ids);
+    assert_int_equal(kakeya_tokenize_at_most(t, text, strlen(text), KAKEYA_TEXT_LITERAL, plain - 1, &ids, &n, &e),
+                     KAKEYA_CONTEXT_FULL);
+    assert_null(ids);
+    assert_int_equal(n, plain);
+    char *far = calloc(1, 1 << 20);
+    assert_non_null(far);
+    memset(far, 'x', (1 << 20) - 1);
+    assert_int_equal(kakeya_tokenize_at_most(t, far, (1 << 20) - 1, 0, 100, &ids, &n, &e), KAKEYA_CONTEXT_FULL);
+    assert_in_range(n, 101, 1 << 20);
+    static const char chat[] = "[{\"role\":\"user\",\"content\":\"one two three four five six seven\"}]";
+    kakeya_chat_options limited;
+    kakeya_chat_options_init(&limited);
+    size_t whole = 0;
+    ok(kakeya_chat_tokens(t, chat, strlen(chat), &limited, &ids, &whole, NULL, error));
+    kakeya_free(ids);
+    for (limited.most_tokens = 1; limited.most_tokens <= whole; limited.most_tokens++) {
+        kakeya_status status = kakeya_chat_tokens(t, chat, strlen(chat), &limited, &ids, &n, NULL, &e);
+        assert_int_equal(status, limited.most_tokens < whole ? KAKEYA_CONTEXT_FULL : KAKEYA_OK);
+        if (status == KAKEYA_OK) assert_int_equal(n, whole);
+        assert_in_range(n, limited.most_tokens + (status != KAKEYA_OK), whole);
+        kakeya_free(ids);
+    }
+    free(far);
     ok(kakeya_tokenize(t, text, strlen(text), KAKEYA_TEXT_PROMPT, &ids, &n, error));
     int32_t eos = kakeya_tokenizer_find(t, "<eos>"), found = -1;
     assert_true(eos >= 0);
