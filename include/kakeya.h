@@ -173,8 +173,7 @@ enum {
  * model has none. */
 KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                          int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
-/* The same, but a text of more than `most` tokens is KAKEYA_CONTEXT_FULL as soon as that is known, and *n_ids a number
- * of tokens that it has at least. */
+/* The same; more than `most` tokens are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
 KAKEYA_API kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                                  int how, size_t most, int32_t **ids, size_t *n_ids,
                                                  kakeya_error *error);
@@ -222,8 +221,7 @@ typedef struct kakeya_chat_options {
      * in it, letter by letter and whatever without_turn says; its reasoning is left out. *n_stable ends in front of
      * it. */
     bool continue_last;
-    /* A conversation of more tokens is KAKEYA_CONTEXT_FULL as soon as that is known, and *n_ids a number of tokens that
-     * it has at least; 0: no limit. */
+    /* More are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
     size_t most_tokens;
 } kakeya_chat_options;
 

@@ -251,7 +251,8 @@ def _():
     # What is far too long is not read to its end: the first number is then one that it has at least.
     far = "All work and no play.\n" * 400000
     for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": far}]}), ("/v1/completions", {"prompt": far}),
-                       ("/v1/responses", {"input": far}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 8000000}]}),
+                       ("/v1/responses", {"input": far}),
+                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 8000000}]}),
                        ("/v1/messages", {"messages": [{"role": "user", "content": far}], "max_tokens": 5})):
         reply = s.post(path, {"model": "demo", **body})
         equal(reply.status, 400, path)
