@@ -9,6 +9,7 @@ bool cuda_device_present(void);
 #endif
 #ifdef KAKEYA_HAVE_MLX
 const backend_ops *mlx_backend(void);
+bool mlx_metal_present(void);
 #endif
 
 /* The backends of this build, for messages. */
@@ -27,7 +28,8 @@ const backend_ops *backend_find(const char *name, kakeya_error *error) {
     if (automatic ? cuda_device_present() : strcmp(name, "cuda") == 0) return cuda_backend();
 #endif
 #ifdef KAKEYA_HAVE_MLX
-    if (!automatic && strcmp(name, "mlx") == 0) return mlx_backend();
+    /* Where it has no Metal, which is on a Mac alone, it is for tests. */
+    if (automatic ? mlx_metal_present() : strcmp(name, "mlx") == 0) return mlx_backend();
 #endif
     if (automatic || strcmp(name, "cpu") == 0) return cpu_backend();
     error_set(error, KAKEYA_UNSUPPORTED, "backend '%s' is not in this build (available: %s)", name, available);

@@ -468,6 +468,7 @@ static kakeya_status run_niah(mac_run *run, kakeya_error *error) {
     setup.argc = sizeof words / sizeof words[0];
     setup.report_path = NULL;
     const int draft_window = setup.session.draft_window;
+    const double none = 0; /* a list without values is one, too */
     const eval_niah_options options = {.lines = lines,
                                        .n_lines = 3,
                                        .samples = MAC_NIAH_SAMPLES,
@@ -475,7 +476,8 @@ static kakeya_status run_niah(mac_run *run, kakeya_error *error) {
                                        .max_tokens = 24,
                                        .mode = KAKEYA_MODE_AUTO,
                                        .draft_windows = &draft_window,
-                                       .n_draft_windows = 1};
+                                       .n_draft_windows = 1,
+                                       .mix_alpha = &none};
     eval_report *part = NULL;
     kakeya_status status = eval_niah(&setup, &options, &part, error);
     return add_part(run, "niah", part, status, error);

@@ -85,6 +85,14 @@ using namespace kakeya;
 const char *mlx_version_loaded(void) { return mx::version(); }
 const char *mlx_version_built(void) { return VERSION_TEXT(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH); }
 
+bool mlx_metal_present(void) {
+    try {
+        return mx::metal::is_available();
+    } catch (...) {
+        return false;
+    }
+}
+
 int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
     return guarded(failure, [&] {
         mx::Device device(mx::is_available(mx::Device::gpu) ? mx::Device::gpu : mx::Device::cpu, 0);

@@ -31,6 +31,9 @@ typedef struct mlx_device mlx_device;
 const char *mlx_version_loaded(void);
 const char *mlx_version_built(void);
 
+/* Whether this is a Mac whose GPU libmlx can use. */
+bool mlx_metal_present(void);
+
 /* round_inputs: what enters a product is rounded to bf16 (precision bf16); sums are float32. */
 int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure);
 void mlx_device_close(mlx_device *device);
