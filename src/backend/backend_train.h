@@ -87,6 +87,7 @@ typedef struct learner_options {
     const dflash_config *drafter; /* fits the verifier */
     int sequence;                 /* tokens, at most */
     int blocks;                   /* of a sequence, at most */
+    int sequences;                /* that learn at once where a backend can do so, at most; 0: one */
     double decay;                 /* the i-th draft counts exp(-(i - 1) / decay); 0: all the same */
     bool inside_layers;           /* weights of layers have a gradient, too: not fc and the norms outside alone */
     bool scaled_embedding, block_bidirectional; /* as in backend_model_options */
@@ -99,6 +100,15 @@ typedef struct learner_result {
     double held;          /* of these blocks: drafts before the first that is wrong */
     int drafts[LEARNER_MAX_BLOCK], right[LEARNER_MAX_BLOCK]; /* by place, 0: the first draft */
 } learner_result;
+
+/* A sequence of n tokens, and where its blocks begin: each first token has one behind it. */
+typedef struct learner_sequence {
+    const int32_t *tokens;
+    const float *aux; /* [n][targets * hidden]: the verifier's hidden states that the drafter reads */
+    const int *first; /* [blocks] */
+    int n, blocks;
+    learner_result *result; /* out */
+} learner_sequence;
 
 typedef struct backend_learner backend_learner;
 
@@ -139,12 +149,10 @@ typedef struct backend_train_ops {
     void (*learner_destroy)(backend_learner *l); /* NULL is fine */
     /* The drafter's weights from here on (model/dflash_values.h), which the caller keeps. */
     void (*learner_weights)(backend_learner *l, const float *weights);
-    /* Blocks of a sequence of n tokens that begin with the tokens at `first` [blocks], each of which has a token behind
-     * it. aux [n][targets * hidden] are the verifier's hidden states that the drafter reads. Unless gradient is NULL,
-     * scale times the gradient of result.loss is added to it, laid out as the weights. The same bits for any number of
-     * threads. */
-    void (*learner_learn)(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first,
-                          int blocks, float scale, float *gradient, learner_result *out);
+    /* Learns from n sequences. Unless gradient is NULL, scale times the gradient of the results' loss is added to it,
+     * laid out as the weights; undefined on failure. The same bits for any number of threads. */
+    kakeya_status (*learner_learn)(backend_learner *l, const learner_sequence *sequences, int n, float scale,
+                                   float *gradient, kakeya_error *error);
 } backend_train_ops;
 
 /* NULL for a backend that cannot train. One may lack verbs: `forward`, `outer` and `weight_row` together, and of

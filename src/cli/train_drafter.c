@@ -290,7 +290,7 @@ static kakeya_status begin_drafter(drafter_command *c, kakeya_error *error) {
 }
 
 static void settle(drafter_command *c) {
-    static const double align_rate = 2e-4, norms_rate = 1e-3;
+    static const double align_rate = 2e-4;
     drafting_options *o = &c->options;
     drafting_options_init(o);
     o->threads = c->shared.threads;
@@ -301,7 +301,7 @@ static void settle(drafter_command *c) {
     o->learner.scaled_embedding = c->shared.drafter_scaled_embedding;
     o->learner.block_bidirectional = c->shared.drafter_block_bidirectional;
     o->learner.decay = c->decay >= 0 ? (double)c->decay : 0.5 * o->config.block_size;
-    if (c->init_from) o->rate = c->scope == SCOPE_FULL ? align_rate : norms_rate;
+    if (c->init_from) o->rate = align_rate;
     if (c->steps) o->steps = c->steps;
     if (c->batch) o->batch = c->batch;
     if (c->blocks) o->learner.blocks = c->blocks;
@@ -579,7 +579,7 @@ int cli_train_drafter(int argc, char **argv) {
         CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
                    .help = "draft i of a block counts exp(-(i-1)/X); 0: all the same (half a block)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,
-                   .help = "learning rate at its peak (0.001; 0.0002 for --init-from with --scope full)"),
+                   .help = "learning rate at its peak (0.001; 0.0002 with --init-from)"),
         CLI_OPTION(.name = "warm-up", .argument = "N", .kind = CLI_INT, .target = &c.warm_up, .min = 0, .max = 1 << 24,
                    .help = "steps until the peak (40, or 2/5 of all)"),
         CLI_OPTION(.name = "schedule", .argument = "NAME", .kind = CLI_CHOICE, .target = &c.schedule,

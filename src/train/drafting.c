@@ -20,13 +20,17 @@ struct drafting {
     thread_pool *pool;
     size_t n, trained; /* weights; those that change: the first ones */
     float *weights, *gradient, *moment[2];
-    float *aux;   /* [sequence][targets * hidden] */
-    float **kept; /* hidden states of sequences of the corpus; NULL: not kept */
+    float *aux;    /* [batch][sequence][targets * hidden] */
+    float *states; /* [layers + 1][rows of a forward][hidden], where the backend shows them so; else NULL */
+    float *heard;  /* where the sequence in work has its hidden states */
+    float **kept;  /* hidden states of sequences of the corpus; NULL: not kept */
     size_t kept_bytes;
     uint32_t *usable, *order; /* sequences that are long enough; in the pass through them that `pass` numbers */
     size_t n_usable;
     uint64_t pass;
-    int *first; /* [blocks] */
+    int *first; /* [batch][blocks] */
+    learner_sequence *sequences;
+    learner_result *results; /* [batch] */
     int done;
 };
 
@@ -46,11 +50,13 @@ void drafting_options_init(drafting_options *o) {
 static learner_options learner_of(const drafting_options *o) {
     learner_options l = o->learner;
     l.drafter = &o->config;
+    l.sequences = o->batch;
     return l;
 }
 
 static size_t aux_width(const drafting *d) { return (size_t)d->o.config.targets * (size_t)d->o.config.hidden; }
 
+static bool shows_layers(const backend_train_ops *ops) { return ops && ops->forward; }
 static bool has_learner(const backend_train_ops *ops) { return ops && ops->learner_create; }
 
 static kakeya_status find_usable(drafting *d, kakeya_error *error) {
@@ -101,9 +107,14 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
                               const float *start, drafting **out, kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (!ops || !ops->forward)
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot train a drafter: take --backend cpu",
-                         engine->ops->name);
+    int layers = engine->verifier->config.layers;
+    for (int i = 0; i < options->config.targets && !shows_layers(ops); i++) {
+        if (options->config.target_layer[i] == layers - 1)
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "backend %s does not show the last layer's output, which the drafter reads: take "
+                             "--backend cpu",
+                             engine->ops->name);
+    }
     drafting *d = calloc(1, sizeof *d);
     if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     d->engine = engine;
@@ -116,10 +127,16 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     d->weights = malloc(bytes);
     d->gradient = malloc(bytes);
     for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->trained, sizeof(float));
-    d->aux = malloc((size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
-    d->first = malloc((size_t)d->o.learner.blocks * sizeof *d->first);
+    size_t batch = (size_t)d->o.batch, rows = (size_t)engine->ops->model_prompt_chunk(engine->model);
+    d->aux = malloc(batch * (size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
+    d->first = malloc(batch * (size_t)d->o.learner.blocks * sizeof *d->first);
+    d->sequences = malloc(batch * sizeof *d->sequences);
+    d->results = malloc(batch * sizeof *d->results);
+    if (!shows_layers(ops))
+        d->states = malloc((size_t)(layers + 1) * rows * (size_t)engine->verifier->config.hidden * sizeof *d->states);
     kakeya_status status = KAKEYA_OK;
-    if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1] || !d->aux || !d->first)
+    if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1] || !d->aux || !d->first || !d->sequences ||
+        !d->results || (!shows_layers(ops) && !d->states))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", 4 * bytes);
     if (!status) status = find_usable(d, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
@@ -147,6 +164,9 @@ void drafting_destroy(drafting *d) {
     free(d->moment[0]);
     free(d->moment[1]);
     free(d->aux);
+    free(d->states);
+    free(d->sequences);
+    free(d->results);
     free(d->usable);
     free(d->order);
     free(d->first);
@@ -181,32 +201,56 @@ static size_t sequence_at(drafting *d, uint64_t number) {
 
 /* Where the blocks of a sequence begin: one place in each of as many equal parts of the answer. Every first token has
  * one behind it. */
-static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number) {
+static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number, int *first) {
     int places = s->length - 1 - s->answer, blocks = d->o.learner.blocks;
     if (blocks > places) blocks = places;
     for (int i = 0; i < blocks; i++) {
         int begin = (int)((int64_t)places * i / blocks), end = (int)((int64_t)places * (i + 1) / blocks);
-        d->first[i] = s->answer + begin + (int)(draw(~d->o.seed, number, (uint64_t)i) % (uint64_t)(end - begin));
+        first[i] = s->answer + begin + (int)(draw(~d->o.seed, number, (uint64_t)i) % (uint64_t)(end - begin));
     }
     return blocks;
 }
 
-static void look(void *user, const train_layer *layer) {
-    drafting *d = user;
+/* A layer's output of rows from `position` on. */
+static void hear(drafting *d, int layer, int position, int rows, const float *h) {
     const dflash_config *c = &d->o.config;
     size_t hidden = (size_t)c->hidden, width = aux_width(d);
     for (int i = 0; i < c->targets; i++) {
-        if (c->target_layer[i] != layer->layer) continue;
-        for (int r = 0; r < layer->rows; r++)
-            memcpy(d->aux + (size_t)(layer->position + r) * width + (size_t)i * hidden, layer->h + (size_t)r * hidden,
-                   hidden * sizeof *d->aux);
+        if (c->target_layer[i] != layer) continue;
+        for (int r = 0; r < rows; r++)
+            memcpy(d->heard + (size_t)(position + r) * width + (size_t)i * hidden, h + (size_t)r * hidden,
+                   hidden * sizeof *h);
     }
 }
 
-/* The verifier's hidden states of a sequence: *aux lies in d->aux or among those that are kept. */
-static kakeya_status listen(drafting *d, size_t index, const float **aux, kakeya_error *error) {
+static void look(void *user, const train_layer *layer) {
+    hear(user, layer->layer, layer->position, layer->rows, layer->h);
+}
+
+/* A forward of rows behind the cache's committed ones, which are committed. */
+static kakeya_status forward(drafting *d, backend_cache *cache, const int32_t *tokens, int position, int rows,
+                             kakeya_error *error) {
+    const backend_ops *ops = d->engine->ops;
+    backend_model *m = d->engine->model;
+    if (shows_layers(d->ops)) return d->ops->forward(m, cache, tokens, rows, look, d, error);
+    backend_segment segment = {.cache = cache,
+                               .tokens = tokens,
+                               .n = rows,
+                               .kind = SEGMENT_PROMPT,
+                               .first_logit_row = rows,
+                               .hidden_states = d->states};
+    kakeya_status status = ops->forward(m, &segment, 1, error);
+    if (!status) status = ops->cache_commit(cache, rows, error);
+    size_t layer = (size_t)rows * (size_t)d->o.config.hidden;
+    for (int i = 0; i < d->engine->verifier->config.layers && !status; i++) /* the embedding comes first */
+        hear(d, i, position, rows, d->states + (size_t)(i + 1) * layer);
+    return status;
+}
+
+/* The verifier's hidden states of a sequence: *aux lies in `room` or among those that are kept. */
+static kakeya_status listen(drafting *d, size_t index, float *room, const float **aux, kakeya_error *error) {
     const corpus_sequence *s = &d->data->sequence[index];
-    *aux = d->kept[index] ? d->kept[index] : d->aux;
+    *aux = d->kept[index] ? d->kept[index] : room;
     if (d->kept[index]) return KAKEYA_OK;
     const backend_cache_options options = {.context_tokens = s->length,
                                            .attention = KAKEYA_ATTENTION_NATIVE,
@@ -215,18 +259,19 @@ static kakeya_status listen(drafting *d, size_t index, const float **aux, kakeya
                                            .account = &d->engine->account};
     backend_cache *cache = NULL;
     int most = d->engine->ops->model_prompt_chunk(d->engine->model);
+    d->heard = room;
     kakeya_status status = d->engine->ops->cache_create(d->engine->model, &options, &cache, error);
     for (int at = 0, rows; at < s->length && !status; at += rows) {
         rows = s->length - at < most ? s->length - at : most;
-        status = d->ops->forward(d->engine->model, cache, d->data->tokens + s->begin + at, rows, look, d, error);
+        status = forward(d, cache, d->data->tokens + s->begin + at, at, rows, error);
     }
     if (cache) d->engine->ops->cache_destroy(cache);
-    size_t bytes = (size_t)s->length * aux_width(d) * sizeof *d->aux;
+    size_t bytes = (size_t)s->length * aux_width(d) * sizeof *room;
     if (status || bytes > d->o.kept_bytes - d->kept_bytes) return status;
     d->kept[index] = malloc(bytes);
     if (!d->kept[index]) return KAKEYA_OK; /* they are computed again */
     d->kept_bytes += bytes;
-    memcpy(d->kept[index], d->aux, bytes);
+    memcpy(d->kept[index], room, bytes);
     return KAKEYA_OK;
 }
 
@@ -249,19 +294,21 @@ static double whole_step(const drafting *d) {
     return block * d->o.learner.blocks * d->o.batch;
 }
 
-static kakeya_status learn_sequence(drafting *d, uint64_t number, drafting_step_result *out, kakeya_error *error) {
+/* Sequence `i` of the next step. */
+static kakeya_status prepare(drafting *d, int i, kakeya_error *error) {
+    uint64_t number = (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i;
     size_t index = sequence_at(d, number);
     const corpus_sequence *s = &d->data->sequence[index];
-    const float *aux;
-    int blocks = place_blocks(d, s, number);
+    int *first = d->first + (size_t)i * (size_t)d->o.learner.blocks;
+    float *room = d->aux + (size_t)i * (size_t)d->o.learner.sequence * aux_width(d);
+    learner_sequence *q = &d->sequences[i];
+    *q = (learner_sequence){.tokens = d->data->tokens + s->begin,
+                            .n = s->length,
+                            .first = first,
+                            .blocks = place_blocks(d, s, number, first),
+                            .result = &d->results[i]};
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
-    kakeya_status status = listen(d, index, &aux, error);
-    if (!status) {
-        learner_result r;
-        d->learner_ops->learner_learn(d->learner, d->data->tokens + s->begin, s->length, aux, d->first, blocks,
-                                      (float)(1 / whole_step(d)), d->gradient, &r);
-        add_result(&out->learned, &r);
-    }
+    kakeya_status status = listen(d, index, room, &q->aux, error);
     engine_turn_end(d->engine);
     return status;
 }
@@ -272,12 +319,18 @@ kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *
     kakeya_status status = KAKEYA_OK;
     *out = (drafting_step_result){0};
     memset(d->gradient, 0, d->n * sizeof *d->gradient);
-    d->learner_ops->learner_weights(d->learner, d->weights);
     for (int i = 0; i < d->o.batch && !status; i++) {
         if (interrupted && interrupted(user)) return error_set(error, KAKEYA_CANCELLED, "interrupted");
-        status = learn_sequence(d, (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i, out, error);
+        status = prepare(d, i, error);
     }
     if (status) return status;
+    engine_turn_begin(d->engine);
+    d->learner_ops->learner_weights(d->learner, d->weights);
+    status = d->learner_ops->learner_learn(d->learner, d->sequences, d->o.batch, (float)(1 / whole_step(d)),
+                                           d->gradient, error);
+    engine_turn_end(d->engine);
+    if (status) return status;
+    for (int i = 0; i < d->o.batch; i++) add_result(&out->learned, &d->results[i]);
     double squares = 0;
     for (size_t i = 0; i < d->trained; i++) squares += (double)d->gradient[i] * (double)d->gradient[i];
     if (!isfinite(out->learned.loss) || !isfinite(squares))

@@ -110,6 +110,36 @@ static void one_result(void **state) {
     kakeya_engine_close(wide);
 }
 
+/* A backend that shows hidden states with its forwards alone, and does not learn: the same weights. */
+static void another_backend(void **state) {
+    (void)state;
+    kakeya_engine *engine = open_engine("none", 1), *other = open_engine("none", 1);
+    backend_ops renamed = *other->ops;
+    const backend_ops *ops = other->ops;
+    renamed.name = "other";
+    other->ops = &renamed;
+    drafting_options o = options_of(engine, 1);
+    corpus data = corpus_of(LENGTH);
+    drafting *a = make(engine, &o, &data), *b = make(other, &o, &data);
+    go_on(a, 2);
+    go_on(b, 2);
+    assert_same_bits("hidden states of forwards", drafting_weights(a), drafting_weights(b),
+                     dflash_values_count(&o.config));
+    drafting_destroy(a);
+    drafting_destroy(b);
+    o.config.target_layer[1] = engine->verifier->config.layers - 1;
+    drafting *d = NULL;
+    kakeya_error problem = {0};
+    float *start = calloc(dflash_values_count(&o.config), sizeof *start);
+    assert_int_equal(drafting_create(other, &o, &data, start, &d, &problem), KAKEYA_UNSUPPORTED);
+    assert_non_null(strstr(problem.message, "does not show the last layer's output"));
+    free(start);
+    corpus_free(&data);
+    other->ops = ops;
+    kakeya_engine_close(engine);
+    kakeya_engine_close(other);
+}
+
 /* Every step sees all sequences. */
 static void loss_falls(void **state) {
     (void)state;
@@ -189,10 +219,8 @@ static void what_does_not_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_result),
-        cmocka_unit_test(loss_falls),
-        cmocka_unit_test(files),
-        cmocka_unit_test(what_does_not_fit),
+        cmocka_unit_test(one_result), cmocka_unit_test(another_backend),   cmocka_unit_test(loss_falls),
+        cmocka_unit_test(files),      cmocka_unit_test(what_does_not_fit),
     };
     return cmocka_run_group_tests_name("steps of a drafter's training", tests, NULL, NULL);
 }

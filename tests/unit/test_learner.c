@@ -189,9 +189,10 @@ static void close_school(school *s) {
 static learner_result learn(school *s, float *gradient) {
     static const int first[BLOCKS] = {3, 17, 20, LENGTH - 3}; /* the last one ends behind the sequence */
     learner_result r;
+    const learner_sequence sequence = {s->tokens, s->aux, first, LENGTH, BLOCKS, &r};
     if (gradient) memset(gradient, 0, s->n * sizeof *gradient);
     s->ops->learner_weights(s->learner, s->weights);
-    s->ops->learner_learn(s->learner, s->tokens, LENGTH, s->aux, first, BLOCKS, 1, gradient, &r);
+    REQUIRE_OK(s->ops->learner_learn(s->learner, &sequence, 1, 1, gradient, error));
     return r;
 }
 
@@ -283,7 +284,8 @@ static void learners_drafts(void **state) {
         const int first = PREFIX;
         learner_result r;
         s.ops->learner_weights(s.learner, s.weights);
-        s.ops->learner_learn(s.learner, s.tokens, LENGTH, s.aux, &first, 1, 1, NULL, &r);
+        const learner_sequence sequence = {s.tokens, s.aux, &first, LENGTH, 1, &r};
+        REQUIRE_OK(s.ops->learner_learn(s.learner, &sequence, 1, 1, NULL, error));
         assert_int_equal(r.blocks, 1);
         if (r.held != drafts) fail_msg("%s: %g of %d drafts are the drafter's", drafters[i], r.held, drafts);
         close_school(&s);

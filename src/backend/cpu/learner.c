@@ -202,24 +202,30 @@ static void place_rows(backend_learner *l) {
     }
 }
 
-void cpu_learner_learn(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first, int blocks,
-                       float scale, float *gradient, learner_result *out) {
-    *out = (learner_result){0};
-    l->tokens = tokens;
-    l->aux = aux;
-    l->first = first;
-    l->length = n;
-    l->blocks = blocks;
-    l->scale = scale;
-    l->backward = gradient != NULL;
-    if (gradient) dflash_values_bind(&l->c, gradient, &l->gradient);
+static void learn(backend_learner *l, const learner_sequence *s, bool backward) {
+    *s->result = (learner_result){0};
+    l->tokens = s->tokens;
+    l->aux = s->aux;
+    l->first = s->first;
+    l->length = s->n;
+    l->blocks = s->blocks;
     place_rows(l);
     learner_context(l);
     learner_embed(l);
     for (int i = 0; i < l->c.layers; i++) learner_forward(l, i, i + 1 < l->c.layers ? l->layer[i + 1].input : l->last);
-    learner_score(l, out);
-    if (!gradient) return;
+    learner_score(l, s->result);
+    if (!backward) return;
     memset(l->d_context, 0, (size_t)l->context_rows * (size_t)l->c.hidden * sizeof *l->d_context);
     for (int i = l->c.layers - 1; i >= 0; i--) learner_back(l, i);
     learner_context_back(l);
+}
+
+kakeya_status cpu_learner_learn(backend_learner *l, const learner_sequence *sequences, int n, float scale,
+                                float *gradient, kakeya_error *error) {
+    (void)error;
+    l->scale = scale;
+    l->backward = gradient != NULL;
+    if (gradient) dflash_values_bind(&l->c, gradient, &l->gradient);
+    for (int i = 0; i < n; i++) learn(l, &sequences[i], gradient != NULL);
+    return KAKEYA_OK;
 }

@@ -98,7 +98,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *option
                                  kakeya_error *error);
 void cpu_learner_destroy(backend_learner *l);
 void cpu_learner_weights(backend_learner *l, const float *weights);
-void cpu_learner_learn(backend_learner *l, const int32_t *tokens, int n, const float *aux, const int *first, int blocks,
-                       float scale, float *gradient, learner_result *out);
+kakeya_status cpu_learner_learn(backend_learner *l, const learner_sequence *sequences, int n, float scale,
+                                float *gradient, kakeya_error *error);
 
 #endif

@@ -19,6 +19,9 @@ static __device__ __forceinline__ double warp_sum_double(double v) {
     return v;
 }
 
+/* A logit after the soft cap; 0: none. */
+static __device__ __forceinline__ float capped(float z, float cap) { return cap > 0 ? cap * tanhf(z / cap) : z; }
+
 /* Over a block of TRAIN_THREADS; every thread gets it. `shared` holds one number per warp. */
 static __device__ __forceinline__ float block_largest(float v, float *shared) {
     v = warp_largest(v);

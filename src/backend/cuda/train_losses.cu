@@ -5,8 +5,6 @@ enum { SHARE_THREADS = 512, SHARE_WARPS = SHARE_THREADS / 32 };
 
 /* --------------------------------------------------------------------------------------------------------- logits */
 
-static __device__ __forceinline__ float capped(float z, float cap) { return cap > 0 ? cap * tanhf(z / cap) : z; }
-
 /* A block is a row. */
 static __global__ void kl_kernel(const float *teacher, float *student, int vocab, float cap, float scale, double *kl) {
     __shared__ float shared[TRAIN_WARPS];

@@ -3,3 +3,5 @@
 #include "backend/cuda/train_losses.cu"
 #include "backend/cuda/train_products.cu"
 #include "backend/cuda/train_rows.cu"
+
+#include "backend/cuda/learner.cu" /* behind those: it comes to the emulated header by another way */
