@@ -45,6 +45,10 @@ static void lay_out_layer(backend_student *s, student_arena *a, const widths *w,
     l->native_h = take(a, w->rows * w->hidden);
     l->native_added = take(a, w->rows * w->hidden);
     l->input = layer ? take(a, w->rows * w->hidden) : NULL;
+    if (student_compares_attention(s->o.loss)) {
+        l->native_q = take(a, w->rows * (size_t)student_q_dim(s, layer));
+        l->native_out = take(a, w->rows * w->hidden);
+    }
     for (int half = 0; half < 2 && c->kv_source == layer; half++) {
         l->native[half] = take(a, w->teacher * kv);
         if (student_compares_raw(s->o.loss)) l->native_raw[half] = take(a, w->teacher * kv);
@@ -201,11 +205,8 @@ size_t cuda_student_bytes(backend_model *m, const student_options *options) {
     return bytes;
 }
 
-static kakeya_status check(const backend_model *m, const student_options *o, kakeya_error *error) {
+static kakeya_status check(const backend_model *m, kakeya_error *error) {
     if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes one device: leave --devices at one");
-    if (student_compares_attention(o->loss))
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "backend cuda does not distil attention by itself: take --backend cpu for that loss");
     if (m->config->moe && m->config->experts_per_token > TRAIN_MAX_CHOSEN)
         return error_set(error, KAKEYA_UNSUPPORTED, "distillation takes up to %d experts of a row",
                          (int)TRAIN_MAX_CHOSEN);
@@ -215,7 +216,7 @@ static kakeya_status check(const backend_model *m, const student_options *o, kak
 kakeya_status cuda_student_create(backend_model *m, const student_options *o, backend_student **out,
                                   kakeya_error *error) {
     *out = NULL;
-    kakeya_status status = check(m, o, error);
+    kakeya_status status = check(m, error);
     if (status) return status;
     backend_student *s = malloc(sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
@@ -295,6 +296,12 @@ static void teach(backend_student *s) {
         cuda_train_gather(&s->launch, out, hidden, s->row_native, 1, l->native_h, hidden, rows, c->hidden);
         cuda_train_gather(&s->launch, s->tape.added, hidden, s->row_native, 1, l->native_added, hidden, rows,
                           c->hidden);
+        if (l->native_q) {
+            size_t q_dim = (size_t)student_q_dim(s, i);
+            cuda_train_gather(&s->launch, s->tape.q, q_dim, s->row_native, 1, l->native_q, q_dim, rows, (int)q_dim);
+            cuda_train_gather(&s->launch, s->tape.out, hidden, s->row_native, 1, l->native_out, hidden, rows,
+                              c->hidden);
+        }
         tap(s, i, out);
     }
     if (s->aux) read_drafter(s);
@@ -337,7 +344,11 @@ static void regress(backend_student *s, bool learns) {
     for (int i = 0; i < c->layers; i++) {
         if (c->layer[i].kv_source != i) continue;
         train_decode(s, i);
-        train_decode_back(s, i, learns);
+        train_directions(s, i);
+    }
+    for (int i = 0; i < c->layers && student_compares_attention(s->o.loss); i++) train_compare_attention(s, i, learns);
+    for (int i = 0; i < c->layers; i++) {
+        if (c->layer[i].kv_source == i) train_decode_back(s, i, learns);
     }
 }
 

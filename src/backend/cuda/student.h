@@ -88,6 +88,7 @@ struct backend_student {
     int n_restored;
     const int *restored_native; /* [R] */
     student_restored restored[2];
+    const float *factor[2]; /* [S] by kind of layer: of losses that look at each layer by itself */
     float scale;
 
     student_tape tape;
@@ -182,4 +183,8 @@ void train_head(backend_student *s, const float *h, bool learns);
 void train_compare(backend_student *s, const float *x, const float *native, int result, double by, float scale,
                    float *d);
 void train_share_kv(backend_student *s, int layer);
+/* Directions of K and V, for the loss that has them. */
+void train_directions(backend_student *s, int layer);
+/* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
+void train_compare_attention(backend_student *s, int layer, bool learns);
 #endif

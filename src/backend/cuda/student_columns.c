@@ -13,8 +13,7 @@ static int even(int n) { return (n + 3) / 4 * 4; }
 
 int train_most_restored(const backend_student *s, int type) {
     int window = s->m->config->sliding_window + s->o.rows;
-    return type == GEMMA4_SLIDING && !student_compares_attention(s->o.loss) ? smaller(window, s->o.sequence)
-                                                                            : s->o.sequence;
+    return type == GEMMA4_SLIDING ? smaller(window, s->o.sequence) : s->o.sequence;
 }
 
 int train_most_columns(const backend_student *s, int type) {
@@ -28,7 +27,7 @@ size_t train_table_ints(const backend_student *s) {
     n += 2 * b * t + b + COLUMN_INTS * b * t; /* the teacher's tokens, positions, first rows, columns */
     n += 3 * rows + 2 * segments + restored;  /* the student's, and the restored positions */
     for (int type = 0; type < 2; type++)
-        n += COLUMN_INTS * segments * (size_t)train_most_columns(s, type) + 3 * restored + segments + 1;
+        n += COLUMN_INTS * segments * (size_t)train_most_columns(s, type) + 3 * restored + 2 * segments + 1;
     return n + 64;
 }
 
@@ -86,7 +85,6 @@ static stretch restored_span(const backend_student *s, const student_segment *g,
         slides = later(behind, g->first - s->m->config->sliding_window + 1);
     stretch p = {type == GEMMA4_SLIDING ? slides : behind, end};
     if (type == GEMMA4_FULL && !g->all_layers) p.begin = end;
-    if (forced && type == GEMMA4_SLIDING && g->all_layers) p.begin = behind;
     if (p.begin > p.end) p.begin = p.end;
     return p;
 }
@@ -206,6 +204,23 @@ static void lay_restored(backend_student *s, const student_sequence *sequences, 
     }
 }
 
+/* Of losses that look at each layer by itself: what a layer of a kind counts. */
+static void lay_factors(backend_student *s, const numbered *all, int segments) {
+    const gemma4_config *c = s->m->config;
+    int layers[2] = {0, 0};
+    for (int i = 0; i < c->layers; i++) layers[c->layer[i].type]++;
+    for (int type = 0; type < 2; type++) {
+        const int *device;
+        float *factor = (float *)(void *)take(&s->tables, (size_t)segments, &device);
+        s->factor[type] = (const float *)(const void *)device;
+        for (int i = 0; i < segments; i++) {
+            bool all_layers = all[i].segment->all_layers;
+            int counted = layers[GEMMA4_SLIDING] + (all_layers ? layers[GEMMA4_FULL] : 0);
+            factor[i] = type == GEMMA4_SLIDING || all_layers ? 1.0f / (float)(counted > 0 ? counted : 1) : 0;
+        }
+    }
+}
+
 kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error) {
     enum { MOST = 4096 };
     numbered all[MOST];
@@ -221,6 +236,7 @@ kakeya_status train_lay_tables(backend_student *s, const student_sequence *seque
     lay_teacher(s, sequences, n, length);
     lay_student(s, sequences, all, segments, length);
     lay_restored(s, sequences, all, segments, length);
+    lay_factors(s, all, segments);
     s->scale = all[0].segment->scale;
     kakeya_status status = cuda_check(cudaMemcpyAsync(s->tables.device, s->tables.host, s->tables.ints * sizeof(int),
                                                       cudaMemcpyHostToDevice, s->launch.stream),

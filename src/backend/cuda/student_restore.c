@@ -95,7 +95,6 @@ static int counted(const backend_student *s) {
 
 /* Weights of the parts of a loss of raw vectors (student_loss.c of the CPU). */
 static train_parts parts_of(const backend_student *s, int half, int d) {
-    (void)half;
     double n = counted(s);
     switch (s->o.loss) {
     case STUDENT_MSE:
@@ -104,9 +103,41 @@ static train_parts parts_of(const backend_student *s, int half, int d) {
         return (train_parts){.direction = 1 / (2 * n), .magnitude = 1 / (2 * n), .d = d};
     case STUDENT_COMBINED:
         return (train_parts){combined_square / (2 * n), 1 / (2 * n), 1 / (2 * n), 1, d};
+    case STUDENT_ATTN_DISTIL_HYBRID:
+        return (train_parts){.magnitude = (double)s->o.lambda[2 + half], .d = d};
     default:
         return (train_parts){.d = d};
     }
+}
+
+/* Restored vectors with the teacher's. */
+static void compare_vectors(backend_student *s, int layer, const float *x, const float *native, float *d,
+                            train_parts parts) {
+    const student_restored *r = student_restored_of(s, layer);
+    const train_share share = {
+        .x = x,
+        .target = native,
+        .index = r->native,
+        .d = d,
+        .begin = r->begin,
+        .segments = s->student.items,
+        .n = student_kv_dim(s, layer),
+        .out = s->results + RESULT_LOSS,
+        .stride = STUDENT_RESULTS,
+        .by = 1,
+        .scale = s->scale,
+        .least = least_size,
+        .factor = student_compares_attention(s->o.loss) ? s->factor[s->m->config->layer[layer].type] : NULL};
+    cuda_train_raw(&s->launch, &share, parts);
+}
+
+void train_directions(backend_student *s, int layer) {
+    const student_layer *l = &s->layer[layer];
+    if (s->o.loss != STUDENT_ATTN_DISTIL_HYBRID) return;
+    for (int half = 0; half < 2; half++)
+        compare_vectors(
+            s, layer, l->seen[half], l->native[half], l->d_seen[half],
+            (train_parts){.direction = (double)s->o.lambda[half], .d = s->m->config->layer[layer].head_dim});
 }
 
 void train_decode_back(backend_student *s, int layer, bool learns) {
@@ -119,21 +150,8 @@ void train_decode_back(backend_student *s, int layer, bool learns) {
         float *d_raw = s->gathered;
         cuda_train_heads_back(&s->launch, l->raw[half], half ? NULL : l->k_norm, l->d_seen[half], d_raw, 0, r->rows,
                               c->kv_heads, c->head_dim, s->m->config->rms_eps, turn_of(s, layer, half));
-        if (student_compares_raw(s->o.loss)) {
-            const train_share share = {.x = l->raw[half],
-                                       .target = l->native_raw[half],
-                                       .index = r->native,
-                                       .d = d_raw,
-                                       .begin = r->begin,
-                                       .segments = s->student.items,
-                                       .n = (int)kv,
-                                       .out = s->results + RESULT_LOSS,
-                                       .stride = STUDENT_RESULTS,
-                                       .by = 1,
-                                       .scale = s->scale,
-                                       .least = least_size};
-            cuda_train_raw(&s->launch, &share, parts_of(s, half, c->head_dim));
-        }
+        if (student_compares_raw(s->o.loss))
+            compare_vectors(s, layer, l->raw[half], l->native_raw[half], d_raw, parts_of(s, half, c->head_dim));
         if (!learns) continue;
         train_back(s, d_raw, kv, r->rows, decoder_of(s, half, layer, s->weights), r->d_latent[code], true);
         train_outer(s, d_raw, (int)kv, r->latent[code], rank, r->rows, s->gradient + s->layout.decoder[half][layer]);
@@ -197,4 +215,31 @@ void train_share_kv(backend_student *s, int layer) {
                                    .least = least_size};
         cuda_train_square_share(&s->launch, &share);
     }
+}
+
+void train_compare_attention(backend_student *s, int layer, bool learns) {
+    const student_layer *l = &s->layer[layer];
+    const student_pass *p = &s->student;
+    int hidden = s->m->config->hidden;
+    size_t q_dim = (size_t)student_q_dim(s, layer), n = (size_t)p->rows;
+    student_copy(s, s->tape.q, l->native_q, n * q_dim);
+    train_attend(s, p, layer);
+    train_forward(s, s->tape.o, q_dim, p->rows, l->o, s->tape.out, (size_t)hidden);
+    student_zero(s, s->d_branch, n * (size_t)hidden);
+    const train_share share = {.x = s->tape.out,
+                               .target = l->native_out,
+                               .d = s->d_branch,
+                               .segments = p->items,
+                               .rows = s->o.rows,
+                               .n = hidden,
+                               .out = s->results + RESULT_LOSS,
+                               .stride = STUDENT_RESULTS,
+                               .by = 1,
+                               .scale = s->scale,
+                               .mean = 1,
+                               .factor = s->factor[s->m->config->layer[layer].type]};
+    cuda_train_square_share(&s->launch, &share);
+    if (!learns) return;
+    train_back(s, s->d_branch, (size_t)hidden, p->rows, l->o, s->d_o, false);
+    train_attend_back(s, layer);
 }

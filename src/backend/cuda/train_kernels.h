@@ -156,9 +156,11 @@ typedef struct train_share {
     int segments, rows, n;
     double *out; /* of segment i: out[i * stride] += by * loss */
     int stride;
-    double by;    /* of the told loss */
-    float scale;  /* of the gradient */
-    double least; /* added to, or the smallest, size */
+    double by;           /* of the told loss */
+    float scale;         /* of the gradient */
+    double least;        /* size at least */
+    int mean;            /* size is the number of values, not the target's squares */
+    const float *factor; /* [segments], of loss and gradient; NULL: 1 */
 } train_share;
 
 /* Squared error as a share of the target's squares. */

@@ -71,7 +71,8 @@ static __global__ void square_share_kernel(train_share s) {
     }
     size = block_sum_double(size, shared, SHARE_WARPS);
     lost = block_sum_double(lost, shared, SHARE_WARPS);
-    size = size > s.least ? size : s.least;
+    size = s.mean ? (double)values : size > s.least ? size : s.least;
+    if (s.factor) size = s.factor[blockIdx.x] > 0 ? size / (double)s.factor[blockIdx.x] : INFINITY;
     if (threadIdx.x == 0) s.out[blockIdx.x * s.stride] += s.by * lost / size;
     if (!s.d) return;
     float by = (float)(2 * (double)s.scale / size);
@@ -103,8 +104,11 @@ static __global__ void raw_kernel(train_share s, train_parts parts) {
     double variance = (size - sum * sum / values) / (values > 2 ? values - 1 : 1), mean_square = size / vectors;
     if (variance < s.least) variance = s.least;
     if (mean_square < s.least) mean_square = s.least;
-    double square = parts.square / (values * (parts.variance ? variance : 1)), direction = parts.direction / vectors,
-           magnitude = parts.magnitude / (vectors * mean_square);
+    double factor = s.factor ? (double)s.factor[blockIdx.x] : 1;
+    if (begin == end || factor == 0) return;
+    double square = factor * parts.square / (values * (parts.variance ? variance : 1)),
+           direction = factor * parts.direction / vectors,
+           magnitude = factor * parts.magnitude / (vectors * mean_square);
     for (int v = threadIdx.x / 32; v < (end - begin) * of_row; v += SHARE_WARPS) {
         size_t row = begin + v / of_row, at = row * s.n + (size_t)(v % of_row) * d;
         const float *p = s.x + at, *t = s.target + (size_t)s.index[row] * s.n + (size_t)(v % of_row) * d;
