@@ -1,5 +1,6 @@
 #include "mlx/fibers.hpp"
 
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -10,11 +11,13 @@ namespace {
 
 enum { STACK_BYTES = 64 << 10 };
 
+// Fibers are kept from threadgroup to threadgroup. Each is entered once; later changes are jumps, which ask no system.
 struct fiber {
     ucontext_t context;
+    jmp_buf at;
     std::unique_ptr<char[]> stack;
     int simdgroup, lane;
-    bool done;
+    bool entered, done;
     float *values; // that it has brought to a meeting
 };
 
@@ -24,27 +27,57 @@ struct meeting {
 };
 
 struct threadgroup {
-    ucontext_t scheduler;
-    std::vector<fiber> threads;
     std::vector<meeting> of_simdgroup;
     meeting of_all;
     const std::function<void(int, int)> *body;
-    fiber *running;
-    int simdgroups;
+    size_t threads;
 };
 
+std::vector<std::unique_ptr<fiber>> fibers_kept;
+jmp_buf scheduler;
 threadgroup *current;
-
-void enter() {
-    fiber *f = current->running;
-    (*current->body)(f->simdgroup, f->lane);
-    f->done = true;
-    swapcontext(&f->context, &current->scheduler); // never comes back
-}
+fiber *running;
 
 void pause() {
-    fiber *f = current->running;
-    swapcontext(&f->context, &current->scheduler);
+    if (!_setjmp(running->at)) _longjmp(scheduler, 1);
+}
+
+void enter() {
+    for (;;) {
+        (*current->body)(running->simdgroup, running->lane);
+        running->done = true;
+        pause();
+    }
+}
+
+// Until the fiber pauses.
+__attribute__((noinline)) void resume(fiber *f) {
+    running = f;
+    if (_setjmp(scheduler)) return;
+    if (f->entered) _longjmp(f->at, 1);
+    f->entered = true;
+    setcontext(&f->context);
+}
+
+void prepare(fiber *f) {
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack.get();
+    f->context.uc_stack.ss_size = STACK_BYTES;
+    f->context.uc_link = nullptr;
+    makecontext(&f->context, enter, 0);
+}
+
+fiber *fiber_at(size_t i) {
+    while (fibers_kept.size() <= i) {
+        auto f = std::make_unique<fiber>();
+        f->stack.reset(new char[STACK_BYTES]);
+        f->simdgroup = static_cast<int>(fibers_kept.size()) / fibers::LANES;
+        f->lane = static_cast<int>(fibers_kept.size()) % fibers::LANES;
+        f->entered = false;
+        prepare(f.get());
+        fibers_kept.push_back(std::move(f));
+    }
+    return fibers_kept[i].get();
 }
 
 // True in the one that comes last, which works for all before they go on.
@@ -60,22 +93,21 @@ template <class F> void meet(meeting &m, int all, F last) {
 }
 
 template <class F> void meet_lanes(float *values, F last) {
-    fiber *f = current->running;
-    f->values = values;
-    fiber *lanes = &current->threads[static_cast<size_t>(f->simdgroup) * fibers::LANES];
-    meet(current->of_simdgroup[static_cast<size_t>(f->simdgroup)], fibers::LANES, [&] { last(lanes); });
+    size_t simdgroup = static_cast<size_t>(running->simdgroup);
+    running->values = values;
+    meet(current->of_simdgroup[simdgroup], fibers::LANES, [&] { last(&fibers_kept[simdgroup * fibers::LANES]); });
 }
 
 // combine(a, b) over lanes whose numbers differ in one bit after the other.
-template <class F> void butterfly(fiber *lanes, int n, F combine) {
+template <class F> void butterfly(std::unique_ptr<fiber> *lanes, int n, F combine) {
     for (int i = 0; i < n; i++) {
         float now[fibers::LANES], next[fibers::LANES];
-        for (int l = 0; l < fibers::LANES; l++) now[l] = lanes[l].values[i];
+        for (int l = 0; l < fibers::LANES; l++) now[l] = lanes[l]->values[i];
         for (int bit = fibers::LANES / 2; bit; bit /= 2) {
             for (int l = 0; l < fibers::LANES; l++) next[l] = combine(now[l], now[l ^ bit]);
             for (int l = 0; l < fibers::LANES; l++) now[l] = next[l];
         }
-        for (int l = 0; l < fibers::LANES; l++) lanes[l].values[i] = now[l];
+        for (int l = 0; l < fibers::LANES; l++) lanes[l]->values[i] = now[l];
     }
 }
 
@@ -84,69 +116,54 @@ template <class F> void butterfly(fiber *lanes, int n, F combine) {
 namespace fibers {
 
 void run(int simdgroups, const std::function<void(int, int)> &body) {
-    static std::vector<std::unique_ptr<char[]>> stacks; // kept from threadgroup to threadgroup
     threadgroup group;
-    size_t threads = static_cast<size_t>(simdgroups) * LANES, waiting = threads;
-    group.threads.resize(threads);
+    group.threads = static_cast<size_t>(simdgroups) * LANES;
     group.of_simdgroup.resize(static_cast<size_t>(simdgroups));
     group.body = &body;
-    group.simdgroups = simdgroups;
     current = &group;
-    for (size_t i = 0; i < threads; i++) {
-        fiber &f = group.threads[i];
-        if (stacks.empty())
-            f.stack.reset(new char[STACK_BYTES]);
-        else {
-            f.stack = std::move(stacks.back());
-            stacks.pop_back();
-        }
-        f.simdgroup = static_cast<int>(i) / LANES;
-        f.lane = static_cast<int>(i) % LANES;
-        f.done = false;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.get();
-        f.context.uc_stack.ss_size = STACK_BYTES;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, enter, 0);
-    }
-    while (waiting) {
+    for (size_t i = 0; i < group.threads; i++) fiber_at(i)->done = false;
+    long met_before = -1;
+    for (size_t waiting = group.threads; waiting;) {
         size_t before = waiting;
-        long arrived = 0;
-        for (fiber &f : group.threads) {
-            if (f.done) continue;
-            group.running = &f;
-            swapcontext(&group.scheduler, &f.context);
-            if (f.done) waiting--;
+        for (size_t i = 0; i < group.threads; i++) {
+            fiber *f = fibers_kept[i].get();
+            if (f->done) continue;
+            resume(f);
+            waiting -= f->done;
         }
-        for (const meeting &m : group.of_simdgroup) arrived += m.times;
-        static long last_arrived;
-        if (waiting == before && arrived + group.of_all.times == last_arrived) {
+        long met = group.of_all.times;
+        for (const meeting &m : group.of_simdgroup) met += m.times;
+        if (waiting == before && met == met_before) {
             std::fprintf(stderr, "threads wait at a meeting where not all arrive\n");
             std::abort();
         }
-        last_arrived = waiting ? arrived + group.of_all.times : -1;
+        met_before = met;
     }
-    for (fiber &f : group.threads) stacks.push_back(std::move(f.stack));
     current = nullptr;
 }
 
 void sum(float *values, int n) {
-    meet_lanes(values, [&](fiber *lanes) { butterfly(lanes, n, [](float a, float b) { return a + b; }); });
+    meet_lanes(values,
+               [&](std::unique_ptr<fiber> *lanes) { butterfly(lanes, n, [](float a, float b) { return a + b; }); });
 }
 
 float largest(float value) {
-    meet_lanes(&value, [](fiber *lanes) { butterfly(lanes, 1, [](float a, float b) { return a < b ? b : a; }); });
+    meet_lanes(&value, [](std::unique_ptr<fiber> *lanes) {
+        butterfly(lanes, 1, [](float a, float b) { return a < b ? b : a; });
+    });
     return value;
 }
 
 int least(int value) {
     float exact = static_cast<float>(value); // indices below 2^24
-    meet_lanes(&exact, [](fiber *lanes) { butterfly(lanes, 1, [](float a, float b) { return b < a ? b : a; }); });
+    meet_lanes(&exact, [](std::unique_ptr<fiber> *lanes) {
+        butterfly(lanes, 1, [](float a, float b) { return b < a ? b : a; });
+    });
     return static_cast<int>(exact);
 }
 
 void barrier() {
-    meet(current->of_all, static_cast<int>(current->threads.size()), [] {});
+    meet(current->of_all, static_cast<int>(current->threads), [] {});
 }
 
 } // namespace fibers

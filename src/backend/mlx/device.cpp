@@ -11,8 +11,13 @@ namespace {
 
 std::atomic<int> calls_to_failure{-1};
 
-const char *mode_name(mlx_code_form form) {
-    return form == MLX_AFFINE ? "affine" : form == MLX_MXFP4 ? "mxfp4" : "mxfp8";
+mlx_fault injected = {MLX_OPS, {false, false, false}};
+
+// Bytes of an array, as kernels see it.
+mx::array bytes_of(const mx::array &x) {
+    auto raw = mx::view(x, mx::uint8);
+    mx::eval(raw);
+    return raw;
 }
 
 #define TEXT_OF(x)                        #x
@@ -41,39 +46,6 @@ mx::array integers(const int32_t *from, int n) {
 
 mx::array rounded(const mx::array &x) { return mx::astype(mx::astype(x, mx::bfloat16), mx::float32); }
 
-mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact) {
-    auto input = d->round_inputs && !exact ? rounded(x) : x;
-    if (!w->scales) return mx::matmul(input, mx::transpose(w->value));
-    return mx::quantized_matmul(input, w->value, *w->scales, w->biases, true, w->codes.group, w->codes.bits,
-                                mode_name(w->codes.form));
-}
-
-mx::array product_of_each(const mlx_device *d, const mx::array &x, const mlx_array *w, const mx::array &order) {
-    auto input = d->round_inputs ? rounded(x) : x;
-    if (!w->scales) return mx::gather_mm(input, mx::transpose(w->value, {0, 2, 1}), std::nullopt, order);
-    return mx::gather_qmm(input, w->value, *w->scales, w->biases, std::nullopt, order, true, w->codes.group,
-                          w->codes.bits, mode_name(w->codes.form));
-}
-
-mx::array norm(const mx::array &x, const mlx_array *weight, float eps) {
-    return mx::fast::rms_norm(x, weight ? std::optional<mx::array>(weight->value) : std::nullopt, eps);
-}
-
-mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position) {
-    int rows = x.shape(0), heads = x.shape(1), dim = x.shape(2), half = dim / 2, pairs = table.pairs;
-    if (!pairs) return x;
-    auto at = mx::maximum(position, mx::array(0));
-    auto cosine = mx::expand_dims(mx::take(table.cosine->value, at, 0), 1);
-    auto sine = mx::expand_dims(mx::take(table.sine->value, at, 0), 1);
-    auto part = [&](int begin, int end) { return mx::slice(x, mx::Shape{0, 0, begin}, mx::Shape{rows, heads, end}); };
-    auto a = part(0, pairs), b = part(half, half + pairs);
-    std::vector<mx::array> parts{a * cosine - b * sine};
-    if (pairs < half) parts.push_back(part(pairs, half));
-    parts.push_back(b * cosine + a * sine);
-    if (pairs < half) parts.push_back(part(half + pairs, dim));
-    return mx::concatenate(parts, 2);
-}
-
 mx::array readable(const mx::array &x) { return mx::contiguous(mx::astype(x, mx::float32)); }
 
 void read(const mx::array &x, float *to) { std::memcpy(to, x.data<float>(), x.nbytes()); }
@@ -98,7 +70,10 @@ int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
         mx::Device device(mx::is_available(mx::Device::gpu) ? mx::Device::gpu : mx::Device::cpu, 0);
         // On the CPU device a compiled function is C++ source that a compiler makes into a file others could write to.
         if (device == mx::Device::cpu) mx::disable_compile();
-        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs};
+        // Stock operations in tiles, until a check has said what else will do.
+        mlx_ways ways;
+        for (int op = 0; op < MLX_OPS; op++) ways.few[op] = ways.prompt[op] = MLX_WAY_FIXED;
+        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs, ways, injected};
     });
 }
 
@@ -132,6 +107,18 @@ size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
 size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
 void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
 void mlx_device_fail_after(int calls) { calls_to_failure = calls; }
+void mlx_device_inject(const mlx_fault *fault) {
+    injected = fault ? *fault : mlx_fault{MLX_OPS, {false, false, false}};
+}
+
+const mlx_ways *mlx_device_ways(const mlx_device *device) { return &device->ways; }
+const char *mlx_op_name(mlx_op op) {
+    static const char *const names[MLX_OPS] = {"products", "experts", "norms", "heads", "attention", "head"};
+    return names[op];
+}
+const char *mlx_way_name(mlx_way way) {
+    return way == MLX_WAY_OWN ? "own kernel" : way == MLX_WAY_FIXED ? "tiles" : "row by row";
+}
 
 int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flops_per_second, mlx_failure *failure) {
     return guarded(failure, [&] {
@@ -168,7 +155,21 @@ int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_r
         auto value = filled(shape, mx::float32, [&](void *to) {
             for (int i = 0; i < all; i++) row(user, i, static_cast<float *>(to) + static_cast<size_t>(i) * columns);
         });
-        *out = new mlx_array{value, {}, {}, {}};
+        *out = new mlx_array{value, {}, {}, {}, bytes_of(value)};
+    });
+}
+
+int mlx_array_create_bf16(mlx_device *device, int count, int rows, int columns, mlx_code_row_fn row, const void *user,
+                          mlx_array **out, mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        mx::Shape shape{rows, columns};
+        if (count > 1) shape.insert(shape.begin(), count);
+        auto value = filled(shape, mx::bfloat16, [&](void *to) {
+            for (int i = 0; i < count * rows; i++)
+                row(user, i, 0, static_cast<char *>(to) + static_cast<size_t>(i) * static_cast<size_t>(columns) * 2);
+        });
+        *out = new mlx_array{value, {}, {}, {}, bytes_of(value)};
     });
 }
 
@@ -190,7 +191,7 @@ int mlx_array_create_codes(mlx_device *device, int count, int rows, int columns,
         auto scales = stream(1, columns / codes.group, affine ? mx::float32 : mx::uint8);
         std::optional<mx::array> biases;
         if (affine) biases = stream(2, columns / codes.group, mx::float32);
-        *out = new mlx_array{value, scales, biases, codes};
+        *out = new mlx_array{value, scales, biases, codes, bytes_of(value)};
     });
 }
 

@@ -18,11 +18,16 @@ struct mlx_array {
     mx::array value; // or codes, with what is beside them
     std::optional<mx::array> scales, biases;
     mlx_codes codes;
+    mx::array raw; // the bytes of value
 };
 
 struct mlx_device {
     mx::Stream stream;
     bool round_inputs;
+    mlx_ways ways;
+    mlx_fault fault; // of tests
+
+    bool own(mlx_op op) const { return ways.few[op] == MLX_WAY_OWN; }
 };
 
 namespace kakeya {
@@ -64,13 +69,42 @@ mx::array integers(const int32_t *from, int n);
 
 // As it would be stored in bf16, in float32.
 mx::array rounded(const mx::array &x);
-// x [..][in] times w [out][in]; exact: x is never rounded.
+// Weights in float32, which sums are made in.
+mx::array wide(const mx::array &x);
+// x [rows][in] times w [out][in]; exact: x is never rounded.
 mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact = false);
-// x [n][1 or chosen][1][in] times those of w [experts][out][in] that `order` [n][chosen] names, one by one.
-mx::array product_of_each(const mlx_device *d, const mx::array &x, const mlx_array *w, const mx::array &order);
-mx::array norm(const mx::array &x, const mlx_array *weight, float eps);
+// Side by side, in one launch where one takes them: [rows][outputs of all].
+mx::array products(const mlx_device *d, const mx::array &x, const std::vector<const mlx_array *> &w);
+// x [rows][n]: (norm(x) * weight [+ residual]) [* factor].
+mx::array norm(const mlx_device *d, const mx::array &x, const mlx_array *weight, float eps,
+               const mx::array *residual = nullptr, float factor = 1);
+// Columns from `first` on of x [rows][..] as heads, their norm and RoPE: [rows][n][dim].
+struct head_form {
+    int first, n, dim;
+    const mlx_array *weight;
+    float eps;
+    const mlx_rope *table; // NULL: not turned
+};
+mx::array heads(const mlx_device *d, const mx::array &x, const head_form &form, const mx::array &position);
+// gelu(gate) * up of x [rows][gate | up]
+mx::array gated(const mlx_device *d, const mx::array &x);
 // x [rows][heads][head_dim], turned by the table's angles at positions [rows]. Pairs are (j, j + head_dim / 2).
 mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position);
+mx::array plain_norm(const mx::array &x, const mlx_array *weight, float eps);
+
+// The experts of rows [first, first + n) of h [rows][hidden]: [rows][hidden], zero in other rows.
+struct expert_rows {
+    int first, n, chosen;
+    float eps;
+};
+mx::array experts(const mlx_device *d, const mlx_layer &l, const mx::array &h, const expert_rows &rows);
+
+// Capped logits of hidden states [rows][hidden], and the choice among them.
+mx::array head_logits(const mlx_device *d, const mlx_form *form, const mx::array &hidden);
+mx::array head_choice(const mlx_device *d, const mx::array &logits, const mlx_array *bias);
+
+// What a test has asked for: a result that depends on the rows beside it.
+mx::array faulty(const mlx_device *d, mlx_op op, const mx::array &x);
 
 // Row-contiguous float32, to be read when it has been evaluated.
 mx::array readable(const mx::array &x);

@@ -55,11 +55,11 @@ struct block_graph {
     mx::array attend(int layer, const mx::array &x) const {
         const mlx_draft_layer &l = form->layer[layer];
         int group = form->heads / form->kv_heads, queries = group * rows;
-        auto q =
-            rope(norm(heads_of(product(device, x, l.q_proj), form->heads), l.q_norm, form->eps), form->rope, position) *
-            mx::array(1.0f / std::sqrt(static_cast<float>(form->head_dim)));
-        auto own_k = rope(norm(heads_of(product(device, x, l.k_proj), form->kv_heads), l.k_norm, form->eps), form->rope,
-                          position);
+        auto q = rope(plain_norm(heads_of(product(device, x, l.q_proj), form->heads), l.q_norm, form->eps), form->rope,
+                      position) *
+                 mx::array(1.0f / std::sqrt(static_cast<float>(form->head_dim)));
+        auto own_k = rope(plain_norm(heads_of(product(device, x, l.k_proj), form->kv_heads), l.k_norm, form->eps),
+                          form->rope, position);
         auto k = behind_context(layer, true, as_stored(own_k));
         auto v = behind_context(layer, false, as_stored(heads_of(product(device, x, l.v_proj), form->kv_heads)));
         int keys = k.shape(1);
@@ -82,14 +82,16 @@ int mlx_context_run(mlx_device *device, const mlx_drafter *drafter, const mlx_en
         mx::StreamContext on(device->stream);
         int values = drafter->kv_heads * drafter->head_dim;
         auto at = integers(position, rows);
-        auto x = norm(product(device, floats(aux, {rows, aux_width}), drafter->fc), drafter->hidden_norm, drafter->eps);
+        auto x = plain_norm(product(device, floats(aux, {rows, aux_width}), drafter->fc), drafter->hidden_norm,
+                            drafter->eps);
         std::vector<mx::array> raw_k, raw_v, turned;
         for (int i = 0; i < drafter->layers; i++) {
             const mlx_draft_layer &l = drafter->layer[i];
             raw_k.push_back(product(device, x, l.k_proj));
             raw_v.push_back(product(device, x, l.v_proj));
             auto heads = mx::reshape(raw_k.back(), {rows, drafter->kv_heads, drafter->head_dim});
-            turned.push_back(mx::reshape(rope(norm(heads, l.k_norm, drafter->eps), drafter->rope, at), {rows, values}));
+            turned.push_back(
+                mx::reshape(rope(plain_norm(heads, l.k_norm, drafter->eps), drafter->rope, at), {rows, values}));
         }
         std::vector<mx::array> outputs{readable(mx::stack(turned)), readable(mx::stack(raw_v))};
         if (encoders) {
@@ -107,7 +109,7 @@ int mlx_encode_run(mlx_device *device, const mlx_encoders *encoders, int rows, i
                    const float *aux, float *codes, mlx_failure *failure) {
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
-        auto x = mx::reshape(norm(floats(aux, {rows, parts, width}), nullptr, eps), {rows, parts * width});
+        auto x = mx::reshape(plain_norm(floats(aux, {rows, parts, width}), nullptr, eps), {rows, parts * width});
         auto out = readable(encoded(device, encoders, x, x));
         mx::eval(out);
         read(out, codes);
@@ -140,11 +142,11 @@ int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_bloc
         auto h = floats(block->embedded, {block->rows, drafter->hidden});
         for (int i = 0; i < drafter->layers; i++) {
             const mlx_draft_layer &l = drafter->layer[i];
-            h = h + graph.attend(i, norm(h, l.input_norm, drafter->eps));
-            auto x = norm(h, l.post_attention_norm, drafter->eps);
+            h = h + graph.attend(i, plain_norm(h, l.input_norm, drafter->eps));
+            auto x = plain_norm(h, l.post_attention_norm, drafter->eps);
             h = h + product(device, silu(product(device, x, l.gate_proj)) * product(device, x, l.up_proj), l.down_proj);
         }
-        auto out = readable(norm(h, drafter->norm, drafter->eps));
+        auto out = readable(plain_norm(h, drafter->norm, drafter->eps));
         mx::eval(out);
         read(out, hidden);
     });

@@ -46,7 +46,7 @@ void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out
 }
 
 /* The place of a position among the rows that are computed together. */
-static size_t place_of(int position) { return (size_t)(position % MLX_FOLLOW_ROWS); }
+static size_t place_of(const backend_model *m, int position) { return (size_t)(position % m->follow_rows); }
 
 /* Latents, each in its place, of positions from `position` on into the store; the v_norm scalars beside them are those
  * of the stored, rounded latents that attention will read. */
@@ -59,22 +59,22 @@ static kakeya_status store_latents(backend_model *m, backend_cache *c, int posit
     if (!values) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for latents");
     float *scales = values + MLX_FOLLOW_ROWS * (size_t)row->rank_v;
     for (int i = 0; i < n; i++) {
-        const float *code = codes + place_of(position + i) * (size_t)width;
+        const float *code = codes + place_of(m, position + i) * (size_t)width;
         unsigned char *to = latent_code(c, position + i);
         store_latent(row->format, code, row->rank_k, to);
         if (!row->shared) store_latent(row->format, code + row->rank_k, row->rank_v, to + row->values_at);
         load_latent(row->format, to + row->values_at, row->rank_v,
-                    values + place_of(position + i) * (size_t)row->rank_v);
+                    values + place_of(m, position + i) * (size_t)row->rank_v);
     }
     bool layers[MLX_MAX_LAYERS] = {false};
     for (int i = 0; i < m->config->layers; i++) layers[i] = c->t.layer[i].latent_head >= 0;
     mlx_failure failure;
     kakeya_status status =
-        mlx_check(mlx_scales_run(m->device, &m->form, layers, MLX_FOLLOW_ROWS, row->rank_v, values, scales, &failure),
+        mlx_check(mlx_scales_run(m->device, &m->form, layers, m->follow_rows, row->rank_v, values, scales, &failure),
                   &failure, error);
     size_t heads = (size_t)c->t.latent_heads;
     for (int i = 0; i < n && !status; i++)
-        memcpy(latent_scales(c, position + i), scales + place_of(position + i) * heads, heads * sizeof *scales);
+        memcpy(latent_scales(c, position + i), scales + place_of(m, position + i) * heads, heads * sizeof *scales);
     mem_free(values);
     return status;
 }
@@ -97,7 +97,7 @@ static void store_context(const follow_group *g, const float *k, const float *v)
     size_t values = (size_t)(d->kv_heads * d->head_dim);
     for (int layer = 0; layer < d->layers; layer++) {
         for (int i = 0; i < g->n; i++) {
-            size_t at = ((size_t)layer * MLX_FOLLOW_ROWS + place_of(g->position + i)) * values;
+            size_t at = ((size_t)layer * (size_t)g->model->follow_rows + place_of(g->model, g->position + i)) * values;
             mlx_store_values(c->t.draft_format, k + at, values, kv_draft_row(c, layer, g->position + i, true));
             mlx_store_values(c->t.draft_format, v + at, values, kv_draft_row(c, layer, g->position + i, false));
         }
@@ -108,21 +108,21 @@ static void store_context(const follow_group *g, const float *k, const float *v)
 static kakeya_status follow_context(const follow_group *g, bool latents, kakeya_error *error) {
     backend_model *m = g->model;
     const dflash_config *d = &m->options.drafter->config;
-    size_t width = (size_t)d->targets * (size_t)m->config->hidden, rows = MLX_FOLLOW_ROWS,
+    size_t width = (size_t)d->targets * (size_t)m->config->hidden, rows = (size_t)m->follow_rows,
            kv = (size_t)d->layers * rows * (size_t)(d->kv_heads * d->head_dim),
            codes = latents ? rows * (size_t)(m->encoders.rank_k + m->encoders.rank_v) : 0;
     float *aux = mem_alloc(m->account, MEM_WORKSPACE, (rows * width + 2 * kv + codes) * sizeof *aux);
     if (!aux) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the drafter's context");
     float *k = aux + rows * width, *v = k + kv;
     int32_t position[MLX_FOLLOW_ROWS];
-    for (int i = 0; i < MLX_FOLLOW_ROWS; i++) position[i] = g->position / MLX_FOLLOW_ROWS * MLX_FOLLOW_ROWS + i;
+    for (int i = 0; i < m->follow_rows; i++) position[i] = g->position / m->follow_rows * m->follow_rows + i;
     for (int i = 0; i < g->n; i++)
-        memcpy(aux + place_of(g->position + i) * width, g->aux + (size_t)i * aux_stride(g), width * sizeof *aux);
+        memcpy(aux + place_of(g->model, g->position + i) * width, g->aux + (size_t)i * aux_stride(g),
+               width * sizeof *aux);
     mlx_failure failure;
-    kakeya_status status =
-        mlx_check(mlx_context_run(m->device, &m->drafter, latents ? &m->encoders : NULL, MLX_FOLLOW_ROWS, aux,
-                                  (int)width, position, k, v, v + kv, &failure),
-                  &failure, error);
+    kakeya_status status = mlx_check(mlx_context_run(m->device, &m->drafter, latents ? &m->encoders : NULL,
+                                                     m->follow_rows, aux, (int)width, position, k, v, v + kv, &failure),
+                                     &failure, error);
     if (!status) store_context(g, k, v);
     if (!status && latents) status = store_latents(m, g->cache, g->position, g->n, v + kv, error);
     mem_free(aux);
@@ -134,18 +134,18 @@ static kakeya_status follow_aux(const follow_group *g, kakeya_error *error) {
     backend_model *m = g->model;
     const timeline *t = &g->cache->t;
     int parts = m->options.f_theta->config.aux_layers;
-    size_t hidden = (size_t)m->config->hidden, width = (size_t)parts * hidden, rows = MLX_FOLLOW_ROWS,
+    size_t hidden = (size_t)m->config->hidden, width = (size_t)parts * hidden, rows = (size_t)m->follow_rows,
            codes = rows * (size_t)(m->encoders.rank_k + m->encoders.rank_v);
     float *aux = mem_alloc(m->account, MEM_WORKSPACE, (rows * width + codes) * sizeof *aux);
     if (!aux) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for latents");
     for (int i = 0; i < g->n; i++) {
         const float *from = g->aux + (size_t)i * aux_stride(g);
         for (int p = 0; p < parts; p++)
-            memcpy(aux + place_of(g->position + i) * width + (size_t)p * hidden,
+            memcpy(aux + place_of(g->model, g->position + i) * width + (size_t)p * hidden,
                    from + (size_t)t->f_theta_tap[p] * hidden, hidden * sizeof *aux);
     }
     mlx_failure failure;
-    kakeya_status status = mlx_check(mlx_encode_run(m->device, &m->encoders, MLX_FOLLOW_ROWS, parts, m->config->hidden,
+    kakeya_status status = mlx_check(mlx_encode_run(m->device, &m->encoders, m->follow_rows, parts, m->config->hidden,
                                                     m->config->rms_eps, aux, aux + rows * width, &failure),
                                      &failure, error);
     if (!status) status = store_latents(m, g->cache, g->position, g->n, aux + rows * width, error);
@@ -167,7 +167,7 @@ kakeya_status mlx_follow(backend_model *m, const follow_rows *rows, kakeya_error
     kakeya_status status = KAKEYA_OK;
     while (from < rows->rows && !status) {
         /* A group also ends where latents, or the context, begin to be kept. */
-        int room = MLX_FOLLOW_ROWS - (int)place_of(rows->position + from);
+        int room = m->follow_rows - (int)place_of(m, rows->position + from);
         int end = from + room < rows->rows ? from + room : rows->rows;
         int begins[2] = {rows->rows - context, rows->rows - latents};
         for (int i = 0; i < 2; i++) {

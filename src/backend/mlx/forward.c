@@ -58,19 +58,22 @@ static void load_row(const timeline_layer *l, const unsigned char *row, size_t b
         kv_q8_load(row + (size_t)h * l->head_bytes, dim, (float *)(void *)to + (size_t)h * (size_t)dim);
 }
 
-static void fill_keys(void *user, int layer, bool is_k, void *to) {
-    const tile_source *s = user;
+static void fill(const tile_source *s, int layer, bool is_k, bool raw, unsigned char *at) {
     const mlx_span *span = span_of(s, layer);
     const timeline_layer *l = &s->tile->cache->t.layer[layer];
-    size_t bytes = l->format == KV_FORMAT_Q8 ? (size_t)l->values * sizeof(float) : l->row_bytes;
-    unsigned char *at = to;
+    size_t bytes = !raw && l->format == KV_FORMAT_Q8 ? (size_t)l->values * sizeof(float) : l->row_bytes;
     for (int i = 0; i < span->slots; i++, at += bytes) {
-        if (span->position[i] >= 0 && span->from[i] == i)
-            load_row(l, stored_row(s, layer, span->position[i], is_k), bytes, at);
-        else
+        if (span->position[i] < 0 || span->from[i] != i)
             memset(at, 0, bytes); /* its weight is 0, but what lies there may not be a number */
+        else if (raw)
+            memcpy(at, stored_row(s, layer, span->position[i], is_k), bytes);
+        else
+            load_row(l, stored_row(s, layer, span->position[i], is_k), bytes, at);
     }
 }
+
+static void fill_keys(void *user, int layer, bool is_k, void *to) { fill(user, layer, is_k, false, to); }
+static void fill_raw_keys(void *user, int layer, bool is_k, void *to) { fill(user, layer, is_k, true, to); }
 
 static void fill_scales(void *user, int layer, float *to) {
     const tile_source *s = user;
@@ -200,7 +203,7 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
     }
     const int32_t *tokens = s->request->tokens + (tile->first - tile->cache->t.length);
     embed_tile(m, tile, tokens, embedded, ple ? embedded + hidden : NULL);
-    int32_t position[MLX_PROMPT_ROWS > MLX_DECODE_ROWS ? MLX_PROMPT_ROWS : MLX_DECODE_ROWS];
+    int32_t position[MLX_PROMPT_ROWS > MLX_MOST_ROWS ? MLX_PROMPT_ROWS : MLX_MOST_ROWS];
     for (int i = 0; i < tile->rows; i++) position[i] = tile->origin + i;
     bool wanted[MLX_MAX_LAYERS];
     mark_wanted(s, &tile->cache->t, c->layers, wanted);
@@ -213,6 +216,7 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
                       .position = position,
                       .span = {spans.span[0], spans.span[1]},
                       .fill = fill_keys,
+                      .fill_raw = fill_raw_keys,
                       .fill_scales = fill_scales,
                       .user = &source,
                       .wanted = wanted};
@@ -220,7 +224,8 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
     mlx_failure failure;
     row_range real = real_rows(s, tile);
     status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
-    if (!status && !rows_are_finite(m, real, &result)) { /* whose rows these are is told by another look */
+    bool apart = mlx_device_ways(m->device)->few[MLX_OP_ATTENTION] == MLX_WAY_OWN && tile->rows <= MLX_MOST_ROWS;
+    if (!status && !apart && !rows_are_finite(m, real, &result)) { /* whose rows these are is told by another look */
         mlx_tile_result_free(&result);
         graph.guarded = true;
         status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
@@ -252,14 +257,16 @@ static kakeya_status run_head(backend_model *m, const mlx_segment *s, kakeya_err
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of logits",
                          (input + output) * sizeof *rows);
     for (int at = r->first_logit_row, n; at < r->n && !status; at += n) {
-        int first = (r->cache->t.length + at) % MLX_HEAD_ROWS, room = MLX_HEAD_ROWS - first;
+        int together = m->head_rows ? m->head_rows : MLX_HEAD_ROWS;
+        int first = m->head_rows ? (r->cache->t.length + at) % together : 0, room = together - first;
         n = r->n - at < room ? r->n - at : room;
+        int computed = m->head_rows ? together : n;
         size_t in = (size_t)first, count = (size_t)n, to = (size_t)(at - r->first_logit_row);
         int32_t choice[MLX_HEAD_ROWS];
         memset(rows, 0, input * sizeof *rows);
         memcpy(rows + in * hidden, m->hidden + (size_t)(s->first_row + at) * hidden, count * hidden * sizeof *rows);
         mlx_failure failure;
-        status = mlx_check(mlx_head_run(m->device, &m->form, rows, MLX_HEAD_ROWS, m->suppress,
+        status = mlx_check(mlx_head_run(m->device, &m->form, rows, computed, m->suppress,
                                         r->logits ? rows + input : NULL, r->argmax ? choice : NULL, &failure),
                            &failure, error);
         if (status) break;

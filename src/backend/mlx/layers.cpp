@@ -1,6 +1,6 @@
 // The decoder layers of the verifier over one tile of rows, as one graph (order of operations: backend/cpu/forward.c).
 // Every shape follows from the tile's: a row's products, keys and sums do not depend on how many rows were asked for.
-#include "backend/mlx/device.hpp"
+#include "backend/mlx/kernels.hpp"
 
 #include <cmath>
 #include <cstring>
@@ -18,6 +18,7 @@ struct seen {
     mx::array position, from, mask;
     std::optional<mx::array> restored_position, restored_mask, codes_k, codes_v;
     int slots, restored;
+    std::optional<mx::array> own, own_restored; // the same for the own kernel (attention.metal.h)
 };
 
 // Keys and values of a layer, for itself and for layers that share them.
@@ -25,7 +26,16 @@ struct keys {
     mx::array k, v; // [kv_heads][slots][head_dim]
     std::optional<mx::array> restored_k, scales, codes_v;
     std::optional<mx::array> whole, restored_whole; // guarded: [kv_heads][1][1][slots], all numbers are finite
+    std::optional<own::attended> own, own_restored; // the own kernel's, instead of all these
 };
+
+// libmlx gives arrays of fewer than 8 numbers another kind of pointer in Metal.
+mx::array padded_integers(const int32_t *from, int n) {
+    return filled({n + 8}, mx::int32, [&](void *to) {
+        std::memset(to, 0, static_cast<size_t>(n + 8) * sizeof *from);
+        std::memcpy(to, from, static_cast<size_t>(n) * sizeof *from);
+    });
+}
 
 mx::array column(const int32_t *from, int rows) { return mx::expand_dims(integers(from, rows), 1); }
 
@@ -34,7 +44,20 @@ mx::array between(const mx::array &position, const int32_t *begin, const int32_t
     return mx::logical_and(mx::greater_equal(at, column(begin, rows)), mx::less(at, column(end, rows)));
 }
 
-seen see(const mlx_span &s, int rows) {
+// Positions, where they lie, and what each row sees of them.
+mx::array own_span(const int32_t *position, const int32_t *from, int slots, const int32_t *const bounds[4], int rows) {
+    return filled({2 * slots + 4 * rows + 8}, mx::int32, [&](void *memory) {
+        int32_t *to = static_cast<int32_t *>(memory);
+        for (int i = 0; i < slots; i++) {
+            to[i] = position[i];
+            to[slots + i] = from ? from[i] : i;
+        }
+        for (int i = 0; i < 4 * rows + 8; i++)
+            to[2 * slots + i] = i < 4 * rows && bounds[i % 4] ? bounds[i % 4][i / 4] : 0;
+    });
+}
+
+seen see(const mlx_span &s, int rows, bool own) {
     auto position = integers(s.position, s.slots);
     seen out{position,
              integers(s.from, s.slots),
@@ -44,8 +67,14 @@ seen see(const mlx_span &s, int rows) {
              {},
              {},
              s.slots,
-             s.restored};
+             s.restored,
+             {},
+             {}};
+    const int32_t *const bounds[4] = {s.sink_begin, s.sink_end, s.begin, s.end};
+    if (own) out.own = own_span(s.position, s.from, s.slots, bounds, rows);
     if (!s.restored) return out;
+    const int32_t *const evicted[4] = {nullptr, nullptr, s.restored_begin, s.restored_end};
+    if (own) out.own_restored = own_span(s.restored_position, nullptr, s.restored, evicted, rows);
     out.restored_position = integers(s.restored_position, s.restored);
     out.restored_mask = between(*out.restored_position, s.restored_begin, s.restored_end, rows);
     out.codes_k = floats(s.codes_k, {s.restored, s.rank_k});
@@ -95,37 +124,100 @@ struct tile_graph {
 
     mx::array by_head(const mx::array &x) const { return mx::transpose(x, {1, 0, 2}); }
 
-    keys keys_of(int layer, const mx::array &x, mlx_tile_result *result, std::vector<mx::array> &outputs,
-                 std::vector<const float **> &targets) const {
+    bool own_attention() const { return device->own(MLX_OP_ATTENTION) && rows <= MLX_KERNEL_ROWS; }
+
+    // What is stored of a layer as the own kernel reads it: bf16 and q8 as they lie in memory, other formats widened.
+    own::attended own_keys(int layer, const mx::array &v, const std::optional<mx::array> &k) const {
         const mlx_layer &l = form->layer[layer];
-        mx::Shape shape{rows, l.kv_heads, l.head_dim};
-        auto raw = mx::reshape(product(device, x, l.k_proj), shape);
-        auto v = norm(l.k_eq_v ? raw : mx::reshape(product(device, x, l.v_proj), shape), nullptr, form->eps);
-        auto stored = tile->span[l.full].stored;
+        const mlx_span &s = tile->span[l.full];
+        int values = l.kv_heads * l.head_dim;
+        bool raw = s.stored != MLX_STORED_Q8 || s.raw_q8;
+        size_t bytes = raw ? s.row_bytes : static_cast<size_t>(values) * sizeof(float);
+        auto memory = [&](bool is_k) {
+            return filled({s.slots * static_cast<int>(bytes)}, mx::uint8,
+                          [&](void *to) { (raw ? tile->fill_raw : tile->fill)(tile->user, layer, is_k, to); });
+        };
+        auto fresh = [&](const mx::array &x) { return mx::reshape(as_stored(x, s.stored), {rows, values}); };
+        auto stored_v = memory(false), fresh_v = fresh(v);
+        return {k ? memory(true) : stored_v,
+                stored_v,
+                k ? fresh(*k) : fresh_v,
+                fresh_v,
+                *span_of(l).own,
+                raw ? static_cast<int>(s.stored) : static_cast<int>(MLX_STORED_F32),
+                l.kv_heads,
+                l.head_dim,
+                s.slots,
+                static_cast<int>(bytes) / l.kv_heads,
+                k ? nullptr : l.k_norm,
+                &rope_of(l)};
+    }
+
+    // Restored K/V, decoded whole: the shapes are those of the slots, whatever rows there are.
+    own::attended own_restored_keys(const mlx_layer &l, const mx::array &k, const mx::array &scales) const {
+        const seen &s = span_of(l);
+        auto v = mx::reshape(mx::matmul(*s.codes_v, mx::transpose(wide(l.decoder_v->value))),
+                             {s.restored, l.kv_heads, l.head_dim}) *
+                 mx::expand_dims(scales, 2);
+        auto bytes = [&](const mx::array &x) {
+            return mx::view(mx::contiguous(mx::reshape(x, {s.restored, l.kv_heads * l.head_dim})), mx::uint8);
+        };
+        return {bytes(k),
+                bytes(v),
+                mx::reshape(v, {-1}),
+                mx::reshape(v, {-1}),
+                *s.own_restored,
+                MLX_STORED_F32,
+                l.kv_heads,
+                l.head_dim,
+                s.restored,
+                l.head_dim * static_cast<int>(sizeof(float)),
+                nullptr,
+                nullptr};
+    }
+
+    // x [rows][..] has raw keys from column `k` on, and raw values from column `v` on.
+    keys keys_of(int layer, const mx::array &x, int k_at, int v_at, mlx_tile_result *result,
+                 std::vector<mx::array> &outputs, std::vector<const float **> &targets) const {
+        const mlx_layer &l = form->layer[layer];
+        auto v =
+            heads(device, x, {l.k_eq_v ? k_at : v_at, l.kv_heads, l.head_dim, nullptr, form->eps, nullptr}, position);
         outputs.push_back(readable(v));
         targets.push_back(&result->v[layer]);
-        auto values = placed(layer, false, as_stored(v, stored));
-        std::optional<mx::array> k;
-        if (l.k_eq_v) { // derived from stored values, where they are attended
-            k = rope(values * l.k_norm->value, rope_of(l), span_of(l).position);
-        } else {
-            auto fresh = rope(norm(raw, l.k_norm, form->eps), rope_of(l), position);
-            outputs.push_back(readable(fresh));
+        std::optional<mx::array> fresh;
+        if (!l.k_eq_v) { // else derived from stored values, where they are attended
+            fresh = heads(device, x, {k_at, l.kv_heads, l.head_dim, l.k_norm, form->eps, &rope_of(l)}, position);
+            outputs.push_back(readable(*fresh));
             targets.push_back(&result->k[layer]);
-            k = placed(layer, true, as_stored(fresh, stored));
         }
-        keys out{by_head(*k), by_head(values), {}, {}, {}, {}, {}};
+        keys out = own_attention() ? keys{mx::array(0), mx::array(0), {}, {}, {}, {}, {}, own_keys(layer, v, fresh), {}}
+                                   : stored_keys(layer, v, fresh);
         const seen &s = span_of(l);
-        if (tile->guarded) guard(out.whole, out.k, out.v);
         if (!s.restored) return out;
-        auto decoded = mx::reshape(mx::matmul(*s.codes_k, mx::transpose(l.decoder_k->value)),
+        auto decoded = mx::reshape(mx::matmul(*s.codes_k, mx::transpose(wide(l.decoder_k->value))),
                                    {s.restored, l.kv_heads, l.head_dim});
-        out.restored_k = by_head(rope(norm(decoded, l.k_norm, form->eps), rope_of(l), *s.restored_position));
+        auto restored_k = rope(plain_norm(decoded, l.k_norm, form->eps), rope_of(l), *s.restored_position);
         auto scales = filled({s.restored, l.kv_heads}, mx::float32,
                              [&](void *to) { tile->fill_scales(tile->user, layer, static_cast<float *>(to)); });
+        if (own_attention()) {
+            out.own_restored = own_restored_keys(l, restored_k, scales);
+            return out;
+        }
+        out.restored_k = by_head(restored_k);
         out.scales = mx::expand_dims(mx::transpose(scales), 1); // [kv_heads][1][restored]
         out.codes_v = mx::broadcast_to(mx::expand_dims(*s.codes_v, 0), {l.kv_heads, s.restored, s.codes_v->shape(1)});
         if (tile->guarded) guard(out.restored_whole, *out.restored_k, *out.codes_v);
+        return out;
+    }
+
+    keys stored_keys(int layer, const mx::array &v, const std::optional<mx::array> &fresh) const {
+        const mlx_layer &l = form->layer[layer];
+        auto stored = tile->span[l.full].stored;
+        auto values = placed(layer, false, as_stored(v, stored));
+        auto k = fresh ? placed(layer, true, as_stored(*fresh, stored))
+                       : rope(values * l.k_norm->value, rope_of(l), span_of(l).position);
+        keys out{by_head(k), by_head(values), {}, {}, {}, {}, {}, {}, {}};
+        if (tile->guarded) guard(out.whole, out.k, out.v);
         return out;
     }
 
@@ -140,6 +232,12 @@ struct tile_graph {
     mx::array attend(const mlx_layer &l, const mx::array &q, const keys &kv) const {
         const seen &s = span_of(l);
         int heads = form->heads, group = heads / l.kv_heads, queries = group * rows, all = s.slots + s.restored;
+        if (kv.own) {
+            auto exact = own::attention_parts(q, *kv.own);
+            std::optional<mx::array> restored;
+            if (kv.own_restored) restored = own::attention_parts(q, *kv.own_restored);
+            return own::merged(exact, restored ? &*restored : nullptr, rows, heads, l.head_dim);
+        }
         auto by = mx::reshape(mx::transpose(q, {1, 0, 2}), {l.kv_heads, queries, l.head_dim});
         std::optional<mx::array> spoilt; // guarded: rows that see a number which is none, [kv_heads][1][rows][1]
         auto scores_of = [&](const mx::array &k, const mx::array &mask, const std::optional<mx::array> &whole, int n) {
@@ -162,7 +260,7 @@ struct tile_graph {
         auto out = mx::matmul(s.restored ? part(0, s.slots) : weights, kv.v);
         if (s.restored) { // values stay latents until they are summed
             auto latent = mx::matmul(part(s.slots, all) * *kv.scales, *kv.codes_v);
-            auto decoder = mx::reshape(form->layer[l.source].decoder_v->value, {l.kv_heads, l.head_dim, -1});
+            auto decoder = mx::reshape(wide(form->layer[l.source].decoder_v->value), {l.kv_heads, l.head_dim, -1});
             out = out + mx::matmul(latent, mx::transpose(decoder, {0, 2, 1}));
         }
         if (spoilt) {
@@ -177,46 +275,9 @@ struct tile_graph {
         return mx::array(0.5f) * x * (mx::array(1.0f) + mx::tanh(inner));
     }
 
-    mx::array experts(const mlx_layer &l, const mx::array &h) const {
-        int chosen = form->experts_per_token;
-        auto x = norm(h, nullptr, form->eps) * l.router_scale->value *
-                 mx::array(1.0f / std::sqrt(static_cast<float>(form->hidden)));
-        auto logits = product(device, x, l.router_proj, true);
-        int first = tile->first, n = tile->n;
-        auto real = [&](const mx::array &of, int columns) {
-            return mx::slice(of, mx::Shape{first, 0}, mx::Shape{first + n, columns});
-        };
-        // Stable: of equal logits the lowest expert comes first.
-        auto order = real(mx::argsort(mx::negative(logits), -1), chosen);
-        auto weights = mx::softmax(mx::take_along_axis(real(logits, logits.shape(1)), order, -1), -1, true) *
-                       mx::take(l.router_expert_scale->value, order);
-
-        auto input = real(norm(h, l.pre_ffn_norm_2, form->eps), form->hidden);
-        input = mx::reshape(input, {n, 1, 1, form->hidden});
-        // One product for each pair of a row and an expert, whatever stands beside it: [n][chosen][1][out].
-        auto each = [&](const mx::array &from, const mlx_array *w) { return product_of_each(device, from, w, order); };
-        std::optional<mx::array> gate, up;
-        if (l.experts_gate_up) {
-            auto both = mx::split(each(input, l.experts_gate_up), 2, -1);
-            gate = both[0];
-            up = both[1];
-        } else {
-            gate = each(input, l.experts_gate);
-            up = each(input, l.experts_up);
-        }
-        auto out = mx::reshape(each(gelu(*gate) * *up, l.experts_down), {n, chosen, form->hidden});
-        out = out * mx::expand_dims(weights, 2);
-        std::optional<mx::array> sum; // in the order of their ranks
-        for (auto &one : mx::split(out, chosen, 1)) {
-            auto row = mx::reshape(one, {n, form->hidden});
-            sum = sum ? *sum + row : row;
-        }
-        return mx::pad(*sum, {{first, rows - first - n}, {0, 0}});
-    }
-
     mx::array dense(const mlx_layer &l, const mx::array &h) const {
-        auto x = norm(h, l.pre_ffn_norm, form->eps);
-        return product(device, gelu(product(device, x, l.gate_proj)) * product(device, x, l.up_proj), l.down_proj);
+        auto x = norm(device, h, l.pre_ffn_norm, form->eps);
+        return product(device, gated(device, products(device, x, {l.gate_proj, l.up_proj})), l.down_proj);
     }
 
     // (norm(W h0 / sqrt(hidden)) + table) / sqrt(2): [rows][layers][width]
@@ -224,32 +285,45 @@ struct tile_graph {
         mx::Shape shape{rows, form->layers, form->ple_width};
         auto context = mx::reshape(product(device, h, form->ple_model_proj), shape) *
                        mx::array(1.0f / std::sqrt(static_cast<float>(form->hidden)));
-        return (norm(context, form->ple_proj_norm, form->eps) + floats(tile->ple, shape)) * mx::array(std::sqrt(0.5f));
+        mx::Shape each{rows * form->layers, form->ple_width};
+        bool own = device->own(MLX_OP_NORM) && rows <= MLX_KERNEL_ROWS;
+        auto normed = own ? mx::reshape(own::norm(mx::reshape(context, each), form->ple_proj_norm, form->eps), shape)
+                          : plain_norm(context, form->ple_proj_norm, form->eps);
+        return (normed + floats(tile->ple, shape)) * mx::array(std::sqrt(0.5f));
     }
 
     mx::array layer(int index, const mx::array &before, const std::optional<mx::array> &ple, mlx_tile_result *result,
                     std::vector<mx::array> &outputs, std::vector<const float **> &targets) {
         const mlx_layer &l = form->layer[index];
         auto h = before;
-        auto x = norm(h, l.input_norm, form->eps);
-        if (l.source == index) kept[index] = keys_of(index, x, result, outputs, targets);
-        auto q = mx::reshape(product(device, x, l.q_proj), {rows, form->heads, l.head_dim});
-        q = rope(norm(q, l.q_norm, form->eps), rope_of(l), position);
-        auto attended = product(device, attend(l, q, *kept[l.source]), l.o_proj);
-        h = h + norm(attended, l.post_attention_norm, form->eps);
+        auto x = norm(device, h, l.input_norm, form->eps);
+        int q_columns = form->heads * l.head_dim, kv_columns = l.kv_heads * l.head_dim;
+        std::vector<const mlx_array *> w{l.q_proj};
+        if (l.source == index) {
+            w.push_back(l.k_proj);
+            if (!l.k_eq_v) w.push_back(l.v_proj);
+        }
+        auto raw = products(device, x, w);
+        if (l.source == index)
+            kept[index] = keys_of(index, raw, q_columns, q_columns + kv_columns, result, outputs, targets);
+        auto q = heads(device, raw, {0, form->heads, l.head_dim, l.q_norm, form->eps, &rope_of(l)}, position);
+        auto attended = faulty(device, MLX_OP_ATTENTION, attend(l, q, *kept[l.source]));
+        h = norm(device, product(device, attended, l.o_proj), l.post_attention_norm, form->eps, &h);
 
         auto branch = dense(l, h);
         if (form->experts_per_token) {
-            branch = norm(branch, l.post_ffn_norm_1, form->eps) + norm(experts(l, h), l.post_ffn_norm_2, form->eps);
+            auto chosen = experts(device, l, h, {tile->first, tile->n, form->experts_per_token, form->eps});
+            auto both = norm(device, branch, l.post_ffn_norm_1, form->eps);
+            branch = norm(device, chosen, l.post_ffn_norm_2, form->eps, &both);
         }
-        h = h + norm(branch, l.post_ffn_norm, form->eps);
-        if (ple) {
+        h = norm(device, branch, l.post_ffn_norm, form->eps, &h, ple ? 1 : l.scalar);
+        if (!ple) return h;
+        {
             auto own = mx::reshape(mx::slice(*ple, mx::Shape{0, index, 0}, mx::Shape{rows, index + 1, form->ple_width}),
                                    {rows, form->ple_width});
             auto gated = gelu(product(device, h, l.ple_gate)) * own;
-            h = h + norm(product(device, gated, l.ple_proj), l.post_ple_norm, form->eps);
+            return norm(device, product(device, gated, l.ple_proj), l.post_ple_norm, form->eps, &h, l.scalar);
         }
-        return h * mx::array(l.scalar);
     }
 };
 
@@ -261,12 +335,12 @@ int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile,
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
         int rows = tile->rows;
-        tile_graph graph{device, form, tile, rows, integers(tile->position, rows), {}, {}};
+        tile_graph graph{device, form, tile, rows, padded_integers(tile->position, rows), {}, {}};
         for (const mlx_span &s : tile->span) {
             if (s.slots) {
-                graph.spans.push_back(see(s, rows));
+                graph.spans.push_back(see(s, rows, graph.own_attention()));
             } else { // there is no layer of this type
-                graph.spans.push_back(seen{mx::array(0), mx::array(0), mx::array(0), {}, {}, {}, {}, 0, 0});
+                graph.spans.push_back(seen{mx::array(0), mx::array(0), mx::array(0), {}, {}, {}, {}, 0, 0, {}, {}});
             }
         }
         graph.kept.resize(static_cast<size_t>(form->layers));
@@ -281,7 +355,7 @@ int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile,
             outputs.push_back(readable(h));
             targets.push_back(&result->output[i]);
         }
-        outputs.push_back(readable(norm(h, form->final_norm, form->eps)));
+        outputs.push_back(readable(norm(device, h, form->final_norm, form->eps)));
         targets.push_back(&result->hidden);
         auto owner = std::make_unique<std::vector<mx::array>>(outputs);
         mx::eval(outputs);
@@ -299,17 +373,10 @@ int mlx_head_run(mlx_device *device, const mlx_form *form, const float *hidden, 
                  float *logits, int32_t *choice, mlx_failure *failure) {
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
-        auto z = product(device, floats(hidden, {rows, form->hidden}), form->head);
-        if (form->softcap > 0) z = mx::tanh(z / mx::array(form->softcap)) * mx::array(form->softcap);
-        z = readable(z);
+        auto z = readable(head_logits(device, form, floats(hidden, {rows, form->hidden})));
         std::vector<mx::array> wanted;
         if (logits) wanted.push_back(z);
-        if (choice) {
-            auto biased = bias ? z + bias->value : z;
-            auto no_number = mx::any(mx::isnan(biased), -1);
-            wanted.push_back(
-                mx::contiguous(mx::where(no_number, mx::array(-1), mx::astype(mx::argmax(biased, -1), mx::int32))));
-        }
+        if (choice) wanted.push_back(head_choice(device, z, bias));
         mx::eval(wanted);
         if (logits) read(z, logits);
         if (choice) std::memcpy(choice, wanted.back().data<int32_t>(), static_cast<size_t>(rows) * sizeof *choice);

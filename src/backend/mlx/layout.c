@@ -6,7 +6,12 @@ static int rounded_up(int n, int step) { return (n + step - 1) / step * step; }
 
 tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end) {
     tile_rows tile = {.cache = c, .kind = kind, .first = at};
-    tile.rows = kind == SEGMENT_PROMPT ? MLX_PROMPT_ROWS : MLX_DECODE_ROWS;
+    tile.rows = kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
+    if (!tile.rows) { /* as they come, but no tile crosses a border where the number of slots changes */
+        tile.origin = at;
+        tile.rows = tile.n = least(least(end - at, MLX_MOST_ROWS), rounded_up(at + 1, MLX_KEY_STEP) - at);
+        return tile;
+    }
     tile.origin = at / tile.rows * tile.rows;
     tile.n = least(end, tile.origin + tile.rows) - at;
     return tile;
@@ -143,6 +148,8 @@ static char *lay_out(const tile_rows *tile, int layer, const slot_plan *exact, c
     put(&a, tile, exact, seen_by_any(&a, tile, 2));
     if (s->restored) put_evicted(&a, s, tile, restored, seen_by_any(&a, tile, 4));
     *s = (mlx_span){.stored = s->stored,
+                    .row_bytes = s->row_bytes,
+                    .raw_q8 = s->raw_q8,
                     .slots = s->slots,
                     .position = a.position,
                     .from = a.from,
@@ -174,7 +181,10 @@ kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, tile_s
         restored[type] = restored_slots(tile, &t->layer[layer], &exact[type]);
         mlx_span *s = &out->span[type];
         kv_format format = t->layer[layer].format;
-        *s = (mlx_span){.slots = exact[type].slots, .restored = restored[type].slots};
+        *s = (mlx_span){.slots = exact[type].slots,
+                        .restored = restored[type].slots,
+                        .row_bytes = t->layer[layer].row_bytes,
+                        .raw_q8 = format == KV_FORMAT_Q8};
         s->stored = format == KV_FORMAT_Q8     ? MLX_STORED_Q8
                     : format == KV_FORMAT_BF16 ? MLX_STORED_BF16
                                                : MLX_STORED_F32;

@@ -4,6 +4,7 @@
  *   layout.c    which position lies in which slot         forward.c   segments in tiles of rows
  *   follow.c    drafter context and latents of rows       draft.c     drafting blocks
  *   measure.c   benchmarks                                account.c   failures and workspace of graphs
+ *   check.c     which way each operation is computed
  *   mlx_device.h   the C face of the C++ part
  *
  * K/V, latents and snapshots are those of host memory (backend/host_stores.h), which MLX's devices compute in. A graph
@@ -19,7 +20,8 @@
 enum {
     /* Rows that are computed together, at positions from a multiple of their number on: */
     MLX_PROMPT_ROWS = 32,  /* of a prompt */
-    MLX_DECODE_ROWS = 16,  /* of an answer */
+    MLX_DECODE_ROWS = 16,  /* of an answer, where stock operations take part */
+    MLX_MOST_ROWS = 17,    /* of an answer, where own kernels compute everything: a block with its drafts */
     MLX_HEAD_ROWS = 16,    /* of logits */
     MLX_FOLLOW_ROWS = 16,  /* of context and latents */
     MLX_MAX_ROWS = 512,    /* of one forward */
@@ -46,8 +48,8 @@ struct backend_model {
     const gemma4_weights *weights;
     mem_account *account;
     mlx_device *device;
-    char description[64];
-    char note[160];
+    char description[256];
+    char note[320];
 
     mlx_form form;
     mlx_drafter drafter;
@@ -60,6 +62,10 @@ struct backend_model {
     const mlx_array *suppress;      /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */
     const mlx_array *never_drafted; /* the same for the drafter's mask */
     float embed_scale;
+
+    /* Rows of a tile, whichever is asked for: 1 where an operation cannot keep bits in any other way; 0: as many as
+     * come, which is what own kernels allow (check.c). */
+    int decode_rows, prompt_rows, head_rows, follow_rows;
 
     size_t workspace_bytes; /* that graphs have been seen to need, counted in the account */
     chunk_layer chunk_at[GEMMA4_MAX_LAYERS];
@@ -77,6 +83,11 @@ kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *er
 void mlx_embed(const backend_model *m, int32_t token, float scale, float *to);
 /* A row of the table of per-layer embeddings, of all layers. */
 void mlx_ple_row(const backend_model *m, int32_t token, float *to);
+
+/* --- check.c */
+/* How each operation is computed from now on: the fastest way in which a row keeps its bits beside any others. */
+kakeya_status mlx_choose_ways(backend_model *m, kakeya_error *error);
+void mlx_describe_ways(const backend_model *m, char *to, size_t bytes);
 
 /* --- account.c */
 /* What a graph has said; of status MLX_DEVICE_OK: KAKEYA_OK. */

@@ -54,6 +54,39 @@ void mlx_device_reset_peak(void);
 /* What the device allows: reading of one large array, and operations of one large product, the fastest of some runs. */
 int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flops_per_second, mlx_failure *failure);
 
+/* ------------------------------------------------------------------------------------------------- operations */
+
+/* Operations whose rows must have the same bits beside any others. */
+typedef enum mlx_op {
+    MLX_OP_PRODUCT = 0,
+    MLX_OP_EXPERTS, /* with the router */
+    MLX_OP_NORM,
+    MLX_OP_HEADS, /* norm and RoPE of heads */
+    MLX_OP_ATTENTION,
+    MLX_OP_HEAD, /* logits, cap, choice */
+    MLX_OPS
+} mlx_op;
+
+/* How an operation is computed: by an own kernel for as many rows as there are, by stock operations in tiles of fixed
+ * shape, or by stock operations one row at a time. */
+typedef enum mlx_way { MLX_WAY_OWN = 0, MLX_WAY_FIXED, MLX_WAY_SERIAL } mlx_way;
+
+typedef struct mlx_ways {
+    mlx_way few[MLX_OPS];    /* of rows of an answer */
+    mlx_way prompt[MLX_OPS]; /* of rows of a prompt */
+} mlx_ways;
+const mlx_ways *mlx_device_ways(const mlx_device *device);
+bool mlx_device_has_kernels(const mlx_device *device); /* something computes own kernels */
+const char *mlx_op_name(mlx_op op);
+const char *mlx_way_name(mlx_way way);
+
+/* For tests: results of `op` computed in one of these ways depend on the rows beside them. */
+typedef struct mlx_fault {
+    mlx_op op;
+    bool in[3]; /* by mlx_way; SERIAL is not asked for: there is nothing beside a row */
+} mlx_fault;
+void mlx_device_inject(const mlx_fault *fault); /* into devices that are opened from now on; NULL: none */
+
 /* For tests: the call after the next `calls` ones that can fail does; negative: none. */
 void mlx_device_fail_after(int calls);
 
@@ -64,9 +97,8 @@ typedef struct mlx_array mlx_array;
 /* Writes row `row` of a matrix as float32. */
 typedef void (*mlx_row_fn)(const void *user, int row, float *to);
 
-/* [count][rows][columns], count 1: [rows][columns]; rows 0: a vector of columns. The row function sees count * rows
- * rows. As float32, which is what bf16 weights of a product become where the device has no product of its own for them.
- */
+/* [count][rows][columns] of float32, count 1: [rows][columns]; rows 0: a vector of columns. The row function sees
+ * count * rows rows. */
 int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_row_fn row, const void *user,
                      mlx_array **out, mlx_failure *failure);
 /* A matrix of codes as libmlx's own quantised products read it: [count][rows] of `columns` codes of `bits` bits, the
@@ -80,6 +112,10 @@ typedef struct mlx_codes {
 typedef void (*mlx_code_row_fn)(const void *user, int row, int stream, void *to);
 int mlx_array_create_codes(mlx_device *device, int count, int rows, int columns, mlx_codes codes, mlx_code_row_fn row,
                            const void *user, mlx_array **out, mlx_failure *failure);
+/* Matrices of bf16, whose rows are written as they are (stream 0). Stock operations widen one while they multiply it.
+ */
+int mlx_array_create_bf16(mlx_device *device, int count, int rows, int columns, mlx_code_row_fn row, const void *user,
+                          mlx_array **out, mlx_failure *failure);
 void mlx_array_free(mlx_array *array);
 size_t mlx_array_bytes(const mlx_array *array);
 
@@ -123,6 +159,8 @@ typedef enum mlx_stored { MLX_STORED_F32 = 0, MLX_STORED_BF16, MLX_STORED_Q8 /* 
  * stands beside it. */
 typedef struct mlx_span {
     mlx_stored stored;
+    size_t row_bytes;        /* of a stored row, as it lies in memory */
+    bool raw_q8;             /* of MLX_STORED_Q8: it is the format with 8 bits, which the own kernel reads */
     int slots;               /* exact K/V */
     const int32_t *position; /* [slots] */
     const int32_t *from;     /* [slots]: i, of stored ones; slots + r: of row r of this tile */
@@ -136,7 +174,8 @@ typedef struct mlx_span {
 
 typedef struct mlx_tile {
     int rows;
-    int first, n;            /* rows that are computed for somebody; the others are padding, and pass by the experts */
+    int first, n; /* rows that are computed for somebody; the others are padding, and pass by the experts */
+    bool prompt;
     const float *embedded;   /* [rows][hidden], scaled */
     const float *ple;        /* [rows][layers * ple_width], rows of the table, scaled; or NULL */
     const int32_t *position; /* [rows] */
@@ -147,6 +186,8 @@ typedef struct mlx_tile {
     /* Stored K or V of a layer into `to` [slots][kv_heads * head_dim], zeros where nothing is stored; v_norm scalars of
      * restored ones into `to` [restored][kv_heads]. */
     void (*fill)(void *user, int layer, bool is_k, void *to);
+    /* The same as it lies in memory: `to` [slots][row_bytes]. */
+    void (*fill_raw)(void *user, int layer, bool is_k, void *to);
     void (*fill_scales)(void *user, int layer, float *to);
     void *user;
     const bool *wanted; /* [layers]: outputs of which layers are wanted */
@@ -159,6 +200,9 @@ typedef struct mlx_tile_result {
     const float *output[MLX_MAX_LAYERS];
     const float *hidden; /* behind the final norm */
 } mlx_tile_result;
+
+/* Tries every operation of the form with random rows and sets the device's ways. RoPE tables hold some positions. */
+int mlx_device_choose(mlx_device *device, const mlx_form *form, mlx_failure *failure);
 
 int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
                  mlx_failure *failure);

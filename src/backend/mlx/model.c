@@ -61,8 +61,9 @@ static kakeya_status create_workspace(backend_model *m, kakeya_error *error) {
 }
 
 static void describe(backend_model *m) {
-    snprintf(m->description, sizeof m->description, "mlx/%s, libmlx %s", mlx_device_is_gpu(m->device) ? "gpu" : "cpu",
-             mlx_version_loaded());
+    int n = snprintf(m->description, sizeof m->description, "mlx/%s, libmlx %s, ",
+                     mlx_device_is_gpu(m->device) ? "gpu" : "cpu", mlx_version_loaded());
+    mlx_describe_ways(m, m->description + n, sizeof m->description - (size_t)n);
     if (m->widened != WEIGHT_F32)
         snprintf(m->note, sizeof m->note, "backend mlx holds weights of type %s as float32",
                  weight_format_name(m->widened));
@@ -85,6 +86,7 @@ static kakeya_status mlx_model_create(const backend_model_options *options, back
     mlx_failure failure;
     status = mlx_check(mlx_device_open(bf16, &m->device, &failure), &failure, error);
     if (!status) status = mlx_weights_create(m, error);
+    if (!status) status = mlx_choose_ways(m, error);
     if (!status) status = create_workspace(m, error);
     if (status) {
         mlx_model_destroy(m);

@@ -1,5 +1,4 @@
-/* Weights as arrays on the device: codes where libmlx has a product for them, else float32, which a product takes that
- * sums in float32 whatever its inputs are. */
+/* Weights as arrays on the device: codes and bf16 as they are where there is a product for them, else float32. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,6 +116,14 @@ static const mlx_array *create_codes(loading *l, const weight *w, int n, mlx_cod
     return made(l, status, array, &failure);
 }
 
+static const mlx_array *create_bf16(loading *l, const weight *w, int n) {
+    mlx_failure failure;
+    mlx_array *array = NULL;
+    if (!count(l, (size_t)w->out * (size_t)w->in * sizeof(uint16_t))) return NULL;
+    int status = mlx_array_create_bf16(l->m->device, n, w->out / n, w->in, load_code_row, w, &array, &failure);
+    return made(l, status, array, &failure);
+}
+
 /* `n` matrices that lie one behind the other. */
 static const mlx_array *stacked(loading *l, const weight *w, int n) {
     mlx_codes codes;
@@ -128,6 +135,7 @@ static const mlx_array *stacked(loading *l, const weight *w, int n) {
         return NULL;
     }
     if (has_codes(w, &codes)) return create_codes(l, w, n, codes);
+    if (w->format == WEIGHT_BF16) return create_bf16(l, w, n);
     if (w->format != WEIGHT_F32) l->m->widened = w->format;
     return create(l, n, w->out / n, w->in, load_matrix_row, w);
 }
