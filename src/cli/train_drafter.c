@@ -106,13 +106,25 @@ static void begin_progress(drafter_command *c, int done) {
 
 /* ------------------------------------------------------------------------------------------------------- prompts */
 
+/* About one prompt of eight is held out. */
 static kakeya_status take_prompt(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                  kakeya_error *error) {
+    enum { HELD_SHARE = 8 };
     drafter_command *c = user;
+    uint64_t hash =
+        hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, &c->seed, sizeof c->seed), tokens, (size_t)n * sizeof *tokens);
+    *held_out = c->held.n < (size_t)c->held_out && (hash >> 32) % HELD_SHARE == 0;
     kakeya_status status = corpus_add(*held_out ? &c->held : &c->asked, tokens, n, 0, error);
     if (terminal_interrupted()) return error_set(error, KAKEYA_CANCELLED, "interrupted before the first answer");
     *done = c->asked.n >= (size_t)c->prompts && c->held.n >= (size_t)c->held_out;
     return status;
+}
+
+/* Of few prompts the last one is held out, where chance took none. */
+static kakeya_status hold_out_one(drafter_command *c, kakeya_error *error) {
+    if (c->held.n || c->asked.n < 2) return KAKEYA_OK;
+    const corpus_sequence *last = &c->asked.sequence[--c->asked.n];
+    return corpus_add(&c->held, c->asked.tokens + last->begin, last->length, 0, error);
 }
 
 static kakeya_status add_needles(const drafter_command *c, int wanted, uint64_t seed, corpus *to, kakeya_error *error) {
@@ -143,17 +155,17 @@ static kakeya_status collect(drafter_command *c, kakeya_error *error) {
                              .sequence = c->sequence,
                              .least = c->answer + LEAST_PROMPT,
                              .seed = c->seed,
-                             .held_out = c->held_out,
-                             .held_tokens = c->sequence,
                              .answer = c->answer,
                              .tokenizer = kakeya_engine_tokenizer(c->engine),
                              .vocab = c->engine->verifier->config.vocab};
     kakeya_status status = train_data_walk(&data, take_prompt, c, error);
+    if (!status) status = hold_out_one(c, error);
     if (status) return status;
     if (!c->asked.n || !c->held.n)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
-                         "the data are too short: %zu prompts, and %zu to be held out; each has %d tokens", c->asked.n,
-                         c->held.n, c->sequence - c->answer);
+                         "the data are too short: %zu prompts to train on and %zu to be held out; a prompt has %d "
+                         "tokens or more",
+                         c->asked.n, c->held.n, LEAST_PROMPT);
     if (c->asked.n > (size_t)c->prompts) c->asked.n = (size_t)c->prompts;
     bool able = data.tokenizer != NULL;
     double share = c->needles >= 0 ? (double)c->needles : able ? recipe_share : 0;

@@ -48,6 +48,13 @@ json_holds "a drafter that is there is aligned, and compared with what it was" \
     '(.drafters | map(.name) == ["before", "after"]) and .scope == "fc-norms"'
 check "in its shape, in bfloat16" grep -q '"dtype":[[:space:]]*"bfloat16"' "$WORK/aligned/config.json"
 
+# --- few prompts, one of which is held out
+echo "[20, 21, 22, 23, 24, 25, 26, 27, 28, 29]" >"$WORK/one.json"
+echo "[30, 31, 32, 33, 34, 35, 36, 37, 38, 39]" >"$WORK/two.json"
+# shellcheck disable=SC2086
+run train drafter $model $form --steps 1 --batch 1 --out "$WORK/few" --json "$WORK/one.json" "$WORK/two.json"
+json_holds "of two short prompts one is held out" '.answers == 1 and .drafters[0].text.answers == 1'
+
 # --- what cannot be done
 # shellcheck disable=SC2086
 fails_with "a drafter that is there already" "whole: has a drafter already" train drafter $model --out "$WORK/whole" "$WORK/ids.json"
