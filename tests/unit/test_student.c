@@ -327,6 +327,51 @@ static void students_gradients(void **state) {
     check_gradients("gemma4-tiny-ple", NULL, true, STUDENT_ATTN_DISTIL_HYBRID);
 }
 
+/* For tools/check_student.py, which computes the same with PyTorch. */
+static void write_case(const learner *l, const char *directory, const char *model, bool shared, bool all_layers,
+                       const student_result *r, const float *gradient) {
+    static const char *const bits[] = {"false", "true"};
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s-%d-%d.json", directory, model, shared, all_layers);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "{\"model\": \"%s\", \"shared\": %s, \"all_layers\": %s, \"rank\": [%d, %d], \"loss\": %.9g,\n",
+            model, bits[shared], bits[all_layers], l->config.rank_k, l->config.rank_v, r->loss);
+    fprintf(file, "\"weights\": {\"kl\": 1, \"hidden\": 0.7, \"attention\": 0.6, \"kv\": 0.5},\n");
+    fprintf(file, "\"sliding_window\": %d, \"first\": %d, \"rows\": %d, \"sink\": %d, \"window\": %d,\n\"taps\": [",
+            l->t.verifier->config.sliding_window, FIRST, ROWS, SINK, WINDOW);
+    for (int i = 0; i < l->config.aux_layers; i++) fprintf(file, "%s%d", i ? ", " : "", l->config.aux_layer[i]);
+    fprintf(file, "],\n\"tokens\": [");
+    for (int i = 0; i < LENGTH; i++) fprintf(file, "%s%d", i ? ", " : "", l->tokens[i]);
+    fprintf(file, "]}\n");
+    assert_int_equal(fclose(file), 0);
+    snprintf(path, sizeof path, "%s/%s-%d-%d.f32", directory, model, shared, all_layers);
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(l->weights, sizeof(float), l->layout.n, file), l->layout.n);
+    assert_int_equal(fwrite(gradient, sizeof(float), l->layout.n, file), l->layout.n);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void writes_cases(void **state) {
+    (void)state;
+    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe"};
+    const char *directory = getenv("KAKEYA_STUDENT_CASES");
+    if (!directory) return;
+    for (int i = 0; i < 4; i++) {
+        learner l;
+        open_on(&l, models[i / 2], NULL, F_THETA_LATENTS_KV, i % 2, STUDENT_DISTIL, ROWS, 1);
+        teach(&l);
+        float *gradient = malloc(l.layout.n * sizeof *gradient);
+        for (int all_layers = 0; all_layers < 2; all_layers++) {
+            student_result r = learn(&l, all_layers, gradient);
+            write_case(&l, directory, models[i / 2], i % 2, all_layers, &r, gradient);
+        }
+        free(gradient);
+        close_learner(&l);
+    }
+}
+
 /* The same bits for any number of threads. */
 static void threads_change_nothing(void **state) {
     (void)state;
@@ -422,7 +467,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_derivatives),   cmocka_unit_test(decodes_as_sessions),
         cmocka_unit_test(nothing_evicted),        cmocka_unit_test(students_gradients),
-        cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(threads_change_nothing), cmocka_unit_test(writes_cases),
     };
     return cmocka_run_group_tests_name("students", tests, NULL, NULL);
 }
