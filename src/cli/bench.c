@@ -21,7 +21,7 @@ static const cli_command command = {
                "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
                "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
                "caches can pass 100 %.\n"
-               "--profile adds, on a GPU, a table of one decode step's kernels, each measured alone.\n"
+               "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
                "--sessions measures many sessions instead: each decodes one token in a step, first among themselves,\n"
                "then with a new session's prompt beside them, so much of it in a step as --stall-ms allows.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
@@ -205,7 +205,7 @@ int cli_bench(int argc, char **argv) {
         CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
                    .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"),
         CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
-                   .help = "also where one decode step spends its time, kernel by kernel (GPU backends)"),
+                   .help = "also where one decode step spends its time, kernel by kernel (cuda, mlx)"),
         CLI_OPTION(.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv,
                    .help = "write the rows as CSV too"),
         {.name = NULL},

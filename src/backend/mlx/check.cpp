@@ -230,6 +230,17 @@ template <class F> bool all_of(const std::vector<trial> &trials, F holds) {
     return true;
 }
 
+// A kernel that cannot be compiled or run is one that fails its check.
+bool own_way_holds(const std::vector<trial> &trials) {
+    try {
+        return all_of(trials, [](const trial &t) { return t.own && own_keeps_bits(t); });
+    } catch (const std::bad_alloc &) {
+        throw;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
 } // namespace
 
 int mlx_device_choose(mlx_device *device, const mlx_form *form, mlx_failure *failure) {
@@ -247,8 +258,7 @@ int mlx_device_choose(mlx_device *device, const mlx_form *form, mlx_failure *fai
             };
             chosen.prompt[op] = op == MLX_OP_HEAD ? MLX_WAY_FIXED : tile(PROMPT_TILE); // logits are made few by few
             device->ways.few[op] = MLX_WAY_OWN;
-            bool own = own::available(device->stream) &&
-                       all_of(trials, [](const trial &t) { return t.own && own_keeps_bits(t); });
+            bool own = own::available(device->stream) && own_way_holds(trials);
             device->ways.few[op] = MLX_WAY_FIXED;
             chosen.few[op] = own ? MLX_WAY_OWN : tile(FEW_TILE);
         }

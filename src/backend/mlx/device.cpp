@@ -73,7 +73,7 @@ int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
         // Stock operations in tiles, until a check has said what else will do.
         mlx_ways ways;
         for (int op = 0; op < MLX_OPS; op++) ways.few[op] = ways.prompt[op] = MLX_WAY_FIXED;
-        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs, ways, injected};
+        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs, ways, injected, {}, 0};
     });
 }
 

@@ -3,9 +3,11 @@
 #define KAKEYA_BACKEND_MLX_DEVICE_HPP
 
 #include <cstdio>
+#include <functional>
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <mlx/mlx.h>
@@ -26,6 +28,8 @@ struct mlx_device {
     bool round_inputs;
     mlx_ways ways;
     mlx_fault fault; // of tests
+    mutable std::vector<mlx_profile_row> profile;
+    int profile_repeats; // 0: nothing is measured
 
     bool own(mlx_op op) const { return ways.few[op] == MLX_WAY_OWN; }
 };
@@ -102,6 +106,18 @@ mx::array experts(const mlx_device *d, const mlx_layer &l, const mx::array &h, c
 // Capped logits of hidden states [rows][hidden], and the choice among them.
 mx::array head_logits(const mlx_device *d, const mlx_form *form, const mx::array &hidden);
 mx::array head_choice(const mlx_device *d, const mx::array &logits, const mlx_array *bias);
+
+// While a step is profiled: what `make` gives, computed alone and measured. Bytes and operations are those of the one
+// row that is wanted.
+struct measured_form {
+    const char *kernel;
+    std::string part;
+    double bytes, operations;
+};
+mx::array measured_alone(const mlx_device *d, const measured_form &form, const std::function<mx::array()> &make);
+template <class F> mx::array measured(const mlx_device *d, F form, const std::function<mx::array()> &make) {
+    return d->profile_repeats ? measured_alone(d, form(), make) : make();
+}
 
 // What a test has asked for: a result that depends on the rows beside it.
 mx::array faulty(const mlx_device *d, mlx_op op, const mx::array &x);

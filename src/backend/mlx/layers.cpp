@@ -270,6 +270,18 @@ struct tile_graph {
         return mx::reshape(out, {rows, heads * l.head_dim});
     }
 
+    // What the last row sees, as it is stored, and latents.
+    measured_form attention_form(const mlx_layer &l) const {
+        const mlx_span &s = tile->span[l.full];
+        int row = tile->first + tile->n - 1;
+        double exact = s.end[row] - s.begin[row] + s.sink_end[row] - s.sink_begin[row];
+        double evicted = s.restored ? s.restored_end[row] - s.restored_begin[row] : 0;
+        double latents = evicted * (s.rank_k + s.rank_v);
+        return {own_attention() ? "own attention" : "attention", l.full ? "full layers" : "sliding layers",
+                exact * static_cast<double>(s.row_bytes) * (l.k_eq_v ? 1 : 2) + latents * sizeof(float),
+                4 * (exact + evicted) * form->heads * l.head_dim};
+    }
+
     static mx::array gelu(const mx::array &x) {
         auto inner = mx::array(0.7978845608028654f) * (x + mx::array(0.044715f) * x * x * x);
         return mx::array(0.5f) * x * (mx::array(1.0f) + mx::tanh(inner));
@@ -307,7 +319,9 @@ struct tile_graph {
         if (l.source == index)
             kept[index] = keys_of(index, raw, q_columns, q_columns + kv_columns, result, outputs, targets);
         auto q = heads(device, raw, {0, form->heads, l.head_dim, l.q_norm, form->eps, &rope_of(l)}, position);
-        auto attended = faulty(device, MLX_OP_ATTENTION, attend(l, q, *kept[l.source]));
+        auto about = [&] { return attention_form(l); };
+        auto make = [&] { return attend(l, q, *kept[l.source]); };
+        auto attended = faulty(device, MLX_OP_ATTENTION, measured(device, about, make));
         h = norm(device, product(device, attended, l.o_proj), l.post_attention_norm, form->eps, &h);
 
         auto branch = dense(l, h);

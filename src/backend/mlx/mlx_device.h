@@ -80,6 +80,19 @@ bool mlx_device_has_kernels(const mlx_device *device); /* something computes own
 const char *mlx_op_name(mlx_op op);
 const char *mlx_way_name(mlx_way way);
 
+/* One kind of operation over one step, each operation computed alone. */
+typedef struct mlx_profile_row {
+    char kernel[40], part[40];
+    int launches;
+    double seconds, bytes, operations; /* medians of all launches; what they must read and do */
+} mlx_profile_row;
+enum { MLX_PROFILE_ROWS = 64 };
+/* From now on every operation of a graph is computed alone, `repeats` times, and told; 0: no longer. */
+void mlx_device_profile(mlx_device *device, int repeats);
+int mlx_device_profiled(const mlx_device *device, mlx_profile_row rows[MLX_PROFILE_ROWS]);
+/* Seconds of a graph of one operation on one number, the fastest of `repeats`. */
+int mlx_empty_run(mlx_device *device, int repeats, double *seconds, mlx_failure *failure);
+
 /* For tests: results of `op` computed in one of these ways depend on the rows beside them. */
 typedef struct mlx_fault {
     mlx_op op;

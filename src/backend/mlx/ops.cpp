@@ -88,6 +88,21 @@ mx::array stock_experts(const mlx_device *d, const mlx_layer &l, const mx::array
     return *sum;
 }
 
+// A product with weights of so many bytes, of which `share` is read for a row.
+measured_form product_form(bool own, const std::vector<const mlx_array *> &w, double share = 1) {
+    double bytes = 0, values = 0;
+    std::string part;
+    for (auto one : w) {
+        int n = one->value.ndim(), columns = one->value.shape(n - 1);
+        int in = one->scales ? columns * 32 / one->codes.bits : columns;
+        bytes += static_cast<double>(mlx_array_bytes(one));
+        values += static_cast<double>(one->value.size() / static_cast<size_t>(columns)) * in;
+        part.append(part.empty() ? "" : " + ").append(std::to_string(one->value.shape(n - 2)));
+        if (one == w.back()) part.append(" x ").append(std::to_string(in));
+    }
+    return {own ? "own product" : "product", part, bytes * share, 2 * values * share};
+}
+
 } // namespace
 
 namespace kakeya {
@@ -99,14 +114,21 @@ mx::array faulty(const mlx_device *d, mlx_op op, const mx::array &x) {
 
 mx::array product(const mlx_device *d, const mx::array &x, const mlx_array *w, bool exact) {
     bool own = ours(d, MLX_OP_PRODUCT, x) && own::multiplies(w);
+    auto make = [&] { return own ? own::product(x, {w}, d->round_inputs && !exact) : stock_product(d, x, w, exact); };
     return faulty(d, MLX_OP_PRODUCT,
-                  own ? own::product(x, {w}, d->round_inputs && !exact) : stock_product(d, x, w, exact));
+                  measured(
+                      d, [&] { return product_form(own, {w}); }, make));
 }
 
 mx::array products(const mlx_device *d, const mx::array &x, const std::vector<const mlx_array *> &w) {
     bool own = ours(d, MLX_OP_PRODUCT, x);
     for (auto one : w) own = own && own::multiplies(one) && own::alike(one, w[0]);
-    if (own) return faulty(d, MLX_OP_PRODUCT, own::product(x, w, d->round_inputs));
+    if (own) {
+        auto make = [&] { return own::product(x, w, d->round_inputs); };
+        return faulty(d, MLX_OP_PRODUCT,
+                      measured(
+                          d, [&] { return product_form(true, w); }, make));
+    }
     std::vector<mx::array> parts;
     for (auto one : w) parts.push_back(product(d, x, one));
     return mx::concatenate(parts, 1);
@@ -120,10 +142,15 @@ mx::array plain_norm(const mx::array &x, const mlx_array *weight, float eps) {
 
 mx::array norm(const mlx_device *d, const mx::array &x, const mlx_array *weight, float eps, const mx::array *residual,
                float factor) {
-    if (ours(d, MLX_OP_NORM, x)) return faulty(d, MLX_OP_NORM, own::norm(x, weight, eps, residual, factor));
-    auto out = plain_norm(x, weight, eps);
-    if (residual) out = *residual + out;
-    return faulty(d, MLX_OP_NORM, factor == 1 ? out : out * mx::array(factor));
+    bool own = ours(d, MLX_OP_NORM, x);
+    auto make = [&] {
+        if (own) return own::norm(x, weight, eps, residual, factor);
+        auto out = plain_norm(x, weight, eps);
+        if (residual) out = *residual + out;
+        return factor == 1 ? out : out * mx::array(factor);
+    };
+    auto about = [&] { return measured_form{own ? "own norm" : "norm", "rows", 0, 0}; };
+    return faulty(d, MLX_OP_NORM, measured(d, about, make));
 }
 
 mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &position) {
@@ -143,13 +170,15 @@ mx::array rope(const mx::array &x, const mlx_rope &table, const mx::array &posit
 
 mx::array heads(const mlx_device *d, const mx::array &x, const head_form &f, const mx::array &position) {
     int rows = x.shape(0), columns = f.n * f.dim;
-    if (ours(d, MLX_OP_HEADS, x))
-        return faulty(d, MLX_OP_HEADS, own::heads(x, f.first, f.n, f.dim, f.weight, f.eps, f.table, position));
-    auto own_columns =
-        columns == x.shape(1) ? x : mx::slice(x, mx::Shape{0, f.first}, mx::Shape{rows, f.first + columns});
-    auto out = plain_norm(mx::reshape(own_columns, {rows, f.n, f.dim}), f.weight, f.eps);
-    auto at = mx::slice(position, mx::Shape{0}, mx::Shape{rows});
-    return faulty(d, MLX_OP_HEADS, f.table ? rope(out, *f.table, at) : out);
+    bool own = ours(d, MLX_OP_HEADS, x);
+    auto make = [&] {
+        if (own) return own::heads(x, f.first, f.n, f.dim, f.weight, f.eps, f.table, position);
+        auto part = columns == x.shape(1) ? x : mx::slice(x, mx::Shape{0, f.first}, mx::Shape{rows, f.first + columns});
+        auto out = plain_norm(mx::reshape(part, {rows, f.n, f.dim}), f.weight, f.eps);
+        return f.table ? rope(out, *f.table, mx::slice(position, mx::Shape{0}, mx::Shape{rows})) : out;
+    };
+    auto about = [&] { return measured_form{own ? "own norm and RoPE" : "norm and RoPE", "heads", 0, 0}; };
+    return faulty(d, MLX_OP_HEADS, measured(d, about, make));
 }
 
 mx::array gated(const mlx_device *d, const mx::array &x) {
@@ -159,17 +188,34 @@ mx::array gated(const mlx_device *d, const mx::array &x) {
 }
 
 mx::array experts(const mlx_device *d, const mlx_layer &l, const mx::array &h, const expert_rows &rows) {
-    auto out = ours(d, MLX_OP_EXPERTS, h) ? own_experts(d, l, h, rows) : stock_experts(d, l, h, rows);
+    bool own = ours(d, MLX_OP_EXPERTS, h);
+    auto form = [&] {
+        std::vector<const mlx_array *> w{l.experts_down};
+        if (l.experts_gate_up) w.push_back(l.experts_gate_up);
+        if (!l.experts_gate_up) w.insert(w.end(), {l.experts_gate, l.experts_up});
+        auto all = product_form(own, w, static_cast<double>(rows.chosen) / l.router_proj->value.shape(0));
+        auto router = product_form(own, {l.router_proj});
+        return measured_form{own ? "own experts" : "experts", "router and experts", all.bytes + router.bytes,
+                             all.operations + router.operations};
+    };
+    auto out = measured(d, form, [&] { return own ? own_experts(d, l, h, rows) : stock_experts(d, l, h, rows); });
     out = mx::pad(out, {{rows.first, h.shape(0) - rows.first - rows.n}, {0, 0}});
     return faulty(d, MLX_OP_EXPERTS, out);
 }
 
 mx::array head_logits(const mlx_device *d, const mlx_form *form, const mx::array &hidden) {
-    if (ours(d, MLX_OP_HEAD, hidden) && own::multiplies(form->head))
-        return faulty(d, MLX_OP_HEAD, own::product(hidden, {form->head}, d->round_inputs, form->softcap));
-    auto z = stock_product(d, hidden, form->head, false);
-    if (form->softcap > 0) z = mx::tanh(z / mx::array(form->softcap)) * mx::array(form->softcap);
-    return faulty(d, MLX_OP_HEAD, z);
+    bool own = ours(d, MLX_OP_HEAD, hidden) && own::multiplies(form->head);
+    auto make = [&] {
+        if (own) return own::product(hidden, {form->head}, d->round_inputs, form->softcap);
+        auto z = stock_product(d, hidden, form->head, false);
+        return form->softcap > 0 ? mx::tanh(z / mx::array(form->softcap)) * mx::array(form->softcap) : z;
+    };
+    auto about = [&] {
+        auto product = product_form(own, {form->head});
+        product.part = "head, " + product.part;
+        return product;
+    };
+    return faulty(d, MLX_OP_HEAD, measured(d, about, make));
 }
 
 mx::array head_choice(const mlx_device *d, const mx::array &z, const mlx_array *bias) {
