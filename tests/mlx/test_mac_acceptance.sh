@@ -24,7 +24,7 @@ refused "K/V that grow" MEMORY_GROWS '.memory[6].kv_bytes.sliding += 4096'
 refused "K/V beside the formula" KV_FORMULA '.memory[4].kv_bytes.full += 64'
 refused "memory that nobody counted" MEMORY_UNCOUNTED '.memory[5].device_held += 100000000'
 refused "a step faster than memory" SPEED_IMPOSSIBLE \
-    '{median: 1e-5, low: 1e-5, high: 1e-5} as $t | .speed.rows[1] |= (.seconds = $t | .bound_seconds = ($t | map_values(. * 2)) |
+    '{median: 1e-8, low: 1e-8, high: 1e-8} as $t | .speed.rows[1] |= (.seconds = $t | .bound_seconds = ($t | map_values(. * 2)) |
         .share = ($t | map_values(2)))'
 refused "a share that is none" SPEED_FORM '.speed.rows[0].share.high = 90'
 refused "an operation that fell back" SELF_CHECK \
