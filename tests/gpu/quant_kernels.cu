@@ -34,7 +34,35 @@ uint16_t bf16_of(float v) {
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-int codes_from(cuda_form form) { return form == CUDA_FORM_Q4 ? -8 : -128; }
+struct form_case {
+    cuda_form form;
+    const char *name;
+};
+const form_case forms[] = {{CUDA_FORM_Q4, "q4"}, {CUDA_FORM_Q8, "q8"}, {CUDA_FORM_A4, "a4"},
+                           {CUDA_FORM_A8, "a8"}, {CUDA_FORM_G8, "g8"}, {CUDA_FORM_F8, "f8"}};
+const char *name_of(cuda_form form) { return forms[form - CUDA_FORM_Q4].name; }
+
+float e4m3_of(int code) {
+    int exponent = code >> 3 & 15, mantissa = code & 7;
+    float v = exponent ? std::ldexp(8.0f + static_cast<float>(mantissa), exponent - 10)
+                       : std::ldexp(static_cast<float>(mantissa), -9);
+    return code & 0x80 ? -v : v;
+}
+
+/* What a code counts, apart from scale and offset. */
+float value_of(cuda_form form, int code) {
+    switch (form) {
+    case CUDA_FORM_Q4:
+        return static_cast<float>(code - 8);
+    case CUDA_FORM_A4:
+    case CUDA_FORM_A8:
+        return static_cast<float>(code);
+    case CUDA_FORM_F8:
+        return e4m3_of(code);
+    default:
+        return static_cast<float>(static_cast<signed char>(code));
+    }
+}
 
 /* A random matrix: its bytes on the device and its values here. */
 struct quant_matrix {
@@ -62,28 +90,44 @@ struct quant_matrix {
     }
 
     void put(cuda_form form, unsigned char *unit, int row, int k, bool powers) {
-        bool there = row < out && k < in;
-        int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, j = k % 8;
+        bool there = row < out && k < in, affine = form == CUDA_FORM_A4 || form == CUDA_FORM_A8;
+        bool halves = form == CUDA_FORM_Q4 || form == CUDA_FORM_Q8;
+        int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, in_block = k % QUANT_BLOCK;
         unsigned char *scale = unit + quant_scale_offset(form, g, block);
-        if (k % QUANT_BLOCK == 0) {
+        if (form == CUDA_FORM_G8) scale += in_block / 16 * sizeof(float);
+        if (in_block % (form == CUDA_FORM_G8 ? 16 : QUANT_BLOCK) == 0) {
             float s = powers ? std::ldexp(1.0f, -9 - static_cast<int>(random_bits() % 3))
                              : 0.001f * (1 + static_cast<float>(random_bits() % 1000) / 1000);
-            uint16_t half = there ? half_of(random_bits() % 2 ? s : -s) : 0;
-            std::memcpy(scale, &half, 2);
+            float o = powers ? (form == CUDA_FORM_A4 ? -8 : -128) * s
+                             : 0.01f * (static_cast<float>(random_bits() % 2001) / 1000 - 1);
+            s = there ? (random_bits() % 2 && !powers ? s : affine ? s : -s) : 0;
+            if (!there) o = 0;
+            uint16_t half = there ? half_of(s) : 0;
+            if (halves) std::memcpy(scale, &half, 2);
+            if (!halves) std::memcpy(scale, &s, 4);
+            if (affine) std::memcpy(scale + 4, &o, 4);
         }
+        float s, o = 0;
         uint16_t half;
         std::memcpy(&half, scale, 2);
-        int from = codes_from(form), code = there ? from + static_cast<int>(random_bits() % (2u * -from)) : 0;
-        unsigned char *lane = unit + quant_lane_offset(form, g * 4 + k % QUANT_BLOCK / 8);
-        if (form == CUDA_FORM_Q4) {
+        std::memcpy(&s, scale, 4);
+        if (halves) s = float_of(half);
+        if (affine) std::memcpy(&o, scale + 4, 4);
+        int code = static_cast<int>(random_bits() % (quant_is_narrow(form) ? 16 : 256));
+        if (!there) code = form == CUDA_FORM_Q4 ? 8 : 0;
+        if (form == CUDA_FORM_F8 && (code & 0x7f) == 0x7f) code ^= 1;
+        unsigned char *lane = unit + quant_lane_offset(form, g * 4 + quant_lane(form, in_block));
+        int j = quant_place(form, in_block);
+        if (quant_is_narrow(form)) {
             unsigned word;
             std::memcpy(&word, lane + 4 * block, 4);
-            word |= static_cast<unsigned>(code + 8) << quant_q4_shift(j);
+            word |= static_cast<unsigned>(code) << quant_q4_shift(j);
             std::memcpy(lane + 4 * block, &word, 4);
         } else {
             lane[8 * block + quant_q8_byte(j)] = static_cast<unsigned char>(code);
         }
-        if (there) values[static_cast<size_t>(row) * in + k] = float_of(half) * static_cast<float>(code);
+        volatile float product = s * value_of(form, code); /* no fma */
+        if (there) values[static_cast<size_t>(row) * in + k] = affine ? product + o : product;
     }
 
     std::vector<uint16_t> rounded() const {
@@ -104,8 +148,6 @@ cuda_launch make_launch(cudaStream_t stream, bool programmatic) {
     l.programmatic = programmatic;
     return l;
 }
-
-const char *name_of(cuda_form form) { return form == CUDA_FORM_Q4 ? "q4" : "q8"; }
 
 /* Rows behind the last of x are NaN: nothing may read them. */
 void check_products(cuda_form form) {
@@ -400,13 +442,13 @@ void times(cuda_form form) {
 
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : "";
-    for (cuda_form form : {CUDA_FORM_Q4, CUDA_FORM_Q8}) {
+    for (const form_case &c : forms) {
         if (std::strcmp(only, "times") != 0) {
-            check_products(form);
-            check_expansion(form);
-            check_feed_forward(form);
+            check_products(c.form);
+            check_expansion(c.form);
+            check_feed_forward(c.form);
         }
-        if (std::strcmp(only, "check") != 0) times(form);
+        if (std::strcmp(only, "check") != 0) times(c.form);
     }
     return failures ? 1 : 0;
 }

@@ -5,6 +5,7 @@
 #include "backend/cuda/quant.h"
 #include "backend/cuda/weight_rows.h"
 #include "backend/groups.h"
+#include "backend/weight_values.h"
 #include "golden.h"
 
 static uint32_t next_random(void) {
@@ -15,42 +16,80 @@ static uint32_t next_random(void) {
 
 typedef struct made {
     weight w;
-    unsigned char *bytes;
+    void *streams[WEIGHT_STREAMS];
 } made;
 
-/* Blocks of random codes whose first two bytes are a float16 between 1/128 and 1/64. */
+/* Random codes, and scales, wherever the format has float16 ones, between 1/128 and 1/64. */
 static made make_blocks(weight_format format, int out, int in) {
     const weight_format_info *info = weight_format_find(format);
-    size_t bytes = weight_format_bytes(info, out, in, 0), block = (size_t)info->stream[0].bytes;
-    made m = {.bytes = malloc(bytes)};
-    for (size_t i = 0; i < bytes; i++) m.bytes[i] = (unsigned char)next_random();
-    for (size_t b = 0; b < bytes; b += block) {
-        uint16_t scale = (uint16_t)(0x2000 | (next_random() & 0x83ff));
-        memcpy(m.bytes + b, &scale, sizeof scale);
+    int group = weight_format_is_grouped(format) ? (format == WEIGHT_FP8_E8M0 ? 0 : 32) : 0;
+    made m = {0};
+    m.w = weight_matrix(format, NULL, out, in);
+    m.w.group = group;
+    m.w.scale_type = DTYPE_BF16;
+    for (int s = 0; s < info->streams; s++) {
+        size_t values = (size_t)(info->stream[s].values > 0 ? info->stream[s].values : group);
+        size_t block = (size_t)info->stream[s].bytes, n = (size_t)out * (size_t)in / values;
+        unsigned char *bytes = malloc(n * block);
+        for (size_t i = 0; i < n * block; i++) bytes[i] = (unsigned char)next_random();
+        for (size_t b = 0; b < n; b++) {
+            uint16_t scale = (uint16_t)(0x2000 | (next_random() & 0x83ff));
+            float wide = f16_to_f32(scale);
+            unsigned char *at = bytes + b * block;
+            if (!weight_format_is_grouped(format)) {
+                if (format == WEIGHT_Q6_K) at += 208;
+                memcpy(at, &scale, sizeof scale);
+                if (format == WEIGHT_Q4_1 || format == WEIGHT_Q5_1 || format == WEIGHT_Q4_K || format == WEIGHT_Q5_K)
+                    memcpy(at + 2, &scale, sizeof scale);
+            } else if (s == 0) {
+                if (info->stream[0].bytes == 1 || format == WEIGHT_FP8_E8M0) {
+                    for (size_t i = 0; i < block; i++)
+                        if ((at[i] & 0x7f) == 0x7f) at[i] ^= 1; /* no number */
+                }
+            } else if (block == sizeof wide) {
+                memcpy(at, &wide, sizeof wide);
+            } else if (block == sizeof scale) {
+                scale = f32_to_bf16(wide);
+                memcpy(at, &scale, sizeof scale);
+            } else {
+                *at = (unsigned char)(120 + next_random() % 8);
+            }
+        }
+        m.w.stream[s] = m.streams[s] = bytes;
     }
-    m.w = weight_matrix(format, m.bytes, out, in);
     return m;
 }
 
-static void row_values(const weight *w, int row, float *out) {
-    const void *streams[WEIGHT_STREAMS];
-    weight_row_streams(w, row, streams);
-    if (w->format == WEIGHT_Q4_0) row_q4_0(w, streams, 0, w->in, out);
-    if (w->format == WEIGHT_Q5_0) row_q5_0(w, streams, 0, w->in, out);
-    if (w->format == WEIGHT_Q8_0) row_q8_0(w, streams, 0, w->in, out);
-    if (w->format == WEIGHT_IQ4_NL) row_iq4_nl(w, streams, 0, w->in, out);
-    if (w->format == WEIGHT_Q4_1) row_q4_1(w, streams, 0, w->in, out);
+static void free_blocks(made *m) {
+    for (int s = 0; s < WEIGHT_STREAMS; s++) free(m->streams[s]);
 }
+
+static void row_values(const weight *w, int row, float *out) { weight_values(w, row, 0, w->in, out); }
 
 /* As quant.h says where values lie. */
 static float placed_value(const cuda_matrix *m, const unsigned char *data, int row, int k) {
     const unsigned char *unit = data + (size_t)(row / QUANT_ROWS) * quant_strip_bytes(m->form, m->ld) +
                                 (size_t)(k / QUANT_VALUES) * (size_t)quant_unit_bytes(m->form);
-    int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, j = k % 8;
-    const unsigned char *lane = unit + quant_lane_offset(m->form, g * 4 + k % QUANT_BLOCK / 8);
-    float scale = block_f16(unit + quant_scale_offset(m->form, g, block));
-    if (m->form == CUDA_FORM_Q8) return scale * (float)(int8_t)lane[8 * block + quant_q8_byte(j)];
-    return scale * (float)((int)(block_u32(lane + 4 * block) >> quant_q4_shift(j) & 15) - 8);
+    int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, in_block = k % QUANT_BLOCK;
+    int j = quant_place(m->form, in_block);
+    const unsigned char *lane = unit + quant_lane_offset(m->form, g * 4 + quant_lane(m->form, in_block));
+    const unsigned char *scales = unit + quant_scale_offset(m->form, g, block);
+    int code = quant_is_narrow(m->form) ? (int)(block_u32(lane + 4 * block) >> quant_q4_shift(j) & 15)
+                                        : lane[8 * block + quant_q8_byte(j)];
+    switch (m->form) {
+    case CUDA_FORM_Q4:
+        return block_f16(scales) * (float)(code - 8);
+    case CUDA_FORM_Q8:
+        return block_f16(scales) * (float)(int8_t)code;
+    case CUDA_FORM_G8:
+        return group_float(scales, (size_t)in_block / 16) * (float)(int8_t)code;
+    case CUDA_FORM_F8:
+        return group_float(scales, 0) * e4m3_to_f32((unsigned char)code);
+    default:
+        break;
+    }
+    float product = group_float(scales, 0) * (float)code;
+    return product + group_float(scales, 1);
 }
 
 static void check_rows(const weight_source *source, const cuda_matrix *m, size_t piece) {
@@ -100,15 +139,17 @@ static void every_format(void **state) {
     static const struct {
         weight_format format;
         cuda_form form;
-    } cases[] = {{WEIGHT_Q4_0, CUDA_FORM_Q4},
-                 {WEIGHT_Q5_0, CUDA_FORM_Q8},
-                 {WEIGHT_Q8_0, CUDA_FORM_Q8},
-                 {WEIGHT_IQ4_NL, CUDA_FORM_Q8},
-                 {WEIGHT_Q4_1, CUDA_FORM_BF16}};
+    } cases[] = {{WEIGHT_Q4_0, CUDA_FORM_Q4},     {WEIGHT_Q5_0, CUDA_FORM_Q8},     {WEIGHT_Q8_0, CUDA_FORM_Q8},
+                 {WEIGHT_IQ4_NL, CUDA_FORM_Q8},   {WEIGHT_Q4_1, CUDA_FORM_A4},     {WEIGHT_Q5_1, CUDA_FORM_A8},
+                 {WEIGHT_Q4_K, CUDA_FORM_A4},     {WEIGHT_Q5_K, CUDA_FORM_A8},     {WEIGHT_Q6_K, CUDA_FORM_G8},
+                 {WEIGHT_AFFINE_3, CUDA_FORM_A4}, {WEIGHT_AFFINE_4, CUDA_FORM_A4}, {WEIGHT_AFFINE_5, CUDA_FORM_A8},
+                 {WEIGHT_AFFINE_8, CUDA_FORM_A8}, {WEIGHT_FP8, CUDA_FORM_F8},      {WEIGHT_FP8_E8M0, CUDA_FORM_F8},
+                 {WEIGHT_MXFP4, CUDA_FORM_BF16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static const int shapes[][2] = {{8, 32}, {20, 96}, {64, 704}, {3, 64}};
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
-            made m = make_blocks(cases[i].format, shapes[s][0], shapes[s][1]);
+            int block = weight_format_find(cases[i].format)->stream[0].values;
+            made m = make_blocks(cases[i].format, shapes[s][0], (shapes[s][1] + block - 1) / block * block);
             weight_source source = {.first = &m.w, .cut = model_cut_nothing(&m.w)};
             assert_int_equal(weight_source_form(&source), cases[i].form);
             assert_int_equal(weight_source_rounds(&source, cases[i].form), cases[i].form == CUDA_FORM_BF16);
@@ -117,7 +158,7 @@ static void every_format(void **state) {
             check_rows(&source, &matrix, 8);
             matrix.form = CUDA_FORM_BF16;
             check_rows(&source, &matrix, 8);
-            free(m.bytes);
+            free_blocks(&m);
         }
     }
 }
@@ -140,7 +181,7 @@ static void parts(void **state) {
         cuda_matrix matrix = matrix_of(&source, cases[i].form);
         check_rows(&source, &matrix, 16);
     }
-    free(m.bytes);
+    free_blocks(&m);
 }
 
 /* Experts whose gate and up are two matrices. */
@@ -161,9 +202,9 @@ static void gate_and_up(void **state) {
     assert_int_equal(weight_source_form(&source), CUDA_FORM_BF16);
     matrix = matrix_of(&source, CUDA_FORM_BF16);
     check_rows(&source, &matrix, 8);
-    free(gate.bytes);
-    free(up.bytes);
-    free(other.bytes);
+    free_blocks(&gate);
+    free_blocks(&up);
+    free_blocks(&other);
 }
 
 int main(void) {

@@ -49,8 +49,12 @@ typedef struct cuda_launch {
 /* How weights lie on the device; matrix.h has the kernels of each form. */
 typedef enum cuda_form {
     CUDA_FORM_BF16 = 0,
-    CUDA_FORM_Q4, /* codes of 4 or 8 bits and a scale for each 32 of a row (quant.h) */
+    CUDA_FORM_Q4, /* codes of 4 or 8 bits with scales of blocks (quant.h) */
     CUDA_FORM_Q8,
+    CUDA_FORM_A4,
+    CUDA_FORM_A8,
+    CUDA_FORM_G8,
+    CUDA_FORM_F8,
     CUDA_FORMS
 } cuda_form;
 

@@ -84,26 +84,13 @@ static size_t quant_bytes(cuda_form form, int out, int in) {
     return (size_t)((out + QUANT_ROWS - 1) / QUANT_ROWS) * quant_strip_bytes(form, cuda_padded(in));
 }
 
-static size_t q4_bytes(int out, int in) { return quant_bytes(CUDA_FORM_Q4, out, in); }
-static size_t q8_bytes(int out, int in) { return quant_bytes(CUDA_FORM_Q8, out, in); }
-
-static void quant_few(const cuda_launch *l, cuda_form form, const matrix_product *products, int n, const cuda_bf16 *x,
-                      int ldx, int rows, float cap) {
+static void quant_few(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
+                      int rows, float cap) {
     cuda_product list[CUDA_MAX_PRODUCTS];
     for (int i = 0; i < n; i++)
         list[i] = (cuda_product){
             .w = products[i].w->data, .y = products[i].y, .out = products[i].w->out, .ldy = products[i].ldy};
-    quant_products(l, form, list, n, products[0].w->in, x, ldx, rows, cap);
-}
-
-static void q4_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
-                        int rows, float cap) {
-    quant_few(l, CUDA_FORM_Q4, products, n, x, ldx, rows, cap);
-}
-
-static void q8_products(const cuda_launch *l, const matrix_product *products, int n, const cuda_bf16 *x, int ldx,
-                        int rows, float cap) {
-    quant_few(l, CUDA_FORM_Q8, products, n, x, ldx, rows, cap);
+    quant_products(l, products[0].w->form, list, n, products[0].w->in, x, ldx, rows, cap);
 }
 
 size_t matrix_expanded_bytes(const cuda_matrix *w) { return w->form == CUDA_FORM_BF16 ? 0 : bf16_bytes(w->out, w->in); }
@@ -178,7 +165,6 @@ static cudaError_t quant_prompt_experts(const cuda_launch *l, const cuda_matrix 
 typedef struct matrix_kernels {
     const char *name;
     double bytes_per_weight; /* that a product reads */
-    size_t (*bytes)(int out, int in);
     void (*products)(const cuda_launch *, const matrix_product *, int, const cuda_bf16 *, int, int, float);
     void (*gate_up)(const cuda_launch *, const cuda_feed_forward *, const cuda_route *, int);
     void (*down)(const cuda_launch *, const cuda_feed_forward *, const cuda_route *, int);
@@ -191,16 +177,26 @@ typedef struct matrix_kernels {
                                   size_t, void *, bool, size_t, int);
 } matrix_kernels;
 
+#define QUANT_KERNELS(form_name, bits)                                                                                 \
+    {                                                                                                                  \
+        form_name, (bits) / 8.0, quant_few, quant_gate_up, quant_down, quant_prompt_product, quant_prompt_gated,       \
+            quant_prompt_experts_gated, quant_prompt_experts                                                           \
+    }
+
 static const matrix_kernels kernels[CUDA_FORMS] = {
-    [CUDA_FORM_BF16] = {"bf16", sizeof(cuda_bf16), bf16_bytes, bf16_products, cuda_gate_up, cuda_down,
-                        bf16_prompt_product, bf16_prompt_gated, bf16_prompt_experts_gated, bf16_prompt_experts},
-    [CUDA_FORM_Q4] = {"q4", 18.0 / 32, q4_bytes, q4_products, quant_gate_up, quant_down, quant_prompt_product,
-                      quant_prompt_gated, quant_prompt_experts_gated, quant_prompt_experts},
-    [CUDA_FORM_Q8] = {"q8", 34.0 / 32, q8_bytes, q8_products, quant_gate_up, quant_down, quant_prompt_product,
-                      quant_prompt_gated, quant_prompt_experts_gated, quant_prompt_experts},
+    [CUDA_FORM_BF16] = {"bf16", sizeof(cuda_bf16), bf16_products, cuda_gate_up, cuda_down, bf16_prompt_product,
+                        bf16_prompt_gated, bf16_prompt_experts_gated, bf16_prompt_experts},
+    [CUDA_FORM_Q4] = QUANT_KERNELS("q4", 4.5),
+    [CUDA_FORM_Q8] = QUANT_KERNELS("q8", 8.5),
+    [CUDA_FORM_A4] = QUANT_KERNELS("a4", 6),
+    [CUDA_FORM_A8] = QUANT_KERNELS("a8", 10),
+    [CUDA_FORM_G8] = QUANT_KERNELS("g8", 10),
+    [CUDA_FORM_F8] = QUANT_KERNELS("f8", 9),
 };
 
-size_t matrix_bytes(cuda_form form, int out, int in) { return kernels[form].bytes(out, in); }
+size_t matrix_bytes(cuda_form form, int out, int in) {
+    return form == CUDA_FORM_BF16 ? bf16_bytes(out, in) : quant_bytes(form, out, in);
+}
 
 double matrix_read_bytes(const cuda_matrix *w) { return kernels[w->form].bytes_per_weight * w->out * w->in; }
 

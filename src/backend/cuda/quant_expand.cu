@@ -4,9 +4,11 @@
 
 enum { EXPAND_THREADS = 256, EXPAND_WARPS = EXPAND_THREADS / 32 };
 
-static __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float scale) {
+static __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float scale, float offset, bool affine) {
     float2 codes = __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 *>(&pair));
-    __nv_bfloat162 rounded = __floats2bfloat162_rn(codes.x * scale, codes.y * scale);
+    float low = __fmul_rn(codes.x, scale), high = __fmul_rn(codes.y, scale);
+    if (affine) low = __fadd_rn(low, offset), high = __fadd_rn(high, offset);
+    __nv_bfloat162 rounded = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<unsigned *>(&rounded);
 }
 
@@ -14,28 +16,25 @@ static __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float scal
 template <cuda_form FORM>
 static __device__ __forceinline__ void expand_unit(const char *unit, cuda_bf16 *out, int ld, int k, int rows) {
     int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    const char *codes = unit + quant_lane_offset(FORM, lane);
-    unsigned scales = *reinterpret_cast<const unsigned *>(unit + quant_scale_offset(FORM, g, 0)), word[4];
-    if (FORM == CUDA_FORM_Q4) {
-        uint2 v = *reinterpret_cast<const uint2 *>(codes);
-        word[0] = v.x, word[1] = v.y;
-    } else {
-        uint4 v = load_weights(codes);
-        word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
-    }
+    lane_codes<FORM> codes;
+    row_scales<FORM> scales;
+    load_run(codes.word, unit + quant_lane_offset(FORM, lane));
+    load_run(scales.word, unit + quant_scale_offset(FORM, g, 0));
 #pragma unroll
     for (int b = 0; b < QUANT_BLOCKS; b++) {
         if (k + b * QUANT_BLOCK >= ld || g >= rows) return;
-        float scale = half_bits((unsigned short)(scales >> 16 * b));
         unsigned value[4];
+        codes.pairs(b, value);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            unsigned pair =
-                FORM == CUDA_FORM_Q4 ? q4_pair(word[b] >> 4 * i) : q8_pair(word[2 * b + i / 2] >> 8 * (i & 1));
-            value[i] = scaled_pair(pair, scale);
+        for (int i = 0; i < 4; i++)
+            value[i] = scaled_pair(value[i], scales.scale(b, i / 2), scales.offset(b), row_scales<FORM>::AFFINE);
+        cuda_bf16 *to = out + (size_t)g * ld + k + b * QUANT_BLOCK;
+        if (FORM == CUDA_FORM_G8) {
+            *reinterpret_cast<uint2 *>(to + 4 * t) = make_uint2(value[0], value[1]);
+            *reinterpret_cast<uint2 *>(to + 4 * t + 16) = make_uint2(value[2], value[3]);
+        } else {
+            *reinterpret_cast<uint4 *>(to + 8 * t) = make_uint4(value[0], value[1], value[2], value[3]);
         }
-        *reinterpret_cast<uint4 *>(out + (size_t)g * ld + k + b * QUANT_BLOCK + 8 * t) =
-            make_uint4(value[0], value[1], value[2], value[3]);
     }
 }
 
@@ -63,12 +62,15 @@ static void expand(const cuda_launch *l, const cuda_matrix *w, const char *data,
     cuda_launch whole = *l; /* its successor, a product, may read what this writes as soon as it begins */
     whole.programmatic = 0;
     dim3 blocks(ceil_div(rows, QUANT_ROWS)), threads(EXPAND_THREADS);
-    if (w->form == CUDA_FORM_Q4)
-        launch_kernel(&whole, expand_kernel<CUDA_FORM_Q4>, blocks, threads, 0, data, w->ld, rows, strips_of_expert,
-                      begin, out);
-    else
-        launch_kernel(&whole, expand_kernel<CUDA_FORM_Q8>, blocks, threads, 0, data, w->ld, rows, strips_of_expert,
-                      begin, out);
+    static void (*const kernels[CUDA_FORMS])(const char *, int, int, int, const int *,
+                                             cuda_bf16 *) = {nullptr,
+                                                             expand_kernel<CUDA_FORM_Q4>,
+                                                             expand_kernel<CUDA_FORM_Q8>,
+                                                             expand_kernel<CUDA_FORM_A4>,
+                                                             expand_kernel<CUDA_FORM_A8>,
+                                                             expand_kernel<CUDA_FORM_G8>,
+                                                             expand_kernel<CUDA_FORM_F8>};
+    launch_kernel(&whole, kernels[w->form], blocks, threads, 0, data, w->ld, rows, strips_of_expert, begin, out);
 }
 
 void quant_expand(const cuda_launch *l, const cuda_matrix *w, int rows, cuda_bf16 *out) {
@@ -93,25 +95,37 @@ static __device__ __forceinline__ unsigned random_word(uint64_t seed, uint64_t i
     return (unsigned)(z >> 32);
 }
 
-/* Words of codes are random, those of scales are two of the same but for their signs, so that values are about as often
- * above zero as below. Blocks behind the last of a row have scales of zero. */
-static __global__ void fill_quant_kernel(unsigned *data, size_t words, int code_words, int unit_words, int units,
-                                         bool odd, unsigned scales, uint64_t seed) {
+/* Words of codes are random, those of scales the same but for their signs, so that values are about as often above zero
+ * as below; offsets take off the mean. Blocks behind the last of a row have scales and offsets of zero. */
+static __global__ void fill_quant_kernel(unsigned *data, size_t words, cuda_form form, int units, bool odd, float scale,
+                                         float offset, uint64_t seed) {
+    int code_words = quant_code_bytes(form) / 4, unit_words = quant_unit_bytes(form) / 4,
+        row_words = quant_row_scales(form) / 4;
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words; i += (size_t)gridDim.x * blockDim.x) {
-        bool last = i / unit_words % units == (size_t)units - 1;
-        unsigned random = random_word(seed, i), signed_scales = scales ^ (random & 0x80008000u);
-        data[i] = (int)(i % unit_words) < code_words ? random : last && odd ? signed_scales & 0xffffu : signed_scales;
+        int at = (int)(i % unit_words) - code_words;
+        bool last = odd && i / unit_words % units == (size_t)units - 1;
+        unsigned random = random_word(seed, i);
+        if (at < 0) {
+            data[i] = form == CUDA_FORM_F8 ? random & 0xb7b7b7b7u : random; /* below 1 */
+        } else if (row_words == 1) {
+            unsigned bits = __half_as_ushort(__float2half_rn(scale)), both = bits | bits << 16;
+            data[i] = (both ^ (random & 0x80008000u)) & (last ? 0xffffu : ~0u);
+        } else {
+            bool second = at % row_words >= row_words / 2, affine = form == CUDA_FORM_A4 || form == CUDA_FORM_A8;
+            unsigned sign = random_word(seed, affine ? i / 2 : i) & 0x80000000u;
+            float value = affine && at % 2 ? offset : scale;
+            data[i] = last && second ? 0 : __float_as_uint(value) ^ sign;
+        }
     }
 }
 
 void quant_fill_random(const cuda_launch *l, const cuda_matrix *w, float deviation, uint64_t seed) {
     cuda_launch plain = *l;
     plain.programmatic = 0;
-    /* Of codes that are all as likely: -8 to 7, -128 to 127. */
-    float of_codes = w->form == CUDA_FORM_Q4 ? 4.6368092f : 73.902639f;
-    unsigned scale = __half_as_ushort(__float2half_rn(deviation / of_codes));
+    /* Of codes that are all as likely: 16 in a row, 256 in a row, and floats below 1. */
+    float of_codes = quant_is_narrow(w->form) ? 4.6368092f : w->form == CUDA_FORM_F8 ? 0.38f : 73.902639f;
+    float scale = deviation / of_codes, mean = w->form == CUDA_FORM_A4 ? 7.5f : 127.5f;
     size_t words = (size_t)ceil_div(w->out, QUANT_ROWS) * quant_strip_bytes(w->form, w->ld) / sizeof(unsigned);
     launch_kernel(&plain, fill_quant_kernel, dim3(1056), dim3(512), 0, reinterpret_cast<unsigned *>(w->data), words,
-                  quant_code_bytes(w->form) / 4, quant_unit_bytes(w->form) / 4, quant_units(w->ld),
-                  w->ld % QUANT_VALUES != 0, scale | scale << 16, seed);
+                  w->form, quant_units(w->ld), w->ld % QUANT_VALUES != 0, scale, -mean * scale, seed);
 }

@@ -43,86 +43,207 @@ static void row_to_bf16(const weight_source *s, const cuda_matrix *m, size_t row
 }
 
 /* -------------------------------------------------------------------------------------------------------- codes
- * A block of 32 values as signed codes and the bits of a float16 scale: of formats that are just that. */
+ * A block of 32 values as quant.h has it: bytes of codes, and scales. */
 
-typedef void (*block_loader)(const unsigned char *block, int8_t *codes);
+typedef struct block_codes {
+    uint8_t code[QUANT_BLOCK]; /* of Q4 the nibble */
+    unsigned char scales[8];   /* as many as the form has of a block */
+} block_codes;
 
-static void codes_q4_0(const unsigned char *b, int8_t *codes) {
+/* Block `index` of a row. */
+typedef void (*block_loader)(const weight *w, const void *const *row, size_t index, block_codes *to);
+
+static const unsigned char *block_at(const void *const *row, size_t index, size_t bytes) {
+    return (const unsigned char *)row[0] + index * bytes;
+}
+
+static void set_scales(block_codes *to, float first, float second) {
+    memcpy(to->scales, &first, sizeof first);
+    memcpy(to->scales + sizeof first, &second, sizeof second);
+}
+
+static void codes_q4_0(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 18);
+    memcpy(to->scales, b, 2);
     for (int i = 0; i < 16; i++) {
-        codes[i] = (int8_t)((b[2 + i] & 15) - 8);
-        codes[i + 16] = (int8_t)((b[2 + i] >> 4) - 8);
+        to->code[i] = b[2 + i] & 15;
+        to->code[i + 16] = b[2 + i] >> 4;
     }
 }
 
-static void codes_q5_0(const unsigned char *b, int8_t *codes) {
+static void codes_q5_0(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 22);
     uint32_t high = block_u32(b + 2);
+    memcpy(to->scales, b, 2);
     for (int i = 0; i < 16; i++) {
-        codes[i] = (int8_t)(((b[6 + i] & 15) | (int)(high >> i & 1) << 4) - 16);
-        codes[i + 16] = (int8_t)((b[6 + i] >> 4 | (int)(high >> (i + 16) & 1) << 4) - 16);
+        to->code[i] = (uint8_t)(((b[6 + i] & 15) | (int)(high >> i & 1) << 4) - 16);
+        to->code[i + 16] = (uint8_t)((b[6 + i] >> 4 | (int)(high >> (i + 16) & 1) << 4) - 16);
     }
 }
 
-static void codes_q8_0(const unsigned char *b, int8_t *codes) { memcpy(codes, b + 2, QUANT_BLOCK); }
+static void codes_q8_0(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 34);
+    memcpy(to->scales, b, 2);
+    memcpy(to->code, b + 2, QUANT_BLOCK);
+}
 
-static void codes_iq4_nl(const unsigned char *b, int8_t *codes) {
+static void codes_iq4_nl(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 18);
+    memcpy(to->scales, b, 2);
     for (int i = 0; i < 16; i++) {
-        codes[i] = iq4_values[b[2 + i] & 15];
-        codes[i + 16] = iq4_values[b[2 + i] >> 4];
+        to->code[i] = (uint8_t)iq4_values[b[2 + i] & 15];
+        to->code[i + 16] = (uint8_t)iq4_values[b[2 + i] >> 4];
     }
+}
+
+static void codes_q4_1(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 20);
+    set_scales(to, block_f16(b), block_f16(b + 2));
+    for (int i = 0; i < 16; i++) {
+        to->code[i] = b[4 + i] & 15;
+        to->code[i + 16] = b[4 + i] >> 4;
+    }
+}
+
+static void codes_q5_1(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 24);
+    uint32_t high = block_u32(b + 4);
+    set_scales(to, block_f16(b), block_f16(b + 2));
+    for (int i = 0; i < 16; i++) {
+        to->code[i] = (uint8_t)((b[8 + i] & 15) | (high >> i & 1) << 4);
+        to->code[i + 16] = (uint8_t)(b[8 + i] >> 4 | (high >> (i + 16) & 1) << 4);
+    }
+}
+
+/* Scale and offset of sub-block j of a block that begins with d, dmin and the packed scales; returns j. */
+static int set_k_scales(const unsigned char *b, size_t index, block_codes *to) {
+    int j = (int)(index % 8), scale, min;
+    k_scale(b + 4, j, &scale, &min);
+    set_scales(to, block_f16(b) * (float)scale, -(block_f16(b + 2) * (float)min));
+    return j;
+}
+
+static void codes_q4_k(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 8, 144);
+    int j = set_k_scales(b, index, to);
+    for (int l = 0; l < 32; l++) to->code[l] = b[16 + 32 * (j / 2) + l] >> 4 * (j % 2) & 15;
+}
+
+static void codes_q5_k(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 8, 176);
+    int j = set_k_scales(b, index, to);
+    for (int l = 0; l < 32; l++)
+        to->code[l] = (uint8_t)((b[48 + 32 * (j / 2) + l] >> 4 * (j % 2) & 15) + 16 * (b[16 + l] >> j & 1));
+}
+
+static void codes_q6_k(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 8, 210);
+    int j = (int)(index % 8), part = j % 4;
+    const unsigned char *low = b + 64 * (j / 4) + 32 * (part % 2), *high = b + 128 + 32 * (j / 4);
+    float d = block_f16(b + 208);
+    set_scales(to, d * (float)(int8_t)b[192 + 2 * j], d * (float)(int8_t)b[193 + 2 * j]);
+    for (int l = 0; l < 32; l++)
+        to->code[l] = (uint8_t)(((low[l] >> 4 * (part / 2) & 15) | (high[l] >> 2 * part & 3) << 4) - 32);
+}
+
+static void codes_affine(int bits, const weight *w, const void *const *row, size_t index, block_codes *to) {
+    size_t first = index * QUANT_BLOCK, group = first / (size_t)w->group;
+    set_scales(to, group_scale(w, row[1], group), group_scale(w, row[2], group));
+    for (size_t i = 0; i < QUANT_BLOCK; i++) to->code[i] = (uint8_t)group_code(bits, row[0], first + i);
+}
+
+static void codes_affine_2(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(2, w, row, index, to);
+}
+static void codes_affine_3(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(3, w, row, index, to);
+}
+static void codes_affine_4(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(4, w, row, index, to);
+}
+static void codes_affine_5(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(5, w, row, index, to);
+}
+static void codes_affine_6(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(6, w, row, index, to);
+}
+static void codes_affine_8(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_affine(8, w, row, index, to);
+}
+
+/* A block in which a code is no number has a scale that is none. */
+static void codes_float8(float scale, const unsigned char *codes, block_codes *to) {
+    bool number = true;
+    for (int i = 0; i < QUANT_BLOCK; i++) number &= (codes[i] & 0x7f) != 0x7f;
+    set_scales(to, number ? scale : block_float(0x7fc00000u), 0);
+    memcpy(to->code, codes, QUANT_BLOCK);
+}
+
+static void codes_fp8(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    size_t first = index * QUANT_BLOCK;
+    codes_float8(group_float(row[1], first / (size_t)w->group), (const unsigned char *)row[0] + first, to);
+}
+
+static void codes_fp8_e8m0(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    codes_float8(e8m0_to_f32(((const unsigned char *)row[1])[index]),
+                 (const unsigned char *)row[0] + index * QUANT_BLOCK, to);
 }
 
 typedef struct block_format {
     cuda_form form;
-    int bytes; /* of a block, of which the first two are the scale */
     block_loader load;
 } block_format;
 
 static const block_format block_formats[WEIGHT_FORMAT_COUNT] = {
-    [WEIGHT_Q4_0] = {CUDA_FORM_Q4, 18, codes_q4_0},
-    [WEIGHT_Q5_0] = {CUDA_FORM_Q8, 22, codes_q5_0},
-    [WEIGHT_Q8_0] = {CUDA_FORM_Q8, 34, codes_q8_0},
-    [WEIGHT_IQ4_NL] = {CUDA_FORM_Q8, 18, codes_iq4_nl},
+    [WEIGHT_Q4_0] = {CUDA_FORM_Q4, codes_q4_0},         [WEIGHT_Q5_0] = {CUDA_FORM_Q8, codes_q5_0},
+    [WEIGHT_Q8_0] = {CUDA_FORM_Q8, codes_q8_0},         [WEIGHT_IQ4_NL] = {CUDA_FORM_Q8, codes_iq4_nl},
+    [WEIGHT_Q4_1] = {CUDA_FORM_A4, codes_q4_1},         [WEIGHT_Q5_1] = {CUDA_FORM_A8, codes_q5_1},
+    [WEIGHT_Q4_K] = {CUDA_FORM_A4, codes_q4_k},         [WEIGHT_Q5_K] = {CUDA_FORM_A8, codes_q5_k},
+    [WEIGHT_Q6_K] = {CUDA_FORM_G8, codes_q6_k},         [WEIGHT_AFFINE_2] = {CUDA_FORM_A4, codes_affine_2},
+    [WEIGHT_AFFINE_3] = {CUDA_FORM_A4, codes_affine_3}, [WEIGHT_AFFINE_4] = {CUDA_FORM_A4, codes_affine_4},
+    [WEIGHT_AFFINE_5] = {CUDA_FORM_A8, codes_affine_5}, [WEIGHT_AFFINE_6] = {CUDA_FORM_A8, codes_affine_6},
+    [WEIGHT_AFFINE_8] = {CUDA_FORM_A8, codes_affine_8}, [WEIGHT_FP8] = {CUDA_FORM_F8, codes_fp8},
+    [WEIGHT_FP8_E8M0] = {CUDA_FORM_F8, codes_fp8_e8m0},
 };
 
-/* Eight codes of a block as lane t of a row has them. */
-static void pack_q4(const int8_t *codes, unsigned char *to) {
-    uint32_t word = 0;
-    for (int j = 0; j < 8; j++) word |= (uint32_t)((codes[j] + 8) & 15) << quant_q4_shift(j);
-    memcpy(to, &word, sizeof word);
-}
-
-static void pack_q8(const int8_t *codes, unsigned char *to) {
-    for (int j = 0; j < 8; j++) to[quant_q8_byte(j)] = (unsigned char)codes[j];
+/* The codes of one block of row g of a strip, in its unit. */
+static void place_codes(cuda_form form, unsigned char *unit, int g, int block, const block_codes *from) {
+    int of_lane = quant_lane_offset(form, 1), of_block = of_lane / QUANT_BLOCKS;
+    for (int k = 0; k < QUANT_BLOCK; k++) {
+        unsigned char *to = unit + (g * 4 + quant_lane(form, k)) * of_lane + block * of_block;
+        int j = quant_place(form, k);
+        if (!quant_is_narrow(form)) {
+            to[quant_q8_byte(j)] = from->code[k];
+        } else {
+            int shift = quant_q4_shift(j), byte = shift / 8;
+            to[byte] =
+                (unsigned char)(shift % 8 ? (to[byte] & 15) | from->code[k] << 4 : (to[byte] & 0xf0) | from->code[k]);
+        }
+    }
+    memcpy(unit + quant_scale_offset(form, g, block), from->scales, (size_t)quant_row_scales(form) / QUANT_BLOCKS);
 }
 
 static void row_to_strip(const weight_source *s, const cuda_matrix *m, size_t row, int g, unsigned char *strip) {
-    static const int8_t zeros[QUANT_BLOCK];
+    block_codes nothing = {0};
+    memset(nothing.code, m->form == CUDA_FORM_Q4 ? 8 : 0, sizeof nothing.code);
     source_row r = row < (size_t)m->out ? row_of(s, row) : (source_row){0};
     const block_format *f = r.w ? &block_formats[r.w->format] : NULL;
     int blocks = r.w ? s->cut.columns / QUANT_BLOCK : 0, first = s->cut.first_column / QUANT_BLOCK;
-    int to_lane = quant_lane_offset(m->form, 1), of_block = to_lane / QUANT_BLOCKS;
     for (int b = 0; b < quant_units(m->ld) * QUANT_BLOCKS; b++) {
-        int8_t codes[QUANT_BLOCK];
         unsigned char *unit = strip + (size_t)(b / QUANT_BLOCKS) * (size_t)quant_unit_bytes(m->form);
-        const unsigned char *block = NULL;
-        const int8_t *from = zeros;
-        if (b < blocks) {
-            block = (const unsigned char *)r.stream[0] + (size_t)(first + b) * (size_t)f->bytes;
-            f->load(block, codes);
-            from = codes;
-        }
-        unsigned char *scale = unit + quant_scale_offset(m->form, g, b % QUANT_BLOCKS);
-        if (block)
-            memcpy(scale, block, 2);
-        else
-            memset(scale, 0, 2);
-        for (int t = 0; t < 4; t++) {
-            unsigned char *to = unit + (g * 4 + t) * to_lane + b % QUANT_BLOCKS * of_block;
-            if (m->form == CUDA_FORM_Q4)
-                pack_q4(from + 8 * t, to);
-            else
-                pack_q8(from + 8 * t, to);
-        }
+        block_codes codes = nothing;
+        if (b < blocks) f->load(r.w, r.stream, (size_t)(first + b), &codes);
+        place_codes(m->form, unit, g, b % QUANT_BLOCKS, &codes);
     }
 }
 
@@ -130,6 +251,8 @@ static void row_to_strip(const weight_source *s, const cuda_matrix *m, size_t ro
 
 /* Blocks are not cut, and every expert has whole strips. */
 static bool fits_blocks(const weight_source *s) {
+    int group = s->first->group;
+    if (group % QUANT_BLOCK != 0 && group != s->first->in) return false;
     return s->cut.columns % QUANT_BLOCK == 0 && s->cut.first_column % QUANT_BLOCK == 0 &&
            (s->cut.rows % QUANT_ROWS == 0 || s->cut.rows == weight_source_out(s));
 }
