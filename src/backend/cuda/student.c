@@ -241,7 +241,7 @@ kakeya_status cuda_student_create(backend_model *m, const student_options *o, ba
 
 void cuda_student_destroy(backend_student *s) {
     if (!s) return;
-    if (s->memory.data) (void)cuda_device_use(&s->m->device, NULL);
+    if (s->memory.data) (void)cudaSetDevice(s->m->device.index);
     cuda_buffer_destroy(&s->memory);
     free(s->tables.host);
     free(s);
