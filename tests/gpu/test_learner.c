@@ -30,8 +30,8 @@ static void learn(pupil *p, tiny *t, const char *backend, const learner_options 
                   const learner_sequence *given, size_t n) {
     p->backend = backend_find(backend, NULL);
     assert_non_null(p->backend);
+    /* without the drafter: a device need not be able to draft with what it trains */
     const backend_model_options options = {.verifier = t->verifier,
-                                           .drafter = t->drafter,
                                            .precision = strcmp(backend, "cpu") == 0 ? KAKEYA_PRECISION_F32
                                                                                     : KAKEYA_PRECISION_BF16,
                                            .threads = 1,
