@@ -18,6 +18,7 @@ namespace {
 std::atomic<mlx_kernel_runner> host_runner{nullptr};
 
 enum { PRODUCT_SIMDGROUPS = 2, ROW_SIMDGROUPS = 8, VALUE_SIMDGROUPS = 4, LANES = 32, PART_SLOTS = 256 };
+enum { ATTENTION_ROWS = 8 }; // of a threadgroup: more would leave its threads too few registers
 enum { FORMAT_BF16 = 16, FORMAT_F32 = 32, FORMAT_MX = 100 };
 
 struct text {
@@ -312,8 +313,8 @@ mx::array attention_parts(const mx::array &q, const attended &kv) {
                  params({heads, kv.kv_heads, kv.dim, kv.slots, rows, parts, pairs, kv.head_bytes})},
                 {{rows, heads, parts, kv.dim + 2}},
                 {mx::float32},
-                {kv.kv_heads * (group / queries), parts, 1},
-                rows})[0];
+                {kv.kv_heads * (group / queries), parts, groups_of(rows, ATTENTION_ROWS)},
+                rows < ATTENTION_ROWS ? rows : ATTENTION_ROWS})[0];
 }
 
 mx::array merged(const mx::array &exact, const mx::array *restored, int rows, int heads, int dim) {
