@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes tests/data/text/chat_vectors.json: generated conversations rendered by a checkpoint's own chat templates.
+"""Writes tests/data/text/chat_vectors.json.gz: generated conversations rendered by a checkpoint's own chat templates.
 
-    tools/make_chat_vectors.py EMPTY_THOUGHT.jinja PLAIN.jinja tests/data/text/chat_vectors.json
+    tools/make_chat_vectors.py EMPTY_THOUGHT.jinja PLAIN.jinja tests/data/text/chat_vectors.json.gz
 
 The first template is that of 26B-A4B and 31B, the second that of E2B and E4B. They are rendered as Hugging Face renders them:
 jinja2's ImmutableSandboxedEnvironment with trim_blocks and lstrip_blocks. A request is JSON text inside a string, because
 1 and 1.0 are rendered differently. Needs the packages of tools/requirements.txt."""
 import copy
+import gzip
 import json
 import random
 import re
@@ -179,7 +180,7 @@ def main():
         text = templates[style].render(messages=request["messages"], tools=request.get("tools"), bos_token="<bos>", **options)
         cases.append({"request": json.dumps(given, ensure_ascii=rng.random() < 0.5, separators=(",", ":")),
                       "empty_thought": style == 0, **options, "text": text})
-    with open(sys.argv[3], "w", encoding="utf-8") as file:
+    with gzip.open(sys.argv[3], "wt", encoding="utf-8") as file:
         file.write('{"source": "chat templates of google/gemma-4 it models, published %s (26B-A4B and 31B) and %s (E2B and E4B), '
                    'rendered by jinja2 %s",\n "cases": [\n' % (published(sources[0]), published(sources[1]), jinja2.__version__))
         file.write(",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases))

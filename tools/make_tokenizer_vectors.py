@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/data/text/tokenizer_vectors.json: what Hugging Face tokenizers makes of strings and of ids.
+"""Writes tests/data/text/tokenizer_vectors.json.gz: what Hugging Face tokenizers makes of strings and of ids.
 
-    tools/make_tokenizer_vectors.py models/demo/tokenizer.json tests/data/text/tokenizer_vectors.json
+    tools/make_tokenizer_vectors.py models/demo/tokenizer.json tests/data/text/tokenizer_vectors.json.gz
 
 Texts are hexadecimal UTF-8, because JSON readers in C end a string at NUL. `ids` is encode(add_special_tokens=False);
 `literal`, where it differs, the same with special tokens read as ordinary text. `decoded` and `decoded_skip` are hexadecimal
 too. Needs the packages of tools/requirements.txt."""
+import gzip
 import json
 import random
 import sys
@@ -95,7 +96,7 @@ def main():
     for ids in id_lists(rng, size, byte_ids, special_ids):
         decode.append({"ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=False).encode().hex(),
                        "decoded_skip": tokenizer.decode(ids, skip_special_tokens=True).encode().hex()})
-    with open(target, "w", encoding="utf-8") as file:
+    with gzip.open(target, "wt", encoding="utf-8") as file:
         file.write('{"source": "tokenizers %s",\n "encode": [\n' % tokenizers.__version__)
         file.write(",\n".join(json.dumps(case, separators=(",", ":")) for case in encode))
         file.write('\n ],\n "decode": [\n')

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/files.h"
+#include "packed.h"
 #include "session/session.h"
 #include "sweep.h"
 
@@ -30,7 +30,7 @@ typedef struct ids {
     size_t n;
 } ids;
 
-static cJSON *golden;      /* demo_golden.json */
+static cJSON *golden;      /* demo_golden.json.gz */
 static kakeya_engine *f32; /* reference precision, one thread */
 
 static kakeya_engine *open_demo(kakeya_precision precision, int threads) {
@@ -46,10 +46,8 @@ static kakeya_engine *open_demo(kakeya_precision precision, int threads) {
 
 static int setup(void **state) {
     (void)state;
-    char *text;
     size_t bytes;
-    if (file_read(KAKEYA_TEST_DATA "/golden/demo_golden.json", (size_t)16 << 20, &text, &bytes, NULL) != KAKEYA_OK)
-        return -1;
+    char *text = packed_read(KAKEYA_TEST_DATA "/golden/demo_golden.json.gz", &bytes);
     golden = cJSON_ParseWithLength(text, bytes);
     free(text);
     f32 = open_demo(KAKEYA_PRECISION_F32, 1);

@@ -3,6 +3,8 @@
  * outputs and pieces. */
 #include "block_operands.h"
 #include "formats/safetensors.h"
+#include "packed.h"
+#include "scratch.h"
 
 static const struct {
     weight_format format;
@@ -46,8 +48,11 @@ static void test_vectors(void **state) {
     (void)state;
     kakeya_error error;
     safetensors *file;
-    if (safetensors_open(KAKEYA_TEST_DATA "/golden/quant/blocks.safetensors", &file, &error))
+    size_t bytes;
+    char *packed = packed_read(KAKEYA_TEST_DATA "/golden/quant/blocks.safetensors.gz", &bytes);
+    if (safetensors_open(scratch_write("blocks.safetensors", packed, bytes), &file, &error))
         fail_msg("%s", error.message);
+    free(packed);
     int checked = 0;
     for (size_t f = 0; f < COUNT(formats); f++) {
         static const char *const kinds[] = {"random", "edge"};
@@ -179,5 +184,5 @@ int main(void) {
         cmocka_unit_test(test_vectors),  cmocka_unit_test(test_more_vectors), cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

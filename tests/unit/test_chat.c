@@ -46,7 +46,7 @@ static void assert_stable(const tokenizer *t, const chat_request *request, const
 static void test_vectors(void **state) {
     (void)state;
     tokenizer *t = open_demo_tokenizer();
-    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/text/chat_vectors.json");
+    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/text/chat_vectors.json.gz");
     int compared = 0, same_as_whole = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, cJSON_GetObjectItem(vectors, "cases")) {

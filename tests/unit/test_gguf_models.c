@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "gguf_models.h"
 #include "model/tensors.h"
+#include "packed.h"
 #include "scratch.h"
 #include "text/tokenizer_gguf.h"
 
@@ -524,10 +525,13 @@ static void test_vocabulary(void **state) {
     (void)state;
     gguf *file;
     tokenizer *t;
-    assert_ok(gguf_open(QUANT "vocab.gguf", &file, &error));
+    size_t bytes;
+    char *packed = packed_read(QUANT "vocab.gguf.gz", &bytes);
+    scratch_write("vocab.gguf", packed, bytes);
+    free(packed);
+    assert_ok(gguf_open(scratch_path("vocab.gguf"), &file, &error));
     assert_ok(tokenizer_open_gguf(file, &t, &error));
     gguf_close(file);
-    size_t bytes;
     char *text = scratch_read(QUANT "vocab.json", &bytes);
     cJSON *json = cJSON_ParseWithLength(text, bytes);
     const cJSON *item;

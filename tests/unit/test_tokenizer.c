@@ -53,7 +53,7 @@ static void test_golden(void **state) {
 static void test_vectors(void **state) {
     (void)state;
     tokenizer *t = open_demo_tokenizer();
-    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/text/tokenizer_vectors.json");
+    cJSON *vectors = load_json(KAKEYA_TEST_DATA "/text/tokenizer_vectors.json.gz");
     int compared = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, cJSON_GetObjectItem(vectors, "encode")) {

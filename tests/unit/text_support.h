@@ -13,17 +13,17 @@
 #include <cjson/cJSON.h>
 #include <cmocka.h>
 
-#include "base/files.h"
 #include "base/json.h"
+#include "packed.h"
 #include "text/tokenizer.h"
 #include "tokenizer_form.h"
 
+/* A JSON file stored as FILE.gz. */
 static inline cJSON *load_json(const char *path) {
     kakeya_error error = {0};
-    char *text;
     size_t bytes;
+    char *text = packed_read(path, &bytes);
     cJSON *json = NULL;
-    if (file_read(path, (size_t)16 << 20, &text, &bytes, &error)) fail_msg("%s", error.message);
     if (json_parse(path, text, bytes, &json, &error)) fail_msg("%s", error.message);
     free(text);
     return json;
