@@ -139,6 +139,9 @@ void product_of_format(const mlx_kernel_call *c) {
     case FORMAT_MXFP8:
         product_of_rows<FORMAT_MXFP8>(c);
         break;
+    case FORMAT_NVFP4:
+        product_of_rows<FORMAT_NVFP4>(c);
+        break;
     default:
         unknown("format", c->constant[0]);
     }

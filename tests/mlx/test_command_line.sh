@@ -9,6 +9,15 @@ jq -c .token_ids "$WORK/out" >"$WORK/ar.json"
 works "in speculative mode" run --backend mlx --raw --max-tokens 6 --json --mode speculative 'def f'
 jq -c .token_ids "$WORK/out" >"$WORK/mode.json"
 check "with the same tokens" cmp "$WORK/ar.json" "$WORK/mode.json"
+# Every operation of a step, with what it must read and do, and the bound that follows.
+works "a step is profiled" bench --backend mlx --model tests/data/golden/gemma4-tiny-moe --drafter none --context-frontiers 12 \
+    --prompt-tokens 8 --decode-tokens 2 --verify-rows 1 --repeats 1 --profile --json
+json_holds "behind its context" '.profiles | length == 1 and .[0].context == 12 and .[0].step_seconds > 0'
+json_holds "operation by operation" '.profiles[0].kernels | map(.kernel) | contains(["norm", "product", "attention", "experts"])'
+json_holds "with the bound of each" '.profiles[0].kernels | all(.launches > 0 and .seconds > 0) and
+    (map(select(.kernel == "product")) | all(.bytes > 0 and .operations > 0 and .bound_seconds > 0 and .share_of_bound > 0))'
+json_holds "every matrix read once" '.profiles[0].kernels | map(select(.part == "head, 320 x 64"))[0] | .bytes == 320 * 64 * 4'
+
 works "auto is the CPU's own backend" run --raw --max-tokens 2 --json 'def f'
 json_holds "which needs no libmlx" '.stats.backend | startswith("cpu/")'
 fails_with "devices have no numbers" "backend mlx" run --backend mlx --devices 0,1 x

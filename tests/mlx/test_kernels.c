@@ -86,8 +86,8 @@ static void check_bits(const char *what, int rows, const float *expected, const 
 
 /* ------------------------------------------------------------------------------------------------------ products */
 
-enum { BF16 = 16, F32 = 32, MXFP4 = 104, MXFP8 = 108 };
-static const int formats[] = {2, 3, 4, 5, 6, 8, BF16, F32, MXFP4, MXFP8};
+enum { BF16 = 16, F32 = 32, MXFP4 = 104, MXFP8 = 108, NVFP4 = 204 };
+static const int formats[] = {2, 3, 4, 5, 6, 8, BF16, F32, MXFP4, MXFP8, NVFP4};
 
 typedef struct matrix {
     int format, n, k, group;
@@ -108,7 +108,7 @@ static double fp8(unsigned code) {
 }
 
 static matrix make_matrix(int format, int n, int k, int group) {
-    int bits = format > 100 ? format - 100 : format;
+    int bits = format % 100;
     size_t count = (size_t)n * (size_t)k, groups = count / (size_t)group;
     matrix m = {.format = format, .n = n, .k = k, .group = group, .codes = take(count * (size_t)bits / 8)};
     m.values = malloc(count * sizeof *m.values);
@@ -122,7 +122,7 @@ static matrix make_matrix(int format, int n, int k, int group) {
             scales[g] = 0.01f + 0.01f * fabsf(any_float());
             m.biases[g] = any_float();
         } else {
-            m.scales[g] = (unsigned char)(122 + any() % 6);
+            m.scales[g] = (unsigned char)(format == NVFP4 ? 32 + any() % 32 : 122 + any() % 6);
         }
     }
     for (size_t i = 0; i < count; i++) {
@@ -143,8 +143,9 @@ static matrix make_matrix(int format, int n, int k, int group) {
                 m.codes[at / 8] |= (unsigned char)((code >> b & 1u) << (at % 8));
             }
             size_t g = i / (size_t)group;
-            *value = affine ? (double)code * (double)scales[g] + (double)m.biases[g]
-                            : ldexp(format == MXFP4 ? fp4(code) : fp8(code), m.scales[g] - 127);
+            *value = affine            ? (double)code * (double)scales[g] + (double)m.biases[g]
+                     : format == NVFP4 ? fp4(code) * fp8(m.scales[g])
+                                       : ldexp(format == MXFP4 ? fp4(code) : fp8(code), m.scales[g] - 127);
         }
     }
     return m;
@@ -174,7 +175,7 @@ static void products(void **state) {
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
         char name[32];
         snprintf(name, sizeof name, "format %d", formats[f]);
-        matrix m = make_matrix(formats[f], N, K, 32);
+        matrix m = make_matrix(formats[f], N, K, formats[f] == NVFP4 ? 16 : 32);
         float *x = take_random((size_t)ROWS * K), *alone = take_floats((size_t)ROWS * N);
         for (int r = 0; r < ROWS; r++) {
             run_product(&m, 1, x + r * K, 1, false, 0, alone + r * N);

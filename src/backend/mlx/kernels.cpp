@@ -19,7 +19,7 @@ std::atomic<mlx_kernel_runner> host_runner{nullptr};
 
 enum { PRODUCT_SIMDGROUPS = 2, ROW_SIMDGROUPS = 8, VALUE_SIMDGROUPS = 4, LANES = 32, PART_SLOTS = 256 };
 enum { ATTENTION_ROWS = 8 }; // of a threadgroup: more would leave its threads too few registers
-enum { FORMAT_BF16 = 16, FORMAT_F32 = 32, FORMAT_MX = 100 };
+enum { FORMAT_BF16 = 16, FORMAT_F32 = 32, FORMAT_MX = 100, FORMAT_NV = 200 };
 
 struct text {
     const char *name;
@@ -155,7 +155,8 @@ mx::array nothing() {
 
 int format_of(const mlx_array *w) {
     if (!w->scales) return w->value.dtype() == mx::bfloat16 ? FORMAT_BF16 : FORMAT_F32;
-    return w->codes.form == MLX_AFFINE ? w->codes.bits : FORMAT_MX + w->codes.bits;
+    if (w->codes.form == MLX_AFFINE) return w->codes.bits;
+    return w->codes.bits + (w->codes.form == MLX_NVFP4 ? FORMAT_NV : FORMAT_MX);
 }
 
 int outputs_of(const mlx_array *w) { return w->value.shape(w->value.ndim() - 2); }

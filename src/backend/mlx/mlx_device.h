@@ -116,7 +116,7 @@ int mlx_array_create(mlx_device *device, int count, int rows, int columns, mlx_r
                      mlx_array **out, mlx_failure *failure);
 /* A matrix of codes as libmlx's own quantised products read it: [count][rows] of `columns` codes of `bits` bits, the
  * lowest bits first, with a scale for `group` of them. */
-typedef enum mlx_code_form { MLX_AFFINE = 0, MLX_MXFP4, MLX_MXFP8 } mlx_code_form;
+typedef enum mlx_code_form { MLX_AFFINE = 0, MLX_MXFP4, MLX_MXFP8, MLX_NVFP4 } mlx_code_form;
 typedef struct mlx_codes {
     mlx_code_form form;
     int bits, group;

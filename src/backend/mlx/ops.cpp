@@ -9,7 +9,7 @@ using namespace kakeya;
 namespace {
 
 const char *mode_name(mlx_code_form form) {
-    return form == MLX_AFFINE ? "affine" : form == MLX_MXFP4 ? "mxfp4" : "mxfp8";
+    return form == MLX_AFFINE ? "affine" : form == MLX_MXFP4 ? "mxfp4" : form == MLX_MXFP8 ? "mxfp8" : "nvfp4";
 }
 
 bool ours(const mlx_device *d, mlx_op op, const mx::array &x) { return d->own(op) && x.shape(0) <= MLX_KERNEL_ROWS; }

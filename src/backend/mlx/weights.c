@@ -72,6 +72,16 @@ static const mlx_array *create(loading *l, int n, int rows, int columns, mlx_row
 
 /* ------------------------------------------------------------------------------------------ quantised matrices */
 
+/* MLX's own directories have none beside the scales; other tools' do, and libmlx would not see it. */
+static bool has_no_factors(const weight *w) {
+    for (int row = 0; row < w->out; row++) {
+        float factor;
+        memcpy(&factor, weight_row(w, 2, row), sizeof factor);
+        if (factor != 1) return false;
+    }
+    return true;
+}
+
 /* Whether libmlx has a product for the codes of a matrix as they are. */
 static bool has_codes(const weight *w, mlx_codes *out) {
     static const struct {
@@ -81,10 +91,14 @@ static bool has_codes(const weight *w, mlx_codes *out) {
     } known[] = {
         {WEIGHT_AFFINE_2, MLX_AFFINE, 2}, {WEIGHT_AFFINE_3, MLX_AFFINE, 3}, {WEIGHT_AFFINE_4, MLX_AFFINE, 4},
         {WEIGHT_AFFINE_5, MLX_AFFINE, 5}, {WEIGHT_AFFINE_6, MLX_AFFINE, 6}, {WEIGHT_AFFINE_8, MLX_AFFINE, 8},
-        {WEIGHT_FP4_E8M0, MLX_MXFP4, 4},  {WEIGHT_FP8_E8M0, MLX_MXFP8, 8},
+        {WEIGHT_FP4_E8M0, MLX_MXFP4, 4},  {WEIGHT_FP8_E8M0, MLX_MXFP8, 8},  {WEIGHT_FP4_E4M3, MLX_NVFP4, 4},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (known[i].format != w->format) continue;
+        if (known[i].form == MLX_NVFP4) {
+            *out = (mlx_codes){MLX_NVFP4, 4, 16};
+            return w->in % 16 == 0 && has_no_factors(w);
+        }
         int group = known[i].form == MLX_AFFINE ? w->group : 32;
         *out = (mlx_codes){known[i].form, known[i].bits, group};
         return (group == 32 || group == 64 || group == 128) && w->in % group == 0;

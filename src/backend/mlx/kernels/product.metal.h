@@ -10,6 +10,7 @@
 #define FORMAT_F32   32
 #define FORMAT_MXFP4 104
 #define FORMAT_MXFP8 108
+#define FORMAT_NVFP4 204
 
 INLINE float round_to_bf16(float x) {
     uint bits = AS_UINT(x);
@@ -35,7 +36,7 @@ INLINE float float_of_fp8(uint code) {
 // 2^(code - 127)
 INLINE float float_of_e8m0(uint code) { return AS_FLOAT(code == 255u ? 0x7fc00000u : code ? code << 23 : 0x00400000u); }
 
-template <int FORMAT> INLINE int bits_of() { return FORMAT > 100 ? FORMAT - 100 : FORMAT; }
+template <int FORMAT> INLINE int bits_of() { return FORMAT % 100; }
 
 // Values 8 * chunk to 8 * chunk + 7 of a row, without scale.
 template <int FORMAT> INLINE void load_8(const DEVICE uchar *row, int chunk, THREAD float *to) {
@@ -49,7 +50,7 @@ template <int FORMAT> INLINE void load_8(const DEVICE uchar *row, int chunk, THR
             to[2 * i] = AS_FLOAT(two << 16);
             to[2 * i + 1] = AS_FLOAT(two & 0xffff0000u);
         }
-    } else if (FORMAT == 4 || FORMAT == FORMAT_MXFP4) {
+    } else if (FORMAT == 4 || FORMAT == FORMAT_MXFP4 || FORMAT == FORMAT_NVFP4) {
         uint codes = ((const DEVICE uint *)row)[chunk];
         for (int i = 0; i < 8; i++) {
             uint code = (codes >> (4 * i)) & 15u;
@@ -69,7 +70,8 @@ template <int FORMAT> INLINE void load_8(const DEVICE uchar *row, int chunk, THR
     }
 }
 
-// A matrix [outputs][k]: affine scales and biases are float32, those of mxfp4 and mxfp8 are exponents.
+// A matrix [outputs][k]: affine scales and biases are float32, those of mxfp4 and mxfp8 are exponents, those
+// of nvfp4 floats of 8 bits.
 struct weight_rows {
     const DEVICE uchar *codes;
     const DEVICE uchar *scales;
@@ -94,7 +96,9 @@ INLINE void add_products(weight_rows w, const THREAD ulong *output, const DEVICE
             bias[o] = 0;
             if (scaled) {
                 ulong at = output[o] * groups + (ulong)(8 * chunk / w.group);
-                if (FORMAT > 100) {
+                if (FORMAT == FORMAT_NVFP4) {
+                    scale[o] = float_of_fp8(w.scales[at]);
+                } else if (FORMAT > 100) {
                     scale[o] = float_of_e8m0(w.scales[at]);
                 } else {
                     scale[o] = ((const DEVICE float *)w.scales)[at];
