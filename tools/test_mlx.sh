@@ -1,7 +1,9 @@
 #!/bin/sh
 # The MLX backend's tests, on the device that libmlx has here: on Linux its CPU device. libmlx is installed into build-mlx by pip.
+# Sweeps are short unless WHOLE_SWEEPS is set: a row takes far longer on the CPU device than in the CPU backend.
 # usage: tools/test_mlx.sh
 set -eu
+[ -n "${WHOLE_SWEEPS:-}" ] || export KAKEYA_SHORT_SWEEPS=1
 . tools/mlx.sh
 
 install_mlx build-mlx || {
