@@ -406,8 +406,8 @@ void check_restored() {
     std::vector<cuda_batch> host_batch(1);
     std::vector<int> slot_of, position_of;
     for (int s = 0; s < segments; s++) {
-        host_view[s].latent = {codes.data + (size_t)s * capacity * 2 * rank, scales.data + (size_t)s * capacity * heads,
-                               capacity, heads};
+        host_view[s].latent = {(unsigned char *)(codes.data + (size_t)s * capacity * 2 * rank),
+                               scales.data + (size_t)s * capacity * heads, capacity, heads};
         cuda_step &step = host_batch[0].step[s];
         step.cache = view.data + s;
         step.restored_begin[0] = begin[s];
@@ -424,7 +424,9 @@ void check_restored() {
     cuda_restore r = {};
     device_array<uint16_t> other((size_t)room * columns);
     cuda_matrix matrix = {decoder.data, CUDA_FORM_BF16, columns, rank, rank};
-    r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data, rank, rank, heads, pairs};
+    r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data};
+    r.gathered.latent = {CUDA_LATENT_BF16, rank, rank, 2 * rank, rank, 4 * rank, 2 * rank};
+    r.gathered.heads = heads, r.gathered.pairs = pairs;
     r.k_norm = norm.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
     r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank_k = r.rank_v = rank;
     if (!prompt_gemm_restores(&r)) {
