@@ -426,7 +426,7 @@ void check_restored() {
     cuda_matrix matrix = {decoder.data, CUDA_FORM_BF16, columns, rank, rank};
     r.gathered = {gathered_codes.data, gathered_scales.data, turns.data, positions.data};
     r.gathered.latent = {CUDA_LATENT_BF16, rank, rank, 2 * rank, rank, 4 * rank, 2 * rank};
-    r.gathered.heads = heads, r.gathered.pairs = pairs;
+    r.gathered.heads = heads, r.gathered.pairs = pairs, r.latent = r.gathered.latent;
     r.k_norm = norm.data, r.eps = eps, r.decoder_k = r.decoder_v = &matrix;
     r.pairs = pairs, r.kv_heads = heads, r.head_dim = head_dim, r.rank_k = r.rank_v = rank;
     if (!prompt_gemm_restores(&r)) {
