@@ -21,7 +21,8 @@ typedef std::function<mx::array(const mx::array &)> rows_operation; // [rows][..
 struct trial {
     int inputs;
     rows_operation run;
-    bool own; // there is an own kernel for it
+    bool own;          // there is an own kernel for it
+    bool stock = true; // tiles of stock operations see it, too
 };
 
 // Values between -1 and 1, always the same.
@@ -149,8 +150,31 @@ void add_heads(const mlx_device *d, const mlx_form *f, std::vector<trial> &trial
     }
 }
 
+// Rows of K or V [SLOTS][kv_heads * head_dim] as they lie in memory; in 8 bits (kv_format.h) any codes will do.
+mx::array stored_rows(const mx::array &values, mlx_stored format, const mlx_layer *l) {
+    if (format == MLX_STORED_F32) return mx::view(values, mx::uint8);
+    if (format == MLX_STORED_BF16) return mx::view(mx::astype(values, mx::bfloat16), mx::uint8);
+    const size_t dim = static_cast<size_t>(l->head_dim), head = dim + sizeof(float);
+    return filled({SLOTS, l->kv_heads * static_cast<int>(head)}, mx::uint8, [&](void *memory) {
+        unsigned char *to = static_cast<unsigned char *>(memory);
+        const float scale = 1.0f / 127.0f;
+        uint32_t seed = 5;
+        for (size_t i = 0; i < static_cast<size_t>(SLOTS * l->kv_heads); i++, to += head) {
+            std::memcpy(to, &scale, sizeof scale);
+            for (size_t j = 0; j < dim; j++) {
+                seed = seed * 1664525u + 1013904223u;
+                to[sizeof scale + j] = static_cast<unsigned char>(seed >> 24);
+            }
+        }
+    });
+}
+
+int stored_head_bytes(mlx_stored format, int dim) {
+    return format == MLX_STORED_F32 ? 4 * dim : format == MLX_STORED_BF16 ? 2 * dim : dim + 4;
+}
+
 // Queries over slots that all rows see.
-mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, const mx::array &x) {
+mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, mlx_stored stored, const mx::array &x) {
     int rows = x.shape(0), group = f->heads / l->kv_heads, values = l->kv_heads * l->head_dim;
     auto k = some_rows(SLOTS, values, 3), v = some_rows(SLOTS, values, 4);
     auto q = mx::reshape(x, {rows, f->heads, l->head_dim});
@@ -160,16 +184,16 @@ mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, con
             for (int i = 0; i < SLOTS; i++) span.push_back(i);
         }
         for (int i = 0; i < rows; i++) span.insert(span.end(), {0, 0, 0, SLOTS});
-        own::attended kv{mx::view(k, mx::uint8),
-                         mx::view(v, mx::uint8),
+        own::attended kv{stored_rows(k, stored, l),
+                         stored_rows(v, stored, l),
                          k,
                          v,
                          mx::array(span.data(), mx::Shape{static_cast<int>(span.size())}, mx::int32),
-                         MLX_STORED_F32,
+                         stored,
                          l->kv_heads,
                          l->head_dim,
                          SLOTS,
-                         l->head_dim * 4,
+                         stored_head_bytes(stored, l->head_dim),
                          nullptr,
                          nullptr};
         auto out = own::merged(own::attention_parts(q, kv), nullptr, rows, f->heads, l->head_dim);
@@ -189,8 +213,10 @@ void add_attention(const mlx_device *d, const mlx_form *f, std::vector<trial> &t
     for (int i = 0; i < f->layers; i++) {
         const mlx_layer *l = &f->layer[i];
         if (!seen.insert({l->kv_heads, l->head_dim}).second) continue;
-        trials.push_back(
-            {f->heads * l->head_dim, [=](const mx::array &x) { return attend(d, f, l, x); }, l->head_dim <= 512});
+        for (mlx_stored stored : {MLX_STORED_F32, MLX_STORED_BF16, MLX_STORED_Q8}) { // stock operations see float32
+            auto run = [=](const mx::array &x) { return attend(d, f, l, stored, x); };
+            trials.push_back({f->heads * l->head_dim, run, l->head_dim <= 512, stored == MLX_STORED_F32});
+        }
     }
 }
 
@@ -253,8 +279,9 @@ int mlx_device_choose(mlx_device *device, const mlx_form *form, mlx_failure *fai
             device->ways = plain; // one operation at a time is anything else
             auto trials = trials_of(device, form, op);
             auto tile = [&](int rows) {
-                return all_of(trials, [&](const trial &t) { return tile_keeps_bits(t, rows); }) ? MLX_WAY_FIXED
-                                                                                                : MLX_WAY_SERIAL;
+                return all_of(trials, [&](const trial &t) { return !t.stock || tile_keeps_bits(t, rows); })
+                           ? MLX_WAY_FIXED
+                           : MLX_WAY_SERIAL;
             };
             chosen.prompt[op] = op == MLX_OP_HEAD ? MLX_WAY_FIXED : tile(PROMPT_TILE); // logits are made few by few
             device->ways.few[op] = MLX_WAY_OWN;
