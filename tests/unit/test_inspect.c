@@ -11,14 +11,18 @@ static kakeya_error error;
 typedef struct seen {
     char text[2048];
     uint64_t bytes, per_token;
+    int with_kernels, without_kernels; /* classes */
 } seen;
 
-static void note(void *user, const char *group, const char *format, uint64_t matrices, uint64_t bytes,
-                 uint64_t per_token) {
+static void note(void *user, const char *group, const char *format, const char *kernels, uint64_t matrices,
+                 uint64_t bytes, uint64_t per_token) {
     seen *s = user;
     size_t used = strlen(s->text);
     snprintf(s->text + used, sizeof s->text - used, "%s %s %llu;", group, format, (unsigned long long)matrices);
     s->bytes += bytes;
+    /* Norms and scalars enter no product; everything else has kernels on every CPU. */
+    s->without_kernels += strcmp(kernels, "-") == 0;
+    s->with_kernels += strlen(kernels) > 1;
     s->per_token += per_token;
 }
 
@@ -35,6 +39,8 @@ static void test_classes(void **state) {
     assert_non_null(strstr(s.text, "experts F32 12;experts affine3 12;experts affine4 12;"));
     assert_non_null(strstr(s.text, "router affine8 12;"));
     assert_true(s.per_token < s.bytes);
+    assert_in_range(s.without_kernels, 1, 4);
+    assert_true(s.with_kernels >= 7);
     seen plain = {0};
     assert_ok(kakeya_inspect(scratch_path("meant"), true, note, &plain, &error));
     assert_null(strstr(plain.text, "affine"));
