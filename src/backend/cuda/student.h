@@ -168,9 +168,8 @@ void train_embed(backend_student *s, const student_pass *p, float *out);
 void train_layer_forward(backend_student *s, const student_pass *p, int layer, const float *in, float *out);
 /* The student's: d_h of the output becomes that of the input, by way of the layer computed again. */
 void train_layer_back(backend_student *s, int layer);
-/* tape.q -> tape.o, and d_o -> d_q, d_own, d_seen of the layer whose K/V are attended. */
-void train_attend(backend_student *s, const student_pass *p, int layer);
-void train_attend_back(backend_student *s, int layer);
+/* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
+void train_compare_attention(backend_student *s, int layer, bool learns);
 
 /* --- student_restore.c ------------------------------------------------------------------------------------------- */
 
@@ -185,6 +184,5 @@ void train_compare(backend_student *s, const float *x, const float *native, int 
 void train_share_kv(backend_student *s, int layer);
 /* Directions of K and V, for the loss that has them. */
 void train_directions(backend_student *s, int layer);
-/* What a layer's attention gives by itself, with the teacher's queries and nothing but restored K/V. */
-void train_compare_attention(backend_student *s, int layer, bool learns);
+
 #endif

@@ -59,7 +59,8 @@ static train_product heads_product(const backend_student *s, const train_mask *m
         .items = m->items, .heads = c->heads, .group = c->heads / c->layer[layer].kv_heads, .m = m->rows};
 }
 
-void train_attend(backend_student *s, const student_pass *p, int layer) {
+/* tape.q -> tape.o. */
+static void attend(backend_student *s, const student_pass *p, int layer) {
     const gemma4_config *c = s->m->config;
     const train_mask *m = &p->mask[c->layer[layer].type];
     const student_layer *source = &s->layer[c->layer[layer].kv_source];
@@ -108,7 +109,8 @@ void train_attend(backend_student *s, const student_pass *p, int layer) {
     cuda_train_product(&s->launch, TRAIN_NN, &out);
 }
 
-void train_attend_back(backend_student *s, int layer) {
+/* d_o -> d_q, d_own, d_seen of the layer whose K/V are attended. */
+static void attend_back(backend_student *s, int layer) {
     const gemma4_config *c = s->m->config;
     const train_mask *m = &s->student.mask[c->layer[layer].type];
     size_t d = (size_t)c->layer[layer].head_dim, kv = (size_t)student_kv_dim(s, layer), q_dim = (size_t)c->heads * d,
@@ -203,7 +205,7 @@ static void attention_forward(backend_student *s, const student_pass *p, int lay
     cuda_train_heads(&s->launch, t->q_raw, l->q_norm, t->q, p->rows, c->heads, c->layer[layer].head_dim, c->rms_eps,
                      turn_of(s, layer, p->position));
     if (c->layer[layer].kv_source == layer) own_kv(s, p, layer);
-    train_attend(s, p, layer);
+    attend(s, p, layer);
     train_forward(s, t->o, q_dim, p->rows, l->o, t->out, hidden);
     norm(s, p, t->out, l->post_attention_norm, NULL, t->added);
     student_copy(s, t->h1, in, values(p, c->hidden));
@@ -224,7 +226,7 @@ static void attention_back(backend_student *s, int layer) {
         train_compare(s, t->added, l->native_added, -1, 0, s->scale * s->o.attention / (float)c->layers, s->d_both);
     norm_back(s, t->out, l->post_attention_norm, s->d_both, s->d_branch, true);
     train_back(s, s->d_branch, (size_t)c->hidden, p->rows, l->o, s->d_o, false);
-    train_attend_back(s, layer);
+    attend_back(s, layer);
     float *d_raw = s->d_o; /* spent by then */
     cuda_train_heads_back(&s->launch, t->q_raw, l->q_norm, s->d_q, d_raw, 0, p->rows, c->heads, lc->head_dim,
                           c->rms_eps, turn);
@@ -397,4 +399,31 @@ void train_layer_back(backend_student *s, int layer) {
     if (c->ple_width) ple_back(s, layer);
     feed_forward_back(s, layer);
     attention_back(s, layer);
+}
+
+void train_compare_attention(backend_student *s, int layer, bool learns) {
+    const student_layer *l = &s->layer[layer];
+    const student_pass *p = &s->student;
+    int hidden = s->m->config->hidden;
+    size_t q_dim = (size_t)student_q_dim(s, layer), n = (size_t)p->rows;
+    student_copy(s, s->tape.q, l->native_q, n * q_dim);
+    attend(s, p, layer);
+    train_forward(s, s->tape.o, q_dim, p->rows, l->o, s->tape.out, (size_t)hidden);
+    student_zero(s, s->d_branch, n * (size_t)hidden);
+    const train_share share = {.x = s->tape.out,
+                               .target = l->native_out,
+                               .d = s->d_branch,
+                               .segments = p->items,
+                               .rows = s->o.rows,
+                               .n = hidden,
+                               .out = s->results + RESULT_LOSS,
+                               .stride = STUDENT_RESULTS,
+                               .by = 1,
+                               .scale = s->scale,
+                               .mean = 1,
+                               .factor = s->factor[s->m->config->layer[layer].type]};
+    cuda_train_square_share(&s->launch, &share);
+    if (!learns) return;
+    train_back(s, s->d_branch, (size_t)hidden, p->rows, l->o, s->d_o, false);
+    attend_back(s, layer);
 }

@@ -216,30 +216,3 @@ void train_share_kv(backend_student *s, int layer) {
         cuda_train_square_share(&s->launch, &share);
     }
 }
-
-void train_compare_attention(backend_student *s, int layer, bool learns) {
-    const student_layer *l = &s->layer[layer];
-    const student_pass *p = &s->student;
-    int hidden = s->m->config->hidden;
-    size_t q_dim = (size_t)student_q_dim(s, layer), n = (size_t)p->rows;
-    student_copy(s, s->tape.q, l->native_q, n * q_dim);
-    train_attend(s, p, layer);
-    train_forward(s, s->tape.o, q_dim, p->rows, l->o, s->tape.out, (size_t)hidden);
-    student_zero(s, s->d_branch, n * (size_t)hidden);
-    const train_share share = {.x = s->tape.out,
-                               .target = l->native_out,
-                               .d = s->d_branch,
-                               .segments = p->items,
-                               .rows = s->o.rows,
-                               .n = hidden,
-                               .out = s->results + RESULT_LOSS,
-                               .stride = STUDENT_RESULTS,
-                               .by = 1,
-                               .scale = s->scale,
-                               .mean = 1,
-                               .factor = s->factor[s->m->config->layer[layer].type]};
-    cuda_train_square_share(&s->launch, &share);
-    if (!learns) return;
-    train_back(s, s->d_branch, (size_t)hidden, p->rows, l->o, s->d_o, false);
-    train_attend_back(s, layer);
-}
