@@ -24,7 +24,7 @@ KAKEYA=$prefix/bin/kakeya
 cd "$WORK"
 works "the installed program finds the bundled demo" run --raw --max-tokens 4 'def f'
 works "and its drafter" info --json
-json_holds "beside it" '.drafter.block_size == 8 and .f_theta.rank == 128'
+json_holds "beside it" '.drafter.block_size == 8 and .f_theta.rank == 256'
 cd - >/dev/null
 
 # a user's program, in C and in C++, by pkg-config alone

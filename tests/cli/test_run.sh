@@ -48,8 +48,12 @@ json_holds "restored attention, the default for prompts, holds latents" '.stats.
 same_tokens "native attention answers alike" run --prompt-file "$needle" --attention native
 json_holds "the policy is reported" '.stats | .attention == "native" and .kv_bytes.latent == 0'
 same_tokens "no drafter gives the same tokens" run --prompt-file "$needle" --drafter none
-json_holds "without a drafter attention is native" '.stats.attention == "native"'
+json_holds "an f_theta that reads hidden states restores without a drafter" '.stats | .attention == "restored" and .kv_bytes.latent > 0'
 json_holds "without a drafter nothing is drafted" '.stats.kv_bytes.draft == 0'
+ln -s "$PWD/models/demo" "$WORK/reads"
+ln -s "$PWD/tests/data/golden/demo-f-theta-regression" "$WORK/reads-f-theta"
+same_tokens "nor where the f_theta reads a drafter" run --model "$WORK/reads" --prompt-file "$needle" --drafter none
+json_holds "without a drafter attention is native then" '.stats | .attention == "native" and .kv_bytes.latent == 0'
 
 # prompts from everywhere give the same prompt
 STATUS=0

@@ -33,9 +33,9 @@ run train f-theta --input drafter --rank 128 --ranks 1 --tokens 4000 --metric-to
 json_holds "an f_theta that reads the drafter gives a third back, too" \
     '.ranks[0] | .rank_k == 128 and .rank_v == 128 and .latent_bytes == 592 and .restored.kl_from_native < 0.65 * $dropped' \
     --argjson dropped "$(jq .dropped.kl_from_native "$WORK/out")"
-check "it has the form of the bundled one" \
+check "it has the form of the reference implementation" \
     test "$(jq -c 'del(.rank, .rank_k, .rank_v, .latent_format)' "$WORK/drafter/f_theta_config.json" | jq -S .)" = \
-    "$(jq -c 'del(.rank)' models/demo-f-theta/f_theta_config.json | jq -S .)"
+    "$(jq -c 'del(.rank)' tests/data/golden/demo-f-theta-regression/f_theta_config.json | jq -S .)"
 refuses "hidden states where a drafter is read" "aux-layers is for --input aux" \
     train f-theta --input drafter --aux-layers 1 --data x --out y
 fails_with "a drafter that is not there" "input drafter: the model has no drafter" \

@@ -81,7 +81,7 @@ works "info works" info --context 7300 --json
 json_holds "info describes the demo" '
     .architecture.layers == 12 and .architecture.full_attention_layers == 2 and .architecture.experts == 16 and
     .architecture.vocab == 8192 and .parameters.total > .parameters.active and .drafter.block_size == 8 and
-    .f_theta.rank == 128 and .context == 7300'
+    .f_theta.rank == 256 and .context == 7300'
 json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 12'
 json_holds "sizes add up" '.sessions | all(.kv_bytes | .total == .full + .sliding + .latent + .draft)'
 json_holds "restored holds less than native" '
@@ -132,7 +132,7 @@ json_holds "as many as fit" '
     .room as $r | $r.rows | all(.sessions > 0 and
         .sessions * (.kv_bytes + .other_bytes) + $r.weights_bytes + .workspace_bytes <= $r.memory_bytes)'
 works "info --sessions takes this machine's free memory" info --sessions --backend cpu
-check "and says so" grep -q -E '^sessions that fit at once into .* that this machine has free, beside 42.7 MB of weights' "$WORK/out"
+check "and says so" grep -q -E '^sessions that fit at once into .* that this machine has free, beside 43.7 MB of weights' "$WORK/out"
 works "info --sessions of a GPU that is not here" info --synthetic 26b-a4b --sessions --memory 141G --json
 json_holds "the whole model is told, and there is room" '
     .room.device == "gpu" and .room.weights_bytes > 50e9 and

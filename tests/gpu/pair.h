@@ -75,8 +75,8 @@ static inline void pair_open(pair *p, const char *verifier, bool companions) {
     if (companions) {
         REQUIRE_OK(
             dflash_model_open(KAKEYA_MODELS "/demo-dflash", &p->verifier->config, &p->account, &p->drafter, error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &p->verifier->config, &p->drafter->config,
-                                      &p->account, &p->f_theta, error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &p->verifier->config,
+                                      &p->drafter->config, &p->account, &p->f_theta, error));
     }
     pair_create(p, false);
 }

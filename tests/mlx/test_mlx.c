@@ -229,8 +229,8 @@ static void demo(void **state) {
         REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d[b].account, &d[b].verifier, error));
         REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d[b].verifier->config, &d[b].account, &d[b].drafter,
                                      error));
-        REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d[b].verifier->config, &d[b].drafter->config,
-                                      &d[b].account, &d[b].f_theta, error));
+        REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d[b].verifier->config,
+                                      &d[b].drafter->config, &d[b].account, &d[b].f_theta, error));
         tiny_complete(&d[b], KAKEYA_PRECISION_F32, NULL, b == MLX ? 0 : 1);
         logits[b] = logits_for(&d[b], PROMPT + 2 * BLOCK);
     }

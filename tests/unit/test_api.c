@@ -582,7 +582,7 @@ static void test_open_failures(void **state) {
     options.drafter = KAKEYA_MODELS "/demo-f-theta";
     expect_open_failure(&options, KAKEYA_IO, "demo-f-theta");
     options.drafter = "none";
-    options.f_theta = KAKEYA_MODELS "/demo-f-theta";
+    options.f_theta = KAKEYA_TEST_DATA "/golden/demo-f-theta-regression";
     expect_open_failure(&options, KAKEYA_INVALID_ARGUMENT, "drafter");
     options.drafter = NULL;
     options.f_theta = NULL;

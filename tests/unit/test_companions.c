@@ -16,7 +16,7 @@ static mem_account account;
 static gemma4_model *demo;
 
 #define DRAFTER KAKEYA_MODELS "/demo-dflash"
-#define F_THETA KAKEYA_MODELS "/demo-f-theta"
+#define F_THETA KAKEYA_TEST_DATA "/golden/demo-f-theta-regression"
 
 /* ------------------------------------------------------------------------------------------------ drafter */
 
@@ -296,7 +296,7 @@ static void test_aux_config(void **state) {
 static void test_f_theta_without_drafter(void **state) {
     (void)state;
     f_theta_model *f;
-    assert_refused(open_f_theta(F_THETA, &demo->config, NULL, &f), KAKEYA_INVALID_ARGUMENT, "demo-f-theta",
+    assert_refused(open_f_theta(F_THETA, &demo->config, NULL, &f), KAKEYA_INVALID_ARGUMENT, "demo-f-theta-regression",
                    "needs a drafter");
 }
 

@@ -260,8 +260,8 @@ static void demo_model(void **state) {
     mem_account_init(&d.account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &d.account, &d.verifier, error));
     REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &d.verifier->config, &d.account, &d.drafter, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &d.verifier->config, &d.drafter->config, &d.account,
-                                  &d.f_theta, error));
+    REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &d.verifier->config,
+                                  &d.drafter->config, &d.account, &d.f_theta, error));
     d.ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = d.verifier,
                                      .drafter = d.drafter,

@@ -39,7 +39,7 @@ static void demo_open_with(demo *d, kakeya_precision precision, const char *isa,
 }
 
 static void demo_open(demo *d, kakeya_precision precision, const char *isa) {
-    demo_open_with(d, precision, isa, KAKEYA_MODELS "/demo-f-theta");
+    demo_open_with(d, precision, isa, REFERENCE_F_THETA);
 }
 
 static void demo_close(demo *d) {

@@ -113,7 +113,8 @@ static void latents_of_prompt_and_answer(void **state) {
     f_theta_model *f = NULL;
     REQUIRE_OK(gemma4_model_open(KAKEYA_MODELS "/demo", &account, &g, error));
     REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &g->config, &account, &d, error));
-    REQUIRE_OK(f_theta_model_open(KAKEYA_MODELS "/demo-f-theta", &g->config, &d->config, &account, &f, error));
+    REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &g->config, &d->config, &account,
+                                  &f, error));
     f->config.input = F_THETA_DRAFTER_TOKEN_KV;
     const backend_ops *ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = g,
