@@ -2,7 +2,7 @@
  * server drains. Prints {"grpc": "HOST:PORT"} once it listens and one JSON object for every call that has ended.
  *
  *   grpc_server MODEL [NAME=VALUE...]     address, attention, sink, window, context, ttl, reader, sessions, ring, key,
- *                                         memory (bytes), directory, drafter, threads, certificate, tls_key
+ *                                         memory (bytes), directory, drafter, f_theta, threads, certificate, tls_key
  *   load, drain, stop                     lines on stdin; its end is stop
  *   fail, reload                          a forward has failed as a whole; another engine takes over
  *
@@ -88,6 +88,7 @@ static bool read_option(char *argument, grpc_service_options *o, kakeya_engine_o
     if (strcmp(argument, "directory") == 0) return store_wanted.directory = value, true;
     if (strcmp(argument, "key") == 0) return key = value, true;
     if (strcmp(argument, "drafter") == 0) return e->drafter = value, true;
+    if (strcmp(argument, "f_theta") == 0) return e->f_theta = value, true;
     if (strcmp(argument, "attention") == 0) {
         for (int i = 0; kakeya_attention_name((kakeya_attention)i); i++)
             if (strcmp(kakeya_attention_name((kakeya_attention)i), value) == 0)

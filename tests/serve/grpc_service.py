@@ -539,7 +539,7 @@ def capacity():
 @test("idle sessions make room where memory runs out, and none is lost: they go on with the same tokens")
 def memory():
     length, count = 300, 16
-    with Service(memory=40 << 20, drafter="none") as service:
+    with Service(memory=40 << 20, drafter="none", f_theta="none") as service:
         sessions = []
         for i in range(count):
             session = service.create()
@@ -551,7 +551,7 @@ def memory():
         holds(held[-1].kv_live_bytes > 0, "the newest is there")
         for i in (0, count - 1):
             equal(service.answer(sessions[i], 5)[0], run_kakeya(prompt(length, salt=i), 5), f"session {i}")
-    with Service(memory=1 << 20, drafter="none", load=False) as service:
+    with Service(memory=1 << 20, drafter="none", f_theta="none", load=False) as service:
         service.tell("load")
         eventually(lambda: service.process.poll() is not None, "a model that does not fit ends the program")
         equal(service.process.returncode, 1)
@@ -561,7 +561,7 @@ def memory():
 @test("answers whose clients read nothing lend their memory to others, and go on with the same tokens")
 def lending():
     length, count = 300, 12
-    with Service(memory=40 << 20, drafter="none", ring=16) as service:
+    with Service(memory=40 << 20, drafter="none", f_theta="none", ring=16) as service:
         sessions, connections = [], []
         for i in range(count):
             sessions.append(start(service, prompt(length, salt=i)))
@@ -582,7 +582,7 @@ def lending():
 
 @test("a call is refused for want of memory where it does not fit alone, and changes nothing")
 def too_large():
-    with Service(memory=20 << 20, drafter="none") as service:
+    with Service(memory=20 << 20, drafter="none", f_theta="none") as service:
         session = start(service)
         expected = run_kakeya(PROMPT, 20)
         equal(service.answer(session, 10)[0], expected[:10])
