@@ -23,15 +23,17 @@ static bool heads_suffice(const ngram_index *index, size_t n) {
     return index->heads && 2 * (index->head_count + more) <= (size_t)1 << index->head_bits;
 }
 
+bool ngram_has_room(const ngram_index *index, size_t n) { return n <= index->room && heads_suffice(index, n); }
+
 kakeya_status ngram_reserve(ngram_index *index, size_t n, mem_account *account, kakeya_error *error) {
     enum { LEAST_ROOM = 256 };
-    if (n <= index->room && heads_suffice(index, n)) return KAKEYA_OK;
+    if (ngram_has_room(index, n)) return KAKEYA_OK;
     size_t room = index->room ? index->room : LEAST_ROOM, old = index->heads ? (size_t)1 << index->head_bits : 0;
     while (room < n) room *= 2;
     int bits = 1;
     while ((size_t)1 << bits < 2 * room) bits++;
     int32_t *previous = mem_alloc(account, MEM_WORKSPACE, room * sizeof *previous);
-    ngram_head *heads = heads_create(bits, account);
+    ngram_head *heads = previous ? heads_create(bits, account) : NULL;
     if (!previous || !heads) {
         mem_free(previous);
         mem_free(heads);

@@ -37,6 +37,7 @@ typedef struct ngram_index {
 
 /* Memory (MEM_WORKSPACE) for n tokens, so that indexing needs none. On failure the index is as it was. */
 kakeya_status ngram_reserve(ngram_index *index, size_t n, mem_account *account, kakeya_error *error);
+bool ngram_has_room(const ngram_index *index, size_t n);
 void ngram_free(ngram_index *index);
 
 /* Indexes tokens[index->n..n), for which there is room; tokens before are those indexed earlier. */

@@ -15,6 +15,12 @@ static bool uses_ngrams(const decode_options *o) { return o->mode == KAKEYA_MODE
 
 void decode_workspace_free(decode_workspace *w) { ngram_free(&w->ngram); }
 
+bool decode_workspace_give_back(decode_workspace *w) {
+    bool held = w->ngram.room > 0;
+    ngram_free(&w->ngram);
+    return held;
+}
+
 void decode_buffers_init(decode_buffers *b, int vocab, mem_account *account) {
     *b = (decode_buffers){.account = account, .vocab = vocab, .sampling = {.account = account}};
 }
@@ -68,6 +74,7 @@ static void extend_drafts(decode_stream *b) {
     int limit = b->limit;
     int32_t *drafts = b->tokens + 1, more[BACKEND_MAX_DRAFT], best_more[BACKEND_MAX_DRAFT];
     int n = b->block.drafted, best_found = 0, best_match = 0;
+    if (!ngram_has_room(&w->ngram, t->n + (size_t)limit)) return;
     draft_extension best = draft_control_extend(&w->control, n, 0, 0);
     memcpy(t->tokens + t->n, drafts, (size_t)n * sizeof *drafts);
     for (int kept = 1; kept <= n && kept < limit; kept++) {
@@ -204,10 +211,10 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     if (rows > most_rows) rows = most_rows;
     s->limit = rows - 1;
     if ((size_t)s->limit > remaining - 1) s->limit = (int)(remaining - 1);
-    kakeya_status status = decode_timeline_reserve(t, t->n + (size_t)s->limit + 1, error);
-    if (status == KAKEYA_OK && uses_ngrams(o))
-        status = ngram_reserve(&w->ngram, t->n + (size_t)s->limit + 1, w->account, error);
+    size_t longest = t->n + (size_t)s->limit + 1;
+    kakeya_status status = decode_timeline_reserve(t, longest, error);
     if (status != KAKEYA_OK) return status;
+    bool indexed = uses_ngrams(o) && ngram_reserve(&w->ngram, longest, w->account, NULL) == KAKEYA_OK;
 
     s->block = (draft_block){0};
     s->tokens[0] = t->tokens[t->n - 1];
@@ -216,9 +223,11 @@ kakeya_status decode_plan(decode_stream *s, int most_rows, const draft_prices *p
     s->watch_seconds = 0;
     s->question = QUESTION_DRAFTS;
     s->batched = false;
-    if (uses_ngrams(o)) {
+    if (indexed) {
         ngram_extend(&w->ngram, t->tokens, t->n);
         s->n_found = ngram_draft(&w->ngram, t->tokens, o->draft_length, s->found, &s->match);
+    }
+    if (uses_ngrams(o)) {
         find_predicted(s);
         s->n_found = next_drafts(w, s->found, s->n_found);
     }

@@ -67,6 +67,8 @@ typedef struct decode_workspace {
 } decode_workspace;
 
 void decode_workspace_free(decode_workspace *workspace);
+/* Memory that drafts alone need; the next block takes it again if it can. False: there was none. */
+bool decode_workspace_give_back(decode_workspace *workspace);
 
 /* Vocabulary-sized memory: rows of one forward, and what sampling needs. One serves all streams of a thread. All zero
  * but for the accounts: empty. */
@@ -110,6 +112,7 @@ typedef struct decode_stream {
     int limit;                               /* drafts that the block may hold */
     draft_plan plan;
     bool priced;
+    bool indexed;                     /* the n-gram index had memory: without it there are other drafts, or none */
     int32_t found[BACKEND_MAX_DRAFT]; /* by the n-gram index */
     int n_found, match;
     bool predicted; /* they come from the prediction, ... */

@@ -197,12 +197,16 @@ static size_t most_of(const kakeya_request *r) {
     return kv_of(r, most > tokens ? most : tokens);
 }
 
-/* The request that was admitted last makes room, unless it is the only one; those that have done so often are the last
- * to be chosen. From now on the engine reckons with all that the requests may come to need: who waits begins again only
- * if it need not make room once more. Needs the turn. */
+/* What only drafts need goes first. Then the request that was admitted last makes room, unless it is the only one;
+ * those that have done so often are the last to be chosen. From now on the engine reckons with all that the requests
+ * may come to need: who waits begins again only if it need not make room once more. Needs the turn. */
 static bool make_room(batch *b) {
     kakeya_request *victim = NULL;
     int running = 0;
+    bool given_back = false;
+    for (kakeya_request *r = b->requests; r; r = r->next)
+        given_back |= r->state != REQUEST_DONE && decode_workspace_give_back(&r->session->workspace);
+    if (given_back) return true;
     for (kakeya_request *r = b->requests; r; r = r->next) {
         if (!admitted(r) || r->failing) continue;
         running++;
@@ -275,21 +279,6 @@ static int rows_each(const step *s, int prompts) {
     for (int i = 0; i < s->answers; i++) sampled += s->member[i]->answer.stream.choice == DECODE_FROM_LOGITS;
     if (sampled && each > MOST_LOGIT_ROWS / sampled) each = MOST_LOGIT_ROWS / sampled;
     return each < 1 ? 1 : each;
-}
-
-static void plan_answers(step *s, int prompts) {
-    int most = rows_each(s, prompts);
-    draft_prices prices = step_costs_prices(&s->batch->costs);
-    for (int i = 0; i < s->answers;) {
-        kakeya_request *r = s->member[i];
-        kakeya_status status = decode_plan(&r->answer.stream, most, s->answers > 1 ? &prices : NULL, &r->error);
-        if (status == KAKEYA_OK) {
-            i++;
-            continue;
-        }
-        fail_answer(r, status);
-        remove_member(s, i);
-    }
 }
 
 /* Asks the drafter for all blocks at once, until no block has a question left. Needs the turn. */
@@ -416,12 +405,38 @@ static void fail_members(step *s, kakeya_status status, const kakeya_error *erro
     }
 }
 
-/* Members that were parked meanwhile leave the step. */
-static void drop_parked(step *s) {
+/* Members that were parked meanwhile leave the step. Returns where the one at `at` is then, or the next one. */
+static int drop_parked(step *s, int at) {
     for (int i = s->n - 1; i >= 0; i--) {
         if (!s->member[i]->parked) continue;
         memmove(s->segment + i, s->segment + i + 1, (size_t)(s->n - 1 - i) * sizeof *s->segment);
         remove_member(s, i);
+        if (i < at) at--;
+    }
+    return at;
+}
+
+static bool make_room_in_turn(batch *b) {
+    engine_turn_begin(b->engine);
+    bool made = make_room(b);
+    engine_turn_end(b->engine);
+    return made;
+}
+
+static void plan_answers(step *s, int prompts) {
+    int most = rows_each(s, prompts);
+    draft_prices prices = step_costs_prices(&s->batch->costs);
+    for (int i = 0; i < s->answers;) {
+        kakeya_request *r = s->member[i];
+        kakeya_status status = decode_plan(&r->answer.stream, most, s->answers > 1 ? &prices : NULL, &r->error);
+        if (status == KAKEYA_OK) {
+            i++;
+        } else if (status == KAKEYA_OUT_OF_MEMORY && make_room_in_turn(s->batch)) {
+            i = drop_parked(s, i);
+        } else {
+            fail_answer(r, status);
+            remove_member(s, i);
+        }
     }
 }
 
@@ -458,7 +473,7 @@ static void compute(step *s) {
         if (s->n > 1)
             serve_fewer(s);
         else if (make_room(s->batch))
-            drop_parked(s);
+            (void)drop_parked(s, 0);
         else
             break;
         status = fill_segments(s, &error);
@@ -484,7 +499,7 @@ static void compute(step *s) {
         if (status == KAKEYA_OUT_OF_MEMORY && !anyone_named(s) && s->n > 1)
             serve_fewer(s);
         else if (status == KAKEYA_OUT_OF_MEMORY && make_room(s->batch))
-            drop_parked(s);
+            (void)drop_parked(s, 0);
         else
             fail_members(s, status, &error);
     }

@@ -32,6 +32,7 @@ kakeya_status park(kakeya_session *session, FILE **file, kakeya_error *error) {
     }
     t->ops->cache_destroy(t->cache);
     t->cache = NULL;
+    (void)decode_workspace_give_back(&session->workspace);
     return KAKEYA_OK;
 }
 

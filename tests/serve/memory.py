@@ -45,7 +45,7 @@ def _():
     requests = [body(i, 1600, **more) for i, more in enumerate(
         [{}, {"presence_penalty": 1.0}, {"json_schema": STRING, "ignore_eos": False}, {"n": 2, "max_tokens": 1200}, {"top_k": 5}])]
     expected = alone(requests)
-    s = Server("--name", "m", *room_for(3 * 1600 + 800), model=MODEL)  # and the indexes of their drafts
+    s = Server("--name", "m", *room_for(3 * 1600), model=MODEL)
     for _ in range(20):  # until they have met: where threads stand still they come one after the other
         for answer, wanted in zip(in_threads([lambda r=r: ask(s, r) for r in requests]), expected):
             equal(answer["choices"], wanted)

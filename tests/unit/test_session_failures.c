@@ -120,6 +120,117 @@ static void test_memory_limit(void **state) {
     close_all(session, engine, &script);
 }
 
+/* The index of n-grams is for drafts alone: where there is no memory for it an answer goes on without them, with the
+ * same tokens, and has them again once there is memory. So more memory is never worse than less. */
+static void test_drafts_without_memory(void **state) {
+    (void)state;
+    enum { PROMPT = 100, NEW = 250, STEP = 128 }; /* index and tokens grow in the middle, behind 256 */
+    const kakeya_mode modes[] = {KAKEYA_MODE_NGRAM, KAKEYA_MODE_AUTO};
+    int32_t prompt[PROMPT], expected[PROMPT + NEW];
+    fake_prompt(prompt, PROMPT, 77, FAKE_VOCAB);
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.ignore_stop_tokens = true;
+    for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+        uint64_t most = 0;
+        int answered = -1, without = 0, fewer = 0, failed = 0; /* -1: the first has no limit */
+        go.mode = modes[m];
+        for (size_t room = 0, last = 0; room <= last; room += room ? STEP : 1) { /* 0: no limit */
+            fake_script script = fake_script_default();
+            script.period = 5;
+            kakeya_engine *engine = fake_engine(&script, (fake_engine_options){.no_drafter = true});
+            kakeya_session *session = fake_session(engine, NULL);
+            ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+            size_t held = mem_total(&engine->account), n;
+            kakeya_stats stats;
+            kakeya_stats_init(&stats);
+            kakeya_error why = {0};
+            go.max_tokens = NEW;
+            if (room) engine->account.limit_bytes = held + room;
+            kakeya_status status = kakeya_session_generate(session, &go, &stats, &why);
+            (void)kakeya_session_tokens(session, &n);
+            if (status == KAKEYA_OK) {
+                assert_int_equal(n, PROMPT + NEW);
+                answered++;
+                without += stats.drafted_tokens == 0;
+                fewer += stats.drafted_tokens > 0 && stats.drafted_tokens < most;
+            } else {
+                if (status != KAKEYA_OUT_OF_MEMORY) fail_msg("%zu bytes: %s", room, why.message);
+                if (answered > 0) fail_msg("mode %d: no answer with %zu bytes, but with fewer", modes[m], room);
+                failed++;
+            }
+            if (!room) {
+                most = stats.drafted_tokens;
+                memcpy(expected, session->timeline.tokens, sizeof expected);
+                last = atomic_load(&engine->account.peak_bytes) - held + STEP;
+            }
+            assert_timeline(session, expected, n, "with little memory");
+            engine->account.limit_bytes = 0;
+            ok(kakeya_session_sync(session, prompt, PROMPT, NULL, NULL, NULL, error));
+            ok(kakeya_session_generate(session, &go, &stats, error));
+            assert_timeline(session, expected, PROMPT + NEW, "with memory again");
+            assert_true(m == 1 || stats.drafted_tokens > 0); /* auto asks the clock whether drafts pay */
+            close_all(session, engine, &script);
+        }
+        if (!failed || answered < 1 || (m == 0 && (!most || !without || !fewer)))
+            fail_msg("mode %d: %d drafts; no answer %d times, an answer %d, no drafts %d, fewer %d", modes[m],
+                     (int)most, failed, answered, without, fewer);
+    }
+}
+
+static void lift_limit(void *user) { ((mem_account *)user)->limit_bytes = 0; }
+
+/* Answers that do not fit together come one after the other, whatever it is that finds no memory: the first that is
+ * done gives the others room. */
+static void test_answers_without_memory(void **state) {
+    (void)state;
+    enum { SESSIONS = 3, PROMPT = 100, NEW = 250, LEAST = 4096, STEP = 512, MOST = 16384 };
+    int32_t prompt[SESSIONS][PROMPT], expected[SESSIONS][PROMPT + NEW];
+    kakeya_generate_options go;
+    kakeya_generate_options_init(&go);
+    go.ignore_stop_tokens = true;
+    go.max_tokens = NEW;
+    go.mode = KAKEYA_MODE_NGRAM;
+    uint64_t parkings = 0;
+    for (size_t room = 0; room <= MOST; room += room ? STEP : LEAST) { /* 0: no limit */
+        fake_script script = fake_script_default();
+        script.period = 5;
+        kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
+        kakeya_session *session[SESSIONS];
+        kakeya_request *request[SESSIONS];
+        kakeya_request_options ask;
+        kakeya_request_options_init(&ask);
+        ask.generate = &go;
+        ask.on_done = lift_limit;
+        ask.done_user = &engine->account;
+        for (int i = 0; i < SESSIONS; i++) {
+            session[i] = fake_session(engine, NULL);
+            fake_prompt(prompt[i], PROMPT, 100 + (uint64_t)i, FAKE_VOCAB);
+            ok(kakeya_session_sync(session[i], prompt[i], PROMPT, NULL, NULL, NULL, error));
+        }
+        fake_hold hold;
+        fake_hold_open(&hold, engine);
+        fake_hold_begin(&hold);
+        if (room) engine->account.limit_bytes = mem_total(&engine->account) + room;
+        for (int i = 0; i < SESSIONS; i++) ok(kakeya_session_submit(session[i], &ask, &request[i], error));
+        fake_hold_end(&hold);
+        for (int i = 0; i < SESSIONS; i++) {
+            kakeya_stats stats;
+            kakeya_stats_init(&stats);
+            kakeya_error why = {0};
+            if (kakeya_request_wait(request[i], &stats, &why) != KAKEYA_OK)
+                fail_msg("%zu bytes: answer %d: %s", room, i, why.message);
+            if (!room) memcpy(expected[i], session[i]->timeline.tokens, sizeof expected[i]);
+            assert_timeline(session[i], expected[i], PROMPT + NEW, "with little memory");
+            parkings += stats.waits;
+        }
+        fake_hold_close(&hold);
+        for (int i = 1; i < SESSIONS; i++) kakeya_session_close(session[i]);
+        close_all(session[0], engine, &script);
+    }
+    assert_true(parkings > 0);
+}
+
 /* Answers whose logits do not fit together are computed in smaller groups, down to one by one, with the same tokens. */
 static void test_logits_without_memory(void **state) {
     (void)state;
@@ -287,9 +398,10 @@ static void test_steps_grow_again(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_injected_failures), cmocka_unit_test(test_spoilt_cache_is_replaced),
-        cmocka_unit_test(test_memory_limit),      cmocka_unit_test(test_logits_without_memory),
-        cmocka_unit_test(test_steps_grow_again),  cmocka_unit_test(test_refusals_name_the_values),
+        cmocka_unit_test(test_injected_failures),     cmocka_unit_test(test_spoilt_cache_is_replaced),
+        cmocka_unit_test(test_memory_limit),          cmocka_unit_test(test_logits_without_memory),
+        cmocka_unit_test(test_drafts_without_memory), cmocka_unit_test(test_answers_without_memory),
+        cmocka_unit_test(test_steps_grow_again),      cmocka_unit_test(test_refusals_name_the_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
