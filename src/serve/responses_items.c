@@ -223,6 +223,7 @@ typedef struct call_place {
     const char *id;
     size_t place; /* of the item */
     bool output;
+    size_t other; /* the last call in front of an output, the last output behind a call; `place`: there is none */
 } call_place;
 
 static int compare_calls(const void *a, const void *b) {
@@ -236,6 +237,23 @@ typedef struct call_table {
     size_t n;
 } call_table;
 
+static void find_others(call_table *table) {
+    const call_place *last = NULL; /* the one of the other kind */
+    for (size_t i = 0; i < table->n; i++) {
+        call_place *c = &table->calls[i];
+        if (last && strcmp(last->id, c->id) != 0) last = NULL;
+        if (c->output && last) c->other = last->place;
+        if (!c->output) last = c;
+    }
+    last = NULL;
+    for (size_t i = table->n; i-- > 0;) {
+        call_place *c = &table->calls[i];
+        if (last && strcmp(last->id, c->id) != 0) last = NULL;
+        if (!c->output && last) c->other = last->place;
+        if (c->output && !last) last = c;
+    }
+}
+
 static bool make_table(const cJSON *items, call_table *out) {
     const cJSON *item;
     size_t place = 0;
@@ -244,29 +262,23 @@ static bool make_table(const cJSON *items, call_table *out) {
     cJSON_ArrayForEach(item, items) {
         bool output;
         const char *id = call_of(item, &output);
-        if (id) out->calls[out->n++] = (call_place){.id = id, .place = place, .output = output};
+        if (id) out->calls[out->n++] = (call_place){.id = id, .place = place, .output = output, .other = place};
         place++;
     }
     qsort(out->calls, out->n, sizeof *out->calls, compare_calls);
+    find_others(out);
     return true;
 }
 
-/* Whether a call of that id stands before the item, or an output behind it. */
-static bool has_other(const call_table *table, const char *id, size_t place, bool output) {
-    size_t low = 0, high = table->n;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (strcmp(table->calls[middle].id, id) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    for (; low < table->n && strcmp(table->calls[low].id, id) == 0; low++) {
-        const call_place *c = &table->calls[low];
-        if (c->output == output && (output ? c->place > place : c->place < place)) return true;
-    }
-    return false;
+/* The output of a call, or the call of an output; `place` where there is none. */
+static size_t other_of(const call_table *table, const char *id, size_t place) {
+    const call_place wanted = {.id = id, .place = place};
+    const call_place *found = bsearch(&wanted, table->calls, table->n, sizeof wanted, compare_calls);
+    return found ? found->other : place;
+}
+
+static bool has_other(const call_table *table, const char *id, size_t place) {
+    return other_of(table, id, place) != place;
 }
 
 /* -------------------------------------------------------------------------------------------------------- messages */
@@ -462,13 +474,13 @@ static void put_foreign_call(writer *w, const cJSON *item, const char *id, size_
         w->failed = true;
     }
     free(arguments);
-    if (has_other(&w->table, id, place, true)) return;
+    if (has_other(&w->table, id, place)) return;
     const cJSON *output = cJSON_GetObjectItemCaseSensitive(item, "output");
     put_any_output(w, id, output ? output : cJSON_GetObjectItemCaseSensitive(item, "status"));
 }
 
 static void put_foreign_output(writer *w, const cJSON *item, const char *id, size_t place) {
-    if (!has_other(&w->table, id, place, false)) {
+    if (!has_other(&w->table, id, place)) {
         const char *type = body_string(item, "type"), *end = strstr(type, "_call_output");
         char name[65];
         snprintf(name, sizeof name, "%.*s", (int)(end ? (size_t)(end - type) : strlen(type) - strlen("_output")), type);
@@ -489,7 +501,7 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
     } else if (strcmp(type, "function_call") == 0) {
         put_function_call(w, item);
     } else if (strcmp(type, "function_call_output") == 0) {
-        if (!has_other(&w->table, id, place, false)) {
+        if (!has_other(&w->table, id, place)) {
             char param[64];
             snprintf(param, sizeof param, "input[%zu].call_id", index);
             return api_fail(error, 400, "invalid_prompt", param, "%s: there is no call %.64s in front of it", param,
@@ -506,16 +518,69 @@ static bool put_item(writer *w, const cJSON *item, size_t place, size_t n_earlie
     return true;
 }
 
+typedef struct item_order {
+    const cJSON *item;
+    size_t place, key; /* the item of which it is part or behind which it belongs */
+    bool output;
+} item_order;
+
+static int compare_order(const void *a, const void *b) {
+    const item_order *x = a, *y = b;
+    if (x->key != y->key) return (x->key > y->key) - (x->key < y->key);
+    return x->output != y->output ? x->output - y->output : (x->place > y->place) - (x->place < y->place);
+}
+
+/* Whether the assistant's message goes on with the item; *ends: and ends there, since the item brings its own output.
+ */
+static bool is_assistants(const writer *w, const cJSON *item, size_t place, bool *ends) {
+    const char *type = body_string(item, "type"), *role = body_string(item, "role");
+    bool output;
+    const char *id = call_of(item, &output);
+    *ends = id && !output && strcmp(type, "function_call") != 0 && !has_other(&w->table, id, place);
+    if (strcmp(type, "message") == 0) return role && strcmp(role, "assistant") == 0;
+    return strcmp(type, "reasoning") == 0 || (id && !output);
+}
+
+/* Items in the order of messages: an output comes behind the assistant's message with its call, whatever stands between
+ * the two, because the template knows no other place for it. NULL: out of memory. */
+static item_order *order_items(const writer *w, const cJSON *items, size_t *n) {
+    item_order *all = calloc((size_t)cJSON_GetArraySize(items) + 1, sizeof *all);
+    size_t *ends = calloc((size_t)cJSON_GetArraySize(items) + 1, sizeof *ends); /* where the message with item i does */
+    const cJSON *item;
+    *n = 0;
+    if (!all || !ends) {
+        free(all);
+        free(ends);
+        return NULL;
+    }
+    cJSON_ArrayForEach(item, items) {
+        all[*n] = (item_order){.item = item, .place = *n, .key = *n};
+        ++*n;
+    }
+    for (size_t i = *n; i-- > 0;) {
+        bool stops, next_stops;
+        (void)is_assistants(w, all[i].item, i, &stops);
+        ends[i] = i + 1 < *n && !stops && is_assistants(w, all[i + 1].item, i + 1, &next_stops) ? ends[i + 1] : i;
+    }
+    for (size_t i = 0; i < *n; i++) {
+        const char *id = call_of(all[i].item, &all[i].output);
+        if (all[i].output && has_other(&w->table, id, i)) all[i].key = ends[other_of(&w->table, id, i)];
+    }
+    free(ends);
+    qsort(all, *n, sizeof *all, compare_order);
+    return all;
+}
+
 bool items_to_messages(const cJSON *items, size_t n_earlier, const item_source *source, cJSON *messages,
                        text_buffer *ignored, api_error *error) {
     writer w = {.messages = messages, .source = source, .ignored = ignored};
-    const cJSON *item;
-    size_t place = 0;
-    bool good = make_table(items, &w.table);
+    size_t n = 0;
+    item_order *order = make_table(items, &w.table) ? order_items(&w, items, &n) : NULL;
+    bool good = order != NULL;
     w.failed = !good;
-    cJSON_ArrayForEach(item, items) {
-        if (good) good = put_item(&w, item, place++, n_earlier, error) && !w.failed;
-    }
+    for (size_t i = 0; i < n && good; i++)
+        good = put_item(&w, order[i].item, order[i].place, n_earlier, error) && !w.failed;
+    free(order);
     free(w.table.calls);
     return w.failed ? api_out_of_memory(error) : good;
 }

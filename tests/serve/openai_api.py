@@ -209,6 +209,10 @@ def _():
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     refusal("unsupported_content", "messages[0].content[0]", messages=image)
     refusal("unsupported_value", "messages[0].role", messages=[{"role": "function", "content": "x", "name": "f"}])
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}  # it would not be in the prompt
+    refusal("invalid_prompt", "messages[1].role", messages=[{"role": "user", "content": "x"}, result])
+    refusal("invalid_prompt", "messages[2].role", messages=[call, {"role": "user", "content": "x"}, result])
     refusal("unsupported_value", "tools[0]", tools=[{"type": "web_search"}])
     refusal("invalid_value", "tool_choice", tools=[tool()], tool_choice={"type": "function", "function": {"name": "g"}})
     refusal("unsupported_parameter", "grammar", grammar="x")

@@ -95,6 +95,53 @@ static void test_messages(void **state) {
           "{'role':'tool','tool_call_id':'c','content':'o'}]");
 }
 
+/* Items by letters: c calls c, c1 is its output "1", u is a user's message. */
+static void check_outputs(const char *letters, const char *expected) {
+    text_buffer input = {0};
+    text_add(&input, "[");
+    for (const char *at = letters; *at; at++) {
+        if (at > letters) text_add(&input, ",");
+        if (*at == 'u') {
+            text_add(&input, "{'role':'user','content':'u'}");
+        } else if (at[1] < '0' || at[1] > '9') {
+            text_format(&input, "{'type':'function_call','call_id':'%c','name':'f','arguments':'{}'}", at[0]);
+        } else {
+            text_format(&input, "{'type':'function_call_output','call_id':'%c','output':'%c'}", at[0], at[1]);
+            at++;
+        }
+    }
+    text_add(&input, "]");
+    api_error error = {0};
+    text_buffer ignored = {0}, found = {0};
+    char *text = messages_of(input.data, &stored, 0, &ignored, &error);
+    assert_non_null(text);
+    cJSON *messages = cJSON_Parse(text);
+    const cJSON *message, *called;
+    cJSON_ArrayForEach(message, messages) {
+        const char *id = cJSON_GetStringValue(cJSON_GetObjectItem(message, "tool_call_id"));
+        const char *content = cJSON_GetStringValue(cJSON_GetObjectItem(message, "content"));
+        cJSON_ArrayForEach(called, cJSON_GetObjectItem(message, "tool_calls")) {
+            text_add(&found, cJSON_GetStringValue(cJSON_GetObjectItem(called, "id")));
+        }
+        text_format(&found, "%s%s ", id ? id : "", content ? content : "");
+    }
+    assert_string_equal(found.data, expected);
+    cJSON_Delete(messages);
+    cJSON_free(text);
+    text_free(&found);
+    text_free(&ignored);
+    text_free(&input);
+}
+
+/* Outputs belong behind the message with their call, which is where the template looks for them. */
+static void test_outputs_behind_their_calls(void **state) {
+    (void)state;
+    check_outputs("cuuc1", "c c1 u u ");
+    check_outputs("abub1a2aua3", "ab b1 a2 u a a3 u "); /* in the order in which they came, also where ids come back */
+    check_outputs("abb1ua2b3u", "ab b1 a2 b3 u u ");    /* late ones and repeated ones are not lost */
+    check_outputs("aa1bub1", "a a1 b b1 u ");
+}
+
 static void test_reasoning_sources(void **state) {
     (void)state;
     static const char answer[] = "[{'role':'assistant','reasoning_content':'%s','content':'t'}]";
@@ -362,9 +409,16 @@ static void test_cancel(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages), cmocka_unit_test(test_reasoning_sources), cmocka_unit_test(test_foreign_calls),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_ignored),           cmocka_unit_test(test_seal),
-        cmocka_unit_test(test_store),    cmocka_unit_test(test_running),           cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_outputs_behind_their_calls),
+        cmocka_unit_test(test_reasoning_sources),
+        cmocka_unit_test(test_foreign_calls),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_ignored),
+        cmocka_unit_test(test_seal),
+        cmocka_unit_test(test_store),
+        cmocka_unit_test(test_running),
+        cmocka_unit_test(test_cancel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
