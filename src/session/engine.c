@@ -8,7 +8,7 @@
 
 static void destroy_locks(kakeya_engine *engine) {
     pthread_mutex_destroy(&engine->scheduler_lock);
-    pthread_cond_destroy(&engine->turn.next);
+    for (int i = 0; i < ENGINE_TURN_PLACES; i++) pthread_cond_destroy(&engine->turn.next[i]);
     pthread_mutex_destroy(&engine->turn.mutex);
 }
 
@@ -17,8 +17,9 @@ kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kake
     kakeya_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine: out of memory");
     mem_account_init(&engine->account, NULL, memory_limit_bytes);
-    if (pthread_mutex_init(&engine->turn.mutex, NULL) | pthread_cond_init(&engine->turn.next, NULL) |
-        pthread_mutex_init(&engine->scheduler_lock, NULL)) {
+    int failed = pthread_mutex_init(&engine->turn.mutex, NULL) | pthread_mutex_init(&engine->scheduler_lock, NULL);
+    for (int i = 0; i < ENGINE_TURN_PLACES; i++) failed |= pthread_cond_init(&engine->turn.next[i], NULL);
+    if (failed) {
         destroy_locks(engine);
         free(engine);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "engine lock: out of memory");
@@ -30,16 +31,25 @@ kakeya_status engine_create(size_t memory_limit_bytes, kakeya_engine **out, kake
 void engine_turn_begin(kakeya_engine *engine) {
     engine_turn *turn = &engine->turn;
     pthread_mutex_lock(&turn->mutex);
-    unsigned long mine = turn->asked++;
-    while (turn->served != mine) pthread_cond_wait(&turn->next, &turn->mutex);
+    bool others = turn->waited != turn->served;
+    if (turn->held || (others && turn->passed)) {
+        unsigned long mine = turn->waited++;
+        while (turn->held || turn->served != mine)
+            pthread_cond_wait(&turn->next[mine % ENGINE_TURN_PLACES], &turn->mutex);
+        turn->served++;
+        turn->passed = false;
+    } else if (others) {
+        turn->passed = true;
+    }
+    turn->held = true;
     pthread_mutex_unlock(&turn->mutex);
 }
 
 void engine_turn_end(kakeya_engine *engine) {
     engine_turn *turn = &engine->turn;
     pthread_mutex_lock(&turn->mutex);
-    turn->served++;
-    if (turn->served != turn->asked) pthread_cond_broadcast(&turn->next);
+    turn->held = false;
+    if (turn->waited != turn->served) pthread_cond_broadcast(&turn->next[turn->served % ENGINE_TURN_PLACES]);
     pthread_mutex_unlock(&turn->mutex);
 }
 

@@ -12,12 +12,16 @@
 
 enum { ENGINE_POLICIES = KAKEYA_ATTENTION_RESTORED + 1 };
 
-/* The right to use the backend. Threads get it in the order in which they asked: the scheduler asks again and again,
- * and must not keep others out. */
+enum { ENGINE_TURN_PLACES = 16 };
+
+/* The right to use the backend. Threads that wait get it in the order in which they asked: the scheduler asks again and
+ * again, and must not keep others out. Until the next one is awake somebody else may use it, but only once: on a busy
+ * machine waking takes longer than most turns. */
 typedef struct engine_turn {
     pthread_mutex_t mutex;
-    pthread_cond_t next;
-    unsigned long asked, served; /* how many have asked, and how many are done */
+    pthread_cond_t next[ENGINE_TURN_PLACES]; /* who is the n-th to wait sleeps at place n % ENGINE_TURN_PLACES */
+    unsigned long waited, served;            /* how many have had to wait, and how many of them do not any more */
+    bool held, passed;                       /* passed: somebody did not wait for the next one */
 } engine_turn;
 
 struct kakeya_engine {
