@@ -1,18 +1,21 @@
 """What the server adds to the model: streams of a scripted model, whose forward pass is next to nothing, by 1, 8, 32 and 64 clients; idle
 connections; the first token of a long conversation that is cached, with the demo model.
 
-usage: python3 bench/serve_load.py [--seconds 2] [--repeat 5] [--connections 10000]
+usage: python3 bench/serve_load.py [--seconds 2] [--repeat 5] [--connections 10000] [--server-cores 0,1 --client-cores 2]
+                                   [--demo THREADS]
 environment: KAKEYA (build/kakeya), BUILD (build)
 
 The scripted model is written twice: with the characters and bytes of the demo model's vocabulary alone, so that next to nothing is left of
-it, and with all 8,192 tokens, whose scores are then most of a step. The clients are bench_sse_clients, beside the server: figures are
-medians of the repetitions.
+it, and with all 8,192 tokens, whose scores are then most of a step. The clients are bench_sse_clients, on the server's cores unless the
+options give them others: figures are medians of the repetitions. --demo measures 64 clients of the demo model alone, which computes with
+so many threads.
 
 CPU time is the kernel's (/proc/PID/task/TID/schedstat). "total" is that of the whole process for an event, "added" the same without the
 forward passes (kakeya_iteration_seconds, a clock's seconds: they want a core of their own), "others" that of all threads but the one that
 computes. "waited" is the time for an event in which threads of the server were ready and had no core: where it is not small beside
 "total", the machine was shared, and wall times are the machine's. "late" is how much later than the server had written the clients came
-to read; "between" does not hold it. `chrt -r 1` in front gives the measurement the cores before all other programs."""
+to read; "between" does not hold it. "by_step" is "between" in steps (bench/sse_clients.c). `chrt -r 1` in front gives the measurement the
+cores before all other programs."""
 
 import argparse
 import json
@@ -29,6 +32,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--seconds", type=float, default=2)
 parser.add_argument("--repeat", type=int, default=5)
 parser.add_argument("--connections", type=int, default=10000)
+parser.add_argument("--server-cores")
+parser.add_argument("--client-cores")
+parser.add_argument("--demo", type=int)
 wanted = parser.parse_args()
 sys.argv[1:] = []
 from harness import BUILD, MODELS, Server, scripted_model  # noqa: E402
@@ -76,7 +82,8 @@ def once(server, clients, choices):
     """Equal choices are computed once: many events for one forward pass."""
     names = ("kakeya_iteration_seconds_sum", "kakeya_iteration_seconds_count")
     before, forwards = threads(server), [server.metric(name) for name in names]
-    run = json.loads(subprocess.check_output([CLIENTS, str(server.port), str(clients), str(wanted.seconds), str(choices)]))
+    cores = ["taskset", "-c", wanted.client_cores] if wanted.client_cores else []
+    run = json.loads(subprocess.check_output([*cores, CLIENTS, str(server.port), str(clients), str(wanted.seconds), str(choices)]))
     after, forwards = threads(server), [server.metric(name) - was for name, was in zip(names, forwards)]
     us = 1e6 / max(1, run["events"])
     busy, waited = ([(x[i] - before.get(task, (0, 0))[i]) * us for task, x in after.items()] for i in (0, 1))
@@ -86,7 +93,7 @@ def once(server, clients, choices):
             "forward_ms": forwards[0] / forwards[1] * 1000,
             **{f"{name}_{share}_ms": run[f"{name}_ms"][share] for name in ("first", "between", "late") for share in ("p50", "p99")},
             "between_p99_by_p50": run["between_ms"]["p99"] / run["between_ms"]["p50"] if run["between_ms"]["p50"] else 0,
-            "merged": run["merged"]}
+            "by_step_p99": run["by_step"]["p99"], "by_step_p99.9": run["by_step"]["p99.9"], "merged": run["merged"]}
 
 
 def streams(server, clients, choices=1):
@@ -126,6 +133,13 @@ def main():
     import resource
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if wanted.server_cores:
+        os.sched_setaffinity(0, {int(core) for core in wanted.server_cores.split(",")})  # its programs have them, too
+    if wanted.demo:
+        server = Server("--name", "m", "--threads", str(wanted.demo), "--max-batch", "64")
+        print(json.dumps({"model": "demo", "threads": wanted.demo, **streams(server, 64)}), flush=True)
+        server.stop()
+        return
     options = ["--name", "m", "--threads", "1", "--sse-ping", "60", "--max-batch", "64"]
     for name, tokenizer in (("all tokens", None), ("characters", characters())):
         server = Server(*options, model=scripted_model(SCRIPT, tokenizer=tokenizer))

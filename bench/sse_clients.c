@@ -1,12 +1,15 @@
 /* Clients that read streams of a server on this machine as cheaply as can be, so that what is measured is the server.
  *
- *     bench_sse_clients PORT CLIENTS SECONDS CHOICES
+ *     bench_sse_clients PORT CLIENTS SECONDS CHOICES [FIELDS]
  *
- * Every client asks /v1/chat/completions for a stream, and again as soon as it has one. Prints one JSON object:
+ * Every client asks /v1/chat/completions for a stream, and again as soon as it has one. FIELDS are further ones of its
+ * request, as "\"ignore_eos\":true". Prints one JSON object:
  * requests and events (deltas with content) per second; milliseconds up to the first event and between two reads of a
  * stream that brought events. "between" is by the kernel's clock of arrival: on loopback that is the moment at which
  * the server wrote. "read_between" is when this program came to read, and "late" how much later than the arrival that
- * was: what the clients add, not the server. "merged" is the share of events that were not alone in their read. */
+ * was: what the clients add, not the server. "by_step" is "between" divided by the step as it was: the median of what
+ * lay between the events of all streams just before. A step lasts longer as texts grow and streams join, and that is no
+ * delay; one that all streams stand still for is. "merged" is the share of events that were not alone in their read. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -20,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_CLIENTS = 1024, BLOCK = 1 << 16, END_BYTES = 7 };
+enum { MOST_CLIENTS = 1024, BLOCK = 1 << 16, END_BYTES = 7, STEPS = 2 };
 
 static const char EVENT[] = "\"delta\":{\"content\"", END[] = "\r\n0\r\n\r\n";
 
@@ -36,8 +39,9 @@ typedef struct client {
     size_t n_tail;
 } client;
 
+/* `times`: when the events came that end what lies in `between`, in the order of reading. */
 typedef struct figures {
-    series first, between, read_between, late;
+    series times, first, between, read_between, late;
     size_t requests, events, merged;
 } figures;
 
@@ -66,15 +70,37 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void print(const char *name, series *s) {
+static void print(const char *name, double scale, series *s) {
     static const double shares[] = {.5, .9, .99, .999};
     qsort(s->values, s->n, sizeof *s->values, compare);
-    printf("\"%s_ms\":{", name);
+    printf("\"%s\":{", name);
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
-        double value = s->n ? s->values[(size_t)((double)(s->n - 1) * shares[i])] * 1000 : 0;
+        double value = s->n ? s->values[(size_t)((double)(s->n - 1) * shares[i])] * scale : 0;
         printf("%s\"p%g\":%.3f", i ? "," : "", shares[i] * 100, value);
     }
     printf("},");
+}
+
+/* In the first steps there is nothing to compare with: those gaps are left out. */
+static series by_step(const figures *f, size_t clients) {
+    series ratios = {0};
+    size_t window = STEPS * clients, before = 0;
+    double *sorted = malloc(window * sizeof *sorted), step = 0;
+    if (!sorted) stop("figures");
+    for (size_t i = 0; i < f->between.n; i++) {
+        double began = f->times.values[i] - f->between.values[i];
+        bool moved = false;
+        for (; before < i && f->times.values[before] <= began; before++) moved = true;
+        if (before < window) continue;
+        if (moved || step == 0) {
+            memcpy(sorted, f->between.values + before - window, window * sizeof *sorted);
+            qsort(sorted, window, sizeof *sorted, compare);
+            step = sorted[window / 2];
+        }
+        add(&ratios, f->between.values[i] / step);
+    }
+    free(sorted);
+    return ratios;
 }
 
 static int connect_to(int port) {
@@ -128,6 +154,7 @@ static bool take(client *c, char *block, size_t got, double arrived, double at, 
     if (events) {
         if (c->arrived > 0) {
             add(&f->between, arrived - c->arrived);
+            add(&f->times, arrived);
             add(&f->read_between, at - c->read);
         } else {
             add(&f->first, arrived - c->asked);
@@ -147,8 +174,8 @@ static bool take(client *c, char *block, size_t got, double arrived, double at, 
 }
 
 int main(int argc, char **argv) {
-    if (argc != 5) {
-        fprintf(stderr, "usage: bench_sse_clients PORT CLIENTS SECONDS CHOICES\n");
+    if (argc != 5 && argc != 6) {
+        fprintf(stderr, "usage: bench_sse_clients PORT CLIENTS SECONDS CHOICES [FIELDS]\n");
         return 2;
     }
     static client clients[MOST_CLIENTS];
@@ -156,11 +183,11 @@ int main(int argc, char **argv) {
     int port = atoi(argv[1]), n = atoi(argv[2]);
     double seconds = atof(argv[3]);
     if (n < 1 || n > MOST_CLIENTS) n = 1;
-    char body[256], request[512];
+    char body[512], request[1024];
     int bytes = snprintf(body, sizeof body,
-                         "{\"model\":\"m\",\"temperature\":0,\"stream\":true,\"n\":%d,"
+                         "{\"model\":\"m\",\"temperature\":0,\"stream\":true,\"n\":%d,%s%s"
                          "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
-                         atoi(argv[4]));
+                         atoi(argv[4]), argc > 5 ? argv[5] : "", argc > 5 ? "," : "");
     bytes = snprintf(request, sizeof request,
                      "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                      "Content-Length: %d\r\n\r\n%s",
@@ -191,10 +218,12 @@ int main(int argc, char **argv) {
     double own = now(CLOCK_PROCESS_CPUTIME_ID);
     printf("{\"clients\":%d,\"choices\":%d,\"requests\":%zu,\"events\":%zu,\"seconds\":%.3f,", n, atoi(argv[4]),
            f.requests, f.events, at - begun);
-    print("first", &f.first);
-    print("between", &f.between);
-    print("read_between", &f.read_between);
-    print("late", &f.late);
+    series ratios = by_step(&f, (size_t)n); /* before what it is made of is sorted */
+    print("by_step", 1, &ratios);
+    print("first_ms", 1000, &f.first);
+    print("between_ms", 1000, &f.between);
+    print("read_between_ms", 1000, &f.read_between);
+    print("late_ms", 1000, &f.late);
     printf("\"merged\":%.4f,\"client_us_per_event\":%.2f}\n", f.events ? (double)f.merged / (double)f.events : 0,
            f.events ? own / (double)f.events * 1e6 : 0);
     return 0;
