@@ -100,6 +100,8 @@ bool platform_program(char *path, size_t bytes) {
     return fits;
 }
 
+int platform_processors(void) { return (int)sysconf(_SC_NPROCESSORS_ONLN); }
+
 void platform_cpu_name(char *name, size_t bytes) {
     if (sysctlbyname("machdep.cpu.brand_string", name, &bytes, NULL, 0) != 0) name[0] = '\0';
 }
@@ -134,6 +136,7 @@ static const char descriptors[] = "/dev/fd";
 
 #else
 
+#include <sched.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -189,6 +192,11 @@ bool platform_program(char *path, size_t bytes) {
     if (length <= 0) return false;
     path[length] = '\0';
     return true;
+}
+
+int platform_processors(void) {
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 void platform_cpu_name(char *name, size_t bytes) {

@@ -49,6 +49,9 @@ double platform_open_files(void);
 /* Where this program lies, up to `bytes` with the zero behind it. False where that cannot be found out. */
 bool platform_program(char *path, size_t bytes);
 
+/* Processors that this process may use. */
+int platform_processors(void);
+
 /* As the system calls the CPU; "" where it has no name for it. */
 void platform_cpu_name(char *name, size_t bytes);
 

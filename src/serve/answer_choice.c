@@ -136,6 +136,7 @@ void choice_count(answer_choice *c, const kakeya_stats *so_far) {
     answer *a = c->answer;
     metrics *m = &a->server->metrics;
     kakeya_stats *known = &c->stats;
+    c->drafted = so_far->drafted_tokens != known->drafted_tokens;
     atomic_fetch_add(&a->forwards, so_far->verifier_forwards - known->verifier_forwards);
     atomic_fetch_add(&a->drafted, so_far->drafted_tokens - known->drafted_tokens);
     atomic_fetch_add(&a->accepted, so_far->accepted_tokens - known->accepted_tokens);
@@ -194,7 +195,7 @@ static bool on_event(void *user, const kakeya_event *event) {
         c->generated++;
         if (event->stats->verifier_forwards != c->stats.verifier_forwards) choice_count(c, event->stats);
         count_time(c);
-        c->alone = a->server->single_token && a->options.choices == 1;
+        c->alone = a->options.choices == 1 && (a->server->single_token || (a->server->no_core_to_spare && !c->drafted));
         take_token(c, event);
         c->alone = false;
         if (c->end == CHOICE_GOES_ON && atomic_load_explicit(&a->cancelled, memory_order_relaxed))

@@ -61,7 +61,8 @@ typedef struct answer_choice {
     size_t uncounted;        /* tokens that the metrics do not know: their forward has not ended */
     _Atomic size_t kv_bytes; /* of the session, when it was last measured */
     bool finished;           /* the client has been told its end */
-    bool alone;              /* what is being said is all that the last forward was for */
+    bool drafted;            /* the forward before had drafts: several tokens may come at once */
+    bool alone;              /* what is being said is to be written by the thread that computes */
     api_error error;
 } answer_choice;
 
@@ -112,8 +113,9 @@ typedef struct answer answer;
 /* Adds an event, and wakes the network thread where somebody is to hear of it soon. text and logprobs are copied. An
  * event that finds no memory cancels the answer. */
 void answer_say(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
-/* The same where nothing else is to be computed or told beside this one event, on the thread that computes: it writes
- * to the client itself where it can. Waking the network thread would take longer than that. */
+/* The same on the thread that computes, which writes to the client itself where it can: where nothing else is to be
+ * computed or told beside this one event, because waking the network thread would take longer; and where that thread
+ * has no processor of its own, because it would be stopped in the middle of a step's events. */
 void answer_say_alone(answer *a, event_record record, const char *text, const answer_logprob *logprobs);
 /* The end: ANSWER_DONE, or ANSWER_FAILED where a->error is set. The answer must not be used afterwards. */
 void answer_say_last(answer *a);

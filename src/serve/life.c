@@ -98,6 +98,12 @@ static kakeya_status describe(server_context *s, kakeya_error *error) {
     return kakeya_description_kv_bytes(description, session, (size_t)s->context, &facts->kv_of_context, error);
 }
 
+/* Where the network thread would take a processor from the threads that compute, which wait for each other. */
+static bool computes_everywhere(const server_context *s) {
+    int threads = s->settings->engine.threads;
+    return strncmp(s->model.backend, "cpu", 3) == 0 && (threads == 0 || threads >= platform_processors());
+}
+
 /* What stands on the engine. */
 static kakeya_status prepare(server_context *s, kakeya_error *error) {
     const serve_settings *settings = s->settings;
@@ -108,6 +114,7 @@ static kakeya_status prepare(server_context *s, kakeya_error *error) {
     int most = kakeya_engine_max_context(s->engine), wanted = settings->session.context_tokens;
     s->context = wanted && wanted < most ? wanted : most;
     kakeya_status status = describe(s, error);
+    s->no_core_to_spare = computes_everywhere(s);
     if (settings->exact_replay) s->turns = turn_memory_open(TURN_MEMORY_ENTRIES, TURN_MEMORY_BYTES);
     size_t ram = settings->cache_ram_bytes == SIZE_MAX ? serve_default_cache_bytes() : settings->cache_ram_bytes;
     const store_options store = {.ram_bytes = ram,

@@ -64,6 +64,7 @@ typedef struct server_context {
     /* Set before `loaded` becomes true, constant from then on. */
     _Atomic bool loaded;
     server_model_facts model;
+    bool no_core_to_spare; /* the threads that compute take all processors */
     prefix_store *store;
     turn_memory *turns;      /* NULL: answers are rendered as the format writes them */
     int context;             /* tokens of a session */
