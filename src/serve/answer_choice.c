@@ -354,7 +354,7 @@ static void tell_end(answer_choice *c) {
 static void remember(const answer_choice *c) {
     const answer *a = c->answer;
     const answer_options *o = &a->options;
-    if (!o->messages || o->n_stable == 0 || o->n_stable >= o->n_ids) return;
+    if (!o->messages || o->n_stable == 0) return;
     /* Behind a stop string there are tokens that nobody was told of, behind ignored stop tokens too. */
     bool whole = c->end == CHOICE_STOPPED || c->end == CHOICE_LENGTH || c->end == CHOICE_CALLS;
     if ((!whole && c->end != CHOICE_STOP_TOKEN) || o->ignore_stop_tokens) return;
