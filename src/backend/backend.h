@@ -94,6 +94,9 @@ typedef struct backend_segment {
                     id on ties, never one of the model's suppressed tokens; -1 where a logit is not a number */
     float *
         hidden_states; /* NULL, or [layers + 1][n][hidden]: embedding, each layer's output, last one after final norm */
+    const int *chosen_layers; /* NULL, or, where the backend's training table has `chooses`, [chosen]: hidden_states is
+                                 [n][chosen * hidden] instead, the outputs of these layers, but the last */
+    int chosen;
     kakeya_status status; /* out, where forward fails: why this segment cannot be computed, whatever is beside it (a
                              token that does not exist, no room in the context, no memory for its cache); KAKEYA_OK in
                              all segments: the failure is not one segment's */

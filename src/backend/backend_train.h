@@ -121,6 +121,10 @@ typedef struct backend_train_ops {
      * at most model_prompt_chunk. */
     kakeya_status (*outer)(backend_model *m, const float *a, int na, const float *b, int nb, int rows, float *out,
                            kakeya_error *error);
+    bool chooses; /* forward fills backend_segment.hidden_states by chosen_layers */
+    /* Memory of the host that a device copies from and to fast; NULL: any will do. */
+    void *(*host_memory)(size_t bytes);
+    void (*free_host_memory)(void *memory); /* NULL is fine */
     /* A row of a matrix of the model as float32. */
     void (*weight_row)(const backend_model *m, const weight *w, int row, float *out);
 

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-enum { BLOCK = 1 << 14 };
+enum { BLOCK = 1 << 14, PARTS = 256 /* of a gradient, whose squares are added up one by one */ };
 
 typedef struct adamw_work {
     const adamw_options *o;
@@ -27,11 +27,37 @@ static void update(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
-double adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, const float *gradient, size_t n,
-                  float *weights, float *first, float *second) {
+typedef struct length_work {
+    const float *gradient;
+    size_t n, of_part;
+    double squares[PARTS];
+} length_work;
+
+static void add_squares(void *context, size_t begin, size_t end, int thread) {
+    enum { LANES = 8 };
+    (void)thread;
+    length_work *w = context;
+    for (size_t part = begin; part < end; part++) {
+        size_t at = part * w->of_part, stop = at + w->of_part < w->n ? at + w->of_part : w->n;
+        double sum[LANES] = {0};
+        for (; at + LANES <= stop; at += LANES) {
+            for (size_t i = 0; i < LANES; i++) sum[i] += (double)w->gradient[at + i] * (double)w->gradient[at + i];
+        }
+        for (; at < stop; at++) sum[0] += (double)w->gradient[at] * (double)w->gradient[at];
+        for (int i = 0; i < LANES; i++) w->squares[part] += sum[i];
+    }
+}
+
+double adamw_length(thread_pool *pool, const float *gradient, size_t n) {
+    length_work work = {.gradient = gradient, .n = n, .of_part = n / PARTS + 1};
+    thread_pool_for(pool, PARTS, PARTS / 16, add_squares, &work);
     double squares = 0;
-    for (size_t i = 0; i < n; i++) squares += (double)gradient[i] * (double)gradient[i];
-    double length = sqrt(squares);
+    for (int i = 0; i < PARTS; i++) squares += work.squares[i];
+    return sqrt(squares);
+}
+
+void adamw_step(thread_pool *pool, const adamw_options *o, double rate, int step, double length, const float *gradient,
+                size_t n, float *weights, float *first, float *second) {
     adamw_work work = {.o = o,
                        .gradient = gradient,
                        .weights = weights,
@@ -41,7 +67,6 @@ double adamw_step(thread_pool *pool, const adamw_options *o, double rate, int st
                        .rate = rate,
                        .correction = {1 - pow(o->beta[0], step), 1 - pow(o->beta[1], step)}};
     thread_pool_for(pool, n, BLOCK, update, &work);
-    return length;
 }
 
 double adamw_rate(bool constant, double peak, int warm_up, int step, int steps) {

@@ -6,7 +6,7 @@
 #include "train/answers.h"
 #include "train/corpus.h"
 
-enum { ANSWERING_MOST = 16 /* at a time */ };
+enum { ANSWERING_MOST = 64 /* at a time */ };
 
 typedef struct answering answering;
 

@@ -273,13 +273,12 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
         status = together ? learn_batch(d, first, out, error) : learn_sequence(d, first + (uint64_t)i, out, error);
     }
     if (status) return status;
-    double squares = 0;
-    for (size_t i = 0; i < d->layout.n; i++) squares += (double)d->gradient[i] * (double)d->gradient[i];
-    if (!isfinite(out->lost.loss) || !isfinite(squares))
+    out->gradient = adamw_length(d->pool, d->gradient, d->layout.n);
+    if (!isfinite(out->lost.loss) || !isfinite(out->gradient))
         return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
-    out->gradient =
-        adamw_step(d->pool, &d->o.adamw, rate, step, d->gradient, d->layout.n, d->weights, d->moment[0], d->moment[1]);
+    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->layout.n, d->weights, d->moment[0],
+               d->moment[1]);
     d->done = step;
     return KAKEYA_OK;
 }

@@ -57,6 +57,7 @@ static learner_options learner_of(const drafting_options *o) {
 static size_t aux_width(const drafting *d) { return (size_t)d->o.config.targets * (size_t)d->o.config.hidden; }
 
 static bool shows_layers(const backend_train_ops *ops) { return ops && ops->forward; }
+static bool chooses(const backend_train_ops *ops) { return ops && ops->chooses; }
 static bool has_learner(const backend_train_ops *ops) { return ops && ops->learner_create; }
 
 static kakeya_status find_usable(drafting *d, kakeya_error *error) {
@@ -74,6 +75,18 @@ static kakeya_status find_usable(drafting *d, kakeya_error *error) {
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "the data are too short: none of %zu answers has the %d tokens that a block needs", d->data->n,
                      LEAST_ANSWER);
+}
+
+/* What hidden states are copied to and from. */
+static void *host_memory(const drafting *d, size_t bytes) {
+    return d->ops && d->ops->host_memory ? d->ops->host_memory(bytes) : malloc(bytes);
+}
+
+static void free_host_memory(const drafting *d, void *memory) {
+    if (d->ops && d->ops->free_host_memory)
+        d->ops->free_host_memory(memory);
+    else
+        free(memory);
 }
 
 /* The learner, on the engine's model or on one of the CPU's with the same weights. */
@@ -128,15 +141,15 @@ kakeya_status drafting_create(kakeya_engine *engine, const drafting_options *opt
     d->gradient = malloc(bytes);
     for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->trained, sizeof(float));
     size_t batch = (size_t)d->o.batch, rows = (size_t)engine->ops->model_prompt_chunk(engine->model);
-    d->aux = malloc(batch * (size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
+    d->aux = host_memory(d, batch * (size_t)d->o.learner.sequence * aux_width(d) * sizeof *d->aux);
     d->first = malloc(batch * (size_t)d->o.learner.blocks * sizeof *d->first);
     d->sequences = malloc(batch * sizeof *d->sequences);
     d->results = malloc(batch * sizeof *d->results);
-    if (!shows_layers(ops))
+    if (!shows_layers(ops) && !chooses(ops))
         d->states = malloc((size_t)(layers + 1) * rows * (size_t)engine->verifier->config.hidden * sizeof *d->states);
     kakeya_status status = KAKEYA_OK;
     if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1] || !d->aux || !d->first || !d->sequences ||
-        !d->results || (!shows_layers(ops) && !d->states))
+        !d->results || (!shows_layers(ops) && !chooses(ops) && !d->states))
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: training needs %zu bytes", 4 * bytes);
     if (!status) status = find_usable(d, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
@@ -163,7 +176,7 @@ void drafting_destroy(drafting *d) {
     free(d->gradient);
     free(d->moment[0]);
     free(d->moment[1]);
-    free(d->aux);
+    free_host_memory(d, d->aux);
     free(d->states);
     free(d->sequences);
     free(d->results);
@@ -239,8 +252,14 @@ static kakeya_status forward(drafting *d, backend_cache *cache, const int32_t *t
                                .kind = SEGMENT_PROMPT,
                                .first_logit_row = rows,
                                .hidden_states = d->states};
+    if (chooses(d->ops)) {
+        segment.chosen_layers = d->o.config.target_layer;
+        segment.chosen = d->o.config.targets;
+        segment.hidden_states = d->heard + (size_t)position * aux_width(d);
+    }
     kakeya_status status = ops->forward(m, &segment, 1, error);
     if (!status) status = ops->cache_commit(cache, rows, error);
+    if (chooses(d->ops)) return status;
     size_t layer = (size_t)rows * (size_t)d->o.config.hidden;
     for (int i = 0; i < d->engine->verifier->config.layers && !status; i++) /* the embedding comes first */
         hear(d, i, position, rows, d->states + (size_t)(i + 1) * layer);
@@ -331,13 +350,12 @@ kakeya_status drafting_step(drafting *d, bool (*interrupted)(void *user), void *
     engine_turn_end(d->engine);
     if (status) return status;
     for (int i = 0; i < d->o.batch; i++) add_result(&out->learned, &d->results[i]);
-    double squares = 0;
-    for (size_t i = 0; i < d->trained; i++) squares += (double)d->gradient[i] * (double)d->gradient[i];
-    if (!isfinite(out->learned.loss) || !isfinite(squares))
+    out->gradient = adamw_length(d->pool, d->gradient, d->trained);
+    if (!isfinite(out->learned.loss) || !isfinite(out->gradient))
         return error_set(error, KAKEYA_FORMAT, "step %d: the loss is no number; take a smaller --rate", step);
     double rate = adamw_rate(d->o.constant, d->o.rate, d->o.warm_up, step, d->o.steps);
-    out->gradient =
-        adamw_step(d->pool, &d->o.adamw, rate, step, d->gradient, d->trained, d->weights, d->moment[0], d->moment[1]);
+    adamw_step(d->pool, &d->o.adamw, rate, step, out->gradient, d->gradient, d->trained, d->weights, d->moment[0],
+               d->moment[1]);
     d->done = step;
     return KAKEYA_OK;
 }

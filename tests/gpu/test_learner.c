@@ -53,6 +53,42 @@ static void learn(pupil *p, tiny *t, const char *backend, const learner_options 
     REQUIRE_OK(p->ops->learner_learn(p->learner, sequences, SEQUENCES, 0.5f, p->gradient, error));
 }
 
+/* Hidden states of chosen layers are those that a forward shows with all others. */
+static void check_chosen(pupil *p, tiny *t) {
+    enum { ROWS = 5, CHOSEN = 2 };
+    static const int chosen[CHOSEN] = {1, 0};
+    static const int32_t tokens[ROWS] = {7, 9, 11, 30, 8};
+    const gemma4_config *c = &t->verifier->config;
+    size_t hidden = (size_t)c->hidden;
+    float *all = calloc((size_t)(c->layers + 1) * ROWS * hidden, sizeof *all),
+          *some = calloc(ROWS * CHOSEN * hidden, sizeof *some);
+    const backend_cache_options options = {.context_tokens = 64,
+                                           .attention = KAKEYA_ATTENTION_NATIVE,
+                                           .kv_format = KV_FORMAT_BF16,
+                                           .account = &t->account};
+    assert_true(p->ops->chooses && c->layers > CHOSEN);
+    for (int part = 0; part < 2; part++) {
+        backend_cache *cache = NULL;
+        REQUIRE_OK(p->backend->cache_create(p->model, &options, &cache, error));
+        backend_segment segment = {.cache = cache,
+                                   .tokens = tokens,
+                                   .n = ROWS,
+                                   .first_logit_row = ROWS,
+                                   .hidden_states = part ? some : all,
+                                   .chosen_layers = part ? chosen : NULL,
+                                   .chosen = part ? CHOSEN : 0};
+        REQUIRE_OK(p->backend->forward(p->model, &segment, 1, error));
+        p->backend->cache_destroy(cache);
+    }
+    for (size_t row = 0; row < ROWS; row++) {
+        for (size_t i = 0; i < CHOSEN; i++)
+            assert_same_bits("a chosen layer's output", some + (row * CHOSEN + i) * hidden,
+                             all + ((size_t)(chosen[i] + 1) * ROWS + row) * hidden, hidden);
+    }
+    free(all);
+    free(some);
+}
+
 static void leave(pupil *p) {
     p->ops->learner_destroy(p->learner);
     p->backend->model_destroy(p->model);
@@ -126,6 +162,7 @@ static void check(const char *drafter, bool inside, bool bidirectional) {
     }
     comparison c = {device.gradient, cpu.gradient, 0, drafter};
     REQUIRE_OK(dflash_walk(&config, compare_slot, &c, error));
+    check_chosen(&device, &t);
     leave(&cpu);
     leave(&device);
     free(weights);

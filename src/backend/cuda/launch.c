@@ -45,11 +45,27 @@ static void run_embed(cuda_pass *p, const step_op *op) {
                m->space.x, w->layer[0].q.ld, m->config->hidden, p->rows);
 }
 
+/* A layer's output beside those of the others that are wanted. */
+static void copy_chosen(cuda_pass *p, int layer) {
+    backend_model *m = p->model;
+    size_t bytes = (size_t)m->config->hidden * sizeof(float);
+    for (int i = 0; i < p->chosen; i++) {
+        if (p->chosen_layers[i] != layer) continue;
+        cuda_pass_note(p, cudaMemcpy2DAsync(p->hidden_states + (size_t)i * (size_t)m->config->hidden,
+                                            (size_t)p->chosen * bytes, m->space.h, bytes, bytes, (size_t)p->rows,
+                                            cudaMemcpyDeviceToHost, m->launch.stream));
+    }
+}
+
 static void run_hidden_states(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     size_t count = (size_t)p->rows * (size_t)m->config->hidden;
     const float *from = op->index == m->config->layers ? m->space.normed : m->space.h;
     if (m->part.index) return; /* the first device's are the caller's */
+    if (p->chosen_layers) {
+        copy_chosen(p, op->index - 1);
+        return;
+    }
     cuda_pass_note(p, cudaMemcpyAsync(p->hidden_states + (size_t)op->index * count, from, count * sizeof(float),
                                       cudaMemcpyDeviceToHost, m->launch.stream));
 }

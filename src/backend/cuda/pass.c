@@ -244,6 +244,8 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
                      .position = c->t.length,
                      .evicted_end = frontier > o->sink ? frontier : 0,
                      .hidden_states = first->hidden_states,
+                     .chosen_layers = first->chosen_layers,
+                     .chosen = first->chosen,
                      .head_rows = first->n};
     p->tokens = p->prompt ? m->space.tokens : m->space.batch->tokens;
     int end = p->position + p->rows;

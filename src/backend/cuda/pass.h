@@ -27,9 +27,11 @@ typedef struct cuda_pass {
     step_tap tap[2 * TIMELINE_MAX_TAPS]; /* what its caches keep of the layers' outputs */
     int taps;
     graph_key key;
-    step_head head;            /* of decode rows */
-    const int32_t *tokens;     /* device: [rows] */
-    float *hidden_states;      /* host, or NULL */
+    step_head head;           /* of decode rows */
+    const int32_t *tokens;    /* device: [rows] */
+    float *hidden_states;     /* host, or NULL */
+    const int *chosen_layers; /* as in backend_segment */
+    int chosen;
     int head_first, head_rows; /* rows that the head works on */
     bool captured;             /* launched into a graph */
     int turns;                 /* several devices: exchanges and meetings so far */

@@ -1,11 +1,25 @@
 /* What training asks of this backend: students and learners, which learn from many sequences at once. */
+#include <cuda_runtime_api.h>
+
 #include "backend/cuda/learner.h"
 #include "backend/cuda/students.h"
 
 const backend_train_ops *cuda_train(void);
 
+static void *pinned(size_t bytes) {
+    void *memory = NULL;
+    if (!cudaMallocHost(&memory, bytes)) return memory;
+    (void)cudaGetLastError(); /* it is told by NULL */
+    return NULL;
+}
+
+static void unpin(void *memory) { (void)cudaFreeHost(memory); }
+
 const backend_train_ops *cuda_train(void) {
-    static const backend_train_ops ops = {.student_bytes = cuda_student_bytes,
+    static const backend_train_ops ops = {.chooses = true,
+                                          .host_memory = pinned,
+                                          .free_host_memory = unpin,
+                                          .student_bytes = cuda_student_bytes,
                                           .student_create = cuda_student_create,
                                           .student_destroy = cuda_student_destroy,
                                           .student_weights = cuda_student_weights,

@@ -90,6 +90,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    cudaError_t status = cudaSuccess;
+    for (size_t row = 0; row < height && !status; row++)
+        status =
+            cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
+    return status;
+}
+
 /* Streams and events are addresses of nothing: all runs in the order of its launch. */
 static char nothing;
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
