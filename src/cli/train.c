@@ -468,7 +468,8 @@ static kakeya_status begin(train_command *c, kakeya_error *error) {
     kakeya_status status =
         c->distill.init_from ? KAKEYA_OK : trainer_create(c->engine, &c->options, &c->trainer, error);
     if (status || !c->self) return status;
-    const train_answers_options options = {.context = c->sequence,
+    const train_answers_options options = {.at_a_time = 1,
+                                           .context = c->sequence,
                                            .tokens = c->self,
                                            .temperature = c->temperature,
                                            .seed = c->seed,

@@ -20,7 +20,7 @@
 #include "formats/checkpoint.h"
 #include "measure/niah.h"
 #include "model/dflash_values.h"
-#include "train/answering.h"
+#include "train/answers.h"
 #include "train/drafter_files.h"
 #include "train/drafting.h"
 #include "train/saved.h"
@@ -231,7 +231,8 @@ static kakeya_status load_answers(drafter_command *c, kakeya_error *error) {
 }
 
 static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
-    const train_answers_options options = {.context = c->sequence,
+    const train_answers_options options = {.at_a_time = TRAIN_ANSWERS_MOST,
+                                           .context = c->sequence,
                                            .tokens = c->answer,
                                            .temperature = c->temperature,
                                            .seed = c->seed,
@@ -241,18 +242,19 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
     c->answers_purpose = hash_corpus(hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers), &c->asked);
     kakeya_status status = file_exists(c->answers_path) ? load_answers(c, error) : KAKEYA_OK;
     if (status || c->answered.n >= c->asked.n) return status;
-    answering *answers = NULL;
-    status = answering_open(c->engine, &options, &answers, error);
+    train_answers *answers = NULL;
+    status = train_answers_open(c->engine, &options, &answers, error);
     begin_progress(c, (int)c->answered.n);
     while (!status && c->answered.n < c->asked.n) {
         size_t left = c->asked.n - c->answered.n;
         show(c, "answer", (int)c->answered.n, (int)c->asked.n, "");
-        status = answering_make(answers, &c->asked, c->answered.n, left < ANSWERING_MOST ? (int)left : ANSWERING_MOST,
-                                &c->answered, error);
+        status =
+            train_answers_make_many(answers, &c->asked, c->answered.n,
+                                    left < TRAIN_ANSWERS_MOST ? (int)left : TRAIN_ANSWERS_MOST, &c->answered, error);
         if (!status && clock_seconds() - c->saved > save_seconds) status = save_answers(c, error);
     }
     clear_progress(c);
-    answering_close(answers);
+    train_answers_close(answers);
     if (!status || status == KAKEYA_CANCELLED) {
         kakeya_status written = save_answers(c, error);
         if (written) return written;
