@@ -39,6 +39,7 @@ static weight_format quantised_format(const walker *w, parameter_group group, co
         group == PARAMETERS_PLE_TABLE || strstr(path, "per_layer_model") ||
         (group == PARAMETERS_EMBEDDING && !w->config->tied_head))
         return WEIGHT_BF16;
+    if (table && format == WEIGHT_FP8) return WEIGHT_BF16;
     if (table && !k) return WEIGHT_Q8_0;
     if (table || (k && (strstr(path, "v_proj") || strstr(path, "down_proj")) && gets_more(w->layer, w->config->layers)))
         return in % 256 ? WEIGHT_Q8_0 : WEIGHT_Q6_K;

@@ -230,6 +230,23 @@ static const unsigned char *find_tile(synthesizer *s, float deviation) {
     return values;
 }
 
+/* FP8 with one scale for each output, which is the same for all: codes are random, but below 1. */
+static kakeya_status make_fp8(synthesizer *s, float deviation, weight *w, kakeya_error *error) {
+    const float scale = deviation / 0.38f; /* of codes that are equally likely */
+    size_t codes = (size_t)w->out * (size_t)w->in, rows = (size_t)w->out;
+    unsigned char *code = tensor_memory_block(s->memory, s->account, codes);
+    float *scales = code ? tensor_memory_block(s->memory, s->account, rows * sizeof *scales) : NULL;
+    if (!scales) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic codes", codes);
+    for (size_t i = 0; i < codes; i += sizeof(uint64_t)) {
+        uint64_t random = next_random(&s->state) & 0xb7b7b7b7b7b7b7b7u;
+        memcpy(code + i, &random, codes - i < sizeof random ? codes - i : sizeof random);
+    }
+    for (size_t i = 0; i < rows; i++) scales[i] = scale;
+    w->stream[0] = code;
+    w->stream[1] = scales;
+    return KAKEYA_OK;
+}
+
 static bool is_blocks(const synthesizer *s, const tensor_slot *slot) {
     return s->quantised && !weight_format_is_plain(slot->quantised);
 }
@@ -247,6 +264,11 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     } else if (slot->kind == SLOT_MATRIX && (s->outline || is_blocks(s, slot))) {
         weight w = tensor_slot_weight(slot, NULL, is_blocks(s, slot) ? slot->quantised : s->format);
         w.synthetic = slot->synthetic;
+        if (w.format == WEIGHT_FP8) w.group = w.in;
+        if (w.format == WEIGHT_FP8 && !s->outline) {
+            kakeya_status status = make_fp8(s, slot->synthetic, &w, error);
+            if (status != KAKEYA_OK) return status;
+        }
         *(weight *)(void *)binding = w;
     } else if (slot->kind == SLOT_MATRIX) {
         size_t width = value_bytes(s->format);

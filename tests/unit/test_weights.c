@@ -332,6 +332,31 @@ static void test_synthetic_blocks(void **state) {
     }
 }
 
+/* FP8 has its data at once: codes that are numbers, and one scale for each output. The head stays plain. */
+static void test_synthetic_fp8(void **state) {
+    (void)state;
+    gemma4_model *m;
+    assert_ok(gemma4_model_outline("26b-a4b:layers=1:fp8", &account, &m, &error));
+    const gemma4_layer_weights *l = &m->weights.layer[0];
+    assert_int_equal(l->router_proj.format, WEIGHT_BF16);
+    assert_int_equal(m->weights.head.format, WEIGHT_BF16);
+    assert_int_equal(l->experts_down.format, WEIGHT_FP8);
+    assert_int_equal(l->experts_down.group, 704);
+    assert_null(l->experts_down.stream[0]);
+    close_model(m);
+    assert_ok(gemma4_model_synthesize("e2b:layers=1:fp8", &account, &m, &error));
+    const weight *down = &m->weights.layer[0].down_proj;
+    assert_int_equal(down->format, WEIGHT_FP8);
+    assert_int_equal(down->group, 6144);
+    const unsigned char *codes = down->stream[0];
+    const float *scales = down->stream[1];
+    for (int o = 0; o < down->out; o++) assert_true(scales[o] > 0 && scales[o] == scales[0]);
+    for (int i = 0; i < 6144; i++) assert_true((codes[i] & 0x7f) < 0x38);
+    assert_memory_not_equal(codes, codes + 6144, 6144);
+    close_model(m);
+    assert_int_equal(mem_total(&account), 0);
+}
+
 static void test_synthetic(void **state) {
     (void)state;
     gemma4_model *m;
@@ -362,6 +387,7 @@ int main(void) {
         cmocka_unit_test(test_untied),
         cmocka_unit_test(test_dtype_from_tensors),
         cmocka_unit_test(test_synthetic_values),
+        cmocka_unit_test(test_synthetic_fp8),
         cmocka_unit_test(test_synthetic),
         cmocka_unit_test(test_synthetic_blocks),
     };
