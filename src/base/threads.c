@@ -337,7 +337,7 @@ typedef struct range_run {
     range_task task;
     void *context;
     size_t count, grain;
-    alignas(CACHE_LINE) atomic_size_t next_piece;
+    alignas(CACHE_LINE) atomic_size_t next_piece; /* or, of runs, the next item */
 } range_run;
 
 static void take_pieces(void *context, int thread, int threads) {
@@ -366,6 +366,38 @@ void thread_pool_for(thread_pool *pool, size_t count, size_t grain, range_task t
         return;
     }
     open_run(pool, take_pieces, &run);
+    atomic_fetch_and(&pool->state, ~flag_open);
+    wait_until_finished(pool, 0);
+}
+
+/* Half of what would be every thread's share of the items left, so that the last runs are short ones. */
+static size_t run_of(const range_run *run, size_t left, int threads) {
+    size_t share = left / (2 * (size_t)threads);
+    return share < 1 ? 1 : share < run->grain ? share : run->grain;
+}
+
+static void take_runs(void *context, int thread, int threads) {
+    range_run *run = context;
+    size_t begin = atomic_load_explicit(&run->next_piece, memory_order_relaxed);
+    while (begin < run->count) {
+        size_t n = run_of(run, run->count - begin, threads);
+        if (!atomic_compare_exchange_weak_explicit(&run->next_piece, &begin, begin + n, memory_order_relaxed,
+                                                   memory_order_relaxed))
+            continue;
+        run->task(run->context, begin, begin + n, thread);
+        begin = atomic_load_explicit(&run->next_piece, memory_order_relaxed);
+    }
+}
+
+void thread_pool_for_runs(thread_pool *pool, size_t count, size_t longest, range_task task, void *context) {
+    if (count == 0) return;
+    if (count == 1 || pool->threads == 1) {
+        task(context, 0, count, 0);
+        return;
+    }
+    range_run run = {.task = task, .context = context, .count = count, .grain = longest ? longest : 1};
+    atomic_init(&run.next_piece, 0);
+    open_run(pool, take_runs, &run);
     atomic_fetch_and(&pool->state, ~flag_open);
     wait_until_finished(pool, 0);
 }

@@ -110,13 +110,14 @@ static void runs_once_on_every_thread(void **state) {
 typedef struct range_counts {
     size_t count, grain;
     int threads;
+    bool runs; /* any of which may be shorter than the grain */
     unsigned char seen[MAX_ITEMS];
     atomic_int errors, pieces;
 } range_counts;
 
 static void count_range(void *context, size_t begin, size_t end, int thread) {
     range_counts *counts = context;
-    bool short_piece = end - begin != counts->grain;
+    bool short_piece = !counts->runs && end - begin != counts->grain;
     if (begin >= end || end > counts->count || end - begin > counts->grain || (short_piece && end != counts->count) ||
         thread < 0 || thread >= counts->threads) {
         atomic_fetch_add(&counts->errors, 1);
@@ -168,6 +169,29 @@ static void wakes_parked_workers(void **state) {
     thread_pool_destroy(pool);
 }
 
+static void runs_cover_ranges_exactly_once(void **state) {
+    (void)state;
+    static const size_t sizes[] = {0, 1, 2, 7, 64, 999, MAX_ITEMS};
+    static const size_t longest[] = {1, 3, 64, 5000};
+    for (int threads = 1; threads <= MAX_SIZE; threads++) {
+        thread_pool *pool = create(threads);
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            for (size_t l = 0; l < sizeof longest / sizeof *longest; l++) {
+                size_t most = threads == 1 ? sizes[s] : longest[l];
+                range_counts counts = {.count = sizes[s], .grain = most, .threads = threads, .runs = true};
+                thread_pool_for_runs(pool, sizes[s], longest[l], count_range, &counts);
+                assert_int_equal(atomic_load(&counts.errors), 0);
+                for (size_t i = 0; i < sizes[s]; i++) {
+                    if (counts.seen[i] != 1)
+                        fail_msg("%d threads, %zu items in runs of %zu: item %zu was taken %d times", threads, sizes[s],
+                                 longest[l], i, counts.seen[i]);
+                }
+            }
+        }
+        thread_pool_destroy(pool);
+    }
+}
+
 static void create_inner_pool(void *context, int thread, int threads) {
     (void)threads;
     atomic_int *total = context;
@@ -209,10 +233,15 @@ static void creates_and_destroys_often(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reports_its_size),           cmocka_unit_test(refuses_absurd_sizes),
-        cmocka_unit_test(decides_how_many),           cmocka_unit_test(takes_every_core),
-        cmocka_unit_test(runs_once_on_every_thread),  cmocka_unit_test(covers_ranges_exactly_once),
-        cmocka_unit_test(wakes_parked_workers),       cmocka_unit_test(pools_nest),
+        cmocka_unit_test(reports_its_size),
+        cmocka_unit_test(refuses_absurd_sizes),
+        cmocka_unit_test(decides_how_many),
+        cmocka_unit_test(takes_every_core),
+        cmocka_unit_test(runs_once_on_every_thread),
+        cmocka_unit_test(covers_ranges_exactly_once),
+        cmocka_unit_test(runs_cover_ranges_exactly_once),
+        cmocka_unit_test(wakes_parked_workers),
+        cmocka_unit_test(pools_nest),
         cmocka_unit_test(creates_and_destroys_often),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

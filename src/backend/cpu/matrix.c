@@ -10,6 +10,9 @@
 /* Weight bytes of one piece when few rows make a product memory-bound: large enough to stream, small enough to balance
  */
 static const size_t piece_bytes_streaming = (size_t)128 << 10;
+/* As many neighbouring pieces go to one thread at a time: the first kilobytes of a piece that its thread has not walked
+ * up to have been fetched by nobody. */
+static const size_t run_pieces_streaming = 16;
 /* Outputs of one piece when many rows make it compute-bound: each piece reads all packed rows again. */
 static const size_t piece_outputs_computing = 192;
 /* Pieces are whole numbers of the kernels' output tiles (3, 4, 6, 8). */
@@ -164,11 +167,13 @@ static void run_pieces(void *context, size_t begin, size_t end, int thread) {
 
 void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
     size_t pieces = 0, weights = 0, products = 0;
+    bool streaming = true;
     for (int j = 0; j < n_jobs; j++) {
         matrix_job *job = &jobs[j];
         size_t outputs = (size_t)job->w->out, row_bytes = weight_bytes(job->w) / outputs;
-        size_t piece =
-            job->rows > BACKEND_MAX_DECODE_ROWS ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
+        const bool computes = job->rows > BACKEND_MAX_DECODE_ROWS;
+        streaming &= !computes;
+        size_t piece = computes ? piece_outputs_computing : piece_bytes_streaming / row_bytes;
         if (piece == 0) piece = 1; /* a row alone is larger than a piece should be */
         size_t align = job->w->tiled ? TILE_OUTPUTS : PIECE_ALIGN;
         size_t share = (outputs + (size_t)m->threads - 1) / (size_t)m->threads;
@@ -188,5 +193,5 @@ void matrix_run(backend_model *m, matrix_job *jobs, int n_jobs) {
         run_pieces(&context, 0, pieces, 0);
         return;
     }
-    thread_pool_for(m->pool, pieces, 1, run_pieces, &context);
+    thread_pool_for_runs(m->pool, pieces, streaming ? run_pieces_streaming : 1, run_pieces, &context);
 }
