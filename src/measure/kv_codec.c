@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "backend/kv_format.h"
-#include "backend/latent_row.h"
+#include "backend/kv_q4.h"
 #include "base/float16.h"
 
 enum { AFFINE_GROUP = 64, LATTICE_MAX = 8 };
@@ -196,19 +196,15 @@ static void hadamard(float *x, int n) {
 
 static size_t q4_bytes(const kv_codec *c, int n) {
     (void)c;
-    return (size_t)(n + 31) / 32 * sizeof(uint16_t) + (size_t)(n + 1) / 2;
+    return kv_q4_bytes(n);
 }
 static void q4_store(const kv_codec *c, const float *x, int n, unsigned char *out) {
     (void)c;
-    float y[KV_CODEC_MAX_VALUES];
-    memcpy(y, x, (size_t)n * sizeof *y);
-    hadamard(y, n);
-    latent_encode(LATENT_Q4, y, n, out);
+    kv_q4_store(x, n, out);
 }
 static void q4_load(const kv_codec *c, const unsigned char *from, int n, float *out) {
     (void)c;
-    latent_decode(LATENT_Q4, from, n, out);
-    hadamard(out, n);
+    kv_q4_load(from, n, out);
 }
 
 /* --------------------------------------------------------------------------------------------------- lattices */
