@@ -299,7 +299,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
-    if (cuda_attend_wide(l, batch, a) || cuda_attend_runs(l, batch, a)) {
+    if (cuda_attend_codes(l, batch, a) || cuda_attend_wide(l, batch, a) || cuda_attend_runs(l, batch, a)) {
         cuda_merge_partitions(l, batch, a, rows);
         return;
     }
@@ -354,6 +354,7 @@ template <int D> static cudaError_t allow_shared_memory(void) {
 cudaError_t cuda_attention_prepare(int head_dim) {
     cudaError_t status = cuda_attend_runs_prepare(head_dim);
     if (status == cudaSuccess) status = cuda_attend_wide_prepare(head_dim);
+    if (status == cudaSuccess) status = cuda_attend_codes_prepare(head_dim);
     if (status != cudaSuccess) return status;
     switch (head_dim) {
     case 16:

@@ -35,6 +35,9 @@ cudaError_t cuda_attend_runs_prepare(int head_dim);
 /* The same of K = V layers with head dimension 512 on sm_90a (attention_wide.cu). */
 bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
 cudaError_t cuda_attend_wide_prepare(int head_dim);
+/* The same where values are kept in 8 bits, on sm_90 (attention_codes.cu). */
+bool cuda_attend_codes(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
+cudaError_t cuda_attend_codes_prepare(int head_dim);
 
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool wanted) {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
