@@ -339,6 +339,43 @@ static void latents_from_aux(void **state) {
     free(parts);
 }
 
+/* A row of an answer, and a block of them inside one tile, is one evaluation: layers, logits and the choice. */
+static void a_step_is_one_evaluation(void **state) {
+    (void)state;
+    enum { PROMPT = 32, BLOCK = 8 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", NULL, KAKEYA_PRECISION_F32);
+    int32_t tokens[PROMPT + BLOCK], choice[BLOCK], again[BLOCK];
+    tiny_tokens(tokens, PROMPT + BLOCK, 7);
+    float *logits = logits_for(&d, BLOCK);
+    backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+    tiny_step(&d, cache, SEGMENT_PROMPT, tokens, PROMPT, PROMPT, NULL);
+    for (int first = 0; first < BLOCK; first += 3) { /* logits of all rows, or of some */
+        backend_segment rows = tiny_rows(cache, SEGMENT_DECODE, tokens + PROMPT, BLOCK, logits);
+        rows.first_logit_row = first;
+        rows.argmax = choice + first;
+        long before = mlx_device_evaluations();
+        REQUIRE_OK(d.ops->forward(d.backend, &rows, 1, error));
+        assert_int_equal(mlx_device_evaluations() - before, 1);
+        REQUIRE_OK(d.ops->cache_commit(cache, 0, error));
+        for (int i = first; i < BLOCK; i++)
+            assert_int_equal(choice[i], greedy_of(logits + (size_t)(i - first) * vocab_of(&d), vocab_of(&d)));
+    }
+    for (int i = 0; i < BLOCK; i++) {
+        backend_segment row = tiny_rows(cache, SEGMENT_DECODE, tokens + PROMPT + i, 1, NULL);
+        row.first_logit_row = 0;
+        row.argmax = again + i;
+        long before = mlx_device_evaluations();
+        REQUIRE_OK(d.ops->forward(d.backend, &row, 1, error));
+        assert_int_equal(mlx_device_evaluations() - before, 1);
+        REQUIRE_OK(d.ops->cache_commit(cache, 1, error));
+    }
+    assert_memory_equal(again, choice, sizeof again);
+    d.ops->cache_destroy(cache);
+    free(logits);
+    tiny_close(&d);
+}
+
 /* A block whose rows cross the border where full-attention layers get more slots. */
 static void borders_change_no_bit(void **state) {
     (void)state;
@@ -541,6 +578,7 @@ int main(void) {
         cmocka_unit_test(quantised),
         cmocka_unit_test(rows_and_chunks_change_no_bit),
         cmocka_unit_test(latents_from_aux),
+        cmocka_unit_test(a_step_is_one_evaluation),
         cmocka_unit_test(borders_change_no_bit),
         cmocka_unit_test(snapshots_move),
         cmocka_unit_test(segments_do_not_mix),

@@ -10,6 +10,7 @@
 namespace {
 
 std::atomic<int> calls_to_failure{-1};
+std::atomic<long> evaluations{0};
 
 mlx_fault injected = {MLX_OPS, {false, false, false}};
 
@@ -47,6 +48,11 @@ mx::array integers(const int32_t *from, int n) {
 mx::array rounded(const mx::array &x) { return mx::astype(mx::astype(x, mx::bfloat16), mx::float32); }
 
 mx::array readable(const mx::array &x) { return mx::contiguous(mx::astype(x, mx::float32)); }
+
+void evaluate(std::vector<mx::array> outputs) {
+    evaluations++;
+    mx::eval(std::move(outputs));
+}
 
 void read(const mx::array &x, float *to) { std::memcpy(to, x.data<float>(), x.nbytes()); }
 
@@ -106,6 +112,7 @@ void mlx_device_describe(const mlx_device *device, mlx_device_info *out) {
 size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
 size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
 void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
+long mlx_device_evaluations(void) { return evaluations; }
 void mlx_device_fail_after(int calls) { calls_to_failure = calls; }
 void mlx_device_inject(const mlx_fault *fault) {
     injected = fault ? *fault : mlx_fault{MLX_OPS, {false, false, false}};

@@ -122,6 +122,9 @@ template <class F> mx::array measured(const mlx_device *d, F form, const std::fu
 // What a test has asked for: a result that depends on the rows beside it.
 mx::array faulty(const mlx_device *d, mlx_op op, const mx::array &x);
 
+// Computes a graph of inference, and counts that it did.
+void evaluate(std::vector<mx::array> outputs);
+
 // Row-contiguous float32, to be read when it has been evaluated.
 mx::array readable(const mx::array &x);
 void read(const mx::array &x, float *to);

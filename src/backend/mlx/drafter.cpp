@@ -98,7 +98,7 @@ int mlx_context_run(mlx_device *device, const mlx_drafter *drafter, const mlx_en
             outputs.push_back(
                 readable(encoded(device, encoders, mx::concatenate(raw_k, 1), mx::concatenate(raw_v, 1))));
         }
-        mx::eval(outputs);
+        evaluate(outputs);
         read(outputs[0], k);
         read(outputs[1], v);
         if (encoders) read(outputs[2], codes);
@@ -111,7 +111,7 @@ int mlx_encode_run(mlx_device *device, const mlx_encoders *encoders, int rows, i
         mx::StreamContext on(device->stream);
         auto x = mx::reshape(plain_norm(floats(aux, {rows, parts, width}), nullptr, eps), {rows, parts * width});
         auto out = readable(encoded(device, encoders, x, x));
-        mx::eval(out);
+        evaluate({out});
         read(out, codes);
     });
 }
@@ -129,7 +129,7 @@ int mlx_scales_run(mlx_device *device, const mlx_form *form, const bool *layers,
             parts.push_back(mx::rsqrt(mx::mean(mx::square(values), -1) + mx::array(form->eps)));
         }
         auto out = readable(mx::concatenate(parts, 1));
-        mx::eval(out);
+        evaluate({out});
         read(out, scales);
     });
 }
@@ -147,7 +147,7 @@ int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_bloc
             h = h + product(device, silu(product(device, x, l.gate_proj)) * product(device, x, l.up_proj), l.down_proj);
         }
         auto out = readable(plain_norm(h, drafter->norm, drafter->eps));
-        mx::eval(out);
+        evaluate({out});
         read(out, hidden);
     });
 }

@@ -188,6 +188,35 @@ static bool rows_are_finite(const backend_model *m, row_range rows, const mlx_ti
     return true;
 }
 
+/* Rows of answers lie at the same places of a tile and of a group of logits: one graph computes both. */
+static bool head_with_tile(const backend_model *m, const backend_segment *r) {
+    return r->kind == SEGMENT_DECODE && m->head_rows == m->decode_rows;
+}
+
+static void want_head(const backend_model *m, const mlx_segment *s, const tile_rows *tile, mlx_tile *graph) {
+    const backend_segment *r = s->request;
+    int begin = tile->cache->t.length + r->first_logit_row, end = tile->first + tile->n;
+    if (!head_with_tile(m, r) || (!r->logits && !r->argmax)) return;
+    if (begin < tile->first) begin = tile->first;
+    if (begin >= end) return;
+    graph->head_first = begin - tile->origin;
+    graph->head_n = end - begin;
+    graph->head_alone = !m->head_rows;
+    graph->logits = r->logits;
+    graph->choice = r->argmax;
+    graph->bias = m->suppress;
+}
+
+static void copy_head(const backend_model *m, const mlx_segment *s, const tile_rows *tile, const mlx_tile *graph,
+                      const mlx_tile_result *result) {
+    const backend_segment *r = s->request;
+    size_t vocab = (size_t)m->config->vocab, n = (size_t)graph->head_n,
+           to = (size_t)(tile->origin + graph->head_first - tile->cache->t.length - r->first_logit_row);
+    if (!n) return;
+    if (r->logits) memcpy(r->logits + to * vocab, result->logits, n * vocab * sizeof *r->logits);
+    if (r->argmax) memcpy(r->argmax + to, result->choice, n * sizeof *r->argmax);
+}
+
 static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile_rows *tile, kakeya_error *error) {
     const gemma4_config *c = m->config;
     size_t rows = (size_t)tile->rows, hidden = rows * (size_t)c->hidden,
@@ -220,6 +249,7 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
                       .fill_scales = fill_scales,
                       .user = &source,
                       .wanted = wanted};
+    want_head(m, s, tile, &graph);
     mlx_tile_result result;
     mlx_failure failure;
     row_range real = real_rows(s, tile);
@@ -234,6 +264,7 @@ static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile
         keep_new_rows(m, tile, real, &result);
         keep_aux(m, tile, real, &result);
         copy_states(m, s, tile, real, embedded, &result);
+        copy_head(m, s, tile, &graph, &result);
         memcpy(m->hidden + real.in_forward * (size_t)c->hidden, result.hidden + real.in_tile * (size_t)c->hidden,
                real.n * (size_t)c->hidden * sizeof(float));
     }
@@ -341,7 +372,7 @@ static kakeya_status compute_segment(mlx_run *f, const mlx_segment *s, kakeya_er
         status = run_tile(f->model, s, &tile, error);
         at += tile.n;
     }
-    return status ? status : run_head(f->model, s, error);
+    return status || head_with_tile(f->model, r) ? status : run_head(f->model, s, error);
 }
 
 /* What follows prompt rows is made while their aux hidden states are there. */

@@ -339,6 +339,23 @@ struct tile_graph {
             return norm(device, product(device, gated, l.ple_proj), l.post_ple_norm, form->eps, &h, l.scalar);
         }
     }
+
+    // Logits of the rows that want them, and the choice, which is the last output. Without rows that are computed as
+    // they come, each row keeps its place in the tile, and the others are zero.
+    void head(const mx::array &last, mlx_tile_result *result, std::vector<mx::array> &outputs,
+              std::vector<const float **> &targets) const {
+        int first = tile->head_first, end = first + tile->head_n;
+        auto rows_of_head = [&] {
+            auto wanted = mx::slice(last, mx::Shape{first, 0}, mx::Shape{end, form->hidden});
+            return tile->head_alone ? mx::contiguous(wanted) : mx::pad(wanted, {{first, rows - end}, {0, 0}});
+        };
+        auto z = readable(head_logits(device, form, rows_of_head()));
+        if (tile->logits) {
+            outputs.push_back(z);
+            targets.push_back(&result->logits);
+        }
+        if (tile->choice) outputs.push_back(head_choice(device, z, tile->bias));
+    }
 };
 
 } // namespace
@@ -369,11 +386,16 @@ int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile,
             outputs.push_back(readable(h));
             targets.push_back(&result->output[i]);
         }
-        outputs.push_back(readable(norm(device, h, form->final_norm, form->eps)));
+        auto last = norm(device, h, form->final_norm, form->eps);
+        outputs.push_back(readable(last));
         targets.push_back(&result->hidden);
+        int head_at = tile->head_alone ? 0 : tile->head_first;
+        if (tile->head_n) graph.head(last, result, outputs, targets);
         auto owner = std::make_unique<std::vector<mx::array>>(outputs);
-        mx::eval(outputs);
-        for (size_t i = 0; i < outputs.size(); i++) *targets[i] = outputs[i].data<float>();
+        evaluate(outputs);
+        for (size_t i = 0; i < targets.size(); i++) *targets[i] = outputs[i].data<float>();
+        if (result->logits) result->logits += static_cast<size_t>(head_at) * static_cast<size_t>(form->vocab);
+        if (tile->head_n && tile->choice) result->choice = outputs.back().data<int32_t>() + head_at;
         result->owner = owner.release();
     });
 }
@@ -391,7 +413,7 @@ int mlx_head_run(mlx_device *device, const mlx_form *form, const float *hidden, 
         std::vector<mx::array> wanted;
         if (logits) wanted.push_back(z);
         if (choice) wanted.push_back(head_choice(device, z, bias));
-        mx::eval(wanted);
+        evaluate(wanted);
         if (logits) read(z, logits);
         if (choice) std::memcpy(choice, wanted.back().data<int32_t>(), static_cast<size_t>(rows) * sizeof *choice);
     });

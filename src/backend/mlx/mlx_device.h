@@ -100,6 +100,9 @@ typedef struct mlx_fault {
 } mlx_fault;
 void mlx_device_inject(const mlx_fault *fault); /* into devices that are opened from now on; NULL: none */
 
+/* Graphs of inference that have been evaluated since the program began, each of which the host waits for. */
+long mlx_device_evaluations(void);
+
 /* For tests: the call after the next `calls` ones that can fail does; negative: none. */
 void mlx_device_fail_after(int calls);
 
@@ -204,6 +207,11 @@ typedef struct mlx_tile {
     void (*fill_scales)(void *user, int layer, float *to);
     void *user;
     const bool *wanted; /* [layers]: outputs of which layers are wanted */
+    /* Rows [head_first, head_first + head_n) want logits, or a choice among them after `bias` was added, in the same
+     * graph; head_n 0: none do. head_alone: they are computed without the tile's other rows. */
+    int head_first, head_n;
+    bool head_alone, logits, choice;
+    const mlx_array *bias;
 } mlx_tile;
 
 /* float32 [rows][...]; NULL where there are none. */
@@ -212,6 +220,8 @@ typedef struct mlx_tile_result {
     const float *k[MLX_MAX_LAYERS], *v[MLX_MAX_LAYERS]; /* new K/V of layers with a store, to be stored */
     const float *output[MLX_MAX_LAYERS];
     const float *hidden; /* behind the final norm */
+    const float *logits; /* [head_n][vocab], as those of mlx_head_run */
+    const int32_t *choice;
 } mlx_tile_result;
 
 /* Tries every operation of the form with random rows and sets the device's ways. RoPE tables hold some positions. */
