@@ -124,10 +124,15 @@ static __device__ __forceinline__ void run_units(WORK &work, int first, int stri
 
 template <cuda_form FORM> struct quant_form {
     /* Units that are in flight, as many as the registers of a thread hold with their rows of x. */
+    static constexpr bool SMALL = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_Q8 || FORM == CUDA_FORM_F8;
+    static constexpr bool LARGE = FORM == CUDA_FORM_A8 || FORM == CUDA_FORM_G8;
     template <int COLUMNS>
-    static constexpr int depth = COLUMNS == 1   ? (FORM == CUDA_FORM_Q4 ? 6 : 4)
-                                 : COLUMNS == 2 ? 3
-                                                : 2 - (COLUMNS == 4 && FORM != CUDA_FORM_Q4);
+    static constexpr int depth = COLUMNS == 1   ? (FORM == CUDA_FORM_Q4 ? 6
+                                                   : LARGE              ? 3
+                                                                        : 4)
+                                 : COLUMNS == 2 ? (SMALL ? 3 : 2)
+                                 : COLUMNS == 3 ? (SMALL ? 2 : 1)
+                                                : 2 - (FORM != CUDA_FORM_Q4);
 
     static __host__ __device__ __forceinline__ int split(int steps) {
         return steps >= 120 ? 8 : steps >= 48 ? 4 : steps >= 32 ? 2 : 1;
