@@ -174,6 +174,10 @@ struct backend_ops {
     /* Drafts for 1 to BACKEND_MAX_SEGMENTS caches of one K/V format. A cache's drafts do not depend on the others. On
      * failure there are no drafts, and no cache's committed positions have changed. */
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
+
+    /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
+     * them where the file lies beside the model. KAKEYA_UNSUPPORTED where it arranges none of the verifier's. */
+    kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 
 /* The drafts of one cache alone. */

@@ -1,4 +1,4 @@
-/* kakeya convert: weights in floating point to a quantised file or directory. */
+/* kakeya convert: weights in floating point to a quantised file or directory, and quantised ones to tiles. */
 #include <stdio.h>
 
 #include "cli/cli.h"
@@ -11,11 +11,13 @@ static const cli_command command = {
     .operands = "MODEL OUT",
     .details =
         "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
-        "it is complete.\n",
+        "it is complete. 'tiles' are for a GGUF file that is quantised already: what a CPU otherwise arranges in\n"
+        "memory each time it loads the model is kept in a file beside it, and mapped.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
         "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"
-        "  kakeya convert ~/models/gemma-4-26B-A4B-it out.gguf --to q4_0 --head q8_0 --importance imatrix.gguf\n",
+        "  kakeya convert ~/models/gemma-4-26B-A4B-it out.gguf --to q4_0 --head q8_0 --importance imatrix.gguf\n"
+        "  kakeya convert gemma-4-26b-q4_0.gguf gemma-4-26b-q4_0.gguf.tiles --to tiles\n",
 };
 
 static double percent(uint64_t part, uint64_t whole) { return whole ? 100 * (double)part / (double)whole : 0; }
@@ -28,7 +30,7 @@ int cli_convert(int argc, char **argv) {
     const cli_option own[] = {
         CLI_OPTION(.name = "to", .argument = "FORMAT", .kind = CLI_CHOICE, .target = &to,
                    .choices = convert_target_names,
-                   .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory"),
+                   .help = "q4_0, q8_0, q4_k, q5_k, q6_k, q4_k_m: a GGUF file; affine4, affine8: a directory; tiles"),
         CLI_OPTION(.name = "grid", .kind = CLI_FLAG, .target = &grid,
                    .help = "q4_0: put weights of quantisation-aware training on the grid that it saw, exactly"),
         CLI_OPTION(.name = "importance", .argument = "FILE", .kind = CLI_TEXTS, .target = &importance,
@@ -67,6 +69,12 @@ int cli_convert(int argc, char **argv) {
     terminal_clear_progress();
     if (failed) return cli_fail(command.name, &error);
     char tensors[32], bytes[32];
+    if (to == CONVERT_TILES) {
+        printf("%s: %s; a CPU maps it when it loads %s\n", argv[first + 1], format_bytes(bytes, (double)report.bytes),
+               argv[first]);
+        if (!report.in_place) printf("  once it has the name of the model's file with .tiles behind it\n");
+        return CLI_DONE;
+    }
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),
            format_bytes(bytes, (double)report.bytes), 8 * (double)report.bytes / (double)report.parameters);
     if (importance.n) printf("  importances of %zu matrices were used\n", report.important);

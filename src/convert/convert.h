@@ -1,4 +1,5 @@
-/* Weights in floating point to quantised files: GGUF, or a directory in MLX's affine form. Tensor by tensor: the memory
+/* Weights in floating point to quantised files: GGUF, or a directory in MLX's affine form; and quantised ones to a file
+ * of what the CPU backend otherwise arranges while a model is loaded. Tensor by tensor: the memory
  * that it takes does not grow with the model. The same bytes for any number of threads. What is written appears under
  * its name when it is complete, and never over anything that is there. */
 #ifndef KAKEYA_CONVERT_CONVERT_H
@@ -17,6 +18,7 @@ typedef enum convert_target {
     CONVERT_Q4_K_M, /* llama.cpp's recipe: attention's values and down projections of some layers in Q6_K */
     CONVERT_AFFINE4,
     CONVERT_AFFINE8,
+    CONVERT_TILES, /* of a GGUF file in quantised blocks: FILE.tiles beside it, which the CPU backend maps */
     CONVERT_TARGETS
 } convert_target;
 
@@ -45,13 +47,14 @@ typedef struct convert_report {
     uint64_t parameters; /* in them */
     size_t tensors;
     size_t important; /* matrices that had importances */
+    bool in_place;    /* of CONVERT_TILES: `out` is where they are looked for */
     uint64_t blocks, on_grid,
         on_plain_grid; /* of Q4_0, with `grid`; on_plain_grid: those that the plain rule finds too */
 } convert_report;
 
-/* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16.
- * `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already, KAKEYA_CANCELLED where progress said
- * so; nothing is left behind then. */
+/* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16; for
+ * CONVERT_TILES a quantised GGUF file. `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already,
+ * KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
 kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
                             kakeya_error *error);
 

@@ -7,7 +7,7 @@
 #include "convert/source.h"
 
 const char *const convert_target_names[CONVERT_TARGETS + 1] = {
-    "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", NULL,
+    "q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "q4_k_m", "affine4", "affine8", "tiles", NULL,
 };
 
 static kakeya_status check_free(const char *out, kakeya_error *error) {
@@ -24,6 +24,9 @@ static kakeya_status check_options(const convert_options *o, kakeya_error *error
     if (o->grid && o->n_importance)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "weights on a grid are met exactly, so importances have nothing to say: leave one away");
+    if (o->to == CONVERT_TILES && (o->grid || o->n_importance || o->head || o->attention || o->n_keep))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "tiles are the model's own weights in another order: no option changes their formats");
     if (o->to >= CONVERT_AFFINE4 && (o->n_importance || o->head || o->attention || o->n_keep))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "importances and formats of single tensors are for GGUF files, not for %s",
@@ -38,6 +41,8 @@ kakeya_status convert_model(const char *model, const char *out, const convert_op
     *report = (convert_report){0};
     kakeya_status status = check_free(out, error);
     if (status == KAKEYA_OK) status = check_options(options, error);
+    if (status == KAKEYA_OK && options->to == CONVERT_TILES)
+        return convert_to_tiles(model, out, options, report, error);
     if (status == KAKEYA_OK) status = source_open(model, &from, error);
     if (status == KAKEYA_OK) status = thread_pool_create(options->threads, &c.pool, error);
     for (size_t i = 0; i < from.n; i++) {

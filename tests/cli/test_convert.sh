@@ -57,6 +57,26 @@ works "and checks it" info --model "$WORK/q4_0" --check
 check "which it says" grep -q 'all scales and values are finite' "$WORK/out"
 fails_with "synthetic models have no files" 'no files' info --synthetic e2b --check --json
 
+# tiles beside a file: mapped, the same answers, and refused when the file is another one
+answer() { "$KAKEYA" run --model "$1" --drafter none --f-theta none --max-tokens 24 --json 'def f(' 2>/dev/null | jq -c .text; }
+for target in q4_0 q4_k_m; do
+    without=$(answer "$WORK/$target")
+    works "tiles of $target" convert "$WORK/$target" "$WORK/$target.tiles" --to tiles
+    works "a model with tiles" run --model "$WORK/$target" --drafter none --f-theta none --max-tokens 1 'def f('
+    check "says that they are used" grep -q "quantised weights are those of .*$target.tiles" "$WORK/err"
+    check "they change no answer" test "$(answer "$WORK/$target")" = "$without"
+done
+works "tiles under another name" convert "$WORK/q8_0" "$WORK/elsewhere" --to tiles
+check "are said to be unused" grep -q 'once it has the name' "$WORK/out"
+mv "$WORK/elsewhere" "$WORK/q4_0.tiles"
+fails_with "tiles of other weights" 'made of other weights' run --model "$WORK/q4_0" --drafter none --f-theta none --max-tokens 1 'a'
+rm "$WORK/q4_0.tiles"
+STATUS=0
+(ulimit -f 1024 && "$KAKEYA" convert "$WORK/q4_0" "$WORK/full/out" --to tiles) >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
+check "tiles that find no room fail" test "$STATUS" != 0
+check "and leave nothing" test -z "$(ls "$WORK/full")"
+fails_with "tiles of a directory" 'GGUF files alone' convert "$demo" "$WORK/again" --to tiles
+
 # the tokenizer.json beside a GGUF file wins
 mkdir "$WORK/beside"
 cp "$WORK/q8_0" "$WORK/beside/model.gguf"

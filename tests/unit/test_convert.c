@@ -296,7 +296,7 @@ static void check_model(const char *from, const char *to, const char *what) {
 static void test_directories(void **state) {
     (void)state;
     for (size_t m = 0; m < COUNT(tiny_models); m++) {
-        for (int target = 0; target < CONVERT_TARGETS; target++) {
+        for (int target = 0; target < CONVERT_TILES; target++) {
             char what[64];
             snprintf(what, sizeof what, "%s to %s", tiny_models[m], convert_target_names[target]);
             convert(tiny(tiny_models[m]), "out", (convert_target)target, 1 + target % 3);
@@ -521,7 +521,7 @@ static void test_nothing_is_left(void **state) {
     (void)state;
     convert_report report;
     scratch_folder("folder");
-    for (int target = 0; target < CONVERT_TARGETS; target++) {
+    for (int target = 0; target < CONVERT_TILES; target++) {
         for (int calls = 1; calls < 30; calls += 14) {
             int left = calls;
             const convert_options options = {.to = (convert_target)target, .progress = cancel_soon, .user = &left};

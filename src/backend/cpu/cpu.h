@@ -7,7 +7,7 @@
  *   stores.h        kernels of stored rows                  cache.h         a cache and what follows its rows
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
- *   repack.h        weights in tiles                        measure.c       benchmarks and diagnostics
+ *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
  *   train.c         the table of training                   look.h          forwards that it looks at
  *   students.h      distillation of an f_theta              learner.h       training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
@@ -21,6 +21,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/screen.h"
+#include "base/files.h"
 #include "base/threads.h"
 
 enum {
@@ -82,6 +83,8 @@ struct backend_model {
     gemma4_weights *tiled_weights; /* with matrices in tiles (repack.h) */
     void **tiles;                  /* [n_tiles] MEM_WEIGHTS */
     size_t n_tiles;
+    file_map tile_map; /* what holds them instead (tile_file.h) */
+    char note[256];    /* "" or where the tiles are from */
     const cpu_kernels *kernels;
     thread_pool *pool;
     mem_account *account;

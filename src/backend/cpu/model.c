@@ -84,6 +84,7 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
 }
 
 static const char *cpu_description(const backend_model *m) { return m->description; }
+static const char *cpu_note(const backend_model *m) { return m->note; }
 static int cpu_prompt_chunk(const backend_model *m) { return m->max_rows; }
 
 const backend_ops *cpu_backend(void) {
@@ -94,6 +95,7 @@ const backend_ops *cpu_backend(void) {
         .model_create = cpu_model_create,
         .model_destroy = cpu_model_destroy,
         .model_description = cpu_description,
+        .model_note = cpu_note,
         .model_prompt_chunk = cpu_prompt_chunk,
         .cache_create = cpu_cache_create,
         .cache_destroy = host_cache_destroy,
@@ -110,6 +112,7 @@ const backend_ops *cpu_backend(void) {
         .cache_restore = host_cache_restore,
         .draft = cpu_draft,
         .finds_argmax = true,
+        .weights_arrange = repack_to_file,
     };
     return &ops;
 }

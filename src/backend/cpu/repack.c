@@ -1,10 +1,12 @@
 #include "backend/cpu/repack.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cpu/int8.h"
 #include "backend/cpu/synthetic_blocks.h"
+#include "backend/cpu/tile_file.h"
 #include "backend/cpu/tiles.h"
 #include "base/machine_memory.h"
 
@@ -46,9 +48,9 @@ static bool wants_tiles(const weight *w) {
 typedef struct repack_context {
     const weight *w;
     int8_tile_maker make;
-    unsigned char *tiles;
-    size_t first;        /* tile row */
-    unsigned char *made; /* [threads][made_bytes]: 16 rows with made-up values; NULL: the matrix has its own */
+    size_t first;         /* tile row */
+    unsigned char *tiles; /* from that row on */
+    unsigned char *made;  /* [threads][made_bytes]: 16 rows with made-up values; NULL: the matrix has its own */
     size_t made_bytes;
     uint64_t seed;
 } repack_context;
@@ -62,19 +64,28 @@ static void make_tile_rows(void *context, size_t begin, size_t end, int thread) 
         unsigned char *made = c->made ? c->made + (size_t)thread * c->made_bytes : NULL;
         if (made) synthetic_blocks(w->format, w->synthetic, c->seed + t * c->made_bytes, c->made_bytes, made);
         c->make(made ? made : (const unsigned char *)weight_row(w, 0, o), weight_row_bytes(w, 0),
-                left < TILE_OUTPUTS ? left : TILE_OUTPUTS, blocks, c->tiles + t * tiles_row_bytes(w->format, w->in));
+                left < TILE_OUTPUTS ? left : TILE_OUTPUTS, blocks,
+                c->tiles + (t - c->first) * tiles_row_bytes(w->format, w->in));
     }
 }
 
 typedef struct repack_state {
     backend_model *m;
+    const backend_model_options *options;
     uint64_t done, total; /* bytes of tiles */
 } repack_state;
 
 static kakeya_status tell(const repack_state *s, kakeya_error *error) {
-    const backend_model_options *o = &s->m->options;
+    const backend_model_options *o = s->options;
     if (!o->progress || o->progress(o->user, "arranging the weights", s->done, s->total)) return KAKEYA_OK;
     return error_set(error, KAKEYA_CANCELLED, "arranging the weights was cancelled");
+}
+
+static void point_to(weight *w, const unsigned char *tiles) {
+    if (weight_format_find(w->format)->streams > 1) w->stream[1] = weight_row(w, 1, 0);
+    w->stream[0] = tiles;
+    w->first = 0;
+    w->tiled = true;
 }
 
 static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
@@ -87,12 +98,13 @@ static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
     const int8_kernels *kernels = int8_of(m->kernels);
     kakeya_status status = KAKEYA_OK;
     const bool outline = is_outline(w);
-    repack_context c = {.w = w, .make = kernels->tile[w->format], .tiles = tiles, .seed = s->done};
+    repack_context c = {.w = w, .make = kernels->tile[w->format], .seed = s->done};
     c.made_bytes = TILE_OUTPUTS * weight_row_bytes(w, 0);
     if (outline) c.made = malloc((size_t)m->threads * c.made_bytes);
     if (outline && !c.made) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for rows of synthetic weights");
     for (size_t first = 0, n; first < rows && !status; first += n) {
         c.first = first;
+        c.tiles = tiles + first * row;
         n = rows - first < STEP_TILES ? rows - first : STEP_TILES;
         thread_pool_for(m->pool, n, PIECE_TILES, make_tile_rows, &c);
         size_t source = weight_row_bytes(w, 0), from = first * TILE_OUTPUTS, left = (size_t)w->out - from;
@@ -103,10 +115,7 @@ static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
         status = tell(s, error);
     }
     free(c.made);
-    if (weight_format_find(w->format)->streams > 1) w->stream[1] = weight_row(w, 1, 0);
-    w->stream[0] = tiles;
-    w->first = 0;
-    w->tiled = true;
+    point_to(w, tiles);
     return status;
 }
 
@@ -119,38 +128,74 @@ static bool has_room(const backend_model *m, size_t bytes) {
 /* The head stands for the rest: where one matrix of a synthetic model is made of blocks, it is. */
 static bool must_be_made(const backend_model *m) { return is_outline(&m->weights->head); }
 
+/* What wants tiles of all matrices of a model. */
+typedef struct tile_list {
+    weight **w; /* malloc'ed */
+    size_t n;
+    uint64_t bytes; /* of their tiles */
+} tile_list;
+
+/* `weights`: the copy whose matrices are listed. */
+static bool list_tiles(gemma4_weights *weights, int layers, tile_list *out) {
+    *out = (tile_list){.w = malloc((2 + (size_t)layers * (LAYER_MATRICES + 1)) * sizeof *out->w)};
+    if (!out->w) return false;
+    size_t all = list_matrices(weights, layers, out->w);
+    for (size_t i = 0; i < all; i++) {
+        weight *w = out->w[i];
+        if (!wants_tiles(w)) continue;
+        out->bytes += tiles_bytes(w->format, w->out, w->in);
+        out->w[out->n++] = w;
+    }
+    return true;
+}
+
+static kakeya_status no_list(kakeya_error *error) {
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a list of weights");
+}
+
+/* *found: a file of tiles lies beside the model, and now holds its matrices. */
+static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *found, kakeya_error *error) {
+    char *path = tile_file_name(m->options.verifier);
+    *found = path && list->n > 0 && file_exists(path);
+    const unsigned char **tiles = *found ? malloc(list->n * sizeof *tiles) : NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (*found && !tiles) status = no_list(error);
+    if (*found && !status)
+        status = tile_file_open(path, (const weight *const *)list->w, list->n, &m->tile_map, tiles, error);
+    for (size_t i = 0; *found && !status && i < list->n; i++) point_to(list->w[i], tiles[i]);
+    if (*found && !status) snprintf(m->note, sizeof m->note, "quantised weights are those of %s", path);
+    free(tiles);
+    free(path);
+    return status;
+}
+
 kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
     if (m->input != INPUT_INT8 && must_be_made(m))
         return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s are made for --precision int8 alone",
                          weight_format_name(m->weights->head.format));
     if (m->input != INPUT_INT8) return KAKEYA_OK;
-    size_t most = 2 + (size_t)m->config->layers * (LAYER_MATRICES + 1), total = 0;
-    m->tiled_weights = malloc(sizeof *m->tiled_weights);
-    m->tiles = malloc(most * sizeof *m->tiles);
-    weight **matrices = malloc(most * sizeof *matrices);
-    if (!m->tiled_weights || !m->tiles || !matrices) {
-        free(matrices);
-        return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a list of weights");
+    gemma4_weights *w = m->tiled_weights = malloc(sizeof *w);
+    if (!w) return no_list(error);
+    *w = *m->weights;
+    tile_list list;
+    bool tied = m->config->tied_head, tiled = false;
+    if (!list_tiles(w, m->config->layers, &list)) return no_list(error);
+    repack_state state = {.m = m, .options = &m->options, .total = list.bytes};
+    kakeya_status status = map_tiles(m, &list, &tiled, error);
+    if (!status && !tiled && must_be_made(m) && !has_room(m, list.bytes))
+        status =
+            error_set(error, KAKEYA_OUT_OF_MEMORY, "no room for %zu bytes of synthetic weights", (size_t)list.bytes);
+    if (!status && !tiled && list.n > 0 && has_room(m, list.bytes)) {
+        tiled = true;
+        m->tiles = malloc(list.n * sizeof *m->tiles);
+        if (!m->tiles) status = no_list(error);
+        for (size_t i = 0; i < list.n && !status; i++) status = repack(&state, list.w[i], error);
     }
-    *m->tiled_weights = *m->weights;
-    gemma4_weights *w = m->tiled_weights;
-    bool tied = m->config->tied_head;
-    size_t n = list_matrices(w, m->config->layers, matrices);
-    for (size_t i = 0; i < n; i++) {
-        if (wants_tiles(matrices[i])) total += tiles_bytes(matrices[i]->format, matrices[i]->out, matrices[i]->in);
-    }
-    repack_state state = {.m = m, .total = total};
-    kakeya_status status = KAKEYA_OK;
-    if (must_be_made(m) && !has_room(m, total)) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no room for %zu bytes of synthetic weights", total);
-    } else if (total > 0 && has_room(m, total)) {
-        for (size_t i = 0; i < n && !status; i++) {
-            if (wants_tiles(matrices[i])) status = repack(&state, matrices[i], error);
-        }
+    if (!status && tiled) {
         if (tied) w->embed = w->head;
         m->weights = w;
     }
-    free(matrices);
+    free(list.w);
     return status;
 }
 
@@ -158,4 +203,62 @@ void repack_destroy(backend_model *m) {
     for (size_t i = 0; i < m->n_tiles; i++) mem_free(m->tiles[i]);
     free(m->tiles);
     free(m->tiled_weights);
+    file_map_close(&m->tile_map);
+}
+
+/* ------------------------------------------------------------------------------------------------------- to a file */
+
+enum { FILE_PIECE_BYTES = 16 << 20 };
+
+typedef struct tile_output {
+    repack_state state;
+    thread_pool *pool;
+    file_writer *file;
+} tile_output;
+
+static kakeya_status write_matrix(tile_output *t, const weight *w, kakeya_error *error) {
+    const size_t row = tiles_row_bytes(w->format, w->in), rows = tiles_bytes(w->format, w->out, w->in) / row;
+    const size_t most = row < FILE_PIECE_BYTES ? FILE_PIECE_BYTES / row : 1;
+    repack_context c = {.w = w, .make = int8_of(cpu_kernels_find(t->state.options->isa))->tile[w->format]};
+    kakeya_status status = KAKEYA_OK;
+    c.tiles = malloc(most * row);
+    if (!c.tiles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of tiles", most * row);
+    for (size_t n; c.first < rows && !status; c.first += n) {
+        n = rows - c.first < most ? rows - c.first : most;
+        thread_pool_for(t->pool, n, PIECE_TILES, make_tile_rows, &c);
+        status = file_writer_write(t->file, c.tiles, n * row, error);
+        t->state.done += n * row;
+        if (!status) status = tell(&t->state, error);
+    }
+    gemma4_model_unneeded(t->state.options->verifier, weight_row(w, 0, 0), weight_row_bytes(w, 0) * (size_t)w->out);
+    free(c.tiles);
+    return status;
+}
+
+kakeya_status repack_to_file(const backend_model_options *options, const char *path, kakeya_error *error) {
+    gemma4_weights *w = malloc(sizeof *w);
+    tile_list list = {NULL, 0, 0};
+    tile_output t = {.state = {.options = options}};
+    if (!w) return no_list(error);
+    *w = options->verifier->weights;
+    kakeya_status status = list_tiles(w, options->verifier->config.layers, &list) ? KAKEYA_OK : no_list(error);
+    if (!status && list.n == 0)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "no weights of the model are made into tiles: those of GGUF files in quantised blocks are");
+    const weight *const *matrices = (const weight *const *)list.w;
+    t.state.total = list.bytes;
+    if (!status) status = thread_pool_create(options->threads, &t.pool, error);
+    if (!status) status = tile_file_create(path, matrices, list.n, &t.file, error);
+    for (size_t i = 0; i < list.n && !status; i++) {
+        status = tile_file_pad(t.file, matrices, list.n, i, error);
+        if (!status) status = write_matrix(&t, list.w[i], error);
+    }
+    if (!status)
+        status = file_writer_commit(t.file, error);
+    else
+        file_writer_abort(t.file);
+    thread_pool_destroy(t.pool);
+    free(list.w);
+    free(w);
+    return status;
 }

@@ -1,0 +1,120 @@
+#include "backend/cpu/tile_file.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cpu/tiles.h"
+#include "base/hash.h"
+#include "formats/gguf.h"
+
+static const char magic[8] = {'K', 'A', 'K', 'T', 'I', 'L', 'E', 'S'};
+enum { TILE_FILE_ALIGN = 4096, SAMPLE_BYTES = 4096 };
+
+typedef struct tile_record {
+    uint32_t format, out, in, zero;
+    uint64_t source, offset;
+} tile_record;
+
+typedef struct tile_header {
+    char magic[sizeof magic];
+    uint32_t version, n;
+    tile_record record[];
+} tile_header;
+
+char *tile_file_name(const gemma4_model *model) {
+    static const char suffix[] = ".tiles";
+    if (!model->file || !gguf_path(model->file)) return NULL;
+    size_t bytes = strlen(gguf_path(model->file)) + sizeof suffix;
+    char *name = malloc(bytes);
+    if (name) snprintf(name, bytes, "%s%s", gguf_path(model->file), suffix);
+    return name;
+}
+
+/* Two models that were quantised alike differ in the first or the last rows of their matrices. */
+static uint64_t hash_source(const weight *w) {
+    const unsigned char *data = weight_row(w, 0, 0);
+    size_t bytes = weight_row_bytes(w, 0) * (size_t)w->out, sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
+    return hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, data, sample), data + bytes - sample, sample);
+}
+
+static size_t aligned(size_t bytes) { return (bytes + TILE_FILE_ALIGN - 1) / TILE_FILE_ALIGN * TILE_FILE_ALIGN; }
+static size_t header_bytes(size_t n) { return sizeof(tile_header) + n * sizeof(tile_record); }
+static size_t matrix_bytes(const weight *w) { return tiles_bytes(w->format, w->out, w->in); }
+
+/* The header that belongs to these matrices, as it stands in the file. NULL: out of memory. */
+static tile_header *make_header(const weight *const *matrices, size_t n, size_t *file_bytes) {
+    tile_header *header = calloc(1, header_bytes(n));
+    if (!header) return NULL;
+    memcpy(header->magic, magic, sizeof magic);
+    header->version = TILE_FILE_VERSION;
+    header->n = (uint32_t)n;
+    *file_bytes = header_bytes(n);
+    for (size_t i = 0; i < n; i++) {
+        const weight *w = matrices[i];
+        *file_bytes = aligned(*file_bytes);
+        header->record[i] = (tile_record){.format = (uint32_t)w->format,
+                                          .out = (uint32_t)w->out,
+                                          .in = (uint32_t)w->in,
+                                          .source = hash_source(w),
+                                          .offset = *file_bytes};
+        *file_bytes += matrix_bytes(w);
+    }
+    return header;
+}
+
+static kakeya_status no_memory(kakeya_error *error) {
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for a list of tiles");
+}
+
+static kakeya_status refuse(const char *path, const char *reason, kakeya_error *error) {
+    return error_set(error, KAKEYA_FORMAT,
+                     "%s %s: remove it, and make it again with 'kakeya convert MODEL %s --to tiles'", path, reason,
+                     path);
+}
+
+static kakeya_status check(const char *path, const file_map *map, const tile_header *wanted, size_t n,
+                           size_t file_bytes, kakeya_error *error) {
+    tile_header found;
+    if (map->bytes < sizeof found || memcmp(map->data, magic, sizeof magic) != 0)
+        return refuse(path, "is no file of tiles", error);
+    memcpy(&found, map->data, sizeof found);
+    if (found.version != TILE_FILE_VERSION) return refuse(path, "was made by another version of kakeya", error);
+    if (found.n != n || map->bytes < header_bytes(n) || memcmp(map->data, wanted, header_bytes(n)) != 0)
+        return refuse(path, "was made of other weights than those of the model beside it", error);
+    if (map->bytes != file_bytes) return refuse(path, "is not complete", error);
+    return KAKEYA_OK;
+}
+
+kakeya_status tile_file_open(const char *path, const weight *const *matrices, size_t n, file_map *map,
+                             const unsigned char **tiles, kakeya_error *error) {
+    size_t file_bytes;
+    kakeya_status status = file_map_open(path, map, error);
+    if (status != KAKEYA_OK) return status;
+    tile_header *wanted = make_header(matrices, n, &file_bytes);
+    status = wanted ? check(path, map, wanted, n, file_bytes, error) : no_memory(error);
+    for (size_t i = 0; i < n && !status; i++) tiles[i] = map->data + wanted->record[i].offset;
+    free(wanted);
+    if (status != KAKEYA_OK) file_map_close(map);
+    return status;
+}
+
+kakeya_status tile_file_create(const char *path, const weight *const *matrices, size_t n, file_writer **out,
+                               kakeya_error *error) {
+    *out = NULL;
+    size_t file_bytes;
+    tile_header *header = make_header(matrices, n, &file_bytes);
+    if (!header) return no_memory(error);
+    kakeya_status status = file_writer_open(path, out, error);
+    if (status == KAKEYA_OK) status = file_writer_write(*out, header, header_bytes(n), error);
+    free(header);
+    return status;
+}
+
+kakeya_status tile_file_pad(file_writer *writer, const weight *const *matrices, size_t n, size_t i,
+                            kakeya_error *error) {
+    static const unsigned char zeros[TILE_FILE_ALIGN];
+    size_t end = i > 0 ? matrix_bytes(matrices[i - 1]) : header_bytes(n);
+    return file_writer_write(writer, zeros, aligned(end) - end, error);
+}

@@ -1,0 +1,46 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "backend/backend.h"
+#include "convert/source.h"
+#include "formats/checkpoint.h"
+#include "formats/gguf.h"
+
+static bool lies_beside(const gemma4_model *model, const char *out) {
+    const char *file = gguf_path(model->file);
+    size_t bytes = strlen(file) + sizeof ".tiles";
+    char *name = malloc(bytes);
+    if (name) snprintf(name, bytes, "%s.tiles", file);
+    bool same = name && file_same(name, out);
+    free(name);
+    return same;
+}
+
+kakeya_status convert_to_tiles(const char *name, const char *out, const convert_options *o, convert_report *report,
+                               kakeya_error *error) {
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    gemma4_model *model = NULL;
+    char *path = NULL;
+    kakeya_status status = checkpoint_resolve(name, &path, error);
+    if (status == KAKEYA_OK) status = gemma4_model_open(path, &account, &model, error);
+    const backend_ops *cpu = backend_find("cpu", error);
+    if (status == KAKEYA_OK && !cpu) status = KAKEYA_UNSUPPORTED;
+    if (status == KAKEYA_OK && !model->file)
+        status = error_set(error, KAKEYA_UNSUPPORTED, "%s: tiles are made of GGUF files alone", path);
+    const backend_model_options options = {.verifier = model,
+                                           .precision = KAKEYA_PRECISION_INT8,
+                                           .threads = o->threads,
+                                           .account = &account,
+                                           .progress = o->progress,
+                                           .user = o->user};
+    if (status == KAKEYA_OK) status = cpu->weights_arrange(&options, out, error);
+    struct stat about;
+    if (status == KAKEYA_OK && stat(out, &about) == 0) report->bytes = (uint64_t)about.st_size;
+    if (status == KAKEYA_OK) report->in_place = lies_beside(model, out);
+    gemma4_model_close(model);
+    free(path);
+    return status;
+}
