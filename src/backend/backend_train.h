@@ -57,6 +57,7 @@ typedef struct student_options {
 typedef struct student_segment {
     int first;       /* row: sink or more, first + rows <= the sequence's length */
     bool all_layers; /* full-attention layers are restored, too */
+    bool prompt;     /* the rows are a later turn's prompt: what its first row finds evicted is evicted for all */
     float scale;     /* of the gradient */
 } student_segment;
 

@@ -61,6 +61,8 @@ size_t train_distill_init(train_distill *d, cli_option table[TRAIN_DISTILL_OPTIO
                    .max = 1, .help = "of f_theta's weights (0)"),
         CLI_OPTION(.name = "needles", .argument = "X", .kind = CLI_FLOAT, .target = &d->needles, .min = 0, .max = 0.9,
                    .help = "share of sequences that ask for a code in a long prompt (0.2; 0 without tokenizer)"),
+        CLI_OPTION(.name = "later-turns", .argument = "X", .kind = CLI_FLOAT, .target = &d->later_turns, .min = 0,
+                   .max = 1, .help = "share of segments that are prompts of later turns, not decoded rows (0)"),
         CLI_OPTION(.name = "lambda-kd", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[0], .min = 0,
                    .max = 1e6, .help = "of attn_distill_hybrid: directions of keys (1)"),
         CLI_OPTION(.name = "lambda-vd", .argument = "X", .kind = CLI_FLOAT, .target = &d->lambda[1], .min = 0,
@@ -79,11 +81,12 @@ const char *train_distill_refuse(const train_distill *d) {
     for (int i = 0; i < 4; i++) lambda |= d->lambda[i] >= 0;
     if (!d->on) {
         if (d->init_from || d->steps || d->batch || d->segments || d->rows || d->loss || d->schedule || d->rate >= 0 ||
-            d->warm_up >= 0 || d->weight_decay > 0 || d->needles >= 0 || lambda)
+            d->warm_up >= 0 || d->weight_decay > 0 || d->needles >= 0 || d->later_turns > 0 || lambda)
             return "--init-from, --steps, --loss and what belongs to them are for --distill";
         return NULL;
     }
     if (lambda && loss_of(d) != STUDENT_ATTN_DISTIL_HYBRID) return "--lambda-... are for --loss attn_distill_hybrid";
+    if (d->later_turns > 0 && loss_of(d) != STUDENT_DISTIL) return "--later-turns is for --loss mixed and kl";
     return NULL;
 }
 
@@ -114,6 +117,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
     if (d->rate >= 0) o->rate = (double)d->rate;
     o->constant = d->schedule == SCHEDULE_CONSTANT;
     o->adamw.decay = (double)d->weight_decay;
+    o->later_turns = (double)d->later_turns;
     if (o->student.sink + o->student.window + o->student.rows > sequence)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "--rows %d: with %d evicted positions' distance they do not fit into sequences of %d tokens",
@@ -128,6 +132,7 @@ kakeya_status train_distill_settle(train_distill_job *job, int sequence, int sin
                               d->loss,
                               o->adamw.decay,
                               (double)d->needles,
+                              o->later_turns,
                               (double)o->student.lambda[0],
                               (double)o->student.lambda[1],
                               (double)o->student.lambda[2],

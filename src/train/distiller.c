@@ -185,14 +185,17 @@ static student_segment segment_of(const distiller *d, const corpus_sequence *s, 
     enum { KINDS = 2, BEFORE_ANSWER = 3 };
     uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
     int first = earliest(&d->o), last = s->length - d->o.student.rows;
-    uint64_t place = draw(~d->o.seed, of, 0), coin = draw(~d->o.seed, of + 1, 0) % (1 << 20);
+    uint64_t place = draw(~d->o.seed, of, 0), coin = draw(~d->o.seed, of + 1, 0) % (1 << 20),
+             turn = draw(~d->o.seed, of + 1, 1) % (1 << 20);
     int at = first + (int)(place % (uint64_t)(last - first + 1));
     if (segment == 0 && s->answer) {
+        turn = 1 << 20; /* answers are decoded */
         at = s->answer - (int)(place % BEFORE_ANSWER);
         at = at < first ? first : at > last ? last : at;
     }
     return (student_segment){.first = at,
                              .all_layers = (double)coin < d->o.all_layers * (1 << 20),
+                             .prompt = (double)turn < d->o.later_turns * (1 << 20),
                              .scale = 1.0f / (float)(d->o.batch * d->o.segments)};
 }
 

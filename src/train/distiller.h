@@ -20,7 +20,8 @@ typedef struct distiller_options {
     double rate;   /* the peak */
     adamw_options adamw;
     int threads;
-    double all_layers; /* the share of segments that restore full-attention layers, too */
+    double all_layers;  /* the share of segments that restore full-attention layers, too */
+    double later_turns; /* the share of segments that are prompts of later turns */
     uint64_t seed;
 } distiller_options;
 

@@ -6,7 +6,7 @@ awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 3000; i++) printf "%s%d", i ?
     >"$WORK/ids.json"
 model="--model tests/data/golden/gemma4-tiny-ple --sequence 64 --sink 1 --window 4 --tokens 2000 --held-out 2"
 form="--rank 16 --aux-layers 1,3 --latent-format q8"
-steps="--steps 8 --batch 4 --rows 6"
+steps="--steps 8 --batch 4 --rows 6 --later-turns 0.4"
 
 # shellcheck disable=SC2086  # words
 run train f-theta $model $form --distill $steps --out "$WORK/whole" --json "$WORK/ids.json"
@@ -71,5 +71,7 @@ refuses "ranks of an f_theta that is there" "init-from has its ranks" \
     train f-theta --distill --init-from z --rank 8 --data x --out y
 refuses "weights of another loss" "lambda-... are for --loss attn_distill_hybrid" \
     train f-theta --distill --lambda-kd 1 --data x --out y
+refuses "later turns of a loss without turns" "later-turns is for --loss mixed and kl" \
+    train f-theta --distill --loss mse --later-turns 0.5 --data x --out y
 refuses "a loss that nobody knows" "loss" train f-theta --distill --loss nonsense --data x --out y
 finish

@@ -105,8 +105,12 @@ static void close_students(students *s) {
     assert_int_equal(mem_total(&s->account), 0);
 }
 
-static student_segment segment_of(int sequence, int k) {
-    return (student_segment){.first = first_of[sequence][k], .all_layers = (sequence + k) % 2, .scale = 0.25f};
+/* Sequences in turns are decoded and prompts, which of them first depends on their rows. */
+static student_segment segment_of(const students *s, int sequence, int k) {
+    return (student_segment){.first = first_of[sequence][k],
+                             .all_layers = (sequence + k) % 2,
+                             .prompt = (sequence + s->options.rows / 2) % 2 == 0,
+                             .scale = 0.25f};
 }
 
 static void learn_cpu(students *s, float *gradient, student_result results[SEQUENCES][SEGMENTS]) {
@@ -121,7 +125,7 @@ static void learn_cpu(students *s, float *gradient, student_result results[SEQUE
         REQUIRE_OK(ops->student_teach(s->student[0], cache, s->tokens[i], length_of[i], error));
         s->ops[0]->cache_destroy(cache);
         for (int k = 0; k < SEGMENTS; k++) {
-            student_segment segment = segment_of(i, k);
+            student_segment segment = segment_of(s, i, k);
             ops->student_learn(s->student[0], &segment, gradient, &results[i][k]);
         }
     }
@@ -131,7 +135,7 @@ static void learn_cuda(students *s, float *gradient, student_result results[SEQU
     student_sequence sequences[SEQUENCES];
     student_segment segments[SEQUENCES][SEGMENTS];
     for (int i = 0; i < SEQUENCES; i++) {
-        for (int k = 0; k < SEGMENTS; k++) segments[i][k] = segment_of(i, k);
+        for (int k = 0; k < SEGMENTS; k++) segments[i][k] = segment_of(s, i, k);
         sequences[i] = (student_sequence){.tokens = s->tokens[i],
                                           .n = length_of[i],
                                           .segments = segments[i],

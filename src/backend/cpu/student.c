@@ -354,7 +354,8 @@ static int later(int a, int b) { return a > b ? a : b; }
 /* Restored positions: those that some row does not see as they are. `forced`: all that any row sees. */
 static void choose_positions(backend_student *s, bool forced) {
     const gemma4_config *c = s->m->config;
-    int first = s->segment.first, behind = forced ? 0 : s->o.sink, end = first + s->o.rows - (forced ? 0 : s->o.window),
+    int first = s->segment.first, behind = forced ? 0 : s->o.sink, evicting = s->segment.prompt ? 0 : s->o.rows,
+        end = forced ? first + s->o.rows : first + evicting - s->o.window,
         slides = later(behind, first - c->sliding_window + 1);
     s->n_positions = 0;
     for (int p = s->segment.all_layers ? behind : slides; p < end; p++) s->position[s->n_positions++] = p;

@@ -23,18 +23,18 @@ static int oldest_seen(const backend_student *s, int layer, int position) {
 
 /* The rule of docs/restoration.md. */
 static bool sees(const backend_student *s, int layer, bool forced, int t, const student_column *column) {
-    int p = column->position;
+    int p = column->position, row = s->segment.prompt ? s->segment.first - 1 : t; /* that has evicted */
     if (p > t || p < oldest_seen(s, layer, t)) return false;
-    bool exact = !forced && (!s->layer[layer].restored || p < s->o.sink || p > t - s->o.window);
+    bool exact = !forced && (!s->layer[layer].restored || p < s->o.sink || p > row - s->o.window);
     return exact == (column->kind != COLUMN_RESTORED);
 }
 
 void student_columns(backend_student *s, int layer, bool forced) {
     const student_layer *l = &s->layer[s->m->config->layer[layer].kv_source];
-    int first = s->segment.first, oldest = oldest_seen(s, layer, first);
+    int first = s->segment.first, oldest = oldest_seen(s, layer, first), row = first - s->segment.prompt;
     s->columns = 0;
     for (int p = oldest; p < first && !forced; p++) {
-        bool exact = !l->restored || p < s->o.sink || p > first - s->o.window;
+        bool exact = !l->restored || p < s->o.sink || p > row - s->o.window;
         if (exact) s->column[s->columns++] = (student_column){p, COLUMN_EXACT};
     }
     for (int i = 0; i < l->rows; i++)

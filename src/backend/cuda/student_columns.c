@@ -25,7 +25,7 @@ size_t train_table_ints(const backend_student *s) {
     size_t b = (size_t)s->together, segments = b * (size_t)s->o.segments, t = (size_t)even(s->o.sequence),
            rows = segments * (size_t)s->o.rows, restored = segments * t, n = 0;
     n += 2 * b * t + b + COLUMN_INTS * b * t; /* the teacher's tokens, positions, first rows, columns */
-    n += 3 * rows + 2 * segments + restored;  /* the student's, and the restored positions */
+    n += 3 * rows + 3 * segments + restored;  /* the student's, and the restored positions */
     for (int type = 0; type < 2; type++)
         n += COLUMN_INTS * segments * (size_t)train_most_columns(s, type) + 3 * restored + 2 * segments + 1;
     return n + 64;
@@ -81,7 +81,8 @@ typedef struct stretch {
 
 static stretch restored_span(const backend_student *s, const student_segment *g, int type) {
     bool forced = student_compares_attention(s->o.loss);
-    int behind = forced ? 0 : s->o.sink, end = g->first + s->o.rows - (forced ? 0 : s->o.window),
+    int behind = forced ? 0 : s->o.sink, evicting = g->prompt ? 0 : s->o.rows,
+        end = forced ? g->first + s->o.rows : g->first + evicting - s->o.window,
         slides = later(behind, g->first - s->m->config->sliding_window + 1);
     stretch p = {type == GEMMA4_SLIDING ? slides : behind, end};
     if (type == GEMMA4_FULL && !g->all_layers) p.begin = end;
@@ -95,7 +96,7 @@ static int lay_columns(const backend_student *s, const student_segment *g, int t
     bool forced = student_compares_attention(s->o.loss), rule = type == GEMMA4_SLIDING || g->all_layers;
     int n = 0, oldest = type == GEMMA4_SLIDING ? later(0, g->first - s->m->config->sliding_window + 1) : 0;
     for (int p = oldest; p < g->first && !forced; p++) {
-        bool exact = !rule || p < s->o.sink || p > g->first - s->o.window;
+        bool exact = !rule || p < s->o.sink || p > g->first - g->prompt - s->o.window;
         if (exact) out[n++] = (train_column){p, TRAIN_EXACT, native + p};
     }
     stretch span = restored_span(s, g, type);
@@ -118,13 +119,15 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
     size_t rows = (size_t)p->rows;
     int *tokens = take(&s->tables, rows, &p->tokens), *position = take(&s->tables, rows, &p->position),
         *native = take(&s->tables, rows, &s->row_native);
-    const int *first_device, *flag_device;
+    const int *first_device, *flag_device, *prompt_device;
     int *first = take(&s->tables, (size_t)segments, &first_device),
-        *flag = take(&s->tables, (size_t)segments, &flag_device);
+        *flag = take(&s->tables, (size_t)segments, &flag_device),
+        *prompt = take(&s->tables, (size_t)segments, &prompt_device);
     for (int i = 0; i < segments; i++) {
         const student_segment *g = all[i].segment;
         first[i] = g->first;
         flag[i] = g->all_layers;
+        prompt[i] = g->prompt;
         for (int r = 0; r < per; r++) {
             tokens[i * per + r] = sequences[all[i].sequence].tokens[g->first + r];
             position[i * per + r] = g->first + r;
@@ -149,6 +152,7 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
         p->mask[type] = (train_mask){.column = column_device,
                                      .first = first_device,
                                      .restored = type == GEMMA4_SLIDING ? NULL : flag_device,
+                                     .prompt = prompt_device,
                                      .items = segments,
                                      .rows = per,
                                      .columns = widest,

@@ -8,7 +8,8 @@ static __device__ __forceinline__ bool sees(const train_mask &m, int item, int t
     if (column.kind == TRAIN_NO_COLUMN || p > t || (m.sliding && p <= t - m.sliding)) return false;
     if (m.rule == 0) return true;
     bool restored = !m.restored || m.restored[item];
-    bool exact = m.rule == 1 && (!restored || p < m.sink || p > t - m.window);
+    int row = m.rule == 1 && m.prompt[item] ? m.first[item] - 1 : t; /* that has evicted */
+    bool exact = m.rule == 1 && (!restored || p < m.sink || p > row - m.window);
     return exact == (column.kind != TRAIN_RESTORED);
 }
 

@@ -114,6 +114,7 @@ typedef struct train_mask {
     const train_column *column; /* [items][columns] */
     const int *first;           /* [items]: position of an item's first row */
     const int *restored;        /* [items], or NULL: the layer is restored; only with `rule` */
+    const int *prompt;          /* [items]: what the first row finds evicted is evicted for all; only with `rule` 1 */
     int items, rows, columns;   /* rows of an item */
     int sliding;                /* a row sees so many positions; 0: all */
     int rule;                   /* 0: everything is exact; 1: the rule; 2: everything is restored */
