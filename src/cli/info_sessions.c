@@ -97,9 +97,10 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
                     precision == KAKEYA_PRECISION_BF16 || precision == KAKEYA_PRECISION_INT8;
         room->format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
-    if (room->device == ROOM_GPU && room->format == KAKEYA_KV_Q8) {
+    if (room->device == ROOM_GPU && room->format == KAKEYA_KV_F32) {
         free(room);
-        return error_set(error, KAKEYA_UNSUPPORTED, "--kv-format q8: GPUs keep bf16; --backend cpu asks for a machine");
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "--kv-format f32: GPUs keep bf16 or q8; --backend cpu asks for a machine");
     }
     for (int p = 0; p < INFO_POLICIES; p++) {
         if (!info_possible(s, &info_policies[p])) continue;

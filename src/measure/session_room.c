@@ -152,7 +152,9 @@ room_engine room_of_engine(const kakeya_description *d, room_device device, int 
                            int longest_tokens) {
     const gemma4_config *c = d->verifier;
     widths w = widths_of(d);
-    const weight_format gpu = WEIGHT_BF16, format = device == ROOM_GPU ? gpu : c->checkpoint_format;
+    /* a GPU holds weights in floating point as bf16, and quantised ones as codes */
+    const bool rounded = device == ROOM_GPU && weight_format_is_plain(c->checkpoint_format);
+    const weight_format format = rounded ? WEIGHT_BF16 : c->checkpoint_format;
     const weight_stream *stream = &weight_format_find(format)->stream[0];
     int64_t parameters = gemma4_parameters(c).total;
     if (d->drafter) parameters += dflash_parameters(d->drafter);

@@ -380,7 +380,7 @@ static bool same_answer(const int32_t *a, const int32_t *b) {
 static void own_answers(void **state) {
     (void)state;
     kakeya_engine *engine = open_engine("gemma4-tiny-dense", 1);
-    train_answers_options o = {.context = LENGTH, .tokens = ANSWER, .interrupted = is_stopped};
+    train_answers_options o = {.at_a_time = 1, .context = LENGTH, .tokens = ANSWER, .interrupted = is_stopped};
     train_answers *answers = NULL;
     int32_t first[LENGTH + 1], second[LENGTH + 1], again[LENGTH + 1];
     for (int sampled = 0; sampled < 2; sampled++) {
