@@ -64,13 +64,15 @@ static void unlink_waiter(gate *g, const waiter *w) {
     g->waiting--;
 }
 
+static bool refuses(const gate *g) { return g->running >= g->most_running && g->waiting >= g->most_waiting; }
+
 gate_result gate_enter(gate *g, unsigned long long client, const _Atomic bool *cancelled) {
     waiter me = {.client = client};
     gate_result result = GATE_ENTERED;
     pthread_mutex_lock(&g->lock);
     if (g->closed) {
         result = GATE_CLOSED;
-    } else if (g->running >= g->most_running && g->waiting >= g->most_waiting) {
+    } else if (refuses(g)) {
         result = GATE_FULL;
     }
     if (result == GATE_ENTERED) {
@@ -121,6 +123,13 @@ void gate_counts(gate *g, size_t *running, size_t *waiting) {
     *running = g->running;
     *waiting = g->waiting;
     pthread_mutex_unlock(&g->lock);
+}
+
+bool gate_is_full(gate *g) {
+    pthread_mutex_lock(&g->lock);
+    bool full = refuses(g);
+    pthread_mutex_unlock(&g->lock);
+    return full;
 }
 
 size_t gate_room(const gate *g) { return g->most_running; }

@@ -22,6 +22,7 @@ void gate_wake(gate *g);
 /* Whoever waits, and whoever comes, gets GATE_CLOSED. */
 void gate_close(gate *g);
 void gate_counts(gate *g, size_t *running, size_t *waiting);
+bool gate_is_full(gate *g);      /* whoever comes now gets GATE_FULL */
 size_t gate_room(const gate *g); /* most running */
 
 #endif

@@ -23,8 +23,8 @@ static int refuse(const char **why, const char *text) {
     return 400;
 }
 
-/* Decodes the path of a target in place, and cuts the query off. */
-static bool decode_path(char *target, char **path) {
+/* Decodes the path of a target in place, and finds the query behind it. */
+static bool decode_path(char *target, char **path, const char **query) {
     if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {
         char *slash = strchr(strstr(target, "://") + 3, '/');
         if (!slash) return false;
@@ -32,8 +32,8 @@ static bool decode_path(char *target, char **path) {
     }
     if (*target != '/' && strcmp(target, "*") != 0) return false;
     *path = target;
-    char *out = target;
-    for (const char *in = target; *in && *in != '?' && *in != '#'; in++) {
+    char *out = target, *in = target;
+    for (; *in && *in != '?' && *in != '#'; in++) {
         if (*in != '%') {
             *out++ = *in;
             continue;
@@ -43,6 +43,8 @@ static bool decode_path(char *target, char **path) {
         *out++ = (char)(high * 16 + low);
         in += 2;
     }
+    *query = *in == '?' ? in + 1 : "";
+    in[strcspn(in, "#")] = '\0';
     *out = '\0';
     return true;
 }
@@ -65,7 +67,7 @@ static int parse_request_line(char *line, http_head *head, const char **why) {
     } else if (strcmp(version, "HTTP/1.0") != 0) {
         return refuse(why, "the request line does not end with HTTP/1.0 or HTTP/1.1");
     }
-    return decode_path(target, &head->path) ? 0 : refuse(why, "malformed target");
+    return decode_path(target, &head->path, &head->query) ? 0 : refuse(why, "malformed target");
 }
 
 static int parse_header(char *line, http_head *head, const char **why) {

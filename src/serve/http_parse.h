@@ -19,6 +19,7 @@ typedef struct http_head {
     char *text;
     const char *method; /* as it came: methods are case-sensitive */
     char *path;         /* decoded, without query, never empty; valid as long as the head */
+    const char *query;  /* as it came, without its '?'; "" where there is none */
     int minor;          /* 0 or 1: HTTP/1.0, HTTP/1.1 */
     http_header headers[HTTP_MAX_HEADERS];
     size_t n_headers;

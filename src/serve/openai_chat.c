@@ -395,6 +395,7 @@ static void read_rest(fields *f) {
     static const char *const refused[] = {
         "functions",       "function_call",          "audio", "web_search_options", "moderation",
         "prompt_logprobs", "truncate_prompt_tokens", NULL};
+    openai_check_metadata(f);
     fields_accept(f, accepted);
     fields_refuse(f, refused);
     const cJSON *modalities = fields_array(f, "modalities"), *item;

@@ -391,6 +391,7 @@ static bool read_request(call *c, completions_job *job, answer_options *o, promp
         api_fail(error, 400, "unsupported_parameter", "echo", "echo is not supported together with stream");
     if (o->token_ids)
         api_fail(error, 400, "unsupported_parameter", "return_token_ids", "return_token_ids is not supported here");
+    openai_check_metadata(&f);
     fields_accept(&f, accepted);
     fields_refuse(&f, refused);
     read_prompts(c, &f, p);

@@ -216,3 +216,8 @@ void openai_fingerprint(const server_context *s, char out[96]) {
     snprintf(out, 96, "kakeya-%s-%08llx-%s", kakeya_version(), (unsigned long long)(hash & 0xffffffff),
              kakeya_attention_name(o->attention));
 }
+
+void openai_check_metadata(fields *f) {
+    const cJSON *metadata = fields_object(f, "metadata");
+    if (cJSON_GetArraySize(metadata) > 16) fields_wrong_value(f, "metadata", metadata, "an object of at most 16 pairs");
+}

@@ -23,6 +23,8 @@ void openai_timings(text_buffer *out, const answer_usage *usage);
 void openai_chat_logprobs(text_buffer *out, const kakeya_tokenizer *tokenizer, const answer_logprob *entries, size_t n);
 /* The bytes that a token stands for, appended. */
 void openai_token_bytes(text_buffer *out, const kakeya_tokenizer *tokenizer, int32_t token);
+/* metadata has no effect, but is an object of at most 16 pairs. */
+void openai_check_metadata(fields *f);
 /* "kakeya-0.2.0-1f3a9c20-native": what has to be the same for answers to be the same. */
 void openai_fingerprint(const server_context *server, char out[96]);
 

@@ -8,7 +8,7 @@
 #include "serve/reasoning_seal.h"
 #include "serve/responses_items.h"
 
-enum { MAX_ITEMS = 10000, MAX_METADATA = 16 };
+enum { MAX_ITEMS = 10000 };
 
 /* What is known while a request is read. */
 typedef struct reader {
@@ -347,8 +347,7 @@ static void read_include(reader *k) {
 
 static void read_metadata(reader *k, text_buffer *echo) {
     const cJSON *metadata = fields_object(k->f, "metadata"), *value;
-    if (cJSON_GetArraySize(metadata) > MAX_METADATA)
-        fields_wrong_value(k->f, "metadata", metadata, "an object of at most 16 pairs");
+    openai_check_metadata(k->f);
     cJSON_ArrayForEach(value, metadata) {
         if (!cJSON_IsString(value)) fields_wrong_type(k->f, "metadata", value, "an object of strings");
     }

@@ -206,6 +206,7 @@ def _():
 def _():
     refusal("unsupported_parameter", "functions", functions=[])
     refusal("unsupported_parameter", "audio", audio={})
+    refusal("invalid_value", "metadata", metadata={str(i): "x" for i in range(17)})
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     refusal("unsupported_content", "messages[0].content[0]", messages=image)
     refusal("unsupported_value", "messages[0].role", messages=[{"role": "function", "content": "x", "name": "f"}])

@@ -150,6 +150,7 @@ def _():
     full = s.post("/v1/chat/completions", {"model": "demo", "messages": ASK})
     equal((full.status, full.error["code"], full.error["type"]), (429, "queue_full", "rate_limit_error"))
     holds(1 <= int(full.headers["retry-after"]) <= 60)
+    equal([s.get("/slots" + q).status for q in ("", "?fail_on_no_slot=0", "?fail_on_no_slot=1")], [200, 200, 503])
     threading.Timer(0.5, stop.set).start()
     holds(text(client(s, max_retries=8).chat.completions.create(model="demo", messages=ASK, max_tokens=3)))
     for t in holding:
@@ -275,7 +276,7 @@ def _():
     chat([{"role": "user", "content": "SECRETWORD"}], s=s)
     props = s.get("/props").json
     holds(props["default_generation_settings"]["n_ctx"] > 1000 and props["kakeya"]["attention"] == "native")
-    equal(s.get("/slots").json, [])
+    equal(s.get("/slots?fail_on_no_slot=1").json, [])
     s.stop()
     log = s.log()
     holds("SECRETWORD" not in log)

@@ -29,6 +29,7 @@ static void test_heads(void **state) {
         parse("POST /a%20b/c?x=%zz HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nX-Y:  v w \t\r\n\r\n", &head), 0);
     assert_string_equal(head.method, "POST");
     assert_string_equal(head.path, "/a b/c");
+    assert_string_equal(head.query, "x=%zz");
     assert_string_equal(http_head_find(&head, "x-y"), "v w");
     assert_null(http_head_find(&head, "x"));
     assert_true(head.has_length && head.keep_alive && !head.chunked && head.content_length == 12);
