@@ -44,7 +44,7 @@ typedef struct drafter_command {
     size_t n_files;
     const char *out, *init_from, *answers_path;
     int scope, store, schedule; /* indices of choices */
-    int steps, batch, blocks, warm_up, layers, block, taps, mask;
+    int steps, batch, blocks, prompt_blocks, warm_up, layers, block, taps, mask;
     int sequence, answer, prompts, held_out;
     size_t keep;
     float rate, decay, needles, temperature, weight_decay;
@@ -319,6 +319,7 @@ static void settle(drafter_command *c) {
     if (c->steps) o->steps = c->steps;
     if (c->batch) o->batch = c->batch;
     if (c->blocks) o->learner.blocks = c->blocks;
+    o->prompt_blocks = c->prompt_blocks < o->learner.blocks ? c->prompt_blocks : o->learner.blocks - 1;
     if (5 * o->warm_up > 2 * o->steps) o->warm_up = 2 * o->steps / 5;
     if (c->warm_up >= 0) o->warm_up = c->warm_up;
     if (c->rate >= 0) o->rate = (double)c->rate;
@@ -336,7 +337,8 @@ static void settle(drafter_command *c) {
                               c->sequence,
                               o->learner.inside_layers,
                               o->learner.scaled_embedding,
-                              o->learner.block_bidirectional};
+                              o->learner.block_bidirectional,
+                              o->prompt_blocks};
     c->purpose = hash_corpus(hash_fnv1a(c->answers_purpose, numbers, sizeof numbers), &c->answered);
     c->purpose = hash_fnv1a(c->purpose, c->values, dflash_values_count(&o->config) * sizeof *c->values);
 }
@@ -446,6 +448,7 @@ static cJSON *report_json(const drafter_command *c, const drafter_row *rows, siz
     cJSON_AddNumberToObject(json, "batch", c->options.batch);
     cJSON_AddNumberToObject(json, "blocks", c->options.learner.blocks);
     cJSON_AddNumberToObject(json, "rate", c->options.rate);
+    cJSON_AddNumberToObject(json, "prompt_blocks", c->options.prompt_blocks);
     cJSON_AddNumberToObject(json, "decay", c->options.learner.decay);
     cJSON_AddNumberToObject(json, "last_loss", c->loss);
     cJSON_AddNumberToObject(json, "training_seconds", seconds);
@@ -590,6 +593,9 @@ int cli_train_drafter(int argc, char **argv) {
                    .help = "sequences of a step (8)"),
         CLI_OPTION(.name = "blocks", .argument = "N", .kind = CLI_INT, .target = &c.blocks, .min = 1, .max = 1 << 12,
                    .help = "of a sequence, at random places of its answer (32)"),
+        CLI_OPTION(.name = "prompt-blocks", .argument = "N", .kind = CLI_INT, .target = &c.prompt_blocks, .min = 0,
+                   .max = 1 << 12,
+                   .help = "of these, at random places of the prompt instead; one or more stay in the answer (0)"),
         CLI_OPTION(.name = "decay", .argument = "X", .kind = CLI_FLOAT, .target = &c.decay, .min = 0, .max = 1e6,
                    .help = "draft i of a block counts exp(-(i-1)/X); 0: all the same (half a block)"),
         CLI_OPTION(.name = "rate", .argument = "X", .kind = CLI_FLOAT, .target = &c.rate, .min = 0, .max = 1,

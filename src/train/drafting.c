@@ -8,7 +8,7 @@
 #include "model/dflash_values.h"
 #include "train/saved.h"
 
-enum { LEAST_ANSWER = 2 /* a block's first token and a draft */ };
+enum { LEAST_ANSWER = 2 /* a block's first token and a draft */, LEAST_READ = 8 };
 
 struct drafting {
     kakeya_engine *engine;
@@ -212,16 +212,23 @@ static size_t sequence_at(drafting *d, uint64_t number) {
     return d->order[number % d->n_usable];
 }
 
-/* Where the blocks of a sequence begin: one place in each of as many equal parts of the answer. Every first token has
- * one behind it. */
-static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number, int *first) {
-    int places = s->length - 1 - s->answer, blocks = d->o.learner.blocks;
+/* Where `blocks` blocks begin: one place in each of as many equal parts of [from, to). */
+static int place_in(const drafting *d, uint64_t number, int drawn, int from, int to, int blocks, int *first) {
+    int places = to > from ? to - from : 0;
     if (blocks > places) blocks = places;
     for (int i = 0; i < blocks; i++) {
         int begin = (int)((int64_t)places * i / blocks), end = (int)((int64_t)places * (i + 1) / blocks);
-        first[i] = s->answer + begin + (int)(draw(~d->o.seed, number, (uint64_t)i) % (uint64_t)(end - begin));
+        first[i] = from + begin + (int)(draw(~d->o.seed, number, (uint64_t)(drawn + i)) % (uint64_t)(end - begin));
     }
     return blocks;
+}
+
+/* Where the blocks of a sequence begin: in its prompt, behind so much that there is something to read, and in its
+ * answer. Every first token has one behind it. */
+static int place_blocks(drafting *d, const corpus_sequence *s, uint64_t number, int *first) {
+    int in_prompt = place_in(d, number, 0, LEAST_READ, s->answer, d->o.prompt_blocks, first);
+    int in_answer = d->o.learner.blocks - d->o.prompt_blocks;
+    return in_prompt + place_in(d, number, in_prompt, s->answer, s->length - 1, in_answer, first + in_prompt);
 }
 
 /* A layer's output of rows from `position` on. */

@@ -15,6 +15,7 @@ typedef struct drafting_options {
     dflash_config config;
     learner_options learner; /* its drafter is `config` */
     int batch;               /* sequences of a step */
+    int prompt_blocks;       /* of the learner's blocks of a sequence: they begin in the prompt */
     int steps, warm_up;
     bool constant; /* the learning rate stays at its peak */
     double rate;   /* the peak */

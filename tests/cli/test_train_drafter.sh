@@ -6,7 +6,7 @@ awk 'BEGIN { srand(7); printf "["; for (i = 0; i < 2600; i++) printf "%s%d", i ?
     >"$WORK/ids.json"
 model="--model tests/data/golden/gemma4-tiny-dense --drafter none --sequence 64 --answer 24 --held-out 2"
 form="--layers 2 --block 6 --taps 2 --mask-token 7"
-steps="--steps 8 --batch 4 --blocks 8 --rate 0.005"
+steps="--steps 8 --batch 4 --blocks 8 --prompt-blocks 3 --rate 0.005"
 
 # shellcheck disable=SC2086  # words
 run train drafter $model $form $steps --store f32 --answers "$WORK/answers" --out "$WORK/whole" --json "$WORK/ids.json"
@@ -14,7 +14,8 @@ check "a drafter is trained from nothing" test "$STATUS" -eq 0
 json_holds "the report has it, with what holds by place" \
     '.drafters | length == 1 and (.[0] | .name == "after" and .drafts == 5 and .text.tokens_per_forward >= 1
         and (.text.held_by_place | length == 5))'
-json_holds "and how it was trained" '.steps == 8 and .batch == 4 and .blocks == 8 and .scope == "full" and .last_loss > 0'
+json_holds "and how it was trained" \
+    '.steps == 8 and .batch == 4 and .blocks == 8 and .scope == "full" and .prompt_blocks == 3 and .last_loss > 0'
 check "memory is told before the first step" grep -q '8 steps of 4 sequences; training takes [0-9.]* [kMG]B beside' "$WORK/err"
 check "no state is left" test ! -e "$WORK/whole/drafter.state"
 check "answers that are to be kept are" test -s "$WORK/answers"
