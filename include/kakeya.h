@@ -68,8 +68,7 @@ typedef enum kakeya_kv_format {
     KAKEYA_KV_AUTO = 0, /* f32 at precision f32, else bf16 */
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
-    KAKEYA_KV_Q8, /* CPU only: full-attention layers in 8 bits with a scale per head, everything that is bounded in bf16
-                   */
+    KAKEYA_KV_Q8, /* full-attention layers in 8 bits with a scale per head, everything that is bounded in bf16 */
 } kakeya_kv_format;
 
 typedef enum kakeya_attention {
@@ -148,8 +147,7 @@ KAKEYA_API void kakeya_free(void *pointer);
 
 typedef struct kakeya_tokenizer kakeya_tokenizer;
 
-/* Reads the tokenizer and the chat template of a model, and nothing else of it. model: as in kakeya_engine_options.
- * *out is owned by the caller. */
+/* Reads a model's tokenizer and chat template alone. model: as in kakeya_engine_options. The caller owns *out. */
 KAKEYA_API kakeya_status kakeya_tokenizer_open(const char *model, kakeya_tokenizer **out, kakeya_error *error);
 KAKEYA_API void kakeya_tokenizer_close(kakeya_tokenizer *tokenizer);
 
@@ -169,8 +167,7 @@ enum {
     KAKEYA_TEXT_PROMPT = KAKEYA_TEXT_PARSE_SPECIAL | KAKEYA_TEXT_ADD_SPECIAL,
 };
 
-/* Text to ids. *ids is freed by the caller with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL is refused: the
- * model has none. */
+/* Text to ids. *ids is freed with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL (a model without) is refused. */
 KAKEYA_API kakeya_status kakeya_tokenize(const kakeya_tokenizer *tokenizer, const char *text, size_t text_bytes,
                                          int how, int32_t **ids, size_t *n_ids, kakeya_error *error);
 /* The same; more than `most` tokens are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
@@ -465,6 +462,8 @@ KAKEYA_API bool kakeya_engine_is_stop_token(const kakeya_engine *engine, int32_t
 /* The i-th line that the user should know (tensors that were skipped, a chat template that is not understood); NULL
  * behind the last one. */
 KAKEYA_API const char *kakeya_engine_note(const kakeya_engine *engine, size_t i);
+/* The text of the model's chat template, which is never run; "" where it has none. */
+KAKEYA_API const char *kakeya_engine_chat_template(const kakeya_engine *engine);
 
 /* Bytes that are allocated now, by what they hold: the engine's own and those of all its sessions. */
 KAKEYA_API size_t kakeya_engine_memory(const kakeya_engine *engine, kakeya_memory_kind kind);
@@ -486,8 +485,7 @@ typedef struct kakeya_session_options {
     int draft_window; /* positions of drafter context; default 1024 */
     kakeya_kv_format kv_format;
     int prompt_chunk_tokens; /* 0: the backend's choice */
-    bool without_drafter; /* keep no drafter context: saves its memory and work; modes ar, ngram and auto without DFlash
-                           */
+    bool without_drafter; /* keep no drafter context: saves memory and work; modes ar, ngram and auto without DFlash */
 } kakeya_session_options;
 
 KAKEYA_API void kakeya_session_options_init_sized(kakeya_session_options *options, size_t size);

@@ -125,6 +125,7 @@ void serve_stop(server_context *s) {
     life_close(s->life);
     store_close(s->store, s->settings->save_seconds);
     turn_memory_close(s->turns);
+    free(s->model.chat_template);
     grammar_cache_close(s->grammars);
     kakeya_engine_close(s->engine);
     auth_close(s->auth);

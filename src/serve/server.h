@@ -33,6 +33,7 @@ typedef enum server_state {
 typedef struct server_model_facts {
     kakeya_facts facts;
     char backend[64];
+    char *chat_template; /* its text, malloc'ed */
     size_t weight_bytes;
     kakeya_kv_bytes kv_of_one, kv_of_context; /* sessions of one token, and of the whole context */
 } server_model_facts;

@@ -58,6 +58,8 @@ void props_call(call *c) {
     text_format(&out, ",\"top_k\":%d,\"max_tokens\":%d}},\"total_slots\":%zu,\"model_path\":", s->sampling.top_k,
                 settings->max_tokens ? settings->max_tokens : -1, gate_room(s->gate));
     text_json_string(&out, settings->names[0]);
+    text_add(&out, ",\"chat_template\":");
+    text_json_string(&out, model->chat_template ? model->chat_template : "");
     text_format(&out,
                 ",\"modalities\":{\"vision\":false,\"audio\":false},\"build_info\":\"kakeya %s\","
                 "\"is_sleeping\":%s,\"kakeya\":{\"backend\":",

@@ -241,6 +241,10 @@ const char *kakeya_engine_note(const kakeya_engine *engine, size_t i) {
     return NULL;
 }
 
+const char *kakeya_engine_chat_template(const kakeya_engine *engine) {
+    return engine->text.chat_template ? engine->text.chat_template : "";
+}
+
 size_t kakeya_engine_kv_room(const kakeya_engine *engine) {
     const mem_account *account = &engine->account;
     const size_t kv = mem_bytes(account, MEM_KV_FULL) + mem_bytes(account, MEM_KV_SLIDING) +

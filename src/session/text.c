@@ -62,34 +62,34 @@ static kakeya_status style_of_variant(const char *directory, const char *variant
 }
 
 /* How the model's turns are written: as its chat_template.jinja says, else as its published siblings do. */
-static kakeya_status read_chat_template(const char *directory, const char *variant, chat_template_info *out,
+static kakeya_status read_chat_template(const char *directory, const char *variant, kakeya_tokenizer *out,
                                         kakeya_error *error) {
-    char *path = NULL, *text = NULL;
+    char *path = NULL;
     size_t bytes = 0;
-    kakeya_status status = read_optional(directory, "chat_template.jinja", &path, &text, &bytes, error);
-    if (text) {
-        *out = chat_template_check(text, bytes);
-    } else if (status == KAKEYA_OK) {
-        status = style_of_variant(directory, variant, out, error);
-    }
-    free(text);
+    kakeya_status status = read_optional(directory, "chat_template.jinja", &path, &out->chat_template, &bytes, error);
+    if (out->chat_template)
+        out->chat = chat_template_check(out->chat_template, bytes);
+    else if (status == KAKEYA_OK)
+        status = style_of_variant(directory, variant, &out->chat, error);
     free(path);
     return status;
 }
 
 /* Of a GGUF file: its template, which is looked at and never run, else as its published siblings do. */
-static void style_of_file(const gguf *file, const char *variant, chat_template_info *out) {
+static kakeya_status style_of_file(const gguf *file, const char *variant, kakeya_tokenizer *out, kakeya_error *error) {
     kakeya_error refused;
     gguf_keys keys = {.file = file, .error = &refused};
     gguf_text text;
     if (gguf_keys_text(&keys, "tokenizer.chat_template", &text) && text.bytes) {
-        *out = chat_template_check(text.data, text.bytes);
-        return;
+        out->chat = chat_template_check(text.data, text.bytes);
+        out->chat_template = strndup(text.data, text.bytes);
+        return out->chat_template ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: chat template");
     }
     gemma4_config *config = variant ? NULL : calloc(1, sizeof *config);
     if (config && gemma4_gguf_config(file, config, NULL, &refused) == KAKEYA_OK) variant = config->variant;
-    style_from_name(variant, out);
+    style_from_name(variant, &out->chat);
     free(config);
+    return KAKEYA_OK;
 }
 
 /* The tokenizer.json beside a GGUF file, which wins over its vocabulary. *out stays NULL where there is none. */
@@ -118,7 +118,7 @@ static kakeya_status read_file(const char *path, const char *variant, kakeya_tok
     if (status != KAKEYA_OK) return status;
     status = read_beside(file, path, &out->tokens, error);
     if (status == KAKEYA_OK && !out->tokens) status = tokenizer_open_gguf(file, &out->tokens, error);
-    if (status == KAKEYA_OK) style_of_file(file, variant, &out->chat);
+    if (status == KAKEYA_OK) status = style_of_file(file, variant, out, error);
     gguf_close(file);
     return status;
 }
@@ -129,7 +129,7 @@ kakeya_status tokenizer_read(const char *directory, const char *variant, kakeya_
     if (!path) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     kakeya_status status = file_exists(path) ? tokenizer_open(path, &out->tokens, error) : KAKEYA_OK;
     free(path);
-    return status == KAKEYA_OK ? read_chat_template(directory, variant, &out->chat, error) : status;
+    return status == KAKEYA_OK ? read_chat_template(directory, variant, out, error) : status;
 }
 
 void tokenizer_release(kakeya_tokenizer *t) {
@@ -137,6 +137,8 @@ void tokenizer_release(kakeya_tokenizer *t) {
     atomic_store(&t->table, NULL);
     tokenizer_close(t->tokens);
     t->tokens = NULL;
+    free(t->chat_template);
+    t->chat_template = NULL;
 }
 
 /* Threads that come at the same time each make one; the first one stays. */

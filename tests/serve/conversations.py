@@ -227,6 +227,8 @@ def _():
     with open(template, "w") as f:  # what the server looks for in a template: the turns, and the empty thought
         f.write("{{ '<|turn>' + role + '\\n' }}<turn|>\\n{{ '<|turn>model\\n' }}{{ '<|channel>thought\\n<channel|>' }}")
     s = Server("--name", "demo", model=model)
+    with open(template) as f:
+        equal(s.get("/props").json["chat_template"], f.read())
     for d in DIALECTS:
         for text in ("def fibonacci(n):", TEXT):
             first = d.ask(s, d.begin(text))

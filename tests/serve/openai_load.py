@@ -276,6 +276,7 @@ def _():
     chat([{"role": "user", "content": "SECRETWORD"}], s=s)
     props = s.get("/props").json
     holds(props["default_generation_settings"]["n_ctx"] > 1000 and props["kakeya"]["attention"] == "native")
+    equal(props["chat_template"], "")  # the demo has none
     equal(s.get("/slots?fail_on_no_slot=1").json, [])
     s.stop()
     log = s.log()

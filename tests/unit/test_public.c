@@ -354,6 +354,7 @@ static void test_notes_and_memory(void **state) {
     kakeya_engine *engine =
         fake_engine(&script, (fake_engine_options){.vocab = 8192, .tokenizer = KAKEYA_MODELS "/demo/tokenizer.json"});
     assert_null(kakeya_engine_note(engine, 0));
+    assert_string_equal(kakeya_engine_chat_template(engine), "");
     strcpy(engine->verifier->note, "first");
     strcpy(engine->text.chat.note, "second");
     assert_string_equal(kakeya_engine_note(engine, 0), "first");
