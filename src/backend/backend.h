@@ -28,6 +28,8 @@ enum {
     BACKEND_MAX_SEGMENTS = 64,                       /* caches in one forward, or in one call of draft */
 };
 
+#define BACKEND_ARRANGED ".tiles"
+
 typedef struct backend_model backend_model;
 typedef struct backend_cache backend_cache;
 typedef struct backend_ops backend_ops;
@@ -176,7 +178,8 @@ struct backend_ops {
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
-     * them where the file lies beside the model. KAKEYA_UNSUPPORTED where it arranges none of the verifier's. */
+     * them where it has the name of the model's file with BACKEND_ARRANGED behind it. KAKEYA_UNSUPPORTED where it
+     * arranges none of the verifier's. */
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 

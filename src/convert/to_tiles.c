@@ -10,9 +10,9 @@
 
 static bool lies_beside(const gemma4_model *model, const char *out) {
     const char *file = gguf_path(model->file);
-    size_t bytes = strlen(file) + sizeof ".tiles";
+    size_t bytes = strlen(file) + sizeof BACKEND_ARRANGED;
     char *name = malloc(bytes);
-    if (name) snprintf(name, bytes, "%s.tiles", file);
+    if (name) snprintf(name, bytes, "%s" BACKEND_ARRANGED, file);
     bool same = name && file_same(name, out);
     free(name);
     return same;

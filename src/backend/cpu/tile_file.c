@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "backend/cpu/tiles.h"
 #include "base/hash.h"
 #include "formats/gguf.h"
@@ -24,11 +25,10 @@ typedef struct tile_header {
 } tile_header;
 
 char *tile_file_name(const gemma4_model *model) {
-    static const char suffix[] = ".tiles";
     if (!model->file || !gguf_path(model->file)) return NULL;
-    size_t bytes = strlen(gguf_path(model->file)) + sizeof suffix;
+    size_t bytes = strlen(gguf_path(model->file)) + sizeof BACKEND_ARRANGED;
     char *name = malloc(bytes);
-    if (name) snprintf(name, bytes, "%s%s", gguf_path(model->file), suffix);
+    if (name) snprintf(name, bytes, "%s" BACKEND_ARRANGED, gguf_path(model->file));
     return name;
 }
 

@@ -11,8 +11,8 @@
  *
  * So whoever attends a stored vector need not transform it: its product with q is s * sum over i of k[i % g] q'[i] v[i]
  * with q' = q transformed, and values may be summed as s * k * v and their sum transformed once. */
-#ifndef KAKEYA_BACKEND_KV_Q4_H
-#define KAKEYA_BACKEND_KV_Q4_H
+#ifndef KAKEYA_MEASURE_KV_Q4_H
+#define KAKEYA_MEASURE_KV_Q4_H
 
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-#include "backend/kv_q4.h"
+#include "measure/kv_q4.h"
 
 #include <float.h>
 #include <math.h>
