@@ -230,7 +230,8 @@ static inline void kakeya_chat_options_init(kakeya_chat_options *options) {
 /* The tokens of a conversation in the JSON form of OpenAI's chat completions: a list of messages, or an object with
  * "messages" and perhaps "tools", whose other members are ignored. Messages have a role (system, developer, user,
  * assistant, tool), content (a text, or a list of text parts), reasoning_content or reasoning, tool_calls,
- * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED; errors name the place, such as messages[2].content[0].
+ * tool_call_id. Parts that are no text are KAKEYA_UNSUPPORTED, and a tool's message that no message with tool_calls is
+ * in front of KAKEYA_INVALID_ARGUMENT; errors name the place, such as messages[2].content[0].
  *
  * *ids is freed with kakeya_free. *n_stable (may be NULL) receives how many of the ids are the conversation itself: the
  * next request of this conversation begins with them, while what opens the model's turn may differ. options NULL: all

@@ -27,23 +27,13 @@ static void read_messages(fields *f) {
                  MAX_MESSAGES);
         return;
     }
-    bool called = false; /* tools, by the message in front of those of tools */
     cJSON_ArrayForEach(message, messages) {
         const char *role = body_string(message, "role");
         char param[64];
         snprintf(param, sizeof param, "messages[%d].role", i++);
-        if (!role) {
-            called = false;
-        } else if (strcmp(role, "function") == 0) {
+        if (role && strcmp(role, "function") == 0)
             api_fail(f->error, 400, "unsupported_value", param, "%s: function messages are not supported; use tool",
                      param);
-        } else if (strcmp(role, "tool") != 0) {
-            called = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(message, "tool_calls")) > 0;
-        } else if (!called) { /* the template would leave it out */
-            api_fail(f->error, 400, "invalid_prompt", param,
-                     "%s: a tool's message stands behind an assistant's with tool_calls, or behind another tool's",
-                     param);
-        }
     }
 }
 

@@ -19,11 +19,29 @@ static kakeya_status need_turns(const kakeya_tokenizer *t, kakeya_error *error) 
                      t->chat.note[0] ? ": " : "", t->chat.note);
 }
 
+/* The format would leave these out of the prompt without a word. */
+static kakeya_status check_tool_messages(const chat_message *messages, size_t n_messages, kakeya_error *error) {
+    bool called = false; /* tools, by the message in front of those of tools */
+    for (size_t i = 0; i < n_messages; i++) {
+        const chat_message *message = &messages[i];
+        if (!message->role || strcmp(message->role, "tool") != 0) {
+            called = message->n_tool_calls > 0;
+        } else if (!called) {
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "messages[%zu].role: a tool's message stands behind an assistant's with tool_calls, or "
+                             "behind another tool's",
+                             i);
+        }
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status render(const kakeya_tokenizer *t, const chat_message *messages, size_t n_messages,
                             const chat_options *options, size_t most, int32_t **ids, size_t *n_ids, size_t *n_stable,
                             kakeya_error *error) {
     chat_text text = {0};
-    kakeya_status status = chat_render(messages, n_messages, options, &text, error);
+    kakeya_status status = check_tool_messages(messages, n_messages, error);
+    if (status == KAKEYA_OK) status = chat_render(messages, n_messages, options, &text, error);
     if (status == KAKEYA_OK) status = chat_tokenize(t->tokens, &text, most, ids, n_ids, n_stable, error);
     chat_text_free(&text);
     return status;
