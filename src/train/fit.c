@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "train/linear.h"
+#include "train/products.h"
 #include "train/subspace.h"
 
 /* What full-attention layers count for: under S5 they stay exact. */
@@ -106,30 +107,6 @@ static double *metric_of(const fit_sums *s, float *const *gram, bool keys, bool 
     return metric;
 }
 
-/* out [rows][count] = b [rows][count] times the block-diagonal metric. */
-static void times_metric(const fit_sums *s, const fit_side *side, const double *b, int rows, double *out) {
-    const gemma4_config *c = s->verifier;
-    const double *block = side->metric;
-    int halves = side->count == s->targets ? 2 : 1;
-    for (int half = 0, base = 0; half < halves; half++, base += s->keys) {
-        for (int i = 0; i < c->layers; i++) {
-            if (s->target[i] < 0) continue;
-            int d = c->layer[i].head_dim;
-            for (int h = 0; h < c->layer[i].kv_heads; h++, block += square(d)) {
-                size_t column = (size_t)(base + s->target[i] + h * d);
-                for (int row = 0; row < rows; row++) {
-                    const double *from = b + (size_t)row * (size_t)side->count + column;
-                    double *to = out + (size_t)row * (size_t)side->count + column;
-                    for (int j = 0; j < d; j++) to[j] = 0;
-                    for (int k = 0; k < d; k++) {
-                        for (int j = 0; j < d; j++) to[j] += from[k] * block[(size_t)k * (size_t)d + (size_t)j];
-                    }
-                }
-            }
-        }
-    }
-}
-
 /* One latent's column of the decoders of keys or values, out of row = P' B. Decoders give raw K/V, not their
  * directions: they are scaled by the mean rms of the head's raw rows. */
 static void write_column(const fit_sums *s, const fit_side *side, const double *row, int r, int rank, bool values,
@@ -141,31 +118,6 @@ static void write_column(const fit_sums *s, const fit_side *side, const double *
         for (int o = 0; o < c->layer[i].kv_heads * d; o++) {
             double size = s->size[first + o / d * d] / s->tokens[0];
             decoders[i][(size_t)o * (size_t)rank + (size_t)r] = (float)(size * row[first - side->first + o]);
-        }
-    }
-}
-
-/* b [n][count] = E[x y'] of the side. */
-static void load_targets(const fit_sums *s, const fit_moments *m, const fit_side *side, double *b) {
-    for (int y = 0; y < side->count; y++) {
-        const double *row = m->yx + (size_t)(side->first + y) * (size_t)m->n;
-        for (int i = 0; i < m->n; i++) b[(size_t)i * (size_t)side->count + (size_t)y] = row[i] / s->tokens[0];
-    }
-}
-
-/* g = b m b'. */
-static void product(const double *bm, const double *b, int n, int count, double *g) {
-    for (int i = 0; i < n; i++) {
-        for (int j = 0; j <= i; j++) {
-            const double *x = bm + (size_t)i * (size_t)count, *y = b + (size_t)j * (size_t)count;
-            double sum[4] = {0, 0, 0, 0};
-            int k = 0;
-            for (; k + 4 <= count; k += 4) {
-                for (int l = 0; l < 4; l++) sum[l] += x[k + l] * y[k + l];
-            }
-            for (; k < count; k++) sum[0] += x[k] * y[k];
-            g[(size_t)i * (size_t)n + (size_t)j] = g[(size_t)j * (size_t)n + (size_t)i] =
-                (sum[0] + sum[1]) + (sum[2] + sum[3]);
         }
     }
 }
@@ -187,119 +139,133 @@ static kakeya_status no_solution(kakeya_error *error) {
     return error_set(error, KAKEYA_FORMAT, "the closed form has no solution: its sums are no finite numbers");
 }
 
-static kakeya_status solve_dense(const fit_problem *p, const fit_moments *m, const fit_side *side,
-                                 const fit_latents *to, kakeya_error *error) {
-    const fit_sums *s = p->sums;
-    size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank;
-    double *b = malloc(n * count * sizeof *b), *bm = malloc(n * count * sizeof *bm), *g = malloc(n * n * sizeof *g),
-           *eigenvalues = malloc(2 * n * sizeof *eigenvalues), *e = malloc(n * rank * sizeof *e);
-    kakeya_status status = KAKEYA_OK;
-    if (!b || !bm || !g || !eigenvalues || !e) {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
-                           (2 * n * count + n * n) * sizeof *b);
-        goto done;
-    }
-    load_targets(s, m, side, b);
-    linear_solve_lower(p->pool, m->factor, m->n, b, side->count);
-    times_metric(s, side, b, m->n, bm);
-    product(bm, b, m->n, side->count, g);
-    if (!linear_eigen(g, m->n, eigenvalues, eigenvalues + n)) {
-        status = no_solution(error);
-        goto done;
-    }
-    for (size_t i = 0; i < n; i++) {
-        for (size_t r = 0; r < rank; r++) e[i * rank + r] = g[r * n + i];
-    }
-    linear_solve_upper(p->pool, m->factor, m->n, e, to->rank);
-    for (size_t r = 0; r < rank; r++) {
-        for (size_t i = 0; i < n; i++) to->encoder[r * n + i] = (float)e[i * rank + r];
-    }
-    for (size_t r = 0; r < rank; r++) {
-        double *row = bm; /* free by now */
-        for (size_t y = 0; y < count; y++) row[y] = 0;
-        for (size_t k = 0; k < n; k++) {
-            for (size_t y = 0; y < count; y++) row[y] += g[r * n + k] * b[k * count + y];
-        }
-        write_decoders(s, side, row, (int)r, to);
-    }
-done:
-    free(b);
-    free(bm);
-    free(g);
-    free(eigenvalues);
-    free(e);
-    return status;
+/* g [n][n] += y' z of rows of y and z [rows][n]; what lies above the diagonal is left alone. */
+static void add_gram(thread_pool *pool, const double *y, const double *z, int rows, int n, double scale, double *g) {
+    size_t ld = (size_t)n;
+    const products_job job = {.a = y,
+                              .b = z,
+                              .c = g,
+                              .lda = ld,
+                              .ldb = ld,
+                              .ldc = ld,
+                              .m = n,
+                              .n = n,
+                              .k = rows,
+                              .a_turned = true,
+                              .scale = scale,
+                              .lower = true};
+    products_run(pool, &job);
 }
 
-/* B M B' without B: the sums as they are, between two solutions with the factor. */
+/* g [n][n] = E[x y'] M E[y x'], from as many heads at a time as make a deep product. z [deepest_rows][n]. */
+static int deepest_rows(const fit_sums *s) {
+    enum { DEEP = 512 };
+    int most = 0;
+    for (int i = 0; i < s->verifier->layers; i++) {
+        if (s->verifier->layer[i].head_dim > most) most = s->verifier->layer[i].head_dim;
+    }
+    return DEEP + most;
+}
+
+static void seen_moments(const fit_problem *p, const fit_moments *m, const fit_side *side, double *z, double *g) {
+    const fit_sums *s = p->sums;
+    const double *block = side->metric, *y = m->yx + (size_t)side->first * (size_t)m->n, *first = y;
+    size_t n = (size_t)m->n;
+    double scale = 1 / (s->tokens[0] * s->tokens[0]);
+    int rows = 0, deepest = deepest_rows(s), halves = side->count == s->targets ? 2 : 1;
+    memset(g, 0, n * n * sizeof *g);
+    for (int item = 0; item < halves * s->verifier->layers; item++) { /* layers lie one behind the other in y */
+        const gemma4_layer_config *l = &s->verifier->layer[item % s->verifier->layers];
+        if (s->target[item % s->verifier->layers] < 0) continue;
+        for (int h = 0; h < l->kv_heads; h++) {
+            int d = l->head_dim;
+            if (rows + d > deepest) {
+                add_gram(p->pool, first, z, rows, m->n, scale, g);
+                first = y;
+                rows = 0;
+            }
+            linear_combine(p->pool, block, d, y, m->n, d, z + (size_t)rows * n);
+            block += square(d);
+            y += (size_t)d * n;
+            rows += d;
+        }
+    }
+    add_gram(p->pool, first, z, rows, m->n, scale, g);
+    linear_mirror(p->pool, g, m->n);
+}
+
+/* g = L^-1 g L^-T */
+static void whiten(const fit_problem *p, const fit_moments *m, double *g) {
+    linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
+    linear_transpose(p->pool, g, m->n);
+    linear_solve_lower_rows(p->pool, m->factor, m->n, g, m->n);
+}
+
 typedef struct fit_operator {
-    const fit_problem *problem;
-    const fit_moments *moments;
-    const fit_side *side;
-    double *u;    /* [block][n] */
-    double *y[2]; /* [block][count] */
+    thread_pool *pool;
+    const double *g;
+    int n;
 } fit_operator;
 
-/* y[0] = E[x y'] seen from rows of u, which are encoders. */
-static void see_targets(fit_operator *o, int rows) {
-    const fit_moments *m = o->moments;
-    const double *yx = m->yx + (size_t)o->side->first * (size_t)m->n;
-    double tokens = o->problem->sums->tokens[0];
-    linear_solve_upper_rows(o->problem->pool, m->factor, m->n, o->u, rows);
-    linear_dots(o->problem->pool, o->u, rows, yx, o->side->count, m->n, o->y[0]);
-    for (size_t i = 0; i < (size_t)rows * (size_t)o->side->count; i++) o->y[0][i] /= tokens;
-}
-
-static void weigh_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    fit_operator *o = context;
-    size_t at = begin * (size_t)o->side->count;
-    times_metric(o->problem->sums, o->side, o->y[0] + at, (int)(end - begin), o->y[1] + at);
-}
-
 static void apply_operator(void *context, const double *x, int rows, double *out) {
-    fit_operator *o = context;
-    const fit_moments *m = o->moments;
-    double tokens = o->problem->sums->tokens[0];
-    memcpy(o->u, x, (size_t)rows * (size_t)m->n * sizeof *x);
-    see_targets(o, rows);
-    thread_pool_for(o->problem->pool, (size_t)rows, 4, weigh_rows, o);
-    linear_combine(o->problem->pool, o->y[1], rows, m->yx + (size_t)o->side->first * (size_t)m->n, m->n, o->side->count,
-                   out);
-    for (size_t i = 0; i < (size_t)rows * (size_t)m->n; i++) out[i] /= tokens;
-    linear_solve_lower_rows(o->problem->pool, m->factor, m->n, out, rows);
+    const fit_operator *o = context;
+    linear_combine(o->pool, x, rows, o->g, o->n, o->n, out);
 }
 
-static kakeya_status solve_subspace(const fit_problem *p, const fit_moments *m, const fit_side *side,
-                                    const fit_latents *to, kakeya_error *error) {
-    enum { MORE = 64 };
-    size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
-           block = rank + MORE < n ? rank + MORE : n;
-    fit_operator o = {.problem = p, .moments = m, .side = side};
-    double *vectors = malloc(block * n * sizeof *vectors), *values = malloc(block * sizeof *values);
-    o.u = malloc(block * n * sizeof *o.u);
-    for (int i = 0; i < 2; i++) o.y[i] = malloc(block * count * sizeof *o.y[i]);
-    bool out_of_memory = !vectors || !values || !o.u || !o.y[0] || !o.y[1];
-    kakeya_status status = KAKEYA_OK;
-    if (!out_of_memory &&
-        !subspace_eigen(p->pool, m->n, to->rank, (int)block, apply_operator, &o, vectors, values, &out_of_memory) &&
-        !out_of_memory)
-        status = error_set(error, KAKEYA_FORMAT,
-                           "the closed form has no solution: its sums are no finite numbers, or do not converge");
-    if (out_of_memory)
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
-                           block * (4 * n + 2 * count) * sizeof *vectors);
-    if (!status) {
-        memcpy(o.u, vectors, rank * n * sizeof *o.u);
-        see_targets(&o, to->rank);
-        for (size_t i = 0; i < rank * n; i++) to->encoder[i] = (float)o.u[i];
-        for (size_t r = 0; r < rank; r++) write_decoders(p->sums, side, o.y[0] + r * count, (int)r, to);
+/* The eigenvectors of the largest eigenvalues, in the first rows of vectors. */
+static kakeya_status find_vectors(const fit_problem *p, const fit_moments *m, int rank, double *g, double *vectors,
+                                  int block, kakeya_error *error) {
+    enum { MOST_DENSE = 2048 };
+    double *values = malloc(2 * (size_t)m->n * sizeof *values);
+    bool out_of_memory = !values, found = false;
+    bool dense = p->solver == FIT_DENSE || (p->solver == FIT_AUTO && m->n <= MOST_DENSE);
+    if (values && dense) {
+        found = linear_eigen(g, m->n, values, values + m->n);
+        memcpy(vectors, g, (size_t)rank * (size_t)m->n * sizeof *g);
+    } else if (values) {
+        fit_operator o = {p->pool, g, m->n};
+        found = subspace_eigen(p->pool, m->n, rank, block, apply_operator, &o, vectors, values, &out_of_memory);
     }
-    free(vectors);
     free(values);
-    free(o.u);
-    free(o.y[0]);
-    free(o.y[1]);
+    if (out_of_memory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form's iteration");
+    if (found) return KAKEYA_OK;
+    return error_set(error, KAKEYA_FORMAT,
+                     "the closed form has no solution: its sums are no finite numbers, or do not converge");
+}
+
+static kakeya_status solve_moments(const fit_problem *p, const fit_moments *m, const fit_side *side,
+                                   const fit_latents *to, kakeya_error *error) {
+    enum { MORE = 64, TOGETHER = 64 };
+    size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
+           block = rank + MORE < n ? rank + MORE : n, deep = (size_t)deepest_rows(p->sums);
+    double *g = malloc(n * n * sizeof *g), *z = malloc(deep * n * sizeof *z), *vectors = NULL, *y = NULL;
+    kakeya_status status = KAKEYA_OK;
+    if (g && z) {
+        seen_moments(p, m, side, z, g);
+        whiten(p, m, g);
+        free(z);
+        z = NULL;
+        vectors = malloc(block * n * sizeof *vectors);
+        y = malloc(TOGETHER * count * sizeof *y);
+    }
+    if (!g || !vectors || !y)
+        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
+                           (n * n + block * n + TOGETHER * count) * sizeof *g);
+    if (!status) status = find_vectors(p, m, to->rank, g, vectors, (int)block, error);
+    if (!status) {
+        linear_solve_upper_rows(p->pool, m->factor, m->n, vectors, to->rank);
+        for (size_t i = 0; i < rank * n; i++) to->encoder[i] = (float)vectors[i];
+    }
+    for (size_t r = 0; r < rank && !status; r += TOGETHER) {
+        size_t rows = rank - r < TOGETHER ? rank - r : TOGETHER;
+        linear_dots(p->pool, vectors + r * n, (int)rows, m->yx + (size_t)side->first * n, side->count, m->n, y);
+        for (size_t i = 0; i < rows * count; i++) y[i] /= p->sums->tokens[0];
+        for (size_t i = 0; i < rows; i++) write_decoders(p->sums, side, y + i * count, (int)(r + i), to);
+    }
+    free(g);
+    free(z);
+    free(vectors);
+    free(y);
     return status;
 }
 
@@ -384,7 +350,6 @@ void fit_weights_free(fit_weights *w) {
 /* One side, keys or values or both. */
 static kakeya_status solve_side(const fit_problem *p, const fit_moments *m, bool keys, bool values, fit_weights *out,
                                 kakeya_error *error) {
-    enum { MOST_DENSE = 2048 };
     const fit_sums *s = p->sums;
     fit_side side = {keys ? 0 : s->keys, keys && values ? s->targets : s->keys, metric_of(s, p->gram, keys, values)};
     if (!side.metric) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of the closed form");
@@ -393,8 +358,7 @@ static kakeya_status solve_side(const fit_problem *p, const fit_moments *m, bool
                             .values = values,
                             .encoder = out->encoder[keys ? 0 : 1],
                             .out = out};
-    bool dense = p->solver == FIT_DENSE || (p->solver == FIT_AUTO && m->n <= MOST_DENSE);
-    kakeya_status status = dense ? solve_dense(p, m, &side, &to, error) : solve_subspace(p, m, &side, &to, error);
+    kakeya_status status = solve_moments(p, m, &side, &to, error);
     free(side.metric);
     return status;
 }

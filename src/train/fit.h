@@ -12,7 +12,8 @@
  *            P: attention weight; r(t): mean square of o_proj's output; o_a: what head a gets; R_p: rotation of p.
  *
  * With C = E[x x'], B = L^-1 E[x y'], L L' = C: the latents are e = P' L^-1 x, where P are the eigenvectors of B M B'
- * of the largest eigenvalues, and the decoders D = (P' B)'. Latents are ordered: those of a smaller rank are the first
+ * of the largest eigenvalues, and the decoders D = (P' B)'. B M B' is not made from B, which is larger: it is
+ * L^-1 (sum over heads of E[x y'] M E[y x']) L^-T. Latents are ordered: those of a smaller rank are the first
  * ones of a larger, and so are the decoders' columns.
  *
  * An encoder that does not read x but W x (the drafter's K or V of its context) has W C W' and E[W x y'] in their

@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "train/products.h"
+
 static double *row_of(double *a, int n, int i) { return a + (size_t)i * (size_t)n; }
 
 static double dot(const double *a, const double *b, int n) {
@@ -23,213 +25,166 @@ static void add_scaled(double *y, double scale, const double *x, int n) {
 
 /* ----------------------------------------------------------------------------------------- triangular factors */
 
-/* Columns [begin, end) of the factor. Rows in front of `begin` are done. */
-typedef struct cholesky_panel {
-    double *a;
-    int n, begin, end;
-} cholesky_panel;
+/* All but the blocks on the diagonal are products. */
+enum { BLOCK = 128, GRAIN = 16 };
 
-static void factor_row(double *a, int n, int i, int begin, int end) {
-    double *row = row_of(a, n, i);
-    for (int j = begin; j < end; j++) row[j] = (row[j] - dot(row, row_of(a, n, j), j)) / row_of(a, n, j)[j];
+/* Rows of x that meet the block [begin, end) of the factor. */
+typedef struct block_work {
+    const double *l;
+    double *x; /* [rows][n] */
+    int n, begin, end;
+} block_work;
+
+static block_work block_of(const double *l, double *x, int n, int begin) {
+    return (block_work){l, x, n, begin, n - begin < BLOCK ? n : begin + BLOCK};
 }
 
-static void factor_rows(void *context, size_t begin, size_t end, int thread) {
+static void solve_lower(void *context, size_t first, size_t last, int thread) {
     (void)thread;
-    const cholesky_panel *p = context;
-    for (size_t i = begin; i < end; i++) factor_row(p->a, p->n, p->end + (int)i, p->begin, p->end);
+    const block_work *w = context;
+    for (size_t r = first; r < last; r++) {
+        double *x = row_of(w->x, w->n, (int)r) + w->begin;
+        for (int i = w->begin; i < w->end; i++) {
+            const double *factor = w->l + (size_t)i * (size_t)w->n;
+            int before = i - w->begin;
+            x[before] = (x[before] - dot(x, factor + w->begin, before)) / factor[i];
+        }
+    }
+}
+
+static void solve_upper(void *context, size_t first, size_t last, int thread) {
+    (void)thread;
+    const block_work *w = context;
+    for (size_t r = first; r < last; r++) {
+        double *x = row_of(w->x, w->n, (int)r) + w->begin;
+        for (int i = w->end - 1; i >= w->begin; i--) {
+            const double *factor = w->l + (size_t)i * (size_t)w->n;
+            int before = i - w->begin;
+            x[before] /= factor[i];
+            add_scaled(x, -x[before], factor + w->begin, before);
+        }
+    }
+}
+
+/* a [row][column] -= b c', or b c, of n-wide matrices. */
+static void subtract(thread_pool *pool, double *a, const double *b, const double *c, bool turned, int rows, int columns,
+                     int depth, int n) {
+    size_t ld = (size_t)n;
+    const products_job job = {.a = b,
+                              .b = c,
+                              .c = a,
+                              .lda = ld,
+                              .ldb = ld,
+                              .ldc = ld,
+                              .m = rows,
+                              .n = columns,
+                              .k = depth,
+                              .b_turned = turned,
+                              .scale = -1};
+    products_run(pool, &job);
 }
 
 bool linear_cholesky(thread_pool *pool, double *a, int n) {
-    enum { PANEL = 64, GRAIN = 16 };
-    for (int begin = 0; begin < n; begin += PANEL) {
-        cholesky_panel panel = {a, n, begin, n - begin < PANEL ? n : begin + PANEL};
-        for (int i = begin; i < panel.end; i++) {
-            double *row = row_of(a, n, i);
-            factor_row(a, n, i, begin, i);
+    for (int begin = 0; begin < n; begin += BLOCK) {
+        block_work work = block_of(a, NULL, n, begin);
+        double *diagonal = row_of(a, n, begin) + begin;
+        subtract(pool, diagonal, row_of(a, n, begin), row_of(a, n, begin), true, n - begin, work.end - begin, begin, n);
+        for (int i = 0; i < work.end - begin; i++) {
+            double *row = row_of(diagonal, n, i);
+            for (int j = 0; j < i; j++) row[j] = (row[j] - dot(row, row_of(diagonal, n, j), j)) / diagonal[j * n + j];
             double rest = row[i] - dot(row, row, i);
             if (!(rest > 0)) return false;
             row[i] = sqrt(rest);
-            for (int j = i + 1; j < n; j++) row[j] = 0;
+            for (int j = i + 1; begin + j < n; j++) row[j] = 0;
         }
-        thread_pool_for(pool, (size_t)(n - panel.end), GRAIN, factor_rows, &panel);
+        work.x = row_of(a, n, work.end);
+        thread_pool_for(pool, (size_t)(n - work.end), GRAIN, solve_lower, &work);
     }
     return true;
 }
 
-typedef struct triangle_work {
-    const double *l;
-    double *x;
-    int n, columns;
-} triangle_work;
-
-static void lower_columns(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const triangle_work *w = context;
-    int columns = (int)(end - begin);
-    for (int i = 0; i < w->n; i++) {
-        double *row = row_of(w->x, w->columns, i) + begin;
-        const double *factor = w->l + (size_t)i * (size_t)w->n;
-        for (int j = 0; j < i; j++) add_scaled(row, -factor[j], row_of(w->x, w->columns, j) + begin, columns);
-        for (int c = 0; c < columns; c++) row[c] /= factor[i];
-    }
-}
-
-static void upper_columns(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const triangle_work *w = context;
-    int columns = (int)(end - begin);
-    for (int i = w->n - 1; i >= 0; i--) {
-        double *row = row_of(w->x, w->columns, i) + begin;
-        for (int j = i + 1; j < w->n; j++)
-            add_scaled(row, -w->l[(size_t)j * (size_t)w->n + (size_t)i], row_of(w->x, w->columns, j) + begin, columns);
-        for (int c = 0; c < columns; c++) row[c] /= w->l[(size_t)i * (size_t)w->n + (size_t)i];
-    }
-}
-
-enum { COLUMN_GRAIN = 256, ROW_GRAIN = 8 };
-
-void linear_solve_lower(thread_pool *pool, const double *l, int n, double *x, int columns) {
-    triangle_work work = {l, x, n, columns};
-    thread_pool_for(pool, (size_t)columns, COLUMN_GRAIN, lower_columns, &work);
-}
-
-void linear_solve_upper(thread_pool *pool, const double *l, int n, double *x, int columns) {
-    triangle_work work = {l, x, n, columns};
-    thread_pool_for(pool, (size_t)columns, COLUMN_GRAIN, upper_columns, &work);
-}
-
-/* Some rows at a time, so that a row of the factor is read once for all of them. */
-static void lower_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const triangle_work *w = context;
-    for (int i = 0; i < w->n; i++) {
-        const double *factor = w->l + (size_t)i * (size_t)w->n;
-        for (size_t r = begin; r < end; r++) {
-            double *x = row_of(w->x, w->n, (int)r);
-            x[i] = (x[i] - dot(factor, x, i)) / factor[i];
-        }
-    }
-}
-
-static void upper_rows(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const triangle_work *w = context;
-    for (int i = w->n - 1; i >= 0; i--) {
-        const double *factor = w->l + (size_t)i * (size_t)w->n;
-        for (size_t r = begin; r < end; r++) {
-            double *x = row_of(w->x, w->n, (int)r);
-            x[i] /= factor[i];
-            add_scaled(x, -x[i], factor, i);
-        }
-    }
-}
-
 void linear_solve_lower_rows(thread_pool *pool, const double *l, int n, double *x, int rows) {
-    triangle_work work = {l, x, n, n};
-    thread_pool_for(pool, (size_t)rows, ROW_GRAIN, lower_rows, &work);
+    for (int begin = 0; begin < n; begin += BLOCK) {
+        block_work work = block_of(l, x, n, begin);
+        subtract(pool, x + begin, x, l + (size_t)begin * (size_t)n, true, rows, work.end - begin, begin, n);
+        thread_pool_for(pool, (size_t)rows, GRAIN, solve_lower, &work);
+    }
 }
 
 void linear_solve_upper_rows(thread_pool *pool, const double *l, int n, double *x, int rows) {
-    triangle_work work = {l, x, n, n};
-    thread_pool_for(pool, (size_t)rows, ROW_GRAIN, upper_rows, &work);
+    for (int begin = (n - 1) / BLOCK * BLOCK; begin >= 0; begin -= BLOCK) {
+        block_work work = block_of(l, x, n, begin);
+        subtract(pool, x + begin, x + work.end, l + (size_t)work.end * (size_t)n + begin, false, rows, work.end - begin,
+                 n - work.end, n);
+        thread_pool_for(pool, (size_t)rows, GRAIN, solve_upper, &work);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- products */
 
-typedef struct product_work {
-    const double *a, *b;
-    double *out;
-    int m, n, k;
-} product_work;
-
-/* Four products of two rows each: every value that is loaded is used twice. */
-static void dot_pairs(const double *a0, const double *a1, const double *b0, const double *b1, int n, double out[4]) {
-    enum { LANES = 4 };
-    double sum[4][LANES] = {{0}};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++) {
-            sum[0][k] += a0[i + k] * b0[i + k];
-            sum[1][k] += a0[i + k] * b1[i + k];
-            sum[2][k] += a1[i + k] * b0[i + k];
-            sum[3][k] += a1[i + k] * b1[i + k];
-        }
-    }
-    for (; i < n; i++) {
-        sum[0][0] += a0[i] * b0[i];
-        sum[1][0] += a0[i] * b1[i];
-        sum[2][0] += a1[i] * b0[i];
-        sum[3][0] += a1[i] * b1[i];
-    }
-    for (int k = 0; k < 4; k++) out[k] += (sum[k][0] + sum[k][1]) + (sum[k][2] + sum[k][3]);
+void linear_dots(thread_pool *pool, const double *a, int m, const double *b, int n, int k, double *out) {
+    const products_job job = {.a = a,
+                              .b = b,
+                              .c = out,
+                              .lda = (size_t)k,
+                              .ldb = (size_t)k,
+                              .ldc = (size_t)n,
+                              .m = m,
+                              .n = n,
+                              .k = k,
+                              .b_turned = true,
+                              .scale = 1,
+                              .set = true};
+    products_run(pool, &job);
 }
 
-enum { DEPTH = 512 /* values of a row that are in work at a time: tiles of them stay in the cache */, TILE = 32 };
+void linear_combine(thread_pool *pool, const double *a, int m, const double *b, int n, int k, double *out) {
+    const products_job job = {.a = a,
+                              .b = b,
+                              .c = out,
+                              .lda = (size_t)k,
+                              .ldb = (size_t)n,
+                              .ldc = (size_t)n,
+                              .m = m,
+                              .n = n,
+                              .k = k,
+                              .scale = 1,
+                              .set = true};
+    products_run(pool, &job);
+}
 
-/* A tile of rows of b against all of a. */
-static void dot_tiles(void *context, size_t begin, size_t end, int thread) {
+typedef struct mirror_work {
+    double *a;
+    int n;
+    bool exchange;
+} mirror_work;
+
+/* Rows of blocks: what lies above the diagonal becomes what lies below it, or both change places. */
+static void mirror_blocks(void *context, size_t begin, size_t end, int thread) {
     (void)thread;
-    const product_work *w = context;
-    size_t n = (size_t)w->n, k = (size_t)w->k;
-    for (int i = 0; i < w->m; i++) {
-        for (size_t j = begin; j < end; j++) w->out[(size_t)i * n + j] = 0;
-    }
-    for (size_t at = 0; at < k; at += DEPTH) {
-        int depth = (int)(k - at < DEPTH ? k - at : DEPTH);
-        for (size_t i = 0; i < (size_t)w->m; i += 2) {
-            bool two = i + 1 < (size_t)w->m;
-            const double *a0 = w->a + i * k + at, *a1 = two ? a0 + k : a0;
-            for (size_t j = begin; j < end; j += 2) {
-                bool wide = j + 1 < end;
-                const double *b0 = w->b + j * k + at, *b1 = wide ? b0 + k : b0;
-                double sums[4] = {0};
-                dot_pairs(a0, a1, b0, b1, depth, sums);
-                double *to = w->out + i * n + j;
-                to[0] += sums[0];
-                if (wide) to[1] += sums[1];
-                if (two) to[n] += sums[2];
-                if (two && wide) to[n + 1] += sums[3];
+    const mirror_work *w = context;
+    enum { SIDE = 32 };
+    for (size_t block = begin; block < end; block++) {
+        int first = (int)block * SIDE, last = w->n - first < SIDE ? w->n : first + SIDE;
+        for (int column = 0; column < last; column += SIDE) {
+            for (int i = first; i < last; i++) {
+                for (int j = column; j < i && j < column + SIDE; j++) {
+                    double *low = row_of(w->a, w->n, i) + j, *high = row_of(w->a, w->n, j) + i, kept = *high;
+                    *high = *low;
+                    if (w->exchange) *low = kept;
+                }
             }
         }
     }
 }
 
-void linear_dots(thread_pool *pool, const double *a, int m, const double *b, int n, int k, double *out) {
-    product_work work = {a, b, out, m, n, k};
-    thread_pool_for(pool, (size_t)n, TILE, dot_tiles, &work);
+static void mirror(thread_pool *pool, double *a, int n, bool exchange) {
+    mirror_work work = {a, n, exchange};
+    thread_pool_for(pool, ((size_t)n + 31) / 32, 1, mirror_blocks, &work);
 }
 
-/* y += four scaled rows: every value of y is loaded and stored once for them. */
-static void add_four(double *restrict y, const double scale[4], const double *x, size_t stride, int n) {
-    const double *a = x, *b = x + stride, *c = b + stride, *d = c + stride;
-    for (int i = 0; i < n; i++) y[i] += (scale[0] * a[i] + scale[1] * b[i]) + (scale[2] * c[i] + scale[3] * d[i]);
-}
-
-/* A tile of columns of b against all of a. */
-static void combine_tiles(void *context, size_t begin, size_t end, int thread) {
-    (void)thread;
-    const product_work *w = context;
-    size_t n = (size_t)w->n, k = (size_t)w->k;
-    int columns = (int)(end - begin);
-    for (int i = 0; i < w->m; i++) {
-        for (size_t j = begin; j < end; j++) w->out[(size_t)i * n + j] = 0;
-    }
-    for (size_t at = 0; at < k; at += TILE) {
-        size_t last = k - at < TILE ? k : at + TILE;
-        for (size_t i = 0; i < (size_t)w->m; i++) {
-            double *to = w->out + i * n + begin;
-            size_t l = at;
-            for (; l + 4 <= last; l += 4) add_four(to, w->a + i * k + l, w->b + l * n + begin, n, columns);
-            for (; l < last; l++) add_scaled(to, w->a[i * k + l], w->b + l * n + begin, columns);
-        }
-    }
-}
-
-void linear_combine(thread_pool *pool, const double *a, int m, const double *b, int n, int k, double *out) {
-    product_work work = {a, b, out, m, n, k};
-    thread_pool_for(pool, (size_t)n, DEPTH, combine_tiles, &work);
-}
+void linear_mirror(thread_pool *pool, double *a, int n) { mirror(pool, a, n, false); }
+void linear_transpose(thread_pool *pool, double *a, int n) { mirror(pool, a, n, true); }
 
 /* ------------------------------------------------------------------------------------------------ eigenvectors */
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "train/linear.h"
+#include "train/products.h"
 
 enum { MOST_DEGREE = 8, ROUNDS = 60 };
 static const double standstill = 1e-9;
@@ -40,30 +41,85 @@ static double norm_of(const double *x, int n) {
     return sqrt(square);
 }
 
-/* Rows become orthonormal: Gram-Schmidt, twice. What nearly lies in the span of earlier rows is rounding: a random row
- * takes its place. */
-static bool orthonormalise(iteration *s) {
+/* A row becomes a unit vector; zero what is nothing. */
+static double normalise(double *row, int n) {
+    double length = norm_of(row, n);
+    for (int i = 0; i < n && length > 0; i++) row[i] /= length;
+    return length;
+}
+
+/* Rows [begin, end) lose what lies in the span of the orthonormal rows [from, begin). */
+static void project(iteration *s, int from, int begin, int end) {
+    double *rows = s->x + (size_t)begin * (size_t)s->n, *earlier = s->x + (size_t)from * (size_t)s->n;
+    int n = end - begin, before = begin - from;
+    const products_job along = {.a = rows,
+                                .b = earlier,
+                                .c = s->small[0],
+                                .lda = (size_t)s->n,
+                                .ldb = (size_t)s->n,
+                                .ldc = (size_t)s->block,
+                                .m = n,
+                                .n = before,
+                                .k = s->n,
+                                .b_turned = true,
+                                .scale = 1,
+                                .set = true};
+    const products_job away = {.a = s->small[0],
+                               .b = earlier,
+                               .c = rows,
+                               .lda = (size_t)s->block,
+                               .ldb = (size_t)s->n,
+                               .ldc = (size_t)s->n,
+                               .m = n,
+                               .n = s->n,
+                               .k = before,
+                               .scale = -1};
+    products_run(s->pool, &along);
+    products_run(s->pool, &away);
+}
+
+static const double dependent = 1e-10;
+
+/* One row against rows [from, i), twice. What nearly lies in their span is rounding: a random row takes its place,
+ * which has all earlier rows to leave. */
+static bool orthonormalise_row(iteration *s, int i, int from) {
     enum { TRIES = 5 };
-    static const double dependent = 1e-10;
-    double *along = s->small[0], *sum = s->z;
-    for (int i = 0; i < s->block; i++) {
-        double *row = s->x + (size_t)i * (size_t)s->n;
-        for (int tries = 0;; tries++) {
-            double before = norm_of(row, s->n), after = before;
-            for (int pass = 0; pass < 2 && before > 0; pass++) {
-                for (int k = 0; k < s->n; k++) row[k] /= after;
-                linear_dots(s->pool, row, 1, s->x, i, s->n, along);
-                linear_combine(s->pool, along, 1, s->x, s->n, i, sum);
-                for (int k = 0; k < s->n; k++) row[k] -= sum[k];
-                after = norm_of(row, s->n);
-                if (!(after > dependent)) break;
+    double *row = s->x + (size_t)i * (size_t)s->n;
+    for (int tries = 0;; tries++) {
+        double before = normalise(row, s->n), after = before;
+        for (int pass = 0; pass < 2 && after > 0; pass++) {
+            static const double cancelled =
+                0.1; /* what was taken away hid what earlier blocks have in common with it */
+            project(s, from, i, i + 1);
+            after = normalise(row, s->n);
+            if (!(after > dependent)) break;
+            if (after < cancelled && from) {
+                from = 0;
+                pass = -1;
             }
-            if (!isfinite(before) || !isfinite(after) || tries == TRIES) return false;
-            if (before > 0 && after > dependent) {
-                for (int k = 0; k < s->n; k++) row[k] /= after;
-                break;
+        }
+        if (!isfinite(before) || !isfinite(after) || tries == TRIES) return false;
+        if (after > dependent) return true;
+        randomise(s, row);
+        from = 0;
+    }
+}
+
+/* Rows become orthonormal: Gram-Schmidt, blocks against all earlier ones, then rows within them. */
+static bool orthonormalise(iteration *s) {
+    enum { ROWS = 32 };
+    for (int begin = 0; begin < s->block; begin += ROWS) {
+        int end = s->block - begin < ROWS ? s->block : begin + ROWS;
+        for (int pass = 0; pass < 2 && begin; pass++) {
+            for (int i = begin; i < end; i++) (void)normalise(s->x + (size_t)i * (size_t)s->n, s->n);
+            project(s, 0, begin, end);
+            for (int i = begin; i < end; i++) {
+                double *row = s->x + (size_t)i * (size_t)s->n;
+                if (norm_of(row, s->n) <= dependent) memset(row, 0, (size_t)s->n * sizeof *row);
             }
-            randomise(s, row);
+        }
+        for (int i = begin; i < end; i++) {
+            if (!orthonormalise_row(s, i, begin)) return false;
         }
     }
     return true;

@@ -7,6 +7,7 @@
 #include "golden.h"
 #include "train/fit.h"
 #include "train/linear.h"
+#include "train/products.h"
 #include "train/subspace.h"
 
 static double draw(uint64_t *state) {
@@ -29,7 +30,7 @@ static thread_pool *make_pool(int threads) {
 /* ------------------------------------------------------------------------------------------------------ linear */
 
 /* Wider than one panel and one tile. */
-enum { N = 150, ROWS = 19, DEEP = 1100 };
+enum { N = 150, ROWS = 19, DEEP = 1100, WIDE = 140 };
 
 static void factors(void **state) {
     (void)state;
@@ -48,15 +49,10 @@ static void factors(void **state) {
         if (fabs(m[i] - a[i]) > 1e-10) fail_msg("L L' is off by %g in row %d", m[i] - a[i], i / N);
         if (i % N > i / N) assert_true(l[i] == 0);
     }
-    /* columns and rows of unknowns, lower and upper: the same answers, and the right ones */
-    double *x = random_matrix(N * ROWS, 8), *columns = malloc(N * ROWS * sizeof *x),
-           *rows = malloc(N * ROWS * sizeof *x), *again = malloc(N * ROWS * sizeof *x);
-    for (int i = 0; i < N; i++) {
-        for (int c = 0; c < ROWS; c++) rows[c * N + i] = columns[i * ROWS + c] = x[i * ROWS + c];
-    }
-    memcpy(again, rows, N * ROWS * sizeof *x);
-    linear_solve_lower(three, l, N, columns, ROWS);
-    linear_solve_upper(three, l, N, columns, ROWS);
+    /* rows of unknowns, lower and upper: the right answers */
+    double *x = random_matrix(N * ROWS, 8), *rows = malloc(N * ROWS * sizeof *x), *again = malloc(N * ROWS * sizeof *x);
+    memcpy(rows, x, N * ROWS * sizeof *x);
+    memcpy(again, x, N * ROWS * sizeof *x);
     linear_solve_lower_rows(one, l, N, rows, ROWS);
     linear_solve_upper_rows(one, l, N, rows, ROWS);
     linear_solve_lower_rows(three, l, N, again, ROWS);
@@ -66,14 +62,13 @@ static void factors(void **state) {
         for (int c = 0; c < ROWS; c++) {
             double sum = 0;
             for (int k = 0; k < N; k++) sum += a[i * N + k] * rows[c * N + k];
-            assert_true(fabs(sum - x[i * ROWS + c]) < 1e-9);
-            assert_true(fabs(rows[c * N + i] - columns[i * ROWS + c]) < 1e-9);
+            assert_true(fabs(sum - x[c * N + i]) < 1e-9);
         }
     }
     a[70 * N + 70] = -1;
     assert_false(linear_cholesky(one, a, N));
-    double *all[] = {a, b, l, m, x, columns, rows, again};
-    for (int i = 0; i < 8; i++) free(all[i]);
+    double *all[] = {a, b, l, m, x, rows, again};
+    for (int i = 0; i < 7; i++) free(all[i]);
     thread_pool_destroy(one);
     thread_pool_destroy(three);
 }
@@ -108,6 +103,58 @@ static void products(void **state) {
     free(out);
     free(again);
     thread_pool_destroy(one);
+    thread_pool_destroy(three);
+}
+
+/* Every form of a product, of parts of wider matrices; and what lies on the two sides of the diagonal. */
+static void forms(void **state) {
+    (void)state;
+    enum { LD = 160, K = 135 };
+    thread_pool *three = make_pool(3);
+    double *a = random_matrix(LD * LD, 1), *b = random_matrix(LD * LD, 2), *c = random_matrix(LD * LD, 3),
+           *out = malloc(LD * LD * sizeof *out);
+    for (int form = 0; form < 16; form++) {
+        const products_job job = {.a = a + 3,
+                                  .b = b + 2,
+                                  .c = out + 1,
+                                  .lda = LD,
+                                  .ldb = LD,
+                                  .ldc = LD,
+                                  .m = WIDE,
+                                  .n = WIDE,
+                                  .k = K,
+                                  .a_turned = form & 1,
+                                  .b_turned = form & 2,
+                                  .scale = -0.5,
+                                  .set = form & 4,
+                                  .lower = form & 8};
+        memcpy(out, c, LD * LD * sizeof *out);
+        products_run(three, &job);
+        for (int i = 0; i < LD; i++) {
+            for (int j = 0; j < LD; j++) {
+                bool inside = i < WIDE && j >= 1 && j <= WIDE;
+                if (inside && (form & 8) && j - 1 > i) continue; /* some of these are computed */
+                double sum = inside && (form & 4) ? 0 : c[i * LD + j];
+                for (int k = 0; k < K && inside; k++)
+                    sum -= 0.5 * (form & 1 ? a[3 + k * LD + i] : a[3 + i * LD + k]) *
+                           (form & 2 ? b[2 + (j - 1) * LD + k] : b[2 + k * LD + j - 1]);
+                if (fabs(sum - out[i * LD + j]) > 1e-11)
+                    fail_msg("form %d, %d, %d: %g, not %g", form, i, j, out[i * LD + j], sum);
+            }
+        }
+    }
+    memcpy(out, c, LD * LD * sizeof *out);
+    linear_transpose(three, out, LD - 7);
+    for (int i = 0; i < (LD - 7) * (LD - 7); i++) assert_true(out[i] == c[i % (LD - 7) * (LD - 7) + i / (LD - 7)]);
+    linear_mirror(three, out, LD - 7);
+    for (int i = 0; i < (LD - 7) * (LD - 7); i++) {
+        int low = i / (LD - 7) < i % (LD - 7) ? i / (LD - 7) : i % (LD - 7), high = i / (LD - 7) + i % (LD - 7) - low;
+        assert_true(out[i] == c[low * (LD - 7) + high]);
+    }
+    free(a);
+    free(b);
+    free(c);
+    free(out);
     thread_pool_destroy(three);
 }
 
@@ -364,8 +411,9 @@ static void turned_input(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors),           cmocka_unit_test(products),       cmocka_unit_test(subspace),
-        cmocka_unit_test(subspace_is_dense), cmocka_unit_test(few_directions), cmocka_unit_test(turned_input),
+        cmocka_unit_test(factors),      cmocka_unit_test(products),          cmocka_unit_test(forms),
+        cmocka_unit_test(subspace),     cmocka_unit_test(subspace_is_dense), cmocka_unit_test(few_directions),
+        cmocka_unit_test(turned_input),
     };
     return cmocka_run_group_tests_name("closed form", tests, NULL, NULL);
 }
