@@ -118,10 +118,10 @@ typedef struct backend_train_ops {
      * each layer, in order. Failures as for backend_ops.forward. */
     kakeya_status (*forward)(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
                              void *user, kakeya_error *error);
-    /* out [nb][na] = sum over rows of b[row][i] * a[row][j], float32, in an order that depends on `rows` alone; rows is
-     * at most model_prompt_chunk. */
-    kakeya_status (*outer)(backend_model *m, const float *a, int na, const float *b, int nb, int rows, float *out,
-                           kakeya_error *error);
+    /* out [nb][na] = sum over rows of b[row * ldb + i] * a[row][j], float32, in an order that depends on `rows` alone;
+     * rows is at most model_prompt_chunk. */
+    kakeya_status (*outer)(backend_model *m, const float *a, int na, const float *b, size_t ldb, int nb, int rows,
+                           float *out, kakeya_error *error);
     bool chooses; /* forward fills backend_segment.hidden_states by chosen_layers */
     /* Memory of the host that a device copies from and to fast; NULL: any will do. */
     void *(*host_memory)(size_t bytes);

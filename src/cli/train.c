@@ -31,7 +31,7 @@ enum {
     LEAST_TOKENS = 32,
     REPORTED_RANKS = 4
 };
-static const double save_seconds = 60;
+static const double save_seconds = 60, save_bytes = 1e9; /* between two savings; as long again for so much to save */
 static const char state_name[] = "training.state", held_name[] = "held_out.json", report_name[] = "report.json",
                   distill_name[] = "distill.state", start_name[] = "start";
 
@@ -147,6 +147,10 @@ static kakeya_status answer(train_command *c, const int32_t **tokens, int *n, ka
     return status;
 }
 
+static double seconds_between_savings(const train_command *c) {
+    return save_seconds * (1 + (double)(trainer_sums(c->trainer)->n_all * sizeof(double)) / save_bytes);
+}
+
 /* Sequences are counted, and hashed, as the data hold them: an answer follows from its prompt. */
 static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                    kakeya_error *error) {
@@ -172,7 +176,7 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
     } else {
         show_progress(c);
         if (terminal_interrupted()) return interrupted(c, error);
-        if (c->trainer && clock_seconds() - c->saved > save_seconds) status = save(c, error);
+        if (c->trainer && clock_seconds() - c->saved > seconds_between_savings(c)) status = save(c, error);
         if (status) return status;
     }
     *done = c->seen[0] >= c->resumed[0] && tokens_done(c) >= (uint64_t)c->tokens;

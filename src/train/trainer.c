@@ -8,8 +8,13 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/threads.h"
+#include "train/linear.h"
+#include "train/products.h"
 
-enum { OFFSETS = 24 /* evicted positions of a row that the metric looks at, evenly spaced over the window */ };
+enum {
+    OFFSETS = 24, /* evicted positions of a row that the metric looks at, evenly spaced over the window */
+    OUTER = 2048, /* values of y whose products with x are summed together: those of all would take gigabytes */
+};
 static const double negligible_weight = 1e-5; /* of attention: its square is below what float32 sums can tell */
 
 struct trainer {
@@ -25,7 +30,7 @@ struct trainer {
     float *aux;    /* [chunk][drafter's targets * hidden], the hidden states that it is made of */
     float *fc;     /* [inputs][drafter's targets * hidden] */
     float *map[2]; /* [f_theta_encoder_in][inputs]: k_proj and v_proj of the drafter's layers */
-    float *outer;  /* [targets or inputs][inputs] */
+    float *outer;  /* [OUTER][inputs] */
     float *keys[GEMMA4_MAX_LAYERS], *values[GEMMA4_MAX_LAYERS]; /* [sequence][kv_dim] as attention sees them */
     float *scratch;                                             /* [threads][sequence + 4 * head_dim] */
     size_t scratch_row;
@@ -39,32 +44,55 @@ static size_t kv_dim(const gemma4_config *c, int layer) {
 
 /* ---------------------------------------------------------------------------------------------------- creation */
 
-/* G_a = W_a' W_a with W_a = diag(post-attention norm) o_proj[:, a], one output row after the other. */
+/* G_a = W_a' W_a with W_a = diag(post-attention norm) o_proj[:, a]. */
+static void make_gram(const trainer *t, int layer, float *row, double *w, double *product) {
+    const gemma4_config *c = t->config;
+    const gemma4_layer_weights *from = &t->engine->verifier->weights.layer[layer];
+    size_t d = (size_t)c->layer[layer].head_dim, width = (size_t)c->heads * d;
+    for (int o = 0; o < c->hidden; o++) {
+        t->ops->weight_row(t->engine->model, &from->o_proj, o, row);
+        double gain = (double)from->post_attention_norm[o], *to = w + (size_t)o * width;
+        for (size_t k = 0; k < width; k++) to[k] = gain * (double)row[k];
+    }
+    for (int a = 0; a < c->heads; a++) {
+        const double *part = w + (size_t)a * d;
+        const products_job job = {.a = part,
+                                  .b = part,
+                                  .c = product,
+                                  .lda = width,
+                                  .ldb = width,
+                                  .ldc = d,
+                                  .m = (int)d,
+                                  .n = (int)d,
+                                  .k = c->hidden,
+                                  .a_turned = true,
+                                  .scale = 1,
+                                  .set = true,
+                                  .lower = true};
+        products_run(t->pool, &job);
+        linear_mirror(t->pool, product, (int)d);
+        for (size_t i = 0; i < d * d; i++) t->gram[layer][(size_t)a * d * d + i] = (float)product[i];
+    }
+}
+
 static kakeya_status make_grams(trainer *t, kakeya_error *error) {
     const gemma4_config *c = t->config;
-    const gemma4_weights *w = &t->engine->verifier->weights;
+    size_t dim = 0, heads = (size_t)c->heads;
+    bool complete = true;
     for (int i = 0; i < c->layers; i++) {
-        size_t d = (size_t)c->layer[i].head_dim, heads = (size_t)c->heads;
-        float *row = malloc(heads * d * sizeof *row);
-        t->gram[i] = calloc(heads * d * d, sizeof *t->gram[i]);
-        if (!row || !t->gram[i]) {
-            free(row);
-            return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of training");
-        }
-        for (int o = 0; o < c->hidden; o++) {
-            t->ops->weight_row(t->engine->model, &w->layer[i].o_proj, o, row);
-            for (size_t k = 0; k < heads * d; k++) row[k] *= w->layer[i].post_attention_norm[o];
-            for (size_t a = 0; a < heads; a++) {
-                const float *part = row + a * d;
-                for (size_t p = 0; p < d; p++) {
-                    float *to = t->gram[i] + (a * d + p) * d;
-                    for (size_t q = 0; q < d; q++) to[q] += part[p] * part[q];
-                }
-            }
-        }
-        free(row);
+        size_t d = (size_t)c->layer[i].head_dim;
+        if (d > dim) dim = d;
+        t->gram[i] = malloc(heads * d * d * sizeof *t->gram[i]);
+        complete &= t->gram[i] != NULL;
     }
-    return KAKEYA_OK;
+    float *row = malloc(heads * dim * sizeof *row);
+    double *w = malloc((size_t)c->hidden * heads * dim * sizeof *w), *product = malloc(dim * dim * sizeof *product);
+    complete &= row && w && product;
+    for (int i = 0; i < c->layers && complete; i++) make_gram(t, i, row, w, product);
+    free(row);
+    free(w);
+    free(product);
+    return complete ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the metric of training");
 }
 
 static size_t aux_width(const trainer *t) {
@@ -106,7 +134,7 @@ static kakeya_status allocate(trainer *t, kakeya_error *error) {
     t->scratch_row = (size_t)t->options.sequence + 4 * dim;
     t->x = malloc(chunk * n * sizeof *t->x);
     t->y = malloc(chunk * targets * sizeof *t->y);
-    t->outer = malloc((targets > n ? targets : n) * n * sizeof *t->outer);
+    t->outer = malloc(OUTER * n * sizeof *t->outer);
     t->scratch = malloc((size_t)thread_pool_size(t->pool) * t->scratch_row * sizeof *t->scratch);
     if (!complete || !t->x || !t->y || !t->outer || !t->scratch)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on sequences of %d tokens",
@@ -374,19 +402,38 @@ static void make_context(void *context, size_t begin, size_t end, int thread) {
     }
 }
 
+typedef struct sum_work {
+    double *to;
+    const float *from;
+} sum_work;
+
+static void add_range(void *context, size_t begin, size_t end, int thread) {
+    (void)thread;
+    const sum_work *w = context;
+    for (size_t i = begin; i < end; i++) w->to[i] += (double)w->from[i];
+}
+
+/* to [nb][inputs] += sum over rows of b x', some of b's values at a time. */
+static kakeya_status add_outer(trainer *t, const float *b, int nb, int rows, double *to, kakeya_error *error) {
+    int n = t->sums.inputs;
+    for (int first = 0, some; first < nb; first += some) {
+        some = nb - first < OUTER ? nb - first : OUTER;
+        kakeya_status status =
+            t->ops->outer(t->engine->model, t->x, n, b + first, (size_t)nb, some, rows, t->outer, error);
+        if (status) return status;
+        sum_work work = {to + (size_t)first * (size_t)n, t->outer};
+        thread_pool_for(t->pool, (size_t)some * (size_t)n, 1 << 16, add_range, &work);
+    }
+    return KAKEYA_OK;
+}
+
 static kakeya_status add_moments(trainer *t, int rows, kakeya_error *error) {
     fit_sums *s = &t->sums;
-    size_t n = (size_t)s->inputs;
-    backend_model *m = t->engine->model;
     if (t->aux) thread_pool_for(t->pool, (size_t)rows, 8, make_context, t);
-    kakeya_status status = t->ops->outer(m, t->x, s->inputs, t->x, s->inputs, rows, t->outer, error);
-    if (status) return status;
-    for (size_t i = 0; i < n * n; i++) s->xx[i] += (double)t->outer[i];
-    status = t->ops->outer(m, t->x, s->inputs, t->y, s->targets, rows, t->outer, error);
-    if (status) return status;
-    for (size_t i = 0; i < n * (size_t)s->targets; i++) s->yx[i] += (double)t->outer[i];
-    s->tokens[0] += rows;
-    return KAKEYA_OK;
+    kakeya_status status = add_outer(t, t->x, s->inputs, rows, s->xx, error);
+    if (!status) status = add_outer(t, t->y, s->targets, rows, s->yx, error);
+    if (!status) s->tokens[0] += rows;
+    return status;
 }
 
 kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error *error) {

@@ -6,25 +6,20 @@
 #include "backend/cpu/look.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/students.h"
-
-/* x [rows][n] to [n][rows]. */
-static void transpose(const float *x, int rows, int n, float *out) {
-    for (int i = 0; i < n; i++) {
-        for (int r = 0; r < rows; r++) out[(size_t)i * (size_t)rows + (size_t)r] = x[(size_t)r * (size_t)n + (size_t)i];
-    }
-}
+#include "backend/cpu/train_products.h"
 
 /* A product of the transposed matrices: k runs along the rows. */
-static kakeya_status train_outer(backend_model *m, const float *a, int na, const float *b, int nb, int rows, float *out,
-                                 kakeya_error *error) {
+static kakeya_status train_outer(backend_model *m, const float *a, int na, const float *b, size_t ldb, int nb, int rows,
+                                 float *out, kakeya_error *error) {
     size_t floats = (size_t)(na + nb) * (size_t)rows;
     float *turned = mem_alloc(m->account, MEM_WORKSPACE, floats * sizeof *turned);
     if (!turned)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: sums of products need %zu bytes",
                          floats * sizeof *turned);
     float *b_turned = turned + (size_t)na * (size_t)rows;
-    transpose(a, rows, na, turned);
-    transpose(b, rows, nb, b_turned);
+    const train_products products = {.m = m};
+    train_turn_wide(&products, a, (size_t)na, rows, na, turned);
+    train_turn_wide(&products, b, ldb, rows, nb, b_turned);
     weight w = {.format = WEIGHT_F32, .out = na, .in = rows};
     w.stream[0] = (const unsigned char *)turned;
     packed_rows packed = {0};
