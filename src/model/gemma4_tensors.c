@@ -31,14 +31,17 @@ static bool gets_more(int layer, int layers) {
 }
 
 /* What a model of a block format stores a matrix in, as converters do: the router and what single rows are read of stay
- * plain, the head gets six or eight bits, and rows that are no multiple of 256 other blocks. */
+ * plain, the head gets six or eight bits, and rows that are no multiple of 256 other blocks. Affine directories have
+ * the head in as many bits as the rest, and the router in eight. */
 static weight_format quantised_format(const walker *w, parameter_group group, const char *path, int64_t in) {
     weight_format format = w->config->checkpoint_format;
-    bool k = format == WEIGHT_Q4_K, table = group == PARAMETERS_EMBEDDING || group == PARAMETERS_HEAD;
+    bool k = format == WEIGHT_Q4_K, affine = format == WEIGHT_AFFINE_4 || format == WEIGHT_AFFINE_8,
+         table = group == PARAMETERS_EMBEDDING || group == PARAMETERS_HEAD;
     if (format >= WEIGHT_FORMAT_COUNT || weight_format_is_plain(format) || group == PARAMETERS_ROUTER ||
         group == PARAMETERS_PLE_TABLE || strstr(path, "per_layer_model") ||
         (group == PARAMETERS_EMBEDDING && !w->config->tied_head))
-        return WEIGHT_BF16;
+        return affine && group == PARAMETERS_ROUTER ? WEIGHT_AFFINE_8 : WEIGHT_BF16;
+    if (affine) return format;
     if (table && format == WEIGHT_FP8) return WEIGHT_BF16;
     if (table && !k) return WEIGHT_Q8_0;
     if (table || (k && (strstr(path, "v_proj") || strstr(path, "down_proj")) && gets_more(w->layer, w->config->layers)))

@@ -167,12 +167,16 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
             format = WEIGHT_Q8_0;
         } else if (length == 6 && strncmp(option, "q4_k_m", 6) == 0) {
             format = WEIGHT_Q4_K;
+        } else if (length == 7 && strncmp(option, "affine4", 7) == 0) {
+            format = WEIGHT_AFFINE_4;
+        } else if (length == 7 && strncmp(option, "affine8", 7) == 0) {
+            format = WEIGHT_AFFINE_8;
         } else if (length == 3 && strncmp(option, "fp8", 3) == 0) {
             format = WEIGHT_FP8;
         } else {
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
                              "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16, q4_0, "
-                             "q8_0, q4_k_m, fp8)",
+                             "q8_0, q4_k_m, affine4, affine8, fp8)",
                              description, (int)length, option);
         }
         option += length;

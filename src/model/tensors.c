@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/float16.h"
+#include "model/synthetic_rows.h"
 
 enum { LISTED_NAMES = 6, VECTOR_ALIGN_FLOATS = 16 };
 
@@ -230,20 +231,19 @@ static const unsigned char *find_tile(synthesizer *s, float deviation) {
     return values;
 }
 
-/* FP8 with one scale for each output, which is the same for all: codes are random, but below 1. */
-static kakeya_status make_fp8(synthesizer *s, float deviation, weight *w, kakeya_error *error) {
-    const float scale = deviation / 0.38f; /* of codes that are equally likely */
-    size_t codes = (size_t)w->out * (size_t)w->in, rows = (size_t)w->out;
-    unsigned char *code = tensor_memory_block(s->memory, s->account, codes);
-    float *scales = code ? tensor_memory_block(s->memory, s->account, rows * sizeof *scales) : NULL;
-    if (!scales) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic codes", codes);
-    for (size_t i = 0; i < codes; i += sizeof(uint64_t)) {
-        uint64_t random = next_random(&s->state) & 0xb7b7b7b7b7b7b7b7u;
-        memcpy(code + i, &random, codes - i < sizeof random ? codes - i : sizeof random);
+/* All rows of a quantised matrix. */
+static kakeya_status make_rows(synthesizer *s, weight *w, kakeya_error *error) {
+    const weight_format_info *info = weight_format_find(w->format);
+    const uint64_t seed = next_random(&s->state);
+    void *made[WEIGHT_STREAMS] = {NULL};
+    for (int i = 0; i < info->streams; i++) {
+        size_t row = weight_row_bytes(w, i), bytes = row * (size_t)w->out;
+        made[i] = tensor_memory_block(s->memory, s->account, bytes);
+        if (!made[i])
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of synthetic codes", bytes);
+        for (int o = 0; o < w->out; o++) synthetic_row(w, seed, o, i, (char *)made[i] + (size_t)o * row);
     }
-    for (size_t i = 0; i < rows; i++) scales[i] = scale;
-    w->stream[0] = code;
-    w->stream[1] = scales;
+    for (int i = 0; i < info->streams; i++) w->stream[i] = made[i];
     return KAKEYA_OK;
 }
 
@@ -264,9 +264,10 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     } else if (slot->kind == SLOT_MATRIX && (s->outline || is_blocks(s, slot))) {
         weight w = tensor_slot_weight(slot, NULL, is_blocks(s, slot) ? slot->quantised : s->format);
         w.synthetic = slot->synthetic;
-        if (w.format == WEIGHT_FP8) w.group = w.in;
-        if (w.format == WEIGHT_FP8 && !s->outline) {
-            kakeya_status status = make_fp8(s, slot->synthetic, &w, error);
+        if (weight_format_is_grouped(w.format)) w.group = w.format == WEIGHT_FP8 ? w.in : SYNTHETIC_GROUP;
+        w.scale_type = DTYPE_BF16;
+        if (weight_format_is_grouped(w.format) && !s->outline) {
+            kakeya_status status = make_rows(s, &w, error);
             if (status != KAKEYA_OK) return status;
         }
         *(weight *)(void *)binding = w;

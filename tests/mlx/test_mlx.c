@@ -3,6 +3,7 @@
  * snapshots that move between backends, sessions side by side. */
 #include "backend/mlx/mlx_device.h"
 #include "memory_stream.h"
+#include "model/tensors.h"
 #include "quantised_models.h"
 #include "sweep.h"
 #include "tiny.h"
@@ -570,6 +571,55 @@ static void what_it_does_not_do_is_refused(void **state) {
     tiny_close(&d);
 }
 
+/* The small model in a format, whose values somebody makes up; layers add nothing to what they are given. */
+static void open_made(tiny *d, weight_format format, bool outline, tensor_memory *memory) {
+    static const float zeros[64];
+    tiny_open_weights(d, "gemma4-tiny-dense", NULL);
+    gemma4_config *c = &d->verifier->config;
+    gemma4_weights *w = &d->verifier->weights;
+    c->checkpoint_format = format;
+    for (int i = 0; i < c->layers; i++) c->layer[i].intermediate = 192; /* whole groups */
+    REQUIRE_OK((outline ? tensors_outline : tensors_synthesize)(gemma4_walk, c, w, format, &d->account, memory, error));
+    w->head = w->embed;
+    assert_int_equal(c->hidden, 64);
+    for (int i = 0; i < c->layers; i++) w->layer[i].post_attention_norm = w->layer[i].post_ffn_norm = zeros;
+}
+
+/* Weights without a checkpoint: made here, or given as any others. Both in codes, and the row of a token that is looked
+ * up is the row that the head has for it: without layers each token predicts itself. */
+static void made_weights(void **state) {
+    (void)state;
+    enum { N = 20 };
+    static const weight_format formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_BF16, WEIGHT_F32};
+    int32_t tokens[N], choice[N];
+    tiny_tokens(tokens, N, 23);
+    size_t held[2] = {0, 0};
+    for (int i = 0; i < 8; i++) {
+        tiny d;
+        tensor_memory memory = {0};
+        open_made(&d, formats[i / 2], i % 2 == 0, &memory);
+        size_t before = mem_bytes(&d.account, MEM_WEIGHTS);
+        tiny_complete(&d, KAKEYA_PRECISION_F32, NULL, 0);
+        held[i % 2] = mem_bytes(&d.account, MEM_WEIGHTS) - before;
+        backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+        backend_segment rows = {.cache = cache, .tokens = tokens, .n = N, .argmax = choice};
+        REQUIRE_OK(d.ops->forward(d.backend, &rows, 1, error));
+        for (int t = 0; t < N; t++) assert_int_equal(choice[t], tokens[t]);
+        d.ops->cache_destroy(cache);
+        tensor_memory_release(&memory);
+        tiny_close(&d);
+        if (i % 2) assert_int_equal(held[0], held[1]);
+    }
+    tiny d;
+    tensor_memory memory = {0};
+    open_made(&d, WEIGHT_Q4_0, true, &memory);
+    refuse_model(&d, KAKEYA_PRECISION_F32, NULL,
+                 "backend mlx makes no weights of type Q8_0 itself: affine4 and affine8 it does");
+    tensor_memory_release(&memory);
+    gemma4_model_close(d.verifier);
+    assert_int_equal(mem_total(&d.account), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors),
@@ -585,6 +635,7 @@ int main(void) {
         cmocka_unit_test(memory_is_flat),
         cmocka_unit_test(too_little_memory_is_told),
         cmocka_unit_test(what_it_does_not_do_is_refused),
+        cmocka_unit_test(made_weights),
     };
     const char *wanted = getenv("MLX_TEST_FILTER"); /* a pattern of names */
     if (wanted) cmocka_set_test_filter(wanted);

@@ -8,9 +8,11 @@
 #include <cmocka.h>
 #include <math.h>
 
+#include "backend/weight_values.h"
 #include "base/float16.h"
 #include "copies.h"
 #include "model/f_theta.h"
+#include "model/synthetic_rows.h"
 #include "model/tensors.h"
 #include "scratch.h"
 
@@ -357,6 +359,49 @@ static void test_synthetic_fp8(void **state) {
     assert_int_equal(mem_total(&account), 0);
 }
 
+/* Affine codes: the router has eight bits; rows can be made one by one, and have the mean and deviation that are asked
+ * for. */
+static void test_synthetic_affine(void **state) {
+    (void)state;
+    gemma4_model *m;
+    assert_ok(gemma4_model_outline("26b-a4b:layers=1:affine4", &account, &m, &error));
+    const gemma4_layer_weights *l = &m->weights.layer[0];
+    assert_int_equal(l->router_proj.format, WEIGHT_AFFINE_8);
+    assert_int_equal(m->weights.head.format, WEIGHT_AFFINE_4);
+    assert_int_equal(l->experts_down.format, WEIGHT_AFFINE_4);
+    assert_int_equal(l->experts_down.group, 64);
+    assert_null(l->experts_down.stream[0]);
+    close_model(m);
+    static const weight_format formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_FP8, WEIGHT_BF16, WEIGHT_F32};
+    for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
+        enum { ROWS = 40, IN = 192 };
+        weight w = {.format = formats[f], .out = ROWS, .in = IN, .scale_type = DTYPE_BF16, .synthetic = 0.05f};
+        w.group = w.format == WEIGHT_FP8 ? IN : SYNTHETIC_GROUP;
+        assert_true(synthetic_rows_can(w.format));
+        double sum = 0, squares = 0;
+        for (int o = 0; o < ROWS; o++) {
+            _Alignas(4) char made[3][4 * IN], again[4 * IN];
+            float values[IN];
+            for (int i = 0; i < weight_format_find(w.format)->streams; i++) synthetic_row(&w, 7, o, i, made[i]);
+            synthetic_row(&w, 7, o, 0, again);
+            assert_memory_equal(made[0], again, weight_row_bytes(&w, 0));
+            synthetic_row(&w, 7, o + 1, 0, again);
+            assert_memory_not_equal(made[0], again, weight_row_bytes(&w, 0));
+            synthetic_row(&w, 8, o, 0, again);
+            assert_memory_not_equal(made[0], again, weight_row_bytes(&w, 0));
+            const void *streams[WEIGHT_STREAMS] = {made[0], made[1], made[2]};
+            weight_row_values(&w, streams, 0, IN, values);
+            for (int i = 0; i < IN; i++) {
+                sum += (double)values[i];
+                squares += (double)values[i] * (double)values[i];
+            }
+        }
+        assert_true(fabs(sum / (ROWS * IN)) < 2e-3);
+        assert_true(fabs(sqrt(squares / (ROWS * IN)) - 0.05) < 2e-3);
+    }
+    assert_false(synthetic_rows_can(WEIGHT_Q4_0));
+}
+
 static void test_synthetic(void **state) {
     (void)state;
     gemma4_model *m;
@@ -388,6 +433,7 @@ int main(void) {
         cmocka_unit_test(test_dtype_from_tensors),
         cmocka_unit_test(test_synthetic_values),
         cmocka_unit_test(test_synthetic_fp8),
+        cmocka_unit_test(test_synthetic_affine),
         cmocka_unit_test(test_synthetic),
         cmocka_unit_test(test_synthetic_blocks),
     };

@@ -98,7 +98,11 @@ static kakeya_status profile(backend_cache *c, int32_t token, int repeats, backe
 const backend_measure_ops *mlx_measure(void);
 
 const backend_measure_ops *mlx_measure(void) {
-    static const backend_measure_ops ops = {
-        .free_bytes = mlx_free_bytes, .probe = mlx_probe, .device = device, .checks = checks, .profile = profile};
+    static const backend_measure_ops ops = {.makes_weights = true,
+                                            .free_bytes = mlx_free_bytes,
+                                            .probe = mlx_probe,
+                                            .device = device,
+                                            .checks = checks,
+                                            .profile = profile};
     return &ops;
 }

@@ -57,6 +57,7 @@ struct backend_model {
     mlx_array **arrays; /* all but those of RoPE tables */
     int n_arrays;
     size_t weight_bytes;
+    char *made_row;                 /* of a matrix without data, of which single rows are read */
     weight_format widened;          /* of some matrix that is held as float32; F32: there is none */
     rope_source rope[3];            /* sliding, full, the drafter's; theta 0: none */
     const mlx_array *suppress;      /* [vocab]: -inf for tokens that are never chosen; NULL: all may be */

@@ -7,6 +7,7 @@
 #include "backend/groups.h"
 #include "backend/mlx/mlx.h"
 #include "backend/weight_values.h"
+#include "model/synthetic_rows.h"
 
 /* Matrices on their way to the device. */
 typedef struct loading {
@@ -16,9 +17,21 @@ typedef struct loading {
     uint64_t bytes, total_bytes;
 } loading;
 
+/* A matrix, and what its values are made of where it has none. */
+typedef struct matrix_rows {
+    const weight *w;
+    uint64_t seed;
+} matrix_rows;
+
+/* The head is the first matrix, and the embedding's values are the head's where one matrix is both. */
+enum { HEAD_SEED = 0, PLE_SEED = 1 << 30 };
+
 static void load_matrix_row(const void *user, int row, float *to) {
-    const weight *w = user;
-    weight_values(w, row, 0, w->in, to);
+    const matrix_rows *m = user;
+    if (weight_present(m->w))
+        weight_values(m->w, row, 0, m->w->in, to);
+    else
+        synthetic_row(m->w, m->seed, row, 0, to);
 }
 
 typedef struct vector_values {
@@ -108,50 +121,58 @@ static bool has_codes(const weight *w, mlx_codes *out) {
 
 /* A row as the device wants it: scales of 16 bits become float32, which every product would do anew. */
 static void load_code_row(const void *user, int row, int stream, void *to) {
-    const weight *w = user;
-    const unsigned char *from = weight_row(w, stream, row);
+    const matrix_rows *m = user;
+    const weight *w = m->w;
     size_t bytes = weight_row_bytes(w, stream);
     bool wide = stream > 0 && weight_format_find(w->format)->stream[stream].bytes == 2;
+    /* Scales that are made lie in the second half of their float32, which are written from the first on. */
+    char *made = (char *)to + (wide ? bytes : 0);
+    if (!weight_present(w)) synthetic_row(w, m->seed, row, stream, made);
+    const void *from = weight_present(w) ? weight_row(w, stream, row) : made;
     if (!wide) {
-        memcpy(to, from, bytes);
+        if (from != to) memcpy(to, from, bytes);
         return;
     }
     for (size_t i = 0; i < bytes / 2; i++) ((float *)to)[i] = group_scale(w, from, i);
 }
 
-static const mlx_array *create_codes(loading *l, const weight *w, int n, mlx_codes codes) {
+static const mlx_array *create_codes(loading *l, const matrix_rows *m, int n, mlx_codes codes) {
+    const weight *w = m->w;
     mlx_failure failure;
     mlx_array *array = NULL;
     size_t groups = (size_t)w->out * (size_t)(w->in / codes.group),
            bytes = (size_t)w->out * (size_t)w->in / 8 * (size_t)codes.bits +
                    groups * (codes.form == MLX_AFFINE ? 2 * sizeof(float) : 1);
     if (!count(l, bytes)) return NULL;
-    int status = mlx_array_create_codes(l->m->device, n, w->out / n, w->in, codes, load_code_row, w, &array, &failure);
+    int status = mlx_array_create_codes(l->m->device, n, w->out / n, w->in, codes, load_code_row, m, &array, &failure);
     return made(l, status, array, &failure);
 }
 
-static const mlx_array *create_bf16(loading *l, const weight *w, int n) {
+static const mlx_array *create_bf16(loading *l, const matrix_rows *m, int n) {
+    const weight *w = m->w;
     mlx_failure failure;
     mlx_array *array = NULL;
     if (!count(l, (size_t)w->out * (size_t)w->in * sizeof(uint16_t))) return NULL;
-    int status = mlx_array_create_bf16(l->m->device, n, w->out / n, w->in, load_code_row, w, &array, &failure);
+    int status = mlx_array_create_bf16(l->m->device, n, w->out / n, w->in, load_code_row, m, &array, &failure);
     return made(l, status, array, &failure);
 }
 
 /* `n` matrices that lie one behind the other. */
 static const mlx_array *stacked(loading *l, const weight *w, int n) {
+    const matrix_rows rows = {w, HEAD_SEED + (uint64_t)l->m->n_arrays};
+    bool made = !weight_present(w) && w->synthetic > 0;
     mlx_codes codes;
-    if (w->out == 0 || l->status) return NULL;
-    if (!weight_present(w)) {
-        if (w->synthetic > 0)
-            l->status = error_set(l->error, KAKEYA_UNSUPPORTED, "backend mlx makes no weights of type %s itself",
-                                  weight_format_name(w->format));
+    if (w->out == 0 || l->status || (!made && !weight_present(w))) return NULL;
+    if (has_codes(w, &codes) && (!made || synthetic_rows_can(w->format))) return create_codes(l, &rows, n, codes);
+    if (w->format == WEIGHT_BF16) return create_bf16(l, &rows, n);
+    if (made && w->format != WEIGHT_F32) {
+        l->status = error_set(l->error, KAKEYA_UNSUPPORTED,
+                              "backend mlx makes no weights of type %s itself: affine4 and affine8 it does",
+                              weight_format_name(w->format));
         return NULL;
     }
-    if (has_codes(w, &codes)) return create_codes(l, w, n, codes);
-    if (w->format == WEIGHT_BF16) return create_bf16(l, w, n);
     if (w->format != WEIGHT_F32) l->m->widened = w->format;
-    return create(l, n, w->out / n, w->in, load_matrix_row, w);
+    return create(l, n, w->out / n, w->in, load_matrix_row, &rows);
 }
 
 static const mlx_array *matrix(loading *l, const weight *w) { return stacked(l, w, 1); }
@@ -368,9 +389,26 @@ static void describe_ropes(backend_model *m) {
 
 /* ---------------------------------------------------------------------------------------------------- creation */
 
+/* Where a row that is looked up is made, of weights that have no data. */
+static kakeya_status create_made_row(backend_model *m, kakeya_error *error) {
+    const weight *looked_up[] = {&m->weights->embed, &m->weights->ple_embed};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof looked_up / sizeof *looked_up; i++) {
+        const weight *w = looked_up[i];
+        size_t bytes = 0;
+        if (weight_present(w) || !w->out) continue;
+        for (int s = 0; s < weight_format_find(w->format)->streams; s++) bytes += weight_row_bytes(w, s);
+        if (bytes > most) most = bytes;
+    }
+    if (!most) return KAKEYA_OK;
+    m->made_row = mem_alloc(m->account, MEM_WORKSPACE, most);
+    return m->made_row ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a row of weights");
+}
+
 kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
     loading l = {.m = m, .error = error, .total_bytes = total_bytes(m)};
     const f_theta_model *f = m->options.f_theta;
+    l.status = create_made_row(m, error);
     load_verifier(&l);
     if (m->options.drafter) {
         load_drafter(&l);
@@ -389,6 +427,7 @@ kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error) {
 void mlx_weights_destroy(backend_model *m) {
     for (int i = 0; i < m->n_arrays; i++) mlx_array_free(m->arrays[i]);
     free(m->arrays);
+    mem_free(m->made_row);
     mem_account_remove(m->account, MEM_WEIGHTS, m->weight_bytes);
     for (int i = 0; i < 3; i++) {
         rope_source *s = &m->rope[i];
@@ -399,11 +438,27 @@ void mlx_weights_destroy(backend_model *m) {
     }
 }
 
+/* A row that is looked up on the host. */
+static void look_up(const backend_model *m, const weight *w, uint64_t seed, int row, float *to) {
+    if (weight_present(w)) {
+        weight_values(w, row, 0, w->in, to);
+        return;
+    }
+    const void *streams[WEIGHT_STREAMS] = {NULL};
+    char *at = m->made_row;
+    for (int i = 0; i < weight_format_find(w->format)->streams; i++) {
+        synthetic_row(w, seed, row, i, at);
+        streams[i] = at;
+        at += weight_row_bytes(w, i);
+    }
+    weight_row_values(w, streams, 0, w->in, to);
+}
+
 void mlx_embed(const backend_model *m, int32_t token, float scale, float *to) {
-    weight_values(&m->weights->embed, token, 0, m->config->hidden, to);
+    look_up(m, &m->weights->embed, HEAD_SEED, token, to);
     for (int i = 0; i < m->config->hidden; i++) to[i] *= scale;
 }
 
 void mlx_ple_row(const backend_model *m, int32_t token, float *to) {
-    weight_values(&m->weights->ple_embed, token, 0, m->config->layers * m->config->ple_width, to);
+    look_up(m, &m->weights->ple_embed, PLE_SEED, token, to);
 }

@@ -1,0 +1,19 @@
+/* Rows of made-up values, for matrices without a checkpoint: what keeps a model in memory makes all of them, a backend
+ * that copies weights to a device makes them one by one on their way. */
+#ifndef KAKEYA_MODEL_SYNTHETIC_ROWS_H
+#define KAKEYA_MODEL_SYNTHETIC_ROWS_H
+
+#include <stdint.h>
+
+#include "model/weight.h"
+
+enum { SYNTHETIC_GROUP = 64 /* affine codes that share a scale, as published directories have it */ };
+
+/* Whether rows of this format can be made: F32, BF16, affine codes of 4 and 8 bits, FP8. */
+bool synthetic_rows_can(weight_format format);
+/* Row `row` of a stream: weight_row_bytes(w, stream) bytes. Values have mean 0 and the matrix's `synthetic` standard
+ * deviation; of codes, all are as likely and all scales the same. A seed, a row and a stream always give the same
+ * bytes. */
+void synthetic_row(const weight *w, uint64_t seed, int row, int stream, void *to);
+
+#endif
