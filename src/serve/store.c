@@ -44,15 +44,24 @@ static kakeya_status measure_page(prefix_store *store, kakeya_error *error) {
     return status;
 }
 
+/* Bytes of "cpu/avx512, 2 threads" in front of the last part: how many threads there are decides no bits. */
+static size_t without_threads(const char *backend) {
+    const char *last = strrchr(backend, ',');
+    size_t digits = last && last[1] == ' ' ? strspn(last + 2, "0123456789") : 0;
+    bool threads = digits && strncmp(last + 2 + digits, " thread", 7) == 0;
+    return threads ? (size_t)(last - backend) : strlen(backend);
+}
+
 /* Numbers of everything that a stored row's bits depend on: models, precision, policy; and the kernels, which are those
  * of the backend in this version. */
 static kakeya_status identify(prefix_store *store, uint64_t *fingerprint, uint64_t *policy, kakeya_error *error) {
     kakeya_session *session = NULL;
     kakeya_status status = kakeya_session_open(store->engine, &store->session, &session, error);
     if (status != KAKEYA_OK) return status;
-    char text[256];
-    int n = snprintf(text, sizeof text, "%016" PRIx64 " %s %s", kakeya_session_policy(session),
-                     kakeya_engine_backend(store->engine), kakeya_version());
+    char text[512];
+    const char *backend = kakeya_engine_backend(store->engine);
+    int n = snprintf(text, sizeof text, "%016" PRIx64 " %.*s %s", kakeya_session_policy(session),
+                     (int)without_threads(backend), backend, kakeya_version());
     kakeya_session_close(session);
     *fingerprint = kakeya_engine_fingerprint(store->engine);
     *policy = store_key_seed(text, (size_t)n).low;

@@ -38,6 +38,7 @@ typedef struct fake_script {
     int fail_verb, fail_after; /* fail_after: calls of that verb that still succeed; < 0: never fails */
     int nan_at;                /* position whose logits are NaN; < 0: none */
     int truncate_reach;        /* cache_min_truncate = length - reach; < 0: 0 */
+    const char *description;   /* of the backend; NULL: "fake" */
     bool spoilt;               /* caches that hold something cannot go on: cache_min_truncate = length + 1 */
     int most_segments;         /* > 0: a forward of more has no memory for its step, whoever they are */
     int calls[FAKE_VERBS];
@@ -84,8 +85,7 @@ static kakeya_status fake_model_create(const backend_model_options *options, bac
 
 static void fake_model_destroy(backend_model *model) { free(model); }
 static const char *fake_description(const backend_model *model) {
-    (void)model;
-    return "fake";
+    return model->script->description ? model->script->description : "fake";
 }
 static int fake_chunk(const backend_model *model) {
     (void)model;

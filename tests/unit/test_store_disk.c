@@ -348,7 +348,9 @@ static void test_restart(void **state) {
     kakeya_engine *engine = fake_engine(&script, (fake_engine_options){0});
     kakeya_session_options so = session_options();
     static request r[3];
+    static const char *const backends[] = {"cpu/one, 1 thread", "cpu/one, 12 threads", "cpu/one, 2 threads"};
     for (uint64_t round = 0; round < 3; round++) {
+        script.description = backends[round];
         prefix_store *store = open_store(engine, &so, disk_options(path));
         for (uint64_t i = 0; i < 3; i++) {
             if (round == 0) {
@@ -363,15 +365,18 @@ static void test_restart(void **state) {
         assert_int_equal(files_in(path, ".tmp"), 0);
         assert_true(files_in(path, ".kkc") >= 3);
     }
-    /* of another context, policy or model: theirs are left alone, and not used */
+    /* of another context, policy, backend or model: theirs are left alone, and not used */
     size_t files = files_in(path, ".kkc");
-    so.window = 5;
-    so.attention = KAKEYA_ATTENTION_SINK_WINDOW;
-    prefix_store *store = open_store(engine, &so, disk_options(path));
-    next_turn(store, engine, &so, &r[0], 99);
-    assert_int_equal(r[0].hit.tokens, 0);
-    store_close(store, 0);
-    assert_int_equal(files_in(path, ".kkc"), files);
+    for (int other = 0; other < 2; other++) {
+        script.description = other == 0 ? "cpu/two, 2 threads" : backends[2];
+        so.window = other == 0 ? 64 : 5;
+        so.attention = other == 0 ? KAKEYA_ATTENTION_NATIVE : KAKEYA_ATTENTION_SINK_WINDOW;
+        prefix_store *store = open_store(engine, &so, disk_options(path));
+        next_turn(store, engine, &so, &r[0], 99);
+        assert_int_equal(r[0].hit.tokens, 0);
+        store_close(store, 0);
+        assert_int_equal(files_in(path, ".kkc"), files);
+    }
     close_all(NULL, engine, &script);
 }
 
