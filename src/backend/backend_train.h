@@ -118,8 +118,8 @@ typedef struct backend_train_ops {
      * each layer, in order. Failures as for backend_ops.forward. */
     kakeya_status (*forward)(backend_model *m, backend_cache *cache, const int32_t *tokens, int n, train_look_fn look,
                              void *user, kakeya_error *error);
-    /* out [nb][na] = sum over rows of b[row * ldb + i] * a[row][j], float32, in an order that depends on `rows` alone;
-     * rows is at most model_prompt_chunk. */
+    /* out [nb][na] = sum over rows of b[row * ldb + i] * a[row][j], float32, in an order that depends on `rows` alone
+     * (mlx: on all sizes); rows is at most model_prompt_chunk. */
     kakeya_status (*outer)(backend_model *m, const float *a, int na, const float *b, size_t ldb, int nb, int rows,
                            float *out, kakeya_error *error);
     bool chooses; /* forward fills backend_segment.hidden_states by chosen_layers */
@@ -160,8 +160,8 @@ typedef struct backend_train_ops {
                                    float *gradient, kakeya_error *error);
 } backend_train_ops;
 
-/* NULL for a backend that cannot train. One may lack verbs: `forward`, `outer` and `weight_row` together, and of
- * student_teach, student_learn and student_learn_many it has the first two or the third. */
+/* NULL for a backend that cannot train. One may lack verbs: `forward`, `outer` and `weight_row` together, all of a
+ * student, and of student_teach, student_learn and student_learn_many it has the first two or the third. */
 const backend_train_ops *backend_train_find(const backend_ops *ops);
 
 #endif

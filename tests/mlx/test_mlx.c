@@ -1,6 +1,7 @@
 /* The MLX backend on its CPU device, in float32 and in bf16: reference vectors, the CPU backend as oracle, and what
  * must hold on bits: any chunking of a prompt, any number of decode rows of which some are rejected, truncation, fork,
  * snapshots that move between backends, sessions side by side. */
+#include "backend/backend_train.h"
 #include "backend/mlx/mlx_device.h"
 #include "memory_stream.h"
 #include "model/tensors.h"
@@ -620,6 +621,86 @@ static void made_weights(void **state) {
     assert_int_equal(mem_total(&d.account), 0);
 }
 
+/* ------------------------------------------------------------------------------------------------------ training */
+
+/* All that a forward shows, one behind the other. */
+typedef struct shown {
+    const gemma4_config *config;
+    float *values;
+    size_t n;
+} shown;
+
+static void show(shown *s, const float *x, size_t rows, size_t width) {
+    if (!x) return;
+    s->values = realloc(s->values, (s->n + rows * width) * sizeof *x);
+    assert_non_null(s->values);
+    memcpy(s->values + s->n, x, rows * width * sizeof *x);
+    s->n += rows * width;
+}
+
+static void look(void *user, const train_layer *l) {
+    shown *s = user;
+    const gemma4_layer_config *c = &s->config->layer[l->layer];
+    size_t rows = (size_t)l->rows, kv = (size_t)(c->kv_heads * c->head_dim),
+           q = (size_t)(s->config->heads * c->head_dim), hidden = (size_t)s->config->hidden,
+           positions = (size_t)l->position + rows;
+    const float place[] = {(float)l->layer, (float)l->position, (float)l->half, (float)l->pairs};
+    show(s, place, 1, 4);
+    show(s, l->raw_k, rows, kv);
+    show(s, l->raw_v, rows, kv);
+    show(s, l->q, rows, q);
+    show(s, l->o, rows, q);
+    show(s, l->out, rows, hidden);
+    show(s, l->h, rows, hidden);
+    show(s, l->cosine, positions, (size_t)l->pairs);
+    show(s, l->sine, positions, (size_t)l->pairs);
+}
+
+/* What the closed form of f_theta is made of: inner values of every layer, across tiles and forwards, and sums. */
+static void training_sees_what_the_cpu_shows(void **state) {
+    (void)state;
+    static const char *const models[] = {"gemma4-tiny-dense", "gemma4-tiny-moe", "gemma4-tiny-ple"};
+    static const int forwards[] = {45, 20};
+    int32_t tokens[65];
+    tiny_tokens(tokens, 65, 29);
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        pair p;
+        shown seen[BACKENDS] = {{0}};
+        float sums[BACKENDS][3 * 7];
+        pair_open(&p, models[i], NULL, KAKEYA_PRECISION_F32);
+        for (int b = 0; b < BACKENDS; b++) {
+            tiny *d = &p.on[b];
+            const backend_train_ops *train = backend_train_find(d->ops);
+            backend_cache *cache = tiny_cache(d, &tiny_policies[0], KV_FORMAT_F32);
+            seen[b].config = &d->verifier->config;
+            for (int at = 0, f = 0; f < 2; at += forwards[f++])
+                REQUIRE_OK(train->forward(d->backend, cache, tokens + at, forwards[f], look, &seen[b], error));
+            assert_int_equal(d->ops->cache_length(cache), 65);
+            if (b == MLX) { /* a failure changes nothing */
+                shown none = {.config = seen[b].config};
+                kakeya_error problem;
+                mlx_device_fail_after(0);
+                assert_int_equal(train->forward(d->backend, cache, tokens, 10, look, &none, &problem), KAKEYA_BACKEND);
+                assert_int_equal(none.n, 0);
+                assert_int_equal(d->ops->cache_length(cache), 65);
+                mlx_device_fail_after(0);
+                assert_int_equal(
+                    train->outer(d->backend, seen[b].values, 1, seen[b].values, 1, 1, 1, sums[b], &problem),
+                    KAKEYA_BACKEND);
+                mlx_device_fail_after(-1);
+            }
+            d->ops->cache_destroy(cache);
+            /* rows of 7 values, and of 3 among 5 */
+            REQUIRE_OK(train->outer(d->backend, seen[0].values, 7, seen[0].values + 100, 5, 3, 40, sums[b], error));
+        }
+        assert_int_equal(seen[CPU].n, seen[MLX].n);
+        assert_close_relative(models[i], seen[MLX].values, seen[CPU].values, seen[CPU].n, 1e-4);
+        assert_close_relative("sums of products", sums[MLX], sums[CPU], 3 * 7, 1e-5);
+        for (int b = 0; b < BACKENDS; b++) free(seen[b].values);
+        pair_close(&p);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors),
@@ -636,6 +717,7 @@ int main(void) {
         cmocka_unit_test(too_little_memory_is_told),
         cmocka_unit_test(what_it_does_not_do_is_refused),
         cmocka_unit_test(made_weights),
+        cmocka_unit_test(training_sees_what_the_cpu_shows),
     };
     const char *wanted = getenv("MLX_TEST_FILTER"); /* a pattern of names */
     if (wanted) cmocka_set_test_filter(wanted);

@@ -322,7 +322,14 @@ struct tile_graph {
         auto about = [&] { return attention_form(l); };
         auto make = [&] { return attend(l, q, *kept[l.source]); };
         auto attended = faulty(device, MLX_OP_ATTENTION, measured(device, about, make));
-        h = norm(device, product(device, attended, l.o_proj), l.post_attention_norm, form->eps, &h);
+        auto added = product(device, attended, l.o_proj);
+        if (form->inner) {
+            mlx_inner &inner = result->inner[index];
+            const float **wanted[] = {&inner.raw, &inner.q, &inner.attended, &inner.added};
+            for (auto &value : {raw, q, attended, added}) outputs.push_back(readable(value));
+            targets.insert(targets.end(), std::begin(wanted), std::end(wanted));
+        }
+        h = norm(device, added, l.post_attention_norm, form->eps, &h);
 
         auto branch = dense(l, h);
         if (form->experts_per_token) {
@@ -382,7 +389,7 @@ int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile,
         if (form->ple_width) ple = graph.ple_inputs(h);
         for (int i = 0; i < form->layers; i++) {
             h = graph.layer(i, h, ple, result, outputs, targets);
-            if (!tile->wanted[i]) continue;
+            if (!tile->wanted[i] && !form->inner) continue;
             outputs.push_back(readable(h));
             targets.push_back(&result->output[i]);
         }

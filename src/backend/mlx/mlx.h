@@ -3,7 +3,8 @@
  *   model.c     creation, and the table of verbs          weights.c   arrays on the device, RoPE tables
  *   layout.c    which position lies in which slot         forward.c   segments in tiles of rows
  *   follow.c    drafter context and latents of rows       draft.c     drafting blocks
- *   measure.c   benchmarks                                account.c   failures and workspace of graphs
+ *   measure.c   benchmarks                                train.c     what training looks at
+ *   account.c   failures and workspace of graphs
  *   check.c     which way each operation is computed
  *   mlx_device.h   the C face of the C++ part
  *
@@ -42,6 +43,8 @@ typedef struct chunk_layer {
     size_t k, v; /* where the rows begin */
 } chunk_layer;
 
+typedef struct mlx_watch mlx_watch;
+
 struct backend_model {
     backend_model_options options;
     const gemma4_config *config;
@@ -74,12 +77,15 @@ struct backend_model {
     float *hidden;        /* [MLX_MAX_ROWS][hidden] behind the final norm */
     float *aux;           /* [MLX_MAX_ROWS][taps * hidden] of prompt rows; NULL: nobody wants any */
     int max_taps;
+    const mlx_watch *watch; /* of the forward in work: training looks at it; or NULL */
 };
 
 /* --- weights.c */
 kakeya_status mlx_weights_create(backend_model *m, kakeya_error *error);
 void mlx_weights_destroy(backend_model *m);
 kakeya_status mlx_rope_reserve(backend_model *m, int positions, kakeya_error *error);
+/* Cosines or sines of a position's angles in layers of a type: [pairs]. */
+void mlx_rope_row(const backend_model *m, gemma4_layer_type type, int position, bool sine, float *to);
 /* A row of the embedding, times `scale`. */
 void mlx_embed(const backend_model *m, int32_t token, float scale, float *to);
 /* A row of the table of per-layer embeddings, of all layers. */
@@ -113,6 +119,10 @@ kakeya_status mlx_flush(backend_cache *c, position_range rows, kakeya_error *err
 void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out);
 /* Values as they are kept: float32, or rounded to bf16. */
 void mlx_store_values(kv_format format, const float *x, size_t n, void *to);
+
+/* --- train.c */
+/* Keeps the inner values of n rows of a tile as rows of the forward that is watched. */
+void mlx_watch_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n, const mlx_tile_result *result);
 
 /* --- draft.c */
 kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);

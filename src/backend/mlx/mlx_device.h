@@ -162,6 +162,7 @@ typedef struct mlx_form {
     int experts_per_token; /* 0: dense */
     int ple_width;         /* 0: no per-layer embeddings */
     float eps, softcap;
+    bool inner; /* results hold what layers compute inside, and every layer's output: training looks at it */
     const mlx_array *final_norm, *head, *ple_model_proj, *ple_proj_norm;
     mlx_rope rope[2]; /* sliding, full */
     mlx_layer layer[MLX_MAX_LAYERS];
@@ -214,11 +215,18 @@ typedef struct mlx_tile {
     const mlx_array *bias;
 } mlx_tile;
 
+/* Of one layer: products of the normed rows with q_proj, k_proj and v_proj, as far as it has them, side by side;
+ * queries behind norm and RoPE; what attention gives the heads; o_proj of that. */
+typedef struct mlx_inner {
+    const float *raw, *q, *attended, *added;
+} mlx_inner;
+
 /* float32 [rows][...]; NULL where there are none. */
 typedef struct mlx_tile_result {
     void *owner;
     const float *k[MLX_MAX_LAYERS], *v[MLX_MAX_LAYERS]; /* new K/V of layers with a store, to be stored */
     const float *output[MLX_MAX_LAYERS];
+    mlx_inner inner[MLX_MAX_LAYERS];
     const float *hidden; /* behind the final norm */
     const float *logits; /* [head_n][vocab], as those of mlx_head_run */
     const int32_t *choice;
@@ -286,6 +294,12 @@ typedef struct mlx_block {
 
 /* Normed hidden states [rows][hidden]. */
 int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_block *block, float *hidden,
+                  mlx_failure *failure);
+
+/* ----------------------------------------------------------------------------------------------------- training */
+
+/* out [nb][na] = sum over rows of b[row * ldb + i] * a[row][j]. */
+int mlx_outer_run(mlx_device *device, const float *a, int na, const float *b, size_t ldb, int nb, int rows, float *out,
                   mlx_failure *failure);
 
 #ifdef __cplusplus

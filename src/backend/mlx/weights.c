@@ -331,6 +331,11 @@ static void load_rope_row(const void *user, int position, float *to) {
     }
 }
 
+void mlx_rope_row(const backend_model *m, gemma4_layer_type type, int position, bool sine, float *to) {
+    const rope_rows rows = {&m->rope[type], m->form.rope[type].pairs, sine};
+    load_rope_row(&rows, position, to);
+}
+
 static size_t table_bytes(const rope_source *s, int positions) {
     return 2 * (size_t)positions * (size_t)s->table->pairs * sizeof(float);
 }
