@@ -473,10 +473,11 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
     for (size_t i = 0; i < n && !status; i++)
         status = drafter_measure(&engine, &session, &prompts, &rows[i], terminal_progress, error);
     terminal_clear_progress();
-    if (status) return status;
-    cJSON *json = report_json(c, rows, n, seconds);
+    cJSON *json = status ? NULL : report_json(c, rows, n, seconds);
     char *path = path_join(c->out, report_name);
-    if (!json || !path) {
+    if (status) {
+        /* said already */
+    } else if (!json || !path) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     } else {
         status = write_json(path, json, error);
@@ -486,6 +487,7 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
         printf("%d steps in %.0f s\n", c->options.steps, seconds);
         drafter_print(rows, n);
     }
+    for (size_t i = 0; i < n; i++) drafter_row_free(&rows[i]);
     cJSON_Delete(json);
     free(path);
     return status;

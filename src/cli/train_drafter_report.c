@@ -1,32 +1,63 @@
 #include "cli/train_drafter_report.h"
 
 #include <cjson/cJSON.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/error.h"
 
 const char *const drafter_kind_names[DRAFTER_KINDS] = {"text", "needles"};
 
-static kakeya_status answer(kakeya_session *session, const int32_t *tokens, int n, int most, int drafts,
-                            drafter_score *score, kakeya_error *error) {
+enum { TOGETHER = 16 /* answers that are made at a time: their number shows in no count */ };
+
+static kakeya_status ask(kakeya_session *session, const int32_t *tokens, int n, int most, int drafts,
+                         kakeya_request **out, kakeya_error *error) {
     kakeya_generate_options generate;
-    kakeya_stats stats = {0};
-    kakeya_stats_init(&stats);
+    kakeya_request_options request;
     kakeya_generate_options_init(&generate);
     generate.mode = KAKEYA_MODE_SPECULATIVE;
     generate.max_tokens = most;
     generate.draft_length = drafts;
-    kakeya_status status = kakeya_session_sync(session, tokens, (size_t)n, NULL, NULL, NULL, error);
-    if (!status) status = kakeya_session_generate(session, &generate, &stats, error);
-    if (status) return status;
-    score->answers++;
-    score->tokens += stats.completion_tokens;
-    score->forwards += stats.verifier_forwards;
+    kakeya_request_options_init(&request);
+    request.tokens = tokens;
+    request.n_tokens = (size_t)n;
+    request.generate = &generate;
+    return kakeya_session_submit(session, &request, out, error);
+}
+
+static void add_answer(drafter_score *score, const kakeya_stats *stats) {
+    score->each[score->answers++] =
+        (drafter_answer){(uint32_t)stats->completion_tokens, (uint32_t)stats->verifier_forwards};
+    score->tokens += stats->completion_tokens;
+    score->forwards += stats->verifier_forwards;
     for (int i = 0; i < DRAFTER_PLACES; i++) {
-        score->drafted[i] += stats.drafted_at[i];
-        score->accepted[i] += stats.accepted_at[i];
+        score->drafted[i] += stats->drafted_at[i];
+        score->accepted[i] += stats->accepted_at[i];
     }
-    return KAKEYA_OK;
+}
+
+/* Answers to prompts [first, first + n). */
+static kakeya_status answer(kakeya_session *const *sessions, const corpus *prompts, size_t first, int n, int most,
+                            drafter_row *row, drafter_score *score, kakeya_error *error) {
+    kakeya_request *request[TOGETHER] = {0};
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < n && !status; i++) {
+        const corpus_sequence *s = &prompts->sequence[first + (size_t)i];
+        status = ask(sessions[i], prompts->tokens + s->begin, s->length, most, row->drafts, &request[i], error);
+    }
+    for (int i = 0; i < n; i++) {
+        kakeya_stats stats;
+        kakeya_error own = {0};
+        kakeya_stats_init(&stats);
+        kakeya_status one = request[i] ? kakeya_request_wait(request[i], &stats, &own) : KAKEYA_OK;
+        if (one && !status) {
+            status = one;
+            if (error) *error = own;
+        }
+        if (!status) add_answer(score, &stats);
+    }
+    return status;
 }
 
 kakeya_status drafter_measure(const kakeya_engine_options *engine, const kakeya_session_options *session,
@@ -34,43 +65,73 @@ kakeya_status drafter_measure(const kakeya_engine_options *engine, const kakeya_
                               kakeya_error *error) {
     kakeya_engine_options options = *engine;
     kakeya_engine *opened = NULL;
-    kakeya_session *answers = NULL;
+    kakeya_session *sessions[TOGETHER] = {0};
     options.drafter = row->directory;
     options.progress = NULL;
     kakeya_status status = kakeya_engine_open(&options, &opened, error);
-    if (!status) status = kakeya_session_open(opened, session, &answers, error);
+    for (int i = 0; i < TOGETHER && !status; i++) status = kakeya_session_open(opened, session, &sessions[i], error);
     if (!status) row->drafts = kakeya_engine_drafter_block_size(opened) - 1;
     if (row->drafts > 16) row->drafts = 16; /* the most that a block may have */
     size_t all = 0, done = 0;
     for (int kind = 0; kind < DRAFTER_KINDS; kind++) all += prompts->of[kind]->n;
-    for (int kind = 0; kind < DRAFTER_KINDS; kind++) {
+    for (int kind = 0; kind < DRAFTER_KINDS && !status; kind++) {
         const corpus *c = prompts->of[kind];
-        for (size_t i = 0; i < c->n && !status; i++) {
-            status = answer(answers, c->tokens + c->sequence[i].begin, c->sequence[i].length, prompts->tokens[kind],
-                            row->drafts, &row->score[kind], error);
-            if (!status && progress && !progress(NULL, "held-out prompts", ++done, all))
+        row->score[kind].each = calloc(c->n + 1, sizeof *row->score[kind].each);
+        if (!row->score[kind].each)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: answers to held-out prompts");
+        for (size_t i = 0, some; i < c->n && !status; i += some) {
+            some = c->n - i < TOGETHER ? c->n - i : TOGETHER;
+            status = answer(sessions, c, i, (int)some, prompts->tokens[kind], row, &row->score[kind], error);
+            done += some;
+            if (!status && progress && !progress(NULL, "held-out prompts", done, all))
                 status = error_set(error, KAKEYA_CANCELLED, "interrupted");
         }
     }
-    kakeya_session_close(answers);
+    for (int i = 0; i < TOGETHER; i++) kakeya_session_close(sessions[i]);
     kakeya_engine_close(opened);
     return status;
 }
 
+void drafter_row_free(drafter_row *row) {
+    for (int kind = 0; kind < DRAFTER_KINDS; kind++) free(row->score[kind].each);
+}
+
 static double share(uint64_t part, uint64_t of) { return of ? (double)part / (double)of : 0; }
+
+/* Tokens per forward is a ratio of two sums over answers. By how much, as a share of it, other answers would have
+ * changed it: half of an interval of 95 %, by linearisation. With `other`, the same of the quotient of two such ratios
+ * for the same prompts. Of two answers or more. */
+static double uncertainty(const drafter_score *s, const drafter_score *other) {
+    static const double normal = 1.96;
+    double squares = 0, n = (double)s->answers;
+    for (uint64_t i = 0; i < s->answers; i++) {
+        double part = share(s->each[i].tokens, s->tokens) - share(s->each[i].forwards, s->forwards);
+        if (other)
+            part -= share(other->each[i].tokens, other->tokens) - share(other->each[i].forwards, other->forwards);
+        squares += part * part;
+    }
+    return normal * sqrt(squares * n / (n - 1));
+}
 
 void drafter_print(const drafter_row *rows, size_t n) {
     for (int kind = 0; kind < DRAFTER_KINDS; kind++) {
         if (!n || !rows[0].score[kind].answers) continue;
-        printf("\nHeld out, %s: %llu answers\n", drafter_kind_names[kind],
+        printf("\nHeld out, %s: %llu answers; +- is half of a 95 %% interval\n", drafter_kind_names[kind],
                (unsigned long long)rows[0].score[kind].answers);
-        printf("%-10s %12s   drafts that hold, by place\n", "drafter", "tokens a");
-        printf("%-10s %12s ", "", "forward");
+        printf("%-10s %16s %18s   drafts that hold, by place\n", "drafter", "tokens a forward", "against");
+        printf("%-10s %16s %18s ", "", "", rows[0].name);
         for (int i = 0; i < rows[0].drafts; i++) printf(" %5d", i + 1);
         printf("\n");
         for (size_t r = 0; r < n; r++) {
             const drafter_score *s = &rows[r].score[kind];
-            printf("%-10s %12.2f ", rows[r].name, share(s->tokens, s->forwards));
+            const drafter_score *first = &rows[0].score[kind];
+            double tokens = share(s->tokens, s->forwards);
+            char more[32] = "", against[32] = "";
+            if (s->answers > 1) snprintf(more, sizeof more, "+- %.2f", tokens * uncertainty(s, NULL));
+            if (s->answers > 1 && r && first->tokens)
+                snprintf(against, sizeof against, "%+.1f +- %.1f %%",
+                         100 * (tokens / share(first->tokens, first->forwards) - 1), 100 * uncertainty(s, first));
+            printf("%-10s %7.2f %-8s %18s ", rows[r].name, tokens, more, against);
             for (int i = 0; i < rows[r].drafts; i++) printf(" %5.3f", share(s->accepted[i], s->drafted[i]));
             printf("\n");
         }
@@ -93,9 +154,15 @@ cJSON *drafter_json(const drafter_row *rows, size_t n) {
             cJSON_AddNumberToObject(json, "tokens", (double)s->tokens);
             cJSON_AddNumberToObject(json, "forwards", (double)s->forwards);
             cJSON_AddNumberToObject(json, "tokens_per_forward", share(s->tokens, s->forwards));
-            cJSON *held = cJSON_AddArrayToObject(json, "held_by_place");
+            cJSON *held = cJSON_AddArrayToObject(json, "held_by_place"),
+                  *tokens = cJSON_AddArrayToObject(json, "answer_tokens"),
+                  *forwards = cJSON_AddArrayToObject(json, "answer_forwards");
             for (int i = 0; i < rows[r].drafts; i++)
                 cJSON_AddItemToArray(held, cJSON_CreateNumber(share(s->accepted[i], s->drafted[i])));
+            for (uint64_t i = 0; i < s->answers; i++) {
+                cJSON_AddItemToArray(tokens, cJSON_CreateNumber(s->each[i].tokens));
+                cJSON_AddItemToArray(forwards, cJSON_CreateNumber(s->each[i].forwards));
+            }
         }
     }
     return array;

@@ -8,8 +8,13 @@
 
 enum { DRAFTER_PLACES = 32, DRAFTER_KINDS = 2 };
 
+typedef struct drafter_answer {
+    uint32_t tokens, forwards;
+} drafter_answer;
+
 typedef struct drafter_score {
     uint64_t answers, tokens, forwards, drafted[DRAFTER_PLACES], accepted[DRAFTER_PLACES];
+    drafter_answer *each; /* [answers] */
 } drafter_score;
 
 typedef struct drafter_row {
@@ -31,6 +36,7 @@ extern const char *const drafter_kind_names[DRAFTER_KINDS];
 kakeya_status drafter_measure(const kakeya_engine_options *engine, const kakeya_session_options *session,
                               const drafter_prompts *prompts, drafter_row *row, kakeya_progress_fn progress,
                               kakeya_error *error);
+void drafter_row_free(drafter_row *row); /* what was measured; one that never was is fine */
 void drafter_print(const drafter_row *rows, size_t n);
 struct cJSON *drafter_json(const drafter_row *rows, size_t n); /* an array; NULL when out of memory */
 

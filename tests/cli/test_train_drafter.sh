@@ -14,6 +14,8 @@ check "a drafter is trained from nothing" test "$STATUS" -eq 0
 json_holds "the report has it, with what holds by place" \
     '.drafters | length == 1 and (.[0] | .name == "after" and .drafts == 5 and .text.tokens_per_forward >= 1
         and (.text.held_by_place | length == 5))'
+json_holds "and what each answer took" '.drafters[0].text | .answers == 2 and (.answer_tokens | length == 2 and add == 48) and
+    (.answer_forwards | length == 2) and (.answer_forwards | add) == .forwards'
 json_holds "and how it was trained" \
     '.steps == 8 and .batch == 4 and .blocks == 8 and .scope == "full" and .prompt_blocks == 3 and .last_loss > 0'
 check "memory is told before the first step" grep -q '8 steps of 4 sequences; training takes [0-9.]* [kMG]B beside' "$WORK/err"
