@@ -77,6 +77,10 @@ static size_t find_problem(const char *text, size_t bytes, const char **what) {
     return bytes;
 }
 
+size_t json_mark_bytes(const char *text, size_t bytes) {
+    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
     *out = NULL;
     const char *what = NULL;

@@ -11,6 +11,10 @@
 
 enum { JSON_MAX_DEPTH = 64 };
 
+/* The bytes of the mark that editors on Windows put in front of a text (U+FEFF), which is no part of it: 3 or 0. cJSON
+ * passes over it by itself. */
+size_t json_mark_bytes(const char *text, size_t bytes);
+
 /* Parses exactly one value (no text behind it but white space; numbers in JSON's own form); `text` needs no NUL. `name`
  * is the file name used in messages. *out is freed with cJSON_Delete. */
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);

@@ -112,8 +112,9 @@ kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes,
     yajl_handle yajl = yajl_alloc(&callbacks, NULL, &b);
     if (!yajl) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", where);
     kakeya_status status = KAKEYA_OK;
-    yajl_status result = yajl_parse(yajl, (const unsigned char *)text, bytes);
-    size_t at = yajl_get_bytes_consumed(yajl);
+    size_t mark = json_mark_bytes(text, bytes);
+    yajl_status result = yajl_parse(yajl, (const unsigned char *)text + mark, bytes - mark);
+    size_t at = mark + yajl_get_bytes_consumed(yajl);
     if (result == yajl_status_ok) result = yajl_complete_parse(yajl);
     if (result != yajl_status_ok) {
         unsigned char *reason = b.problem ? NULL : yajl_get_error(yajl, 0, NULL, 0);

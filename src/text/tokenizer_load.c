@@ -500,7 +500,8 @@ kakeya_status tokenizer_load(const char *name, const char *data, size_t bytes, t
     }
     kakeya_status status = foreign_refuse(name, data, bytes, error);
     if (status) return status;
-    reader r = {.source.name = name, .data = data, .bytes = bytes, .error = error};
+    size_t mark = json_mark_bytes(data, bytes);
+    reader r = {.source.name = name, .data = data + mark, .bytes = bytes - mark, .error = error};
     tokenizer_tables *t = NULL;
     status = parse(&r);
     if (!status) status = check_form(&r);

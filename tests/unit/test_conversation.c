@@ -84,6 +84,13 @@ static void test_tools(void **state) {
     assert_text(t, ids, n,
                 "<bos><|turn>system\n<|tool>declaration:f{description:<|\"|>F.<|\"|>}<tool|><turn|>\n<|turn>user\nHi"
                 "<turn|>\n<|turn>model\n");
+    static char marked[sizeof request + 3] = "\xef\xbb\xbf"; /* as editors on Windows save it */
+    strcat(marked, request);
+    size_t n_marked;
+    int32_t *same = tokens_of(t, marked, NULL, &n_marked, NULL);
+    assert_int_equal(n_marked, n);
+    assert_memory_equal(same, ids, n * sizeof *ids);
+    kakeya_free(same);
     kakeya_free(ids);
     kakeya_chat_options options;
     kakeya_chat_options_init(&options);
