@@ -1,11 +1,9 @@
 /* kakeya train f-theta: the closed form over text, in memory that does not grow with it. */
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/backend.h"
@@ -20,6 +18,7 @@
 #include "cli/train_report.h"
 #include "cli/train_verbs.h"
 #include "train/answers.h"
+#include "train/outputs.h"
 #include "train/trainer.h"
 
 enum {
@@ -223,25 +222,6 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
 
 /* ----------------------------------------------------------------------------------------------------- results */
 
-static kakeya_status make_directory(const char *path, kakeya_error *error) {
-    if (mkdir(path, 0777) == 0 || (errno == EEXIST && directory_exists(path))) return KAKEYA_OK;
-    return error_set(error, KAKEYA_IO, "%s: cannot be made a directory: %s", path, strerror(errno));
-}
-
-static kakeya_status write_json(const char *path, const cJSON *json, kakeya_error *error) {
-    char *text = cJSON_PrintUnformatted(json);
-    file_writer *writer = NULL;
-    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (!status) status = file_writer_write(writer, text, strlen(text), error);
-    if (!status)
-        status = file_writer_commit(writer, error);
-    else
-        file_writer_abort(writer);
-    cJSON_free(text);
-    return status;
-}
-
 static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
     cJSON *json = cJSON_CreateObject();
     if (!json) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
@@ -249,7 +229,7 @@ static kakeya_status write_held_out(train_command *c, kakeya_error *error) {
     cJSON_AddNumberToObject(json, "prompt_length", length - scored);
     cJSON_AddItemToObject(json, "sequences", c->held);
     c->held = NULL;
-    kakeya_status status = write_json(c->held_path, json, error);
+    kakeya_status status = train_write_json(c->held_path, json, error);
     cJSON_Delete(json);
     return status;
 }
@@ -268,7 +248,7 @@ static kakeya_status write_rank(const train_command *c, const fit_weights *weigh
                          .rank_k = config->rank_k,
                          .rank_v = config->rank_v,
                          .latent_bytes = row.bytes + (size_t)heads * sizeof(float)};
-    kakeya_status status = make_directory(directory, error);
+    kakeya_status status = train_make_directory(directory, error);
     if (!status) status = trainer_write(&c->options.config, weights, config, directory, error);
     return status;
 }
@@ -351,7 +331,7 @@ static kakeya_status report_ranks(train_command *c, train_report *report, bool n
         cJSON_AddNumberToObject(json, "trained_tokens", (double)tokens);
         cJSON_AddNumberToObject(json, "training_seconds", seconds);
         if (c->told) cJSON_AddItemToObject(json, "distillation", cJSON_DetachItemFromObject(c->told, "distillation"));
-        status = write_json(path, json, error);
+        status = train_write_json(path, json, error);
     }
     if (!status && c->shared.json) status = cli_print_json(json, error);
     if (!status && !c->shared.json) {
@@ -463,7 +443,7 @@ static kakeya_status lay_out(train_command *c, kakeya_error *error) {
                                       c->seed, error);
         if (status) return status;
     }
-    return make_directory(c->out, error);
+    return train_make_directory(c->out, error);
 }
 
 /* The sums of the closed form, and answers to train on. What goes on in the middle of a distillation needs neither. */

@@ -1,11 +1,9 @@
 /* kakeya train drafter: a DFlash drafter from the model's own answers. */
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backend/weight_values.h"
@@ -23,6 +21,7 @@
 #include "train/answers.h"
 #include "train/drafter_files.h"
 #include "train/drafting.h"
+#include "train/outputs.h"
 #include "train/saved.h"
 
 enum { LEAST_PROMPT = 8, NEEDLE_ANSWER = 24, HELD_NEEDLES = 4, MOST_ROWS = 3 };
@@ -267,11 +266,6 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
 
 /* ---------------------------------------------------------------------------------------------------------- form */
 
-static kakeya_status make_directory(const char *path, kakeya_error *error) {
-    if (mkdir(path, 0777) == 0 || (errno == EEXIST && directory_exists(path))) return KAKEYA_OK;
-    return error_set(error, KAKEYA_IO, "%s: cannot be made a directory: %s", path, strerror(errno));
-}
-
 static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
     char *config = path_join(c->out, "config.json");
     if (!config) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
@@ -280,7 +274,7 @@ static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
     if (there)
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "%s: has a drafter already; remove it, or choose another --out", c->out);
-    return make_directory(c->out, error);
+    return train_make_directory(c->out, error);
 }
 
 /* The drafter's shape, and what it begins with. */
@@ -419,20 +413,6 @@ static kakeya_status train(drafter_command *c, kakeya_error *error) {
 
 /* -------------------------------------------------------------------------------------------------------- report */
 
-static kakeya_status write_json(const char *path, const cJSON *json, kakeya_error *error) {
-    char *text = cJSON_PrintUnformatted(json);
-    file_writer *writer = NULL;
-    if (!text) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (!status) status = file_writer_write(writer, text, strlen(text), error);
-    if (!status)
-        status = file_writer_commit(writer, error);
-    else
-        file_writer_abort(writer);
-    cJSON_free(text);
-    return status;
-}
-
 static cJSON *report_json(const drafter_command *c, const drafter_row *rows, size_t n, double seconds) {
     cJSON *json = cJSON_CreateObject(), *list = drafter_json(rows, n);
     if (!json || !list) {
@@ -480,7 +460,7 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
     } else if (!json || !path) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     } else {
-        status = write_json(path, json, error);
+        status = train_write_json(path, json, error);
     }
     if (!status && c->shared.json) status = cli_print_json(json, error);
     if (!status && !c->shared.json) {

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "backend/student_layout.h"
-#include "base/files.h"
-#include "base/hash.h"
+#include "train/passes.h"
+#include "train/saved.h"
 
 struct distiller {
     kakeya_engine *engine;
@@ -16,11 +16,8 @@ struct distiller {
     const corpus *data;
     backend_student *student;
     thread_pool *pool;
-    float *weights, *gradient, *moment[2]; /* [layout.n] */
-    uint32_t *usable;                      /* sequences that are long enough */
-    size_t n_usable;
-    uint32_t *order; /* of them, in the pass through the corpus that `pass` numbers */
-    uint64_t pass;
+    float *weights, *gradient, *moment[2]; /* [layout.n]; the second moment lies behind the first */
+    train_passes passes;                   /* through the sequences that are long enough */
     int done;
 };
 
@@ -64,14 +61,12 @@ size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options) 
 
 static kakeya_status find_usable(distiller *d, kakeya_error *error) {
     int least = earliest(&d->o) + d->o.student.rows;
-    d->usable = malloc((d->data->n + 1) * sizeof *d->usable);
-    d->order = malloc((d->data->n + 1) * sizeof *d->order);
-    if (!d->usable || !d->order) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    if (!train_passes_create(&d->passes, d->data->n, d->o.seed))
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     for (size_t i = 0; i < d->data->n; i++) {
-        if (d->data->sequence[i].length >= least) d->usable[d->n_usable++] = (uint32_t)i;
+        if (d->data->sequence[i].length >= least) train_passes_add(&d->passes, i);
     }
-    d->pass = UINT64_MAX;
-    if (d->n_usable) return KAKEYA_OK;
+    if (d->passes.n) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "the data are too short: none of %zu sequences has the %d tokens that distillation needs",
                      d->data->n, least);
@@ -114,9 +109,10 @@ kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *o
     size_t bytes = d->layout.n * sizeof(float);
     d->weights = malloc(bytes);
     d->gradient = malloc(bytes);
-    for (int i = 0; i < 2; i++) d->moment[i] = calloc(d->layout.n, sizeof(float));
+    d->moment[0] = calloc(2 * d->layout.n, sizeof(float));
     kakeya_status status = KAKEYA_OK;
-    if (!d->weights || !d->gradient || !d->moment[0] || !d->moment[1])
+    if (d->moment[0]) d->moment[1] = d->moment[0] + d->layout.n;
+    if (!d->weights || !d->gradient || !d->moment[0])
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: distillation needs %zu bytes", 4 * bytes);
     if (!status) status = find_usable(d, error);
     if (!status) status = thread_pool_create(d->o.threads, &d->pool, error);
@@ -140,9 +136,7 @@ void distiller_destroy(distiller *d) {
     free(d->weights);
     free(d->gradient);
     free(d->moment[0]);
-    free(d->moment[1]);
-    free(d->usable);
-    free(d->order);
+    train_passes_free(&d->passes);
     free(d);
 }
 
@@ -159,34 +153,13 @@ kakeya_status distiller_weights(const distiller *d, fit_weights *out, kakeya_err
 
 /* --------------------------------------------------------------------------------------------------------- steps */
 
-static uint64_t draw(uint64_t seed, uint64_t a, uint64_t b) {
-    const uint64_t keys[3] = {seed, a, b};
-    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, keys, sizeof keys);
-    hash = (hash ^ (hash >> 29)) * 0x9e3779b97f4a7c15u; /* FNV's low bits follow the last byte too closely */
-    return hash >> 20;
-}
-
-/* Sequence `number` of all that are ever looked at: passes through the corpus, each in an order of its own. */
-static const corpus_sequence *sequence_at(distiller *d, uint64_t number) {
-    uint64_t pass = number / d->n_usable;
-    if (pass != d->pass) {
-        for (size_t i = 0; i < d->n_usable; i++) {
-            size_t at = (size_t)(draw(d->o.seed, pass, i) % (i + 1));
-            d->order[i] = d->order[at];
-            d->order[at] = d->usable[i];
-        }
-        d->pass = pass;
-    }
-    return &d->data->sequence[d->order[number % d->n_usable]];
-}
-
 /* The first segment of a sequence with an answer begins there, or up to two tokens before. */
 static student_segment segment_of(const distiller *d, const corpus_sequence *s, uint64_t number, int segment) {
     enum { KINDS = 2, BEFORE_ANSWER = 3 };
     uint64_t of = (number * (uint64_t)d->o.segments + (uint64_t)segment) * KINDS;
     int first = earliest(&d->o), last = s->length - d->o.student.rows;
-    uint64_t place = draw(~d->o.seed, of, 0), coin = draw(~d->o.seed, of + 1, 0) % (1 << 20),
-             turn = draw(~d->o.seed, of + 1, 1) % (1 << 20);
+    uint64_t place = train_draw(~d->o.seed, of, 0), coin = train_draw(~d->o.seed, of + 1, 0) % (1 << 20),
+             turn = train_draw(~d->o.seed, of + 1, 1) % (1 << 20);
     int at = first + (int)(place % (uint64_t)(last - first + 1));
     if (segment == 0 && s->answer) {
         turn = 1 << 20; /* answers are decoded */
@@ -229,7 +202,7 @@ static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_re
     if (!sequences || !segments || !results)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     for (size_t i = 0; i < batch && !status; i++) {
-        const corpus_sequence *s = sequence_at(d, first + i);
+        const corpus_sequence *s = &d->data->sequence[train_passes_sequence(&d->passes, first + i)];
         for (size_t k = 0; k < of_one; k++) segments[i * of_one + k] = segment_of(d, s, first + i, (int)k);
         sequences[i] = (student_sequence){.tokens = d->data->tokens + s->begin,
                                           .n = s->length,
@@ -249,7 +222,7 @@ static kakeya_status learn_batch(distiller *d, uint64_t first, distiller_step_re
 }
 
 static kakeya_status learn_sequence(distiller *d, uint64_t number, distiller_step_result *out, kakeya_error *error) {
-    const corpus_sequence *s = sequence_at(d, number);
+    const corpus_sequence *s = &d->data->sequence[train_passes_sequence(&d->passes, number)];
     engine_turn_begin(d->engine); /* sessions of the engine may be open */
     kakeya_status status = teach(d, s, error);
     for (int i = 0; i < d->o.segments && !status; i++) {
@@ -288,121 +261,51 @@ kakeya_status distiller_step(distiller *d, bool (*interrupted)(void *user), void
 
 /* ------------------------------------------------------------------------------------------------- saved states */
 
-typedef struct saved_head {
-    char magic[8];
-    uint64_t purpose, done, values, sequences, tokens;
-} saved_head;
-
-static const char saved_magic[8] = "KVDISTL";
-
-/* What follows the head, in this order. */
-typedef struct saved_part {
-    void *data;
-    size_t bytes;
-} saved_part;
-
-enum { SAVED_PARTS = 5 };
+enum { SEQUENCES, TOKENS, WEIGHTS, MOMENTS, PARTS };
+static const saved_kind kind = {"KVDSTIL", "the state of a distillation"};
 
 kakeya_status distiller_save(const distiller *d, const char *path, uint64_t purpose, kakeya_error *error) {
     size_t values = d->layout.n * sizeof(float);
-    const saved_part parts[SAVED_PARTS] = {{d->data->sequence, d->data->n * sizeof *d->data->sequence},
-                                           {d->data->tokens, d->data->n_tokens * sizeof *d->data->tokens},
-                                           {d->weights, values},
-                                           {d->moment[0], values},
-                                           {d->moment[1], values}};
-    saved_head head = {.purpose = purpose,
-                       .done = (uint64_t)d->done,
-                       .values = d->layout.n,
-                       .sequences = d->data->n,
-                       .tokens = d->data->n_tokens};
-    memcpy(head.magic, saved_magic, sizeof head.magic);
-    hash_stream sum = HASH_STREAM_START;
-    hash_stream_add(&sum, &head, sizeof head);
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (status) return status;
-    status = file_writer_write(writer, &head, sizeof head, error);
-    for (int i = 0; i < SAVED_PARTS && !status; i++) {
-        hash_stream_add(&sum, parts[i].data, parts[i].bytes);
-        status = file_writer_write(writer, parts[i].data, parts[i].bytes, error);
-    }
-    uint64_t hash = hash_stream_value(&sum);
-    if (!status) status = file_writer_write(writer, &hash, sizeof hash, error);
-    if (!status) return file_writer_commit(writer, error);
-    file_writer_abort(writer);
-    return status;
-}
-
-/* A file that is whole and has the purpose, and its head. */
-static kakeya_status open_saved(const char *path, uint64_t purpose, file_map *map, saved_head *head,
-                                kakeya_error *error) {
-    kakeya_status status = file_map_open(path, map, error);
-    if (status) return status;
-    uint64_t hash = 0;
-    if (map->bytes >= sizeof *head) memcpy(head, map->data, sizeof *head);
-    if (map->bytes < sizeof *head || memcmp(head->magic, saved_magic, sizeof saved_magic) != 0) {
-        status = error_set(error, KAKEYA_FORMAT, "%s: not the state of a distillation", path);
-    } else if (head->purpose != purpose) {
-        status = error_set(error, KAKEYA_FORMAT,
-                           "%s: the state of a distillation with another model, other options or other data; remove it "
-                           "to begin anew",
-                           path);
-    } else {
-        size_t most = map->bytes, behind = sizeof *head + sizeof hash;
-        bool whole = head->sequences < most && head->tokens < most && head->values < most &&
-                     behind + head->sequences * sizeof(corpus_sequence) + head->tokens * sizeof(int32_t) +
-                             3 * head->values * sizeof(float) ==
-                         most;
-        if (whole) {
-            hash_stream sum = HASH_STREAM_START;
-            hash_stream_add(&sum, map->data, most - sizeof hash);
-            memcpy(&hash, (const char *)map->data + most - sizeof hash, sizeof hash);
-            whole = hash == hash_stream_value(&sum);
-        }
-        if (!whole) status = error_set(error, KAKEYA_FORMAT, "%s: is damaged; remove it to begin anew", path);
-    }
-    if (status) file_map_close(map);
-    return status;
+    const uint64_t numbers[SAVED_NUMBERS] = {(uint64_t)d->done, d->layout.n};
+    const saved_part parts[PARTS] = {
+        [SEQUENCES] = {d->data->sequence, d->data->n * sizeof *d->data->sequence},
+        [TOKENS] = {d->data->tokens, d->data->n_tokens * sizeof *d->data->tokens},
+        [WEIGHTS] = {d->weights, values},
+        [MOMENTS] = {d->moment[0], 2 * values},
+    };
+    return saved_write(&kind, path, purpose, numbers, parts, PARTS, error);
 }
 
 kakeya_status distiller_load_corpus(const char *path, uint64_t purpose, corpus *out, kakeya_error *error) {
-    file_map map;
-    saved_head head;
-    kakeya_status status = open_saved(path, purpose, &map, &head, error);
+    uint64_t numbers[SAVED_NUMBERS];
+    saved_part parts[PARTS];
+    kakeya_status status = saved_read(&kind, path, purpose, numbers, parts, PARTS, error);
     if (status) return status;
-    const char *at = (const char *)map.data + sizeof head;
-    *out = (corpus){.n = head.sequences, .n_tokens = head.tokens, .room = head.sequences, .room_tokens = head.tokens};
-    size_t sequences = head.sequences * sizeof *out->sequence, tokens = head.tokens * sizeof *out->tokens;
-    out->sequence = malloc(sequences);
-    out->tokens = malloc(tokens);
-    if (out->sequence && out->tokens) {
-        memcpy(out->sequence, at, sequences);
-        memcpy(out->tokens, at + sequences, tokens);
-    } else {
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", path);
-        corpus_free(out);
-    }
-    file_map_close(&map);
-    return status;
+    size_t n = parts[SEQUENCES].bytes / sizeof *out->sequence, tokens = parts[TOKENS].bytes / sizeof *out->tokens;
+    *out = (corpus){.sequence = parts[SEQUENCES].data,
+                    .tokens = parts[TOKENS].data,
+                    .n = n,
+                    .n_tokens = tokens,
+                    .room = n,
+                    .room_tokens = tokens};
+    saved_free(parts + WEIGHTS, PARTS - WEIGHTS);
+    return KAKEYA_OK;
 }
 
 kakeya_status distiller_load(distiller *d, const char *path, uint64_t purpose, kakeya_error *error) {
-    file_map map;
-    saved_head head;
-    kakeya_status status = open_saved(path, purpose, &map, &head, error);
+    uint64_t numbers[SAVED_NUMBERS];
+    saved_part parts[PARTS];
+    kakeya_status status = saved_read(&kind, path, purpose, numbers, parts, PARTS, error);
     if (status) return status;
-    if (head.values != d->layout.n) {
+    size_t values = d->layout.n * sizeof(float);
+    if (parts[WEIGHTS].bytes != values || parts[MOMENTS].bytes != 2 * values) {
         status = error_set(error, KAKEYA_FORMAT, "%s: has %llu weights, the f_theta has %zu", path,
-                           (unsigned long long)head.values, d->layout.n);
+                           (unsigned long long)numbers[1], d->layout.n);
     } else {
-        size_t values = d->layout.n * sizeof(float);
-        const char *at = (const char *)map.data + sizeof head + head.sequences * sizeof(corpus_sequence) +
-                         head.tokens * sizeof(int32_t);
-        memcpy(d->weights, at, values);
-        memcpy(d->moment[0], at + values, values);
-        memcpy(d->moment[1], at + 2 * values, values);
-        d->done = (int)head.done;
+        memcpy(d->weights, parts[WEIGHTS].data, values);
+        memcpy(d->moment[0], parts[MOMENTS].data, 2 * values);
+        d->done = (int)numbers[0];
     }
-    file_map_close(&map);
+    saved_free(parts, PARTS);
     return status;
 }

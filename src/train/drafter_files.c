@@ -10,6 +10,7 @@
 #include "formats/safetensors.h"
 #include "model/dflash_values.h"
 #include "model/tensors.h"
+#include "train/outputs.h"
 
 /* ------------------------------------------------------------------------------------------------------- reading */
 
@@ -146,28 +147,15 @@ static cJSON *config_json(const dflash_config *c, bool bf16) {
     return json;
 }
 
-static kakeya_status write_text(const char *path, const char *text, kakeya_error *error) {
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (status) return status;
-    status = file_writer_write(writer, text, strlen(text), error);
-    if (!status) status = file_writer_write(writer, "\n", 1, error);
-    if (!status) return file_writer_commit(writer, error);
-    file_writer_abort(writer);
-    return status;
-}
-
 kakeya_status drafter_write(const dflash_config *config, const float *values, bool bf16, const char *directory,
                             kakeya_error *error) {
     char *weights = path_join(directory, "model.safetensors"), *described = path_join(directory, "config.json");
     cJSON *json = config_json(config, bf16);
-    char *text = json ? cJSON_Print(json) : NULL;
     kakeya_status status = KAKEYA_OK;
-    if (!weights || !described || !text)
+    if (!weights || !described || !json)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status) status = write_weights(config, values, bf16, weights, error);
-    if (!status) status = write_text(described, text, error);
-    cJSON_free(text);
+    if (!status) status = train_write_json(described, json, error);
     cJSON_Delete(json);
     free(weights);
     free(described);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "model/dflash_values.h"
+#include "train/passes.h"
 #include "train/saved.h"
 
 enum { LEAST_ANSWER = 2 /* a block's first token and a draft */, LEAST_READ = 8 };
@@ -25,10 +25,8 @@ struct drafting {
     float *heard;  /* where the sequence in work has its hidden states */
     float **kept;  /* hidden states of sequences of the corpus; NULL: not kept */
     size_t kept_bytes;
-    uint32_t *usable, *order; /* sequences that are long enough; in the pass through them that `pass` numbers */
-    size_t n_usable;
-    uint64_t pass;
-    int *first; /* [batch][blocks] */
+    train_passes passes; /* through the sequences that are long enough */
+    int *first;          /* [batch][blocks] */
     learner_sequence *sequences;
     learner_result *results; /* [batch] */
     int done;
@@ -61,17 +59,14 @@ static bool chooses(const backend_train_ops *ops) { return ops && ops->chooses; 
 static bool has_learner(const backend_train_ops *ops) { return ops && ops->learner_create; }
 
 static kakeya_status find_usable(drafting *d, kakeya_error *error) {
-    d->usable = malloc((d->data->n + 1) * sizeof *d->usable);
-    d->order = malloc((d->data->n + 1) * sizeof *d->order);
     d->kept = calloc(d->data->n + 1, sizeof *d->kept);
-    if (!d->usable || !d->order || !d->kept)
+    if (!train_passes_create(&d->passes, d->data->n, d->o.seed) || !d->kept)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     for (size_t i = 0; i < d->data->n; i++) {
         const corpus_sequence *s = &d->data->sequence[i];
-        if (s->answer > 0 && s->length - s->answer >= LEAST_ANSWER) d->usable[d->n_usable++] = (uint32_t)i;
+        if (s->answer > 0 && s->length - s->answer >= LEAST_ANSWER) train_passes_add(&d->passes, i);
     }
-    d->pass = UINT64_MAX;
-    if (d->n_usable) return KAKEYA_OK;
+    if (d->passes.n) return KAKEYA_OK;
     return error_set(error, KAKEYA_INVALID_ARGUMENT,
                      "the data are too short: none of %zu answers has the %d tokens that a block needs", d->data->n,
                      LEAST_ANSWER);
@@ -180,8 +175,7 @@ void drafting_destroy(drafting *d) {
     free(d->states);
     free(d->sequences);
     free(d->results);
-    free(d->usable);
-    free(d->order);
+    train_passes_free(&d->passes);
     free(d->first);
     free(d);
 }
@@ -191,34 +185,14 @@ const float *drafting_weights(const drafting *d) { return d->weights; }
 
 /* --------------------------------------------------------------------------------------------------------- steps */
 
-static uint64_t draw(uint64_t seed, uint64_t a, uint64_t b) {
-    const uint64_t keys[3] = {seed, a, b};
-    uint64_t hash = hash_fnv1a(HASH_FNV1A_START, keys, sizeof keys);
-    hash = (hash ^ (hash >> 29)) * 0x9e3779b97f4a7c15u; /* FNV's low bits follow the last byte too closely */
-    return hash >> 20;
-}
-
-/* Sequence `number` of all that are ever looked at: passes through the corpus, each in an order of its own. */
-static size_t sequence_at(drafting *d, uint64_t number) {
-    uint64_t pass = number / d->n_usable;
-    if (pass != d->pass) {
-        for (size_t i = 0; i < d->n_usable; i++) {
-            size_t at = (size_t)(draw(d->o.seed, pass, i) % (i + 1));
-            d->order[i] = d->order[at];
-            d->order[at] = d->usable[i];
-        }
-        d->pass = pass;
-    }
-    return d->order[number % d->n_usable];
-}
-
 /* Where `blocks` blocks begin: one place in each of as many equal parts of [from, to). */
 static int place_in(const drafting *d, uint64_t number, int drawn, int from, int to, int blocks, int *first) {
     int places = to > from ? to - from : 0;
     if (blocks > places) blocks = places;
     for (int i = 0; i < blocks; i++) {
         int begin = (int)((int64_t)places * i / blocks), end = (int)((int64_t)places * (i + 1) / blocks);
-        first[i] = from + begin + (int)(draw(~d->o.seed, number, (uint64_t)(drawn + i)) % (uint64_t)(end - begin));
+        first[i] =
+            from + begin + (int)(train_draw(~d->o.seed, number, (uint64_t)(drawn + i)) % (uint64_t)(end - begin));
     }
     return blocks;
 }
@@ -323,7 +297,7 @@ static double whole_step(const drafting *d) {
 /* Sequence `i` of the next step. */
 static kakeya_status prepare(drafting *d, int i, kakeya_error *error) {
     uint64_t number = (uint64_t)d->done * (uint64_t)d->o.batch + (uint64_t)i;
-    size_t index = sequence_at(d, number);
+    size_t index = train_passes_sequence(&d->passes, number);
     const corpus_sequence *s = &d->data->sequence[index];
     int *first = d->first + (size_t)i * (size_t)d->o.learner.blocks;
     float *room = d->aux + (size_t)i * (size_t)d->o.learner.sequence * aux_width(d);

@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/float16.h"
 #include "formats/safetensors.h"
+#include "train/outputs.h"
 #include "train/trainer.h"
 
 /* A matrix whose first rows or columns are written: f_theta's latents are ordered. */
@@ -109,29 +110,16 @@ static cJSON *config_json(const f_theta_config *c) {
     return json;
 }
 
-static kakeya_status write_text(const char *path, const char *text, kakeya_error *error) {
-    file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(path, &writer, error);
-    if (status) return status;
-    status = file_writer_write(writer, text, strlen(text), error);
-    if (!status) status = file_writer_write(writer, "\n", 1, error);
-    if (!status) return file_writer_commit(writer, error);
-    file_writer_abort(writer);
-    return status;
-}
-
 kakeya_status trainer_write(const f_theta_config *trained, const fit_weights *w, const f_theta_config *config,
                             const char *directory, kakeya_error *error) {
     char *weights = path_join(directory, "f_theta_weights.safetensors"),
          *described = path_join(directory, "f_theta_config.json");
     cJSON *json = config_json(config);
-    char *text = json ? cJSON_Print(json) : NULL;
     kakeya_status status = KAKEYA_OK;
-    if (!weights || !described || !text)
+    if (!weights || !described || !json)
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", directory);
     if (!status) status = write_weights(trained, w, config, weights, error);
-    if (!status) status = write_text(described, text, error);
-    cJSON_free(text);
+    if (!status) status = train_write_json(described, json, error);
     cJSON_Delete(json);
     free(weights);
     free(described);

@@ -1,0 +1,14 @@
+/* What every trainer writes beside weights. */
+#ifndef KAKEYA_TRAIN_OUTPUTS_H
+#define KAKEYA_TRAIN_OUTPUTS_H
+
+#include "base/error.h"
+
+struct cJSON;
+
+/* Makes a directory, or finds it there. */
+kakeya_status train_make_directory(const char *path, kakeya_error *error);
+/* A file of its own, whole or not at all. json NULL: out of memory. */
+kakeya_status train_write_json(const char *path, const struct cJSON *json, kakeya_error *error);
+
+#endif
