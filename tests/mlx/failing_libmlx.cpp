@@ -36,6 +36,9 @@ mx::allocator::Allocator &real_allocator() __asm__("__real__ZN3mlx4core9allocato
 mx::allocator::Allocator &failing_allocator() __asm__("__wrap__ZN3mlx4core9allocator9allocatorEv");
 void real_eval(std::vector<mx::array>) __asm__("__real__ZN3mlx4core4evalESt6vectorINS0_5arrayESaIS2_EE");
 void failing_eval(std::vector<mx::array>) __asm__("__wrap__ZN3mlx4core4evalESt6vectorINS0_5arrayESaIS2_EE");
+void real_async_eval(std::vector<mx::array>) __asm__("__real__ZN3mlx4core10async_evalESt6vectorINS0_5arrayESaIS2_EE");
+void
+    failing_async_eval(std::vector<mx::array>) __asm__("__wrap__ZN3mlx4core10async_evalESt6vectorINS0_5arrayESaIS2_EE");
 void *real_new(std::size_t) __asm__("__real__Znwm");
 void *failing_new(std::size_t) __asm__("__wrap__Znwm");
 
@@ -70,6 +73,12 @@ void failing_eval(std::vector<mx::array> outputs) {
     if (fails(FAILING_EVALUATION)) throw std::runtime_error("failure asked for by a test");
     if (fails(FAILING_UNKNOWN)) throw 17;
     real_eval(std::move(outputs));
+}
+
+void failing_async_eval(std::vector<mx::array> outputs) {
+    if (fails(FAILING_EVALUATION)) throw std::runtime_error("failure asked for by a test");
+    if (fails(FAILING_UNKNOWN)) throw 17;
+    real_async_eval(std::move(outputs));
 }
 
 void *failing_new(std::size_t bytes) {

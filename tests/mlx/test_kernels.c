@@ -439,7 +439,8 @@ static void run_attention(const keys *s, const int32_t *bounds, const int32_t *s
         .kernel = MLX_KERNEL_ATTENTION,
         .constant = {s->format, per_lane, queries, s->of_v},
         .input = {s->q + first * s->heads * s->dim, s->k, s->v, s->fresh_k, s->fresh_v, s->norm, s->cosine, s->sine,
-                  span, PARAMS(s->heads, s->kv_heads, s->dim, s->slots, rows, parts, s->pairs, s->head_bytes)},
+                  span,
+                  PARAMS(s->heads, s->kv_heads, s->dim, s->slots, rows, parts, s->pairs, s->head_bytes, s->slots)},
         .output = {sums},
         .groups = {s->kv_heads * (group / queries), parts, 1},
         .simdgroups = rows};

@@ -356,9 +356,9 @@ static void a_step_is_one_evaluation(void **state) {
         backend_segment rows = tiny_rows(cache, SEGMENT_DECODE, tokens + PROMPT, BLOCK, logits);
         rows.first_logit_row = first;
         rows.argmax = choice + first;
-        long before = mlx_device_evaluations();
+        long before = mlx_device_waits();
         REQUIRE_OK(d.ops->forward(d.backend, &rows, 1, error));
-        assert_int_equal(mlx_device_evaluations() - before, 1);
+        assert_int_equal(mlx_device_waits() - before, 1);
         REQUIRE_OK(d.ops->cache_commit(cache, 0, error));
         for (int i = first; i < BLOCK; i++)
             assert_int_equal(choice[i], greedy_of(logits + (size_t)(i - first) * vocab_of(&d), vocab_of(&d)));
@@ -367,14 +367,42 @@ static void a_step_is_one_evaluation(void **state) {
         backend_segment row = tiny_rows(cache, SEGMENT_DECODE, tokens + PROMPT + i, 1, NULL);
         row.first_logit_row = 0;
         row.argmax = again + i;
-        long before = mlx_device_evaluations();
+        long before = mlx_device_waits();
         REQUIRE_OK(d.ops->forward(d.backend, &row, 1, error));
-        assert_int_equal(mlx_device_evaluations() - before, 1);
+        assert_int_equal(mlx_device_waits() - before, 1);
         REQUIRE_OK(d.ops->cache_commit(cache, 1, error));
     }
     assert_memory_equal(again, choice, sizeof again);
     d.ops->cache_destroy(cache);
     free(logits);
+    tiny_close(&d);
+}
+
+/* However many tiles and sessions a forward has, there is something to compute until its end. */
+static void a_forward_waits_once(void **state) {
+    (void)state;
+    enum { PROMPT = 70, BLOCK = 17, SESSIONS = 2 }; /* three tiles, and two */
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", NULL, KAKEYA_PRECISION_F32);
+    int32_t tokens[PROMPT + BLOCK], choice[SESSIONS][BLOCK];
+    tiny_tokens(tokens, PROMPT + BLOCK, 9);
+    backend_cache *caches[SESSIONS];
+    for (int i = 0; i < SESSIONS; i++) caches[i] = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+    for (int part = 0; part < 2; part++) {
+        backend_segment segments[SESSIONS];
+        for (int i = 0; i < SESSIONS; i++) {
+            segments[i] = part ? tiny_rows(caches[i], SEGMENT_DECODE, tokens + PROMPT, BLOCK, NULL)
+                               : tiny_rows(caches[i], SEGMENT_PROMPT, tokens, PROMPT, NULL);
+            segments[i].first_logit_row = part ? 0 : PROMPT;
+            segments[i].argmax = part ? choice[i] : NULL;
+        }
+        long before = mlx_device_waits();
+        REQUIRE_OK(d.ops->forward(d.backend, segments, SESSIONS, error));
+        assert_int_equal(mlx_device_waits() - before, 1);
+        for (int i = 0; i < SESSIONS; i++) REQUIRE_OK(d.ops->cache_commit(caches[i], part ? BLOCK : PROMPT, error));
+    }
+    assert_memory_equal(choice[0], choice[1], sizeof choice[0]);
+    for (int i = 0; i < SESSIONS; i++) d.ops->cache_destroy(caches[i]);
     tiny_close(&d);
 }
 
@@ -710,6 +738,7 @@ int main(void) {
         cmocka_unit_test(rows_and_chunks_change_no_bit),
         cmocka_unit_test(latents_from_aux),
         cmocka_unit_test(a_step_is_one_evaluation),
+        cmocka_unit_test(a_forward_waits_once),
         cmocka_unit_test(borders_change_no_bit),
         cmocka_unit_test(snapshots_move),
         cmocka_unit_test(segments_do_not_mix),

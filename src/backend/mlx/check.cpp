@@ -193,6 +193,7 @@ mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, mlx
                          l->kv_heads,
                          l->head_dim,
                          SLOTS,
+                         SLOTS,
                          stored_head_bytes(stored, l->head_dim),
                          nullptr,
                          nullptr};

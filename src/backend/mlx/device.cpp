@@ -10,7 +10,7 @@
 namespace {
 
 std::atomic<int> calls_to_failure{-1};
-std::atomic<long> evaluations{0};
+std::atomic<long> waits{0};
 
 mlx_fault injected = {MLX_OPS, {false, false, false}};
 
@@ -50,8 +50,26 @@ mx::array rounded(const mx::array &x) { return mx::astype(mx::astype(x, mx::bflo
 mx::array readable(const mx::array &x) { return mx::contiguous(mx::astype(x, mx::float32)); }
 
 void evaluate(std::vector<mx::array> outputs) {
-    evaluations++;
+    waits++;
     mx::eval(std::move(outputs));
+}
+
+void begin_evaluation(mlx_device *d, const std::vector<mx::array> &outputs) {
+    mx::async_eval(outputs);
+    d->under_way++;
+}
+
+void end_evaluation(mlx_device *d, std::vector<mx::array> &outputs) {
+    for (auto &output : outputs) output.wait();
+    if (--d->under_way == 0) waits++;
+}
+
+void drop_evaluation(mlx_device *d) {
+    d->under_way--;
+    try {
+        mx::synchronize(d->stream);
+    } catch (...) { // it is dropped all the same
+    }
 }
 
 void read(const mx::array &x, float *to) { std::memcpy(to, x.data<float>(), x.nbytes()); }
@@ -79,7 +97,7 @@ int mlx_device_open(bool round_inputs, mlx_device **out, mlx_failure *failure) {
         // Stock operations in tiles, until a check has said what else will do.
         mlx_ways ways;
         for (int op = 0; op < MLX_OPS; op++) ways.few[op] = ways.prompt[op] = MLX_WAY_FIXED;
-        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs, ways, injected, {}, 0};
+        *out = new mlx_device{mx::new_thread_unsafe_stream(device), round_inputs, ways, injected, {}, 0, 0};
     });
 }
 
@@ -112,7 +130,7 @@ void mlx_device_describe(const mlx_device *device, mlx_device_info *out) {
 size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
 size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
 void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
-long mlx_device_evaluations(void) { return evaluations; }
+long mlx_device_waits(void) { return waits; }
 void mlx_device_fail_after(int calls) { calls_to_failure = calls; }
 void mlx_device_inject(const mlx_fault *fault) {
     injected = fault ? *fault : mlx_fault{MLX_OPS, {false, false, false}};

@@ -30,6 +30,7 @@ struct mlx_device {
     mlx_fault fault; // of tests
     mutable std::vector<mlx_profile_row> profile;
     int profile_repeats; // 0: nothing is measured
+    int under_way;       // graphs that have been begun and not finished
 
     bool own(mlx_op op) const { return ways.few[op] == MLX_WAY_OWN; }
 };
@@ -122,8 +123,12 @@ template <class F> mx::array measured(const mlx_device *d, F form, const std::fu
 // What a test has asked for: a result that depends on the rows beside it.
 mx::array faulty(const mlx_device *d, mlx_op op, const mx::array &x);
 
-// Computes a graph of inference, and counts that it did.
+// Computes a graph of inference, and waits for it.
 void evaluate(std::vector<mx::array> outputs);
+// The same in two parts. What is dropped is waited for, too: it reads memory that its owner may give back.
+void begin_evaluation(mlx_device *d, const std::vector<mx::array> &outputs);
+void end_evaluation(mlx_device *d, std::vector<mx::array> &outputs);
+void drop_evaluation(mlx_device *d);
 
 // Row-contiguous float32, to be read when it has been evaluated.
 mx::array readable(const mx::array &x);

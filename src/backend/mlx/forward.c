@@ -1,5 +1,6 @@
-/* A forward in tiles of rows. Tiles are computed one by one, each a graph; what later tiles of a segment attend of
- * earlier ones lies in the chunk buffer, as it will be stored. The stores change when all tiles have been computed. */
+/* A forward in tiles of rows, each a graph. Tiles of a segment are a chain: later ones attend the rows of earlier ones
+ * on the device. So the host does not wait for a tile before it makes the next one, but for the one before, which
+ * bounds what lies in memory. The stores change when all tiles have been computed. */
 #include <math.h>
 #include <string.h>
 
@@ -12,38 +13,47 @@ typedef struct mlx_segment {
     backend_segment *request;
     timeline_step step;
     int first_row; /* of the forward's rows */
+    int next;      /* position of the first row that is in no tile yet */
+    int tiles;     /* that its chain has */
+    bool guarded;  /* some number is not finite (mlx_tile) */
+    chain_plan plan;
+    mlx_chain *chain; /* NULL: none of its tiles is under way */
 } mlx_segment;
+
+/* A tile that is being computed. */
+typedef struct mlx_work {
+    mlx_segment *segment;
+    tile_rows rows;
+    float *embedded;
+    mlx_tile graph;
+    mlx_tile_result result;
+    bool wanted[MLX_MAX_LAYERS];
+} mlx_work;
 
 typedef struct mlx_run {
     backend_model *model;
     mlx_segment segments[BACKEND_MAX_SEGMENTS];
     int n_segments, rows;
+    mlx_work work[MLX_TILES_UNDER_WAY]; /* the first one was begun first */
+    int under_way;
 } mlx_run;
 
 /* ------------------------------------------------------------------------------------------------- stored rows */
-
-/* What a tile's graph asks for. */
-typedef struct tile_source {
-    const backend_model *model;
-    const tile_rows *tile;
-    const tile_spans *spans;
-    int first_row; /* row of the forward at the cache's length */
-} tile_source;
-
-static const mlx_span *span_of(const tile_source *s, int layer) {
-    return &s->spans->span[s->model->config->layer[layer].type];
-}
 
 static unsigned char *chunk_row(const backend_model *m, const backend_cache *c, int layer, bool is_k, int row) {
     size_t begin = is_k ? m->chunk_at[layer].k : m->chunk_at[layer].v;
     return m->chunk + begin + (size_t)row * kv_row_bytes(c, layer);
 }
 
-static const unsigned char *stored_row(const tile_source *s, int layer, int position, bool is_k) {
-    const backend_cache *c = s->tile->cache;
-    const timeline *t = &c->t;
-    if (position >= t->length) return chunk_row(s->model, c, layer, is_k, s->first_row + position - t->length);
-    bool sink = t->layer[layer].bounded && position < t->options.sink;
+/* What a chain asks for. */
+typedef struct chain_source {
+    const backend_model *model;
+    const backend_cache *cache;
+    const chain_plan *plan;
+} chain_source;
+
+static const unsigned char *stored_row(const backend_cache *c, int layer, int position, bool is_k) {
+    bool sink = c->t.layer[layer].bounded && position < c->t.options.sink;
     return sink ? kv_sink_row(c, layer, position, is_k) : kv_row(c, layer, position, is_k);
 }
 
@@ -58,27 +68,55 @@ static void load_row(const timeline_layer *l, const unsigned char *row, size_t b
         kv_q8_load(row + (size_t)h * l->head_bytes, dim, (float *)(void *)to + (size_t)h * (size_t)dim);
 }
 
-static void fill(const tile_source *s, int layer, bool is_k, bool raw, unsigned char *at) {
-    const mlx_span *span = span_of(s, layer);
-    const timeline_layer *l = &s->tile->cache->t.layer[layer];
+static void fill(const chain_source *s, int layer, bool is_k, bool raw, unsigned char *at) {
+    const stored_plan *plan = &s->plan->stored[s->model->config->layer[layer].type];
+    const timeline_layer *l = &s->cache->t.layer[layer];
     size_t bytes = !raw && l->format == KV_FORMAT_Q8 ? (size_t)l->values * sizeof(float) : l->row_bytes;
-    for (int i = 0; i < span->slots; i++, at += bytes) {
-        if (span->position[i] < 0 || span->from[i] != i)
-            memset(at, 0, bytes); /* its weight is 0, but what lies there may not be a number */
+    for (int i = 0; i < plan->rows; i++, at += bytes) {
+        int position = layout_position(plan, i);
+        if (position < 0)
+            memset(at, 0, bytes);
         else if (raw)
-            memcpy(at, stored_row(s, layer, span->position[i], is_k), bytes);
+            memcpy(at, stored_row(s->cache, layer, position, is_k), bytes);
         else
-            load_row(l, stored_row(s, layer, span->position[i], is_k), bytes, at);
+            load_row(l, stored_row(s->cache, layer, position, is_k), bytes, at);
     }
 }
 
 static void fill_keys(void *user, int layer, bool is_k, void *to) { fill(user, layer, is_k, false, to); }
 static void fill_raw_keys(void *user, int layer, bool is_k, void *to) { fill(user, layer, is_k, true, to); }
 
+static kakeya_status begin_chain(const backend_model *m, mlx_segment *s, kakeya_error *error) {
+    const backend_cache *c = s->request->cache;
+    chain_source from = {m, c, &s->plan};
+    s->plan = layout_chain(c, s->request->kind, s->request->n);
+    const mlx_chain_source source = {
+        .tile_rows = s->plan.tile_rows,
+        .kept = {layout_stored(m, c, &s->plan, 0), layout_stored(m, c, &s->plan, 1)},
+        .fill = fill_keys,
+        .fill_raw = fill_raw_keys,
+        .user = &from,
+    };
+    mlx_failure failure;
+    return mlx_check(mlx_chain_begin(m->device, &m->form, &source, &s->chain, &failure), &failure, error);
+}
+
+static void end_chain(mlx_segment *s) {
+    mlx_chain_free(s->chain);
+    s->chain = NULL;
+}
+
+/* What a tile's graph asks for. */
+typedef struct tile_source {
+    const backend_model *model;
+    const backend_cache *cache;
+    const tile_spans *spans;
+} tile_source;
+
 static void fill_scales(void *user, int layer, float *to) {
     const tile_source *s = user;
-    const mlx_span *span = span_of(s, layer);
-    const backend_cache *c = s->tile->cache;
+    const mlx_span *span = &s->spans->span[s->model->config->layer[layer].type];
+    const backend_cache *c = s->cache;
     size_t heads = (size_t)s->model->config->layer[layer].kv_heads;
     for (int i = 0; i < span->restored; i++, to += heads) {
         if (span->restored_position[i] < 0)
@@ -90,6 +128,22 @@ static void fill_scales(void *user, int layer, float *to) {
 }
 
 /* ----------------------------------------------------------------------------------------------------- one tile */
+
+static int end_of(const mlx_segment *s) { return s->request->cache->t.length + s->request->n; }
+
+static mlx_segment *first_unfinished(mlx_run *f) {
+    for (int i = 0; i < f->n_segments; i++) {
+        if (f->segments[i].next < end_of(&f->segments[i])) return &f->segments[i];
+    }
+    return NULL;
+}
+
+static bool is_under_way(const mlx_run *f, const mlx_segment *s) {
+    for (int i = 0; i < f->under_way; i++) {
+        if (f->work[i].segment == s) return true;
+    }
+    return false;
+}
 
 /* Rows of the embedding, and of the table of per-layer embeddings; padding is zero. */
 static void embed_tile(const backend_model *m, const tile_rows *tile, const int32_t *tokens, float *embedded,
@@ -218,61 +272,99 @@ static void copy_head(const backend_model *m, const mlx_segment *s, const tile_r
     if (r->argmax) memcpy(r->argmax + to, result->choice, n * sizeof *r->argmax);
 }
 
-static kakeya_status run_tile(backend_model *m, const mlx_segment *s, const tile_rows *tile, kakeya_error *error) {
+/* Makes a tile's graph and has it computed. */
+static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *error) {
     const gemma4_config *c = m->config;
+    const tile_rows *tile = &w->rows;
+    mlx_segment *s = w->segment;
     size_t rows = (size_t)tile->rows, hidden = rows * (size_t)c->hidden,
            ple = rows * (size_t)c->layers * (size_t)c->ple_width;
     tile_spans spans;
-    kakeya_status status = layout_spans(m, tile, &spans, error);
+    kakeya_status status = s->chain ? KAKEYA_OK : begin_chain(m, s, error);
+    if (!status) status = layout_spans(m, tile, &s->plan, &spans, error);
     if (status) return status;
-    float *embedded = mem_alloc(m->account, MEM_WORKSPACE, (hidden + ple) * sizeof *embedded);
-    if (!embedded) {
+    w->embedded = mem_alloc(m->account, MEM_WORKSPACE, (hidden + ple) * sizeof *w->embedded);
+    if (!w->embedded) {
         layout_free(&spans);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of embedded rows",
-                         (hidden + ple) * sizeof *embedded);
+                         (hidden + ple) * sizeof *w->embedded);
     }
     const int32_t *tokens = s->request->tokens + (tile->first - tile->cache->t.length);
-    embed_tile(m, tile, tokens, embedded, ple ? embedded + hidden : NULL);
+    embed_tile(m, tile, tokens, w->embedded, ple ? w->embedded + hidden : NULL);
     int32_t position[MLX_PROMPT_ROWS > MLX_MOST_ROWS ? MLX_PROMPT_ROWS : MLX_MOST_ROWS];
     for (int i = 0; i < tile->rows; i++) position[i] = tile->origin + i;
-    bool wanted[MLX_MAX_LAYERS];
-    mark_wanted(s, &tile->cache->t, c->layers, wanted);
-    tile_source source = {m, tile, &spans, s->first_row};
-    mlx_tile graph = {.rows = tile->rows,
-                      .first = tile->first - tile->origin,
-                      .n = tile->n,
-                      .embedded = embedded,
-                      .ple = ple ? embedded + hidden : NULL,
-                      .position = position,
-                      .span = {spans.span[0], spans.span[1]},
-                      .fill = fill_keys,
-                      .fill_raw = fill_raw_keys,
-                      .fill_scales = fill_scales,
-                      .user = &source,
-                      .wanted = wanted};
-    want_head(m, s, tile, &graph);
-    mlx_tile_result result;
+    mark_wanted(s, &tile->cache->t, c->layers, w->wanted);
+    tile_source source = {m, tile->cache, &spans};
+    w->graph = (mlx_tile){.rows = tile->rows,
+                          .first = tile->first - tile->origin,
+                          .n = tile->n,
+                          .embedded = w->embedded,
+                          .ple = ple ? w->embedded + hidden : NULL,
+                          .position = position,
+                          .span = {spans.span[0], spans.span[1]},
+                          .guarded = s->guarded,
+                          .fill_scales = fill_scales,
+                          .user = &source,
+                          .wanted = w->wanted};
+    want_head(m, s, tile, &w->graph);
+    mlx_failure failure;
+    status = mlx_check(mlx_tile_begin(m->device, &m->form, s->chain, &w->graph, &w->result, &failure), &failure, error);
+    layout_free(&spans);
+    if (status) mem_free(w->embedded);
+    return status;
+}
+
+static void end_tile(backend_model *m, mlx_work *w) {
+    mlx_tile_result_free(m->device, &w->result);
+    mem_free(w->embedded);
+}
+
+/* Tiles of a segment that were begun behind the first tile under way are forgotten, and this one, too. It and what
+ * follows is computed again, so that what is not finite stays with the rows that see it. */
+static void guard_from_first(mlx_run *f) {
+    mlx_segment *s = f->work[0].segment;
+    int kept = 0;
+    s->next = f->work[0].rows.first;
+    s->guarded = true;
+    for (int i = 0; i < f->under_way; i++) {
+        if (f->work[i].segment == s) {
+            end_tile(f->model, &f->work[i]);
+            s->tiles--;
+        } else {
+            f->work[kept++] = f->work[i];
+        }
+    }
+    f->under_way = kept;
+    mlx_chain_cut(s->chain, s->tiles);
+}
+
+/* Waits for the tile that was begun first, and takes what it gives. */
+static kakeya_status finish_tile(mlx_run *f, kakeya_error *error) {
+    backend_model *m = f->model;
+    mlx_work *w = &f->work[0];
+    mlx_segment *s = w->segment;
+    const tile_rows *tile = &w->rows;
+    size_t hidden = (size_t)m->config->hidden;
     mlx_failure failure;
     row_range real = real_rows(s, tile);
-    status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
+    kakeya_status status =
+        mlx_check(mlx_tile_finish(m->device, &m->form, &w->graph, &w->result, &failure), &failure, error);
+    if (status) return status;
     bool apart = mlx_device_ways(m->device)->few[MLX_OP_ATTENTION] == MLX_WAY_OWN && tile->rows <= MLX_MOST_ROWS;
-    if (!status && !apart && !rows_are_finite(m, real, &result)) { /* whose rows these are is told by another look */
-        mlx_tile_result_free(&result);
-        graph.guarded = true;
-        status = mlx_check(mlx_tile_run(m->device, &m->form, &graph, &result, &failure), &failure, error);
+    if (!w->graph.guarded && !apart && !rows_are_finite(m, real, &w->result)) {
+        guard_from_first(f); /* whose rows these are is told by another look */
+        return KAKEYA_OK;
     }
-    if (!status) {
-        keep_new_rows(m, tile, real, &result);
-        keep_aux(m, tile, real, &result);
-        copy_states(m, s, tile, real, embedded, &result);
-        copy_head(m, s, tile, &graph, &result);
-        memcpy(m->hidden + real.in_forward * (size_t)c->hidden, result.hidden + real.in_tile * (size_t)c->hidden,
-               real.n * (size_t)c->hidden * sizeof(float));
-    }
-    mlx_tile_result_free(&result);
-    mem_free(embedded);
-    layout_free(&spans);
-    return status;
+    keep_new_rows(m, tile, real, &w->result);
+    keep_aux(m, tile, real, &w->result);
+    copy_states(m, s, tile, real, w->embedded, &w->result);
+    copy_head(m, s, tile, &w->graph, &w->result);
+    memcpy(m->hidden + real.in_forward * hidden, w->result.hidden + real.in_tile * hidden,
+           real.n * hidden * sizeof(float));
+    end_tile(m, w);
+    memmove(w, w + 1, (size_t)--f->under_way * sizeof *w);
+    if (s->next == end_of(s) && !is_under_way(f, s)) end_chain(s);
+    return KAKEYA_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------------- head */
@@ -365,15 +457,40 @@ static kakeya_status begin(mlx_run *f, kakeya_error *error) {
     return status;
 }
 
-static kakeya_status compute_segment(mlx_run *f, const mlx_segment *s, kakeya_error *error) {
-    const backend_segment *r = s->request;
+/* The tiles of all segments, one behind the other. */
+static kakeya_status compute_tiles(mlx_run *f, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    for (int at = r->cache->t.length, end = at + r->n; at < end && !status;) {
-        tile_rows tile = layout_tile(r->cache, r->kind, at, end);
-        status = run_tile(f->model, s, &tile, error);
-        at += tile.n;
+    for (int i = 0; i < f->n_segments; i++) f->segments[i].next = f->segments[i].request->cache->t.length;
+    for (;;) {
+        mlx_segment *s = first_unfinished(f);
+        if (s && f->under_way < MLX_TILES_UNDER_WAY) {
+            mlx_work *w = &f->work[f->under_way];
+            *w = (mlx_work){.segment = s, .rows = layout_tile(s->request->cache, s->request->kind, s->next, end_of(s))};
+            status = begin_tile(f->model, w, error);
+            if (status) break;
+            s->next += w->rows.n;
+            s->tiles++;
+            f->under_way++;
+        } else if (f->under_way) {
+            status = finish_tile(f, error);
+            if (status) break;
+        } else {
+            break;
+        }
     }
-    return status || head_with_tile(f->model, r) ? status : run_head(f->model, s, error);
+    for (int i = 0; i < f->under_way; i++) end_tile(f->model, &f->work[i]);
+    for (int i = 0; i < f->n_segments; i++) end_chain(&f->segments[i]);
+    return status;
+}
+
+/* Logits of rows whose tiles have not made them. */
+static kakeya_status compute_heads(mlx_run *f, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    for (int i = 0; i < f->n_segments && !status; i++) {
+        const mlx_segment *s = &f->segments[i];
+        if (!head_with_tile(f->model, s->request)) status = run_head(f->model, s, error);
+    }
+    return status;
 }
 
 /* What follows prompt rows is made while their aux hidden states are there. */
@@ -414,7 +531,8 @@ kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_seg
     mlx_device_reset_peak();
     status = begin(&f, error);
     if (status) return status;
-    for (int i = 0; i < n_segments && !status; i++) status = compute_segment(&f, &f.segments[i], error);
+    status = compute_tiles(&f, error);
+    if (!status) status = compute_heads(&f, error);
     for (int i = 0; i < n_segments && !status; i++) status = follow_prompt(&f, &f.segments[i], error);
     if (!status) status = mlx_count_workspace(m, error);
     for (int i = 0; i < n_segments; i++) {

@@ -311,7 +311,7 @@ mx::array attention_parts(const mx::array &q, const attended &kv) {
                 {kv.format, per_lane, queries, kv.keys_of_v != nullptr},
                 {q, kv.k, kv.v, kv.fresh_k, kv.fresh_v, kv.keys_of_v ? kv.keys_of_v->value : nothing(),
                  turned ? kv.table->cosine->value : nothing(), turned ? kv.table->sine->value : nothing(), kv.span,
-                 params({heads, kv.kv_heads, kv.dim, kv.slots, rows, parts, pairs, kv.head_bytes})},
+                 params({heads, kv.kv_heads, kv.dim, kv.slots, rows, parts, pairs, kv.head_bytes, kv.stored})},
                 {{rows, heads, parts, kv.dim + 2}},
                 {mx::float32},
                 {kv.kv_heads * (group / queries), parts, groups_of(rows, ATTENTION_ROWS)},

@@ -40,7 +40,9 @@ struct attended {
     mx::array k, v;             // bytes, as they are stored
     mx::array fresh_k, fresh_v; // [rows][kv_heads * dim], as they will be stored
     mx::array span;
-    int format, kv_heads, dim, slots, head_bytes;
+    int format, kv_heads, dim, slots;
+    int stored; // rows of k and v; slots that name rows behind them hold fresh ones
+    int head_bytes;
     const mlx_array *keys_of_v; // the norm's weight where keys are made of values; else NULL
     const mlx_rope *table;
 };

@@ -1,5 +1,6 @@
 // The decoder layers of the verifier over one tile of rows, as one graph (order of operations: backend/cpu/forward.c).
 // Every shape follows from the tile's: a row's products, keys and sums do not depend on how many rows were asked for.
+// Only copies, which change no value, know how many rows are stored or lie in earlier tiles of the chain.
 #include "backend/mlx/kernels.hpp"
 
 #include <cmath>
@@ -8,6 +9,24 @@
 #include <memory>
 
 using namespace kakeya;
+
+// Rows of K or V of one layer: stored ones, the first of which is zero, and those of each tile of the chain.
+struct chain_rows {
+    std::optional<mx::array> stored; // [rows][values], or their bytes for the own kernel
+    std::vector<mx::array> fresh;    // [tile rows][values] each, as they will be stored
+};
+
+struct chain_layer {
+    chain_rows rows[2]; // V, K
+    int format = MLX_STORED_F32, row_bytes = 0;
+};
+
+struct mlx_chain {
+    mlx_chain_source source;
+    bool own; // the own kernel attends
+    int tiles;
+    std::vector<chain_layer> layer;
+};
 
 namespace {
 
@@ -82,10 +101,19 @@ seen see(const mlx_span &s, int rows, bool own) {
     return out;
 }
 
+// A tile that is computed: what is to be read of it, and where to.
+struct tile_work {
+    std::vector<mx::array> outputs;
+    mlx_tile_result found{};
+    std::vector<const float **> targets; // in `found`, of the first outputs
+    bool finished = false;
+};
+
 struct tile_graph {
     const mlx_device *device;
     const mlx_form *form;
     const mlx_tile *tile;
+    mlx_chain *chain;
     int rows;
     mx::array position;
     std::vector<seen> spans;
@@ -106,49 +134,46 @@ struct tile_graph {
         return mx::where(mx::isfinite(mx::sum(mx::abs(x) * mx::array(0.0f), -1, true)), value, mx::array(NAN));
     }
 
-    mx::array stored(int layer, bool is_k, int slots, int values) const {
-        bool bf16 = tile->span[form->layer[layer].full].stored == MLX_STORED_BF16;
-        auto out = filled({slots, values}, bf16 ? mx::bfloat16 : mx::float32,
-                          [&](void *to) { tile->fill(tile->user, layer, is_k, to); });
-        return bf16 ? mx::astype(out, mx::float32) : out;
-    }
-
-    // Rows [rows][kv_heads][head_dim] of this tile among the stored ones, each in its slot:
+    // The stored rows of a layer and the new ones of all tiles of the chain up to this one, each in its slot:
     // [slots][kv_heads][head_dim].
-    mx::array placed(int layer, bool is_k, const mx::array &fresh) const {
+    mx::array placed(int layer, bool is_k, const mx::array &x) const {
         const mlx_layer &l = form->layer[layer];
         int slots = span_of(l).slots, values = l.kv_heads * l.head_dim;
-        auto all = mx::concatenate({stored(layer, is_k, slots, values), mx::reshape(fresh, {rows, values})}, 0);
-        return mx::reshape(mx::take(all, span_of(l).from, 0), {slots, l.kv_heads, l.head_dim});
+        chain_rows &of = chain->layer[static_cast<size_t>(layer)].rows[is_k];
+        of.fresh.push_back(mx::astype(mx::reshape(x, {rows, values}), of.stored->dtype()));
+        std::vector<mx::array> all{*of.stored};
+        all.insert(all.end(), of.fresh.begin(), of.fresh.end());
+        auto each = mx::astype(mx::take(mx::concatenate(all, 0), span_of(l).from, 0), mx::float32);
+        return mx::reshape(each, {slots, l.kv_heads, l.head_dim});
     }
 
     mx::array by_head(const mx::array &x) const { return mx::transpose(x, {1, 0, 2}); }
 
-    bool own_attention() const { return device->own(MLX_OP_ATTENTION) && rows <= MLX_KERNEL_ROWS; }
+    bool own_attention() const { return chain->own; }
 
     // What is stored of a layer as the own kernel reads it: bf16 and q8 as they lie in memory, other formats widened.
     own::attended own_keys(int layer, const mx::array &v, const std::optional<mx::array> &k) const {
         const mlx_layer &l = form->layer[layer];
         const mlx_span &s = tile->span[l.full];
         int values = l.kv_heads * l.head_dim;
-        bool raw = s.stored != MLX_STORED_Q8 || s.raw_q8;
-        size_t bytes = raw ? s.row_bytes : static_cast<size_t>(values) * sizeof(float);
-        auto memory = [&](bool is_k) {
-            return filled({s.slots * static_cast<int>(bytes)}, mx::uint8,
-                          [&](void *to) { (raw ? tile->fill_raw : tile->fill)(tile->user, layer, is_k, to); });
+        chain_layer &in_chain = chain->layer[static_cast<size_t>(layer)];
+        auto fresh = [&](bool is_k, const mx::array &x) {
+            auto &all = in_chain.rows[is_k].fresh;
+            all.push_back(mx::reshape(as_stored(x, s.stored), {rows, values}));
+            return all.size() == 1 ? all[0] : mx::concatenate(all, 0);
         };
-        auto fresh = [&](const mx::array &x) { return mx::reshape(as_stored(x, s.stored), {rows, values}); };
-        auto stored_v = memory(false), fresh_v = fresh(v);
-        return {k ? memory(true) : stored_v,
-                stored_v,
-                k ? fresh(*k) : fresh_v,
+        auto fresh_v = fresh(false, v), fresh_k = k ? fresh(true, *k) : fresh_v;
+        return {*in_chain.rows[k.has_value()].stored,
+                *in_chain.rows[false].stored,
+                fresh_k,
                 fresh_v,
                 *span_of(l).own,
-                raw ? static_cast<int>(s.stored) : static_cast<int>(MLX_STORED_F32),
+                in_chain.format,
                 l.kv_heads,
                 l.head_dim,
                 s.slots,
-                static_cast<int>(bytes) / l.kv_heads,
+                chain->source.kept[l.full].rows,
+                in_chain.row_bytes / l.kv_heads,
                 k ? nullptr : l.k_norm,
                 &rope_of(l)};
     }
@@ -170,6 +195,7 @@ struct tile_graph {
                 MLX_STORED_F32,
                 l.kv_heads,
                 l.head_dim,
+                s.restored,
                 s.restored,
                 l.head_dim * static_cast<int>(sizeof(float)),
                 nullptr,
@@ -365,50 +391,114 @@ struct tile_graph {
     }
 };
 
+// The stored rows of a layer, copied once: for the own kernel bytes as they lie in memory where it reads them (bf16 and
+// q8), else numbers.
+chain_layer stored_rows_of(const mlx_chain &chain, const mlx_layer &l, int index) {
+    const mlx_chain_source &from = chain.source;
+    const mlx_stored_rows &kept = from.kept[l.full];
+    int values = l.kv_heads * l.head_dim;
+    bool raw = chain.own && (kept.stored != MLX_STORED_Q8 || kept.raw_q8), bf16 = kept.stored == MLX_STORED_BF16;
+    chain_layer out;
+    out.format = raw ? static_cast<int>(kept.stored) : static_cast<int>(MLX_STORED_F32);
+    out.row_bytes = raw ? static_cast<int>(kept.row_bytes) : values * static_cast<int>(sizeof(float));
+    for (int is_k = 0; is_k < (l.k_eq_v ? 1 : 2); is_k++) {
+        auto fill = [&](void *to) { (raw ? from.fill_raw : from.fill)(from.user, index, is_k, to); };
+        out.rows[is_k].stored = chain.own ? filled({kept.rows * out.row_bytes}, mx::uint8, fill)
+                                          : filled({kept.rows, values}, bf16 ? mx::bfloat16 : mx::float32, fill);
+    }
+    return out;
+}
+
+// The graph, of which nothing is held but what is to be read and what later tiles attend.
+void build(const mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile, tile_work &work) {
+    int rows = tile->rows;
+    mlx_tile_result *result = &work.found;
+    tile_graph graph{device, form, tile, chain, rows, padded_integers(tile->position, rows), {}, {}};
+    for (const mlx_span &s : tile->span) {
+        if (s.slots) {
+            graph.spans.push_back(see(s, rows, graph.own_attention()));
+        } else { // there is no layer of this type
+            graph.spans.push_back(seen{mx::array(0), mx::array(0), mx::array(0), {}, {}, {}, {}, 0, 0, {}, {}});
+        }
+    }
+    graph.kept.resize(static_cast<size_t>(form->layers));
+    auto h = floats(tile->embedded, {rows, form->hidden});
+    std::optional<mx::array> ple;
+    if (form->ple_width) ple = graph.ple_inputs(h);
+    for (int i = 0; i < form->layers; i++) {
+        h = graph.layer(i, h, ple, result, work.outputs, work.targets);
+        if (!tile->wanted[i] && !form->inner) continue;
+        work.outputs.push_back(readable(h));
+        work.targets.push_back(&result->output[i]);
+    }
+    auto last = norm(device, h, form->final_norm, form->eps);
+    work.outputs.push_back(readable(last));
+    work.targets.push_back(&result->hidden);
+    if (tile->head_n) graph.head(last, result, work.outputs, work.targets);
+}
+
 } // namespace
 
-int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
-                 mlx_failure *failure) {
-    *result = mlx_tile_result{};
+int mlx_chain_begin(mlx_device *device, const mlx_form *form, const mlx_chain_source *source, mlx_chain **out,
+                    mlx_failure *failure) {
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
-        int rows = tile->rows;
-        tile_graph graph{device, form, tile, rows, padded_integers(tile->position, rows), {}, {}};
-        for (const mlx_span &s : tile->span) {
-            if (s.slots) {
-                graph.spans.push_back(see(s, rows, graph.own_attention()));
-            } else { // there is no layer of this type
-                graph.spans.push_back(seen{mx::array(0), mx::array(0), mx::array(0), {}, {}, {}, {}, 0, 0, {}, {}});
-            }
-        }
-        graph.kept.resize(static_cast<size_t>(form->layers));
-        std::vector<mx::array> outputs;
-        std::vector<const float **> targets;
-        auto h = floats(tile->embedded, {rows, form->hidden});
-        std::optional<mx::array> ple;
-        if (form->ple_width) ple = graph.ple_inputs(h);
+        bool own = device->own(MLX_OP_ATTENTION) && source->tile_rows <= MLX_KERNEL_ROWS;
+        auto chain = std::make_unique<mlx_chain>(mlx_chain{*source, own, 0, {}});
+        chain->layer.resize(static_cast<size_t>(form->layers));
         for (int i = 0; i < form->layers; i++) {
-            h = graph.layer(i, h, ple, result, outputs, targets);
-            if (!tile->wanted[i] && !form->inner) continue;
-            outputs.push_back(readable(h));
-            targets.push_back(&result->output[i]);
+            const mlx_layer &l = form->layer[i];
+            if (l.source == i) chain->layer[static_cast<size_t>(i)] = stored_rows_of(*chain, l, i);
         }
-        auto last = norm(device, h, form->final_norm, form->eps);
-        outputs.push_back(readable(last));
-        targets.push_back(&result->hidden);
-        int head_at = tile->head_alone ? 0 : tile->head_first;
-        if (tile->head_n) graph.head(last, result, outputs, targets);
-        auto owner = std::make_unique<std::vector<mx::array>>(outputs);
-        evaluate(outputs);
-        for (size_t i = 0; i < targets.size(); i++) *targets[i] = outputs[i].data<float>();
-        if (result->logits) result->logits += static_cast<size_t>(head_at) * static_cast<size_t>(form->vocab);
-        if (tile->head_n && tile->choice) result->choice = outputs.back().data<int32_t>() + head_at;
-        result->owner = owner.release();
+        *out = chain.release();
     });
 }
 
-void mlx_tile_result_free(mlx_tile_result *result) {
-    delete static_cast<std::vector<mx::array> *>(result->owner);
+void mlx_chain_cut(mlx_chain *chain, int tiles) {
+    chain->tiles = tiles;
+    for (auto &layer : chain->layer) {
+        for (auto &rows : layer.rows) {
+            while (rows.fresh.size() > static_cast<size_t>(tiles)) rows.fresh.pop_back();
+        }
+    }
+}
+
+void mlx_chain_free(mlx_chain *chain) { delete chain; }
+
+int mlx_tile_begin(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
+                   mlx_tile_result *result, mlx_failure *failure) {
+    *result = mlx_tile_result{};
+    int status = guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        auto work = std::make_unique<tile_work>();
+        build(device, form, chain, tile, *work);
+        begin_evaluation(device, work->outputs);
+        chain->tiles++;
+        result->owner = work.release();
+    });
+    if (status) mlx_chain_cut(chain, chain->tiles);
+    return status;
+}
+
+int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
+                    mlx_failure *failure) {
+    return guarded(failure, [&] {
+        auto &work = *static_cast<tile_work *>(result->owner);
+        end_evaluation(device, work.outputs);
+        work.finished = true;
+        for (size_t i = 0; i < work.targets.size(); i++) *work.targets[i] = work.outputs[i].data<float>();
+        int head_at = tile->head_alone ? 0 : tile->head_first;
+        work.found.owner = &work;
+        *result = work.found;
+        if (result->logits) result->logits += static_cast<size_t>(head_at) * static_cast<size_t>(form->vocab);
+        if (tile->head_n && tile->choice) result->choice = work.outputs.back().data<int32_t>() + head_at;
+    });
+}
+
+void mlx_tile_result_free(mlx_device *device, mlx_tile_result *result) {
+    auto work = static_cast<tile_work *>(result->owner);
+    if (work && !work->finished) drop_evaluation(device);
+    delete work;
     *result = mlx_tile_result{};
 }
 

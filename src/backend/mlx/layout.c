@@ -66,8 +66,6 @@ static slot_plan restored_slots(const tile_rows *tile, const timeline_layer *l, 
     return (slot_plan){.slots = key_slots(tile)};
 }
 
-/* --------------------------------------------------------------------------------------------------------- spans */
-
 /* The first layer of a type that keeps K/V; -1: there is none. */
 static int layer_of_type(const backend_model *m, int type) {
     for (int i = 0; i < m->config->layers; i++) {
@@ -75,6 +73,58 @@ static int layer_of_type(const backend_model *m, int type) {
     }
     return -1;
 }
+
+/* -------------------------------------------------------------------------------------------------- stored rows */
+
+static int range_rows(position_range r) { return r.end > r.begin ? r.end - r.begin : 0; }
+
+static int stored_row_of(const stored_plan *plan, int position) {
+    if (position >= plan->sink.begin && position < plan->sink.end) return 1 + position - plan->sink.begin;
+    return 1 + range_rows(plan->sink) + position - plan->exact.begin;
+}
+
+int layout_position(const stored_plan *plan, int row) {
+    int sink = range_rows(plan->sink);
+    return !row ? -1 : row <= sink ? plan->sink.begin + row - 1 : plan->exact.begin + row - 1 - sink;
+}
+
+/* What the rows from the first to the last see: bounds never go back from row to row. */
+static stored_plan plan_stored(const timeline *t, int layer, segment_kind kind, int n) {
+    timeline_view first = timeline_sees(t, layer, kind, t->length),
+                  last = timeline_sees(t, layer, kind, t->length + n - 1);
+    int sink = least(t->options.sink, t->length); /* a sliding layer's empty range may lie behind it */
+    stored_plan plan = {{first.sink.begin, least(last.sink.end, sink)}, {first.exact.begin, t->length}, 0};
+    plan.rows = 1 + range_rows(plan.sink) + range_rows(plan.exact);
+    return plan;
+}
+
+chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n) {
+    int length = c->t.length;
+    tile_rows first = layout_tile(c, kind, length, length + n);
+    bool fixed = kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
+    chain_plan plan = {.origin = first.origin, .tile_rows = fixed ? first.rows : MLX_MOST_ROWS};
+    for (int type = 0; type < 2; type++) {
+        int layer = layer_of_type(c->model, type);
+        if (layer >= 0) plan.stored[type] = plan_stored(&c->t, layer, kind, n);
+    }
+    return plan;
+}
+
+static mlx_stored stored_as(kv_format format) {
+    return format == KV_FORMAT_Q8 ? MLX_STORED_Q8 : format == KV_FORMAT_BF16 ? MLX_STORED_BF16 : MLX_STORED_F32;
+}
+
+mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type) {
+    int layer = layer_of_type(m, type);
+    if (layer < 0) return (mlx_stored_rows){0};
+    const timeline_layer *l = &c->t.layer[layer];
+    return (mlx_stored_rows){.stored = stored_as(l->format),
+                             .row_bytes = l->row_bytes,
+                             .raw_q8 = l->format == KV_FORMAT_Q8,
+                             .rows = plan->stored[type].rows};
+}
+
+/* --------------------------------------------------------------------------------------------------------- spans */
 
 /* Arrays of a span; what they hold is written through the same pointers. */
 typedef struct span_arrays {
@@ -94,11 +144,12 @@ static size_t span_values(const mlx_span *s, int rows) {
     return 2 * (size_t)s->slots + 6 * (size_t)rows + (size_t)s->restored * (1 + codes);
 }
 
-static void put(span_arrays *a, const tile_rows *tile, const slot_plan *plan, position_range range) {
+static void put(span_arrays *a, const tile_rows *tile, const slot_plan *plan, const stored_plan *stored, int origin,
+                position_range range) {
     for (int p = range.begin; p < range.end; p++) {
         int slot = slot_of(plan, p);
         a->position[slot] = p;
-        a->from[slot] = p >= tile->first ? plan->slots + (p - tile->origin) : slot;
+        a->from[slot] = p < tile->cache->t.length ? stored_row_of(stored, p) : stored->rows + (p - origin);
     }
 }
 
@@ -130,8 +181,13 @@ static position_range seen_by_any(const span_arrays *a, const tile_rows *tile, i
     return (position_range){a->bound[bound][begin], a->bound[bound + 1][end]};
 }
 
-static char *lay_out(const tile_rows *tile, int layer, const slot_plan *exact, const slot_plan *restored, mlx_span *s,
-                     char *at) {
+/* The slots of one type of layers. */
+typedef struct type_plan {
+    slot_plan exact, restored;
+    const stored_plan *stored;
+} type_plan;
+
+static char *lay_out(const tile_rows *tile, int layer, const type_plan *plan, int origin, mlx_span *s, char *at) {
     bool shared = s->codes_k == s->codes_v;
     span_arrays a = {.position = take(&at, (size_t)s->slots), .from = take(&at, (size_t)s->slots)};
     for (int i = 0; i < 6; i++) a.bound[i] = take(&at, (size_t)tile->rows);
@@ -140,16 +196,17 @@ static char *lay_out(const tile_rows *tile, int layer, const slot_plan *exact, c
     a.codes_v = shared ? a.codes_k : (float *)take(&at, (size_t)s->restored * (size_t)s->rank_v);
     for (int i = 0; i < s->slots; i++) {
         a.position[i] = -1;
-        a.from[i] = i;
+        a.from[i] = 0; /* its weight is 0, but what lies there must be a number */
     }
     for (int i = 0; i < s->restored; i++) a.restored_position[i] = -1;
     bound_rows(&a, tile, layer);
-    put(&a, tile, exact, seen_by_any(&a, tile, 0));
-    put(&a, tile, exact, seen_by_any(&a, tile, 2));
-    if (s->restored) put_evicted(&a, s, tile, restored, seen_by_any(&a, tile, 4));
+    position_range sink = seen_by_any(&a, tile, 0);
+    sink.end = least(sink.end, tile->cache->t.options.sink);
+    put(&a, tile, &plan->exact, plan->stored, origin, sink);
+    put(&a, tile, &plan->exact, plan->stored, origin, seen_by_any(&a, tile, 2));
+    if (s->restored) put_evicted(&a, s, tile, &plan->restored, seen_by_any(&a, tile, 4));
     *s = (mlx_span){.stored = s->stored,
                     .row_bytes = s->row_bytes,
-                    .raw_q8 = s->raw_q8,
                     .slots = s->slots,
                     .position = a.position,
                     .from = a.from,
@@ -168,26 +225,25 @@ static char *lay_out(const tile_rows *tile, int layer, const slot_plan *exact, c
     return at;
 }
 
-kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, tile_spans *out, kakeya_error *error) {
+kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, const chain_plan *plan, tile_spans *out,
+                           kakeya_error *error) {
     static const float separate; /* codes of keys and of values are two */
     const timeline *t = &tile->cache->t;
-    slot_plan exact[2], restored[2];
+    type_plan types[2];
     size_t values = 0;
     *out = (tile_spans){0};
     for (int type = 0; type < 2; type++) {
         int layer = layer_of_type(m, type);
         if (layer < 0) continue;
-        exact[type] = exact_slots(tile, &t->layer[layer]);
-        restored[type] = restored_slots(tile, &t->layer[layer], &exact[type]);
+        type_plan *p = &types[type];
+        p->stored = &plan->stored[type];
+        p->exact = exact_slots(tile, &t->layer[layer]);
+        p->restored = restored_slots(tile, &t->layer[layer], &p->exact);
         mlx_span *s = &out->span[type];
-        kv_format format = t->layer[layer].format;
-        *s = (mlx_span){.slots = exact[type].slots,
-                        .restored = restored[type].slots,
+        *s = (mlx_span){.slots = p->exact.slots,
+                        .restored = p->restored.slots,
                         .row_bytes = t->layer[layer].row_bytes,
-                        .raw_q8 = format == KV_FORMAT_Q8};
-        s->stored = format == KV_FORMAT_Q8     ? MLX_STORED_Q8
-                    : format == KV_FORMAT_BF16 ? MLX_STORED_BF16
-                                               : MLX_STORED_F32;
+                        .stored = stored_as(t->layer[layer].format)};
         if (s->restored) {
             s->rank_k = t->latent.rank_k;
             s->rank_v = t->latent.rank_v;
@@ -202,7 +258,7 @@ kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, tile_s
     char *at = out->memory;
     for (int type = 0; type < 2; type++) {
         int layer = layer_of_type(m, type);
-        if (layer >= 0) at = lay_out(tile, layer, &exact[type], &restored[type], &out->span[type], at);
+        if (layer >= 0) at = lay_out(tile, layer, &types[type], plan->origin, &out->span[type], at);
     }
     return KAKEYA_OK;
 }

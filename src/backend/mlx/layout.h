@@ -9,7 +9,10 @@
  *   sliding, bounded| the same                          | the sink, then position mod ring(min(w, W))
  *   full            | ascending from 0, to a multiple of MLX_KEY_STEP behind the row
  *   full, bounded   | the same                          | the sink, then position mod ring(w)
- *   latents         | as the layer's exact keys         | sliding: position mod ring(W); full: ascending from 0 */
+ *   latents         | as the layer's exact keys         | sliding: position mod ring(W); full: ascending from 0
+ *
+ * Where a slot's row comes from is another matter, and only copies know of it: from rows that are stored, or from those
+ * of the segment's tiles up to this one. */
 #ifndef KAKEYA_BACKEND_MLX_LAYOUT_H
 #define KAKEYA_BACKEND_MLX_LAYOUT_H
 
@@ -27,13 +30,33 @@ typedef struct tile_rows {
 /* The tile that position `at` of a segment ending at `end` is computed in: as many of its rows as belong together. */
 tile_rows layout_tile(const backend_cache *c, segment_kind kind, int at, int end);
 
+/* Stored rows of layers of one type that a segment's rows see: a row of zeros, then these positions, ascending. */
+typedef struct stored_plan {
+    position_range sink, exact;
+    int rows; /* 0: there is no such layer */
+} stored_plan;
+
+/* What a segment's tiles share. */
+typedef struct chain_plan {
+    stored_plan stored[2]; /* sliding, full */
+    int origin;            /* position of row 0 of the first tile; the tiles' rows follow each other without gaps */
+    int tile_rows;         /* of a tile, at most */
+} chain_plan;
+
+chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n);
+/* How the rows of layers of one type are kept. */
+mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type);
+/* The position of a row of stored[type], -1: zeros. */
+int layout_position(const stored_plan *plan, int row);
+
 /* The spans of a tile with their memory: one block. */
 typedef struct tile_spans {
     mlx_span span[2];
     void *memory;
 } tile_spans;
 
-kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, tile_spans *out, kakeya_error *error);
+kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, const chain_plan *plan, tile_spans *out,
+                           kakeya_error *error);
 void layout_free(tile_spans *spans);
 
 #endif

@@ -20,14 +20,15 @@
 
 enum {
     /* Rows that are computed together, at positions from a multiple of their number on: */
-    MLX_PROMPT_ROWS = 32,  /* of a prompt */
-    MLX_DECODE_ROWS = 16,  /* of an answer, where stock operations take part */
-    MLX_MOST_ROWS = 17,    /* of an answer, where own kernels compute everything: a block with its drafts */
-    MLX_HEAD_ROWS = 16,    /* of logits */
-    MLX_FOLLOW_ROWS = 16,  /* of context and latents */
-    MLX_MAX_ROWS = 512,    /* of one forward */
-    MLX_KEY_STEP = 1024,   /* by which the slots of layers that see everything grow */
-    MLX_ROPE_GROWTH = 1024 /* positions by which RoPE tables grow */
+    MLX_PROMPT_ROWS = 32,    /* of a prompt */
+    MLX_DECODE_ROWS = 16,    /* of an answer, where stock operations take part */
+    MLX_MOST_ROWS = 17,      /* of an answer, where own kernels compute everything: a block with its drafts */
+    MLX_HEAD_ROWS = 16,      /* of logits */
+    MLX_FOLLOW_ROWS = 16,    /* of context and latents */
+    MLX_MAX_ROWS = 512,      /* of one forward */
+    MLX_TILES_UNDER_WAY = 2, /* tiles of a forward that are computed, or wait for the one before */
+    MLX_KEY_STEP = 1024,     /* by which the slots of layers that see everything grow */
+    MLX_ROPE_GROWTH = 1024   /* positions by which RoPE tables grow */
 };
 
 typedef struct rope_source {

@@ -100,8 +100,8 @@ typedef struct mlx_fault {
 } mlx_fault;
 void mlx_device_inject(const mlx_fault *fault); /* into devices that are opened from now on; NULL: none */
 
-/* Graphs of inference that have been evaluated since the program began, each of which the host waits for. */
-long mlx_device_evaluations(void);
+/* How often inference has waited for the device until it had nothing left to do, since the program began. */
+long mlx_device_waits(void);
 
 /* For tests: the call after the next `calls` ones that can fail does; negative: none. */
 void mlx_device_fail_after(int calls);
@@ -177,10 +177,9 @@ typedef enum mlx_stored { MLX_STORED_F32 = 0, MLX_STORED_BF16, MLX_STORED_Q8 /* 
 typedef struct mlx_span {
     mlx_stored stored;
     size_t row_bytes;        /* of a stored row, as it lies in memory */
-    bool raw_q8;             /* of MLX_STORED_Q8: it is the format with 8 bits, which the own kernel reads */
     int slots;               /* exact K/V */
     const int32_t *position; /* [slots] */
-    const int32_t *from;     /* [slots]: i, of stored ones; slots + r: of row r of this tile */
+    const int32_t *from;     /* [slots]: row of the chain's stored ones; behind them, of the rows of its tiles */
     const int32_t *sink_begin, *sink_end, *begin, *end; /* [rows]: a row sees [sink_begin, sink_end) and [begin, end) */
     int restored;                                       /* slots of latents; 0: none */
     const int32_t *restored_position;
@@ -188,6 +187,28 @@ typedef struct mlx_span {
     int rank_k, rank_v;
     const float *codes_k, *codes_v; /* [restored][rank], zero in empty slots */
 } mlx_span;
+
+/* Stored rows of the layers of one type. */
+typedef struct mlx_stored_rows {
+    mlx_stored stored;
+    size_t row_bytes;
+    bool raw_q8; /* of MLX_STORED_Q8: it is the format with 8 bits, which the own kernel reads */
+    int rows;    /* with the first one, which is zero; 0: there is no such layer */
+} mlx_stored_rows;
+
+/* What the tiles of one segment attend: stored rows, which are copied once for all of them, and the rows of the tiles
+ * before, which stay on the device. */
+typedef struct mlx_chain mlx_chain;
+typedef struct mlx_chain_source {
+    int tile_rows;           /* of a tile, at most */
+    mlx_stored_rows kept[2]; /* sliding, full */
+    /* Stored K or V of a layer into `to` [rows][kv_heads * head_dim], and the same as it lies in memory,
+     * [rows][row_bytes].
+     */
+    void (*fill)(void *user, int layer, bool is_k, void *to);
+    void (*fill_raw)(void *user, int layer, bool is_k, void *to);
+    void *user;
+} mlx_chain_source;
 
 typedef struct mlx_tile {
     int rows;
@@ -200,11 +221,7 @@ typedef struct mlx_tile {
     /* Some number may not be finite: what such positions hold reaches the rows that see them, and no others. Costs
      * another look at every key; rows that see finite numbers alone get the same bits. */
     bool guarded;
-    /* Stored K or V of a layer into `to` [slots][kv_heads * head_dim], zeros where nothing is stored; v_norm scalars of
-     * restored ones into `to` [restored][kv_heads]. */
-    void (*fill)(void *user, int layer, bool is_k, void *to);
-    /* The same as it lies in memory: `to` [slots][row_bytes]. */
-    void (*fill_raw)(void *user, int layer, bool is_k, void *to);
+    /* v_norm scalars of restored positions of a layer into `to` [restored][kv_heads]. */
     void (*fill_scales)(void *user, int layer, float *to);
     void *user;
     const bool *wanted; /* [layers]: outputs of which layers are wanted */
@@ -235,9 +252,20 @@ typedef struct mlx_tile_result {
 /* Tries every operation of the form with random rows and sets the device's ways. RoPE tables hold some positions. */
 int mlx_device_choose(mlx_device *device, const mlx_form *form, mlx_failure *failure);
 
-int mlx_tile_run(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
-                 mlx_failure *failure);
-void mlx_tile_result_free(mlx_tile_result *result);
+int mlx_chain_begin(mlx_device *device, const mlx_form *form, const mlx_chain_source *source, mlx_chain **out,
+                    mlx_failure *failure);
+/* Forgets all tiles but the first `tiles`. */
+void mlx_chain_cut(mlx_chain *chain, int tiles);
+void mlx_chain_free(mlx_chain *chain);
+
+/* Begins to compute a tile, as the next of its chain; what it gives can be read when it has been finished. Tiles are
+ * finished in the order in which they were begun. */
+int mlx_tile_begin(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
+                   mlx_tile_result *result, mlx_failure *failure);
+int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
+                    mlx_failure *failure);
+/* Also of one that has not been finished, or not been begun. */
+void mlx_tile_result_free(mlx_device *device, mlx_tile_result *result);
 
 /* Capped logits of `rows` normed hidden states; `bias` [vocab] is added before the choice. logits [rows][vocab] and
  * choice [rows] may be NULL; a choice is the largest logit's, the lowest on ties, -1 where one is not a number. */

@@ -19,14 +19,14 @@ struct kv_row_at {
 };
 
 template <int KV>
-INLINE kv_row_at find_row(const DEVICE uchar *stored, const DEVICE float *fresh, int slots, int from, int head,
+INLINE kv_row_at find_row(const DEVICE uchar *stored, const DEVICE float *fresh, int rows, int from, int head,
                           int heads, int dim, int head_bytes) {
     kv_row_at row;
     row.fresh = 0;
     row.stored = 0;
     row.scale = 1;
-    if (from >= slots) {
-        row.fresh = fresh + (ulong)(from - slots) * (ulong)(heads * dim) + (ulong)(head * dim);
+    if (from >= rows) {
+        row.fresh = fresh + (ulong)(from - rows) * (ulong)(heads * dim) + (ulong)(head * dim);
     } else {
         row.stored = stored + (ulong)from * (ulong)(heads * head_bytes) + (ulong)(head * head_bytes);
         if (KV == KV_Q8) {
@@ -48,7 +48,7 @@ template <int KV> INLINE float value_at(kv_row_at row, int i) {
 // One simdgroup: QUERIES heads of one row over one part. Lane l has values l, l + 32, ...
 // out [rows][heads][parts][dim + 2]: sums, maximum, sum of weights
 // span: position [slots], from [slots], then for each row: begin and end of the sink, begin and end of the rest
-// params: 0 heads, 1 kv_heads, 2 dim, 3 slots, 4 rows, 5 parts, 6 pairs, 7 bytes of a stored head, 8 stride of q
+// params: 0 heads, 1 kv_heads, 2 dim, 3 slots, 4 rows, 5 parts, 6 pairs, 7 bytes of a stored head, 8 stored rows
 // KEYS_OF_V: a key is its value times the key's norm, turned; only values are stored
 template <int KV, int PER_LANE, int QUERIES, int KEYS_OF_V>
 INLINE void attention_part(const DEVICE float *q, const DEVICE uchar *k, const DEVICE uchar *v,
@@ -56,7 +56,7 @@ INLINE void attention_part(const DEVICE float *q, const DEVICE uchar *k, const D
                            const DEVICE float *cosine, const DEVICE float *sine, const DEVICE int *span,
                            const DEVICE int *params, DEVICE float *out, place here) {
     int heads = params[0], kv_heads = params[1], dim = params[2], slots = params[3], rows = params[4];
-    int parts = params[5], pairs = params[6], head_bytes = params[7], half_dim = dim / 2;
+    int parts = params[5], pairs = params[6], head_bytes = params[7], stored = params[8], half_dim = dim / 2;
     int chunks = heads / kv_heads / QUERIES, kv_head = here.group_x / chunks;
     int first = kv_head * (heads / kv_heads) + here.group_x % chunks * QUERIES;
     int part = here.group_y, row = here.group_z * here.simdgroups + here.simdgroup;
@@ -77,9 +77,9 @@ INLINE void attention_part(const DEVICE float *q, const DEVICE uchar *k, const D
         int position = span[slot], from = span[slots + slot];
         bool seen = (position >= sink_begin && position < sink_end) || (position >= begin && position < end);
         if (!seen || position < 0) continue; // the whole simdgroup: it has one row
-        kv_row_at values = find_row<KV>(v, fresh_v, slots, from, kv_head, kv_heads, dim, head_bytes);
+        kv_row_at values = find_row<KV>(v, fresh_v, stored, from, kv_head, kv_heads, dim, head_bytes);
         kv_row_at keys = values;
-        if (!KEYS_OF_V) keys = find_row<KV>(k, fresh_k, slots, from, kv_head, kv_heads, dim, head_bytes);
+        if (!KEYS_OF_V) keys = find_row<KV>(k, fresh_k, stored, from, kv_head, kv_heads, dim, head_bytes);
         float value[PER_LANE];
         for (int h = 0; h < QUERIES; h++) score[h] = 0;
         for (int i = 0; i < PER_LANE; i++) {
