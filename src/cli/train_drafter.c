@@ -225,7 +225,7 @@ static kakeya_status load_answers(drafter_command *c, kakeya_error *error) {
                            .n_tokens = parts[1].bytes / sizeof *c->answered.tokens};
     c->answered.room = c->answered.n;
     c->answered.room_tokens = c->answered.n_tokens;
-    fprintf(stderr, "%zu of %zu prompts have been answered already\n", c->answered.n, c->asked.n);
+    if (c->answered.n) fprintf(stderr, "%zu of %zu prompts have been answered already\n", c->answered.n, c->asked.n);
     return KAKEYA_OK;
 }
 
@@ -239,7 +239,8 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
     const uint64_t numbers[] = {hash_verifier(c->engine), c->seed, (uint64_t)c->answer,
                                 (uint64_t)llround(1e6 * (double)c->temperature)};
     c->answers_purpose = hash_corpus(hash_fnv1a(HASH_FNV1A_START, numbers, sizeof numbers), &c->asked);
-    kakeya_status status = file_exists(c->answers_path) ? load_answers(c, error) : KAKEYA_OK;
+    /* what cannot be written is to be known before hours of answers */
+    kakeya_status status = file_exists(c->answers_path) ? load_answers(c, error) : save_answers(c, error);
     if (status || c->answered.n >= c->asked.n) return status;
     train_answers *answers = NULL;
     status = train_answers_open(c->engine, &options, &answers, error);
@@ -266,12 +267,13 @@ static kakeya_status answer_all(drafter_command *c, kakeya_error *error) {
 
 /* ---------------------------------------------------------------------------------------------------------- form */
 
+/* A drafter beside a state has not been measured yet: the command that made it goes on. */
 static kakeya_status check_out(const drafter_command *c, kakeya_error *error) {
     char *config = path_join(c->out, "config.json");
     if (!config) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     bool there = file_exists(config);
     free(config);
-    if (there)
+    if (there && !file_exists(c->state_path))
         return error_set(error, KAKEYA_INVALID_ARGUMENT,
                          "%s: has a drafter already; remove it, or choose another --out", c->out);
     return train_make_directory(c->out, error);
@@ -453,6 +455,10 @@ static kakeya_status report(drafter_command *c, double seconds, kakeya_error *er
     for (size_t i = 0; i < n && !status; i++)
         status = drafter_measure(&engine, &session, &prompts, &rows[i], terminal_progress, error);
     terminal_clear_progress();
+    if (status == KAKEYA_CANCELLED)
+        status =
+            error_set(error, KAKEYA_CANCELLED,
+                      "interrupted while it was measured: the drafter is in %s, the same command measures it", c->out);
     cJSON *json = status ? NULL : report_json(c, rows, n, seconds);
     char *path = path_join(c->out, report_name);
     if (status) {
@@ -496,11 +502,11 @@ static kakeya_status open_engine(drafter_command *c, kakeya_error *error) {
 
 static kakeya_status run(drafter_command *c, kakeya_error *error) {
     double begun = clock_seconds();
-    kakeya_status status = check_out(c, error);
+    kakeya_status status = KAKEYA_OK;
     c->own_answers = path_join(c->out, answers_name);
     c->state_path = path_join(c->out, state_name);
-    if (!status && (!c->own_answers || !c->state_path))
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (!c->own_answers || !c->state_path) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
+    if (!status) status = check_out(c, error);
     if (!c->answers_path) c->answers_path = c->own_answers;
     if (!status) status = open_engine(c, error);
     if (!status) status = begin_drafter(c, error);

@@ -6,10 +6,16 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "cli/terminal.h"
 
 const char *const drafter_kind_names[DRAFTER_KINDS] = {"text", "needles"};
 
 enum { TOGETHER = 16 /* answers that are made at a time: their number shows in no count */ };
+
+static bool on_event(void *user, const kakeya_event *event) {
+    (void)user, (void)event;
+    return !terminal_interrupted();
+}
 
 static kakeya_status ask(kakeya_session *session, const int32_t *tokens, int n, int most, int drafts,
                          kakeya_request **out, kakeya_error *error) {
@@ -19,6 +25,7 @@ static kakeya_status ask(kakeya_session *session, const int32_t *tokens, int n, 
     generate.mode = KAKEYA_MODE_SPECULATIVE;
     generate.max_tokens = most;
     generate.draft_length = drafts;
+    generate.on_event = on_event;
     kakeya_request_options_init(&request);
     request.tokens = tokens;
     request.n_tokens = (size_t)n;
@@ -55,6 +62,7 @@ static kakeya_status answer(kakeya_session *const *sessions, const corpus *promp
             status = one;
             if (error) *error = own;
         }
+        if (!status && terminal_interrupted()) status = error_set(error, KAKEYA_CANCELLED, "interrupted");
         if (!status) add_answer(score, &stats);
     }
     return status;

@@ -33,6 +33,7 @@ kill -TERM $! 2>/dev/null || true
 STATUS=0
 wait $! || STATUS=$?
 if [ "$STATUS" -eq 143 ] && [ -e "$WORK/again/drafter.state" ]; then # a fast machine may have ended before the signal
+    cp "$WORK/again/drafter.state" "$WORK/state"
     # shellcheck disable=SC2086
     run train drafter $model $form $steps --decay 2 --out "$WORK/again" "$WORK/ids.json"
     check "another decay does not go on from there" grep -q "drafter.state: the state of a drafter's training with another" "$WORK/err"
@@ -40,6 +41,12 @@ if [ "$STATUS" -eq 143 ] && [ -e "$WORK/again/drafter.state" ]; then # a fast ma
     run train drafter $model $form $steps --store f32 --out "$WORK/again" --json "$WORK/ids.json"
     check "the same command goes on" grep -q '^going on after [0-9]* steps' "$WORK/err"
     check "and answers nothing again" grep -q 'of [0-9]* prompts have been answered already' "$WORK/err"
+    # as if it had been interrupted again, while it was measured
+    rm "$WORK/again/report.json"
+    mv "$WORK/state" "$WORK/again/drafter.state"
+    # shellcheck disable=SC2086
+    run train drafter $model $form $steps --store f32 --answers "$WORK/answers" --out "$WORK/again" --json "$WORK/ids.json"
+    check "a drafter that was not measured is" test "$STATUS" -eq 0 -a -s "$WORK/again/report.json"
 fi
 check "an interrupted run ends with the same drafter" cmp "$WORK/whole/model.safetensors" "$WORK/again/model.safetensors"
 
