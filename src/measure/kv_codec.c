@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "backend/kv_format.h"
+#include "backend/kv_q4.h"
 #include "base/float16.h"
-#include "measure/kv_q4.h"
 
 enum { AFFINE_GROUP = 64, LATTICE_MAX = 8 };
 

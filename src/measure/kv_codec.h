@@ -6,7 +6,7 @@
  *   fp8                e4m3, one float32 scale: largest magnitude by 448
  *   q8                 as sessions keep it (backend/kv_format.h)
  *   affine8, affine4   groups of 64 with an f16 scale and an f16 bias: least value, (largest - least) / (2^bits - 1)
- *   q4                 groups of 16, transformed, in codes of 4 bits with a factor each (measure/kv_q4.h)
+ *   q4                 groups of 16, transformed, in codes of 4 bits with a factor each (backend/kv_q4.h)
  *   d4-Q, e8-Q         Hadamard transform, then the nearest point of the lattice D4 (E8) in blocks of 4 (8),
  * coordinates within [-Q, Q], one float32 scale. Points are numbered, and numbers packed bit by bit.
  *
