@@ -52,7 +52,10 @@ typedef struct backend_model_options {
 
 /* The form of a session's K/V by the name that callers know it by; not of AUTO, which an engine has resolved. */
 static inline kv_format backend_kv_format(kakeya_kv_format format) {
-    return format == KAKEYA_KV_Q8 ? KV_FORMAT_Q8 : format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16 : KV_FORMAT_F32;
+    return format == KAKEYA_KV_Q4     ? KV_FORMAT_Q4
+           : format == KAKEYA_KV_Q8   ? KV_FORMAT_Q8
+           : format == KAKEYA_KV_BF16 ? KV_FORMAT_BF16
+                                      : KV_FORMAT_F32;
 }
 
 typedef struct backend_cache_options {

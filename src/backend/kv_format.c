@@ -6,15 +6,20 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A vector of n values takes n * value + scale bytes, rounded up so that the next one's scale is aligned. */
+#include "backend/kv_q4.h"
+
+/* A vector of n values takes n * value + scale bytes, rounded up so that the next one's scale is aligned; or what
+ * `bytes` says. */
 static const struct {
     const char *name;
     size_t value, scale;
     kv_format base;
+    size_t (*bytes)(int n);
 } formats[KV_FORMAT_COUNT] = {
-    [KV_FORMAT_F32] = {"f32", sizeof(float), 0, KV_FORMAT_F32},
-    [KV_FORMAT_BF16] = {"bf16", sizeof(uint16_t), 0, KV_FORMAT_BF16},
-    [KV_FORMAT_Q8] = {"q8", 1, KV_Q8_CODES_AT, KV_FORMAT_BF16},
+    [KV_FORMAT_F32] = {"f32", sizeof(float), 0, KV_FORMAT_F32, NULL},
+    [KV_FORMAT_BF16] = {"bf16", sizeof(uint16_t), 0, KV_FORMAT_BF16, NULL},
+    [KV_FORMAT_Q8] = {"q8", 1, KV_Q8_CODES_AT, KV_FORMAT_BF16, NULL},
+    [KV_FORMAT_Q4] = {"q4", 0, 0, KV_FORMAT_BF16, kv_q4_bytes},
 };
 
 const char *kv_format_name(kv_format format) {
@@ -22,6 +27,7 @@ const char *kv_format_name(kv_format format) {
 }
 
 static size_t vector_bytes(kv_format format, size_t n) {
+    if (formats[format].bytes) return formats[format].bytes((int)n);
     size_t bytes = n * formats[format].value, scale = formats[format].scale;
     return scale ? (bytes + 2 * scale - 1) / scale * scale : bytes;
 }

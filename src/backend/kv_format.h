@@ -4,6 +4,7 @@
  *   q8          full-attention layers, whose memory grows with the text: a vector (K or V of one head at one position)
  * is a float32 scale s and its values as codes of 8 bits, c = rint(x * (127 / largest |x|)), s = largest |x| / 127;
  *               everything else, which is bounded, in bf16
+ *   q4          the same with vectors in 4 bits (kv_q4.h)
  *
  * A stored vector depends on its own values alone, never on when it was written or on what lies beside it. */
 #ifndef KAKEYA_BACKEND_KV_FORMAT_H
@@ -12,9 +13,9 @@
 #include <stddef.h>
 
 /* The numbers are written into snapshots: a new format takes the next one. */
-typedef enum kv_format { KV_FORMAT_F32 = 0, KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_COUNT } kv_format;
+typedef enum kv_format { KV_FORMAT_F32 = 0, KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4, KV_FORMAT_COUNT } kv_format;
 
-/* "f32", "bf16", "q8"; "unknown" for any other number. */
+/* "f32", "bf16", "q8", "q4"; "unknown" for any other number. */
 const char *kv_format_name(kv_format format);
 
 /* Bytes of a row of `vectors` vectors, each of n values. */

@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/kv_q4.h"
+#include "model/gemma4_layers.h"
+
+_Static_assert((int)GEMMA4_MAX_HEAD_DIM <= (int)KV_Q4_MAX_VALUES, "every head can be kept in q4");
+
 static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 

@@ -24,7 +24,7 @@ typedef struct info_arguments {
     size_t memory_bytes;
 } info_arguments;
 
-static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32, KAKEYA_KV_Q8};
+static const kakeya_kv_format kv_formats[] = {KAKEYA_KV_BF16, KAKEYA_KV_F32, KAKEYA_KV_Q8, KAKEYA_KV_Q4};
 enum { INFO_KV_FORMATS = sizeof kv_formats / sizeof kv_formats[0] };
 
 static kakeya_status kv_of(const info_subject *s, const info_policy *row, kakeya_kv_format format, kakeya_kv_bytes *kv,

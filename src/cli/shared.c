@@ -81,7 +81,7 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
                    .help = "what enters matrix products: auto, f32, bf16 or int8 (auto: as the checkpoint)"),
         CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
                    .choices = kv_format_names,
-                   .help = "resident K/V: auto, f32, bf16 or q8 (auto: f32 at precision f32, else bf16)"),
+                   .help = "resident K/V: auto, f32, bf16, q8 or q4 (auto: f32 at precision f32, else bf16)"),
         CLI_OPTION(.name = "threads", .argument = "N", .kind = CLI_INT, .target = &shared->threads, .min = 0,
                    .max = 1024, .help = "compute threads, at most 1024 (0: one per physical core)"),
         CLI_OPTION(.name = "context", .argument = "N", .kind = CLI_INT, .target = &shared->context, .min = 0,
@@ -178,6 +178,12 @@ kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engin
     const char *note;
     for (size_t i = 0; (note = kakeya_engine_note(*out, i)) != NULL; i++)
         fprintf(stderr, "kakeya %s: note: %s\n", verb, note);
+    if (shared->kv_format == KAKEYA_KV_Q4)
+        fprintf(
+            stderr,
+            "kakeya %s: note: --kv-format q4 is experimental: what it costs a model, kakeya eval kv-format measures "
+            "and kakeya gate judges\n",
+            verb);
     return KAKEYA_OK;
 }
 

@@ -6,7 +6,7 @@
 #include "measure/gate_private.h"
 #include "measure/kv_codec.h"
 
-static const char *const offered[] = {"bf16", "q8"};
+static const char *const offered[] = {"bf16", "q8", "q4"};
 
 typedef struct stored {
     double vectors, values, bytes;

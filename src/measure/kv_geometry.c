@@ -176,7 +176,7 @@ kakeya_status kv_geometry_from_json(const cJSON *json, kv_geometry *out, kakeya_
     int stored = 0;
     while (stored < KV_FORMAT_COUNT && strcmp(format, kv_format_name((kv_format)stored)) != 0) stored++;
     if (stored == KV_FORMAT_COUNT)
-        json_fail(&reader, KAKEYA_FORMAT, "kv_format %.40s is none of f32, bf16, q8", format);
+        json_fail(&reader, KAKEYA_FORMAT, "kv_format %.40s is none of f32, bf16, q8, q4", format);
     else
         out->format = (kv_format)stored;
     out->verifier.sliding_window = json_required_int(&reader, json, "sliding_window", 1, MAX_WINDOW);

@@ -30,8 +30,8 @@ static kakeya_status check_options(const kakeya_engine *engine, kakeya_session_o
     if (o->window < 1) return error_set(error, KAKEYA_INVALID_ARGUMENT, "window is %d, must be at least 1", o->window);
     if (o->draft_window < 1)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "draft_window is %d, must be at least 1", o->draft_window);
-    if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_Q8)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16, q8",
+    if (o->kv_format < KAKEYA_KV_AUTO || o->kv_format > KAKEYA_KV_Q4)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "kv_format %d is none of auto, f32, bf16, q8, q4",
                          (int)o->kv_format);
     if (o->kv_format == KAKEYA_KV_AUTO)
         o->kv_format = engine->precision == KAKEYA_PRECISION_F32 ? KAKEYA_KV_F32 : KAKEYA_KV_BF16;

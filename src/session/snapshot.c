@@ -235,7 +235,7 @@ static kakeya_status read_header(const kakeya_session *session, reader *r, conte
     for (int i = 0; i < POLICY_FIELDS; i++) {
         uint64_t value = read_number(r, 8);
         if (r->ended || value == own.field[i]) continue;
-        const char *theirs = value <= KAKEYA_KV_Q8 ? kakeya_kv_format_name((kakeya_kv_format)value) : "unknown";
+        const char *theirs = value <= KAKEYA_KV_Q4 ? kakeya_kv_format_name((kakeya_kv_format)value) : "unknown";
         if (i == POLICY_KV_FORMAT)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "session data: its kv_format is %s, the session's is %s",
                              theirs, kakeya_kv_format_name(session->options.kv_format));

@@ -56,7 +56,7 @@ refuses "run: a temperature must be a number" "--temperature: 'warm' is not a nu
 refuses "run: a negative temperature is refused" "--temperature: '-1' is not a number from 0" run --temperature -1 x
 refuses "run: infinity is no number" "--temperature: 'inf' is not a number" run --temperature inf x
 refuses "run: --draft-length is at most 16" "--draft-length: '17' is not an integer from 0 to 16" run --draft-length 17 x
-refuses "run: an unknown K/V format names the choices" "--kv-format: 'q9' is not one of: auto f32 bf16 q8" run --kv-format q9 x
+refuses "run: an unknown K/V format names the choices" "--kv-format: 'q9' is not one of: auto f32 bf16 q8 q4" run --kv-format q9 x
 refuses "run: an unknown mode names the choices" "--mode: 'fast' is not one of: auto ar speculative ngram" run --mode fast x
 refuses "run: two prompts are one too many" "more than one PROMPT \('world'\)" run hello world
 refuses "run: prompt sources exclude each other" "exclude each other" run --prompt-file a --ids-file b

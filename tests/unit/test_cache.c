@@ -142,16 +142,15 @@ static void schedules_change_no_bit(void **state) {
     enum { SCHEDULES = 10 };
     const uint64_t schedules = sweep_short() ? 1 : sweep_whole() ? SCHEDULES : 4;
     static const char *const drafters[] = {"dflash-tiny", "dflash-sliding"};
+    static const kv_format formats[][3] = {{KV_FORMAT_F32, KV_FORMAT_Q4, KV_FORMAT_F32},
+                                           {KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4},
+                                           {KV_FORMAT_Q8, KV_FORMAT_F32, KV_FORMAT_Q4}};
     for (int k = 0; k < 2; k++) {
         tiny d;
         tiny_open(&d, "gemma4-tiny-dense", drafters[k], k ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32);
         for (int i = 0; i < TINY_POLICIES; i++) {
             for (uint64_t seed = 1; seed <= schedules; seed++)
-                run_schedule(&d, &tiny_policies[i],
-                             !k                         ? KV_FORMAT_F32
-                             : (seed + (uint64_t)i) % 2 ? KV_FORMAT_BF16
-                                                        : KV_FORMAT_Q8,
-                             seed);
+                run_schedule(&d, &tiny_policies[i], formats[k][(seed + (uint64_t)i) % 3], seed);
         }
         tiny_close(&d);
     }
@@ -159,7 +158,7 @@ static void schedules_change_no_bit(void **state) {
     tiny_open(&d, "gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32);
     for (int i = 0; i < 3; i++) {
         for (uint64_t seed = 1; seed <= schedules; seed++)
-            run_schedule(&d, &tiny_policies[i], (seed + (uint64_t)i) % 2 ? KV_FORMAT_F32 : KV_FORMAT_Q8, seed);
+            run_schedule(&d, &tiny_policies[i], formats[2][(seed + (uint64_t)i) % 3], seed);
     }
     tiny_close(&d);
 }

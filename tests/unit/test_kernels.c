@@ -303,9 +303,11 @@ static void no_access_behind_stored_rows(void **state) {
             for (int j = 0; j < ATTENTION_BLOCK; j++) kernels->kv[format].store(q, n, rows + (size_t)j * row);
             kernels->kv[format].load(rows + (ATTENTION_BLOCK - 1) * row, n, values);
             void *packed = packed_queries(kernels, format, q, (size_t)n, 2, n);
-            kernels->attend_block(2, lo, hi, packed, n, format, rows, row, n, format, rows, row, NULL, m, l, o,
-                                  (size_t)n);
-            assert_true(l[0] > 15.9f && l[1] > 12.9f); /* all keys are equal */
+            if (!kernels->kv[format].loaded) {
+                kernels->attend_block(2, lo, hi, packed, n, format, rows, row, n, format, rows, row, NULL, m, l, o,
+                                      (size_t)n);
+                assert_true(l[0] > 15.9f && l[1] > 12.9f); /* all keys are equal */
+            }
             munmap(memory.map, memory.bytes), munmap(loaded.map, loaded.bytes);
             free(packed), free(q), free(o);
         }

@@ -15,7 +15,8 @@ static size_t vocab_of(const tiny *d) { return (size_t)d->verifier->config.vocab
 static void open_holder(tiny *d, const tiny_policy *policy, const int32_t *tokens, int n, holder *h) {
     mem_account_init(&h->account, &d->account, 0);
     if (d->f_theta) d->f_theta->config.input = policy->input;
-    kv_format format = (policy - tiny_policies) % 2 ? KV_FORMAT_F32 : KV_FORMAT_Q8;
+    static const kv_format formats[] = {KV_FORMAT_Q8, KV_FORMAT_F32, KV_FORMAT_Q4};
+    kv_format format = formats[(policy - tiny_policies) % 3];
     backend_cache_options options = tiny_options(d, policy, format);
     options.account = &h->account;
     REQUIRE_OK(d->ops->cache_create(d->backend, &options, &h->cache, error));

@@ -155,12 +155,12 @@ static void test_references(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        size_t sliding, full, q8; /* q8: K = V layers hold V alone */
-    } published[] = {{"26b-a4b", 204800, 20480, 5160},
-                     {"31b", 819200, 81920, 20640},
-                     {"12b", 327680, 16384, 4128},
-                     {"e4b", 40960, 16384, 8256},
-                     {"e2b", 12288, 6144, 3096}};
+        size_t sliding, full, q8, q4; /* codes: K = V layers hold V alone */
+    } published[] = {{"26b-a4b", 204800, 20480, 5160, 2920},
+                     {"31b", 819200, 81920, 20640, 11680},
+                     {"12b", 327680, 16384, 4128, 2336},
+                     {"e4b", 40960, 16384, 8256, 4672},
+                     {"e2b", 12288, 6144, 3096, 1752}};
     for (size_t i = 0; i < 5; i++) {
         gemma4_config c = variant(published[i].name);
         assert_int_equal(kv_reference_bytes(&c, KV_FORMAT_BF16, 1, false), published[i].sliding + published[i].full);
@@ -171,6 +171,9 @@ static void test_references(void **state) {
         session_options small = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_Q8}};
         assert_int_equal(per_token(&small), published[i].q8);
         assert_int_equal(session_bytes(&small, 5000).sliding, session_bytes(&native, 5000).sliding);
+        session_options smaller = {{&c, NULL, NULL}, {.kv_format = KV_FORMAT_Q4}};
+        assert_int_equal(per_token(&smaller), published[i].q4);
+        assert_int_equal(session_bytes(&smaller, 5000).sliding, session_bytes(&native, 5000).sliding);
     }
 }
 

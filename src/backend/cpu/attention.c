@@ -143,22 +143,39 @@ typedef struct key_block {
     int packing; /* which packed queries meet these keys: 0 stored format, 1 float32 */
 } key_block;
 
+/* The stored vector of this head at position p. */
+static const unsigned char *stored_row(const attention_tile *tile, int p, bool sink, bool is_k) {
+    const backend_cache *c = tile->cache;
+    const unsigned char *row;
+    if (p >= tile->chunk_begin) {
+        row = chunk_rows(tile->model, tile->source, is_k) +
+              (size_t)(tile->chunk_row + p - tile->chunk_begin) * kv_row_bytes(c, tile->source);
+    } else {
+        row = sink ? kv_sink_row(c, tile->source, p, is_k) : kv_row(c, tile->source, p, is_k);
+    }
+    return row + (size_t)tile->head * tile->kept->head_bytes;
+}
+
 /* Copies the wanted ones of 16 rows of this head, found one by one, into `to`. The others become zero: their weight is
  * 0, but what lies there may not be a number. */
 static void gather_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, void *to) {
-    const backend_cache *c = tile->cache;
-    size_t bytes = tile->kept->head_bytes, head_offset = (size_t)tile->head * bytes;
+    size_t bytes = tile->kept->head_bytes;
     memset(to, 0, ATTENTION_BLOCK * bytes);
     for (int p = base; p < base + ATTENTION_BLOCK; p++) {
         if (p < wanted.begin || p >= wanted.end) continue;
-        const unsigned char *row;
-        if (p >= tile->chunk_begin) {
-            row = chunk_rows(tile->model, tile->source, is_k) +
-                  (size_t)(tile->chunk_row + p - tile->chunk_begin) * kv_row_bytes(c, tile->source);
-        } else {
-            row = sink ? kv_sink_row(c, tile->source, p, is_k) : kv_row(c, tile->source, p, is_k);
-        }
-        memcpy((unsigned char *)to + (size_t)(p - base) * bytes, row + head_offset, bytes);
+        memcpy((unsigned char *)to + (size_t)(p - base) * bytes, stored_row(tile, p, sink, is_k), bytes);
+    }
+}
+
+/* The same as float32, for formats of which attention takes no rows. */
+static void load_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, float *to) {
+    const cpu_kv_kernels *stored = kv_kernels(tile->cache, tile->source);
+    int d = tile->config->head_dim;
+    for (int p = base; p < base + ATTENTION_BLOCK; p++, to += d) {
+        if (p < wanted.begin || p >= wanted.end)
+            memset(to, 0, (size_t)d * sizeof *to);
+        else
+            stored->load(stored_row(tile, p, sink, is_k), d, to);
     }
 }
 
@@ -183,36 +200,48 @@ static void locate_rows(const attention_tile *tile, int base, position_range wan
 }
 
 /* K = RoPE(k_norm * V): the keys of a K = V layer are derived from the stored values. */
-static void derive_keys(const attention_tile *tile, int base, const void *v, size_t v_row_bytes, float *keys) {
+static void derive_keys(const attention_tile *tile, int base, const key_block *b, float *keys) {
     const backend_model *m = tile->model;
-    const cpu_kv_kernels *stored = kv_kernels(tile->cache, tile->source);
+    const cpu_kv_kernels *stored = &m->kernels->kv[b->v_format];
     const rope_table *rope = &m->rope[tile->config->type];
     const float *norm = m->weights->layer[tile->source].k_norm;
     int d = tile->config->head_dim;
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
-        stored->derive_key((const char *)v + (size_t)i * v_row_bytes, norm, rope->half, rope->pairs,
+        stored->derive_key((const char *)b->v + (size_t)i * b->v_row_bytes, norm, rope->half, rope->pairs,
                            rope->cosine + angle, rope->sine + angle, keys + (size_t)i * (size_t)d);
     }
 }
 
 static void exact_block(const attention_tile *tile, int base, position_range wanted, bool sink, key_block *b) {
     thread_scratch *x = tile->scratch;
+    const size_t loaded_bytes = (size_t)tile->config->head_dim * sizeof(float);
+    const bool loaded = kv_kernels(tile->cache, tile->source)->loaded;
     b->v_format = tile->kept->format;
     b->v_dim = tile->config->head_dim;
     b->v_scale = NULL;
-    locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_row_bytes);
-    if (tile->kept->has_keys) {
+    if (loaded) {
+        load_rows(tile, base, wanted, sink, false, x->value_block);
+        b->v = x->value_block;
+        b->v_format = KV_FORMAT_F32;
+        b->v_row_bytes = loaded_bytes;
+    } else {
+        locate_rows(tile, base, wanted, sink, false, x->value_block, &b->v, &b->v_row_bytes);
+    }
+    if (tile->kept->has_keys && !loaded) {
         b->k_format = b->v_format;
         b->packing = 0;
         locate_rows(tile, base, wanted, sink, true, x->key_block, &b->k, &b->k_row_bytes);
-    } else {
-        derive_keys(tile, base, b->v, b->v_row_bytes, x->key_block);
-        b->k = x->key_block;
-        b->k_format = KV_FORMAT_F32;
-        b->k_row_bytes = (size_t)tile->config->head_dim * sizeof(float);
-        b->packing = 1;
+        return;
     }
+    if (tile->kept->has_keys)
+        load_rows(tile, base, wanted, sink, true, x->key_block);
+    else
+        derive_keys(tile, base, b, x->key_block);
+    b->k = x->key_block;
+    b->k_format = KV_FORMAT_F32;
+    b->k_row_bytes = loaded_bytes;
+    b->packing = 1;
 }
 
 /* The latents of positions [base, base + 16), as float32 into scratch.latent_block; 0 where none is wanted. */
@@ -371,8 +400,9 @@ static void pack_queries(const attention_tile *tile) {
     const backend_model *m = tile->model;
     int d = tile->config->head_dim;
     size_t row = (size_t)(m->config->heads * d);
+    bool as_stored = tile->kept->has_keys && !kv_kernels(tile->cache, tile->source)->loaded;
     for (int packing = 0; packing < 2; packing++) {
-        bool needed = packing == 0 ? tile->kept->has_keys : (!tile->kept->has_keys || tile->restored);
+        bool needed = packing == 0 ? as_stored : (!as_stored || tile->restored);
         if (!needed) continue;
         kv_format format = packing == 0 ? tile->kept->format : KV_FORMAT_F32;
         const cpu_packing_kernels *queries = &m->kernels->packing[m->kernels->kv[format].queries];

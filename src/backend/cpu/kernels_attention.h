@@ -8,6 +8,7 @@
 #define KAKEYA_BACKEND_CPU_KERNELS_ATTENTION_H
 
 #include "backend/cpu/kernels_dequantised.h"
+#include "backend/cpu/kernels_kv_q4.h"
 #include "backend/cpu/kernels_vector.h"
 
 enum {
@@ -288,7 +289,12 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                [KV_FORMAT_Q8] = {.queries = PACKING_F32,                                                               \
                                  .store = kv_q8_store,                                                                 \
                                  .load = kv_q8_load,                                                                   \
-                                 .derive_key = derive_key_q8}},                                                        \
+                                 .derive_key = derive_key_q8},                                                         \
+               [KV_FORMAT_Q4] = {.queries = PACKING_F32,                                                               \
+                                 .loaded = true,                                                                       \
+                                 .store = store_q4,                                                                    \
+                                 .load = load_q4,                                                                      \
+                                 .derive_key = derive_key_q4}},                                                        \
         .attend_block = attend_block, .rms_norm = rms_norm, .rms_scale = rms_scale, .gated = gated, .rope = rope,      \
         .axpy = axpy, .scale = scale, .multiply = multiply_by, .soft_cap = soft_cap, .maximum = maximum,               \
         .first_at_least = first_at_least, .probe_read = probe_read, .probe_flops = probe_flops,                        \

@@ -7,6 +7,7 @@
 #include "backend/cpu/int8.h"
 #include "backend/cpu/kernels_private.h"
 #include "backend/groups.h"
+#include "backend/kv_q4.h"
 #include "base/float16.h"
 
 enum {
@@ -276,9 +277,11 @@ static void scale(float a, int n, float *y) {
 }
 
 static void store_q8(const float *x, int n, void *out) { kv_q8_store(x, n, out); }
+static void store_q4(const float *x, int n, void *out) { kv_q4_store(x, n, out); }
 static void load_kv_f32(const void *x, int n, float *out) { widen_f32(x, 0, n, out); }
 static void load_kv_bf16(const void *x, int n, float *out) { widen_bf16(x, 0, n, out); }
 static void load_kv_q8(const void *x, int n, float *out) { kv_q8_load(x, n, out); }
+static void load_kv_q4(const void *x, int n, float *out) { kv_q4_load(x, n, out); }
 
 /* A K/V format is its load and its store. */
 #define DEFINE_KV(format)                                                                                              \
@@ -291,8 +294,12 @@ static void load_kv_q8(const void *x, int n, float *out) { kv_q8_load(x, n, out)
 DEFINE_KV(f32)
 DEFINE_KV(bf16)
 DEFINE_KV(q8)
-#define KV_ENTRY(format)                                                                                               \
-    { .queries = PACKING_F32, .store = store_##format, .load = load_kv_##format, .derive_key = derive_key_##format }
+DEFINE_KV(q4)
+#define KV_ENTRY(format, attended)                                                                                     \
+    {                                                                                                                  \
+        .queries = PACKING_F32, .loaded = !(attended), .store = store_##format, .load = load_kv_##format,              \
+        .derive_key = derive_key_##format                                                                              \
+    }
 
 static void soft_cap(float cap, int n, float *y) {
     for (int i = 0; i < n; i++) y[i] = cap * tanhf(y[i] / cap);
@@ -348,7 +355,10 @@ const cpu_kernels cpu_kernels_scalar = {
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
                BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},
-    .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32), [KV_FORMAT_BF16] = KV_ENTRY(bf16), [KV_FORMAT_Q8] = KV_ENTRY(q8)},
+    .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32, true),
+           [KV_FORMAT_BF16] = KV_ENTRY(bf16, true),
+           [KV_FORMAT_Q8] = KV_ENTRY(q8, true),
+           [KV_FORMAT_Q4] = KV_ENTRY(q4, false)},
     .attend_block = attend_block,
     .rms_norm = rms_norm,
     .rms_scale = rms_scale,

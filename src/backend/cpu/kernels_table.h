@@ -59,6 +59,7 @@ typedef struct cpu_weight_kernels {
 
 typedef struct cpu_kv_kernels {
     cpu_packing queries; /* that meet keys of this format */
+    bool loaded;         /* attend_block takes no rows of this format: they are loaded first, a block at a time */
     /* One vector of n float32 values (K or V of one head) to its stored form, and back. The bytes are the same in every
      * table. */
     void (*store)(const float *x, int n, void *out);
@@ -81,9 +82,9 @@ typedef struct cpu_kernels {
      *   s[j] = q[r] . K[j];  m' = max(m, max_j s[j]);  p[j] = exp(s[j] - m');
      *   l = l * exp(m - m') + sum p[j];  o[r] = o[r] * exp(m - m') + sum_j p[j] * v_scale[j] * V[j];  m = m'
      * q_packed: rows of k_dim values in the packing kv[k_format].queries. K and V rows are stored vectors, as
-     * kv[].store leaves them (the scale of a Q8 vector multiplies its score, or its weight); K rows are k_row_bytes
-     * apart, V rows v_row_bytes. v_scale NULL = all ones. o: row stride ldo floats. State starts as m = -INFINITY, l =
-     * 0, o = 0. K and V memory of all 16 positions must be readable and finite. */
+     * kv[].store leaves them (the scale of a Q8 vector multiplies its score, or its weight), of a format that need not
+     * be loaded; K rows are k_row_bytes apart, V rows v_row_bytes. v_scale NULL = all ones. o: row stride ldo floats.
+     * State starts as m = -INFINITY, l = 0, o = 0. K and V memory of all 16 positions must be readable and finite. */
     void (*attend_block)(int rows, const int *lo, const int *hi, const void *q_packed, int k_dim, kv_format k_format,
                          const void *k, size_t k_row_bytes, int v_dim, kv_format v_format, const void *v,
                          size_t v_row_bytes, const float *v_scale, float *m, float *l, float *o, size_t ldo);

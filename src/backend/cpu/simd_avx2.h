@@ -57,6 +57,10 @@ SIMD_INLINE __m256i simd_mask_first(int n) {
 /* The first n lanes (0 <= n <= SIMD_LANES), the others zero; memory behind them is not touched. */
 SIMD_INLINE simd_f32 simd_load_first(const void *p, int n) { return _mm256_maskload_ps(p, simd_mask_first(n)); }
 SIMD_INLINE void simd_store_first(void *p, int n, simd_f32 x) { _mm256_maskstore_ps(p, simd_mask_first(n), x); }
+/* x where a > b, `other` elsewhere. */
+SIMD_INLINE simd_f32 simd_select_above(simd_f32 a, simd_f32 b, simd_f32 x, simd_f32 other) {
+    return _mm256_blendv_ps(other, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
 /* x in lanes [begin, end), `other` elsewhere. */
 SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, int end) {
     __m256i mask = _mm256_andnot_si256(simd_mask_first(begin), simd_mask_first(end));
@@ -72,6 +76,19 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     int8_t values[SIMD_LANES] = {0};
     memcpy(values, p, (size_t)n);
     return simd_load_i8(values);
+}
+
+/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
+SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
+    __m128i x = _mm_loadu_si128((const __m128i *)codes), values = _mm_loadu_si128((const __m128i *)(const void *)table);
+    const __m128i low = _mm_set1_epi8(15);
+    __m128i a = _mm_shuffle_epi8(values, _mm_and_si128(x, low));
+    __m128i b = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(x, 4), low));
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_cvtepi8_epi16(a));
+    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_cvtepi8_epi16(b));
+}
+SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */

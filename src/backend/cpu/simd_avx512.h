@@ -46,6 +46,10 @@ SIMD_INLINE __mmask16 simd_mask_first(int n) { return (__mmask16)((1u << n) - 1u
 /* The first n lanes (0 <= n <= SIMD_LANES), the others zero; memory behind them is not touched. */
 SIMD_INLINE simd_f32 simd_load_first(const void *p, int n) { return _mm512_maskz_loadu_ps(simd_mask_first(n), p); }
 SIMD_INLINE void simd_store_first(void *p, int n, simd_f32 x) { _mm512_mask_storeu_ps(p, simd_mask_first(n), x); }
+/* x where a > b, `other` elsewhere. */
+SIMD_INLINE simd_f32 simd_select_above(simd_f32 a, simd_f32 b, simd_f32 x, simd_f32 other) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), other, x);
+}
 /* x in lanes [begin, end), `other` elsewhere. */
 SIMD_INLINE simd_f32 simd_select_range(simd_f32 x, simd_f32 other, int begin, int end) {
     return _mm512_mask_blend_ps((__mmask16)(simd_mask_first(end) & ~simd_mask_first(begin)), other, x);
@@ -58,6 +62,19 @@ SIMD_INLINE simd_f32 simd_load_i8(const void *p) {
 }
 SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(simd_mask_first(n), p)));
+}
+
+/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
+SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
+    __m128i x = _mm_loadu_si128((const __m128i *)codes), values = _mm_loadu_si128((const __m128i *)(const void *)table);
+    const __m128i low = _mm_set1_epi8(15);
+    __m128i a = _mm_shuffle_epi8(values, _mm_and_si128(x, low));
+    __m128i b = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(x, 4), low));
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_cvtepi8_epi16(a));
+    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_cvtepi8_epi16(b));
+}
+SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */

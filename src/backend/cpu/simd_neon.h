@@ -89,6 +89,10 @@ SIMD_INLINE void simd_store_first(void *p, int n, simd_f32 x) {
     simd_store(values, x);
     memcpy(p, values, (size_t)n * sizeof *values);
 }
+/* x where a > b, `other` elsewhere. */
+SIMD_INLINE simd_f32 simd_select_above(simd_f32 a, simd_f32 b, simd_f32 x, simd_f32 other) {
+    return (simd_f32){vbslq_f32(vcgtq_f32(a.a, b.a), x.a, other.a), vbslq_f32(vcgtq_f32(a.b, b.b), x.b, other.b)};
+}
 /* x in lanes [begin, end), `other` elsewhere. */
 SIMD_INLINE float32x4_t select_range(float32x4_t x, float32x4_t other, int begin, int end) {
     const int32_t numbers[4] = {0, 1, 2, 3};
@@ -110,6 +114,21 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     int8_t values[SIMD_LANES] = {0};
     memcpy(values, p, (size_t)n);
     return simd_load_i8(values);
+}
+
+/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
+SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
+    uint8x16_t x = vld1q_u8(codes);
+    int8x16_t values = vld1q_s8(table), a = vqtbl1q_s8(values, vandq_u8(x, vdupq_n_u8(15))),
+              b = vqtbl1q_s8(values, vshrq_n_u8(x, 4));
+    vst1q_s16(out, vmovl_s8(vget_low_s8(a)));
+    vst1q_s16(out + 8, vmovl_high_s8(a));
+    vst1q_s16(out + 16, vmovl_s8(vget_low_s8(b)));
+    vst1q_s16(out + 24, vmovl_high_s8(b));
+}
+SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
+    int16x8_t x = vreinterpretq_s16_u8(vld1q_u8(p));
+    return (simd_f32){vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
