@@ -159,5 +159,5 @@ void kv_q4_load(const void *x, int n, float *out) {
     }
     transform_integers(sums, n, groups);
     const int8_t *factors = (const int8_t *)x + KV_Q4_FACTORS_AT;
-    for (int i = 0; i < n; i++) out[i] = s * ((float)sums[i] * (float)factors[i % groups]); /* the product is exact */
+    for (int i = 0; i < n; i++) out[i] = (float)sums[i] * (s * (float)factors[i % groups]);
 }

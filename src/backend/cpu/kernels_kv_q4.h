@@ -65,53 +65,64 @@ static const kv_q4_search q4_search = {q4_scales, q4_codes};
 
 static void store_q4(const float *x, int n, void *out) { kv_q4_store_by(&q4_search, x, n, out); }
 
-/* Whole numbers of 16 bits, which hold sums of 16 steps. */
-#define DEFINE_Q4_TRANSFORM(lanes)                                                                                     \
-    SIMD_INLINE void q4_transform_##lanes(int16_t *sums, int groups) {                                                 \
-        typedef int16_t q4_lanes __attribute__((vector_size(lanes * sizeof(int16_t))));                                \
-        for (int b = 0; b < groups; b += lanes) {                                                                      \
-            q4_lanes x[KV_Q4_GROUP];                                                                                   \
-            UNROLL for (int a = 0; a < KV_Q4_GROUP; a++) memcpy(&x[a], sums + a * groups + b, sizeof x[a]);            \
-            UNROLL for (int half = 1; half < KV_Q4_GROUP; half *= 2) {                                                 \
-                UNROLL for (int i = 0; i < KV_Q4_GROUP; i++) {                                                         \
-                    if (i & half) continue;                                                                            \
-                    q4_lanes sum = x[i] + x[i + half], difference = x[i] - x[i + half];                                \
-                    x[i] = sum;                                                                                        \
-                    x[i + half] = difference;                                                                          \
-                }                                                                                                      \
-            }                                                                                                          \
-            UNROLL for (int a = 0; a < KV_Q4_GROUP; a++) memcpy(sums + a * groups + b, &x[a], sizeof x[a]);            \
-        }                                                                                                              \
+#define Q4_PLUS  1, 1, 1, 1, 1, 1, 1, 1
+#define Q4_MINUS -1, -1, -1, -1, -1, -1, -1, -1
+static const int16_t q4_signs_8[32] = {Q4_PLUS, Q4_MINUS, Q4_PLUS, Q4_MINUS};
+static const int16_t q4_signs_16[32] = {Q4_PLUS, Q4_PLUS, Q4_MINUS, Q4_MINUS};
+
+/* partner + x where lanes are the lower half of a butterfly at distance `apart`, partner - x where they are the upper.
+ */
+SIMD_INLINE simd_i16 q4_fold(simd_i16 x, const int apart) {
+    simd_i16 partner = apart == 8 ? SIMD_I16_SWAP(x, 8) : SIMD_I16_SWAP(x, 16), sign;
+    memcpy(&sign, apart == 8 ? q4_signs_8 : q4_signs_16, sizeof sign);
+    return x * sign + partner;
+}
+
+/* In whole numbers of 16 bits, which hold sums of 16 steps. A vector is a part of a row of groups, or some rows. */
+SIMD_INLINE void q4_load_values(const unsigned char *bytes, const int n, float *out) {
+    const int groups = n / KV_Q4_GROUP, lanes = SIMD_I16_LANES, period = groups < lanes ? lanes : groups,
+              vectors = n / period;
+    const int8_t *stored = (const int8_t *)bytes + KV_Q4_FACTORS_AT;
+    const unsigned char *codes = bytes + KV_Q4_FACTORS_AT + groups;
+    float factors[2 * KV_Q4_BLOCK], scale;
+    memcpy(&scale, bytes, sizeof scale);
+    for (int b = 0; b < groups; b += SIMD_LANES) { /* codes may be read with the last ones */
+        simd_store(factors + b, simd_mul(simd_set1(scale), simd_load_i8(stored + b)));
     }
-DEFINE_Q4_TRANSFORM(8)
-DEFINE_Q4_TRANSFORM(16)
+    UNROLL for (int b = groups; b < period; b += groups) memcpy(factors + b, factors, sizeof(float) * (size_t)groups);
+    for (int first = 0; first < period; first += lanes) {
+        simd_i16 x[KV_Q4_GROUP];
+        UNROLL for (int v = 0; v < vectors; v++) x[v] = simd_look_up_halves(codes, v * period + first, kv_q4_values);
+        UNROLL for (int apart = groups; apart < lanes; apart *= 2) {
+            UNROLL for (int v = 0; v < vectors; v++) x[v] = q4_fold(x[v], apart);
+        }
+        UNROLL for (int half = 1; half < vectors; half *= 2) {
+            UNROLL for (int v = 0; v < vectors; v++) {
+                if (v & half) continue;
+                simd_i16 sum = x[v] + x[v + half], difference = x[v] - x[v + half];
+                x[v] = sum;
+                x[v + half] = difference;
+            }
+        }
+        UNROLL for (int v = 0; v < vectors; v++) {
+            simd_store_products(x[v], factors + first, out + v * period + first);
+        }
+    }
+}
 
 static void load_q4(const void *x, int n, float *out) {
-    enum { NARROW = 8, WIDE = 16 };
-    const int groups = kv_q4_groups(n);
-    if (n % (KV_Q4_GROUP * NARROW) != 0 || (groups & (groups - 1)) != 0) { /* no model has such heads */
+    switch (n) { /* the heads of models */
+    case 128:
+        q4_load_values(x, 128, out);
+        break;
+    case 256:
+        q4_load_values(x, 256, out);
+        break;
+    case 512:
+        q4_load_values(x, 512, out);
+        break;
+    default:
         kv_q4_load(x, n, out);
-        return;
-    }
-    int16_t sums[KV_Q4_MAX_VALUES];
-    float factors[KV_Q4_MAX_VALUES / KV_Q4_GROUP], s;
-    const unsigned char *bytes = x;
-    memcpy(&s, x, sizeof s);
-    const int8_t *stored = (const int8_t *)bytes + KV_Q4_FACTORS_AT;
-    const int period = groups < WIDE ? WIDE : groups;
-    for (int b = 0; b < period; b++) factors[b] = stored[b % groups];
-    const unsigned char *codes = bytes + kv_q4_codes_at(n);
-    for (int i = 0; i < n; i += KV_Q4_BLOCK) simd_look_up_halves(codes + i / 2, kv_q4_values, sums + i);
-    if (groups % WIDE == 0)
-        q4_transform_16(sums, groups);
-    else
-        q4_transform_8(sums, groups);
-    const simd_f32 scale = simd_set1(s);
-    for (int first = 0; first < n; first += period) {
-        for (int b = 0; b < period; b += SIMD_LANES) {
-            simd_f32 exact = simd_mul(simd_load_i16(sums + first + b), simd_load(factors + b));
-            simd_store(out + first + b, simd_mul(scale, exact));
-        }
     }
 }
 

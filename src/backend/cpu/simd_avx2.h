@@ -78,17 +78,26 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     return simd_load_i8(values);
 }
 
-/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
-SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
-    __m128i x = _mm_loadu_si128((const __m128i *)codes), values = _mm_loadu_si128((const __m128i *)(const void *)table);
-    const __m128i low = _mm_set1_epi8(15);
-    __m128i a = _mm_shuffle_epi8(values, _mm_and_si128(x, low));
-    __m128i b = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(x, 4), low));
-    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_cvtepi8_epi16(a));
-    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_cvtepi8_epi16(b));
+/* --- whole numbers of 16 bits ----------------------------------------------------------------------------------- */
+
+enum { SIMD_I16_LANES = 16 };
+typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
+
+#define SIMD_I16_SWAP(x, apart) ((simd_i16)_mm256_permute4x64_epi64((__m256i)(x), 0x4e)) /* the one distance there is  \
+                                                                                          */
+/* What a table says of codes of 4 bits from number `at` on, a multiple of the lanes. Of 32 codes the first are the
+ * lower halves of 16 bytes, the others their upper halves. */
+SIMD_INLINE simd_i16 simd_look_up_halves(const unsigned char *codes, int at, const int8_t *table) {
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(codes + at / 32 * 16));
+    if (at % 32) x = _mm_srli_epi16(x, 4);
+    __m128i steps = _mm_loadu_si128((const __m128i *)(const void *)table);
+    return (simd_i16)_mm256_cvtepi8_epi16(_mm_shuffle_epi8(steps, _mm_and_si128(x, _mm_set1_epi8(15))));
 }
-SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)p)));
+/* out = x * factors, in float32 */
+SIMD_INLINE void simd_store_products(simd_i16 x, const float *factors, float *out) {
+    __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+    simd_store(out, simd_mul(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(low)), simd_load(factors)));
+    simd_store(out + 8, simd_mul(_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(high)), simd_load(factors + 8)));
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */

@@ -64,17 +64,27 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(simd_mask_first(n), p)));
 }
 
-/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
-SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
-    __m128i x = _mm_loadu_si128((const __m128i *)codes), values = _mm_loadu_si128((const __m128i *)(const void *)table);
-    const __m128i low = _mm_set1_epi8(15);
-    __m128i a = _mm_shuffle_epi8(values, _mm_and_si128(x, low));
-    __m128i b = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(x, 4), low));
-    _mm256_storeu_si256((__m256i *)(void *)out, _mm256_cvtepi8_epi16(a));
-    _mm256_storeu_si256((__m256i *)(void *)(out + 16), _mm256_cvtepi8_epi16(b));
+/* --- whole numbers of 16 bits ----------------------------------------------------------------------------------- */
+
+enum { SIMD_I16_LANES = 32 };
+typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
+
+#define SIMD_I16_SWAP(x, apart)                                                                                        \
+    ((simd_i16)((apart) == 8 ? _mm512_shuffle_i64x2((__m512i)(x), (__m512i)(x), 0xb1)                                  \
+                             : _mm512_shuffle_i64x2((__m512i)(x), (__m512i)(x), 0x4e)))
+/* What a table says of codes of 4 bits from number `at` on, a multiple of the lanes. Of 32 codes the first are the
+ * lower halves of 16 bytes, the others their upper halves. */
+SIMD_INLINE simd_i16 simd_look_up_halves(const unsigned char *codes, int at, const int8_t *table) {
+    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(codes + at / 2));
+    __m256i both = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15));
+    __m256i steps = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table));
+    return (simd_i16)_mm512_cvtepi8_epi16(_mm256_shuffle_epi8(steps, both));
 }
-SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)));
+/* out = x * factors, in float32 */
+SIMD_INLINE void simd_store_products(simd_i16 x, const float *factors, float *out) {
+    __m256i low = _mm512_castsi512_si256((__m512i)x), high = _mm512_extracti64x4_epi64((__m512i)x, 1);
+    simd_store(out, simd_mul(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(low)), simd_load(factors)));
+    simd_store(out + 16, simd_mul(_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(high)), simd_load(factors + 16)));
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */

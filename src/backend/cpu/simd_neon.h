@@ -116,19 +116,24 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
     return simd_load_i8(values);
 }
 
-/* 32 codes of 4 bits, the lower halves of 16 bytes before their upper halves, as what a table says of them. */
-SIMD_INLINE void simd_look_up_halves(const void *codes, const int8_t *table, int16_t *out) {
-    uint8x16_t x = vld1q_u8(codes);
-    int8x16_t values = vld1q_s8(table), a = vqtbl1q_s8(values, vandq_u8(x, vdupq_n_u8(15))),
-              b = vqtbl1q_s8(values, vshrq_n_u8(x, 4));
-    vst1q_s16(out, vmovl_s8(vget_low_s8(a)));
-    vst1q_s16(out + 8, vmovl_high_s8(a));
-    vst1q_s16(out + 16, vmovl_s8(vget_low_s8(b)));
-    vst1q_s16(out + 24, vmovl_high_s8(b));
+/* --- whole numbers of 16 bits ----------------------------------------------------------------------------------- */
+
+enum { SIMD_I16_LANES = 8 };
+typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
+
+#define SIMD_I16_SWAP(x, apart) (x) /* there is no distance */
+/* What a table says of codes of 4 bits from number `at` on, a multiple of the lanes. Of 32 codes the first are the
+ * lower halves of 16 bytes, the others their upper halves. */
+SIMD_INLINE simd_i16 simd_look_up_halves(const unsigned char *codes, int at, const int8_t *table) {
+    uint8x8_t x = vld1_u8(codes + at / 32 * 16 + at % 16);
+    x = at % 32 < 16 ? vand_u8(x, vdup_n_u8(15)) : vshr_n_u8(x, 4);
+    return (simd_i16)vmovl_s8(vqtbl1_s8(vld1q_s8(table), x));
 }
-SIMD_INLINE simd_f32 simd_load_i16(const void *p) {
-    int16x8_t x = vreinterpretq_s16_u8(vld1q_u8(p));
-    return (simd_f32){vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))};
+/* out = x * factors, in float32 */
+SIMD_INLINE void simd_store_products(simd_i16 x, const float *factors, float *out) {
+    int16x8_t sums = (int16x8_t)x;
+    simd_f32 wide = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(sums))), vcvtq_f32_s32(vmovl_high_s16(sums))};
+    simd_store(out, simd_mul(wide, simd_load(factors)));
 }
 
 /* --- 16-bit types ----------------------------------------------------------------------------------------------- */
