@@ -11,12 +11,13 @@
 #include "scratch.h"
 
 typedef enum stored_form {
-    STORED_AFFINE, /* MLX: 4 bits in 32, some modules 3 in 64, the router 8 in 64 */
+    STORED_AFFINE, /* MLX: 4 bits in 32, some modules 3 in 64, the router 8 in 64; a gate of per-layer inputs with wide
+                      scales */
     STORED_MLX_MXFP4,
     STORED_MLX_NVFP4,
     STORED_MLX_MXFP8,
-    STORED_INT4, /* compressed-tensors, a module per expert */
-    STORED_INT4_ZERO,
+    STORED_INT4,      /* compressed-tensors, a module per expert */
+    STORED_INT4_ZERO, /* float32 scales in the first layer */
     STORED_INT8,
     STORED_W8A8,
     STORED_FP8_CHANNEL,
@@ -118,22 +119,35 @@ static inline float made_scale(uint64_t *seed, unsigned char *to) {
     return bf16_to_f32(bits);
 }
 
+/* Scale g, of 16 bits or of 32. */
+static inline float made_wide_scale(uint64_t *seed, unsigned char *to, int64_t g, bool wide) {
+    unsigned char narrow[2];
+    float scale = made_scale(seed, wide ? narrow : to + 2 * g);
+    if (!wide) return scale;
+    scale *= 1 + (float)(made_random(seed) & 0xfff) / 0x100000;
+    memcpy(to + 4 * g, &scale, sizeof scale);
+    return scale;
+}
+
 static inline void made_affine(made_file *f, const char *module, int64_t experts, int64_t out, int64_t in, int bits,
                                int group, uint64_t *seed, float *values) {
     int64_t words = in * bits / 32, groups = in / group, rows = (experts ? experts : 1) * out;
 #define MADE(suffix, type, columns)                                                                                    \
     made_add(f, module, suffix, type, experts ? experts : out, experts ? out : columns, experts ? columns : 0)
+    const bool wide = strstr(module, "layers.0.per_layer_input_gate");
+    const tensor_type type = wide ? TENSOR_F32 : TENSOR_BF16;
     unsigned char *codes = MADE(".weight", TENSOR_U32, words);
-    unsigned char *scales = MADE(".scales", TENSOR_BF16, groups), *biases = MADE(".biases", TENSOR_BF16, groups);
+    unsigned char *scales = MADE(".scales", type, groups), *biases = MADE(".biases", type, groups);
     for (int64_t g = 0; g < rows * groups; g++) {
-        float scale = made_scale(seed, scales + 2 * g), bias = made_scale(seed, biases + 2 * g) * -7;
+        float scale = made_wide_scale(seed, scales, g, wide), bias = made_wide_scale(seed, biases, g, wide) * -7;
         uint16_t narrow = f32_to_bf16(bias);
-        memcpy(biases + 2 * g, &narrow, sizeof narrow);
+        if (!wide) bias = bf16_to_f32(narrow);
+        memcpy(biases + (wide ? 4 : 2) * g, wide ? (void *)&bias : &narrow, wide ? sizeof bias : sizeof narrow);
         for (int64_t i = g % groups * group; i < (g % groups + 1) * group; i++) {
             unsigned code = made_random(seed) & ((1u << bits) - 1);
             made_put(codes + g / groups * words * 4, (size_t)i, bits, code);
             volatile float product = scale * (float)code; /* rounded before the sum */
-            values[g / groups * in + i] = product + bf16_to_f32(narrow);
+            values[g / groups * in + i] = product + bias;
         }
     }
 }
@@ -162,15 +176,16 @@ static inline void made_floats(made_file *f, const char *module, int64_t experts
 static inline void made_packed(made_file *f, const char *module, int64_t out, int64_t in, int bits, int group,
                                bool zero, uint64_t *seed, float *values) {
     const int64_t experts = 0, per = 32 / bits, groups = in / group, words = (in + per - 1) / per;
+    const bool wide = zero && strstr(module, "layers.0.");
     unsigned char *codes = MADE(".weight_packed", TENSOR_I32, words),
-                  *scales = MADE(".weight_scale", TENSOR_BF16, groups);
+                  *scales = MADE(".weight_scale", wide ? TENSOR_F32 : TENSOR_BF16, groups);
     unsigned char *zeros =
         zero ? made_add(f, module, ".weight_zero_point", TENSOR_I32, (out + per - 1) / per, groups, 0) : NULL;
     const int64_t shape[2] = {out, in};
     memcpy(made_add(f, module, ".weight_shape", TENSOR_I64, 2, 0, 0), shape, sizeof shape);
     for (int64_t g = 0; g < out * groups; g++) {
         int64_t row = g / groups, column = g % groups;
-        float scale = made_scale(seed, scales + 2 * g);
+        float scale = made_wide_scale(seed, scales, g, wide);
         unsigned point = 1u << (bits - 1);
         if (zero) { /* along the rows */
             uint32_t word;

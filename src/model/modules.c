@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/float16.h"
@@ -21,6 +22,8 @@ typedef struct module_view {
     dtype scale_type;
     const unsigned char *stream[WEIGHT_STREAMS]; /* NULL: is made */
     const tensor *scale;                         /* of what is made */
+    const tensor *wide;   /* scales in float32, which no stream of codes has: the values are made, as F32 */
+    const tensor *biases; /* beside these; NULL: none */
     scale_layout layout;
     int block_rows, blocks_down, blocks_across;
 } module_view;
@@ -96,9 +99,12 @@ static float number(const tensor *t, size_t i) {
 
 /* ------------------------------------------------------------------------------------------ one function per form */
 
-static kakeya_status half_scales(const tensor_binding *b, const tensor *t, dtype *type, kakeya_error *error) {
-    if (t->type != TENSOR_BF16 && t->type != TENSOR_F16) return bad_type(b, t, "BF16 or F16", error);
-    *type = t->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_BF16;
+/* Scales of 16 bits lie beside codes as they are. */
+static kakeya_status read_scales(const tensor_binding *b, const tensor *t, module_view *v, kakeya_error *error) {
+    if (t->type != TENSOR_BF16 && t->type != TENSOR_F16 && t->type != TENSOR_F32)
+        return bad_type(b, t, "BF16, F16 or F32", error);
+    v->scale_type = t->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_BF16;
+    v->wide = t->type == TENSOR_F32 ? t : NULL;
     return KAKEYA_OK;
 }
 
@@ -140,10 +146,11 @@ static kakeya_status view_mlx(const tensor_binding *b, const char *module, const
         return status;
     }
     if (status == KAKEYA_OK) status = check_shape(b, biases, v->shape.experts, v->shape.out, groups, error);
-    if (status == KAKEYA_OK) status = half_scales(b, scales, &v->scale_type, error);
+    if (status == KAKEYA_OK) status = read_scales(b, scales, v, error);
     if (status == KAKEYA_OK && biases->type != scales->type)
         status = bad_type(b, biases, tensor_type_name(scales->type), error);
     v->stream[2] = biases->data;
+    v->biases = biases;
     return status;
 }
 
@@ -178,7 +185,7 @@ static kakeya_status view_packed(const tensor_binding *b, const char *module, co
         status = error_set(error, KAKEYA_FORMAT, "%s: tensor %s has %lld groups for %lld columns", b->ck->directory,
                            scale->name, (long long)groups, (long long)in);
     if (status == KAKEYA_OK) status = check_shape(b, scale, v->shape.experts, v->shape.out, groups, error);
-    if (status == KAKEYA_OK) status = half_scales(b, scale, &v->scale_type, error);
+    if (status == KAKEYA_OK) status = read_scales(b, scale, v, error);
     if (status == KAKEYA_OK && zero) {
         int per_word = 32 / v->bits;
         status = check_shape(b, zero, v->shape.experts, (v->shape.out + per_word - 1) / per_word, groups, error);
@@ -364,7 +371,9 @@ static kakeya_status view_module(const tensor_binding *b, const quantisation *q,
     } else {
         status = bad_type(b, codes, "U8, I8 or F8_E4M3, as there are scales beside it", error);
     }
-    return status == KAKEYA_OK ? check_agreement(b, q, module, &scheme, v, error) : status;
+    if (status == KAKEYA_OK) status = check_agreement(b, q, module, &scheme, v, error);
+    if (status == KAKEYA_OK && v->wide) v->format = WEIGHT_F32;
+    return status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- placing */
@@ -418,8 +427,41 @@ static void make_zero_points(const module_view *v, unsigned char *to) {
     }
 }
 
+/* Code i of a row, whose codes of `bits` bits are one string of bits. */
+static int code_at(const unsigned char *row, int bits, size_t i) {
+    size_t at = i * (size_t)bits;
+    int code = row[at / 8] >> at % 8;
+    if ((int)(at % 8) + bits > 8) code |= row[at / 8 + 1] << (8 - at % 8);
+    return code & ((1 << bits) - 1);
+}
+
+/* What codes with float32 scales mean. */
+static kakeya_status make_values(const tensor_binding *b, const module_view *v, float *to, kakeya_error *error) {
+    size_t in = (size_t)v->shape.in, group = (size_t)v->group, groups = in / group, n = (size_t)v->rows * groups;
+    size_t row_bytes =
+        v->form == MODULE_AFFINE ? in * (size_t)v->bits / 8 : (in * (size_t)v->bits + 31) / 32 * 4; /* whole words */
+    unsigned char *zero = v->scale ? malloc(n + 1) : NULL;
+    if (v->scale && !zero) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for zero points", source(b));
+    if (zero) make_zero_points(v, zero);
+    kakeya_status status = KAKEYA_OK;
+    for (size_t g = 0; g < n && status == KAKEYA_OK; g++) {
+        const unsigned char *codes = v->stream[0] + g / groups * row_bytes;
+        float scale = number(v->wide, g), bias = v->biases ? number(v->biases, g) : 0;
+        if (!isfinite(scale)) status = not_finite(b, v->wide, g, scale, error);
+        if (!isfinite(bias)) status = not_finite(b, v->biases, g, bias, error);
+        int offset = v->form == MODULE_AFFINE ? 0 : zero ? zero[g] : 1 << (v->bits - 1);
+        for (size_t i = g % groups * group, end = i + group; i < end; i++) {
+            float product = scale * (float)(code_at(codes, v->bits, i) - offset);
+            to[g / groups * in + i] = v->biases ? product + bias : product;
+        }
+    }
+    free(zero);
+    return status;
+}
+
 static kakeya_status make_stream(const tensor_binding *b, const module_view *v, int stream, void *to,
                                  kakeya_error *error) {
+    if (v->wide) return make_values(b, v, to, error);
     if (v->stream[stream]) {
         const weight_stream *s = &weight_format_find(v->format)->stream[stream];
         memcpy(to, v->stream[stream], weight_stream_bytes(s, v->rows, v->shape.in, v->group));
@@ -438,7 +480,7 @@ static kakeya_status no_memory(const tensor_binding *b, const char *module, size
 
 static weight empty_weight(const module_view *v, int rows) {
     weight w = weight_matrix(v->format, NULL, rows, v->shape.in);
-    w.group = v->group;
+    w.group = v->wide ? 0 : v->group;
     w.scale_type = v->scale_type;
     return w;
 }
@@ -450,7 +492,7 @@ static kakeya_status place(const tensor_binding *b, const char *module, const mo
     *out = empty_weight(v, v->rows);
     for (int s = 0; s < info->streams; s++) {
         size_t bytes = weight_stream_bytes(&info->stream[s], v->rows, v->shape.in, v->group);
-        if (v->stream[s] && (uintptr_t)v->stream[s] % (uintptr_t)info->stream[s].alignment == 0) {
+        if (!v->wide && v->stream[s] && (uintptr_t)v->stream[s] % (uintptr_t)info->stream[s].alignment == 0) {
             out->stream[s] = v->stream[s];
             b->memory->mapped_bytes += bytes;
             continue;
@@ -491,7 +533,7 @@ kakeya_status module_bind_experts(const tensor_binding *b, const quantisation *q
                              source(b), module, e, shape.experts);
         const weight_format_info *info = weight_format_find(v.format);
         if (e == 0) *out = empty_weight(&v, shape.experts * shape.out);
-        if (v.format != out->format || v.group != out->group || v.scale_type != out->scale_type)
+        if (v.format != out->format || (!v.wide && v.group != out->group) || v.scale_type != out->scale_type)
             return error_set(error, KAKEYA_UNSUPPORTED,
                              "%s: module %s is stored as %s in groups of %d, expert 0 as %s in %d", source(b), module,
                              weight_format_name(v.format), v.group, weight_format_name(out->format), out->group);
