@@ -1,6 +1,7 @@
 /* How near the CPU kernels come to what this machine allows.
  *
  *     bench_kernels [table ...]        all tables of this CPU without arguments
+ *     bench_kernels stored             only how long vectors of K/V take to be stored and loaded, all tables
  *
  * One thread is timed by its own processor time, which other programs on the machine disturb less; two by the clock.
  * Every figure is the median of REPETITIONS; the measurements of a table take turns, so that a disturbance of the
@@ -249,6 +250,29 @@ static void run_table(bench *b, const cpu_kernels *kernels) {
     fflush(stdout);
 }
 
+/* Nanoseconds for each of a vector's values. */
+static void print_stored(bench *b, const cpu_kernels *kernels) {
+    enum { VALUES = 512, VECTORS = 256 };
+    for (int i = 0; i < VALUES * VECTORS; i++) b->x[i] = (float)((unsigned)i * 2654435761u >> 8) * 0x1p-24f - 0.5f;
+    for (kv_format format = 0; format < KV_FORMAT_COUNT; format++) {
+        const cpu_kv_kernels *kv = &kernels->kv[format];
+        const size_t bytes = kv_format_row_bytes(format, 1, VALUES);
+        double store[REPETITIONS], load[REPETITIONS];
+        for (int repetition = 0; repetition < REPETITIONS; repetition++) {
+            double start = now_seconds(1);
+            for (int i = 0; i < VECTORS; i++)
+                kv->store(b->x + (size_t)i * VALUES, VALUES, b->packed + (size_t)i * bytes);
+            double stored = now_seconds(1);
+            for (int i = 0; i < VECTORS; i++) kv->load(b->packed + (size_t)i * bytes, VALUES, b->y);
+            store[repetition] = stored - start;
+            load[repetition] = now_seconds(1) - stored;
+        }
+        printf("  %-10s %-4s vectors of %d       %7.2f ns to store a value, %5.2f to load it\n", kernels->name,
+               kv_format_name(format), VALUES, 1e9 * median(store) / (VALUES * VECTORS),
+               1e9 * median(load) / (VALUES * VECTORS));
+    }
+}
+
 /* --- set-up ----------------------------------------------------------------------------------------------------- */
 
 static int set_up(bench *b) {
@@ -298,7 +322,10 @@ int main(int argc, char **argv) {
     if (!failure && argc > 1) {
         for (int i = 1; i < argc; i++) {
             const cpu_kernels *kernels = cpu_kernels_find(argv[i]);
-            if (kernels) {
+            if (strcmp(argv[i], "stored") == 0) {
+                for (const char *const *name = cpu_kernels_supported(); *name; name++)
+                    print_stored(&b, cpu_kernels_find(*name));
+            } else if (kernels) {
                 run_table(&b, kernels);
             } else {
                 fprintf(stderr, "bench_kernels: no table \"%s\" on this CPU\n", argv[i]);

@@ -111,6 +111,8 @@ json_holds "its text is null" '.text == null and (.token_ids | length) == 5'
 ids=$(jq -r '.token_ids | map(tostring) | join(" ")' "$WORK/out")
 works "without --json its answer is ids" run --model "$tiny" --ids-file "$WORK/ids.json" --max-tokens 5
 check "printed with spaces between" test "$(cat "$WORK/out")" = "$ids"
+works "K/V can be kept in 4 bits" run --model "$tiny" --ids-file "$WORK/ids.json" --max-tokens 5 --kv-format q4
+check "and a line says that this is experimental" grep -q '^kakeya run: note: --kv-format q4 is experimental' "$WORK/err"
 
 # tensors that are not text are skipped, and said so once
 mkdir "$WORK/vision"

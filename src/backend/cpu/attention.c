@@ -167,35 +167,45 @@ static void gather_rows(const attention_tile *tile, int base, position_range wan
     }
 }
 
-/* The same as float32, for formats of which attention takes no rows. */
+/* Whether the 16 stored rows of a block lie at equal distances and are all wanted; where the first one lies. */
+static bool lie_together(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
+                         const void **rows) {
+    bool whole = !sink && wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
+    if (!whole || (base < tile->chunk_begin && base + ATTENTION_BLOCK > tile->chunk_begin)) return false;
+    *rows = stored_row(tile, base, false, is_k);
+    return true;
+}
+
+/* Sets the pointer to the stored rows of a block, and the bytes from row to row; where they do not lie together they
+ * are gathered. */
+static void locate_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
+                        void *temporary, const void **rows, size_t *row_bytes) {
+    *row_bytes = kv_row_bytes(tile->cache, tile->source);
+    if (lie_together(tile, base, wanted, sink, is_k, rows)) return;
+    gather_rows(tile, base, wanted, sink, is_k, temporary);
+    *rows = temporary;
+    *row_bytes = tile->kept->head_bytes;
+}
+
+/* The rows of a block as float32, for formats of which attention takes no rows; zeros where none is wanted. */
 static void load_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k, float *to) {
     const cpu_kv_kernels *stored = kv_kernels(tile->cache, tile->source);
-    int d = tile->config->head_dim;
+    const int d = tile->config->head_dim;
+    const void *first = NULL;
+    if (lie_together(tile, base, wanted, sink, is_k, &first)) {
+        const size_t row_bytes = kv_row_bytes(tile->cache, tile->source);
+        const char *row = first, *next = row + ATTENTION_BLOCK * row_bytes; /* the next block's, most often */
+        for (int i = 0; i < ATTENTION_BLOCK; i++, row += row_bytes, next += row_bytes, to += d) {
+            for (size_t at = 0; at < tile->kept->head_bytes; at += 64) __builtin_prefetch(next + at);
+            stored->load(row, d, to);
+        }
+        return;
+    }
     for (int p = base; p < base + ATTENTION_BLOCK; p++, to += d) {
         if (p < wanted.begin || p >= wanted.end)
             memset(to, 0, (size_t)d * sizeof *to);
         else
             stored->load(stored_row(tile, p, sink, is_k), d, to);
-    }
-}
-
-/* Where the 16 stored rows of a block lie; gathered when they are not contiguous, or not all wanted. Sets the pointer
- * and the bytes from row to row. */
-static void locate_rows(const attention_tile *tile, int base, position_range wanted, bool sink, bool is_k,
-                        void *temporary, const void **rows, size_t *row_bytes) {
-    const backend_cache *c = tile->cache;
-    size_t head_bytes = tile->kept->head_bytes, head_offset = (size_t)tile->head * head_bytes;
-    bool whole = !sink && wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
-    *row_bytes = kv_row_bytes(c, tile->source);
-    if (whole && base >= tile->chunk_begin) {
-        size_t row = (size_t)(tile->chunk_row + base - tile->chunk_begin) * *row_bytes;
-        *rows = chunk_rows(tile->model, tile->source, is_k) + row + head_offset;
-    } else if (whole && base + ATTENTION_BLOCK <= tile->chunk_begin) {
-        *rows = kv_row(c, tile->source, base, is_k) + head_offset;
-    } else {
-        gather_rows(tile, base, wanted, sink, is_k, temporary);
-        *rows = temporary;
-        *row_bytes = head_bytes;
     }
 }
 

@@ -83,9 +83,9 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
 enum { SIMD_I16_LANES = 16 };
 typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
 
-#define SIMD_I16_SWAP(x, apart)                                                                                        \
-    ((simd_i16)_mm256_permute4x64_epi64((__m256i)(x), 0x4e)) /* the one distance there is                              \
-                                                              */
+/* Lanes i and i ^ apart exchanged: 8, the one distance that is less than all lanes. */
+#define SIMD_I16_SWAP(x, apart) ((simd_i16)_mm256_permute4x64_epi64((__m256i)(x), 0x4e))
+
 /* What a table says of codes of 4 bits from number `at` on, a multiple of the lanes. Of 32 codes the first are the
  * lower halves of 16 bytes, the others their upper halves. */
 SIMD_INLINE simd_i16 simd_look_up_halves(const unsigned char *codes, int at, const int8_t *table) {

@@ -69,6 +69,7 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
 enum { SIMD_I16_LANES = 32 };
 typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
 
+/* Lanes i and i ^ apart exchanged, 8 or 16. */
 #define SIMD_I16_SWAP(x, apart)                                                                                        \
     ((simd_i16)((apart) == 8 ? _mm512_shuffle_i64x2((__m512i)(x), (__m512i)(x), 0xb1)                                  \
                              : _mm512_shuffle_i64x2((__m512i)(x), (__m512i)(x), 0x4e)))

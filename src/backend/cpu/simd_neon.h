@@ -121,7 +121,9 @@ SIMD_INLINE simd_f32 simd_load_i8_first(const void *p, int n) {
 enum { SIMD_I16_LANES = 8 };
 typedef int16_t simd_i16 __attribute__((vector_size(SIMD_I16_LANES * sizeof(int16_t))));
 
-#define SIMD_I16_SWAP(x, apart) (x) /* there is no distance */
+/* Lanes i and i ^ apart exchanged: never asked for, since a vector is no more than a row of groups. */
+#define SIMD_I16_SWAP(x, apart) (x)
+
 /* What a table says of codes of 4 bits from number `at` on, a multiple of the lanes. Of 32 codes the first are the
  * lower halves of 16 bytes, the others their upper halves. */
 SIMD_INLINE simd_i16 simd_look_up_halves(const unsigned char *codes, int at, const int8_t *table) {
