@@ -81,10 +81,9 @@ struct backend_model {
     const gemma4_config *config;
     const gemma4_weights *weights; /* the file's, or tiled_weights */
     gemma4_weights *tiled_weights; /* with matrices in tiles (repack.h) */
-    void **tiles;                  /* [n_tiles] MEM_WEIGHTS */
-    size_t n_tiles;
-    file_map tile_map; /* what holds them instead (tile_file.h) */
-    char note[256];    /* "" or where the tiles are from */
+    unsigned char *tiles;          /* MEM_WEIGHTS: theirs, one behind the other, so that huge pages hold all of them */
+    file_map tile_map;             /* what holds them instead (tile_file.h) */
+    char note[256];                /* "" or where the tiles are from */
     const cpu_kernels *kernels;
     thread_pool *pool;
     mem_account *account;

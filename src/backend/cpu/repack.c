@@ -73,6 +73,7 @@ typedef struct repack_state {
     backend_model *m;
     const backend_model_options *options;
     uint64_t done, total; /* bytes of tiles */
+    unsigned char *next;  /* where the next matrix goes */
 } repack_state;
 
 static kakeya_status tell(const repack_state *s, kakeya_error *error) {
@@ -88,13 +89,14 @@ static void point_to(weight *w, const unsigned char *tiles) {
     w->tiled = true;
 }
 
+/* Of a matrix's tiles, which begin where a cache line does. */
+static size_t room_of(const weight *w) { return (tiles_bytes(w->format, w->out, w->in) + 63) / 64 * 64; }
+
 static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
     backend_model *m = s->m;
-    size_t bytes = tiles_bytes(w->format, w->out, w->in), row = tiles_row_bytes(w->format, w->in);
-    size_t rows = row ? bytes / row : 0;
-    unsigned char *tiles = mem_alloc(m->account, MEM_WEIGHTS, bytes);
-    if (!tiles) return error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights in tiles", bytes);
-    m->tiles[m->n_tiles++] = tiles;
+    size_t row = tiles_row_bytes(w->format, w->in), rows = row ? tiles_bytes(w->format, w->out, w->in) / row : 0;
+    unsigned char *tiles = s->next;
+    s->next += room_of(w);
     const int8_kernels *kernels = int8_of(m->kernels);
     kakeya_status status = KAKEYA_OK;
     const bool outline = is_outline(w);
@@ -187,8 +189,11 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
             error_set(error, KAKEYA_OUT_OF_MEMORY, "no room for %zu bytes of synthetic weights", (size_t)list.bytes);
     if (!status && !tiled && list.n > 0 && has_room(m, list.bytes)) {
         tiled = true;
-        m->tiles = malloc(list.n * sizeof *m->tiles);
-        if (!m->tiles) status = no_list(error);
+        size_t bytes = 0;
+        for (size_t i = 0; i < list.n; i++) bytes += room_of(list.w[i]);
+        state.next = m->tiles = mem_alloc(m->account, MEM_WEIGHTS, bytes);
+        if (!m->tiles)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights in tiles", bytes);
         for (size_t i = 0; i < list.n && !status; i++) status = repack(&state, list.w[i], error);
     }
     if (!status && tiled) {
@@ -200,8 +205,7 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
 }
 
 void repack_destroy(backend_model *m) {
-    for (size_t i = 0; i < m->n_tiles; i++) mem_free(m->tiles[i]);
-    free(m->tiles);
+    mem_free(m->tiles);
     free(m->tiled_weights);
     file_map_close(&m->tile_map);
 }
