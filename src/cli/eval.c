@@ -651,7 +651,8 @@ static const cli_command mac_command = {
     .operands = "[FILE]...",
     .details = "Tokens row by row, greedy answers and sessions that move, against the CPU backend; every decode mode;\n"
                "memory along a session of 7,000 tokens; speed beside what the device allows; then eval lossless and\n"
-               "eval niah. One engine is open at a time. --backend is mlx, unless another is named.\n",
+               "eval niah. One engine is open at a time. --backend is mlx and --precision bf16, unless others are\n"
+               "named.\n",
     .examples = "  kakeya eval mac-acceptance --report mac.json && kakeya gate mac.json\n"
                 "  kakeya eval mac-acceptance --quick --precision f32 --report quick.json\n",
 };

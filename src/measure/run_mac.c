@@ -537,7 +537,9 @@ kakeya_status eval_mac_acceptance(const eval_setup *setup, const eval_mac_option
                                   kakeya_error *error) {
     eval_mac_options resolved = *options;
     if (!resolved.memory_tokens) resolved.memory_tokens = resolved.quick ? 700 : 7000;
-    mac_run run = {.setup = setup, .options = &resolved, .cpu = *setup, .report = cJSON_CreateObject()};
+    eval_setup device = *setup; /* both backends in one precision: the CPU's own choice may be int8 */
+    if (device.engine.precision == KAKEYA_PRECISION_AUTO) device.engine.precision = KAKEYA_PRECISION_BF16;
+    mac_run run = {.setup = &device, .options = &resolved, .cpu = device, .report = cJSON_CreateObject()};
     run.cpu.engine.backend = "cpu";
     *out = run.report;
     if (!run.report) return no_memory(error);

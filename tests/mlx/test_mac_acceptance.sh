@@ -36,6 +36,12 @@ refused "no whole run" PART_MISSING '.options.quick = false'
 refused "an interrupted run" INCOMPLETE '.complete = false | .failure = "interrupted at memory"'
 refused "a part that was cut" PART_MISSING 'del(.speed)'
 
+# The CPU's own choice for quantised weights would be int8, which MLX has not.
+"$KAKEYA" convert tests/data/golden/gemma4-tiny-dense "$WORK/affine4" --to affine4 >/dev/null 2>&1
+works "a quantised model needs no option" \
+    eval mac-acceptance --quick --memory-tokens 70 --drafter none --model "$WORK/affine4" --report "$WORK/affine4.json"
+check "both backends take bf16 then" test "$(jq -r .environment.precision "$WORK/affine4.json")" = bf16
+
 fails_with "a model that cannot be opened is said in one line" "^kakeya eval mac-acceptance: " \
     eval mac-acceptance --quick --model "$WORK/none" --report "$WORK/failed.json"
 finish
