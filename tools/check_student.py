@@ -4,6 +4,8 @@
     KAKEYA_STUDENT_CASES=DIRECTORY build/tests/test_student      (writes its cases there)
     tools/check_student.py DIRECTORY tests/data/golden           (prints one line for each, exit status 1 where one differs)
 
+With --roundings behind them it also says how far the gradient moves where all the model's weights are off by so much, at random.
+
 Teacher, student and loss are written from docs/restoration.md and backend/backend_train.h, independently of the engine; autograd does
 the rest. A case is CASE.json and CASE.f32: the weights of f_theta, then the gradient, in the order of backend/student_layout.h. Without
 PyTorch it says so and ends with status 0."""
@@ -21,7 +23,11 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(0)
 
-EPS, CAP, FULL_SHARE, TOLERANCE = 1e-6, 30.0, 0.3, 2e-3
+EPS, CAP, FULL_SHARE = 1e-6, 30.0, 0.3
+# What float32 may leave. With experts the gradient hangs on roundings: computed in float64 with all weights of the model changed at random
+# by half of float32's last place (6e-8), it differs by 0.7e-3 and 1.4e-3 (two draws) from the one with the weights as they are; with 6e-10
+# by 3e-6. The engine, which rounds at every operation, differs by 1.9e-3 to 3.1e-3.
+TOLERANCE = {"gemma4-tiny-dense": 2e-4, "gemma4-tiny-moe": 5e-3}
 
 
 def rms(x, gain=None):
@@ -112,29 +118,11 @@ def attention(q, k, v, seen):
     return torch.einsum("hnc,chd->nhd", scores.softmax(-1), v)
 
 
-def check(case, golden):
-    c = json.load(open(case))
-    model = Model(os.path.join(golden, c["model"]))
+def lost(c, model, weights):
+    """The loss of a segment, by f_theta's weights."""
     window = c["sliding_window"]
     tokens = torch.tensor(c["tokens"])
     everywhere = torch.arange(len(tokens))
-    parts = []
-    for half in range(2):
-        if half == 0 or not c["shared"]:
-            parts.append(("encoder", half, -1, (c["rank"][half], len(c["taps"]) * model.hidden)))
-    for i in range(model.layers):
-        heads, d = model.shape(i)
-        parts += [("decoder", half, i, (heads * d, c["rank"][half])) for half in range(2)]
-    numbers = torch.frombuffer(bytearray(open(case[:-5] + ".f32", "rb").read()), dtype=torch.float32).double()
-    n = len(numbers) // 2
-    weights, wanted, at = {}, {}, 0
-    for name, half, i, shape in parts:
-        size = shape[0] * shape[1]
-        weights[name, half, i] = numbers[at:at + size].view(shape).clone().requires_grad_()
-        wanted[name, half, i] = numbers[n + at:n + at + size].view(shape)
-        at += size
-    assert at == n, (at, n)
-
     h = model.w["embed_tokens.weight"][tokens] * math.sqrt(model.hidden)
     embedded, native, outputs, adds = h, [], [], []
     for i in range(model.layers):
@@ -181,17 +169,69 @@ def check(case, golden):
             loss[what] += ((x - target) ** 2).sum() / (target ** 2).sum() / model.layers
     p, q = model.logits(outputs[-1][here]).log_softmax(-1), model.logits(h).log_softmax(-1)
     loss["kl"] = (p.exp() * (p - q)).sum(-1).mean()
-    total = sum(c["weights"][what] * value for what, value in loss.items())
+    return sum(c["weights"][what] * value for what, value in loss.items())
+
+
+def gradient(c, model, weights):
+    for value in weights.values():
+        value.grad = None
+    total = lost(c, model, weights)
     total.backward()
-    worst, which = abs(total.item() - c["loss"]) / abs(total.item()), "the loss"
-    for part, value in weights.items():
-        grad = torch.zeros_like(value) if value.grad is None else value.grad
-        off = ((grad - wanted[part]).norm() / (grad.norm() + 1e-6)).item()
-        if not off <= worst:
+    return total.item(), {part: torch.zeros_like(value) if value.grad is None else value.grad.clone()
+                          for part, value in weights.items()}
+
+
+def difference(one, other):
+    """The largest relative one, and the matrix that has it."""
+    worst, which = 0, None
+    for part, value in one.items():
+        off = ((value - other[part]).norm() / (value.norm() + 1e-6)).item()
+        if not off <= worst:  # what is no number is the largest
             worst, which = off, part
-    print(f"{'ok' if worst <= TOLERANCE else 'DIFFERS'} {os.path.basename(case)[:-5]}: loss {total.item():.6f}, "
+    return worst, which
+
+
+def tell_roundings(c, model, weights, grad):
+    """What roundings of the model's weights do to the gradient, in float64."""
+    exact, chance = dict(model.w), torch.Generator().manual_seed(1)
+    for share in (6e-8, 6e-8, 6e-10):
+        for name, value in exact.items():
+            model.w[name] = value * (1 + share * (2 * torch.rand(value.shape, generator=chance, dtype=value.dtype) - 1))
+        total, other = gradient(c, model, weights)
+        print(f"   weights off by {share}: loss {total:.6f}, largest relative difference {difference(grad, other)[0]:.2g}")
+    model.w = exact
+
+
+def check(case, golden):
+    c = json.load(open(case))
+    model = Model(os.path.join(golden, c["model"]))
+    parts = []
+    for half in range(2):
+        if half == 0 or not c["shared"]:
+            parts.append(("encoder", half, -1, (c["rank"][half], len(c["taps"]) * model.hidden)))
+    for i in range(model.layers):
+        heads, d = model.shape(i)
+        parts += [("decoder", half, i, (heads * d, c["rank"][half])) for half in range(2)]
+    numbers = torch.frombuffer(bytearray(open(case[:-5] + ".f32", "rb").read()), dtype=torch.float32).double()
+    n = len(numbers) // 2
+    weights, wanted, at = {}, {}, 0
+    for name, half, i, shape in parts:
+        size = shape[0] * shape[1]
+        weights[name, half, i] = numbers[at:at + size].view(shape).clone().requires_grad_()
+        wanted[name, half, i] = numbers[n + at:n + at + size].view(shape)
+        at += size
+    assert at == n, (at, n)
+
+    total, grad = gradient(c, model, weights)
+    worst, which = difference(grad, wanted)
+    loss_off, limit = abs(total - c["loss"]) / abs(total), TOLERANCE[c["model"]]
+    if not loss_off <= worst:
+        worst, which = loss_off, "the loss"
+    print(f"{'ok' if worst <= limit else 'DIFFERS'} {os.path.basename(case)[:-5]}: loss {total:.6f}, "
           f"largest relative difference {worst:.2g} ({which})")
-    return worst <= TOLERANCE
+    if "--roundings" in sys.argv:
+        tell_roundings(c, model, weights, grad)
+    return worst <= limit
 
 
 def main():
