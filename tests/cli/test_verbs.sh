@@ -82,7 +82,7 @@ json_holds "info describes the demo" '
     .architecture.layers == 12 and .architecture.full_attention_layers == 2 and .architecture.experts == 16 and
     .architecture.vocab == 8192 and .parameters.total > .parameters.active and .drafter.block_size == 8 and
     .f_theta.rank == 256 and .context == 7300'
-json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 12'
+json_holds "every policy and K/V format is sized" '[.sessions[] | .attention + .restore_layers + .kv_format] | unique | length == 16'
 json_holds "sizes add up" '.sessions | all(.kv_bytes | .total == .full + .sliding + .latent + .draft)'
 json_holds "restored holds less than native" '
     [.sessions[] | select(.kv_format == "bf16")] |
