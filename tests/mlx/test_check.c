@@ -1,6 +1,6 @@
 /* The MLX backend with its own kernels in the graph (on fibers), and the check at load that chooses how each operation
  * is computed: an operation whose rows depend on the rows beside them is found and replaced, and bits are kept. */
-#include "backend/mlx/mlx_device.h"
+#include "backend/mlx/mlx.h"
 #include "memory_stream.h"
 #include "mlx/host_kernels.h"
 #include "quantised_models.h"
@@ -47,6 +47,7 @@ static float *check_blocks(tiny *d, const char *what, const tiny_policy *p, kv_f
         run_answer(d, cache, tokens, i < 0 ? PROMPT : 7, block < most ? block : most, i < 0 ? alone : parts);
         d->ops->cache_destroy(cache);
         if (i >= 0) assert_same_bits(what, parts, alone, (size_t)ALL * vocab);
+        assert_true(d->backend->needed_bytes && d->backend->needed_bytes <= d->backend->foreseen_bytes);
     }
     free(parts);
     return alone;

@@ -130,6 +130,7 @@ void mlx_device_describe(const mlx_device *device, mlx_device_info *out) {
 size_t mlx_device_active_bytes(void) { return mx::get_active_memory(); }
 size_t mlx_device_peak_bytes(void) { return mx::get_peak_memory(); }
 void mlx_device_reset_peak(void) { mx::reset_peak_memory(); }
+void mlx_device_limit(size_t bytes) { mx::set_memory_limit(bytes); }
 long mlx_device_waits(void) { return waits; }
 void mlx_device_fail_after(int calls) { calls_to_failure = calls; }
 void mlx_device_inject(const mlx_fault *fault) {
@@ -224,4 +225,8 @@ void mlx_array_free(mlx_array *array) { delete array; }
 size_t mlx_array_bytes(const mlx_array *array) {
     return array->value.nbytes() + (array->scales ? array->scales->nbytes() : 0) +
            (array->biases ? array->biases->nbytes() : 0);
+}
+
+size_t mlx_array_widened_bytes(const mlx_array *array) {
+    return array->value.dtype() == mx::bfloat16 ? array->value.size() * sizeof(float) : 0;
 }

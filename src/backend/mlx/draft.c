@@ -22,6 +22,7 @@ static kakeya_status prepare(backend_model *m, backend_draft_request *requests, 
     }
     /* Padding of a group that is flushed lies behind the last position. */
     if (!status) status = mlx_rope_reserve(m, furthest + MLX_FOLLOW_ROWS, error);
+    if (!status) status = mlx_reserve_workspace(m, mlx_draft_bytes(m, requests, n), error);
     for (int i = 0; i < n && !status; i++) {
         backend_cache *c = requests[i].cache;
         status = stores_own_pages(c, error);
@@ -92,7 +93,6 @@ kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n
     size_t hidden = (size_t)m->options.drafter->config.hidden;
     float *rows = mem_alloc(m->account, MEM_WORKSPACE, 2 * ROWS * hidden * sizeof *rows);
     if (!rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a block of drafts");
-    mlx_device_reset_peak();
     for (int i = 0; i < n && !status; i++) {
         float *states = rows + ROWS * hidden;
         mlx_failure failure;

@@ -321,9 +321,11 @@ static void end_tile(backend_model *m, mlx_work *w) {
 
 /* Tiles of a segment that were begun behind the first tile under way are forgotten, and this one, too. It and what
  * follows is computed again, so that what is not finite stays with the rows that see it. */
-static void guard_from_first(mlx_run *f) {
+static kakeya_status guard_from_first(mlx_run *f, kakeya_error *error) {
     mlx_segment *s = f->work[0].segment;
+    kakeya_status status = mlx_reserve_workspace(f->model, mlx_forward_bytes(f->model, s->request, 1, true), error);
     int kept = 0;
+    if (status) return status;
     s->next = f->work[0].rows.first;
     s->guarded = true;
     for (int i = 0; i < f->under_way; i++) {
@@ -336,6 +338,7 @@ static void guard_from_first(mlx_run *f) {
     }
     f->under_way = kept;
     mlx_chain_cut(s->chain, s->tiles);
+    return KAKEYA_OK;
 }
 
 /* Waits for the tile that was begun first, and takes what it gives. */
@@ -351,10 +354,8 @@ static kakeya_status finish_tile(mlx_run *f, kakeya_error *error) {
         mlx_check(mlx_tile_finish(m->device, &m->form, &w->graph, &w->result, &failure), &failure, error);
     if (status) return status;
     bool apart = mlx_device_ways(m->device)->few[MLX_OP_ATTENTION] == MLX_WAY_OWN && tile->rows <= MLX_MOST_ROWS;
-    if (!w->graph.guarded && !apart && !rows_are_finite(m, real, &w->result)) {
-        guard_from_first(f); /* whose rows these are is told by another look */
-        return KAKEYA_OK;
-    }
+    if (!w->graph.guarded && !apart && !rows_are_finite(m, real, &w->result))
+        return guard_from_first(f, error); /* whose rows these are is told by another look */
     keep_new_rows(m, tile, real, &w->result);
     keep_aux(m, tile, real, &w->result);
     copy_states(m, s, tile, real, w->embedded, &w->result);
@@ -429,6 +430,8 @@ static kakeya_status plan_and_reserve(mlx_run *f, backend_segment *requests, kak
         if (r->cache->t.length + r->n > furthest) furthest = r->cache->t.length + r->n;
     }
     if (!status) status = mlx_rope_reserve(f->model, furthest + MLX_PROMPT_ROWS + MLX_DECODE_ROWS, error);
+    if (!status)
+        status = mlx_reserve_workspace(f->model, mlx_forward_bytes(f->model, requests, f->n_segments, false), error);
     for (; reserved < f->n_segments && !status; reserved++) {
         mlx_segment *s = &f->segments[reserved];
         backend_cache *c = s->request->cache;
@@ -528,7 +531,6 @@ kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_seg
     kakeya_status status = check_segments(m, segments, n_segments, error);
     if (!status) status = plan_and_reserve(&f, segments, error);
     if (status) return status;
-    mlx_device_reset_peak();
     status = begin(&f, error);
     if (status) return status;
     status = compute_tiles(&f, error);

@@ -74,6 +74,19 @@ static int layer_of_type(const backend_model *m, int type) {
     return -1;
 }
 
+tile_sizes layout_sizes(const backend_model *m, const tile_rows *tile) {
+    tile_sizes sizes = {.rows = tile->rows};
+    for (int type = 0; type < 2; type++) {
+        int layer = layer_of_type(m, type);
+        if (layer < 0) continue;
+        const timeline_layer *l = &tile->cache->t.layer[layer];
+        slot_plan exact = exact_slots(tile, l), restored = restored_slots(tile, l, &exact);
+        sizes.slots[type] = exact.slots;
+        sizes.restored[type] = restored.slots;
+    }
+    return sizes;
+}
+
 /* -------------------------------------------------------------------------------------------------- stored rows */
 
 static int range_rows(position_range r) { return r.end > r.begin ? r.end - r.begin : 0; }

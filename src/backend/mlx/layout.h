@@ -43,6 +43,12 @@ typedef struct chain_plan {
     int tile_rows;         /* of a tile, at most */
 } chain_plan;
 
+/* Slots of a tile by type of layer: exact, and of latents. */
+typedef struct tile_sizes {
+    int rows, slots[2], restored[2];
+} tile_sizes;
+tile_sizes layout_sizes(const backend_model *m, const tile_rows *tile);
+
 chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n);
 /* How the rows of layers of one type are kept. */
 mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type);

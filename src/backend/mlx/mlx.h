@@ -4,7 +4,7 @@
  *   layout.c    which position lies in which slot         forward.c   segments in tiles of rows
  *   follow.c    drafter context and latents of rows       draft.c     drafting blocks
  *   measure.c   benchmarks                                train.c     what training looks at
- *   account.c   failures and workspace of graphs
+ *   account.c   failures and workspace of graphs          workspace.c how large it will be
  *   check.c     which way each operation is computed
  *   mlx_device.h   the C face of the C++ part
  *
@@ -72,7 +72,8 @@ struct backend_model {
      * come, which is what own kernels allow (check.c). */
     int decode_rows, prompt_rows, head_rows, follow_rows;
 
-    size_t workspace_bytes; /* that graphs have been seen to need, counted in the account */
+    size_t workspace_bytes;              /* that graphs need, counted in the account before they are made */
+    size_t foreseen_bytes, needed_bytes; /* the most that graphs were said to need, and that they were seen to need */
     chunk_layer chunk_at[GEMMA4_MAX_LAYERS];
     unsigned char *chunk; /* new K/V rows of a forward, as they will be stored: [rows] for K and V of each layer */
     float *hidden;        /* [MLX_MAX_ROWS][hidden] behind the final norm */
@@ -100,8 +101,15 @@ void mlx_describe_ways(const backend_model *m, char *to, size_t bytes);
 /* --- account.c */
 /* What a graph has said; of status MLX_DEVICE_OK: KAKEYA_OK. */
 kakeya_status mlx_check(int status, const mlx_failure *failure, kakeya_error *error);
-/* Counts what graphs have needed, if it is more than ever before. */
+/* Counts the workspace of graphs that are about to be made, if it is more than ever before. */
+kakeya_status mlx_reserve_workspace(backend_model *m, size_t bytes, kakeya_error *error);
+/* Counts what graphs have needed, should it be more than that. */
 kakeya_status mlx_count_workspace(backend_model *m, kakeya_error *error);
+
+/* --- workspace.c */
+/* Bytes that the graphs of a forward, or of a draft, need at most. guarded: some number is not finite. */
+size_t mlx_forward_bytes(const backend_model *m, const backend_segment *segments, int n, bool guarded);
+size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requests, int n);
 
 /* --- forward.c */
 kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);

@@ -50,6 +50,8 @@ void mlx_device_describe(const mlx_device *device, mlx_device_info *out);
 size_t mlx_device_active_bytes(void);
 size_t mlx_device_peak_bytes(void);
 void mlx_device_reset_peak(void);
+/* Above these bytes libmlx gives up what it keeps for later, and lets what is under way end before it begins more. */
+void mlx_device_limit(size_t bytes);
 
 /* What the device allows: reading of one large array, and operations of one large product, the fastest of some runs. */
 int mlx_probe_run(mlx_device *device, double *read_bytes_per_second, double *flops_per_second, mlx_failure *failure);
@@ -134,6 +136,7 @@ int mlx_array_create_bf16(mlx_device *device, int count, int rows, int columns, 
                           mlx_array **out, mlx_failure *failure);
 void mlx_array_free(mlx_array *array);
 size_t mlx_array_bytes(const mlx_array *array);
+size_t mlx_array_widened_bytes(const mlx_array *array); /* of the copy that stock operations make of bf16; else 0 */
 
 /* ----------------------------------------------------------------------------------------------------- verifier */
 

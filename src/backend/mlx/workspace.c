@@ -1,0 +1,238 @@
+/* What graphs need at most, told before they are made. A graph's inputs exist from its making on, and what is read of
+ * it or attended by later tiles until that is done. Of what else it computes libmlx frees what no operation wants any
+ * more, and runs a few operations ahead; so one layer is taken to be there at a time, with every operation's result and
+ * the copies that products of strided operands make. Weights in bf16 count where stock operations widen them. */
+#include "backend/mlx/layout.h"
+#include "backend/mlx/mlx_kernels.h"
+
+enum { SMALL_ARRAYS = 256 << 10, FLOAT = sizeof(float) };
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static bool own_way(const backend_model *m, mlx_op op, size_t rows) {
+    return mlx_device_ways(m->device)->few[op] == MLX_WAY_OWN && rows <= MLX_KERNEL_ROWS;
+}
+
+static size_t widened(const mlx_array *const *w, size_t n) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < n; i++) bytes += w[i] ? mlx_array_widened_bytes(w[i]) : 0;
+    return bytes;
+}
+
+#define WIDENED(...)                                                                                                   \
+    widened((const mlx_array *const[]){__VA_ARGS__}, sizeof((const mlx_array *[]){__VA_ARGS__}) / sizeof(mlx_array *))
+
+/* ----------------------------------------------------------------------------------------------------- verifier */
+
+/* A tile of a segment, and what it attends. */
+typedef struct tile_need {
+    const backend_model *m;
+    const backend_cache *cache;
+    const chain_plan *plan;
+    tile_sizes sizes;
+    size_t new_rows; /* of all tiles of the chain up to this one */
+    bool guarded;
+} tile_need;
+
+/* Keys or values of one layer from where they lie to where they are multiplied. */
+static size_t gathered(const tile_need *n, int layer, bool derived) {
+    const timeline_layer *l = &n->cache->t.layer[layer];
+    int type = (int)n->m->config->layer[layer].type;
+    size_t values = (size_t)l->values, slots = (size_t)n->sizes.slots[type],
+           all = (size_t)n->plan->stored[type].rows + n->new_rows;
+    if (own_way(n->m, MLX_OP_ATTENTION, (size_t)n->sizes.rows)) return 2 * n->new_rows * values * FLOAT;
+    size_t wide = slots * values * FLOAT;
+    return all * values * FLOAT + 3 * wide + (derived ? 4 * wide : 0) + (n->guarded ? 3 * wide : 0);
+}
+
+static size_t attention(const tile_need *n, int index) {
+    const gemma4_config *c = n->m->config;
+    const gemma4_layer_config *lc = &c->layer[index];
+    const timeline_layer *l = &n->cache->t.layer[lc->kv_source];
+    size_t rows = (size_t)n->sizes.rows, heads = (size_t)c->heads, dim = (size_t)lc->head_dim,
+           slots = (size_t)n->sizes.slots[lc->type], restored = (size_t)n->sizes.restored[lc->type],
+           values = (size_t)l->values, queries = rows * heads;
+    const latent_row *latent = &n->cache->t.latent;
+    size_t ranks = restored ? (size_t)(latent->rank_k + latent->rank_v) : 0;
+    size_t bytes = gathered(n, lc->kv_source, false) + gathered(n, lc->kv_source, lc->k_eq_v);
+    if (own_way(n->m, MLX_OP_ATTENTION, rows)) {
+        size_t parts = (slots + restored) / 256 + 2;
+        return bytes + queries * (4 * dim + parts * (dim + 2)) * FLOAT + restored * values * 8 * FLOAT;
+    }
+    bytes += queries * (6 * dim + (n->guarded ? 7 : 5) * (slots + restored)) * FLOAT;
+    return bytes + restored * (values * 6 + ranks * (size_t)(2 * lc->kv_heads)) * FLOAT;
+}
+
+/* What a layer makes, but for what it gives. */
+static size_t layer_need(const tile_need *n, int index) {
+    const gemma4_config *c = n->m->config;
+    const gemma4_layer_config *lc = &c->layer[index];
+    const mlx_layer *w = &n->m->form.layer[index];
+    size_t rows = (size_t)n->sizes.rows, hidden = (size_t)c->hidden,
+           columns = (size_t)((c->heads + 2 * lc->kv_heads) * lc->head_dim);
+    size_t per_row = 8 * hidden + 3 * columns + 6 * (size_t)lc->intermediate + 6 * (size_t)c->ple_width, bytes = 0;
+    if (c->experts_per_token)
+        per_row +=
+            (size_t)c->experts_per_token * (7 * (size_t)c->expert_intermediate + 3 * hidden) + 5 * (size_t)c->experts;
+    if (!own_way(n->m, MLX_OP_PRODUCT, rows))
+        bytes += WIDENED(w->q_proj, w->k_proj, w->v_proj, w->o_proj, w->gate_proj, w->up_proj, w->down_proj,
+                         w->router_proj, w->ple_gate, w->ple_proj);
+    if (!own_way(n->m, MLX_OP_EXPERTS, rows))
+        bytes += WIDENED(w->experts_gate_up, w->experts_gate, w->experts_up, w->experts_down);
+    if (n->sizes.restored[lc->type]) bytes += WIDENED(w->decoder_k, w->decoder_v);
+    return bytes + attention(n, index) + rows * per_row * FLOAT;
+}
+
+static size_t head_need(const backend_model *m, size_t rows) {
+    size_t wide = own_way(m, MLX_OP_HEAD, rows) ? 0 : WIDENED(m->form.head);
+    return wide + rows * (5 * (size_t)m->config->vocab + 4 * (size_t)m->config->hidden) * FLOAT;
+}
+
+/* Inputs of a tile, and what is read of it or attended by later ones. */
+static size_t tile_ends(const tile_need *n, const backend_segment *r) {
+    const gemma4_config *c = n->m->config;
+    size_t rows = (size_t)n->sizes.rows, hidden = (size_t)c->hidden, values = 0, outputs = 2 * hidden;
+    for (int i = 0; i < c->layers; i++) {
+        const timeline_layer *l = &n->cache->t.layer[i];
+        if (l->kind != STORE_NONE) values += (size_t)l->values * (l->has_keys ? 2 : 1);
+        if (n->sizes.restored[c->layer[i].type])
+            values += (size_t)n->sizes.restored[c->layer[i].type] * (size_t)c->layer[i].kv_heads / rows + 1;
+    }
+    outputs += (r->hidden_states ? (size_t)c->layers : (size_t)n->cache->t.taps) * hidden;
+    size_t bytes = rows * (2 * values + outputs + hidden + 5 * (size_t)(c->layers * c->ple_width)) * FLOAT;
+    for (int type = 0; type < 2; type++) {
+        size_t slots = (size_t)n->sizes.slots[type], restored = (size_t)n->sizes.restored[type];
+        size_t ranks = restored ? (size_t)(n->cache->t.latent.rank_k + n->cache->t.latent.rank_v) : 0;
+        bytes += (slots + restored) * (4 + rows) * FLOAT + restored * ranks * FLOAT;
+    }
+    return bytes;
+}
+
+/* What one tile makes in between; of several, one is computed. */
+static size_t tile_work(const tile_need *n, const backend_segment *r) {
+    const gemma4_config *c = n->m->config;
+    size_t most = 0, kept = 0;
+    for (int i = 0; i < c->layers; i++) most = larger(most, layer_need(n, i));
+    for (int type = 0; type < 2 && c->shared_kv_layers; type++) { /* K/V that later layers attend, too */
+        for (int i = 0; i < c->layers; i++) {
+            if ((int)c->layer[i].type != type || c->layer[i].kv_source != i) continue;
+            kept += 2 * (size_t)n->sizes.slots[type] * (size_t)n->cache->t.layer[i].values * FLOAT;
+            break;
+        }
+    }
+    if (n->m->form.ple_width) kept += WIDENED(n->m->form.ple_model_proj);
+    size_t head = r->kind == SEGMENT_DECODE ? head_need(n->m, (size_t)n->sizes.rows) : 0;
+    return kept + larger(most, head);
+}
+
+/* Stored rows of all layers, as they are copied for a segment. */
+static size_t chain_bytes(const backend_model *m, const backend_cache *c, const chain_plan *plan) {
+    size_t bytes = 0;
+    for (int i = 0; i < m->config->layers; i++) {
+        const timeline_layer *l = &c->t.layer[i];
+        if (l->kind == STORE_NONE) continue;
+        bool raw = l->format != KV_FORMAT_Q8 || own_way(m, MLX_OP_ATTENTION, (size_t)plan->tile_rows);
+        size_t row = raw ? l->row_bytes : (size_t)l->values * FLOAT;
+        bytes += (size_t)plan->stored[m->config->layer[i].type].rows * row * (l->has_keys ? 2 : 1);
+    }
+    return bytes;
+}
+
+/* A segment: rows that are copied for it, and one of its tiles. */
+typedef struct segment_need {
+    size_t shared, ends, work;
+    int tiles;
+} segment_need;
+
+static segment_need need_of(const backend_model *m, const backend_segment *r, bool guarded) {
+    const timeline *t = &r->cache->t;
+    chain_plan plan = layout_chain(r->cache, r->kind, r->n);
+    segment_need need = {.shared = chain_bytes(m, r->cache, &plan)};
+    for (int at = t->length, end = at + r->n; at < end; need.tiles++) {
+        tile_rows tile = layout_tile(r->cache, r->kind, at, end);
+        at += tile.n;
+        if (at < end && need.tiles) continue; /* the first one may be longer than the last, which attends most */
+        tile_need n = {m,      r->cache, &plan, layout_sizes(m, &tile), (size_t)(tile.origin + tile.rows - plan.origin),
+                       guarded};
+        need.ends = larger(need.ends, tile_ends(&n, r));
+        need.work = larger(need.work, tile_work(&n, r));
+    }
+    size_t values = 0; /* new rows of tiles that are done stay for those that follow */
+    for (int i = 0; i < m->config->layers; i++) {
+        const timeline_layer *l = &t->layer[i];
+        if (l->kind != STORE_NONE) values += (size_t)l->values * (l->has_keys ? 2 : 1);
+    }
+    need.shared += (size_t)need.tiles * (size_t)plan.tile_rows * values * FLOAT;
+    return need;
+}
+
+/* ----------------------------------------------------------------------------------- what follows rows, and drafts */
+
+static size_t follow_bytes(const backend_model *m) {
+    const dflash_model *d = m->options.drafter;
+    const mlx_drafter *f = &m->drafter;
+    size_t rows = MLX_FOLLOW_ROWS, ranks = (size_t)(m->encoders.rank_k + m->encoders.rank_v), per_row = 4 * ranks,
+           bytes = 0, scales = 0;
+    if (m->encoders.k) bytes += WIDENED(m->encoders.k, m->encoders.v);
+    per_row += 3 * (size_t)m->max_taps * (size_t)m->config->hidden;
+    if (d) {
+        bytes += WIDENED(f->fc);
+        per_row += (size_t)f->hidden * 3 + (size_t)(f->layers * f->kv_heads * f->head_dim) * 10;
+        for (int i = 0; i < f->layers; i++) bytes += WIDENED(f->layer[i].k_proj, f->layer[i].v_proj);
+    }
+    for (int i = 0; i < m->config->layers && m->encoders.k; i++) {
+        const gemma4_layer_config *lc = &m->config->layer[i];
+        if (!m->form.layer[i].decoder_v) continue;
+        scales += WIDENED(m->form.layer[i].decoder_v) + rows * (size_t)(lc->kv_heads * lc->head_dim) * 3 * FLOAT;
+    }
+    return larger(bytes + rows * per_row * FLOAT, scales);
+}
+
+size_t mlx_forward_bytes(const backend_model *m, const backend_segment *segments, int n, bool guarded) {
+    size_t shared[2] = {0, 0}, ends = 0, work = 0, head = 0;
+    int tiles = 0;
+    for (int i = 0; i < n; i++) {
+        segment_need need = need_of(m, &segments[i], guarded);
+        tiles += need.tiles;
+        ends = larger(ends, need.ends);
+        work = larger(work, need.work);
+        shared[1] = larger(shared[1], need.shared);
+        if (shared[1] > shared[0]) { /* the two largest */
+            size_t second = shared[0];
+            shared[0] = shared[1];
+            shared[1] = second;
+        }
+        bool apart = segments[i].kind == SEGMENT_PROMPT || m->head_rows != m->decode_rows;
+        if (apart && segments[i].first_logit_row < segments[i].n) head = head_need(m, MLX_HEAD_ROWS);
+    }
+    if (tiles > MLX_TILES_UNDER_WAY) tiles = MLX_TILES_UNDER_WAY;
+    size_t computed = shared[0] + shared[1] + (size_t)tiles * ends + work;
+    return SMALL_ARRAYS + larger(computed, larger(head, follow_bytes(m)));
+}
+
+size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requests, int n) {
+    const mlx_drafter *f = &m->drafter;
+    size_t most = 0, wide = WIDENED(f->fc);
+    for (int i = 0; i < f->layers; i++) {
+        const mlx_draft_layer *w = &f->layer[i];
+        size_t here = WIDENED(w->q_proj, w->k_proj, w->v_proj, w->o_proj, w->gate_proj, w->up_proj, w->down_proj);
+        wide = larger(wide, here);
+    }
+    size_t intermediate = f->layers ? (size_t)m->options.drafter->config.intermediate : 0;
+    for (int i = 0; i < n; i++) {
+        const timeline *t = &requests[i].cache->t;
+        size_t rows = (size_t)requests[i].n + 1, values = (size_t)(f->kv_heads * f->head_dim), bytes = 0,
+               layer_most = 0;
+        for (int layer = 0; layer < f->layers; layer++) {
+            position_range seen = timeline_draft_context(t, layer);
+            size_t keys = (size_t)(seen.end - seen.begin) + rows;
+            bytes += keys * values * 2 * FLOAT + keys * rows * FLOAT; /* inputs */
+            size_t here = keys * (values * 8 + rows * (size_t)f->heads * 5) * FLOAT +
+                          rows * (8 * (size_t)f->hidden + 8 * intermediate) * FLOAT;
+            layer_most = larger(layer_most, here);
+        }
+        most = larger(most, bytes + layer_most);
+        most = larger(most, head_need(m, rows));
+    }
+    return SMALL_ARRAYS + larger(wide + most, follow_bytes(m));
+}
