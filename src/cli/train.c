@@ -214,9 +214,11 @@ static kakeya_status collect(train_command *c, kakeya_error *error) {
         status = error_set(error, KAKEYA_FORMAT,
                            "%s: the data have changed since it was written; remove it to begin anew", c->state_path);
     if (!status && !cJSON_GetArraySize(c->held))
-        status = error_set(error, KAKEYA_INVALID_ARGUMENT,
-                           "the data are too short: no sequence of %d tokens could be held out of %llu tokens",
-                           data.held_tokens, (unsigned long long)tokens_done(c));
+        status =
+            error_set(error, KAKEYA_INVALID_ARGUMENT,
+                      "the data are too short: one of eight sequences of %d tokens or more is held out, and of %llu "
+                      "tokens none was; give more data, or another --seed",
+                      data.held_tokens, (unsigned long long)tokens_done(c));
     return status;
 }
 
@@ -580,7 +582,9 @@ int cli_train(int argc, char **argv) {
     kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
     for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
+    if (!trained) trained = train_data_check(c.files, c.n_files, &error);
     if (!trained) trained = train(&c, &error);
+    if (trained) train_drop_directory(c.out);
     free(c.files);
     int result = trained ? cli_fail(command.name, &error) : CLI_DONE;
     cli_shared_free(&c.shared);

@@ -1,7 +1,9 @@
 #include "cli/train_data.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -140,6 +142,14 @@ static kakeya_status walk_ids(data_walk *w, const char *path, uint64_t file, kak
 static bool ends_with(const char *path, const char *end) {
     size_t n = strlen(path), m = strlen(end);
     return n >= m && strcmp(path + n - m, end) == 0;
+}
+
+kakeya_status train_data_check(const char *const *files, size_t n, kakeya_error *error) {
+    for (size_t i = 0; i < n; i++) {
+        if (access(files[i], R_OK) != 0)
+            return error_set(error, KAKEYA_IO, "%s: cannot open: %s", files[i], strerror(errno));
+    }
+    return KAKEYA_OK;
 }
 
 kakeya_status train_data_walk(const train_data *data, train_sequence_fn visit, void *user, kakeya_error *error) {

@@ -23,6 +23,9 @@ typedef struct train_data {
 typedef kakeya_status (*train_sequence_fn)(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                            kakeya_error *error);
 
+/* Names the first file that cannot be read: data are read while a trainer runs, some of them hours after its start. */
+kakeya_status train_data_check(const char *const *files, size_t n, kakeya_error *error);
+
 /* File after file, in an order that the seed decides; a file at a time is in memory. Failures name the file. */
 kakeya_status train_data_walk(const train_data *data, train_sequence_fn visit, void *user, kakeya_error *error);
 

@@ -616,7 +616,9 @@ int cli_train_drafter(int argc, char **argv) {
     kakeya_status trained = c.files ? KAKEYA_OK : error_set(&error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     for (size_t i = 0; i < c.data.n && !trained; i++) c.files[c.n_files++] = c.data.text[i];
     for (size_t i = 0; i < operands && !trained; i++) c.files[c.n_files++] = argv[first + (int)i];
+    if (!trained) trained = train_data_check(c.files, c.n_files, &error);
     if (!trained) trained = run(&c, &error);
+    if (trained) train_drop_directory(c.out);
     free(c.files);
     int result = trained ? cli_fail(command.name, &error) : CLI_DONE;
     cli_shared_free(&c.shared);

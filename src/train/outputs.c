@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/files.h"
 
@@ -11,6 +12,8 @@ kakeya_status train_make_directory(const char *path, kakeya_error *error) {
     if (mkdir(path, 0777) == 0 || (errno == EEXIST && directory_exists(path))) return KAKEYA_OK;
     return error_set(error, KAKEYA_IO, "%s: cannot be made a directory: %s", path, strerror(errno));
 }
+
+void train_drop_directory(const char *path) { (void)rmdir(path); }
 
 kakeya_status train_write_json(const char *path, const struct cJSON *json, kakeya_error *error) {
     char *text = json ? cJSON_Print(json) : NULL;

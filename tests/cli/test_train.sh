@@ -103,7 +103,11 @@ refuses "a temperature of nothing" "temperature is for --self" train f-theta --t
 # shellcheck disable=SC2086
 fails_with "too little text" "the data are too short|too few" \
     train f-theta $small --tokens 64 --aux-layers 1,3 --rank 8 --out "$WORK/short" "$WORK/ids.json"
-check "leaves no f_theta" test ! -e "$WORK/short/f_theta_config.json"
+check "leaves no f_theta" test ! -e "$WORK/short"
+# shellcheck disable=SC2086
+fails_with "a file that is not there is noticed before the first step" "no-such.json: cannot open" \
+    train f-theta $small --tokens 64 --aux-layers 1,3 --rank 8 --out "$WORK/late" "$WORK/ids.json" "$WORK/no-such.json"
+check "and nothing is left of it" test ! -e "$WORK/late"
 # shellcheck disable=SC2086
 fails_with "text for a model without tokenizer" "has no tokenizer" \
     train f-theta $small --aux-layers 1 --rank 8 --out "$WORK/x" README.md
