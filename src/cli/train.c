@@ -150,18 +150,27 @@ static double seconds_between_savings(const train_command *c) {
     return save_seconds * (1 + (double)(trainer_sums(c->trainer)->n_all * sizeof(double)) / save_bytes);
 }
 
+static bool has_enough(const train_command *c) {
+    return c->seen[0] >= c->resumed[0] && tokens_done(c) >= (uint64_t)c->tokens;
+}
+
 /* Sequences are counted, and hashed, as the data hold them: an answer follows from its prompt. */
 static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, bool *held_out, bool *done,
                                    kakeya_error *error) {
     train_command *c = user;
     const int32_t *sequence = tokens;
     int length = n;
-    bool again = c->seen[0] < c->resumed[0];
+    bool again = c->seen[0] < c->resumed[0], enough = has_enough(c);
     kakeya_status status = KAKEYA_OK;
+    if (enough && !*held_out) return KAKEYA_OK; /* looks for one to hold out, without which there is no report */
     if (c->answers && (*held_out || !again || c->distill.on)) status = answer(c, &sequence, &length, error);
     if (status) return status;
-    if (*held_out && length >= c->held_tokens) return hold_out(c, sequence, c->held_tokens, error);
+    if (*held_out && length >= c->held_tokens) {
+        *done = enough;
+        return hold_out(c, sequence, c->held_tokens, error);
+    }
     *held_out = false;
+    if (enough) return KAKEYA_OK;
     uint64_t hash = hash_fnv1a(c->seen[1], tokens, (size_t)n * sizeof *tokens);
     if (c->distill.on) status = corpus_add(&c->job.data, sequence, length, 0, error);
     if (!again && c->trainer && !status) status = trainer_add(c->trainer, sequence, length, error);
@@ -178,7 +187,7 @@ static kakeya_status take_sequence(void *user, const int32_t *tokens, int n, boo
         if (c->trainer && clock_seconds() - c->saved > seconds_between_savings(c)) status = save(c, error);
         if (status) return status;
     }
-    *done = c->seen[0] >= c->resumed[0] && tokens_done(c) >= (uint64_t)c->tokens;
+    *done = has_enough(c) && cJSON_GetArraySize(c->held);
     return KAKEYA_OK;
 }
 

@@ -84,6 +84,14 @@ TEXT_PERPLEXITY=$(jq .native.perplexity "$WORK/out")
 json_holds "in the format that was asked for" '.ranks[0].recall == null and .ranks[0].latent_bytes < 32 + 4 + 100'
 check "the smaller rank has a folder" test -s "$WORK/ple/rank-16/f_theta_config.json"
 
+# --- enough text before a sequence is held out: it is looked for in what follows, which is not trained on
+# shellcheck disable=SC2086
+for seed in 0 2 4 5; do
+    run train f-theta $small --seed $seed --ranks 1 --tokens 200 --aux-layers 1 --rank 8 --held-out 1 --out "$WORK/held-$seed" --json \
+        "$WORK/ids.json"
+    json_holds "seed $seed finds one to hold out" '.trained_tokens == 256 and .native.perplexity > 0'
+done
+
 # --- the model's own answers
 own="$small --rank 32 --aux-layers 1,3 --self 24 --temperature 1 --held-out 2"
 # shellcheck disable=SC2086
