@@ -7,26 +7,13 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
-typedef struct arena {
-    float *base;
-    size_t floats;
-} arena;
-
-static float *take(arena *a, size_t floats) {
-    enum { ALIGN = 16 };
-    float *at = a->base ? a->base + a->floats : NULL;
-    a->floats += (floats + ALIGN - 1) / ALIGN * ALIGN;
-    return at;
-}
-
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-static weight take_turned(arena *a, int out, int in) {
-    return weight_matrix(WEIGHT_F32, take(a, (size_t)out * (size_t)in), in, out);
+static weight take_turned(train_arena *a, int out, int in) {
+    return weight_matrix(WEIGHT_F32, train_take(a, (size_t)out * (size_t)in), in, out);
 }
 
-static void lay_out_weights(backend_learner *l, arena *a) {
+static void lay_out_weights(backend_learner *l, train_arena *a) {
     const dflash_config *c = &l->c;
     int q = (int)learner_q(c), kv = (int)learner_kv(c);
     for (int i = 0; i < c->layers; i++) {
@@ -39,12 +26,12 @@ static void lay_out_weights(backend_learner *l, arena *a) {
         t->up_proj = take_turned(a, c->intermediate, c->hidden);
         t->down_proj = take_turned(a, c->hidden, c->intermediate);
     }
-    l->head = weight_matrix(WEIGHT_F32, take(a, (size_t)c->vocab * (size_t)c->hidden), c->vocab, c->hidden);
+    l->head = weight_matrix(WEIGHT_F32, train_take(a, (size_t)c->vocab * (size_t)c->hidden), c->vocab, c->hidden);
     l->head_t = take_turned(a, c->vocab, c->hidden);
 }
 
 /* Largest inputs and outputs of products. */
-static void lay_out_products(backend_learner *l, arena *a) {
+static void lay_out_products(backend_learner *l, train_arena *a) {
     const dflash_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
            q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, aux = (size_t)c->targets * hidden,
@@ -56,14 +43,14 @@ static void lay_out_products(backend_learner *l, arena *a) {
     packed = most(packed, train_packed_floats(l->m, most(hidden, kv), all));
     size_t product = most(most(rows, all) * hidden, hidden * most(aux, widest));
     size_t turned = most(rows * (widest + hidden), all * (hidden + most(aux, kv)));
-    l->products = (train_products){l->m, take(a, packed), take(a, turned), take(a, product)};
+    l->products = (train_products){l->m, train_take(a, packed), train_take(a, turned), train_take(a, product)};
     for (int i = 0; i < l->m->threads; i++) {
-        l->thread[i] = take(a, LEARNER_CHUNK * rows);
-        l->thread_packed[i] = take(a, learner_attention_packed(l));
+        l->thread[i] = train_take(a, LEARNER_CHUNK * rows);
+        l->thread_packed[i] = train_take(a, learner_attention_packed(l));
     }
 }
 
-static void lay_out(backend_learner *l, arena *a) {
+static void lay_out(backend_learner *l, train_arena *a) {
     const dflash_config *c = &l->c;
     size_t rows = (size_t)(l->o.blocks * c->block_size), all = (size_t)l->o.sequence, hidden = (size_t)c->hidden,
            q = learner_q(c), kv = learner_kv(c), width = (size_t)c->intermediate, heads = (size_t)c->heads,
@@ -73,39 +60,40 @@ static void lay_out(backend_learner *l, arena *a) {
     for (int i = 0; i < c->layers; i++) {
         learner_layer *x = &l->layer[i];
         float **context[] = {&x->context[0], &x->context[1], &x->context_raw_k};
-        for (int k = 0; k < 3; k++) *context[k] = take(a, all * kv);
+        for (int k = 0; k < 3; k++) *context[k] = train_take(a, all * kv);
         float **own[] = {&x->own[0], &x->own[1], &x->own_raw_k};
-        for (int k = 0; k < 3; k++) *own[k] = take(a, rows * kv);
+        for (int k = 0; k < 3; k++) *own[k] = train_take(a, rows * kv);
         float **wide[] = {&x->input, &x->x, &x->x2, &x->middle};
-        for (int k = 0; k < 4; k++) *wide[k] = take(a, rows * hidden);
+        for (int k = 0; k < 4; k++) *wide[k] = train_take(a, rows * hidden);
         float **query[] = {&x->q_raw, &x->q, &x->o};
-        for (int k = 0; k < 3; k++) *query[k] = take(a, rows * q);
-        x->shares = take(a, heads * rows * columns);
-        x->gate_up = take(a, 2 * rows * width);
-        x->act = take(a, rows * width);
+        for (int k = 0; k < 3; k++) *query[k] = train_take(a, rows * q);
+        x->shares = train_take(a, heads * rows * columns);
+        x->gate_up = train_take(a, 2 * rows * width);
+        x->act = train_take(a, rows * width);
     }
-    l->position = (int *)(void *)take(a, rows);
-    l->scored = (int *)(void *)take(a, rows);
+    l->position = (int *)(void *)train_take(a, rows);
+    l->scored = (int *)(void *)train_take(a, rows);
     float **context[] = {&l->fused, &l->context, &l->d_context};
-    for (int k = 0; k < 3; k++) *context[k] = take(a, all * hidden);
+    for (int k = 0; k < 3; k++) *context[k] = train_take(a, all * hidden);
     float **wide[] = {&l->last, &l->final_x, &l->branch, &l->d_h, &l->d_x};
-    for (int k = 0; k < 5; k++) *wide[k] = take(a, rows * most(hidden, 4)); /* branch also holds a row's results */
-    l->picked = take(a, LEARNER_HEAD_ROWS * hidden);
-    l->logits = take(a, LEARNER_HEAD_ROWS * (size_t)c->vocab);
-    l->sink = take(a, most(rows, all) * hidden);
-    l->d_act = take(a, rows * width);
-    l->d_gate_up = take(a, 2 * rows * width);
+    for (int k = 0; k < 5; k++)
+        *wide[k] = train_take(a, rows * most(hidden, 4)); /* branch also holds a row's results */
+    l->picked = train_take(a, LEARNER_HEAD_ROWS * hidden);
+    l->logits = train_take(a, LEARNER_HEAD_ROWS * (size_t)c->vocab);
+    l->sink = train_take(a, most(rows, all) * hidden);
+    l->d_act = train_take(a, rows * width);
+    l->d_gate_up = train_take(a, 2 * rows * width);
     float **query[] = {&l->d_q, &l->d_o, &l->q_t, &l->d_o_t};
-    for (int k = 0; k < 4; k++) *query[k] = take(a, rows * q);
+    for (int k = 0; k < 4; k++) *query[k] = train_take(a, rows * q);
     for (int half = 0; half < 2; half++) {
-        l->d_own[half] = take(a, rows * kv);
-        l->d_columns[half] = take(a, all * kv);
+        l->d_own[half] = train_take(a, rows * kv);
+        l->d_columns[half] = train_take(a, all * kv);
     }
     float **gathered[] = {&l->keys, &l->keys_t, &l->values, &l->values_t};
-    for (int k = 0; k < 4; k++) *gathered[k] = take(a, all * kv);
-    l->d_key = take(a, all * q);
-    l->d_value = take(a, all * q);
-    l->d_shares = take(a, heads * rows * columns);
+    for (int k = 0; k < 4; k++) *gathered[k] = train_take(a, all * kv);
+    l->d_key = train_take(a, all * q);
+    l->d_value = train_take(a, all * q);
+    l->d_shares = train_take(a, heads * rows * columns);
 }
 
 static void prepare(backend_learner *l, backend_model *m, const learner_options *o) {
@@ -118,7 +106,7 @@ static void prepare(backend_learner *l, backend_model *m, const learner_options 
 
 size_t cpu_learner_bytes(backend_model *m, const learner_options *options) {
     backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
-    arena a = {0};
+    train_arena a = {0};
     if (!l) return 0;
     prepare(l, m, options);
     lay_out(l, &a);
@@ -141,7 +129,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
     backend_learner *l = mem_alloc(m->account, MEM_WORKSPACE, sizeof *l);
     if (!l) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     prepare(l, m, o);
-    arena a = {0};
+    train_arena a = {0};
     lay_out(l, &a);
     size_t bytes = a.floats * sizeof(float);
     l->memory = mem_alloc(m->account, MEM_WORKSPACE, bytes);
@@ -154,7 +142,7 @@ kakeya_status cpu_learner_create(backend_model *m, const learner_options *o, bac
         return status;
     }
     memset(l->memory, 0, bytes);
-    a = (arena){.base = l->memory};
+    a = (train_arena){.base = l->memory};
     lay_out(l, &a);
     learner_each(l, l->c.vocab, fill_head, NULL);
     train_turn_wide(&l->products, learner_values(&l->head), (size_t)l->c.hidden, l->c.vocab, l->c.hidden,

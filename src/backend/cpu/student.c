@@ -70,127 +70,127 @@ static size_t packed_most(const backend_student *s, const student_widths *w) {
     return n;
 }
 
-static int *take_ints(student_arena *a, size_t n) { return (int *)(void *)student_take(a, n); }
+static int *take_ints(train_arena *a, size_t n) { return (int *)(void *)train_take(a, n); }
 
-static void lay_out_teacher(backend_student *s, student_arena *a) {
+static void lay_out_teacher(backend_student *s, train_arena *a) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, hidden = (size_t)c->hidden, inputs = (size_t)f_theta_encoder_in(&s->f);
     for (int i = 0; i < c->layers; i++) {
         student_layer *l = &s->layer[i];
         size_t kv = all * student_kv_dim(s, i);
-        l->native_h = student_take(a, all * hidden);
-        l->native_added = student_take(a, all * hidden);
+        l->native_h = train_take(a, all * hidden);
+        l->native_added = train_take(a, all * hidden);
         if (compares_attention(s->o.loss)) {
-            l->native_q = student_take(a, all * student_q_dim(s, i));
-            l->native_out = student_take(a, all * hidden);
+            l->native_q = train_take(a, all * student_q_dim(s, i));
+            l->native_out = train_take(a, all * hidden);
         }
         for (int half = 0; half < 2 && c->layer[i].kv_source == i; half++) {
-            l->native[half] = student_take(a, kv);
-            if (compares_raw(s->o.loss)) l->native_raw[half] = student_take(a, kv);
+            l->native[half] = train_take(a, kv);
+            if (compares_raw(s->o.loss)) l->native_raw[half] = train_take(a, kv);
         }
     }
     s->tokens = take_ints(a, all);
-    s->inputs[0] = s->inputs[1] = student_take(a, all * inputs);
+    s->inputs[0] = s->inputs[1] = train_take(a, all * inputs);
     if (f_theta_needs_drafter(&s->f)) {
         const dflash_config *d = &s->m->options.drafter->config;
-        s->inputs[1] = student_take(a, all * inputs);
-        s->aux = student_take(a, all * (size_t)(d->targets * c->hidden));
-        s->context = student_take(a, all * (size_t)d->hidden);
+        s->inputs[1] = train_take(a, all * inputs);
+        s->aux = train_take(a, all * (size_t)(d->targets * c->hidden));
+        s->context = train_take(a, all * (size_t)d->hidden);
     }
 }
 
-static void lay_out_tape(backend_student *s, student_arena *a, const student_widths *w) {
+static void lay_out_tape(backend_student *s, train_arena *a, const student_widths *w) {
     const gemma4_config *c = s->m->config;
     student_tape *t = &s->tape;
     size_t n = w->rows, h = n * (size_t)c->hidden;
     float **hidden[] = {&t->x, &t->out, &t->added, &t->h1, &t->x2, &t->dense, &t->both, &t->h2, &t->ple_out};
-    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = student_take(a, h);
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) *hidden[i] = train_take(a, h);
     float **query[] = {&t->q_raw, &t->q, &t->o, &s->d_q, &s->d_o};
-    for (size_t i = 0; i < sizeof query / sizeof *query; i++) *query[i] = student_take(a, n * w->q);
-    t->gate_up = student_take(a, 2 * n * w->dense);
-    t->act = student_take(a, n * w->dense);
-    s->d_gate_up = student_take(a, 2 * n * w->dense);
-    s->d_act = student_take(a, n * w->dense);
-    t->ple_gate = student_take(a, n * (size_t)c->ple_width);
-    t->ple_act = student_take(a, n * (size_t)c->ple_width);
-    s->ple = student_take(a, n * (size_t)c->layers * (size_t)c->ple_width);
+    for (size_t i = 0; i < sizeof query / sizeof *query; i++) *query[i] = train_take(a, n * w->q);
+    t->gate_up = train_take(a, 2 * n * w->dense);
+    t->act = train_take(a, n * w->dense);
+    s->d_gate_up = train_take(a, 2 * n * w->dense);
+    s->d_act = train_take(a, n * w->dense);
+    t->ple_gate = train_take(a, n * (size_t)c->ple_width);
+    t->ple_act = train_take(a, n * (size_t)c->ple_width);
+    s->ple = train_take(a, n * (size_t)c->layers * (size_t)c->ple_width);
     float **gradient[] = {&s->embedded, &s->last, &s->final_x, &s->d_h, &s->d_both, &s->d_branch, &s->d_x};
-    for (size_t i = 0; i < sizeof gradient / sizeof *gradient; i++) *gradient[i] = student_take(a, h);
-    s->sink = student_take(a, n * most((size_t)c->hidden, (size_t)c->ple_width));
-    s->d_kv = student_take(a, 2 * n * w->kv);
+    for (size_t i = 0; i < sizeof gradient / sizeof *gradient; i++) *gradient[i] = train_take(a, h);
+    s->sink = train_take(a, n * most((size_t)c->hidden, (size_t)c->ple_width));
+    s->d_kv = train_take(a, 2 * n * w->kv);
     if (!c->moe) return;
     size_t slots = n * (size_t)c->experts_per_token, width = (size_t)c->expert_intermediate;
-    t->expert_x = student_take(a, h);
-    t->router_x = student_take(a, h);
-    t->mixed = student_take(a, h);
-    t->router_z = student_take(a, n * (size_t)c->experts);
-    s->d_router_z = student_take(a, n * (size_t)c->experts);
-    t->share = student_take(a, slots);
+    t->expert_x = train_take(a, h);
+    t->router_x = train_take(a, h);
+    t->mixed = train_take(a, h);
+    t->router_z = train_take(a, n * (size_t)c->experts);
+    s->d_router_z = train_take(a, n * (size_t)c->experts);
+    t->share = train_take(a, slots);
     t->chosen = take_ints(a, slots);
     t->slot_of = take_ints(a, slots);
     t->row_of = take_ints(a, slots);
     t->begin = take_ints(a, (size_t)c->experts + 1);
     float **slot[] = {&t->slot_x, &t->slot_out, &s->d_slot, &s->d_slot_x};
-    for (size_t i = 0; i < sizeof slot / sizeof *slot; i++) *slot[i] = student_take(a, slots * (size_t)c->hidden);
-    t->slot_gate_up = student_take(a, 2 * slots * width);
-    s->d_slot_gate_up = student_take(a, 2 * slots * width);
-    t->slot_act = student_take(a, slots * width);
-    s->d_slot_act = student_take(a, slots * width);
+    for (size_t i = 0; i < sizeof slot / sizeof *slot; i++) *slot[i] = train_take(a, slots * (size_t)c->hidden);
+    t->slot_gate_up = train_take(a, 2 * slots * width);
+    s->d_slot_gate_up = train_take(a, 2 * slots * width);
+    t->slot_act = train_take(a, slots * width);
+    s->d_slot_act = train_take(a, slots * width);
 }
 
-static void lay_out_segment(backend_student *s, student_arena *a, const student_widths *w) {
+static void lay_out_segment(backend_student *s, train_arena *a, const student_widths *w) {
     const gemma4_config *c = s->m->config;
     size_t all = (size_t)s->o.sequence, n = w->rows, heads = (size_t)c->heads;
     for (int i = 0; i < c->layers; i++) {
         student_layer *l = &s->layer[i];
         size_t kv = student_kv_dim(s, i), rows = restored_rows(s, i);
-        l->input = i ? student_take(a, n * (size_t)c->hidden) : NULL;
+        l->input = i ? train_take(a, n * (size_t)c->hidden) : NULL;
         for (int half = 0; half < 2 && c->layer[i].kv_source == i; half++) {
             float **restored[] = {&l->raw[half], &l->seen[half], &l->d_seen[half]},
                   **own[] = {&l->own_raw[half], &l->own[half], &l->d_own[half]};
             for (int k = 0; k < 3; k++) {
-                *restored[k] = student_take(a, rows * kv);
-                *own[k] = student_take(a, n * kv);
+                *restored[k] = train_take(a, rows * kv);
+                *own[k] = train_take(a, n * kv);
             }
         }
     }
     s->position = take_ints(a, all);
-    s->gathered = student_take(a, all * most(w->inputs, w->kv));
+    s->gathered = train_take(a, all * most(w->inputs, w->kv));
     for (int half = 0; half < 2; half++) {
         if (!s->layout.encoder_there[half]) continue;
-        s->latent[half] = student_take(a, all * (size_t)student_rank(s, half));
-        s->d_latent[half] = student_take(a, all * (size_t)student_rank(s, half));
+        s->latent[half] = train_take(a, all * (size_t)student_rank(s, half));
+        s->d_latent[half] = train_take(a, all * (size_t)student_rank(s, half));
     }
-    s->code = (unsigned char *)(void *)student_take(a, all * 2 * w->rank);
+    s->code = (unsigned char *)(void *)train_take(a, all * 2 * w->rank);
     size_t columns = all + (size_t)(s->o.sink + s->o.window) + n;
-    s->column = (student_column *)(void *)student_take(a, columns * sizeof *s->column / sizeof(float));
+    s->column = (student_column *)(void *)train_take(a, columns * sizeof *s->column / sizeof(float));
     float **gathered[] = {&s->keys, &s->values, &s->keys_t, &s->values_t};
     size_t kv_values = 0;
     for (int i = 0; i < c->layers; i++) kv_values = most(kv_values, student_kv_dim(s, i));
-    for (int i = 0; i < 4; i++) *gathered[i] = student_take(a, columns * kv_values);
-    s->shares = student_take(a, heads * n * columns);
-    s->d_shares = student_take(a, heads * n * columns);
-    s->d_key = student_take(a, w->q * columns);
-    s->d_value = student_take(a, w->q * columns);
-    s->logits[0] = student_take(a, n * (size_t)c->vocab);
-    s->logits[1] = student_take(a, n * (size_t)c->vocab);
+    for (int i = 0; i < 4; i++) *gathered[i] = train_take(a, columns * kv_values);
+    s->shares = train_take(a, heads * n * columns);
+    s->d_shares = train_take(a, heads * n * columns);
+    s->d_key = train_take(a, w->q * columns);
+    s->d_value = train_take(a, w->q * columns);
+    s->logits[0] = train_take(a, n * (size_t)c->vocab);
+    s->logits[1] = train_take(a, n * (size_t)c->vocab);
     size_t turned = all * (most(w->inputs, w->kv) + w->rank),
            product = most(most(w->rank * w->inputs, w->kv * w->rank),
                           most(all * w->rank, most(n * most((size_t)c->hidden, w->kv), w->longest)));
-    s->turned = student_take(a, turned);
-    s->product = student_take(a, product);
-    s->packed = student_take(a, packed_most(s, w));
+    s->turned = train_take(a, turned);
+    s->product = train_take(a, product);
+    s->packed = train_take(a, packed_most(s, w));
     size_t packed = most(packed_floats(s, n, most(columns, w->d)), packed_floats(s, columns, n));
     for (int i = 0; i < s->m->threads; i++) {
-        s->thread[i] = student_take(a, (columns + w->d) * n);
-        s->thread_packed[i] = student_take(a, packed);
+        s->thread[i] = train_take(a, (columns + w->d) * n);
+        s->thread_packed[i] = train_take(a, packed);
     }
 }
 
-static void lay_out(backend_student *s, student_arena *a) {
+static void lay_out(backend_student *s, train_arena *a) {
     student_widths w = widths_of(s);
     student_weights_lay_out(s, a);
-    s->decoders_t = student_take(a, s->layout.n);
+    s->decoders_t = train_take(a, s->layout.n);
     lay_out_teacher(s, a);
     lay_out_tape(s, a, &w);
     lay_out_segment(s, a, &w);
@@ -208,7 +208,7 @@ static void prepare(backend_student *s, backend_model *m, const student_options 
 
 size_t cpu_student_bytes(backend_model *m, const student_options *options) {
     backend_student *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
-    student_arena arena = {0};
+    train_arena arena = {0};
     if (!s) return 0;
     prepare(s, m, options);
     lay_out(s, &arena);
@@ -227,7 +227,7 @@ kakeya_status cpu_student_create(backend_model *m, const student_options *o, bac
     backend_student *s = mem_alloc(m->account, MEM_WORKSPACE, sizeof *s);
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
-    student_arena arena = {0};
+    train_arena arena = {0};
     lay_out(s, &arena);
     size_t bytes = arena.floats * sizeof(float);
     s->memory = mem_alloc(m->account, MEM_WORKSPACE, bytes);
@@ -236,7 +236,7 @@ kakeya_status cpu_student_create(backend_model *m, const student_options *o, bac
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: distillation needs %zu bytes", bytes);
     }
     memset(s->memory, 0, bytes);
-    arena = (student_arena){.base = s->memory};
+    arena = (train_arena){.base = s->memory};
     lay_out(s, &arena);
     student_weights_fill(s);
     *out = s;

@@ -13,6 +13,7 @@
 
 #include "backend/backend_train.h"
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/train_products.h"
 #include "backend/student_layout.h"
 
 enum { STUDENT_MAX_ROWS = 512, STUDENT_MAX_CHOSEN = 64 /* experts of a row */ };
@@ -107,14 +108,7 @@ struct backend_student {
 
 /* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
-/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
-typedef struct student_arena {
-    float *base;
-    size_t floats;
-} student_arena;
-
-float *student_take(student_arena *a, size_t floats);
-void student_weights_lay_out(backend_student *s, student_arena *a);
+void student_weights_lay_out(backend_student *s, train_arena *a);
 void student_weights_fill(backend_student *s);
 weight student_matrix(const float *values, int out, int in);
 /* y [rows][w->out] = w x, exact float32, on the pool. */

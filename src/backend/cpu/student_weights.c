@@ -3,25 +3,17 @@
 
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/student.h"
-#include "backend/cpu/train_products.h"
-
-float *student_take(student_arena *a, size_t floats) {
-    enum { ALIGN = 16 };
-    float *at = a->base ? a->base + a->floats : NULL;
-    a->floats += (floats + ALIGN - 1) / ALIGN * ALIGN;
-    return at;
-}
 
 weight student_matrix(const float *values, int out, int in) { return weight_matrix(WEIGHT_F32, values, out, in); }
 
 /* ------------------------------------------------------------------------------------------- transposed weights */
 
-static weight take_turned(student_arena *a, const weight *w) {
+static weight take_turned(train_arena *a, const weight *w) {
     if (!weight_present(w)) return (weight){0};
-    return student_matrix(student_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
+    return student_matrix(train_take(a, (size_t)w->out * (size_t)w->in), w->in, w->out);
 }
 
-void student_weights_lay_out(backend_student *s, student_arena *a) {
+void student_weights_lay_out(backend_student *s, train_arena *a) {
     const gemma4_config *c = s->m->config;
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *w = &s->m->weights->layer[i];
@@ -42,9 +34,9 @@ void student_weights_lay_out(backend_student *s, student_arena *a) {
         if (!c->moe) continue;
         size_t one = (size_t)c->hidden * (size_t)c->expert_intermediate;
         l->router_t = take_turned(a, &w->router_proj);
-        l->expert_gate_up_t = student_take(a, 2 * (size_t)c->experts * one);
-        l->expert_down_t = student_take(a, (size_t)c->experts * one);
-        l->router_norm = student_take(a, (size_t)c->hidden);
+        l->expert_gate_up_t = train_take(a, 2 * (size_t)c->experts * one);
+        l->expert_down_t = train_take(a, (size_t)c->experts * one);
+        l->router_norm = train_take(a, (size_t)c->hidden);
     }
     s->head_t = take_turned(a, &s->m->weights->head);
 }

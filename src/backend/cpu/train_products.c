@@ -2,6 +2,13 @@
 
 #include "backend/cpu/matrix.h"
 
+float *train_take(train_arena *a, size_t floats) {
+    enum { ALIGN = 16 };
+    float *at = a->base ? a->base + a->floats : NULL;
+    a->floats += (floats + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
 size_t train_packed_floats(const backend_model *m, size_t rows, size_t k) {
     size_t bytes = 0;
     for (int i = 0; i < PACKING_COUNT; i++) {

@@ -4,6 +4,14 @@
 
 #include "backend/cpu/cpu.h"
 
+/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
+typedef struct train_arena {
+    float *base;
+    size_t floats;
+} train_arena;
+
+float *train_take(train_arena *a, size_t floats);
+
 /* A model and the room that products take. */
 typedef struct train_products {
     backend_model *m;
