@@ -27,7 +27,7 @@ static const char shapes[] = "26b-a4b 31b 12b e2b e4b";
 /* How every model is run. */
 #define ENGINE                                                                                                         \
     CHOICE("backend", "auto cpu cuda mlx"), CHOICE("precision", "auto f32 bf16 int8"),                                 \
-        CHOICE("kv-format", "auto f32 bf16 q8"), INTEGER("threads", NULL, 1, 256)
+        CHOICE("kv-format", "auto f32 bf16 q8 q4"), INTEGER("threads", NULL, 1, 256)
 #define MAX_TOKENS(FALLBACK) INTEGER("max-tokens", FALLBACK, 1, 512)
 #define SEED                 INTEGER("seed", NULL, 0, 2147483647)
 #define END                                                                                                            \
