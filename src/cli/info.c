@@ -10,7 +10,7 @@ static const cli_command command = {
     .name = "info",
     .summary =
         "Describes a model before anything is loaded: architecture, parameters, bytes per token and per session.",
-    .operands = "",
+    .operands = "[MODEL]",
     .details = "--sessions adds how many sessions fit at once beside weights and workspace into this machine's free\n"
                "memory, or into --memory: that of a GPU, which need not be here, or with --backend cpu of a machine.\n",
     .examples = "  kakeya info --context 7300\n"
@@ -309,8 +309,8 @@ int cli_info(int argc, char **argv) {
     };
     int first, status;
     if (!cli_parse(&command, own, table, argc, argv, &first, &status)) return status;
-    if (argc > first) return cli_usage_error(&command, "unexpected '%s' (the model is --model DIR)", argv[first]);
-
+    if (argc > first && !shared.model && !shared.synthetic) shared.model = argv[first++];
+    if (argc > first) return cli_usage_error(&command, "unexpected '%s': one model at a time", argv[first]);
     if (arguments.memory_bytes && !arguments.sessions) return cli_usage_error(&command, "--memory needs --sessions");
 
     arguments.stored |= arguments.check;

@@ -84,6 +84,7 @@ fails_with "remote: without a configuration" "remote.json is not there: .kakeya 
     remote list --config "$WORK/none" --state "$WORK/state"
 works "remote: presets are listed" remote presets
 check "remote: with bounds" grep -q 'lines  *up to 16 of 10 to 2000 (12,60,150)' "$WORK/out"
-refuses "info: no operands" "unexpected 'demo'" info demo
+refuses "info: one model" "unexpected 'demo'" info --synthetic e2b demo
+works "info: its operand is the model" info models/demo
 
 finish
