@@ -14,7 +14,7 @@ needles. DIR/first and DIR/second get the drafters; one that is there is not tra
 tests/data/golden/demo_golden.json.gz with spec_accept_lengths: 64 tokens are answered to each piece of code, 24 at most to each needle.
 --drafter measures another drafter, too; with --steps 0 nothing is trained.
 
-A small case, a minute of two cores: --backend cpu --pieces 60 --prompts 40 --steps 3 --last-prompts 12 --last-steps 2 --batch 4 --keep 1G
+A small case: --backend cpu --pieces 40 --prompts 8 --steps 1 --last-prompts 4 --last-steps 1 --batch 2 --keep 1G
 """
 
 import argparse
@@ -154,11 +154,13 @@ if wanted.steps:
     first, second = (os.path.join(wanted.work, name) for name in ("first", "second"))
     enough = every[: wanted.prompts + wanted.prompts // 50 + 40]  # some are held out
     train(first, enough,
-          ["--drafter", "none", "--layers", "3", "--block", "8", "--taps", "3", "--sequence", "640", "--held-out", "32",
+          ["--drafter", "none", "--layers", "3", "--block", "8", "--taps", "3", "--sequence", "640",
+           "--held-out", str(min(32, wanted.prompts // 8 + 1)),
            "--prompts", str(wanted.prompts), "--needles", "0.1", "--keep", wanted.keep, "--prompt-blocks", "12",
            "--steps", str(wanted.steps), "--warm-up", str(min(200, wanted.steps // 4)), "--rate", "0.002"])
     train(second, enough[-(wanted.last_prompts + 40):],
-          ["--init-from", first, "--sequence", "1700", "--held-out", "16", "--prompts", str(wanted.last_prompts),
+          ["--init-from", first, "--sequence", "1700",
+           "--held-out", str(min(16, wanted.last_prompts // 8 + 1)), "--prompts", str(wanted.last_prompts),
            "--needles", "0.5", "--keep", "20G" if wanted.keep == "62G" else wanted.keep,
            "--steps", str(wanted.last_steps), "--warm-up", str(min(20, wanted.last_steps // 4)), "--rate", "0.0004"])
     made = [first, second]

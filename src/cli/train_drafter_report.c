@@ -126,8 +126,8 @@ void drafter_print(const drafter_row *rows, size_t n) {
         if (!n || !rows[0].score[kind].answers) continue;
         printf("\nHeld out, %s: %llu answers; +- is half of a 95 %% interval\n", drafter_kind_names[kind],
                (unsigned long long)rows[0].score[kind].answers);
-        printf("%-10s %16s %18s   drafts that hold, by place\n", "drafter", "tokens a forward", "against");
-        printf("%-10s %16s %18s ", "", "", rows[0].name);
+        printf("%-10s %16s %18s   drafts that hold, by place\n", "drafter", "tokens a forward", n > 1 ? "against" : "");
+        printf("%-10s %16s %18s ", "", "", n > 1 ? rows[0].name : "");
         for (int i = 0; i < rows[0].drafts; i++) printf(" %5d", i + 1);
         printf("\n");
         for (size_t r = 0; r < n; r++) {
