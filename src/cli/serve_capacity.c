@@ -94,9 +94,10 @@ static void print_lines(const capacity *c, FILE *out) {
             room->device == ROOM_GPU ? "gpu" : "cpu", format_bytes(a, (double)room->engine[last].weights),
             format_bytes(b, (double)room->engine[last].workspace));
     if (!cell_of(c, last)->possible) return;
-    fprintf(out, "K/V %s, %s: %s per token, %s for a session of %s tokens\n", info_policies[c->policy].name,
-            kakeya_kv_format_name(room->format), format_bytes(a, (double)c->kv.each_token),
-            format_bytes(b, (double)c->kv.total), format_count(d, c->subject.context));
+    fprintf(out, "K/V %s, %s%s: %s per token, %s for a session of %s tokens\n", info_policies[c->policy].name,
+            kakeya_kv_format_name(room->format), room->format == KAKEYA_KV_Q4 ? " (experimental)" : "",
+            format_bytes(a, (double)c->kv.each_token), format_bytes(b, (double)c->kv.total),
+            format_count(d, c->subject.context));
     fprintf(out, "room in %s %s:", format_bytes(a, (double)offered(room)),
             !room->limited          ? "that are free"
             : is_mapped_aside(room) ? "of --memory-limit, which does not count mapped weights"
