@@ -444,6 +444,8 @@ static kakeya_status lay_out(train_command *c, kakeya_error *error) {
     if (!c->state_path || !c->held_path || !c->distill_path || !c->start_path || !c->told)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     if (c->distill.on) {
+        kakeya_status able = distiller_check(c->engine, error); /* before the closed form, which may take hours */
+        if (able) return able;
         const uint64_t amount[] = {c->purpose, (uint64_t)c->tokens};
         c->job = (train_distill_job){.chosen = &c->distill,
                                      .engine = c->engine,

@@ -93,12 +93,18 @@ static void copy_weights(const distiller *d, const fit_weights *w, bool out) {
     }
 }
 
+kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error) {
+    const backend_train_ops *ops = backend_train_find(engine->ops);
+    if (ops && ops->student_create) return KAKEYA_OK;
+    return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: take --backend cpu", engine->ops->name);
+}
+
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
                                const fit_weights *start, distiller **out, kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (!ops || !ops->student_create)
-        return error_set(error, KAKEYA_UNSUPPORTED, "backend %s cannot distil: take --backend cpu", engine->ops->name);
+    kakeya_status able = distiller_check(engine, error);
+    if (able) return able;
     distiller *d = calloc(1, sizeof *d);
     if (!d) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     d->engine = engine;

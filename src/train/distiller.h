@@ -36,6 +36,8 @@ void distiller_options_init(distiller_options *o, const gemma4_config *verifier)
 
 /* Bytes that a distiller will take beside the engine. */
 size_t distiller_bytes(kakeya_engine *engine, const distiller_options *options);
+/* KAKEYA_UNSUPPORTED where the backend has no student. */
+kakeya_status distiller_check(const kakeya_engine *engine, kakeya_error *error);
 /* The engine outlives the distiller, and so does the corpus, which must not change. KAKEYA_UNSUPPORTED where the
  * backend has no student; KAKEYA_INVALID_ARGUMENT where no sequence is long enough. */
 kakeya_status distiller_create(kakeya_engine *engine, const distiller_options *options, const corpus *data,
