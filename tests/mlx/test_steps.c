@@ -1,5 +1,7 @@
-/* Steps of the MLX backend on its CPU device: what they need is counted before. */
+/* Steps of the MLX backend on its CPU device: what they need is counted before, and the graph of the next one is made
+ * while one runs. */
 #include "backend/mlx/mlx.h"
+#include "memory_stream.h"
 #include "sweep.h"
 #include "tiny.h"
 
@@ -60,9 +62,102 @@ static void workspace_is_counted_before(void **state) {
     }
 }
 
+static float *logits_for(const tiny *d, int rows) {
+    float *logits = calloc((size_t)rows * (size_t)d->verifier->config.vocab, sizeof *logits);
+    assert_non_null(logits);
+    return logits;
+}
+
+static memory_stream snapshot_of(tiny *d, const backend_cache *cache) {
+    memory_stream stream = {0};
+    REQUIRE_OK(d->ops->cache_snapshot(cache, memory_write, &stream, error));
+    assert_int_equal(stream.bytes, d->ops->cache_snapshot_bytes(cache));
+    return stream;
+}
+
+/* What a session does behind a step whose successor's graph has been made. */
+enum { GOES_ON = 0, DROPS, TRUNCATES, FORKS, TAKES_A_BLOCK, TAKES_A_PROMPT, MOVES_BACK, OTHERS };
+
+/* The next step's graph is made while a step runs, and taken where nothing but that row's commit lies between, for any
+ * token. Whatever else comes, logits are those of sessions that were computed in blocks. */
+static void steps_run_ahead(void **state) {
+    (void)state;
+    enum { PROMPT = 40, STEPS = 23, MORE = 3, ROWS = PROMPT + STEPS + MORE };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    int32_t tokens[ROWS];
+    tiny_tokens(tokens, ROWS, 43);
+    size_t vocab = (size_t)d.verifier->config.vocab;
+    float *one = logits_for(&d, 1), *block = logits_for(&d, MORE), *last = logits_for(&d, STEPS + MORE);
+    for (int p = 0; p < TINY_POLICIES; p += next_policy()) {
+        const tiny_policy *policy = &tiny_policies[p];
+        backend_cache *whole = tiny_cache(&d, policy, KV_FORMAT_F32);
+        tiny_step(&d, whole, SEGMENT_PROMPT, tokens, PROMPT, PROMPT, NULL);
+        for (int at = 0, n; at < STEPS + MORE; at += n) {
+            int most = tiny_block_rows(policy) < 9 ? tiny_block_rows(policy) : 9;
+            n = STEPS + MORE - at < most ? STEPS + MORE - at : most;
+            tiny_step(&d, whole, SEGMENT_DECODE, tokens + PROMPT + at, n, n, last + (size_t)at * vocab);
+        }
+        for (int what = GOES_ON; what < OTHERS; what++) {
+            backend_cache *cache = tiny_cache(&d, policy, KV_FORMAT_F32), *fork = NULL;
+            tiny_step(&d, cache, SEGMENT_PROMPT, tokens, PROMPT, PROMPT, NULL);
+            long ahead = d.backend->steps_ahead;
+            for (int i = 0; i < STEPS; i++) {
+                tiny_step(&d, cache, SEGMENT_DECODE, tokens + PROMPT + i, 1, 1, one);
+                assert_same_bits(policy->name, one, last + (size_t)i * vocab, vocab);
+            }
+            /* A chain ends after some steps, and where latents have to be made first. */
+            ahead = d.backend->steps_ahead - ahead;
+            if (ahead < STEPS - 8 || ahead >= STEPS) fail_msg("%s: %ld of %d steps", policy->name, ahead, STEPS);
+            int32_t other = (tokens[PROMPT] + 5) % 300;
+            int at = STEPS;
+            ahead = d.backend->steps_ahead;
+            if (what == DROPS) {
+                tiny_step(&d, cache, SEGMENT_DECODE, &other, 1, 0, one);
+            } else if (what == TRUNCATES) { /* to where other tokens have been */
+                tiny_step(&d, cache, SEGMENT_DECODE, &other, 1, 1, one);
+                tiny_step(&d, cache, SEGMENT_DECODE, &other, 1, 1, one);
+                REQUIRE_OK(d.ops->cache_truncate(cache, PROMPT + STEPS, error));
+            } else if (what == FORKS) {
+                REQUIRE_OK(d.ops->cache_fork(cache, &d.account, &fork, error));
+                tiny_step(&d, fork, SEGMENT_DECODE, &other, 1, 1, one);
+            } else if (what == TAKES_A_BLOCK) {
+                tiny_step(&d, cache, SEGMENT_DECODE, tokens + PROMPT + at, 2, 2, block);
+                assert_same_bits(policy->name, block, last + (size_t)at * vocab, 2 * vocab);
+                at += 2;
+            } else if (what == TAKES_A_PROMPT) {
+                tiny_step(&d, cache, SEGMENT_PROMPT, &other, 1, 0, NULL);
+                if (d.ops->cache_min_truncate(cache) > d.ops->cache_length(cache)) at = STEPS + MORE; /* it is spoilt */
+            } else if (what == MOVES_BACK) {
+                memory_stream data = snapshot_of(&d, cache);
+                tiny_step(&d, cache, SEGMENT_DECODE, &other, 1, 1, one);
+                REQUIRE_OK(d.ops->cache_restore(cache, memory_read, &data, error));
+                memory_free(&data);
+            }
+            if (what != GOES_ON && what != TRUNCATES && what != MOVES_BACK && what != DROPS)
+                assert_int_equal(d.backend->steps_ahead, ahead);
+            for (; at < STEPS + MORE; at++) {
+                tiny_step(&d, cache, SEGMENT_DECODE, tokens + PROMPT + at, 1, 1, one);
+                assert_same_bits(policy->name, one, last + (size_t)at * vocab, vocab);
+            }
+            d.ops->cache_destroy(cache);
+            if (fork) d.ops->cache_destroy(fork);
+            assert_null(d.backend->ahead);
+        }
+        d.ops->cache_destroy(whole);
+    }
+    if (d.backend->needed_bytes > d.backend->foreseen_bytes)
+        fail_msg("%zu bytes were needed, %zu foreseen", d.backend->needed_bytes, d.backend->foreseen_bytes);
+    free(one);
+    free(block);
+    free(last);
+    tiny_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workspace_is_counted_before),
+        cmocka_unit_test(steps_run_ahead),
     };
     return cmocka_run_group_tests_name("mlx steps", tests, NULL, NULL);
 }

@@ -1,7 +1,12 @@
 /* A forward in tiles of rows, each a graph. Tiles of a segment are a chain: later ones attend the rows of earlier ones
  * on the device. So the host does not wait for a tile before it makes the next one, but for the one before, which
- * bounds what lies in memory. The stores change when all tiles have been computed. */
+ * bounds what lies in memory. The stores change when all tiles have been computed.
+ *
+ * While a step of one row is computed, the graph of the next one is made: one more tile of its chain, which attends
+ * that row on the device, for whatever token will stand there. It is taken if the next forward is that row, behind a
+ * commit of the one before and nothing else; otherwise it is dropped, and has changed nothing. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/mlx/layout.h"
@@ -24,11 +29,22 @@ typedef struct mlx_segment {
 typedef struct mlx_work {
     mlx_segment *segment;
     tile_rows rows;
-    float *embedded;
+    float *embedded, *ple;
     mlx_tile graph;
     mlx_tile_result result;
     bool wanted[MLX_MAX_LAYERS];
 } mlx_work;
+
+/* The next step, as far as it can be made before its token is known. */
+struct mlx_ahead {
+    const backend_cache *cache;
+    int position, tiles; /* of its row; of the chain, with it */
+    bool logits, choice;
+    chain_plan plan;
+    mlx_chain *chain;
+    bool owns; /* the chain: no segment has it */
+    mlx_work work;
+};
 
 typedef struct mlx_run {
     backend_model *model;
@@ -101,8 +117,11 @@ static kakeya_status begin_chain(const backend_model *m, mlx_segment *s, kakeya_
     return mlx_check(mlx_chain_begin(m->device, &m->form, &source, &s->chain, &failure), &failure, error);
 }
 
-static void end_chain(mlx_segment *s) {
-    mlx_chain_free(s->chain);
+static void end_chain(backend_model *m, mlx_segment *s) {
+    if (s->chain && m->ahead && m->ahead->chain == s->chain)
+        m->ahead->owns = true;
+    else
+        mlx_chain_free(s->chain);
     s->chain = NULL;
 }
 
@@ -272,8 +291,8 @@ static void copy_head(const backend_model *m, const mlx_segment *s, const tile_r
     if (r->argmax) memcpy(r->argmax + to, result->choice, n * sizeof *r->argmax);
 }
 
-/* Makes a tile's graph and has it computed. */
-static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *error) {
+/* Makes a tile's graph; tokens NULL: they are not known yet. */
+static kakeya_status prepare_tile(backend_model *m, mlx_work *w, const int32_t *tokens, kakeya_error *error) {
     const gemma4_config *c = m->config;
     const tile_rows *tile = &w->rows;
     mlx_segment *s = w->segment;
@@ -289,8 +308,8 @@ static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *err
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: %zu bytes of embedded rows",
                          (hidden + ple) * sizeof *w->embedded);
     }
-    const int32_t *tokens = s->request->tokens + (tile->first - tile->cache->t.length);
-    embed_tile(m, tile, tokens, w->embedded, ple ? w->embedded + hidden : NULL);
+    w->ple = ple ? w->embedded + hidden : NULL;
+    if (tokens) embed_tile(m, tile, tokens, w->embedded, w->ple);
     int32_t position[MLX_PROMPT_ROWS > MLX_MOST_ROWS ? MLX_PROMPT_ROWS : MLX_MOST_ROWS];
     for (int i = 0; i < tile->rows; i++) position[i] = tile->origin + i;
     mark_wanted(s, &tile->cache->t, c->layers, w->wanted);
@@ -298,8 +317,8 @@ static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *err
     w->graph = (mlx_tile){.rows = tile->rows,
                           .first = tile->first - tile->origin,
                           .n = tile->n,
-                          .embedded = w->embedded,
-                          .ple = ple ? w->embedded + hidden : NULL,
+                          .embedded = tokens ? w->embedded : NULL,
+                          .ple = tokens ? w->ple : NULL,
                           .position = position,
                           .span = {spans.span[0], spans.span[1]},
                           .guarded = s->guarded,
@@ -308,7 +327,8 @@ static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *err
                           .wanted = w->wanted};
     want_head(m, s, tile, &w->graph);
     mlx_failure failure;
-    status = mlx_check(mlx_tile_begin(m->device, &m->form, s->chain, &w->graph, &w->result, &failure), &failure, error);
+    status =
+        mlx_check(mlx_tile_prepare(m->device, &m->form, s->chain, &w->graph, &w->result, &failure), &failure, error);
     layout_free(&spans);
     if (status) mem_free(w->embedded);
     return status;
@@ -319,10 +339,104 @@ static void end_tile(backend_model *m, mlx_work *w) {
     mem_free(w->embedded);
 }
 
+/* Makes a tile's graph and has it computed. */
+static kakeya_status begin_tile(backend_model *m, mlx_work *w, kakeya_error *error) {
+    const backend_segment *r = w->segment->request;
+    kakeya_status status = prepare_tile(m, w, r->tokens + (w->rows.first - r->cache->t.length), error);
+    if (status) return status;
+    mlx_failure failure;
+    status = mlx_check(mlx_tile_begin(m->device, &w->result, NULL, NULL, &failure), &failure, error);
+    if (status) end_tile(m, w);
+    return status;
+}
+
+/* --- one step ahead */
+
+void mlx_ahead_drop(backend_model *m) {
+    mlx_ahead *a = m->ahead;
+    if (!a) return;
+    m->ahead = NULL;
+    end_tile(m, &a->work);
+    if (a->owns) mlx_chain_free(a->chain);
+    free(a);
+}
+
+/* Whether a forward is a step of one row with logits or a choice, and nothing else. */
+static bool is_step(const backend_model *m, const backend_segment *segments, int n) {
+    const backend_segment *r = &segments[0];
+    return n == 1 && r->n == 1 && r->first_logit_row == 0 && (r->logits || r->argmax) && !r->hidden_states &&
+           head_with_tile(m, r) && !m->form.inner;
+}
+
+static bool is_ahead(const backend_model *m, const backend_segment *segments, int n) {
+    const mlx_ahead *a = m->ahead;
+    const backend_segment *r = &segments[0];
+    return a && a->owns && is_step(m, segments, n) && a->cache == r->cache && a->position == r->cache->t.length &&
+           a->logits == (r->logits != NULL) && a->choice == (r->argmax != NULL);
+}
+
+/* The step's graph is there: it only needs to know the token. */
+static kakeya_status take_ahead(backend_model *m, mlx_work *w, kakeya_error *error) {
+    mlx_ahead *a = m->ahead;
+    mlx_segment *s = w->segment;
+    m->ahead = NULL;
+    s->chain = a->chain;
+    s->plan = a->plan;
+    s->tiles = a->tiles - 1;
+    *w = a->work;
+    w->segment = s;
+    free(a);
+    embed_tile(m, &w->rows, s->request->tokens, w->embedded, w->ple);
+    mlx_failure failure;
+    kakeya_status status =
+        mlx_check(mlx_tile_begin(m->device, &w->result, w->embedded, w->ple, &failure), &failure, error);
+    if (status)
+        end_tile(m, w);
+    else
+        m->steps_ahead++;
+    return status;
+}
+
+/* Latents of what the row at `position` sees evicted may still have to be made. */
+static bool has_latents(const timeline *t, int position) {
+    for (int i = 0; i < t->models.verifier->layers; i++) {
+        if (!t->layer[i].restored) continue;
+        position_range evicted = timeline_sees(t, i, SEGMENT_DECODE, position).evicted;
+        if (!range_is_empty(evicted) && evicted.end > t->latent_length) return false;
+    }
+    return true;
+}
+
+/* Makes the graph of the step behind the one under way. That it cannot be made harms nobody. */
+static void prepare_ahead(backend_model *m, const mlx_segment *under_way) {
+    const backend_segment *r = under_way->request;
+    const timeline *t = &r->cache->t;
+    int position = t->length + 1;
+    if (under_way->tiles >= MLX_AHEAD_STEPS || position >= t->options.context_tokens || !has_latents(t, position))
+        return;
+    mlx_ahead *a = calloc(1, sizeof *a);
+    if (!a) return;
+    mlx_segment s = *under_way;
+    a->work = (mlx_work){.segment = &s, .rows = layout_tile(r->cache, SEGMENT_DECODE, position, position + 1)};
+    if (prepare_tile(m, &a->work, NULL, NULL)) {
+        free(a);
+        return;
+    }
+    a->cache = r->cache;
+    a->position = position;
+    a->tiles = under_way->tiles + 1;
+    a->logits = r->logits;
+    a->choice = r->argmax;
+    a->plan = under_way->plan;
+    a->chain = under_way->chain;
+    m->ahead = a;
+}
+
 /* Tiles of a segment that were begun behind the first tile under way are forgotten, and this one, too. It and what
  * follows is computed again, so that what is not finite stays with the rows that see it. */
 static kakeya_status guard_from_first(mlx_run *f, kakeya_error *error) {
     mlx_segment *s = f->work[0].segment;
+    mlx_ahead_drop(f->model); /* it attends what is computed again */
     kakeya_status status = mlx_reserve_workspace(f->model, mlx_forward_bytes(f->model, s->request, 1, true), error);
     int kept = 0;
     if (status) return status;
@@ -364,7 +478,7 @@ static kakeya_status finish_tile(mlx_run *f, kakeya_error *error) {
            real.n * hidden * sizeof(float));
     end_tile(m, w);
     memmove(w, w + 1, (size_t)--f->under_way * sizeof *w);
-    if (s->next == end_of(s) && !is_under_way(f, s)) end_chain(s);
+    if (s->next == end_of(s) && !is_under_way(f, s)) end_chain(m, s);
     return KAKEYA_OK;
 }
 
@@ -469,11 +583,12 @@ static kakeya_status compute_tiles(mlx_run *f, kakeya_error *error) {
         if (s && f->under_way < MLX_TILES_UNDER_WAY) {
             mlx_work *w = &f->work[f->under_way];
             *w = (mlx_work){.segment = s, .rows = layout_tile(s->request->cache, s->request->kind, s->next, end_of(s))};
-            status = begin_tile(f->model, w, error);
+            status = f->model->ahead && !s->guarded ? take_ahead(f->model, w, error) : begin_tile(f->model, w, error);
             if (status) break;
             s->next += w->rows.n;
             s->tiles++;
             f->under_way++;
+            if (is_step(f->model, s->request, f->n_segments) && !s->guarded) prepare_ahead(f->model, s);
         } else if (f->under_way) {
             status = finish_tile(f, error);
             if (status) break;
@@ -481,8 +596,9 @@ static kakeya_status compute_tiles(mlx_run *f, kakeya_error *error) {
             break;
         }
     }
+    if (status) mlx_ahead_drop(f->model);
     for (int i = 0; i < f->under_way; i++) end_tile(f->model, &f->work[i]);
-    for (int i = 0; i < f->n_segments; i++) end_chain(&f->segments[i]);
+    for (int i = 0; i < f->n_segments; i++) end_chain(f->model, &f->segments[i]);
     return status;
 }
 
@@ -529,6 +645,7 @@ static void store_rows(const backend_model *m, const mlx_segment *s) {
 kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error) {
     mlx_run f = {.model = m, .n_segments = n_segments};
     kakeya_status status = check_segments(m, segments, n_segments, error);
+    if (!status && !is_ahead(m, segments, n_segments)) mlx_ahead_drop(m);
     if (!status) status = plan_and_reserve(&f, segments, error);
     if (status) return status;
     status = begin(&f, error);
@@ -541,6 +658,7 @@ kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_seg
         backend_cache *c = segments[i].cache;
         if (!status) store_rows(m, &f.segments[i]);
         timeline_computed(&c->t, &f.segments[i].step);
+        if (status) mlx_ahead_drop(m);
         if (status) (void)host_cache_commit(c, 0, NULL); /* what is lost with it is the timeline's to judge */
     }
     return status;

@@ -104,9 +104,10 @@ seen see(const mlx_span &s, int rows, bool own) {
 // A tile that is computed: what is to be read of it, and where to.
 struct tile_work {
     std::vector<mx::array> outputs;
+    std::vector<mx::array> inputs; // embedded rows, and those of per-layer embeddings
     mlx_tile_result found{};
     std::vector<const float **> targets; // in `found`, of the first outputs
-    bool finished = false;
+    bool begun = false, finished = false;
 };
 
 struct tile_graph {
@@ -319,7 +320,7 @@ struct tile_graph {
     }
 
     // (norm(W h0 / sqrt(hidden)) + table) / sqrt(2): [rows][layers][width]
-    mx::array ple_inputs(const mx::array &h) const {
+    mx::array ple_inputs(const mx::array &h, const mx::array &table) const {
         mx::Shape shape{rows, form->layers, form->ple_width};
         auto context = mx::reshape(product(device, h, form->ple_model_proj), shape) *
                        mx::array(1.0f / std::sqrt(static_cast<float>(form->hidden)));
@@ -327,7 +328,7 @@ struct tile_graph {
         bool own = device->own(MLX_OP_NORM) && rows <= MLX_KERNEL_ROWS;
         auto normed = own ? mx::reshape(own::norm(mx::reshape(context, each), form->ple_proj_norm, form->eps), shape)
                           : plain_norm(context, form->ple_proj_norm, form->eps);
-        return (normed + floats(tile->ple, shape)) * mx::array(std::sqrt(0.5f));
+        return (normed + mx::reshape(table, shape)) * mx::array(std::sqrt(0.5f));
     }
 
     mx::array layer(int index, const mx::array &before, const std::optional<mx::array> &ple, mlx_tile_result *result,
@@ -409,6 +410,12 @@ chain_layer stored_rows_of(const mlx_chain &chain, const mlx_layer &l, int index
     return out;
 }
 
+// Room is filled in later, before anything is computed.
+mx::array rows_or_room(const float *from, const mx::Shape &shape) {
+    if (from) return floats(from, shape);
+    return filled(shape, mx::float32, [](void *) {});
+}
+
 // The graph, of which nothing is held but what is to be read and what later tiles attend.
 void build(const mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile, tile_work &work) {
     int rows = tile->rows;
@@ -422,9 +429,13 @@ void build(const mlx_device *device, const mlx_form *form, mlx_chain *chain, con
         }
     }
     graph.kept.resize(static_cast<size_t>(form->layers));
-    auto h = floats(tile->embedded, {rows, form->hidden});
+    auto h = rows_or_room(tile->embedded, {rows, form->hidden});
     std::optional<mx::array> ple;
-    if (form->ple_width) ple = graph.ple_inputs(h);
+    work.inputs.push_back(h);
+    if (form->ple_width) {
+        work.inputs.push_back(rows_or_room(tile->ple, {rows, form->layers * form->ple_width}));
+        ple = graph.ple_inputs(h, work.inputs.back());
+    }
     for (int i = 0; i < form->layers; i++) {
         h = graph.layer(i, h, ple, result, work.outputs, work.targets);
         if (!tile->wanted[i] && !form->inner) continue;
@@ -465,19 +476,33 @@ void mlx_chain_cut(mlx_chain *chain, int tiles) {
 
 void mlx_chain_free(mlx_chain *chain) { delete chain; }
 
-int mlx_tile_begin(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
-                   mlx_tile_result *result, mlx_failure *failure) {
+int mlx_tile_prepare(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
+                     mlx_tile_result *result, mlx_failure *failure) {
     *result = mlx_tile_result{};
     int status = guarded(failure, [&] {
         mx::StreamContext on(device->stream);
+        if (!tile->embedded && device->profile_repeats) throw std::runtime_error("a profiled graph without its rows");
         auto work = std::make_unique<tile_work>();
         build(device, form, chain, tile, *work);
-        begin_evaluation(device, work->outputs);
         chain->tiles++;
         result->owner = work.release();
     });
     if (status) mlx_chain_cut(chain, chain->tiles);
     return status;
+}
+
+int mlx_tile_begin(mlx_device *device, mlx_tile_result *result, const float *embedded, const float *ple,
+                   mlx_failure *failure) {
+    return guarded(failure, [&] {
+        mx::StreamContext on(device->stream);
+        auto &work = *static_cast<tile_work *>(result->owner);
+        const float *const rows[] = {embedded, ple};
+        for (size_t i = 0; i < work.inputs.size() && embedded; i++)
+            std::memcpy(work.inputs[i].data<float>(), rows[i], work.inputs[i].nbytes());
+        work.inputs.clear();
+        begin_evaluation(device, work.outputs);
+        work.begun = true;
+    });
 }
 
 int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
@@ -497,7 +522,7 @@ int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *ti
 
 void mlx_tile_result_free(mlx_device *device, mlx_tile_result *result) {
     auto work = static_cast<tile_work *>(result->owner);
-    if (work && !work->finished) drop_evaluation(device);
+    if (work && work->begun && !work->finished) drop_evaluation(device);
     delete work;
     *result = mlx_tile_result{};
 }

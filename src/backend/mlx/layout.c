@@ -115,7 +115,11 @@ chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n) {
     int length = c->t.length;
     tile_rows first = layout_tile(c, kind, length, length + n);
     bool fixed = kind == SEGMENT_PROMPT ? c->model->prompt_rows : c->model->decode_rows;
-    chain_plan plan = {.origin = first.origin, .tile_rows = fixed ? first.rows : MLX_MOST_ROWS};
+    bool single = kind == SEGMENT_DECODE && n == 1;
+    chain_plan plan = {.length = length,
+                       .origin = first.origin,
+                       .tile_rows = fixed || single ? first.rows : MLX_MOST_ROWS,
+                       .single = single};
     for (int type = 0; type < 2; type++) {
         int layer = layer_of_type(c->model, type);
         if (layer >= 0) plan.stored[type] = plan_stored(&c->t, layer, kind, n);
@@ -157,12 +161,18 @@ static size_t span_values(const mlx_span *s, int rows) {
     return 2 * (size_t)s->slots + 6 * (size_t)rows + (size_t)s->restored * (1 + codes);
 }
 
-static void put(span_arrays *a, const tile_rows *tile, const slot_plan *plan, const stored_plan *stored, int origin,
+/* The row of a position among the rows of all tiles of a chain. */
+static int fresh_row_of(const chain_plan *plan, int position) {
+    if (!plan->single) return position - plan->origin;
+    return (position - plan->length) * plan->tile_rows + position % plan->tile_rows;
+}
+
+static void put(span_arrays *a, const slot_plan *plan, const stored_plan *stored, const chain_plan *chain,
                 position_range range) {
     for (int p = range.begin; p < range.end; p++) {
         int slot = slot_of(plan, p);
         a->position[slot] = p;
-        a->from[slot] = p < tile->cache->t.length ? stored_row_of(stored, p) : stored->rows + (p - origin);
+        a->from[slot] = p < chain->length ? stored_row_of(stored, p) : stored->rows + fresh_row_of(chain, p);
     }
 }
 
@@ -200,7 +210,8 @@ typedef struct type_plan {
     const stored_plan *stored;
 } type_plan;
 
-static char *lay_out(const tile_rows *tile, int layer, const type_plan *plan, int origin, mlx_span *s, char *at) {
+static char *lay_out(const tile_rows *tile, int layer, const type_plan *plan, const chain_plan *chain, mlx_span *s,
+                     char *at) {
     bool shared = s->codes_k == s->codes_v;
     span_arrays a = {.position = take(&at, (size_t)s->slots), .from = take(&at, (size_t)s->slots)};
     for (int i = 0; i < 6; i++) a.bound[i] = take(&at, (size_t)tile->rows);
@@ -215,8 +226,8 @@ static char *lay_out(const tile_rows *tile, int layer, const type_plan *plan, in
     bound_rows(&a, tile, layer);
     position_range sink = seen_by_any(&a, tile, 0);
     sink.end = least(sink.end, tile->cache->t.options.sink);
-    put(&a, tile, &plan->exact, plan->stored, origin, sink);
-    put(&a, tile, &plan->exact, plan->stored, origin, seen_by_any(&a, tile, 2));
+    put(&a, &plan->exact, plan->stored, chain, sink);
+    put(&a, &plan->exact, plan->stored, chain, seen_by_any(&a, tile, 2));
     if (s->restored) put_evicted(&a, s, tile, &plan->restored, seen_by_any(&a, tile, 4));
     *s = (mlx_span){.stored = s->stored,
                     .row_bytes = s->row_bytes,
@@ -271,7 +282,7 @@ kakeya_status layout_spans(const backend_model *m, const tile_rows *tile, const 
     char *at = out->memory;
     for (int type = 0; type < 2; type++) {
         int layer = layer_of_type(m, type);
-        if (layer >= 0) at = lay_out(tile, layer, &types[type], plan->origin, &out->span[type], at);
+        if (layer >= 0) at = lay_out(tile, layer, &types[type], plan, &out->span[type], at);
     }
     return KAKEYA_OK;
 }

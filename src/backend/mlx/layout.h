@@ -39,8 +39,10 @@ typedef struct stored_plan {
 /* What a segment's tiles share. */
 typedef struct chain_plan {
     stored_plan stored[2]; /* sliding, full */
+    int length;            /* positions that were stored when it began */
     int origin;            /* position of row 0 of the first tile; the tiles' rows follow each other without gaps */
     int tile_rows;         /* of a tile, at most */
+    bool single;           /* tiles are of one row and the next forward's may follow: each with its padding */
 } chain_plan;
 
 /* Slots of a tile by type of layer: exact, and of latents. */

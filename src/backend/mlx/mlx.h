@@ -25,6 +25,7 @@ enum {
     MLX_MOST_ROWS = 17,      /* of an answer, where own kernels compute everything: a block with its drafts */
     MLX_HEAD_ROWS = 16,      /* of logits */
     MLX_FOLLOW_ROWS = 16,    /* of context and latents */
+    MLX_AHEAD_STEPS = 16,    /* steps of one row whose tiles may follow each other in one chain */
     MLX_MAX_ROWS = 512,      /* of one forward */
     MLX_TILES_UNDER_WAY = 2, /* tiles of a forward that are computed, or wait for the one before */
     MLX_KEY_STEP = 1024,     /* by which the slots of layers that see everything grow */
@@ -45,6 +46,7 @@ typedef struct chunk_layer {
 } chunk_layer;
 
 typedef struct mlx_watch mlx_watch;
+typedef struct mlx_ahead mlx_ahead;
 
 struct backend_model {
     backend_model_options options;
@@ -71,6 +73,9 @@ struct backend_model {
     /* Rows of a tile, whichever is asked for: 1 where an operation cannot keep bits in any other way; 0: as many as
      * come, which is what own kernels allow (check.c). */
     int decode_rows, prompt_rows, head_rows, follow_rows;
+
+    mlx_ahead *ahead; /* the graph of the next step, should it be one row; NULL: there is none */
+    long steps_ahead; /* steps whose graph had been made before they were asked for */
 
     size_t workspace_bytes;              /* that graphs need, counted in the account before they are made */
     size_t foreseen_bytes, needed_bytes; /* the most that graphs were said to need, and that they were seen to need */
@@ -113,6 +118,8 @@ size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requ
 
 /* --- forward.c */
 kakeya_status mlx_forward(backend_model *m, backend_segment *segments, int n_segments, kakeya_error *error);
+/* The next step's graph is of no use any more: what was committed is not what it was made for. Nothing else changes. */
+void mlx_ahead_drop(backend_model *m);
 
 /* --- follow.c */
 /* Rows of a cache that are followed up: aux hidden states of positions from `position` on. */

@@ -217,7 +217,7 @@ typedef struct mlx_tile {
     int rows;
     int first, n; /* rows that are computed for somebody; the others are padding, and pass by the experts */
     bool prompt;
-    const float *embedded;   /* [rows][hidden], scaled */
+    const float *embedded;   /* [rows][hidden], scaled; NULL: mlx_tile_begin is told */
     const float *ple;        /* [rows][layers * ple_width], rows of the table, scaled; or NULL */
     const int32_t *position; /* [rows] */
     mlx_span span[2];        /* sliding, full */
@@ -261,10 +261,13 @@ int mlx_chain_begin(mlx_device *device, const mlx_form *form, const mlx_chain_so
 void mlx_chain_cut(mlx_chain *chain, int tiles);
 void mlx_chain_free(mlx_chain *chain);
 
-/* Begins to compute a tile, as the next of its chain; what it gives can be read when it has been finished. Tiles are
- * finished in the order in which they were begun. */
-int mlx_tile_begin(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
-                   mlx_tile_result *result, mlx_failure *failure);
+/* Makes the graph of a tile, as the next of its chain; begins to compute it; waits for it: then it can be read. Tiles
+ * are finished in the order in which they were begun. Rows of the embedding that were not known are told at the
+ * beginning, else NULL. */
+int mlx_tile_prepare(mlx_device *device, const mlx_form *form, mlx_chain *chain, const mlx_tile *tile,
+                     mlx_tile_result *result, mlx_failure *failure);
+int mlx_tile_begin(mlx_device *device, mlx_tile_result *result, const float *embedded, const float *ple,
+                   mlx_failure *failure);
 int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *tile, mlx_tile_result *result,
                     mlx_failure *failure);
 /* Also of one that has not been finished, or not been begun. */

@@ -9,6 +9,7 @@
 
 static void mlx_model_destroy(backend_model *m) {
     if (!m) return;
+    mlx_ahead_drop(m);
     mlx_weights_destroy(m);
     mem_account_remove(m->account, MEM_WORKSPACE, m->workspace_bytes);
     mem_free(m->chunk);
@@ -123,6 +124,31 @@ static kakeya_status mlx_cache_create(backend_model *m, const backend_cache_opti
     return host_cache_create(m, &models, options, out, error);
 }
 
+/* What changes committed rows otherwise than by keeping the one row of a step ends the graph of the next one. */
+static void drop_ahead_of(const backend_cache *c) {
+    if (c) mlx_ahead_drop(c->model);
+}
+
+static void mlx_cache_destroy(backend_cache *c) {
+    drop_ahead_of(c);
+    host_cache_destroy(c);
+}
+
+static kakeya_status mlx_cache_commit(backend_cache *c, int n, kakeya_error *error) {
+    if (n != 1) drop_ahead_of(c);
+    return host_cache_commit(c, n, error);
+}
+
+static kakeya_status mlx_cache_truncate(backend_cache *c, int length, kakeya_error *error) {
+    drop_ahead_of(c);
+    return host_cache_truncate(c, length, error);
+}
+
+static kakeya_status mlx_cache_restore(backend_cache *c, backend_read_fn read, void *user, kakeya_error *error) {
+    drop_ahead_of(c);
+    return host_cache_restore(c, read, user, error);
+}
+
 const backend_ops *mlx_backend(void);
 
 const backend_ops *mlx_backend(void) {
@@ -136,18 +162,18 @@ const backend_ops *mlx_backend(void) {
         .model_note = mlx_note,
         .model_prompt_chunk = mlx_prompt_chunk,
         .cache_create = mlx_cache_create,
-        .cache_destroy = host_cache_destroy,
+        .cache_destroy = mlx_cache_destroy,
         .cache_length = host_cache_length,
         .cache_pending = host_cache_pending,
         .cache_min_truncate = host_cache_min_truncate,
         .forward = mlx_forward,
-        .cache_commit = host_cache_commit,
-        .cache_truncate = host_cache_truncate,
+        .cache_commit = mlx_cache_commit,
+        .cache_truncate = mlx_cache_truncate,
         .cache_fork = host_cache_fork,
         .cache_bytes = host_cache_bytes,
         .cache_snapshot_bytes = host_cache_snapshot_bytes,
         .cache_snapshot = host_cache_snapshot,
-        .cache_restore = host_cache_restore,
+        .cache_restore = mlx_cache_restore,
         .draft = mlx_draft,
     };
     return &ops;

@@ -148,12 +148,13 @@ static segment_need need_of(const backend_model *m, const backend_segment *r, bo
     const timeline *t = &r->cache->t;
     chain_plan plan = layout_chain(r->cache, r->kind, r->n);
     segment_need need = {.shared = chain_bytes(m, r->cache, &plan)};
+    int most_tiles = plan.single ? MLX_AHEAD_STEPS : 0; /* that its chain may come to have */
     for (int at = t->length, end = at + r->n; at < end; need.tiles++) {
         tile_rows tile = layout_tile(r->cache, r->kind, at, end);
         at += tile.n;
         if (at < end && need.tiles) continue; /* the first one may be longer than the last, which attends most */
-        tile_need n = {m,      r->cache, &plan, layout_sizes(m, &tile), (size_t)(tile.origin + tile.rows - plan.origin),
-                       guarded};
+        int new_rows = plan.single ? most_tiles * plan.tile_rows : tile.origin + tile.rows - plan.origin;
+        tile_need n = {m, r->cache, &plan, layout_sizes(m, &tile), (size_t)new_rows, guarded};
         need.ends = larger(need.ends, tile_ends(&n, r));
         need.work = larger(need.work, tile_work(&n, r));
     }
@@ -162,7 +163,9 @@ static segment_need need_of(const backend_model *m, const backend_segment *r, bo
         const timeline_layer *l = &t->layer[i];
         if (l->kind != STORE_NONE) values += (size_t)l->values * (l->has_keys ? 2 : 1);
     }
-    need.shared += (size_t)need.tiles * (size_t)plan.tile_rows * values * FLOAT;
+    if (need.tiles > most_tiles) most_tiles = need.tiles;
+    need.tiles += plan.single; /* the next step's graph */
+    need.shared += (size_t)most_tiles * (size_t)plan.tile_rows * values * FLOAT;
     return need;
 }
 
