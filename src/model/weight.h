@@ -17,6 +17,7 @@ typedef struct weight {
     int first;        /* row of the streams that is row 0: a slice shares its matrix's streams */
     const void *stream[WEIGHT_STREAMS];
     bool tiled;      /* the first stream is the CPU backend's own, in tiles of 16 rows (backend/cpu/int8_forms.h) */
+    bool fine_input; /* the CPU backend rounds what this matrix is multiplied with less (backend/cpu/fine_layers.h) */
     float synthetic; /* with out > 0 and no streams: the backend makes values of this standard deviation itself */
 } weight;
 

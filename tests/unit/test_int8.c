@@ -46,6 +46,7 @@ static void test_formats(void **state) {
             bool listed = false;
             for (size_t i = 0; i < COUNT(formats); i++) listed |= formats[i] == f;
             assert_int_equal(product_of(kernels, f)->packing == PACKING_INT8, listed);
+            assert_int_equal(kernels->weight[f].product[INPUT_INT8_FINE].packing == PACKING_INT8_FINE, listed);
             if (!listed)
                 assert_ptr_equal(product_of(kernels, f)->multiply, kernels->weight[f].product[INPUT_EXACT].multiply);
         }
@@ -219,6 +220,61 @@ static void check_product(weight_format format, int out, int k, int rows) {
     free(packed);
     free(x);
     block_matrix_free(&m);
+}
+
+/* Fine input: the product with codes and the product with what they leave, added; 64 times nearer to the exact one. */
+static void check_fine(weight_format format, int out, int k, int rows) {
+    block_matrix m = random_blocks(format, out, k, (uint64_t)(out + k * 31 + rows));
+    float *x = test_rows(rows, k), *values = dequantised(&m.w);
+    char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8_FINE, x, (size_t)k, rows, k);
+    size_t n = (size_t)rows * (size_t)out;
+    float *parts = malloc(2 * n * sizeof *parts), *got = malloc(n * sizeof *got);
+    int8_scalar.multiply[format](packed, 2 * rows, &m.w, parts, (size_t)out);
+    FOR_TABLES(kernels) {
+        const cpu_product *product = &kernels->weight[format].product[INPUT_INT8_FINE];
+        char *own = packed_as(kernels, product->packing, x, (size_t)k, rows, k);
+        assert_memory_equal(own, packed, (size_t)rows * int8_fine_row_bytes(k));
+        int half = out / 3;
+        weight cut[2] = {weight_rows(&m.w, 0, half), weight_rows(&m.w, half, out - half)};
+        for (int p = half ? 0 : 1; p < 2; p++) product->multiply(own, rows, &cut[p], got + (p ? half : 0), (size_t)out);
+        for (int r = 0; r < rows; r++)
+            for (int o = 0; o < out; o++) {
+                float want = parts[2 * r * out + o] + parts[(2 * r + 1) * out + o];
+                check_same_bits(weight_format_name(format), kernels->name, r * out + o, got[r * out + o], want);
+            }
+        free(own);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < out; o++) {
+            double exact = 0, bound = 0;
+            for (int b = 0; b < k; b += INT8_BLOCK) {
+                double a = 0, weights = 0, size = 0;
+                for (int i = b; i < b + INT8_BLOCK; i++) {
+                    double value = (double)x[r * k + i], weight_value = (double)values[o * k + i];
+                    a = fmax(a, fabs(value));
+                    weights += fabs(weight_value);
+                    size += fabs(value * weight_value);
+                    exact += value * weight_value;
+                }
+                /* half a step of the second part, and float32's own rounding */
+                bound += weights * (a < 0x1p-90 ? a : a / 254 / 254 * 1.01) + size * 2e-6 + weights * a * 2e-6;
+            }
+            check_near(weight_format_name(format), "fine product", r, (double)got[r * out + o], exact, bound);
+        }
+    free(got);
+    free(parts);
+    free(packed);
+    free(values);
+    free(x);
+    block_matrix_free(&m);
+}
+
+static void test_fine_products(void **state) {
+    (void)state;
+    static const int rows[] = {1, 4, 5, 8, 17, 50};
+    for (size_t f = 0; f < COUNT(formats); f++)
+        check_fine(formats[f], f % 2 ? 33 : 16, 256 * (1 + (int)f % 3), rows[f % COUNT(rows)]);
+    check_fine(WEIGHT_Q4_0, 400, 64, 97); /* several rounds of outputs and of rows */
 }
 
 static void test_products(void **state) {
@@ -450,7 +506,7 @@ int main(void) {
         cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),          cmocka_unit_test(test_products),
         cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes),    cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_synthetic_blocks), cmocka_unit_test(test_probes),
-        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_vectors),     cmocka_unit_test(test_fine_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
  *   draft.h         rows and context of the drafter         block.h         drafting a block
  *   latents.h       what f_theta's encoders give            token_latents.h their oldest source
  *   repack.h        weights in tiles, tile_file.h from a file  measure.c    benchmarks and diagnostics
+ *   fine_layers.h   layers whose products round less
  *   train.c         the table of training                   look.h          forwards that it looks at
  *   students.h      distillation of an f_theta              learner.h       training of a drafter
  *   backward.h      gradients of rows                       train_products.h exact products
@@ -79,8 +80,8 @@ typedef struct head_screen {
 struct backend_model {
     backend_model_options options;
     const gemma4_config *config;
-    const gemma4_weights *weights; /* the file's, or tiled_weights */
-    gemma4_weights *tiled_weights; /* with matrices in tiles (repack.h) */
+    const gemma4_weights *weights; /* the file's, or own_weights */
+    gemma4_weights *own_weights;   /* with precision int8: fine_layers.h marks some, repack.h points them to tiles */
     unsigned char *tiles;          /* MEM_WEIGHTS: theirs, one behind the other, so that huge pages hold all of them */
     file_map tile_map;             /* what holds them instead (tile_file.h) */
     char note[256];                /* "" or where the tiles are from */

@@ -9,6 +9,8 @@
  *   scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc)
  *   two whole scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc)
  *   halves:             of the first 16 codes, then of the last 16, what is said above of 32
+ * Fine input is x in two parts: as above, and by the same definition what that leaves, x_i - sx X_i. A result is the
+ * product with the first part plus the product with the second, each as above.
  * A factor of the whole row (NVFP4) multiplies the end result. Sums of integers are exact and below 2^24. So the bits
  * of a result depend on its row and its weights alone: not on the instruction set, nor on how many rows, outputs or
  * threads there are, nor on whether the weights lie in rows or in tiles. */
@@ -32,9 +34,13 @@ typedef struct int8_record {
 
 static inline size_t int8_blocks(int k) { return ((size_t)k + INT8_BLOCK - 1) / INT8_BLOCK; }
 static inline size_t int8_row_bytes(int k) { return (int8_blocks(k) * sizeof(int8_record) + 63) / 64 * 64; }
+/* A fine row is a row of each part. */
+static inline size_t int8_fine_row_bytes(int k) { return 2 * int8_row_bytes(k); }
 
 /* The weights are in rows as their format stores them, or tiled (int8_forms.h). */
 typedef void (*int8_multiply)(const void *packed, int rows, const weight *w, float *y, size_t ldy);
+/* The same with fine rows, by a product with rows. */
+void int8_multiply_fine(int8_multiply multiply, const void *packed, int rows, const weight *w, float *y, size_t ldy);
 /* The tiles of rows [0, outputs), at most TILE_OUTPUTS; `rows` lie row_bytes apart and have `blocks` of the format's
  * blocks. Outputs that are not there become zeros. */
 typedef void (*int8_tile_maker)(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,
@@ -43,6 +49,7 @@ typedef void (*int8_tile_maker)(const unsigned char *rows, size_t row_bytes, int
 /* What an instruction set brings. */
 typedef struct int8_kernels {
     void (*pack)(const float *x, size_t ldx, int rows, int k, void *packed);
+    void (*pack_fine)(const float *x, size_t ldx, int rows, int k, void *packed);
     int8_multiply multiply[WEIGHT_FORMAT_COUNT]; /* NULL where a format is no block format */
     int8_tile_maker tile[WEIGHT_FORMAT_COUNT];   /* the same bytes from every instruction set */
     /* For the benchmark: the product's inner instructions on registers, `iterations` times; returns the operations on
@@ -72,13 +79,26 @@ const char *int8_name(const int8_kernels *kernels);
 #define DEFINE_INT8_PRODUCT(NAME, name, values, bytes)                                                                 \
     static void INT8_NAME(multiply, name)(const void *packed, int rows, const weight *w, float *y, size_t ldy) {       \
         (INT8_KERNELS)->multiply[WEIGHT_##NAME](packed, rows, w, y, ldy);                                              \
+    }                                                                                                                  \
+    static void INT8_NAME(multiply_fine, name)(const void *packed, int rows, const weight *w, float *y, size_t ldy) {  \
+        int8_multiply_fine((INT8_KERNELS)->multiply[WEIGHT_##NAME], packed, rows, w, y, ldy);                          \
     }
 #define DEFINE_INT8                                                                                                    \
     BLOCK_FORMATS(DEFINE_INT8_PRODUCT)                                                                                 \
     static void INT8_NAME(pack, rows)(const float *x, size_t ldx, int rows, int k, void *packed) {                     \
         (INT8_KERNELS)->pack(x, ldx, rows, k, packed);                                                                 \
+    }                                                                                                                  \
+    static void INT8_NAME(pack, fine_rows)(const float *x, size_t ldx, int rows, int k, void *packed) {                \
+        (INT8_KERNELS)->pack_fine(x, ldx, rows, k, packed);                                                            \
     }
-#define INT8_PACKING                                                                                                   \
-    { int8_row_bytes, INT8_NAME(pack, rows) }
+#define INT8_PACKINGS                                                                                                  \
+    [PACKING_INT8] = {int8_row_bytes, INT8_NAME(pack, rows)}, [PACKING_INT8_FINE] = {int8_fine_row_bytes,              \
+                                                                                     INT8_NAME(pack, fine_rows)}
+/* What a format's row of a table has for INPUT_INT8 and INPUT_INT8_FINE. */
+#define INT8_PRODUCTS(name)                                                                                            \
+    [INPUT_INT8] = {PACKING_INT8, INT8_NAME(multiply, name)}, [INPUT_INT8_FINE] = {PACKING_INT8_FINE,                  \
+                                                                                   INT8_NAME(multiply_fine, name)}
+#define EXACT_INSTEAD_OF_INT8(packing, multiply)                                                                       \
+    [INPUT_INT8] = {packing, multiply}, [INPUT_INT8_FINE] = {packing, multiply}
 
 #endif

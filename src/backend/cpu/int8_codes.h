@@ -193,17 +193,24 @@ BLOCKS_INLINE void int8_pack_block(const float *x, int n, int8_record *out) {
 
 typedef void (*int8_packer)(const float *x, int n, int8_record *out);
 
-BLOCKS_INLINE void int8_pack_rows(int8_packer pack_block, const float *x, size_t ldx, int rows, int k, void *packed) {
-    size_t blocks = int8_blocks(k), row_bytes = int8_row_bytes(k);
+/* fine: each row is followed by one of what it leaves. */
+BLOCKS_INLINE void int8_pack_rows(int8_packer pack_block, const bool fine, const float *x, size_t ldx, int rows, int k,
+                                  void *packed) {
+    size_t blocks = int8_blocks(k), row_bytes = int8_row_bytes(k), used = blocks * sizeof(int8_record);
     for (int r = 0; r < rows; r++) {
-        unsigned char *row = (unsigned char *)packed + (size_t)r * row_bytes;
+        unsigned char *row = (unsigned char *)packed + (size_t)(fine ? 2 * r : r) * row_bytes;
+        int8_record *record = (int8_record *)(void *)row, *rest = (int8_record *)(void *)(row + row_bytes);
         for (size_t b = 0; b < blocks; b++) {
-            int left = k - (int)b * INT8_BLOCK;
-            pack_block(x + (size_t)r * ldx + b * INT8_BLOCK, left < INT8_BLOCK ? left : INT8_BLOCK,
-                       (int8_record *)(void *)row + b);
+            const float *values = x + (size_t)r * ldx + b * INT8_BLOCK;
+            int left = k - (int)b * INT8_BLOCK, n = left < INT8_BLOCK ? left : INT8_BLOCK;
+            pack_block(values, n, &record[b]);
+            if (!fine) continue;
+            float rests[INT8_BLOCK];
+            for (int i = 0; i < n; i++) rests[i] = values[i] - record[b].scale * (float)record[b].codes[i];
+            pack_block(rests, n, &rest[b]);
         }
-        size_t used = blocks * sizeof(int8_record);
         memset(row + used, 0, row_bytes - used);
+        if (fine) memset(row + row_bytes + used, 0, row_bytes - used);
     }
 }
 

@@ -103,7 +103,10 @@ BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsig
 BLOCK_FORMATS(DEFINE_MULTIPLY)
 
 static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
-    int8_pack_rows(int8_pack_block, x, ldx, rows, k, packed);
+    int8_pack_rows(int8_pack_block, false, x, ldx, rows, k, packed);
+}
+static void pack_fine(const float *x, size_t ldx, int rows, int k, void *packed) {
+    int8_pack_rows(int8_pack_block, true, x, ldx, rows, k, packed);
 }
 
 static double probe(size_t iterations) {
@@ -120,8 +123,11 @@ static double probe(size_t iterations) {
 
 #define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
-const int8_kernels int8_scalar = {
-    .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe};
+const int8_kernels int8_scalar = {.pack = pack,
+                                  .pack_fine = pack_fine,
+                                  .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)},
+                                  .tile = {BLOCK_FORMATS(TILE_ENTRY)},
+                                  .probe = probe};
 
 #if defined(__x86_64__)
 const int8_kernels *int8_widest(void) {

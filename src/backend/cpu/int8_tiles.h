@@ -444,7 +444,10 @@ BLOCKS_INLINE void pack_block(const float *x, int n, int8_record *out) {
 }
 
 static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
-    int8_pack_rows(pack_block, x, ldx, rows, k, packed);
+    int8_pack_rows(pack_block, false, x, ldx, rows, k, packed);
+}
+static void pack_fine(const float *x, size_t ldx, int rows, int k, void *packed) {
+    int8_pack_rows(pack_block, true, x, ldx, rows, k, packed);
 }
 
 #if defined(__clang__)
@@ -486,6 +489,9 @@ static double probe(size_t iterations) {
 #define MULTIPLY_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = multiply_##name,
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 #define INT8_TABLE                                                                                                     \
-    { .pack = pack, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)}, .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe }
+    {                                                                                                                  \
+        .pack = pack, .pack_fine = pack_fine, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)},                             \
+        .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe                                                            \
+    }
 
 #endif

@@ -264,18 +264,18 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                     [PACKING_F32_ROUNDED] = PACKING_ENTRY(f32_rounded),                                                \
                     [PACKING_SPLIT] = PACKING_ENTRY(split),                                                            \
                     ROUNDED_BF16_PACKING,                                                                              \
-                    [PACKING_INT8] = INT8_PACKING},                                                                    \
+                    INT8_PACKINGS},                                                                                    \
         .weight = {[WEIGHT_F32] = {.product = {[INPUT_EXACT] = {PACKING_F32, multiply_F32},                            \
                                                [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_F32},                     \
-                                               [INPUT_INT8] = {PACKING_F32, multiply_F32}},                            \
+                                               EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_F32)},                      \
                                    .load = load_weights_f32},                                                          \
                    [WEIGHT_F16] = {.product = {[INPUT_EXACT] = {PACKING_F32, multiply_F16},                            \
                                                [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_F16},                     \
-                                               [INPUT_INT8] = {PACKING_F32, multiply_F16}},                            \
+                                               EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_F16)},                      \
                                    .load = load_weights_f16},                                                          \
                    [WEIGHT_BF16] = {.product = {[INPUT_EXACT] = {PACKING_SPLIT, multiply_BF16},                        \
                                                 [INPUT_BF16] = ROUNDED_BF16,                                           \
-                                                [INPUT_INT8] = {PACKING_SPLIT, multiply_BF16}},                        \
+                                                EXACT_INSTEAD_OF_INT8(PACKING_SPLIT, multiply_BF16)},                  \
                                     .load = load_weights_bf16},                                                        \
                    BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},                               \
         .kv = {[KV_FORMAT_F32] = {.queries = PACKING_F32,                                                              \

@@ -80,15 +80,15 @@ BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
 GROUP_FORMATS(DEFINE_BLOCK_FORMAT)
 DEFINE_INT8
 
-#define BLOCK_PRODUCTS(name, int8_packing, int8_multiply)                                                              \
+#define BLOCK_PRODUCTS(name, ...)                                                                                      \
     {                                                                                                                  \
         .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##name},                                                    \
                     [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##name},                                             \
-                    [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
+                    __VA_ARGS__},                                                                                      \
         .load = load_weights_##name                                                                                    \
     }
-#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_INT8, INT8_NAME(multiply, name)),
-#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, PACKING_F32, multiply_##name),
+#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, INT8_PRODUCTS(name)),
+#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind)                                                                     \
+    [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_##name)),
 
 #endif

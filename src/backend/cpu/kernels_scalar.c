@@ -150,17 +150,17 @@ BLOCK_FORMATS(DEFINE_BLOCK_FORMAT)
 GROUP_FORMATS(DEFINE_BLOCK_FORMAT)
 #define INT8_KERNELS &int8_scalar
 DEFINE_INT8
-#define PRODUCTS(format, int8_packing, int8_multiply)                                                                  \
+#define PRODUCTS(format, ...)                                                                                          \
     {                                                                                                                  \
         .product = {[INPUT_EXACT] = {PACKING_F32, multiply_##format},                                                  \
                     [INPUT_BF16] = {PACKING_F32_ROUNDED, multiply_##format},                                           \
-                    [INPUT_INT8] = {int8_packing, int8_multiply}},                                                     \
+                    __VA_ARGS__},                                                                                      \
         .load = load_##format                                                                                          \
     }
-#define WEIGHT_ENTRY(format) PRODUCTS(format, PACKING_F32, multiply_##format)
-#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes)                                                                  \
-    [WEIGHT_##NAME] = PRODUCTS(name, PACKING_INT8, INT8_NAME(multiply, name)),
-#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind) [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
+#define EXACT_PRODUCTS(format)                        EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_##format)
+#define WEIGHT_ENTRY(format)                          PRODUCTS(format, EXACT_PRODUCTS(format))
+#define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = PRODUCTS(name, INT8_PRODUCTS(name)),
+#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind)    [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
@@ -350,7 +350,7 @@ const cpu_kernels cpu_kernels_scalar = {
     .name = "scalar",
     .packing = {[PACKING_F32] = {packed_row_bytes, pack_exact},
                 [PACKING_F32_ROUNDED] = {packed_row_bytes, pack_rounded},
-                [PACKING_INT8] = INT8_PACKING},
+                INT8_PACKINGS},
     .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),

@@ -26,6 +26,7 @@ typedef enum cpu_packing {
     PACKING_SPLIT_ROUNDED, /* the same, of values rounded to bf16 */
     PACKING_PAIRS,         /* bf16 in the order of k, for CPUs that multiply pairs of bf16 */
     PACKING_INT8,          /* blocks of 32 codes with a scale (int8.h); the same bytes in every table */
+    PACKING_INT8_FINE,     /* the same twice: what rounding leaves follows a row's codes */
     PACKING_COUNT
 } cpu_packing;
 
@@ -39,8 +40,9 @@ typedef struct cpu_packing_kernels {
 /* What happens to activations before a product. */
 typedef enum cpu_input {
     INPUT_EXACT = 0,
-    INPUT_BF16, /* rounded */
-    INPUT_INT8, /* codes of 8 bits where the weights' format has such a product, else exact */
+    INPUT_BF16,      /* rounded */
+    INPUT_INT8,      /* codes of 8 bits where the weights' format has such a product, else exact */
+    INPUT_INT8_FINE, /* the same with codes of 8 bits for what rounding leaves, too */
     INPUT_COUNT
 } cpu_input;
 

@@ -19,7 +19,8 @@ static const size_t piece_outputs_computing = 192;
 enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
 static const cpu_product *product_of(const backend_model *m, const weight *w, bool exact) {
-    return &m->kernels->weight[w->format].product[exact ? INPUT_EXACT : m->input];
+    cpu_input input = exact ? INPUT_EXACT : m->input == INPUT_INT8 && w->fine_input ? INPUT_INT8_FINE : m->input;
+    return &m->kernels->weight[w->format].product[input];
 }
 
 /* Synthetic matrices are not there yet when room for their input is made, but are of their size. */

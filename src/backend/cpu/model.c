@@ -6,6 +6,7 @@
 #include "backend/cpu/attention.h"
 #include "backend/cpu/block.h"
 #include "backend/cpu/cache.h"
+#include "backend/cpu/fine_layers.h"
 #include "backend/cpu/forward.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/repack.h"
@@ -21,6 +22,7 @@ static void cpu_model_destroy(backend_model *m) {
     rope_table_destroy(&m->rope[GEMMA4_FULL]);
     rope_table_destroy(&m->draft_rope);
     repack_destroy(m);
+    free(m->own_weights);
     thread_pool_destroy(m->pool);
     free(m);
 }
@@ -70,7 +72,8 @@ static kakeya_status cpu_model_create(const backend_model_options *options, back
         m->embed_scale = sqrtf((float)m->config->hidden);
         if (m->input == INPUT_BF16) m->embed_scale = bf16_to_f32(f32_to_bf16(m->embed_scale));
 
-        status = workspace_create(m, error);
+        status = fine_layers_mark(m, error);
+        if (!status) status = workspace_create(m, error);
         if (!status) status = create_rope_tables(m, error);
         if (!status) status = repack_weights(m, error);
         if (!status) head_create(m);

@@ -176,9 +176,7 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
         return error_set(error, KAKEYA_UNSUPPORTED, "synthetic weights of %s are made for --precision int8 alone",
                          weight_format_name(m->weights->head.format));
     if (m->input != INPUT_INT8) return KAKEYA_OK;
-    gemma4_weights *w = m->tiled_weights = malloc(sizeof *w);
-    if (!w) return no_list(error);
-    *w = *m->weights;
+    gemma4_weights *w = m->own_weights;
     tile_list list;
     bool tied = m->config->tied_head, tiled = false;
     if (!list_tiles(w, m->config->layers, &list)) return no_list(error);
@@ -196,17 +194,13 @@ kakeya_status repack_weights(backend_model *m, kakeya_error *error) {
             status = error_set(error, KAKEYA_OUT_OF_MEMORY, "no memory for %zu bytes of weights in tiles", bytes);
         for (size_t i = 0; i < list.n && !status; i++) status = repack(&state, list.w[i], error);
     }
-    if (!status && tiled) {
-        if (tied) w->embed = w->head;
-        m->weights = w;
-    }
+    if (!status && tiled && tied) w->embed = w->head;
     free(list.w);
     return status;
 }
 
 void repack_destroy(backend_model *m) {
     mem_free(m->tiles);
-    free(m->tiled_weights);
     file_map_close(&m->tile_map);
 }
 
