@@ -12,7 +12,7 @@ static const size_t chunk_bytes = (size_t)24 << 30;
 enum { PARTIAL_FLOATS = 1 << 23 };
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-static float *take(student_arena *a, size_t n) { return train_take(a, n * sizeof(float)); }
+static float *take(student_arena *a, size_t n) { return student_take(a, n * sizeof(float)); }
 
 /* The widest of what layers and f_theta have. */
 typedef struct widths {
@@ -90,11 +90,11 @@ static void lay_out_tape(backend_student *s, student_arena *a, const widths *w) 
     t->slot_gate_up = take(a, 2 * slots * width);
     t->slot_act = take(a, slots * width);
     t->routing = (train_routing){.share = take(a, slots), .experts = c->experts, .k = c->experts_per_token};
-    t->routing.chosen = train_take(a, slots * sizeof(int));
-    t->routing.slot_of = train_take(a, slots * sizeof(int));
-    t->routing.row_of = train_take(a, slots * sizeof(int));
-    t->routing.begin = train_take(a, (experts + 1) * sizeof(int));
-    t->routing.counts = train_take(a, experts * sizeof(int));
+    t->routing.chosen = student_take(a, slots * sizeof(int));
+    t->routing.slot_of = student_take(a, slots * sizeof(int));
+    t->routing.row_of = student_take(a, slots * sizeof(int));
+    t->routing.begin = student_take(a, (experts + 1) * sizeof(int));
+    t->routing.counts = student_take(a, experts * sizeof(int));
     slots = w->rows * k;
     s->d_router_z = take(a, w->rows * experts);
     s->d_slot = take(a, slots * w->hidden);
@@ -160,10 +160,10 @@ static void lay_out_rest(backend_student *s, student_arena *a, const widths *w) 
     s->d_o = take(a, n * w->q);
     s->partial_floats = PARTIAL_FLOATS;
     s->partial = take(a, s->partial_floats);
-    s->kl = train_take(a, n * sizeof(double));
-    s->results = train_take(a, w->segments * STUDENT_RESULTS * sizeof(double));
+    s->kl = student_take(a, n * sizeof(double));
+    s->results = student_take(a, w->segments * STUDENT_RESULTS * sizeof(double));
     s->tables.most = train_table_ints(s);
-    s->tables.device = train_take(a, s->tables.most * sizeof(int));
+    s->tables.device = student_take(a, s->tables.most * sizeof(int));
 }
 
 static size_t lay_out(backend_student *s, char *base) {

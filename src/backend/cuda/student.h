@@ -115,7 +115,7 @@ typedef struct student_arena {
     size_t bytes;
 } student_arena;
 
-void *train_take(student_arena *a, size_t bytes);
+void *student_take(student_arena *a, size_t bytes);
 
 static inline int student_kv_dim(const backend_student *s, int layer) {
     const gemma4_layer_config *l = &s->m->config->layer[layer];

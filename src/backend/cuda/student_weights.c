@@ -4,7 +4,7 @@
 #include "backend/cuda/student.h"
 #include "backend/weight_values.h"
 
-void *train_take(student_arena *a, size_t bytes) {
+void *student_take(student_arena *a, size_t bytes) {
     enum { ALIGN = 256 };
     void *at = a->base ? a->base + a->bytes : NULL;
     a->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -13,11 +13,11 @@ void *train_take(student_arena *a, size_t bytes) {
 
 static student_matrix take(student_arena *a, const weight *w) {
     if (!weight_present(w)) return (student_matrix){0};
-    return (student_matrix){train_take(a, (size_t)w->out * (size_t)w->in * sizeof(float)), w->out, w->in};
+    return (student_matrix){student_take(a, (size_t)w->out * (size_t)w->in * sizeof(float)), w->out, w->in};
 }
 
 static float *take_vector(student_arena *a, const float *x, int n) {
-    return x ? train_take(a, (size_t)n * sizeof *x) : NULL;
+    return x ? student_take(a, (size_t)n * sizeof *x) : NULL;
 }
 
 /* A vector of a layer: where the model has it, and where the student does. */
@@ -74,10 +74,10 @@ void train_weights_lay_out(backend_student *s, student_arena *a) {
         if (!c->moe) continue;
         size_t one = (size_t)c->experts * (size_t)c->hidden * (size_t)c->expert_intermediate * sizeof(float);
         l->router = take(a, &from->router_proj);
-        l->router_norm = train_take(a, (size_t)c->hidden * sizeof(float));
+        l->router_norm = student_take(a, (size_t)c->hidden * sizeof(float));
         l->experts_gate_up =
-            (student_matrix){train_take(a, 2 * one), c->experts * 2 * c->expert_intermediate, c->hidden};
-        l->experts_down = (student_matrix){train_take(a, one), c->experts * c->hidden, c->expert_intermediate};
+            (student_matrix){student_take(a, 2 * one), c->experts * 2 * c->expert_intermediate, c->hidden};
+        l->experts_down = (student_matrix){student_take(a, one), c->experts * c->hidden, c->expert_intermediate};
     }
     if (!f_theta_needs_drafter(&s->f)) return;
     const dflash_model *d = s->m->options.drafter;
