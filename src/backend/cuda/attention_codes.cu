@@ -10,7 +10,7 @@
  *
  * Between two barriers are the scores of one tile of keys, the softmax of the tile before and the values of the one
  * before that. A query's arithmetic depends neither on N nor on the queries beside it. */
-#include "backend/cuda/attention_units.cuh"
+#include "backend/cuda/attention_ring.cuh"
 
 enum {
     CODE_WARPS = 16, /* that compute */
@@ -31,23 +31,11 @@ enum {
 };
 static_assert(CODE_TURNED == 1 && CODE_PLAIN == 6 && CODE_PARTS == 4, "a warp's share of a score");
 
-struct code_query {
-    int row_head, position;
-};
-
-struct code_tile {
-    int base, flags;
-    int segment, head, partition, query_tile;
-    int first_query, queries;
-};
-
-enum code_flags { CODE_BEGINS_UNIT = 1, CODE_ENDS_UNIT = 2, CODE_IS_NONE = 4 /* behind the last tile */ };
-
 /* Rows of even keys come first: then no two of a warp's accesses meet in a bank. */
 struct __align__(16) code_slot {
     uint32_t row[KEYS][CODE_ROW_WORDS];
     float2 turn[CODE_PAIRS];
-    code_tile tile;
+    run_tile tile;
 };
 
 template <int N> struct __align__(16) code_state {
@@ -55,7 +43,7 @@ template <int N> struct __align__(16) code_state {
     float scores[2][CODE_PARTS][N * 8][KEYS + 4];
     bf16 p[2][N * 8][KEYS + 16];
     float rescale[2][N * 8], top[N * 8], sum[N * 8];
-    code_query query[4][N * 8]; /* in turns, for who still writes units before */
+    run_query query[4][N * 8]; /* in turns, for who still writes units before */
     unsigned long long full[CODE_MOST_SLOTS], empty[CODE_MOST_SLOTS];
     run_segments segments;
 };
@@ -69,26 +57,6 @@ template <int N> struct code_memory {
 };
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-
-static __device__ __forceinline__ uint32_t code_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-static __device__ __forceinline__ void code_arrive(unsigned long long *barrier) {
-    asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(code_address(barrier))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void code_wait(unsigned long long *barrier, int parity) {
-    asm volatile("{.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;}" ::"r"(code_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void code_barrier() {
-    asm volatile("bar.sync 1, %0;" ::"r"((int)CODE_THREADS) : "memory");
-}
 
 /* ------------------------------------------------------------------------------------------------ bringing tiles */
 
@@ -133,26 +101,9 @@ static __device__ __forceinline__ void bring_codes(code_memory<N> &all, const cu
     run_cursor c = start;
     bool more = find_tile<AT_ONCE>(c, m.segments, a, to);
     auto describe = [&](code_slot &slot) {
-        run_cursor following = c;
-        if (more) next_tile(following);
-        if (thread == 0)
-            slot.tile = {c.base,
-                         (c.unit != unit ? CODE_BEGINS_UNIT : 0) |
-                             (following.base >= following.end ? CODE_ENDS_UNIT : 0) | (more ? 0 : CODE_IS_NONE),
-                         c.segment,
-                         c.head,
-                         c.partition,
-                         c.query_tile,
-                         c.first_query,
-                         c.queries};
+        if (thread == 0) slot.tile = describe_tile(c, unit, more);
         if (thread < CODE_PAIRS && more) slot.turn[thread] = turn_of_tile(c.base, frequency);
         unit = c.unit;
-    };
-    auto publish = [&](int slot) {
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(code_address(&m.full[slot]))
-                     : "memory");
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) code_arrive(&m.full[slot]);
     };
     auto advance = [&]() {
         next_tile(c);
@@ -167,7 +118,7 @@ static __device__ __forceinline__ void bring_codes(code_memory<N> &all, const cu
         if (c.base + KEYS > m.segments.segment[c.segment].position)
             late |= 1u << first;
         else
-            publish(first);
+            publish(&m.full[first]);
         advance();
     }
     wait_for_predecessor();
@@ -179,7 +130,7 @@ static __device__ __forceinline__ void bring_codes(code_memory<N> &all, const cu
         for (int i = 0; i < first; i++) {
             if (late >> i & 1) {
                 request_codes(all.slot[i], m.segments, a, c, CODES_OF_THIS_STEP);
-                publish(i);
+                publish(&m.full[i]);
             }
             advance();
         }
@@ -187,19 +138,19 @@ static __device__ __forceinline__ void bring_codes(code_memory<N> &all, const cu
         more = more_ahead;
     }
     if (first < SLOTS) { /* what describes the end is there */
-        publish(first);
+        publish(&m.full[first]);
         return;
     }
     int at = 0, parity = 0;
     for (bool going = true; going;) {
-        code_wait(&m.empty[at], parity);
+        wait_for(&m.empty[at], parity);
         describe(all.slot[at]);
         going = more;
         if (going) {
             request_codes(all.slot[at], m.segments, a, c, ALL_CODES);
             advance();
         }
-        publish(at);
+        publish(&m.full[at]);
         if (++at == SLOTS) {
             at = 0;
             parity ^= 1;
@@ -211,8 +162,8 @@ static __device__ __forceinline__ void bring_codes(code_memory<N> &all, const cu
 
 /* Of every four dimensions the second and third change places, as in the operands made of codes. */
 template <int N>
-static __device__ __forceinline__ void load_code_queries(code_state<N> &m, code_query (&place)[N * 8],
-                                                         const cuda_attention &a, const code_tile &t) {
+static __device__ __forceinline__ void load_code_queries(code_state<N> &m, run_query (&place)[N * 8],
+                                                         const cuda_attention &a, const run_tile &t) {
     const run_segment &g = m.segments.segment[t.segment];
     int group = m.segments.group;
     for (int i = threadIdx.x; i < N * 8 * (CODE_DIM / 8); i += CODE_THREADS) {
@@ -394,10 +345,10 @@ static __device__ __forceinline__ void write_units_without_codes(const run_segme
 /* A tile's probabilities; with its last tile a unit's state. */
 template <int N>
 static __device__ __forceinline__ void soften_codes(code_state<N> &m, const code_slot &slot, const cuda_attention &a,
-                                                    int side, const visible_range &mine, const code_query &place) {
+                                                    int side, const visible_range &mine, const run_query &place) {
     int query = (int)threadIdx.x / QUERY_THREADS % (N * 8);
-    const code_tile &t = slot.tile;
-    bool begun = !(t.flags & CODE_BEGINS_UNIT), valid = query < t.queries;
+    const run_tile &t = slot.tile;
+    bool begun = !(t.flags & TILE_BEGINS_UNIT), valid = query < t.queries;
     auto scale_of = [&](int key) {
         return __uint_as_float(slot.row[code_place(key)][code_shift(key, t.head, a.kv_heads)]);
     };
@@ -415,7 +366,7 @@ static __device__ __forceinline__ void soften_codes(code_state<N> &m, const code
     m.top[query] = state.top;
     m.sum[query] = state.sum;
     m.rescale[side][query] = state.rescale;
-    if (!(t.flags & CODE_ENDS_UNIT) || !valid) return;
+    if (!(t.flags & TILE_ENDS_UNIT) || !valid) return;
     const run_segment &g = m.segments.segment[t.segment];
     a.state[g.first_cell + (size_t)place.row_head * g.partitions + t.partition] = make_float2(state.top, state.sum);
 }
@@ -423,8 +374,8 @@ static __device__ __forceinline__ void soften_codes(code_state<N> &m, const code
 /* What a unit leaves: values that are not yet divided by their sum. */
 template <int N>
 static __device__ __forceinline__ void write_codes_unit(const code_output<N> &o, const code_state<N> &m,
-                                                        const cuda_attention &a, const code_tile &t,
-                                                        const code_query (&place)[N * 8]) {
+                                                        const cuda_attention &a, const run_tile &t,
+                                                        const run_query (&place)[N * 8]) {
     const run_segment &g = m.segments.segment[t.segment];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #pragma unroll
@@ -464,19 +415,19 @@ static __device__ __forceinline__ void compute_codes(code_memory<N> &all, const 
         if (slots[1] >= 0) {
             const code_slot &s = all.slot[slots[1]];
             int query_tiles = (s.tile.queries + 7) / 8;
-            if (s.tile.flags & CODE_BEGINS_UNIT) o = {};
+            if (s.tile.flags & TILE_BEGINS_UNIT) o = {};
             add_codes<N>(o, m, s, tiles & 1 ^ 1, a.kv_heads, query_tiles);
-            if (s.tile.flags & CODE_ENDS_UNIT) write_codes_unit<N>(o, m, a, s.tile, m.query[places[1]]);
+            if (s.tile.flags & TILE_ENDS_UNIT) write_codes_unit<N>(o, m, a, s.tile, m.query[places[1]]);
             __syncwarp();
-            if (lane == 0) code_arrive(&m.empty[slots[1]]);
+            if (lane == 0) arrive(&m.empty[slots[1]]);
         }
         slots[1] = slots[0];
         places[1] = places[0];
         slots[0] = -1;
         if (slot >= 0) {
-            code_wait(&m.full[slot], parity);
+            wait_for(&m.full[slot], parity);
             const code_slot &s = all.slot[slot];
-            if (s.tile.flags & CODE_IS_NONE) {
+            if (s.tile.flags & TILE_IS_NONE) {
                 slot = -1;
             } else {
                 int whose = (s.tile.segment << 24) + (s.tile.head << 12) + s.tile.query_tile;
@@ -484,7 +435,7 @@ static __device__ __forceinline__ void compute_codes(code_memory<N> &all, const 
                     held = whose;
                     place = (place + 1) & 3;
                     load_code_queries<N>(m, m.query[place], a, s.tile);
-                    code_barrier();
+                    working_barrier<CODE_THREADS>();
                     const run_segment &g = m.segments.segment[s.tile.segment];
                     mine = visible_of_row(m.query[place][min(query, s.tile.queries - 1)].position, 0, g.bounded, g.sink,
                                           g.window);
@@ -499,7 +450,7 @@ static __device__ __forceinline__ void compute_codes(code_memory<N> &all, const 
             }
         }
         if (slots[0] < 0 && slots[1] < 0) return;
-        code_barrier();
+        working_barrier<CODE_THREADS>();
     }
 }
 
@@ -512,15 +463,8 @@ static __global__ __launch_bounds__(CODE_BLOCK, 1) void attend_codes_kernel(cons
     extern __shared__ __align__(16) unsigned char memory[];
     code_memory<N> &all = *reinterpret_cast<code_memory<N> *>(memory);
     code_state<N> &m = all.state;
-    if ((int)threadIdx.x < code_memory<N>::SLOTS) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(code_address(&m.full[threadIdx.x])),
-                     "r"((int)(CODE_BRING_THREADS + CODE_BRING_WARPS))
-                     : "memory");
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(code_address(&m.empty[threadIdx.x])),
-                     "r"((int)CODE_WARPS)
-                     : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if ((int)threadIdx.x < code_memory<N>::SLOTS)
+        init_barriers(&m.full[threadIdx.x], CODE_BRING_THREADS + CODE_BRING_WARPS, &m.empty[threadIdx.x], CODE_WARPS);
     load_segments<N * 8>(m.segments, batch, a);
     int from = first_unit_of(m.segments, a, blockIdx.x), to = first_unit_of(m.segments, a, blockIdx.x + 1);
     if (threadIdx.x >= CODE_THREADS) {

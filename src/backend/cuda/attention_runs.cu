@@ -6,7 +6,7 @@
  * Tiles arrive as two pieces of 32 keys in a ring of pieces. The arithmetic of a tile, and what a unit leaves behind,
  * are those of attention.cu on bits: the two accumulators of a score are two warps' here, and are added where the
  * softmax reads them. */
-#include "backend/cuda/attention_units.cuh"
+#include "backend/cuda/attention_ring.cuh"
 
 enum {
     RUN_WARPS = 16, /* that compute */
@@ -22,19 +22,6 @@ enum {
     BLOCK_BYTES = 227 << 10, /* of shared memory; what a piece takes decides how many fit */
 };
 static_assert(SCORE_PARTS == 2, "the accumulators of attention.cu");
-
-/* A query of a unit: its place among all of its segment, row by row, and its position. */
-struct run_query {
-    int row_head, position;
-};
-
-enum tile_flags { TILE_BEGINS_UNIT = 1, TILE_ENDS_UNIT = 2, TILE_IS_NONE = 4 /* behind the last one */ };
-
-struct run_tile {
-    int base, flags;
-    int segment, head, partition, query_tile;
-    int first_query, queries;
-};
 
 template <int D, bool SPLIT> struct run_piece {
     bf16 v[PIECE_KEYS][D + PAD];
@@ -67,29 +54,6 @@ template <int D, bool SPLIT, int M> struct run_memory {
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 
 /* ------------------------------------------------------------------------------------------------ bringing tiles */
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void arrive(unsigned long long *barrier) {
-    asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}" ::"r"(shared_address(barrier))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void wait_for(unsigned long long *barrier, int parity) {
-    asm volatile("{.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;}" ::"r"(shared_address(barrier)),
-                 "r"(parity)
-                 : "memory");
-}
-
-/* Once this thread's copies are there. */
-static __device__ __forceinline__ void arrive_with_copies(unsigned long long *barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 
 /* Where in the ring of pieces somebody stands, and the parity of its barriers there. */
 struct ring_place {
@@ -196,19 +160,7 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
     auto request = [&](int slot, key_rows which) {
         if (half == 0) {
             if (which != KEYS_OF_THIS_STEP) {
-                run_tile &tile = m.tile[tiles % TILES_AHEAD];
-                run_cursor following = ahead;
-                next_tile(following);
-                if (thread == 0)
-                    tile = {ahead.base,
-                            (ahead.unit != unit ? TILE_BEGINS_UNIT : 0) |
-                                (following.base >= following.end ? TILE_ENDS_UNIT : 0) | (more ? 0 : TILE_IS_NONE),
-                            ahead.segment,
-                            ahead.head,
-                            ahead.partition,
-                            ahead.query_tile,
-                            ahead.first_query,
-                            ahead.queries};
+                if (thread == 0) m.tile[tiles % TILES_AHEAD] = describe_tile(ahead, unit, more);
                 if (SPLIT && thread < a.pairs)
                     m.tile_turn[tiles % TILES_AHEAD][thread] = turn_of_tile(ahead.base, frequency);
             }
@@ -224,12 +176,7 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
         half ^= 1;
         return true;
     };
-    /* What was requested so far, and what describes it, belongs to this piece and to those before it. */
-    auto publish = [&](int slot) {
-        arrive_with_copies(&m.full[slot]);
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) arrive(&m.full[slot]);
-    };
+    /* What was requested so far, and what describes it, belongs to a piece that is published and to those before. */
     int first = 0;
     unsigned late = 0; /* pieces that miss rows of this step */
     for (; first < PIECES; first++) {
@@ -238,7 +185,7 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
         if (misses)
             late |= 1u << first;
         else
-            publish(first);
+            publish(&m.full[first]);
     }
     wait_for_predecessor();
     run_cursor later = ahead;
@@ -249,20 +196,20 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
     half = tiles = 0;
     for (int i = 0; i < first; i++) {
         (void)request(i, KEYS_OF_THIS_STEP);
-        if (late >> i & 1) publish(i);
+        if (late >> i & 1) publish(&m.full[i]);
     }
     ahead = later;
     more = more_later;
     half = half_later;
     if (first < PIECES) { /* what describes the end is there */
-        publish(first);
+        publish(&m.full[first]);
         return;
     }
     ring_place fill = {0, 0};
     for (bool going = true; going;) {
         wait_for(&m.empty[fill.at], fill.parity);
         going = request(fill.at, ALL_KEYS);
-        publish(fill.at);
+        publish(&m.full[fill.at]);
         next_place<PIECES>(fill);
     }
 }
@@ -276,10 +223,6 @@ static __device__ __noinline__ void call_bring_tiles(run_memory<D, SPLIT, M> &al
 }
 
 /* -------------------------------------------------------------------------------------------------------- queries */
-
-static __device__ __forceinline__ void computing_barrier() {
-    asm volatile("bar.sync 1, %0;" ::"r"((int)RUN_THREADS) : "memory");
-}
 
 template <int D, bool SPLIT, int M>
 static __device__ __forceinline__ void load_queries(run_state<D, SPLIT, M> &m, run_query (&place)[M * QUERIES],
@@ -528,7 +471,7 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
                 call_load_queries<D, SPLIT, M>(m, m.query[side], a, t);
             else
                 load_queries<D, SPLIT, M>(m, m.query[side], a, t);
-            computing_barrier();
+            working_barrier<RUN_THREADS>();
             const run_segment &g = m.segments.segment[t.segment];
             mine = visible_of_row(m.query[side][min(query, t.queries - 1)].position, a.sliding_window, g.bounded,
                                   g.sink, g.window);
@@ -541,10 +484,10 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
         next_place<PIECES>(take);
         if constexpr (SPLIT) {
             derive_turned<D, M>(m, low, high, turns, inside, m.tile_turn[tiles % TILES_AHEAD]);
-            computing_barrier();
+            working_barrier<RUN_THREADS>();
         }
         score_tile<D, SPLIT, M>(m, low, high, query_tiles);
-        computing_barrier();
+        working_barrier<RUN_THREADS>();
         if (query < query_tiles * QUERIES) {
             bool begun = !(t.flags & TILE_BEGINS_UNIT), valid = query < t.queries;
             auto scale_of = [&](int key, bool of_key) {
@@ -566,7 +509,7 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
                 m.rescale[query] = state.rescale;
             }
         }
-        computing_barrier();
+        working_barrier<RUN_THREADS>();
         add_values<D, SPLIT, M>(o, m, low, high, query_tiles);
         __syncwarp();
         if (lane == 0) {
@@ -587,15 +530,8 @@ static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const 
     run_memory<D, SPLIT, M> &all = *reinterpret_cast<run_memory<D, SPLIT, M> *>(memory);
     run_state<D, SPLIT, M> &m = all.state;
     const int PIECES = run_memory<D, SPLIT, M>::PIECES, AT_ONCE = M * QUERIES;
-    if ((int)threadIdx.x < PIECES) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&m.full[threadIdx.x])),
-                     "r"((int)(BRING_THREADS + BRING_WARPS))
-                     : "memory");
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&m.empty[threadIdx.x])),
-                     "r"((int)RUN_WARPS)
-                     : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    if ((int)threadIdx.x < PIECES)
+        init_barriers(&m.full[threadIdx.x], BRING_THREADS + BRING_WARPS, &m.empty[threadIdx.x], RUN_WARPS);
     load_segments<AT_ONCE>(m.segments, batch, a);
     int from = first_unit_of(m.segments, a, blockIdx.x), to = first_unit_of(m.segments, a, blockIdx.x + 1);
     if (threadIdx.x >= RUN_THREADS) {
