@@ -1,7 +1,9 @@
-/* What training asks of this backend: students and learners, which learn from many sequences at once. */
+/* What training asks of this backend: sums of the closed form; students and
+ * learners, which learn from many sequences at once. */
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/learner.h"
+#include "backend/cuda/moments.h"
 #include "backend/cuda/students.h"
 
 const backend_train_ops *cuda_train(void);
@@ -16,7 +18,17 @@ static void *pinned(size_t bytes) {
 static void unpin(void *memory) { (void)cudaFreeHost(memory); }
 
 const backend_train_ops *cuda_train(void) {
-    static const backend_train_ops ops = {.chooses = true,
+    static const backend_train_ops ops = {.moments_create = cuda_moments_create,
+                                          .moments_destroy = cuda_moments_destroy,
+                                          .moments_add = cuda_moments_sum,
+                                          .moments_read = cuda_moments_read,
+                                          .moments_write = cuda_moments_write,
+                                          .moments_seen = cuda_moments_seen,
+                                          .moments_whiten = cuda_moments_whiten,
+                                          .moments_apply = cuda_moments_apply,
+                                          .moments_targets = cuda_moments_targets,
+                                          .weight_row = cuda_moments_weight_row,
+                                          .chooses = true,
                                           .host_memory = pinned,
                                           .free_host_memory = unpin,
                                           .student_bytes = cuda_student_bytes,

@@ -1,0 +1,353 @@
+#include "backend/cuda/moments.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/devices.h"
+#include "backend/cuda/forward.h"
+#include "backend/cuda/prompt_gemm.h"
+#include "backend/weight_values.h"
+
+enum { OUTER = 4096 /* values of y whose products with x are made together */, PARTIAL_FLOATS = 1 << 21 };
+
+static size_t kv_dim(const backend_moments *s, int layer) {
+    const gemma4_layer_config *l = &s->m->config->layer[layer];
+    return (size_t)(l->kv_heads * l->head_dim);
+}
+
+/* -------------------------------------------------------------------------------------------------------- memory */
+
+/* Memory is laid out twice: with `base` NULL for its size, then for its addresses. */
+typedef struct arena {
+    char *base;
+    size_t bytes;
+} arena;
+
+static void *take_bytes(arena *a, size_t bytes) {
+    enum { ALIGN = 256 };
+    void *at = a->base ? a->base + a->bytes : NULL;
+    a->bytes += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+static float *take(arena *a, size_t n) { return take_bytes(a, n * sizeof(float)); }
+
+static size_t lay_out(backend_moments *s, char *base) {
+    const gemma4_config *c = s->m->config;
+    arena a = {.base = base};
+    size_t sequence = (size_t)s->o.sequence, heads = (size_t)c->heads, dim = 0, seen = s->chunk * (size_t)s->o.offsets;
+    s->sums = take_bytes(&a, s->o.n * sizeof *s->sums);
+    for (int i = 0; i < c->layers; i++) {
+        size_t d = (size_t)c->layer[i].head_dim;
+        if (d > dim) dim = d;
+        s->gram[i] = take(&a, heads * d * d);
+        if (c->layer[i].kv_source != i) continue;
+        s->keys[i] = take(&a, sequence * kv_dim(s, i));
+        s->values[i] = take(&a, sequence * kv_dim(s, i));
+    }
+    for (int type = 0; type < 2; type++) {
+        size_t turns = sequence * (size_t)c->rope[type].rotated_pairs;
+        s->cosine[type] = take(&a, turns);
+        s->sine[type] = take(&a, turns);
+    }
+    s->positions = take_bytes(&a, sequence * sizeof *s->positions);
+    s->x = take_bytes(&a, (size_t)s->o.inputs * s->ld * sizeof *s->x);
+    s->y = take_bytes(&a, (size_t)s->o.targets * s->ld * sizeof *s->y);
+    s->rms = take(&a, heads * s->ld);
+    s->outer = take(&a, (size_t)OUTER * (size_t)s->o.inputs);
+    s->q = take(&a, s->chunk * heads * dim);
+    s->o_heads = take(&a, s->chunk * heads * dim);
+    s->scores = take(&a, heads * s->chunk * sequence);
+    s->weight = take(&a, heads * seen);
+    s->square = take(&a, s->chunk);
+    s->u = take(&a, seen * dim);
+    s->gu = take(&a, seen * dim);
+    s->product = take(&a, dim * dim);
+    s->partial_floats = PARTIAL_FLOATS;
+    s->partial = take(&a, s->partial_floats);
+    s->row_sum = take_bytes(&a, s->chunk * sizeof *s->row_sum);
+    return a.bytes;
+}
+
+static kakeya_status give(backend_moments *s, void *to, const void *from, size_t bytes, kakeya_error *error) {
+    static const char what[] = "copying sums of training";
+    kakeya_status status =
+        cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s->launch.stream), what, error);
+    return status ? status : cuda_finish(&s->m->device, what, error);
+}
+
+/* RoPE's tables, positions and the layers' G. */
+static kakeya_status fill(backend_moments *s, kakeya_error *error) {
+    const gemma4_config *c = s->m->config;
+    size_t sequence = (size_t)s->o.sequence, pairs = 1;
+    for (int type = 0; type < 2; type++) {
+        if ((size_t)c->rope[type].rotated_pairs > pairs) pairs = (size_t)c->rope[type].rotated_pairs;
+    }
+    float *table = malloc(2 * sequence * pairs * sizeof *table);
+    int *positions = malloc(sequence * sizeof *positions);
+    kakeya_status status = KAKEYA_OK;
+    if (!table || !positions) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    for (size_t i = 0; i < sequence && !status; i++) positions[i] = (int)i;
+    if (!status) status = give(s, s->positions, positions, sequence * sizeof *positions, error);
+    for (int i = 0; i < c->layers && !status; i++) {
+        size_t d = (size_t)c->layer[i].head_dim;
+        const gemma4_rope *rope = &c->rope[c->layer[i].type];
+        size_t n = (size_t)rope->rotated_pairs, all = sequence * n;
+        status = give(s, s->gram[i], s->o.gram[i], (size_t)c->heads * d * d * sizeof(float), error);
+        /* inverse frequency j = theta^(-2j / head_dim) / factor, as cpu/rope.c has it */
+        for (size_t k = 0; k < all && !status; k++) {
+            float angle = (float)(k / n) * (1.0f / powf(rope->theta, (float)(2 * (k % n)) / (float)d) / rope->factor);
+            table[k] = cosf(angle);
+            table[all + k] = sinf(angle);
+        }
+        if (!status && all) status = give(s, s->cosine[c->layer[i].type], table, all * sizeof *table, error);
+        if (!status && all) status = give(s, s->sine[c->layer[i].type], table + all, all * sizeof *table, error);
+    }
+    free(table);
+    free(positions);
+    return status;
+}
+
+kakeya_status cuda_moments_create(backend_model *m, const moments_options *options, backend_moments **out,
+                                  kakeya_error *error) {
+    *out = NULL;
+    if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "training takes one device: leave --devices at one");
+    if (m->config->hidden % 8)
+        return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d: the closed form takes the CPU", m->config->hidden);
+    for (int i = 0; i < m->config->layers; i++) {
+        if (!weight_present(&m->options.verifier->weights.layer[i].o_proj) &&
+            m->weights.layer[i].o.form != CUDA_FORM_BF16)
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "the closed form of synthetic weights takes them in bf16: leave the quantisation out");
+    }
+    backend_moments *s = calloc(1, sizeof *s);
+    if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    s->m = m;
+    s->o = *options;
+    memcpy(s->tap, options->tap, (size_t)options->taps * sizeof *s->tap);
+    memcpy(s->target, options->target, (size_t)m->config->layers * sizeof *s->target);
+    s->o.tap = s->tap;
+    s->o.target = s->target;
+    s->launch = m->launch;
+    s->launch.programmatic = 0;
+    s->chunk = (size_t)(m->max_rows < options->sequence ? m->max_rows : options->sequence);
+    s->ld = (size_t)cuda_padded((int)s->chunk);
+    kakeya_status status = cuda_device_use(&m->device, error);
+    if (!status)
+        status = cuda_buffer_create(&s->memory, &m->device, m->account, MEM_WORKSPACE, lay_out(s, NULL),
+                                    "the sums of training", error);
+    if (!status) {
+        lay_out(s, s->memory.data);
+        status = fill(s, error);
+    }
+    if (status) {
+        cuda_moments_destroy(s);
+        return status;
+    }
+    *out = s;
+    return KAKEYA_OK;
+}
+
+void cuda_moments_destroy(backend_moments *s) {
+    if (!s) return;
+    if (s->memory.data) (void)cuda_device_use(&s->m->device, NULL);
+    cuda_buffer_destroy(&s->solving);
+    cuda_buffer_destroy(&s->memory);
+    free(s);
+}
+
+kakeya_status cuda_moments_read(backend_moments *s, size_t first, size_t n, double *out, kakeya_error *error) {
+    static const char what[] = "reading sums of training";
+    kakeya_status status = cuda_device_use(&s->m->device, error);
+    if (!status)
+        status =
+            cuda_check(cudaMemcpyAsync(out, s->sums + first, n * sizeof *out, cudaMemcpyDeviceToHost, s->launch.stream),
+                       what, error);
+    return status ? status : cuda_finish(&s->m->device, what, error);
+}
+
+kakeya_status cuda_moments_write(backend_moments *s, size_t first, size_t n, const double *from, kakeya_error *error) {
+    kakeya_status status = cuda_device_use(&s->m->device, error);
+    return status ? status : give(s, s->sums + first, from, n * sizeof *from, error);
+}
+
+void cuda_moments_weight_row(const backend_model *m, const weight *w, int row, float *out) {
+    if (w->stream[0]) {
+        weight_values(w, row, 0, w->in, out);
+        return;
+    }
+    memset(out, 0, (size_t)w->in * sizeof *out);
+    for (int i = 0; i < m->config->layers; i++) {
+        const cuda_matrix *o = &m->weights.layer[i].o;
+        if (w != &m->options.verifier->weights.layer[i].o_proj || o->form != CUDA_FORM_BF16) continue;
+        cuda_bf16 *bits = (cuda_bf16 *)(void *)out + w->in; /* the row's second half; widened from its beginning */
+        if (cudaMemcpyAsync(bits, o->data + (size_t)row * (size_t)o->ld, (size_t)w->in * sizeof *bits,
+                            cudaMemcpyDeviceToHost, m->launch.stream) ||
+            cudaStreamSynchronize(m->launch.stream))
+            return;
+        for (int k = 0; k < w->in; k++) {
+            uint32_t wide = (uint32_t)bits[k] << 16;
+            memcpy(&out[k], &wide, sizeof wide);
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- a forward */
+
+void cuda_moments_begin(backend_moments *s, int position, int rows, bool metric) {
+    s->position = position;
+    s->rows = rows;
+    s->metric = metric;
+}
+
+/* Rows of `columns` values, groups of them divided by their rms, into rows of turned values. */
+static void turn(backend_moments *s, const float *from, int columns, int group, cuda_bf16 *to) {
+    cuda_moments_rms(&s->launch, from, (size_t)columns, s->rows, columns / group, group, s->m->config->rms_eps, s->rms,
+                     s->ld);
+    cuda_moments_turn(&s->launch, from, (size_t)columns, s->rows, cuda_padded(s->rows), columns, group, s->rms, s->ld,
+                      to, s->ld);
+}
+
+void cuda_moments_kv(backend_moments *s, int layer, const float *raw_k, const float *raw_v) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_config *l = &c->layer[layer];
+    for (int half = 0; half < 2; half++) {
+        const float *raw = half ? raw_v : raw_k;
+        size_t first = (size_t)(s->target[layer] + (half ? s->o.keys : 0));
+        turn(s, raw, (int)kv_dim(s, layer), l->head_dim, s->y + first * s->ld);
+        cuda_moments_sizes(&s->launch, s->rms, s->ld, l->kv_heads, s->rows, s->sums + s->o.size + first,
+                           (size_t)l->head_dim);
+        if (!s->metric) continue;
+        train_turn still = {.half = l->head_dim / 2}, turned = {.cosine = s->cosine[l->type],
+                                                                .sine = s->sine[l->type],
+                                                                .position = s->positions + s->position,
+                                                                .half = l->head_dim / 2,
+                                                                .pairs = c->rope[l->type].rotated_pairs};
+        float *seen = (half ? s->values : s->keys)[layer] + (size_t)s->position * kv_dim(s, layer);
+        cuda_train_heads(&s->launch, raw, half ? NULL : s->m->weights.layer[layer].k_norm, seen, s->rows, l->kv_heads,
+                         l->head_dim, c->rms_eps, half ? still : turned);
+    }
+}
+
+void cuda_moments_output(backend_moments *s, int layer, const float *h) {
+    int hidden = s->m->config->hidden;
+    for (int tap = 0; tap < s->o.taps; tap++) {
+        if (s->tap[tap] == layer) turn(s, h, hidden, hidden, s->x + (size_t)tap * (size_t)hidden * s->ld);
+    }
+}
+
+/* What one query head has seen, into the sums of its K/V head. */
+static void take_head(backend_moments *s, const moments_metric *metric, int layer, int head) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_config *l = &c->layer[layer];
+    int source = l->kv_source, d = l->head_dim, seen = s->rows * s->o.offsets,
+        kv_head = head / (c->heads / l->kv_heads);
+    size_t dims = (size_t)(d * d);
+    const moments_head h = {.weight = s->weight + (size_t)head * (size_t)seen,
+                            .q = s->q + (size_t)(head * d),
+                            .o = s->o_heads + (size_t)(head * d),
+                            .v = s->values[source] + (size_t)(kv_head * d),
+                            .k_norm = s->m->weights.layer[source].k_norm,
+                            .cosine = s->cosine[l->type],
+                            .sine = s->sine[l->type],
+                            .ldq = (size_t)(c->heads * d),
+                            .ldv = kv_dim(s, source),
+                            .dim = d,
+                            .pairs = c->rope[l->type].rotated_pairs};
+    cuda_moments_errors(&s->launch, metric, &h, s->u);
+    train_product p = {.a = s->u, .lda = (size_t)d, .b = s->gram[layer] + (size_t)head * dims, .ldb = (size_t)d};
+    p.c = s->gu, p.ldc = (size_t)d, p.m = seen, p.n = d, p.k = d;
+    cuda_train_product(&s->launch, TRAIN_NN, &p);
+    cuda_moments_directions(&s->launch, metric, &h, s->u, s->gu, s->gu);
+    train_product sum = {.a = s->gu, .lda = (size_t)d, .b = s->gu, .ldb = (size_t)d, .c = s->product};
+    sum.ldc = (size_t)d, sum.m = d, sum.n = d, sum.k = seen;
+    sum.partial = s->partial, sum.partial_floats = s->partial_floats;
+    cuda_train_product(&s->launch, TRAIN_TN, &sum);
+    cuda_moments_add(&s->launch, s->product, s->sums + s->o.metric_k[layer] + (size_t)kv_head * dims, dims);
+}
+
+void cuda_moments_attended(backend_moments *s, int layer, const cuda_bf16 *q, const cuda_bf16 *o, size_t ldo,
+                           const float *out) {
+    const gemma4_config *c = s->m->config;
+    const gemma4_layer_config *l = &c->layer[layer];
+    int width = c->heads * l->head_dim, columns = s->position + s->rows;
+    size_t d = (size_t)l->head_dim, kv = kv_dim(s, l->kv_source);
+    cuda_moments_squares(&s->launch, out, s->m->weights.layer[layer].post_attention_norm, s->rows, c->hidden,
+                         c->rms_eps, s->square, s->row_sum, s->sums + s->o.added[layer]);
+    cuda_moments_widen(&s->launch, q, (size_t)width, s->q, s->rows, width);
+    cuda_moments_widen(&s->launch, o, ldo, s->o_heads, s->rows, width);
+    train_product p = {.a = s->q, .lda = (size_t)width, .b = s->keys[l->kv_source], .ldb = kv, .c = s->scores};
+    p.ldc = (size_t)columns, p.m = s->rows, p.n = columns, p.k = l->head_dim;
+    p.items = 1, p.heads = c->heads, p.group = c->heads / l->kv_heads;
+    p.a_head = d, p.b_head = d, p.c_head = (size_t)s->rows * (size_t)columns;
+    cuda_train_product(&s->launch, TRAIN_NT, &p);
+    moments_metric metric = {.scores = s->scores,
+                             .square = s->square,
+                             .weight = s->weight,
+                             .offsets = s->o.offsets,
+                             .rows = s->rows,
+                             .position = s->position,
+                             .columns = columns,
+                             .heads = c->heads,
+                             .sliding = l->type == GEMMA4_SLIDING ? c->sliding_window : 0,
+                             .sink = s->o.sink,
+                             .negligible = s->o.negligible};
+    memcpy(metric.offset, s->o.offset, (size_t)s->o.offsets * sizeof *metric.offset);
+    cuda_moments_weigh(&s->launch, &metric);
+    cuda_moments_sum_weights(&s->launch, &metric, s->sums + s->o.metric_v[layer]);
+    for (int a = 0; a < c->heads; a++) take_head(s, &metric, layer, a);
+}
+
+/* to [nb][inputs] += products of turned rows. */
+static cudaError_t add_outer(backend_moments *s, const cuda_bf16 *b, int nb, double *to) {
+    size_t n = (size_t)s->o.inputs;
+    cudaError_t status = cudaSuccess;
+    for (int first = 0, some; first < nb && !status; first += some) {
+        some = nb - first < OUTER ? nb - first : OUTER;
+        const prompt_gemm_args args = {.a = b + (size_t)first * s->ld,
+                                       .lda = s->ld,
+                                       .w = s->x,
+                                       .ldw = s->ld,
+                                       .out = s->outer,
+                                       .ldo = n,
+                                       .m = some,
+                                       .n = s->o.inputs,
+                                       .k = cuda_padded(s->rows),
+                                       .output = PROMPT_GEMM_F32};
+        status = prompt_gemm(&args, s->launch.stream);
+        if (!status) cuda_moments_add(&s->launch, s->outer, to + (size_t)first * n, (size_t)some * n);
+    }
+    return status;
+}
+
+kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {
+    static const char what[] = "summing what to train on";
+    cudaError_t status = add_outer(s, s->x, s->o.inputs, s->sums + s->o.xx);
+    if (!status) status = add_outer(s, s->y, s->o.targets, s->sums + s->o.yx);
+    kakeya_status checked = cuda_check(status, what, error);
+    return checked ? checked : cuda_finish(&s->m->device, what, error);
+}
+
+void cuda_moments_look(backend_moments *s, const cuda_pass *p, const step_op *op) {
+    const cuda_workspace *w = &s->m->space;
+    const gemma4_config *c = s->m->config;
+    bool own = op->layer >= 0 && c->layer[op->layer].kv_source == op->layer;
+    if (!p->prompt) return;
+    if (op->kind == STEP_QKV && own) cuda_moments_kv(s, op->layer, w->k, c->layer[op->layer].k_eq_v ? w->k : w->v);
+    if (op->kind == STEP_OUT && s->metric)
+        cuda_moments_attended(s, op->layer, w->q_heads, w->attended, (size_t)s->m->weights.layer[op->layer].o.ld,
+                              w->branch);
+    if (op->kind == (c->ple_width ? STEP_PLE_ADD : STEP_AFTER_FFN)) cuda_moments_output(s, op->layer, w->h);
+}
+
+kakeya_status cuda_moments_sum(backend_moments *s, backend_cache *cache, const int32_t *tokens, int n, bool metric,
+                               kakeya_error *error) {
+    backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
+    cuda_moments_begin(s, cuda_cache_length(cache), n, metric);
+    s->m->watch = s;
+    kakeya_status status = cuda_devices_forward(s->m, &segment, 1, error);
+    s->m->watch = NULL;
+    if (!status) status = cuda_devices_commit(cache, n, error);
+    return status ? status : cuda_moments_end(s, error);
+}
