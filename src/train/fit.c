@@ -63,7 +63,7 @@ typedef struct fit_moments {
     int n;
     const double *xx, *yx; /* [n][n], [targets][n] */
     double *mapped[2];     /* those of an encoder that reads W x; NULL: the sums' own */
-    double *factor;        /* [n][n] */
+    double *factor;        /* [n][n]; for a device E[x x'] until the matrix is made */
 } fit_moments;
 
 /* A run of y with the metric of its heads. */
@@ -202,14 +202,22 @@ static void whiten(const fit_problem *p, const fit_moments *m, double *g) {
 }
 
 typedef struct fit_operator {
-    thread_pool *pool;
-    const double *g;
+    const fit_problem *problem;
+    const double *g; /* NULL: on the device */
     int n;
+    kakeya_status status; /* of the device */
+    kakeya_error *error;
 } fit_operator;
 
 static void apply_operator(void *context, const double *x, int rows, double *out) {
-    const fit_operator *o = context;
-    linear_combine(o->pool, x, rows, o->g, o->n, o->n, out);
+    fit_operator *o = context;
+    const fit_problem *p = o->problem;
+    if (o->g) {
+        linear_combine(p->pool, x, rows, o->g, o->n, o->n, out);
+        return;
+    }
+    if (!o->status) o->status = p->ops->moments_apply(p->moments, x, rows, out, o->error);
+    if (o->status) out[0] = NAN; /* ends the iteration */
 }
 
 /* The eigenvectors of the largest eigenvalues, in the first rows of vectors. */
@@ -219,38 +227,70 @@ static kakeya_status find_vectors(const fit_problem *p, const fit_moments *m, in
     double *values = malloc(2 * (size_t)m->n * sizeof *values);
     bool out_of_memory = !values, found = false;
     bool dense = p->solver == FIT_DENSE || (p->solver == FIT_AUTO && m->n <= MOST_DENSE);
-    if (values && dense) {
+    fit_operator o = {.problem = p, .g = g, .n = m->n, .error = error};
+    if (values && dense && g) {
         found = linear_eigen(g, m->n, values, values + m->n);
         memcpy(vectors, g, (size_t)rank * (size_t)m->n * sizeof *g);
     } else if (values) {
-        fit_operator o = {p->pool, g, m->n};
         found = subspace_eigen(p->pool, m->n, rank, block, apply_operator, &o, vectors, values, &out_of_memory);
     }
     free(values);
+    if (o.status) return o.status;
     if (out_of_memory) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form's iteration");
     if (found) return KAKEYA_OK;
     return error_set(error, KAKEYA_FORMAT,
                      "the closed form has no solution: its sums are no finite numbers, or do not converge");
 }
 
-static kakeya_status solve_moments(const fit_problem *p, const fit_moments *m, const fit_side *side,
-                                   const fit_latents *to, kakeya_error *error) {
+/* The matrix whose eigenvectors are wanted, in *g; NULL where it is the device's. The factor is made by then. */
+static kakeya_status make_matrix(const fit_problem *p, fit_moments *m, const fit_side *side, double **g,
+                                 kakeya_error *error) {
+    size_t n = (size_t)m->n;
+    *g = NULL;
+    if (p->moments) {
+        double tokens = p->sums->tokens[0];
+        kakeya_status status =
+            p->ops->moments_seen(p->moments, side->first, side->count, side->metric, 1 / (tokens * tokens), error);
+        return status ? status : p->ops->moments_whiten(p->moments, m->factor, error);
+    }
+    double *z = malloc((size_t)deepest_rows(p->sums) * n * sizeof *z);
+    *g = malloc(n * n * sizeof **g);
+    if (*g && z) {
+        seen_moments(p, m, side, z, *g);
+        whiten(p, m, *g);
+    }
+    bool complete = *g && z;
+    free(z);
+    if (complete) return KAKEYA_OK;
+    return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes", n * n * sizeof **g);
+}
+
+/* y [rows][count] = E[x y'] as encoders in rows of x see it. */
+static kakeya_status see_targets(const fit_problem *p, const fit_moments *m, const fit_side *side, const double *x,
+                                 int rows, double *y, kakeya_error *error) {
+    kakeya_status status = KAKEYA_OK;
+    if (p->moments)
+        status = p->ops->moments_targets(p->moments, side->first, side->count, x, rows, y, error);
+    else
+        linear_dots(p->pool, x, rows, m->yx + (size_t)side->first * (size_t)m->n, side->count, m->n, y);
+    for (size_t i = 0; i < (size_t)rows * (size_t)side->count && !status; i++) y[i] /= p->sums->tokens[0];
+    return status;
+}
+
+static kakeya_status solve_moments(const fit_problem *p, fit_moments *m, const fit_side *side, const fit_latents *to,
+                                   kakeya_error *error) {
     enum { MORE = 64, TOGETHER = 64 };
     size_t n = (size_t)m->n, count = (size_t)side->count, rank = (size_t)to->rank,
-           block = rank + MORE < n ? rank + MORE : n, deep = (size_t)deepest_rows(p->sums);
-    double *g = malloc(n * n * sizeof *g), *z = malloc(deep * n * sizeof *z), *vectors = NULL, *y = NULL;
-    kakeya_status status = KAKEYA_OK;
-    if (g && z) {
-        seen_moments(p, m, side, z, g);
-        whiten(p, m, g);
-        free(z);
-        z = NULL;
+           block = rank + MORE < n ? rank + MORE : n;
+    double *g = NULL, *vectors = NULL, *y = NULL;
+    kakeya_status status = make_matrix(p, m, side, &g, error);
+    if (!status) {
         vectors = malloc(block * n * sizeof *vectors);
         y = malloc(TOGETHER * count * sizeof *y);
+        if (!vectors || !y)
+            status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
+                               (block * n + TOGETHER * count) * sizeof *y);
     }
-    if (!g || !vectors || !y)
-        status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the closed form needs %zu bytes",
-                           (n * n + block * n + TOGETHER * count) * sizeof *g);
     if (!status) status = find_vectors(p, m, to->rank, g, vectors, (int)block, error);
     if (!status) {
         linear_solve_upper_rows(p->pool, m->factor, m->n, vectors, to->rank);
@@ -258,12 +298,10 @@ static kakeya_status solve_moments(const fit_problem *p, const fit_moments *m, c
     }
     for (size_t r = 0; r < rank && !status; r += TOGETHER) {
         size_t rows = rank - r < TOGETHER ? rank - r : TOGETHER;
-        linear_dots(p->pool, vectors + r * n, (int)rows, m->yx + (size_t)side->first * n, side->count, m->n, y);
-        for (size_t i = 0; i < rows * count; i++) y[i] /= p->sums->tokens[0];
-        for (size_t i = 0; i < rows; i++) write_decoders(p->sums, side, y + i * count, (int)(r + i), to);
+        status = see_targets(p, m, side, vectors + r * n, (int)rows, y, error);
+        for (size_t i = 0; i < rows && !status; i++) write_decoders(p->sums, side, y + i * count, (int)(r + i), to);
     }
     free(g);
-    free(z);
     free(vectors);
     free(y);
     return status;
@@ -281,6 +319,7 @@ static kakeya_status factorise(const fit_problem *p, fit_moments *m, kakeya_erro
     for (size_t i = 0; i < n; i++) mean += m->xx[i * n + i] / s->tokens[0] / (double)n;
     for (size_t i = 0; i < n * n; i++) factor[i] = m->xx[i] / s->tokens[0];
     for (size_t i = 0; i < n; i++) factor[i * n + i] += ridge * mean;
+    if (p->moments) return KAKEYA_OK; /* with the matrix */
     return linear_cholesky(p->pool, factor, m->n) ? KAKEYA_OK : no_solution(error);
 }
 
@@ -348,7 +387,7 @@ void fit_weights_free(fit_weights *w) {
 }
 
 /* One side, keys or values or both. */
-static kakeya_status solve_side(const fit_problem *p, const fit_moments *m, bool keys, bool values, fit_weights *out,
+static kakeya_status solve_side(const fit_problem *p, fit_moments *m, bool keys, bool values, fit_weights *out,
                                 kakeya_error *error) {
     const fit_sums *s = p->sums;
     fit_side side = {keys ? 0 : s->keys, keys && values ? s->targets : s->keys, metric_of(s, p->gram, keys, values)};
@@ -380,7 +419,7 @@ kakeya_status fit_solve(const fit_problem *p, fit_weights *out, kakeya_error *er
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: the weights of the closed form");
     fit_moments moments = {0};
     for (int half = 0; half < (shared ? 1 : 2) && !status; half++) {
-        if (!half || p->map[half]) {
+        if (!half || p->map[half] || p->moments) {
             moments_free(&moments);
             status = moments_of(p, half, &moments, error);
         }

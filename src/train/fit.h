@@ -21,6 +21,7 @@
 #ifndef KAKEYA_TRAIN_FIT_H
 #define KAKEYA_TRAIN_FIT_H
 
+#include "backend/backend_train.h"
 #include "base/error.h"
 #include "base/threads.h"
 #include "model/f_theta.h"
@@ -64,6 +65,10 @@ typedef struct fit_problem {
     const float *map[2]; /* W of keys and of values, [what an encoder reads][inputs]; NULL: encoders read x */
     thread_pool *pool;   /* changes no bit */
     fit_solver solver;
+    /* Or NULL: xx and yx, and the matrix that is solved, are on a device (backend/backend_train.h). Of the sums here xx
+     * has been read, yx has not. Encoders read x. */
+    const backend_train_ops *ops;
+    backend_moments *moments;
 } fit_problem;
 
 /* Weights of the shape of the configuration. KAKEYA_INVALID_ARGUMENT: too few tokens for so many inputs, or a rank

@@ -24,6 +24,7 @@ struct trainer {
     trainer_options options;
     thread_pool *pool;
     fit_sums sums;
+    backend_moments *moments;       /* or NULL: the sums but `tokens` are on a device; those here are copies of them */
     float *gram[GEMMA4_MAX_LAYERS]; /* [heads][head_dim][head_dim] */
     float *x, *y;                   /* [chunk][inputs], [chunk][targets] of the forward in work */
     /* Where the drafter's context is read: */
@@ -119,6 +120,38 @@ static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *err
     return KAKEYA_OK;
 }
 
+/* Sums that the backend keeps. */
+static kakeya_status make_moments(trainer *t, kakeya_error *error) {
+    const f_theta_config *f = &t->options.config;
+    const fit_sums *s = &t->sums;
+    if (f_theta_needs_drafter(f))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "backend %s has no sums for the closed form of a drafter's context: take --backend cpu",
+                         t->engine->ops->name);
+    moments_options o = {.tap = f->aux_layer,
+                         .taps = f->aux_layers,
+                         .inputs = s->inputs,
+                         .targets = s->targets,
+                         .keys = s->keys,
+                         .target = s->target,
+                         .n = s->n_all,
+                         .xx = (size_t)(s->xx - s->all),
+                         .yx = (size_t)(s->yx - s->all),
+                         .size = (size_t)(s->size - s->all),
+                         .gram = t->gram,
+                         .sequence = t->options.sequence,
+                         .sink = t->options.sink,
+                         .offsets = t->n_offsets,
+                         .negligible = (float)negligible_weight};
+    for (int i = 0; i < t->config->layers; i++) {
+        o.metric_k[i] = (size_t)(s->metric_k[i] - s->all);
+        o.metric_v[i] = (size_t)(s->metric_v[i] - s->all);
+        o.added[i] = (size_t)(s->added[i] - s->all);
+    }
+    memcpy(o.offset, t->offset, sizeof t->offset);
+    return t->ops->moments_create(t->engine->model, &o, &t->moments, error);
+}
+
 static kakeya_status allocate(trainer *t, kakeya_error *error) {
     const gemma4_config *c = t->config;
     size_t chunk = (size_t)t->engine->ops->model_prompt_chunk(t->engine->model), n = (size_t)t->sums.inputs,
@@ -146,7 +179,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
                              kakeya_error *error) {
     *out = NULL;
     const backend_train_ops *ops = backend_train_find(engine->ops);
-    if (!ops || !ops->forward)
+    if (!ops || !(ops->forward || ops->moments_create))
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "backend %s has no sums for the closed form: take --backend cpu, or --init-from a folder that "
                          "was made with it",
@@ -175,8 +208,9 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
     if (!status) status = thread_pool_create(options->threads, &t->pool, error);
     int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
     if (!status) status = fit_sums_create(t->config, inputs, &t->sums, error);
-    if (!status) status = allocate(t, error);
+    if (!status && !ops->moments_create) status = allocate(t, error);
     if (!status) status = make_grams(t, error);
+    if (!status && ops->moments_create) status = make_moments(t, error);
     if (status) {
         trainer_destroy(t);
         return status;
@@ -187,6 +221,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
 
 void trainer_destroy(trainer *t) {
     if (!t) return;
+    if (t->moments) t->ops->moments_destroy(t->moments);
     for (int i = 0; i < GEMMA4_MAX_LAYERS; i++) {
         free(t->gram[i]);
         free(t->keys[i]);
@@ -439,7 +474,7 @@ static kakeya_status add_moments(trainer *t, int rows, kakeya_error *error) {
 kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error *error) {
     const backend_cache_options options = {.context_tokens = n,
                                            .attention = KAKEYA_ATTENTION_NATIVE,
-                                           .kv_format = KV_FORMAT_F32,
+                                           .kv_format = t->engine->ops->bf16_only ? KV_FORMAT_BF16 : KV_FORMAT_F32,
                                            .account = &t->engine->account};
     backend_cache *cache = NULL;
     int chunk = t->engine->ops->model_prompt_chunk(t->engine->model);
@@ -448,6 +483,11 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
     kakeya_status status = t->engine->ops->cache_create(t->engine->model, &options, &cache, error);
     for (int at = 0, rows; at < n && !status; at += rows) {
         rows = n - at < chunk ? n - at : chunk;
+        if (t->moments) {
+            status = t->ops->moments_add(t->moments, cache, tokens + at, rows, t->metric, error);
+            if (!status) t->sums.tokens[0] += rows;
+            continue;
+        }
         status = t->ops->forward(t->engine->model, cache, tokens + at, rows, look, t, error);
         if (!status) status = add_moments(t, rows, error);
     }
@@ -456,12 +496,25 @@ kakeya_status trainer_add(trainer *t, const int32_t *tokens, int n, kakeya_error
     return status;
 }
 
+/* Sums [first, end) out of the backend. */
+static kakeya_status fetch(const trainer *t, const double *first, const double *end, kakeya_error *error) {
+    double *to = t->sums.all + (first - t->sums.all);
+    return t->ops->moments_read(t->moments, (size_t)(first - t->sums.all), (size_t)(end - first), to, error);
+}
+
 kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error) {
+    const fit_sums *s = &t->sums;
+    *out = (fit_weights){0};
+    kakeya_status status = t->moments ? fetch(t, s->xx, s->yx, error) : KAKEYA_OK;
+    if (t->moments && !status) status = fetch(t, s->size, s->all + s->n_all, error);
+    if (status) return status;
     const fit_problem problem = {.sums = &t->sums,
                                  .config = &t->options.config,
                                  .gram = t->gram,
                                  .map = {t->map[0], t->map[1]},
-                                 .pool = t->pool};
+                                 .pool = t->pool,
+                                 .ops = t->ops,
+                                 .moments = t->moments};
     return fit_solve(&problem, out, error);
 }
 
@@ -480,9 +533,11 @@ kakeya_status trainer_save(const trainer *t, const char *path, uint64_t purpose,
     memcpy(head.magic, saved_magic, sizeof head.magic);
     memcpy(head.place, place, sizeof head.place);
     size_t bytes = t->sums.n_all * sizeof *t->sums.all;
+    kakeya_status status = t->moments ? fetch(t, t->sums.xx, t->sums.all + t->sums.n_all, error) : KAKEYA_OK;
+    if (status) return status;
     uint64_t hash = hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, &head, sizeof head), t->sums.all, bytes);
     file_writer *writer = NULL;
-    kakeya_status status = file_writer_open(path, &writer, error);
+    status = file_writer_open(path, &writer, error);
     if (status) return status;
     status = file_writer_write(writer, &head, sizeof head, error);
     if (!status) status = file_writer_write(writer, t->sums.all, bytes, error);
@@ -518,6 +573,7 @@ kakeya_status trainer_load(trainer *t, const char *path, uint64_t purpose, uint6
         memcpy(t->sums.all, map.data + sizeof head, bytes);
         memcpy(place, head.place, sizeof head.place);
     }
+    if (!status && t->moments) status = t->ops->moments_write(t->moments, 0, t->sums.n_all, t->sums.all, error);
     file_map_close(&map);
     return status;
 }
