@@ -4,4 +4,6 @@
 #include "backend/cuda/train_products.cu"
 #include "backend/cuda/train_rows.cu"
 
-#include "backend/cuda/learner.cu" /* behind those: it comes to the emulated header by another way */
+/* behind those: they come to the emulated header by another way */
+#include "backend/cuda/learner.cu"
+#include "backend/cuda/moments.cu"

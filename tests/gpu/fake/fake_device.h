@@ -19,6 +19,8 @@ void fake_launch(void (*run)(const void *arguments), const void *arguments, size
 bool fake_capturing(void);
 /* What the first rows of this thread's step are, and all that they have seen so far: the same on all devices. */
 uint64_t fake_step_digest(int rows);
+/* Products of prompts multiply numbers. Otherwise they do nothing, as nobody looks at them. */
+extern bool fake_multiplies;
 /* Says what is wrong, and both values, and aborts. */
 void fake_broken(const char *what, int a, int b);
 
