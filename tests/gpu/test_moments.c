@@ -301,11 +301,12 @@ static void sums_and_solutions(void **state) {
 
 #ifndef PAIR_DEVICES
 /* What the f_theta makes of x is the same on both, up to the forward's own bf16. Signs and order of latents fall out.
- */
+ * Not for the form with experts: with random weights the rounding of a forward alone chooses other experts. */
 static void whole_way(void **state) {
     (void)state;
+    enum { WITHOUT_EXPERTS = 2 };
     if (!device_present()) skip();
-    for (int m = 0; m < MODELS; m++) {
+    for (int m = 0; m < WITHOUT_EXPERTS; m++) {
         kakeya_engine *engine[2] = {open_engine(models[m], "cpu", KAKEYA_PRECISION_F32),
                                     open_engine(models[m], "cuda", KAKEYA_PRECISION_BF16)};
         const gemma4_config *c = &engine[0]->verifier->config;
