@@ -60,6 +60,7 @@ CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_latents" "$build/gpu/test_latents"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_kv_codes" "$build/gpu/test_kv_codes"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_forks" "$build/gpu/test_forks"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_train" "$build/gpu/test_train"
+CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_moments" "$build/gpu/test_moments"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_learner" "$build/gpu/test_learner"
 # On two devices, where there are so many: otherwise each test is skipped.
 run_tap "exchange_kernels" "$build/gpu/exchange_kernels"
