@@ -5,7 +5,6 @@
 #include "backend/cuda/launch_exchange.h"
 #include "backend/cuda/launch_restore.h"
 #include "backend/cuda/matrix.h"
-#include "backend/cuda/moments.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_rows.h"
 #include "backend/cuda/recorder.h"
@@ -580,6 +579,6 @@ void cuda_launch_ops(cuda_pass *pass, const step_op *ops, int n) {
     for (int i = 0; i < n; i++) {
         cuda_profile_part(&pass->model->launch, ops[i].part, ops[i].bytes, ops[i].operations);
         run[ops[i].kind](pass, &ops[i]);
-        if (pass->model->watch) cuda_moments_look(pass->model->watch, pass, &ops[i]);
+        if (pass->model->watch) pass->model->watch(pass->model->watcher, pass, &ops[i]);
     }
 }

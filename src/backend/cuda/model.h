@@ -14,7 +14,7 @@
 #include "backend/cuda/workspace.h"
 
 struct cuda_team;
-struct backend_moments;
+struct cuda_pass;
 
 struct backend_model {
     backend_model_options options;
@@ -35,8 +35,10 @@ struct backend_model {
     cuda_head_copy head_copy;
     cuda_workspace space;
     cuda_graphs graphs;
-    struct backend_moments *watch; /* sees the operations of prompts (moments.h); NULL: nobody does */
-    step_op *step_ops;             /* [step_most_ops]: the list of the step that is being launched */
+    /* Called behind every operation of a forward that is launched, with watcher; NULL: nobody watches. */
+    void (*watch)(void *watcher, const struct cuda_pass *pass, const step_op *op);
+    void *watcher;
+    step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
     /* What cuda_read_logits can still give: by segment of the last forward the logits of its rows, [rows][vocab]. */
     const float *logits_of[CUDA_MAX_SEGMENTS];
     int logit_rows[CUDA_MAX_SEGMENTS]; /* 0: none */

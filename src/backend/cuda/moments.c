@@ -329,7 +329,9 @@ kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {
     return checked ? checked : cuda_finish(&s->m->device, what, error);
 }
 
-void cuda_moments_look(backend_moments *s, const cuda_pass *p, const step_op *op) {
+/* What the operations of a prompt leave behind (backend_model.watch). */
+static void look(void *watcher, const cuda_pass *p, const step_op *op) {
+    backend_moments *s = watcher;
     const cuda_workspace *w = &s->m->space;
     const gemma4_config *c = s->m->config;
     bool own = op->layer >= 0 && c->layer[op->layer].kv_source == op->layer;
@@ -345,7 +347,8 @@ kakeya_status cuda_moments_sum(backend_moments *s, backend_cache *cache, const i
                                kakeya_error *error) {
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
     cuda_moments_begin(s, cuda_cache_length(cache), n, metric);
-    s->m->watch = s;
+    s->m->watcher = s;
+    s->m->watch = look;
     kakeya_status status = cuda_devices_forward(s->m, &segment, 1, error);
     s->m->watch = NULL;
     if (!status) status = cuda_devices_commit(cache, n, error);

@@ -37,9 +37,6 @@ struct backend_moments {
     double *matrix, *factor, *inverse, *strip, *given, *made; /* see moments_solve.c */
 };
 
-/* Called by the launcher behind each operation of a prompt while a forward is summed (backend_model.watch). */
-void cuda_moments_look(struct backend_moments *s, const cuda_pass *p, const step_op *op);
-
 /* What it is made of, for tests: rows [position, position + rows) begin; a layer's raw K and V; what its attention
  * gives (q, o bf16, rows of ldo values; out float32); its output; the rows' products. */
 void cuda_moments_begin(backend_moments *s, int position, int rows, bool metric);
