@@ -13,7 +13,14 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/tiles.h"
 
-enum { REPETITIONS = 9, ROW_COUNTS = 8, MOST_ROWS = 128, PROBE_BYTES = 256 << 20, PROBE_ITERATIONS = 100000 };
+enum {
+    GROUP = 64,
+    REPETITIONS = 9,
+    ROW_COUNTS = 8,
+    MOST_ROWS = 128,
+    PROBE_BYTES = 256 << 20,
+    PROBE_ITERATIONS = 100000
+};
 /* As matrix.c cuts the work: pieces of many rows stay in the second cache. */
 enum { PIECE_OUTPUTS = 192, MANY_ROWS = 17 };
 static const int row_counts[ROW_COUNTS] = {1, 2, 4, 8, 16, 32, 64, MOST_ROWS};
@@ -73,26 +80,34 @@ static double seconds_of(int8_multiply multiply, const void *packed, int rows, c
 static void measure(weight_format format, const void *probe, int out, int in) {
     const int8_kernels *kernels = int8_widest();
     const cpu_kernels *table = cpu_kernels_find(NULL);
-    const weight_stream *stream = &weight_format_find(format)->stream[0];
-    size_t row = weight_stream_row_bytes(stream, in, 0), tile_row = tiles_row_bytes(format, in);
-    size_t bytes = tiles_bytes(format, out, in), blocks = (size_t)in / (size_t)stream->values;
-    unsigned char *rows = memory(row * (size_t)out), *tiles = memory(bytes);
+    const weight_format_info *info = weight_format_find(format);
+    weight in_rows = weight_matrix(format, NULL, out, in);
+    if (weight_format_is_grouped(format)) in_rows.group = format == WEIGHT_INT8_SIGNED ? in : GROUP;
+    void *streams[WEIGHT_STREAMS] = {NULL};
+    for (int s = 0; s < info->streams; s++) {
+        size_t n = weight_stream_bytes(&info->stream[s], out, in, in_rows.group);
+        in_rows.stream[s] = streams[s] = memory(n);
+        if (s == 0)
+            fill(streams[s], n, &info->stream[s], format);
+        else
+            memset(streams[s], 0x3c, n); /* about 0.01 as bf16 and as float32 */
+    }
+    weight in_tiles = in_rows;
+    const size_t row = weight_row_bytes(&in_rows, 0), tile_row = tiles_row_bytes(&in_rows),
+                 bytes = tiles_bytes(&in_rows);
+    unsigned char *tiles = memory(bytes);
     float *x = memory(MOST_ROWS * (size_t)in * sizeof *x), *y = memory(MOST_ROWS * (size_t)out * sizeof *y);
-    float *factors = memory((size_t)out * sizeof *factors);
     void *packed = memory(MOST_ROWS * int8_row_bytes(in));
-    fill(rows, row * (size_t)out, stream, format);
     memset(tiles, 0, bytes);
-    for (int o = 0; o < out; o++) factors[o] = 1;
     for (size_t i = 0; i < MOST_ROWS * (size_t)in; i++) x[i] = (float)(i * 2654435761u % 1000) / 500 - 1;
     kernels->pack(x, (size_t)in, MOST_ROWS, in, packed);
-    weight in_rows = weight_matrix(format, rows, out, in), in_tiles = weight_matrix(format, tiles, out, in);
-    in_rows.stream[1] = in_tiles.stream[1] = factors;
+    in_tiles.stream[0] = tiles;
     in_tiles.tiled = true;
 
     double start = now_seconds();
     for (int o = 0; o < out; o += 16)
-        kernels->tile[format](rows + (size_t)o * row, row, out - o < 16 ? out - o : 16, blocks,
-                              tiles + (size_t)(o / 16) * tile_row);
+        kernels->tile[format](&in_rows, o, out - o < 16 ? out - o : 16, tiles_shape(&in_rows), 0,
+                              tiles_in_row(&in_rows), tiles + (size_t)(o / 16) * tile_row);
     double repacking = now_seconds() - start;
     static figures f;
     for (int i = 0; i < REPETITIONS; i++) {
@@ -117,7 +132,8 @@ static void measure(weight_format format, const void *probe, int out, int in) {
     printf(" %.0f | %.0f %% | %.1f | %.2f |\n", 1e-9 * rate, 100 * rate / median(f.rate), median(f.untiled) / one,
            (double)row * (double)out / repacking / 1e9);
     fflush(stdout);
-    free(rows), free(tiles), free(x), free(y), free(factors), free(packed);
+    for (int s = 0; s < WEIGHT_STREAMS; s++) free(streams[s]);
+    free(tiles), free(x), free(y), free(packed);
 }
 
 int main(int argc, char **argv) {

@@ -90,10 +90,6 @@ def main():
             plain = str(folder / "plain-{}.safetensors")
             f32 = score(arguments, model, files, "f32", "--against", exact, "--out", plain)
             bits = 16 * stored / original
-            if form.startswith("affine"):
-                print(f"| {form} | {bits:.2f} | {f32['kl']:.5f} | | | {100 * f32['top1']:.2f} % | "
-                      f"{math.exp(f32['nll']):.4f} |", flush=True)
-                continue
             int8 = score(arguments, model, files, "int8", "--against", exact)
             between = score(arguments, model, files, "int8", "--against", plain)
             print(f"| {form} | {bits:.2f} | {f32['kl']:.5f} | {int8['kl']:.5f} | {between['kl']:.5f} | "

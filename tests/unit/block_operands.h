@@ -79,12 +79,12 @@ typedef struct group_matrix {
     unsigned char *streams[WEIGHT_STREAMS];
 } group_matrix;
 
-static inline group_matrix random_groups(weight_format format, int out, int in, uint64_t seed) {
+static inline group_matrix random_groups_of(weight_format format, int out, int in, int group, dtype scale_type,
+                                            uint64_t seed) {
     const weight_format_info *info = weight_format_find(format);
     group_matrix m = {.w = weight_matrix(format, NULL, out, in)};
-    bool bytes = format == WEIGHT_INT8_SIGNED || format == WEIGHT_FP8;
-    m.w.group = bytes ? in : 64;
-    m.w.scale_type = DTYPE_BF16;
+    m.w.group = group;
+    m.w.scale_type = scale_type;
     for (int s = 0; s < info->streams; s++) {
         size_t n = weight_stream_bytes(&info->stream[s], out, in, m.w.group), skew = info->stream[s].alignment == 1;
         m.streams[s] = malloc(n + 1);
@@ -104,6 +104,11 @@ static inline group_matrix random_groups(weight_format format, int out, int in, 
         m.w.stream[s] = to;
     }
     return m;
+}
+
+static inline group_matrix random_groups(weight_format format, int out, int in, uint64_t seed) {
+    bool bytes = format == WEIGHT_INT8_SIGNED || format == WEIGHT_FP8;
+    return random_groups_of(format, out, in, bytes ? in : 64, DTYPE_BF16, seed);
 }
 
 static inline void group_matrix_free(group_matrix *m) {

@@ -12,6 +12,9 @@ static const weight_format formats[] = {WEIGHT_Q4_0,   WEIGHT_Q4_1,   WEIGHT_Q5_
                                         WEIGHT_Q2_K,   WEIGHT_Q3_K,   WEIGHT_Q4_K,  WEIGHT_Q5_K, WEIGHT_Q6_K,
                                         WEIGHT_IQ4_NL, WEIGHT_IQ4_XS, WEIGHT_MXFP4, WEIGHT_NVFP4};
 
+/* Scales beside the codes. */
+static const weight_format group_formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_INT4, WEIGHT_INT8_SIGNED};
+
 enum { MAX_SETS = 4 };
 /* The sets of kernels that run here, each with the name of a table that uses it; the scalar one is the first. */
 typedef struct int8_sets {
@@ -45,6 +48,7 @@ static void test_formats(void **state) {
         for (weight_format f = 0; f < WEIGHT_FORMAT_COUNT; f++) {
             bool listed = false;
             for (size_t i = 0; i < COUNT(formats); i++) listed |= formats[i] == f;
+            for (size_t i = 0; i < COUNT(group_formats); i++) listed |= group_formats[i] == f;
             assert_int_equal(product_of(kernels, f)->packing == PACKING_INT8, listed);
             assert_int_equal(kernels->weight[f].product[INPUT_INT8_FINE].packing == PACKING_INT8_FINE, listed);
             if (!listed)
@@ -147,13 +151,12 @@ static void check_bound(const weight *w, const float *x, int rows, const float *
 /* The same matrix in tiles; the tiles are malloc'ed. */
 static weight tiled_by(const int8_kernels *kernels, const weight *w) {
     weight tiled = *w;
-    size_t bytes = tiles_bytes(w->format, w->out, w->in), row = tiles_row_bytes(w->format, w->in);
+    size_t bytes = tiles_bytes(w), row = tiles_row_bytes(w);
     unsigned char *tiles = aligned_alloc(64, (bytes + 63) / 64 * 64);
     assert_non_null(tiles);
     memset(tiles, 0xa5, (bytes + 63) / 64 * 64);
-    size_t blocks = (size_t)w->in / (size_t)weight_format_find(w->format)->stream[0].values;
     for (int o = 0; o < w->out; o += 16)
-        kernels->tile[w->format](weight_row(w, 0, o), weight_row_bytes(w, 0), w->out - o < 16 ? w->out - o : 16, blocks,
+        kernels->tile[w->format](w, o, w->out - o < 16 ? w->out - o : 16, tiles_shape(w), 0, tiles_in_row(w),
                                  tiles + (size_t)(o / 16) * row);
     tiled.stream[0] = tiles;
     tiled.tiled = true;
@@ -293,6 +296,44 @@ static void test_products(void **state) {
     check_product(WEIGHT_Q4_0, 47, 64, 397);
 }
 
+/* Scales beside the codes, of groups of every size and of whole rows, in bf16 and in float16; codes of all kinds, the
+ * largest among them. Tiles hold what the loader gives. */
+static void test_groups(void **state) {
+    (void)state;
+    static const int widths[] = {704, 384, 64}, rows[] = {1, 3, 8, 13}, groups[] = {32, 64, 128, 0};
+    for (size_t f = 0; f < COUNT(group_formats); f++)
+        for (size_t g = 0; g < 2 * COUNT(groups); g++) {
+            const int k = g % 4 == 2 ? 384 : widths[(f + g) % COUNT(widths)], n = rows[(f + g) % COUNT(rows)];
+            const int out = 1 + (int)(f * 7 + g * 11) % 50, group = groups[g % 4] ? groups[g % 4] : k;
+            group_matrix m = random_groups_of(group_formats[f], out, k, group, g < 4 ? DTYPE_BF16 : DTYPE_F16, f + g);
+            assert_true(int8_takes(&m.w));
+            for (size_t i = 1; i < 32; i++) m.streams[0][i] = i < 16 ? 0xff : 0x80;
+            float *x = test_rows(n, k), *values = dequantised(&m.w), got[704];
+            char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, (size_t)k, n, k);
+            float *want = check_sets(&m.w, packed, n);
+            check_bound(&m.w, x, n, want);
+            const int8_sets sets = sets_of_kernels();
+            weight tiled = tiled_by(&int8_scalar, &m.w);
+            for (size_t s = 1; s < sets.n; s++) {
+                weight other = tiled_by(sets.set[s], &m.w);
+                assert_memory_equal(other.stream[0], tiled.stream[0], tiles_bytes(&m.w));
+                free((void *)(uintptr_t)other.stream[0]);
+            }
+            for (int o = 0; o < out; o++) {
+                tiles_load(&tiled, o, 0, 45, got);
+                tiles_load(&tiled, o, 45, k - 45, got + 45);
+                for (int j = 0; j < k; j++)
+                    check_same_bits(weight_format_name(m.w.format), "tiles", j, got[j], values[o * k + j]);
+            }
+            free((void *)(uintptr_t)tiled.stream[0]);
+            free(want);
+            free(packed);
+            free(values);
+            free(x);
+            group_matrix_free(&m);
+        }
+}
+
 /* Largest codes everywhere: no sum of integers overflows or is rounded. */
 static void test_extremes(void **state) {
     (void)state;
@@ -384,7 +425,7 @@ static void test_tiles(void **state) {
             weight tiled = tiled_by(&int8_scalar, &m.w);
             for (size_t s = 1; s < sets.n; s++) {
                 weight other = tiled_by(sets.set[s], &m.w);
-                assert_memory_equal(other.stream[0], tiled.stream[0], tiles_bytes(formats[f], outs[i], k));
+                assert_memory_equal(other.stream[0], tiled.stream[0], tiles_bytes(&m.w));
                 free((void *)(uintptr_t)other.stream[0]);
             }
             float *values = dequantised(&m.w), *got = malloc((size_t)k * sizeof *got);
@@ -506,7 +547,7 @@ int main(void) {
         cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),          cmocka_unit_test(test_products),
         cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes),    cmocka_unit_test(test_tiles),
         cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_synthetic_blocks), cmocka_unit_test(test_probes),
-        cmocka_unit_test(test_vectors),     cmocka_unit_test(test_fine_products),
+        cmocka_unit_test(test_vectors),     cmocka_unit_test(test_fine_products),    cmocka_unit_test(test_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

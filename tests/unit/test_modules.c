@@ -3,6 +3,7 @@
  * agree with itself or with its configuration is refused with one line that names it. */
 #include "quantised_models.h"
 
+#include "backend/cpu/int8.h"
 #include "block_operands.h"
 #include "model/gemma4.h"
 #include "model/modules.h"
@@ -176,6 +177,7 @@ static void test_products(void **state) {
             for (int input = 0; input < INPUT_COUNT; input++) {
                 const cpu_product *product = &kernels->weight[format].product[input];
                 const cpu_product *oracle = &kernels->weight[WEIGHT_F32].product[input];
+                if (input >= INPUT_INT8 && int8_takes(&m.w)) continue; /* test_int8 */
                 assert_int_equal(product->packing, oracle->packing);
                 char *packed = packed_as(kernels, product->packing, x, (size_t)k, n, k);
                 oracle->multiply(packed, n, &plain, want, (size_t)out);

@@ -1,10 +1,10 @@
-/* Products of block formats with activations in int8, one definition for all instruction sets:
+/* Products of stored formats with activations in int8, one definition for all instruction sets:
  *
  * A row x is cut into blocks of 32 (the last one padded with zeros). With a = max |x_i| of a block:
  *   sx = a / 127,  X_i = rint(x_i * (127 / a)),  S = sum X_i;   a < 2^-100: sx = 0, X = 0;   a not finite: sx is NaN.
- * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m; or two whole scales of 16 codes
- * each beside d; or d (and m) for each 16. For every output and row, one float32 sum takes the blocks in ascending
- * order, each by one rounding (fma):
+ * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m (MLX's bias); or two whole
+ * scales of 16 codes each beside d; or d (and m) for each 16. For every output and row, one float32 sum takes the
+ * blocks in ascending order, each by one rounding (fma):
  *   one scale:          acc = fma(d * sx, (float)sum c_i X_i, acc)
  *   scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc)
  *   two whole scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc)
@@ -19,8 +19,8 @@
 
 #include <stdint.h>
 
-#include "backend/blocks.h"
 #include "backend/cpu/kernels_table.h"
+#include "backend/groups.h"
 
 enum { INT8_BLOCK = 32 };
 
@@ -41,9 +41,14 @@ static inline size_t int8_fine_row_bytes(int k) { return 2 * int8_row_bytes(k); 
 typedef void (*int8_multiply)(const void *packed, int rows, const weight *w, float *y, size_t ldy);
 /* The same with fine rows, by a product with rows. */
 void int8_multiply_fine(int8_multiply multiply, const void *packed, int rows, const weight *w, float *y, size_t ldy);
-/* The tiles of rows [0, outputs), at most TILE_OUTPUTS; `rows` lie row_bytes apart and have `blocks` of the format's
- * blocks. Outputs that are not there become zeros. */
-typedef void (*int8_tile_maker)(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,
+/* Tiles with a head for `inside` blocks of 32; 16-bit scales that lie beside codes are bf16 or float16. */
+typedef struct int8_shape {
+    int inside;
+    bool bf16;
+} int8_shape;
+/* Tiles [first, first + n) of rows [row, row + outputs), at most TILE_OUTPUTS, of weights in rows. Outputs that are not
+ * there become zeros. */
+typedef void (*int8_tile_maker)(const weight *w, int row, int outputs, int8_shape shape, size_t first, size_t n,
                                 unsigned char *tiles);
 
 /* What an instruction set brings. */
@@ -58,6 +63,13 @@ typedef struct int8_kernels {
 } int8_kernels;
 
 extern const int8_kernels int8_scalar;
+
+/* Matrices with such products: of formats that have them; where scales lie beside codes, rows of whole blocks. */
+static inline bool int8_takes(const weight *w) {
+    if (!int8_scalar.multiply[w->format]) return false;
+    return !weight_format_is_grouped(w->format) ||
+           (w->in % INT8_BLOCK == 0 && (w->group == w->in || (w->group > 0 && w->group % INT8_BLOCK == 0)));
+}
 #if defined(__x86_64__)
 extern const int8_kernels int8_avx2;
 extern const int8_kernels int8_vnni; /* needs AVX-512 with VNNI */
@@ -85,6 +97,7 @@ const char *int8_name(const int8_kernels *kernels);
     }
 #define DEFINE_INT8                                                                                                    \
     BLOCK_FORMATS(DEFINE_INT8_PRODUCT)                                                                                 \
+    GROUP_INT8_FORMATS(DEFINE_INT8_PRODUCT)                                                                            \
     static void INT8_NAME(pack, rows)(const float *x, size_t ldx, int rows, int k, void *packed) {                     \
         (INT8_KERNELS)->pack(x, ldx, rows, k, packed);                                                                 \
     }                                                                                                                  \

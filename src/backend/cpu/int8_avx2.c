@@ -31,6 +31,10 @@ BLOCKS_INLINE lanes_i32 lanes_s8(const unsigned char *p) { return _mm256_cvtepi8
 BLOCKS_INLINE lanes_f32 lanes_f16(const unsigned char *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
+BLOCKS_INLINE lanes_f32 lanes_bf16(const unsigned char *p) {
+    __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
 /* e8m0_half and nvfp4_scale (int8_forms.h, blocks.h) of every lane. */
 BLOCKS_INLINE lanes_f32 lanes_e8m0(const unsigned char *p) {
     __m256i e = lanes_u8(p), ordinary = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);

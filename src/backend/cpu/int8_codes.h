@@ -158,7 +158,55 @@ BLOCKS_INLINE void codes_nvfp4(const unsigned char *b, int j, uint8_t *u, int8_b
     take_eights(b + 4 + 16 * j, u);
 }
 
-typedef void (*codes_of)(const unsigned char *block, int j, uint8_t *u, int8_bytes *s);
+/* Weights in rows: where outputs' streams begin and how far they lie apart. */
+typedef struct int8_rows {
+    const unsigned char *stream[WEIGHT_STREAMS];
+    size_t row_bytes[WEIGHT_STREAMS];
+    size_t group; /* blocks of 32 that share a scale which lies beside the codes */
+} int8_rows;
+
+BLOCKS_INLINE int8_rows int8_rows_of(const weight *w, int row) {
+    int8_rows rows = {.group = (size_t)(w->group / INT8_BLOCK)};
+    for (int s = 0; s < weight_format_find(w->format)->streams; s++) {
+        rows.stream[s] = weight_row(w, s, row);
+        rows.row_bytes[s] = weight_row_bytes(w, s);
+    }
+    return rows;
+}
+
+/* Values [32 part, 32 part + 32) of the output-th row. */
+BLOCKS_INLINE void take_group(const int8_form *f, const int8_rows *rows, int output, size_t part, uint8_t *u,
+                              int8_bytes *s) {
+    const size_t o = (size_t)output, group = part / rows->group;
+    const size_t scale_bytes = f->scales == SCALES_GROUP_F32 ? 4 : 2;
+    const unsigned char *b = rows->stream[0] + o * rows->row_bytes[0] + part * (size_t)f->bytes;
+    memcpy(s->head, rows->stream[1] + o * rows->row_bytes[1] + scale_bytes * group, scale_bytes);
+    if (form_has_min(f)) memcpy(s->head + 2, rows->stream[2] + o * rows->row_bytes[2] + 2 * group, 2);
+    if (f->scales == SCALES_GROUP_F32)
+        flip_signs(b, u);
+    else if (f->low == 8)
+        memcpy(u, b, INT8_BLOCK);
+    else
+        for (int i = 0; i < INT8_BLOCK / 2; i++) {
+            u[2 * i] = b[i] & 15;
+            u[2 * i + 1] = b[i] >> 4;
+        }
+}
+
+typedef void (*part_taker)(const int8_rows *rows, int output, size_t part, uint8_t *u, int8_bytes *s);
+
+#define DEFINE_TAKE_BLOCK(NAME, name, values, bytes)                                                                   \
+    BLOCKS_INLINE void take_##name(const int8_rows *rows, int output, size_t part, uint8_t *u, int8_bytes *s) {        \
+        const size_t inside = (values) / INT8_BLOCK;                                                                   \
+        codes_##name(rows->stream[0] + (size_t)output * rows->row_bytes[0] + part / inside * (bytes),                  \
+                     (int)(part % inside), u, s);                                                                      \
+    }
+#define DEFINE_TAKE_GROUP(NAME, name, bits, kind)                                                                      \
+    BLOCKS_INLINE void take_##name(const int8_rows *rows, int output, size_t part, uint8_t *u, int8_bytes *s) {        \
+        take_group(&form_##name, rows, output, part, u, s);                                                            \
+    }
+BLOCK_FORMATS(DEFINE_TAKE_BLOCK)
+GROUP_INT8_FORMATS(DEFINE_TAKE_GROUP)
 
 /* What a block's largest size makes of its values: they are multiplied with the result, and its scale is stored. */
 BLOCKS_INLINE float int8_steps(uint32_t largest, float *scale) {

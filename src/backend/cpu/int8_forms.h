@@ -4,7 +4,7 @@
  * is summed over lanes. The tiles of 16 outputs follow each other along k, then come those of the next 16 outputs: a
  * product reads a matrix from its first byte to its last. Of one tile:
  *
- *   head      the block's float16 scales, [16] each, or one byte of exponent [16]; none for NVFP4
+ *   head      the block's scales of 16 or 32 bits, [16] each, or one byte of exponent [16]; none for NVFP4
  *   for each 32 values of the block:
  *     subs    one or two bytes of scales [16] each, where the format has such (six bits unpacked to eight)
  *     low     4 bits: four pieces of 64 bytes; piece p holds values 4 p to 4 p + 3 of each output in low halves, values
@@ -28,6 +28,9 @@ typedef enum int8_scales {
     SCALES_F16 = 0,    /* head: d */
     SCALES_F16_MIN,    /* head: d, m */
     SCALES_E8M0,       /* head: exponent of d */
+    SCALES_GROUP,      /* head: d of 16 bits, bf16 or float16 (as in the next) */
+    SCALES_GROUP_MIN,  /* head: d, m */
+    SCALES_GROUP_F32,  /* head: d, a float32 */
     SCALES_SUPER,      /* head: d; sub: a signed factor of it */
     SCALES_SUPER_MIN,  /* head: d, dmin; subs: a factor of each */
     SCALES_PAIR,       /* head: d; subs: the two whole scales */
@@ -38,7 +41,7 @@ typedef enum int8_scales {
 typedef enum int8_table { TABLE_NONE = 0, TABLE_IQ4, TABLE_FP4 } int8_table;
 
 typedef struct int8_form {
-    int values, bytes; /* of a block of the format */
+    int values, bytes; /* of a block of the format; 0 values: bytes of 32 codes */
     int8_scales scales;
     int low, high; /* bits of codes */
     int8_table table;
@@ -60,21 +63,33 @@ INT8_FORM(iq4_nl, 32, 18, SCALES_F16, 4, 0, TABLE_IQ4, 128, 241)
 INT8_FORM(iq4_xs, 256, 136, SCALES_SUPER, 4, 0, TABLE_IQ4, 128, 241)
 INT8_FORM(mxfp4, 32, 17, SCALES_E8M0, 4, 0, TABLE_FP4, 12, 24)
 INT8_FORM(nvfp4, 64, 36, SCALES_HALVES, 4, 0, TABLE_FP4, 12, 24)
+/* Scales beside codes, of as many blocks of 32 as the matrix says. */
+INT8_FORM(affine_4, 0, 16, SCALES_GROUP_MIN, 4, 0, TABLE_NONE, 0, 15)
+INT8_FORM(affine_8, 0, 32, SCALES_GROUP_MIN, 8, 0, TABLE_NONE, 0, 255)
+INT8_FORM(int4, 0, 16, SCALES_GROUP, 4, 0, TABLE_NONE, 8, 15)
+INT8_FORM(int8_signed, 0, 32, SCALES_GROUP_F32, 8, 0, TABLE_NONE, 128, 255)
 
 BLOCKS_INLINE bool form_has_min(const int8_form *f) {
-    return f->scales == SCALES_F16_MIN || f->scales == SCALES_SUPER_MIN || f->scales == SCALES_HALVES_MIN;
+    return f->scales == SCALES_F16_MIN || f->scales == SCALES_SUPER_MIN || f->scales == SCALES_HALVES_MIN ||
+           f->scales == SCALES_GROUP_MIN;
 }
 /* The two halves of 32 codes are summed apart. */
 BLOCKS_INLINE bool form_in_halves(const int8_form *f) { return f->scales >= SCALES_PAIR; }
-BLOCKS_INLINE int form_inside(const int8_form *f) { return f->values / INT8_BLOCK; }
+BLOCKS_INLINE bool form_in_groups(const int8_form *f) { return f->values == 0; }
+/* The shape of tiles of a matrix. Of groups a head counts for up to four blocks, all of one group. */
+BLOCKS_INLINE int8_shape form_shape(const int8_form *f, const weight *w) {
+    if (!form_in_groups(f)) return (int8_shape){f->values / INT8_BLOCK, false};
+    const int together = w->group % 128 == 0 && w->in % 128 == 0 ? 4 : w->group % 64 == 0 && w->in % 64 == 0 ? 2 : 1;
+    return (int8_shape){together, w->scale_type != DTYPE_F16};
+}
 /* Bytes per output. */
 BLOCKS_INLINE int form_head_bytes(const int8_form *f) {
     if (f->scales == SCALES_HALVES) return 0;
     if (f->scales == SCALES_E8M0) return 1;
-    return form_has_min(f) ? 4 : 2;
+    return form_has_min(f) || f->scales == SCALES_GROUP_F32 ? 4 : 2;
 }
 BLOCKS_INLINE int form_sub_bytes(const int8_form *f) {
-    return f->scales <= SCALES_E8M0 ? 0 : f->scales == SCALES_SUPER ? 1 : 2;
+    return f->scales <= SCALES_GROUP_F32 ? 0 : f->scales == SCALES_SUPER ? 1 : 2;
 }
 /* Bytes of a tile: of its head, of each 32 values, and of the whole. */
 BLOCKS_INLINE size_t tile_head_bytes(const int8_form *f) { return (size_t)(TILE_OUTPUTS * form_head_bytes(f)); }
@@ -82,8 +97,13 @@ BLOCKS_INLINE size_t tile_subs_bytes(const int8_form *f) { return (size_t)(TILE_
 BLOCKS_INLINE size_t tile_part_bytes(const int8_form *f) {
     return tile_subs_bytes(f) + (size_t)(TILE_PIECE_BYTES * (f->low + f->high));
 }
-BLOCKS_INLINE size_t tile_bytes(const int8_form *f) {
-    return tile_head_bytes(f) + (size_t)form_inside(f) * tile_part_bytes(f);
+BLOCKS_INLINE size_t tile_bytes(const int8_form *f, int8_shape shape) {
+    return tile_head_bytes(f) + (size_t)shape.inside * tile_part_bytes(f);
+}
+/* Where byte i of an output's head stands in that of a tile: scales lie side by side, each whole. */
+BLOCKS_INLINE size_t head_at(const int8_form *f, int i, int lane) {
+    const int width = f->scales == SCALES_GROUP_F32 ? 4 : f->scales == SCALES_E8M0 ? 1 : 2;
+    return (size_t)((i - i % width) * TILE_OUTPUTS + width * lane + i % width);
 }
 
 /* What a block's bytes of scales say of 32 values, or of each half of them. */
@@ -96,8 +116,15 @@ BLOCKS_INLINE float e8m0_half(unsigned char e) {
     return block_float(e < 2 ? 0x00200000u << e : ((uint32_t)e - 1) << 23);
 }
 
+BLOCKS_INLINE float scale_of_16(bool bf16, const unsigned char *p) {
+    uint16_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
 /* head, sub: one output's. */
-BLOCKS_INLINE int8_scale form_scale(const int8_form *f, const unsigned char *head, const unsigned char *sub) {
+BLOCKS_INLINE int8_scale form_scale(const int8_form *f, int8_shape shape, const unsigned char *head,
+                                    const unsigned char *sub) {
     int8_scale s = {{0}, {0}, {0}};
     switch (f->scales) {
     case SCALES_F16_MIN:
@@ -109,6 +136,16 @@ BLOCKS_INLINE int8_scale form_scale(const int8_form *f, const unsigned char *hea
         break;
     case SCALES_E8M0:
         s.d[0] = e8m0_half(head[0]);
+        break;
+    case SCALES_GROUP_MIN:
+        s.m[0] = scale_of_16(shape.bf16, head + 2);
+        s.d[0] = scale_of_16(shape.bf16, head);
+        break;
+    case SCALES_GROUP:
+        s.d[0] = scale_of_16(shape.bf16, head);
+        break;
+    case SCALES_GROUP_F32:
+        s.d[0] = block_float(block_u32(head));
         break;
     case SCALES_SUPER:
         s.d[0] = block_f16(head) * (float)(int8_t)sub[0];

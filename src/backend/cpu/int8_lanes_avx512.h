@@ -36,6 +36,10 @@ BLOCKS_INLINE lanes_i32 lanes_s8(const unsigned char *p) { return _mm512_cvtepi8
 BLOCKS_INLINE lanes_f32 lanes_f16(const unsigned char *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
 }
+BLOCKS_INLINE lanes_f32 lanes_bf16(const unsigned char *p) {
+    __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
 /* e8m0_half and nvfp4_scale (int8_forms.h, blocks.h) of every lane. */
 BLOCKS_INLINE lanes_f32 lanes_e8m0(const unsigned char *p) {
     __m512i e = lanes_u8(p), ordinary = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);

@@ -51,6 +51,11 @@ BLOCKS_INLINE lanes_f32 lanes_f16(const unsigned char *p) {
     float16x8_t x = vreinterpretq_f16_u8(vld1q_u8(p));
     return (lanes_f32){vcvt_f32_f16(vget_low_f16(x)), vcvt_high_f32_f16(x)};
 }
+BLOCKS_INLINE lanes_f32 lanes_bf16(const unsigned char *p) {
+    uint16x8_t bits = vreinterpretq_u16_u8(vld1q_u8(p));
+    return (lanes_f32){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(bits), 16)),
+                       vreinterpretq_f32_u32(vshll_high_n_u16(bits, 16))};
+}
 /* e8m0_half and nvfp4_scale (int8_forms.h, blocks.h) of every lane. */
 BLOCKS_INLINE float32x4_t four_e8m0(int32x4_t e) {
     int32x4_t ordinary = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23), small = vshlq_s32(vdupq_n_s32(0x00200000), e);

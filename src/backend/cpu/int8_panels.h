@@ -53,14 +53,14 @@ BLOCKS_INLINE tile_scales stored_scales(const int8_form *form, const panel_part 
 }
 
 /* `blocks` tiles to outputs [at, at + TILE_OUTPUTS) of a panel. */
-BLOCKS_INLINE void open_tiles(const int8_form *form, const unsigned char *tiles, size_t blocks, int at,
-                              panel_part *out) {
+BLOCKS_INLINE void open_tiles(const int8_form *form, int8_shape shape, const unsigned char *tiles, size_t blocks,
+                              int at, panel_part *out) {
     const int above = form_has_min(form) ? 0 : 128 - form->offset;
-    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
+    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form, shape)) {
         lanes_f32 d, m;
-        load_head(form, tiles, 0, &d, &m);
+        load_head(form, shape, tiles, 0, &d, &m);
         const unsigned char *part = tiles + tile_head_bytes(form);
-        for (int j = 0; j < form_inside(form); j++, part += tile_part_bytes(form), out++) {
+        for (int j = 0; j < shape.inside; j++, part += tile_part_bytes(form), out++) {
             tile_scales s;
             load_subs(form, part, 0, d, m, &s);
             store_scales(form, &s, at, out);
@@ -163,7 +163,7 @@ BLOCKS_INLINE panel_product panel_product_of(const int8_form *form) {
     return form_has_min(form) ? panel_product_min : panel_product_plain;
 }
 
-typedef void (*panel_opener)(const unsigned char *tiles, size_t blocks, int at, panel_part *out);
+typedef void (*panel_opener)(int8_shape shape, const unsigned char *tiles, size_t blocks, int at, panel_part *out);
 
 /* The next of `left` things, at most `most` at a time and as even as it goes. */
 static int even_share(int left, int most) {
@@ -183,8 +183,9 @@ static void multiply_panels(const int8_form *form, panel_opener open, const void
                             float *y, size_t ldy) {
     alignas(64) panel_part panel[PANEL_PARTS];
     alignas(64) float kept[PANEL_ROUND_ROWS * PANEL_OUTPUTS];
-    const size_t row_bytes = int8_row_bytes(w->in), tile_row = tiles_row_bytes(w->format, w->in);
-    const int inside = form_inside(form), blocks = w->in / form->values;
+    const size_t row_bytes = int8_row_bytes(w->in), tile_row = tiles_row_bytes(w);
+    const int8_shape shape = form_shape(form, w);
+    const int inside = shape.inside, blocks = (int)tiles_in_row(w);
     const int together = form_in_halves(form) ? PANEL_ROWS_APART : PANEL_ROWS;
     const panel_product product = panel_product_of(form);
     tile_outputs t[PANEL_TILES];
@@ -200,12 +201,12 @@ static void multiply_panels(const int8_form *form, panel_opener open, const void
             (const unsigned char *)w->stream[0] + (size_t)((w->first + o) / TILE_OUTPUTS) * tile_row;
         for (int first = 0, n; first < blocks; first += n) {
             n = even_share(blocks - first, PANEL_PARTS / inside);
-            const size_t bytes = (size_t)n * tile_bytes(form);
+            const size_t bytes = (size_t)n * tile_bytes(form, shape);
             const bool last = first + n == blocks;
             const unsigned char *next[PANEL_TILES], *end[PANEL_TILES];
             for (int i = 0; i < PANEL_TILES; i++) {
-                const unsigned char *at = tiles + (size_t)i * tile_row + (size_t)first * tile_bytes(form);
-                if (t[i].n) open(at, (size_t)n, i * TILE_OUTPUTS, panel);
+                const unsigned char *at = tiles + (size_t)i * tile_row + (size_t)first * tile_bytes(form, shape);
+                if (t[i].n) open(shape, at, (size_t)n, i * TILE_OUTPUTS, panel);
                 next[i] = end[i] = at + bytes + (last ? (PANEL_TILES - 1) * tile_row : 0);
                 if (!last || o + PANEL_TILES * TILE_OUTPUTS < w->out) end[i] += bytes;
             }

@@ -24,9 +24,11 @@ BLOCKS_INLINE float add_block(const int8_form *form, const uint8_t *u, const int
     return form_has_min(form) ? fmaf(s->m[0] * x->scale, x->total, acc) : acc;
 }
 
-BLOCKS_INLINE void multiply(const int8_form *form, codes_of codes, const void *packed, int rows, const weight *w,
+BLOCKS_INLINE void multiply(const int8_form *form, part_taker take, const void *packed, int rows, const weight *w,
                             float *y, size_t ldy) {
-    const size_t blocks = int8_blocks(w->in), row_bytes = int8_row_bytes(w->in), inside = (size_t)form_inside(form);
+    const size_t blocks = int8_blocks(w->in), row_bytes = int8_row_bytes(w->in);
+    const int8_shape shape = form_shape(form, w);
+    const int8_rows weights = w->tiled ? (int8_rows){.group = 1} : int8_rows_of(w, 0);
     for (int o = 0; o < w->out; o++) {
         for (int r = 0; r < rows; r++) y[(size_t)r * ldy + (size_t)o] = 0;
         for (size_t b = 0; b < blocks; b++) {
@@ -35,10 +37,9 @@ BLOCKS_INLINE void multiply(const int8_form *form, codes_of codes, const void *p
             if (w->tiled) {
                 tiles_block(w, o, b, u, &s);
             } else {
-                const unsigned char *row = weight_row(w, 0, o);
                 int8_bytes bytes;
-                codes(row + b / inside * (size_t)form->bytes, (int)(b % inside), u, &bytes);
-                s = form_scale(form, bytes.head, bytes.sub);
+                take(&weights, o, b, u, &bytes);
+                s = form_scale(form, shape, bytes.head, bytes.sub);
             }
             for (int r = 0; r < rows; r++) {
                 const unsigned char *x = (const unsigned char *)packed + (size_t)r * row_bytes;
@@ -70,21 +71,19 @@ BLOCKS_INLINE void place_codes(const int8_form *form, const uint8_t *u, int lane
     }
 }
 
-BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsigned char *rows, size_t row_bytes,
-                              int outputs, size_t blocks, unsigned char *tiles) {
-    const size_t head = tile_head_bytes(form), part = tile_part_bytes(form);
-    memset(tiles, 0, blocks * tile_bytes(form));
-    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
+BLOCKS_INLINE void make_tiles(const int8_form *form, part_taker take, const weight *w, int row, int outputs,
+                              int8_shape shape, size_t first, size_t n, unsigned char *tiles) {
+    const int8_rows rows = int8_rows_of(w, row);
+    const size_t inside = (size_t)shape.inside;
+    memset(tiles, 0, n * tile_bytes(form, shape));
+    for (size_t b = 0; b < n; b++, tiles += tile_bytes(form, shape)) {
         for (int lane = 0; lane < outputs; lane++) {
-            const unsigned char *block = rows + (size_t)lane * row_bytes + b * (size_t)form->bytes;
-            for (int j = 0; j < form_inside(form); j++) {
+            for (size_t j = 0; j < inside; j++) {
                 uint8_t u[INT8_BLOCK];
                 int8_bytes s;
-                unsigned char *to = tiles + head + (size_t)j * part;
-                codes(block, j, u, &s);
-                for (int i = 0; i < form_head_bytes(form); i += 2)
-                    memcpy(tiles + TILE_OUTPUTS * i + (form_head_bytes(form) == 1 ? 1 : 2) * lane, s.head + i,
-                           form_head_bytes(form) == 1 ? 1 : 2);
+                unsigned char *to = tiles + tile_head_bytes(form) + j * tile_part_bytes(form);
+                take(&rows, lane, (first + b) * inside + j, u, &s);
+                for (int i = 0; i < form_head_bytes(form); i++) tiles[head_at(form, i, lane)] = s.head[i];
                 for (int i = 0; i < form_sub_bytes(form); i++) to[TILE_OUTPUTS * i + lane] = s.sub[i];
                 place_codes(form, u, lane, to + tile_subs_bytes(form));
             }
@@ -94,13 +93,14 @@ BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsig
 
 #define DEFINE_MULTIPLY(NAME, name, values, bytes)                                                                     \
     static void multiply_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
-        multiply(&form_##name, codes_##name, packed, rows, w, y, ldy);                                                 \
+        multiply(&form_##name, take_##name, packed, rows, w, y, ldy);                                                  \
     }                                                                                                                  \
-    static void tile_##name(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,                   \
+    static void tile_##name(const weight *w, int row, int outputs, int8_shape shape, size_t first, size_t n,           \
                             unsigned char *tiles) {                                                                    \
-        make_tiles(&form_##name, codes_##name, rows, row_bytes, outputs, blocks, tiles);                               \
+        make_tiles(&form_##name, take_##name, w, row, outputs, shape, first, n, tiles);                                \
     }
 BLOCK_FORMATS(DEFINE_MULTIPLY)
+GROUP_INT8_FORMATS(DEFINE_MULTIPLY)
 
 static void pack(const float *x, size_t ldx, int rows, int k, void *packed) {
     int8_pack_rows(int8_pack_block, false, x, ldx, rows, k, packed);
@@ -125,8 +125,8 @@ static double probe(size_t iterations) {
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 const int8_kernels int8_scalar = {.pack = pack,
                                   .pack_fine = pack_fine,
-                                  .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)},
-                                  .tile = {BLOCK_FORMATS(TILE_ENTRY)},
+                                  .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY) GROUP_INT8_FORMATS(MULTIPLY_ENTRY)},
+                                  .tile = {BLOCK_FORMATS(TILE_ENTRY) GROUP_INT8_FORMATS(TILE_ENTRY)},
                                   .probe = probe};
 
 #if defined(__x86_64__)

@@ -31,7 +31,7 @@ enum {
 
 /* Whether the instruction set takes codes of this form signed: then they stand on no offset. */
 BLOCKS_INLINE bool codes_are_signed(const int8_form *form) { return LANES_SIGNED_WIDE && form->largest > 127; }
-BLOCKS_INLINE int codes_offset(const int8_form *form) { return codes_are_signed(form) ? 0 : form->offset; }
+BLOCKS_INLINE int codes_offset(const int8_form *form) { return form->offset - (codes_are_signed(form) ? 128 : 0); }
 
 /* Piece p of LANES outputs; `pieces` points at their first byte in piece 0. */
 BLOCKS_INLINE lanes_codes load_piece(const int8_form *form, const uint8_t *pieces, const int p) {
@@ -69,8 +69,21 @@ typedef struct tile_scales {
 } tile_scales;
 
 /* Of outputs [first, first + LANES): what is the same in the whole tile ... */
-BLOCKS_INLINE void load_head(const int8_form *form, const unsigned char *tile, int first, lanes_f32 *d, lanes_f32 *m) {
+BLOCKS_INLINE void load_head(const int8_form *form, int8_shape shape, const unsigned char *tile, int first,
+                             lanes_f32 *d, lanes_f32 *m) {
     *d = *m = lanes_zero_f32();
+    if (form->scales == SCALES_GROUP_F32) {
+        float scales[LANES];
+        memcpy(scales, tile + 4 * first, sizeof scales);
+        *d = lanes_load(scales);
+        return;
+    }
+    if (form_in_groups(form)) {
+        const unsigned char *lower = tile + 2 * first, *upper = lower + 2 * TILE_OUTPUTS;
+        *d = shape.bf16 ? lanes_bf16(lower) : lanes_f16(lower);
+        if (form_has_min(form)) *m = shape.bf16 ? lanes_bf16(upper) : lanes_f16(upper);
+        return;
+    }
     if (form->scales == SCALES_E8M0) *d = lanes_e8m0(tile + first);
     if (form_head_bytes(form) >= 2) *d = lanes_f16(tile + 2 * first);
     if (form_head_bytes(form) == 4) *m = lanes_f16(tile + 2 * (TILE_OUTPUTS + first));
@@ -189,17 +202,17 @@ BLOCKS_INLINE void add_products(const int8_form *form, const int R, const unsign
 
 /* R rows, x_bytes apart, against `blocks` tiles, of which outputs [first, first + LANES); sums [R][TILE_OUTPUTS] go on.
  */
-BLOCKS_INLINE void multiply_lanes(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
-                                  const unsigned char *tiles, size_t blocks, int first, float *sums) {
+BLOCKS_INLINE void multiply_lanes(const int8_form *form, int8_shape shape, const int R, const unsigned char *x,
+                                  size_t x_bytes, const unsigned char *tiles, size_t blocks, int first, float *sums) {
     const bool apart = form_in_halves(form);
     const int offset = codes_offset(form);
     lanes_f32 acc[TILE_ROWS];
     UNROLL for (int r = 0; r < R; r++) acc[r] = lanes_load(sums + r * TILE_OUTPUTS);
-    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form)) {
+    for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form, shape)) {
         lanes_f32 d, m;
-        load_head(form, tiles, first, &d, &m);
+        load_head(form, shape, tiles, first, &d, &m);
         const unsigned char *at = tiles + tile_head_bytes(form);
-        for (int j = 0; j < form_inside(form); j++, at += tile_part_bytes(form), x += sizeof(int8_record)) {
+        for (int j = 0; j < shape.inside; j++, at += tile_part_bytes(form), x += sizeof(int8_record)) {
             const uint8_t *pieces = at + tile_subs_bytes(form) + 4 * first;
             /* A tile is half a line more than its part: one line beyond, or every ninth would be left out. */
             for (size_t ahead = 0; ahead <= tile_part_bytes(form); ahead += 64) {
@@ -224,21 +237,21 @@ BLOCKS_INLINE void multiply_lanes(const int8_form *form, const int R, const unsi
     UNROLL for (int r = 0; r < R; r++) lanes_store(sums + r * TILE_OUTPUTS, acc[r]);
 }
 
-BLOCKS_INLINE void multiply_rows(const int8_form *form, const int R, const unsigned char *x, size_t x_bytes,
-                                 const unsigned char *tiles, size_t blocks, float *sums) {
+BLOCKS_INLINE void multiply_rows(const int8_form *form, int8_shape shape, const int R, const unsigned char *x,
+                                 size_t x_bytes, const unsigned char *tiles, size_t blocks, float *sums) {
     for (int first = 0; first < TILE_OUTPUTS; first += LANES)
-        multiply_lanes(form, R, x, x_bytes, tiles, blocks, first, sums + first);
+        multiply_lanes(form, shape, R, x, x_bytes, tiles, blocks, first, sums + first);
 }
 
 /* What a format's product of 1 to TILE_ROWS rows with tiles looks like from outside. */
-typedef void (*tiles_product)(int rows, const unsigned char *x, size_t x_bytes, const unsigned char *tiles,
-                              size_t blocks, float *sums);
+typedef void (*tiles_product)(int8_shape shape, int rows, const unsigned char *x, size_t x_bytes,
+                              const unsigned char *tiles, size_t blocks, float *sums);
 
-BLOCKS_INLINE void multiply_tiles(const int8_form *form, int rows, const unsigned char *x, size_t x_bytes,
-                                  const unsigned char *tiles, size_t blocks, float *sums) {
+BLOCKS_INLINE void multiply_tiles(const int8_form *form, int8_shape shape, int rows, const unsigned char *x,
+                                  size_t x_bytes, const unsigned char *tiles, size_t blocks, float *sums) {
 #define ROWS_CASE(R)                                                                                                   \
     case R:                                                                                                            \
-        multiply_rows(form, R, x, x_bytes, tiles, blocks, sums);                                                       \
+        multiply_rows(form, shape, R, x, x_bytes, tiles, blocks, sums);                                                \
         break;
     switch (rows) {
         ROWS_CASE(1)
@@ -295,21 +308,21 @@ BLOCKS_INLINE void store_pieces(const int8_form *form, const uint8_t *bytes, uin
     }
 }
 
-BLOCKS_INLINE void make_tiles(const int8_form *form, codes_of codes, const unsigned char *rows, size_t row_bytes,
-                              int outputs, size_t blocks, unsigned char *tiles) {
+BLOCKS_INLINE void make_tiles(const int8_form *form, part_taker take, const weight *w, int row, int outputs,
+                              int8_shape shape, size_t first, size_t n, unsigned char *tiles) {
     alignas(64) uint8_t u[TILE_OUTPUTS][INT8_BLOCK] = {{0}}, bytes[TILE_PIECES * TILE_PIECE_BYTES];
-    for (size_t b = 0; b < blocks; b++) {
+    const int8_rows rows = int8_rows_of(w, row);
+    const size_t inside = (size_t)shape.inside;
+    for (size_t b = first; b < first + n; b++) {
         unsigned char *head = tiles;
         tiles += tile_head_bytes(form);
         memset(head, 0, tile_head_bytes(form));
-        for (int j = 0; j < form_inside(form); j++, tiles += tile_part_bytes(form)) {
+        for (size_t j = 0; j < inside; j++, tiles += tile_part_bytes(form)) {
             memset(tiles, 0, tile_subs_bytes(form));
             for (int o = 0; o < outputs; o++) {
                 int8_bytes s;
-                codes(rows + (size_t)o * row_bytes + b * (size_t)form->bytes, j, u[o], &s);
-                if (form_head_bytes(form) == 1) head[o] = s.head[0];
-                if (form_head_bytes(form) >= 2) memcpy(head + 2 * o, s.head, 2);
-                if (form_head_bytes(form) == 4) memcpy(head + 2 * (TILE_OUTPUTS + o), s.head + 2, 2);
+                take(&rows, o, b * inside + j, u[o], &s);
+                for (int i = 0; i < form_head_bytes(form); i++) head[head_at(form, i, o)] = s.head[i];
                 if (form_sub_bytes(form) >= 1) tiles[o] = s.sub[0];
                 if (form_sub_bytes(form) == 2) tiles[TILE_OUTPUTS + o] = s.sub[1];
             }
@@ -355,15 +368,15 @@ static tile_outputs outputs_at(const int8_form *form, const weight *w, int o) {
 /* Rows outside, so that few stay in the first cache while the weights of a piece, which fit into the second, pass. */
 static void multiply_tiled(const int8_form *form, tiles_product product, const void *packed, int rows, const weight *w,
                            float *y, size_t ldy) {
-    const size_t row_bytes = int8_row_bytes(w->in), tile_row = tiles_row_bytes(w->format, w->in);
-    const size_t blocks = (size_t)w->in / (size_t)form->values;
+    const size_t row_bytes = int8_row_bytes(w->in), tile_row = tiles_row_bytes(w), blocks = tiles_in_row(w);
+    const int8_shape shape = form_shape(form, w);
     for (int r = 0, together; r < rows; r += together) {
         together = rows_together(rows - r);
         tile_outputs t;
         for (int o = 0; o < w->out; o += t.n) {
             alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
             t = outputs_at(form, w, o);
-            product(together, (const unsigned char *)packed + (size_t)r * row_bytes, row_bytes,
+            product(shape, together, (const unsigned char *)packed + (size_t)r * row_bytes, row_bytes,
                     (const unsigned char *)w->stream[0] + (size_t)((w->first + o) / TILE_OUTPUTS) * tile_row, blocks,
                     sums);
             store_sums(&t, together, sums, TILE_OUTPUTS, y + (size_t)r * ldy + (size_t)o, ldy);
@@ -371,11 +384,14 @@ static void multiply_tiled(const int8_form *form, tiles_product product, const v
     }
 }
 
+/* Of blocks the compiler knows the shape. */
+#define OWN_SHAPE(name) (form_in_groups(&form_##name) ? shape : (int8_shape){form_##name.values / INT8_BLOCK, false})
+
 #ifdef LANES_PANELS
 #include "backend/cpu/int8_panels.h"
 #define DEFINE_PANELS(name)                                                                                            \
-    static void open_##name(const unsigned char *tiles, size_t blocks, int at, panel_part *out) {                      \
-        open_tiles(&form_##name, tiles, blocks, at, out);                                                              \
+    static void open_##name(int8_shape shape, const unsigned char *tiles, size_t blocks, int at, panel_part *out) {    \
+        open_tiles(&form_##name, OWN_SHAPE(name), tiles, blocks, at, out);                                             \
     }                                                                                                                  \
     static bool multiplied_in_panels_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {     \
         if (rows < PANEL_LEAST_ROWS) return false;                                                                     \
@@ -394,14 +410,13 @@ static void multiply_tiled(const int8_form *form, tiles_product product, const v
 static void multiply_untiled(const int8_form *form, tiles_product product, int8_tile_maker make, const void *packed,
                              int rows, const weight *w, float *y, size_t ldy) {
     alignas(64) unsigned char tiles[CHUNK_PARTS * MAX_PART_BYTES];
-    const size_t row_bytes = int8_row_bytes(w->in), w_row_bytes = weight_row_bytes(w, 0);
-    const size_t inside = (size_t)form_inside(form), blocks = (size_t)w->in / (size_t)form->values;
+    const int8_shape shape = form_shape(form, w);
+    const size_t row_bytes = int8_row_bytes(w->in), inside = (size_t)shape.inside, blocks = tiles_in_row(w);
     for (int o = 0; o < w->out; o += TILE_OUTPUTS) {
-        const unsigned char *weights = weight_row(w, 0, o);
         tile_outputs t = outputs_at(form, w, o);
         for (size_t first = 0, n; first < blocks; first += n) {
             n = blocks - first < CHUNK_PARTS / inside ? blocks - first : CHUNK_PARTS / inside;
-            make(weights + first * (size_t)form->bytes, w_row_bytes, t.n, n, tiles);
+            make(w, o, t.n, shape, first, n, tiles);
             tile_outputs whole = {0, t.n, first + n == blocks ? t.factors : NULL};
             for (int r = 0, together; r < rows; r += together) {
                 alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
@@ -409,7 +424,7 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
                 together = rows_together(rows - r);
                 for (int i = 0; i < together && first; i++)
                     memcpy(sums + i * TILE_OUTPUTS, to + (size_t)i * ldy, (size_t)t.n * sizeof *sums);
-                product(together,
+                product(shape, together,
                         (const unsigned char *)packed + (size_t)r * row_bytes + first * inside * sizeof(int8_record),
                         row_bytes, tiles, n, sums);
                 store_sums(&whole, together, sums, TILE_OUTPUTS, to, ldy);
@@ -419,13 +434,13 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
 }
 
 #define DEFINE_MULTIPLY(NAME, name, values, bytes)                                                                     \
-    static void product_##name(int rows, const unsigned char *x, size_t x_bytes, const unsigned char *tiles,           \
-                               size_t blocks, float *sums) {                                                           \
-        multiply_tiles(&form_##name, rows, x, x_bytes, tiles, blocks, sums);                                           \
+    static void product_##name(int8_shape shape, int rows, const unsigned char *x, size_t x_bytes,                     \
+                               const unsigned char *tiles, size_t blocks, float *sums) {                               \
+        multiply_tiles(&form_##name, OWN_SHAPE(name), rows, x, x_bytes, tiles, blocks, sums);                          \
     }                                                                                                                  \
-    static void tile_##name(const unsigned char *rows, size_t row_bytes, int outputs, size_t blocks,                   \
+    static void tile_##name(const weight *w, int row, int outputs, int8_shape shape, size_t first, size_t n,           \
                             unsigned char *tiles) {                                                                    \
-        make_tiles(&form_##name, codes_##name, rows, row_bytes, outputs, blocks, tiles);                               \
+        make_tiles(&form_##name, take_##name, w, row, outputs, OWN_SHAPE(name), first, n, tiles);                      \
     }                                                                                                                  \
     DEFINE_PANELS(name)                                                                                                \
     static void multiply_##name(const void *packed, int rows, const weight *w, float *y, size_t ldy) {                 \
@@ -436,6 +451,7 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
             multiply_untiled(&form_##name, product_##name, tile_##name, packed, rows, w, y, ldy);                      \
     }
 BLOCK_FORMATS(DEFINE_MULTIPLY)
+GROUP_INT8_FORMATS(DEFINE_MULTIPLY)
 
 BLOCKS_INLINE void pack_block(const float *x, int n, int8_record *out) {
     float values[INT8_BLOCK] = {0};
@@ -490,8 +506,9 @@ static double probe(size_t iterations) {
 #define TILE_ENTRY(NAME, name, values, bytes)     [WEIGHT_##NAME] = tile_##name,
 #define INT8_TABLE                                                                                                     \
     {                                                                                                                  \
-        .pack = pack, .pack_fine = pack_fine, .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY)},                             \
-        .tile = {BLOCK_FORMATS(TILE_ENTRY)}, .probe = probe                                                            \
+        .pack = pack, .pack_fine = pack_fine,                                                                          \
+        .multiply = {BLOCK_FORMATS(MULTIPLY_ENTRY) GROUP_INT8_FORMATS(MULTIPLY_ENTRY)},                                \
+        .tile = {BLOCK_FORMATS(TILE_ENTRY) GROUP_INT8_FORMATS(TILE_ENTRY)}, .probe = probe                             \
     }
 
 #endif

@@ -277,7 +277,8 @@ static void attend_block(int rows, const int *lo, const int *hi, const void *q_p
                                                 [INPUT_BF16] = ROUNDED_BF16,                                           \
                                                 EXACT_INSTEAD_OF_INT8(PACKING_SPLIT, multiply_BF16)},                  \
                                     .load = load_weights_bf16},                                                        \
-                   BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},                               \
+                   BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_INT8_FORMATS(GROUP_INT8_ENTRY)                              \
+                       GROUP_OTHER_FORMATS(GROUP_OTHER_ENTRY)},                                                        \
         .kv = {[KV_FORMAT_F32] = {.queries = PACKING_F32,                                                              \
                                   .store = store_f32,                                                                  \
                                   .load = load_f32,                                                                    \

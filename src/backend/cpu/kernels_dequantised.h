@@ -88,7 +88,8 @@ DEFINE_INT8
         .load = load_weights_##name                                                                                    \
     }
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, INT8_PRODUCTS(name)),
-#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind)                                                                     \
+#define GROUP_INT8_ENTRY(NAME, name, bits, kind)      [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, INT8_PRODUCTS(name)),
+#define GROUP_OTHER_ENTRY(NAME, name, bits, kind)                                                                      \
     [WEIGHT_##NAME] = BLOCK_PRODUCTS(name, EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_##name)),
 
 #endif

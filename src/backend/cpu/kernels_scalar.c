@@ -160,7 +160,8 @@ DEFINE_INT8
 #define EXACT_PRODUCTS(format)                        EXACT_INSTEAD_OF_INT8(PACKING_F32, multiply_##format)
 #define WEIGHT_ENTRY(format)                          PRODUCTS(format, EXACT_PRODUCTS(format))
 #define BLOCK_FORMAT_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = PRODUCTS(name, INT8_PRODUCTS(name)),
-#define GROUP_FORMAT_ENTRY(NAME, name, bits, kind)    [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
+#define GROUP_INT8_ENTRY(NAME, name, bits, kind)      [WEIGHT_##NAME] = PRODUCTS(name, INT8_PRODUCTS(name)),
+#define GROUP_OTHER_ENTRY(NAME, name, bits, kind)     [WEIGHT_##NAME] = WEIGHT_ENTRY(name),
 
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
@@ -354,7 +355,8 @@ const cpu_kernels cpu_kernels_scalar = {
     .weight = {[WEIGHT_F32] = WEIGHT_ENTRY(f32),
                [WEIGHT_F16] = WEIGHT_ENTRY(f16),
                [WEIGHT_BF16] = WEIGHT_ENTRY(bf16),
-               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_FORMATS(GROUP_FORMAT_ENTRY)},
+               BLOCK_FORMATS(BLOCK_FORMAT_ENTRY) GROUP_INT8_FORMATS(GROUP_INT8_ENTRY)
+                   GROUP_OTHER_FORMATS(GROUP_OTHER_ENTRY)},
     .kv = {[KV_FORMAT_F32] = KV_ENTRY(f32, true),
            [KV_FORMAT_BF16] = KV_ENTRY(bf16, true),
            [KV_FORMAT_Q8] = KV_ENTRY(q8, true),

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/int8.h"
 #include "backend/cpu/matrix.h"
 #include "backend/cpu/tiles.h"
 
@@ -19,6 +20,7 @@ static const size_t piece_outputs_computing = 192;
 enum { PIECE_ALIGN = 24, PIECE_ALIGN_SMALL = 8 };
 
 static const cpu_product *product_of(const backend_model *m, const weight *w, bool exact) {
+    exact |= m->input == INPUT_INT8 && weight_format_is_grouped(w->format) && !int8_takes(w);
     cpu_input input = exact ? INPUT_EXACT : m->input == INPUT_INT8 && w->fine_input ? INPUT_INT8_FINE : m->input;
     return &m->kernels->weight[w->format].product[input];
 }

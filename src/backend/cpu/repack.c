@@ -41,9 +41,7 @@ static bool is_outline(const weight *w) {
     return !weight_present(w) && w->out > 0 && w->synthetic > 0 && !weight_format_is_plain(w->format);
 }
 
-static bool wants_tiles(const weight *w) {
-    return is_outline(w) || (weight_present(w) && !weight_format_is_plain(w->format) && int8_scalar.tile[w->format]);
-}
+static bool wants_tiles(const weight *w) { return is_outline(w) || (weight_present(w) && int8_takes(w)); }
 
 typedef struct repack_context {
     const weight *w;
@@ -58,14 +56,13 @@ typedef struct repack_context {
 static void make_tile_rows(void *context, size_t begin, size_t end, int thread) {
     const repack_context *c = context;
     const weight *w = c->w;
-    size_t blocks = (size_t)w->in / (size_t)weight_format_find(w->format)->stream[0].values;
     for (size_t t = c->first + begin; t < c->first + end; t++) {
         int o = (int)t * TILE_OUTPUTS, left = w->out - o;
         unsigned char *made = c->made ? c->made + (size_t)thread * c->made_bytes : NULL;
         if (made) synthetic_blocks(w->format, w->synthetic, c->seed + t * c->made_bytes, c->made_bytes, made);
-        c->make(made ? made : (const unsigned char *)weight_row(w, 0, o), weight_row_bytes(w, 0),
-                left < TILE_OUTPUTS ? left : TILE_OUTPUTS, blocks,
-                c->tiles + (t - c->first) * tiles_row_bytes(w->format, w->in));
+        weight rows = made ? weight_matrix(w->format, made, TILE_OUTPUTS, w->in) : weight_rows(w, o, left);
+        c->make(&rows, 0, left < TILE_OUTPUTS ? left : TILE_OUTPUTS, tiles_shape(w), 0, tiles_in_row(w),
+                c->tiles + (t - c->first) * tiles_row_bytes(w));
     }
 }
 
@@ -83,18 +80,18 @@ static kakeya_status tell(const repack_state *s, kakeya_error *error) {
 }
 
 static void point_to(weight *w, const unsigned char *tiles) {
-    if (weight_format_find(w->format)->streams > 1) w->stream[1] = weight_row(w, 1, 0);
+    for (int s = 1; s < weight_format_find(w->format)->streams; s++) w->stream[s] = weight_row(w, s, 0);
     w->stream[0] = tiles;
     w->first = 0;
     w->tiled = true;
 }
 
 /* Of a matrix's tiles, which begin where a cache line does. */
-static size_t room_of(const weight *w) { return (tiles_bytes(w->format, w->out, w->in) + 63) / 64 * 64; }
+static size_t room_of(const weight *w) { return (tiles_bytes(w) + 63) / 64 * 64; }
 
 static kakeya_status repack(repack_state *s, weight *w, kakeya_error *error) {
     backend_model *m = s->m;
-    size_t row = tiles_row_bytes(w->format, w->in), rows = row ? tiles_bytes(w->format, w->out, w->in) / row : 0;
+    size_t row = tiles_row_bytes(w), rows = row ? tiles_bytes(w) / row : 0;
     unsigned char *tiles = s->next;
     s->next += room_of(w);
     const int8_kernels *kernels = int8_of(m->kernels);
@@ -145,7 +142,7 @@ static bool list_tiles(gemma4_weights *weights, int layers, tile_list *out) {
     for (size_t i = 0; i < all; i++) {
         weight *w = out->w[i];
         if (!wants_tiles(w)) continue;
-        out->bytes += tiles_bytes(w->format, w->out, w->in);
+        out->bytes += tiles_bytes(w);
         out->w[out->n++] = w;
     }
     return true;
@@ -215,7 +212,7 @@ typedef struct tile_output {
 } tile_output;
 
 static kakeya_status write_matrix(tile_output *t, const weight *w, kakeya_error *error) {
-    const size_t row = tiles_row_bytes(w->format, w->in), rows = tiles_bytes(w->format, w->out, w->in) / row;
+    const size_t row = tiles_row_bytes(w), rows = tiles_bytes(w) / row;
     const size_t most = row < FILE_PIECE_BYTES ? FILE_PIECE_BYTES / row : 1;
     repack_context c = {.w = w, .make = int8_of(cpu_kernels_find(t->state.options->isa))->tile[w->format]};
     kakeya_status status = KAKEYA_OK;
@@ -240,7 +237,7 @@ kakeya_status repack_to_file(const backend_model_options *options, const char *p
     if (!w) return no_list(error);
     *w = options->verifier->weights;
     kakeya_status status = list_tiles(w, options->verifier->config.layers, &list) ? KAKEYA_OK : no_list(error);
-    if (!status && list.n == 0)
+    if (!status && (list.n == 0 || !options->verifier->file))
         status = error_set(error, KAKEYA_UNSUPPORTED,
                            "no weights of the model are made into tiles: those of GGUF files in quantised blocks are");
     const weight *const *matrices = (const weight *const *)list.w;

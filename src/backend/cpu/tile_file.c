@@ -41,7 +41,7 @@ static uint64_t hash_source(const weight *w) {
 
 static size_t aligned(size_t bytes) { return (bytes + TILE_FILE_ALIGN - 1) / TILE_FILE_ALIGN * TILE_FILE_ALIGN; }
 static size_t header_bytes(size_t n) { return sizeof(tile_header) + n * sizeof(tile_record); }
-static size_t matrix_bytes(const weight *w) { return tiles_bytes(w->format, w->out, w->in); }
+static size_t matrix_bytes(const weight *w) { return tiles_bytes(w); }
 
 /* The header that belongs to these matrices, as it stands in the file. NULL: out of memory. */
 static tile_header *make_header(const weight *const *matrices, size_t n, size_t *file_bytes) {

@@ -2,18 +2,18 @@
 
 static const int8_form *form_of(weight_format format) {
 #define FORM_ENTRY(NAME, name, values, bytes) [WEIGHT_##NAME] = &form_##name,
-    static const int8_form *const forms[WEIGHT_FORMAT_COUNT] = {BLOCK_FORMATS(FORM_ENTRY)};
+    static const int8_form *const forms[WEIGHT_FORMAT_COUNT] = {BLOCK_FORMATS(FORM_ENTRY)
+                                                                    GROUP_INT8_FORMATS(FORM_ENTRY)};
     return forms[format];
 }
 
-size_t tiles_row_bytes(weight_format format, int in) {
-    const int8_form *form = form_of(format);
-    return (size_t)in / (size_t)form->values * tile_bytes(form);
-}
+int8_shape tiles_shape(const weight *w) { return form_shape(form_of(w->format), w); }
 
-size_t tiles_bytes(weight_format format, int out, int in) {
-    return ((size_t)out + TILE_OUTPUTS - 1) / TILE_OUTPUTS * tiles_row_bytes(format, in);
-}
+size_t tiles_in_row(const weight *w) { return (size_t)(w->in / INT8_BLOCK / tiles_shape(w).inside); }
+
+size_t tiles_row_bytes(const weight *w) { return tiles_in_row(w) * tile_bytes(form_of(w->format), tiles_shape(w)); }
+
+size_t tiles_bytes(const weight *w) { return ((size_t)w->out + TILE_OUTPUTS - 1) / TILE_OUTPUTS * tiles_row_bytes(w); }
 
 /* Code i of 32 of an output. */
 static uint8_t code_at(const int8_form *form, const unsigned char *pieces, int lane, int i) {
@@ -32,17 +32,16 @@ static uint8_t code_at(const int8_form *form, const unsigned char *pieces, int l
 
 void tiles_block(const weight *w, int row, size_t block, uint8_t *codes, int8_scale *scale) {
     const int8_form *form = form_of(w->format);
-    const size_t inside = (size_t)form_inside(form), o = (size_t)(w->first + row);
+    const int8_shape shape = form_shape(form, w);
+    const size_t inside = (size_t)shape.inside, o = (size_t)(w->first + row);
     const int lane = (int)(o % TILE_OUTPUTS);
-    const unsigned char *tile = (const unsigned char *)w->stream[0] +
-                                o / TILE_OUTPUTS * tiles_row_bytes(w->format, w->in) +
-                                block / inside * tile_bytes(form);
+    const unsigned char *tile = (const unsigned char *)w->stream[0] + o / TILE_OUTPUTS * tiles_row_bytes(w) +
+                                block / inside * tile_bytes(form, shape);
     const unsigned char *part = tile + tile_head_bytes(form) + block % inside * tile_part_bytes(form);
     unsigned char head[4] = {0}, sub[2] = {0};
-    if (form_head_bytes(form) == 1) head[0] = tile[lane];
-    for (int i = 0; i + 1 < form_head_bytes(form); i += 2) memcpy(head + i, tile + TILE_OUTPUTS * i + 2 * lane, 2);
+    for (int i = 0; i < form_head_bytes(form); i++) head[i] = tile[head_at(form, i, lane)];
     for (int i = 0; i < form_sub_bytes(form); i++) sub[i] = part[TILE_OUTPUTS * i + lane];
-    *scale = form_scale(form, head, sub);
+    *scale = form_scale(form, shape, head, sub);
     for (int i = 0; i < INT8_BLOCK; i++) codes[i] = code_at(form, part + tile_subs_bytes(form), lane, i);
 }
 

@@ -1,4 +1,4 @@
-/* Matrices of block formats repacked in tiles of 16 outputs (int8_forms.h), value by value. */
+/* Matrices repacked in tiles of 16 outputs (int8_forms.h), value by value. */
 #ifndef KAKEYA_BACKEND_CPU_TILES_H
 #define KAKEYA_BACKEND_CPU_TILES_H
 
@@ -6,10 +6,13 @@
 
 #include "backend/cpu/int8_forms.h"
 
-/* Bytes of the tiles of a matrix [out][in] of a block format. */
-size_t tiles_bytes(weight_format format, int out, int in);
+int8_shape tiles_shape(const weight *w);
+/* Tiles of 16 outputs. */
+size_t tiles_in_row(const weight *w);
+/* Bytes of the tiles of a matrix. */
+size_t tiles_bytes(const weight *w);
 /* From 16 outputs to the next. */
-size_t tiles_row_bytes(weight_format format, int in);
+size_t tiles_row_bytes(const weight *w);
 /* The codes as stored, and the scales, of values [32 * block, 32 * block + 32) of a row of a tiled matrix. */
 void tiles_block(const weight *w, int row, size_t block, uint8_t *codes, int8_scale *scale);
 /* Values [begin, begin + n) of a row of a tiled matrix, as float32: the bits of the format's own loader. */
