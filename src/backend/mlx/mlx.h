@@ -45,6 +45,9 @@ typedef struct chunk_layer {
     size_t k, v; /* where the rows begin */
 } chunk_layer;
 
+/* Somebody who is shown the inner values of n rows of a tile, which are rows from in_forward on of a forward. */
+typedef void mlx_watcher(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
+                         const mlx_tile_result *result);
 typedef struct mlx_watch mlx_watch;
 typedef struct mlx_ahead mlx_ahead;
 
@@ -84,7 +87,8 @@ struct backend_model {
     float *hidden;        /* [MLX_MAX_ROWS][hidden] behind the final norm */
     float *aux;           /* [MLX_MAX_ROWS][taps * hidden] of prompt rows; NULL: nobody wants any */
     int max_taps;
-    const mlx_watch *watch; /* of the forward in work: training looks at it; or NULL */
+    mlx_watcher *watcher;   /* of the forward in work; NULL: nobody looks */
+    const mlx_watch *watch; /* the watcher's own (train.c) */
 };
 
 /* --- weights.c */
@@ -135,10 +139,6 @@ kakeya_status mlx_flush(backend_cache *c, position_range rows, kakeya_error *err
 void mlx_latent_load(const backend_cache *c, int position, bool is_k, float *out);
 /* Values as they are kept: float32, or rounded to bf16. */
 void mlx_store_values(kv_format format, const float *x, size_t n, void *to);
-
-/* --- train.c */
-/* Keeps the inner values of n rows of a tile as rows of the forward that is watched. */
-void mlx_watch_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n, const mlx_tile_result *result);
 
 /* --- draft.c */
 kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error);

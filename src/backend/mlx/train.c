@@ -46,8 +46,9 @@ static void copy_rows(float *to, const float *from, size_t stride, size_t width,
     for (size_t i = 0; i < rows; i++) memcpy(to + i * width, from + i * stride, width * sizeof *to);
 }
 
-void mlx_watch_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
-                    const mlx_tile_result *result) {
+/* Keeps what it is shown as rows of the forward that is watched. */
+static void keep_rows(const backend_model *m, size_t in_tile, size_t in_forward, size_t n,
+                      const mlx_tile_result *result) {
     const gemma4_config *c = m->config;
     for (int i = 0; i < c->layers; i++) {
         layer_widths w = widths_of(c, i);
@@ -118,6 +119,7 @@ static kakeya_status look_forward(backend_model *m, backend_cache *cache, const 
     float *angles[2] = {watch.values + floats, watch.values + floats + turned[0]};
     backend_segment segment = {.cache = cache, .tokens = tokens, .n = n, .kind = SEGMENT_PROMPT, .first_logit_row = n};
     m->watch = &watch;
+    m->watcher = keep_rows;
     m->form.inner = true;
     kakeya_status status = mlx_forward(m, &segment, 1, error);
     m->form.inner = false;
@@ -126,7 +128,7 @@ static kakeya_status look_forward(backend_model *m, backend_cache *cache, const 
         for (int type = 0; type < 2; type++) fill_angles(m, (gemma4_layer_type)type, length, angles[type]);
         tell_layers(m, position, length, (const float *const[2]){angles[0], angles[1]}, look, user);
     }
-    m->watch = NULL;
+    m->watcher = NULL;
     mem_free(watch.values);
     return status;
 }
