@@ -1,20 +1,23 @@
-"""A drafter of the demo model from nothing: prompts out of code files, two runs of `kakeya train drafter`, and what the drafters are
+"""A drafter of the demo model from nothing: prompts out of code files, three runs of `kakeya train drafter`, and what the drafters are
 worth on the public prompts (docs/benchmarks.md, "Training of drafters").
 
-usage: python3 bench/drafter_from_nothing.py --work DIR [--backend cuda] [--pieces 59637] [--prompts 20857] [--steps 10203] [--keep 62G]
-                                             [--last-prompts 1200] [--last-steps 900] [--batch 16] [--drafter DIR]... FOLDER...
+usage: python3 bench/drafter_from_nothing.py --work DIR [--backend cuda] [--pieces 59637] [--prompts 30000] [--steps 11809] [--keep 62G]
+                                             [--other-prompts 26000] [--other-steps 11063] [--last-prompts 1000] [--last-steps 700]
+                                             [--batch 16] [--drafter DIR]... FOLDER...
 environment: KAKEYA (build/kakeya)
 
 Pieces of 900 to 1,450 characters begin at random lines of the Python, C and C++ files below the FOLDERs, each piece becomes a file in
 DIR/pieces. Files with the name of a public prompt's source are left out, and files that have some of its text. Pieces that are there are
 taken as they are, so the figures of a run can be had again from its pieces; with --pieces 0 they are a condition.
 
-The first run begins with random weights and sees many short answers; the second goes on from it with longer texts, of which half are
-needles. DIR/first and DIR/second get the drafters; one that is there is not trained again. The public prompts are those of
+The first run begins with random weights and sees many short answers; the second goes on from it with answers to other pieces; the third
+goes on from there with longer texts, of which three of ten are needles. DIR/first, DIR/second and DIR/third get the drafters; one that is
+there is not trained again. The public prompts are those of
 tests/data/golden/demo_golden.json.gz with spec_accept_lengths: 64 tokens are answered to each piece of code, 24 at most to each needle.
 --drafter measures another drafter, too; with --steps 0 nothing is trained.
 
-A small case: --backend cpu --pieces 40 --prompts 8 --steps 1 --last-prompts 4 --last-steps 1 --batch 2 --keep 1G
+A small case:
+--backend cpu --pieces 40 --prompts 8 --steps 1 --other-prompts 8 --other-steps 1 --last-prompts 4 --last-steps 1 --batch 2 --keep 1G
 """
 
 import argparse
@@ -133,11 +136,13 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--work", required=True)
 parser.add_argument("--backend", default="cuda")
 parser.add_argument("--pieces", type=int, default=59637)
-parser.add_argument("--prompts", type=int, default=20857)
-parser.add_argument("--steps", type=int, default=10203)
+parser.add_argument("--prompts", type=int, default=30000)
+parser.add_argument("--steps", type=int, default=11809)
 parser.add_argument("--keep", default="62G")
-parser.add_argument("--last-prompts", type=int, default=1200)
-parser.add_argument("--last-steps", type=int, default=900)
+parser.add_argument("--other-prompts", type=int, default=26000)
+parser.add_argument("--other-steps", type=int, default=11063)
+parser.add_argument("--last-prompts", type=int, default=1000)
+parser.add_argument("--last-steps", type=int, default=700)
 parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--drafter", action="append", default=[])
 parser.add_argument("folders", nargs="*")
@@ -151,18 +156,26 @@ if not os.path.isdir(place):
 every = [os.path.relpath(os.path.join(place, name)) for name in sorted(os.listdir(place))]
 made = []
 if wanted.steps:
-    first, second = (os.path.join(wanted.work, name) for name in ("first", "second"))
-    enough = every[: wanted.prompts + wanted.prompts // 50 + 40]  # some are held out
-    train(first, enough,
-          ["--drafter", "none", "--layers", "3", "--block", "8", "--taps", "3", "--sequence", "640",
-           "--held-out", str(min(32, wanted.prompts // 8 + 1)),
-           "--prompts", str(wanted.prompts), "--needles", "0.1", "--keep", wanted.keep, "--prompt-blocks", "12",
-           "--steps", str(wanted.steps), "--warm-up", str(min(200, wanted.steps // 4)), "--rate", "0.002"])
-    train(second, enough[-(wanted.last_prompts + 40):],
-          ["--init-from", first, "--sequence", "1700",
+    first, second, third = (os.path.join(wanted.work, name) for name in ("first", "second", "third"))
+
+    def many(prompts, steps, warm_up):
+        return ["--sequence", "640", "--held-out", str(min(32, prompts // 8 + 1)), "--prompts", str(prompts), "--keep", wanted.keep,
+                "--prompt-blocks", "12", "--steps", str(steps), "--warm-up", str(min(warm_up, steps // 4))]
+
+    def more(prompts):  # some are held out
+        return prompts + prompts // 50 + 40
+
+    train(first, every[: more(wanted.prompts)],
+          ["--drafter", "none", "--layers", "3", "--block", "8", "--taps", "3", "--needles", "0.1", "--rate", "0.002"]
+          + many(wanted.prompts, wanted.steps, 200))
+    train(second, every[-more(wanted.other_prompts):],
+          ["--init-from", first, "--needles", "0.15", "--rate", "0.0014", "--seed", "11"]
+          + many(wanted.other_prompts, wanted.other_steps, 100))
+    train(third, every[: wanted.last_prompts + 40],
+          ["--init-from", second, "--sequence", "1700",
            "--held-out", str(min(16, wanted.last_prompts // 8 + 1)), "--prompts", str(wanted.last_prompts),
-           "--needles", "0.5", "--keep", "20G" if wanted.keep == "62G" else wanted.keep,
-           "--steps", str(wanted.last_steps), "--warm-up", str(min(20, wanted.last_steps // 4)), "--rate", "0.0004"])
-    made = [first, second]
+           "--needles", "0.3", "--keep", "20G" if wanted.keep == "62G" else wanted.keep,
+           "--steps", str(wanted.last_steps), "--warm-up", str(min(20, wanted.last_steps // 4)), "--rate", "0.0003"])
+    made = [first, second, third]
 for each in made + wanted.drafter + [os.path.join(ROOT, "models/demo-dflash")]:
     measure(each)
