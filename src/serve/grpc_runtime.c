@@ -552,7 +552,8 @@ bool grpc_runtime_rest(grpc_runtime *r, bool failed) {
         operation_fail(op, RPC_INTERNAL, "the computation has failed");
         give_up(op);
     }
-    if (busy > 0) return false;
+    /* A session on its way back would reach the store after the store has given up its sessions. */
+    if (busy > 0 || !grpc_work_is_idle(r->work)) return false;
     r->engine = NULL;
     r->asleep = true;
     return true;
