@@ -88,7 +88,8 @@ void operation_end(operation *op);
 /* Who uses the session of this name; NULL: nobody. */
 operation *operation_user_of(const grpc_runtime *runtime, const char *name);
 /* Whether the operation has the session that its request names for itself; otherwise it has been answered and ended, or
- * it waits. A session that is still busy for a client that has gone is free within a step, so that is waited for. */
+ * it waits. A session that is still busy for a client that has gone is free within a step, so that is waited for. So is
+ * any session for a fifth of a second: a cancel and the call behind it can arrive in either order. */
 bool operation_use_session(operation *op);
 /* The store has the session again, before any job that is added later; NULL: it is lost. Takes the request's name. The
  * operation's memory is then given back. */
