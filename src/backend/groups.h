@@ -9,23 +9,23 @@
 /* X(NAME, name, bits of a code, kind): as BLOCK_FORMATS, but values and bytes of a block are the format table's. First
  * those that a CPU multiplies with activations of 8 bits. */
 #define GROUP_INT8_FORMATS(X)                                                                                          \
-    X(AFFINE_4, affine_4, 4, affine)                                                                                   \
-    X(AFFINE_8, affine_8, 8, affine)                                                                                   \
-    X(INT4, int4, 4, packed)                                                                                           \
-    X(INT8_SIGNED, int8_signed, 8, signed_bytes)
-#define GROUP_OTHER_FORMATS(X)                                                                                         \
     X(AFFINE_2, affine_2, 2, affine)                                                                                   \
     X(AFFINE_3, affine_3, 3, affine)                                                                                   \
+    X(AFFINE_4, affine_4, 4, affine)                                                                                   \
     X(AFFINE_5, affine_5, 5, affine)                                                                                   \
     X(AFFINE_6, affine_6, 6, affine)                                                                                   \
+    X(AFFINE_8, affine_8, 8, affine)                                                                                   \
+    X(INT4, int4, 4, packed)                                                                                           \
     X(INT8, int8, 8, packed)                                                                                           \
     X(INT4_ZERO, int4_zero, 4, zero)                                                                                   \
     X(INT8_ZERO, int8_zero, 8, zero)                                                                                   \
-    X(FP8, fp8, 8, fp8)                                                                                                \
-    X(FP8_E8M0, fp8_e8m0, 8, fp8_e8m0)                                                                                 \
+    X(INT8_SIGNED, int8_signed, 8, signed_bytes)                                                                       \
     X(FP4_E8M0, fp4_e8m0, 4, fp4_e8m0)                                                                                 \
     X(FP4_E4M3, fp4_e4m3, 4, fp4_e4m3)                                                                                 \
     X(FP4_E4M3_DIV, fp4_e4m3_div, 4, fp4_e4m3_div)
+#define GROUP_OTHER_FORMATS(X)                                                                                         \
+    X(FP8, fp8, 8, fp8)                                                                                                \
+    X(FP8_E8M0, fp8_e8m0, 8, fp8_e8m0)
 #define GROUP_FORMATS(X) GROUP_INT8_FORMATS(X) GROUP_OTHER_FORMATS(X)
 
 enum { GROUP_SPAN = 32 /* values that are made together */ };

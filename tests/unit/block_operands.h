@@ -94,7 +94,8 @@ static inline group_matrix random_groups_of(weight_format format, int out, int i
             seed = seed * 6364136223846793005u + 1442695040888963407u;
             to[i] = (unsigned char)(seed >> 56);
             if (s == 0 && (format == WEIGHT_FP8 || format == WEIGHT_FP8_E8M0)) to[i] &= 0xbf; /* no NaN */
-            if (s == 1 && info->stream[s].bytes == 1) to[i] = (unsigned char)(0x20 + to[i] % 16);
+            const bool exponent = format == WEIGHT_FP8_E8M0 || format == WEIGHT_FP4_E8M0;
+            if (s == 1 && info->stream[s].bytes == 1) to[i] = (unsigned char)((exponent ? 118 : 0x20) + to[i] % 16);
             if (s && info->stream[s].bytes == 2 && i % 2) to[i] = (unsigned char)(0x3c | (to[i] & 0x80));
         }
         for (size_t i = 0; info->stream[s].bytes == 4 && s && i < n / 4; i++) {

@@ -13,7 +13,10 @@ static const weight_format formats[] = {WEIGHT_Q4_0,   WEIGHT_Q4_1,   WEIGHT_Q5_
                                         WEIGHT_IQ4_NL, WEIGHT_IQ4_XS, WEIGHT_MXFP4, WEIGHT_NVFP4};
 
 /* Scales beside the codes. */
-static const weight_format group_formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_INT4, WEIGHT_INT8_SIGNED};
+static const weight_format group_formats[] = {WEIGHT_AFFINE_2,  WEIGHT_AFFINE_3,    WEIGHT_AFFINE_4,    WEIGHT_AFFINE_5,
+                                              WEIGHT_AFFINE_6,  WEIGHT_AFFINE_8,    WEIGHT_INT4,        WEIGHT_INT8,
+                                              WEIGHT_INT4_ZERO, WEIGHT_INT8_ZERO,   WEIGHT_INT8_SIGNED, WEIGHT_FP4_E8M0,
+                                              WEIGHT_FP4_E4M3,  WEIGHT_FP4_E4M3_DIV};
 
 enum { MAX_SETS = 4 };
 /* The sets of kernels that run here, each with the name of a table that uses it; the scalar one is the first. */
@@ -334,6 +337,36 @@ static void test_groups(void **state) {
         }
 }
 
+/* The same with bytes of every kind for scales: signs, subnormals, infinities, what is no number. */
+static void test_hostile_groups(void **state) {
+    (void)state;
+    enum { K = 192, OUT = 17, ROWS = 10 };
+    for (size_t f = 0; f < COUNT(group_formats); f++) {
+        group_matrix m = random_groups_of(group_formats[f], OUT, K, 64, DTYPE_F16, f);
+        const weight_format_info *info = weight_format_find(group_formats[f]);
+        size_t bytes = weight_stream_bytes(&info->stream[1], OUT, K, 64);
+        uint64_t seed = f;
+        for (size_t i = 0; i < bytes; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            ((unsigned char *)(uintptr_t)m.w.stream[1])[i] =
+                i < 16 ? (unsigned char[]){0, 0x7f, 0x80, 0xff}[i % 4] : (unsigned char)(seed >> 56);
+        }
+        float *x = test_rows(ROWS, K), *values = dequantised(&m.w), got[K];
+        char *packed = packed_as(cpu_kernels_find("scalar"), PACKING_INT8, x, K, ROWS, K);
+        free(check_sets(&m.w, packed, ROWS));
+        weight tiled = tiled_by(&int8_scalar, &m.w);
+        for (int o = 0; o < OUT; o++) {
+            tiles_load(&tiled, o, 0, K, got);
+            for (int j = 0; j < K; j++) check_same(info->name, "tiles", (size_t)j, got[j], values[o * K + j]);
+        }
+        free((void *)(uintptr_t)tiled.stream[0]);
+        free(packed);
+        free(values);
+        free(x);
+        group_matrix_free(&m);
+    }
+}
+
 /* Largest codes everywhere: no sum of integers overflows or is rounded. */
 static void test_extremes(void **state) {
     (void)state;
@@ -544,10 +577,11 @@ static void test_vectors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),     cmocka_unit_test(test_packing),          cmocka_unit_test(test_products),
-        cmocka_unit_test(test_extremes),    cmocka_unit_test(test_hostile_bytes),    cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_not_numbers), cmocka_unit_test(test_synthetic_blocks), cmocka_unit_test(test_probes),
-        cmocka_unit_test(test_vectors),     cmocka_unit_test(test_fine_products),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_formats),        cmocka_unit_test(test_packing),          cmocka_unit_test(test_products),
+        cmocka_unit_test(test_extremes),       cmocka_unit_test(test_hostile_bytes),    cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_not_numbers),    cmocka_unit_test(test_synthetic_blocks), cmocka_unit_test(test_probes),
+        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_fine_products),    cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_hostile_groups),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,16 @@
  * A row x is cut into blocks of 32 (the last one padded with zeros). With a = max |x_i| of a block:
  *   sx = a / 127,  X_i = rint(x_i * (127 / a)),  S = sum X_i;   a < 2^-100: sx = 0, X = 0;   a not finite: sx is NaN.
  * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m (MLX's bias); or two whole
- * scales of 16 codes each beside d; or d (and m) for each 16. For every output and row, one float32 sum takes the
- * blocks in ascending order, each by one rounding (fma):
- *   one scale:          acc = fma(d * sx, (float)sum c_i X_i, acc)
- *   scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc)
- *   two whole scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc)
- *   halves:             of the first 16 codes, then of the last 16, what is said above of 32
- * Fine input is x in two parts: as above, and by the same definition what that leaves, x_i - sx X_i. A result is the
- * product with the first part plus the product with the second, each as above.
- * A factor of the whole row (NVFP4) multiplies the end result. Sums of integers are exact and below 2^24. So the bits
- * of a result depend on its row and its weights alone: not on the instruction set, nor on how many rows, outputs or
- * threads there are, nor on whether the weights lie in rows or in tiles. */
+ * scales of 16 codes each beside d; or d (and m) for each 16; or d and a zero point z beside codes. For every output
+ * and row, one float32 sum takes the blocks in ascending order, each by one rounding (fma): one scale:          acc =
+ * fma(d * sx, (float)sum c_i X_i, acc) scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc) two whole
+ * scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc) a zero point:       acc = fma(d * sx, (float)(sum c_i
+ * X_i - z S), acc) halves:             of the first 16 codes, then of the last 16, what is said above of 32 Fine input
+ * is x in two parts: as above, and by the same definition what that leaves, x_i - sx X_i. A result is the product with
+ * the first part plus the product with the second, each as above. A factor of the whole row (NVFP4) multiplies the end
+ * result, a divisor divides it. Sums of integers are exact and below 2^24. So the bits of a result depend on its row
+ * and its weights alone: not on the instruction set, nor on how many rows, outputs or threads there are, nor on whether
+ * the weights lie in rows or in tiles. */
 #ifndef KAKEYA_BACKEND_CPU_INT8_H
 #define KAKEYA_BACKEND_CPU_INT8_H
 
@@ -67,8 +66,10 @@ extern const int8_kernels int8_scalar;
 /* Matrices with such products: of formats that have them; where scales lie beside codes, rows of whole blocks. */
 static inline bool int8_takes(const weight *w) {
     if (!int8_scalar.multiply[w->format]) return false;
-    return !weight_format_is_grouped(w->format) ||
-           (w->in % INT8_BLOCK == 0 && (w->group == w->in || (w->group > 0 && w->group % INT8_BLOCK == 0)));
+    if (!weight_format_is_grouped(w->format)) return true;
+    if (w->in % INT8_BLOCK) return false;
+    return weight_format_find(w->format)->stream[1].values != WEIGHT_GROUP || w->group == w->in ||
+           (w->group > 0 && w->group % INT8_BLOCK == 0);
 }
 #if defined(__x86_64__)
 extern const int8_kernels int8_avx2;

@@ -49,6 +49,14 @@ BLOCKS_INLINE lanes_f32 lanes_e4m3(const unsigned char *p) {
     __m256 value = _mm256_blendv_ps(ordinary, subnormal, _mm256_castsi256_ps(small));
     return _mm256_andnot_ps(_mm256_castsi256_ps(none), value);
 }
+/* No number where x is n. */
+BLOCKS_INLINE lanes_f32 lanes_none_where(lanes_i32 x, int n, lanes_f32 value) {
+    return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_cmpeq_epi32(x, _mm256_set1_epi32(n))));
+}
+/* The value is not negative; bit 7 of bits is its sign. */
+BLOCKS_INLINE lanes_f32 lanes_with_sign(lanes_i32 bits, lanes_f32 value) {
+    return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_slli_epi32(lanes_and(bits, 0x80), 24)));
+}
 /* a * half[0] + b * half[1] in every lane. */
 BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
     int32_t both;

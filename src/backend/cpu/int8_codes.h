@@ -174,23 +174,46 @@ BLOCKS_INLINE int8_rows int8_rows_of(const weight *w, int row) {
     return rows;
 }
 
+/* n < 8 bytes, in pieces that processors load: what is stored in pieces and loaded as a whole has to reach the cache.
+ */
+BLOCKS_INLINE uint64_t few_bytes(const int n, const unsigned char *b) {
+    uint32_t four = 0;
+    uint16_t two = 0;
+    if (n & 4) memcpy(&four, b, sizeof four);
+    if (n & 2) memcpy(&two, b + (n & 4), sizeof two);
+    const uint64_t last = n & 1 ? b[n - 1] : 0;
+    return four | (uint64_t)two << 8 * (n & 4) | last << 8 * (n & 6);
+}
+
+/* 32 codes that are one string of bits, the lowest first. Eight of them are as many bytes as a code has bits: halves,
+ * quarters and eighths of these are moved to where they go, all of a size at once. */
+BLOCKS_INLINE void take_string(const int bits, const unsigned char *b, uint8_t *u) {
+    const uint64_t one = (1u << bits) - 1, two = (1u << 2 * bits) - 1, four = ((uint64_t)1 << 4 * bits) - 1;
+    for (int i = 0; i < INT8_BLOCK; i += 8) {
+        uint64_t x = few_bytes(bits, b + i / 8 * bits);
+        x = (x & four) | x >> 4 * bits << 32;
+        x = (x & two * 0x0000000100000001u) | (x & (two << 2 * bits) * 0x0000000100000001u) << (16 - 2 * bits);
+        x = (x & one * 0x0001000100010001u) | (x & (one << bits) * 0x0001000100010001u) << (8 - bits);
+        memcpy(u + i, &x, sizeof x);
+    }
+}
+
 /* Values [32 part, 32 part + 32) of the output-th row. */
 BLOCKS_INLINE void take_group(const int8_form *f, const int8_rows *rows, int output, size_t part, uint8_t *u,
                               int8_bytes *s) {
-    const size_t o = (size_t)output, group = part / rows->group;
-    const size_t scale_bytes = f->scales == SCALES_GROUP_F32 ? 4 : 2;
+    const size_t o = (size_t)output, group = form_in_groups(f) ? part / rows->group : part;
+    const size_t scale_bytes = f->scales == SCALES_GROUP_F32 ? 4 : f->scales == SCALES_GROUP_E8M0 ? 1 : 2;
     const unsigned char *b = rows->stream[0] + o * rows->row_bytes[0] + part * (size_t)f->bytes;
-    memcpy(s->head, rows->stream[1] + o * rows->row_bytes[1] + scale_bytes * group, scale_bytes);
+    memcpy(form_has_factors(f) ? s->sub : s->head, rows->stream[1] + o * rows->row_bytes[1] + scale_bytes * group,
+           scale_bytes);
     if (form_has_min(f)) memcpy(s->head + 2, rows->stream[2] + o * rows->row_bytes[2] + 2 * group, 2);
+    if (f->scales == SCALES_GROUP_ZERO) s->head[2] = rows->stream[2][o * rows->row_bytes[2] + group];
     if (f->scales == SCALES_GROUP_F32)
         flip_signs(b, u);
     else if (f->low == 8)
         memcpy(u, b, INT8_BLOCK);
     else
-        for (int i = 0; i < INT8_BLOCK / 2; i++) {
-            u[2 * i] = b[i] & 15;
-            u[2 * i + 1] = b[i] >> 4;
-        }
+        take_string(f->low + f->high, b, u);
 }
 
 typedef void (*part_taker)(const int8_rows *rows, int output, size_t part, uint8_t *u, int8_bytes *s);

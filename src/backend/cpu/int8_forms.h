@@ -4,7 +4,8 @@
  * is summed over lanes. The tiles of 16 outputs follow each other along k, then come those of the next 16 outputs: a
  * product reads a matrix from its first byte to its last. Of one tile:
  *
- *   head      the block's scales of 16 or 32 bits, [16] each, or one byte of exponent [16]; none for NVFP4
+ *   head      the block's scales of 16 or 32 bits, [16] each, or one byte of exponent [16], perhaps one of a zero point
+ *             [16]; none for NVFP4
  *   for each 32 values of the block:
  *     subs    one or two bytes of scales [16] each, where the format has such (six bits unpacked to eight)
  *     low     4 bits: four pieces of 64 bytes; piece p holds values 4 p to 4 p + 3 of each output in low halves, values
@@ -19,29 +20,31 @@
 
 #include <math.h>
 
-#include "backend/blocks.h"
 #include "backend/cpu/int8.h"
 
 enum { TILE_OUTPUTS = 16, TILE_PIECES = 8, TILE_PIECE_BYTES = 4 * TILE_OUTPUTS };
 
 typedef enum int8_scales {
-    SCALES_F16 = 0,    /* head: d */
-    SCALES_F16_MIN,    /* head: d, m */
-    SCALES_E8M0,       /* head: exponent of d */
-    SCALES_GROUP,      /* head: d of 16 bits, bf16 or float16 (as in the next) */
-    SCALES_GROUP_MIN,  /* head: d, m */
-    SCALES_GROUP_F32,  /* head: d, a float32 */
-    SCALES_SUPER,      /* head: d; sub: a signed factor of it */
-    SCALES_SUPER_MIN,  /* head: d, dmin; subs: a factor of each */
-    SCALES_PAIR,       /* head: d; subs: the two whole scales */
-    SCALES_HALVES,     /* subs: d of each half, an e4m3 */
-    SCALES_HALVES_MIN, /* head: d, dmin; subs: for each half a factor of both, four bits each */
+    SCALES_F16 = 0,      /* head: d */
+    SCALES_F16_MIN,      /* head: d, m */
+    SCALES_E8M0,         /* head: exponent of d */
+    SCALES_GROUP,        /* head: d of 16 bits, bf16 or float16 (as in the next) */
+    SCALES_GROUP_MIN,    /* head: d, m */
+    SCALES_GROUP_ZERO,   /* head: d, a byte of zero point */
+    SCALES_GROUP_E8M0,   /* head: exponent of d; 255 is none */
+    SCALES_GROUP_F32,    /* head: d, a float32 */
+    SCALES_SUPER,        /* head: d; sub: a signed factor of it */
+    SCALES_SUPER_MIN,    /* head: d, dmin; subs: a factor of each */
+    SCALES_PAIR,         /* head: d; subs: the two whole scales */
+    SCALES_HALVES,       /* subs: d of each half, an e4m3 without a sign */
+    SCALES_GROUP_HALVES, /* the same with a sign; 127 and 255 are none */
+    SCALES_HALVES_MIN,   /* head: d, dmin; subs: for each half a factor of both, four bits each */
 } int8_scales;
 
 typedef enum int8_table { TABLE_NONE = 0, TABLE_IQ4, TABLE_FP4 } int8_table;
 
 typedef struct int8_form {
-    int values, bytes; /* of a block of the format; 0 values: bytes of 32 codes */
+    int values, bytes; /* of a block of the format; where scales lie beside codes, of 32 codes; 0 values: in groups */
     int8_scales scales;
     int low, high; /* bits of codes */
     int8_table table;
@@ -64,15 +67,34 @@ INT8_FORM(iq4_xs, 256, 136, SCALES_SUPER, 4, 0, TABLE_IQ4, 128, 241)
 INT8_FORM(mxfp4, 32, 17, SCALES_E8M0, 4, 0, TABLE_FP4, 12, 24)
 INT8_FORM(nvfp4, 64, 36, SCALES_HALVES, 4, 0, TABLE_FP4, 12, 24)
 /* Scales beside codes, of as many blocks of 32 as the matrix says. */
+INT8_FORM(affine_2, 0, 8, SCALES_GROUP_MIN, 2, 0, TABLE_NONE, 0, 3)
+INT8_FORM(affine_3, 0, 12, SCALES_GROUP_MIN, 2, 1, TABLE_NONE, 0, 7)
+INT8_FORM(affine_5, 0, 20, SCALES_GROUP_MIN, 4, 1, TABLE_NONE, 0, 31)
+INT8_FORM(affine_6, 0, 24, SCALES_GROUP_MIN, 4, 2, TABLE_NONE, 0, 63)
 INT8_FORM(affine_4, 0, 16, SCALES_GROUP_MIN, 4, 0, TABLE_NONE, 0, 15)
 INT8_FORM(affine_8, 0, 32, SCALES_GROUP_MIN, 8, 0, TABLE_NONE, 0, 255)
 INT8_FORM(int4, 0, 16, SCALES_GROUP, 4, 0, TABLE_NONE, 8, 15)
+INT8_FORM(int8, 0, 32, SCALES_GROUP, 8, 0, TABLE_NONE, 128, 255)
+INT8_FORM(int4_zero, 0, 16, SCALES_GROUP_ZERO, 4, 0, TABLE_NONE, 0, 15)
+INT8_FORM(int8_zero, 0, 32, SCALES_GROUP_ZERO, 8, 0, TABLE_NONE, 0, 255)
 INT8_FORM(int8_signed, 0, 32, SCALES_GROUP_F32, 8, 0, TABLE_NONE, 128, 255)
+/* Of one block of 32, or of each half of it. */
+INT8_FORM(fp4_e8m0, 32, 16, SCALES_GROUP_E8M0, 4, 0, TABLE_FP4, 12, 24)
+INT8_FORM(fp4_e4m3, 32, 16, SCALES_GROUP_HALVES, 4, 0, TABLE_FP4, 12, 24)
+INT8_FORM(fp4_e4m3_div, 32, 16, SCALES_GROUP_HALVES, 4, 0, TABLE_FP4, 12, 24)
 
 BLOCKS_INLINE bool form_has_min(const int8_form *f) {
     return f->scales == SCALES_F16_MIN || f->scales == SCALES_SUPER_MIN || f->scales == SCALES_HALVES_MIN ||
            f->scales == SCALES_GROUP_MIN;
 }
+/* Codes stand on no offset, and the sum of a row's codes takes part. */
+BLOCKS_INLINE bool form_has_total(const int8_form *f) { return form_has_min(f) || f->scales == SCALES_GROUP_ZERO; }
+/* A scale for each half, and a factor for the row. */
+BLOCKS_INLINE bool form_has_factors(const int8_form *f) {
+    return f->scales == SCALES_HALVES || f->scales == SCALES_GROUP_HALVES;
+}
+/* A scale for each half. */
+BLOCKS_INLINE bool form_has_halves(const int8_form *f) { return form_has_factors(f) || f->scales == SCALES_HALVES_MIN; }
 /* The two halves of 32 codes are summed apart. */
 BLOCKS_INLINE bool form_in_halves(const int8_form *f) { return f->scales >= SCALES_PAIR; }
 BLOCKS_INLINE bool form_in_groups(const int8_form *f) { return f->values == 0; }
@@ -84,8 +106,9 @@ BLOCKS_INLINE int8_shape form_shape(const int8_form *f, const weight *w) {
 }
 /* Bytes per output. */
 BLOCKS_INLINE int form_head_bytes(const int8_form *f) {
-    if (f->scales == SCALES_HALVES) return 0;
-    if (f->scales == SCALES_E8M0) return 1;
+    if (form_has_factors(f)) return 0;
+    if (f->scales == SCALES_E8M0 || f->scales == SCALES_GROUP_E8M0) return 1;
+    if (f->scales == SCALES_GROUP_ZERO) return 3;
     return form_has_min(f) || f->scales == SCALES_GROUP_F32 ? 4 : 2;
 }
 BLOCKS_INLINE int form_sub_bytes(const int8_form *f) {
@@ -102,7 +125,8 @@ BLOCKS_INLINE size_t tile_bytes(const int8_form *f, int8_shape shape) {
 }
 /* Where byte i of an output's head stands in that of a tile: scales lie side by side, each whole. */
 BLOCKS_INLINE size_t head_at(const int8_form *f, int i, int lane) {
-    const int width = f->scales == SCALES_GROUP_F32 ? 4 : f->scales == SCALES_E8M0 ? 1 : 2;
+    const int bytes = form_head_bytes(f);
+    const int width = f->scales == SCALES_GROUP_F32 ? 4 : bytes == 1 || (bytes == 3 && i == 2) ? 1 : 2;
     return (size_t)((i - i % width) * TILE_OUTPUTS + width * lane + i % width);
 }
 
@@ -144,6 +168,13 @@ BLOCKS_INLINE int8_scale form_scale(const int8_form *f, int8_shape shape, const 
     case SCALES_GROUP:
         s.d[0] = scale_of_16(shape.bf16, head);
         break;
+    case SCALES_GROUP_ZERO:
+        s.m[0] = -(float)head[2];
+        s.d[0] = scale_of_16(shape.bf16, head);
+        break;
+    case SCALES_GROUP_E8M0:
+        s.d[0] = 0.5f * e8m0_to_f32(head[0]);
+        break;
     case SCALES_GROUP_F32:
         s.d[0] = block_float(block_u32(head));
         break;
@@ -160,6 +191,9 @@ BLOCKS_INLINE int8_scale form_scale(const int8_form *f, int8_shape shape, const 
         break;
     case SCALES_HALVES:
         for (int h = 0; h < 2; h++) s.d[h] = nvfp4_scale(sub[h]);
+        break;
+    case SCALES_GROUP_HALVES:
+        for (int h = 0; h < 2; h++) s.d[h] = 0.5f * e4m3_to_f32(sub[h]);
         break;
     case SCALES_HALVES_MIN:
         for (int h = 0; h < 2; h++) {

@@ -54,6 +54,15 @@ BLOCKS_INLINE lanes_f32 lanes_e4m3(const unsigned char *p) {
     value = _mm512_mask_mul_ps(value, subnormal, lanes_to_f32(size), _mm512_set1_ps(0x1p-10f));
     return _mm512_maskz_mov_ps(number, value);
 }
+/* No number where x is n. */
+BLOCKS_INLINE lanes_f32 lanes_none_where(lanes_i32 x, int n, lanes_f32 value) {
+    return _mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(x, _mm512_set1_epi32(n)), _mm512_set1_ps(NAN));
+}
+/* The value is not negative; bit 7 of bits is its sign. */
+BLOCKS_INLINE lanes_f32 lanes_with_sign(lanes_i32 bits, lanes_f32 value) {
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_castps_si512(value), _mm512_slli_epi32(lanes_and(bits, 0x80), 24)));
+}
 /* a * half[0] + b * half[1] in every lane. */
 BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
     int32_t both;

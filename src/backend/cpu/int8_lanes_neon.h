@@ -77,6 +77,21 @@ BLOCKS_INLINE lanes_f32 lanes_e4m3(const unsigned char *p) {
     lanes_i32 bits = lanes_u8(p);
     return (lanes_f32){four_e4m3(bits.a), four_e4m3(bits.b)};
 }
+/* No number where x is n. */
+BLOCKS_INLINE float32x4_t four_none_where(int32x4_t x, int n, float32x4_t value) {
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(value), vceqq_s32(x, vdupq_n_s32(n))));
+}
+BLOCKS_INLINE lanes_f32 lanes_none_where(lanes_i32 x, int n, lanes_f32 value) {
+    return (lanes_f32){four_none_where(x.a, n, value.a), four_none_where(x.b, n, value.b)};
+}
+/* The value is not negative; bit 7 of bits is its sign. */
+BLOCKS_INLINE float32x4_t four_with_sign(int32x4_t bits, float32x4_t value) {
+    int32x4_t sign = vshlq_n_s32(vandq_s32(bits, vdupq_n_s32(0x80)), 24);
+    return vreinterpretq_f32_s32(vorrq_s32(vreinterpretq_s32_f32(value), sign));
+}
+BLOCKS_INLINE lanes_f32 lanes_with_sign(lanes_i32 bits, lanes_f32 value) {
+    return (lanes_f32){four_with_sign(bits.a, value.a), four_with_sign(bits.b, value.b)};
+}
 /* a * half[0] + b * half[1] in every lane. */
 BLOCKS_INLINE lanes_i32 lanes_pairs(int a, int b, const int16_t half[2]) {
     int32x4_t sum = vdupq_n_s32(a * half[0] + b * half[1]);

@@ -20,8 +20,8 @@ enum {
     PANEL_ROUND_ROWS = 192,
 };
 
-/* 32 values of the tiles of a panel. Codes stand 128 above the signed ones, those of formats with minimums 0. Of the
- * scales only those are there that the kind has. */
+/* 32 values of the tiles of a panel. Codes stand 128 above the signed ones, those of formats with minimums or zero
+ * points 0. Of the scales only those are there that the kind has. */
 typedef struct panel_part {
     uint8_t codes[TILE_PIECES][PANEL_TILES][TILE_PIECE_BYTES];
     float d[2][PANEL_OUTPUTS], m[2][PANEL_OUTPUTS], s[2][PANEL_OUTPUTS];
@@ -29,24 +29,24 @@ typedef struct panel_part {
 
 /* Forms that stand for their kinds. */
 static const int8_form panel_plain = {.scales = SCALES_F16}, panel_min = {.scales = SCALES_F16_MIN},
-                       panel_pair = {.scales = SCALES_PAIR}, panel_halves = {.scales = SCALES_HALVES},
-                       panel_halves_min = {.scales = SCALES_HALVES_MIN};
+                       panel_zero = {.scales = SCALES_GROUP_ZERO}, panel_pair = {.scales = SCALES_PAIR},
+                       panel_halves = {.scales = SCALES_HALVES}, panel_halves_min = {.scales = SCALES_HALVES_MIN};
 
 BLOCKS_INLINE void store_scales(const int8_form *form, const tile_scales *s, int at, panel_part *out) {
     UNROLL for (int h = 0; h < 2; h++) {
-        const bool halves = form->scales == SCALES_HALVES || form->scales == SCALES_HALVES_MIN;
+        const bool halves = form_has_halves(form);
         if (h == 0 || halves) lanes_store(out->d[h] + at, s->d[h]);
-        if (form_has_min(form) && (h == 0 || halves)) lanes_store(out->m[h] + at, s->m[h]);
+        if (form_has_total(form) && (h == 0 || halves)) lanes_store(out->m[h] + at, s->m[h]);
         if (form->scales == SCALES_PAIR) lanes_store(out->s[h] + at, s->s[h]);
     }
 }
 
 BLOCKS_INLINE tile_scales stored_scales(const int8_form *form, const panel_part *part, int at) {
     tile_scales s;
-    const bool halves = form->scales == SCALES_HALVES || form->scales == SCALES_HALVES_MIN;
+    const bool halves = form_has_halves(form);
     UNROLL for (int h = 0; h < 2; h++) {
         s.d[h] = lanes_load(part->d[halves ? h : 0] + at);
-        s.m[h] = form_has_min(form) ? lanes_load(part->m[halves ? h : 0] + at) : lanes_zero_f32();
+        s.m[h] = form_has_total(form) ? lanes_load(part->m[halves ? h : 0] + at) : lanes_zero_f32();
         s.s[h] = form->scales == SCALES_PAIR ? lanes_load(part->s[h] + at) : lanes_zero_f32();
     }
     return s;
@@ -55,7 +55,7 @@ BLOCKS_INLINE tile_scales stored_scales(const int8_form *form, const panel_part 
 /* `blocks` tiles to outputs [at, at + TILE_OUTPUTS) of a panel. */
 BLOCKS_INLINE void open_tiles(const int8_form *form, int8_shape shape, const unsigned char *tiles, size_t blocks,
                               int at, panel_part *out) {
-    const int above = form_has_min(form) ? 0 : 128 - form->offset;
+    const int above = form_has_total(form) ? 0 : 128 - form->offset;
     for (size_t b = 0; b < blocks; b++, tiles += tile_bytes(form, shape)) {
         lanes_f32 d, m;
         load_head(form, shape, tiles, 0, &d, &m);
@@ -82,7 +82,7 @@ typedef struct panel_sums {
 /* R rows, x_bytes apart, with a panel. What the rows behind them need is fetched meanwhile. */
 BLOCKS_INLINE void panel_rows(const int8_form *kind, const int R, const unsigned char *x, size_t x_bytes,
                               const panel_part *part, size_t parts, const panel_sums *sums) {
-    const bool apart = form_in_halves(kind), signed_codes = !form_has_min(kind);
+    const bool apart = form_in_halves(kind), signed_codes = !form_has_total(kind);
     lanes_f32 acc[PANEL_ROWS][PANEL_TILES];
     UNROLL for (int r = 0; r < R; r++) {
         UNROLL for (int t = 0; t < PANEL_TILES; t++) {
@@ -152,13 +152,15 @@ typedef void (*panel_product)(int rows, const unsigned char *x, size_t x_bytes, 
     }
 DEFINE_PANEL_PRODUCT(plain, PANEL_CASE(plain, 5) PANEL_CASE(plain, 6))
 DEFINE_PANEL_PRODUCT(min, PANEL_CASE(min, 5) PANEL_CASE(min, 6))
+DEFINE_PANEL_PRODUCT(zero, PANEL_CASE(zero, 5) PANEL_CASE(zero, 6))
 DEFINE_PANEL_PRODUCT(pair, )
 DEFINE_PANEL_PRODUCT(halves, )
 DEFINE_PANEL_PRODUCT(halves_min, )
 
 BLOCKS_INLINE panel_product panel_product_of(const int8_form *form) {
     if (form->scales == SCALES_PAIR) return panel_product_pair;
-    if (form->scales == SCALES_HALVES) return panel_product_halves;
+    if (form->scales == SCALES_GROUP_ZERO) return panel_product_zero;
+    if (form_has_factors(form)) return panel_product_halves;
     if (form->scales == SCALES_HALVES_MIN) return panel_product_halves_min;
     return form_has_min(form) ? panel_product_min : panel_product_plain;
 }

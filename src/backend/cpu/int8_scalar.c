@@ -12,7 +12,7 @@ static int sum_of(const int8_form *form, const uint8_t *u, const int8_t *x, int 
 BLOCKS_INLINE float add_block(const int8_form *form, const uint8_t *u, const int8_scale *s, const int8_record *x,
                               float acc) {
     int low = sum_of(form, u, x->codes, 16), high = sum_of(form, u + 16, x->codes + 16, 16);
-    if (form->scales == SCALES_HALVES || form->scales == SCALES_HALVES_MIN) {
+    if (form_has_halves(form)) {
         for (int h = 0; h < 2; h++) {
             acc = fmaf(s->d[h] * x->scale, (float)(h ? high : low), acc);
             if (form_has_min(form)) acc = fmaf(s->m[h] * x->scale, (float)x->half[h], acc);
@@ -20,6 +20,7 @@ BLOCKS_INLINE float add_block(const int8_form *form, const uint8_t *u, const int
         return acc;
     }
     int sum = form->scales == SCALES_PAIR ? s->s[0] * low + s->s[1] * high : low + high;
+    if (form->scales == SCALES_GROUP_ZERO) sum += (int)s->m[0] * (x->half[0] + x->half[1]);
     acc = fmaf(s->d[0] * x->scale, (float)sum, acc);
     return form_has_min(form) ? fmaf(s->m[0] * x->scale, x->total, acc) : acc;
 }
@@ -47,10 +48,10 @@ BLOCKS_INLINE void multiply(const int8_form *form, part_taker take, const void *
                 *acc = add_block(form, u, &s, (const int8_record *)(const void *)x + b, *acc);
             }
         }
-        if (form->scales == SCALES_HALVES) {
-            float factor;
-            memcpy(&factor, weight_row(w, 1, o), sizeof factor);
-            for (int r = 0; r < rows; r++) y[(size_t)r * ldy + (size_t)o] *= factor;
+        if (!form_has_factors(form)) continue;
+        for (int r = 0; r < rows; r++) {
+            float *to = &y[(size_t)r * ldy + (size_t)o];
+            *to = tiles_times_factor(w->format, *to, *tiles_factors(w, o));
         }
     }
 }

@@ -68,6 +68,12 @@ typedef struct tile_scales {
     lanes_f32 d[2], m[2], s[2];
 } tile_scales;
 
+/* With a sign, and with codes that are none. */
+BLOCKS_INLINE lanes_f32 lanes_signed_e4m3(const unsigned char *p) {
+    const lanes_i32 bits = lanes_u8(p);
+    return lanes_none_where(lanes_and(bits, 0x7f), 0x7f, lanes_with_sign(bits, lanes_e4m3(p)));
+}
+
 /* Of outputs [first, first + LANES): what is the same in the whole tile ... */
 BLOCKS_INLINE void load_head(const int8_form *form, int8_shape shape, const unsigned char *tile, int first,
                              lanes_f32 *d, lanes_f32 *m) {
@@ -81,9 +87,12 @@ BLOCKS_INLINE void load_head(const int8_form *form, int8_shape shape, const unsi
     if (form_in_groups(form)) {
         const unsigned char *lower = tile + 2 * first, *upper = lower + 2 * TILE_OUTPUTS;
         *d = shape.bf16 ? lanes_bf16(lower) : lanes_f16(lower);
+        if (form->scales == SCALES_GROUP_ZERO)
+            *m = lanes_negative(lanes_to_f32(lanes_u8(tile + 2 * TILE_OUTPUTS + first)));
         if (form_has_min(form)) *m = shape.bf16 ? lanes_bf16(upper) : lanes_f16(upper);
         return;
     }
+    if (form->scales == SCALES_GROUP_E8M0) *d = lanes_none_where(lanes_u8(tile + first), 255, lanes_e8m0(tile + first));
     if (form->scales == SCALES_E8M0) *d = lanes_e8m0(tile + first);
     if (form_head_bytes(form) >= 2) *d = lanes_f16(tile + 2 * first);
     if (form_head_bytes(form) == 4) *m = lanes_f16(tile + 2 * (TILE_OUTPUTS + first));
@@ -110,6 +119,10 @@ BLOCKS_INLINE void load_subs(const int8_form *form, const unsigned char *subs, i
         s->d[0] = lanes_e4m3(lower);
         s->d[1] = lanes_e4m3(upper);
         break;
+    case SCALES_GROUP_HALVES:
+        s->d[0] = lanes_signed_e4m3(lower);
+        s->d[1] = lanes_signed_e4m3(upper);
+        break;
     case SCALES_HALVES_MIN:
         s->d[0] = lanes_mul(d, lanes_to_f32(lanes_and(lanes_u8(lower), 15)));
         s->d[1] = lanes_mul(d, lanes_to_f32(lanes_and(lanes_u8(upper), 15)));
@@ -122,12 +135,13 @@ BLOCKS_INLINE void load_subs(const int8_form *form, const unsigned char *subs, i
 }
 
 /* The sum so far and 32 values more, of which low and high are the sums of products (low: of all 32, unless the form is
- * in halves). Products with whole scales are exact in float32, like their sum. */
+ * in halves). Products with whole scales and zero points are exact in float32, like their sum. */
 BLOCKS_INLINE lanes_f32 add_part(const int8_form *form, const tile_scales *s, lanes_i32 low, lanes_i32 high,
                                  const int8_record *x, lanes_f32 acc) {
     const lanes_f32 scale = lanes_set(&x->scale);
     lanes_f32 sum = lanes_to_f32(low);
     if (form->scales == SCALES_PAIR) sum = lanes_fma(s->s[1], lanes_to_f32(high), lanes_mul(s->s[0], sum));
+    if (form->scales == SCALES_GROUP_ZERO) sum = lanes_fma(s->m[0], lanes_set(&x->total), sum);
     acc = lanes_fma(lanes_mul(s->d[0], scale), sum, acc);
     if (form->scales == SCALES_HALVES_MIN) {
         const float halves[2] = {(float)x->half[0], (float)x->half[1]};
@@ -135,7 +149,7 @@ BLOCKS_INLINE lanes_f32 add_part(const int8_form *form, const tile_scales *s, la
         acc = lanes_fma(lanes_mul(s->d[1], scale), lanes_to_f32(high), acc);
         return lanes_fma(lanes_mul(s->m[1], scale), lanes_set(&halves[1]), acc);
     }
-    if (form->scales == SCALES_HALVES) return lanes_fma(lanes_mul(s->d[1], scale), lanes_to_f32(high), acc);
+    if (form_has_factors(form)) return lanes_fma(lanes_mul(s->d[1], scale), lanes_to_f32(high), acc);
     if (form_has_min(form)) acc = lanes_fma(lanes_mul(s->m[0], scale), lanes_set(&x->total), acc);
     return acc;
 }
@@ -344,6 +358,7 @@ static int rows_together(int left) {
 typedef struct tile_outputs {
     int lane, n;
     const float *factors; /* of these outputs, or NULL */
+    weight_format format;
 } tile_outputs;
 
 /* sums: [rows][lds] */
@@ -354,14 +369,15 @@ static void store_sums(const tile_outputs *t, int rows, const float *sums, int l
         if (t->n == TILE_OUTPUTS && !t->factors)
             memcpy(to, from, TILE_OUTPUTS * sizeof *to);
         else
-            for (int i = 0; i < t->n; i++) to[i] = t->factors ? from[i] * t->factors[i] : from[i];
+            for (int i = 0; i < t->n; i++)
+                to[i] = t->factors ? tiles_times_factor(t->format, from[i], t->factors[i]) : from[i];
     }
 }
 
 static tile_outputs outputs_at(const int8_form *form, const weight *w, int o) {
-    tile_outputs t = {w->tiled ? (w->first + o) % TILE_OUTPUTS : 0, w->out - o, NULL};
+    tile_outputs t = {w->tiled ? (w->first + o) % TILE_OUTPUTS : 0, w->out - o, NULL, w->format};
     if (t.n > TILE_OUTPUTS - t.lane) t.n = TILE_OUTPUTS - t.lane;
-    if (form->scales == SCALES_HALVES) t.factors = weight_row(w, 1, o);
+    if (form_has_factors(form)) t.factors = tiles_factors(w, o);
     return t;
 }
 
@@ -417,7 +433,7 @@ static void multiply_untiled(const int8_form *form, tiles_product product, int8_
         for (size_t first = 0, n; first < blocks; first += n) {
             n = blocks - first < CHUNK_PARTS / inside ? blocks - first : CHUNK_PARTS / inside;
             make(w, o, t.n, shape, first, n, tiles);
-            tile_outputs whole = {0, t.n, first + n == blocks ? t.factors : NULL};
+            tile_outputs whole = {0, t.n, first + n == blocks ? t.factors : NULL, w->format};
             for (int r = 0, together; r < rows; r += together) {
                 alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS] = {0};
                 float *to = y + (size_t)r * ldy + (size_t)o;

@@ -49,10 +49,16 @@ void tiles_block(const weight *w, int row, size_t block, uint8_t *codes, int8_sc
 static float value_of(const int8_form *form, int code, int half, const int8_scale *s) {
     float c = (float)form_signed(form, code);
     switch (form->scales) {
+    case SCALES_GROUP_ZERO:
+        return (c + s->m[0]) * s->d[0];
+    case SCALES_GROUP_E8M0: /* code 8 is a zero below zero */
+        return s->d[0] * (code == 8 ? -0.0f : c);
     case SCALES_PAIR:
         return s->d[0] * (float)s->s[half] * c;
     case SCALES_HALVES:
         return s->d[half] * c;
+    case SCALES_GROUP_HALVES:
+        return s->d[half] * (code == 8 ? -0.0f : 0.5f * c);
     case SCALES_HALVES_MIN:
         return s->d[half] * c + s->m[half];
     default:
@@ -63,13 +69,15 @@ static float value_of(const int8_form *form, int code, int half, const int8_scal
 void tiles_load(const weight *w, int row, int begin, int n, float *out) {
     const int8_form *form = form_of(w->format);
     float factor = 1;
-    if (form->scales == SCALES_HALVES) memcpy(&factor, weight_row(w, 1, row), sizeof factor);
+    if (form_has_factors(form)) factor = *tiles_factors(w, row);
     for (int done = 0; done < n;) {
         int at = begin + done, skipped = at % INT8_BLOCK;
         int taken = INT8_BLOCK - skipped < n - done ? INT8_BLOCK - skipped : n - done;
         uint8_t codes[INT8_BLOCK];
         int8_scale scale;
         tiles_block(w, row, (size_t)at / INT8_BLOCK, codes, &scale);
+        for (int h = 0; form->scales == SCALES_GROUP_HALVES && h < 2; h++)
+            scale.d[h] = tiles_times_factor(w->format, 2 * scale.d[h], factor);
         for (int i = skipped; i < skipped + taken; i++) {
             float value = value_of(form, codes[i], i / 16, &scale);
             out[done++] = form->scales == SCALES_HALVES ? value * factor : value;

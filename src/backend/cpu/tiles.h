@@ -7,6 +7,13 @@
 #include "backend/cpu/int8_forms.h"
 
 int8_shape tiles_shape(const weight *w);
+/* Where form_has_factors: those of rows from `row` on, the last stream. */
+static inline const float *tiles_factors(const weight *w, int row) {
+    return weight_row(w, weight_format_find(w->format)->streams - 1, row);
+}
+static inline float tiles_times_factor(weight_format format, float value, float factor) {
+    return format == WEIGHT_FP4_E4M3_DIV ? value / factor : value * factor;
+}
 /* Tiles of 16 outputs. */
 size_t tiles_in_row(const weight *w);
 /* Bytes of the tiles of a matrix. */
