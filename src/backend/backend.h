@@ -181,8 +181,8 @@ struct backend_ops {
     kakeya_status (*draft)(backend_model *model, backend_draft_request *requests, int n_requests, kakeya_error *error);
 
     /* Optional: writes quantised weights as this backend arranges them in memory to a file, so that model_create maps
-     * them where it has the name of the model's file with BACKEND_ARRANGED behind it. KAKEYA_UNSUPPORTED where it
-     * arranges none of the verifier's. */
+     * them where it is what gemma4_model_beside says of BACKEND_ARRANGED. KAKEYA_UNSUPPORTED where it arranges none of
+     * the verifier's. */
     kakeya_status (*weights_arrange)(const backend_model_options *options, const char *path, kakeya_error *error);
 };
 

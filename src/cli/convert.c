@@ -11,8 +11,8 @@ static const cli_command command = {
     .operands = "MODEL OUT",
     .details =
         "MODEL is a directory or a GGUF file with weights in F32, F16 or BF16. OUT must not exist; it appears when\n"
-        "it is complete. 'tiles' are for a GGUF file that is quantised already: what a CPU otherwise arranges in\n"
-        "memory each time it loads the model is kept in a file beside it, and mapped.\n",
+        "it is complete. 'tiles' are for a model that is quantised already: what a CPU otherwise arranges in memory\n"
+        "each time it loads the model is kept in a file, and mapped: FILE.gguf.tiles, or model.tiles in a directory.\n",
     .examples =
         "  kakeya convert google/gemma-4-26B-A4B-it gemma-4-26b-q4_k_m.gguf --to q4_k_m\n"
         "  kakeya convert ~/models/gemma-4-E4B-it gemma-4-e4b-4bit --to affine4\n"
@@ -72,7 +72,7 @@ int cli_convert(int argc, char **argv) {
     if (to == CONVERT_TILES) {
         printf("%s: %s; a CPU maps it when it loads %s\n", argv[first + 1], format_bytes(bytes, (double)report.bytes),
                argv[first]);
-        if (!report.in_place) printf("  once it has the name of the model's file with .tiles behind it\n");
+        if (!report.in_place) printf("  once it is called FILE.gguf.tiles, or model.tiles in the model's directory\n");
         return CLI_DONE;
     }
     printf("%s: %s tensors, %s, %.2f bits per weight\n", argv[first + 1], format_count(tensors, report.tensors),

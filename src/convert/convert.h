@@ -18,7 +18,7 @@ typedef enum convert_target {
     CONVERT_Q4_K_M, /* llama.cpp's recipe: attention's values and down projections of some layers in Q6_K */
     CONVERT_AFFINE4,
     CONVERT_AFFINE8,
-    CONVERT_TILES, /* of a GGUF file in quantised blocks: FILE.tiles beside it, which the CPU backend maps */
+    CONVERT_TILES, /* of a quantised model: FILE.gguf.tiles or DIRECTORY/model.tiles, which the CPU backend maps */
     CONVERT_TARGETS
 } convert_target;
 
@@ -53,7 +53,7 @@ typedef struct convert_report {
 } convert_report;
 
 /* `model`: a directory or a GGUF file, or a name in the local Hugging Face cache, with weights in F32, F16 or BF16; for
- * CONVERT_TILES a quantised GGUF file. `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already,
+ * CONVERT_TILES a quantised model. `out` must not exist. KAKEYA_UNSUPPORTED for weights that are quantised already,
  * KAKEYA_CANCELLED where progress said so; nothing is left behind then. */
 kakeya_status convert_model(const char *model, const char *out, const convert_options *options, convert_report *report,
                             kakeya_error *error);

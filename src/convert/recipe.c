@@ -51,6 +51,7 @@ static kakeya_status add_keep(recipe *r, const char *text, kakeya_error *error) 
         (void)regerror(failed, &r->keep[r->n_keep].pattern, why, sizeof why);
         status = error_set(error, KAKEYA_INVALID_ARGUMENT, "--keep: \"%s\" is no regular expression: %s", pattern, why);
     } else {
+        r->keep[r->n_keep].text = text;
         r->keep[r->n_keep++].format = (weight_format)format;
     }
     free(pattern);
@@ -115,7 +116,19 @@ weight_format recipe_format(recipe *r, const source_tensor *t, const char *name)
     if (r->head >= 0 && is_head(t)) chosen = (weight_format)r->head;
     if (r->attention >= 0 && strstr(t->slot.name, "self_attn.")) chosen = (weight_format)r->attention;
     for (size_t i = 0; i < r->n_keep; i++) {
-        if (regexec(&r->keep[i].pattern, name, 0, NULL, 0) == 0) chosen = r->keep[i].format;
+        if (regexec(&r->keep[i].pattern, name, 0, NULL, 0) != 0) continue;
+        r->keep[i].met = true;
+        chosen = r->keep[i].format;
     }
     return fitting(chosen, t->in);
+}
+
+kakeya_status recipe_check_used(const recipe *r, kakeya_error *error) {
+    for (size_t i = 0; i < r->n_keep; i++)
+        if (!r->keep[i].met)
+            return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                             "--keep: \"%s\" is the name of no tensor that is quantised; names are those of the file "
+                             "that is written, such as blk.0.attn_q.weight",
+                             r->keep[i].text);
+    return KAKEYA_OK;
 }

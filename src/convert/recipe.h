@@ -15,6 +15,8 @@ typedef struct recipe {
     struct recipe_keep {
         regex_t pattern;
         weight_format format;
+        const char *text; /* as the user gave it */
+        bool met;         /* by a tensor's name */
     } * keep;
     size_t n_keep;
 } recipe;
@@ -25,6 +27,9 @@ void recipe_free(recipe *r);
 
 /* The format of the next tensor; `name` is its name in the file. Asked once for each, in the order of the list. */
 weight_format recipe_format(recipe *r, const source_tensor *t, const char *name);
+
+/* After all tensors: KAKEYA_INVALID_ARGUMENT where an expression meant none of them. */
+kakeya_status recipe_check_used(const recipe *r, kakeya_error *error);
 
 /* The file's number in the key general.file_type. */
 uint32_t recipe_file_type(convert_target to);

@@ -50,7 +50,7 @@ kakeya_status conversion_rows(conversion *c, const source_tensor *t, size_t row_
 
 kakeya_status convert_to_gguf(conversion *c, const char *out, kakeya_error *error);
 kakeya_status convert_to_mlx(conversion *c, const char *out, kakeya_error *error);
-/* Of a quantised GGUF file, which is no source of values. */
+/* Of a quantised model, which is no source of values. */
 kakeya_status convert_to_tiles(const char *model, const char *out, const convert_options *options,
                                convert_report *report, kakeya_error *error);
 

@@ -354,7 +354,7 @@ static kakeya_status add_tensors(gguf_output *o, conversion *c, recipe *r, const
     if (file && !c->report->important)
         return error_set(error, KAKEYA_FORMAT, "%s holds importances of no matrix of this model",
                          c->options->importance[0]);
-    return KAKEYA_OK;
+    return recipe_check_used(r, error);
 }
 
 static kakeya_status write_tensors(gguf_output *o, conversion *c, const planned *plan, kakeya_error *error) {

@@ -1,18 +1,12 @@
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "backend/backend.h"
 #include "convert/source.h"
 #include "formats/checkpoint.h"
-#include "formats/gguf.h"
 
 static bool lies_beside(const gemma4_model *model, const char *out) {
-    const char *file = gguf_path(model->file);
-    size_t bytes = strlen(file) + sizeof BACKEND_ARRANGED;
-    char *name = malloc(bytes);
-    if (name) snprintf(name, bytes, "%s" BACKEND_ARRANGED, file);
+    char *name = gemma4_model_beside(model, BACKEND_ARRANGED);
     bool same = name && file_same(name, out);
     free(name);
     return same;
@@ -28,8 +22,6 @@ kakeya_status convert_to_tiles(const char *name, const char *out, const convert_
     if (status == KAKEYA_OK) status = gemma4_model_open(path, &account, &model, error);
     const backend_ops *cpu = backend_find("cpu", error);
     if (status == KAKEYA_OK && !cpu) status = KAKEYA_UNSUPPORTED;
-    if (status == KAKEYA_OK && !model->file)
-        status = error_set(error, KAKEYA_UNSUPPORTED, "%s: tiles are made of GGUF files alone", path);
     const backend_model_options options = {.verifier = model,
                                            .precision = KAKEYA_PRECISION_INT8,
                                            .threads = o->threads,

@@ -120,6 +120,10 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
 
 void gemma4_model_close(gemma4_model *model);
 
+/* What lies beside a model under its name with another ending: of a GGUF file (of a split, the first part) FILE and the
+ * ending, of a directory "model" and the ending in it. malloc'ed. NULL of synthetic weights, or when out of memory. */
+char *gemma4_model_beside(const gemma4_model *model, const char *ending);
+
 /* Bytes of a matrix that nobody reads soon: where they are mapped from a GGUF file, they leave the process's memory. */
 void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes);
 

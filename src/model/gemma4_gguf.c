@@ -89,10 +89,22 @@ static bool lacks_values(const gguf *file, const gemma4_config *c, int layer) {
     return t->dims == 2 && t->ne[1] == (int64_t)(c->heads + l->kv_heads) * l->head_dim;
 }
 
+/* One number, or as many equal ones as there are layers, which some converters write. */
+static int read_heads(gguf_keys *r, const gemma4_config *c) {
+    static const char key[] = "gemma4.attention.head_count";
+    int heads[GEMMA4_MAX_LAYERS] = {0};
+    gguf_keys_ints(r, key, c->layers, 1, GEMMA4_MAX_HEADS, heads);
+    for (int i = 1; i < c->layers; i++)
+        if (heads[i] != heads[0])
+            gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "key %s gives layer %d %d heads and layer 0 %d: they must be equal",
+                           key, i, heads[i], heads[0]);
+    return heads[0];
+}
+
 static void read_attention(gguf_keys *r, gemma4_config *c) {
     int kv_heads[GEMMA4_MAX_LAYERS], dims[2], values[2];
     bool sliding[GEMMA4_MAX_LAYERS];
-    c->heads = (int)gguf_keys_required_int(r, "gemma4.attention.head_count", 1, GEMMA4_MAX_HEADS);
+    c->heads = read_heads(r, c);
     gguf_keys_ints(r, "gemma4.attention.head_count_kv", c->layers, 1, GEMMA4_MAX_HEADS, kv_heads);
     gguf_keys_bools(r, "gemma4.attention.sliding_window_pattern", c->layers, sliding);
     c->sliding_window = (int)gguf_keys_required_int(r, "gemma4.attention.sliding_window", 1, GEMMA4_MAX_CONTEXT);

@@ -130,6 +130,16 @@ void gemma4_model_close(gemma4_model *model) {
     free(model);
 }
 
+char *gemma4_model_beside(const gemma4_model *model, const char *ending) {
+    const char *path = model->file ? gguf_path(model->file) : model->checkpoint ? model->checkpoint->directory : NULL;
+    if (!path) return NULL;
+    const char *name = model->file ? "" : "/model";
+    size_t bytes = strlen(path) + strlen(name) + strlen(ending) + 1;
+    char *out = malloc(bytes);
+    if (out) snprintf(out, bytes, "%s%s%s", path, name, ending);
+    return out;
+}
+
 void gemma4_model_unneeded(const gemma4_model *model, const void *data, size_t bytes) {
     if (model->file) gguf_unneeded(model->file, data, bytes);
 }

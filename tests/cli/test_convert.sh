@@ -29,6 +29,8 @@ json_holds "the head in Q8_0, attention in Q5_1 and BF16" \
     '[.stored[] | select(.format == "Q8_0" or .format == "Q5_1" or .format == "BF16") | .format] | unique | length == 3'
 fails_with "a format that is none" '"q9" is none of f32, f16' convert "$demo" "$WORK/again" --to q4_0 --head q9
 fails_with "an expression that is none" 'regular expression' convert "$demo" "$WORK/again" --to q4_0 --keep '(=q8_0'
+fails_with "an expression that no tensor meets" '"blk.99.=q8_0" is the name of no tensor' \
+    convert "$demo" "$WORK/again" --to q4_0 --keep 'blk.99.=q8_0'
 fails_with "importances that are not there" 'nowhere' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/nowhere"
 fails_with "a model for importances" 'holds no importances' convert "$demo" "$WORK/again" --to q4_0 --importance "$WORK/q8_0"
 fails_with "importances of an older form" 'llama-imatrix' convert "$demo" "$WORK/again" --to q4_0 --importance README.md
@@ -67,7 +69,7 @@ for target in q4_0 q4_k_m; do
     check "they change no answer" test "$(answer "$WORK/$target")" = "$without"
 done
 works "tiles under another name" convert "$WORK/q8_0" "$WORK/elsewhere" --to tiles
-check "are said to be unused" grep -q 'once it has the name' "$WORK/out"
+check "are said to be unused" grep -q 'once it is called FILE.gguf.tiles' "$WORK/out"
 mv "$WORK/elsewhere" "$WORK/q4_0.tiles"
 fails_with "tiles of other weights" 'made of other weights' run --model "$WORK/q4_0" --drafter none --f-theta none --max-tokens 1 'a'
 rm "$WORK/q4_0.tiles"
@@ -75,7 +77,12 @@ STATUS=0
 (ulimit -f 1024 && "$KAKEYA" convert "$WORK/q4_0" "$WORK/full/out" --to tiles) >"$WORK/out" 2>"$WORK/err" </dev/null || STATUS=$?
 check "tiles that find no room fail" test "$STATUS" != 0
 check "and leave nothing" test -z "$(ls "$WORK/full")"
-fails_with "tiles of a directory" 'GGUF files alone' convert "$demo" "$WORK/again" --to tiles
+fails_with "tiles of plain weights" 'no weights of the model are made into tiles' convert "$demo" "$WORK/again" --to tiles
+without=$(answer "$WORK/affine4")
+works "tiles of a directory" convert "$WORK/affine4" "$WORK/affine4/model.tiles" --to tiles
+works "lie in it" run --model "$WORK/affine4" --drafter none --f-theta none --max-tokens 1 'def f('
+check "and are used" grep -q "quantised weights are those of .*affine4/model.tiles" "$WORK/err"
+check "and change no answer" test "$(answer "$WORK/affine4")" = "$without"
 
 # the tokenizer.json beside a GGUF file wins
 mkdir "$WORK/beside"

@@ -11,11 +11,13 @@ typedef struct gguf_form {
     bool bf16;          /* matrices as BF16 (the router and vectors stay F32), else F32 */
     bool split_experts; /* gate and up apart */
     bool fused_qkv;     /* q, k and v as one matrix */
+    bool heads_listed;  /* attention.head_count for each layer */
     int padding;        /* rows behind the embedding's */
     int vocab_size;     /* of the key; 0: no key */
 } gguf_form;
 
-static inline void gw_config(gguf_writer *w, const gemma4_config *c) {
+/* heads: of each layer, or NULL for one number. */
+static inline void gw_config_of(gguf_writer *w, const gemma4_config *c, const int *heads) {
     int kv_heads[GEMMA4_MAX_LAYERS], widths[GEMMA4_MAX_LAYERS];
     bool sliding[GEMMA4_MAX_LAYERS];
     int dims[2] = {16, 16};
@@ -31,7 +33,10 @@ static inline void gw_config(gguf_writer *w, const gemma4_config *c) {
     gw_key_u32(w, "gemma4.context_length", (uint32_t)c->max_context);
     gw_key_u32(w, "gemma4.embedding_length", (uint32_t)c->hidden);
     gw_key_array(w, "gemma4.feed_forward_length", GGUF_I32, widths, n, 4);
-    gw_key_u32(w, "gemma4.attention.head_count", (uint32_t)c->heads);
+    if (heads)
+        gw_key_array(w, "gemma4.attention.head_count", GGUF_I32, heads, n, 4);
+    else
+        gw_key_u32(w, "gemma4.attention.head_count", (uint32_t)c->heads);
     gw_key_array(w, "gemma4.attention.head_count_kv", GGUF_I32, kv_heads, n, 4);
     gw_key_u32(w, "gemma4.attention.key_length", (uint32_t)dims[GEMMA4_FULL]);
     gw_key_u32(w, "gemma4.attention.value_length", (uint32_t)dims[GEMMA4_FULL]);
@@ -58,6 +63,8 @@ static inline void gw_config(gguf_writer *w, const gemma4_config *c) {
     gw_tensor(w, "rope_freqs.weight", GGUF_TENSOR_F32, 1, (const int64_t[]){dims[GEMMA4_FULL] / 2}, divisors,
               (size_t)dims[GEMMA4_FULL] / 2 * sizeof(float));
 }
+
+static inline void gw_config(gguf_writer *w, const gemma4_config *c) { gw_config_of(w, c, NULL); }
 
 /* n values as F32 or BF16, behind what is there. */
 static inline void gw_values(gguf_bytes *out, const float *values, size_t n, bool bf16) {
@@ -157,7 +164,9 @@ static inline void gw_fused(gguf_writer *w, const safetensors *source, const gem
 
 /* All tensors of a float32 checkpoint with the prefix "model.". */
 static inline void gw_model(gguf_writer *w, const safetensors *source, const gemma4_config *c, const gguf_form *form) {
-    gw_config(w, c);
+    int heads[GEMMA4_MAX_LAYERS];
+    for (int i = 0; i < c->layers; i++) heads[i] = c->heads;
+    gw_config_of(w, c, form->heads_listed ? heads : NULL);
     if (form->vocab_size) gw_key_u32(w, "gemma4.vocab_size", (uint32_t)form->vocab_size);
     for (size_t i = 0; i < source->count; i++) {
         const tensor *t = &source->tensors[i];

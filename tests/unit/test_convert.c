@@ -471,7 +471,7 @@ static void test_single_tensors(void **state) {
     mem_account account;
     gemma4_model *m;
     convert_report report;
-    static const char *const keep[] = {"^blk\\.[02]\\..*_gate\\.=q8_0", "blk.2.ffn_gate=bf16", "nothing=q4_1"};
+    static const char *const keep[] = {"^blk\\.[02]\\..*_gate\\.=q8_0", "blk.2.ffn_gate=bf16"};
     const convert_options options = {
         .to = CONVERT_Q4_0, .head = "q8_0", .attention = "Q5_1", .keep = keep, .n_keep = COUNT(keep)};
     remove_output("out");
@@ -485,8 +485,12 @@ static void test_single_tensors(void **state) {
     assert_int_equal(m->weights.layer[2].gate_proj.format, WEIGHT_BF16);
     assert_int_equal(m->weights.layer[2].up_proj.format, WEIGHT_Q4_0);
     gemma4_model_close(m);
-    static const char *const wrong[][2] = {
-        {"q9", "--head"}, {"=q8_0", "REGEX=FORMAT"}, {"(=q8_0", "regular expression"}, {"x=f64", "--keep"}};
+    static const char *const wrong[][2] = {{"q9", "--head"},
+                                           {"=q8_0", "REGEX=FORMAT"},
+                                           {"(=q8_0", "regular expression"},
+                                           {"x=f64", "--keep"},
+                                           {"nothing=q4_1", "\"nothing=q4_1\" is the name of no tensor"},
+                                           {"^blk.0.attn_norm=q8_0", "no tensor that is quantised"}};
     for (size_t i = 0; i < COUNT(wrong); i++) {
         convert_options bad = {.to = CONVERT_Q4_0};
         if (i == 0) bad.head = wrong[i][0];

@@ -315,7 +315,7 @@ static void test_equals_safetensors(void **state) {
     static const gguf_form forms[] = {
         {.bf16 = false},
         {.bf16 = true},
-        {.bf16 = true, .split_experts = true},
+        {.bf16 = true, .split_experts = true, .heads_listed = true},
         {.bf16 = false, .split_experts = true, .fused_qkv = true},
         {.bf16 = true, .fused_qkv = true, .padding = 11, .vocab_size = 320},
     };
@@ -494,9 +494,12 @@ static void test_refusals(void **state) {
     static const unsigned char nothing[74 * 8];
     gemma4_config *c = calloc(1, sizeof *c);
     *c = (gemma4_config){
-        .layers = 1, .hidden = 256, .heads = 1, .max_context = 64, .sliding_window = 8, .rms_eps = 1e-6f};
+        .layers = 2, .hidden = 256, .heads = 1, .max_context = 64, .sliding_window = 8, .rms_eps = 1e-6f};
     c->layer[0] = (gemma4_layer_config){.type = GEMMA4_FULL, .head_dim = 16, .kv_heads = 1, .intermediate = 32};
+    c->layer[1] = c->layer[0];
     c->rope[0] = c->rope[1] = (gemma4_rope){.theta = 1e4f, .factor = 1, .rotated_pairs = 2};
+    gw_config_of(&w, c, (const int[]){1, 2});
+    assert_refused(open_made(&w), KAKEYA_UNSUPPORTED, "gemma4.attention.head_count", "layer 1 2 heads", "layer 0 1");
     gw_config(&w, c);
     free(c);
     gw_tensor(&w, "token_embd.weight", 17, 2, (const int64_t[]){256, 8}, nothing, sizeof nothing);

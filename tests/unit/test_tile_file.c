@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 #include "convert/convert.h"
+#include "formats/safetensors.h"
 #include "golden.h"
 #include "scratch.h"
 
@@ -71,6 +72,22 @@ static const char *copied(const char *name) {
     return path;
 }
 
+/* The same of the reference directory that mlx-lm quantised. */
+static const char *copied_directory(void) {
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    scratch_folder("mlx");
+    for (size_t i = 0; i < 2; i++) {
+        char from[512], to[64];
+        size_t bytes;
+        snprintf(from, sizeof from, KAKEYA_TEST_DATA "/golden/quant/tiny-dense-mlx/%s", files[i]);
+        snprintf(to, sizeof to, "mlx/%s", files[i]);
+        char *data = scratch_read(from, &bytes);
+        scratch_write(to, data, bytes);
+        free(data);
+    }
+    return scratch_path("mlx");
+}
+
 static kakeya_status make_tiles(const char *model, const char *out, int threads) {
     convert_report report;
     const convert_options options = {.to = CONVERT_TILES, .threads = threads};
@@ -112,6 +129,45 @@ static void test_same_tiles(void **state) {
     assert_memory_equal(a, b, a_bytes);
     free(a);
     free(b);
+}
+
+/* Of a directory they lie in it; what they were made of are codes, scales and biases. */
+static void test_directory(void **state) {
+    (void)state;
+    char path[512], tiles[512];
+    snprintf(path, sizeof path, "%s", copied_directory());
+    snprintf(tiles, sizeof tiles, "%s", scratch_path("mlx/model.tiles"));
+    size_t logits_bytes = ROWS * vocabulary(path) * sizeof(float), bytes;
+    loaded made = load(path, NULL, 2);
+    assert_ok(made.status);
+    assert_ok(make_tiles(path, tiles, 2));
+    loaded mapped = load(path, NULL, 2);
+    assert_ok(mapped.status);
+    assert_non_null(strstr(mapped.note, "mlx/model.tiles"));
+    assert_memory_equal(mapped.logits, made.logits, logits_bytes);
+    assert_true(mapped.bytes + 20000 < made.bytes);
+    free(mapped.logits);
+    free(made.logits);
+    static const char weights[] = "mlx/model.safetensors", *const streams[] = {"weight", "scales", "biases"};
+    char name[512];
+    snprintf(name, sizeof name, "%s", scratch_path(weights));
+    for (size_t i = 0; i < 3; i++) {
+        char tensor_name[128], *data = scratch_read(name, &bytes);
+        safetensors *file;
+        snprintf(tensor_name, sizeof tensor_name, "model.layers.0.mlp.up_proj.%s", streams[i]);
+        assert_ok(safetensors_open(name, &file, &error));
+        const tensor *t = safetensors_find(file, tensor_name);
+        if (!t) fail_msg("there is no %s", tensor_name);
+        size_t at = 0;
+        while (memcmp(data + at, t->data, t->bytes) != 0) at++;
+        safetensors_close(file);
+        data[at] = (char)(data[at] ^ 1);
+        scratch_write(weights, data, bytes);
+        assert_refused(load(path, NULL, 1).status, KAKEYA_FORMAT, "made of other weights");
+        data[at] = (char)(data[at] ^ 1);
+        scratch_write(weights, data, bytes);
+        free(data);
+    }
 }
 
 static void test_refusals(void **state) {
@@ -170,7 +226,7 @@ static void test_what_cannot_be_made(void **state) {
     (void)state;
     const char *out = scratch_path("none.tiles");
     assert_refused(make_tiles(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", out, 1), KAKEYA_UNSUPPORTED,
-                   "made of GGUF files alone");
+                   "no weights of the model are made into tiles");
     assert_refused(make_tiles(scratch_path("nowhere"), out, 1), KAKEYA_IO, "nowhere");
     assert_refused(make_tiles(MICRO, scratch_path("no/folder"), 1), KAKEYA_IO, "no/folder");
     convert_report report;
@@ -196,10 +252,8 @@ static void test_cancelled(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_tiles),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_what_cannot_be_made),
-        cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_same_tiles),          cmocka_unit_test(test_directory), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_what_cannot_be_made), cmocka_unit_test(test_cancelled),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

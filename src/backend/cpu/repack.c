@@ -154,7 +154,7 @@ static kakeya_status no_list(kakeya_error *error) {
 
 /* *found: a file of tiles lies beside the model, and now holds its matrices. */
 static kakeya_status map_tiles(backend_model *m, const tile_list *list, bool *found, kakeya_error *error) {
-    char *path = tile_file_name(m->options.verifier);
+    char *path = gemma4_model_beside(m->options.verifier, BACKEND_ARRANGED);
     *found = path && list->n > 0 && file_exists(path);
     const unsigned char **tiles = *found ? malloc(list->n * sizeof *tiles) : NULL;
     kakeya_status status = KAKEYA_OK;
@@ -237,9 +237,9 @@ kakeya_status repack_to_file(const backend_model_options *options, const char *p
     if (!w) return no_list(error);
     *w = options->verifier->weights;
     kakeya_status status = list_tiles(w, options->verifier->config.layers, &list) ? KAKEYA_OK : no_list(error);
-    if (!status && (list.n == 0 || !options->verifier->file))
+    if (!status && list.n == 0)
         status = error_set(error, KAKEYA_UNSUPPORTED,
-                           "no weights of the model are made into tiles: those of GGUF files in quantised blocks are");
+                           "no weights of the model are made into tiles: those that a CPU multiplies in int8 are");
     const weight *const *matrices = (const weight *const *)list.w;
     t.state.total = list.bytes;
     if (!status) status = thread_pool_create(options->threads, &t.pool, error);

@@ -1,20 +1,17 @@
 #include "backend/cpu/tile_file.h"
 
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "backend/cpu/tiles.h"
 #include "base/hash.h"
-#include "formats/gguf.h"
 
 static const char magic[8] = {'K', 'A', 'K', 'T', 'I', 'L', 'E', 'S'};
 enum { TILE_FILE_ALIGN = 4096, SAMPLE_BYTES = 4096 };
 
 typedef struct tile_record {
-    uint32_t format, out, in, zero;
+    uint32_t format, out, in, scales;
     uint64_t source, offset;
 } tile_record;
 
@@ -24,19 +21,21 @@ typedef struct tile_header {
     tile_record record[];
 } tile_header;
 
-char *tile_file_name(const gemma4_model *model) {
-    if (!model->file || !gguf_path(model->file)) return NULL;
-    size_t bytes = strlen(gguf_path(model->file)) + sizeof BACKEND_ARRANGED;
-    char *name = malloc(bytes);
-    if (name) snprintf(name, bytes, "%s" BACKEND_ARRANGED, gguf_path(model->file));
-    return name;
-}
-
 /* Two models that were quantised alike differ in the first or the last rows of their matrices. */
 static uint64_t hash_source(const weight *w) {
-    const unsigned char *data = weight_row(w, 0, 0);
-    size_t bytes = weight_row_bytes(w, 0) * (size_t)w->out, sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
-    return hash_fnv1a(hash_fnv1a(HASH_FNV1A_START, data, sample), data + bytes - sample, sample);
+    uint64_t hash = HASH_FNV1A_START;
+    const int streams = weight_format_is_grouped(w->format) ? weight_format_find(w->format)->streams : 1;
+    for (int s = 0; s < streams; s++) {
+        const unsigned char *data = weight_row(w, s, 0);
+        size_t bytes = weight_row_bytes(w, s) * (size_t)w->out, sample = bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES;
+        hash = hash_fnv1a(hash_fnv1a(hash, data, sample), data + bytes - sample, sample);
+    }
+    return hash;
+}
+
+/* Of scales beside the codes: of how many values each is, and of which type. */
+static uint32_t scales_of(const weight *w) {
+    return weight_format_is_grouped(w->format) ? (uint32_t)w->group * 2 + (w->scale_type == DTYPE_F16) : 0;
 }
 
 static size_t aligned(size_t bytes) { return (bytes + TILE_FILE_ALIGN - 1) / TILE_FILE_ALIGN * TILE_FILE_ALIGN; }
@@ -57,6 +56,7 @@ static tile_header *make_header(const weight *const *matrices, size_t n, size_t 
         header->record[i] = (tile_record){.format = (uint32_t)w->format,
                                           .out = (uint32_t)w->out,
                                           .in = (uint32_t)w->in,
+                                          .scales = scales_of(w),
                                           .source = hash_source(w),
                                           .offset = *file_bytes};
         *file_bytes += matrix_bytes(w);

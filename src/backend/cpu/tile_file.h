@@ -1,10 +1,10 @@
-/* Weights in tiles (int8_forms.h) as a file beside the GGUF file that they were made of, mapped instead of made anew
- * each time that the model is loaded. The tiles are the same for every instruction set.
+/* Weights in tiles (int8_forms.h) as a file beside the model that they were made of, mapped instead of made anew each
+ * time that the model is loaded. The tiles are the same for every instruction set.
  *
  *   u8[8]    "KAKTILES"
  *   u32      version of the layout
  *   u32      n, matrices
- *   n times  u32 format, u32 out, u32 in, u32 0;
+ *   n times  u32 format, u32 out, u32 in, u32 values of a group * 2 + 1 for float16 scales (0: blocks of GGUF files);
  *            u64 checksum (base/hash.h) of samples of what the tiles were made of; u64 offset
  *   tiles    of each matrix, from a multiple of 4,096 bytes on
  *
@@ -17,10 +17,6 @@
 #include "model/gemma4.h"
 
 enum { TILE_FILE_VERSION = 1 };
-
-/* Where the tiles of a model are looked for: its GGUF file's name (of a split, the first part's) and ".tiles".
- * malloc'ed. NULL where the model is no GGUF file, or when out of memory. */
-char *tile_file_name(const gemma4_model *model);
 
 /* Maps a file and checks that its tiles are those of `matrices` [n], in this order, which lie as the model's file has
  * them. tiles [n]: out, into *map. KAKEYA_FORMAT says what to do about a file of something else. */
