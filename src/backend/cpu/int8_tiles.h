@@ -322,8 +322,50 @@ BLOCKS_INLINE void store_pieces(const int8_form *form, const uint8_t *bytes, uin
     }
 }
 
+/* Blocks that are a head and 16 bytes, of which four hold what a piece has of an output: nothing is taken apart. */
+BLOCKS_INLINE bool form_is_moved(const int8_form *f) {
+    return f->scales <= SCALES_E8M0 && f->bytes == form_head_bytes(f) + INT8_BLOCK / 2;
+}
+
+/* Four dwords of each of four outputs to where they lie in four pieces: a transposition. */
+typedef uint32_t four_dwords __attribute__((vector_size(16)));
+BLOCKS_INLINE void move_dwords(const unsigned char *from, size_t row_bytes, uint8_t *pieces) {
+    four_dwords r[4], t[4];
+    UNROLL for (int i = 0; i < 4; i++) memcpy(&r[i], from + (size_t)i * row_bytes, sizeof r[i]);
+    UNROLL for (int i = 0; i < 4; i += 2) {
+        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 4, 1, 5);
+        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 2, 6, 3, 7);
+    }
+    UNROLL for (int i = 0; i < 2; i++, pieces += 2 * TILE_PIECE_BYTES) {
+        const four_dwords even = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 4, 5);
+        const four_dwords odd = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 6, 7);
+        memcpy(pieces, &even, sizeof even);
+        memcpy(pieces + TILE_PIECE_BYTES, &odd, sizeof odd);
+    }
+}
+
+BLOCKS_INLINE void move_tiles(const int8_form *form, const weight *w, int row, size_t first, size_t n,
+                              unsigned char *tiles) {
+    const int8_rows rows = int8_rows_of(w, row);
+    const size_t row_bytes = rows.row_bytes[0];
+    const int head = form_head_bytes(form), width = head < 2 ? head : 2;
+    for (size_t b = first; b < first + n; b++, tiles += tile_head_bytes(form) + tile_part_bytes(form)) {
+        const unsigned char *block = rows.stream[0] + b * (size_t)form->bytes;
+        for (size_t o = 0; o < TILE_OUTPUTS; o++) {
+            UNROLL for (int i = 0; i < head; i += width)
+                memcpy(tiles + head_at(form, i, (int)o), block + o * row_bytes + i, (size_t)width);
+        }
+        for (size_t o = 0; o < TILE_OUTPUTS; o += 4)
+            move_dwords(block + o * row_bytes + head, row_bytes, tiles + tile_head_bytes(form) + 4 * o);
+    }
+}
+
 BLOCKS_INLINE void make_tiles(const int8_form *form, part_taker take, const weight *w, int row, int outputs,
                               int8_shape shape, size_t first, size_t n, unsigned char *tiles) {
+    if (form_is_moved(form) && outputs == TILE_OUTPUTS) {
+        move_tiles(form, w, row, first, n, tiles);
+        return;
+    }
     alignas(64) uint8_t u[TILE_OUTPUTS][INT8_BLOCK] = {{0}}, bytes[TILE_PIECES * TILE_PIECE_BYTES];
     const int8_rows rows = int8_rows_of(w, row);
     const size_t inside = (size_t)shape.inside;
