@@ -1,6 +1,7 @@
 /* kakeya info: what a model is and what it will cost, from its configuration files alone. */
 #include <cjson/cJSON.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "cli/info.h"
@@ -82,6 +83,9 @@ static void print_parameters(const info_subject *s) {
     printf("bytes read per token, K/V aside: %s in bf16, %s in f32\n",
            format_bytes(a, (double)kakeya_description_bytes_per_token(s->model, KAKEYA_PRECISION_BF16)),
            format_bytes(b, (double)kakeya_description_bytes_per_token(s->model, KAKEYA_PRECISION_F32)));
+    const char *type = s->facts.weight_type;
+    if (strcmp(type, "BF16") != 0 && strcmp(type, "F16") != 0 && strcmp(type, "F32") != 0)
+        printf("  as they are stored: kakeya info MODEL --stored\n");
 }
 
 static kakeya_status print_text(const info_subject *s, const info_room *room, kakeya_error *error) {

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "formats/quantisation.h"
 #include "model/gemma4_gguf.h"
 #include "model/sizes.h"
 #include "session/companion.h"
@@ -50,14 +51,30 @@ static kakeya_status read_file(const char *path, owned_description *d, kakeya_er
     return status;
 }
 
+/* What most of a model's matrices are called. */
+static kakeya_status read_quantisation(const config_file *config, owned_description *d, kakeya_error *error) {
+    quantisation *q;
+    kakeya_status status = quantisation_parse(config->path, config->text, config->bytes, &q, error);
+    if (status == KAKEYA_OK && q)
+        d->view.quantised = module_form_name(quantisation_find(q, "model.layers.0.mlp.up_proj", true).form);
+    quantisation_free(q);
+    return status;
+}
+
 static kakeya_status read_verifier(const char *directory, owned_description *d, kakeya_error *error) {
     if (gguf_is_file(directory)) return read_file(directory, d, error);
-    config_file config = {0}, generation = {0};
+    config_file config = {0}, generation = {0}, other = {0};
     kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
     if (status == KAKEYA_OK) status = config_file_read(directory, "generation_config.json", true, &generation, error);
     if (status == KAKEYA_OK)
         status = gemma4_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
                                      &d->verifier, error);
+    if (status == KAKEYA_OK) status = read_quantisation(&config, d, error);
+    if (status == KAKEYA_OK && !d->view.quantised) {
+        status = config_file_read(directory, "hf_quant_config.json", true, &other, error);
+        if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, error);
+    }
+    config_file_free(&other);
     config_file_free(&config);
     config_file_free(&generation);
     return status;
@@ -132,7 +149,7 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
     parameter_counts parameters = gemma4_parameters(c);
     kakeya_facts facts = {
         .variant = c->variant,
-        .weight_type = weight_format_name(c->checkpoint_format),
+        .weight_type = d->quantised ? d->quantised : weight_format_name(c->checkpoint_format),
         .layers = c->layers,
         .sliding_layers = c->layers - full_layers(c),
         .full_attention_layers = full_layers(c),

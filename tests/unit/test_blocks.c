@@ -179,10 +179,36 @@ static void test_rows(void **state) {
     }
 }
 
+/* Every code of an 8-bit float, from every place of a row, times scales whose products are subnormal too. */
+static void test_e4m3(void **state) {
+    (void)state;
+    enum { CODES = 256, IN = CODES + 19 };
+    static const float scales[] = {1, 0.3f, -7e-20f, 1e-36f, 0x1p-140f, 0x1p119f};
+    unsigned char codes[IN];
+    float got[IN];
+    for (int i = 0; i < IN; i++) codes[i] = (unsigned char)i;
+    for (size_t s = 0; s < COUNT(scales); s++) {
+        weight w = weight_matrix(WEIGHT_FP8, codes, 1, IN);
+        w.group = IN;
+        w.stream[1] = &scales[s];
+        FOR_TABLES(kernels)
+        for (int first = 0; first < IN; first += first < 3 ? 1 : 37) {
+            kernels->weight[WEIGHT_FP8].load(&w, 0, first, IN - first, got);
+            for (int i = first; i < IN; i++) {
+                int e = codes[i] >> 3 & 15, m = codes[i] & 7;
+                float size = e == 15 && m == 7 ? NAN : (float)ldexp(e ? 8 + m : m, (e ? e : 1) - 10);
+                float want = (codes[i] & 0x80 ? -size : size) * scales[s];
+                if (!isnan(want) || !isnan(got[i - first]))
+                    check_same_bits("e4m3", kernels->name, i, got[i - first], want);
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_vectors),  cmocka_unit_test(test_more_vectors), cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_products), cmocka_unit_test(test_rows),         cmocka_unit_test(test_e4m3),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
