@@ -34,7 +34,8 @@ static kakeya_status find_device(info_room *room, const char *backend, size_t me
     room->given = memory_bytes > 0;
     room->memory = memory_bytes;
     if (room->given) {
-        room->device = backend && strcmp(backend, "cpu") == 0 ? ROOM_CPU : ROOM_GPU;
+        bool machine = backend && (strcmp(backend, "cpu") == 0 || strcmp(backend, "mlx") == 0);
+        room->device = machine ? ROOM_CPU : ROOM_GPU;
         return KAKEYA_OK;
     }
     const backend_ops *ops = backend_find(backend, error);

@@ -28,12 +28,14 @@ template <class To, class From> To bits_as(From from) {
 #define SHARED
 #define THREAD
 #define INLINE               inline
+#define CONSTANT             constexpr
 #define AS_FLOAT(bits)       bits_as<float>(static_cast<uint>(bits))
 #define AS_UINT(value)       bits_as<uint>(static_cast<float>(value))
 #define FMA(a, b, c)         std::fma(a, b, c)
 #define EXP(x)               std::exp(x)
 #define TANH(x)              std::tanh(x)
 #define RSQRT(x)             (1.0f / std::sqrt(x))
+#define RINT(x)              std::rint(x)
 #define MIN(a, b)            std::min(a, b)
 #define MAX(a, b)            std::max(a, b)
 #define IS_NUMBER(x)         (!std::isnan(x))
@@ -45,6 +47,8 @@ template <class To, class From> To bits_as(From from) {
 #include "backend/mlx/kernels/shim.metal.h"
 
 #include "backend/mlx/kernels/product.metal.h"
+
+#include "backend/mlx/kernels/q4.metal.h"
 
 #include "backend/mlx/kernels/attention.metal.h"
 #include "backend/mlx/kernels/rows.metal.h"
@@ -210,6 +214,9 @@ void attention_of_format(const mlx_kernel_call *c) {
     case KV_Q8:
         attention_of_lanes<KV_Q8>(c);
         break;
+    case KV_Q4:
+        attention_of_lanes<KV_Q4>(c);
+        break;
     default:
         unknown("K/V format", c->constant[0]);
     }
@@ -247,6 +254,9 @@ void host_kernels_run(const mlx_kernel_call *c) {
         break;
     case MLX_KERNEL_ATTENTION:
         attention_of_format(c);
+        break;
+    case MLX_KERNEL_Q4:
+        launch(c, [&](place p) { q4_rows(f(0), n(1), out<uchar>(c, 0), out<float>(c, 1), shared, p); });
         break;
     case MLX_KERNEL_MERGE:
         launch(c, [&](place p) { attention_merge(f(0), f(1), n(2), to(), p); });

@@ -86,6 +86,7 @@ static void own_kernels_compute_the_same(void **state) {
     } cases[] = {{"gemma4-tiny-dense", "dflash-tiny", KV_FORMAT_F32, 3},
                  {"gemma4-tiny-moe", NULL, KV_FORMAT_BF16, 1},
                  {"gemma4-tiny-ple", NULL, KV_FORMAT_Q8, 0},
+                 {"gemma4-tiny-dense", NULL, KV_FORMAT_Q4, 0},
                  {"gemma4-tiny-dense", "dflash-tiny", KV_FORMAT_BF16, 6}};
     size_t last = sizeof cases / sizeof cases[0] - sweep_short();
     for (size_t i = 0; i < last; i++) {

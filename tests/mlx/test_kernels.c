@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "backend/kv_format.h"
+#include "backend/kv_q4.h"
 #include "base/float16.h"
 #include "kernel_operands.h"
 #include "mlx/host_kernels.h"
@@ -413,6 +414,11 @@ static double stored_at(const keys *s, bool is_k, const int32_t *span, int slot,
     const unsigned char *row = (is_k ? s->k : s->v) + (from * s->kv_heads + head) * s->head_bytes;
     if (s->format == 0) return (double)((const float *)(const void *)row)[i];
     if (s->format == 1) return (double)bf16_to_f32(((const uint16_t *)(const void *)row)[i]);
+    if (s->format == 3) {
+        float all[512];
+        kv_q4_load(row, s->dim, all);
+        return (double)all[i];
+    }
     return (double)(*(const float *)(const void *)row * (float)(int8_t)row[KV_Q8_CODES_AT + i]);
 }
 
@@ -457,7 +463,7 @@ static void check_attention(int format, int dim, int heads, int kv_heads, bool o
     enum { SLOTS = 300, PAIRS = 4 };
     keys s = {.dim = dim, .heads = heads, .kv_heads = kv_heads, .slots = SLOTS, .format = format, .pairs = PAIRS};
     s.of_v = of_v;
-    s.head_bytes = format == 0 ? 4 * dim : format == 1 ? 2 * dim : KV_Q8_CODES_AT + dim;
+    s.head_bytes = (int)kv_format_row_bytes((kv_format)format, 1, (size_t)dim);
     size_t bytes = (size_t)(SLOTS * kv_heads * s.head_bytes), values = (size_t)(kv_heads * dim);
     s.k = take(bytes);
     s.v = take(bytes);
@@ -469,6 +475,7 @@ static void check_attention(int format, int dim, int heads, int kv_heads, bool o
             if (format == 0) memcpy(row, x, (size_t)dim * sizeof *x);
             for (int j = 0; format == 1 && j < dim; j++) ((uint16_t *)(void *)row)[j] = f32_to_bf16(x[j]);
             if (format == 2) kv_q8_store(x, dim, row);
+            if (format == 3) kv_q4_store(x, dim, row);
         }
     }
     s.fresh_k = take_random(ROWS * values);
@@ -525,20 +532,70 @@ static void check_attention(int format, int dim, int heads, int kv_heads, bool o
 
 static void attention(void **state) {
     (void)state;
-    for (int format = 0; format < 3; format++) {
+    for (int format = 0; format < KV_FORMAT_COUNT; format++) {
         check_attention(format, 64, 4, 2, false, false);
         check_attention(format, 16, 4, 1, true, false);
     }
+    check_attention(3, 512, 1, 1, true, false); /* a lane has a group of its own */
     check_attention(1, 256, 2, 1, false, false);
     check_attention(0, 32, 2, 2, false, true);
 }
 
+/* Vectors in 4 bits: the bytes of the format's own code, and the values that it reads from them. */
+static void vectors_in_4_bits(void **state) {
+    (void)state;
+    enum { VECTORS = 40 };
+    static const int sizes[] = {16, 48, 64, 96, 256, 512};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        int n = sizes[k], head_bytes = (int)kv_q4_bytes(n);
+        float *x = take_floats((size_t)(VECTORS * n)), *out = take_floats((size_t)(VECTORS * n)), expected_values[512];
+        unsigned char *bytes = take((size_t)(VECTORS * head_bytes)), expected[1024];
+        memset(bytes, 0xaa, (size_t)(VECTORS * head_bytes));
+        for (int v = 0; v < VECTORS; v++) {
+            static const float widths[] = {1, 1e-3f, 1e20f, 1e-29f, 3e-31f, 0x1p-100f, 3e38f, 1};
+            for (int i = 0; i < n; i++) {
+                float *to = &x[v * n + i], r = any_float();
+                *to = r * widths[v % 8];
+                if (v % 5 == 1) *to *= r * r * r * r;    /* few large values */
+                if (v % 5 == 2 && i % 3) *to = 0;        /* groups that are zero */
+                if (v % 5 == 3) *to = (float)(int)(*to); /* equals, 0 and -0 */
+            }
+            if (v == 7) x[v * n + n - 1] = INFINITY;
+            if (v == 15) x[v * n] = NAN;
+            if (v == 23) memset(x + v * n, 0, (size_t)n * sizeof *x);
+        }
+        const mlx_kernel_call call = {.kernel = MLX_KERNEL_Q4,
+                                      .input = {x, PARAMS(n, head_bytes)},
+                                      .output = {bytes, out},
+                                      .groups = {VECTORS, 1, 1},
+                                      .simdgroups = 1};
+        host_kernels_run(&call);
+        for (int v = 0; v < VECTORS; v++) {
+            kv_q4_store(x + v * n, n, expected);
+            kv_q4_load(expected, n, expected_values);
+            for (int i = 0; i < head_bytes; i++) {
+                if (bytes[v * head_bytes + i] != expected[i])
+                    fail_msg("vector %d of %d values, byte %d: %d, expected %d", v, n, i, bytes[v * head_bytes + i],
+                             expected[i]);
+            }
+            if (v != 7 && v != 15) check_bits("values in 4 bits", v, expected_values, out + v * n, (size_t)n);
+            if (v == 7 || v == 15) assert_true(isnan(out[v * n]) && isnan(out[v * n + n - 1]));
+        }
+        drop_all(NULL);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(products, drop_all), cmocka_unit_test_teardown(products_together, drop_all),
-        cmocka_unit_test_teardown(experts, drop_all),  cmocka_unit_test_teardown(norms, drop_all),
-        cmocka_unit_test_teardown(heads, drop_all),    cmocka_unit_test_teardown(gates_and_sums, drop_all),
-        cmocka_unit_test_teardown(choices, drop_all),  cmocka_unit_test_teardown(attention, drop_all),
+        cmocka_unit_test_teardown(products, drop_all),
+        cmocka_unit_test_teardown(products_together, drop_all),
+        cmocka_unit_test_teardown(experts, drop_all),
+        cmocka_unit_test_teardown(norms, drop_all),
+        cmocka_unit_test_teardown(heads, drop_all),
+        cmocka_unit_test_teardown(gates_and_sums, drop_all),
+        cmocka_unit_test_teardown(choices, drop_all),
+        cmocka_unit_test_teardown(attention, drop_all),
+        cmocka_unit_test_teardown(vectors_in_4_bits, drop_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -292,6 +292,7 @@ static void rows_and_chunks_change_no_bit(void **state) {
     check_bits("gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32, KV_FORMAT_F32, TINY_POLICIES, true);
     check_bits("gemma4-tiny-moe", NULL, KAKEYA_PRECISION_BF16, KV_FORMAT_BF16, 2, false);
     check_bits("gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q8, 2, false);
+    check_bits("gemma4-tiny-dense", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q4, 1, false);
 }
 
 /* f_theta fed by aux hidden states, on layers that attend the K/V of others: as the CPU, and on bits. */
@@ -445,6 +446,7 @@ static memory_stream snapshot_of(tiny *d, const backend_cache *cache) {
 /* A session moves to the CPU backend and back: the same bytes, the same future. */
 static void snapshots_move(void **state) {
     (void)state;
+    static const kv_format formats[] = {KV_FORMAT_Q4, KV_FORMAT_F32, KV_FORMAT_Q8};
     pair p;
     pair_open(&p, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
     tiny *mlx = &p.on[MLX], *cpu = &p.on[CPU];
@@ -454,8 +456,9 @@ static void snapshots_move(void **state) {
     float *logits = logits_for(mlx, ALL), *here = logits_for(mlx, 5), *there = logits_for(mlx, 5);
     for (int i = 0; i < TINY_POLICIES; i += next_policy()) {
         const tiny_policy *policy = &tiny_policies[i];
-        backend_cache *cache = tiny_cache(mlx, policy, KV_FORMAT_F32), *moved = tiny_cache(cpu, policy, KV_FORMAT_F32),
-                      *back = tiny_cache(mlx, policy, KV_FORMAT_F32), *fork = NULL;
+        kv_format format = formats[i / next_policy() % 3];
+        backend_cache *cache = tiny_cache(mlx, policy, format), *moved = tiny_cache(cpu, policy, format),
+                      *back = tiny_cache(mlx, policy, format), *fork = NULL;
         run_turns(mlx, cache, policy, tokens, FIRST, 8, logits);
         memory_stream data = snapshot_of(mlx, cache);
         REQUIRE_OK(cpu->ops->cache_restore(moved, memory_read, &data, error));

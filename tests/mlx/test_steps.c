@@ -20,7 +20,8 @@ static void workspace_is_counted_before(void **state) {
         int policies;
     } cases[] = {{"gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32, KV_FORMAT_F32, TINY_POLICIES},
                  {"gemma4-tiny-moe", NULL, KAKEYA_PRECISION_BF16, KV_FORMAT_BF16, 2},
-                 {"gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q8, 2}};
+                 {"gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32, KV_FORMAT_Q8, 2},
+                 {"gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32, KV_FORMAT_Q4, 1}};
     int32_t tokens[PROMPT + BLOCK], drafts[7];
     tiny_tokens(tokens, PROMPT + BLOCK, 23);
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {

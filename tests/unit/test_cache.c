@@ -137,11 +137,6 @@ static void run_schedule(tiny *d, const tiny_policy *policy, kv_format format, u
     free(p);
 }
 
-/* Backends that do not keep q4 keep q8 instead. */
-static kv_format kept_format(const tiny *d, kv_format format) {
-    return format == KV_FORMAT_Q4 && strcmp(d->ops->name, "mlx") == 0 ? KV_FORMAT_Q8 : format;
-}
-
 static void schedules_change_no_bit(void **state) {
     (void)state;
     enum { SCHEDULES = 10 };
@@ -155,7 +150,7 @@ static void schedules_change_no_bit(void **state) {
         tiny_open(&d, "gemma4-tiny-dense", drafters[k], k ? KAKEYA_PRECISION_BF16 : KAKEYA_PRECISION_F32);
         for (int i = 0; i < TINY_POLICIES; i++) {
             for (uint64_t seed = 1; seed <= schedules; seed++)
-                run_schedule(&d, &tiny_policies[i], kept_format(&d, formats[k][(seed + (uint64_t)i) % 3]), seed);
+                run_schedule(&d, &tiny_policies[i], formats[k][(seed + (uint64_t)i) % 3], seed);
         }
         tiny_close(&d);
     }
@@ -163,7 +158,7 @@ static void schedules_change_no_bit(void **state) {
     tiny_open(&d, "gemma4-tiny-ple", NULL, KAKEYA_PRECISION_F32);
     for (int i = 0; i < 3; i++) {
         for (uint64_t seed = 1; seed <= schedules; seed++)
-            run_schedule(&d, &tiny_policies[i], kept_format(&d, formats[2][(seed + (uint64_t)i) % 3]), seed);
+            run_schedule(&d, &tiny_policies[i], formats[2][(seed + (uint64_t)i) % 3], seed);
     }
     tiny_close(&d);
 }

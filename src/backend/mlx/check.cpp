@@ -150,27 +150,24 @@ void add_heads(const mlx_device *d, const mlx_form *f, std::vector<trial> &trial
     }
 }
 
-// Rows of K or V [SLOTS][kv_heads * head_dim] as they lie in memory; in 8 bits (kv_format.h) any codes will do.
+// Rows of K or V [SLOTS][kv_heads * head_dim] as they lie in memory; in 8 and 4 bits (kv_format.h) any codes will do.
 mx::array stored_rows(const mx::array &values, mlx_stored format, const mlx_layer *l) {
     if (format == MLX_STORED_F32) return mx::view(values, mx::uint8);
     if (format == MLX_STORED_BF16) return mx::view(mx::astype(values, mx::bfloat16), mx::uint8);
-    const size_t dim = static_cast<size_t>(l->head_dim), head = dim + sizeof(float);
+    const bool q4 = format == MLX_STORED_Q4;
+    const size_t head = kv_format_row_bytes(q4 ? KV_FORMAT_Q4 : KV_FORMAT_Q8, 1, static_cast<size_t>(l->head_dim));
     return filled({SLOTS, l->kv_heads * static_cast<int>(head)}, mx::uint8, [&](void *memory) {
         unsigned char *to = static_cast<unsigned char *>(memory);
-        const float scale = 1.0f / 127.0f;
+        const float scale = q4 ? 1.0f / (127 * 127 * KV_Q4_GROUP) : 1.0f / 127.0f;
         uint32_t seed = 5;
         for (size_t i = 0; i < static_cast<size_t>(SLOTS * l->kv_heads); i++, to += head) {
             std::memcpy(to, &scale, sizeof scale);
-            for (size_t j = 0; j < dim; j++) {
+            for (size_t j = sizeof scale; j < head; j++) {
                 seed = seed * 1664525u + 1013904223u;
-                to[sizeof scale + j] = static_cast<unsigned char>(seed >> 24);
+                to[j] = static_cast<unsigned char>(seed >> 24);
             }
         }
     });
-}
-
-int stored_head_bytes(mlx_stored format, int dim) {
-    return format == MLX_STORED_F32 ? 4 * dim : format == MLX_STORED_BF16 ? 2 * dim : dim + 4;
 }
 
 // Queries over slots that all rows see.
@@ -184,7 +181,8 @@ mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, mlx
             for (int i = 0; i < SLOTS; i++) span.push_back(i);
         }
         for (int i = 0; i < rows; i++) span.insert(span.end(), {0, 0, 0, SLOTS});
-        own::attended kv{stored_rows(k, stored, l),
+        auto bytes = stored_rows(k, stored, l);
+        own::attended kv{bytes,
                          stored_rows(v, stored, l),
                          k,
                          v,
@@ -194,7 +192,7 @@ mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, mlx
                          l->head_dim,
                          SLOTS,
                          SLOTS,
-                         stored_head_bytes(stored, l->head_dim),
+                         static_cast<int>(bytes.size()) / (SLOTS * l->kv_heads),
                          nullptr,
                          nullptr};
         auto out = own::merged(own::attention_parts(q, kv), nullptr, rows, f->heads, l->head_dim);
@@ -210,13 +208,21 @@ mx::array attend(const mlx_device *d, const mlx_form *f, const mlx_layer *l, mlx
 }
 
 void add_attention(const mlx_device *d, const mlx_form *f, std::vector<trial> &trials) {
-    std::set<std::array<int, 2>> seen;
+    std::set<std::array<int, 3>> seen;
     for (int i = 0; i < f->layers; i++) {
         const mlx_layer *l = &f->layer[i];
-        if (!seen.insert({l->kv_heads, l->head_dim}).second) continue;
-        for (mlx_stored stored : {MLX_STORED_F32, MLX_STORED_BF16, MLX_STORED_Q8}) { // stock operations see float32
+        for (mlx_stored stored : {MLX_STORED_F32, MLX_STORED_BF16, MLX_STORED_Q8, MLX_STORED_Q4}) {
+            if (stored >= MLX_STORED_Q8 && !l->full) continue; // whose rows are never kept so
+            if (!seen.insert({l->kv_heads, l->head_dim, stored}).second) continue;
             auto run = [=](const mx::array &x) { return attend(d, f, l, stored, x); };
-            trials.push_back({f->heads * l->head_dim, run, l->head_dim <= 512, stored == MLX_STORED_F32});
+            trials.push_back({f->heads * l->head_dim, run, l->head_dim <= 512,
+                              stored == MLX_STORED_F32}); // which stock operations see, too
+            if (stored != MLX_STORED_Q4) continue;
+            auto store = [=](const mx::array &x) {
+                auto packed = in_q4(d, mx::reshape(x, {x.shape(0) * l->kv_heads, l->head_dim}));
+                return mx::reshape(packed.values, x.shape());
+            };
+            trials.push_back({l->kv_heads * l->head_dim, store, true, false});
         }
     }
 }

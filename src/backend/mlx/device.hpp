@@ -108,6 +108,13 @@ mx::array experts(const mlx_device *d, const mlx_layer &l, const mx::array &h, c
 mx::array head_logits(const mlx_device *d, const mlx_form *form, const mx::array &hidden);
 mx::array head_choice(const mlx_device *d, const mx::array &logits, const mlx_array *bias);
 
+// Vectors x [..][n] of K or V in 4 bits: their bytes [vectors][bytes], and the values that these mean, of x's shape. By
+// the own kernel where that computes attention, else by the host.
+struct q4_vectors {
+    mx::array bytes, values;
+};
+q4_vectors in_q4(const mlx_device *d, const mx::array &x);
+
 // While a step is profiled: what `make` gives, computed alone and measured. Bytes and operations are those of the one
 // row that is wanted.
 struct measured_form {

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/kv_q4.h"
 #include "backend/mlx/layout.h"
 #include "backend/segments.h"
 #include "base/float16.h"
@@ -75,19 +76,20 @@ static const unsigned char *stored_row(const backend_cache *c, int layer, int po
 
 /* One row of [kv_heads][head_dim] as the graph wants it. */
 static void load_row(const timeline_layer *l, const unsigned char *row, size_t bytes, unsigned char *to) {
-    if (l->format != KV_FORMAT_Q8) {
+    if (l->format != KV_FORMAT_Q8 && l->format != KV_FORMAT_Q4) {
         memcpy(to, row, bytes);
         return;
     }
     int heads = (int)(l->row_bytes / l->head_bytes), dim = l->values / heads;
     for (int h = 0; h < heads; h++)
-        kv_q8_load(row + (size_t)h * l->head_bytes, dim, (float *)(void *)to + (size_t)h * (size_t)dim);
+        (l->format == KV_FORMAT_Q8 ? kv_q8_load : kv_q4_load)(row + (size_t)h * l->head_bytes, dim,
+                                                              (float *)(void *)to + (size_t)h * (size_t)dim);
 }
 
 static void fill(const chain_source *s, int layer, bool is_k, bool raw, unsigned char *at) {
     const stored_plan *plan = &s->plan->stored[s->model->config->layer[layer].type];
     const timeline_layer *l = &s->cache->t.layer[layer];
-    size_t bytes = !raw && l->format == KV_FORMAT_Q8 ? (size_t)l->values * sizeof(float) : l->row_bytes;
+    size_t bytes = raw ? l->row_bytes : layout_number_bytes(l);
     for (int i = 0; i < plan->rows; i++, at += bytes) {
         int position = layout_position(plan, i);
         if (position < 0)
@@ -191,9 +193,15 @@ static row_range real_rows(const mlx_segment *s, const tile_rows *tile) {
                        (size_t)tile->n};
 }
 
-/* n rows as they are kept. */
-static void store_chunk(const timeline_layer *l, const float *x, size_t n, unsigned char *to) {
+/* Rows [first, first + n) of x, or of what the device has stored already, as they are kept. */
+static void store_chunk(const timeline_layer *l, const float *x, const unsigned char *q4, size_t first, size_t n,
+                        unsigned char *to) {
     size_t heads = l->row_bytes / l->head_bytes, dim = (size_t)l->values / heads;
+    if (l->format == KV_FORMAT_Q4) {
+        memcpy(to, q4 + first * l->row_bytes, n * l->row_bytes);
+        return;
+    }
+    x += first * (size_t)l->values;
     if (l->format != KV_FORMAT_Q8) {
         mlx_store_values(l->format, x, n * (size_t)l->values, to);
         return;
@@ -207,10 +215,9 @@ static void keep_new_rows(const backend_model *m, const tile_rows *tile, row_ran
     for (int layer = 0; layer < m->config->layers; layer++) {
         const timeline_layer *l = &c->t.layer[layer];
         if (l->kind == STORE_NONE) continue;
-        size_t first = rows.in_tile * (size_t)l->values;
-        store_chunk(l, result->v[layer] + first, rows.n, chunk_row(m, c, layer, false, (int)rows.in_forward));
-        if (l->has_keys)
-            store_chunk(l, result->k[layer] + first, rows.n, chunk_row(m, c, layer, true, (int)rows.in_forward));
+        for (int is_k = 0; is_k < (l->has_keys ? 2 : 1); is_k++)
+            store_chunk(l, is_k ? result->k[layer] : result->v[layer], is_k ? result->q4_k[layer] : result->q4_v[layer],
+                        rows.in_tile, rows.n, chunk_row(m, c, layer, is_k, (int)rows.in_forward));
     }
 }
 

@@ -47,6 +47,7 @@ const text &text_of(mlx_kernel kernel) {
          {"KV", "PER_LANE", "QUERIES", "KEYS_OF_V"},
          false},
         {"attention_merge", {"exact", "restored", "params"}, {"out"}, {}, false},
+        {"q4_rows", {"x", "params"}, {"bytes", "out"}, {}, true},
     };
     return texts[kernel];
 }
@@ -79,16 +80,17 @@ const mx::fast::CustomKernelFunction &metal_function(mlx_kernel kernel) {
     const text &t = text_of(kernel);
     std::string header = kernel_text_shim;
     header += kernel_text_product;
+    header += kernel_text_q4;
     header += kernel_text_attention;
     header += kernel_text_rows;
     return functions[kernel] =
                mx::fast::metal_kernel(std::string("kakeya_") + t.name, t.inputs, t.outputs, body_of(t), header);
 }
 
-// A launch as a node of the CPU device's graphs.
+// A launch as a node of graphs, computed by a processor.
 class HostKernel : public mx::Primitive {
   public:
-    HostKernel(mx::Stream s, mlx_kernel_call c) : Primitive(s), call(c) {}
+    HostKernel(mx::Stream s, mlx_kernel_call c, mlx_kernel_runner r) : Primitive(s), call(c), runner(r) {}
     void eval_cpu(const std::vector<mx::array> &inputs, std::vector<mx::array> &outputs) override {
         mlx_kernel_call now = call;
         for (size_t i = 0; i < inputs.size(); i++) now.input[i] = inputs[i].data<void>();
@@ -96,7 +98,7 @@ class HostKernel : public mx::Primitive {
             outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
             now.output[i] = outputs[i].data<void>();
         }
-        mx::cpu::get_command_encoder(stream()).dispatch([now, run = host_runner.load()] { run(&now); });
+        mx::cpu::get_command_encoder(stream()).dispatch([now, run = runner] { run(&now); });
     }
     void eval_gpu(const std::vector<mx::array> &, std::vector<mx::array> &) override {
         throw std::runtime_error("a kernel of the host on a GPU");
@@ -105,6 +107,7 @@ class HostKernel : public mx::Primitive {
 
   private:
     mlx_kernel_call call;
+    mlx_kernel_runner runner;
 };
 
 struct launch {
@@ -117,6 +120,17 @@ struct launch {
     int simdgroups;
 };
 
+std::vector<mx::array> run_on_host(const launch &l, mx::Stream stream, mlx_kernel_runner runner) {
+    mlx_kernel_call call = {};
+    call.kernel = l.kernel;
+    for (size_t i = 0; i < 4; i++) call.constant[i] = l.constant[i];
+    for (size_t i = 0; i < 3; i++) call.groups[i] = l.groups[i];
+    call.simdgroups = l.simdgroups;
+    std::vector<mx::array> inputs;
+    for (auto &input : l.inputs) inputs.push_back(mx::contiguous(input));
+    return mx::array::make_arrays(l.shapes, l.types, std::make_shared<HostKernel>(stream, call, runner), inputs);
+}
+
 std::vector<mx::array> run(const launch &l) {
     mx::Stream stream = mx::default_stream(mx::default_device());
     if (stream.device == mx::Device::gpu) {
@@ -127,14 +141,7 @@ std::vector<mx::array> run(const launch &l) {
         return metal_function(l.kernel)(l.inputs, l.shapes, l.types, {threads * l.groups[0], l.groups[1], l.groups[2]},
                                         {threads, 1, 1}, constants, std::nullopt, false, stream);
     }
-    mlx_kernel_call call = {};
-    call.kernel = l.kernel;
-    for (size_t i = 0; i < 4; i++) call.constant[i] = l.constant[i];
-    for (size_t i = 0; i < 3; i++) call.groups[i] = l.groups[i];
-    call.simdgroups = l.simdgroups;
-    std::vector<mx::array> inputs;
-    for (auto &input : l.inputs) inputs.push_back(mx::contiguous(input));
-    return mx::array::make_arrays(l.shapes, l.types, std::make_shared<HostKernel>(stream, call), inputs);
+    return run_on_host(l, stream, host_runner.load());
 }
 
 int bits(float x) { return std::bit_cast<int>(x); }
@@ -174,6 +181,17 @@ void add_weights(std::vector<mx::array> &inputs, const mlx_array *w) {
 
 int tiles_of(int outputs, int together) { return (outputs + together - 1) / together; }
 int groups_of(int tiles, int simdgroups) { return (tiles + simdgroups - 1) / simdgroups; }
+
+// q4_rows by the code that defines the format.
+void store_q4(const mlx_kernel_call *call) {
+    const int *parameters = static_cast<const int *>(call->input[1]);
+    size_t vectors = static_cast<size_t>(call->groups[0]), n = static_cast<size_t>(parameters[0]);
+    for (size_t i = 0; i < vectors; i++) {
+        unsigned char *bytes = static_cast<unsigned char *>(call->output[0]) + i * kv_q4_bytes(parameters[0]);
+        kv_q4_store(static_cast<const float *>(call->input[0]) + i * n, parameters[0], bytes);
+        kv_q4_load(bytes, parameters[0], static_cast<float *>(call->output[1]) + i * n);
+    }
+}
 
 } // namespace
 
@@ -330,3 +348,19 @@ mx::array merged(const mx::array &exact, const mx::array *restored, int rows, in
 }
 
 } // namespace kakeya::own
+
+namespace kakeya {
+
+q4_vectors in_q4(const mlx_device *d, const mx::array &x) {
+    int n = x.shape(-1), vectors = static_cast<int>(x.size()) / n, bytes = static_cast<int>(kv_q4_bytes(n));
+    const launch l{
+        MLX_KERNEL_Q4,   {}, {x, params({n, bytes})}, {{vectors, bytes}, x.shape()}, {mx::uint8, mx::float32},
+        {vectors, 1, 1}, 1};
+    bool own = d->own(MLX_OP_ATTENTION) && n % KV_Q4_GROUP == 0 && n / KV_Q4_GROUP <= LANES;
+    bool gpu = d->stream.device == mx::Device::gpu;
+    auto host = [&] { return gpu ? mx::default_stream(mx::Device::cpu) : d->stream; };
+    auto out = own ? run(l) : run_on_host(l, host(), store_q4);
+    return {out[0], out[1]};
+}
+
+} // namespace kakeya

@@ -5,6 +5,11 @@
 #include "backend/mlx/device.hpp"
 #include "backend/mlx/mlx_kernels.h"
 
+extern "C" {
+#include "backend/kv_format.h"
+#include "backend/kv_q4.h"
+}
+
 namespace kakeya::own {
 
 // Whether there is anything that can compute them: Metal, or a runner that tests have named.

@@ -101,12 +101,18 @@ seen see(const mlx_span &s, int rows, bool own) {
     return out;
 }
 
+// Where to what is read of a tile is told, in `found`.
+struct target {
+    const float **numbers = nullptr;
+    const unsigned char **bytes = nullptr;
+};
+
 // A tile that is computed: what is to be read of it, and where to.
 struct tile_work {
     std::vector<mx::array> outputs;
     std::vector<mx::array> inputs; // embedded rows, and those of per-layer embeddings
     mlx_tile_result found{};
-    std::vector<const float **> targets; // in `found`, of the first outputs
+    std::vector<target> targets; // of the first outputs
     bool begun = false, finished = false;
 };
 
@@ -123,7 +129,7 @@ struct tile_graph {
     const mlx_rope &rope_of(const mlx_layer &l) const { return form->rope[l.full]; }
     const seen &span_of(const mlx_layer &l) const { return spans[l.full]; }
 
-    // x [rows][heads][head_dim] as it will be read when it has been stored.
+    // x [rows][heads][head_dim] as it will be read when it has been stored, but in 4 bits.
     static mx::array as_stored(const mx::array &x, mlx_stored stored) {
         if (stored == MLX_STORED_F32) return x;
         if (stored == MLX_STORED_BF16) return rounded(x);
@@ -152,7 +158,7 @@ struct tile_graph {
 
     bool own_attention() const { return chain->own; }
 
-    // What is stored of a layer as the own kernel reads it: bf16 and q8 as they lie in memory, other formats widened.
+    // What is stored of a layer as the own kernel reads it: as it lies in memory.
     own::attended own_keys(int layer, const mx::array &v, const std::optional<mx::array> &k) const {
         const mlx_layer &l = form->layer[layer];
         const mlx_span &s = tile->span[l.full];
@@ -160,7 +166,7 @@ struct tile_graph {
         chain_layer &in_chain = chain->layer[static_cast<size_t>(layer)];
         auto fresh = [&](bool is_k, const mx::array &x) {
             auto &all = in_chain.rows[is_k].fresh;
-            all.push_back(mx::reshape(as_stored(x, s.stored), {rows, values}));
+            all.push_back(mx::reshape(x, {rows, values}));
             return all.size() == 1 ? all[0] : mx::concatenate(all, 0);
         };
         auto fresh_v = fresh(false, v), fresh_k = k ? fresh(true, *k) : fresh_v;
@@ -205,18 +211,29 @@ struct tile_graph {
 
     // x [rows][..] has raw keys from column `k` on, and raw values from column `v` on.
     keys keys_of(int layer, const mx::array &x, int k_at, int v_at, mlx_tile_result *result,
-                 std::vector<mx::array> &outputs, std::vector<const float **> &targets) const {
+                 std::vector<mx::array> &outputs, std::vector<target> &targets) const {
         const mlx_layer &l = form->layer[layer];
-        auto v =
-            heads(device, x, {l.k_eq_v ? k_at : v_at, l.kv_heads, l.head_dim, nullptr, form->eps, nullptr}, position);
-        outputs.push_back(readable(v));
-        targets.push_back(&result->v[layer]);
+        // As they will be read when they have been stored, which the host does, but in 4 bits.
+        auto kept_rows = [&](const mx::array &made, const float **numbers, const unsigned char **bytes) {
+            mlx_stored stored = tile->span[l.full].stored;
+            if (stored != MLX_STORED_Q4) {
+                outputs.push_back(readable(made));
+                targets.push_back({numbers, nullptr});
+                return as_stored(made, stored);
+            }
+            auto packed = in_q4(device, made);
+            outputs.push_back(mx::contiguous(packed.bytes));
+            targets.push_back({nullptr, bytes});
+            return packed.values;
+        };
+        auto v = kept_rows(
+            heads(device, x, {l.k_eq_v ? k_at : v_at, l.kv_heads, l.head_dim, nullptr, form->eps, nullptr}, position),
+            &result->v[layer], &result->q4_v[layer]);
         std::optional<mx::array> fresh;
-        if (!l.k_eq_v) { // else derived from stored values, where they are attended
-            fresh = heads(device, x, {k_at, l.kv_heads, l.head_dim, l.k_norm, form->eps, &rope_of(l)}, position);
-            outputs.push_back(readable(*fresh));
-            targets.push_back(&result->k[layer]);
-        }
+        if (!l.k_eq_v) // else derived from stored values, where they are attended
+            fresh =
+                kept_rows(heads(device, x, {k_at, l.kv_heads, l.head_dim, l.k_norm, form->eps, &rope_of(l)}, position),
+                          &result->k[layer], &result->q4_k[layer]);
         keys out = own_attention() ? keys{mx::array(0), mx::array(0), {}, {}, {}, {}, {}, own_keys(layer, v, fresh), {}}
                                    : stored_keys(layer, v, fresh);
         const seen &s = span_of(l);
@@ -239,10 +256,8 @@ struct tile_graph {
 
     keys stored_keys(int layer, const mx::array &v, const std::optional<mx::array> &fresh) const {
         const mlx_layer &l = form->layer[layer];
-        auto stored = tile->span[l.full].stored;
-        auto values = placed(layer, false, as_stored(v, stored));
-        auto k = fresh ? placed(layer, true, as_stored(*fresh, stored))
-                       : rope(values * l.k_norm->value, rope_of(l), span_of(l).position);
+        auto values = placed(layer, false, v);
+        auto k = fresh ? placed(layer, true, *fresh) : rope(values * l.k_norm->value, rope_of(l), span_of(l).position);
         keys out{by_head(k), by_head(values), {}, {}, {}, {}, {}, {}, {}};
         if (tile->guarded) guard(out.whole, out.k, out.v);
         return out;
@@ -332,7 +347,7 @@ struct tile_graph {
     }
 
     mx::array layer(int index, const mx::array &before, const std::optional<mx::array> &ple, mlx_tile_result *result,
-                    std::vector<mx::array> &outputs, std::vector<const float **> &targets) {
+                    std::vector<mx::array> &outputs, std::vector<target> &targets) {
         const mlx_layer &l = form->layer[index];
         auto h = before;
         auto x = norm(device, h, l.input_norm, form->eps);
@@ -354,7 +369,7 @@ struct tile_graph {
             mlx_inner &inner = result->inner[index];
             const float **wanted[] = {&inner.raw, &inner.q, &inner.attended, &inner.added};
             for (auto &value : {raw, q, attended, added}) outputs.push_back(readable(value));
-            targets.insert(targets.end(), std::begin(wanted), std::end(wanted));
+            for (auto to : wanted) targets.push_back({to, nullptr});
         }
         h = norm(device, added, l.post_attention_norm, form->eps, &h);
 
@@ -377,7 +392,7 @@ struct tile_graph {
     // Logits of the rows that want them, and the choice, which is the last output. Without rows that are computed as
     // they come, each row keeps its place in the tile, and the others are zero.
     void head(const mx::array &last, mlx_tile_result *result, std::vector<mx::array> &outputs,
-              std::vector<const float **> &targets) const {
+              std::vector<target> &targets) const {
         int first = tile->head_first, end = first + tile->head_n;
         auto rows_of_head = [&] {
             auto wanted = mx::slice(last, mx::Shape{first, 0}, mx::Shape{end, form->hidden});
@@ -386,24 +401,23 @@ struct tile_graph {
         auto z = readable(head_logits(device, form, rows_of_head()));
         if (tile->logits) {
             outputs.push_back(z);
-            targets.push_back(&result->logits);
+            targets.push_back({&result->logits, nullptr});
         }
         if (tile->choice) outputs.push_back(head_choice(device, z, tile->bias));
     }
 };
 
-// The stored rows of a layer, copied once: for the own kernel bytes as they lie in memory where it reads them (bf16 and
-// q8), else numbers.
+// The stored rows of a layer, copied once: for the own kernel bytes as they lie in memory, else numbers.
 chain_layer stored_rows_of(const mlx_chain &chain, const mlx_layer &l, int index) {
     const mlx_chain_source &from = chain.source;
     const mlx_stored_rows &kept = from.kept[l.full];
     int values = l.kv_heads * l.head_dim;
-    bool raw = chain.own && (kept.stored != MLX_STORED_Q8 || kept.raw_q8), bf16 = kept.stored == MLX_STORED_BF16;
+    bool bf16 = kept.stored == MLX_STORED_BF16;
     chain_layer out;
-    out.format = raw ? static_cast<int>(kept.stored) : static_cast<int>(MLX_STORED_F32);
-    out.row_bytes = raw ? static_cast<int>(kept.row_bytes) : values * static_cast<int>(sizeof(float));
+    out.format = static_cast<int>(kept.stored);
+    out.row_bytes = static_cast<int>(kept.row_bytes);
     for (int is_k = 0; is_k < (l.k_eq_v ? 1 : 2); is_k++) {
-        auto fill = [&](void *to) { (raw ? from.fill_raw : from.fill)(from.user, index, is_k, to); };
+        auto fill = [&](void *to) { (chain.own ? from.fill_raw : from.fill)(from.user, index, is_k, to); };
         out.rows[is_k].stored = chain.own ? filled({kept.rows * out.row_bytes}, mx::uint8, fill)
                                           : filled({kept.rows, values}, bf16 ? mx::bfloat16 : mx::float32, fill);
     }
@@ -440,11 +454,11 @@ void build(const mlx_device *device, const mlx_form *form, mlx_chain *chain, con
         h = graph.layer(i, h, ple, result, work.outputs, work.targets);
         if (!tile->wanted[i] && !form->inner) continue;
         work.outputs.push_back(readable(h));
-        work.targets.push_back(&result->output[i]);
+        work.targets.push_back({&result->output[i], nullptr});
     }
     auto last = norm(device, h, form->final_norm, form->eps);
     work.outputs.push_back(readable(last));
-    work.targets.push_back(&result->hidden);
+    work.targets.push_back({&result->hidden, nullptr});
     if (tile->head_n) graph.head(last, result, work.outputs, work.targets);
 }
 
@@ -511,7 +525,13 @@ int mlx_tile_finish(mlx_device *device, const mlx_form *form, const mlx_tile *ti
         auto &work = *static_cast<tile_work *>(result->owner);
         end_evaluation(device, work.outputs);
         work.finished = true;
-        for (size_t i = 0; i < work.targets.size(); i++) *work.targets[i] = work.outputs[i].data<float>();
+        for (size_t i = 0; i < work.targets.size(); i++) {
+            const target &to = work.targets[i];
+            if (to.bytes)
+                *to.bytes = work.outputs[i].data<unsigned char>();
+            else
+                *to.numbers = work.outputs[i].data<float>();
+        }
         int head_at = tile->head_alone ? 0 : tile->head_first;
         work.found.owner = &work;
         *result = work.found;

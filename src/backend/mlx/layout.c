@@ -128,17 +128,24 @@ chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n) {
 }
 
 static mlx_stored stored_as(kv_format format) {
-    return format == KV_FORMAT_Q8 ? MLX_STORED_Q8 : format == KV_FORMAT_BF16 ? MLX_STORED_BF16 : MLX_STORED_F32;
+    static const mlx_stored as[KV_FORMAT_COUNT] = {[KV_FORMAT_F32] = MLX_STORED_F32,
+                                                   [KV_FORMAT_BF16] = MLX_STORED_BF16,
+                                                   [KV_FORMAT_Q8] = MLX_STORED_Q8,
+                                                   [KV_FORMAT_Q4] = MLX_STORED_Q4};
+    return as[format];
+}
+
+size_t layout_number_bytes(const timeline_layer *l) {
+    bool as_they_are = l->format == KV_FORMAT_F32 || l->format == KV_FORMAT_BF16;
+    return as_they_are ? l->row_bytes : (size_t)l->values * sizeof(float);
 }
 
 mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type) {
     int layer = layer_of_type(m, type);
     if (layer < 0) return (mlx_stored_rows){0};
     const timeline_layer *l = &c->t.layer[layer];
-    return (mlx_stored_rows){.stored = stored_as(l->format),
-                             .row_bytes = l->row_bytes,
-                             .raw_q8 = l->format == KV_FORMAT_Q8,
-                             .rows = plan->stored[type].rows};
+    return (mlx_stored_rows){
+        .stored = stored_as(l->format), .row_bytes = l->row_bytes, .rows = plan->stored[type].rows};
 }
 
 /* --------------------------------------------------------------------------------------------------------- spans */

@@ -54,6 +54,8 @@ tile_sizes layout_sizes(const backend_model *m, const tile_rows *tile);
 chain_plan layout_chain(const backend_cache *c, segment_kind kind, int n);
 /* How the rows of layers of one type are kept. */
 mlx_stored_rows layout_stored(const backend_model *m, const backend_cache *c, const chain_plan *plan, int type);
+/* Bytes of a stored row as the numbers that stock operations take. */
+size_t layout_number_bytes(const timeline_layer *l);
 /* The position of a row of stored[type], -1: zeros. */
 int layout_position(const stored_plan *plan, int row);
 

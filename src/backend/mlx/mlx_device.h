@@ -171,8 +171,9 @@ typedef struct mlx_form {
     mlx_layer layer[MLX_MAX_LAYERS];
 } mlx_form;
 
-/* How K/V are kept (backend/kv_format.h): what new rows are rounded to, and what stored ones are filled in as. */
-typedef enum mlx_stored { MLX_STORED_F32 = 0, MLX_STORED_BF16, MLX_STORED_Q8 /* filled in as float32 */ } mlx_stored;
+/* How K/V are kept (backend/kv_format.h): what new rows are rounded to. Stored ones in 8 or 4 bits are filled in as
+ * float32. */
+typedef enum mlx_stored { MLX_STORED_F32 = 0, MLX_STORED_BF16, MLX_STORED_Q8, MLX_STORED_Q4 } mlx_stored;
 
 /* The keys that the rows of a tile attend in layers of one type. A slot holds one position, or none (-1): which one is
  * decided by positions alone, so that a row finds the same numbers in the same places whoever computes it, and whatever
@@ -195,8 +196,7 @@ typedef struct mlx_span {
 typedef struct mlx_stored_rows {
     mlx_stored stored;
     size_t row_bytes;
-    bool raw_q8; /* of MLX_STORED_Q8: it is the format with 8 bits, which the own kernel reads */
-    int rows;    /* with the first one, which is zero; 0: there is no such layer */
+    int rows; /* with the first one, which is zero; 0: there is no such layer */
 } mlx_stored_rows;
 
 /* What the tiles of one segment attend: stored rows, which are copied once for all of them, and the rows of the tiles
@@ -241,10 +241,11 @@ typedef struct mlx_inner {
     const float *raw, *q, *attended, *added;
 } mlx_inner;
 
-/* float32 [rows][...]; NULL where there are none. */
+/* float32 [rows][...], or bytes [rows][row_bytes]; NULL where there are none. */
 typedef struct mlx_tile_result {
     void *owner;
-    const float *k[MLX_MAX_LAYERS], *v[MLX_MAX_LAYERS]; /* new K/V of layers with a store, to be stored */
+    const float *k[MLX_MAX_LAYERS], *v[MLX_MAX_LAYERS];               /* new K/V of layers with a store, to be stored */
+    const unsigned char *q4_k[MLX_MAX_LAYERS], *q4_v[MLX_MAX_LAYERS]; /* of MLX_STORED_Q4 instead: as they are stored */
     const float *output[MLX_MAX_LAYERS];
     mlx_inner inner[MLX_MAX_LAYERS];
     const float *hidden; /* behind the final norm */

@@ -21,6 +21,7 @@ typedef enum mlx_kernel {
     MLX_KERNEL_CHOICE,      /* row_choice */
     MLX_KERNEL_ATTENTION,   /* attention_part */
     MLX_KERNEL_MERGE,       /* attention_merge */
+    MLX_KERNEL_Q4,          /* q4_rows */
     MLX_KERNELS
 } mlx_kernel;
 

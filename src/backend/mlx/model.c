@@ -115,9 +115,6 @@ static kakeya_status mlx_cache_create(backend_model *m, const backend_cache_opti
         .f_theta = f ? &f->config : NULL,
     };
     *out = NULL;
-    if (options->kv_format == KV_FORMAT_Q4)
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "K/V format q4 is not supported by backend mlx, which keeps f32, bf16 or q8");
     if (options->attention == KAKEYA_ATTENTION_RESTORED && f && f->config.input == F_THETA_DRAFTER_TOKEN_KV)
         return error_set(error, KAKEYA_UNSUPPORTED, "backend mlx does not restore from f_theta's input %s",
                          f_theta_input_name(f->config.input));

@@ -131,8 +131,8 @@ static size_t chain_bytes(const backend_model *m, const backend_cache *c, const 
     for (int i = 0; i < m->config->layers; i++) {
         const timeline_layer *l = &c->t.layer[i];
         if (l->kind == STORE_NONE) continue;
-        bool raw = l->format != KV_FORMAT_Q8 || own_way(m, MLX_OP_ATTENTION, (size_t)plan->tile_rows);
-        size_t row = raw ? l->row_bytes : (size_t)l->values * FLOAT;
+        bool raw = own_way(m, MLX_OP_ATTENTION, (size_t)plan->tile_rows);
+        size_t row = raw ? l->row_bytes : layout_number_bytes(l);
         bytes += (size_t)plan->stored[m->config->layer[i].type].rows * row * (l->has_keys ? 2 : 1);
     }
     return bytes;

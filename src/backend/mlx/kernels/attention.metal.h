@@ -10,12 +10,14 @@
 #define KV_F32  0
 #define KV_BF16 1
 #define KV_Q8   2
+#define KV_Q4   3
 
 // What lies in a slot: a stored row, or one of the rows that are being computed, as they will be stored.
 struct kv_row_at {
     const DEVICE uchar *stored; // of this head
     const DEVICE float *fresh;
     float scale;
+    int dim;
 };
 
 template <int KV>
@@ -25,6 +27,7 @@ INLINE kv_row_at find_row(const DEVICE uchar *stored, const DEVICE float *fresh,
     row.fresh = 0;
     row.stored = 0;
     row.scale = 1;
+    row.dim = dim;
     if (from >= rows) {
         row.fresh = fresh + (ulong)(from - rows) * (ulong)(heads * dim) + (ulong)(head * dim);
     } else {
@@ -41,8 +44,18 @@ template <int KV> INLINE float value_at(kv_row_at row, int i) {
     if (row.fresh) return row.fresh[i];
     if (KV == KV_F32) return ((const DEVICE float *)row.stored)[i];
     if (KV == KV_BF16) return float_of_bf16(((const DEVICE ushort *)row.stored)[i]);
+    if (KV == KV_Q4) return q4_value(row.stored, row.dim, i);
     int code = row.stored[i];
     return row.scale * (float)(code < 128 ? code : code - 256);
+}
+
+// Values l, l + 32, ...
+template <int KV, int PER_LANE> INLINE void load_lane(kv_row_at row, int lane, THREAD float *to) {
+    if (KV == KV_Q4 && PER_LANE == 16 && row.dim == 512 && !row.fresh) {
+        q4_group(row.stored, lane, to);
+        return;
+    }
+    for (int i = 0; i < PER_LANE; i++) to[i] = 32 * i + lane < row.dim ? value_at<KV>(row, 32 * i + lane) : 0.0f;
 }
 
 // One simdgroup: QUERIES heads of one row over one part. Lane l has values l, l + 32, ...
@@ -80,26 +93,26 @@ INLINE void attention_part(const DEVICE float *q, const DEVICE uchar *k, const D
         kv_row_at values = find_row<KV>(v, fresh_v, stored, from, kv_head, kv_heads, dim, head_bytes);
         kv_row_at keys = values;
         if (!KEYS_OF_V) keys = find_row<KV>(k, fresh_k, stored, from, kv_head, kv_heads, dim, head_bytes);
-        float value[PER_LANE];
+        float value[PER_LANE], stored_key[PER_LANE];
+        load_lane<KV, PER_LANE>(values, here.lane, value);
+        if (!KEYS_OF_V) load_lane<KV, PER_LANE>(keys, here.lane, stored_key);
         for (int h = 0; h < QUERIES; h++) score[h] = 0;
         for (int i = 0; i < PER_LANE; i++) {
             int at = 32 * i + here.lane;
-            value[i] = 0;
             if (at >= dim) continue;
-            value[i] = value_at<KV>(values, at);
-            float key = value[i];
+            float key = KEYS_OF_V ? value[i] : stored_key[i];
             if (KEYS_OF_V) {
                 int pair = at % half_dim;
                 key = key * k_norm[at];
                 if (pair < pairs) {
                     int other = at < half_dim ? at + half_dim : at - half_dim;
-                    float partner = value_at<KV>(values, other) * k_norm[other];
+                    float partner =
+                        dim == 32 * PER_LANE && PER_LANE > 1 ? value[i ^ (PER_LANE / 2)] : value_at<KV>(values, other);
+                    partner = partner * k_norm[other];
                     ulong angle = (ulong)position * (ulong)pairs + (ulong)pair;
                     float c = cosine[angle], s = sine[angle];
                     key = at < half_dim ? FMA(key, c, -(partner * s)) : FMA(key, c, partner * s);
                 }
-            } else {
-                key = value_at<KV>(keys, at);
             }
             for (int h = 0; h < QUERIES; h++) score[h] = FMA(query[h * PER_LANE + i], key, score[h]);
         }

@@ -8,12 +8,14 @@
 #define SHARED         threadgroup
 #define THREAD         thread
 #define INLINE         inline
+#define CONSTANT       constant
 #define AS_FLOAT(bits) as_type<float>(bits)
 #define AS_UINT(value) as_type<uint>(value)
 #define FMA(a, b, c)   metal::fma(a, b, c)
 #define EXP(x)         metal::precise::exp(x)
 #define TANH(x)        metal::precise::tanh(x)
 #define RSQRT(x)       metal::precise::rsqrt(x)
+#define RINT(x)        metal::rint(x)
 #define MIN(a, b)      metal::min(a, b)
 #define MAX(a, b)      metal::max(a, b)
 #define IS_NUMBER(x)   (!metal::isnan(x))
