@@ -1,5 +1,6 @@
 #include "backend/host_cache.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,12 +13,14 @@
  */
 static kakeya_status create_with(backend_model *m, timeline *t, const backend_cache *from, backend_cache **out,
                                  kakeya_error *error) {
+    static _Atomic uint64_t last_id;
     backend_cache *c = calloc(1, sizeof *c);
     if (!c) {
         timeline_destroy(t);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a cache");
     }
     c->model = m;
+    c->id = atomic_fetch_add(&last_id, 1) + 1;
     c->t = *t;
     c->account = t->options.account;
     kakeya_status status = stores_create(c, from, error);

@@ -28,6 +28,7 @@ typedef struct latent_store {
 
 struct backend_cache {
     backend_model *model;
+    uint64_t id; /* no other cache of the process has had it; a restored snapshot is another cache */
     mem_account *account;
     timeline t;
     layer_store layer[GEMMA4_MAX_LAYERS];

@@ -509,6 +509,52 @@ static void identity_restore_is_native(void **state) {
     demo_close(&d);
 }
 
+/* Keys that were decoded from latents are kept from forward to forward. Behind a truncation other tokens have other
+ * ones, and two caches in turns each have their own. A truncation reaches back into what was evicted only where the
+ * window is smaller than the slack of the rings. */
+static void another_text_behind_a_truncation(void **state) {
+    (void)state;
+    enum {
+        ROWS = 4,
+        WINDOW = ROWS,
+        PROMPT_ROWS = 10 * ROWS,
+        DROPPED = 30 * ROWS,
+        TOTAL = 36 * ROWS,
+        TURNS_FROM = 34 * ROWS
+    };
+    demo d;
+    demo_open(&d, KAKEYA_PRECISION_F32, NULL);
+    size_t vocab = (size_t)d.verifier->config.vocab;
+    int32_t dropped[DROPPED], tokens[TOTAL];
+    random_tokens(dropped, DROPPED, (int)vocab, 3);
+    random_tokens(tokens, TOTAL, (int)vocab, 4);
+    float *found = calloc(ROWS * vocab, sizeof *found), *expected = calloc(ROWS * vocab, sizeof *expected);
+    backend_cache *one = cache_of(&d, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, KV_FORMAT_F32, WINDOW);
+    backend_cache *other = cache_of(&d, KAKEYA_ATTENTION_RESTORED, KAKEYA_RESTORE_SLIDING, KV_FORMAT_F32, WINDOW);
+    step(&d, one, dropped, PROMPT_ROWS, PROMPT_ROWS, SEGMENT_PROMPT, NULL);
+    for (int at = PROMPT_ROWS; at < DROPPED; at += ROWS) step(&d, one, dropped + at, ROWS, ROWS, SEGMENT_DECODE, found);
+    int common = d.ops->cache_min_truncate(one);
+    common += (ROWS - common % ROWS) % ROWS;
+    assert_true(common < DROPPED - 2 * WINDOW);
+    memcpy(tokens, dropped, (size_t)common * sizeof *tokens);
+    REQUIRE_OK(d.ops->cache_truncate(one, common, error));
+    for (int at = common; at < TURNS_FROM; at += ROWS) step(&d, one, tokens + at, ROWS, ROWS, SEGMENT_DECODE, found);
+    step(&d, other, tokens, PROMPT_ROWS, PROMPT_ROWS, SEGMENT_PROMPT, NULL);
+    for (int at = PROMPT_ROWS; at < TURNS_FROM; at += ROWS)
+        step(&d, other, tokens + at, ROWS, ROWS, SEGMENT_DECODE, expected);
+    assert_same_bits("alone", found, expected, ROWS * vocab);
+    for (int at = TURNS_FROM; at < TOTAL; at += ROWS) {
+        step(&d, one, tokens + at, ROWS, ROWS, SEGMENT_DECODE, found);
+        step(&d, other, tokens + at, ROWS, ROWS, SEGMENT_DECODE, expected);
+        assert_same_bits("in turns", found, expected, ROWS * vocab);
+    }
+    free(found);
+    free(expected);
+    d.ops->cache_destroy(one);
+    d.ops->cache_destroy(other);
+    demo_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(demo_hidden_states),
@@ -519,6 +565,7 @@ int main(void) {
         cmocka_unit_test(policies_of_reference),
         cmocka_unit_test(lossless_across_blocks),
         cmocka_unit_test(identity_restore_is_native),
+        cmocka_unit_test(another_text_behind_a_truncation),
     };
     return cmocka_run_group_tests_name("restoration", tests, NULL, NULL);
 }

@@ -20,6 +20,7 @@
 
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restored_keys.h"
 
 typedef struct flash_state {
     float *m, *l, *o; /* [queries], [queries], [queries][dim] */
@@ -40,6 +41,7 @@ typedef struct attention_tile {
     int chunk_row;   /* their first row there */
     segment_kind kind;
     bool restored;
+    bool keeps_keys; /* those that it decodes, for the next forward: no other tile has this segment's head */
     thread_scratch *scratch;
 } attention_tile;
 
@@ -292,13 +294,13 @@ static void mix_own_rows(const attention_tile *tile, int base, bool is_k, float 
 }
 
 /* Where the latents of values of a block lie: in their store, where attention can read them there; else copied, with
- * zeros for those that are not wanted. A shared latent has just been loaded for the keys. */
-static void locate_latents(const attention_tile *tile, int base, position_range wanted, key_block *b) {
+ * zeros for those that are not wanted. `loaded`: a shared latent has just been loaded for the keys. */
+static void locate_latents(const attention_tile *tile, int base, position_range wanted, bool loaded, key_block *b) {
     const backend_cache *c = tile->cache;
     const latent_row *row = &c->t.latent;
     bool whole = wanted.begin <= base && base + ATTENTION_BLOCK <= wanted.end;
     if (row->format != LATENT_F32 && row->format != LATENT_BF16) {
-        if (!row->shared) load_latents(tile, base, wanted, false);
+        if (!row->shared || !loaded) load_latents(tile, base, wanted, false);
         b->v = tile->scratch->latent_block;
         b->v_format = KV_FORMAT_F32;
         b->v_row_bytes = (size_t)row->rank_v * sizeof(float);
@@ -319,22 +321,47 @@ static void locate_latents(const attention_tile *tile, int base, position_range 
     b->v_row_bytes = bytes;
 }
 
-static void restored_block(const attention_tile *tile, int base, position_range wanted, key_block *b) {
+/* Keys of positions [base, base + 16) into scratch.key_block, from their latents. */
+static void decode_keys(const attention_tile *tile, int base, position_range wanted) {
     const backend_model *m = tile->model;
-    const backend_cache *c = tile->cache;
     const rope_table *rope = &m->rope[tile->config->type];
     int d = tile->config->head_dim;
     float *keys = tile->scratch->key_block, eps = m->config->rms_eps;
-
     decode_latents(tile, base, wanted, true, keys);
-    if (c->own_raw) mix_own_rows(tile, base, true, keys);
+    if (tile->cache->own_raw) mix_own_rows(tile, base, true, keys);
     for (int i = 0; i < ATTENTION_BLOCK; i++) {
         float *k = keys + (size_t)i * (size_t)d;
         m->kernels->rms_norm(k, m->weights->layer[tile->source].k_norm, d, eps, k);
         size_t angle = (size_t)(base + i) * (size_t)rope->pairs;
         m->kernels->rope(k, rope->half, rope->pairs, rope->cosine + angle, rope->sine + angle);
     }
-    b->k = keys;
+}
+
+/* The same keys, of which those that were kept are not decoded again. *decoded: whether any was. */
+static const float *keys_of_latents(const attention_tile *tile, int base, position_range wanted, bool *decoded) {
+    restored_key_block *kept = tile->keeps_keys ? restored_keys_at(tile->cache, tile->source, tile->head, base) : NULL;
+    unsigned rows = 0;
+    for (int i = 0; i < ATTENTION_BLOCK; i++)
+        if (base + i >= wanted.begin && base + i < wanted.end) rows |= 1u << i;
+    *decoded = !kept || (rows & ~kept->valid);
+    if (*decoded) decode_keys(tile, base, wanted);
+    if (!kept) return tile->scratch->key_block;
+    size_t d = (size_t)tile->config->head_dim;
+    for (int i = 0; i < ATTENTION_BLOCK && *decoded; i++)
+        if (rows >> i & 1)
+            memcpy(kept->keys + (size_t)i * d, tile->scratch->key_block + (size_t)i * d, d * sizeof(float));
+    kept->valid |= rows;
+    return kept->keys;
+}
+
+static void restored_block(const attention_tile *tile, int base, position_range wanted, key_block *b) {
+    const backend_model *m = tile->model;
+    const backend_cache *c = tile->cache;
+    int d = tile->config->head_dim;
+    float eps = m->config->rms_eps;
+    bool decoded;
+
+    b->k = keys_of_latents(tile, base, wanted, &decoded);
     b->k_format = KV_FORMAT_F32;
     b->k_row_bytes = (size_t)d * sizeof(float);
     b->packing = 1;
@@ -360,7 +387,7 @@ static void restored_block(const attention_tile *tile, int base, position_range 
     }
     b->v_scale = b->scale_memory;
     b->v_dim = c->t.latent.rank_v;
-    locate_latents(tile, base, wanted, b);
+    locate_latents(tile, base, wanted, decoded, b);
 }
 
 /* One pass over the keys of [partition.begin, partition.end) into `state`. */
@@ -557,6 +584,7 @@ static attention_tile make_tile(const attention_context *a, const attention_segm
         .chunk_begin = INT_MAX,
         .kind = s->kind,
         .restored = s->cache->t.layer[source].restored,
+        .keeps_keys = !a->burst && s->rows <= BACKEND_MAX_DECODE_ROWS && !s->cache->own_raw,
         .scratch = &m->scratch[thread],
     };
     /* New prompt rows of a ring live in the chunk buffers until the ring's last reader is done (forward.c). */
@@ -683,7 +711,8 @@ void attention_run(backend_model *m, int layer, const attention_segment *segment
     context.n_segments = n_segments;
     context.burst = burst;
     context.n_items = context.n_groups = context.n_waves = 0;
-    int items = 0;
+    const backend_cache *keeping[BACKEND_MAX_SEGMENTS] = {NULL};
+    int items = 0, n_keeping = 0;
     bool any_split = false;
     for (int i = 0; i < n_segments; i++) {
         const attention_segment *s = &segments[i];
@@ -691,10 +720,13 @@ void attention_run(backend_model *m, int layer, const attention_segment *segment
         context.split[i] = !burst && s->rows <= BACKEND_MAX_DECODE_ROWS && lc->type == GEMMA4_FULL &&
                            partitions_at(s) > 1 && m->threads > 1;
         any_split |= context.split[i];
+        if (s->cache->t.layer[lc->kv_source].restored && s->rows <= BACKEND_MAX_DECODE_ROWS)
+            keeping[n_keeping++] = s->cache;
         context.first_item[i] = items;
         if (!context.split[i]) items += (s->rows + tokens - 1) / tokens * lc->kv_heads;
     }
     context.first_item[n_segments] = items;
+    restored_keys_take(m, keeping, n_keeping);
     if (items) thread_pool_for(m->pool, (size_t)items, 1, run_tiles, &context);
     if (any_split) run_split(&context);
 }

@@ -142,6 +142,7 @@ struct backend_model {
     /* f_theta workspace, rows x ... */
     float *latent_in, *latent_out; /* inputs of the encoders (aux hidden states); codes, then values of a layer */
     packed_rows packed_latent_in;
+    struct restored_keys *restored_keys; /* restored_keys.h */
 };
 
 #endif

@@ -1,6 +1,7 @@
 #include "backend/cpu/latents.h"
 
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restored_keys.h"
 
 static const f_theta_config *form_of(const backend_model *m) { return &m->options.f_theta->config; }
 
@@ -53,6 +54,7 @@ void latent_load(const backend_cache *c, int position, bool is_k, float *out) {
 static void store_rows(const draft_part *part, int code_row, float *codes) {
     const backend_cache *c = part->cache;
     const latent_row *row = &c->t.latent;
+    restored_keys_forget(c, part->position, part->rows);
     for (int r = 0; r < part->rows; r++, codes += code_row) {
         unsigned char *code = latent_code(c, part->position + r);
         float *values = codes + (row->shared ? 0 : row->rank_k);

@@ -4,6 +4,7 @@
 #include "backend/cpu/experts.h"
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restored_keys.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
@@ -255,6 +256,7 @@ kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
     kakeya_status status = allocate_verifier(m, &limits, &packings, error);
     if (!status && m->options.drafter) status = allocate_drafter(m, &packings, error);
     if (!status && m->options.f_theta) status = allocate_f_theta(m, &packings, error);
+    if (!status) status = restored_keys_create(m, error);
     if (!status) status = allocate_scratch(m, &limits, error);
     return status;
 }
@@ -310,4 +312,5 @@ void workspace_destroy(backend_model *m) {
         for (int i = 0; i < COUNT(parts); i++) mem_free(parts[i]);
     }
     mem_free(m->scratch);
+    restored_keys_destroy(m);
 }
