@@ -57,19 +57,27 @@ BLOCKS_INLINE float e4m3_to_f32(unsigned char code) {
     return code & 0x80 ? -value : value;
 }
 
-/* Sixteen of them times a scale, with the same bits, in what vectors the instruction set has. No step meets a subnormal
- * float32, which processors are slow with: of codes below 8 the number is converted. */
-typedef uint8_t e4m3_codes __attribute__((vector_size(16)));
-typedef uint32_t e4m3_words __attribute__((vector_size(64)));
-typedef int32_t e4m3_numbers __attribute__((vector_size(64)));
-typedef float e4m3_floats __attribute__((vector_size(64)));
-BLOCKS_INLINE void e4m3_sixteen(const unsigned char *codes, float scale, float *out) {
+/* As many of them as a vector of the instruction set has room for, times a scale, with the same bits. No step meets a
+ * subnormal float32, which processors are slow with: of codes below 8 the number is converted. */
+#if defined(__AVX512F__)
+enum { E4M3_TOGETHER = 16 };
+#else
+enum { E4M3_TOGETHER = 8 };
+#endif
+typedef uint8_t e4m3_codes __attribute__((vector_size(E4M3_TOGETHER)));
+typedef uint16_t e4m3_halves __attribute__((vector_size(2 * E4M3_TOGETHER)));
+typedef uint32_t e4m3_words __attribute__((vector_size(4 * E4M3_TOGETHER)));
+typedef int32_t e4m3_numbers __attribute__((vector_size(4 * E4M3_TOGETHER)));
+typedef float e4m3_floats __attribute__((vector_size(4 * E4M3_TOGETHER)));
+BLOCKS_INLINE void e4m3_together(const unsigned char *codes, float scale, float *out) {
     e4m3_codes bytes;
     memcpy(&bytes, codes, sizeof bytes);
-    const e4m3_words bits = __builtin_convertvector(bytes, e4m3_words), size = bits & 0x7f;
+    /* In two steps, for each of which there is an instruction. */
+    const e4m3_words bits = __builtin_convertvector(__builtin_convertvector(bytes, e4m3_halves), e4m3_words);
+    const e4m3_words size = bits & 0x7f;
     const e4m3_words small = (e4m3_words)(__builtin_convertvector((e4m3_numbers)size, e4m3_floats) * 0x1p-9f);
-    const e4m3_words is_small = (e4m3_words)((e4m3_numbers)size < 8),
-                     is_none = (e4m3_words)((e4m3_numbers)size == 0x7f);
+    const e4m3_words is_small = (e4m3_words)((e4m3_numbers)size < 8);
+    const e4m3_words is_none = (e4m3_words)((e4m3_numbers)size == 0x7f);
     e4m3_words value = (small & is_small) | (((size << 20) + (120u << 23)) & ~is_small);
     value = (0x7fc00000u & is_none) | (value & ~is_none);
     const e4m3_floats made = (e4m3_floats)(value | (bits & 0x80) << 24) * scale;
@@ -78,7 +86,7 @@ BLOCKS_INLINE void e4m3_sixteen(const unsigned char *codes, float scale, float *
 
 BLOCKS_INLINE void e4m3_values(const unsigned char *codes, int n, float scale, float *out) {
     int i = 0;
-    for (; i + 16 <= n; i += 16) e4m3_sixteen(codes + i, scale, out + i);
+    for (; i + E4M3_TOGETHER <= n; i += E4M3_TOGETHER) e4m3_together(codes + i, scale, out + i);
     for (; i < n; i++) out[i] = e4m3_to_f32(codes[i]) * scale;
 }
 
