@@ -40,6 +40,7 @@ if ! "$build/gpu/test_failures" device; then
 fi
 run_tap "prompt_kernels" "$build/gpu/prompt_kernels" check
 run_tap "head_kernels" "$build/gpu/head_kernels"
+run_tap "kv_q4_kernels" "$build/gpu/kv_q4_kernels"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_cuda" "$build/gpu/test_cuda"
 CMOCKA_MESSAGE_OUTPUT=TAP run_tap "test_step" "$build/gpu/test_step"
 run_tap "quant_kernels" "$build/gpu/quant_kernels" check

@@ -1,7 +1,8 @@
-/* K/V in 8 bits on a device: rows have the bytes of backend/kv_format.c, and decode rows and prompts that attend them
- * are as close to the reference as the CPU's, whatever block they are computed in. Run by `make test-gpu`; without a
- * device every test is skipped. */
+/* K/V in 8 and in 4 bits on a device: rows have the bytes of backend/kv_format.h, and decode rows and prompts that
+ * attend them are as close to the reference as the CPU's, whatever block they are computed in. Run by `make test-gpu`;
+ * without a device every test is skipped. */
 #include "backend/cuda/kernels.h"
+#include "backend/kv_q4.h"
 #include "gpu/random_pair.h"
 #include "sweep.h"
 
@@ -35,12 +36,12 @@ static void fill_vectors(float *x, int dim) {
     }
 }
 
-static void check_rows(int dim) {
+static void check_rows(kv_format format, int dim) {
     static float x[ROWS * HEADS * MOST_DIM];
     static unsigned char expected[MOST_DIM + 8], found[ROWS * HEADS * (MOST_DIM + 4)];
     static cuda_cache_view view;
     static cuda_batch batch;
-    size_t vector = kv_format_row_bytes(KV_FORMAT_Q8, 1, (size_t)dim), bytes = ROWS * HEADS * vector;
+    size_t vector = kv_format_row_bytes(format, 1, (size_t)dim), bytes = ROWS * HEADS * vector;
     fill_vectors(x, dim);
     void *rows = NULL, *queries = NULL, *raw = to_device(x, sizeof x);
     assert_int_equal(cudaMalloc(&rows, bytes), cudaSuccess);
@@ -63,14 +64,14 @@ static void check_rows(int dim) {
                         .q_scale = 1,
                         .eps = 1e-6f,
                         .q_out = queries,
-                        .codes = 1};
+                        .codes = format == KV_FORMAT_Q4 ? CUDA_KV_Q4 : CUDA_KV_Q8};
     cuda_head_rows(&launch, step, 1, &heads, ROWS);
     assert_int_equal(cudaMemcpy(found, rows, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
     for (int r = 0; r < ROWS * HEADS; r++) {
-        kv_q8_store(x + r * dim, dim, expected);
+        (format == KV_FORMAT_Q4 ? kv_q4_store : kv_q8_store)(x + r * dim, dim, expected);
         for (size_t i = 0; i < vector; i++) {
             if (found[(size_t)r * vector + i] != expected[i])
-                fail_msg("heads of %d, vector %d: byte %zu is %d, expected %d", dim, r, i,
+                fail_msg("%s, heads of %d, vector %d: byte %zu is %d, expected %d", kv_format_name(format), dim, r, i,
                          found[(size_t)r * vector + i], expected[i]);
         }
     }
@@ -81,8 +82,11 @@ static void check_rows(int dim) {
 static void rows_have_the_bytes_of_the_host(void **state) {
     (void)state;
     if (!device_present()) skip();
-    static const int dims[] = {16, 64, 128, 256, 512};
-    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) check_rows(dims[i]);
+    static const int dims[] = {16, 32, 64, 128, 256, 512};
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
+        check_rows(KV_FORMAT_Q8, dims[i]);
+        check_rows(KV_FORMAT_Q4, dims[i]);
+    }
 }
 
 /* -------------------------------------------------------------------------------------------- against the CPU */
@@ -114,10 +118,10 @@ static void check_form(pair *p, const char *name) {
     for (int k = 0; k < POLICIES; k += k ? 2 : 1) {
         for (int b = 0; b < MODELS; b++) converse(p, b, &policies[k], tokens, 17, logits[b]);
         char what[96];
-        snprintf(what, sizeof what, "%s, %s, K/V in 8 bits", name, policies[k].name);
+        snprintf(what, sizeof what, "%s, %s, K/V in %s", name, policies[k].name, kv_format_name(pair_kv_format));
         assert_as_close(what, logits[CUDA], logits[CPU], logits[REFERENCE], ALL * vocab);
-        static const int blocks[] = {1, 2, 5, 9};
-        for (size_t i = sweep_short() ? 2 : 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        static const int blocks[] = {1, 2, 5, 16, 9};
+        for (size_t i = sweep_short() ? 3 : 0; i < sizeof blocks / sizeof blocks[0]; i++) {
             converse(p, CUDA, &policies[k], tokens, blocks[i], again);
             assert_same_bits(what, again, logits[CUDA], ALL * vocab);
         }
@@ -127,11 +131,10 @@ static void check_form(pair *p, const char *name) {
     pair_close(p);
 }
 
-static void against_cpu(void **state) {
-    (void)state;
+static void against_cpu(kv_format format) {
     static const int windows[3] = {0, 40, 0};
     pair p;
-    pair_kv_format = KV_FORMAT_Q8;
+    pair_kv_format = format;
     pair_open(&p, demo_path(), true);
     check_form(&p, "demo");
     gemma4_config forms[] = {tall_form(), grouped_form(), shared_form()};
@@ -143,10 +146,21 @@ static void against_cpu(void **state) {
     pair_kv_format = KV_FORMAT_BF16;
 }
 
+static void against_cpu_in_8_bits(void **state) {
+    (void)state;
+    against_cpu(KV_FORMAT_Q8);
+}
+
+static void against_cpu_in_4_bits(void **state) {
+    (void)state;
+    against_cpu(KV_FORMAT_Q4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_have_the_bytes_of_the_host),
-        cmocka_unit_test(against_cpu),
+        cmocka_unit_test(against_cpu_in_8_bits),
+        cmocka_unit_test(against_cpu_in_4_bits),
     };
-    return cmocka_run_group_tests_name("K/V in 8 bits", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("K/V in codes", tests, NULL, NULL);
 }

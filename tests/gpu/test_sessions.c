@@ -245,12 +245,11 @@ static void random_schedules_of_aux_forms(void **state) {
     }
 }
 
-/* The same with K/V of full-attention layers in 8 bits: values alone, and keys and values. */
-static void random_schedules_in_8_bits(void **state) {
-    (void)state;
+/* The same with K/V of full-attention layers in codes: values alone, and keys and values. */
+static void schedules_in_codes(kv_format format, int first_form) {
     static const int windows[3] = {0, 40, 0};
-    pair_kv_format = KV_FORMAT_Q8;
-    for (int f = 0; f < 3; f++) {
+    pair_kv_format = format;
+    for (int f = first_form; f < 3; f++) {
         pair p;
         gemma4_config form = f == 1 ? tall_form() : shared_form();
         if (f == 0)
@@ -267,6 +266,16 @@ static void random_schedules_in_8_bits(void **state) {
         pair_close(&p);
     }
     pair_kv_format = KV_FORMAT_BF16;
+}
+
+static void random_schedules_in_8_bits(void **state) {
+    (void)state;
+    schedules_in_codes(KV_FORMAT_Q8, 0);
+}
+
+static void random_schedules_in_4_bits(void **state) {
+    (void)state;
+    schedules_in_codes(KV_FORMAT_Q4, 2);
 }
 
 /* A block of which nothing is kept evicts nothing: the prompt behind it has the bits that it has without. */
@@ -543,6 +552,13 @@ static void fresh_engine_in_8_bits(void **state) {
     pair_kv_format = KV_FORMAT_BF16;
 }
 
+static void fresh_engine_in_4_bits(void **state) {
+    (void)state;
+    pair_kv_format = KV_FORMAT_Q4;
+    resume_elsewhere(open_demo, 3);
+    pair_kv_format = KV_FORMAT_BF16;
+}
+
 static void fresh_engine_of_aux_forms(void **state) {
     (void)state;
     resume_elsewhere(open_shared_q8, 2);
@@ -663,6 +679,8 @@ int main(void) {
         cmocka_unit_test(random_schedules_of_shared_layers),
         cmocka_unit_test(random_schedules_in_8_bits),
         cmocka_unit_test(fresh_engine_in_8_bits),
+        cmocka_unit_test(random_schedules_in_4_bits),
+        cmocka_unit_test(fresh_engine_in_4_bits),
         cmocka_unit_test(random_schedules_of_aux_forms),
         cmocka_unit_test(fresh_engine_of_aux_forms),
         cmocka_unit_test(dropped_first_block),

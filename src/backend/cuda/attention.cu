@@ -23,10 +23,43 @@ static __device__ __forceinline__ void load_codes(bf16 *to, float *scale, const 
         *reinterpret_cast<uint2 *>(to + c * 4) = bf16_of_codes(vector ? kv_codes_four(vector, c) : 0);
 }
 
+/* Exact K/V in 4 bits. Only layers that grow are kept so: no rings. */
 template <int D, bool SPLIT>
+static __device__ __forceinline__ void load_q4_tile(attend_memory<D, SPLIT> &m, const attend_context &step,
+                                                    const cuda_attention &a, int base, const visible_range &first,
+                                                    const visible_range &last, int head, bool of_step) {
+    const cuda_layer_view &view = step.view;
+    auto of_head = [&](const cuda_bf16 *rows) { return kv_codes_of(rows, 0, a.kv_heads, head, kv_q4_form<D>::BYTES); };
+    kv_q4_rows r = {.rows = of_head(view.v),
+                    .sinks = of_head(view.sink_v),
+                    .stride = a.kv_heads * kv_q4_form<D>::BYTES,
+                    .base = base,
+                    .from = of_step ? step.position : base,
+                    .to = of_step ? INT_MAX : step.position,
+                    .begin = first.begin,
+                    .end = last.end,
+                    .sink = first.sink,
+                    .evicted = first.evicted,
+                    .in_sink = view.sink_v ? step.sink : 0};
+    kv_q4_load_rows<D, D + PAD, KEYS, ATTEND_WARPS>(m.v[0], r, threadIdx.x >> 5);
+    if constexpr (!SPLIT) {
+        if (a.k_norm) return;
+        r.rows = of_head(view.k);
+        r.sinks = of_head(view.sink_k);
+        kv_q4_load_rows<D, D + PAD, KEYS, ATTEND_WARPS>(m.k[0], r, threadIdx.x >> 5);
+    }
+}
+
+template <int D, bool SPLIT, bool Q4>
 static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
                                     tile_source source, int base, const visible_range &first, const visible_range &last,
                                     int head, bool of_step) {
+    if constexpr (Q4) {
+        if (source == TILE_EXACT) {
+            load_q4_tile<D, SPLIT>(m, step, a, base, first, last, head, of_step);
+            return;
+        }
+    }
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
         capacity = a.drafter ? step.draft.capacity : step.view.capacity;
     size_t kv_dim = (size_t)a.kv_heads * D, column = (size_t)head * D;
@@ -66,13 +99,15 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
             }
         }
         bool wanted = v != nullptr;
-        if (a.codes && source == TILE_EXACT) {
-            load_codes<D>(m.v[i], &m.scale_v[i], v ? kv_codes_of(v, row, a.kv_heads, head, D) : nullptr, lane);
+        if (!Q4 && a.codes && source == TILE_EXACT) {
+            load_codes<D>(m.v[i], &m.scale_v[i], v ? kv_codes_of(v, row, a.kv_heads, head, kv_codes_bytes(D)) : nullptr,
+                          lane);
             if (!SPLIT && !a.k_norm)
-                load_codes<D>(m.k[i], &m.scale_k[i], k ? kv_codes_of(k, row, a.kv_heads, head, D) : nullptr, lane);
+                load_codes<D>(m.k[i], &m.scale_k[i],
+                              k ? kv_codes_of(k, row, a.kv_heads, head, kv_codes_bytes(D)) : nullptr, lane);
             continue;
         }
-        if (a.codes && lane == 0) m.scale_v[i] = m.scale_k[i] = 1;
+        if (!Q4 && a.codes && lane == 0) m.scale_v[i] = m.scale_k[i] = 1;
         const cuda_bf16 *from_v = wanted ? v + row * kv_dim + column : a.q;
         const cuda_bf16 *from_k = k ? k + row * kv_dim + column : a.q;
         for (int c = lane; c < D / 8; c += 32) {
@@ -136,17 +171,18 @@ template <int D, bool SPLIT> static __device__ void compute_scores(attend_memory
 
 static_assert(ATTEND_THREADS == QUERIES * QUERY_THREADS, "all threads share the softmax of a tile");
 
-template <int D, bool SPLIT>
+template <int D, bool SPLIT, bool Q4>
 static __device__ void update_softmax(attend_memory<D, SPLIT> &m, const cuda_attention &a, tile_source source, int base,
                                       const visible_range &mine, bool valid) {
     int query = threadIdx.x / QUERY_THREADS;
+    bool codes = !Q4 && a.codes;
     const float *scales = a.k_norm ? m.scale_v : m.scale_k;
     auto score = [&](int key) {
         bool seen = valid && (source == TILE_EXACT ? sees_exactly(mine, base + key) : sees_restored(mine, base + key));
-        return !seen ? -INFINITY : a.codes ? m.scores[query][key] * scales[key] : m.scores[query][key];
+        return !seen ? -INFINITY : codes ? m.scores[query][key] * scales[key] : m.scores[query][key];
     };
     query_state state =
-        soften(m.top[query], m.sum[query], score, m.p[query], a.codes, [&](int key) { return m.scale_v[key]; });
+        soften(m.top[query], m.sum[query], score, m.p[query], codes, [&](int key) { return m.scale_v[key]; });
     __syncwarp();
     if (threadIdx.x % QUERY_THREADS == 0) {
         m.top[query] = state.top;
@@ -208,7 +244,7 @@ static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_atten
     }
 }
 
-template <int D, bool SPLIT>
+template <int D, bool SPLIT, bool Q4>
 static __global__ __launch_bounds__(ATTEND_THREADS,
                                     D <= 128   ? 3
                                     : D <= 256 ? 2
@@ -247,7 +283,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
             for (int of_step = 0; of_step < 2; of_step++) {
                 if (of_step) wait_for_predecessor();
                 if (!of_step || base + KEYS > step.position)
-                    request_tile<D, SPLIT>(m, step, a, source, base, first, last, head, of_step);
+                    request_tile<D, SPLIT, Q4>(m, step, a, source, base, first, last, head, of_step);
             }
             if (!begun) load_queries<D, SPLIT>(m, a, step.first_row, first_query, queries, head, turned);
             begun = true;
@@ -259,7 +295,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
             }
             compute_scores<D, SPLIT>(m, turned);
             __syncthreads();
-            update_softmax<D, SPLIT>(m, a, source, base, mine, valid);
+            update_softmax<D, SPLIT, Q4>(m, a, source, base, mine, valid);
             __syncthreads();
             accumulate_values<D, SPLIT>(m, o);
         }
@@ -304,8 +340,9 @@ static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const c
         return;
     }
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
-    launch_kernel(l, attend_kernel<D, SPLIT>, dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments),
-                  dim3(ATTEND_THREADS), bytes, batch, *a, tiles);
+    launch_kernel(l, a->codes == CUDA_KV_Q4 ? attend_kernel<D, SPLIT, true> : attend_kernel<D, SPLIT, false>,
+                  dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments), dim3(ATTEND_THREADS), bytes,
+                  batch, *a, tiles);
     if (!a->final) cuda_merge_partitions(l, batch, a, rows);
 }
 
@@ -343,12 +380,17 @@ void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_atten
     }
 }
 
-template <int D> static cudaError_t allow_shared_memory(void) {
-    cudaError_t status = cudaFuncSetAttribute(attend_kernel<D, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              (int)sizeof(attend_memory<D, true>));
+template <int D, bool SPLIT> static cudaError_t allow_form(void) {
+    const int bytes = (int)sizeof(attend_memory<D, SPLIT>);
+    cudaError_t status =
+        cudaFuncSetAttribute(attend_kernel<D, SPLIT, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) return status;
-    return cudaFuncSetAttribute(attend_kernel<D, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)sizeof(attend_memory<D, false>));
+    return cudaFuncSetAttribute(attend_kernel<D, SPLIT, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+template <int D> static cudaError_t allow_shared_memory(void) {
+    cudaError_t status = allow_form<D, true>();
+    return status == cudaSuccess ? allow_form<D, false>() : status;
 }
 
 cudaError_t cuda_attention_prepare(int head_dim) {

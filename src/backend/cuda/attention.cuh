@@ -13,13 +13,15 @@
  * k_norm is folded into the query once, and the tile of values serves as keys too.
  *
  * K/V in 8 bits are multiplied as the codes that they are, which bf16 holds exactly: the scale of a key multiplies its
- * score, that of a value its probability. */
+ * score, that of a value its probability. K/V in 4 bits become bf16 on their way into shared memory, and are K/V in
+ * bf16 from there on. */
 #ifndef KAKEYA_BACKEND_CUDA_ATTENTION_CUH
 #define KAKEYA_BACKEND_CUDA_ATTENTION_CUH
 
 #include <limits.h>
 
 #include "backend/cuda/kv_codes.cuh"
+#include "backend/cuda/kv_q4.cuh"
 
 enum { QUERIES = 16, KEYS = CUDA_ATTENTION_TILE, PAD = 8 };
 /* Partitions of full-attention layers: fine where contexts are short, coarse where partial results would weigh. */

@@ -82,7 +82,7 @@ static __device__ __forceinline__ void request_codes(code_slot &to, const run_se
         if (which != ALL_CODES && (p >= g.position) != (which == CODES_OF_THIS_STEP)) return;
         if (p < c.first_begin || p >= c.last_end || (p < c.evicted && p >= c.sink)) return;
         const unsigned char *vector =
-            kv_codes_of(p < in_sink ? g.sink_v : g.v, (size_t)p, a.kv_heads, c.head, CODE_DIM);
+            kv_codes_of(p < in_sink ? g.sink_v : g.v, (size_t)p, a.kv_heads, c.head, kv_codes_bytes(CODE_DIM));
         vector -= code_shift(p, c.head, a.kv_heads) * 4;
         copy_async(&to.row[code_place(i)][chunk * 4], vector + chunk * 16, true);
     };
@@ -493,8 +493,8 @@ static void launch_codes(const cuda_launch *l, const cuda_batch *batch, const cu
 }
 
 bool cuda_attend_codes(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
-    if (!a->codes || l->block_bytes < CODE_SHARED || a->head_dim != CODE_DIM || a->pairs != CODE_PAIRS || !a->k_norm ||
-        a->sliding_window || a->final || a->drafter || a->restored_k)
+    if (a->codes != CUDA_KV_Q8 || l->block_bytes < CODE_SHARED || a->head_dim != CODE_DIM || a->pairs != CODE_PAIRS ||
+        !a->k_norm || a->sliding_window || a->final || a->drafter || a->restored_k)
         return false;
     int queries = a->segment_rows * (a->heads / a->kv_heads);
     if (queries <= 8)

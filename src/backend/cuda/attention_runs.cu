@@ -84,7 +84,8 @@ static __device__ __forceinline__ void load_codes(bf16 (*to)[D + PAD], float *sc
     auto vector = [&](int i) -> const unsigned char * {
         int p = from + i;
         bool seen = p >= c.first_begin && p < c.last_end && (p >= c.evicted || p < c.sink);
-        return seen ? kv_codes_of(p < in_sink ? sinks : rows, (size_t)p, a.kv_heads, c.head, D) : nullptr;
+        return seen ? kv_codes_of(p < in_sink ? sinks : rows, (size_t)p, a.kv_heads, c.head, kv_codes_bytes(D))
+                    : nullptr;
     };
     if (which == KEYS_OF_THIS_STEP && from + PIECE_KEYS <= g.position) return;
     uint32_t codes[EACH];
@@ -104,13 +105,41 @@ static __device__ __forceinline__ void load_codes(bf16 (*to)[D + PAD], float *sc
     }
 }
 
-/* What no query of the unit sees is zero, for 0 times what is not a number is not 0. */
-template <int D, bool SPLIT>
+/* The same in 4 bits. */
+template <int D>
+static __device__ __forceinline__ void load_q4(bf16 (*to)[D + PAD], const cuda_bf16 *rows, const cuda_bf16 *sinks,
+                                               const run_segment &g, const cuda_attention &a, const run_cursor &c,
+                                               int half, key_rows which) {
+    int from = c.base + half * PIECE_KEYS;
+    if (which == KEYS_OF_THIS_STEP && from + PIECE_KEYS <= g.position) return;
+    auto of_head = [&](const cuda_bf16 *of) { return kv_codes_of(of, 0, a.kv_heads, c.head, kv_q4_form<D>::BYTES); };
+    kv_q4_rows r = {.rows = of_head(rows),
+                    .sinks = of_head(sinks),
+                    .stride = a.kv_heads * kv_q4_form<D>::BYTES,
+                    .base = from,
+                    .from = which == KEYS_OF_THIS_STEP ? g.position : from,
+                    .to = which == KEYS_OF_EARLIER_STEPS ? g.position : INT_MAX,
+                    .begin = c.first_begin,
+                    .end = c.last_end,
+                    .sink = c.sink,
+                    .evicted = c.evicted,
+                    .in_sink = sinks ? g.sink : 0};
+    kv_q4_load_rows<D, D + PAD, PIECE_KEYS, BRING_WARPS>(to[0], r, ((int)threadIdx.x - RUN_THREADS) / 32);
+}
+
+/* What no query of the unit sees is zero, for 0 times what is not a number is not 0. Q4: of kernels for K/V in 4 bits
+ * alone, whose call would take registers of the others. */
+template <int D, bool SPLIT, bool Q4>
 static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, const run_segments &m,
                                                      const cuda_attention &a, const run_cursor &c, int half,
                                                      key_rows which) {
     const int CHUNKS = D / 8, AT_ONCE = BRING_THREADS / CHUNKS; /* chunks of a row; rows */
     const run_segment &g = m.segment[c.segment];
+    if constexpr (Q4) {
+        load_q4<D>(to.v, g.v, g.sink_v, g, a, c, half, which);
+        if constexpr (!SPLIT) load_q4<D>(to.k, g.k, g.sink_k, g, a, c, half, which);
+        return;
+    }
     if (a.codes) {
         load_codes<D>(to.v, to.scale_v, g.v, g.sink_v, g, a, c, half, which);
         if constexpr (!SPLIT) load_codes<D>(to.k, to.scale_k, g.k, g.sink_k, g, a, c, half, which);
@@ -146,7 +175,7 @@ static __device__ __forceinline__ void request_piece(run_piece<D, SPLIT> &to, co
 
 /* What BRING_WARPS do: tiles of the units [now.unit, to) into the ring, what earlier steps stored before the
  * predecessor has ended. */
-template <int D, bool SPLIT, int M>
+template <int D, bool SPLIT, int M, bool Q4>
 static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all, const cuda_attention &a,
                                                    const run_cursor &start, int to) {
     const int PIECES = run_memory<D, SPLIT, M>::PIECES, AT_ONCE = M * QUERIES;
@@ -168,7 +197,7 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
             tiles++;
         }
         if (!more) return false;
-        request_piece<D, SPLIT>(all.piece[slot], m.segments, a, ahead, half, which);
+        request_piece<D, SPLIT, Q4>(all.piece[slot], m.segments, a, ahead, half, which);
         if (half) {
             next_tile(ahead);
             more = find_tile<AT_ONCE>(ahead, m.segments, a, to);
@@ -216,10 +245,10 @@ static __device__ __forceinline__ void bring_tiles(run_memory<D, SPLIT, M> &all,
 
 /* As a call, which keeps what it needs out of the registers of the warps that compute. Where those have room it is in
  * line, for a called function reads the launch's parameters from memory. */
-template <int D, bool SPLIT, int M>
+template <int D, bool SPLIT, int M, bool Q4>
 static __device__ __noinline__ void call_bring_tiles(run_memory<D, SPLIT, M> &all, const cuda_attention &a,
                                                      const run_cursor &start, int to) {
-    bring_tiles(all, a, start, to);
+    bring_tiles<D, SPLIT, M, Q4>(all, a, start, to);
 }
 
 /* -------------------------------------------------------------------------------------------------------- queries */
@@ -441,7 +470,7 @@ static __device__ __forceinline__ void write_unit(const run_output<D, M> &o, con
     if (query < t.queries) a.state[cell_of(query)] = make_float2(m.top[query], m.sum[query]);
 }
 
-template <int D, bool SPLIT, int M>
+template <int D, bool SPLIT, int M, bool Q4>
 static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &all, const cuda_attention &a, int from,
                                                      int to) {
     const int PIECES = run_memory<D, SPLIT, M>::PIECES;
@@ -498,10 +527,10 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
                 bool seen = valid && sees_exactly(mine, t.base + key);
                 if (!seen) return -INFINITY;
                 float sum = m.scores[0][query][key] + m.scores[1][query][key];
-                return a.codes ? sum * scale_of(key, true) : sum;
+                return !Q4 && a.codes ? sum * scale_of(key, true) : sum;
             };
             query_state state = soften(begun ? m.top[query] : -INFINITY, begun ? m.sum[query] : 0, score, m.p[query],
-                                       a.codes, [&](int key) { return scale_of(key, false); });
+                                       !Q4 && a.codes, [&](int key) { return scale_of(key, false); });
             __syncwarp();
             if (threadIdx.x % QUERY_THREADS == 0) {
                 m.top[query] = state.top;
@@ -522,7 +551,7 @@ static __device__ __forceinline__ void compute_tiles(run_memory<D, SPLIT, M> &al
 
 #endif
 
-template <int D, bool SPLIT, int M>
+template <int D, bool SPLIT, int M, bool Q4>
 static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const cuda_batch *batch,
                                                                           const __grid_constant__ cuda_attention a) {
 #if __CUDA_ARCH__ >= 900
@@ -544,12 +573,12 @@ static __global__ __launch_bounds__(RUN_BLOCK, 1) void attend_runs_kernel(const 
             enter_partition(start, m.segments, a);
         }
         if constexpr (SPLIT)
-            call_bring_tiles(all, a, start, to);
+            call_bring_tiles<D, SPLIT, M, Q4>(all, a, start, to);
         else
-            bring_tiles(all, a, start, to);
+            bring_tiles<D, SPLIT, M, Q4>(all, a, start, to);
         return;
     }
-    compute_tiles(all, a, from, to);
+    compute_tiles<D, SPLIT, M, Q4>(all, a, from, to);
 #endif
 }
 
@@ -562,8 +591,10 @@ static bool splits(const cuda_attention &a) {
 
 template <int D, bool SPLIT, int M>
 static void launch_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int units) {
-    launch_kernel(l, attend_runs_kernel<D, SPLIT, M>, dim3(units < l->multiprocessors ? units : l->multiprocessors),
-                  dim3(RUN_BLOCK), sizeof(run_memory<D, SPLIT, M>), batch, *a);
+    launch_kernel(
+        l, a->codes == CUDA_KV_Q4 ? attend_runs_kernel<D, SPLIT, M, true> : attend_runs_kernel<D, SPLIT, M, false>,
+        dim3(units < l->multiprocessors ? units : l->multiprocessors), dim3(RUN_BLOCK), sizeof(run_memory<D, SPLIT, M>),
+        batch, *a);
 }
 
 template <int D, bool SPLIT>
@@ -606,8 +637,12 @@ bool cuda_attend_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_
 }
 
 template <int D, bool SPLIT, int M> static cudaError_t allow_runs(void) {
-    return cudaFuncSetAttribute(attend_runs_kernel<D, SPLIT, M>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                (int)sizeof(run_memory<D, SPLIT, M>));
+    const int bytes = (int)sizeof(run_memory<D, SPLIT, M>);
+    cudaError_t status = cudaFuncSetAttribute(attend_runs_kernel<D, SPLIT, M, false>,
+                                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (status != cudaSuccess) return status;
+    return cudaFuncSetAttribute(attend_runs_kernel<D, SPLIT, M, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                bytes);
 }
 
 template <int D, bool SPLIT> static cudaError_t allow_of(void) {

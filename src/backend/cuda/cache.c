@@ -42,11 +42,10 @@ kakeya_status cuda_cache_create_with(backend_model *m, timeline *t, const backen
 kakeya_status cuda_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
                                 kakeya_error *error) {
     *out = NULL;
-    if (options->kv_format != KV_FORMAT_BF16 && options->kv_format != KV_FORMAT_Q8) {
-        return error_set(
-            error, KAKEYA_UNSUPPORTED, "K/V format %s is not supported by backend cuda, which keeps %s or %s",
-            kv_format_name(options->kv_format), kv_format_name(KV_FORMAT_BF16), kv_format_name(KV_FORMAT_Q8));
-    }
+    if (options->kv_format != KV_FORMAT_BF16 && !cuda_kv_codes_of(options->kv_format))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "K/V format %s is not supported by backend cuda, which keeps bf16, q8 or q4",
+                         kv_format_name(options->kv_format));
     kakeya_status status = cuda_device_use(&m->device, error);
     if (status) return status;
     timeline t;

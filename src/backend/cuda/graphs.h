@@ -15,7 +15,7 @@ typedef struct graph_key {
     int restored;     /* rows of the restore buffers; 0: no restored policy */
     int sink, window; /* of caches with latents */
     unsigned aux;     /* keeps aux hidden states: of the forms (kernels.h) whose bits are set */
-    bool codes;       /* of caches that keep K/V in 8 bits */
+    int codes;        /* cuda_kv_codes of the caches' layers that grow */
     bool leaders;     /* the head is followed by them */
     bool greedy;      /* only the choice of rows is wanted */
     bool restore_all;

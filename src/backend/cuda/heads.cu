@@ -3,6 +3,7 @@
 #include <float.h>
 
 #include "backend/cuda/kv_codes.cuh"
+#include "backend/cuda/kv_q4.cuh"
 
 static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, int position) {
     return (size_t)(view.capacity ? position % view.capacity : position);
@@ -44,8 +45,8 @@ static __device__ __forceinline__ void store_codes(const float (&v)[PER_LANE], i
 }
 
 /* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
- */
-template <int PER_LANE>
+ * Q4: for layers in 4 bits alone, whose storing takes registers. */
+template <int PER_LANE, bool Q4>
 static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_batch *batch, int prompt,
                                                                            const __grid_constant__ cuda_heads a) {
     __shared__ float buffers[HEAD_WARPS][PER_LANE * 32];
@@ -107,11 +108,21 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     if (a.codes) {
         const cuda_layer_view &view = cache->layer[a.layer];
         auto place = [&](cuda_bf16 *rows, size_t at) {
-            return const_cast<unsigned char *>(kv_codes_of(rows, at, a.kv_heads, head, d));
+            return const_cast<unsigned char *>(
+                kv_codes_of(rows, at, a.kv_heads, head, Q4 ? kv_q4_vector_bytes(d) : kv_codes_bytes(d)));
         };
         bool in_sink = view.sink_v && position < sink_end;
-        store_codes<PER_LANE>(v, d, lane, place(is_k ? view.k : view.v, store_row(view, position)),
-                              in_sink ? place(is_k ? view.sink_k : view.sink_v, (size_t)position) : nullptr);
+        unsigned char *at = place(is_k ? view.k : view.v, store_row(view, position)),
+                      *at_sink = in_sink ? place(is_k ? view.sink_k : view.sink_v, (size_t)position) : nullptr;
+        if constexpr (Q4) {
+            __syncwarp();
+#pragma unroll
+            for (int e = 0; e < PER_LANE; e++) buffers[warp][e * 32 + lane] = v[e];
+            __syncwarp();
+            kv_q4_store_warp(buffers[warp], d, lane, at, at_sink);
+        } else {
+            store_codes<PER_LANE>(v, d, lane, at, at_sink);
+        }
         return;
     }
     if (a.chunk_v) {
@@ -131,24 +142,31 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     }
 }
 
+template <int PER_LANE>
+static void launch_head_rows(const cuda_launch *l, dim3 grid, const cuda_batch *batch, int prompt,
+                             const cuda_heads *h) {
+    launch_kernel(l, h->codes == CUDA_KV_Q4 ? head_rows_kernel<PER_LANE, true> : head_rows_kernel<PER_LANE, false>,
+                  grid, dim3(HEAD_WARPS * 32), 0, batch, prompt, *h);
+}
+
 void cuda_head_rows(const cuda_launch *l, const cuda_batch *batch, int prompt, const cuda_heads *h, int rows) {
     int units = h->heads + (h->k ? h->kv_heads : 0) + (h->k && h->v ? h->kv_heads : 0);
-    dim3 grid(rows, ceil_div(units, HEAD_WARPS)), block(HEAD_WARPS * 32);
+    dim3 grid(rows, ceil_div(units, HEAD_WARPS));
     switch ((h->head_dim + 31) / 32) {
     case 1:
-        launch_kernel(l, head_rows_kernel<1>, grid, block, 0, batch, prompt, *h);
+        launch_head_rows<1>(l, grid, batch, prompt, h);
         break;
     case 2:
-        launch_kernel(l, head_rows_kernel<2>, grid, block, 0, batch, prompt, *h);
+        launch_head_rows<2>(l, grid, batch, prompt, h);
         break;
     case 4:
-        launch_kernel(l, head_rows_kernel<4>, grid, block, 0, batch, prompt, *h);
+        launch_head_rows<4>(l, grid, batch, prompt, h);
         break;
     case 8:
-        launch_kernel(l, head_rows_kernel<8>, grid, block, 0, batch, prompt, *h);
+        launch_head_rows<8>(l, grid, batch, prompt, h);
         break;
     case 16:
-        launch_kernel(l, head_rows_kernel<16>, grid, block, 0, batch, prompt, *h);
+        launch_head_rows<16>(l, grid, batch, prompt, h);
         break;
     default:
         break; /* model.c refuses other dimensions */

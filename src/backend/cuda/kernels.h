@@ -68,9 +68,11 @@ typedef struct cuda_matrix {
 
 static inline int cuda_padded(int in) { return (in + CUDA_K_STEP - 1) / CUDA_K_STEP * CUDA_K_STEP; }
 
+/* What K/V of a layer are kept in. */
+typedef enum cuda_kv_codes { CUDA_KV_BF16 = 0, CUDA_KV_Q8, CUDA_KV_Q4 } cuda_kv_codes;
+
 /* Where one layer's exact K/V lie. capacity 0: position p is row p; else row p % capacity. k NULL: K = V. Rows of
- * layers in 8 bits are [kv_heads] vectors of backend/kv_format.h; launches that read or write them are told so
- * (`codes`). */
+ * layers in codes are [kv_heads] vectors of backend/kv_format.h; launches that read or write them are told so. */
 typedef struct cuda_layer_view {
     cuda_bf16 *k, *v, *sink_k, *sink_v;
     cuda_bf16 *aside_k, *aside_v; /* rings: where a row is set aside */
@@ -358,7 +360,7 @@ typedef struct cuda_heads {
     float eps;
     cuda_bf16 *q_out;             /* [rows][heads * head_dim] */
     cuda_bf16 *chunk_k, *chunk_v; /* prompt rows of ring layers, and blocks of the drafter; else NULL */
-    int codes;                    /* the layer's K/V are kept in 8 bits */
+    cuda_kv_codes codes;          /* of the layer */
     int layer;
 } cuda_heads;
 /* cosine and sine of the rows' positions. */
@@ -379,7 +381,7 @@ typedef struct cuda_attention {
     int heads, kv_heads, head_dim;
     int sliding_window;      /* 0: full attention */
     int layer;               /* whose K/V */
-    int codes;               /* they are kept in 8 bits */
+    cuda_kv_codes codes;     /* what they are kept in */
     int drafter;             /* layer counts drafter layers; keys: context, then the block itself */
     int causal;              /* drafter: rows of the block see only earlier ones */
     float *partial;          /* [cell][head_dim]; a cell is a partition of a head of a row, see cuda_step */
@@ -443,9 +445,10 @@ void cuda_finish_restored(const cuda_launch *l, const cuda_batch *batch, const c
                           const float *raw_v, int rows);
 cudaError_t cuda_restore_prepare(int largest_head_dim);
 
-/* [rows][kv_heads] vectors in 8 bits as bf16. */
-void cuda_expand_codes(const cuda_launch *l, const cuda_bf16 *from, int kv_heads, int head_dim, int rows,
-                       cuda_bf16 *to);
+/* [rows][kv_heads] vectors in 8 or 4 bits as bf16. */
+void cuda_expand_codes(const cuda_launch *l, cuda_kv_codes codes, const cuda_bf16 *from, int kv_heads, int head_dim,
+                       int rows, cuda_bf16 *to);
+void cuda_expand_q4(const cuda_launch *l, const cuda_bf16 *from, int head_dim, size_t vectors, cuda_bf16 *to);
 /* Copies the row of `position` of every ring among `layers` layers to where rows are set aside, or back. */
 void cuda_set_aside(const cuda_launch *l, const cuda_cache_view *cache, int layers, int position, int back);
 /* Copies the chunk's rows into a ring (the last `capacity` of them) and into the sink. */

@@ -9,7 +9,7 @@ static __global__ __launch_bounds__(EXPAND_WARPS * 32) void expand_kernel(const 
     wait_for_predecessor();
     size_t at = (size_t)blockIdx.x * EXPAND_WARPS + (threadIdx.x >> 5);
     if (at >= vectors) return;
-    const unsigned char *vector = kv_codes_of(from, at, 1, 0, head_dim);
+    const unsigned char *vector = kv_codes_of(from, at, 1, 0, kv_codes_bytes(head_dim));
     float scale = kv_codes_scale(vector);
     uint2 *out = reinterpret_cast<uint2 *>(to + at * (size_t)head_dim);
     for (int i = lane; i < head_dim / 4; i += 32) {
@@ -24,9 +24,13 @@ static __global__ __launch_bounds__(EXPAND_WARPS * 32) void expand_kernel(const 
     }
 }
 
-void cuda_expand_codes(const cuda_launch *l, const cuda_bf16 *from, int kv_heads, int head_dim, int rows,
-                       cuda_bf16 *to) {
+void cuda_expand_codes(const cuda_launch *l, cuda_kv_codes codes, const cuda_bf16 *from, int kv_heads, int head_dim,
+                       int rows, cuda_bf16 *to) {
     size_t vectors = (size_t)rows * (size_t)kv_heads;
+    if (codes == CUDA_KV_Q4) {
+        cuda_expand_q4(l, from, head_dim, vectors, to);
+        return;
+    }
     launch_kernel(l, expand_kernel, dim3((unsigned)((vectors + EXPAND_WARPS - 1) / EXPAND_WARPS)),
                   dim3(EXPAND_WARPS * 32), 0, from, head_dim, vectors, to);
 }

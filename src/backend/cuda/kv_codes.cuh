@@ -1,5 +1,5 @@
-/* K/V in 8 bits (backend/kv_format.h): a vector is a float32 scale, then a signed code for each value. Vectors are
- * aligned to 4 bytes. */
+/* K/V in 8 bits (backend/kv_format.h; in 4: kv_q4.cuh): a vector is a float32 scale, then a signed code for each value.
+ * Vectors are aligned to 4 bytes. */
 #ifndef KAKEYA_BACKEND_CUDA_KV_CODES_CUH
 #define KAKEYA_BACKEND_CUDA_KV_CODES_CUH
 
@@ -11,11 +11,10 @@ static __host__ __device__ __forceinline__ size_t kv_codes_bytes(int head_dim) {
     return (size_t)head_dim + KV_CODES_AT;
 }
 
-/* A vector of a row of [kv_heads] vectors. */
+/* A vector of a row of [kv_heads] vectors of so many bytes. */
 static __device__ __forceinline__ const unsigned char *kv_codes_of(const cuda_bf16 *rows, size_t row, int kv_heads,
-                                                                   int head, int head_dim) {
-    return reinterpret_cast<const unsigned char *>(rows) +
-           (row * (size_t)kv_heads + (size_t)head) * kv_codes_bytes(head_dim);
+                                                                   int head, size_t bytes) {
+    return reinterpret_cast<const unsigned char *>(rows) + (row * (size_t)kv_heads + (size_t)head) * bytes;
 }
 
 static __device__ __forceinline__ float kv_codes_scale(const unsigned char *vector) {

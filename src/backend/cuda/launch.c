@@ -116,7 +116,9 @@ static void run_qkv(cuda_pass *p, const step_op *op) {
     multiply(p, op, projections, s->x);
 }
 
-static bool keeps_codes(const cuda_pass *p, int source) { return p->cache->t.layer[source].format == KV_FORMAT_Q8; }
+static cuda_kv_codes codes_of(const cuda_pass *p, int source) {
+    return cuda_kv_codes_of(p->cache->t.layer[source].format);
+}
 
 static void run_head_rows(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
@@ -142,7 +144,7 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
         .q_out = s->q_heads,
         .chunk_k = chunk ? s->chunk_k : NULL,
         .chunk_v = chunk ? s->chunk_v : NULL,
-        .codes = keeps_codes(p, op->source),
+        .codes = codes_of(p, op->source),
         .layer = op->layer,
     };
     if (p->prompt && !heads.codes && prompt_head_rows_fit(&heads))
@@ -190,7 +192,7 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
         .head_dim = lc->head_dim,
         .sliding_window = lc->type == GEMMA4_SLIDING ? c->sliding_window : 0,
         .layer = op->source,
-        .codes = keeps_codes(p, op->source),
+        .codes = codes_of(p, op->source),
         .partial = s->partial.data,
         .state = (float2 *)s->partial_state.data,
         .partitions = 1,
@@ -218,10 +220,10 @@ static void run_attend_latents(cuda_pass *p, const step_op *op) {
     latent_attention_merge(l, &a);
 }
 
-/* A layer's rows up to the pass's last one, of codes in 8 bits as bf16. */
-static const cuda_bf16 *expanded(cuda_pass *p, const gemma4_layer_config *lc, const uint16_t *rows,
+/* A layer's rows up to the pass's last one, of codes as bf16. */
+static const cuda_bf16 *expanded(cuda_pass *p, cuda_kv_codes codes, const gemma4_layer_config *lc, const uint16_t *rows,
                                  const cuda_buffer *to) {
-    cuda_expand_codes(&p->model->launch, rows, lc->kv_heads, lc->head_dim, p->position + p->rows, to->data);
+    cuda_expand_codes(&p->model->launch, codes, rows, lc->kv_heads, lc->head_dim, p->position + p->rows, to->data);
     return to->data;
 }
 
@@ -259,9 +261,10 @@ static void run_prompt_attend(cuda_pass *p, const step_op *op) {
                                   .chunk_k = (const cuda_bf16 *)(const void *)extent_data(&store->pages_k),
                                   .chunk_v = (const cuda_bf16 *)(const void *)extent_data(&store->pages_v)};
     }
-    if (keeps_codes(p, op->source)) {
-        args.keys.chunk_v = expanded(p, lc, args.keys.chunk_v, &s->expanded_v);
-        if (kept->has_keys) args.keys.chunk_k = expanded(p, lc, args.keys.chunk_k, &s->expanded_k);
+    cuda_kv_codes codes = codes_of(p, op->source);
+    if (codes) {
+        args.keys.chunk_v = expanded(p, codes, lc, args.keys.chunk_v, &s->expanded_v);
+        if (kept->has_keys) args.keys.chunk_k = expanded(p, codes, lc, args.keys.chunk_k, &s->expanded_k);
     }
     if (kept->has_keys) {
         cuda_pass_note(p, prompt_attention(&args, m->launch.stream));

@@ -212,13 +212,13 @@ static int shape_restored(const cuda_pass *p) {
     return cuda_graph_doubled(sliding, rows);
 }
 
-/* Prompts: room for what their attention reads of layers in 8 bits. */
+/* Prompts: room for what their attention reads of layers in codes. */
 static kakeya_status prepare_expanded(const cuda_pass *p, int end, kakeya_error *error) {
     backend_model *m = p->model;
     size_t values = 0, keys = 0, positions = (size_t)cuda_graph_doubled(m->config->sliding_window, end);
     for (int i = 0; i < m->config->layers; i++) {
         const timeline_layer *l = &p->cache->t.layer[i];
-        if (l->kind != STORE_PAGES || l->format != KV_FORMAT_Q8) continue;
+        if (l->kind != STORE_PAGES || !cuda_kv_codes_of(l->format)) continue;
         if ((size_t)l->values > values) values = (size_t)l->values;
         if (l->has_keys && (size_t)l->values > keys) keys = (size_t)l->values;
     }
@@ -249,7 +249,7 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
                      .head_rows = first->n};
     p->tokens = p->prompt ? m->space.tokens : m->space.batch->tokens;
     int end = p->position + p->rows;
-    p->key = (graph_key){.rows = p->rows, .codes = o->kv_format == KV_FORMAT_Q8, .restore_all = restore_all};
+    p->key = (graph_key){.rows = p->rows, .codes = cuda_kv_codes_of(o->kv_format), .restore_all = restore_all};
     if (p->prompt) add_taps(p, c);
     if (restored) {
         p->key.restored = shape_restored(p);
@@ -259,7 +259,7 @@ kakeya_status cuda_pass_prepare(cuda_pass *p, backend_model *m, backend_segment 
     p->attends_latents = restored && !p->prompt && c->attends_latents;
     p->decodes_keys = p->attends_latents && p->key.restored <= LATENT_MOST_AHEAD;
     kakeya_status status = p->prompt ? prepare_rope_tables(m, end, error) : prepare_decode(p, error);
-    if (!status && p->prompt && o->kv_format == KV_FORMAT_Q8) status = prepare_expanded(p, end, error);
+    if (!status && p->prompt && p->key.codes) status = prepare_expanded(p, end, error);
     if (!status && p->attends_latents) /* as prepare_partial has it */
         return cuda_restoration_prepare_latents(
             p->cache, p->key.restored, group->n == 1 ? BACKEND_MAX_DECODE_ROWS : p->rows, p->decodes_keys, error);

@@ -27,6 +27,11 @@ typedef struct latent_store {
     cuda_extent pages_codes, pages_scales;
 } latent_store;
 
+/* How kernels are told of a format; bf16 of all that are not codes. */
+static inline cuda_kv_codes cuda_kv_codes_of(kv_format format) {
+    return format == KV_FORMAT_Q8 ? CUDA_KV_Q8 : format == KV_FORMAT_Q4 ? CUDA_KV_Q4 : CUDA_KV_BF16;
+}
+
 struct backend_cache {
     backend_model *model;
     struct backend_cache *other[CUDA_MAX_DEVICES]; /* of several devices, the first one's: those of devices 1, 2, ... */

@@ -21,6 +21,8 @@ bool fake_capturing(void);
 uint64_t fake_step_digest(int rows);
 /* Products of prompts multiply numbers. Otherwise they do nothing, as nobody looks at them. */
 extern bool fake_multiplies;
+/* Of a vector of K or V in codes (cuda_kv_codes). */
+size_t fake_vector_bytes(int codes, int head_dim);
 /* Says what is wrong, and both values, and aborts. */
 void fake_broken(const char *what, int a, int b);
 

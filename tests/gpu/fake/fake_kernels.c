@@ -133,7 +133,7 @@ static void run_head_rows(const void *arguments) {
         int p = mine ? mine->position : a->batch->step[0].position + r,
             sink_end = mine ? mine->sink : a->batch->step[0].sink;
         size_t vector = (size_t)h->head_dim * sizeof(cuda_bf16);
-        if (h->codes) vector = sizeof(float) + (size_t)h->head_dim;
+        if (h->codes) vector = fake_vector_bytes(h->codes, h->head_dim);
         if (!h->chunk_v && (size_t)view->row_bytes != (size_t)h->kv_heads * vector)
             fake_broken("a layer's row is kept in another format", view->row_bytes, (int)vector * h->kv_heads);
         for (int key = 0; key < 1 + has_keys; key++) {
@@ -369,7 +369,7 @@ static void attend_segment(const cuda_attention *a, const cuda_step *step, int s
                                       : sink ? view->sink_k
                                              : view->k;
                 int bytes = values * (int)sizeof(cuda_bf16);
-                if (a->codes) bytes = a->kv_heads * (a->head_dim + (int)sizeof(float));
+                if (a->codes) bytes = a->kv_heads * (int)fake_vector_bytes(a->codes, a->head_dim);
                 if (view->row_bytes != bytes) fake_broken("K/V of another format", view->row_bytes, bytes);
                 v = get(stored_row(vs, row, view), p, VALUE,
                         sink ? "a value in the sink is of another position" : "a value of another position");

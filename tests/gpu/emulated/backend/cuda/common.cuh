@@ -15,6 +15,7 @@
 #define __forceinline__        inline
 #define __launch_bounds__(...) /* nothing */
 #define __shared__             static
+#define __noinline__           /* nothing */
 
 #include "backend/cuda/recorder.h"
 
@@ -36,6 +37,11 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T v, int lane_ma
     __builtin_memcpy(&other, &bits, sizeof other);
     return other;
 }
+
+template <typename T> static inline T __shfl_sync(unsigned, T v, int lane) {
+    return __shfl_xor_sync(0xffffffffu, v, (int)(threadIdx.x & 31) ^ lane);
+}
+static inline void __syncwarp() { (void)emulated_exchange(0, 0); }
 
 static inline float warp_sum(float v) {
     for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
@@ -71,6 +77,45 @@ static inline float __bfloat162float(emulated_bf16 x) {
     __builtin_memcpy(&out, &bits, sizeof out);
     return out;
 }
+
+typedef emulated_bf16 bf16;
+static inline emulated_bf16 __float2bfloat16_rn(float x) {
+    return x == x ? __float2bfloat16(x) : emulated_bf16{0x7fff};
+}
+static inline const bf16 *as_bf16(const cuda_bf16 *p) { return reinterpret_cast<const bf16 *>(p); }
+static inline bf16 *as_bf16(cuda_bf16 *p) { return reinterpret_cast<bf16 *>(p); }
+
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline float __uint_as_float(uint32_t bits) {
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    return x;
+}
+/* Without the selector's sign bits, which nobody sets. */
+static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+    uint64_t bytes = (uint64_t)high << 32 | low;
+    uint32_t out = 0;
+    for (unsigned i = 0; i < 4; i++) out |= (uint32_t)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return out;
+}
+static inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t shift) {
+    return (uint32_t)(((uint64_t)high << 32 | low) << (shift & 31) >> 32);
+}
+template <typename T> static inline T __ldcg(const T *p) {
+    T v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline void wait_for_predecessor() {}
 
 template <typename... Parameters, typename... Arguments>
 static void launch_kernel(const cuda_launch *, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t,
