@@ -253,10 +253,9 @@ static void put_result(cJSON *told, const train_distill_job *job, const student_
 kakeya_status train_distill_run(train_distill_job *job, fit_weights *weights, cJSON *told, kakeya_error *error) {
     distill_progress p = {.steps = job->options.steps, .begun = clock_seconds()};
     char bytes[32];
+    fprintf(stderr, "%d steps of %d sequences; distillation takes %s beside the model\n", p.steps, job->options.batch,
+            format_bytes(bytes, (double)distiller_bytes(job->engine, &job->options)));
     kakeya_status status = distiller_create(job->engine, &job->options, &job->data, weights, &p.d, error);
-    if (!status)
-        fprintf(stderr, "%d steps of %d sequences; distillation takes %s beside the model\n", p.steps,
-                job->options.batch, format_bytes(bytes, (double)distiller_bytes(job->engine, &job->options)));
     if (!status && file_exists(job->state_path)) {
         status = distiller_load(p.d, job->state_path, job->purpose, error);
         if (!status) fprintf(stderr, "going on after %d steps\n", distiller_done(p.d));
