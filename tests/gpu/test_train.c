@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "backend/backend_train.h"
+#include "backend/cuda/split_products.h"
 #include "backend/student_layout.h"
 #include "unit/tiny.h"
 
@@ -16,7 +17,7 @@ enum { LEAST = true, SEQUENCES = 2, SEGMENTS = 1 };
 #else
 enum { LEAST = false, SEQUENCES = 3, SEGMENTS = 2 };
 #endif
-enum { TOGETHER = 2, LONGEST = 45, SINK = 2, WINDOW = 5 };
+enum { ROUNDED = 256, TOGETHER = 2, LONGEST = 45, SINK = 2, WINDOW = 5 };
 static const int length_of[3] = {45, 34, 39}, first_of[3][2] = {{36, 12}, {7, 25}, {20, 31}};
 
 /* One f_theta in training on two backends. */
@@ -32,7 +33,13 @@ typedef struct students {
     student_layout layout;
     float *weights;
     int32_t tokens[SEQUENCES][LONGEST];
+    void *rounded[ROUNDED]; /* matrices in bf16 */
+    int n_rounded;
 } students;
+
+#ifdef PAIR_DEVICES
+extern bool fake_multiplies;
+#endif
 
 static double draw(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
@@ -44,8 +51,45 @@ static bool device_present(void) {
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-static void open_students(students *s, const char *verifier, const char *drafter, f_theta_latents latents, bool shared,
-                          student_loss loss, int rows) {
+/* The matrix becomes what is left of it in bf16, in that format. */
+static void round_matrix(students *s, weight *w) {
+    if (!weight_present(w) || w->format != WEIGHT_F32) return;
+    const float *from = weight_row(w, 0, 0);
+    size_t n = (size_t)w->out * (size_t)w->in;
+    uint16_t *bits = malloc(n * sizeof *bits);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t wide;
+        memcpy(&wide, &from[i], sizeof wide);
+        bits[i] = (uint16_t)(wide >> 16);
+    }
+    assert_true(s->n_rounded < ROUNDED);
+    s->rounded[s->n_rounded++] = bits;
+    *w = weight_matrix(WEIGHT_BF16, bits, w->out, w->in);
+}
+
+static void round_model(students *s) {
+    gemma4_weights *w = &s->verifier->weights;
+    round_matrix(s, &w->embed);
+    if (s->verifier->config.tied_head) w->head = w->embed;
+    weight *plain[] = {&w->head, &w->ple_embed, &w->ple_model_proj};
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) round_matrix(s, plain[i]);
+    for (int i = 0; i < s->verifier->config.layers; i++) {
+        gemma4_layer_weights *l = &w->layer[i];
+        weight *all[] = {&l->q_proj,   &l->k_proj,    &l->v_proj,          &l->o_proj,       &l->gate_proj,
+                         &l->up_proj,  &l->down_proj, &l->router_proj,     &l->experts_gate, &l->experts_up,
+                         &l->ple_gate, &l->ple_proj,  &l->experts_gate_up, &l->experts_down};
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++) round_matrix(s, all[k]);
+    }
+    if (!s->drafter) return;
+    round_matrix(s, &s->drafter->fc);
+    for (int i = 0; i < s->drafter->config.layers; i++) {
+        round_matrix(s, &s->drafter->layer[i].k_proj);
+        round_matrix(s, &s->drafter->layer[i].v_proj);
+    }
+}
+
+static void open_students(students *s, const char *verifier, const char *drafter, bool in_place,
+                          f_theta_latents latents, bool shared, student_loss loss, int rows) {
     memset(s, 0, sizeof *s);
     mem_account_init(&s->account, NULL, 0);
     REQUIRE_OK(gemma4_model_open(verifier, &s->account, &s->verifier, error));
@@ -62,6 +106,7 @@ static void open_students(students *s, const char *verifier, const char *drafter
                                      .drafter_head_dim = d->head_dim,
                                      .latents = latents};
     }
+    if (in_place) round_model(s);
     f_theta_config_fit(&s->config, c, 24, shared ? 24 : 13, shared);
     s->layout = student_layout_of(&s->config, c);
     s->weights = malloc(s->layout.n * sizeof *s->weights);
@@ -102,6 +147,7 @@ static void close_students(students *s) {
     if (s->drafter) dflash_model_close(s->drafter);
     gemma4_model_close(s->verifier);
     free(s->weights);
+    for (int i = 0; i < s->n_rounded; i++) free(s->rounded[i]);
     assert_int_equal(mem_total(&s->account), 0);
 }
 
@@ -151,13 +197,13 @@ static void check_value(const char *what, const char *part, double found, double
 }
 
 static void check_matrix(const char *what, const char *name, int layer, const float *found, const float *wanted,
-                         size_t n) {
+                         size_t n, double most) {
     double off = 0, size = 0;
     for (size_t i = 0; i < n; i++) {
         off += pow((double)found[i] - (double)wanted[i], 2);
         size += pow((double)wanted[i], 2);
     }
-    if (!(sqrt(off) <= 1e-3 * sqrt(size) + 1e-8))
+    if (!(sqrt(off) <= most * sqrt(size) + 1e-8))
         fail_msg("%s: the gradient of %s %d differs by %g of %g", what, name, layer, sqrt(off), sqrt(size));
 }
 
@@ -172,13 +218,15 @@ static void check_repeats(students *s, const float *gradient, student_result res
     free(again);
 }
 
-static void compare(const char *verifier, const char *drafter, f_theta_latents latents, bool shared, student_loss loss,
-                    int rows, bool repeat) {
+static void compare(const char *verifier, const char *drafter, bool in_place, f_theta_latents latents, bool shared,
+                    student_loss loss, int rows, bool repeat) {
+    /* bf16 weights make sums of other sizes, which random layers make more of */
+    double most = in_place ? 4e-3 : 1e-3;
     students s;
     char what[256];
-    snprintf(what, sizeof what, "%s, loss %d, %d rows, latents %d", strrchr(verifier, '/') + 1, (int)loss, rows,
-             (int)latents);
-    open_students(&s, verifier, drafter, latents, shared, loss, rows);
+    snprintf(what, sizeof what, "%s%s, loss %d, %d rows, latents %d", strrchr(verifier, '/') + 1,
+             in_place ? " in bf16" : "", (int)loss, rows, (int)latents);
+    open_students(&s, verifier, drafter, in_place, latents, shared, loss, rows);
     float *gradient[2];
     student_result results[2][SEQUENCES][SEGMENTS];
     for (int b = 0; b < 2; b++) gradient[b] = calloc(s.layout.n, sizeof(float));
@@ -200,11 +248,11 @@ static void compare(const char *verifier, const char *drafter, f_theta_latents l
             size_t decoder = s.layout.decoder[half][i];
             if (s.layout.decoder_there[i])
                 check_matrix(what, half ? "values' decoder" : "keys' decoder", i, gradient[1] + decoder,
-                             gradient[0] + decoder, rank * (size_t)(s.config.kv_heads[i] * s.config.head_dim[i]));
+                             gradient[0] + decoder, rank * (size_t)(s.config.kv_heads[i] * s.config.head_dim[i]), most);
         }
         if (s.layout.encoder_there[half])
             check_matrix(what, "encoder", half, gradient[1] + at, gradient[0] + at,
-                         rank * (size_t)f_theta_encoder_in(&s.config));
+                         rank * (size_t)f_theta_encoder_in(&s.config), most);
     }
     if (repeat) check_repeats(&s, gradient[1], results[1]);
     free(gradient[0]);
@@ -217,24 +265,233 @@ static void compare(const char *verifier, const char *drafter, f_theta_latents l
 static void learns_as_the_cpu(void **state) {
     (void)state;
     if (!device_present()) skip();
-    if (!LEAST) compare(TINY("gemma4-tiny-dense"), NULL, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, false);
-    compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), F_THETA_LATENTS_Q8, false, STUDENT_DISTIL, 8, false);
-    compare(TINY("gemma4-tiny-moe"), NULL, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, 6, !LEAST);
-    compare(TINY("gemma4-tiny-ple"), NULL, F_THETA_LATENTS_Q4, false, STUDENT_DISTIL, 6, false);
+    if (!LEAST) compare(TINY("gemma4-tiny-dense"), NULL, false, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, false);
+    compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), false, F_THETA_LATENTS_Q8, false, STUDENT_DISTIL, 8, false);
+    compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_Q8, true, STUDENT_DISTIL, 6, !LEAST);
+    compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_Q4, false, STUDENT_DISTIL, 6, false);
+}
+
+/* bf16 matrices are the engine's, multiplied in parts. */
+static void reads_the_engines_matrices(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+#ifdef PAIR_DEVICES
+    fake_multiplies = true;
+#endif
+    compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, STUDENT_DISTIL, 6, !LEAST);
+    compare(TINY("gemma4-tiny-ple"), NULL, true, F_THETA_LATENTS_KV, false, STUDENT_DISTIL, 6, false);
+    if (!LEAST) {
+        compare(TINY("gemma4-tiny-dense"), TINY("dflash-tiny"), true, F_THETA_LATENTS_KV, false, STUDENT_DISTIL, 8,
+                false);
+        compare(TINY("gemma4-tiny-moe"), NULL, true, F_THETA_LATENTS_KV, true, STUDENT_ATTN_DISTIL_HYBRID, 6, false);
+    }
+}
+
+/* --------------------------------------------------------------------------------- products of float32 in parts */
+
+enum { GROUPED_ITEMS = 3, GROUPED_HEADS = 4, GROUP = 2 };
+
+/* A shape of products, and how they lie. */
+typedef struct product_case {
+    train_form form;
+    int m, n, k;
+    int parts;
+    bool apart; /* heads of c lie beside each other in its rows, not one behind the other */
+    int add;
+} product_case;
+
+static size_t index_of(train_form form, bool first, size_t ld, int side, int k) {
+    bool along_k = first ? form != TRAIN_TN : form == TRAIN_NT;
+    return along_k ? (size_t)side * ld + (size_t)k : (size_t)k * ld + (size_t)side;
+}
+
+static float *to_device(const float *from, size_t n) {
+    void *there = NULL;
+    assert_int_equal(cudaMalloc(&there, n * sizeof *from), cudaSuccess);
+    if (from) assert_int_equal(cudaMemcpyAsync(there, from, n * sizeof *from, cudaMemcpyHostToDevice, NULL), 0);
+    return there;
+}
+
+static void check_product(const product_case *t) {
+    enum { ROOM = 1 << 17 };
+    bool a_along = t->form != TRAIN_TN, b_along = t->form == TRAIN_NT;
+    size_t m = (size_t)t->m, n = (size_t)t->n, k = (size_t)t->k, all = GROUPED_ITEMS * GROUPED_HEADS;
+    train_product p = {.lda = a_along ? k + 3 : m + 3, .ldb = b_along ? k + 1 : n + 1, .m = t->m, .n = t->n, .k = t->k};
+    p.a_head = p.lda * (a_along ? m : k);
+    p.b_head = p.ldb * (b_along ? n : k);
+    p.a_item = p.a_head * GROUPED_HEADS;
+    p.b_item = p.b_head * (GROUPED_HEADS / GROUP);
+    p.ldc = t->apart ? n * GROUPED_HEADS : n;
+    p.c_head = t->apart ? n : m * n;
+    p.c_item = m * n * GROUPED_HEADS;
+    p.items = GROUPED_ITEMS;
+    p.heads = GROUPED_HEADS;
+    p.group = GROUP;
+    p.add = t->add;
+    size_t a_values = p.a_item * GROUPED_ITEMS, b_values = p.b_item * GROUPED_ITEMS, c_values = m * n * all;
+    float *a = malloc(a_values * sizeof *a), *b = malloc(b_values * sizeof *b), *c = malloc(c_values * sizeof *c);
+    uint64_t random = 5;
+    for (size_t i = 0; i < a_values; i++) a[i] = (float)draw(&random);
+    for (size_t i = 0; i < b_values; i++) b[i] = (float)draw(&random);
+    for (size_t i = 0; i < c_values; i++) c[i] = 1;
+    float *there[] = {to_device(a, a_values), to_device(b, b_values), to_device(c, c_values), to_device(NULL, ROOM),
+                      to_device(NULL, ROOM),  to_device(NULL, ROOM),  to_device(NULL, 512)};
+    /* for a few products at a time */
+    size_t stacked = t->form == TRAIN_TN ? 1 : GROUP;
+    split_room room = {
+        .a_values = 5 * stacked * m * 3 * (k + 8), .b_values = ROOM, .c_values = ROOM, .parts = t->parts};
+    assert_true(room.a_values <= 2 * ROOM && 3 * (n + 8) * 3 * (k + 8) <= ROOM);
+    room.a = (cuda_bf16 *)(void *)there[3];
+    room.b = (cuda_bf16 *)(void *)there[4];
+    room.c = there[5];
+    room.begin = (int *)(void *)there[6];
+    room.counter = (unsigned *)(void *)(room.begin + SPLIT_GROUPS + 1);
+    const cuda_launch launch = {0};
+    assert_int_equal(cudaMemsetAsync(there[6], 0, 512 * sizeof(float), NULL), 0);
+    p.a = there[0];
+    p.b = there[1];
+    p.c = there[2];
+    assert_int_equal(split_product(&launch, &room, t->form, &p, 1), 1);
+    assert_int_equal(room.status, cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(c, p.c, c_values * sizeof *c, cudaMemcpyDeviceToHost, NULL), 0);
+    assert_int_equal(cudaStreamSynchronize(NULL), 0);
+    for (size_t g = 0; g < all; g++) {
+        const float *x = a + g / GROUPED_HEADS * p.a_item + g % GROUPED_HEADS * p.a_head,
+                    *y = b + g / GROUPED_HEADS * p.b_item + g % GROUPED_HEADS / GROUP * p.b_head,
+                    *z = c + g / GROUPED_HEADS * p.c_item + g % GROUPED_HEADS * p.c_head;
+        for (size_t i = 0; i < m * n; i++) {
+            int row = (int)(i / n), column = (int)(i % n);
+            double sum = t->add, size = t->add, found = (double)z[(size_t)row * p.ldc + (size_t)column];
+            for (int j = 0; j < t->k; j++) {
+                double v = (double)x[index_of(t->form, true, p.lda, row, j)] *
+                           (double)y[index_of(t->form, false, p.ldb, column, j)];
+                sum += v;
+                size += fabs(v);
+            }
+            if (!(fabs(found - sum) <= size * (t->parts == 1 ? 0x1p-7 : 0x1p-15)))
+                fail_msg("form %d, %d x %d x %d, product %zu, row %d, column %d: %.8g, not %.8g", (int)t->form, t->m,
+                         t->n, t->k, g, row, column, found, sum);
+        }
+    }
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++) (void)cudaFree(there[i]);
+    free(a);
+    free(b);
+    free(c);
+}
+
+static void products_in_parts(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+#ifdef PAIR_DEVICES
+    fake_multiplies = true;
+#endif
+    static const product_case cases[] = {
+        {TRAIN_NT, 40, 24, 33, 3, false, 0}, {TRAIN_NT, 17, 19, 16, 3, true, 0}, {TRAIN_NN, 21, 16, 40, 3, true, 0},
+        {TRAIN_TN, 32, 24, 17, 3, false, 1}, {TRAIN_TN, 24, 20, 39, 3, true, 1}, {TRAIN_NT, 40, 24, 33, 1, true, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_product(&cases[i]);
 }
 
 static void losses_are_the_cpus(void **state) {
     (void)state;
     if (!device_present()) skip();
     for (int loss = LEAST ? STUDENT_ATTN_DISTIL_HYBRID : STUDENT_MSE; loss < STUDENT_LOSSES; loss++)
-        compare(TINY("gemma4-tiny-moe"), NULL, F_THETA_LATENTS_KV, loss == STUDENT_MSE, (student_loss)loss, 6, false);
-    if (!LEAST) compare(TINY("gemma4-tiny-ple"), NULL, F_THETA_LATENTS_KV, true, STUDENT_ATTN_DISTIL_HYBRID, 6, false);
+        compare(TINY("gemma4-tiny-moe"), NULL, false, F_THETA_LATENTS_KV, loss == STUDENT_MSE, (student_loss)loss, 6,
+                false);
+    if (!LEAST)
+        compare(TINY("gemma4-tiny-ple"), NULL, false, F_THETA_LATENTS_KV, true, STUDENT_ATTN_DISTIL_HYBRID, 6, false);
+}
+
+/* Rows through bf16 matrices of experts and back, in up to three bf16 numbers each: forward and back of all
+ * experts at once is that of each by itself. */
+static void check_matrices(int terms) {
+    enum { EXPERTS = 3, ROWS = 37, OUT = 24, IN = 40, LD = 64, ROOM = 1 << 14 };
+    static const int begin[EXPERTS + 1] = {0, 9, 9, ROWS};
+    uint16_t w[EXPERTS * OUT * LD] = {0};
+    float x[ROWS * IN], d_y[ROWS * OUT], y[ROWS * OUT], found[ROWS * IN];
+    double d_x[ROWS * IN];
+    uint64_t random = 9;
+    for (int i = 0; i < ROWS * IN; i++) x[i] = (float)draw(&random);
+    for (int i = 0; i < ROWS * OUT; i++) d_y[i] = (float)draw(&random);
+    for (int i = 0; i < EXPERTS * OUT * LD; i++) {
+        float v = (float)draw(&random);
+        uint32_t wide;
+        memcpy(&wide, &v, sizeof wide);
+        if (i % LD < IN) w[i] = (uint16_t)(wide >> 16);
+    }
+    double size = terms == 1 ? 0x1p-4 : terms == 2 ? 0x1p-12 : 0x1p-16; /* sums of 40 products below 1 */
+    void *matrix = to_device((const float *)(const void *)w, sizeof w / sizeof(float)),
+         *begins = to_device((const float *)(const void *)begin, EXPERTS + 1);
+    float *there[] = {to_device(x, ROWS * IN), to_device(d_y, ROWS * OUT), to_device(NULL, ROWS * OUT),
+                      to_device(x, ROWS * IN), to_device(NULL, ROOM),      to_device(NULL, ROOM),
+                      to_device(NULL, ROOM),   to_device(NULL, 512)};
+    split_room room = {.a_values = 2 * ROOM, .b_values = 2 * ROOM, .c_values = ROOM, .terms = terms};
+    room.a = (cuda_bf16 *)(void *)there[4];
+    room.b = (cuda_bf16 *)(void *)there[5];
+    room.c = there[6];
+    room.begin = (int *)(void *)there[7];
+    room.counter = (unsigned *)(void *)(room.begin + SPLIT_GROUPS + 1);
+    const cuda_launch launch = {0};
+    assert_int_equal(cudaMemsetAsync(there[7], 0, 512 * sizeof(float), NULL), 0);
+    const split_matrix all = {matrix, OUT, IN, LD};
+    for (int apart = 0; apart < 2; apart++) {
+        if (!apart) {
+            split_experts_forward(&launch, &room, there[0], ROWS, all, EXPERTS, begins, there[2]);
+            split_experts_back(&launch, &room, there[1], ROWS, all, EXPERTS, begins, there[3]);
+        }
+        room.a_values = 3 * 3 * LD; /* three rows at a time */
+        for (int e = 0; e < EXPERTS && apart; e++) {
+            const split_matrix one = {all.data + (size_t)e * OUT * LD, OUT, IN, LD};
+            size_t first = (size_t)begin[e];
+            int rows = begin[e + 1] - begin[e];
+            split_forward(&launch, &room, there[0] + first * IN, IN, rows, one, there[2] + first * OUT, OUT);
+            split_back(&launch, &room, there[1] + first * OUT, OUT, rows, one, there[3] + first * IN, IN, 1);
+        }
+        assert_int_equal(room.status, cudaSuccess);
+        assert_int_equal(cudaMemcpyAsync(y, there[2], sizeof y, cudaMemcpyDeviceToHost, NULL), 0);
+        assert_int_equal(cudaMemcpyAsync(found, there[3], sizeof found, cudaMemcpyDeviceToHost, NULL), 0);
+        assert_int_equal(cudaStreamSynchronize(NULL), 0);
+        for (int r = 0, e = 0; r < ROWS; r++) {
+            while (r >= begin[e + 1]) e++;
+            double sum[OUT] = {0};
+            for (int o = 0; o < OUT; o++) {
+                for (int i = 0; i < IN; i++) {
+                    uint32_t wide = (uint32_t)w[(e * OUT + o) * LD + i] << 16;
+                    float v;
+                    memcpy(&v, &wide, sizeof v);
+                    sum[o] += (double)v * (double)x[r * IN + i];
+                    if (!apart) d_x[r * IN + i] = (o ? d_x[r * IN + i] : 0) + (double)v * (double)d_y[r * OUT + o];
+                }
+                if (!(fabs((double)y[r * OUT + o] - sum[o]) <= size))
+                    fail_msg("%d terms, row %d, output %d: %.8g, not %.8g", terms, r, o, (double)y[r * OUT + o],
+                             sum[o]);
+            }
+        }
+        for (int i = 0; i < ROWS * IN; i++) {
+            double wanted = d_x[i] * (apart ? 2 : 1);
+            if (!(fabs((double)found[i] - wanted) <= 2 * size))
+                fail_msg("%d terms, d_x %d: %.8g, not %.8g", terms, i, (double)found[i], wanted);
+        }
+    }
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++) (void)cudaFree(there[i]);
+    (void)cudaFree(matrix);
+    (void)cudaFree(begins);
+}
+
+static void matrices_in_parts(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+#ifdef PAIR_DEVICES
+    fake_multiplies = true;
+#endif
+    for (int terms = 1; terms <= SPLIT_MOST_TERMS; terms++) check_matrices(terms);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(learns_as_the_cpu),
-        cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(learns_as_the_cpu),          cmocka_unit_test(losses_are_the_cpus),
+        cmocka_unit_test(products_in_parts),          cmocka_unit_test(matrices_in_parts),
+        cmocka_unit_test(reads_the_engines_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,5 @@
 /* Rows of a forward on their way into sums. Bound by bytes: rows are read once or twice, sums in float64 once a chunk.
  */
-#include <string.h>
-
 #include "backend/cuda/moments_kernels.h"
 #include "backend/cuda/train_common.cuh"
 
@@ -27,20 +25,6 @@ void cuda_moments_rms(const cuda_launch *l, const float *x, size_t ldx, int rows
                   groups, n, eps, rms, ld);
 }
 
-/* Of a number, to the nearest even. */
-static __device__ __forceinline__ cuda_bf16 rounded(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (cuda_bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static __device__ __forceinline__ float widened(cuda_bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float out;
-    memcpy(&out, &bits, sizeof out);
-    return out;
-}
-
 enum { SIDE = 32, STRIPE = TRAIN_THREADS / SIDE };
 
 static __global__ void turn_kernel(const float *x, size_t ldx, int rows, int padded, int columns, int group,
@@ -55,7 +39,7 @@ static __global__ void turn_kernel(const float *x, size_t ldx, int rows, int pad
     __syncthreads();
     for (int i = ty; i < SIDE; i += STRIPE) {
         int column = column0 + i, row = row0 + tx;
-        if (column < columns && row < padded) out[(size_t)column * ldo + row] = rounded(tile[tx][i]);
+        if (column < columns && row < padded) out[(size_t)column * ldo + row] = train_rounded(tile[tx][i]);
     }
 }
 
@@ -89,7 +73,7 @@ void cuda_moments_add(const cuda_launch *l, const float *from, double *to, size_
 
 static __global__ void widen_kernel(const cuda_bf16 *x, size_t ldx, float *out, int n) {
     for (int i = threadIdx.x; i < n; i += TRAIN_THREADS)
-        out[(size_t)blockIdx.x * n + i] = widened(x[(size_t)blockIdx.x * ldx + i]);
+        out[(size_t)blockIdx.x * n + i] = train_widened(x[(size_t)blockIdx.x * ldx + i]);
 }
 
 void cuda_moments_widen(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, float *out, int rows, int n) {

@@ -7,11 +7,15 @@
 
 /* -------------------------------------------------------------------------------------------------------- memory */
 
-/* Chunks of sequences are as large as this allows, and one sequence at least. */
-static const size_t chunk_bytes = (size_t)24 << 30;
+/* Chunks of sequences are as large as this allows and half of what the device has beside the weights, and one sequence
+ * at least. */
+static const size_t most_chunk_bytes = (size_t)40 << 30, least_chunk_bytes = (size_t)1 << 30;
+/* Of room for products in parts, where matrices do not need more. */
+static const size_t most_split_values = (size_t)1 << 29;
 enum { PARTIAL_FLOATS = 1 << 23 };
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static float *take(student_arena *a, size_t n) { return student_take(a, n * sizeof(float)); }
 
 /* The widest of what layers and f_theta have. */
@@ -162,8 +166,51 @@ static void lay_out_rest(backend_student *s, student_arena *a, const widths *w) 
     s->partial = take(a, s->partial_floats);
     s->kl = student_take(a, n * sizeof(double));
     s->results = student_take(a, w->segments * STUDENT_RESULTS * sizeof(double));
+    s->share_parts = student_take(a, w->segments * TRAIN_SHARE_PARTS * 2 * sizeof(double));
     s->tables.most = train_table_ints(s);
     s->tables.device = student_take(a, s->tables.most * sizeof(int));
+}
+
+/* Three bf16 numbers are as exact as float32. Of a large model, whose steps take seconds, the student has two of them,
+ * and the teacher computes as sessions do. */
+static bool is_large(const backend_student *s) {
+    static const size_t large_bytes = (size_t)8 << 30;
+    return s->m->weights.memory.bytes >= large_bytes;
+}
+
+static int terms_of(const backend_student *s) { return is_large(s) ? SPLIT_MOST_TERMS - 1 : SPLIT_MOST_TERMS; }
+
+static void choose_exactness(backend_student *s, bool teacher) {
+    bool rough = teacher && is_large(s);
+    s->split.terms = rough ? 1 : terms_of(s);
+    s->split.parts = rough ? 1 : SPLIT_PARTS;
+}
+
+/* Experts are multiplied all at once, other products in as many pieces as it takes. */
+static void lay_out_split(backend_student *s, student_arena *a, const widths *w) {
+    const gemma4_config *c = s->m->config;
+    size_t terms = (size_t)terms_of(s),
+           widest = (size_t)cuda_padded((int)most(most(w->hidden, w->q), most(w->dense, w->kv))),
+           vocab = (size_t)cuda_padded(c->vocab), slots = c->moe ? w->either * (size_t)c->experts_per_token : 0,
+           slot = (size_t)cuda_padded((int)most(w->hidden, 2 * (size_t)c->expert_intermediate)),
+           rows = most(w->either * widest, w->rows * vocab),
+           encoded = w->segments * (size_t)s->o.sequence * (size_t)f_theta_encoder_in(&s->f),
+           encoding = least(SPLIT_PARTS * encoded, most_split_values), sums = most_split_values / 2;
+    split_room *room = &s->split;
+    room->a_values = most(least(terms * rows, most_split_values), encoding);
+    room->a_values = most(room->a_values, terms * most(slots * slot, vocab));
+    room->b_values = most(train_turned_values(s), encoding);
+    room->c_values = most(least(terms * rows, sums), terms * most(slots * slot, vocab));
+    room->a = student_take(a, room->a_values * sizeof *room->a);
+    room->b = student_take(a, room->b_values * sizeof *room->b);
+    room->c = take(a, room->c_values);
+    room->begin = student_take(a, (SPLIT_GROUPS + 1) * sizeof *room->begin);
+    room->counter = student_take(a, sizeof *room->counter);
+}
+
+static size_t chunk_bytes(const backend_student *s) {
+    size_t all = s->m->device.total_bytes, weights = s->m->weights.memory.bytes;
+    return most(least(all > weights ? (all - weights) / 2 : 0, most_chunk_bytes), least_chunk_bytes);
 }
 
 static size_t lay_out(backend_student *s, char *base) {
@@ -174,8 +221,9 @@ static size_t lay_out(backend_student *s, char *base) {
     for (int i = 0; i < s->m->config->layers; i++) lay_out_layer(s, &arena, &w, i);
     lay_out_tape(s, &arena, &w);
     lay_out_rest(s, &arena, &w);
+    lay_out_split(s, &arena, &w);
     s->layer[0].input = s->embedded;
-    if (!base && arena.bytes - weights > chunk_bytes && s->together > 1) {
+    if (!base && arena.bytes - weights > chunk_bytes(s) && s->together > 1) {
         s->together = (s->together + 1) / 2;
         return lay_out(s, NULL);
     }
@@ -193,7 +241,7 @@ static void prepare(backend_student *s, backend_model *m, const student_options 
     s->launch.programmatic = 0;
     s->together = o->sequences > 0 ? o->sequences : 1;
     if (s->o.segments < 1) s->o.segments = 1;
-    s->o.sequence = (o->sequence + 3) / 4 * 4; /* four values are loaded at once */
+    s->o.sequence = (o->sequence + 7) / 8 * 8; /* as products on tensor cores take them */
 }
 
 size_t cuda_student_bytes(backend_model *m, const student_options *options) {
@@ -222,8 +270,11 @@ kakeya_status cuda_student_create(backend_model *m, const student_options *o, ba
     if (!s) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     prepare(s, m, o);
     size_t bytes = lay_out(s, NULL);
+    if (s->lacks)
+        status = error_set(error, KAKEYA_UNSUPPORTED,
+                           "distillation takes synthetic weights in bf16: leave the quantisation out");
     s->tables.host = malloc(s->tables.most * sizeof(int));
-    if (!s->tables.host) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
+    if (!status && !s->tables.host) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
     if (!status) status = cuda_device_use(&m->device, error);
     if (!status)
         status = cuda_buffer_create(&s->memory, &m->device, m->account, MEM_WORKSPACE, bytes, "distillation", error);
@@ -370,7 +421,9 @@ static kakeya_status learn_chunk(backend_student *s, const student_sequence *seq
     if (status) return status;
     size_t results = (size_t)s->student.items * STUDENT_RESULTS;
     (void)cudaMemsetAsync(s->results, 0, results * sizeof(double), s->launch.stream);
+    choose_exactness(s, true);
     teach(s);
+    choose_exactness(s, false);
     train_encode(s);
     if (s->o.loss == STUDENT_DISTIL)
         distil(s, learns);
@@ -379,9 +432,12 @@ static kakeya_status learn_chunk(backend_student *s, const student_sequence *seq
     if (learns) train_encode_back(s);
     double *told = malloc(results * sizeof *told);
     if (!told) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for distillation");
-    status =
-        cuda_check(cudaMemcpyAsync(told, s->results, results * sizeof *told, cudaMemcpyDeviceToHost, s->launch.stream),
-                   "reading what was lost", error);
+    status = cuda_check(s->split.status, "multiplying in a step of distillation", error);
+    s->split.status = cudaSuccess;
+    if (!status)
+        status = cuda_check(
+            cudaMemcpyAsync(told, s->results, results * sizeof *told, cudaMemcpyDeviceToHost, s->launch.stream),
+            "reading what was lost", error);
     if (!status) status = cuda_finish(&s->m->device, "a step of distillation", error);
     for (int i = 0, at = 0; i < n && !status; i++) {
         for (int k = 0; k < sequences[i].n_segments; k++)

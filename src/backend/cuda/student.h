@@ -1,11 +1,11 @@
-/* The student of distillation (backend/backend_train.h) on a device, float32 throughout. It computes what the CPU's
- * does (backend/cpu/student.h, whose comments hold here), for the rows of many sequences at once: a segment is short,
- * and kernels over one at a time would wait for their launches. The teacher goes the same way as the student, with
- * whole sequences for segments. The rooms:
+/* The student of distillation (backend/backend_train.h) on a device, in float32; what is large goes through the tensor
+ * cores in parts (split_products.h). It computes what the CPU's does (backend/cpu/student.h, whose comments hold here),
+ * for the rows of many sequences at once: a segment is short, and kernels over one at a time would wait for their
+ * launches. The teacher goes the same way as the student, with whole sequences for segments. The rooms:
  *
  *   student.c            memory, verbs, the order of a step     student_layer.c      a layer, there and back
  *   student_columns.c    what rows see: tables for the device   student_restore.c    f_theta there and back, losses
- *   student_weights.c    the model's matrices in float32        train_*.cu           kernels
+ *   student_weights.c    the model's matrices, and products with them        train_*.cu           kernels
  *
  * Shapes: B sequences of T tokens, S segments of N rows, H hidden, R restored positions. */
 #ifndef KAKEYA_BACKEND_CUDA_STUDENT_H
@@ -13,14 +13,21 @@
 
 #include "backend/backend_train.h"
 #include "backend/cuda/model.h"
+#include "backend/cuda/split_products.h"
 #include "backend/cuda/train_kernels.h"
 #include "backend/student_layout.h"
 
-/* A matrix [out][in] of the device. */
+/* A matrix [out][in] of the device: the engine's, where that is exact, else a copy in float32. */
 typedef struct student_matrix {
-    float *data;
+    float *data; /* NULL: `bits` are read */
     int out, in;
+    const cuda_bf16 *bits; /* [out][ld] */
+    size_t ld;
 } student_matrix;
+
+static inline student_matrix student_copy_of(float *data, int out, int in) {
+    return (student_matrix){.data = data, .out = out, .in = in};
+}
 
 typedef struct student_layer {
     student_matrix q, k, v, o, gate, up, down, router, ple_gate, ple_proj;
@@ -74,6 +81,8 @@ struct backend_student {
     cuda_launch launch;
     cuda_buffer memory;
     int together; /* sequences of a chunk */
+    bool lacks;   /* a matrix that is nowhere */
+    split_room split;
     student_layer layer[GEMMA4_MAX_LAYERS];
     student_matrix embed, head, ple_embed, ple_model_proj;
     float *final_norm, *ple_proj_norm;
@@ -103,8 +112,8 @@ struct backend_student {
     float *d_slot, *d_slot_act, *d_slot_gate_up, *d_slot_x, *d_router_z;
     float *partial;
     size_t partial_floats;
-    double *kl, *results; /* [S * N]; [S][STUDENT_RESULTS] */
-    const float *given;   /* the weights, on the host */
+    double *kl, *results, *share_parts; /* [S * N]; [S][STUDENT_RESULTS]; train_share.parts */
+    const float *given;                 /* the weights, on the host */
 };
 
 enum { RESULT_LOSS, RESULT_KL, RESULT_HIDDEN, RESULT_ATTENTION, RESULT_KV, STUDENT_RESULTS };
@@ -146,10 +155,14 @@ static inline void student_zero(const backend_student *s, float *x, size_t n) {
 /* --- student_weights.c ------------------------------------------------------------------------------------------- */
 
 void train_weights_lay_out(backend_student *s, student_arena *a);
+/* Values of the largest of the engine's matrices, turned. */
+size_t train_turned_values(const backend_student *s);
 kakeya_status train_weights_fill(backend_student *s, kakeya_error *error);
 /* y [rows][w.out] = w x; d_x [rows][w.in] = w' d_y, or added to it. */
 void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy);
 void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add);
+/* A product of float32 matrices. */
+void train_multiply(backend_student *s, train_form form, const train_product *p);
 /* sum [nb][na] += b' a over rows. */
 void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum);
 

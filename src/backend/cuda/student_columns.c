@@ -8,8 +8,8 @@ enum { COLUMN_INTS = sizeof(train_column) / sizeof(int) };
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 static int later(int a, int b) { return a > b ? a : b; }
-/* Rows of four values are loaded at once. */
-static int even(int n) { return (n + 3) / 4 * 4; }
+/* Products on tensor cores take values in eights. */
+static int in_eights(int n) { return (n + 7) / 8 * 8; }
 
 int train_most_restored(const backend_student *s, int type) {
     int window = s->m->config->sliding_window + s->o.rows;
@@ -18,11 +18,11 @@ int train_most_restored(const backend_student *s, int type) {
 
 int train_most_columns(const backend_student *s, int type) {
     int exact = type == GEMMA4_SLIDING ? smaller(s->m->config->sliding_window, s->o.sequence) : s->o.sequence;
-    return even(exact + train_most_restored(s, type) + s->o.rows);
+    return in_eights(exact + train_most_restored(s, type) + s->o.rows);
 }
 
 size_t train_table_ints(const backend_student *s) {
-    size_t b = (size_t)s->together, segments = b * (size_t)s->o.segments, t = (size_t)even(s->o.sequence),
+    size_t b = (size_t)s->together, segments = b * (size_t)s->o.segments, t = (size_t)in_eights(s->o.sequence),
            rows = segments * (size_t)s->o.rows, restored = segments * t, n = 0;
     n += 2 * b * t + b + COLUMN_INTS * b * t; /* the teacher's tokens, positions, first rows, columns */
     n += 3 * rows + 3 * segments + restored;  /* the student's, and the restored positions */
@@ -136,7 +136,7 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
     }
     for (int type = 0; type < 2; type++) {
         const train_column *column_device;
-        int most = train_most_columns(s, type), widest = 4, restored = 0, count[2];
+        int most = train_most_columns(s, type), widest = 8, restored = 0, count[2];
         train_column *column = take_columns(&s->tables, (size_t)segments * (size_t)most, &column_device);
         for (int pass = 0; pass < 2; pass++) { /* first how many there are, then where they lie */
             restored = 0;
@@ -145,7 +145,7 @@ static void lay_student(backend_student *s, const student_sequence *sequences, c
                 count[0] = lay_columns(s, all[i].segment, type, all[i].sequence * length, restored, i * per, to);
                 stretch span = restored_span(s, all[i].segment, type);
                 restored += span.end - span.begin;
-                if (!pass) widest = later(widest, even(count[0]));
+                if (!pass) widest = later(widest, in_eights(count[0]));
                 for (int c = count[0]; pass && c < widest; c++) to[c] = (train_column){0, TRAIN_NO_COLUMN, 0};
             }
         }
@@ -228,9 +228,9 @@ static void lay_factors(backend_student *s, const numbered *all, int segments) {
 kakeya_status train_lay_tables(backend_student *s, const student_sequence *sequences, int n, kakeya_error *error) {
     enum { MOST = 4096 };
     numbered all[MOST];
-    int length = 4, segments = 0;
+    int length = 8, segments = 0;
     for (int i = 0; i < n; i++) {
-        length = later(length, even(sequences[i].n));
+        length = later(length, in_eights(sequences[i].n));
         for (int k = 0; k < sequences[i].n_segments; k++) {
             if (segments == MOST) return error_set(error, KAKEYA_INVALID_ARGUMENT, "more than %d segments", MOST);
             all[segments++] = (numbered){&sequences[i].segments[k], i};

@@ -21,12 +21,15 @@ static void norm_back(backend_student *s, const float *x, const float *gain, con
 void train_embed(backend_student *s, const student_pass *p, float *out) {
     const gemma4_config *c = s->m->config;
     size_t hidden = (size_t)c->hidden;
-    cuda_train_gather(&s->launch, s->embed.data, hidden, p->tokens, sqrtf((float)hidden), out, hidden, p->rows,
-                      c->hidden);
+    float root = sqrtf((float)hidden);
+    if (s->embed.bits)
+        cuda_train_gather_bits(&s->launch, s->embed.bits, s->embed.ld, p->tokens, root, out, p->rows, c->hidden);
+    else
+        cuda_train_gather(&s->launch, s->embed.data, hidden, p->tokens, root, out, hidden, p->rows, c->hidden);
     if (!c->ple_width) return;
     train_forward(s, out, hidden, p->rows, s->ple_model_proj, s->ple, (size_t)(c->layers * c->ple_width));
-    cuda_train_ple(&s->launch, s->ple_embed.data, p->tokens, s->ple_proj_norm, c->hidden, c->layers, c->ple_width,
-                   c->rms_eps, s->ple, p->rows);
+    cuda_train_ple(&s->launch, s->ple_embed.data, s->ple_embed.bits, s->ple_embed.ld, p->tokens, s->ple_proj_norm,
+                   c->hidden, c->layers, c->ple_width, c->rms_eps, s->ple, p->rows);
 }
 
 /* ---------------------------------------------------------------------------------------------------- attention */
@@ -89,7 +92,7 @@ static void attend(backend_student *s, const student_pass *p, int layer) {
     scores.c_item = (size_t)c->heads * scores.c_head;
     scores.n = m->columns;
     scores.k = (int)d;
-    cuda_train_product(&s->launch, TRAIN_NT, &scores);
+    train_multiply(s, TRAIN_NT, &scores);
     cuda_train_softmax(&s->launch, m, c->heads, s->shares);
     train_product out = heads_product(s, m, layer);
     out.a = s->shares;
@@ -106,7 +109,7 @@ static void attend(backend_student *s, const student_pass *p, int layer) {
     out.c_head = d;
     out.n = (int)d;
     out.k = m->columns;
-    cuda_train_product(&s->launch, TRAIN_NN, &out);
+    train_multiply(s, TRAIN_NN, &out);
 }
 
 /* d_o -> d_q, d_own, d_seen of the layer whose K/V are attended. */
@@ -130,7 +133,7 @@ static void attend_back(backend_student *s, int layer) {
     shares.c_head = head;
     shares.n = m->columns;
     shares.k = (int)d;
-    cuda_train_product(&s->launch, TRAIN_NT, &shares);
+    train_multiply(s, TRAIN_NT, &shares);
     cuda_train_softmax_back(&s->launch, s->shares, s->d_shares, m->items * c->heads * m->rows, m->columns);
     train_product query = heads_product(s, m, layer);
     query.a = s->d_shares;
@@ -147,7 +150,7 @@ static void attend_back(backend_student *s, int layer) {
     query.c_head = d;
     query.n = (int)d;
     query.k = m->columns;
-    cuda_train_product(&s->launch, TRAIN_NN, &query);
+    train_multiply(s, TRAIN_NN, &query);
     for (int half = 0; half < 2; half++) {
         train_product column = heads_product(s, m, layer);
         column.group = 1;
@@ -166,7 +169,7 @@ static void attend_back(backend_student *s, int layer) {
         column.m = m->columns;
         column.n = (int)d;
         column.k = m->rows;
-        cuda_train_product(&s->launch, TRAIN_TN, &column);
+        train_multiply(s, TRAIN_TN, &column);
     }
     train_sources to = sources_of(s, layer, true);
     cuda_train_columns_back(&s->launch, m, &to, c->heads, (int)d, s->d_key, s->d_value);
@@ -250,6 +253,12 @@ static void expert_products(backend_student *s, int rows, train_form form, const
                             float *y) {
     const gemma4_config *c = s->m->config;
     bool back = form == TRAIN_NN;
+    if (w.bits) {
+        const split_matrix first = {w.bits, out, w.in, w.ld};
+        (back ? split_experts_back : split_experts_forward)(&s->launch, &s->split, x, rows * c->experts_per_token,
+                                                            first, c->experts, s->tape.routing.begin, y);
+        return;
+    }
     train_product p = {.a = x,
                        .lda = (size_t)(back ? out : w.in),
                        .b = w.data,
@@ -262,7 +271,7 @@ static void expert_products(backend_student *s, int rows, train_form form, const
                        .k = back ? out : w.in,
                        .items = c->experts,
                        .begin = s->tape.routing.begin};
-    cuda_train_product(&s->launch, form, &p);
+    train_multiply(s, form, &p);
 }
 
 static void experts_forward(backend_student *s, const student_pass *p, int layer) {
@@ -418,6 +427,7 @@ void train_compare_attention(backend_student *s, int layer, bool learns) {
                                .n = hidden,
                                .out = s->results + RESULT_LOSS,
                                .stride = STUDENT_RESULTS,
+                               .parts = s->share_parts,
                                .by = 1,
                                .scale = s->scale,
                                .mean = 1,

@@ -9,11 +9,11 @@ static const double combined_square = 0.1; /* of the squared error, beside direc
 static const float full_share = 0.3f;      /* what K and V of a full-attention layer count */
 
 static student_matrix encoder_of(const backend_student *s, int half, float *weights) {
-    return (student_matrix){weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f)};
+    return student_copy_of(weights + s->layout.encoder[half], student_rank(s, half), f_theta_encoder_in(&s->f));
 }
 
 static student_matrix decoder_of(const backend_student *s, int half, int layer, float *weights) {
-    return (student_matrix){weights + s->layout.decoder[half][layer], student_kv_dim(s, layer), student_rank(s, half)};
+    return student_copy_of(weights + s->layout.decoder[half][layer], student_kv_dim(s, layer), student_rank(s, half));
 }
 
 static size_t restored_values(const backend_student *s, int half) {
@@ -124,6 +124,7 @@ static void compare_vectors(backend_student *s, int layer, const float *x, const
         .n = student_kv_dim(s, layer),
         .out = s->results + RESULT_LOSS,
         .stride = STUDENT_RESULTS,
+        .parts = s->share_parts,
         .by = 1,
         .scale = s->scale,
         .least = least_size,
@@ -189,6 +190,7 @@ void train_compare(backend_student *s, const float *x, const float *native, int 
                                .n = s->m->config->hidden,
                                .out = s->results + (result < 0 ? 0 : result),
                                .stride = STUDENT_RESULTS,
+                               .parts = s->share_parts,
                                .by = by,
                                .scale = scale,
                                .least = least_size};
@@ -210,6 +212,7 @@ void train_share_kv(backend_student *s, int layer) {
                                    .n = student_kv_dim(s, layer),
                                    .out = s->results + RESULT_KV,
                                    .stride = STUDENT_RESULTS,
+                                   .parts = s->share_parts,
                                    .by = by,
                                    .scale = (float)((double)(s->scale * s->o.kv) * by),
                                    .least = least_size};

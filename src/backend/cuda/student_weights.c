@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "backend/cuda/student.h"
+#include "backend/cuda/weight_rows.h"
 #include "backend/weight_values.h"
 
 void *student_take(student_arena *a, size_t bytes) {
@@ -11,9 +12,29 @@ void *student_take(student_arena *a, size_t bytes) {
     return at;
 }
 
-static student_matrix take(student_arena *a, const weight *w) {
-    if (!weight_present(w)) return (student_matrix){0};
-    return (student_matrix){student_take(a, (size_t)w->out * (size_t)w->in * sizeof(float)), w->out, w->in};
+/* Whether products read the engine's matrix, of `out` rows at a time, as it lies. */
+static bool is_exact(const cuda_matrix *m, const weight *first, const weight *second, int out) {
+    const weight_source source = {.first = first, .second = second};
+    return m->form == CUDA_FORM_BF16 && out % 8 == 0 && m->in % 8 == 0 &&
+           !weight_source_rounds(&source, CUDA_FORM_BF16);
+}
+
+static student_matrix take_where(backend_student *s, student_arena *a, const cuda_matrix *m, bool exact, bool present) {
+    if (exact) return (student_matrix){.out = m->out, .in = m->in, .bits = m->data, .ld = (size_t)m->ld};
+    if (!present) s->lacks = true;
+    return student_copy_of(student_take(a, (size_t)m->out * (size_t)m->in * sizeof(float)), m->out, m->in);
+}
+
+static student_matrix take(backend_student *s, student_arena *a, const weight *w, const cuda_matrix *m) {
+    if (!w->out) return (student_matrix){0};
+    return take_where(s, a, m, is_exact(m, w, NULL, w->out), weight_present(w));
+}
+
+/* Experts of `out` rows each, in one matrix or in two. */
+static student_matrix take_experts(backend_student *s, student_arena *a, const weight *w, const weight *second,
+                                   const cuda_matrix *m, int out) {
+    bool exact = is_exact(m, w, second, out) && s->m->config->experts <= SPLIT_GROUPS;
+    return take_where(s, a, m, exact, weight_present(w));
 }
 
 static float *take_vector(student_arena *a, const float *x, int n) {
@@ -50,43 +71,63 @@ static void vectors_of(backend_student *s, int layer, layer_vector out[LAYER_VEC
 void train_weights_lay_out(backend_student *s, student_arena *a) {
     const gemma4_config *c = s->m->config;
     const gemma4_weights *w = &s->m->options.verifier->weights;
-    s->embed = take(a, &w->embed);
-    s->head = c->tied_head ? s->embed : take(a, &w->head);
-    s->ple_embed = take(a, &w->ple_embed);
-    s->ple_model_proj = take(a, &w->ple_model_proj);
+    const cuda_weights *there = &s->m->weights;
+    s->embed = take(s, a, &w->embed, &there->embed);
+    s->head = c->tied_head ? s->embed : take(s, a, &w->head, &there->head);
+    s->ple_embed = take(s, a, &w->ple_embed, &there->ple_embed);
+    s->ple_model_proj = take(s, a, &w->ple_model_proj, &there->ple_model_proj);
     s->final_norm = take_vector(a, w->final_norm, c->hidden);
     s->ple_proj_norm = take_vector(a, w->ple_proj_norm, c->ple_width);
     for (int i = 0; i < c->layers; i++) {
         const gemma4_layer_weights *from = &w->layer[i];
+        const cuda_layer *engine = &there->layer[i];
         student_layer *l = &s->layer[i];
-        l->q = take(a, &from->q_proj);
-        l->k = take(a, &from->k_proj);
-        l->v = take(a, &from->v_proj);
-        l->o = take(a, &from->o_proj);
-        l->gate = take(a, &from->gate_proj);
-        l->up = take(a, &from->up_proj);
-        l->down = take(a, &from->down_proj);
-        l->ple_gate = take(a, &from->ple_gate);
-        l->ple_proj = take(a, &from->ple_proj);
+        l->q = take(s, a, &from->q_proj, &engine->q);
+        l->k = take(s, a, &from->k_proj, &engine->k);
+        l->v = take(s, a, &from->v_proj, &engine->v);
+        l->o = take(s, a, &from->o_proj, &engine->o);
+        l->gate = take(s, a, &from->gate_proj, &engine->gate);
+        l->up = take(s, a, &from->up_proj, &engine->up);
+        l->down = take(s, a, &from->down_proj, &engine->down);
+        l->ple_gate = take(s, a, &from->ple_gate, &engine->ple_gate);
+        l->ple_proj = take(s, a, &from->ple_proj, &engine->ple_proj);
         layer_vector vector[LAYER_VECTORS];
         vectors_of(s, i, vector);
         for (int v = 0; v < LAYER_VECTORS; v++) *vector[v].to = take_vector(a, vector[v].from, vector[v].n);
         if (!c->moe) continue;
-        size_t one = (size_t)c->experts * (size_t)c->hidden * (size_t)c->expert_intermediate * sizeof(float);
-        l->router = take(a, &from->router_proj);
+        const weight *up = from->experts_gate.out ? &from->experts_up : NULL;
+        l->router = take(s, a, &from->router_proj, &engine->router);
         l->router_norm = student_take(a, (size_t)c->hidden * sizeof(float));
-        l->experts_gate_up =
-            (student_matrix){student_take(a, 2 * one), c->experts * 2 * c->expert_intermediate, c->hidden};
-        l->experts_down = (student_matrix){student_take(a, one), c->experts * c->hidden, c->expert_intermediate};
+        l->experts_gate_up = take_experts(s, a, up ? &from->experts_gate : &from->experts_gate_up, up,
+                                          &engine->experts_gate_up, 2 * c->expert_intermediate);
+        l->experts_down = take_experts(s, a, &from->experts_down, NULL, &engine->experts_down, c->hidden);
     }
     if (!f_theta_needs_drafter(&s->f)) return;
     const dflash_model *d = s->m->options.drafter;
-    s->fc = take(a, &d->fc);
+    s->fc = take(s, a, &d->fc, &there->fc);
     s->hidden_norm = take_vector(a, d->hidden_norm, d->config.hidden);
     for (int i = 0; i < d->config.layers; i++) {
-        s->draft_k[i] = take(a, &d->layer[i].k_proj);
-        s->draft_v[i] = take(a, &d->layer[i].v_proj);
+        s->draft_k[i] = take(s, a, &d->layer[i].k_proj, &there->draft[i].k);
+        s->draft_v[i] = take(s, a, &d->layer[i].v_proj, &there->draft[i].v);
     }
+}
+
+static size_t turned(size_t most, student_matrix w, int times) {
+    size_t values = w.bits ? (size_t)times * split_turned_values(w.out / times, w.in) : 0;
+    return values > most ? values : most;
+}
+
+size_t train_turned_values(const backend_student *s) {
+    size_t most = turned(0, s->head, 1);
+    for (int i = 0; i < s->m->config->layers; i++) {
+        const student_layer *l = &s->layer[i];
+        const student_matrix plain[] = {l->q,  l->k,    l->v,      l->o,        l->gate,
+                                        l->up, l->down, l->router, l->ple_gate, l->ple_proj};
+        for (size_t k = 0; k < sizeof plain / sizeof *plain; k++) most = turned(most, plain[k], 1);
+        int experts = s->m->config->moe ? s->m->config->experts : 1;
+        most = turned(turned(most, l->experts_gate_up, experts), l->experts_down, experts);
+    }
+    return most;
 }
 
 /* Rows on their way to the device. */
@@ -131,7 +172,7 @@ static void fill_experts(upload *u, const backend_student *s, int layer) {
     fill(u, &w->router_proj, l->router);
     fill(u, &w->experts_down, l->experts_down);
     if (weight_present(&w->experts_gate_up)) fill(u, &w->experts_gate_up, l->experts_gate_up);
-    for (int e = 0; e < c->experts && weight_present(&w->experts_gate); e++) {
+    for (int e = 0; e < c->experts && weight_present(&w->experts_gate) && l->experts_gate_up.data; e++) {
         fill_rows(u, &w->experts_gate, e * width, width, l->experts_gate_up.data + 2 * (size_t)e * half);
         fill_rows(u, &w->experts_up, e * width, width, l->experts_gate_up.data + (2 * (size_t)e + 1) * half);
     }
@@ -207,13 +248,30 @@ kakeya_status train_weights_fill(backend_student *s, kakeya_error *error) {
     return u.status;
 }
 
+/* Multiplications from which on tensor cores are worth the parts. */
+static const double least_split = 1 << 28;
+
+void train_multiply(backend_student *s, train_form form, const train_product *p) {
+    if (!split_product(&s->launch, &s->split, form, p, least_split)) cuda_train_product(&s->launch, form, p);
+}
+
+static split_matrix bits_of(student_matrix w) { return (split_matrix){w.bits, w.out, w.in, w.ld}; }
+
 void train_forward(backend_student *s, const float *x, size_t ldx, int rows, student_matrix w, float *y, size_t ldy) {
+    if (w.bits) {
+        split_forward(&s->launch, &s->split, x, ldx, rows, bits_of(w), y, ldy);
+        return;
+    }
     const train_product p = {
         .a = x, .lda = ldx, .b = w.data, .ldb = (size_t)w.in, .c = y, .ldc = ldy, .m = rows, .n = w.out, .k = w.in};
-    cuda_train_product(&s->launch, TRAIN_NT, &p);
+    train_multiply(s, TRAIN_NT, &p);
 }
 
 void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, student_matrix w, float *d_x, bool add) {
+    if (w.bits) {
+        split_back(&s->launch, &s->split, d_y, ldy, rows, bits_of(w), d_x, (size_t)w.in, add);
+        return;
+    }
     const train_product p = {.a = d_y,
                              .lda = ldy,
                              .b = w.data,
@@ -224,7 +282,7 @@ void train_back(backend_student *s, const float *d_y, size_t ldy, int rows, stud
                              .n = w.in,
                              .k = w.out,
                              .add = add};
-    cuda_train_product(&s->launch, TRAIN_NN, &p);
+    train_multiply(s, TRAIN_NN, &p);
 }
 
 void train_outer(backend_student *s, const float *b, int nb, const float *a, int na, int rows, float *sum) {
@@ -240,5 +298,5 @@ void train_outer(backend_student *s, const float *b, int nb, const float *a, int
                              .add = 1,
                              .partial = s->partial,
                              .partial_floats = s->partial_floats};
-    if (rows > 0) cuda_train_product(&s->launch, TRAIN_TN, &p);
+    if (rows > 0) train_multiply(s, TRAIN_TN, &p);
 }

@@ -33,9 +33,42 @@ static __global__ void softmax_kernel(train_mask m, int heads, float *scores) {
     for (int i = threadIdx.x; i < m.columns; i += TRAIN_THREADS) x[i] *= by;
 }
 
+/* The same of up to HELD values a thread, which are read and written once. */
+template <int HELD> static __global__ void held_softmax_kernel(train_mask m, int heads, float *scores) {
+    __shared__ float shared[TRAIN_WARPS];
+    int row = blockIdx.x % m.rows, item = blockIdx.x / m.rows / heads, t = m.first[item] + row;
+    float *x = scores + (size_t)blockIdx.x * m.columns, held[HELD], largest = -INFINITY, sum = 0;
+    const train_column *column = m.column + (size_t)item * m.columns;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int i = threadIdx.x + k * TRAIN_THREADS;
+        held[k] = i < m.columns && sees(m, item, t, column[i]) ? x[i] : -INFINITY;
+        largest = fmaxf(largest, held[k]);
+    }
+    largest = block_largest(largest, shared);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        held[k] = held[k] == -INFINITY ? 0 : expf(held[k] - largest);
+        sum += held[k];
+    }
+    sum = block_sum<TRAIN_THREADS>(sum, shared);
+    float by = sum > 0 ? 1 / sum : 0;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int i = threadIdx.x + k * TRAIN_THREADS;
+        if (i < m.columns) x[i] = held[k] * by;
+    }
+}
+
 void cuda_train_softmax(const cuda_launch *l, const train_mask *mask, int heads, float *scores) {
-    launch_kernel(l, softmax_kernel, dim3(mask->items * heads * mask->rows), dim3(TRAIN_THREADS), 0, *mask, heads,
-                  scores);
+    enum { FEW = 16, MANY = 36 };
+    dim3 grid(mask->items * heads * mask->rows), block(TRAIN_THREADS);
+    if (mask->columns <= FEW * TRAIN_THREADS)
+        launch_kernel(l, held_softmax_kernel<FEW>, grid, block, 0, *mask, heads, scores);
+    else if (mask->columns <= MANY * TRAIN_THREADS)
+        launch_kernel(l, held_softmax_kernel<MANY>, grid, block, 0, *mask, heads, scores);
+    else
+        launch_kernel(l, softmax_kernel, grid, block, 0, *mask, heads, scores);
 }
 
 static __global__ void softmax_back_kernel(const float *shares, float *d_shares, int columns) {

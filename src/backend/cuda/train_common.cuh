@@ -2,6 +2,8 @@
 #ifndef KAKEYA_BACKEND_CUDA_TRAIN_COMMON_CUH
 #define KAKEYA_BACKEND_CUDA_TRAIN_COMMON_CUH
 
+#include <string.h>
+
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/train_kernels.h"
 
@@ -17,6 +19,20 @@ static __device__ __forceinline__ double warp_sum_double(double v) {
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
     return v;
+}
+
+/* Of a number, to the nearest even. */
+static __device__ __forceinline__ cuda_bf16 train_rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (cuda_bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static __device__ __forceinline__ float train_widened(cuda_bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float out;
+    memcpy(&out, &bits, sizeof out);
+    return out;
 }
 
 /* A logit after the soft cap; 0: none. */

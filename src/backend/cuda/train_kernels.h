@@ -69,13 +69,17 @@ void cuda_train_gated_back(const cuda_launch *l, const float *gate, size_t ldg, 
 /* out[i] = scale * x[index[i]] (NULL: x[i]), rows of n values. */
 void cuda_train_gather(const cuda_launch *l, const float *x, size_t ldx, const int *index, float scale, float *out,
                        size_t ldo, int rows, int n);
+/* The same of a bf16 table whose rows have ldx values. */
+void cuda_train_gather_bits(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, const int *index, float scale,
+                            float *out, int rows, int n);
 /* to[index[i]] += x[i], each row of `to` from one of x at most. */
 void cuda_train_scatter(const cuda_launch *l, const float *x, const int *index, float *to, int rows, int n);
 void cuda_train_add(const cuda_launch *l, const float *x, float *to, size_t n);
 void cuda_train_scale(const cuda_launch *l, float *x, float by, size_t n);
-/* Inputs of the layers: out = (rms-normalised out / sqrt(hidden) * gain + table[token] * sqrt(width)) / sqrt(2). */
-void cuda_train_ple(const cuda_launch *l, const float *table, const int *tokens, const float *gain, int hidden,
-                    int layers, int width, float eps, float *out, int rows);
+/* Inputs of the layers, the table [token][layers * width] in float32, or, NULL, in bf16 with rows of ld values: out =
+ * (rms-normalised out / sqrt(hidden) * gain + table[token] * sqrt(width)) / sqrt(2). */
+void cuda_train_ple(const cuda_launch *l, const float *table, const cuda_bf16 *bits, size_t ld, const int *tokens,
+                    const float *gain, int hidden, int layers, int width, float eps, float *out, int rows);
 /* A latent becomes what a session would read back from 8 or 4 bits. */
 void cuda_train_round(const cuda_launch *l, int bits, float *x, int rows, int n);
 
@@ -147,7 +151,9 @@ void cuda_train_kl(const cuda_launch *l, const float *teacher, float *student, i
 void cuda_train_sum_rows(const cuda_launch *l, const double *kl, int segments, int rows, double by, double *out,
                          int stride);
 
-/* Rows of a segment's compared values; every segment is one block's. */
+enum { TRAIN_SHARE_PARTS = 64 };
+
+/* Rows of a segment's compared values. */
 typedef struct train_share {
     const float *x;      /* [rows][n] */
     const float *target; /* rows of n values */
@@ -162,6 +168,7 @@ typedef struct train_share {
     double least;        /* size at least */
     int mean;            /* size is the number of values, not the target's squares */
     const float *factor; /* [segments], of loss and gradient; NULL: 1 */
+    double *parts;       /* [segments][TRAIN_SHARE_PARTS][2]: room for sums; of squared errors alone */
 } train_share;
 
 /* Squared error as a share of the target's squares. */

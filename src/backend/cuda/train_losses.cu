@@ -57,33 +57,59 @@ static __device__ __forceinline__ void rows_of(const train_share &s, int *begin,
     *end = s.begin ? s.begin[blockIdx.x + 1] : *begin + s.rows;
 }
 
-static __global__ void square_share_kernel(train_share s) {
-    __shared__ double shared[SHARE_WARPS];
+static __device__ __forceinline__ const float *target_of(const train_share &s, size_t row) {
+    return s.target + (s.index ? (size_t)s.index[row] : row) * s.n;
+}
+
+/* A segment is gridDim.y blocks', each of which has every so manieth row. */
+static __global__ void square_sums_kernel(train_share s) {
+    __shared__ double shared[TRAIN_WARPS];
     int begin, end;
     rows_of(s, &begin, &end);
-    size_t values = (size_t)(end - begin) * s.n;
     double size = 0, lost = 0;
-    for (size_t i = threadIdx.x; i < values; i += SHARE_THREADS) {
-        size_t row = begin + i / s.n, column = i % s.n, at = row * s.n + column;
-        float target = s.target[(s.index ? (size_t)s.index[row] : row) * s.n + column], off = s.x[at] - target;
-        size += (double)(target * target);
-        lost += (double)(off * off);
+    for (int row = begin + blockIdx.y; row < end; row += gridDim.y) {
+        const float *x = s.x + (size_t)row * s.n, *target = target_of(s, row);
+        for (int i = threadIdx.x; i < s.n; i += TRAIN_THREADS) {
+            float off = x[i] - target[i];
+            size += (double)(target[i] * target[i]);
+            lost += (double)(off * off);
+        }
     }
-    size = block_sum_double(size, shared, SHARE_WARPS);
-    lost = block_sum_double(lost, shared, SHARE_WARPS);
-    size = s.mean ? (double)values : size > s.least ? size : s.least;
+    size = block_sum_double(size, shared, TRAIN_WARPS);
+    lost = block_sum_double(lost, shared, TRAIN_WARPS);
+    double *to = s.parts + 2 * ((size_t)blockIdx.x * gridDim.y + blockIdx.y);
+    if (threadIdx.x) return;
+    to[0] = size;
+    to[1] = lost;
+}
+
+static __global__ void square_share_kernel(train_share s) {
+    int begin, end;
+    rows_of(s, &begin, &end);
+    const double *parts = s.parts + 2 * (size_t)blockIdx.x * gridDim.y;
+    double size = 0, lost = 0, values = (double)(end - begin) * s.n;
+    for (unsigned i = 0; i < gridDim.y; i++) {
+        size += parts[2 * i];
+        lost += parts[2 * i + 1];
+    }
+    size = s.mean ? values : size > s.least ? size : s.least;
     if (s.factor) size = s.factor[blockIdx.x] > 0 ? size / (double)s.factor[blockIdx.x] : INFINITY;
-    if (threadIdx.x == 0) s.out[blockIdx.x * s.stride] += s.by * lost / size;
+    if (threadIdx.x == 0 && blockIdx.y == 0) s.out[blockIdx.x * s.stride] += s.by * lost / size;
     if (!s.d) return;
     float by = (float)(2 * (double)s.scale / size);
-    for (size_t i = threadIdx.x; i < values; i += SHARE_THREADS) {
-        size_t row = begin + i / s.n, column = i % s.n, at = row * s.n + column;
-        s.d[at] += by * (s.x[at] - s.target[(s.index ? (size_t)s.index[row] : row) * s.n + column]);
+    for (int row = begin + blockIdx.y; row < end; row += gridDim.y) {
+        size_t at = (size_t)row * s.n;
+        const float *target = target_of(s, row);
+        for (int i = threadIdx.x; i < s.n; i += TRAIN_THREADS) s.d[at + i] += by * (s.x[at + i] - target[i]);
     }
 }
 
 void cuda_train_square_share(const cuda_launch *l, const train_share *s) {
-    launch_kernel(l, square_share_kernel, dim3(s->segments), dim3(SHARE_THREADS), 0, *s);
+    enum { WIDE = 1024, FEW = 2 };
+    int parts = s->n < WIDE ? (int)FEW : (int)TRAIN_SHARE_PARTS;
+    dim3 grid(s->segments, parts), block(TRAIN_THREADS);
+    launch_kernel(l, square_sums_kernel, grid, block, 0, *s);
+    launch_kernel(l, square_share_kernel, grid, block, 0, *s);
 }
 
 /* ---------------------------------------------------------------------------------------------- K and V by themselves

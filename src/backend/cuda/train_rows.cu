@@ -161,6 +161,19 @@ void cuda_train_gather(const cuda_launch *l, const float *x, size_t ldx, const i
     launch_kernel(l, gather_kernel, dim3(rows), dim3(TRAIN_THREADS), 0, x, ldx, index, scale, out, ldo, n);
 }
 
+static __global__ void gather_bits_kernel(const cuda_bf16 *x, size_t ldx, const int *index, float scale, float *out,
+                                          int n) {
+    const cuda_bf16 *from = x + index[blockIdx.x] * ldx;
+    for (int i = threadIdx.x; i < n; i += TRAIN_THREADS)
+        out[(size_t)blockIdx.x * n + i] = scale * train_widened(from[i]);
+}
+
+void cuda_train_gather_bits(const cuda_launch *l, const cuda_bf16 *x, size_t ldx, const int *index, float scale,
+                            float *out, int rows, int n) {
+    if (rows > 0)
+        launch_kernel(l, gather_bits_kernel, dim3(rows), dim3(TRAIN_THREADS), 0, x, ldx, index, scale, out, n);
+}
+
 static __global__ void scatter_kernel(const float *x, const int *index, float *to, int n) {
     float *row = to + (size_t)index[blockIdx.x] * n;
     for (int i = threadIdx.x; i < n; i += TRAIN_THREADS) row[i] += x[(size_t)blockIdx.x * n + i];
@@ -189,22 +202,25 @@ void cuda_train_scale(const cuda_launch *l, float *x, float by, size_t n) {
 }
 
 /* A block is a layer's inputs of a row. */
-static __global__ void ple_kernel(const float *table, const int *tokens, const float *gain, int hidden, int layers,
-                                  int width, float eps, float *out) {
+static __global__ void ple_kernel(const float *table, const cuda_bf16 *bits, size_t ld, const int *tokens,
+                                  const float *gain, int hidden, int layers, int width, float eps, float *out) {
     __shared__ float shared[TRAIN_WARPS];
     int row = blockIdx.x / layers, layer = blockIdx.x % layers;
     float *x = out + (size_t)blockIdx.x * width, by = 1.0f / sqrtf((float)hidden), squares = 0;
-    const float *from = table + (size_t)tokens[row] * layers * width + (size_t)layer * width;
+    size_t at = (table ? (size_t)layers * width : ld) * tokens[row] + (size_t)layer * width;
     for (int i = threadIdx.x; i < width; i += TRAIN_THREADS) squares += x[i] * by * (x[i] * by);
     float s = by / sqrtf(block_sum<TRAIN_THREADS>(squares, shared) / width + eps), root = sqrtf((float)width);
-    for (int i = threadIdx.x; i < width; i += TRAIN_THREADS) x[i] = (x[i] * s * gain[i] + from[i] * root) * sqrtf(0.5f);
+    for (int i = threadIdx.x; i < width; i += TRAIN_THREADS) {
+        float own = table ? table[at + i] : train_widened(bits[at + i]);
+        x[i] = (x[i] * s * gain[i] + own * root) * sqrtf(0.5f);
+    }
 }
 
-void cuda_train_ple(const cuda_launch *l, const float *table, const int *tokens, const float *gain, int hidden,
-                    int layers, int width, float eps, float *out, int rows) {
+void cuda_train_ple(const cuda_launch *l, const float *table, const cuda_bf16 *bits, size_t ld, const int *tokens,
+                    const float *gain, int hidden, int layers, int width, float eps, float *out, int rows) {
     if (rows <= 0) return;
-    launch_kernel(l, ple_kernel, dim3(rows * layers), dim3(TRAIN_THREADS), 0, table, tokens, gain, hidden, layers,
-                  width, eps, out);
+    launch_kernel(l, ple_kernel, dim3(rows * layers), dim3(TRAIN_THREADS), 0, table, bits, ld, tokens, gain, hidden,
+                  layers, width, eps, out);
 }
 
 /* As latent_row.c has it: 8 bits and one scale for all, or 4 bits and a bf16 scale for 32 values. */

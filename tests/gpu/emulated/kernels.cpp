@@ -3,6 +3,7 @@
 #include "backend/cuda/train_losses.cu"
 #include "backend/cuda/train_products.cu"
 #include "backend/cuda/train_rows.cu"
+#include "backend/cuda/train_split.cu"
 
 /* behind those: they come to the emulated header by another way */
 #include "backend/cuda/learner.cu"
