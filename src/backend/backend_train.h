@@ -124,6 +124,7 @@ enum { MOMENTS_MAX_OFFSETS = 32 };
 typedef struct moments_options {
     const int *tap; /* [taps]: layers whose outputs, each divided by its rms, are x side by side; ascending */
     int taps;
+    bool context;              /* x is what the drafter makes of them undivided: hidden_norm(fc(taps)) */
     int inputs, targets, keys; /* values of x, of y, of y's keys */
     const int *target;         /* [layers]: where a layer's keys begin in y; -1: it has none */
     size_t n, xx, yx, size;    /* of the array; where sums begin in it ... */

@@ -100,18 +100,30 @@ static size_t aux_width(const trainer *t) {
     return (size_t)t->engine->drafter->config.targets * (size_t)t->config->hidden;
 }
 
-/* The drafter's matrices as numbers, and memory for what they are applied to. */
+/* The drafter's matrix as numbers, and memory for what it is applied to. */
 static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *error) {
     const dflash_model *drafter = t->engine->drafter;
     const dflash_config *d = &drafter->config;
-    size_t width = aux_width(t), inputs = (size_t)d->hidden, kv = (size_t)(d->kv_heads * d->head_dim),
-           all = (size_t)d->layers * kv;
+    size_t width = aux_width(t), inputs = (size_t)d->hidden;
     t->aux = malloc(chunk * width * sizeof *t->aux);
     t->fc = malloc(inputs * width * sizeof *t->fc);
-    for (int half = 0; half < 2; half++) t->map[half] = malloc(all * inputs * sizeof *t->map[half]);
-    if (!t->aux || !t->fc || !t->map[0] || !t->map[1])
+    if (!t->aux || !t->fc)
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on the drafter's context");
     for (size_t i = 0; i < inputs; i++) t->ops->weight_row(t->engine->model, &drafter->fc, (int)i, t->fc + i * width);
+    return KAKEYA_OK;
+}
+
+/* What its layers make of its context. */
+static kakeya_status prepare_maps(trainer *t, kakeya_error *error) {
+    const dflash_model *drafter = t->engine->drafter;
+    const dflash_config *d = &drafter->config;
+    size_t inputs = (size_t)d->hidden, kv = (size_t)(d->kv_heads * d->head_dim), all = (size_t)d->layers * kv;
+    if (!weight_present(&drafter->fc) && t->ops->moments_create)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the closed form reads no synthetic drafter on backend %s",
+                         t->engine->ops->name);
+    for (int half = 0; half < 2; half++) t->map[half] = malloc(all * inputs * sizeof *t->map[half]);
+    if (!t->map[0] || !t->map[1])
+        return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training on the drafter's context");
     for (size_t i = 0; i < all; i++) {
         const dflash_layer_weights *w = &drafter->layer[i / kv];
         t->ops->weight_row(t->engine->model, &w->k_proj, (int)(i % kv), t->map[0] + i * inputs);
@@ -124,12 +136,10 @@ static kakeya_status prepare_context(trainer *t, size_t chunk, kakeya_error *err
 static kakeya_status make_moments(trainer *t, kakeya_error *error) {
     const f_theta_config *f = &t->options.config;
     const fit_sums *s = &t->sums;
-    if (f_theta_needs_drafter(f))
-        return error_set(error, KAKEYA_UNSUPPORTED,
-                         "backend %s has no sums for the closed form of a drafter's context: take --backend cpu",
-                         t->engine->ops->name);
-    moments_options o = {.tap = f->aux_layer,
-                         .taps = f->aux_layers,
+    const dflash_config *d = f_theta_needs_drafter(f) ? &t->engine->drafter->config : NULL;
+    moments_options o = {.tap = d ? d->target_layer : f->aux_layer,
+                         .taps = d ? d->targets : f->aux_layers,
+                         .context = d != NULL,
                          .inputs = s->inputs,
                          .targets = s->targets,
                          .keys = s->keys,
@@ -209,6 +219,7 @@ kakeya_status trainer_create(kakeya_engine *engine, const trainer_options *optio
     int inputs = f_theta_needs_drafter(f) ? engine->drafter->config.hidden : f_theta_encoder_in(f);
     if (!status) status = fit_sums_create(t->config, inputs, &t->sums, error);
     if (!status && !ops->moments_create) status = allocate(t, error);
+    if (!status && f_theta_needs_drafter(f)) status = prepare_maps(t, error);
     if (!status) status = make_grams(t, error);
     if (!status && ops->moments_create) status = make_moments(t, error);
     if (status) {
@@ -505,7 +516,9 @@ static kakeya_status fetch(const trainer *t, const double *first, const double *
 kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *error) {
     const fit_sums *s = &t->sums;
     *out = (fit_weights){0};
-    kakeya_status status = t->moments ? fetch(t, s->xx, s->yx, error) : KAKEYA_OK;
+    /* What the drafter makes of x is solved on the host: it is as wide as a hidden state. */
+    bool on_device = t->moments && !t->map[0];
+    kakeya_status status = t->moments ? fetch(t, s->xx, on_device ? s->yx : s->size, error) : KAKEYA_OK;
     if (t->moments && !status) status = fetch(t, s->size, s->all + s->n_all, error);
     if (status) return status;
     const fit_problem problem = {.sums = &t->sums,
@@ -514,7 +527,7 @@ kakeya_status trainer_solve(const trainer *t, fit_weights *out, kakeya_error *er
                                  .map = {t->map[0], t->map[1]},
                                  .pool = t->pool,
                                  .ops = t->ops,
-                                 .moments = t->moments};
+                                 .moments = on_device ? t->moments : NULL};
     return fit_solve(&problem, out, error);
 }
 

@@ -36,14 +36,17 @@ static bool device_present(void) {
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-static kakeya_engine *open_engine(const char *name, const char *backend, kakeya_precision precision) {
-    char path[512];
+static kakeya_engine *open_engine(const char *name, const char *drafter, const char *backend,
+                                  kakeya_precision precision) {
+    char path[512], drafter_path[512];
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
     kakeya_engine_options options;
     kakeya_engine_options_init(&options);
     options.model = path;
     options.backend = backend;
     options.f_theta = options.drafter = "none";
+    snprintf(drafter_path, sizeof drafter_path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter ? drafter : "");
+    if (drafter) options.drafter = drafter_path;
     options.precision = precision;
     options.threads = THREADS;
     kakeya_engine *engine = NULL;
@@ -51,13 +54,19 @@ static kakeya_engine *open_engine(const char *name, const char *backend, kakeya_
     return engine;
 }
 
-static trainer_options options_of(const gemma4_config *c) {
+/* d: the drafter whose context is read, or NULL */
+static trainer_options options_of(const gemma4_config *c, const dflash_config *d) {
     trainer_options o = {
         .sequence = LENGTH, .sink = SINK, .window = WINDOW, .metric_tokens = 1 << 20, .threads = THREADS};
     o.config = (f_theta_config){.input = F_THETA_AUX_HIDDEN, .hidden = c->hidden};
     /* more inputs than the device's factor has in a block */
     o.config.aux_layers = f_theta_default_taps(c, 3, o.config.aux_layer);
-    f_theta_config_fit(&o.config, c, RANK, RANK, true);
+    if (d)
+        o.config = (f_theta_config){.input = F_THETA_DRAFTER_CONTEXT_KV,
+                                    .drafter_layers = d->layers,
+                                    .drafter_kv_heads = d->kv_heads,
+                                    .drafter_head_dim = d->head_dim};
+    f_theta_config_fit(&o.config, c, RANK, RANK, !d);
     return o;
 }
 
@@ -93,8 +102,10 @@ static void make_grams(sides *s) {
 
 static moments_options moments_of(const sides *s) {
     const fit_sums *sums = s->sums;
-    moments_options o = {.tap = s->options.config.aux_layer,
-                         .taps = s->options.config.aux_layers,
+    const dflash_config *drafter = s->engine->drafter ? &s->engine->drafter->config : NULL;
+    moments_options o = {.tap = drafter ? drafter->target_layer : s->options.config.aux_layer,
+                         .taps = drafter ? drafter->targets : s->options.config.aux_layers,
+                         .context = drafter != NULL,
                          .inputs = sums->inputs,
                          .targets = sums->targets,
                          .keys = sums->keys,
@@ -118,14 +129,15 @@ static moments_options moments_of(const sides *s) {
     return o;
 }
 
-static void open_sides(sides *s, const char *name) {
+static void open_sides(sides *s, const char *name, const char *drafter) {
     memset(s, 0, sizeof *s);
-    s->engine = open_engine(name, "cpu", KAKEYA_PRECISION_F32);
-    s->options = options_of(&s->engine->verifier->config);
+    s->engine = open_engine(name, drafter, "cpu", KAKEYA_PRECISION_F32);
+    s->options = options_of(&s->engine->verifier->config, drafter ? &s->engine->drafter->config : NULL);
     REQUIRE_OK(trainer_create(s->engine, &s->options, &s->trainer, error));
     s->sums = trainer_sums(s->trainer);
     make_grams(s);
     const backend_model_options options = {.verifier = s->engine->verifier,
+                                           .drafter = s->engine->drafter,
                                            .precision = KAKEYA_PRECISION_BF16,
                                            .threads = THREADS,
                                            .account = &s->engine->account};
@@ -220,7 +232,8 @@ static void compare_sums(const char *name, const sides *s, const double *all) {
     const fit_sums *w = s->sums;
     const gemma4_config *c = &s->engine->verifier->config;
     size_t n = (size_t)w->inputs, targets = (size_t)w->targets;
-    const double two_roundings = 0x1p-8; /* of x and of y to bf16, half a unit of 8 bits each */
+    /* of x and of y to bf16, half a unit of 8 bits each; of a drafter also fc */
+    const double two_roundings = s->engine->drafter ? 0x1p-7 : 0x1p-8;
     near(name, "xx", -1, all + (w->xx - w->all), w->xx, n * n, two_roundings);
     near(name, "yx", -1, all + (w->yx - w->all), w->yx, n * targets, two_roundings);
     near(name, "sizes", -1, all + (w->size - w->all), w->size, targets, 1e-6);
@@ -286,7 +299,7 @@ static void sums_and_solutions(void **state) {
 #endif
     for (int m = 0; m < MODELS; m++) {
         sides s;
-        open_sides(&s, models[m]);
+        open_sides(&s, models[m], NULL);
         for (int i = 0; i < SEQUENCES; i++) feed_both(&s, i);
         double *all = calloc(s.sums->n_all, sizeof *all);
         REQUIRE_OK(cuda_moments_read(s.moments, 1, s.sums->n_all - 1, all + 1, error));
@@ -295,6 +308,23 @@ static void sums_and_solutions(void **state) {
         free(all);
         close_sides(&s);
     }
+}
+
+/* x is the context of a drafter. */
+static void sums_of_a_context(void **state) {
+    (void)state;
+    if (!device_present()) skip();
+#ifdef PAIR_DEVICES
+    fake_multiplies = true;
+#endif
+    sides s;
+    open_sides(&s, "gemma4-tiny-dense", "dflash-tiny");
+    for (int i = 0; i < SEQUENCES; i++) feed_both(&s, i);
+    double *all = calloc(s.sums->n_all, sizeof *all);
+    REQUIRE_OK(cuda_moments_read(s.moments, 1, s.sums->n_all - 1, all + 1, error));
+    compare_sums("the drafter's context", &s, all);
+    free(all);
+    close_sides(&s);
 }
 
 /* ------------------------------------------------------------------------------------------------ the whole way */
@@ -307,10 +337,10 @@ static void whole_way(void **state) {
     enum { WITHOUT_EXPERTS = 2 };
     if (!device_present()) skip();
     for (int m = 0; m < WITHOUT_EXPERTS; m++) {
-        kakeya_engine *engine[2] = {open_engine(models[m], "cpu", KAKEYA_PRECISION_F32),
-                                    open_engine(models[m], "cuda", KAKEYA_PRECISION_BF16)};
+        kakeya_engine *engine[2] = {open_engine(models[m], NULL, "cpu", KAKEYA_PRECISION_F32),
+                                    open_engine(models[m], NULL, "cuda", KAKEYA_PRECISION_BF16)};
         const gemma4_config *c = &engine[0]->verifier->config;
-        const trainer_options options = options_of(c);
+        const trainer_options options = options_of(c, NULL);
         fit_weights w[2];
         double *map[2];
         size_t n = (size_t)f_theta_encoder_in(&options.config), d = (size_t)c->layer[0].head_dim;
@@ -343,6 +373,7 @@ static void whole_way(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_and_solutions),
+        cmocka_unit_test(sums_of_a_context),
 #ifndef PAIR_DEVICES
         cmocka_unit_test(whole_way),
 #endif

@@ -33,6 +33,19 @@ static void *take_bytes(arena *a, size_t bytes) {
 
 static float *take(arena *a, size_t n) { return take_bytes(a, n * sizeof(float)); }
 
+/* fc's products are as exact as float32. */
+static void lay_out_context(backend_moments *s, arena *a) {
+    size_t n = (size_t)s->o.inputs, width = (size_t)s->m->weights.fc.in;
+    s->aux = take(a, s->chunk * width);
+    s->drafted = take(a, s->chunk * n);
+    s->ones = take(a, s->ld);
+    s->split = (split_room){.terms = SPLIT_MOST_TERMS, .parts = SPLIT_PARTS};
+    s->split.a_values = s->chunk * SPLIT_MOST_TERMS * (size_t)s->m->weights.fc.ld;
+    s->split.c_values = s->chunk * SPLIT_MOST_TERMS * n;
+    s->split.a = take_bytes(a, s->split.a_values * sizeof *s->split.a);
+    s->split.c = take(a, s->split.c_values);
+}
+
 static size_t lay_out(backend_moments *s, char *base) {
     const gemma4_config *c = s->m->config;
     arena a = {.base = base};
@@ -67,6 +80,7 @@ static size_t lay_out(backend_moments *s, char *base) {
     s->partial_floats = PARTIAL_FLOATS;
     s->partial = take(&a, s->partial_floats);
     s->row_sum = take_bytes(&a, s->chunk * sizeof *s->row_sum);
+    if (s->o.context) lay_out_context(s, &a);
     return a.bytes;
 }
 
@@ -75,6 +89,15 @@ static kakeya_status give(backend_moments *s, void *to, const void *from, size_t
     kakeya_status status =
         cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s->launch.stream), what, error);
     return status ? status : cuda_finish(&s->m->device, what, error);
+}
+
+static kakeya_status give_ones(backend_moments *s, kakeya_error *error) {
+    float *ones = malloc(s->ld * sizeof *ones);
+    if (!ones) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
+    for (size_t i = 0; i < s->ld; i++) ones[i] = 1;
+    kakeya_status status = give(s, s->ones, ones, s->ld * sizeof *ones, error);
+    free(ones);
+    return status;
 }
 
 /* RoPE's tables, positions and the layers' G. */
@@ -89,6 +112,7 @@ static kakeya_status fill(backend_moments *s, kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
     if (!table || !positions) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for training");
     for (size_t i = 0; i < sequence && !status; i++) positions[i] = (int)i;
+    if (!status && s->o.context) status = give_ones(s, error);
     if (!status) status = give(s, s->positions, positions, sequence * sizeof *positions, error);
     for (int i = 0; i < c->layers && !status; i++) {
         size_t d = (size_t)c->layer[i].head_dim;
@@ -113,6 +137,9 @@ kakeya_status cuda_moments_create(backend_model *m, const moments_options *optio
                                   kakeya_error *error) {
     *out = NULL;
     if (m->team) return error_set(error, KAKEYA_UNSUPPORTED, "training takes one device: leave --devices at one");
+    if (options->context && options->inputs % 8)
+        return error_set(error, KAKEYA_UNSUPPORTED, "the drafter's hidden size %d: the closed form takes the CPU",
+                         options->inputs);
     if (m->config->hidden % 8)
         return error_set(error, KAKEYA_UNSUPPORTED, "hidden size %d: the closed form takes the CPU", m->config->hidden);
     for (int i = 0; i < m->config->layers; i++) {
@@ -232,8 +259,14 @@ void cuda_moments_kv(backend_moments *s, int layer, const float *raw_k, const fl
 
 void cuda_moments_output(backend_moments *s, int layer, const float *h) {
     int hidden = s->m->config->hidden;
+    size_t width = (size_t)(s->o.taps * hidden);
     for (int tap = 0; tap < s->o.taps; tap++) {
-        if (s->tap[tap] == layer) turn(s, h, hidden, hidden, s->x + (size_t)tap * (size_t)hidden * s->ld);
+        if (s->tap[tap] != layer) continue;
+        if (s->o.context)
+            cuda_train_gather(&s->launch, h, (size_t)hidden, NULL, 1, s->aux + (size_t)(tap * hidden), width, s->rows,
+                              hidden);
+        else
+            turn(s, h, hidden, hidden, s->x + (size_t)tap * (size_t)hidden * s->ld);
     }
 }
 
@@ -321,9 +354,23 @@ static cudaError_t add_outer(backend_moments *s, const cuda_bf16 *b, int nb, dou
     return status;
 }
 
+/* x = hidden_norm(fc(aux)), turned. */
+static void make_context(backend_moments *s) {
+    const cuda_weights *w = &s->m->weights;
+    const split_matrix fc = {w->fc.data, w->fc.out, w->fc.in, (size_t)w->fc.ld};
+    size_t n = (size_t)s->o.inputs;
+    split_forward(&s->launch, &s->split, s->aux, (size_t)w->fc.in, s->rows, fc, s->drafted, n);
+    cuda_train_norm(&s->launch, s->drafted, n, w->hidden_norm, NULL, s->drafted, n, s->rows, s->o.inputs,
+                    s->m->options.drafter->config.rms_eps);
+    cuda_moments_turn(&s->launch, s->drafted, n, s->rows, cuda_padded(s->rows), s->o.inputs, s->o.inputs, s->ones,
+                      s->ld, s->x, s->ld);
+}
+
 kakeya_status cuda_moments_end(backend_moments *s, kakeya_error *error) {
     static const char what[] = "summing what to train on";
-    cudaError_t status = add_outer(s, s->x, s->o.inputs, s->sums + s->o.xx);
+    if (s->o.context) make_context(s);
+    cudaError_t status = s->split.status;
+    if (!status) status = add_outer(s, s->x, s->o.inputs, s->sums + s->o.xx);
     if (!status) status = add_outer(s, s->y, s->o.targets, s->sums + s->o.yx);
     kakeya_status checked = cuda_check(status, what, error);
     return checked ? checked : cuda_finish(&s->m->device, what, error);

@@ -11,6 +11,7 @@
 #include "backend/cuda/model.h"
 #include "backend/cuda/moments_kernels.h"
 #include "backend/cuda/pass.h"
+#include "backend/cuda/split_products.h"
 
 struct backend_moments {
     backend_model *m;
@@ -29,6 +30,8 @@ struct backend_moments {
     float *square, *u, *gu, *product, *partial; /* [chunk], [chunk * offsets][d] twice, [d][d] */
     double *row_sum;
     size_t partial_floats;
+    float *aux, *drafted, *ones; /* of the drafter's context: [chunk][taps * hidden], [chunk][inputs], [chunk] */
+    split_room split;            /* of fc */
     /* the forward in work */
     int position, rows;
     bool metric;
