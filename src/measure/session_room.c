@@ -86,6 +86,10 @@ static size_t cpu_input_bytes(const gemma4_config *c, const widths *w) {
     return bytes;
 }
 
+static size_t cpu_restored_bytes(const gemma4_config *c, const widths *w) {
+    return w->rank ? backend_measure_find(backend_find("cpu", NULL))->restored_key_bytes(c) : 0;
+}
+
 /* Floats of rows of the largest forward. */
 static size_t cpu_row_floats(const gemma4_config *c, const widths *w, size_t rows) {
     size_t activations =
@@ -127,7 +131,7 @@ static size_t cpu_head_bytes(const gemma4_config *c) {
 
 static size_t cpu_bytes(const gemma4_config *c, const widths *w, size_t rows, size_t threads) {
     return sizeof(float) * (cpu_row_floats(c, w, rows) + cpu_attention_floats(c, w, threads)) +
-           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c);
+           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c) + cpu_restored_bytes(c, w);
 }
 
 static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {

@@ -11,6 +11,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/latents.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restored_keys.h"
 #include "base/clock.h"
 #include "base/machine_memory.h"
 
@@ -184,6 +185,7 @@ const backend_measure_ops *cpu_measure(void) {
         .greedy_head_bytes = cpu_greedy_head_bytes,
         .free_bytes = cpu_free_bytes,
         .input_bytes = input_bytes,
+        .restored_key_bytes = restored_keys_bytes,
         .probe = cpu_probe,
         .cache_mix_own = mix_own,
         .cache_restoration_error = restoration_error,

@@ -12,16 +12,33 @@ static bool is_kept(const gemma4_config *c, int layer) {
     return c->layer[layer].type == GEMMA4_SLIDING && c->layer[layer].kv_source == layer;
 }
 
+/* Of a head. */
+static int blocks_of(const gemma4_config *c) {
+    return (c->sliding_window + BACKEND_MAX_DECODE_ROWS) / ATTENTION_BLOCK + 2;
+}
+
+/* Blocks of all heads, and the floats of their keys. */
+static size_t count_blocks(const gemma4_config *c, size_t *floats) {
+    size_t all = 0;
+    *floats = 0;
+    for (int i = 0; i < c->layers; i++) {
+        if (!is_kept(c, i)) continue;
+        size_t n = (size_t)c->layer[i].kv_heads * (size_t)blocks_of(c);
+        all += n;
+        *floats += n * ATTENTION_BLOCK * (size_t)c->layer[i].head_dim;
+    }
+    return all;
+}
+
+size_t restored_keys_bytes(const gemma4_config *config) {
+    size_t floats, all = count_blocks(config, &floats);
+    return all ? sizeof(restored_keys) + all * sizeof(restored_key_block) + floats * sizeof(float) : 0;
+}
+
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
-    const int blocks = (c->sliding_window + BACKEND_MAX_DECODE_ROWS) / ATTENTION_BLOCK + 2;
-    size_t floats = 0, all = 0;
-    for (int i = 0; i < c->layers && m->options.f_theta; i++) {
-        if (!is_kept(c, i)) continue;
-        size_t n = (size_t)c->layer[i].kv_heads * (size_t)blocks;
-        all += n;
-        floats += n * ATTENTION_BLOCK * (size_t)c->layer[i].head_dim;
-    }
+    const int blocks = blocks_of(c);
+    size_t floats, all = m->options.f_theta ? count_blocks(c, &floats) : 0;
     if (all == 0) return KAKEYA_OK;
     restored_keys *r = mem_alloc(m->account, MEM_WORKSPACE, sizeof *r);
     m->restored_keys = r;
