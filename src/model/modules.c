@@ -112,6 +112,39 @@ static bool is_float(const tensor *t) {
     return t->type == TENSOR_F32 || t->type == TENSOR_F16 || t->type == TENSOR_BF16;
 }
 
+static weight_format affine_of(int bits) {
+    static const weight_format formats[9] = {[2] = WEIGHT_AFFINE_2, [3] = WEIGHT_AFFINE_3, [4] = WEIGHT_AFFINE_4,
+                                             [5] = WEIGHT_AFFINE_5, [6] = WEIGHT_AFFINE_6, [8] = WEIGHT_AFFINE_8};
+    return bits >= 0 && bits <= 8 && formats[bits] ? formats[bits] : WEIGHT_FORMAT_COUNT;
+}
+
+weight_format module_scheme_format(const module_scheme *s) {
+    switch (s->form) {
+    case MODULE_AFFINE:
+        return affine_of(s->bits);
+    case MODULE_PACKED:
+        if (s->bits == 4) return s->symmetric ? WEIGHT_INT4 : WEIGHT_INT4_ZERO;
+        return s->symmetric ? WEIGHT_INT8 : WEIGHT_INT8_ZERO;
+    case MODULE_INT8:
+        return WEIGHT_INT8_SIGNED;
+    case MODULE_FP8:
+        return WEIGHT_FP8;
+    case MODULE_MLX_MXFP8:
+    case MODULE_MXFP8:
+        return WEIGHT_FP8_E8M0;
+    case MODULE_MLX_MXFP4:
+    case MODULE_MXFP4:
+        return WEIGHT_FP4_E8M0;
+    case MODULE_NVFP4:
+        return WEIGHT_FP4_E4M3_DIV;
+    case MODULE_MLX_NVFP4:
+    case MODULE_MODELOPT_NVFP4:
+        return WEIGHT_FP4_E4M3;
+    default:
+        return WEIGHT_FORMAT_COUNT;
+    }
+}
+
 /* Bits and group follow from the shapes: words * 32 / bits == groups * group == in. */
 static kakeya_status view_mlx(const tensor_binding *b, const char *module, const tensor *codes, const tensor *scales,
                               const tensor *biases, module_view *v, kakeya_error *error) {
@@ -121,11 +154,9 @@ static kakeya_status view_mlx(const tensor_binding *b, const char *module, const
     v->group = groups > 0 && in % groups == 0 ? (int)(in / groups) : 0;
     bool known = v->bits && v->group;
     if (biases) {
-        static const weight_format formats[9] = {[2] = WEIGHT_AFFINE_2, [3] = WEIGHT_AFFINE_3, [4] = WEIGHT_AFFINE_4,
-                                                 [5] = WEIGHT_AFFINE_5, [6] = WEIGHT_AFFINE_6, [8] = WEIGHT_AFFINE_8};
         v->form = MODULE_AFFINE;
-        known = known && v->bits <= 8 && formats[v->bits] && (v->group == 32 || v->group == 64 || v->group == 128);
-        if (known) v->format = formats[v->bits];
+        v->format = affine_of(v->bits);
+        known = known && v->format != WEIGHT_FORMAT_COUNT && (v->group == 32 || v->group == 64 || v->group == 128);
     } else {
         v->form = v->bits == 8 ? MODULE_MLX_MXFP8 : v->group == 16 ? MODULE_MLX_NVFP4 : MODULE_MLX_MXFP4;
         known = known && (v->bits == 8 || v->bits == 4) && (v->group == 32 || (v->group == 16 && v->bits == 4));

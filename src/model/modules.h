@@ -13,6 +13,9 @@ typedef struct module_shape {
     int out, in;
 } module_shape;
 
+/* How a module of this scheme is stored; WEIGHT_FORMAT_COUNT: plainly. */
+weight_format module_scheme_format(const module_scheme *scheme);
+
 /* Binds the tensors of `module` (a name without ".weight"). *bound is false where there are none, and where the module
  * is a plain matrix that lies as slots do. `table`: an embedding. */
 kakeya_status module_bind(const tensor_binding *binding, const quantisation *q, const char *module, bool table,

@@ -7,8 +7,8 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
-#include "formats/quantisation.h"
 #include "model/gemma4_gguf.h"
+#include "model/modules.h"
 #include "model/sizes.h"
 #include "session/companion.h"
 
@@ -51,12 +51,17 @@ static kakeya_status read_file(const char *path, owned_description *d, kakeya_er
     return status;
 }
 
-/* What most of a model's matrices are called. */
-static kakeya_status read_quantisation(const config_file *config, owned_description *d, kakeya_error *error) {
+/* How most matrices of a quantised directory are stored, as its weights say when they are loaded. */
+static kakeya_status read_quantisation(const config_file *config, owned_description *d, bool *found,
+                                       kakeya_error *error) {
     quantisation *q;
     kakeya_status status = quantisation_parse(config->path, config->text, config->bytes, &q, error);
-    if (status == KAKEYA_OK && q)
-        d->view.quantised = module_form_name(quantisation_find(q, "model.layers.0.mlp.up_proj", true).form);
+    *found = status == KAKEYA_OK && q;
+    if (*found) {
+        const module_scheme scheme = quantisation_find(q, "model.layers.0.mlp.up_proj", true);
+        const weight_format format = module_scheme_format(&scheme);
+        if (format != WEIGHT_FORMAT_COUNT) d->verifier.checkpoint_format = format;
+    }
     quantisation_free(q);
     return status;
 }
@@ -69,10 +74,11 @@ static kakeya_status read_verifier(const char *directory, owned_description *d, 
     if (status == KAKEYA_OK)
         status = gemma4_config_parse(config.path, config.text, config.bytes, generation.text, generation.bytes,
                                      &d->verifier, error);
-    if (status == KAKEYA_OK) status = read_quantisation(&config, d, error);
-    if (status == KAKEYA_OK && !d->view.quantised) {
+    bool found = false;
+    if (status == KAKEYA_OK) status = read_quantisation(&config, d, &found, error);
+    if (status == KAKEYA_OK && !found) {
         status = config_file_read(directory, "hf_quant_config.json", true, &other, error);
-        if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, error);
+        if (status == KAKEYA_OK && other.text) status = read_quantisation(&other, d, &found, error);
     }
     config_file_free(&other);
     config_file_free(&config);
@@ -149,7 +155,7 @@ void kakeya_description_facts_sized(const kakeya_description *d, kakeya_facts *o
     parameter_counts parameters = gemma4_parameters(c);
     kakeya_facts facts = {
         .variant = c->variant,
-        .weight_type = d->quantised ? d->quantised : weight_format_name(c->checkpoint_format),
+        .weight_type = weight_format_name(c->checkpoint_format),
         .layers = c->layers,
         .sliding_layers = c->layers - full_layers(c),
         .full_attention_layers = full_layers(c),

@@ -8,7 +8,6 @@ struct kakeya_description {
     const gemma4_config *verifier;
     const dflash_config *drafter;  /* NULL: none */
     const f_theta_config *f_theta; /* NULL: none */
-    const char *quantised;         /* what a directory's configuration calls its weights; NULL: the verifier says it */
 };
 
 /* The timeline of a session of `tokens` tokens that has begun to answer: what its memory is computed from. */

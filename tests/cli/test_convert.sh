@@ -79,7 +79,7 @@ check "tiles that find no room fail" test "$STATUS" != 0
 check "and leave nothing" test -z "$(ls "$WORK/full")"
 fails_with "tiles of plain weights" 'no weights of the model are made into tiles' convert "$demo" "$WORK/again" --to tiles
 works "info reads a quantised directory" info --model "$WORK/affine4"
-check "and names its form" grep -q 'stored as affine' "$WORK/out"
+check "and names its form" grep -q 'stored as affine4' "$WORK/out"
 without=$(answer "$WORK/affine4")
 works "tiles of a directory" convert "$WORK/affine4" "$WORK/affine4/model.tiles" --to tiles
 works "lie in it" run --model "$WORK/affine4" --drafter none --f-theta none --max-tokens 1 'def f('
