@@ -17,6 +17,10 @@ json_holds "operation by operation" '.profiles[0].kernels | map(.kernel) | conta
 json_holds "with the bound of each" '.profiles[0].kernels | all(.launches > 0 and .seconds > 0) and
     (map(select(.kernel == "product")) | all(.bytes > 0 and .operations > 0 and .bound_seconds > 0 and .share_of_bound > 0))'
 json_holds "every matrix read once" '.profiles[0].kernels | map(select(.part == "head, 320 x 64"))[0] | .bytes == 320 * 64 * 4'
+works "and with K/V in 4 bits" bench --backend mlx --model tests/data/golden/gemma4-tiny-moe --drafter none --context-frontiers 12 \
+    --prompt-tokens 8 --decode-tokens 2 --verify-rows 1 --repeats 1 --kv-format q4 --profile --json
+json_holds "whose codes are what is read: 24 bytes for 32 values, 14 positions, two layers" '.profiles[0].kernels |
+    map(select(.part == "full layers"))[0] | .bytes == 24 * 14 * 2'
 
 works "auto is the CPU's own backend" run --raw --max-tokens 2 --json 'def f'
 json_holds "which needs no libmlx" '.stats.backend | startswith("cpu/")'

@@ -112,32 +112,32 @@ INLINE int q4_code_at(const DEVICE uchar *codes, int n, int i) {
     return at < bytes ? both & 15 : both >> 4;
 }
 
-INLINE float q4_factor(const DEVICE uchar *vector, int group) {
-    int factor = vector[4 + group];
-    return *(const DEVICE float *)vector * (float)(factor < 128 ? factor : factor - 256);
+INLINE float q4_factor(const DEVICE uchar *stored, int group) {
+    int factor = stored[4 + group];
+    return *(const DEVICE float *)stored * (float)(factor < 128 ? factor : factor - 256);
 }
 
 // One value of a vector.
-INLINE float q4_value(const DEVICE uchar *vector, int n, int i) {
+INLINE float q4_value(const DEVICE uchar *stored, int n, int i) {
     int together = MIN(n & -n, 16), groups = n / together, a = i / groups, b = i % groups;
     float sum = 0;
     for (int k = 0; k < together; k++) {
         int signs = a & k;
         signs ^= signs >> 2;
         signs ^= signs >> 1;
-        float step = q4_steps[q4_code_at(vector + 4 + groups, n, k * groups + b)];
+        float step = q4_steps[q4_code_at(stored + 4 + groups, n, k * groups + b)];
         sum = signs & 1 ? sum - step : sum + step;
     }
-    return sum * q4_factor(vector, b);
+    return sum * q4_factor(stored, b);
 }
 
 // Values l, l + 32, ... of 512 are a group: lane l has them all.
-INLINE void q4_group(const DEVICE uchar *vector, int lane, THREAD float *to) {
+INLINE void q4_group(const DEVICE uchar *stored, int lane, THREAD float *to) {
     for (int a = 0; a < 16; a++) {
-        int both = vector[4 + 32 + 16 * a + lane % 16];
+        int both = stored[4 + 32 + 16 * a + lane % 16];
         to[a] = q4_steps[lane < 16 ? both & 15 : both >> 4];
     }
     q4_transform(to);
-    float factor = q4_factor(vector, lane);
+    float factor = q4_factor(stored, lane);
     for (int a = 0; a < 16; a++) to[a] = to[a] * factor;
 }
