@@ -379,6 +379,25 @@ static void a_step_is_one_evaluation(void **state) {
     tiny_close(&d);
 }
 
+/* Drafts, too: the drafter's layers, logits and the choice. What follows rows has been made before. */
+static void a_block_of_drafts_is_one_evaluation(void **state) {
+    (void)state;
+    enum { PROMPT = 20 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    int32_t tokens[PROMPT], drafts[2][7];
+    tiny_tokens(tokens, PROMPT, 7);
+    backend_cache *cache = tiny_cache(&d, &tiny_policies[0], KV_FORMAT_F32);
+    tiny_step(&d, cache, SEGMENT_PROMPT, tokens, PROMPT, PROMPT, NULL);
+    REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[3], 7, drafts[0], error));
+    long before = mlx_device_waits();
+    REQUIRE_OK(backend_draft_one(d.ops, d.backend, cache, tokens[3], 7, drafts[1], error));
+    assert_int_equal(mlx_device_waits() - before, 1);
+    assert_memory_equal(drafts[1], drafts[0], sizeof drafts[0]);
+    d.ops->cache_destroy(cache);
+    tiny_close(&d);
+}
+
 /* However many tiles and sessions a forward has, there is something to compute until its end. */
 static void a_forward_waits_once(void **state) {
     (void)state;
@@ -741,6 +760,7 @@ int main(void) {
         cmocka_unit_test(rows_and_chunks_change_no_bit),
         cmocka_unit_test(latents_from_aux),
         cmocka_unit_test(a_step_is_one_evaluation),
+        cmocka_unit_test(a_block_of_drafts_is_one_evaluation),
         cmocka_unit_test(a_forward_waits_once),
         cmocka_unit_test(borders_change_no_bit),
         cmocka_unit_test(snapshots_move),

@@ -62,9 +62,8 @@ static void lay_out_layer(const backend_model *m, const backend_cache *c, int la
     b->behind[layer] = !sliding ? b->rows : m->options.drafter_block_bidirectional ? b->before[layer] : 0;
 }
 
-/* Normed hidden states [rows][hidden] of the block of one request. */
-static kakeya_status run_block(backend_model *m, const backend_draft_request *r, float *embedded, float *hidden,
-                               kakeya_error *error) {
+/* The block of one request. embedded: [rows][hidden], to be used. */
+static kakeya_status run_block(backend_model *m, const backend_draft_request *r, float *embedded, kakeya_error *error) {
     enum { ROWS = BACKEND_MAX_DRAFT + 1 };
     const dflash_config *d = &m->options.drafter->config;
     const backend_cache *c = r->cache;
@@ -83,7 +82,8 @@ static kakeya_status run_block(backend_model *m, const backend_draft_request *r,
     block_source source = {c, &block};
     block.user = &source;
     mlx_failure failure;
-    return mlx_check(mlx_block_run(m->device, &m->drafter, &block, hidden, &failure), &failure, error);
+    return mlx_check(mlx_block_run(m->device, &m->form, &m->drafter, &block, m->never_drafted, r->drafts, &failure),
+                     &failure, error);
 }
 
 kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n, kakeya_error *error) {
@@ -91,17 +91,9 @@ kakeya_status mlx_draft(backend_model *m, backend_draft_request *requests, int n
     kakeya_status status = prepare(m, requests, n, error);
     if (status) return status;
     size_t hidden = (size_t)m->options.drafter->config.hidden;
-    float *rows = mem_alloc(m->account, MEM_WORKSPACE, 2 * ROWS * hidden * sizeof *rows);
+    float *rows = mem_alloc(m->account, MEM_WORKSPACE, ROWS * hidden * sizeof *rows);
     if (!rows) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a block of drafts");
-    for (int i = 0; i < n && !status; i++) {
-        float *states = rows + ROWS * hidden;
-        mlx_failure failure;
-        status = run_block(m, &requests[i], rows, states, error);
-        if (!status) /* the first row is the bonus token's */
-            status = mlx_check(mlx_head_run(m->device, &m->form, states + hidden, requests[i].n, m->never_drafted, NULL,
-                                            requests[i].drafts, &failure),
-                               &failure, error);
-    }
+    for (int i = 0; i < n && !status; i++) status = run_block(m, &requests[i], rows, error);
     mem_free(rows);
     return status ? status : mlx_count_workspace(m, error);
 }

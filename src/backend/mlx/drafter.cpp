@@ -134,10 +134,11 @@ int mlx_scales_run(mlx_device *device, const mlx_form *form, const bool *layers,
     });
 }
 
-int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_block *block, float *hidden,
-                  mlx_failure *failure) {
+int mlx_block_run(mlx_device *device, const mlx_form *form, const mlx_drafter *drafter, const mlx_block *block,
+                  const mlx_array *bias, int32_t *drafts, mlx_failure *failure) {
     return guarded(failure, [&] {
         mx::StreamContext on(device->stream);
+        int n = block->rows - 1;
         block_graph graph{device, drafter, block, block->rows, integers(block->position, block->rows)};
         auto h = floats(block->embedded, {block->rows, drafter->hidden});
         for (int i = 0; i < drafter->layers; i++) {
@@ -146,8 +147,10 @@ int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_bloc
             auto x = plain_norm(h, l.post_attention_norm, drafter->eps);
             h = h + product(device, silu(product(device, x, l.gate_proj)) * product(device, x, l.up_proj), l.down_proj);
         }
-        auto out = readable(plain_norm(h, drafter->norm, drafter->eps));
-        evaluate({out});
-        read(out, hidden);
+        auto last = plain_norm(h, drafter->norm, drafter->eps);
+        auto rows = mx::contiguous(mx::slice(last, mx::Shape{1, 0}, mx::Shape{n + 1, drafter->hidden}));
+        auto choice = head_choice(device, readable(head_logits(device, form, rows)), bias);
+        evaluate({choice});
+        std::memcpy(drafts, choice.data<int32_t>(), static_cast<size_t>(n) * sizeof *drafts);
     });
 }

@@ -327,9 +327,10 @@ typedef struct mlx_block {
     void *user;
 } mlx_block;
 
-/* Normed hidden states [rows][hidden]. */
-int mlx_block_run(mlx_device *device, const mlx_drafter *drafter, const mlx_block *block, float *hidden,
-                  mlx_failure *failure);
+/* Drafts [rows - 1]: the form's choice for each row but the first, which is the bonus token's, after `bias` [vocab] was
+ * added to its logits. */
+int mlx_block_run(mlx_device *device, const mlx_form *form, const mlx_drafter *drafter, const mlx_block *block,
+                  const mlx_array *bias, int32_t *drafts, mlx_failure *failure);
 
 /* ----------------------------------------------------------------------------------------------------- training */
 

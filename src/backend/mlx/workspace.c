@@ -234,8 +234,7 @@ size_t mlx_draft_bytes(const backend_model *m, const backend_draft_request *requ
                           rows * (8 * (size_t)f->hidden + 8 * intermediate) * FLOAT;
             layer_most = larger(layer_most, here);
         }
-        most = larger(most, bytes + layer_most);
-        most = larger(most, head_need(m, rows));
+        most = larger(most, bytes + larger(layer_most, head_need(m, rows)));
     }
     return SMALL_ARRAYS + larger(wide + most, follow_bytes(m));
 }
