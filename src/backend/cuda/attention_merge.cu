@@ -1,10 +1,14 @@
 /* The partitions of attention: how many a step has, and the merge of their states. Bound: one read of the states. */
 #include "backend/cuda/attention.cuh"
 
-enum { MERGE_THREADS = 128, MERGE_AHEAD = 40 /* partitions whose values are requested with their states */ };
+enum { MERGE_THREADS = 128, MERGE_AHEAD = 40, MERGE_FEW = 20 };
 
+/* AHEAD: partitions whose values are requested with their states. The code runs once, and is fetched for that: so
+ * where there are MERGE_FEW at most, as in sliding layers, there is less of it. */
+template <int AHEAD>
 static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_batch *batch,
                                                                      const __grid_constant__ cuda_attention a) {
+    constexpr bool MORE = AHEAD > MERGE_FEW;
     extern __shared__ float2 weight[]; /* [partitions]: of values, times their sums */
     __shared__ float shared[MERGE_THREADS / 32];
     int head = blockIdx.x % a.heads, row = blockIdx.x / a.heads, d = blockIdx.y * MERGE_THREADS + threadIdx.x;
@@ -21,10 +25,11 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
     wait_for_predecessor();
     /* Values of partitions without a visible key were never written: they are loaded, and then left out. */
     float2 mine = (int)threadIdx.x < used ? __ldcg(state + threadIdx.x) : make_float2(-INFINITY, 0);
-    float ahead[MERGE_AHEAD], top = mine.x;
+    float ahead[AHEAD], top = mine.x;
 #pragma unroll
-    for (int i = 0; i < MERGE_AHEAD; i++) ahead[i] = i < used ? __ldcg(partial + (size_t)i * a.head_dim) : 0;
-    for (int i = threadIdx.x + MERGE_THREADS; i < used; i += MERGE_THREADS) top = fmaxf(top, __ldcg(state + i).x);
+    for (int i = 0; i < AHEAD; i++) ahead[i] = i < used ? __ldcg(partial + (size_t)i * a.head_dim) : 0;
+    for (int i = threadIdx.x + MERGE_THREADS; MORE && i < used; i += MERGE_THREADS)
+        top = fmaxf(top, __ldcg(state + i).x);
 #pragma unroll
     for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
     if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = top;
@@ -34,19 +39,20 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
         float2 s = i < MERGE_THREADS ? mine : __ldcg(state + i);
         float w = s.y > 0 ? expf(s.x - top) : 0;
         weight[i] = make_float2(w, w * s.y);
+        if (!MORE) break;
     }
     __syncthreads();
     if (d >= a.head_dim) return;
     /* In ascending order, for where a partition stands among those of a step depends on the step's first row. */
     float out = 0, sum = 0;
 #pragma unroll
-    for (int i = 0; i < MERGE_AHEAD; i++) {
+    for (int i = 0; i < AHEAD; i++) {
         if (i >= used || weight[i].x == 0) continue;
         out += weight[i].x * ahead[i];
         sum += weight[i].y;
     }
 #pragma unroll 16
-    for (int i = MERGE_AHEAD; i < used; i++) {
+    for (int i = AHEAD; MORE && i < used; i++) {
         float value = __ldcg(partial + (size_t)i * a.head_dim);
         if (weight[i].x == 0) continue;
         out += weight[i].x * value;
@@ -56,7 +62,8 @@ static __global__ __launch_bounds__(MERGE_THREADS) void merge_kernel(const cuda_
 }
 
 void cuda_merge_partitions(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
-    launch_kernel(l, merge_kernel, dim3(rows * a->heads, ceil_div(a->head_dim, MERGE_THREADS)), dim3(MERGE_THREADS),
+    auto kernel = a->partitions <= MERGE_FEW ? merge_kernel<MERGE_FEW> : merge_kernel<MERGE_AHEAD>;
+    launch_kernel(l, kernel, dim3(rows * a->heads, ceil_div(a->head_dim, MERGE_THREADS)), dim3(MERGE_THREADS),
                   (size_t)a->partitions * sizeof(float2), batch, *a);
 }
 
