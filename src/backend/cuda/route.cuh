@@ -36,8 +36,8 @@ struct route_scratch {
 };
 
 /* One warp: the `rank` largest of a row's logits, the lowest id first among equals. */
+template <int PER_LANE = CUDA_ROUTE_MAX_EXPERTS / 32>
 static __device__ void choose_experts(const float *logits, int experts, int rank, int *chosen, float *value) {
-    enum { PER_LANE = CUDA_ROUTE_MAX_EXPERTS / 32 };
     int lane = threadIdx.x & 31;
     float v[PER_LANE];
     uint32_t key[PER_LANE]; /* ascends with the value; 0: absent or taken */
@@ -76,6 +76,27 @@ static __device__ void choose_experts(const float *logits, int experts, int rank
             }
         }
     }
+}
+
+/* One warp: the route of one row, from what choose_experts has found. Its code runs once in a launch, and is fetched
+ * for that: it is as short as it can be, and has the operations of make_route. Of what is no number an expert may be
+ * chosen twice: it has two slots then. */
+static __device__ void make_route_of_row(const int *chosen, const float *value, const cuda_route &route,
+                                         const float *expert_scale) {
+    int r = threadIdx.x & 31, mine = min(r, route.rank - 1), id = chosen[mine], slot = 0;
+    float exponential = expf(value[mine] - value[0]), sum = 0;
+    for (int i = 0; i < route.rank; i++) {
+        sum += __shfl_sync(0xffffffffu, exponential, i);
+        slot += chosen[i] < id || (chosen[i] == id && i < mine);
+    }
+    if (r >= route.rank) return;
+    route.weight[r] = exponential / sum * expert_scale[id];
+    route.slot_of[r] = slot;
+    route.slot_row[slot] = 0;
+    route.active[slot] = id;
+    route.active_begin[slot] = slot;
+    route.active_rows[slot] = 1;
+    if (r == 0) *route.active_count = route.rank;
 }
 
 /* A whole block of THREADS: the route of `rows` rows from their logits. Every slot finds its place by counting. */

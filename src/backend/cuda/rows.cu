@@ -118,7 +118,8 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
 enum {
     ROUTED_WARPS = 8,
     ROUTED_THREADS = ROUTED_WARPS * 32,
-    EXPERT_AHEAD = 12 /* loads of an expert's weights ahead */
+    EXPERT_AHEAD = 12, /* loads of an expert's weights ahead */
+    FEW_EXPERTS = 128
 };
 
 struct routed_memory {
@@ -230,7 +231,15 @@ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_const
         __threadfence();
     }
     __syncthreads();
-    if (m.last) make_route<ROUTED_THREADS>(m.scratch, route, m.expert_scale, gridDim.y);
+    if (!m.last) return;
+    if (gridDim.y == 1 && route.experts <= FEW_EXPERTS) {
+        if (warp) return;
+        choose_experts<FEW_EXPERTS / 32>(route.logits, route.experts, route.rank, m.scratch.chosen, m.scratch.value);
+        __syncwarp();
+        make_route_of_row(m.scratch.chosen, m.scratch.value, route, m.expert_scale);
+        return;
+    }
+    make_route<ROUTED_THREADS>(m.scratch, route, m.expert_scale, gridDim.y);
 }
 
 template <int V>
