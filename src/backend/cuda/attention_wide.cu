@@ -649,9 +649,13 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
 
 /* -------------------------------------------------------------------------------------------------------- launches */
 
+/* From so many on few queries are faster here, too. */
+enum { WIDE_PARTITIONS = 256 };
+
 bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
     cudaFuncAttributes attributes;
-    if (a->segment_rows * (a->heads / a->kv_heads) <= QUERIES) return false; /* attention_runs.cu starts earlier */
+    bool few = a->segment_rows * (a->heads / a->kv_heads) <= QUERIES;
+    if (few && a->partitions < WIDE_PARTITIONS) return false; /* attention_runs.cu starts earlier */
     if (a->codes || a->head_dim != wide::D || a->pairs != wide::PAIRS || !a->k_norm || a->sliding_window || a->final ||
         a->drafter || a->restored_k || l->block_bytes < WIDE_BYTES)
         return false;
