@@ -2,12 +2,9 @@
  * sines. Bound: latency. */
 #include <float.h>
 
+#include "backend/cuda/heads.cuh"
 #include "backend/cuda/kv_codes.cuh"
 #include "backend/cuda/kv_q4.cuh"
-
-static __device__ __forceinline__ size_t store_row(const cuda_layer_view &view, int position) {
-    return (size_t)(view.capacity ? position % view.capacity : position);
-}
 
 enum { HEAD_WARPS = 4 };
 
@@ -44,21 +41,20 @@ static __device__ __forceinline__ void store_codes(const float (&v)[PER_LANE], i
     }
 }
 
-/* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers, exchanged through shared memory for RoPE.
- * Q4: for layers in 4 bits alone, whose storing takes registers. */
+/* One warp per head of a row; PER_LANE = head_dim / 32 elements in registers. Q4: for layers in 4 bits alone, whose
+ * storing takes registers. */
 template <int PER_LANE, bool Q4>
 static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const cuda_batch *batch, int prompt,
                                                                            const __grid_constant__ cuda_heads a) {
-    __shared__ float buffers[HEAD_WARPS][PER_LANE * 32];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = a.head_dim, half = d / 2;
+    [[maybe_unused]] __shared__ float buffers[HEAD_WARPS][Q4 ? PER_LANE * 32 : 1];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, d = a.head_dim;
     int row = blockIdx.x, unit = blockIdx.y * HEAD_WARPS + warp;
     int keys = a.k && a.v ? a.kv_heads : 0, values = a.k ? a.kv_heads : 0;
     bool is_q = unit < a.heads, is_k = !is_q && unit < a.heads + keys;
     const float *norm = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
-    float weight[PER_LANE], v[PER_LANE], sum = 0;
+    float weight[PER_LANE], v[PER_LANE];
     if (unit >= a.heads + keys + values) return;
-#pragma unroll
-    for (int e = 0; e < PER_LANE; e++) weight[e] = norm && e * 32 + lane < d ? norm[e * 32 + lane] : 1.0f;
+    load_head_norm(weight, norm, d);
     /* Written before the step's first kernel. */
     const cuda_row *mine = &batch->row[prompt ? 0 : row];
     const cuda_cache_view *cache = prompt ? batch->step[0].cache : mine->cache;
@@ -70,30 +66,9 @@ static __global__ __launch_bounds__(HEAD_WARPS * 32) void head_rows_kernel(const
     const float *source =
         is_q ? a.q + (size_t)row * a.heads * d : (is_k || !a.v ? a.k : a.v) + (size_t)row * a.kv_heads * d;
     source += (size_t)head * d;
-    const float2 *turns = a.turns + (size_t)row * a.pairs;
-#pragma unroll
-    for (int e = 0; e < PER_LANE; e++) {
-        v[e] = e * 32 + lane < d ? __ldcg(source + e * 32 + lane) : 0;
-        sum += v[e] * v[e];
-    }
-    float scale = 1.0f;
-    if (is_q || is_k || a.norm_v) scale = rsqrtf(warp_sum(sum) / (float)d + a.eps);
-#pragma unroll
-    for (int e = 0; e < PER_LANE; e++) {
-        v[e] *= scale * weight[e];
-        buffers[warp][e * 32 + lane] = v[e];
-    }
-    __syncwarp();
-    if (is_q || is_k) {
-#pragma unroll
-        for (int e = 0; e < PER_LANE; e++) {
-            int i = e * 32 + lane, j = i < half ? i : i - half;
-            if (i >= d || j >= a.pairs) continue;
-            float2 turn = __ldcg(turns + j); /* cosine, sine */
-            float other = buffers[warp][i < half ? i + half : j];
-            v[e] = i < half ? v[e] * turn.x - other * turn.y : v[e] * turn.x + other * turn.y;
-        }
-    }
+    load_head(v, source, d);
+    norm_head(v, weight, is_q || is_k || a.norm_v, d, a.eps);
+    if (is_q || is_k) turn_head(v, a.turns + (size_t)row * a.pairs, a.pairs, d);
     if (is_q) {
         bf16 *out = as_bf16(a.q_out) + ((size_t)row * a.heads + head) * d;
 #pragma unroll

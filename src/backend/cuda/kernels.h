@@ -8,6 +8,7 @@
 #define KAKEYA_BACKEND_CUDA_KERNELS_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <vector_types.h>
@@ -393,6 +394,9 @@ typedef struct cuda_attention {
     int segments, segment_rows; /* of the pass, with those that it is filled up with; the most rows of one of them */
 } cuda_attention;
 void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows);
+/* Does one kernel do what cuda_head_rows and cuda_attend do for a row alone, with the same bits? */
+bool cuda_attend_makes_heads(const cuda_attention *a, const cuda_heads *h);
+void cuda_attend_new(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const cuda_heads *h);
 /* Once per device and head dimension, before the first launch; an error where the dimension is not supported. */
 cudaError_t cuda_attention_prepare(int head_dim);
 /* Partitions that a decode step ending at position `end` (exclusive) can touch. */

@@ -120,14 +120,14 @@ static cuda_kv_codes codes_of(const cuda_pass *p, int source) {
     return cuda_kv_codes_of(p->cache->t.layer[source].format);
 }
 
-static void run_head_rows(cuda_pass *p, const step_op *op) {
+static cuda_heads heads_of(const cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     cuda_workspace *s = &m->space;
     const gemma4_config *c = m->config;
     const gemma4_layer_config *lc = &c->layer[op->layer];
     const cuda_layer *w = &m->weights.layer[op->layer];
     bool own = op->source == op->layer, chunk = op->index != 0;
-    cuda_heads heads = {
+    return (cuda_heads){
         .q = s->q,
         .k = own ? s->k : NULL,
         .v = own && !lc->k_eq_v ? s->v : NULL,
@@ -147,10 +147,6 @@ static void run_head_rows(cuda_pass *p, const step_op *op) {
         .codes = codes_of(p, op->source),
         .layer = op->layer,
     };
-    if (p->prompt && !heads.codes && prompt_head_rows_fit(&heads))
-        prompt_head_rows(&m->launch, s->batch, &heads, p->rows);
-    else
-        cuda_head_rows(&m->launch, s->batch, p->prompt, &heads, p->rows);
 }
 
 /* Partitions of a decode step's attention; those of restored keys have places of their own. */
@@ -204,9 +200,32 @@ static cuda_attention attention_of(const cuda_pass *p, const step_op *op) {
     return a;
 }
 
+/* Does the attention that follows do it? */
+static bool attention_makes_heads(const cuda_pass *p, const step_op *op, const cuda_heads *heads) {
+    if (p->prompt || p->model->watch || op[1].kind != STEP_ATTEND) return false;
+    cuda_attention a = attention_of(p, &op[1]);
+    return cuda_attend_makes_heads(&a, heads);
+}
+
+static void run_head_rows(cuda_pass *p, const step_op *op) {
+    backend_model *m = p->model;
+    cuda_heads heads = heads_of(p, op);
+    if (attention_makes_heads(p, op, &heads)) return;
+    if (p->prompt && !heads.codes && prompt_head_rows_fit(&heads))
+        prompt_head_rows(&m->launch, m->space.batch, &heads, p->rows);
+    else
+        cuda_head_rows(&m->launch, m->space.batch, p->prompt, &heads, p->rows);
+}
+
 static void run_attend(cuda_pass *p, const step_op *op) {
+    const cuda_launch *l = &p->model->launch;
+    const cuda_batch *batch = p->model->space.batch;
     cuda_attention a = attention_of(p, op);
-    cuda_attend(&p->model->launch, p->model->space.batch, &a, op->rows);
+    cuda_heads heads = heads_of(p, op - 1); /* behind its head norms */
+    if (attention_makes_heads(p, op - 1, &heads))
+        cuda_attend_new(l, batch, &a, &heads);
+    else
+        cuda_attend(l, batch, &a, op->rows);
 }
 
 static void run_attend_latents(cuda_pass *p, const step_op *op) {

@@ -132,6 +132,15 @@ cudaError_t cuda_restore_prepare(int largest_head_dim) {
     (void)largest_head_dim;
     return cudaSuccess;
 }
+bool cuda_attend_makes_heads(const cuda_attention *a, const cuda_heads *h) {
+    return a->segments == 1 && a->segment_rows == 1 && a->sliding_window && !a->final && h->k && h->v;
+}
+
+void cuda_attend_new(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const cuda_heads *h) {
+    cuda_head_rows(l, batch, 0, h, 1);
+    cuda_attend(l, batch, a, 1);
+}
+
 int cuda_attention_partitions(int sliding_window, int rows, int end) {
     return 1 + (sliding_window ? sliding_window + rows : end) / 128;
 }
