@@ -69,7 +69,7 @@ typedef enum kakeya_kv_format {
     KAKEYA_KV_F32,
     KAKEYA_KV_BF16,
     KAKEYA_KV_Q8, /* full-attention layers in 8 bits with a scale per head, everything that is bounded in bf16 */
-    KAKEYA_KV_Q4, /* the same in 4 bits, on a CPU alone; what it costs in fidelity: docs/formats.md */
+    KAKEYA_KV_Q4, /* the same in 4 bits, experimental; what it costs in fidelity: docs/formats.md */
 } kakeya_kv_format;
 
 typedef enum kakeya_attention {
