@@ -75,7 +75,7 @@ typedef struct backend_measure_ops {
     /* Bytes of k activations as this machine's products with weights of a format take them; exact_too: and as those
      * take them that round nothing. NULL: told with a model alone. */
     size_t (*input_bytes)(weight_format format, size_t k, bool exact_too);
-    /* Backend cpu: of keys that are kept for the session computed last, where there is an f_theta (restored_keys.h). */
+    /* Backend cpu: of keys that are kept for the session computed last, if it restores (restored_keys.h). */
     size_t (*restored_key_bytes)(const gemma4_config *config);
     kakeya_status (*probe)(backend_model *model, backend_probe *out, kakeya_error *error);
     /* NULL: nothing is known beside free_bytes. */

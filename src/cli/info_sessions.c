@@ -98,11 +98,11 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
                     precision == KAKEYA_PRECISION_BF16 || precision == KAKEYA_PRECISION_INT8;
         room->format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
-    if (room->device == ROOM_GPU && (room->format == KAKEYA_KV_F32 || room->format == KAKEYA_KV_Q4)) {
+    if (room->device == ROOM_GPU && room->format == KAKEYA_KV_F32) {
         const char *format = kakeya_kv_format_name(room->format);
         free(room);
         return error_set(error, KAKEYA_UNSUPPORTED,
-                         "--kv-format %s: GPUs keep bf16 or q8; --backend cpu asks for a machine", format);
+                         "--kv-format %s: GPUs keep bf16, q8 or q4; --backend cpu asks for a machine", format);
     }
     for (int p = 0; p < INFO_POLICIES; p++) {
         if (!info_possible(s, &info_policies[p])) continue;

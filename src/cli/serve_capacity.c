@@ -79,8 +79,9 @@ static kakeya_status check(const capacity *c, kakeya_error *error) {
     return error_set(error, KAKEYA_OUT_OF_MEMORY,
                      "no session of %s tokens fits: it takes %s beside %sabout %s of workspace, of %s %s%s",
                      format_count(a, c->subject.context),
-                     format_bytes(b, (double)(cell->session.kv + cell->session.own + cell->session.beginning)), beside,
-                     format_bytes(d, (double)c->room->engine[last].workspace),
+                     format_bytes(b, (double)(cell->session.kv + cell->session.own + cell->session.shared +
+                                              cell->session.beginning)),
+                     beside, format_bytes(d, (double)c->room->engine[last].workspace),
                      format_bytes(e, (double)offered(c->room)),
                      c->room->limited ? "that --memory-limit allows" : "that are free", hint);
 }

@@ -86,10 +86,6 @@ static size_t cpu_input_bytes(const gemma4_config *c, const widths *w) {
     return bytes;
 }
 
-static size_t cpu_restored_bytes(const gemma4_config *c, const widths *w) {
-    return w->rank ? backend_measure_find(backend_find("cpu", NULL))->restored_key_bytes(c) : 0;
-}
-
 /* Floats of rows of the largest forward. */
 static size_t cpu_row_floats(const gemma4_config *c, const widths *w, size_t rows) {
     size_t activations =
@@ -131,7 +127,7 @@ static size_t cpu_head_bytes(const gemma4_config *c) {
 
 static size_t cpu_bytes(const gemma4_config *c, const widths *w, size_t rows, size_t threads) {
     return sizeof(float) * (cpu_row_floats(c, w, rows) + cpu_attention_floats(c, w, threads)) +
-           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c) + cpu_restored_bytes(c, w);
+           rows * cpu_input_bytes(c, w) + cpu_head_bytes(c);
 }
 
 static size_t gpu_row_bytes(const gemma4_config *c, const widths *w) {
@@ -186,10 +182,13 @@ room_session room_of_session(const kakeya_description *d, room_device device, co
     timeline beginning = t;
     if (t.prompt_capacity != t.decode_capacity) beginning.reserved_capacity = t.prompt_capacity;
     session.beginning = kv_bytes(&beginning, granule).total - session.kv;
+    if (device == ROOM_CPU && options->attention == KAKEYA_ATTENTION_RESTORED)
+        session.shared = backend_measure_find(backend_find("cpu", NULL))->restored_key_bytes(d->verifier);
     return session;
 }
 
 size_t room_sessions(size_t memory_bytes, const room_engine *engine, const room_session *session) {
-    size_t each = session->kv + session->own, once = engine->weights + engine->workspace + session->beginning;
+    size_t each = session->kv + session->own;
+    size_t once = engine->weights + engine->workspace + session->shared + session->beginning;
     return memory_bytes > once && each ? (memory_bytes - once) / each : 0;
 }

@@ -12,6 +12,7 @@ typedef struct room_session {
     size_t own;       /* beside it: hidden states that wait for the drafter's context, token ids, row kinds */
     size_t beginning; /* beyond these while its first answer begins: the rings of its prompt. One session at a time is
                          there, as prompts are computed one after the other */
+    size_t shared;    /* what the first such session adds to the engine's workspace, for all of them */
 } room_session;
 
 /* What is held once, whatever the number of sessions. */

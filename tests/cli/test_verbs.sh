@@ -102,7 +102,7 @@ json_holds "8 bits halve what grows: under 0.55 GB for 62,000 tokens, none of it
     $q8.total < 550000000 and $q8.sliding == $bf16.sliding and ($q8.full / $bf16.full | . > 0.503 and . < 0.505)'
 json_holds "4 bits take 2,920 bytes a token" '
     [.sessions[] | select(.attention == "native" and .kv_format == "q4")][0].kv_bytes.full / 62000 | . > 2900 and . < 2940'
-fails_with "a GPU that is asked for 32 bits" "--kv-format f32: GPUs keep bf16 or q8" \
+fails_with "a GPU that is asked for 32 bits" "--kv-format f32: GPUs keep bf16, q8 or q4" \
     info --synthetic 26b-a4b --sessions --memory 141G --kv-format f32
 shapes="31b 12b e2b e4b 26b-a4b:layers=6"
 short_sweeps && shapes="e2b 26b-a4b:layers=6"

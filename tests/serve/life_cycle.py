@@ -284,7 +284,7 @@ def _():
     plain = Server(*FORMER)
     expected = [plain.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)).json["choices"] for p in prompts]
     plain.stop()
-    s = Server("--memory-limit", "46600K", "--context", "1000", "--cache-ram", "0", "--threads", "2", *FORMER)
+    s = Server("--memory-limit", "44M", "--context", "1000", "--cache-ram", "0", "--threads", "2", *FORMER)
     for again in range(1, 21):  # until they have met: where threads stand still they come one after the other
         replies = in_threads([lambda p=p: s.post("/v1/chat/completions", chat(p, max_tokens=120, ignore_eos=True)) for p in prompts])
         for i, reply in enumerate(replies):

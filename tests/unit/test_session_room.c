@@ -130,7 +130,7 @@ static void test_sessions_that_fit(void **state) {
         room_session room = room_of_session(description, ROOM_CPU, &options, TOKENS);
         room_engine once = held;
         once.workspace += (size_t)1 << 20; /* RoPE tables of the first session, buffers of its sampling */
-        size_t limit = once.workspace + room.beginning + (room.kv + room.own) * 11 / 2;
+        size_t limit = once.workspace + room.shared + room.beginning + (room.kv + room.own) * 11 / 2;
         size_t promised = room_sessions(limit, &once, &room), opened = 0;
         assert_int_equal(promised, 5);
         engine = demo(limit);

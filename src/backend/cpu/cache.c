@@ -1,6 +1,7 @@
 #include "backend/cpu/cache.h"
 
 #include "backend/cpu/draft.h"
+#include "backend/cpu/restored_keys.h"
 #include "backend/cpu/token_latents.h"
 
 kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *options, backend_cache **out,
@@ -10,7 +11,13 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
         .drafter = m->options.drafter ? &m->options.drafter->config : NULL,
         .f_theta = m->options.f_theta ? &m->options.f_theta->config : NULL,
     };
-    return host_cache_create(m, &models, options, out, error);
+    kakeya_status status = host_cache_create(m, &models, options, out, error);
+    if (status || options->attention != KAKEYA_ATTENTION_RESTORED) return status;
+    status = restored_keys_create(m, error);
+    if (!status) return KAKEYA_OK;
+    host_cache_destroy(*out);
+    *out = NULL;
+    return status;
 }
 
 kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error) {

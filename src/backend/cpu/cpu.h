@@ -142,7 +142,7 @@ struct backend_model {
     /* f_theta workspace, rows x ... */
     float *latent_in, *latent_out; /* inputs of the encoders (aux hidden states); codes, then values of a layer */
     packed_rows packed_latent_in;
-    struct restored_keys *restored_keys; /* restored_keys.h */
+    struct restored_keys *_Atomic restored_keys; /* restored_keys.h; since the first cache that restores */
 };
 
 #endif

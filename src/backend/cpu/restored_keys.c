@@ -1,5 +1,7 @@
 #include "backend/cpu/restored_keys.h"
 
+#include <stdatomic.h>
+
 struct restored_keys {
     uint64_t owner; /* backend_cache.id; 0: nobody */
     int blocks;     /* of a head */
@@ -35,20 +37,28 @@ size_t restored_keys_bytes(const gemma4_config *config) {
     return all ? sizeof(restored_keys) + all * sizeof(restored_key_block) + floats * sizeof(float) : 0;
 }
 
+static void free_keys(restored_keys *r) {
+    if (!r) return;
+    mem_free(r->block);
+    mem_free(r->keys);
+    mem_free(r);
+}
+
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
     const int blocks = blocks_of(c);
-    size_t floats, all = m->options.f_theta ? count_blocks(c, &floats) : 0;
-    if (all == 0) return KAKEYA_OK;
+    size_t floats, all = count_blocks(c, &floats);
+    if (all == 0 || m->restored_keys) return KAKEYA_OK;
     restored_keys *r = mem_alloc(m->account, MEM_WORKSPACE, sizeof *r);
-    m->restored_keys = r;
     if (r) {
         r->block = mem_alloc(m->account, MEM_WORKSPACE, all * sizeof *r->block);
         r->keys = mem_alloc(m->account, MEM_WORKSPACE, floats * sizeof *r->keys);
     }
-    if (!r || !r->block || !r->keys)
+    if (!r || !r->block || !r->keys) {
+        free_keys(r);
         return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory: restored keys need another %zu bytes",
                          floats * sizeof *r->keys);
+    }
     r->blocks = blocks;
     float *at = r->keys;
     for (int i = 0, n = 0; i < c->layers; i++) {
@@ -59,14 +69,13 @@ kakeya_status restored_keys_create(backend_model *m, kakeya_error *error) {
         }
         r->first[i + 1] = n;
     }
+    restored_keys *nobody = NULL; /* sessions may be opened side by side */
+    if (!atomic_compare_exchange_strong(&m->restored_keys, &nobody, r)) free_keys(r);
     return KAKEYA_OK;
 }
 
 void restored_keys_destroy(backend_model *m) {
-    if (!m->restored_keys) return;
-    mem_free(m->restored_keys->block);
-    mem_free(m->restored_keys->keys);
-    mem_free(m->restored_keys);
+    free_keys(m->restored_keys);
     m->restored_keys = NULL;
 }
 

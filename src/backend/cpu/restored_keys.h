@@ -19,9 +19,10 @@ typedef struct restored_key_block {
     unsigned valid; /* bit i: row i is the key of position base + i */
 } restored_key_block;
 
-/* What they take where a model has an f_theta. */
+/* What they take. */
 size_t restored_keys_bytes(const gemma4_config *config);
-/* m->restored_keys, or NULL where the model has nothing to restore. */
+/* m->restored_keys, if there are none yet and the model has sliding layers. Any thread; called for each cache that
+ * restores, so that others pay nothing. */
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error);
 void restored_keys_destroy(backend_model *m);
 

@@ -256,7 +256,6 @@ kakeya_status workspace_create(backend_model *m, kakeya_error *error) {
     kakeya_status status = allocate_verifier(m, &limits, &packings, error);
     if (!status && m->options.drafter) status = allocate_drafter(m, &packings, error);
     if (!status && m->options.f_theta) status = allocate_f_theta(m, &packings, error);
-    if (!status) status = restored_keys_create(m, error);
     if (!status) status = allocate_scratch(m, &limits, error);
     return status;
 }
