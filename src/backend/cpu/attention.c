@@ -711,8 +711,7 @@ void attention_run(backend_model *m, int layer, const attention_segment *segment
     context.n_segments = n_segments;
     context.burst = burst;
     context.n_items = context.n_groups = context.n_waves = 0;
-    const backend_cache *keeping[BACKEND_MAX_SEGMENTS] = {NULL};
-    int items = 0, n_keeping = 0;
+    int items = 0;
     bool any_split = false;
     for (int i = 0; i < n_segments; i++) {
         const attention_segment *s = &segments[i];
@@ -720,13 +719,10 @@ void attention_run(backend_model *m, int layer, const attention_segment *segment
         context.split[i] = !burst && s->rows <= BACKEND_MAX_DECODE_ROWS && lc->type == GEMMA4_FULL &&
                            partitions_at(s) > 1 && m->threads > 1;
         any_split |= context.split[i];
-        if (s->cache->t.layer[lc->kv_source].restored && s->rows <= BACKEND_MAX_DECODE_ROWS)
-            keeping[n_keeping++] = s->cache;
         context.first_item[i] = items;
         if (!context.split[i]) items += (s->rows + tokens - 1) / tokens * lc->kv_heads;
     }
     context.first_item[n_segments] = items;
-    restored_keys_take(m, keeping, n_keeping);
     if (items) thread_pool_for(m->pool, (size_t)items, 1, run_tiles, &context);
     if (any_split) run_split(&context);
 }

@@ -13,6 +13,7 @@
 #include "backend/cpu/experts.h"
 #include "backend/cpu/head.h"
 #include "backend/cpu/matrix.h"
+#include "backend/cpu/restored_keys.h"
 #include "backend/cpu/rope.h"
 #include "backend/cpu/watch.h"
 #include "backend/measure.h"
@@ -520,6 +521,12 @@ static void begin_segments(forward_step *f) {
         if (c->tokens)
             memcpy(c->tokens + c->t.length, f->requests[s].tokens, (size_t)f->requests[s].n * sizeof *c->tokens);
     }
+    int n_keeping = 0;
+    for (int s = 0; s < f->n_segments; s++) {
+        bool restores = caches[s]->t.options.attention == KAKEYA_ATTENTION_RESTORED;
+        if (restores && f->segments[s].rows <= BACKEND_MAX_DECODE_ROWS) caches[n_keeping++] = caches[s];
+    }
+    restored_keys_take(f->model, caches, n_keeping);
 }
 
 /* The rows become pending. What follows prompt rows is made here, while their aux hidden states are there. */

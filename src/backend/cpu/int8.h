@@ -4,15 +4,19 @@
  *   sx = a / 127,  X_i = rint(x_i * (127 / a)),  S = sum X_i;   a < 2^-100: sx = 0, X = 0;   a not finite: sx is NaN.
  * A weight block of 32 has codes c_i and a scale d, perhaps a minimum's coefficient m (MLX's bias); or two whole
  * scales of 16 codes each beside d; or d (and m) for each 16; or d and a zero point z beside codes. For every output
- * and row, one float32 sum takes the blocks in ascending order, each by one rounding (fma): one scale:          acc =
- * fma(d * sx, (float)sum c_i X_i, acc) scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc) two whole
- * scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc) a zero point:       acc = fma(d * sx, (float)(sum c_i
- * X_i - z S), acc) halves:             of the first 16 codes, then of the last 16, what is said above of 32 Fine input
- * is x in two parts: as above, and by the same definition what that leaves, x_i - sx X_i. A result is the product with
- * the first part plus the product with the second, each as above. A factor of the whole row (NVFP4) multiplies the end
- * result, a divisor divides it. Sums of integers are exact and below 2^24. So the bits of a result depend on its row
- * and its weights alone: not on the instruction set, nor on how many rows, outputs or threads there are, nor on whether
- * the weights lie in rows or in tiles. */
+ * and row, one float32 sum takes the blocks in ascending order, each by one rounding (fma):
+ *   one scale:          acc = fma(d * sx, (float)sum c_i X_i, acc)
+ *   scale and minimum:  the same, then acc = fma(m * sx, (float)S, acc)
+ *   two whole scales:   acc = fma(d * sx, (float)(s_0 I_0 + s_1 I_1), acc)
+ *   a zero point:       acc = fma(d * sx, (float)(sum c_i X_i - z S), acc)
+ *   halves:             of the first 16 codes, then of the last 16, what is said above of 32
+ *
+ * Fine input is x in two parts: as above, and by the same definition what that leaves, x_i - sx X_i. A result is the
+ * product with the first part plus the product with the second, each as above.
+ *
+ * A factor of the whole row (NVFP4) multiplies the end result, a divisor divides it. Sums of integers are exact and
+ * below 2^24. So the bits of a result depend on its row and its weights alone: not on the instruction set, nor on how
+ * many rows, outputs or threads there are, nor on whether the weights lie in rows or in tiles. */
 #ifndef KAKEYA_BACKEND_CPU_INT8_H
 #define KAKEYA_BACKEND_CPU_INT8_H
 

@@ -79,7 +79,7 @@ void restored_keys_destroy(backend_model *m) {
     m->restored_keys = NULL;
 }
 
-void restored_keys_take(backend_model *m, const backend_cache *const *caches, int n) {
+void restored_keys_take(backend_model *m, backend_cache *const *caches, int n) {
     restored_keys *r = m->restored_keys;
     if (!r || n == 0) return;
     for (int i = 0; i < n; i++)

@@ -26,9 +26,9 @@ size_t restored_keys_bytes(const gemma4_config *config);
 kakeya_status restored_keys_create(backend_model *m, kakeya_error *error);
 void restored_keys_destroy(backend_model *m);
 
-/* Before the attention of a forward: the caches that it computes. Where none of them has the keys, the first one takes
- * them over. */
-void restored_keys_take(backend_model *m, const backend_cache *const *caches, int n);
+/* Before the layers of a forward: the caches that restore, and of which it computes few rows. Where none of them has
+ * the keys, the first one takes them over. */
+void restored_keys_take(backend_model *m, backend_cache *const *caches, int n);
 /* The block that begins at `base`, for reading and for writing; NULL where the cache or the layer has none. One thread
  * at a time may ask for a layer's head. */
 restored_key_block *restored_keys_at(const backend_cache *c, int layer, int head, int base);
