@@ -765,7 +765,7 @@ static void refusals(void **state) {
     cache_options.account = &account;
     cache_options.kv_format = KV_FORMAT_F32;
     assert_int_equal(ops->cache_create(backend, &cache_options, &cache, &refusal), KAKEYA_UNSUPPORTED);
-    assert_non_null(strstr(refusal.message, "keeps bf16 or q8"));
+    assert_non_null(strstr(refusal.message, "keeps bf16, q8 or q4"));
     ops->model_destroy(backend);
     gemma4_model_close(model);
     assert_int_equal(mem_total(&account), 0);
