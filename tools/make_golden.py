@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random Gemma 4 text models and what Hugging Face transformers computes for them, in float32.
 
-    tools/make_golden.py vectors tests/data/golden/forms   writes the bundled forms anew
+    tools/make_golden.py vectors tests/data/golden/forms   writes the bundled forms anew (then gzip -9n)
     tools/make_golden.py write DIRECTORY SEED              one checkpoint with golden.safetensors beside it
     tools/make_golden.py check KAKEYA FIRST LAST           compares the command with the reference on seeds FIRST..LAST
 

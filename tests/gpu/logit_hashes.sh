@@ -20,9 +20,15 @@ ids() { # COUNT VOCABULARY: tokens in no order
 }
 
 hash_of() { # MODEL PROMPT_LENGTH OPTION...
-    model=$1 prompt=$2
+    model=$1 prompt=$2 folder=$1
     shift 2
-    if "$kakeya" score --backend "$backend" --precision "$precision" --model "$model" --ids-file "$scratch/ids" \
+    if ls "$model"/*.gz >/dev/null 2>&1; then
+        folder=$scratch/model
+        rm -rf "$folder"
+        cp -r "$model" "$folder"
+        gunzip "$folder"/*.gz
+    fi
+    if "$kakeya" score --backend "$backend" --precision "$precision" --model "$folder" --ids-file "$scratch/ids" \
         --prompt-length "$prompt" --out "$scratch/out" --hidden-states "$@" >/dev/null 2>"$scratch/error"; then
         hash=$(sha256sum "$scratch/out" | cut -c 1-16)
     else

@@ -8,6 +8,7 @@
 #include "gguf_models.h"
 #include "kernel_operands.h"
 #include "model/tensors.h"
+#include "packed.h"
 #include "scratch.h"
 
 #include <dirent.h>
@@ -33,7 +34,7 @@ static void test_blocks(void **state) {
     } formats[] = {{WEIGHT_Q4_0, "q4_0"}, {WEIGHT_Q4_1, "q4_1"}, {WEIGHT_Q5_0, "q5_0"}, {WEIGHT_Q5_1, "q5_1"},
                    {WEIGHT_Q8_0, "q8_0"}, {WEIGHT_Q4_K, "q4_k"}, {WEIGHT_Q5_K, "q5_k"}, {WEIGHT_Q6_K, "q6_k"}};
     safetensors *file;
-    assert_ok(safetensors_open(QUANT "quantisers.safetensors", &file, &error));
+    assert_ok(safetensors_open(unpacked_file(QUANT "quantisers.safetensors"), &file, &error));
     for (size_t f = 0; f < COUNT(formats); f++) {
         char key[32];
         snprintf(key, sizeof key, "%s.x", formats[f].key);
@@ -65,7 +66,7 @@ static void test_importances(void **state) {
     } formats[] = {{WEIGHT_Q4_0, "q4_0"}, {WEIGHT_Q4_1, "q4_1"}, {WEIGHT_Q5_0, "q5_0"}, {WEIGHT_Q5_1, "q5_1"},
                    {WEIGHT_Q4_K, "q4_k"}, {WEIGHT_Q5_K, "q5_k"}, {WEIGHT_Q6_K, "q6_k"}};
     safetensors *file;
-    assert_ok(safetensors_open(QUANT "quantisers.safetensors", &file, &error));
+    assert_ok(safetensors_open(unpacked_file(QUANT "quantisers.safetensors"), &file, &error));
     for (size_t f = 0; f < COUNT(formats); f++) {
         static const char *const parts[] = {"x", "importance", "fitted"};
         enum { K = 512 };
@@ -112,7 +113,7 @@ static void test_affine(void **state) {
         char name[512], key[64];
         safetensors *file;
         snprintf(name, sizeof name, QUANT "mlx-affine-%d.safetensors", b);
-        assert_ok(safetensors_open(name, &file, &error));
+        assert_ok(safetensors_open(unpacked_file(name), &file, &error));
         const tensor *t[4];
         static const char *const parts[] = {"x", "weight", "scales", "biases"};
         for (int p = 0; p < 4; p++) {

@@ -1,6 +1,7 @@
 /* The forward pass against vectors computed by Hugging Face transformers in float32: random models of every text form,
  * logits, hidden states and greedy continuations. Protects arithmetic and layer order. */
 #include "golden.h"
+#include "packed.h"
 
 typedef struct loaded {
     mem_account account;
@@ -15,9 +16,9 @@ static void load(loaded *l, const char *name, const char *isa, int threads) {
     memset(l, 0, sizeof *l);
     mem_account_init(&l->account, NULL, 0);
     snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, name);
-    REQUIRE_OK(gemma4_model_open(path, &l->account, &l->model, error));
+    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &l->account, &l->model, error));
     snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, name);
-    REQUIRE_OK(safetensors_open(path, &l->vectors, error));
+    REQUIRE_OK(safetensors_open(unpacked_file(path), &l->vectors, error));
     l->ops = backend_find("cpu", NULL);
     backend_model_options options = {.verifier = l->model,
                                      .precision = KAKEYA_PRECISION_F32,

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "formats/gguf.h"
 #include "gguf_writer.h"
+#include "packed.h"
 #include "scratch.h"
 
 #define QUANT KAKEYA_TEST_DATA "/golden/quant/"
@@ -158,7 +159,7 @@ static void assert_part(const gguf *file, size_t index, const cJSON *expected) {
 
 static cJSON *read_json(const char *path) {
     size_t bytes;
-    char *text = scratch_read(path, &bytes);
+    char *text = scratch_read(unpacked_file(path), &bytes);
     cJSON *json = cJSON_ParseWithLength(text, bytes);
     free(text);
     assert_non_null(json);

@@ -411,7 +411,8 @@ static kakeya_status open_both(const char *path) {
 static void test_damaged_models(void **state) {
     (void)state;
     size_t bytes, base_bytes;
-    char *text = scratch_read(QUANT "bad.json", &bytes), *base = scratch_read(QUANT "micro.gguf", &base_bytes);
+    char *text = scratch_read(unpacked_file(QUANT "bad.json"), &bytes),
+         *base = scratch_read(QUANT "micro.gguf", &base_bytes);
     cJSON *json = cJSON_ParseWithLength(text, bytes);
     int cases = 0;
     const cJSON *item, *patch;
@@ -535,7 +536,7 @@ static void test_vocabulary(void **state) {
     assert_ok(gguf_open(scratch_path("vocab.gguf"), &file, &error));
     assert_ok(tokenizer_open_gguf(file, &t, &error));
     gguf_close(file);
-    char *text = scratch_read(QUANT "vocab.json", &bytes);
+    char *text = scratch_read(unpacked_file(QUANT "vocab.json"), &bytes);
     cJSON *json = cJSON_ParseWithLength(text, bytes);
     const cJSON *item;
     int n = 0;

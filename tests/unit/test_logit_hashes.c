@@ -9,6 +9,7 @@
 
 #include "backend/cpu/block.h"
 #include "base/hash.h"
+#include "packed.h"
 #include "sweep.h"
 
 enum { ISAS = 4, PRECISIONS = 2, DRAFTS = 7 };
@@ -125,15 +126,16 @@ static uint64_t hash_model(const model_case *c, kakeya_precision precision, cons
     f_theta_model *f_theta = NULL;
     safetensors *vectors = NULL;
     snprintf(path, sizeof path, "%s%s%s", demo ? KAKEYA_MODELS : KAKEYA_TEST_DATA, demo ? "/" : "/golden/", c->name);
-    REQUIRE_OK(gemma4_model_open(path, &account, &verifier, error));
+    REQUIRE_OK(gemma4_model_open(unpacked_folder(path), &account, &verifier, error));
     if (demo) {
         REQUIRE_OK(dflash_model_open(KAKEYA_MODELS "/demo-dflash", &verifier->config, &account, &drafter, error));
         REQUIRE_OK(f_theta_model_open(KAKEYA_TEST_DATA "/golden/demo-f-theta-regression", &verifier->config,
                                       &drafter->config, &account, &f_theta, error));
-        REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors", &vectors, error));
+        REQUIRE_OK(
+            safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors"), &vectors, error));
     } else {
         snprintf(path, sizeof path, "%s/golden/%s/golden.safetensors", KAKEYA_TEST_DATA, c->name);
-        REQUIRE_OK(safetensors_open(path, &vectors, error));
+        REQUIRE_OK(safetensors_open(unpacked_file(path), &vectors, error));
     }
     const tensor *ids = safetensors_find(vectors, "input_ids");
     const int32_t *tokens = (const int32_t *)(const void *)ids->data;

@@ -7,6 +7,7 @@
 #include "block_operands.h"
 #include "model/gemma4.h"
 #include "model/modules.h"
+#include "packed.h"
 #include "sweep.h"
 
 #define QUANT KAKEYA_TEST_DATA "/golden/quant/"
@@ -28,7 +29,7 @@ static void vectors_open(vectors *v, const char *folder, const char *name) {
     char path[512];
     memset(v, 0, sizeof *v);
     snprintf(path, sizeof path, "%s/%s.safetensors", folder, name);
-    assert_ok(safetensors_open(path, &v->file, &error));
+    assert_ok(safetensors_open(unpacked_file(path), &v->file, &error));
     v->ck.directory = (char *)(uintptr_t) "vectors";
     v->ck.tensors = malloc(v->file->count * sizeof *v->ck.tensors);
     v->ck.n_tensors = v->file->count;

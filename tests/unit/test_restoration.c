@@ -7,6 +7,7 @@
 #include "backend/cpu/rope.h"
 #include "backend/measure.h"
 #include "memory_stream.h"
+#include "packed.h"
 #include "sweep.h"
 
 typedef struct demo {
@@ -106,7 +107,7 @@ static float *stored_logits(safetensors *file, const char *name, size_t count, d
 static void check_drafter(demo *d, const char *vectors, const char *hidden_name, const char *logits_name, int context,
                           int block) {
     safetensors *file = NULL;
-    REQUIRE_OK(safetensors_open(vectors, &file, error));
+    REQUIRE_OK(safetensors_open(unpacked_file(vectors), &file, error));
     const dflash_config *c = &d->drafter->config;
     size_t hidden = (size_t)c->hidden, vocab = (size_t)d->verifier->config.vocab;
     const float *aux = floats(file, "aux", (size_t)(context * c->targets) * (size_t)d->verifier->config.hidden);
@@ -193,8 +194,8 @@ static void drafter_sliding(void **state) {
         memset(&d, 0, sizeof d);
         mem_account_init(&d.account, NULL, 0);
         REQUIRE_OK(gemma4_model_open(KAKEYA_TEST_DATA "/golden/gemma4-tiny-dense", &d.account, &d.verifier, error));
-        REQUIRE_OK(dflash_model_open(KAKEYA_TEST_DATA "/golden/dflash-sliding", &d.verifier->config, &d.account,
-                                     &d.drafter, error));
+        REQUIRE_OK(dflash_model_open(unpacked_folder(KAKEYA_TEST_DATA "/golden/dflash-sliding"), &d.verifier->config,
+                                     &d.account, &d.drafter, error));
         d.ops = backend_find("cpu", NULL);
         backend_model_options options = {.verifier = d.verifier,
                                          .drafter = d.drafter,
@@ -222,7 +223,7 @@ static void f_theta_map(void **state) {
     demo d;
     demo_open_with(&d, KAKEYA_PRECISION_F32, NULL, REFERENCE_F_THETA);
     safetensors *file = NULL;
-    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
+    REQUIRE_OK(safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors"), &file, error));
     const f_theta_model *f = d.f_theta;
     enum { ROWS = 4 };
     for (const char *const *isa = cpu_kernels_supported(); *isa; isa++) {
@@ -290,7 +291,7 @@ static void policies_of_reference(void **state) {
     demo d;
     demo_open_with(&d, KAKEYA_PRECISION_F32, NULL, REFERENCE_F_THETA);
     safetensors *file = NULL;
-    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors", &file, error));
+    REQUIRE_OK(safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/restored_golden.safetensors"), &file, error));
     check_policy(&d, file, 0, "native", KAKEYA_ATTENTION_NATIVE);
     check_policy(&d, file, 0, "drop", KAKEYA_ATTENTION_SINK_WINDOW);
     for (int i = 0; i < (sweep_whole() ? 3 : 1); i++) check_policy(&d, file, i, "restored", KAKEYA_ATTENTION_RESTORED);
@@ -303,7 +304,7 @@ static void demo_hidden_states(void **state) {
     demo d;
     demo_open(&d, KAKEYA_PRECISION_F32, NULL);
     safetensors *file = NULL;
-    REQUIRE_OK(safetensors_open(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors", &file, error));
+    REQUIRE_OK(safetensors_open(unpacked_file(KAKEYA_TEST_DATA "/golden/demo_hidden.safetensors"), &file, error));
     enum { T = 356, LAST = 8, SCORED = 4 };
     size_t vocab = (size_t)d.verifier->config.vocab, hidden = (size_t)d.verifier->config.hidden;
     size_t layers = (size_t)d.verifier->config.layers;

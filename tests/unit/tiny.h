@@ -3,6 +3,7 @@
 #define KAKEYA_TESTS_TINY_H
 
 #include "golden.h"
+#include "packed.h"
 
 /* The backend that is tested; tests are also compiled for others (CMakeLists.txt), which may not have the last of the
  * policies. */
@@ -32,7 +33,7 @@ static inline void tiny_open_weights(tiny *d, const char *verifier, const char *
     d->verifier->config.sliding_window = 40; /* wider than the policies' windows, so that there is something to evict */
     if (drafter) {
         snprintf(path, sizeof path, "%s/golden/%s", KAKEYA_TEST_DATA, drafter);
-        REQUIRE_OK(dflash_model_open(path, &d->verifier->config, &d->account, &d->drafter, error));
+        REQUIRE_OK(dflash_model_open(unpacked_folder(path), &d->verifier->config, &d->account, &d->drafter, error));
     }
     d->ops = backend_find(TINY_BACKEND, NULL);
 }
