@@ -46,15 +46,19 @@ typedef struct pattern_list {
  */
 static bool translate(const char *from, char to[2 * MAX_PATTERN_BYTES + 8]) {
     size_t n = 0, length = strlen(from);
-    bool literal = false;
+    bool literal = false, lazy = false;
     if (length > MAX_PATTERN_BYTES) return false;
     to[n++] = '^';
     to[n++] = '(';
     for (size_t i = 0; i < length; i++) {
         bool repeats = strchr("*+?", from[i]) != NULL, behind = i > 0 && strchr("*+?", from[i - 1]) && !literal;
+        if (from[i] == '?' && behind && !lazy) {
+            lazy = true; /* as few as possible: whether a name matches is the same */
+            continue;
+        }
         if (from[i] == '{' || (repeats && behind) || (from[i] == '+' && i > 0 && from[i - 1] == ')' && !literal))
             return false;
-        literal = false;
+        literal = lazy = false;
         if (from[i] == '(' && from[i + 1] == '?') {
             if (from[i + 2] != ':') return false;
             to[n++] = '(';
@@ -366,7 +370,11 @@ static void read_compressed_tensors(json_reader *r, const cJSON *object, quantis
     q->method = QUANTISATION_COMPRESSED_TENSORS;
     const char *format = json_string(r, object, "format", NULL);
     const cJSON *sparsity = json_object(r, object, "sparsity_config");
-    if (!is_nothing(json_get(object, "transform_config")))
+    const cJSON *transform = json_get(object, "transform_config"),
+                *transforms = cJSON_IsObject(transform) ? transform->child : NULL;
+    bool no_groups =
+        transforms && !transforms->next && strcmp(transforms->string, "config_groups") == 0 && is_nothing(transforms);
+    if (!is_nothing(transform) && !no_groups)
         json_fail(r, KAKEYA_UNSUPPORTED,
                   "quantization_config: transform_config (weights that are rotated) is not supported");
     const char *sparse = json_string(r, sparsity, "format", "dense");

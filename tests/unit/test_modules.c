@@ -348,6 +348,11 @@ static void test_configurations_that_disagree(void **state) {
         {STORED_INT4, "\"Linear\"", "\"re:.*q_proj{1,9}\"", "expression", "not one that is understood"},
         {STORED_INT4, "\"Linear\"", "\"re:.*q_proj++\"", "expression", "not one that is understood"},
         {STORED_INT4, "\"Linear\"", "\"re:((q)+)+\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*?\\\\.q_proj\"", "k_proj is stored as pack-quantized", "says plain"},
+        {STORED_INT4, "\"Linear\"", "\"re:.*?*q_proj\"", "expression", "not one that is understood"},
+        {STORED_INT4, "\"format\"", "\"transform_config\":[1],\"format\"", "transform_config", "not supported"},
+        {STORED_INT4, "\"format\"", "\"transform_config\":{\"config_groups\":{\"a\":1}},\"format\"", "transform_config",
+         "not supported"},
         {STORED_INT4, "\"Linear\"", "\"re:.*q_proj\"", "is stored as pack-quantized", "says plain"},
         {STORED_INT4, "\"lm_head\"", "\"model.layers.2.self_attn.o_proj\"",
          "layers.2.self_attn.o_proj is stored as pack", "says plain"},
@@ -361,6 +366,28 @@ static void test_configurations_that_disagree(void **state) {
         made_model(router ? "gemma4-tiny-moe" : "gemma4-tiny-dense", cases[i].form);
         replace_in_configuration(cases[i].from, cases[i].to);
         check_refused(scratch_path("quantised"), cases[i].first, cases[i].second);
+    }
+}
+
+static void test_configurations_that_agree(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to;
+    } cases[] = {
+        {"\"Linear\"", "\"re:.*?_proj\""},
+        {"\"Linear\"", "\"re:model.+?(self_attn|mlp).*?\""},
+        {"\"format\"", "\"transform_config\":{\"config_groups\":{}},\"format\""},
+        {"\"format\"", "\"transform_config\":null,\"format\""},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        mem_account account;
+        gemma4_model *model;
+        mem_account_init(&account, NULL, 0);
+        made_model("gemma4-tiny-dense", STORED_INT4);
+        replace_in_configuration(cases[i].from, cases[i].to);
+        if (gemma4_model_open(scratch_path("quantised"), &account, &model, &error))
+            fail_msg("%s: %s", cases[i].to, error.message);
+        gemma4_model_close(model);
     }
 }
 
@@ -447,6 +474,7 @@ int main(void) {
         cmocka_unit_test(test_reference_logits),
         cmocka_unit_test(test_models),
         cmocka_unit_test(test_configurations_that_disagree),
+        cmocka_unit_test(test_configurations_that_agree),
         cmocka_unit_test(test_tensors_that_are_missing),
         cmocka_unit_test(test_configuration_beside),
     };
