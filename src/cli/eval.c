@@ -592,9 +592,11 @@ static const cli_command kv_format_command = {
     .summary = "Formats for K/V of full-attention layers: bytes, error, divergence, recall and speed side by side.",
     .operands = "[FILE]...",
     .details = "Sessions keep float32, and every vector of K and V is packed, unpacked and attended as the format\n"
-               "under test gives it back. Text files (without any: the bundled sources) are cut into sequences of\n"
-               "--prompt-length + --score-tokens tokens; each comes with a needle prompt. Formats: identity, bf16,\n"
-               "fp8, q8, affine8, affine4, q4, the lattices d4-10, d4-38, d4-152, e8-9, e8-38, e8-151.\n",
+               "under test gives it back. With --as-stored, and on backends other than cpu, sessions keep the\n"
+               "format: bf16, with which the others are compared, q8 and q4. Text files (without any: the bundled\n"
+               "sources) are cut into sequences of --prompt-length + --score-tokens tokens; each comes with a needle\n"
+               "prompt. Formats: identity, bf16, fp8, q8, affine8, affine4, q4, the lattices d4-10, d4-38, d4-152,\n"
+               "e8-9, e8-38, e8-151.\n",
     .examples = "  kakeya eval kv-format --report k.json && kakeya gate k.json\n"
                 "  kakeya eval kv-format --formats q8,affine4,d4-10,e8-9 --sequences 10 --lines 60\n",
 };
@@ -619,6 +621,8 @@ static int run_kv_format(int argc, char **argv) {
                    .max = 10000, .help = "sequences, each with a needle prompt (5)"),
         CLI_OPTION(.name = "lines", .argument = "N", .kind = CLI_INT, .target = &o.lines, .min = 10, .max = 100000,
                    .help = "haystack lines of the needle prompts (40)"),
+        CLI_OPTION(.name = "as-stored", .kind = CLI_FLAG, .target = &o.as_stored,
+                   .help = "formats that sessions keep, through the backend's own cache and kernels"),
         SEED_OPTION(o),
         MAX_TOKENS_OPTION(o, "24"),
         REPORT_OPTION(c),

@@ -80,10 +80,11 @@ typedef struct eval_kv_format_options {
     int lines;                       /* of the needle prompts */
     int max_tokens;                  /* of their answers */
     uint64_t seed;
-    const char *const *formats; /* names of kv_codec.h; n = 0: all. identity always comes first */
+    const char *const *formats; /* names of kv_codec.h; n = 0: all. identity (as stored: bf16) always comes first */
     size_t n_formats;
+    bool as_stored; /* in sessions that keep K/V in these formats; without it where the backend knows no other way */
 } eval_kv_format_options;
-/* Formats for K/V of full-attention layers, packed and unpacked beside sessions that keep float32. */
+/* Formats for K/V of full-attention layers: packed and unpacked beside sessions that keep float32, or as stored. */
 kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_options *options, eval_report **out,
                              kakeya_error *error);
 

@@ -86,7 +86,7 @@ static const char *const kind_row_keys[EVAL_KIND_COUNT] = {
     [EVAL_KV_FORMAT] =
         "scored_tokens nll kl_from_identity top1_agreements seconds top1_ids token_nll token_kl format lines "
         "expected text correct stored_vectors stored_values stored_bytes store_seconds load_seconds "
-        "layer_error layer_energy",
+        "layer_error layer_energy as_stored kl_from_bf16 verifier_forwards decode_seconds",
     [EVAL_CODE] = "",
     [EVAL_ACCEPTANCE] = "",
     [EVAL_LOSSLESS] = "prompt_kind",
@@ -262,7 +262,8 @@ static const option_rule option_rules[EVAL_KIND_COUNT][MAX_OPTIONS] = {
                         {"samples", TEXTS, 0, 0, NULL},
                         {"lines", COUNT, 10, 1000000, NULL},
                         {"seed", SEED, 0, 0, NULL},
-                        {"formats", NAMES, 0, 0, kv_format_words}},
+                        {"formats", NAMES, 0, 0, kv_format_words},
+                        {"as_stored", FLAG, 0, 0, NULL}},
     [EVAL_CODE] = {SIZES,
                    {"files", TEXTS, 0, 0, NULL},
                    {"prompt_tokens", COUNT, 1, MAX_TOKENS, NULL},
@@ -357,7 +358,7 @@ static void check_promises(gate_context *context) {
 }
 
 static void check_options(gate_context *context) {
-    static const char optional_options[] = "turns"; /* where it is not there, it is 1 */
+    static const char optional_options[] = "turns as_stored"; /* where they are not there: 1, false */
     const option_rule *rules = option_rules[context->kind];
     char list[400] = "";
     if (!cJSON_IsObject(context->options)) {

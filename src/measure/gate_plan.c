@@ -278,14 +278,17 @@ static void plan_kv_format(plan *p) {
     kakeya_error problem;
     size_t at = 0;
     int lines = gate_option(p->context, "lines"), n = cJSON_GetArraySize(samples);
-    if (strcmp(option(p, "formats")->child->valuestring, "identity") != 0)
-        gate_violate(p->context, "OPTIONS_FORM", "options.formats does not begin with identity");
+    bool as_stored = cJSON_IsTrue(option(p, "as_stored"));
+    const char *reference = eval_reference_format(as_stored);
+    if (strcmp(option(p, "formats")->child->valuestring, reference) != 0)
+        gate_violate(p->context, "OPTIONS_FORM", "options.formats does not begin with %s", reference);
     if ((size_t)n > p->limit || niah_rung(lines, n, gate_option_seed(p->context), true, &drawn, &problem)) return;
     cJSON_ArrayForEach(sample, samples) {
         const char *answer = drawn.samples[at++].answer;
         cJSON_ArrayForEach(format, option(p, "formats")) {
             eval_arm arm = arm_of(p, "native", "score");
             arm.scaled_embedding = false;
+            arm.as_stored = as_stored;
             snprintf(arm.kv_format, sizeof arm.kv_format, "%s", format->valuestring);
             if (!add_needle(p, sample->valuestring, &arm, false, lines, answer)) break;
         }

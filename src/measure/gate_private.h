@@ -55,7 +55,8 @@ bool gate_same_rung(const eval_row *a, const eval_row *b);
 /* row i is the first measured one of its arm (and rung, if by_rung) */
 bool gate_first_of_arm(const gate_context *context, size_t i, bool by_rung);
 bool gate_is_native(const eval_row *row);
-/* The row that scores are relative to: native attention; in kv-format, where that is everywhere, nothing quantised. */
+/* The row that scores are relative to: native attention; in kv-format, where that is everywhere, what is
+ * not quantised (rows.h, eval_reference_format). */
 bool gate_is_reference(const gate_context *context, const eval_row *row);
 bool gate_is_restored(const eval_row *row); /* "restored" or "restored-all" */
 

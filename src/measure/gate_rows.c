@@ -10,7 +10,8 @@
 bool gate_measured(const eval_row *row) { return !row->warmup && row->arm.mix_alpha < 0; }
 bool gate_same_rung(const eval_row *a, const eval_row *b) { return a->lines == b->lines; }
 bool gate_is_reference(const gate_context *context, const eval_row *row) {
-    return context->kind == EVAL_KV_FORMAT ? strcmp(row->arm.kv_format, "identity") == 0 : gate_is_native(row);
+    if (context->kind != EVAL_KV_FORMAT) return gate_is_native(row);
+    return strcmp(row->arm.kv_format, eval_reference_format(row->arm.as_stored)) == 0;
 }
 
 bool gate_is_native(const eval_row *row) { return strcmp(row->arm.policy, "native") == 0; }

@@ -221,6 +221,9 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
     bool restored = strncmp(arm->policy, "restored", 8) == 0;
     /* Plain decoding is measured without a drafter, except where restoration needs the drafter's projections. */
     bool plain = strcmp(arm->mode, "ar") == 0 || strcmp(arm->mode, "ngram") == 0 || strcmp(arm->mode, "reforward") == 0;
+    kv_format format = geometry->format;
+    for (int f = 0; arm->as_stored && f < KV_FORMAT_COUNT; f++)
+        if (strcmp(arm->kv_format, kv_format_name((kv_format)f)) == 0) format = (kv_format)f;
     const backend_cache_options options = {
         .attention = restored                                  ? KAKEYA_ATTENTION_RESTORED
                      : strcmp(arm->policy, "sink-window") == 0 ? KAKEYA_ATTENTION_SINK_WINDOW
@@ -229,7 +232,7 @@ backend_cache_bytes kv_geometry_bytes(const kv_geometry *geometry, const eval_ar
         .sink = arm->sink,
         .window = arm->window,
         .draft_window = arm->draft_window,
-        .kv_format = geometry->format,
+        .kv_format = format,
         .keep_draft_context = !plain,
     };
     /* K/V heads are dealt equally, so every device holds the same. */

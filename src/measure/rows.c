@@ -63,12 +63,15 @@ void eval_rows_free(eval_rows *rows) {
     *rows = (eval_rows){0};
 }
 
+const char *eval_reference_format(bool as_stored) { return as_stored ? "bf16" : "identity"; }
+
 bool eval_arm_equal(const eval_arm *a, const eval_arm *b) {
     return strcmp(a->policy, b->policy) == 0 && strcmp(a->mode, b->mode) == 0 && a->sink == b->sink &&
            a->window == b->window && a->draft_window == b->draft_window && a->draft_length == b->draft_length &&
            a->threads == b->threads && a->prompt_chunk == b->prompt_chunk && a->together == b->together &&
            fabs(a->temperature - b->temperature) < 1e-9 && a->scaled_embedding == b->scaled_embedding &&
-           fabs(a->mix_alpha - b->mix_alpha) < 1e-9 && strcmp(a->kv_format, b->kv_format) == 0;
+           fabs(a->mix_alpha - b->mix_alpha) < 1e-9 && strcmp(a->kv_format, b->kv_format) == 0 &&
+           a->as_stored == b->as_stored;
 }
 
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
@@ -78,7 +81,7 @@ void eval_arm_label(const eval_arm *arm, char *out, size_t bytes) {
         return;
     }
     fprintf(stream, "%s %s", arm->policy, arm->mode);
-    if (arm->kv_format[0]) fprintf(stream, " %s", arm->kv_format);
+    if (arm->kv_format[0]) fprintf(stream, " %s%s", arm->kv_format, arm->as_stored ? " as stored" : "");
     if (arm->draft_length) fprintf(stream, " L=%d", arm->draft_length);
     if (strcmp(arm->mode, "ar") != 0) fprintf(stream, " draft-window=%d", arm->draft_window);
     if (strcmp(arm->policy, "native") != 0) fprintf(stream, " window=%d+%d", arm->sink, arm->window);
@@ -196,6 +199,10 @@ static void put_generation(eval_kind kind, const eval_row *row, cJSON *object) {
     }
 }
 
+static const char *divergence_key(eval_kind kind, bool as_stored) {
+    return kind == EVAL_FIDELITY ? "kl_from_native" : as_stored ? "kl_from_bf16" : "kl_from_identity";
+}
+
 static bool put_stored(const eval_row *row, cJSON *object) {
     cJSON_AddStringToObject(object, "format", row->arm.kv_format);
     put_number(object, "lines", row->lines);
@@ -205,6 +212,12 @@ static bool put_stored(const eval_row *row, cJSON *object) {
     put_number(object, "stored_vectors", (double)row->stored_vectors);
     put_number(object, "stored_values", (double)row->stored_values);
     put_number(object, "stored_bytes", (double)row->stored_bytes);
+    if (row->arm.as_stored) {
+        cJSON_AddBoolToObject(object, "as_stored", true);
+        put_number(object, "verifier_forwards", (double)row->verifier_forwards);
+        put_number(object, "decode_seconds", row->decode_seconds);
+        return true;
+    }
     put_number(object, "store_seconds", row->store_seconds);
     put_number(object, "load_seconds", row->load_seconds);
     return put_numbers(object, "layer_error", row->layer_error, (size_t)row->layers) &&
@@ -228,7 +241,7 @@ cJSON *eval_row_to_json(eval_kind kind, const eval_row *row) {
     if (eval_kind_scores(kind)) {
         put_number(object, "scored_tokens", (double)row->scored_tokens);
         put_number(object, "nll", row->nll);
-        put_number(object, kind == EVAL_FIDELITY ? "kl_from_native" : "kl_from_identity", row->kl);
+        put_number(object, divergence_key(kind, row->arm.as_stored), row->kl);
         put_number(object, "top1_agreements", (double)row->agreements);
         put_number(object, "seconds", row->seconds);
         put_kv(object, &row->kv);
@@ -474,6 +487,12 @@ static void get_stored(row_reader *reader, eval_row *row) {
     row->stored_vectors = get_count(reader, "stored_vectors");
     row->stored_values = get_count(reader, "stored_values");
     row->stored_bytes = get_count(reader, "stored_bytes");
+    if (row->arm.as_stored) {
+        if (!get_bool(reader, "as_stored")) missing(reader, "as_stored", "true, or not there");
+        row->verifier_forwards = get_count(reader, "verifier_forwards");
+        row->decode_seconds = get_number(reader, "decode_seconds");
+        return;
+    }
     row->store_seconds = get_number(reader, "store_seconds");
     row->load_seconds = get_number(reader, "load_seconds");
     const cJSON *errors = cJSON_GetObjectItemCaseSensitive(reader->object, "layer_error");
@@ -502,7 +521,8 @@ kakeya_status eval_row_from_json(eval_kind kind, const cJSON *json, eval_row *ou
     if (eval_kind_scores(kind)) {
         out->scored_tokens = get_count(&reader, "scored_tokens");
         out->nll = get_number(&reader, "nll");
-        out->kl = get_number(&reader, kind == EVAL_FIDELITY ? "kl_from_native" : "kl_from_identity");
+        out->arm.as_stored = kind == EVAL_KV_FORMAT && cJSON_GetObjectItemCaseSensitive(json, "as_stored");
+        out->kl = get_number(&reader, divergence_key(kind, out->arm.as_stored));
         out->agreements = get_count(&reader, "top1_agreements");
         out->seconds = get_number(&reader, "seconds");
         get_kv(&reader, &out->kv);

@@ -44,6 +44,7 @@ typedef struct eval_arm {
     bool scaled_embedding; /* drafter block embeddings times sqrt(hidden) */
     double mix_alpha;      /* diagnostics only; negative: none */
     char kv_format[16];    /* kv-format: what K/V of full-attention layers pass (kv_codec.h); otherwise "" */
+    bool as_stored;        /* kv-format: sessions keep K/V in it; else they keep float32 and nothing is stored */
 } eval_arm;
 
 /* A generated continuation (every kind but fidelity) or a scored sequence (fidelity). */
@@ -84,6 +85,7 @@ typedef struct eval_row {
 
     /* kv-format only: what was stored while the tokens were scored */
     int64_t stored_vectors, stored_values, stored_bytes;
+    /* not as_stored, where kernels pack and unpack; there verifier_forwards and decode_seconds are of the answer */
     double store_seconds, load_seconds;
     int layers;                         /* full-attention layers with K/V of their own */
     double *layer_error, *layer_energy; /* [layers] sums of squares: of differences, of values; owned */
@@ -100,6 +102,8 @@ void eval_row_free(eval_row *row);
 kakeya_status eval_rows_add(eval_rows *rows, eval_row *row, kakeya_error *error);
 void eval_rows_free(eval_rows *rows);
 
+/* The format that the others of kv-format are compared with. */
+const char *eval_reference_format(bool as_stored);
 bool eval_arm_equal(const eval_arm *a, const eval_arm *b);
 /* "restored auto", with draft length, draft window, ... where they are not the common case. */
 void eval_arm_label(const eval_arm *arm, char *out, size_t bytes);

@@ -1,6 +1,7 @@
 /* Formats of K/V side by side. Sessions keep float32; what a format makes of every vector of full-attention layers
  * takes the vector's place before anybody attends it (backend/measure.h, recode). So arms differ in the format alone,
- * and a format is compared before there are kernels for it. */
+ * and a format is compared before there are kernels for it. Or as stored: sessions keep the formats that the backend's
+ * kernels attend, and bf16 is what the others are compared with. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,7 @@ typedef struct kv_format_run {
     const eval_kv_format_options *options;
     const kv_codec *codec[KV_CODECS]; /* identity first */
     size_t n_codecs;
+    bool as_stored;
     eval_sequences sequences;
     niah_dataset drawn;
     needle *needles;       /* [sequences] */
@@ -65,6 +67,7 @@ static void recode(void *user, int layer, float *x, int n) {
 
 static void set_recoding(const kv_format_run *run, const backend_recoding *recoding) {
     kakeya_engine *engine = run->harness.engine;
+    if (run->as_stored) return;
     engine_turn_begin(engine);
     backend_measure_find(engine->ops)->recode(engine->model, recoding);
     engine_turn_end(engine);
@@ -76,20 +79,33 @@ static bool is_recoded(const gemma4_config *config, int layer) {
 
 /* ------------------------------------------------------------------------------------------------------- arms */
 
+/* What sessions keep K/V in under this name; AUTO: nothing but float32, or nothing at all. */
+static kakeya_kv_format kept_in(const char *name) {
+    kakeya_kv_format format = KAKEYA_KV_BF16;
+    while (format <= KAKEYA_KV_Q4 && strcmp(kakeya_kv_format_name(format), name) != 0) format++;
+    return format <= KAKEYA_KV_Q4 ? format : KAKEYA_KV_AUTO;
+}
+
 static kakeya_status choose_codecs(kv_format_run *run, kakeya_error *error) {
     const eval_kv_format_options *o = run->options;
     const gemma4_config *config = &run->harness.engine->verifier->config;
     const backend_measure_ops *measure = backend_measure_find(run->harness.engine->ops);
-    if (!measure || !measure->recode)
-        return error_set(error, KAKEYA_UNSUPPORTED, "formats of K/V are compared on backend cpu, not on %s",
-                         run->harness.engine->ops->name);
-    run->codec[run->n_codecs++] = kv_codec_at(0);
+    run->as_stored = o->as_stored || !measure || !measure->recode;
+    run->setup.session.kv_format = run->as_stored ? KAKEYA_KV_AUTO : KAKEYA_KV_F32;
+    run->codec[run->n_codecs++] = kv_codec_find(eval_reference_format(run->as_stored));
     for (size_t i = 0; i < (o->n_formats ? o->n_formats : KV_CODECS); i++) {
         const kv_codec *codec = o->n_formats ? kv_codec_find(o->formats[i]) : kv_codec_at((int)i);
         if (!codec)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: '%s' is none of those that are compared",
                              o->formats[i]);
         if (codec == run->codec[0]) continue;
+        if (run->as_stored && kept_in(kv_codec_name(codec)) == KAKEYA_KV_AUTO) {
+            if (!o->n_formats) continue;
+            return error_set(error, KAKEYA_UNSUPPORTED,
+                             "formats: as sessions of backend %s keep K/V there are bf16, q8 and q4; %s is compared on "
+                             "backend cpu, without --as-stored",
+                             run->harness.engine->ops->name, o->formats[i]);
+        }
         for (size_t k = 1; k < run->n_codecs; k++)
             if (run->codec[k] == codec)
                 return error_set(error, KAKEYA_INVALID_ARGUMENT, "formats: %s is named twice", kv_codec_name(codec));
@@ -165,6 +181,7 @@ static cJSON *options_json(const kv_format_run *run) {
     cJSON_AddNumberToObject(object, "max_tokens", o->max_tokens);
     harness_add_seed(object, o->seed);
     cJSON_AddItemToObject(object, "formats", harness_names(names, run->n_codecs));
+    if (run->as_stored) cJSON_AddBoolToObject(object, "as_stored", true);
     harness_add_sizes(&run->harness, object);
     return object;
 }
@@ -186,6 +203,7 @@ static kakeya_status score(kv_format_run *run, const eval_sequence *s, const eva
                            eval_row *row, kakeya_error *error) {
     kakeya_session *session = NULL;
     kakeya_session_options options = harness_session_options(&run->harness, arm, s->n);
+    if (arm->as_stored) options.kv_format = kept_in(arm->kv_format);
     kakeya_score_options scoring;
     kakeya_score_options_init(&scoring);
     scoring.prompt_length = (size_t)run->options->prompt_length;
@@ -206,6 +224,7 @@ static kakeya_status answer(kv_format_run *run, const needle *prompt, const eval
     kakeya_session_options options =
         harness_session_options(&run->harness, arm, prompt->n + (size_t)run->options->max_tokens);
     options.without_drafter = true;
+    if (arm->as_stored) options.kv_format = kept_in(arm->kv_format);
     kakeya_generate_options generate;
     kakeya_generate_options_init(&generate);
     generate.max_tokens = run->options->max_tokens;
@@ -220,6 +239,8 @@ static kakeya_status answer(kv_format_run *run, const needle *prompt, const eval
     if (status == KAKEYA_OK) status = session_generate(session, &generate, NULL, &stats, error);
     if (status == KAKEYA_OK && stats.finish == KAKEYA_FINISH_CANCELLED)
         status = error_set(error, KAKEYA_CANCELLED, "interrupted");
+    row->verifier_forwards = (int64_t)stats.verifier_forwards;
+    row->decode_seconds = stats.decode_seconds;
     size_t n = 0, bytes;
     const int32_t *tokens = session ? kakeya_session_tokens(session, &n) : NULL;
     char *text = NULL;
@@ -259,6 +280,19 @@ static kakeya_status fill_scores(const kv_format_run *run, const eval_sequence *
     return KAKEYA_OK;
 }
 
+/* As stored: of every position, by the format's layout. What a session holds, pages included, are its kv_bytes. */
+static void count_stored(const kv_format_run *run, const kv_codec *codec, size_t positions, eval_row *row) {
+    const gemma4_config *config = &run->harness.engine->verifier->config;
+    for (int i = 0; i < config->layers; i++) {
+        const gemma4_layer_config *l = &config->layer[i];
+        if (!is_recoded(config, i)) continue;
+        int64_t vectors = (int64_t)positions * l->kv_heads * (l->k_eq_v ? 1 : 2);
+        row->stored_vectors += vectors;
+        row->stored_values += vectors * l->head_dim;
+        row->stored_bytes += vectors * (int64_t)kv_codec_bytes(codec, l->head_dim);
+    }
+}
+
 static kakeya_status fill_stored(const kv_format_run *run, const recoder *r, eval_row *row, kakeya_error *error) {
     const gemma4_config *config = &run->harness.engine->verifier->config;
     row->stored_vectors = r->vectors;
@@ -285,6 +319,7 @@ static kakeya_status run_one(kv_format_run *run, size_t sample, const kv_codec *
     eval_row_init(&row);
     harness_arm(&run->harness, "native", KAKEYA_MODE_AR, &row.arm);
     row.arm.scaled_embedding = false; /* nothing is drafted */
+    row.arm.as_stored = run->as_stored;
     snprintf(row.arm.mode, sizeof row.arm.mode, "score");
     snprintf(row.arm.kv_format, sizeof row.arm.kv_format, "%s", kv_codec_name(codec));
     snprintf(row.sample, sizeof row.sample, "%s", s->name);
@@ -303,7 +338,10 @@ static kakeya_status run_one(kv_format_run *run, size_t sample, const kv_codec *
     set_recoding(run, NULL);
     row.seconds = clock_seconds() - start;
     if (status == KAKEYA_OK) status = fill_scores(run, s, logits, &row, error);
-    if (status == KAKEYA_OK) status = fill_stored(run, &scoring, &row, error);
+    if (status == KAKEYA_OK && run->as_stored)
+        count_stored(run, codec, s->n, &row);
+    else if (status == KAKEYA_OK)
+        status = fill_stored(run, &scoring, &row, error);
     if (status == KAKEYA_OK) return harness_add(&run->harness, &row, error);
     eval_row_free(&row);
     return status;
@@ -329,7 +367,6 @@ kakeya_status eval_kv_format(const eval_setup *setup, const eval_kv_format_optio
                              kakeya_error *error) {
     *out = NULL;
     kv_format_run run = {.options = options, .setup = *setup};
-    run.setup.session.kv_format = KAKEYA_KV_F32;
     kakeya_status status = harness_open(&run.harness, &run.setup, 0, error);
     if (status == KAKEYA_OK) status = choose_codecs(&run, error);
     if (status == KAKEYA_OK) status = cut_texts(&run, error);

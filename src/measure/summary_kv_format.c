@@ -8,6 +8,8 @@
 typedef struct format_figures {
     const kv_codec *codec;
     double rows, correct, tokens, nll, kl, agreements, vectors, values, bytes, store, load, mse;
+    double forwards, decode; /* as_stored, of the answers */
+    bool as_stored;
     int layers;
 } format_figures;
 
@@ -43,12 +45,19 @@ static format_figures figures_of(const eval_rows *rows, const kv_codec *codec) {
         f.store += row->store_seconds;
         f.load += row->load_seconds;
         f.mse += row_error(row);
+        f.forwards += (double)row->verifier_forwards;
+        f.decode += row->decode_seconds;
+        f.as_stored = row->arm.as_stored;
         if (!f.layers || row->layers < f.layers) f.layers = row->layers;
     }
     return f;
 }
 
 static void put(cJSON *object, const char *name, double value) { cJSON_AddNumberToObject(object, name, value); }
+
+static const char *divergence_key(const format_figures *f) {
+    return f->as_stored ? "kl_from_bf16" : "kl_from_identity";
+}
 
 static void put_layers(cJSON *entry, const eval_rows *rows, const format_figures *f) {
     cJSON *list = cJSON_AddArrayToObject(entry, "relative_mse_by_layer");
@@ -73,13 +82,17 @@ static bool put_arm(cJSON *arms, const eval_rows *rows, const format_figures *f)
     put(entry, "bytes_per_vector", of(f->bytes, f->vectors));
     put(entry, "bits_per_value", bits(f));
     put(entry, "perplexity", f->tokens > 0 ? exp(f->nll / f->tokens) : 0);
-    put(entry, "kl_from_identity", divergence(f));
+    put(entry, divergence_key(f), divergence(f));
     put(entry, "top1_agreement", of(f->agreements, f->tokens));
-    put(entry, "relative_mse", error_of(f));
-    put_layers(entry, rows, f);
     put(entry, "recall", recall(f));
-    put(entry, "store_ns_per_value", 1e9 * of(f->store, f->values));
-    put(entry, "load_ns_per_value", 1e9 * of(f->load, f->values));
+    if (f->as_stored) {
+        put(entry, "decode_ms_per_token", 1e3 * of(f->decode, f->forwards));
+    } else {
+        put(entry, "relative_mse", error_of(f));
+        put_layers(entry, rows, f);
+        put(entry, "store_ns_per_value", 1e9 * of(f->store, f->values));
+        put(entry, "load_ns_per_value", 1e9 * of(f->load, f->values));
+    }
     cJSON_AddItemToArray(arms, entry);
     return true;
 }
@@ -102,11 +115,11 @@ static bool put_verdict(cJSON *verdicts, const format_figures *f, const format_f
     if (!entry) return false;
     cJSON_AddStringToObject(entry, "format", kv_codec_name(f->codec));
     put(entry, "bits_per_value", bits(f));
-    put(entry, "kl_from_identity", divergence(f));
+    put(entry, divergence_key(f), divergence(f));
     if (rival) {
         cJSON_AddStringToObject(entry, "rival", kv_codec_name(rival->codec));
         put(entry, "rival_bits_per_value", bits(rival));
-        put(entry, "rival_kl_from_identity", divergence(rival));
+        put(entry, f->as_stored ? "rival_kl_from_bf16" : "rival_kl_from_identity", divergence(rival));
     } else {
         cJSON_AddNullToObject(entry, "rival");
     }

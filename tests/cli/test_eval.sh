@@ -104,6 +104,28 @@ json_holds "8 bits take 132 bytes for 128 values, and next to nothing else" '
     .summary.arms | length == 3 and .[0].format == "identity" and .[1].format == "q8" and .[1].bytes_per_vector == 132 and
     .[1].kl_from_identity < 0.01 and .[1].relative_mse > 1e-6 and .[2].bits_per_value == 4.5'
 works "its report passes the gate" gate "$WORK/formats.json"
+works "eval kv-format --as-stored" eval kv-format examples/code/events.py --as-stored --prompt-length 40 --score-tokens 4 --lines 10 \
+    --max-tokens 12 --json --report "$WORK/stored.json"
+json_holds "sessions keep three formats, which differ" '.options.as_stored and (.summary.arms | map(.format) == ["bf16", "q8", "q4"] and
+    .[0].kl_from_bf16 == 0 and .[1].kl_from_bf16 > 0 and .[2].kl_from_bf16 > 0 and all(.decode_ms_per_token > 0))'
+json_holds "and take what the formats say" '.rows | map(.stored_bytes / .stored_vectors) | unique == [76, 132, 256]'
+json_holds "in full-attention layers alone" '.rows[0:3] | (map(.kv_bytes.sliding) | unique | length == 1) and
+    .[0].kv_bytes.full > .[1].kv_bytes.full and .[1].kv_bytes.full > .[2].kv_bytes.full'
+works "its report passes the gate, too" gate "$WORK/stored.json"
+check "which says what it is" grep -q "note: K/V as sessions of backend cpu.* keep them, relative to bf16" "$WORK/out"
+while IFS='|' read -r code change; do
+    jq "$change" "$WORK/stored.json" >"$WORK/broken.json"
+    run gate "$WORK/broken.json"
+    check "but not after $change" grep -q "\[$code\]" "$WORK/out"
+done <<'CASES'
+KV_FORMULA|.rows |= map(if .format == "q8" then .kv_bytes.full -= 8 | .kv_bytes.total -= 8 else . end)
+STORED_BYTES|.rows[1].stored_bytes -= 1
+TIMING|.rows[2].decode_seconds = 1000
+ROW_UNPROMISED|del(.options.as_stored)
+ENVIRONMENT|del(.options.as_stored) | .environment.backend = "cuda/H200"
+CASES
+fails_with "a format that sessions do not keep" "as sessions of backend cpu keep K/V there are bf16, q8 and q4; fp8 is compared" \
+    eval kv-format --as-stored --formats q8,fp8
 fails_with "an unknown format of K/V" "formats: 'd4-11' is none of those" eval kv-format --formats d4-11
 fails_with "a format named twice" "formats: q8 is named twice" eval kv-format --formats q8,bf16,q8
 fails_with "texts that are too short" "the texts hold" eval kv-format examples/code/events.py --prompt-length 4000

@@ -9,10 +9,10 @@ json_holds "on its own backend" '.stats.backend | startswith("cpu/")'
 check "and says nothing of it" test ! -s "$WORK/err"
 works "--backend auto is the same" run --backend auto --raw --max-tokens 4 --json 'def f'
 json_holds "the CPU" '.stats.backend | startswith("cpu/")'
-for verb in "run x" "score --text-file README.md" bench "eval niah --report $WORK/report.json"; do
+for verb in "run x" "score --text-file README.md" bench "eval niah --report $WORK/report.json" "eval kv-format"; do
     # shellcheck disable=SC2086
     fails_with "${verb%% *} --backend cuda says why not" \
-        '^kakeya [a-z ]+: backend cuda: no (NVIDIA driver is installed|CUDA device is present)$' \
+        '^kakeya [a-z -]+: backend cuda: no (NVIDIA driver is installed|CUDA device is present)$' \
         $verb --backend cuda
 done
 works "info needs no device" info --synthetic 26b-a4b --backend cuda --json

@@ -35,6 +35,12 @@ for temperature in 0 0.8; do
     done
 done
 
+works "formats of K/V, as sessions keep them" eval kv-format examples/code/* --backend cuda --report "$WORK/formats.json"
+works "whose report passes the gate" gate "$WORK/formats.json"
+check "which says who measured" grep -q "note: K/V as sessions of backend cuda/.* keep them" "$WORK/out"
+fails_with "what no session keeps is left to the CPU" "as sessions of backend cuda keep K/V .*; fp8 is compared on backend cpu" \
+    eval kv-format --backend cuda --formats fp8
+
 for attention in native restored; do
     works "bench --profile, $attention" bench --backend cuda --profile --attention "$attention" --context-frontiers 600 --prompt-tokens 64 \
         --decode-tokens 4 --verify-rows 1 --repeats 3 --json
