@@ -413,7 +413,7 @@ typedef struct kakeya_engine_options {
     size_t size;
     const char *model;     /* directory, GGUF file, or a name in the local Hugging Face cache; NULL with `synthetic` */
     const char *synthetic; /* "26b-a4b", "26b-a4b:layers=6", "e2b", "e4b", "12b", "31b": weights made in memory */
-    /* Directory or name; NULL: none, unless the model directory's sibling "<model>-dflash" exists; "none";
+    /* Directory, GGUF file or name; NULL: none, unless the model's sibling directory "<model>-dflash" exists; "none";
      * "synthetic": weights made in memory, for a synthetic model. */
     const char *drafter;
     const char *f_theta; /* directory; NULL: none, unless the sibling "<model>-f-theta" exists; "none" */

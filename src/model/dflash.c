@@ -2,11 +2,13 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "formats/gguf.h"
 #include "model/tensors.h"
 
 enum {
@@ -106,8 +108,8 @@ kakeya_status dflash_config_parse(const char *name, const char *json, size_t jso
     return reader.status;
 }
 
-static kakeya_status check_verifier(const char *name, const dflash_config *c, const gemma4_config *verifier,
-                                    kakeya_error *error) {
+kakeya_status dflash_config_fits(const char *name, const dflash_config *c, const gemma4_config *verifier,
+                                 kakeya_error *error) {
     if (c->hidden != verifier->hidden)
         return error_set(error, KAKEYA_FORMAT, "%s: the drafter's hidden_size is %d, the verifier's %d", name,
                          c->hidden, verifier->hidden);
@@ -186,30 +188,6 @@ kakeya_status dflash_walk(const void *shape, tensor_visit visitor, void *context
 }
 
 /* ------------------------------------------------------------------------------------------------ models */
-
-kakeya_status dflash_model_open(const char *directory, const gemma4_config *verifier, mem_account *account,
-                                dflash_model **out, kakeya_error *error) {
-    *out = NULL;
-    dflash_model *model = calloc(1, sizeof *model);
-    if (!model) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: no memory for the drafter", directory);
-    kakeya_status status = checkpoint_open(directory, "config.json", "model.safetensors", &model->checkpoint, error);
-    checkpoint *ck = model->checkpoint;
-    if (status == KAKEYA_OK)
-        status = dflash_config_parse(ck->config_path, ck->config, ck->config_bytes, &model->config, error);
-    if (status == KAKEYA_OK) status = check_verifier(ck->config_path, &model->config, verifier, error);
-    if (status == KAKEYA_OK) {
-        tensor_memory memory = {0};
-        status = tensors_bind(ck, "", dflash_walk, &model->config, model, NULL, NULL, account, &memory, error);
-        model->owned = memory.owned;
-        model->n_owned = memory.n_owned;
-    }
-    if (status != KAKEYA_OK) {
-        dflash_model_close(model);
-        return status;
-    }
-    *out = model;
-    return KAKEYA_OK;
-}
 
 /* The layers that the authors' rule picks: evenly spread from layer 1 to the third from the end. */
 static void spread_targets(int verifier_layers, int targets, dflash_config *c) {
@@ -297,10 +275,21 @@ kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *a
     return synthesize(verifier, true, account, out, error);
 }
 
+static kakeya_status check_plain(void *context, const tensor_slot *slot, kakeya_error *error) {
+    (void)error;
+    const weight *w = (const weight *)(const void *)((const char *)context + slot->offset);
+    return slot->kind != SLOT_MATRIX || weight_format_is_plain(w->format) ? KAKEYA_OK : KAKEYA_UNSUPPORTED;
+}
+
+bool dflash_is_plain(const dflash_model *model) {
+    return dflash_walk(&model->config, check_plain, (void *)(uintptr_t)model, NULL) == KAKEYA_OK;
+}
+
 void dflash_model_close(dflash_model *model) {
     if (!model) return;
     tensor_memory memory = {.owned = model->owned, .n_owned = model->n_owned};
     tensor_memory_release(&memory);
     checkpoint_close(model->checkpoint);
+    gguf_close(model->file);
     free(model);
 }

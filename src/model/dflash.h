@@ -30,7 +30,9 @@ typedef struct dflash_model {
     const float *hidden_norm; /* [hidden] */
     const float *norm;        /* [hidden] */
     dflash_layer_weights layer[DFLASH_MAX_LAYERS];
-    struct checkpoint *checkpoint;
+    struct checkpoint *checkpoint; /* of a directory */
+    struct gguf *file;             /* of a GGUF file */
+    bool scaled_embedding;         /* the file says that embeddings are multiplied by sqrt(hidden) */
     void **owned;
     size_t n_owned;
 } dflash_model;
@@ -38,7 +40,10 @@ typedef struct dflash_model {
 kakeya_status dflash_config_parse(const char *name, const char *json, size_t json_bytes, dflash_config *out,
                                   kakeya_error *error);
 /* Refuses a drafter that does not fit the verifier (hidden size, vocabulary, target layers), naming both numbers. */
-kakeya_status dflash_model_open(const char *directory, const gemma4_config *verifier, mem_account *account,
+kakeya_status dflash_config_fits(const char *name, const dflash_config *c, const gemma4_config *verifier,
+                                 kakeya_error *error);
+/* A directory or a GGUF file. */
+kakeya_status dflash_model_open(const char *path, const gemma4_config *verifier, mem_account *account,
                                 dflash_model **out, kakeya_error *error);
 /* The published drafter's shape for a synthetic verifier; deterministic weights. */
 kakeya_status dflash_model_synthesize(const gemma4_config *verifier, mem_account *account, dflash_model **out,
@@ -49,6 +54,8 @@ kakeya_status dflash_model_outline(const gemma4_config *verifier, mem_account *a
 /* The shape of a drafter that is trained from nothing: the published one, or for smaller verifiers heads like theirs.
  * `targets`: hidden states that it reads, 0: as many as published ones. The drafter fits the verifier. */
 void dflash_config_fit(const gemma4_config *verifier, int layers, int block, int targets, dflash_config *out);
+/* No matrix is quantised. */
+bool dflash_is_plain(const dflash_model *model);
 void dflash_model_close(dflash_model *model);
 
 #endif

@@ -62,10 +62,11 @@ static void check_architecture(gguf_keys *r) {
             r, KAKEYA_UNSUPPORTED,
             "general.architecture is clip: this is the vision part (mmproj), give the language model's file");
     else if (gguf_text_is(name, "gemma4-assistant") || gguf_text_is(name, "dflash"))
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED,
-                       "general.architecture is %s: a drafter, give the language model's file; drafters are read from "
-                       "safetensors directories",
-                       shown);
+        gguf_keys_fail(
+            r, KAKEYA_UNSUPPORTED,
+            "general.architecture is %s: a drafter, give the language model's file (a DFlash drafter is given "
+            "with --drafter)",
+            shown);
     else
         gguf_keys_fail(
             r, KAKEYA_UNSUPPORTED,

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/sized.h"
 #include "formats/checkpoint.h"
+#include "model/dflash_gguf.h"
 #include "model/gemma4_gguf.h"
 #include "model/modules.h"
 #include "model/sizes.h"
@@ -86,7 +87,19 @@ static kakeya_status read_verifier(const char *directory, owned_description *d, 
     return status;
 }
 
+static kakeya_status read_drafter_file(const char *path, owned_description *d, kakeya_error *error) {
+    gguf *file;
+    bool scaled;
+    kakeya_status status = gguf_open(path, &file, error);
+    if (status != KAKEYA_OK) return status;
+    status = dflash_gguf_config(file, &d->verifier, &d->drafter, &scaled, error);
+    if (status == KAKEYA_OK) d->view.drafter = &d->drafter;
+    gguf_close(file);
+    return status;
+}
+
 static kakeya_status read_drafter(const char *directory, owned_description *d, kakeya_error *error) {
+    if (gguf_is_file(directory)) return read_drafter_file(directory, d, error);
     config_file config = {0};
     kakeya_status status = config_file_read(directory, "config.json", false, &config, error);
     if (status == KAKEYA_OK) status = dflash_config_parse(config.path, config.text, config.bytes, &d->drafter, error);

@@ -28,6 +28,7 @@ static kakeya_status open_drafter(kakeya_engine *engine, const kakeya_engine_opt
     status = companion_directory(options->drafter, directory, "-dflash", &drafter, &engine->drafter_sought, error);
     if (status == KAKEYA_OK && drafter)
         status = dflash_model_open(drafter, verifier, &engine->account, &parts->drafter, error);
+    if (status == KAKEYA_OK && drafter) parts->drafter_scaled_embedding |= parts->drafter->scaled_embedding;
     free(drafter);
     return status;
 }

@@ -80,6 +80,10 @@ static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     if (m->options.drafter && m->options.drafter->config.hidden != c->hidden)
         return error_set(error, KAKEYA_UNSUPPORTED, "drafter hidden size %d differs from the verifier's %d",
                          m->options.drafter->config.hidden, c->hidden);
+    if (m->options.drafter && !dflash_is_plain(m->options.drafter))
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "drafters with quantised weights are not supported by backend cuda: take one in BF16, F16 or "
+                         "F32, or --drafter none");
     return KAKEYA_OK;
 }
 
