@@ -21,8 +21,8 @@ enum {
     PROBE_BYTES = 256 << 20,
     PROBE_ITERATIONS = 100000
 };
-/* As matrix.c cuts the work: pieces of many rows stay in the second cache. */
-enum { PIECE_OUTPUTS = 192, MANY_ROWS = 17 };
+/* As matrix.c cuts the work: pieces stay in the second cache. */
+enum { PIECE_OUTPUTS = 192, PIECE_BYTES = 128 << 10, MANY_ROWS = 17 };
 static const int row_counts[ROW_COUNTS] = {1, 2, 4, 8, 16, 32, 64, MOST_ROWS};
 
 typedef struct figures {
@@ -69,7 +69,8 @@ static void fill(unsigned char *blocks, size_t bytes, const weight_stream *strea
 
 static double seconds_of(int8_multiply multiply, const void *packed, int rows, const weight *w, float *y) {
     double start = now_seconds();
-    int piece = rows > MANY_ROWS ? PIECE_OUTPUTS : w->out;
+    int piece = PIECE_OUTPUTS;
+    if (rows < MANY_ROWS) piece = (PIECE_BYTES / (int)(weight_bytes(w) / (size_t)w->out) + 15) / 16 * 16;
     for (int o = 0; o < w->out; o += piece) {
         weight part = weight_rows(w, o, w->out - o < piece ? w->out - o : piece);
         multiply(packed, rows, &part, y + o, (size_t)w->out);

@@ -303,7 +303,7 @@ static void test_products(void **state) {
  * largest among them. Tiles hold what the loader gives. */
 static void test_groups(void **state) {
     (void)state;
-    static const int widths[] = {704, 384, 64}, rows[] = {1, 3, 8, 13}, groups[] = {32, 64, 128, 0};
+    static const int widths[] = {704, 384, 64}, rows[] = {1, 3, 8, 19}, groups[] = {32, 64, 128, 0};
     for (size_t f = 0; f < COUNT(group_formats); f++)
         for (size_t g = 0; g < 2 * COUNT(groups); g++) {
             const int k = g % 4 == 2 ? 384 : widths[(f + g) % COUNT(widths)], n = rows[(f + g) % COUNT(rows)];
@@ -340,7 +340,7 @@ static void test_groups(void **state) {
 /* The same with bytes of every kind for scales: signs, subnormals, infinities, what is no number. */
 static void test_hostile_groups(void **state) {
     (void)state;
-    enum { K = 192, OUT = 17, ROWS = 10 };
+    enum { K = 192, OUT = 17, ROWS = 18 };
     for (size_t f = 0; f < COUNT(group_formats); f++) {
         group_matrix m = random_groups_of(group_formats[f], OUT, K, 64, DTYPE_F16, f);
         const weight_format_info *info = weight_format_find(group_formats[f]);

@@ -12,10 +12,10 @@
 enum {
     PANEL_TILES = 2,
     PANEL_OUTPUTS = PANEL_TILES * TILE_OUTPUTS,
-    PANEL_ROWS = 6,                /* that pass together: their sums fit into registers */
-    PANEL_ROWS_APART = 4,          /* with sums of halves */
-    PANEL_PARTS = 24,              /* blocks of 32 of a panel */
-    PANEL_LEAST_ROWS = 9,          /* fewer rows pass at once: tiles are read as they lie */
+    PANEL_ROWS = 6,        /* that pass together: their sums fit into registers */
+    PANEL_ROWS_APART = 4,  /* with sums of halves */
+    PANEL_PARTS = 24,      /* blocks of 32 of a panel */
+    PANEL_LEAST_ROWS = 17, /* fewer are one or two passes over tiles as they lie, the second from the second cache */
     PANEL_ROUND_BYTES = 640 << 10, /* of packed rows that stay in the second cache while outputs pass */
     PANEL_ROUND_ROWS = 192,
 };
