@@ -31,6 +31,14 @@ bool platform_random(void *bytes, size_t n);
 void platform_condition_init(pthread_cond_t *condition);
 bool platform_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double until);
 
+/* What threads of our own leave to those of the program: every signal but those that a thread's own instructions raise,
+ * which would end the process unheard if they were blocked. */
+static inline void platform_foreign_signals(sigset_t *set) {
+    static const int own[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    sigfillset(set);
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) sigdelset(set, own[i]);
+}
+
 /* The number of a signal of `wanted`, all of which the thread has blocked, that comes within so many milliseconds; 0:
  * none has come. */
 int platform_wait_signal(const sigset_t *wanted, int milliseconds);

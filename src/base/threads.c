@@ -12,6 +12,7 @@
  * leaves the caller on the free one. A pool larger than the cores available is neither bound nor does it spin, because
  * a spinning thread would take the core from the thread it waits for. */
 #include "base/threads.h"
+#include "base/platform.h"
 
 #include <hwloc.h>
 #include <pthread.h>
@@ -238,7 +239,7 @@ static void placement_bind(const placement *place, pthread_t thread, int index) 
 /* Signals are for the program's own threads. */
 static int create_thread_without_signals(worker *self) {
     sigset_t all, before;
-    sigfillset(&all);
+    platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = pthread_create(&self->thread, NULL, worker_main, self);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

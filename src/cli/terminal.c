@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,20 @@ static void on_signal(int signal_number) {
     ending = signal_number;
 }
 
+/* Models are mapped: where a file becomes shorter, or its disk fails, the next read of its bytes ends here, in whatever
+ * thread. Nothing of what was computed can be trusted to be complete. */
+static void on_lost_bytes(int signal_number) {
+    static const char text[] =
+        "\nkakeya: bytes of a mapped file are gone: a model was cut off or rewritten while it was in "
+        "use, or its disk failed\n";
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    (void)signal_number;
+    while (atomic_flag_test_and_set(&said)) pause(); /* another thread has missed some too, and says it */
+    bool in_line = terminal.progress_shown;
+    if (write(STDERR_FILENO, text + !in_line, sizeof text - 1 - !in_line) < 0) _exit(CLI_FAILED);
+    _exit(CLI_FAILED);
+}
+
 void terminal_start(void) {
     /* SIGXFSZ: the write that met the limit fails like one that met a full disk. */
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXFSZ};
@@ -48,6 +63,9 @@ void terminal_start(void) {
         bool keep = signals[i] == SIGHUP && sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
         if (!keep) sigaction(signals[i], &action, NULL);
     }
+    struct sigaction lost = {.sa_handler = on_lost_bytes};
+    sigemptyset(&lost.sa_mask);
+    sigaction(SIGBUS, &lost, NULL);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
     sigaction(SIGPIPE, &ignore, NULL);

@@ -418,7 +418,7 @@ kakeya_status rpc_server_open(const rpc_server_options *options, rpc_server **ou
     s->handlers = options->handlers;
     /* Signals are for the program's own threads, and the core starts some of its own here. */
     sigset_t all, before;
-    sigfillset(&all);
+    platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     grpc_core.gpr_set_log_function(log_nothing); /* what matters comes back as errors */
     grpc_core.grpc_init();

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/platform.h"
 
 typedef struct job_list {
     grpc_job *first, **end;
@@ -69,7 +70,7 @@ kakeya_status grpc_work_open(void (*wake)(void *user), void *user, grpc_work **o
     pthread_mutex_init(&w->lock, NULL); /* neither fails on the systems that there are */
     pthread_cond_init(&w->changed, NULL);
     sigset_t all, before; /* signals are for the program's own threads */
-    sigfillset(&all);
+    platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = pthread_create(&w->thread, NULL, run_jobs, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

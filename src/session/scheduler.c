@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/platform.h"
 #include "session/batch.h"
 
 struct scheduler {
@@ -95,7 +96,7 @@ static void *scheduler_main(void *user) {
 /* Signals are for the program's own threads. */
 static int start_thread(scheduler *s) {
     sigset_t all, before;
-    sigfillset(&all);
+    platform_foreign_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = pthread_create(&s->thread, NULL, scheduler_main, s);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

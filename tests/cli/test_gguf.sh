@@ -43,6 +43,18 @@ mkdir "$WORK/elsewhere"
 cp "$micro" "$WORK/elsewhere/model.safetensors"
 printf '{}' >"$WORK/elsewhere/config.json"
 fails_with "a GGUF file is no shard" 'a GGUF file, which is not read in this place|model_type' run --model "$WORK/elsewhere" hello
-fails_with "a GGUF file is not a drafter" 'micro.gguf' run --drafter "$micro" hello
+fails_with "a model is no drafter" 'architecture is gemma4, but only DFlash drafters' run --drafter "$micro" hello
+
+# A mapped file that becomes shorter ends the program with a line. The pipe is opened behind the beginning of the program.
+mkfifo "$WORK/text"
+"$KAKEYA" tokenize --model "$micro" --text-file "$WORK/text" >"$WORK/out" 2>"$WORK/err" &
+reader=$!
+exec 3>"$WORK/text"
+kill -BUS "$reader"
+STATUS=0
+wait "$reader" || STATUS=$?
+exec 3>&-
+check "bytes that are gone are a failure" test "$STATUS" -eq 1
+check "which is said in one line" test "$(grep -c 'cut off or rewritten while it was in use' "$WORK/err")" -eq 1
 
 finish
