@@ -209,9 +209,14 @@ BLOCKS_INLINE void decode_iq4_xs(const unsigned char *b, float *out) {
     }
 }
 
-/* { u8 e; u8 qs[16] }: the scale 2^(e - 127), halved for the doubled values; subnormal for e < 2. */
+/* 2^(e - 127), halved for the doubled values; subnormal for e < 2. */
+BLOCKS_INLINE float mxfp4_scale(unsigned char e) {
+    return block_float(e < 2 ? 0x00200000u << e : ((uint32_t)e - 1) << 23);
+}
+
+/* { u8 e; u8 qs[16] } */
 BLOCKS_INLINE void decode_mxfp4(const unsigned char *b, float *out) {
-    float d = block_float(b[0] < 2 ? 0x00200000u << b[0] : ((uint32_t)b[0] - 1) << 23);
+    float d = mxfp4_scale(b[0]);
     for (int i = 0; i < 16; i++) {
         out[i] = d * (float)fp4_values[b[1 + i] & 15];
         out[i + 16] = d * (float)fp4_values[b[1 + i] >> 4];

@@ -1,8 +1,9 @@
 /* Quantised models on a device: the tiny reference models as they are converted to each format, with the CPU as oracle,
- * and on bits for every number of rows. Without a device every test is skipped. */
+ * and on bits for every number of rows; the same with random codes in the forms of other tools' directories. Without a
+ * device every test is skipped. */
 #include "convert/convert.h"
 #include "gpu/pair.h"
-#include "scratch.h"
+#include "quantised_models.h"
 
 enum { T = 60, BATCH = 3 };
 
@@ -110,12 +111,29 @@ static void affine4(void **state) {
     check_target(CONVERT_AFFINE4);
 }
 
+static void other_tools(void **state) {
+    (void)state;
+    static const struct {
+        const char *model;
+        stored_form form;
+    } cases[] = {{"gemma4-tiny-moe", STORED_INT4},        {"gemma4-tiny-moe", STORED_INT4_ZERO},
+                 {"gemma4-tiny-dense", STORED_INT8},      {"gemma4-tiny-moe", STORED_W8A8},
+                 {"gemma4-tiny-ple", STORED_MLX_MXFP4},   {"gemma4-tiny-ple", STORED_MLX_NVFP4},
+                 {"gemma4-tiny-dense", STORED_MLX_MXFP4}, {"gemma4-tiny-moe", STORED_MODELOPT_NVFP4},
+                 {"gemma4-tiny-moe", STORED_NVFP4}};
+    if (!device_present()) skip();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[128];
+        made_model(cases[i].model, cases[i].form);
+        snprintf(name, sizeof name, "%s, form %d", cases[i].model, (int)cases[i].form);
+        check_model(name, scratch_path("quantised"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(q4_0),
-        cmocka_unit_test(q8_0),
-        cmocka_unit_test(q4_k_m),
-        cmocka_unit_test(affine4),
+        cmocka_unit_test(q4_0),    cmocka_unit_test(q8_0),        cmocka_unit_test(q4_k_m),
+        cmocka_unit_test(affine4), cmocka_unit_test(other_tools),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -155,6 +155,34 @@ static void codes_q6_k(const weight *w, const void *const *row, size_t index, bl
         to->code[l] = (uint8_t)(((low[l] >> 4 * (part / 2) & 15) | (high[l] >> 2 * part & 3) << 4) - 32);
 }
 
+static void codes_q3_k(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 8, 110), *s = b + 96;
+    int g = (int)(index % 8);
+    const unsigned char *codes = b + 32 + 32 * (g / 4);
+    float d = block_f16(b + 108), scale[2];
+    for (int half = 0; half < 2; half++) {
+        int j = 2 * g + half;
+        int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4, upper = s[8 + j % 4] >> 2 * (j / 4) & 3;
+        scale[half] = d * (float)((low | upper << 4) - 32);
+    }
+    set_scales(to, scale[0], scale[1]);
+    for (int l = 0; l < 32; l++) to->code[l] = (uint8_t)((codes[l] >> 2 * (g % 4) & 3) - (b[l] >> g & 1 ? 0 : 4));
+}
+
+static void codes_iq4_xs(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 8, 136);
+    int j = (int)(index % 8);
+    int scale = (b[4 + j / 2] >> 4 * (j % 2) & 15) | ((b[2] | b[3] << 8) >> 2 * j & 3) << 4;
+    float ds = block_f16(b) * (float)(scale - 32);
+    set_scales(to, ds, ds);
+    for (int i = 0; i < 16; i++) {
+        to->code[i] = (uint8_t)iq4_values[b[8 + 16 * j + i] & 15];
+        to->code[i + 16] = (uint8_t)iq4_values[b[8 + 16 * j + i] >> 4];
+    }
+}
+
 static void codes_affine(int bits, const weight *w, const void *const *row, size_t index, block_codes *to) {
     size_t first = index * QUANT_BLOCK, group = first / (size_t)w->group;
     set_scales(to, group_scale(w, row[1], group), group_scale(w, row[2], group));
@@ -178,6 +206,119 @@ static void codes_affine_6(const weight *w, const void *const *row, size_t index
 }
 static void codes_affine_8(const weight *w, const void *const *row, size_t index, block_codes *to) {
     codes_affine(8, w, row, index, to);
+}
+
+/* Codes of the file in order, with `less` taken off. */
+static void packed_codes(int bits, int less, const void *const *row, size_t index, block_codes *to) {
+    for (size_t i = 0; i < QUANT_BLOCK; i++)
+        to->code[i] = (uint8_t)(group_code(bits, row[0], index * QUANT_BLOCK + i) - less);
+}
+
+static float packed_scale(const weight *w, const void *const *row, size_t index) {
+    return group_scale(w, row[1], index * QUANT_BLOCK / (size_t)w->group);
+}
+
+/* scale (code - zero) = scale code - scale zero, exactly: a scale of 16 bits and an integer have no more than 24
+ * significant bits between them. */
+static void codes_zero(int bits, int zero, const weight *w, const void *const *row, size_t index, block_codes *to) {
+    float scale = packed_scale(w, row, index);
+    set_scales(to, scale, -(scale * (float)zero));
+    packed_codes(bits, 0, row, index, to);
+}
+
+static int zero_point(const weight *w, const void *const *row, size_t index) {
+    return ((const unsigned char *)row[2])[index * QUANT_BLOCK / (size_t)w->group];
+}
+
+static void codes_int4(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_zero(4, 8, w, row, index, to);
+}
+static void codes_int4_zero(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_zero(4, zero_point(w, row, index), w, row, index, to);
+}
+static void codes_int8_zero(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    codes_zero(8, zero_point(w, row, index), w, row, index, to);
+}
+
+static void codes_int8(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    float scale = packed_scale(w, row, index);
+    set_scales(to, scale, scale);
+    packed_codes(8, 128, row, index, to);
+}
+
+static void codes_int8_signed(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    size_t first = index * QUANT_BLOCK;
+    float scale = group_float(row[1], first / (size_t)w->group);
+    set_scales(to, scale, scale);
+    memcpy(to->code, (const unsigned char *)row[0] + first, QUANT_BLOCK);
+}
+
+/* Scales of 16 bits as they lie in the file: float16. */
+static void codes_int4_half(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    memcpy(to->scales, (const unsigned char *)row[1] + 2 * (index * QUANT_BLOCK / (size_t)w->group), 2);
+    packed_codes(4, 0, row, index, to);
+}
+static void codes_int8_half(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    memcpy(to->scales, (const unsigned char *)row[1] + 2 * (index * QUANT_BLOCK / (size_t)w->group), 2);
+    packed_codes(8, 128, row, index, to);
+}
+
+/* Twice a float of 4 bits as one of 8. */
+static uint8_t twice_as_e4m3(int code) {
+    static const uint8_t codes[8] = {0, 0x38, 0x40, 0x44, 0x48, 0x4c, 0x50, 0x54};
+    return (uint8_t)(codes[code & 7] | (code & 7 ? code << 4 & 0x80 : 0));
+}
+
+static void codes_mxfp4(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index, 17);
+    set_scales(to, mxfp4_scale(b[0]), 0);
+    for (int i = 0; i < 16; i++) {
+        to->code[i] = twice_as_e4m3(b[1 + i] & 15);
+        to->code[i + 16] = twice_as_e4m3(b[1 + i] >> 4);
+    }
+}
+
+static void codes_fp4_e8m0(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    set_scales(to, e8m0_to_f32(((const unsigned char *)row[1])[index]) * 0.5f, 0);
+    for (size_t i = 0; i < QUANT_BLOCK; i++)
+        to->code[i] = twice_as_e4m3(group_code(4, row[0], index * QUANT_BLOCK + i));
+}
+
+/* Half the scales of 16 codes each, which are twice the values. Here alone something is rounded: a value is code times
+ * scale, in four bits, times the row's factor, rounded once; scale times factor is rounded before, too. */
+static void codes_nvfp4(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    const unsigned char *b = block_at(row, index / 2, 36);
+    size_t first = 2 * (index % 2);
+    float factor = group_float(row[1], 0);
+    set_scales(to, nvfp4_scale(b[first]) * factor, nvfp4_scale(b[first + 1]) * factor);
+    for (size_t i = 0; i < QUANT_BLOCK; i++) {
+        unsigned char pair = b[4 + 8 * (first + i / 16) + i % 8];
+        to->code[i] = (uint8_t)fp4_values[i % 16 < 8 ? pair & 15 : pair >> 4];
+    }
+}
+
+static void codes_fp4_e4m3(bool divide, const void *const *row, size_t index, block_codes *to) {
+    const unsigned char *scales = (const unsigned char *)row[1] + 2 * index;
+    float factor = group_float(row[2], 0), half[2];
+    for (int i = 0; i < 2; i++) {
+        float scale = e4m3_to_f32(scales[i]);
+        half[i] = (divide ? scale / factor : scale * factor) * 0.5f;
+    }
+    set_scales(to, half[0], half[1]);
+    for (size_t i = 0; i < QUANT_BLOCK; i++)
+        to->code[i] = (uint8_t)fp4_values[group_code(4, row[0], index * QUANT_BLOCK + i)];
+}
+
+static void codes_fp4_times(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    codes_fp4_e4m3(false, row, index, to);
+}
+static void codes_fp4_over(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    (void)w;
+    codes_fp4_e4m3(true, row, index, to);
 }
 
 /* A block in which a code is no number has a scale that is none. */
@@ -205,16 +346,43 @@ typedef struct block_format {
 } block_format;
 
 static const block_format block_formats[WEIGHT_FORMAT_COUNT] = {
-    [WEIGHT_Q4_0] = {CUDA_FORM_Q4, codes_q4_0},         [WEIGHT_Q5_0] = {CUDA_FORM_Q8, codes_q5_0},
-    [WEIGHT_Q8_0] = {CUDA_FORM_Q8, codes_q8_0},         [WEIGHT_IQ4_NL] = {CUDA_FORM_Q8, codes_iq4_nl},
-    [WEIGHT_Q4_1] = {CUDA_FORM_A4, codes_q4_1},         [WEIGHT_Q5_1] = {CUDA_FORM_A8, codes_q5_1},
-    [WEIGHT_Q4_K] = {CUDA_FORM_A4, codes_q4_k},         [WEIGHT_Q5_K] = {CUDA_FORM_A8, codes_q5_k},
-    [WEIGHT_Q6_K] = {CUDA_FORM_G8, codes_q6_k},         [WEIGHT_AFFINE_2] = {CUDA_FORM_A4, codes_affine_2},
-    [WEIGHT_AFFINE_3] = {CUDA_FORM_A4, codes_affine_3}, [WEIGHT_AFFINE_4] = {CUDA_FORM_A4, codes_affine_4},
-    [WEIGHT_AFFINE_5] = {CUDA_FORM_A8, codes_affine_5}, [WEIGHT_AFFINE_6] = {CUDA_FORM_A8, codes_affine_6},
-    [WEIGHT_AFFINE_8] = {CUDA_FORM_A8, codes_affine_8}, [WEIGHT_FP8] = {CUDA_FORM_F8, codes_fp8},
+    [WEIGHT_Q4_0] = {CUDA_FORM_Q4, codes_q4_0},
+    [WEIGHT_Q5_0] = {CUDA_FORM_Q8, codes_q5_0},
+    [WEIGHT_Q8_0] = {CUDA_FORM_Q8, codes_q8_0},
+    [WEIGHT_IQ4_NL] = {CUDA_FORM_Q8, codes_iq4_nl},
+    [WEIGHT_Q4_1] = {CUDA_FORM_A4, codes_q4_1},
+    [WEIGHT_Q5_1] = {CUDA_FORM_A8, codes_q5_1},
+    [WEIGHT_Q4_K] = {CUDA_FORM_A4, codes_q4_k},
+    [WEIGHT_Q5_K] = {CUDA_FORM_A8, codes_q5_k},
+    [WEIGHT_Q6_K] = {CUDA_FORM_G8, codes_q6_k},
+    [WEIGHT_AFFINE_2] = {CUDA_FORM_A4, codes_affine_2},
+    [WEIGHT_AFFINE_3] = {CUDA_FORM_A4, codes_affine_3},
+    [WEIGHT_AFFINE_4] = {CUDA_FORM_A4, codes_affine_4},
+    [WEIGHT_AFFINE_5] = {CUDA_FORM_A8, codes_affine_5},
+    [WEIGHT_AFFINE_6] = {CUDA_FORM_A8, codes_affine_6},
+    [WEIGHT_AFFINE_8] = {CUDA_FORM_A8, codes_affine_8},
+    [WEIGHT_FP8] = {CUDA_FORM_F8, codes_fp8},
     [WEIGHT_FP8_E8M0] = {CUDA_FORM_F8, codes_fp8_e8m0},
+    [WEIGHT_Q3_K] = {CUDA_FORM_G8, codes_q3_k},
+    [WEIGHT_IQ4_XS] = {CUDA_FORM_G8, codes_iq4_xs},
+    [WEIGHT_INT4] = {CUDA_FORM_A4, codes_int4},
+    [WEIGHT_INT8] = {CUDA_FORM_G8, codes_int8},
+    [WEIGHT_INT4_ZERO] = {CUDA_FORM_A4, codes_int4_zero},
+    [WEIGHT_INT8_ZERO] = {CUDA_FORM_A8, codes_int8_zero},
+    [WEIGHT_INT8_SIGNED] = {CUDA_FORM_G8, codes_int8_signed},
+    [WEIGHT_MXFP4] = {CUDA_FORM_F8, codes_mxfp4},
+    [WEIGHT_FP4_E8M0] = {CUDA_FORM_F8, codes_fp4_e8m0},
+    [WEIGHT_NVFP4] = {CUDA_FORM_G8, codes_nvfp4},
+    [WEIGHT_FP4_E4M3] = {CUDA_FORM_G8, codes_fp4_times},
+    [WEIGHT_FP4_E4M3_DIV] = {CUDA_FORM_G8, codes_fp4_over},
 };
+
+static const block_format *format_of(const weight *w) {
+    static const block_format half_int4 = {CUDA_FORM_Q4, codes_int4_half}, half_int8 = {CUDA_FORM_Q8, codes_int8_half};
+    if (w->scale_type == DTYPE_F16 && w->format == WEIGHT_INT4) return &half_int4;
+    if (w->scale_type == DTYPE_F16 && w->format == WEIGHT_INT8) return &half_int8;
+    return &block_formats[w->format];
+}
 
 /* The codes of one block of row g of a strip, in its unit. */
 static void place_codes(cuda_form form, unsigned char *unit, int g, int block, const block_codes *from) {
@@ -237,7 +405,7 @@ static void row_to_strip(const weight_source *s, const cuda_matrix *m, size_t ro
     block_codes nothing = {0};
     memset(nothing.code, m->form == CUDA_FORM_Q4 ? 8 : 0, sizeof nothing.code);
     source_row r = row < (size_t)m->out ? row_of(s, row) : (source_row){0};
-    const block_format *f = r.w ? &block_formats[r.w->format] : NULL;
+    const block_format *f = r.w ? format_of(r.w) : NULL;
     int blocks = r.w ? s->cut.columns / QUANT_BLOCK : 0, first = s->cut.first_column / QUANT_BLOCK;
     for (int b = 0; b < quant_units(m->ld) * QUANT_BLOCKS; b++) {
         unsigned char *unit = strip + (size_t)(b / QUANT_BLOCKS) * (size_t)quant_unit_bytes(m->form);
@@ -249,17 +417,22 @@ static void row_to_strip(const weight_source *s, const cuda_matrix *m, size_t ro
 
 /* -------------------------------------------------------------------------------------------------------- forms */
 
+/* Whether the values of a block share their scale, but in formats that say themselves how many do. */
+static bool groups_hold_blocks(const weight *w) {
+    bool says_itself = weight_format_find(w->format)->stream[1].values != WEIGHT_GROUP;
+    return says_itself || w->group % QUANT_BLOCK == 0 || w->group == w->in;
+}
+
 /* Blocks are not cut, and every expert has whole strips. */
 static bool fits_blocks(const weight_source *s) {
-    int group = s->first->group;
-    if (group % QUANT_BLOCK != 0 && group != s->first->in) return false;
+    if (!groups_hold_blocks(s->first) || (s->second && !groups_hold_blocks(s->second))) return false;
     return s->cut.columns % QUANT_BLOCK == 0 && s->cut.first_column % QUANT_BLOCK == 0 &&
            (s->cut.rows % QUANT_ROWS == 0 || s->cut.rows == weight_source_out(s));
 }
 
 cuda_form weight_source_form(const weight_source *s) {
-    cuda_form form = block_formats[s->first->format].form;
-    if (s->second && block_formats[s->second->format].form != form) return CUDA_FORM_BF16;
+    cuda_form form = format_of(s->first)->form;
+    if (s->second && format_of(s->second)->form != form) return CUDA_FORM_BF16;
     return fits_blocks(s) ? form : CUDA_FORM_BF16;
 }
 
