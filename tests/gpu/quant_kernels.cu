@@ -38,8 +38,8 @@ struct form_case {
     cuda_form form;
     const char *name;
 };
-const form_case forms[] = {{CUDA_FORM_Q4, "q4"}, {CUDA_FORM_Q8, "q8"}, {CUDA_FORM_A4, "a4"},
-                           {CUDA_FORM_A8, "a8"}, {CUDA_FORM_G8, "g8"}, {CUDA_FORM_F8, "f8"}};
+const form_case forms[] = {{CUDA_FORM_Q4, "q4"}, {CUDA_FORM_Q8, "q8"}, {CUDA_FORM_A4, "a4"}, {CUDA_FORM_A8, "a8"},
+                           {CUDA_FORM_G8, "g8"}, {CUDA_FORM_F8, "f8"}, {CUDA_FORM_S4, "s4"}, {CUDA_FORM_G4, "g4"}};
 const char *name_of(cuda_form form) { return forms[form - CUDA_FORM_Q4].name; }
 
 float e4m3_of(int code) {
@@ -53,7 +53,12 @@ float e4m3_of(int code) {
 float value_of(cuda_form form, int code) {
     switch (form) {
     case CUDA_FORM_Q4:
+    case CUDA_FORM_S4:
         return static_cast<float>(code - 8);
+    case CUDA_FORM_G4: {
+        const float twice[] = {0, 1, 2, 3, 4, 6, 8, 12};
+        return code & 8 ? -twice[code & 7] : twice[code & 7];
+    }
     case CUDA_FORM_A4:
     case CUDA_FORM_A8:
         return static_cast<float>(code);
@@ -94,8 +99,8 @@ struct quant_matrix {
         bool halves = form == CUDA_FORM_Q4 || form == CUDA_FORM_Q8;
         int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, in_block = k % QUANT_BLOCK;
         unsigned char *scale = unit + quant_scale_offset(form, g, block);
-        if (form == CUDA_FORM_G8) scale += in_block / 16 * sizeof(float);
-        if (in_block % (form == CUDA_FORM_G8 ? 16 : QUANT_BLOCK) == 0) {
+        if (quant_is_halved(form)) scale += in_block / 16 * sizeof(float);
+        if (in_block % (quant_is_halved(form) ? 16 : QUANT_BLOCK) == 0) {
             float s = powers ? std::ldexp(1.0f, -9 - static_cast<int>(random_bits() % 3))
                              : 0.001f * (1 + static_cast<float>(random_bits() % 1000) / 1000);
             float o = powers ? (form == CUDA_FORM_A4 ? -8 : -128) * s
@@ -114,7 +119,7 @@ struct quant_matrix {
         if (halves) s = float_of(half);
         if (affine) std::memcpy(&o, scale + 4, 4);
         int code = static_cast<int>(random_bits() % (quant_is_narrow(form) ? 16 : 256));
-        if (!there) code = form == CUDA_FORM_Q4 ? 8 : 0;
+        if (!there) code = form == CUDA_FORM_Q4 || form == CUDA_FORM_S4 ? 8 : 0;
         if (form == CUDA_FORM_F8 && (code & 0x7f) == 0x7f) code ^= 1;
         unsigned char *lane = unit + quant_lane_offset(form, g * 4 + quant_lane(form, in_block));
         int j = quant_place(form, in_block);

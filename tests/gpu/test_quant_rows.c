@@ -106,6 +106,10 @@ static float placed_value(const cuda_matrix *m, const unsigned char *data, int r
         return block_f16(scales) * (float)(int8_t)code;
     case CUDA_FORM_G8:
         return group_float(scales, (size_t)in_block / 16) * (float)(int8_t)code;
+    case CUDA_FORM_S4:
+        return group_float(scales, 0) * (float)(code - 8);
+    case CUDA_FORM_G4:
+        return group_float(scales, (size_t)in_block / 16) * (float)fp4_values[code];
     case CUDA_FORM_F8:
         return group_float(scales, 0) * e4m3_to_f32((unsigned char)code);
     default:
@@ -172,10 +176,10 @@ static void every_format(void **state) {
         {WEIGHT_Q4_K, CUDA_FORM_A4},        {WEIGHT_Q5_K, CUDA_FORM_A8},      {WEIGHT_Q6_K, CUDA_FORM_G8},
         {WEIGHT_AFFINE_3, CUDA_FORM_A4},    {WEIGHT_AFFINE_4, CUDA_FORM_A4},  {WEIGHT_AFFINE_5, CUDA_FORM_A8},
         {WEIGHT_AFFINE_8, CUDA_FORM_A8},    {WEIGHT_FP8, CUDA_FORM_F8},       {WEIGHT_FP8_E8M0, CUDA_FORM_F8},
-        {WEIGHT_Q3_K, CUDA_FORM_G8},        {WEIGHT_IQ4_XS, CUDA_FORM_G8},    {WEIGHT_INT4, CUDA_FORM_A4},
+        {WEIGHT_Q3_K, CUDA_FORM_G4},        {WEIGHT_IQ4_XS, CUDA_FORM_G8},    {WEIGHT_INT4, CUDA_FORM_S4},
         {WEIGHT_INT8, CUDA_FORM_G8},        {WEIGHT_INT4_ZERO, CUDA_FORM_A4}, {WEIGHT_INT8_ZERO, CUDA_FORM_A8},
-        {WEIGHT_INT8_SIGNED, CUDA_FORM_G8}, {WEIGHT_MXFP4, CUDA_FORM_F8},     {WEIGHT_FP4_E8M0, CUDA_FORM_F8},
-        {WEIGHT_NVFP4, CUDA_FORM_G8},       {WEIGHT_FP4_E4M3, CUDA_FORM_G8},  {WEIGHT_FP4_E4M3_DIV, CUDA_FORM_G8},
+        {WEIGHT_INT8_SIGNED, CUDA_FORM_G8}, {WEIGHT_MXFP4, CUDA_FORM_G4},     {WEIGHT_FP4_E8M0, CUDA_FORM_G4},
+        {WEIGHT_NVFP4, CUDA_FORM_G4},       {WEIGHT_FP4_E4M3, CUDA_FORM_G4},  {WEIGHT_FP4_E4M3_DIV, CUDA_FORM_G4},
         {WEIGHT_Q2_K, CUDA_FORM_BF16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static const int shapes[][2] = {{8, 32}, {20, 96}, {64, 704}, {3, 64}};
@@ -204,7 +208,7 @@ static void groups(void **state) {
         dtype scales;
         cuda_form form;
     } cases[] = {
-        {WEIGHT_INT4, 256, 128, DTYPE_BF16, CUDA_FORM_A4},     {WEIGHT_INT4, 256, 128, DTYPE_F16, CUDA_FORM_Q4},
+        {WEIGHT_INT4, 256, 128, DTYPE_BF16, CUDA_FORM_S4},     {WEIGHT_INT4, 256, 128, DTYPE_F16, CUDA_FORM_Q4},
         {WEIGHT_INT4_ZERO, 96, 96, DTYPE_F16, CUDA_FORM_A4},   {WEIGHT_INT8, 96, 96, DTYPE_BF16, CUDA_FORM_G8},
         {WEIGHT_INT8, 96, 96, DTYPE_F16, CUDA_FORM_Q8},        {WEIGHT_INT8_ZERO, 192, 64, DTYPE_BF16, CUDA_FORM_A8},
         {WEIGHT_INT8_SIGNED, 96, 96, DTYPE_F32, CUDA_FORM_G8}, {WEIGHT_INT8_SIGNED, 144, 48, DTYPE_F32, CUDA_FORM_BF16},

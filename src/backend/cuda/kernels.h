@@ -56,6 +56,8 @@ typedef enum cuda_form {
     CUDA_FORM_A8,
     CUDA_FORM_G8,
     CUDA_FORM_F8,
+    CUDA_FORM_S4,
+    CUDA_FORM_G4,
     CUDA_FORMS
 } cuda_form;
 

@@ -192,6 +192,8 @@ static const matrix_kernels kernels[CUDA_FORMS] = {
     [CUDA_FORM_A8] = QUANT_KERNELS("a8", 10),
     [CUDA_FORM_G8] = QUANT_KERNELS("g8", 10),
     [CUDA_FORM_F8] = QUANT_KERNELS("f8", 9),
+    [CUDA_FORM_S4] = QUANT_KERNELS("s4", 5),
+    [CUDA_FORM_G4] = QUANT_KERNELS("g4", 6),
 };
 
 size_t matrix_bytes(cuda_form form, int out, int in) {

@@ -29,7 +29,7 @@ static __device__ __forceinline__ void expand_unit(const char *unit, cuda_bf16 *
         for (int i = 0; i < 4; i++)
             value[i] = scaled_pair(value[i], scales.scale(b, i / 2), scales.offset(b), row_scales<FORM>::AFFINE);
         cuda_bf16 *to = out + (size_t)g * ld + k + b * QUANT_BLOCK;
-        if (FORM == CUDA_FORM_G8) {
+        if (halved<FORM>) {
             *reinterpret_cast<uint2 *>(to + 4 * t) = make_uint2(value[0], value[1]);
             *reinterpret_cast<uint2 *>(to + 4 * t + 16) = make_uint2(value[2], value[3]);
         } else {
@@ -69,7 +69,9 @@ static void expand(const cuda_launch *l, const cuda_matrix *w, const char *data,
                                                              expand_kernel<CUDA_FORM_A4>,
                                                              expand_kernel<CUDA_FORM_A8>,
                                                              expand_kernel<CUDA_FORM_G8>,
-                                                             expand_kernel<CUDA_FORM_F8>};
+                                                             expand_kernel<CUDA_FORM_F8>,
+                                                             expand_kernel<CUDA_FORM_S4>,
+                                                             expand_kernel<CUDA_FORM_G4>};
     launch_kernel(&whole, kernels[w->form], blocks, threads, 0, data, w->ld, rows, strips_of_expert, begin, out);
 }
 
@@ -122,8 +124,11 @@ static __global__ void fill_quant_kernel(unsigned *data, size_t words, cuda_form
 void quant_fill_random(const cuda_launch *l, const cuda_matrix *w, float deviation, uint64_t seed) {
     cuda_launch plain = *l;
     plain.programmatic = 0;
-    /* Of codes that are all as likely: 16 in a row, 256 in a row, and floats below 1. */
-    float of_codes = quant_is_narrow(w->form) ? 4.6368092f : w->form == CUDA_FORM_F8 ? 0.38f : 73.902639f;
+    /* Of codes that are all as likely: floats of 4 bits, 16 in a row, 256 in a row, and floats below 1. */
+    float of_codes = w->form == CUDA_FORM_G4    ? 5.8523500f
+                     : quant_is_narrow(w->form) ? 4.6368092f
+                     : w->form == CUDA_FORM_F8  ? 0.38f
+                                                : 73.902639f;
     float scale = deviation / of_codes, mean = w->form == CUDA_FORM_A4 ? 7.5f : 127.5f;
     size_t words = (size_t)ceil_div(w->out, QUANT_ROWS) * quant_strip_bytes(w->form, w->ld) / sizeof(unsigned);
     launch_kernel(&plain, fill_quant_kernel, dim3(1056), dim3(512), 0, reinterpret_cast<unsigned *>(w->data), words,

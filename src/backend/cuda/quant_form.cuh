@@ -124,12 +124,14 @@ static __device__ __forceinline__ void run_units(WORK &work, int first, int stri
 
 template <cuda_form FORM> struct quant_form {
     /* Units that are in flight, as many as the registers of a thread hold with their rows of x. */
-    static constexpr bool SMALL = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_Q8 || FORM == CUDA_FORM_F8;
+    static constexpr bool SMALL =
+        FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_Q8 || FORM == CUDA_FORM_F8 || FORM == CUDA_FORM_S4;
     static constexpr bool LARGE = FORM == CUDA_FORM_A8 || FORM == CUDA_FORM_G8;
     template <int COLUMNS>
-    static constexpr int depth = COLUMNS == 1   ? (FORM == CUDA_FORM_Q4 ? 6
-                                                   : LARGE              ? 3
-                                                                        : 4)
+    static constexpr int depth = COLUMNS == 1   ? (FORM == CUDA_FORM_Q4   ? 6
+                                                   : FORM == CUDA_FORM_S4 ? 5
+                                                   : LARGE                ? 3
+                                                                          : 4)
                                  : COLUMNS == 2 ? (SMALL ? 3 : 2)
                                  : COLUMNS == 3 ? (SMALL ? 2 : 1)
                                                 : 2 - (FORM != CUDA_FORM_Q4);
@@ -184,6 +186,7 @@ struct quant_launchers {
 #define QUANT_LAUNCHERS(FORM)                                                                                          \
     { form_products<FORM>, form_gate_up<FORM>, form_down<FORM> }
 
-extern const quant_launchers quant_launch_a4, quant_launch_a8, quant_launch_g8, quant_launch_f8;
+extern const quant_launchers quant_launch_a4, quant_launch_a8, quant_launch_g8, quant_launch_f8, quant_launch_s4,
+    quant_launch_g4;
 
 #endif

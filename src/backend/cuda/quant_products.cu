@@ -15,6 +15,10 @@ static const quant_launchers *launchers_of(cuda_form form) {
         return &quant_launch_g8;
     case CUDA_FORM_F8:
         return &quant_launch_f8;
+    case CUDA_FORM_S4:
+        return &quant_launch_s4;
+    case CUDA_FORM_G4:
+        return &quant_launch_g4;
     default:
         return &launch_q8;
     }

@@ -1,8 +1,8 @@
 /* A unit of quantised weights (quant.h) on its way through the tensor cores: the arithmetic of quant_form.cuh.
  *
  * Codes become bf16, exactly. Two mma.m16n8k16 make the sum of a block of 32 from zero, and one fma in float32 adds it,
- * times the block's scale, to the output's sum; of G8 each makes a sum of its own. Where values have an offset, two
- * more, with ones in the place of codes, make the sum of the row's values. */
+ * times the block's scale, to the output's sum; of G8 and G4 each makes a sum of its own. Where values have an offset,
+ * two more, with ones in the place of codes, make the sum of the row's values. */
 #ifndef KAKEYA_BACKEND_CUDA_QUANT_UNITS_CUH
 #define KAKEYA_BACKEND_CUDA_QUANT_UNITS_CUH
 
@@ -42,13 +42,13 @@ template <int COLUMNS> static __device__ __forceinline__ unit_slice slice_of(con
 
 /* Where thread t of a quad begins in a block of a row of x: rows are placed 8 t values behind its beginning. */
 template <cuda_form FORM> static __device__ __forceinline__ const bf16 *first_of_lane(const bf16 *x) {
-    return FORM == CUDA_FORM_G8 ? x - 4 * (threadIdx.x & 3) : x;
+    return halved<FORM> ? x - 4 * (threadIdx.x & 3) : x;
 }
 
 /* This lane's values of the first block of a row's unit at x; */
 template <cuda_form FORM> static __device__ __forceinline__ uint4 load_x(const bf16 *x) {
     uint4 v;
-    if (FORM == CUDA_FORM_G8)
+    if (halved<FORM>)
         asm volatile("ld.global.v2.u32 {%0,%1}, [%4];\nld.global.v2.u32 {%2,%3}, [%4 + 32];"
                      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
                      : "l"(x));
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void multiply_unit(float (&acc)[COLUMNS][4], c
             const uint4 x = rows.block[b][c];
             float sum[4];
             mma_from_zero(sum, low, x.x, x.y);
-            if (FORM == CUDA_FORM_G8) {
+            if (halved<FORM>) {
                 add_scaled(acc[c], sum, stage.scales[0].scale(b, 0), stage.scales[1].scale(b, 0));
                 mma_from_zero(sum, high, x.z, x.w);
             } else {

@@ -15,6 +15,12 @@ static __device__ __forceinline__ float e4m3_value(int code) {
     return code & 0x80 ? -magnitude : magnitude;
 }
 
+/* Twice a float of 2 bits of exponent and 1 of mantissa. */
+static __device__ __forceinline__ float e2m1_twice(int code) {
+    float magnitude = (float)(0xc8643210u >> 4 * (code & 7) & 15);
+    return code & 8 ? -magnitude : magnitude;
+}
+
 /* A row of a table of which single values are read, in any form. */
 struct table_row {
     const cuda_matrix &table;
@@ -43,6 +49,10 @@ struct table_row {
             return wide[k / 16] * (float)(signed char)code;
         case CUDA_FORM_F8:
             return wide[0] * e4m3_value(code);
+        case CUDA_FORM_S4:
+            return wide[0] * (float)(code - 8);
+        case CUDA_FORM_G4:
+            return wide[k / 16] * e2m1_twice(code);
         default:
             return __fadd_rn(__fmul_rn(wide[0], (float)code), wide[1]);
         }
@@ -91,23 +101,31 @@ static __device__ __forceinline__ unsigned f8_pair(unsigned word) {
     return multiply_pairs(and_or(word << 4, 0x07f007f0u, word << 8 & 0x80008000u), 0x7b807b80u);
 }
 
+/* Pair i of a word of e2m1: exponent and mantissa in their places are 2^-126 of the value, twice of which is wanted. */
+static __device__ __forceinline__ unsigned g4_pair(unsigned word, int i) {
+    unsigned placed = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6);
+    return multiply_pairs(and_or(placed, 0x01c001c0u, word << (12 - 4 * i) & 0x80008000u), 0x7f007f00u);
+}
+
 /* The pairs of a lane's eight codes of a block, in its first word or two. */
 template <cuda_form FORM>
 static __device__ __forceinline__ void code_pairs(unsigned low, unsigned high, unsigned (&k)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         unsigned narrow = low >> 4 * i, wide = (i < 2 ? low : high) >> 8 * (i & 1);
-        k[i] = FORM == CUDA_FORM_Q4   ? q4_pair(narrow)
-               : FORM == CUDA_FORM_A4 ? a4_pair(narrow)
-               : FORM == CUDA_FORM_A8 ? a8_pair(wide)
-               : FORM == CUDA_FORM_F8 ? f8_pair(wide)
-                                      : q8_pair(wide);
+        k[i] = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_S4 ? q4_pair(narrow)
+               : FORM == CUDA_FORM_G4                       ? g4_pair(low, i)
+               : FORM == CUDA_FORM_A4                       ? a4_pair(narrow)
+               : FORM == CUDA_FORM_A8                       ? a8_pair(wide)
+               : FORM == CUDA_FORM_F8                       ? f8_pair(wide)
+                                                            : q8_pair(wide);
     }
 }
 
 /* Codes of both blocks of one lane, and the scales of its row. */
 template <cuda_form FORM> struct lane_codes {
-    static constexpr bool NARROW = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_A4;
+    static constexpr bool NARROW =
+        FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_A4 || FORM == CUDA_FORM_S4 || FORM == CUDA_FORM_G4;
     unsigned word[NARROW ? 2 : 4];
 
     __device__ __forceinline__ void pairs(int b, unsigned (&k)[4]) const {
@@ -115,12 +133,17 @@ template <cuda_form FORM> struct lane_codes {
     }
 };
 
+/* quant_is_halved, where it has to be a constant. */
+template <cuda_form FORM> static constexpr bool halved = FORM == CUDA_FORM_G8 || FORM == CUDA_FORM_G4;
+
 template <cuda_form FORM> struct row_scales {
-    static constexpr int WORDS = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_Q8 ? 1 : FORM == CUDA_FORM_F8 ? 2 : 4;
+    static constexpr int WORDS = FORM == CUDA_FORM_Q4 || FORM == CUDA_FORM_Q8   ? 1
+                                 : FORM == CUDA_FORM_F8 || FORM == CUDA_FORM_S4 ? 2
+                                                                                : 4;
     static constexpr bool AFFINE = FORM == CUDA_FORM_A4 || FORM == CUDA_FORM_A8;
     unsigned word[WORDS];
 
-    /* Of half `half` of block b: different ones in G8 alone. */
+    /* Of half `half` of block b: different ones in G8 and G4 alone. */
     __device__ __forceinline__ float scale(int b, int half) const {
         if (WORDS == 1) return half_bits((unsigned short)(word[0] >> 16 * b));
         return __uint_as_float(word[WORDS == 2 ? b : AFFINE ? 2 * b : 2 * b + half]);

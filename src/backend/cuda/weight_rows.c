@@ -167,7 +167,10 @@ static void codes_q3_k(const weight *w, const void *const *row, size_t index, bl
         scale[half] = d * (float)((low | upper << 4) - 32);
     }
     set_scales(to, scale[0], scale[1]);
-    for (int l = 0; l < 32; l++) to->code[l] = (uint8_t)((codes[l] >> 2 * (g % 4) & 3) - (b[l] >> g & 1 ? 0 : 4));
+    for (int l = 0; l < 32; l++) { /* 0 to 3 are e2m1 codes, as are the other four with a sign */
+        int code = (codes[l] >> 2 * (g % 4) & 3) - (b[l] >> g & 1 ? 0 : 4);
+        to->code[l] = (uint8_t)(code < 0 ? 8 - code : code);
+    }
 }
 
 static void codes_iq4_xs(const weight *w, const void *const *row, size_t index, block_codes *to) {
@@ -230,14 +233,16 @@ static int zero_point(const weight *w, const void *const *row, size_t index) {
     return ((const unsigned char *)row[2])[index * QUANT_BLOCK / (size_t)w->group];
 }
 
-static void codes_int4(const weight *w, const void *const *row, size_t index, block_codes *to) {
-    codes_zero(4, 8, w, row, index, to);
-}
 static void codes_int4_zero(const weight *w, const void *const *row, size_t index, block_codes *to) {
     codes_zero(4, zero_point(w, row, index), w, row, index, to);
 }
 static void codes_int8_zero(const weight *w, const void *const *row, size_t index, block_codes *to) {
     codes_zero(8, zero_point(w, row, index), w, row, index, to);
+}
+
+static void codes_int4(const weight *w, const void *const *row, size_t index, block_codes *to) {
+    set_scales(to, packed_scale(w, row, index), 0);
+    packed_codes(4, 0, row, index, to);
 }
 
 static void codes_int8(const weight *w, const void *const *row, size_t index, block_codes *to) {
@@ -263,31 +268,27 @@ static void codes_int8_half(const weight *w, const void *const *row, size_t inde
     packed_codes(8, 128, row, index, to);
 }
 
-/* Twice a float of 4 bits as one of 8. */
-static uint8_t twice_as_e4m3(int code) {
-    static const uint8_t codes[8] = {0, 0x38, 0x40, 0x44, 0x48, 0x4c, 0x50, 0x54};
-    return (uint8_t)(codes[code & 7] | (code & 7 ? code << 4 & 0x80 : 0));
-}
-
 static void codes_mxfp4(const weight *w, const void *const *row, size_t index, block_codes *to) {
     (void)w;
     const unsigned char *b = block_at(row, index, 17);
-    set_scales(to, mxfp4_scale(b[0]), 0);
+    float scale = mxfp4_scale(b[0]);
+    set_scales(to, scale, scale);
     for (int i = 0; i < 16; i++) {
-        to->code[i] = twice_as_e4m3(b[1 + i] & 15);
-        to->code[i + 16] = twice_as_e4m3(b[1 + i] >> 4);
+        to->code[i] = b[1 + i] & 15;
+        to->code[i + 16] = b[1 + i] >> 4;
     }
 }
 
+/* Half the scales of the file, as codes are twice the values. */
 static void codes_fp4_e8m0(const weight *w, const void *const *row, size_t index, block_codes *to) {
     (void)w;
-    set_scales(to, e8m0_to_f32(((const unsigned char *)row[1])[index]) * 0.5f, 0);
-    for (size_t i = 0; i < QUANT_BLOCK; i++)
-        to->code[i] = twice_as_e4m3(group_code(4, row[0], index * QUANT_BLOCK + i));
+    float half = e8m0_to_f32(((const unsigned char *)row[1])[index]) * 0.5f;
+    set_scales(to, half, half);
+    packed_codes(4, 0, row, index, to);
 }
 
-/* Half the scales of 16 codes each, which are twice the values. Here alone something is rounded: a value is code times
- * scale, in four bits, times the row's factor, rounded once; scale times factor is rounded before, too. */
+/* Here alone something is rounded: a value is code times scale, exactly, times the row's factor, rounded once; scale
+ * times factor is rounded before, too. */
 static void codes_nvfp4(const weight *w, const void *const *row, size_t index, block_codes *to) {
     (void)w;
     const unsigned char *b = block_at(row, index / 2, 36);
@@ -296,7 +297,7 @@ static void codes_nvfp4(const weight *w, const void *const *row, size_t index, b
     set_scales(to, nvfp4_scale(b[first]) * factor, nvfp4_scale(b[first + 1]) * factor);
     for (size_t i = 0; i < QUANT_BLOCK; i++) {
         unsigned char pair = b[4 + 8 * (first + i / 16) + i % 8];
-        to->code[i] = (uint8_t)fp4_values[i % 16 < 8 ? pair & 15 : pair >> 4];
+        to->code[i] = i % 16 < 8 ? pair & 15 : pair >> 4;
     }
 }
 
@@ -308,8 +309,7 @@ static void codes_fp4_e4m3(bool divide, const void *const *row, size_t index, bl
         half[i] = (divide ? scale / factor : scale * factor) * 0.5f;
     }
     set_scales(to, half[0], half[1]);
-    for (size_t i = 0; i < QUANT_BLOCK; i++)
-        to->code[i] = (uint8_t)fp4_values[group_code(4, row[0], index * QUANT_BLOCK + i)];
+    packed_codes(4, 0, row, index, to);
 }
 
 static void codes_fp4_times(const weight *w, const void *const *row, size_t index, block_codes *to) {
@@ -363,18 +363,18 @@ static const block_format block_formats[WEIGHT_FORMAT_COUNT] = {
     [WEIGHT_AFFINE_8] = {CUDA_FORM_A8, codes_affine_8},
     [WEIGHT_FP8] = {CUDA_FORM_F8, codes_fp8},
     [WEIGHT_FP8_E8M0] = {CUDA_FORM_F8, codes_fp8_e8m0},
-    [WEIGHT_Q3_K] = {CUDA_FORM_G8, codes_q3_k},
+    [WEIGHT_Q3_K] = {CUDA_FORM_G4, codes_q3_k},
     [WEIGHT_IQ4_XS] = {CUDA_FORM_G8, codes_iq4_xs},
-    [WEIGHT_INT4] = {CUDA_FORM_A4, codes_int4},
+    [WEIGHT_INT4] = {CUDA_FORM_S4, codes_int4},
     [WEIGHT_INT8] = {CUDA_FORM_G8, codes_int8},
     [WEIGHT_INT4_ZERO] = {CUDA_FORM_A4, codes_int4_zero},
     [WEIGHT_INT8_ZERO] = {CUDA_FORM_A8, codes_int8_zero},
     [WEIGHT_INT8_SIGNED] = {CUDA_FORM_G8, codes_int8_signed},
-    [WEIGHT_MXFP4] = {CUDA_FORM_F8, codes_mxfp4},
-    [WEIGHT_FP4_E8M0] = {CUDA_FORM_F8, codes_fp4_e8m0},
-    [WEIGHT_NVFP4] = {CUDA_FORM_G8, codes_nvfp4},
-    [WEIGHT_FP4_E4M3] = {CUDA_FORM_G8, codes_fp4_times},
-    [WEIGHT_FP4_E4M3_DIV] = {CUDA_FORM_G8, codes_fp4_over},
+    [WEIGHT_MXFP4] = {CUDA_FORM_G4, codes_mxfp4},
+    [WEIGHT_FP4_E8M0] = {CUDA_FORM_G4, codes_fp4_e8m0},
+    [WEIGHT_NVFP4] = {CUDA_FORM_G4, codes_nvfp4},
+    [WEIGHT_FP4_E4M3] = {CUDA_FORM_G4, codes_fp4_times},
+    [WEIGHT_FP4_E4M3_DIV] = {CUDA_FORM_G4, codes_fp4_over},
 };
 
 static const block_format *format_of(const weight *w) {
@@ -403,7 +403,7 @@ static void place_codes(cuda_form form, unsigned char *unit, int g, int block, c
 
 static void row_to_strip(const weight_source *s, const cuda_matrix *m, size_t row, int g, unsigned char *strip) {
     block_codes nothing = {0};
-    memset(nothing.code, m->form == CUDA_FORM_Q4 ? 8 : 0, sizeof nothing.code);
+    memset(nothing.code, m->form == CUDA_FORM_Q4 || m->form == CUDA_FORM_S4 ? 8 : 0, sizeof nothing.code);
     source_row r = row < (size_t)m->out ? row_of(s, row) : (source_row){0};
     const block_format *f = r.w ? format_of(r.w) : NULL;
     int blocks = r.w ? s->cut.columns / QUANT_BLOCK : 0, first = s->cut.first_column / QUANT_BLOCK;
