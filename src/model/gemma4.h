@@ -105,9 +105,9 @@ kakeya_status gemma4_model_open(const char *directory, mem_account *account, gem
 
 /* Weights made in memory in the exact shapes of a published variant: "26b-a4b", "31b", "12b", "e2b", "e4b", optionally
  * ":layers=N" (a prefix of the layer pattern) and ":dtype=f32", or ":fp8" (a scale for each output), ":affine4",
- * ":affine8" (groups of 64), or ":q4_0", ":q8_0" or ":q4_k_m", whose quantised matrices have no data: the backend makes
- * it. Values are deterministic, small
- * and finite; every tensor is MEM_WEIGHTS memory in huge pages where the system allows. */
+ * ":affine8", ":int4" (groups of 64), ":mxfp4", ":nvfp4", or ":q4_0", ":q8_0" or ":q4_k_m", whose quantised matrices
+ * have no data: the backend makes it. Values are deterministic, small and finite; every tensor is MEM_WEIGHTS memory in
+ * huge pages where the system allows. */
 kakeya_status gemma4_model_synthesize(const char *description, mem_account *account, gemma4_model **out,
                                       kakeya_error *error);
 

@@ -42,7 +42,7 @@ static weight_format quantised_format(const walker *w, parameter_group group, co
         (group == PARAMETERS_EMBEDDING && !w->config->tied_head))
         return affine && group == PARAMETERS_ROUTER ? WEIGHT_AFFINE_8 : WEIGHT_BF16;
     if (affine) return format;
-    if (table && format == WEIGHT_FP8) return WEIGHT_BF16;
+    if (table && weight_format_is_grouped(format)) return WEIGHT_BF16;
     if (table && !k) return WEIGHT_Q8_0;
     if (table || (k && (strstr(path, "v_proj") || strstr(path, "down_proj")) && gets_more(w->layer, w->config->layers)))
         return in % 256 ? WEIGHT_Q8_0 : WEIGHT_Q6_K;

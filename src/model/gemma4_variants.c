@@ -132,6 +132,24 @@ static void fill(const variant *v, int layers, weight_format format, gemma4_conf
     (void)gemma4_share_kv(c, v->intermediate, v->double_wide, &orphan); /* holds for every prefix of the table's rows */
 }
 
+/* What option of `length` characters says that matrices are stored in. */
+static bool find_stored(const char *option, size_t length, weight_format *format) {
+    static const struct {
+        const char *name;
+        weight_format format;
+    } stored[] = {{"dtype=f32", WEIGHT_F32},    {"dtype=bf16", WEIGHT_BF16}, {"q4_0", WEIGHT_Q4_0},
+                  {"q8_0", WEIGHT_Q8_0},        {"q4_k_m", WEIGHT_Q4_K},     {"affine4", WEIGHT_AFFINE_4},
+                  {"affine8", WEIGHT_AFFINE_8}, {"int4", WEIGHT_INT4},       {"fp8", WEIGHT_FP8},
+                  {"mxfp4", WEIGHT_FP4_E8M0},   {"nvfp4", WEIGHT_FP4_E4M3}};
+    for (size_t i = 0; i < sizeof stored / sizeof stored[0]; i++) {
+        if (strlen(stored[i].name) == length && strncmp(option, stored[i].name, length) == 0) {
+            *format = stored[i].format;
+            return true;
+        }
+    }
+    return false;
+}
+
 kakeya_status gemma4_config_variant(const char *description, gemma4_config *out, kakeya_error *error) {
     size_t name_length = strcspn(description, ":");
     const variant *found = NULL;
@@ -157,26 +175,10 @@ kakeya_status gemma4_config_variant(const char *description, gemma4_config *out,
                                  "synthetic model \"%s\": \"%.*s\" is not layers=1 to layers=%d", description,
                                  (int)length, option, found->layers);
             layers = (int)value;
-        } else if (length == 9 && strncmp(option, "dtype=f32", 9) == 0) {
-            format = WEIGHT_F32;
-        } else if (length == 10 && strncmp(option, "dtype=bf16", 10) == 0) {
-            format = WEIGHT_BF16;
-        } else if (length == 4 && strncmp(option, "q4_0", 4) == 0) {
-            format = WEIGHT_Q4_0;
-        } else if (length == 4 && strncmp(option, "q8_0", 4) == 0) {
-            format = WEIGHT_Q8_0;
-        } else if (length == 6 && strncmp(option, "q4_k_m", 6) == 0) {
-            format = WEIGHT_Q4_K;
-        } else if (length == 7 && strncmp(option, "affine4", 7) == 0) {
-            format = WEIGHT_AFFINE_4;
-        } else if (length == 7 && strncmp(option, "affine8", 7) == 0) {
-            format = WEIGHT_AFFINE_8;
-        } else if (length == 3 && strncmp(option, "fp8", 3) == 0) {
-            format = WEIGHT_FP8;
-        } else {
+        } else if (!find_stored(option, length, &format)) {
             return error_set(error, KAKEYA_INVALID_ARGUMENT,
                              "synthetic model \"%s\": unknown option \"%.*s\" (layers=N, dtype=f32, dtype=bf16, q4_0, "
-                             "q8_0, q4_k_m, affine4, affine8, fp8)",
+                             "q8_0, q4_k_m, affine4, affine8, int4, fp8, mxfp4, nvfp4)",
                              description, (int)length, option);
         }
         option += length;

@@ -264,7 +264,7 @@ static kakeya_status synthesize_slot(void *context, const tensor_slot *slot, kak
     } else if (slot->kind == SLOT_MATRIX && (s->outline || is_blocks(s, slot))) {
         weight w = tensor_slot_weight(slot, NULL, is_blocks(s, slot) ? slot->quantised : s->format);
         w.synthetic = slot->synthetic;
-        if (weight_format_is_grouped(w.format)) w.group = w.format == WEIGHT_FP8 ? w.in : SYNTHETIC_GROUP;
+        w.group = synthetic_group(w.format, w.in);
         w.scale_type = DTYPE_BF16;
         if (weight_format_is_grouped(w.format) && !s->outline) {
             kakeya_status status = make_rows(s, &w, error);

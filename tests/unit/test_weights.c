@@ -372,11 +372,12 @@ static void test_synthetic_affine(void **state) {
     assert_int_equal(l->experts_down.group, 64);
     assert_null(l->experts_down.stream[0]);
     close_model(m);
-    static const weight_format formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_FP8, WEIGHT_BF16, WEIGHT_F32};
+    static const weight_format formats[] = {WEIGHT_AFFINE_4, WEIGHT_AFFINE_8, WEIGHT_INT4, WEIGHT_FP8,
+                                            WEIGHT_FP4_E8M0, WEIGHT_FP4_E4M3, WEIGHT_BF16, WEIGHT_F32};
     for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
         enum { ROWS = 40, IN = 192 };
         weight w = {.format = formats[f], .out = ROWS, .in = IN, .scale_type = DTYPE_BF16, .synthetic = 0.05f};
-        w.group = w.format == WEIGHT_FP8 ? IN : SYNTHETIC_GROUP;
+        w.group = synthetic_group(w.format, IN);
         assert_true(synthetic_rows_can(w.format));
         double sum = 0, squares = 0;
         for (int o = 0; o < ROWS; o++) {
@@ -397,7 +398,8 @@ static void test_synthetic_affine(void **state) {
             }
         }
         assert_true(fabs(sum / (ROWS * IN)) < 2e-3);
-        assert_true(fabs(sqrt(squares / (ROWS * IN)) - 0.05) < 2e-3);
+        double near = formats[f] == WEIGHT_FP4_E8M0 ? 0.02 : 2e-3;
+        assert_true(fabs(sqrt(squares / (ROWS * IN)) - 0.05) < near);
     }
     assert_false(synthetic_rows_can(WEIGHT_Q4_0));
 }
