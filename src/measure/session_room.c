@@ -148,18 +148,54 @@ static size_t rope_bytes(const gemma4_config *c, int tokens) {
     return 2 * sizeof(float) * rows * (size_t)(c->rope[0].rotated_pairs + c->rope[1].rotated_pairs);
 }
 
+/* Twice the bits of a weight as a GPU has it: bf16, or codes with their scales (backend/cuda/quant.h). */
+static int gpu_half_bits(weight_format format) {
+    enum { BF16 = 32, Q4 = 9, S4 = 10, A4_OR_G4 = 12, Q8 = 17, F8 = 18, A8_OR_G8 = 20 };
+    static const unsigned char half_bits[WEIGHT_FORMAT_COUNT] = {
+        [WEIGHT_Q4_0] = Q4,
+        [WEIGHT_INT4] = S4,
+        [WEIGHT_Q4_1] = A4_OR_G4,
+        [WEIGHT_Q4_K] = A4_OR_G4,
+        [WEIGHT_Q3_K] = A4_OR_G4,
+        [WEIGHT_AFFINE_2] = A4_OR_G4,
+        [WEIGHT_AFFINE_3] = A4_OR_G4,
+        [WEIGHT_AFFINE_4] = A4_OR_G4,
+        [WEIGHT_INT4_ZERO] = A4_OR_G4,
+        [WEIGHT_MXFP4] = A4_OR_G4,
+        [WEIGHT_NVFP4] = A4_OR_G4,
+        [WEIGHT_FP4_E8M0] = A4_OR_G4,
+        [WEIGHT_FP4_E4M3] = A4_OR_G4,
+        [WEIGHT_FP4_E4M3_DIV] = A4_OR_G4,
+        [WEIGHT_Q5_0] = Q8,
+        [WEIGHT_Q8_0] = Q8,
+        [WEIGHT_IQ4_NL] = Q8,
+        [WEIGHT_FP8] = F8,
+        [WEIGHT_FP8_E8M0] = F8,
+        [WEIGHT_Q5_1] = A8_OR_G8,
+        [WEIGHT_Q5_K] = A8_OR_G8,
+        [WEIGHT_Q6_K] = A8_OR_G8,
+        [WEIGHT_IQ4_XS] = A8_OR_G8,
+        [WEIGHT_AFFINE_5] = A8_OR_G8,
+        [WEIGHT_AFFINE_6] = A8_OR_G8,
+        [WEIGHT_AFFINE_8] = A8_OR_G8,
+        [WEIGHT_INT8] = A8_OR_G8,
+        [WEIGHT_INT8_ZERO] = A8_OR_G8,
+        [WEIGHT_INT8_SIGNED] = A8_OR_G8,
+    };
+    return half_bits[format] ? half_bits[format] : BF16;
+}
+
 room_engine room_of_engine(const kakeya_description *d, room_device device, int max_rows, int threads,
                            int longest_tokens) {
     const gemma4_config *c = d->verifier;
     widths w = widths_of(d);
-    /* a GPU holds weights in floating point as bf16, and quantised ones as codes */
-    const bool rounded = device == ROOM_GPU && weight_format_is_plain(c->checkpoint_format);
-    const weight_format format = rounded ? WEIGHT_BF16 : c->checkpoint_format;
-    const weight_stream *stream = &weight_format_find(format)->stream[0];
+    const weight_stream *stream = &weight_format_find(c->checkpoint_format)->stream[0];
     int64_t parameters = gemma4_parameters(c).total;
     if (d->drafter) parameters += dflash_parameters(d->drafter);
     if (d->f_theta) parameters += f_theta_parameters(d->f_theta);
-    room_engine engine = {.weights = (size_t)(parameters / stream->values * stream->bytes)};
+    const int64_t bytes = device == ROOM_GPU ? parameters * gpu_half_bits(c->checkpoint_format) / 16
+                                             : parameters / stream->values * stream->bytes;
+    room_engine engine = {.weights = (size_t)bytes};
 
     const size_t rows = (size_t)max_rows;
     if (device == ROOM_CPU)
