@@ -1,20 +1,6 @@
 /* Attention of few rows over long caches: split-K/V flash decoding, one thread block for each partition of 16 queries
  * of one K/V head. Bound: one read of the K/V. */
 #include "backend/cuda/attention.cuh"
-#include "backend/cuda/heads.cuh"
-
-enum { ATTEND_THREADS = 256, ATTEND_WARPS = ATTEND_THREADS / 32 };
-
-template <int D, bool SPLIT> struct attend_memory {
-    bf16 v[KEYS][D + PAD];
-    bf16 k[KEYS][(SPLIT ? D / 4 : D) + PAD]; /* SPLIT: the turned dimensions only */
-    bf16 q[QUERIES][D + PAD];
-    float scores[QUERIES][KEYS + 4];
-    bf16 p[QUERIES][KEYS + PAD];
-    float top[QUERIES], sum[QUERIES], rescale[QUERIES];
-    float2 base_turn[D / 2];
-    float scale_k[KEYS], scale_v[KEYS]; /* of codes */
-};
 
 /* A warp has a vector; NULL: zeros. */
 template <int D>
@@ -54,7 +40,7 @@ static __device__ __forceinline__ void load_q4_tile(attend_memory<D, SPLIT> &m, 
 template <int D, bool SPLIT, bool Q4>
 static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_context &step, const cuda_attention &a,
                                     tile_source source, int base, const visible_range &first, const visible_range &last,
-                                    int head, bool of_step, int made = -1) {
+                                    int head, bool of_step) {
     if constexpr (Q4) {
         if (source == TILE_EXACT) {
             load_q4_tile<D, SPLIT>(m, step, a, base, first, last, head, of_step);
@@ -70,7 +56,7 @@ static __device__ void request_tile(attend_memory<D, SPLIT> &m, const attend_con
         int slot = base_slot + i;
         if (capacity && slot >= capacity) slot = (base + i) % capacity;
         int p = base + i;
-        if ((p >= step.position) != of_step || p == made) continue;
+        if ((p >= step.position) != of_step) continue;
         const cuda_bf16 *v = nullptr, *k = nullptr;
         size_t row = 0;
         if (source == TILE_RESTORED) {
@@ -148,28 +134,6 @@ static __device__ void derive_keys(attend_memory<D, SPLIT> &m, const cuda_attent
     }
 }
 
-/* Scores of 16 queries with the 8 keys of this warp; two accumulators shorten the chain of dependent products. */
-template <int D, bool SPLIT> static __device__ void compute_scores(attend_memory<D, SPLIT> &m, int turned) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    float s[2][4] = {};
-    int key = warp * 8 + (lane & 7), offset = (lane >> 3 & 1) * 8, upper = lane >> 4;
-    int query = (lane & 7) + (lane >> 3 & 1) * 8, query_offset = (lane >> 4) * 8;
-#pragma unroll 4
-    for (int c = 0; c < D / 16; c += 2) {
-        uint32_t q[4], k[4];
-        int mine = min(c + upper, D / 16 - 1), at = SPLIT ? key_column<D>(mine, turned) : mine * 16;
-        load_matrices(k, SPLIT && at < 0 ? &m.v[key][mine * 16 + offset] : &m.k[key][at + offset]);
-        load_matrices(q, &m.q[query][c * 16 + query_offset]);
-        mma_bf16(s[0], q[0], q[1], q[2], q[3], k[0], k[1]);
-        if (c + 1 >= D / 16) continue;
-        load_matrices(q, &m.q[query][c * 16 + 16 + query_offset]);
-        mma_bf16(s[1], q[0], q[1], q[2], q[3], k[2], k[3]);
-    }
-    int g = lane >> 2, column = warp * 8 + 2 * (lane & 3);
-    *reinterpret_cast<float2 *>(&m.scores[g][column]) = make_float2(s[0][0] + s[1][0], s[0][1] + s[1][1]);
-    *reinterpret_cast<float2 *>(&m.scores[g + 8][column]) = make_float2(s[0][2] + s[1][2], s[0][3] + s[1][3]);
-}
-
 static_assert(ATTEND_THREADS == QUERIES * QUERY_THREADS, "all threads share the softmax of a tile");
 
 template <int D, bool SPLIT, bool Q4>
@@ -192,37 +156,10 @@ static __device__ void update_softmax(attend_memory<D, SPLIT> &m, const cuda_att
     }
 }
 
-template <int D> struct output_tiles {
-    static const int COUNT = (D / 8 + ATTEND_WARPS - 1) / ATTEND_WARPS; /* n-tiles of 8 dimensions per warp */
-};
-
 template <int D, bool SPLIT>
 static __device__ void accumulate_values(attend_memory<D, SPLIT> &m, float (&o)[output_tiles<D>::COUNT][4]) {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
-    float low = m.rescale[g], high = m.rescale[g + 8];
-    int query = (lane & 7) + (lane >> 3 & 1) * 8, query_offset = (lane >> 4) * 8;
-#pragma unroll
-    for (int n = 0; n < output_tiles<D>::COUNT; n++) {
-        o[n][0] *= low;
-        o[n][1] *= low;
-        o[n][2] *= high;
-        o[n][3] *= high;
-    }
-#pragma unroll
-    for (int k = 0; k < KEYS; k += 32) {
-        uint32_t p0[4], p1[4];
-        load_matrices(p0, &m.p[query][k + query_offset]);
-        load_matrices(p1, &m.p[query][k + 16 + query_offset]);
-#pragma unroll
-        for (int n = 0; n < output_tiles<D>::COUNT; n++) {
-            int tile = warp * output_tiles<D>::COUNT + n;
-            if (tile >= D / 8) break;
-            uint32_t v[4];
-            load_matrices_transposed(v, &m.v[k + lane][tile * 8]);
-            mma_bf16(o[n], p0[0], p0[1], p0[2], p0[3], v[0], v[1]);
-            mma_bf16(o[n], p1[0], p1[1], p1[2], p1[3], v[2], v[3]);
-        }
-    }
+    int g = (threadIdx.x & 31) >> 2;
+    add_tile<D>(o, m.v[0], m.p[0], m.rescale[g], m.rescale[g + 8], ((int)threadIdx.x >> 5) * output_tiles<D>::COUNT);
 }
 
 template <int D, bool SPLIT>
@@ -245,79 +182,13 @@ static __device__ void load_queries(attend_memory<D, SPLIT> &m, const cuda_atten
     }
 }
 
-/* The one new row of a step: each block makes the queries that it attends with, one warp each, and the block of the
- * row's own tile its key and value, which also go to the cache. */
-template <int D> struct new_heads {
-    static const int PER_LANE = D / 32;
-    float weight[PER_LANE], v[PER_LANE];
-    int unit, group;
-    bool key;
-
-    __device__ __forceinline__ new_heads(const cuda_heads &h, bool owner) {
-        unit = (int)threadIdx.x >> 5;
-        group = h.heads / h.kv_heads;
-        key = unit == group;
-        if (unit >= group + (owner ? 2 : 0)) unit = -1;
-        load_head_norm(weight, unit < 0 || unit > group ? nullptr : key ? h.k_norm : h.q_norm, D);
-    }
-    __device__ __forceinline__ void make(attend_memory<D, false> &m, const attend_context &step, const cuda_heads &h,
-                                         int base, int head) {
-        int lane = threadIdx.x & 31;
-        if (unit < 0) return;
-        const float *source =
-            unit < group ? h.q + (size_t)(head * group + unit) * D : (key ? h.k : h.v) + (size_t)head * D;
-        load_head(v, source, D);
-        norm_head(v, weight, unit <= group || h.norm_v, D, h.eps);
-        if (unit <= group) turn_head(v, h.turns, h.pairs, D);
-        if (unit < group) {
-#pragma unroll
-            for (int e = 0; e < PER_LANE; e++)
-                m.q[unit][e * 32 + lane] = __float2bfloat16_rn(__fmul_rn(v[e], h.q_scale));
-            return;
-        }
-        const cuda_layer_view &view = step.view;
-        size_t kv_dim = (size_t)h.kv_heads * D, column = (size_t)head * D + lane;
-        bf16 *tile = (key ? m.k : m.v)[step.position - base] + lane,
-             *out = as_bf16(key ? view.k : view.v) + store_row(view, step.position) * kv_dim + column, *sink = nullptr;
-        if (view.sink_v && step.position < step.sink)
-            sink = as_bf16(key ? view.sink_k : view.sink_v) + (size_t)step.position * kv_dim + column;
-#pragma unroll
-        for (int e = 0; e < PER_LANE; e++) {
-            bf16 rounded = __float2bfloat16_rn(v[e]);
-            tile[e * 32] = out[e * 32] = rounded;
-            if (sink) sink[e * 32] = rounded;
-        }
-    }
-};
-
-/* A tile's keys and values, and the queries, of which the step's own row is made here (a sliding layer, one row). */
-template <int D>
-static __device__ __forceinline__ void bring_and_make(attend_memory<D, false> &m, const attend_context &step,
-                                                      const cuda_attention &a, const cuda_heads &h, int base,
-                                                      const visible_range &seen, int head) {
-    int group = h.heads / h.kv_heads;
-    bool owner = step.position >= base && step.position < base + KEYS;
-    request_tile<D, false, false>(m, step, a, TILE_EXACT, base, seen, seen, head, false);
-    if (owner)
-        request_tile<D, false, false>(m, step, a, TILE_EXACT, base, seen, seen, head, true, step.position); /* zeros */
-    for (int i = threadIdx.x; i < (QUERIES - group) * (D / 8); i += ATTEND_THREADS)
-        *reinterpret_cast<uint4 *>(&m.q[group + i / (D / 8)][i % (D / 8) * 8]) = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < QUERIES) {
-        m.top[threadIdx.x] = -INFINITY;
-        m.sum[threadIdx.x] = 0;
-    }
-    new_heads<D> heads(h, owner);
-    wait_for_predecessor();
-    heads.make(m, step, h, base, head);
-}
-
-template <int D, bool SPLIT, bool Q4, bool MAKES>
-static __global__
-__launch_bounds__(ATTEND_THREADS, D <= 128   ? 3
-                                  : D <= 256 ? 2
-                                             : 1) void attend_kernel(const cuda_batch *batch,
-                                                                     const __grid_constant__ cuda_attention a,
-                                                                     const __grid_constant__ cuda_heads h, int tiles) {
+template <int D, bool SPLIT, bool Q4>
+static __global__ __launch_bounds__(ATTEND_THREADS,
+                                    D <= 128   ? 3
+                                    : D <= 256 ? 2
+                                               : 1) void attend_kernel(const cuda_batch *batch,
+                                                                       const __grid_constant__ cuda_attention a,
+                                                                       int tiles) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory<D, SPLIT> &m = *reinterpret_cast<attend_memory<D, SPLIT> *>(memory);
     int head = blockIdx.y, group = a.heads / a.kv_heads, first_query = (int)blockIdx.z % tiles * QUERIES;
@@ -347,16 +218,12 @@ __launch_bounds__(ATTEND_THREADS, D <= 128   ? 3
             if (!(pass ? restored : exact) || (only != TILE_BOTH && only != source)) continue;
             if (begun) __syncthreads();
             /* What earlier steps stored is there before the predecessor has ended. */
-            if constexpr (MAKES) {
-                bring_and_make<D>(m, step, a, h, base, first, head);
-            } else {
-                for (int of_step = 0; of_step < 2; of_step++) {
-                    if (of_step) wait_for_predecessor();
-                    if (!of_step || base + KEYS > step.position)
-                        request_tile<D, SPLIT, Q4>(m, step, a, source, base, first, last, head, of_step);
-                }
-                if (!begun) load_queries<D, SPLIT>(m, a, step.first_row, first_query, queries, head, turned);
+            for (int of_step = 0; of_step < 2; of_step++) {
+                if (of_step) wait_for_predecessor();
+                if (!of_step || base + KEYS > step.position)
+                    request_tile<D, SPLIT, Q4>(m, step, a, source, base, first, last, head, of_step);
             }
+            if (!begun) load_queries<D, SPLIT>(m, a, step.first_row, first_query, queries, head, turned);
             begun = true;
             wait_for_copies();
             __syncthreads();
@@ -364,7 +231,7 @@ __launch_bounds__(ATTEND_THREADS, D <= 128   ? 3
                 derive_keys<D, SPLIT>(m, a, base, turned);
                 __syncthreads();
             }
-            compute_scores<D, SPLIT>(m, turned);
+            score_keys<D, SPLIT>(m.v[0], m.k[0], m.q[0], m.scores, warp, turned);
             __syncthreads();
             update_softmax<D, SPLIT, Q4>(m, a, source, base, mine, valid);
             __syncthreads();
@@ -411,10 +278,9 @@ static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const c
         return;
     }
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), QUERIES);
-    launch_kernel(l,
-                  a->codes == CUDA_KV_Q4 ? attend_kernel<D, SPLIT, true, false> : attend_kernel<D, SPLIT, false, false>,
+    launch_kernel(l, a->codes == CUDA_KV_Q4 ? attend_kernel<D, SPLIT, true> : attend_kernel<D, SPLIT, false>,
                   dim3(a->final ? 1 : a->partitions, a->kv_heads, tiles * a->segments), dim3(ATTEND_THREADS), bytes,
-                  batch, *a, cuda_heads{}, tiles);
+                  batch, *a, tiles);
     if (!a->final) cuda_merge_partitions(l, batch, a, rows);
 }
 
@@ -425,30 +291,6 @@ static void launch_split(const cuda_launch *l, const cuda_batch *batch, const cu
         launch_attend<D, true>(l, batch, a, rows);
     else
         launch_attend<D, false>(l, batch, a, rows);
-}
-
-bool cuda_attend_makes_heads(const cuda_attention *a, const cuda_heads *h) {
-    return a->segments == 1 && a->segment_rows == 1 && a->sliding_window && !a->codes && !a->drafter && !a->final &&
-           !a->restored_k && !a->chunk_v && !a->k_norm && h->k && h->v && !h->chunk_v &&
-           h->heads / h->kv_heads + 2 <= ATTEND_WARPS &&
-           (h->head_dim == 64 || h->head_dim == 128 || h->head_dim == 256);
-}
-
-template <int D>
-static void attend_and_make(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a,
-                            const cuda_heads *h) {
-    launch_kernel(l, attend_kernel<D, false, false, true>, dim3(a->partitions, a->kv_heads), dim3(ATTEND_THREADS),
-                  sizeof(attend_memory<D, false>), batch, *a, *h, 1);
-    cuda_merge_partitions(l, batch, a, 1);
-}
-
-void cuda_attend_new(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, const cuda_heads *h) {
-    if (a->head_dim == 64)
-        attend_and_make<64>(l, batch, a, h);
-    else if (a->head_dim == 128)
-        attend_and_make<128>(l, batch, a, h);
-    else
-        attend_and_make<256>(l, batch, a, h);
 }
 
 void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
@@ -476,24 +318,21 @@ void cuda_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_atten
     }
 }
 
-template <int D, bool SPLIT, bool Q4, bool MAKES> static cudaError_t allow_kernel(void) {
-    return cudaFuncSetAttribute(attend_kernel<D, SPLIT, Q4, MAKES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+template <int D, bool SPLIT, bool Q4> static cudaError_t allow_kernel(void) {
+    return cudaFuncSetAttribute(attend_kernel<D, SPLIT, Q4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 (int)sizeof(attend_memory<D, SPLIT>));
 }
 
 template <int D> static cudaError_t allow_shared_memory(void) {
-    cudaError_t status = allow_kernel<D, true, false, false>();
-    if (status == cudaSuccess) status = allow_kernel<D, false, false, false>();
-    if (status == cudaSuccess) status = allow_kernel<D, true, true, false>();
-    if (status == cudaSuccess) status = allow_kernel<D, false, true, false>();
-    if constexpr (D == 64 || D == 128 || D == 256) {
-        if (status == cudaSuccess) status = allow_kernel<D, false, false, true>();
-    }
-    return status;
+    cudaError_t status = allow_kernel<D, true, false>();
+    if (status == cudaSuccess) status = allow_kernel<D, false, false>();
+    if (status == cudaSuccess) status = allow_kernel<D, true, true>();
+    return status == cudaSuccess ? allow_kernel<D, false, true>() : status;
 }
 
 cudaError_t cuda_attention_prepare(int head_dim) {
     cudaError_t status = cuda_attend_runs_prepare(head_dim);
+    if (status == cudaSuccess) status = cuda_attend_row_prepare(head_dim);
     if (status == cudaSuccess) status = cuda_attend_wide_prepare(head_dim);
     if (status == cudaSuccess) status = cuda_attend_codes_prepare(head_dim);
     if (status != cudaSuccess) return status;

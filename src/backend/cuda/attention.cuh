@@ -40,6 +40,8 @@ cudaError_t cuda_attend_wide_prepare(int head_dim);
 /* The same where values are kept in 8 bits, on sm_90 (attention_codes.cu). */
 bool cuda_attend_codes(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
 cudaError_t cuda_attend_codes_prepare(int head_dim);
+/* One row by clusters of thread blocks (attention_row.cu). */
+cudaError_t cuda_attend_row_prepare(int head_dim);
 
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool wanted) {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
@@ -262,6 +264,83 @@ static __device__ __forceinline__ uint4 scale_query(uint4 value, const float *k_
 #pragma unroll
     for (int j = 0; j < 8; j++) x[j] = __float2bfloat16_rn(__bfloat162float(x[j]) * k_norm[j]);
     return value;
+}
+
+/* ------------------------------------------------------------------------------------ a tile of keys in shared memory
+ */
+
+enum { ATTEND_THREADS = 256, ATTEND_WARPS = ATTEND_THREADS / 32 };
+
+template <int D, bool SPLIT> struct attend_memory {
+    bf16 v[KEYS][D + PAD];
+    bf16 k[KEYS][(SPLIT ? D / 4 : D) + PAD]; /* SPLIT: the turned dimensions only */
+    bf16 q[QUERIES][D + PAD];
+    float scores[QUERIES][KEYS + 4];
+    bf16 p[QUERIES][KEYS + PAD];
+    float top[QUERIES], sum[QUERIES], rescale[QUERIES];
+    float2 base_turn[D / 2];
+    float scale_k[KEYS], scale_v[KEYS]; /* of codes */
+};
+
+template <int D> struct output_tiles {
+    static const int COUNT = (D / 8 + ATTEND_WARPS - 1) / ATTEND_WARPS; /* n-tiles of 8 dimensions per warp */
+};
+
+/* Scores of 16 queries with eight keys of a tile; two accumulators shorten the chain of dependent products. Rows of q
+ * and v are D + PAD apart, those of k, the turned dimensions with SPLIT, KEY_COLUMNS<D, SPLIT>. */
+template <int D, bool SPLIT> constexpr int KEY_COLUMNS = (SPLIT ? D / 4 : D) + PAD;
+
+template <int D, bool SPLIT>
+static __device__ __forceinline__ void score_keys(const bf16 *v, const bf16 *k_tile, const bf16 *q_tile,
+                                                  float (*scores)[KEYS + 4], int eight, int turned) {
+    int lane = threadIdx.x & 31;
+    float s[2][4] = {};
+    int key = eight * 8 + (lane & 7), offset = (lane >> 3 & 1) * 8, upper = lane >> 4;
+    int query = (lane & 7) + (lane >> 3 & 1) * 8, query_offset = (lane >> 4) * 8;
+#pragma unroll 4
+    for (int c = 0; c < D / 16; c += 2) {
+        uint32_t q[4], k[4];
+        int mine = min(c + upper, D / 16 - 1), at = SPLIT ? key_column<D>(mine, turned) : mine * 16;
+        load_matrices(k, SPLIT && at < 0 ? v + key * (D + PAD) + mine * 16 + offset
+                                         : k_tile + key * KEY_COLUMNS<D, SPLIT> + at + offset);
+        load_matrices(q, q_tile + query * (D + PAD) + c * 16 + query_offset);
+        mma_bf16(s[0], q[0], q[1], q[2], q[3], k[0], k[1]);
+        if (c + 1 >= D / 16) continue;
+        load_matrices(q, q_tile + query * (D + PAD) + c * 16 + 16 + query_offset);
+        mma_bf16(s[1], q[0], q[1], q[2], q[3], k[2], k[3]);
+    }
+    int g = lane >> 2, column = eight * 8 + 2 * (lane & 3);
+    *reinterpret_cast<float2 *>(&scores[g][column]) = make_float2(s[0][0] + s[1][0], s[0][1] + s[1][1]);
+    *reinterpret_cast<float2 *>(&scores[g + 8][column]) = make_float2(s[0][2] + s[1][2], s[0][3] + s[1][3]);
+}
+
+/* Values of a tile, weighted by the probabilities of 16 queries, for N tiles of 8 dimensions from `first` on. */
+template <int D, int N>
+static __device__ __forceinline__ void add_tile(float (&o)[N][4], const bf16 *v_tile, const bf16 *p, float low,
+                                                float high, int first) {
+    int lane = threadIdx.x & 31;
+    int query = (lane & 7) + (lane >> 3 & 1) * 8, query_offset = (lane >> 4) * 8;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        o[n][0] *= low;
+        o[n][1] *= low;
+        o[n][2] *= high;
+        o[n][3] *= high;
+    }
+#pragma unroll
+    for (int k = 0; k < KEYS; k += 32) {
+        uint32_t p0[4], p1[4];
+        load_matrices(p0, p + query * (KEYS + PAD) + k + query_offset);
+        load_matrices(p1, p + query * (KEYS + PAD) + k + 16 + query_offset);
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (first + n >= D / 8) break;
+            uint32_t v[4];
+            load_matrices_transposed(v, v_tile + (k + lane) * (D + PAD) + (first + n) * 8);
+            mma_bf16(o[n], p0[0], p0[1], p0[2], p0[3], v[0], v[1]);
+            mma_bf16(o[n], p1[0], p1[1], p1[2], p1[3], v[2], v[3]);
+        }
+    }
 }
 
 #endif
