@@ -118,7 +118,8 @@ static __device__ __forceinline__ void store_part_bf16(cuda_bf16 *row, int i, fl
 enum {
     ROUTED_WARPS = 8,
     ROUTED_THREADS = ROUTED_WARPS * 32,
-    EXPERT_AHEAD = 12, /* loads of an expert's weights ahead */
+    EXPERT_AHEAD = 12,                  /* loads of an expert's weights ahead */
+    EXPERT_VALUES = EXPERT_AHEAD * 256, /* of the row, with zeros behind it: those steps have no conditions */
     FEW_EXPERTS = 128
 };
 
@@ -139,16 +140,14 @@ static __device__ __forceinline__ float routed_sum(float v, float *shared) {
     return sum;
 }
 
-/* V: float4s of a row per thread. */
+/* V: float4s of a row per thread. With few of them registers leave place for blocks of the product that precedes. */
 template <int V>
-static __global__
-__launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_constant__ cuda_after_attention a,
-                                                              const __grid_constant__ cuda_route route) {
-    extern __shared__ __align__(16) float x_router[]; /* [hidden], with a router */
+static __global__ __launch_bounds__(ROUTED_THREADS, V <= 3 ? 2 : 1) void after_attention_kernel(
+    const __grid_constant__ cuda_after_attention a, const __grid_constant__ cuda_route route) {
+    extern __shared__ __align__(16) float x_router[]; /* [hidden], EXPERT_VALUES at least; with a router */
     __shared__ routed_memory m;
     int n = a.hidden, warp = threadIdx.x >> 5, lane = threadIdx.x & 31, expert = blockIdx.x * ROUTED_WARPS + warp;
     size_t at = (size_t)blockIdx.y * n;
-    bool writes = blockIdx.x == 0;
     uint4 weights[EXPERT_AHEAD];
     const bf16 *w = as_bf16(a.router.w) + (size_t)min(expert, route.experts - 1) * a.router.ld;
     if (a.router.w) {
@@ -158,19 +157,17 @@ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_const
             weights[i] = k < n ? load_weights(w + k) : make_uint4(0, 0, 0, 0);
         }
     }
-    float4 h[V], branch[V], post[V], dense[V], experts[V], router[V];
+    float4 h[V], branch[V], post[V], router[V];
 #pragma unroll
     for (int v = 0; v < V; v++) { /* older than the product that precedes */
         int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
         h[v] = load_inside(a.h + at, i, n);
         post[v] = load_inside(a.post_attention_norm, i, n);
-        dense[v] = load_inside(a.pre_ffn_norm, i, n);
-        if (!a.x_experts) continue;
-        experts[v] = load_inside(a.pre_ffn_norm_2, i, n);
-        router[v] = load_inside(a.router_scale, i, n);
+        if (a.x_experts) router[v] = load_inside(a.router_scale, i, n);
     }
     for (int i = threadIdx.x; a.router.w && i < route.experts; i += ROUTED_THREADS)
         m.expert_scale[i] = a.router.expert_scale[i];
+    for (int i = n + (int)threadIdx.x; a.router.w && i < EXPERT_VALUES; i += ROUTED_THREADS) x_router[i] = 0;
     release_successor();
     wait_for_predecessor();
     float sum = 0;
@@ -191,32 +188,35 @@ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_const
     }
     scale = rms_scale(routed_sum(sum, m.sums[1]), n, a.eps);
     float constant = rsqrtf((float)n);
-    size_t to = (size_t)blockIdx.y * a.ldx;
+    /* The first blocks of a row write it, a part each, when their logits are on their way. */
+    auto write = [&]() {
+        size_t to = (size_t)blockIdx.y * a.ldx;
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
+            if (i >= n || (int)blockIdx.x != (gridDim.x < V ? 0 : v)) continue;
+            float4 normed = h[v] * scale, dense = load_inside(a.pre_ffn_norm, i, n);
+            *reinterpret_cast<float4 *>(a.h_out + at + i) = h[v];
+            store_part_bf16(a.x_dense + to, i, normed * dense);
+            if (!a.x_experts) continue;
+            store_part_bf16(a.x_experts + to, i, normed * load_inside(a.pre_ffn_norm_2, i, n));
+            if (!a.router.w) *reinterpret_cast<float4 *>(a.x_router + at + i) = normed * router[v] * constant;
+        }
+    };
+    if (!a.router.w) {
+        write();
+        return;
+    }
 #pragma unroll
     for (int v = 0; v < V; v++) {
         int i = 4 * ((int)threadIdx.x + v * ROUTED_THREADS);
-        if (i >= n) continue;
-        float4 normed = h[v] * scale;
-        if (writes) {
-            *reinterpret_cast<float4 *>(a.h_out + at + i) = h[v];
-            store_part_bf16(a.x_dense + to, i, normed * dense[v]);
-            if (a.x_experts) store_part_bf16(a.x_experts + to, i, normed * experts[v]);
-        }
-        if (!a.x_experts) continue;
-        float4 routed = normed * router[v] * constant;
-        if (a.router.w)
-            *reinterpret_cast<float4 *>(x_router + i) = routed;
-        else
-            *reinterpret_cast<float4 *>(a.x_router + at + i) = routed;
+        if (i < n) *reinterpret_cast<float4 *>(x_router + i) = h[v] * scale * router[v] * constant;
     }
-    if (!a.router.w) return;
     __syncthreads();
     float logit = 0;
 #pragma unroll
-    for (int i = 0; i < EXPERT_AHEAD; i++) {
-        int k = (i * 32 + lane) * 8;
-        if (k < n) logit += dot8(weights[i], x_router + k);
-    }
+    for (int i = 0; i < EXPERT_AHEAD; i++) logit += dot8(weights[i], x_router + (i * 32 + lane) * 8);
+#pragma unroll 1
     for (int k = (EXPERT_AHEAD * 32 + lane) * 8; k < n; k += 256) logit += dot8(load_weights(w + k), x_router + k);
     logit = warp_sum(logit);
     if (lane == 0 && expert < route.experts) {
@@ -224,9 +224,13 @@ __launch_bounds__(ROUTED_THREADS) void after_attention_kernel(const __grid_const
         __threadfence();
     }
     __syncthreads();
-    if (gridDim.y > CUDA_DECODE_ROWS) return; /* large_route_kernel follows */
+    unsigned before = 0;
+    bool chooses = gridDim.y <= CUDA_DECODE_ROWS; /* else large_route_kernel follows */
+    if (chooses && threadIdx.x == 0) before = atomicAdd(route.finished, 1u);
+    write();
+    if (!chooses) return;
     if (threadIdx.x == 0) {
-        m.last = atomicAdd(route.finished, 1u) == gridDim.x * gridDim.y - 1;
+        m.last = before == gridDim.x * gridDim.y - 1;
         if (m.last) *route.finished = 0;
         __threadfence();
     }
@@ -246,8 +250,9 @@ template <int V>
 static void launch_after_attention(const cuda_launch *l, const cuda_after_attention *a, const cuda_route *route,
                                    int rows) {
     dim3 grid(a->router.w ? ceil_div(route->experts, ROUTED_WARPS) : 1, rows);
-    launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), a->router.w ? a->hidden * sizeof(float) : 0,
-                  *a, *route);
+    size_t router_bytes =
+        a->router.w ? (size_t)(a->hidden < EXPERT_VALUES ? EXPERT_VALUES : a->hidden) * sizeof(float) : 0;
+    launch_kernel(l, after_attention_kernel<V>, grid, dim3(ROUTED_THREADS), router_bytes, *a, *route);
 }
 
 /* Choices and units of a pass of more than CUDA_DECODE_ROWS rows: one block; one warp chooses for a row, and places the
@@ -343,7 +348,8 @@ void cuda_after_attention_rows(const cuda_launch *l, const cuda_after_attention 
         launch_kernel(l, large_route_kernel, dim3(1), dim3(LARGE_THREADS), 0, *route, a->router.expert_scale);
 }
 
-template <int V>
+/* RANK: chosen experts, all of whose rows are requested at once; 0: any number. */
+template <int V, int RANK>
 static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __grid_constant__ cuda_after_ffn a,
                                                                         const __grid_constant__ cuda_route route) {
     __shared__ float2 shared[2][WIDE_THREADS / 32];
@@ -368,13 +374,28 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
     }
     float *aux = nullptr;
     if (a.aux.width) aux = aux_of(a.row, a.aux, blockIdx.x);
+    const float *expert_row[RANK + 1]; /* the last is nobody's: there are no arrays of nothing */
+    float expert_weight[RANK + 1];
+#pragma unroll
+    for (int r = 0; r < RANK; r++) {
+        expert_row[r] = a.experts + (size_t)chosen[r].slot * n + min(4 * (int)threadIdx.x, n - 4);
+        expert_weight[r] = chosen[r].weight;
+    }
     release_successor();
     wait_for_predecessor();
     row_part<V> branch = load_part<V>(a.dense + (size_t)blockIdx.x * n, n);
     if (a.experts) {
         row_part<V> mixed = {};
+        if constexpr (RANK != 0) { /* one part; threads behind the row's end have loaded what is not theirs */
+            float4 expert[RANK + 1];
+#pragma unroll
+            for (int r = 0; r < RANK; r++) expert[r] = __ldcg(reinterpret_cast<const float4 *>(expert_row[r]));
+#pragma unroll
+            for (int r = 0; r < RANK; r++) mixed.part[0] = mixed.part[0] + expert[r] * expert_weight[r];
+            if (4 * (int)threadIdx.x >= n) mixed.part[0] = make_float4(0, 0, 0, 0);
+        }
 #pragma unroll 8
-        for (int r = 0; r < route.rank; r++) {
+        for (int r = 0; RANK == 0 && r < route.rank; r++) {
             row_part<V> expert = load_part<V>(a.experts + (size_t)chosen[r].slot * n, n);
             float weight = chosen[r].weight;
 #pragma unroll
@@ -406,10 +427,12 @@ static __global__ __launch_bounds__(WIDE_THREADS) void after_ffn_kernel(const __
 
 void cuda_after_ffn_rows(const cuda_launch *l, const cuda_after_ffn *a, const cuda_route *route, int rows) {
     cuda_route r = route ? *route : cuda_route{};
-    if (a->hidden <= 4 * WIDE_THREADS)
-        launch_kernel(l, after_ffn_kernel<1>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
+    if (a->experts && r.rank == 8 && a->hidden <= 4 * WIDE_THREADS)
+        launch_kernel(l, after_ffn_kernel<1, 8>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
+    else if (a->hidden <= 4 * WIDE_THREADS)
+        launch_kernel(l, after_ffn_kernel<1, 0>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
     else
-        launch_kernel(l, after_ffn_kernel<2>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
+        launch_kernel(l, after_ffn_kernel<2, 0>, dim3(rows), dim3(WIDE_THREADS), 0, *a, r);
 }
 
 template <int V>
