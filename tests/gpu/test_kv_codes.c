@@ -156,8 +156,56 @@ static void against_cpu_in_4_bits(void **state) {
     against_cpu(KV_FORMAT_Q4);
 }
 
+/* ------------------------------------------------------------------------------------------------ long contexts */
+
+/* Rows alone and in blocks behind short, fine and coarse partitions, on both sides of every choice of a kernel. */
+static void check_depth(pair *p, kv_format format, int depth) {
+    enum { BLOCK = 17 };
+    static const int blocks[] = {17, 1, 2, 3, 8, 16};
+    size_t vocab = (size_t)p->verifier->config.vocab;
+    int32_t *tokens = calloc((size_t)depth + BLOCK, sizeof *tokens);
+    float *logits = calloc(2 * BLOCK * vocab, sizeof *logits), *again = logits + BLOCK * vocab;
+    fill_tokens(tokens, depth + BLOCK, (int)vocab, 53);
+    pair_kv_format = format;
+    backend_cache *cache = new_cache(p, CUDA, &policies[0], depth + BLOCK, false);
+    for (int at = 0, n; at < depth; at += n) {
+        n = depth - at < 512 ? depth - at : 512;
+        step(p, CUDA, cache, tokens + at, n, n, SEGMENT_PROMPT, NULL);
+    }
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        backend_cache *fork = NULL;
+        REQUIRE_OK(p->ops[CUDA]->cache_fork(cache, &p->account, &fork, error));
+        for (int at = 0, n; at < BLOCK; at += n) {
+            n = BLOCK - at < blocks[i] ? BLOCK - at : blocks[i];
+            step(p, CUDA, fork, tokens + depth + at, n, n, SEGMENT_DECODE, (i ? again : logits) + (size_t)at * vocab);
+        }
+        p->ops[CUDA]->cache_destroy(fork);
+        char what[96];
+        snprintf(what, sizeof what, "%s, behind %d tokens, blocks of %d", kv_format_name(format), depth, blocks[i]);
+        if (i) assert_same_bits(what, again, logits, BLOCK * vocab);
+    }
+    p->ops[CUDA]->cache_destroy(cache);
+    pair_kv_format = KV_FORMAT_BF16;
+    free(tokens);
+    free(logits);
+}
+
+static void rows_have_their_bits_in_every_block(void **state) {
+    (void)state;
+    static const kv_format formats[] = {KV_FORMAT_BF16, KV_FORMAT_Q8, KV_FORMAT_Q4};
+    static const int depths[] = {100, 3000, 9001, 62000};
+    pair p;
+    gemma4_config form = grouped_form();
+    form.max_context = 65536;
+    pair_random(&p, &form, NULL, false, false);
+    for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++)
+        for (size_t d = 0; d < sizeof depths / sizeof depths[0]; d++) check_depth(&p, formats[f], depths[d]);
+    pair_close(&p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_have_their_bits_in_every_block),
         cmocka_unit_test(rows_have_the_bytes_of_the_host),
         cmocka_unit_test(against_cpu_in_8_bits),
         cmocka_unit_test(against_cpu_in_4_bits),

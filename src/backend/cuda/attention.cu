@@ -273,7 +273,7 @@ static __global__ __launch_bounds__(ATTEND_THREADS,
 template <int D, bool SPLIT>
 static void launch_attend(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a, int rows) {
     size_t bytes = sizeof(attend_memory<D, SPLIT>);
-    if (cuda_attend_codes(l, batch, a) || cuda_attend_wide(l, batch, a) || cuda_attend_runs(l, batch, a)) {
+    if (cuda_attend_wide(l, batch, a) || cuda_attend_codes(l, batch, a) || cuda_attend_runs(l, batch, a)) {
         cuda_merge_partitions(l, batch, a, rows);
         return;
     }

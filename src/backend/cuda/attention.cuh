@@ -34,7 +34,7 @@ void cuda_merge_partitions(const cuda_launch *l, const cuda_batch *batch, const 
  */
 bool cuda_attend_runs(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
 cudaError_t cuda_attend_runs_prepare(int head_dim);
-/* The same of K = V layers with head dimension 512 on sm_90a (attention_wide.cu). */
+/* The same of K = V layers with head dimension 512 on sm_90a (attention_wide.cu); in 8 bits for many queries. */
 bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a);
 cudaError_t cuda_attend_wide_prepare(int head_dim);
 /* The same where values are kept in 8 bits, on sm_90 (attention_codes.cu). */

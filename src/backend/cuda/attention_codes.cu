@@ -355,8 +355,9 @@ static __device__ __forceinline__ void soften_codes(code_state<N> &m, const code
     auto score = [&](int key) {
         bool seen = valid && sees_exactly(mine, t.base + key);
         if (!seen) return -INFINITY;
-        float sum = (m.scores[side][0][query][key] + m.scores[side][1][query][key]) +
-                    (m.scores[side][2][query][key] + m.scores[side][3][query][key]);
+        float sum = m.scores[side][0][query][key];
+#pragma unroll
+        for (int part = 1; part < CODE_PARTS; part++) sum += m.scores[side][part][query][key];
         return sum * scale_of(key);
     };
     query_state state =

@@ -8,174 +8,13 @@
  *
  * The arithmetic of a query, and what a unit leaves behind, are those of attention.cu on bits. A score is the sum of
  * two accumulators, of even and of odd steps of 16 dimensions. A step of wgmma sums as one of mma.sync does. Sums of
- * probabilities pair the same keys in the same order. */
-#include "backend/cuda/attention_units.cuh"
-#include "backend/cuda/prompt_bulk.cuh"
-#include "backend/cuda/prompt_wgmma.cuh"
-
-struct wide {
-    static constexpr int D = 512, QUERIES_AT_ONCE = 64, SLOTS = 2;
-    static constexpr int PANEL = KEYS * prompt::PANEL_ROW_BYTES, PANELS = D / prompt::PANEL_COLUMNS;
-    static constexpr int PAIRS = prompt::PANEL_COLUMNS; /* that RoPE turns: dimensions c and c + D / 2 */
-    static constexpr int GROUP = 128;                   /* threads of a group of four warps */
-    static constexpr int VALUE_GROUPS = 2, BRING_THREADS = 32, DERIVE_THREADS = GROUP - BRING_THREADS;
-    /* first threads of the scores, of who derives and who brings; all threads */
-    static constexpr int SCORES = VALUE_GROUPS * GROUP, DERIVES = SCORES + GROUP, BRINGS = DERIVES + DERIVE_THREADS,
-                         THREADS = BRINGS + BRING_THREADS;
-    /* Of each thread's registers, of 128; what the others leave is what a half of all outputs needs. */
-    static constexpr int VALUE_REGISTERS = 160, SCORE_REGISTERS = 112, OTHER_REGISTERS = 80;
-    static_assert(2 * VALUE_REGISTERS + SCORE_REGISTERS + OTHER_REGISTERS == 4 * 128, "of a multiprocessor");
-    static constexpr int TILES_AHEAD = 4; /* descriptions of tiles: one more than can be in use */
-};
-
-struct wide_segment {
-    const cuda_bf16 *v, *sink_v;
-    size_t first_cell;
-    int position, rows, first_row, capacity, bounded, sink, window;
-    int partitions;  /* of each row: cells, and units of 64 queries of a head */
-    int query_tiles; /* of 64 queries */
-};
-
-enum wide_flags { WIDE_BEGINS_UNIT = 1, WIDE_ENDS_UNIT = 2, WIDE_IS_NONE = 4 /* behind the last tile */ };
-
-struct wide_tile {
-    int base, flags;
-    int segment, head, partition;
-    int first_query, queries; /* of the segment */
-};
-
-/* Operands of the tensor cores are panels (prompt_tensor.cuh). */
-struct wide_memory {
-    unsigned char q[wide::PANELS * wide::PANEL];
-    unsigned char v[wide::SLOTS][wide::PANELS * wide::PANEL];
-    unsigned char turned[2 * wide::PANEL];
-    unsigned char p[wide::PANEL];
-    float2 tile_turn[wide::TILES_AHEAD][wide::PAIRS];
-    float rescale[wide::QUERIES_AT_ONCE];
-    wide_tile tile[wide::TILES_AHEAD];
-    /* Barriers. Of full and empty there is one for each half of a tile. */
-    unsigned long long full[wide::SLOTS][2], empty[wide::SLOTS][2], turned_full, turned_empty, p_full, p_empty;
-    wide_segment segment[CUDA_MAX_SEGMENTS];
-    int first_unit[CUDA_MAX_SEGMENTS + 1], first_weight[CUDA_MAX_SEGMENTS + 1];
-    int group; /* queries of a row that share a K/V head */
-};
-
-static const int WIDE_BYTES = prompt::TILE_ALIGNMENT + (int)sizeof(wide_memory);
-static_assert(WIDE_BYTES <= 227 << 10, "shared memory of a block");
-static_assert(KEYS == 64 && QUERY_THREADS == 16, "the sums of probabilities");
+ * probabilities pair the same keys in the same order.
+ *
+ * K/V in codes are brought, and derived from, by the four warps of attention_wide_codes.cuh. In 8 bits scores and
+ * scales are those of attention_codes.cu on bits. */
+#include "backend/cuda/attention_wide_codes.cuh"
 
 #if PROMPT_WGMMA
-
-/* ----------------------------------------------------------------------------------------------------------- work */
-
-static __device__ __forceinline__ uint32_t wide_barrier(const unsigned long long &barrier) {
-    return prompt::shared_address(&barrier);
-}
-
-/* Once per warp, behind what its lanes have done. */
-static __device__ __forceinline__ void arrive_warp(const unsigned long long &barrier) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) prompt::barrier_arrive(wide_barrier(barrier));
-}
-
-static __device__ __forceinline__ void wait_wide(const unsigned long long &barrier, int parity) {
-    prompt::barrier_wait(wide_barrier(barrier), parity);
-}
-
-/* The whole block. */
-static __device__ __forceinline__ void load_wide_segments(wide_memory &m, const cuda_batch *batch,
-                                                          const cuda_attention &a) {
-    int s = threadIdx.x, units = 0, weight = 0;
-    if (s < a.segments) { /* written before the step's first kernel */
-        const cuda_step *step = &batch->step[s];
-        wide_segment g = {};
-        g.rows = __ldcg(&step->rows);
-        if (g.rows) {
-            g.position = __ldcg(&step->position);
-            g.first_row = __ldcg(&step->first_row);
-            g.sink = __ldcg(&step->sink);
-            g.window = __ldcg(&step->window);
-            cells_of cells = find_cells(step, a);
-            g.partitions = cells.partitions;
-            g.first_cell = cells.first;
-            const cuda_layer_view &view = step->cache->layer[a.layer];
-            g.v = view.v;
-            g.sink_v = view.sink_v;
-            g.capacity = view.capacity;
-            g.bounded = view.bounded;
-            g.query_tiles = (g.rows * (a.heads / a.kv_heads) + wide::QUERIES_AT_ONCE - 1) / wide::QUERIES_AT_ONCE;
-            units = a.kv_heads * g.query_tiles * g.partitions;
-            weight = a.kv_heads * g.query_tiles * run_weight(a, g.partitions);
-        }
-        m.segment[s] = g;
-    }
-    sum_segments(m, a, units, weight);
-}
-
-/* The first unit of this share of the work. Units of a segment are ordered by head, then by tile of queries, then by
- * partition: blocks that have the same keys for other queries work on them at about the same time, and a block keeps
- * its queries. The whole block. */
-static __device__ __forceinline__ int first_wide_unit(const wide_memory &m, const cuda_attention &a, int share) {
-    const int per_fine = FINE_KEYS / KEYS, per_coarse = COARSE_KEYS / KEYS, fine = FINE_END / FINE_KEYS;
-    int at = (int)((long long)m.first_weight[CUDA_MAX_SEGMENTS] * share / gridDim.x),
-        s = segment_of(m.first_weight, at);
-    if (s == CUDA_MAX_SEGMENTS) return m.first_unit[CUDA_MAX_SEGMENTS];
-    int partitions = m.segment[s].partitions, run = run_weight(a, partitions);
-    at -= m.first_weight[s];
-    int runs = at / run, unit = at - runs * run;
-    if (unit <= fine * per_fine)
-        unit = (unit + per_fine - 1) / per_fine;
-    else
-        unit = fine + (unit - fine * per_fine + per_coarse - 1) / per_coarse;
-    return m.first_unit[s] + runs * partitions + unit;
-}
-
-/* A unit, and a tile in it. */
-struct wide_cursor {
-    int unit, segment, head, query_tile, partition;
-    int first_query, queries, last_end; /* last_end: behind the last key that a query sees */
-    int base, end;
-};
-
-static __device__ __forceinline__ void enter_unit(wide_cursor &c, const wide_memory &m, const cuda_attention &a) {
-    const wide_segment &g = m.segment[c.segment];
-    int begin, end;
-    c.first_query = c.query_tile * wide::QUERIES_AT_ONCE;
-    c.queries = min(g.rows * m.group - c.first_query, wide::QUERIES_AT_ONCE);
-    c.last_end = g.position + (c.first_query + c.queries - 1) / m.group + 1;
-    (void)partition_range(a, visible_range{}, 0, c.partition, &begin, &end);
-    c.base = begin;
-    c.end = min(end, c.last_end);
-}
-
-static __device__ __forceinline__ void find_unit(wide_cursor &c, const wide_memory &m, const cuda_attention &a,
-                                                 int unit) {
-    c.unit = unit;
-    c.segment = 0;
-    while (m.first_unit[c.segment + 1] <= unit) c.segment++;
-    const wide_segment &g = m.segment[c.segment];
-    int at = unit - m.first_unit[c.segment], run = at / g.partitions;
-    c.partition = at - run * g.partitions;
-    c.head = run / g.query_tiles;
-    c.query_tile = run - c.head * g.query_tiles;
-    enter_unit(c, m, a);
-}
-
-/* To a tile with keys before unit `to`, if there is one. */
-static __device__ __forceinline__ bool find_wide_tile(wide_cursor &c, const wide_memory &m, const cuda_attention &a,
-                                                      int to) {
-    while (c.base >= c.end) {
-        if (c.unit + 1 >= to) return false;
-        if (c.partition + 1 < m.segment[c.segment].partitions) {
-            c.unit++;
-            c.partition++;
-            enter_unit(c, m, a);
-        } else {
-            find_unit(c, m, a, c.unit + 1);
-        }
-    }
-    return true;
-}
 
 /* -------------------------------------------------------------------------------------------------- bringing tiles */
 
@@ -310,8 +149,6 @@ static __device__ __forceinline__ void bring_wide(wide_memory &m, const cuda_att
     }
 }
 
-/* --------------------------------------------------------------------------------------- keys that RoPE has turned */
-
 /* A warp turns a key at a time: its lanes have two neighbouring columns of either half. */
 static __device__ __forceinline__ void derive_wide(wide_memory &m, const cuda_attention &a) {
     const int AT_ONCE = wide::DERIVE_THREADS / 32, AHEAD = 4, ROUNDS = (KEYS + AT_ONCE * AHEAD - 1) / (AT_ONCE * AHEAD);
@@ -334,7 +171,6 @@ static __device__ __forceinline__ void derive_wide(wide_memory &m, const cuda_at
         const float2 *tile_turn = m.tile_turn[tiles % wide::TILES_AHEAD];
         float2 tile[2] = {tile_turn[column], tile_turn[column + 1]};
         wait_wide(m.turned_empty, tiles & 1 ^ 1);
-        const unsigned char *low = m.v[slot], *high = low + wide::PANELS / 2 * wide::PANEL;
 #pragma unroll
         for (int i = 0; i < ROUNDS; i++) {
             if (i + 1 < ROUNDS) load(i + 1);
@@ -344,15 +180,7 @@ static __device__ __forceinline__ void derive_wide(wide_memory &m, const cuda_at
             for (int j = 0; j < AHEAD; j++) {
                 int key = first + (i * AHEAD + j) * AT_ONCE;
                 if (KEYS % (AT_ONCE * AHEAD) != 0 && key >= KEYS) continue;
-                uint32_t at = prompt::chunk_offset(key, column / 8, KEYS) + column % 8 * 2;
-                float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(low + at)),
-                       y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(high + at));
-                float4 turn = turns[i & 1][j];
-                float2 left = turn_key(x.x * norm_low.x, y.x * norm_high.x, tile[0], make_float2(turn.x, turn.y)),
-                       right = turn_key(x.y * norm_low.y, y.y * norm_high.y, tile[1], make_float2(turn.z, turn.w));
-                *reinterpret_cast<__nv_bfloat162 *>(m.turned + at) = __floats2bfloat162_rn(left.x, right.x);
-                *reinterpret_cast<__nv_bfloat162 *>(m.turned + wide::PANEL + at) =
-                    __floats2bfloat162_rn(left.y, right.y);
+                turn_wide_key(m, slot, key, column, norm_low, norm_high, tile, turns[i & 1][j]);
             }
         }
         prompt::warpgroup_publish();
@@ -382,10 +210,20 @@ struct wide_softmax {
     float top[2], sum[2];
 };
 
+/* Of codes: what is 0 stays so, even times what is no number. */
+static __device__ __forceinline__ uint32_t scale_weights(__nv_bfloat162 pair, const float *scale) {
+    float2 weight = __bfloat1622float2(pair), by = *reinterpret_cast<const float2 *>(scale);
+    if (weight.x != 0) weight.x *= by.x;
+    if (weight.y != 0) weight.y *= by.y;
+    pair = __floats2bfloat162_rn(weight.x, weight.y);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
 /* The tile of a thread's two queries: scores s[4 n + 2 query + e] are of keys 8 n + 2 (lane % 4) + e. `packed` becomes
  * what soften (attention.cuh) makes of them, two keys at a time, with its sums in the same order. */
+template <cuda_kv_codes CODES>
 static __device__ __forceinline__ void soften_wide(const float (&s)[32], uint32_t (&packed)[16], wide_softmax &state,
-                                                   float (&rescale)[2]) {
+                                                   float (&rescale)[2], const float *scale) {
     float most[2] = {-INFINITY, -INFINITY}, part[2][2][2] = {};
 #pragma unroll
     for (int i = 0; i < 32; i++) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], s[i]);
@@ -409,6 +247,7 @@ static __device__ __forceinline__ void soften_wide(const float (&s)[32], uint32_
         packed[i] = *reinterpret_cast<uint32_t *>(&pair);
         part[q][i / 2 % 2][0] += __bfloat162float(pair.x);
         part[q][i / 2 % 2][1] += __bfloat162float(pair.y);
+        if constexpr (CODES == CUDA_KV_Q8) packed[i] = scale_weights(pair, scale + i / 2 * 8);
     }
     float sum[2][2];
 #pragma unroll
@@ -422,6 +261,7 @@ static __device__ __forceinline__ void soften_wide(const float (&s)[32], uint32_
     for (int q = 0; q < 2; q++) state.sum[q] = __fmaf_rn(state.sum[q], rescale[q], sum[q][0] + sum[q][1]);
 }
 
+template <cuda_kv_codes CODES>
 static __device__ __forceinline__ void score_wide(wide_memory &m, const cuda_attention &a, int from, int to) {
     int lane = threadIdx.x & 31, own = (int)(threadIdx.x - wide::SCORES) / 32 * 16 + lane / 4; /* and own + 8 */
     wide_softmax state = {};
@@ -456,25 +296,65 @@ static __device__ __forceinline__ void score_wide(wide_memory &m, const cuda_att
         prompt::warpgroup_publish();
         float s[32], odd[32];
         uint64_t k = prompt::panel_descriptor(prompt::shared_address(m.v[slot]));
-        prompt::warpgroup_begin();
-#pragma unroll
-        for (int c = 0; c < wide::D / 16; c++) {
+        auto multiply = [&](float(&sum)[32], int c, bool begun) {
             uint64_t step = (uint64_t)(c % 4 * 2), panel = (uint64_t)(c / 4 * (wide::PANEL / 16));
             uint64_t keys = c < 4                                       ? turned + step
                             : c >= wide::D / 32 && c < wide::D / 32 + 4 ? turned + wide::PANEL / 16 + step
                                                                         : k + panel + step;
-            if (c % 2)
-                prompt::warpgroup_multiply(odd, q + panel + step, keys, c > 1);
-            else
-                prompt::warpgroup_multiply(s, q + panel + step, keys, c > 1);
-        }
-        prompt::warpgroup_commit();
-        prompt::warpgroup_wait<0>();
-        prompt::warpgroup_hold(s);
-        prompt::warpgroup_hold(odd);
-        arrive_warp(m.turned_empty);
+            prompt::warpgroup_multiply(sum, q + panel + step, keys, begun);
+        };
+        auto finish = [&]() {
+            prompt::warpgroup_commit();
+            prompt::warpgroup_wait<0>();
+            prompt::warpgroup_hold(s);
+            prompt::warpgroup_hold(odd);
+        };
+        prompt::warpgroup_begin();
+        if constexpr (CODES == CUDA_KV_Q8) { /* four sums of the steps that a warp of attention_codes.cu has */
+            auto step_of = [](int part, int i) {
+                return i < 2 ? i * (wide::D / 32) + part : (i - 2) / 3 * (wide::D / 32) + 4 + part * 3 + (i - 2) % 3;
+            };
 #pragma unroll
-        for (int i = 0; i < 32; i++) s[i] += odd[i];
+            for (int i = 0; i < 8; i++) {
+                multiply(s, step_of(0, i), i > 0);
+                multiply(odd, step_of(1, i), i > 0);
+            }
+            finish();
+#pragma unroll
+            for (int part = 2; part < 4; part++) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) s[i] += odd[i];
+                prompt::warpgroup_hold(odd);
+                prompt::warpgroup_begin();
+#pragma unroll
+                for (int i = 0; i < 8; i++) multiply(odd, step_of(part, i), i > 0);
+                finish();
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i++) s[i] += odd[i];
+            arrive_warp(m.turned_empty);
+        } else {
+#pragma unroll
+            for (int c = 0; c < wide::D / 16; c++) {
+                if (c % 2)
+                    multiply(odd, c, c > 1);
+                else
+                    multiply(s, c, c > 1);
+            }
+            finish();
+            arrive_warp(m.turned_empty);
+#pragma unroll
+            for (int i = 0; i < 32; i++) s[i] += odd[i];
+        }
+        const float *scale = m.scale[tiles % wide::TILES_AHEAD] + lane % 4 * 2;
+        if constexpr (CODES == CUDA_KV_Q8) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float2 by = *reinterpret_cast<const float2 *>(scale + n * 8);
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[n * 4 + i] *= i % 2 ? by.y : by.x;
+            }
+        }
         if (base + KEYS > min(end[0], end[1]) || (evicted[0] | evicted[1])) {
 #pragma unroll
             for (int i = 0; i < 32; i++) {
@@ -484,7 +364,7 @@ static __device__ __forceinline__ void score_wide(wide_memory &m, const cuda_att
         }
         float rescale[2];
         uint32_t packed[16];
-        soften_wide(s, packed, state, rescale);
+        soften_wide<CODES>(s, packed, state, rescale, scale);
         wait_wide(m.p_empty, tiles & 1 ^ 1);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
@@ -610,6 +490,7 @@ template <int REGISTERS> static __device__ __forceinline__ void leave_registers(
 #define WIDE_BOUNDS __launch_bounds__(32, 1) /* tells the host that there is no body */
 #endif
 
+template <cuda_kv_codes CODES>
 static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
                                                       const __grid_constant__ cuda_attention a) {
 #if PROMPT_WGMMA
@@ -619,11 +500,12 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
     if (threadIdx.x == 0) {
         for (int i = 0; i < wide::SLOTS; i++) {
             for (int half = 0; half < 2; half++) {
-                prompt::barrier_init(wide_barrier(m.full[i][half]), wide::BRING_THREADS + wide::BRING_THREADS / 32);
+                prompt::barrier_init(wide_barrier(m.full[i][half]),
+                                     CODES ? wide::GROUP / 32 : wide::BRING_THREADS + wide::BRING_THREADS / 32);
                 prompt::barrier_init(wide_barrier(m.empty[i][half]), wide::VALUE_GROUPS * wide::GROUP / 32);
             }
         }
-        prompt::barrier_init(wide_barrier(m.turned_full), wide::DERIVE_THREADS / 32);
+        prompt::barrier_init(wide_barrier(m.turned_full), (CODES ? wide::GROUP : wide::DERIVE_THREADS) / 32);
         prompt::barrier_init(wide_barrier(m.turned_empty), wide::GROUP / 32);
         prompt::barrier_init(wide_barrier(m.p_full), wide::GROUP / 32);
         prompt::barrier_init(wide_barrier(m.p_empty), wide::VALUE_GROUPS * wide::GROUP / 32);
@@ -635,11 +517,13 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
         take_registers<wide::VALUE_REGISTERS>();
         add_values_wide(m, a, from, to);
     } else if (threadIdx.x < wide::DERIVES) {
-        leave_registers<wide::SCORE_REGISTERS>();
-        score_wide(m, a, from, to);
+        leave_registers<wide::SCORE_REGISTERS - (CODES ? wide::CODES_MORE : 0)>();
+        score_wide<CODES>(m, a, from, to);
     } else {
-        leave_registers<wide::OTHER_REGISTERS>();
-        if (threadIdx.x < wide::BRINGS)
+        leave_registers<wide::OTHER_REGISTERS + (CODES ? wide::CODES_MORE : 0)>();
+        if constexpr (CODES)
+            bring_wide_codes<CODES>(m, a, from, to);
+        else if (threadIdx.x < wide::BRINGS)
             derive_wide(m, a);
         else
             bring_wide(m, a, from, to);
@@ -652,23 +536,41 @@ static __global__ void WIDE_BOUNDS attend_wide_kernel(const cuda_batch *batch,
 /* From so many on few queries are faster here, too. */
 enum { WIDE_PARTITIONS = 256 };
 
-bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
+template <cuda_kv_codes CODES>
+static bool launch_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
     cudaFuncAttributes attributes;
-    bool few = a->segment_rows * (a->heads / a->kv_heads) <= QUERIES;
-    if (few && a->partitions < WIDE_PARTITIONS) return false; /* attention_runs.cu starts earlier */
-    if (a->codes || a->head_dim != wide::D || a->pairs != wide::PAIRS || !a->k_norm || a->sliding_window || a->final ||
-        a->drafter || a->restored_k || l->block_bytes < WIDE_BYTES)
-        return false;
-    if (cudaFuncGetAttributes(&attributes, attend_wide_kernel) != cudaSuccess) {
+    if (cudaFuncGetAttributes(&attributes, attend_wide_kernel<CODES>) != cudaSuccess) {
         cudaGetLastError();
         return false;
     }
     if (attributes.maxThreadsPerBlock < wide::THREADS) return false;
     int tiles = ceil_div(a->segment_rows * (a->heads / a->kv_heads), wide::QUERIES_AT_ONCE),
         units = a->partitions * a->kv_heads * a->segments * tiles;
-    launch_kernel(l, attend_wide_kernel, dim3(units < l->multiprocessors ? units : l->multiprocessors),
+    launch_kernel(l, attend_wide_kernel<CODES>, dim3(units < l->multiprocessors ? units : l->multiprocessors),
                   dim3(wide::THREADS), (size_t)WIDE_BYTES, batch, *a);
     return true;
+}
+
+bool cuda_attend_wide(const cuda_launch *l, const cuda_batch *batch, const cuda_attention *a) {
+    bool few = a->segment_rows * (a->heads / a->kv_heads) <= QUERIES;
+    if (few && (a->codes == CUDA_KV_Q8 || a->partitions < WIDE_PARTITIONS))
+        return false; /* attention_codes.cu is faster; attention_runs.cu starts earlier */
+    if (a->head_dim != wide::D || a->pairs != wide::PAIRS || !a->k_norm || a->sliding_window || a->final ||
+        a->drafter || a->restored_k || l->block_bytes < WIDE_BYTES)
+        return false;
+    switch (a->codes) {
+    case CUDA_KV_BF16:
+        return launch_wide<CUDA_KV_BF16>(l, batch, a);
+    case CUDA_KV_Q8:
+        return launch_wide<CUDA_KV_Q8>(l, batch, a);
+    case CUDA_KV_Q4:
+        return launch_wide<CUDA_KV_Q4>(l, batch, a);
+    }
+    return false;
+}
+
+template <cuda_kv_codes CODES> static cudaError_t allow_wide(void) {
+    return cudaFuncSetAttribute(attend_wide_kernel<CODES>, cudaFuncAttributeMaxDynamicSharedMemorySize, WIDE_BYTES);
 }
 
 cudaError_t cuda_attend_wide_prepare(int head_dim) {
@@ -677,5 +579,7 @@ cudaError_t cuda_attend_wide_prepare(int head_dim) {
     if (status == cudaSuccess) status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (status != cudaSuccess || most < WIDE_BYTES || head_dim != wide::D)
         return status; /* then it is never launched */
-    return cudaFuncSetAttribute(attend_wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, WIDE_BYTES);
+    status = allow_wide<CUDA_KV_BF16>();
+    if (status == cudaSuccess) status = allow_wide<CUDA_KV_Q8>();
+    return status == cudaSuccess ? allow_wide<CUDA_KV_Q4>() : status;
 }
