@@ -16,22 +16,22 @@ using latent::QUERIES_AT_ONCE;
 using latent::QUERY_VALUES;
 
 enum {
-    ATTEND_THREADS = 256,
-    ATTEND_WARPS = ATTEND_THREADS / 32,
+    LATENT_THREADS = 256,
+    LATENT_WARPS = LATENT_THREADS / 32,
     POSITIONS = LATENT_PARTITION,
     VALUES = LATENT_HEAD_DIM, /* of a position, at most */
-    WARP_VALUES = VALUES / ATTEND_WARPS,
-    SHARES = ATTEND_THREADS / QUERIES, /* threads that share the positions of a query */
+    WARP_VALUES = VALUES / LATENT_WARPS,
+    SHARES = LATENT_THREADS / QUERIES, /* threads that share the positions of a query */
     EACH = POSITIONS / SHARES,
 };
-static_assert(POSITIONS == ATTEND_WARPS * LATENT_GROUP, "a warp has the keys of a group");
+static_assert(POSITIONS == LATENT_WARPS * LATENT_GROUP, "a warp has the keys of a group");
 static_assert((int)LATENT_MOST_RANK <= (int)VALUES, "latents lie where values do");
 
 struct attend_memory {
     bf16 values[POSITIONS][VALUES + PAD];
     bf16 p[QUERIES][POSITIONS + PAD];
     float scores[QUERIES][POSITIONS + 4];
-    uint16_t queries[ATTEND_WARPS][QUERY_VALUES];
+    uint16_t queries[LATENT_WARPS][QUERY_VALUES];
     float scales[1]; /* of values: [kv_heads or 1][POSITIONS] */
 };
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ void request_exact(attend_memory &m, key_rows (&keys)
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const cuda_layer_view &view = b.step->cache->layer[a.exact.layer];
     size_t kv_dim = static_cast<size_t>(a.exact.kv_heads) * DIM, column = static_cast<size_t>(b.head) * DIM;
-    for (int i = warp; i < POSITIONS; i += ATTEND_WARPS) {
+    for (int i = warp; i < POSITIONS; i += LATENT_WARPS) {
         int p = b.base + i;
         if ((p >= b.position) != of_step) continue;
         const cuda_bf16 *k, *v = a.exact.q;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void request_latents(attend_memory &m, key_rows (&key
                 key_scale.x = scale;
         }
     }
-    for (int i = warp; i < POSITIONS; i += ATTEND_WARPS) {
+    for (int i = warp; i < POSITIONS; i += LATENT_WARPS) {
         int p = b.base + i;
         bool wanted = is_wanted(b, p);
         const cuda_bf16 *from = a.gathered.codes;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void request_latents(attend_memory &m, key_rows (&key
         if (lane < columns) copy_async(&m.values[i][lane * 8], from + (wanted ? lane * 8 : 0), wanted);
     }
     int heads = AHEAD ? 1 : kv_heads;
-    for (int i = threadIdx.x; i < POSITIONS * heads; i += ATTEND_THREADS) {
+    for (int i = threadIdx.x; i < POSITIONS * heads; i += LATENT_THREADS) {
         int row = i / heads, head = AHEAD ? b.head : i % heads, p = b.base + row;
         float scale = 0;
         if (is_wanted(b, p))
@@ -273,7 +273,7 @@ __device__ __forceinline__ attend_block find_block(const cuda_batch *batch, cons
 
 /* grid: partitions (and heads) of latents, then those of exact positions; segments. */
 template <bool AHEAD>
-__global__ __launch_bounds__(ATTEND_THREADS, 2) void latent_attend_kernel(const cuda_batch *batch,
+__global__ __launch_bounds__(LATENT_THREADS, 2) void latent_attend_kernel(const cuda_batch *batch,
                                                                           const __grid_constant__ latent_attention a) {
     extern __shared__ __align__(16) unsigned char memory[];
     attend_memory &m = *reinterpret_cast<attend_memory *>(memory);
@@ -300,7 +300,7 @@ __global__ __launch_bounds__(ATTEND_THREADS, 2) void latent_attend_kernel(const 
         return (static_cast<size_t>(b.first_row + row_of(index)) * heads + head_of(index)) * partitions + b.partition;
     };
     if (empty) {
-        for (int i = threadIdx.x; i < queries; i += ATTEND_THREADS) state[cell_of(i)] = make_float2(-INFINITY, 0);
+        for (int i = threadIdx.x; i < queries; i += LATENT_THREADS) state[cell_of(i)] = make_float2(-INFINITY, 0);
         return;
     }
     wait_for_copies();
@@ -364,9 +364,9 @@ extern "C" void latent_attention_attend(const cuda_launch *l, const cuda_batch *
     int heads = a->exact.kv_heads, of_latents = a->keys ? a->partitions * heads : a->partitions;
     dim3 grid((unsigned)(of_latents + a->exact.partitions * heads), (unsigned)a->exact.segments);
     if (a->keys)
-        launch_kernel(l, latent_attend_kernel<true>, grid, dim3(ATTEND_THREADS), memory_of(1), batch, *a);
+        launch_kernel(l, latent_attend_kernel<true>, grid, dim3(LATENT_THREADS), memory_of(1), batch, *a);
     else
-        launch_kernel(l, latent_attend_kernel<false>, grid, dim3(ATTEND_THREADS), memory_of(heads), batch, *a);
+        launch_kernel(l, latent_attend_kernel<false>, grid, dim3(LATENT_THREADS), memory_of(heads), batch, *a);
 }
 
 extern "C" cudaError_t latent_attention_prepare(void) {
