@@ -1,9 +1,11 @@
 /* Any bytes as a GGUF file: of an accepted one every value and every tensor must lie inside it and be found by name.
- * Then as a model's configuration and vocabulary, of which an accepted one keeps its promises. */
+ * Then as the configuration of a model and of a drafter, and as a vocabulary, of which an accepted one keeps its
+ * promises. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "formats/gguf.h"
+#include "model/dflash_gguf.h"
 #include "model/gemma4_gguf.h"
 #include "text/tokenizer_gguf.h"
 
@@ -57,6 +59,23 @@ static void read_model(const gguf *file) {
     tokenizer_close(tokens);
 }
 
+static void read_drafter(const gguf *file) {
+    static const gemma4_config verifier = {.vocab = 64, .hidden = 32, .layers = 4};
+    dflash_config c;
+    kakeya_error error = {0};
+    bool scaled;
+    if (dflash_gguf_config(file, &verifier, &c, &scaled, &error) != KAKEYA_OK) {
+        if (!*error.message) abort();
+        return;
+    }
+    if (c.layers < 1 || c.layers > DFLASH_MAX_LAYERS || c.targets < 1 || c.targets > DFLASH_MAX_TARGETS) abort();
+    if (c.heads % c.kv_heads || c.head_dim % 2 || c.mask_token >= c.vocab || c.block_size < 2) abort();
+    for (int i = 0; i < c.targets; i++)
+        if (c.target_layer[i] < 0 || c.target_layer[i] >= GEMMA4_MAX_LAYERS) abort();
+    for (int i = 0; i < c.layers; i++)
+        if (c.sliding_window[i] < 0) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     kakeya_error error = {0};
     gguf *file = NULL;
@@ -76,6 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (covered > size) abort();
     for (size_t i = 0; i < file->parts[0].n_values; i++) check_value(file, &file->parts[0].values[i], data, size);
     read_model(file);
+    read_drafter(file);
     gguf_close(file);
     return 0;
 }
