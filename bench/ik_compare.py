@@ -10,6 +10,9 @@ weights repacked, both from the disk, and the latter also with the file in the p
 memory from the host page by page, slower than a disk is read, so memory is touched and freed before each of these.
 
     python3 bench/ik_compare.py LLAMA_BENCH [--kakeya build/kakeya] [--layers 6] [--threads 2] [--turns 3] [--under COMMAND]
+        [--body q4_k]
+
+--body q4_k: matrices in Q4_K, in Q5_0 where rows are no multiple of 256, as in a K file.
 
 --under COMMAND is put before both programs (`nice -n -10`, `taskset -c 0,1`).
 """
@@ -30,32 +33,50 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import open_gguf
 
 FEW, PROMPTS = (4, 8, 16), (128, 512)
+Q5_0, Q4_K = 6, 12
+# Values and bytes of a block, where its float16 scales lie (with their factors), and the variance of its codes.
+BLOCKS = {open_gguf.Q4_0: (32, 18, {0: 1}, 21.25), open_gguf.Q8_0: (32, 34, {0: 1}, 5461.25), Q5_0: (32, 22, {0: 1}, 85.25),
+          Q4_K: (256, 144, {0: 1, 2: 7.5}, 66700)}
 
 
 def blocks(source, kind, n, deviation):
     """n random blocks whose values have this standard deviation."""
-    size, levels = (18, 21.25) if kind == open_gguf.Q4_0 else (34, 5461.25)
+    _, size, scales, variance = BLOCKS[kind]
     data = bytearray(source.randbytes(n * size))
-    scale = struct.pack("<e", deviation / levels ** 0.5)
-    data[0::size], data[1::size] = scale[:1] * n, scale[1:] * n
+    for at, factor in scales.items():
+        scale = struct.pack("<e", factor * deviation / variance ** 0.5)
+        data[at::size], data[at + 1 :: size] = scale[:1] * n, scale[1:] * n
     return data
 
 
-def write(path, layers):
+def as_body(tensors, body):
+    """The tensors with another format in place of Q4_0."""
+    for name, shape, kind in tensors:
+        if kind == open_gguf.Q4_0 and body == "q4_k":
+            kind = Q5_0 if shape[0] % 256 else Q4_K
+        yield name, shape, kind
+
+
+def write(path, layers, body):
     """The file of open_gguf.py with numbers of the statistics that kakeya's synthetic models have, so that rows spread
     over the experts."""
     open_gguf.LAYERS = layers
+    plain = open_gguf.tensors
+    open_gguf.tensors = lambda: as_body(plain(), body)
+    open_gguf.SIZES.update({kind: BLOCKS[kind][:2] for kind in BLOCKS})
     open_gguf.write(path)
     source = random.Random(1)
     hidden = open_gguf.HIDDEN
     pieces = {kind: blocks(source, kind, 99991, deviation)
-              for kind, deviation in ((open_gguf.Q4_0, 0.02), (open_gguf.Q8_0, 0.25 / hidden ** 0.5))}
+              for kind, deviation in ((open_gguf.Q4_0, 0.02), (Q5_0, 0.02), (Q4_K, 0.02),
+                                      (open_gguf.Q8_0, 0.25 / hidden ** 0.5))}
     sizes, at = [], 0
     for name, shape, kind in open_gguf.tensors():
         count = 1
         for n in shape:
             count *= n
-        size = {open_gguf.PLAIN: count * 4, open_gguf.Q4_0: count // 32 * 18, open_gguf.Q8_0: count // 32 * 34}[kind]
+        values, block = open_gguf.SIZES[kind]
+        size = count // values * block
         sizes.append((name, shape, kind, count, size, at))
         at += (size + 31) // 32 * 32
     start = os.path.getsize(path) - at
@@ -158,15 +179,16 @@ def main():
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--turns", type=int, default=3)
     options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--body", choices=("q4_0", "q4_k"), default="q4_0")
     options.add_argument("--under", type=shlex.split, default=[])
     options.add_argument("--only-loading", action="store_true", help="nothing but reading and repacking")
     options.add_argument("--keep", action="store_true", help="leave the file, and use it if it is there")
     o = options.parse_args()
-    path = os.path.join(o.folder, f"kakeya-ik-{o.layers}.gguf")
+    path = os.path.join(o.folder, f"kakeya-ik-{o.layers}-{o.body}.gguf")
     theirs, ours = {}, {}
     try:
         if not os.path.exists(path):
-            write(path, o.layers)
+            write(path, o.layers, o.body)
         for _ in range(0 if o.only_loading else o.turns):
             ik(o, path, theirs)
             kakeya(o, path, ours)

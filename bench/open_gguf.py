@@ -24,6 +24,7 @@ HIDDEN, LAYERS, HEADS, EXPERTS, VOCAB, MERGES = 2816, 30, 16, 128, 262144, 51490
 INTERMEDIATE, EXPERT_INTERMEDIATE = 2112, 704
 U32, I32, F32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
 Q4_0, Q8_0, PLAIN = 2, 8, 0
+SIZES = {PLAIN: (1, 4), Q4_0: (32, 18), Q8_0: (32, 34)}  # values and bytes of a block
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
            "<tool_response|>", "<|\"|>", "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>", "\u2581", "\n"]
 LETTERS = "abcdefghijklmnopqrstuv"
@@ -115,7 +116,7 @@ def write(path):
         if name == "rope_freqs.weight":
             divisors = at
         records.append(text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, at))
-        size = {PLAIN: count * 4, Q4_0: count // 32 * 18, Q8_0: count // 32 * 34}[kind]
+        size = count // SIZES[kind][0] * SIZES[kind][1]
         at += (size + 31) // 32 * 32
     head = b"GGUF" + struct.pack("<IQQ", 3, len(records), len(keys)) + b"".join(keys) + b"".join(records)
     start = (len(head) + 31) // 32 * 32
