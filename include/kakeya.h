@@ -62,6 +62,7 @@ typedef enum kakeya_precision {
     KAKEYA_PRECISION_F32,
     KAKEYA_PRECISION_BF16,
     KAKEYA_PRECISION_INT8, /* CPU only: what meets quantised weights is rounded to 8 bits; the rest is f32 */
+    KAKEYA_PRECISION_FP8,  /* CUDA only: bf16, but prompt rows that meet weights in FP8 are rounded to FP8, too */
 } kakeya_precision;
 
 typedef enum kakeya_kv_format {
@@ -733,8 +734,7 @@ KAKEYA_API kakeya_status kakeya_session_save(const kakeya_session *session, kake
 KAKEYA_API uint64_t kakeya_session_save_bytes(const kakeya_session *session);
 /* Makes the session what was saved, by a session with the same model, attention policy and K/V format; its context may
  * be larger or smaller, as long as the tokens fit. Reads exactly the bytes that were written. A stream that is damaged,
- * cut off or of another model leaves the session as it was; until all has been read, its old memory is held beside the
- * new. */
+ * cut off or of another model leaves the session as it was. Until all has been read, its old memory is held, too. */
 KAKEYA_API kakeya_status kakeya_session_load(kakeya_session *session, kakeya_read_fn read, void *user,
                                              kakeya_error *error);
 

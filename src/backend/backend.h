@@ -132,6 +132,7 @@ struct backend_ops {
     int most_devices;   /* that can compute together by number; 0: none can be chosen */
     bool bf16_only;     /* precision f32 is refused; automatic precision is bf16 whatever the checkpoint holds */
     bool int8_products; /* precision int8 is there: what automatic precision is for quantised weights, else bf16 */
+    bool fp8_prompts;   /* precision fp8 is there, for weights in FP8 */
     int stall_ms;       /* what a prompt may add to a step of answers by default */
     bool finds_argmax;  /* forward fills backend_segment.argmax */
     bool finds_leaders; /* forward fills backend_segment.leaders, and read_logits is there */

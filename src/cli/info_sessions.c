@@ -95,7 +95,8 @@ kakeya_status info_room_compute(const info_subject *s, const info_room_options *
         kakeya_precision precision = options->precision;
         bool wide = strcmp(s->facts.weight_type, "F32") == 0 || strcmp(s->facts.weight_type, "F16") == 0;
         bool bf16 = room->device == ROOM_GPU || (precision == KAKEYA_PRECISION_AUTO && !wide) ||
-                    precision == KAKEYA_PRECISION_BF16 || precision == KAKEYA_PRECISION_INT8;
+                    precision == KAKEYA_PRECISION_BF16 || precision == KAKEYA_PRECISION_INT8 ||
+                    precision == KAKEYA_PRECISION_FP8;
         room->format = bf16 ? KAKEYA_KV_BF16 : KAKEYA_KV_F32;
     }
     if (room->device == ROOM_GPU && room->format == KAKEYA_KV_F32) {

@@ -76,9 +76,11 @@ void cli_shared_init(cli_shared *shared, cli_option table[CLI_SHARED_OPTIONS]) {
         CLI_OPTION(.name = "restore-layers", .argument = "WHICH", .kind = CLI_CHOICE, .target = &shared->restore_layers,
                    .choices = restore_layers_names,
                    .help = "sliding (full-attention layers stay exact) or all (sliding)"),
-        CLI_OPTION(.name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
-                   .choices = precision_names,
-                   .help = "what enters matrix products: auto, f32, bf16 or int8 (auto: as the checkpoint)"),
+        CLI_OPTION(
+                .name = "precision", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->precision,
+                .choices = precision_names,
+                .help =
+                    "what enters matrix products: auto, f32, bf16, int8 or fp8 (auto: as the checkpoint, never fp8)"),
         CLI_OPTION(.name = "kv-format", .argument = "TYPE", .kind = CLI_CHOICE, .target = &shared->kv_format,
                    .choices = kv_format_names,
                    .help = "resident K/V: auto, f32, bf16, q8 or q4 (auto: f32 at precision f32, else bf16)"),

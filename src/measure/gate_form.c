@@ -198,8 +198,8 @@ void gate_check_environment(gate_context *context) {
         (strlen(fingerprint->valuestring) != 16 || strspn(fingerprint->valuestring, "0123456789abcdef") != 16))
         gate_violate(context, "ENVIRONMENT", "environment.fingerprint \"%.40s\" is not 16 hexadecimal digits",
                      fingerprint->valuestring);
-    if (is_text(precision) && !is_listed("f32 bf16 int8", precision->valuestring))
-        gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8",
+    if (is_text(precision) && !is_listed("f32 bf16 int8 fp8", precision->valuestring))
+        gate_violate(context, "ENVIRONMENT", "environment.precision \"%.40s\" is none of f32, bf16, int8, fp8",
                      precision->valuestring);
 }
 

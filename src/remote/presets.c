@@ -26,7 +26,7 @@ static const char shapes[] = "26b-a4b 31b 12b e2b e4b";
     { .name = NAME, .option = "--" NAME, .type = PRESET_INPUT, .required = true }
 /* How every model is run. */
 #define ENGINE                                                                                                         \
-    CHOICE("backend", "auto cpu cuda mlx"), CHOICE("precision", "auto f32 bf16 int8"),                                 \
+    CHOICE("backend", "auto cpu cuda mlx"), CHOICE("precision", "auto f32 bf16 int8 fp8"),                             \
         CHOICE("kv-format", "auto f32 bf16 q8 q4"), INTEGER("threads", NULL, 1, 256)
 #define MAX_TOKENS(FALLBACK) INTEGER("max-tokens", FALLBACK, 1, 512)
 #define SEED                 INTEGER("seed", NULL, 0, 2147483647)
@@ -66,7 +66,7 @@ static const preset_param kv_format_params[] = {
     INTEGER("lines", "40", 10, 2000),
     MAX_TOKENS("24"),
     SEED,
-    CHOICE("precision", "auto f32 bf16 int8"),
+    CHOICE("precision", "auto f32 bf16 int8 fp8"),
     INTEGER("threads", NULL, 1, 256),
     END};
 static const preset_param code_params[] = {INTEGERS("draft-lengths", "2,4,8,16", 1, 16, 16),

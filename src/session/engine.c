@@ -148,6 +148,9 @@ kakeya_status engine_complete(kakeya_engine *engine, const engine_parts *parts, 
                             : parts->ops->int8_products                    ? KAKEYA_PRECISION_INT8
                                                                            : KAKEYA_PRECISION_BF16;
     }
+    if (engine->precision == KAKEYA_PRECISION_FP8 && !parts->ops->fp8_prompts)
+        return error_set(error, KAKEYA_UNSUPPORTED, "precision fp8 needs --backend cuda, this is backend %s",
+                         parts->ops->name);
     engine->max_batch = parts->max_batch ? parts->max_batch : BACKEND_MAX_SEGMENTS;
     engine->max_stall_ms = parts->max_stall_ms ? parts->max_stall_ms : parts->ops->stall_ms;
     engine->on_step = parts->on_step;

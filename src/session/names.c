@@ -15,7 +15,9 @@ const char *kakeya_status_name(kakeya_status status) {
             "context full", "cancelled", "backend failure");
 }
 
-const char *kakeya_precision_name(kakeya_precision precision) { NAME_OF(precision, "auto", "f32", "bf16", "int8"); }
+const char *kakeya_precision_name(kakeya_precision precision) {
+    NAME_OF(precision, "auto", "f32", "bf16", "int8", "fp8");
+}
 
 const char *kakeya_kv_format_name(kakeya_kv_format format) { NAME_OF(format, "auto", "f32", "bf16", "q8", "q4"); }
 

@@ -91,8 +91,8 @@ static kakeya_status check_options(const kakeya_engine_options *options, kakeya_
     if (options->max_stall_ms < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "max_stall_ms is %d, must be at least 0",
                          options->max_stall_ms);
-    if (options->precision < KAKEYA_PRECISION_AUTO || options->precision > KAKEYA_PRECISION_INT8)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "precision %d is none of auto, f32, bf16, int8",
+    if (options->precision < KAKEYA_PRECISION_AUTO || options->precision > KAKEYA_PRECISION_FP8)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "precision %d is none of auto, f32, bf16, int8, fp8",
                          (int)options->precision);
     return KAKEYA_OK;
 }

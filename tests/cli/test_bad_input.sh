@@ -198,6 +198,9 @@ else
     skip "a full disk on stdout" "no /dev/full here"
 fi
 
+fails_with "a precision that only GPUs have" "precision fp8 needs --backend cuda, this is backend cpu" \
+    run --backend cpu --precision fp8 x
+
 # --- memory
 fails_with "not enough memory for the engine" "memory" run --memory-limit 1K x
 fails_with "not enough memory for the session" "memory" run --memory-limit 24M --prompt-file "$EXAMPLES/needle-60.txt"

@@ -6,6 +6,7 @@ json_holds "by its backend" '.stats.backend | startswith("cuda/")'
 works "which auto chooses" run --raw --max-tokens 4 --json 'def f'
 json_holds "where it is" '.stats.backend | startswith("cuda/")'
 fails_with "what it does not compute is refused" "precision f32 is not supported by backend cuda" run --backend cuda --precision f32 x
+fails_with "so is fp8 where nothing is" "precision fp8 needs" run --backend cuda --precision fp8 x
 fails_with "a memory limit is one of the device too" "^kakeya run: out of memory: .* the limit is 1000000$" \
     run --backend cuda --memory-limit 1000000 x
 works "a float32 checkpoint runs" score --backend cuda --model tests/data/golden/gemma4-tiny-dense --json --ids-file "$(

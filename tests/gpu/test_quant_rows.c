@@ -268,12 +268,31 @@ static void gate_and_up(void **state) {
     free_blocks(&other);
 }
 
+/* Prompt rows can meet e4m3 in e4m3 where a scale is that of 128 values at least, and outputs come in sixteens. */
+static void rounded_rows(void **state) {
+    (void)state;
+    static const struct {
+        int group, rows, first_column;
+        bool rounds;
+    } cases[] = {{512, 64, 0, true},   {512, 64, 32, true}, {128, 16, 256, true}, {256, 64, 128, true},
+                 {128, 64, 64, false}, {64, 64, 0, false},  {32, 64, 0, false},   {512, 24, 0, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        weight w = weight_matrix(WEIGHT_FP8, NULL, 5 * cases[i].rows, 512);
+        w.group = cases[i].group;
+        weight_source source = {.first = &w, .cut = {cases[i].rows, 0, cases[i].rows, cases[i].first_column, 256}};
+        if (weight_source_rounds_rows(&source) != cases[i].rounds) fail_msg("case %zu", i);
+        w.format = WEIGHT_Q8_0;
+        assert_false(weight_source_rounds_rows(&source));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format),
         cmocka_unit_test(groups),
         cmocka_unit_test(parts),
         cmocka_unit_test(gate_and_up),
+        cmocka_unit_test(rounded_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

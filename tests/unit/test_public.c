@@ -258,7 +258,7 @@ static void test_layout(void **state) {
 static void test_names(void **state) {
     (void)state;
     assert_names(kakeya_status_name, kakeya_status, KAKEYA_BACKEND);
-    assert_names(kakeya_precision_name, kakeya_precision, KAKEYA_PRECISION_INT8);
+    assert_names(kakeya_precision_name, kakeya_precision, KAKEYA_PRECISION_FP8);
     assert_names(kakeya_kv_format_name, kakeya_kv_format, KAKEYA_KV_Q4);
     assert_names(kakeya_attention_name, kakeya_attention, KAKEYA_ATTENTION_RESTORED);
     assert_names(kakeya_restore_layers_name, kakeya_restore_layers, KAKEYA_RESTORE_ALL);

@@ -14,10 +14,7 @@ static cudaError_t products(const backend_model *m, const matrix_product *list, 
         matrix_products(&m->launch, list, n, x, ldx, rows, 0);
         return cudaSuccess; /* launch failures are found when the stream is finished */
     }
-    cudaError_t status = cudaSuccess;
-    for (int i = 0; i < n && status == cudaSuccess; i++)
-        status = matrix_prompt_product(&m->launch, &list[i], x, (size_t)ldx, rows);
-    return status;
+    return matrix_prompt_products(&m->launch, &m->rounding, list, n, x, (size_t)ldx, rows);
 }
 
 /* Rows on their way into the context and into latents. Products of any of them share a launch. */

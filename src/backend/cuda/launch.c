@@ -23,8 +23,7 @@ static void multiply(cuda_pass *p, const step_op *op, float *const y[], const cu
         matrix_products(l, list, op->matrices, x, ldx, p->rows, 0);
         return;
     }
-    for (int i = 0; i < op->matrices; i++)
-        cuda_pass_note(p, matrix_prompt_product(l, &list[i], x, (size_t)ldx, p->rows));
+    cuda_pass_note(p, matrix_prompt_products(l, &p->model->rounding, list, op->matrices, x, (size_t)ldx, p->rows));
 }
 
 static void multiply_one(cuda_pass *p, const step_op *op, float *y, const cuda_bf16 *x) { multiply(p, op, &y, x); }
@@ -395,8 +394,8 @@ static void run_down(cuda_pass *p, const step_op *op) {
 static void run_dense_gate_up(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_layer *w = &m->weights.layer[op->layer];
-    cuda_pass_note(p, matrix_prompt_gated(&m->launch, &w->gate, &w->up, m->space.x, (size_t)w->gate.ld, m->space.act,
-                                          (size_t)w->down.ld, p->rows));
+    cuda_pass_note(p, matrix_prompt_gated(&m->launch, &m->rounding, &w->gate, &w->up, m->space.x, (size_t)w->gate.ld,
+                                          m->space.act, (size_t)w->down.ld, p->rows));
 }
 
 static void run_dense_down(cuda_pass *p, const step_op *op) {
@@ -413,18 +412,24 @@ static bool rounds_experts(const cuda_pass *p) { return p->prompt && p->model->c
 static void run_experts_gate_up(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_layer *w = &m->weights.layer[op->layer];
-    prompt_gather_rows(&m->launch, &m->space.route, m->space.x_experts, expert_rows(m), w->experts_gate_up.ld, p->rows);
-    cuda_pass_note(p, matrix_prompt_experts_gated(&m->launch, &w->experts_gate_up, m->config->expert_intermediate,
-                                                  &m->space.route, expert_rows(m), (size_t)w->experts_gate_up.ld,
-                                                  m->space.act_experts, (size_t)w->experts_down.ld, p->rows));
+    const cuda_bf16 *x = m->space.x_experts;
+    if (!matrix_gathers(&m->rounding, &w->experts_gate_up)) {
+        x = expert_rows(m);
+        prompt_gather_rows(&m->launch, &m->space.route, m->space.x_experts, expert_rows(m), w->experts_gate_up.ld,
+                           p->rows);
+    }
+    cuda_pass_note(p, matrix_prompt_experts_gated(&m->launch, &m->rounding, &w->experts_gate_up,
+                                                  m->config->expert_intermediate, &m->space.route, x,
+                                                  (size_t)w->experts_gate_up.ld, m->space.act_experts,
+                                                  (size_t)w->experts_down.ld, p->rows));
 }
 
 static void run_experts_down(cuda_pass *p, const step_op *op) {
     backend_model *m = p->model;
     const cuda_matrix *w = &m->weights.layer[op->layer].experts_down;
-    cuda_pass_note(p, matrix_prompt_experts(&m->launch, w, m->config->hidden, &m->space.route, m->space.act_experts,
-                                            (size_t)w->ld, m->space.experts_out, rounds_experts(p),
-                                            (size_t)m->config->hidden, p->rows));
+    cuda_pass_note(p, matrix_prompt_experts(&m->launch, &m->rounding, w, m->config->hidden, &m->space.route,
+                                            m->space.act_experts, (size_t)w->ld, m->space.experts_out,
+                                            rounds_experts(p), (size_t)m->config->hidden, p->rows));
 }
 
 static void run_after_ffn(cuda_pass *p, const step_op *op) {

@@ -1,6 +1,8 @@
 #include "backend/cuda/matrix.h"
 
+#include "backend/cuda/f8_rows.h"
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/cuda/quant.h"
 
 /* --------------------------------------------------------------------------------------------------------- bf16 */
@@ -160,6 +162,66 @@ static cudaError_t quant_prompt_experts(const cuda_launch *l, const cuda_matrix 
     return status;
 }
 
+/* --------------------------------------------------------------------------------------------------- rounded rows
+ * Weights of form F8 are multiplied as they lie, with prompt rows in e4m3. */
+
+static bool is_rounded(const matrix_rounding *r, const cuda_matrix *w) { return r->codes && w->form == CUDA_FORM_F8; }
+
+static prompt_gemm_f8_args f8_args(const matrix_rounding *r, const cuda_matrix *w, void *out, size_t ldo, int rows,
+                                   prompt_gemm_output output) {
+    return (prompt_gemm_f8_args){.a = r->codes,
+                                 .a_scale = r->scale,
+                                 .w = w->data,
+                                 .units = quant_units(w->ld),
+                                 .out = out,
+                                 .ldo = ldo,
+                                 .m = rows,
+                                 .n = w->out,
+                                 .output = output};
+}
+
+static void f8_route(prompt_gemm_f8_args *args, const cuda_route *route, int width, int expert_rows) {
+    args->n = width;
+    args->m *= route->rank;
+    args->expert_begin = route->begin;
+    args->experts = route->experts;
+    args->expert_rows = expert_rows;
+    args->counter = route->finished;
+}
+
+static void round_rows(const cuda_launch *l, const matrix_rounding *r, const cuda_route *route, const cuda_matrix *w,
+                       const cuda_bf16 *x, size_t ldx, int rows) {
+    f8_round_rows(l, route, x, ldx, w->in, r->codes, r->scale, rows);
+}
+
+static cudaError_t f8_prompt_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *gate,
+                                   const cuda_matrix *up, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo,
+                                   int rows) {
+    prompt_gemm_f8_args args = f8_args(r, gate, out, ldo, rows, PROMPT_GEMM_GELU_BF16);
+    args.w_up = up->data;
+    round_rows(l, r, NULL, gate, x, ldx, rows);
+    return prompt_gemm_f8(&args, l->stream);
+}
+
+static cudaError_t f8_prompt_experts_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts,
+                                           int width, const cuda_route *route, const cuda_bf16 *x, size_t ldx,
+                                           cuda_bf16 *out, size_t ldo, int rows) {
+    prompt_gemm_f8_args args = f8_args(r, experts, out, ldo, rows, PROMPT_GEMM_GELU_BF16);
+    args.w_up = (const char *)(const void *)experts->data + quant_bytes(experts->form, width, experts->in);
+    f8_route(&args, route, width, 2 * width);
+    round_rows(l, r, route, experts, x, ldx, rows);
+    return prompt_gemm_f8(&args, l->stream);
+}
+
+static cudaError_t f8_prompt_experts(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts,
+                                     int width, const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y,
+                                     bool rounded, size_t ldy, int rows) {
+    prompt_gemm_f8_args args = f8_args(r, experts, y, ldy, rows, rounded ? PROMPT_GEMM_BF16 : PROMPT_GEMM_F32);
+    f8_route(&args, route, width, width);
+    round_rows(l, r, NULL, experts, x, ldx, rows * route->rank);
+    return prompt_gemm_f8(&args, l->stream);
+}
+
 /* -------------------------------------------------------------------------------------------------------- table */
 
 typedef struct matrix_kernels {
@@ -248,23 +310,43 @@ void matrix_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_ro
     kernels[form_of(&f->down, &f->experts_down)].down(l, f, route, rows);
 }
 
-cudaError_t matrix_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x, size_t ldx,
-                                  int rows) {
-    return kernels[product->w->form].prompt_product(l, product, x, ldx, rows);
+cudaError_t matrix_prompt_products(const cuda_launch *l, const matrix_rounding *r, const matrix_product *products,
+                                   int n, const cuda_bf16 *x, size_t ldx, int rows) {
+    bool rounded = false;
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < n && status == cudaSuccess; i++) {
+        const matrix_product *p = &products[i];
+        if (!is_rounded(r, p->w)) {
+            status = kernels[p->w->form].prompt_product(l, p, x, ldx, rows);
+            continue;
+        }
+        if (!rounded) round_rows(l, r, NULL, p->w, x, ldx, rows);
+        rounded = true;
+        prompt_gemm_f8_args args = f8_args(r, p->w, p->y, (size_t)p->ldy, rows, PROMPT_GEMM_F32);
+        status = prompt_gemm_f8(&args, l->stream);
+    }
+    return status;
 }
 
-cudaError_t matrix_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
-                                const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows) {
+bool matrix_gathers(const matrix_rounding *r, const cuda_matrix *experts) { return is_rounded(r, experts); }
+
+cudaError_t matrix_prompt_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *gate,
+                                const cuda_matrix *up, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo,
+                                int rows) {
+    if (is_rounded(r, gate) && is_rounded(r, up)) return f8_prompt_gated(l, r, gate, up, x, ldx, out, ldo, rows);
     return kernels[gate->form].prompt_gated(l, gate, up, x, ldx, out, ldo, rows);
 }
 
-cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const cuda_matrix *experts, int width,
-                                        const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
-                                        size_t ldo, int rows) {
+cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts,
+                                        int width, const cuda_route *route, const cuda_bf16 *x, size_t ldx,
+                                        cuda_bf16 *out, size_t ldo, int rows) {
+    if (is_rounded(r, experts)) return f8_prompt_experts_gated(l, r, experts, width, route, x, ldx, out, ldo, rows);
     return kernels[experts->form].prompt_experts_gated(l, experts, width, route, x, ldx, out, ldo, rows);
 }
 
-cudaError_t matrix_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width, const cuda_route *route,
-                                  const cuda_bf16 *x, size_t ldx, void *y, bool rounded, size_t ldy, int rows) {
+cudaError_t matrix_prompt_experts(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts, int width,
+                                  const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
+                                  size_t ldy, int rows) {
+    if (is_rounded(r, experts)) return f8_prompt_experts(l, r, experts, width, route, x, ldx, y, rounded, ldy, rows);
     return kernels[experts->form].prompt_experts(l, experts, width, route, x, ldx, y, rounded, ldy, rows);
 }

@@ -33,19 +33,30 @@ void matrix_products(const cuda_launch *l, const matrix_product *products, int n
 void matrix_gate_up(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
 void matrix_down(const cuda_launch *l, const cuda_feed_forward *f, const cuda_route *route, int rows);
 
-/* Prompt rows. Refusals are returned at once, and then nothing has been launched. */
-cudaError_t matrix_prompt_product(const cuda_launch *l, const matrix_product *product, const cuda_bf16 *x, size_t ldx,
-                                  int rows);
+/* At precision fp8 prompt rows that meet matrices of form F8 are rounded to e4m3 (f8_rows.h): room for those of one
+ * product, rows or slots, and for their scales. codes NULL: nothing is rounded. */
+typedef struct matrix_rounding {
+    unsigned char *codes;
+    float *scale;
+} matrix_rounding;
+
+/* Prompt rows of matrices that share the input x. Refusals are returned at once, and then nothing has been launched for
+ * that matrix. */
+cudaError_t matrix_prompt_products(const cuda_launch *l, const matrix_rounding *r, const matrix_product *products,
+                                   int n, const cuda_bf16 *x, size_t ldx, int rows);
 /* out[r][o] = bf16(gelu_tanh(x gate^T) * (x up^T)) */
-cudaError_t matrix_prompt_gated(const cuda_launch *l, const cuda_matrix *gate, const cuda_matrix *up,
-                                const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo, int rows);
+cudaError_t matrix_prompt_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *gate,
+                                const cuda_matrix *up, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out, size_t ldo,
+                                int rows);
 /* The same for x [slots][ldx] of a route and experts whose gate rows and up rows alternate by expert: [experts][2 *
- * width]. */
-cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const cuda_matrix *experts, int width,
-                                        const cuda_route *route, const cuda_bf16 *x, size_t ldx, cuda_bf16 *out,
-                                        size_t ldo, int rows);
+ * width]. Where matrix_gathers, x is [rows][ldx] instead. */
+bool matrix_gathers(const matrix_rounding *r, const cuda_matrix *experts);
+cudaError_t matrix_prompt_experts_gated(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts,
+                                        int width, const cuda_route *route, const cuda_bf16 *x, size_t ldx,
+                                        cuda_bf16 *out, size_t ldo, int rows);
 /* y[slot] = x[slot] w[expert]^T in float32, or rounded to bf16. */
-cudaError_t matrix_prompt_experts(const cuda_launch *l, const cuda_matrix *experts, int width, const cuda_route *route,
-                                  const cuda_bf16 *x, size_t ldx, void *y, bool rounded, size_t ldy, int rows);
+cudaError_t matrix_prompt_experts(const cuda_launch *l, const matrix_rounding *r, const cuda_matrix *experts, int width,
+                                  const cuda_route *route, const cuda_bf16 *x, size_t ldx, void *y, bool rounded,
+                                  size_t ldy, int rows);
 
 #endif

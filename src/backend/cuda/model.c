@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/prompt_gemm_f8.h"
 #include "base/float16.h"
 
 _Static_assert((int)CUDA_MAX_LAYERS == (int)GEMMA4_MAX_LAYERS, "kernels.h repeats the model's limits");
@@ -52,7 +53,7 @@ kakeya_status model_grow_logits(backend_model *m, int rows, kakeya_error *error)
 
 static kakeya_status check_model(const backend_model *m, kakeya_error *error) {
     const gemma4_config *c = m->config;
-    if (m->options.precision != KAKEYA_PRECISION_BF16)
+    if (m->options.precision != KAKEYA_PRECISION_BF16 && m->options.precision != KAKEYA_PRECISION_FP8)
         return error_set(error, KAKEYA_UNSUPPORTED,
                          "precision %s is not supported by backend cuda, which computes in bf16",
                          m->options.precision == KAKEYA_PRECISION_F32 ? "f32" : "int8");
@@ -138,10 +139,15 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
                                   .multiprocessors = m->device.multiprocessors,
                                   .block_bytes = m->device.block_bytes,
                                   .programmatic = m->device.capability >= 90};
+        if (options->precision == KAKEYA_PRECISION_FP8 && !prompt_gemm_f8_runs())
+            status =
+                error_set(error, KAKEYA_UNSUPPORTED,
+                          "precision fp8 needs a GPU of compute capability 9.0 and kernels for it (sm_90a), this is %s",
+                          m->device.name);
         m->max_rows = m->device.total_bytes >= large_device_bytes ? PROMPT_ROWS_LARGE : PROMPT_ROWS_SMALL;
         snprintf(m->description, sizeof m->description, "cuda/sm_%d, %s", m->device.capability, m->device.name);
         m->embed_scale = bf16_to_f32(f32_to_bf16(sqrtf((float)m->config->hidden)));
-        status = prepare_kernels(m, error);
+        if (!status) status = prepare_kernels(m, error);
     }
     if (!status)
         status =
@@ -149,6 +155,7 @@ kakeya_status cuda_model_create(const backend_model_options *options, int device
     m->launch.expanded = m->weights.expanded.data;
     m->launch.expanded_bytes = m->weights.expanded.bytes;
     if (!status) status = cuda_workspace_create(&m->space, &m->device, options, m->config, part, m->max_rows, error);
+    m->rounding = (matrix_rounding){m->space.rounded, m->space.rounded_scale};
     /* The copy of the whole begins with that of the first device's part. */
     const cuda_matrix *copied = options->drafter && part.index == 0 ? &m->weights.draft_head : &m->weights.head;
     if (!status) status = cuda_head_copy_create(&m->head_copy, &m->device, &m->launch, copied, m->account, error);

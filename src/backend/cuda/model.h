@@ -9,6 +9,7 @@
 #include "backend/cuda/exchange.h"
 #include "backend/cuda/graphs.h"
 #include "backend/cuda/head.h"
+#include "backend/cuda/matrix.h"
 #include "backend/cuda/step.h"
 #include "backend/cuda/weights.h"
 #include "backend/cuda/workspace.h"
@@ -34,6 +35,7 @@ struct backend_model {
     cuda_weights weights;
     cuda_head_copy head_copy;
     cuda_workspace space;
+    matrix_rounding rounding; /* with precision fp8 */
     cuda_graphs graphs;
     /* Called behind every operation of a forward that is launched, with watcher; NULL: nobody watches. */
     void (*watch)(void *watcher, const struct cuda_pass *pass, const step_op *op);

@@ -7,6 +7,8 @@
  * of the gate with eight of the up matrix in one tile of W, so that a thread holds both factors of its elements. On
  * sm_90a the largest tiles are prompt_gemm_fit.cuh's. */
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_f8.cuh"
+#include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/cuda/prompt_gemm_fit.cuh"
 #include "backend/cuda/prompt_gemm_restore.cuh"
 #include "backend/cuda/prompt_gemm_tile.cuh"
@@ -397,6 +399,64 @@ cudaError_t launch_large(const gemm_params &p, const device_limits &limits, cuda
     return p.w_up ? launch_fit<true>(p, limits, width, stream) : launch_fit<false>(p, limits, width, stream);
 }
 
+/* The maps of f8_kernel: A in bytes, and W by sixteens: {bytes, rows of a strip, strips of sixteen, sixteens, units}.
+ */
+bool encode_f8(encode_function encode, fit_maps *maps, const gemm_params &p, const f8_weights &w) {
+    cuuint64_t a_sizes[2] = {static_cast<cuuint64_t>(p.lda), static_cast<cuuint64_t>(p.m)}, a_stride = p.lda;
+    cuuint32_t a_box[2] = {PANEL_ROW_BYTES, fit_tile::BOX}, steps[5] = {1, 1, 1, 1, 1};
+    cuuint64_t sizes[5] = {QUANT_VALUES, QUANT_ROWS, 2, static_cast<cuuint64_t>(w.all),
+                           static_cast<cuuint64_t>(w.units)};
+    cuuint64_t strides[4] = {QUANT_VALUES, static_cast<cuuint64_t>(w.apart), w.stride, f8_tile::UNIT_BYTES};
+    cuuint32_t box[5] = {QUANT_VALUES, QUANT_ROWS, 2, fit_tile::W_ROWS / 16, f8_tile::STEP_UNITS};
+    return encode(&maps->a, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<__nv_bfloat16 *>(p.a), a_sizes, &a_stride,
+                  a_box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS &&
+           encode(&maps->w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, const_cast<char *>(w.low), sizes, strides, box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+f8_weights f8_weights_of(const prompt_gemm_f8_args *args, fit_maps *maps) {
+    size_t strip = quant_strip_bytes(CUDA_FORM_F8, args->units * QUANT_VALUES);
+    const char *low = static_cast<const char *>(args->w), *high = static_cast<const char *>(args->w_up);
+    maps->up_first = high && high < low;
+    if (maps->up_first) low = high, high = static_cast<const char *>(args->w);
+    int rows = high ? QUANT_ROWS : 2 * QUANT_ROWS, experts = args->expert_begin ? args->experts : 1;
+    f8_weights w = {};
+    w.low = low;
+    w.apart = high ? high - low : static_cast<long long>(strip);
+    w.stride = high ? strip : 2 * strip;
+    w.of_expert = args->expert_begin ? args->expert_rows / rows : 0;
+    w.all = (experts - 1) * w.of_expert + args->n / rows;
+    w.units = args->units;
+    w.row_scale = args->a_scale;
+    return w;
+}
+
+template <bool GATED> cudaError_t launch_f8(const prompt_gemm_f8_args *args, gemm_params p, cudaStream_t stream) {
+    device_limits limits;
+    encode_function encode;
+    cudaError_t status = query_limits(&limits);
+    if (status == cudaSuccess) status = find_encode(&encode);
+    if (status != cudaSuccess) return status;
+    if (!has_bulk(p, limits)) return cudaErrorNotSupported;
+    fit_maps maps = {};
+    f8_weights w = f8_weights_of(args, &maps);
+    if (!encode_f8(encode, &maps, p, w)) return cudaErrorInvalidValue;
+    maps.staged = encode_results(encode, &maps.out, p);
+    int blocks = limits.multiprocessors, bytes = fit_tile::BYTES + table_bytes(p), width = 0;
+    if (!p.expert_begin) {
+        width = choose_width(p, limits).width;
+        int tiles = (p.m + width - 1) / width * ((p.n + fit_outputs(p) - 1) / fit_outputs(p));
+        if (tiles < blocks) blocks = tiles;
+    }
+    status = cudaFuncSetAttribute(f8_kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (status != cudaSuccess) return status;
+    f8_kernel<GATED>
+        <<<static_cast<unsigned>(blocks), fit_tile::THREADS, static_cast<size_t>(bytes), stream>>>(p, maps, w, width);
+    return cudaGetLastError();
+}
+
 gemm_params make_params(const prompt_gemm_args *args) {
     gemm_params p = {};
     bool gated = args->output == PROMPT_GEMM_GELU_BF16 || args->output == PROMPT_GEMM_SILU_BF16;
@@ -493,4 +553,32 @@ extern "C" cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args,
     p.experts = args->experts;
     p.expert_stride = args->expert_stride;
     return fits_large(p, limits) ? launch_large(p, limits, stream) : launch_tile<medium_tile>(p, limits, stream);
+}
+
+extern "C" int prompt_gemm_f8_runs(void) {
+    device_limits limits;
+    return query_limits(&limits) == cudaSuccess && has_bulk(gemm_params(), limits);
+}
+
+extern "C" cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream) {
+    bool gated = args->output == PROMPT_GEMM_GELU_BF16 || args->output == PROMPT_GEMM_SILU_BF16;
+    if (!args->a || !args->a_scale || !args->w || !args->out || gated != (args->w_up != nullptr) || args->m <= 0 ||
+        args->n <= 0 || args->n % 16 != 0 || args->units <= 0 || args->ldo % 2 != 0 ||
+        (args->expert_begin && (args->experts <= 0 || args->experts > PROMPT_GEMM_MAX_EXPERTS ||
+                                args->expert_rows % 16 != 0 || !args->counter))) {
+        return cudaErrorInvalidValue;
+    }
+    gemm_params p = {};
+    p.a = reinterpret_cast<const __nv_bfloat16 *>(args->a);
+    p.w_up = reinterpret_cast<const __nv_bfloat16 *>(args->w_up); /* not read: says that outputs are gated */
+    p.lda = static_cast<size_t>(args->units) * QUANT_VALUES;
+    p.ldo = args->ldo;
+    p.out = args->out;
+    p.expert_begin = args->expert_begin;
+    p.counter = args->expert_begin ? args->counter : nullptr;
+    p.m = args->m;
+    p.n = args->n;
+    p.experts = args->expert_begin ? args->experts : 0;
+    p.output = args->output;
+    return gated ? launch_f8<true>(args, p, stream) : launch_f8<false>(args, p, stream);
 }

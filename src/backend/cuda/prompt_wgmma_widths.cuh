@@ -1,5 +1,6 @@
 /* Warpgroup matrix instructions of Hopper (sm_90a only) of every width that is a multiple of 8: d[64][8 C] (+)=
- * a[64][16] b[8 C][16]^T, both operands in shared memory, on the first 4 C of a thread's accumulators. */
+ * a[64][16] b[8 C][16]^T, both operands in shared memory, on the first 4 C of a thread's accumulators. Of e4m3 values k
+ * is 32, and widths are up to 128. */
 #ifndef KAKEYA_BACKEND_CUDA_PROMPT_WGMMA_WIDTHS_CUH
 #define KAKEYA_BACKEND_CUDA_PROMPT_WGMMA_WIDTHS_CUH
 
@@ -114,6 +115,38 @@ PROMPT_WIDTH(31, 248);
 PROMPT_WIDTH(32, 256);
 
 #undef PROMPT_WIDTH
+
+template <int BLOCKS> struct warpgroup_f8_width;
+
+#define PROMPT_F8_WIDTH(BLOCKS, N)                                                                                     \
+    template <> struct warpgroup_f8_width<BLOCKS> {                                                                    \
+        static __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {      \
+            asm volatile("{.reg .pred p;\n"                                                                            \
+                         "setp.ne.b32 p, %2, 0;\n"                                                                     \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" PROMPT_D##BLOCKS                 \
+                         "}, %0, %1, p, 1, 1;}\n"                                                                      \
+                         : "+l"(a), "+l"(b), "+r"(accumulate), PROMPT_R##BLOCKS);                                      \
+        }                                                                                                              \
+    }
+
+PROMPT_F8_WIDTH(1, 8);
+PROMPT_F8_WIDTH(2, 16);
+PROMPT_F8_WIDTH(3, 24);
+PROMPT_F8_WIDTH(4, 32);
+PROMPT_F8_WIDTH(5, 40);
+PROMPT_F8_WIDTH(6, 48);
+PROMPT_F8_WIDTH(7, 56);
+PROMPT_F8_WIDTH(8, 64);
+PROMPT_F8_WIDTH(9, 72);
+PROMPT_F8_WIDTH(10, 80);
+PROMPT_F8_WIDTH(11, 88);
+PROMPT_F8_WIDTH(12, 96);
+PROMPT_F8_WIDTH(13, 104);
+PROMPT_F8_WIDTH(14, 112);
+PROMPT_F8_WIDTH(15, 120);
+PROMPT_F8_WIDTH(16, 128);
+
+#undef PROMPT_F8_WIDTH
 
 #undef PROMPT_D1
 #undef PROMPT_D2

@@ -98,7 +98,8 @@ static __device__ __forceinline__ unsigned random_word(uint64_t seed, uint64_t i
 }
 
 /* Words of codes are random, those of scales the same but for their signs, so that values are about as often above zero
- * as below; offsets take off the mean. Blocks behind the last of a row have scales and offsets of zero. */
+ * as below (codes of F8 have signs, and one scale a row); offsets take off the mean. Blocks behind the last of a row
+ * have scales and offsets of zero. */
 static __global__ void fill_quant_kernel(unsigned *data, size_t words, cuda_form form, int units, bool odd, float scale,
                                          float offset, uint64_t seed) {
     int code_words = quant_code_bytes(form) / 4, unit_words = quant_unit_bytes(form) / 4,
@@ -114,7 +115,7 @@ static __global__ void fill_quant_kernel(unsigned *data, size_t words, cuda_form
             data[i] = (both ^ (random & 0x80008000u)) & (last ? 0xffffu : ~0u);
         } else {
             bool second = at % row_words >= row_words / 2, affine = form == CUDA_FORM_A4 || form == CUDA_FORM_A8;
-            unsigned sign = random_word(seed, affine ? i / 2 : i) & 0x80000000u;
+            unsigned sign = form == CUDA_FORM_F8 ? 0 : random_word(seed, affine ? i / 2 : i) & 0x80000000u;
             float value = affine && at % 2 ? offset : scale;
             data[i] = last && second ? 0 : __float_as_uint(value) ^ sign;
         }

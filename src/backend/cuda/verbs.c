@@ -16,6 +16,7 @@ const backend_ops *cuda_backend(void) {
         .stall_ms = 60,
         .most_devices = CUDA_MAX_DEVICES,
         .bf16_only = true,
+        .fp8_prompts = true,
         .finds_argmax = true,
         .finds_leaders = true,
         .model_create = cuda_devices_create,

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "backend/cuda/f8_rows.h"
 #include "backend/cuda/quant.h"
 #include "backend/groups.h"
 #include "backend/weight_values.h"
@@ -434,6 +435,17 @@ cuda_form weight_source_form(const weight_source *s) {
     cuda_form form = format_of(s->first)->form;
     if (s->second && format_of(s->second)->form != form) return CUDA_FORM_BF16;
     return fits_blocks(s) ? form : CUDA_FORM_BF16;
+}
+
+static bool has_wide_scales(const weight *w, const matrix_cut *cut) {
+    enum { STEP = 128, SIXTEEN = 16 };
+    return w->format == WEIGHT_FP8 && cut->rows % SIXTEEN == 0 &&
+           (w->group == w->in || (w->group % STEP == 0 && cut->first_column % STEP == 0));
+}
+
+bool weight_source_rounds_rows(const weight_source *s) {
+    return weight_source_form(s) == CUDA_FORM_F8 && s->cut.columns <= F8_MOST_WIDTH &&
+           has_wide_scales(s->first, &s->cut) && (!s->second || has_wide_scales(s->second, &s->cut));
 }
 
 bool weight_source_rounds(const weight_source *s, cuda_form form) {

@@ -25,7 +25,10 @@ typedef struct weight_plan {
     size_t n, capacity, bytes;
     model_part part;
     bool failed;
-    const weight *rounded; /* a matrix that loses bits on the way, or NULL */
+    bool fp8;                   /* the precision: matrices of form F8 round prompt rows, ... */
+    int rounding;               /* ... so many; */
+    const weight *not_rounding; /* one that cannot, or NULL */
+    const weight *rounded;      /* a matrix that loses bits on the way, or NULL */
 } weight_plan;
 
 static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
@@ -48,6 +51,10 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
 static void plan_source(weight_plan *plan, weight_source source, cuda_form form, cuda_matrix *placed) {
     int out = weight_source_out(&source), in = source.cut.columns;
     *placed = (cuda_matrix){.form = form, .out = out, .in = in, .ld = cuda_padded(in)};
+    if (plan->fp8 && form == CUDA_FORM_F8) {
+        plan->rounding++;
+        if (!weight_source_rounds_rows(&source)) plan->not_rounding = source.first;
+    }
     planned_tensor *t = plan_add(plan, matrix_bytes(form, out, in));
     if (!t) return;
     t->source = source;
@@ -383,25 +390,38 @@ static void plan_all(weight_plan *plan, const backend_model_options *options, cu
 
 static kakeya_status check_plan(const weight_plan *plan, kakeya_error *error) {
     if (plan->failed) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for the list of weights");
+    if (plan->fp8 && plan->not_rounding)
+        return error_set(error, KAKEYA_UNSUPPORTED,
+                         "precision fp8: a matrix of %d outputs of %d in %s has a scale for each %d values; it takes "
+                         "one for a row or for 128, and outputs in sixteens",
+                         plan->not_rounding->out, plan->not_rounding->in,
+                         weight_format_name(plan->not_rounding->format), plan->not_rounding->group);
+    if (plan->fp8 && !plan->rounding)
+        return error_set(error, KAKEYA_UNSUPPORTED, "precision fp8 needs weights in FP8, and this model has none");
     return KAKEYA_OK;
 }
 
+/* Room for a matrix in bf16 that is not multiplied as it lies. */
+static size_t room_of(const cuda_matrix *w, bool fp8) {
+    return fp8 && w->form == CUDA_FORM_F8 ? 0 : matrix_expanded_bytes(w);
+}
+
 /* What a prompt's products need at a time. Experts come a few at a time. */
-static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w) {
+static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w, bool fp8) {
     static const size_t most_experts = (size_t)512 << 20;
-    size_t most = matrix_expanded_bytes(&w->ple_model_proj);
+    size_t most = room_of(&w->ple_model_proj, fp8);
     for (int i = 0; i < c->layers; i++) {
         const cuda_layer *l = &w->layer[i];
         const cuda_matrix *alone[] = {&l->q, &l->k, &l->v, &l->o, &l->down, &l->ple_gate, &l->ple_proj},
                           *experts[] = {&l->experts_gate_up, &l->experts_down};
-        size_t gated = matrix_expanded_bytes(&l->gate) + matrix_expanded_bytes(&l->up);
+        size_t gated = room_of(&l->gate, fp8) + room_of(&l->up, fp8);
         if (gated > most) most = gated;
         for (size_t m = 0; m < sizeof alone / sizeof alone[0]; m++) {
-            size_t bytes = matrix_expanded_bytes(alone[m]);
+            size_t bytes = room_of(alone[m], fp8);
             if (bytes > most) most = bytes;
         }
         for (size_t m = 0; m < sizeof experts / sizeof experts[0]; m++) {
-            size_t all = matrix_expanded_bytes(experts[m]), one = c->experts ? all / (size_t)c->experts : 0;
+            size_t all = room_of(experts[m], fp8), one = c->experts ? all / (size_t)c->experts : 0;
             size_t bytes = all < most_experts || one > most_experts ? (all < most_experts ? all : one) : most_experts;
             if (bytes > most) most = bytes;
         }
@@ -412,7 +432,7 @@ static size_t expanded_bytes(const gemma4_config *c, const cuda_weights *w) {
 kakeya_status cuda_weights_describe(cuda_weights *w, const backend_model_options *options, model_part part,
                                     kakeya_error *error) {
     *w = (cuda_weights){0};
-    weight_plan plan = {.part = part};
+    weight_plan plan = {.part = part, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
     plan_all(&plan, options, w);
     point_head(options, part, w);
     free(plan.tensors);
@@ -423,14 +443,14 @@ kakeya_status cuda_weights_create(cuda_weights *w, const cuda_device *device, co
                                   const backend_model_options *options, model_part part, char *note, size_t note_bytes,
                                   kakeya_error *error) {
     const gemma4_config *c = &options->verifier->config;
-    weight_plan plan = {.part = part};
+    weight_plan plan = {.part = part, .fp8 = options->precision == KAKEYA_PRECISION_FP8};
     plan_all(&plan, options, w);
     float *frequencies = plan_frequencies(&plan, c, options->drafter, w);
     kakeya_status status = check_plan(&plan, error);
     if (!status)
         status =
             cuda_buffer_create(&w->memory, device, options->account, MEM_WEIGHTS, plan.bytes, "the weights", error);
-    size_t expanded = expanded_bytes(c, w);
+    size_t expanded = expanded_bytes(c, w, options->precision == KAKEYA_PRECISION_FP8);
     if (!status && expanded)
         status = cuda_buffer_create(&w->expanded, device, options->account, MEM_WORKSPACE, expanded,
                                     "weights of one product in bf16", error);

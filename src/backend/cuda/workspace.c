@@ -3,6 +3,7 @@
 #include "backend/cuda/prompt_attention.h"
 
 static int max_int(int a, int b) { return a > b ? a : b; }
+static size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 
 typedef struct shape_limits {
     int q, kv, intermediate, head_dim;
@@ -80,6 +81,11 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
     size_t aux = (size_t)most_taps(d, f) * hidden;
     size_t mixed = c->moe && !model_part_is_whole(part) ? rows : 0;
     size_t tiles = (size_t)cuda_head_tiles(c->vocab), parts = (size_t)cuda_head_steps(c->hidden) * CUDA_HEAD_STEP;
+    /* Rows in e4m3, of whole units: of any dense product, or of the experts' slots. */
+    size_t dense = (size_t)cuda_padded(max_int(max_int(s.q, c->hidden), max_int(s.intermediate, c->ple_width))),
+           expert = (size_t)cuda_padded(max_int(c->hidden, c->expert_intermediate)), unit = CUDA_K_STEP;
+    bool rounds = options->precision == KAKEYA_PRECISION_FP8;
+    size_t rounded = max_size(rows * (dense + unit), slots * (expert + unit));
     const carve_request requests[] = {
         FLOATS(h, rows * hidden),
         FLOATS(q, rows * (size_t)s.q),
@@ -101,6 +107,8 @@ static kakeya_status carve_all(cuda_workspace *w, const cuda_device *device, con
         HALVES(act_experts, slots * (size_t)cuda_padded(c->expert_intermediate)),
         HALVES(chunk_k, rows * (size_t)s.kv),
         HALVES(chunk_v, rows * (size_t)s.kv),
+        {(void **)(void *)&w->rounded, rounds ? rounded : 0},
+        FLOATS(rounded_scale, rounds ? max_size(rows, slots) : 0),
         HALVES(derived_k, (size_t)PROMPT_SLAB_POSITIONS * (size_t)s.derived_kv),
         FLOATS(turns[0], 2 * rows * (size_t)c->rope[0].rotated_pairs),
         FLOATS(turns[1], 2 * rows * (size_t)c->rope[1].rotated_pairs),

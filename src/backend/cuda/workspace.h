@@ -13,6 +13,8 @@ typedef struct cuda_workspace {
     /* The verifier: [rows][width] of the largest segment unless stated otherwise. */
     float *h, *q, *k, *v, *branch, *experts_out, *x_router, *normed, *ple, *ple_gate, *aux;
     cuda_bf16 *x, *x_experts, *x_head, *q_heads, *attended, *act, *act_experts, *chunk_k, *chunk_v;
+    unsigned char *rounded;         /* prompts at precision fp8: rows or slots of one product, ... */
+    float *rounded_scale;           /* ... their scales */
     cuda_bf16 *derived_k;           /* prompts: keys of one slab of a K = V layer */
     float *attend_top, *attend_sum; /* prompts: [rows][heads] */
     /* Several devices: [rows][hidden] sums of experts, and the route of rows that are their own expert. */

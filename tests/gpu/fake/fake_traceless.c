@@ -1,9 +1,11 @@
 /* Launchers of kernels that leave no trace on the fake device, and its shapes (fake_device.h). */
 #include <string.h>
 
+#include "backend/cuda/f8_rows.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/prompt_attention.h"
 #include "backend/cuda/prompt_gemm.h"
+#include "backend/cuda/prompt_gemm_f8.h"
 #include "backend/cuda/prompt_rows.h"
 #include "backend/cuda/quant.h"
 #include "gpu/fake/fake_device.h"
@@ -121,6 +123,16 @@ cudaError_t prompt_gemm_grouped(const prompt_gemm_grouped_args *args, cudaStream
         if (!args->rows) (void)prompt_gemm(&one, stream);
     }
     return cudaSuccess;
+}
+
+void f8_round_rows(const cuda_launch *l, const cuda_route *route, const cuda_bf16 *x, size_t ldx, int width,
+                   unsigned char *codes, float *scale, int rows) {
+    (void)l, (void)route, (void)x, (void)ldx, (void)width, (void)codes, (void)scale, (void)rows;
+}
+int prompt_gemm_f8_runs(void) { return 0; }
+cudaError_t prompt_gemm_f8(const prompt_gemm_f8_args *args, cudaStream_t stream) {
+    (void)args, (void)stream;
+    return cudaErrorNotSupported;
 }
 
 /* Shapes are as they are on no device in particular. */
