@@ -288,11 +288,8 @@ static void rounded_rows(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_format),
-        cmocka_unit_test(groups),
-        cmocka_unit_test(parts),
-        cmocka_unit_test(gate_and_up),
-        cmocka_unit_test(rounded_rows),
+        cmocka_unit_test(every_format), cmocka_unit_test(groups),       cmocka_unit_test(parts),
+        cmocka_unit_test(gate_and_up),  cmocka_unit_test(rounded_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
