@@ -4,6 +4,7 @@
  *   quant_kernels check      checks only
  *   quant_kernels times      times only
  */
+#include <array>
 #include <functional>
 
 #include "backend/cuda/quant.h"
@@ -76,8 +77,8 @@ struct quant_matrix {
     device_array<unsigned char> bytes;
     cuda_matrix matrix;
 
-    /* powers: scales are powers of two, so that values are bf16. */
-    quant_matrix(cuda_form form, int out, int in, bool powers)
+    /* powers: scales are powers of two, so that values are bf16; one_scale: those of a row are equal. */
+    quant_matrix(cuda_form form, int out, int in, bool powers, bool one_scale = false)
         : out(out), in(in), ld(cuda_padded(in)), values(static_cast<size_t>(out) * in),
           bytes((out + QUANT_ROWS - 1) / QUANT_ROWS * quant_strip_bytes(form, ld)) {
         std::vector<unsigned char> host(bytes.count);
@@ -87,14 +88,14 @@ struct quant_matrix {
                                     static_cast<size_t>(unit) * quant_unit_bytes(form);
                 for (int at = 0; at < QUANT_ROWS * QUANT_VALUES; at++)
                     put(form, to, strip * QUANT_ROWS + at / QUANT_VALUES, unit * QUANT_VALUES + at % QUANT_VALUES,
-                        powers);
+                        powers, one_scale);
             }
         }
         bytes.set(host);
-        matrix = {reinterpret_cast<cuda_bf16 *>(bytes.data), form, out, in, ld};
+        matrix = {reinterpret_cast<cuda_bf16 *>(bytes.data), form, out, in, ld, one_scale};
     }
 
-    void put(cuda_form form, unsigned char *unit, int row, int k, bool powers) {
+    void put(cuda_form form, unsigned char *unit, int row, int k, bool powers, bool one_scale) {
         bool there = row < out && k < in, affine = form == CUDA_FORM_A4 || form == CUDA_FORM_A8;
         bool halves = form == CUDA_FORM_Q4 || form == CUDA_FORM_Q8;
         int g = row % QUANT_ROWS, block = k % QUANT_VALUES / QUANT_BLOCK, in_block = k % QUANT_BLOCK;
@@ -107,6 +108,7 @@ struct quant_matrix {
                              : 0.01f * (static_cast<float>(random_bits() % 2001) / 1000 - 1);
             s = there ? (random_bits() % 2 && !powers ? s : affine ? s : -s) : 0;
             if (!there) o = 0;
+            if (one_scale && there) s = std::ldexp(powers ? 1 : 1.3f, -9 - row % 3);
             uint16_t half = there ? half_of(s) : 0;
             if (halves) std::memcpy(scale, &half, 2);
             if (!halves) std::memcpy(scale, &s, 4);
@@ -218,6 +220,30 @@ void check_products(cuda_form form) {
     }
 }
 
+/* Products that read one scale of a row have the bits of those that read all. */
+void check_one_scale() {
+    cuda_launch l = make_launch(0, true);
+    for (const auto &s : {std::array<int, 2>{264, 2112}, {2048, 2816}, {176, 4096}, {20, 1568}, {8, 96}}) {
+        int out = s[0], in = s[1];
+        quant_matrix w(CUDA_FORM_F8, out, in, false, true);
+        device_array<uint16_t> x(static_cast<size_t>(33) * w.ld);
+        randomize(x, 1.0f);
+        device_array<float> y(static_cast<size_t>(33) * out);
+        bool same = true;
+        for (int rows : {1, 8, 9, 17, 33}) {
+            std::vector<float> results[2];
+            for (bool one_scale : {false, true}) {
+                y.poison();
+                cuda_product product = {w.matrix.data, y.data, out, out, one_scale};
+                quant_products(&l, CUDA_FORM_F8, &product, 1, in, x.data, w.ld, rows, 0);
+                results[one_scale] = y.get();
+            }
+            same &= std::memcmp(results[0].data(), results[1].data(), sizeof(float) * rows * out) == 0;
+        }
+        report(same, "f8 product with one scale a row, %d outputs of %d: the bits of all scales", out, in);
+    }
+}
+
 void check_expansion(cuda_form form) {
     for (int in : {32, 96, 704, 2816}) {
         quant_matrix w(form, 48, in, false);
@@ -242,11 +268,12 @@ void check_expansion(cuda_form form) {
 }
 
 /* Feed-forward blocks against those of bf16 weights with the same values. */
-void check_feed_forward(cuda_form form) {
+void check_feed_forward(cuda_form form, bool one_scale = false) {
     enum { EXPERTS = 12, RANK = 3, HIDDEN = 256, DENSE = 160, WIDTH = 96 };
     cuda_launch l = make_launch(0, true);
-    quant_matrix gate(form, DENSE, HIDDEN, true), up(form, DENSE, HIDDEN, true), down(form, HIDDEN, DENSE, true),
-        experts(form, EXPERTS * 2 * WIDTH, HIDDEN, true), experts_down(form, EXPERTS * HIDDEN, WIDTH, true);
+    quant_matrix gate(form, DENSE, HIDDEN, true, one_scale), up(form, DENSE, HIDDEN, true, one_scale),
+        down(form, HIDDEN, DENSE, true, one_scale), experts(form, EXPERTS * 2 * WIDTH, HIDDEN, true, one_scale),
+        experts_down(form, EXPERTS * HIDDEN, WIDTH, true, one_scale);
     std::vector<quant_matrix *> all = {&gate, &up, &down, &experts, &experts_down};
     std::vector<device_array<uint16_t> *> wide;
     for (quant_matrix *m : all) {
@@ -350,7 +377,7 @@ double microseconds(cudaStream_t stream, int launches, const std::function<void(
     return times[times.size() / 2] / launches;
 }
 
-void times(cuda_form form) {
+void times(cuda_form form, bool one_scale = false) {
     enum { COPIES = 30 };
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
@@ -370,11 +397,11 @@ void times(cuda_form form) {
         randomize(x, 1.0f);
         device_array<float> y(static_cast<size_t>(17) * c.out);
         CHECK(cudaDeviceSynchronize());
-        std::printf("%s %-15s", name_of(form), c.name);
+        std::printf("%s%s %-15s", name_of(form), one_scale ? " one scale" : "", c.name);
         for (int rows : {1, 8, 16}) {
             double us = microseconds(stream, copies, [&](int i) {
                 cuda_product p = {reinterpret_cast<cuda_bf16 *>(w.data + static_cast<size_t>(i) * bytes), y.data, c.out,
-                                  c.out};
+                                  c.out, one_scale};
                 quant_products(&l, form, &p, 1, c.in, x.data, c.in, rows, 0);
             });
             std::printf("  %2d rows %7.2f us %5.0f GB/s", rows, us, static_cast<double>(bytes) / us / 1e3);
@@ -395,7 +422,7 @@ void times(cuda_form form) {
     randomize(x, 1.0f);
     device_array<int> active(EXPERTS), begin(EXPERTS), counts(EXPERTS), slot_row(17 * RANK), count(1);
     for (int part = 0; part < 2; part++) {
-        std::printf("%s %-15s", name_of(form), part ? "down" : "gate/up");
+        std::printf("%s%s %-15s", name_of(form), one_scale ? " one scale" : "", part ? "down" : "gate/up");
         for (int rows : {1, 8, 16}) {
             int n = std::min<int>(rows * RANK, 80); /* experts with rows */
             std::vector<int> a(EXPERTS), b(EXPERTS), c(EXPERTS), s(17 * RANK);
@@ -425,7 +452,7 @@ void times(cuda_form form) {
                 const int outs[5] = {DENSE, DENSE, HIDDEN, EXPERTS * 2 * WIDTH, EXPERTS * HIDDEN},
                           ins[5] = {HIDDEN, HIDDEN, DENSE, HIDDEN, WIDTH};
                 for (int k = 0; k < 5; k++) {
-                    m[k] = {reinterpret_cast<cuda_bf16 *>(at), form, outs[k], ins[k], ins[k]};
+                    m[k] = {reinterpret_cast<cuda_bf16 *>(at), form, outs[k], ins[k], ins[k], one_scale};
                     at += sizes[k];
                 }
                 cuda_feed_forward f = {
@@ -452,8 +479,13 @@ int main(int argc, char **argv) {
             check_products(c.form);
             check_expansion(c.form);
             check_feed_forward(c.form);
+            if (c.form == CUDA_FORM_F8) {
+                check_one_scale();
+                check_feed_forward(c.form, true);
+            }
         }
         if (std::strcmp(only, "check") != 0) times(c.form);
+        if (std::strcmp(only, "check") != 0 && c.form == CUDA_FORM_F8) times(c.form, true);
     }
     return failures ? 1 : 0;
 }

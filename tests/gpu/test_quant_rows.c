@@ -286,10 +286,33 @@ static void rounded_rows(void **state) {
     }
 }
 
+/* Products may leave all scales but the first of a row out, where they are equal. */
+static void one_scale(void **state) {
+    (void)state;
+    static const struct {
+        weight_format format;
+        int group;
+        bool one;
+    } cases[] = {{WEIGHT_FP8, 512, true},
+                 {WEIGHT_FP8, 256, false},
+                 {WEIGHT_FP8, 32, false},
+                 {WEIGHT_FP8_E8M0, 512, false},
+                 {WEIGHT_AFFINE_8, 512, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        weight w = weight_matrix(cases[i].format, NULL, 64, 512), plain = weight_matrix(WEIGHT_FP8, NULL, 64, 512);
+        w.group = cases[i].group;
+        plain.group = 512;
+        weight_source source = {.first = &w, .cut = {32, 0, 32, 256, 256}};
+        assert_int_equal(weight_source_has_one_scale(&source), cases[i].one);
+        source = (weight_source){.first = &plain, .second = &w, .cut = {32, 0, 32, 256, 256}};
+        assert_int_equal(weight_source_has_one_scale(&source), cases[i].one);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_format), cmocka_unit_test(groups),       cmocka_unit_test(parts),
-        cmocka_unit_test(gate_and_up),  cmocka_unit_test(rounded_rows),
+        cmocka_unit_test(gate_and_up),  cmocka_unit_test(rounded_rows), cmocka_unit_test(one_scale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

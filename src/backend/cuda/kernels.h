@@ -67,6 +67,7 @@ typedef struct cuda_matrix {
     cuda_bf16 *data;
     cuda_form form;
     int out, in, ld;
+    bool one_scale; /* form F8: all scales of a row are equal, so that products read the first alone */
 } cuda_matrix;
 
 static inline int cuda_padded(int in) { return (in + CUDA_K_STEP - 1) / CUDA_K_STEP * CUDA_K_STEP; }
@@ -154,6 +155,7 @@ typedef struct cuda_product {
     const cuda_bf16 *w;
     float *y;
     int out, ldy;
+    bool one_scale; /* as of the matrix */
 } cuda_product;
 
 /* y[r][o] = sum_k x[r][k] w[o][k] for matrices that share x ([rows][ldx] bf16). cap > 0: y = cap tanh(y / cap). */

@@ -90,8 +90,11 @@ static void quant_few(const cuda_launch *l, const matrix_product *products, int 
                       int rows, float cap) {
     cuda_product list[CUDA_MAX_PRODUCTS];
     for (int i = 0; i < n; i++)
-        list[i] = (cuda_product){
-            .w = products[i].w->data, .y = products[i].y, .out = products[i].w->out, .ldy = products[i].ldy};
+        list[i] = (cuda_product){.w = products[i].w->data,
+                                 .y = products[i].y,
+                                 .out = products[i].w->out,
+                                 .ldy = products[i].ldy,
+                                 .one_scale = products[i].w->one_scale};
     quant_products(l, products[0].w->form, list, n, products[0].w->in, x, ldx, rows, cap);
 }
 
@@ -262,7 +265,9 @@ size_t matrix_bytes(cuda_form form, int out, int in) {
     return form == CUDA_FORM_BF16 ? bf16_bytes(out, in) : quant_bytes(form, out, in);
 }
 
-double matrix_read_bytes(const cuda_matrix *w) { return kernels[w->form].bytes_per_weight * w->out * w->in; }
+double matrix_read_bytes(const cuda_matrix *w) {
+    return (w->one_scale ? 1 : kernels[w->form].bytes_per_weight) * w->out * w->in;
+}
 
 const char *matrix_form_name(cuda_form form) { return kernels[form].name; }
 

@@ -81,6 +81,8 @@ struct product_list {
 };
 
 template <class FORM, int COLUMNS> struct plain_work {
+    static constexpr bool ASKS_AHEAD = true; /* it pays for o, and costs nothing where a launch has more to wait for */
+
     const product_list &list;
     const cuda_bf16 *x;
     int steps, ldx, rows;
@@ -176,6 +178,8 @@ static void run_products(const cuda_launch *l, const cuda_product *products, int
 static __device__ __forceinline__ void store_bf16(cuda_bf16 *p, float v) { *as_bf16(p) = __float2bfloat16_rn(v); }
 
 template <class FORM, int COLUMNS, bool GATE_UP, class TABLE> struct ffn_work {
+    static constexpr bool ASKS_AHEAD = false;
+
     const cuda_feed_forward &f;
     const cuda_route &route;
     TABLE &table;

@@ -448,6 +448,11 @@ bool weight_source_rounds_rows(const weight_source *s) {
            has_wide_scales(s->first, &s->cut) && (!s->second || has_wide_scales(s->second, &s->cut));
 }
 
+bool weight_source_has_one_scale(const weight_source *s) {
+    return weight_source_form(s) == CUDA_FORM_F8 && s->first->format == WEIGHT_FP8 && s->first->group == s->first->in &&
+           (!s->second || (s->second->format == WEIGHT_FP8 && s->second->group == s->second->in));
+}
+
 bool weight_source_rounds(const weight_source *s, cuda_form form) {
     return form == CUDA_FORM_BF16 &&
            (s->first->format != WEIGHT_BF16 || (s->second && s->second->format != WEIGHT_BF16));

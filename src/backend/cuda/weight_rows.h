@@ -20,6 +20,8 @@ int weight_source_out(const weight_source *source);
 cuda_form weight_source_form(const weight_source *source);
 /* Whether prompt rows can meet it in e4m3 (prompt_gemm_f8.h): codes are, and a scale is that of 128 values at least. */
 bool weight_source_rounds_rows(const weight_source *source);
+/* Whether all scales of a row are equal, in form F8. */
+bool weight_source_has_one_scale(const weight_source *source);
 /* Whether bits are lost on the way to this form, of weights that need not be there yet. */
 bool weight_source_rounds(const weight_source *source, cuda_form form);
 

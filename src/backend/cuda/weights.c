@@ -51,6 +51,7 @@ static planned_tensor *plan_add(weight_plan *plan, size_t bytes) {
 static void plan_source(weight_plan *plan, weight_source source, cuda_form form, cuda_matrix *placed) {
     int out = weight_source_out(&source), in = source.cut.columns;
     *placed = (cuda_matrix){.form = form, .out = out, .in = in, .ld = cuda_padded(in)};
+    placed->one_scale = form == CUDA_FORM_F8 && weight_source_has_one_scale(&source);
     if (plan->fp8 && form == CUDA_FORM_F8) {
         plan->rounding++;
         if (!weight_source_rounds_rows(&source)) plan->not_rounding = source.first;
