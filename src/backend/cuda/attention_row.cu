@@ -390,14 +390,37 @@ static __global__ __launch_bounds__(FULL_THREADS,
 
 /* --------------------------------------------------------------------------------------------------------- launches */
 
+template <typename KERNEL> static cudaError_t allow(KERNEL kernel, size_t bytes) {
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    return status == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)
+                                 : status;
+}
+
 /* Clusters of 16 blocks, with as much shared memory as the largest kernel takes: sm_90 and what followed it in data
- * centres. */
+ * centres, and there devices whose processors lie so that such a cluster finds a place. A slice of a device may have
+ * none. */
 static bool device_serves(void) {
-    int device = 0, capability = 0, most = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
-           capability >= 9 && (size_t)most >= sizeof(full_memory<512>);
+    int device = 0, capability = 0, most = 0, clusters = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&capability, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess ||
+        capability < 9 || (size_t)most < sizeof(full_memory<512>))
+        return false;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = MOST_BLOCKS;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(MOST_BLOCKS);
+    config.blockDim = dim3(FULL_THREADS);
+    config.dynamicSmemBytes = sizeof(full_memory<512>);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    bool fits = allow(attend_full_row_kernel<512>, sizeof(full_memory<512>)) == cudaSuccess &&
+                cudaOccupancyMaxActiveClusters(&clusters, attend_full_row_kernel<512>, &config) == cudaSuccess &&
+                clusters > 0;
+    if (!fits) cudaGetLastError(); /* the answer is all that is kept of it */
+    return fits;
 }
 
 static bool alone(const cuda_attention *a, const cuda_heads *h) {
@@ -464,12 +487,6 @@ void cuda_attend_new(const cuda_launch *l, const cuda_batch *batch, const cuda_a
     default:
         break;
     }
-}
-
-template <typename KERNEL> static cudaError_t allow(KERNEL kernel, size_t bytes) {
-    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    return status == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)
-                                 : status;
 }
 
 cudaError_t cuda_attend_row_prepare(int head_dim) {
