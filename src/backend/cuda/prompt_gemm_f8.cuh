@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_f8(const bulk_context &c, ring_place &r
         uint64_t first = unit_descriptor(at), second = unit_descriptor(at + f8_tile::W_UNIT);
         uint64_t a = panel_descriptor(c.stage_at(r) + fit_tile::W_BYTES);
         const uint64_t w[4] = {first, first + 2, second, second + 2};
-        if constexpr (GATED || SIXTEENS <= 12) {
+        if constexpr (SIXTEENS <= 12) {
             add_part<0, SIXTEENS>(acc, w, a, scale);
             add_part<SIXTEENS, SIXTEENS>(acc, w, a, scale);
         } else {
@@ -158,27 +158,44 @@ __device__ __forceinline__ void multiply_f8_width(const bulk_context &c, ring_pl
         F8_CASE(13);
         F8_CASE(14);
         F8_CASE(15);
-    default:
-        multiply_f8<GATED, 16>(c, r, acc, scales, warpgroup, lane);
-        break;
+        F8_CASE(16);
     }
 #undef F8_CASE
 }
 
-/* The scales of A's rows; and where a thread holds outputs g and g + 8 of sixteen, it exchanges one with its neighbour,
- * so that both have two neighbouring ones, as fit_lane wants them. */
-template <bool GATED>
-__device__ __forceinline__ void finish_f8(float (&acc)[128], const fit_place &t, const float *row_scale, int lane) {
-    const float *scale = row_scale + t.first_row + lane % 4 * 2;
-    int left = t.rows - lane % 4 * 2; /* rows there are from this thread's first on */
+/* Scales of the tile's rows of A: asked for before its products, when each thread asks for two, and dealt to all by way
+ * of `place`, one of the two that results leave by. */
+struct f8_row_scales {
+    float mine[2];
+
+    __device__ __forceinline__ f8_row_scales(const float *scale, const fit_place &t) {
+        int row = static_cast<int>(threadIdx.x) % 128;
+#pragma unroll
+        for (int i = 0; i < 2; i++) mine[i] = row + i * 128 < t.rows ? __ldg(scale + t.first_row + row + i * 128) : 0;
+    }
+    __device__ __forceinline__ void deal(uint32_t place, int warpgroup) const {
+        uint32_t row = threadIdx.x % 128;
+        if (row == 0) asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+        asm volatile("bar.sync %0, 128;\n" ::"r"(warpgroup + 1) : "memory");
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++)
+            asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(place + (row + i * 128) * 4), "f"(mine[i]) : "memory");
+        asm volatile("bar.sync %0, 128;\n" ::"r"(warpgroup + 1) : "memory");
+    }
+};
+
+/* Multiplies by the scales of A's rows; and where a thread holds outputs g and g + 8 of sixteen, it
+ * exchanges one with its neighbour, so that both have two neighbouring ones, as fit_lane wants them. */
+template <bool GATED> __device__ __forceinline__ void finish_f8(float (&acc)[128], uint32_t place, int lane) {
+    place += static_cast<uint32_t>(lane % 4 * 8);
     bool odd = lane / 4 % 2;
 #pragma unroll
     for (int j = 0; j < 32; j++) {
-        if (j * 8 >= t.rows) break;
+        float s[2];
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(s[0]), "=f"(s[1]) : "r"(place + j * 32) : "memory");
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float s = j * 8 + e < left ? __ldg(scale + j * 8 + e) : 0;
-            float low = acc[j * 4 + e] * s, high = acc[j * 4 + 2 + e] * s;
+            float low = acc[j * 4 + e] * s[e], high = acc[j * 4 + 2 + e] * s[e];
             if (!GATED) {
                 float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
                 if (odd)
@@ -208,9 +225,11 @@ __device__ __forceinline__ void consume_f8(const bulk_context &c, const fit_plan
         f8_scales scales;
         scales.low = w.low + static_cast<size_t>(min(sixteen, w.all - 1)) * w.stride + f8_tile::CODE_BYTES + g * 8;
         scales.high = scales.low + w.apart;
+        const f8_row_scales rows(w.row_scale, t);
         float acc[128];
         multiply_f8_width<GATED>(c, r, acc, t.width, scales, warpgroup, lane);
-        finish_f8<GATED>(acc, t, w.row_scale, lane);
+        rows.deal(places, warpgroup);
+        finish_f8<GATED>(acc, places, lane);
         int column = t.w_tile * OUTPUTS + warpgroup * (OUTPUTS / 2);
         if (!maps.staged)
             write_blocks<GATED, 32, 0>(plan.p, t, l, acc, column + warp * (OUTPUTS / 8));
