@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_part(float (&acc)[128], const uint64_t (&w)[
 }
 
 /* acc = the product of this warpgroup's 64 rows of W with the tile's first 16 * SIXTEENS rows of A. */
-template <bool GATED, int SIXTEENS>
+template <int SIXTEENS>
 __device__ __forceinline__ void multiply_f8(const bulk_context &c, ring_place &r, float (&acc)[128],
                                             const f8_scales &scales, int warpgroup, int lane) {
     float2 next = scales.of_step(0);
@@ -135,12 +135,11 @@ __device__ __forceinline__ void multiply_f8(const bulk_context &c, ring_place &r
 }
 
 /* In steps of sixteen rows of A: those behind the tile's are there, and nobody asks for their products. */
-template <bool GATED>
 __device__ __forceinline__ void multiply_f8_width(const bulk_context &c, ring_place &r, float (&acc)[128], int width,
                                                   const f8_scales &scales, int warpgroup, int lane) {
 #define F8_CASE(SIXTEENS)                                                                                              \
     case SIXTEENS:                                                                                                     \
-        multiply_f8<GATED, SIXTEENS>(c, r, acc, scales, warpgroup, lane);                                              \
+        multiply_f8<SIXTEENS>(c, r, acc, scales, warpgroup, lane);                                                     \
         break
     switch ((width + 15) / 16) {
         F8_CASE(1);
@@ -184,8 +183,8 @@ struct f8_row_scales {
     }
 };
 
-/* Multiplies by the scales of A's rows; and where a thread holds outputs g and g + 8 of sixteen, it
- * exchanges one with its neighbour, so that both have two neighbouring ones, as fit_lane wants them. */
+/* Multiplies by the scales of A's rows; and where a thread holds outputs g and g + 8 of sixteen, it exchanges one with
+ * its neighbour, so that both have two neighbouring ones, as fit_lane wants them. */
 template <bool GATED> __device__ __forceinline__ void finish_f8(float (&acc)[128], uint32_t place, int lane) {
     place += static_cast<uint32_t>(lane % 4 * 8);
     bool odd = lane / 4 % 2;
@@ -227,7 +226,7 @@ __device__ __forceinline__ void consume_f8(const bulk_context &c, const fit_plan
         scales.high = scales.low + w.apart;
         const f8_row_scales rows(w.row_scale, t);
         float acc[128];
-        multiply_f8_width<GATED>(c, r, acc, t.width, scales, warpgroup, lane);
+        multiply_f8_width(c, r, acc, t.width, scales, warpgroup, lane);
         rows.deal(places, warpgroup);
         finish_f8<GATED>(acc, places, lane);
         int column = t.w_tile * OUTPUTS + warpgroup * (OUTPUTS / 2);
