@@ -44,16 +44,11 @@ __device__ __forceinline__ uint64_t unit_descriptor(uint32_t address) {
 __device__ __forceinline__ void load_f8(const bulk_context &c, const fit_plan &plan, fit_news news,
                                         const fit_maps &maps, const f8_weights &w) {
     ring_place r;
-    int tile = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+    int tile = static_cast<int>(blockIdx.x);
     for (;;) {
         news.tell(tile);
         if (tile >= plan.all) break;
-        int next = tile + blocks;
-        if (plan.p.counter) {
-            int taken = static_cast<int>(atomicAdd(plan.p.counter, 1u));
-            if (taken == plan.all - 1) *plan.p.counter = 0; /* the last: zero for the next launch */
-            next = blocks + taken;
-        }
+        int next = plan.behind(tile);
         fit_place t = plan.find(tile);
         int boxes = (t.width + fit_tile::BOX - 1) / fit_tile::BOX;
         int sixteen = t.expert * w.of_expert + t.w_tile * (fit_tile::W_ROWS / 16);

@@ -95,6 +95,14 @@ struct fit_plan {
         int row = tile % cut.tiles * cut.width, left = count - row;
         return {begin + row, left < cut.width ? left : cut.width, cut.width, tile / cut.tiles, expert};
     }
+    /* What this block takes behind `tile`: the next of the counter, where there is one. One thread. */
+    __device__ __forceinline__ int behind(int tile) const {
+        int blocks = static_cast<int>(gridDim.x);
+        if (!p.counter) return tile + blocks;
+        int taken = static_cast<int>(atomicAdd(p.counter, 1u));
+        if (taken == all - 1) *p.counter = 0; /* the last: zero for the next launch */
+        return blocks + taken;
+    }
 };
 
 /* How the thread that fetches tells the others which tile is next: two places, each with a barrier that says that it is
@@ -146,16 +154,11 @@ __device__ __forceinline__ void copy_dealt(uint32_t to, const CUtensorMap &map, 
 __device__ __forceinline__ void load_fit(const bulk_context &c, const fit_plan &plan, fit_news news,
                                          const fit_maps &maps) {
     ring_place r;
-    int tile = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+    int tile = static_cast<int>(blockIdx.x);
     for (;;) {
         news.tell(tile);
         if (tile >= plan.all) break;
-        int next = tile + blocks;
-        if (plan.p.counter) {
-            int taken = static_cast<int>(atomicAdd(plan.p.counter, 1u));
-            if (taken == plan.all - 1) *plan.p.counter = 0; /* the last: zero for the next launch */
-            next = blocks + taken;
-        }
+        int next = plan.behind(tile);
         fit_place t = plan.find(tile);
         int boxes = (t.width + fit_tile::BOX - 1) / fit_tile::BOX;
         for (int step = 0; step < c.steps; step++, r.advance(1)) {
