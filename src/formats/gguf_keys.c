@@ -120,6 +120,12 @@ bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out) {
     return true;
 }
 
+bool gguf_keys_architecture(gguf_keys *r, gguf_text *out) {
+    if (gguf_keys_text(r, "general.architecture", out)) return true;
+    gguf_keys_fail(r, KAKEYA_FORMAT, "key general.architecture is missing");
+    return false;
+}
+
 /* The value behind a key of n elements or one; NULL where that is not so. */
 static const gguf_value *find_elements(gguf_keys *r, const char *key, int n) {
     const gguf_value *value = gguf_find(r->file, key);

@@ -25,6 +25,8 @@ double gguf_keys_required_number(gguf_keys *r, const char *key, double min, doub
 bool gguf_keys_bool(gguf_keys *r, const char *key, bool fallback);
 /* False where the key is absent. */
 bool gguf_keys_text(gguf_keys *r, const char *key, gguf_text *out);
+/* general.architecture, without which no file is read: false where that has failed. */
+bool gguf_keys_architecture(gguf_keys *r, gguf_text *out);
 /* n whole numbers: an array of n, or one number for all of them. The key must be there. */
 void gguf_keys_ints(gguf_keys *r, const char *key, int n, long long min, long long max, int *out);
 /* The same of booleans. */

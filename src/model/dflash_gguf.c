@@ -22,13 +22,9 @@ enum {
 static void check_architecture(gguf_keys *r) {
     gguf_text name = {0};
     char shown[GGUF_SHOWN_BYTES];
-    if (!gguf_keys_text(r, "general.architecture", &name)) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key general.architecture is missing");
-        return;
-    }
-    if (!gguf_text_is(name, "dflash"))
-        gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "general.architecture is %s, but only DFlash drafters draft (dflash)",
-                       gguf_show(name.data, name.bytes, shown));
+    if (!gguf_keys_architecture(r, &name) || gguf_text_is(name, "dflash")) return;
+    gguf_keys_fail(r, KAKEYA_UNSUPPORTED, "general.architecture is %s, but only DFlash drafters draft (dflash)",
+                   gguf_show(name.data, name.bytes, shown));
 }
 
 /* What changes the arithmetic and is not done here. */

@@ -51,11 +51,7 @@ static weight_format main_format(const gguf *file) {
 static void check_architecture(gguf_keys *r) {
     gguf_text name = {0};
     char shown[GGUF_SHOWN_BYTES];
-    if (!gguf_keys_text(r, "general.architecture", &name)) {
-        gguf_keys_fail(r, KAKEYA_FORMAT, "key general.architecture is missing");
-        return;
-    }
-    if (gguf_text_is(name, "gemma4")) return;
+    if (!gguf_keys_architecture(r, &name) || gguf_text_is(name, "gemma4")) return;
     gguf_show(name.data, name.bytes, shown);
     if (gguf_text_is(name, "clip"))
         gguf_keys_fail(
