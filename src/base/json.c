@@ -77,6 +77,22 @@ static size_t find_problem(const char *text, size_t bytes, const char **what) {
     return bytes;
 }
 
+size_t json_most_values(const char *text, size_t bytes) {
+    size_t values = 1; /* one, one more behind every comma, and one in every list or object */
+    bool in_string = false;
+    for (size_t i = 0; i < bytes; i++) {
+        char c = text[i];
+        if (c == '"') {
+            in_string = !in_string;
+        } else if (in_string) {
+            i += c == '\\';
+        } else {
+            values += c == ',' || c == '[' || c == '{';
+        }
+    }
+    return values;
+}
+
 size_t json_mark_bytes(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }

@@ -9,7 +9,10 @@
 
 #include "base/error.h"
 
-enum { JSON_MAX_DEPTH = 64 };
+enum {
+    JSON_MAX_DEPTH = 64,
+    JSON_MAX_VALUES = 1 << 19, /* of a text that a stranger sends: a prompt of twice the longest context */
+};
 
 /* The bytes of the mark that editors on Windows put in front of a text (U+FEFF), which is no part of it: 3 or 0. cJSON
  * passes over it by itself. */
@@ -20,6 +23,10 @@ size_t json_mark_bytes(const char *text, size_t bytes);
 kakeya_status json_parse(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
 /* The same, and the value must be an object. */
 kakeya_status json_parse_object(const char *name, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
+
+/* No fewer values than a JSON text has, keys not counted. A tree takes more than a hundred bytes for each, so a text of
+ * a stranger is asked before it is parsed. */
+size_t json_most_values(const char *text, size_t bytes);
 
 /* KAKEYA_FORMAT where an object in `value` (itself, or inside it) has a key twice: readers differ in which of the two
  * counts. NULL is fine. */

@@ -63,6 +63,8 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     size_t valid = utf8_valid_bytes(bytes, n);
     if (valid < n) return api_fail(error, 400, "invalid_utf8", NULL, "byte %zu of the body is not UTF-8", valid);
     if (!check_escapes(bytes, n, error)) return false;
+    if (json_most_values(bytes, n) > JSON_MAX_VALUES)
+        return api_fail(error, 400, "invalid_json", NULL, "body: more than %d values", (int)JSON_MAX_VALUES);
     kakeya_error why = {0};
     if (json_parse("body", bytes, n, out, &why) != KAKEYA_OK)
         return api_fail_library(error, "invalid_json", NULL, &why);

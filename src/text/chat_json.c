@@ -15,6 +15,7 @@ typedef struct builder {
     cJSON *root;
     cJSON *open[JSON_MAX_DEPTH];
     int depth;
+    size_t values;
     char *key;
     const char *problem; /* why a callback stopped the parse */
 } builder;
@@ -32,8 +33,15 @@ static char *copy_text(const char *text, size_t bytes) {
     return copy;
 }
 
+static const char too_many_values[] = "more than 524288 values";
+_Static_assert(JSON_MAX_VALUES == 524288, "the message names the limit");
+
 static int add_item(builder *b, cJSON *item) {
     if (!item) return stop(b, "out of memory");
+    if (++b->values > JSON_MAX_VALUES) {
+        cJSON_Delete(item);
+        return stop(b, too_many_values);
+    }
     if (b->depth == 0) {
         b->root = item;
         return 1;

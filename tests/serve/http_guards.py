@@ -87,6 +87,16 @@ def resident(s=server):
         return int(re.search(r"VmRSS:\s+(\d+) kB", f.read()).group(1))
 
 
+def peak_while(act, s=server):
+    """What the process grew by at most while something was done, in kB."""
+    with open(f"/proc/{s.process.pid}/clear_refs", "w") as f:
+        f.write("5")  # the mark of the most begins anew
+    before = resident(s)
+    act()
+    with open(f"/proc/{s.process.pid}/status") as f:
+        return int(re.search(r"VmHWM:\s+(\d+) kB", f.read()).group(1)) - before
+
+
 def cpu_seconds(s):
     with open(f"/proc/{s.process.pid}/stat") as f:
         fields = f.read().rsplit(")", 1)[1].split()
@@ -114,6 +124,23 @@ def _():
         equal(status(read_all(s)), 413, "in chunks")
     alive()
     holds(resident() < before + 40 * 1024, "no memory stays behind")
+
+
+@test("a body of 16 MB with 8 million values is refused before they take memory, also inside a string")
+def _():
+    zeros = b"[" + b"0," * (8 << 20) + b"0]"
+
+    def send(body, code):
+        reply = server.post("/v1/chat/completions", body)
+        equal((reply.status, reply.error["code"]), (400, code))
+
+    took = peak_while(lambda: send(b'{"model":"demo","messages":' + zeros + b"}", "invalid_json"))
+    holds(took < 60 << 10, f"{took} kB")
+    call = b'{"id":"a","type":"function","function":{"name":"f","arguments":"' + zeros + b'"}}'
+    ends = b'{"model":"demo","messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[%s]}]}' % call
+    took = peak_while(lambda: send(ends, "context_length_exceeded"))
+    holds(took < 400 << 10, f"{took} kB in arguments")
+    alive()
 
 
 @test("chunked bodies, Expect: 100-continue, requests behind each other, HTTP/1.0, HEAD, queries, slashes")

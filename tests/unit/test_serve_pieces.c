@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/auth.h"
 #include "serve/body.h"
 #include "serve/http_parse.h"
@@ -120,6 +121,26 @@ static void test_bodies(void **state) {
     *at++ = '}';
     *at = '\0';
     assert_string_equal(code_of(many, (size_t)(at - many)), "invalid_json");
+}
+
+/* As many values as a tree may have, and one more; commas and brackets inside strings are none. */
+static void test_many_values(void **state) {
+    (void)state;
+    static const char head[] = "{\"a\":[";
+    size_t values = JSON_MAX_VALUES - 2, n = sizeof head - 1; /* besides the object and the list */
+    char *body = malloc(n + 2 * values + 8);
+    assert_non_null(body);
+    memcpy(body, head, n);
+    for (size_t i = 0; i < values; i++, n += 2) memcpy(body + n, "0,", 2);
+    memcpy(body + n - 1, "]}", 2);
+    assert_string_equal(code_of(body, n + 1), "ok");
+    memcpy(body + n - 1, ",0]}", 4);
+    assert_string_equal(code_of(body, n + 3), "invalid_json");
+    body[n = sizeof head - 2] = '"';
+    for (size_t i = 0; i < values; i++, n += 2) memcpy(body + n + 1, "[,", 2);
+    memcpy(body + n + 1, "\"}", 2);
+    assert_string_equal(code_of(body, n + 3), "ok");
+    free(body);
 }
 
 /* Numbers of the named members are spelled as they came, wherever else the body has numbers or texts like them. */
@@ -256,9 +277,9 @@ static void test_hosts_and_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heads),    cmocka_unit_test(test_chunks),         cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_spelling), cmocka_unit_test(test_fields),         cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_formats),  cmocka_unit_test(test_hosts_and_keys),
+        cmocka_unit_test(test_heads),       cmocka_unit_test(test_chunks),   cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_many_values), cmocka_unit_test(test_spelling), cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_texts),       cmocka_unit_test(test_formats),  cmocka_unit_test(test_hosts_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
