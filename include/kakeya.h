@@ -557,7 +557,7 @@ typedef struct kakeya_sampling {
     int top_k;                /* 0: off */
     float top_p;              /* 1: off */
     float min_p;              /* 0: off */
-    float repetition_penalty; /* 1: off */
+    float repetition_penalty; /* 1: off; from 1e-3 to 1e3 */
     uint64_t seed;            /* sampling at position p depends on (seed, p) and the logits only */
 } kakeya_sampling;
 

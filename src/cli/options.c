@@ -96,6 +96,13 @@ static int wrong_value(const cli_command *command, const cli_option *option, con
     return cli_usage_error(command, "--%s: '%s' is not %s", option->name, value, expected);
 }
 
+/* An empty text is a system prompt like any other; no file, name or address is. */
+static bool takes_empty_text(const cli_option *option) { return strcmp(option->argument, "TEXT") == 0; }
+
+static int empty_value(const cli_command *command, const cli_option *option) {
+    return cli_usage_error(command, "--%s: the %s is empty", option->name, option->argument);
+}
+
 static int set_integer(const cli_command *command, const cli_option *option, const char *text, int *out) {
     char expected[96];
     long long value;
@@ -176,12 +183,14 @@ static int set_value(const cli_command *command, const cli_option *option, const
         }
         return CLI_DONE;
     case CLI_TEXT:
+        if (!*text && !takes_empty_text(option)) return empty_value(command, option);
         *(const char **)option->target = text;
         return CLI_DONE;
     case CLI_CHOICE:
         return set_choice(command, option, text);
     case CLI_TEXTS: {
         cli_texts *list = option->target;
+        if (!*text && !takes_empty_text(option)) return empty_value(command, option);
         if (list->n == CLI_MAX_VALUES) {
             return cli_usage_error(command, "--%s: given more than %d times", option->name, CLI_MAX_VALUES);
         }

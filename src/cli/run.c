@@ -348,7 +348,7 @@ int cli_run(int argc, char **argv) {
         CLI_OPTION(.name = "min-p", .argument = "P", .kind = CLI_FLOAT, .target = &options.answer.sampling.min_p,
                    .min = 0, .max = 1, .help = "drop tokens below P times the best one's probability (0: off)"),
         CLI_OPTION(.name = "repetition-penalty", .argument = "X", .kind = CLI_FLOAT,
-                   .target = &options.answer.sampling.repetition_penalty, .min = 0.01, .max = 100,
+                   .target = &options.answer.sampling.repetition_penalty, .min = 1e-3, .max = 1e3,
                    .help = "divide the logits of tokens seen before (1: off)"),
         CLI_OPTION(.name = "seed", .argument = "N", .kind = CLI_UINT64, .target = &options.answer.sampling.seed,
                    .help = "same seed, same answer (0)"),

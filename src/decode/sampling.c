@@ -6,6 +6,9 @@
 #include "base/exp_weight.h"
 #include "base/random.h"
 
+/* Beyond these the penalty of one token drowns every other number of its row, and soon there is no finite one left. */
+static const float least_penalty = 1e-3f, most_penalty = 1e3f;
+
 kakeya_status sampling_validate(const kakeya_sampling *p, kakeya_error *error) {
     if (!isfinite(p->temperature) || p->temperature < 0)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "temperature is %g, must be finite and at least 0",
@@ -15,9 +18,9 @@ kakeya_status sampling_validate(const kakeya_sampling *p, kakeya_error *error) {
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "top_p is %g, must be between 0 and 1", (double)p->top_p);
     if (!(p->min_p >= 0 && p->min_p <= 1))
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "min_p is %g, must be between 0 and 1", (double)p->min_p);
-    if (!isfinite(p->repetition_penalty) || p->repetition_penalty <= 0)
-        return error_set(error, KAKEYA_INVALID_ARGUMENT, "repetition_penalty is %g, must be finite and above 0",
-                         (double)p->repetition_penalty);
+    if (!(p->repetition_penalty >= least_penalty && p->repetition_penalty <= most_penalty))
+        return error_set(error, KAKEYA_INVALID_ARGUMENT, "repetition_penalty is %g, must be from %g to %g",
+                         (double)p->repetition_penalty, (double)least_penalty, (double)most_penalty);
     return KAKEYA_OK;
 }
 

@@ -62,7 +62,8 @@ typedef struct sampler {
     uint64_t redraws, masks; /* since sampler_configure: what the grammar has cost */
 } sampler;
 
-/* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty finite > 0. */
+/* Ranges: temperature finite >= 0, top_k >= 0, top_p and min_p in [0, 1], repetition_penalty in
+ * [1e-3, 1e3]. */
 kakeya_status sampling_validate(const kakeya_sampling *parameters, kakeya_error *error);
 
 /* space: of samplers with the same vocabulary; may be set later, before sampler_configure. */

@@ -96,6 +96,7 @@ static char *newest_snapshot(const char *model) {
 
 kakeya_status checkpoint_resolve(const char *name_or_path, char **directory, kakeya_error *error) {
     *directory = NULL;
+    if (!*name_or_path) return error_set(error, KAKEYA_INVALID_ARGUMENT, "the path of the model is empty");
     if (directory_exists(name_or_path)) {
         *directory = strdup(name_or_path);
         if (*directory) return KAKEYA_OK;

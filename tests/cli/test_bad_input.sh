@@ -21,6 +21,15 @@ edit_config() { # directory, jq expression
 
 works "the undamaged copy works" run --model "$(variant whole)" --ids-file "$ids" --max-tokens 2
 
+# --- names
+long=$(head -c 100000 /dev/zero | tr '\0' y)
+fails_with "a path of 100,000 characters does not cut off the reason" \
+    "^kakeya run: /yyy.*\.\.\.yyy.*: (no such directory|File name too long)" run --model "/$long" --ids-file "$ids"
+fails_with "nor does the path of another file" "\.\.\.yyy.*: File name too long" run --model "$tiny" --ids-file "/$long"
+long=$(head -c 100000 /dev/zero | tr '\0' x | sed 's/xx/\xc3\xa9/g')
+run --model "/$long" --ids-file "$ids"
+check "a shortened message is still UTF-8" iconv -f UTF-8 -t UTF-8 -o /dev/null "$WORK/err"
+
 # --- weight files
 d=$(variant truncated)
 head -c 1000000 "$tiny/model.safetensors" >"$d/model.safetensors"

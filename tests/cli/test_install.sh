@@ -59,6 +59,9 @@ c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror "$WORK/user.cpp" -o "$WORK/user"
 check "the header serves C++" test "$STATUS" -eq 0
 check "and the library links there" "$WORK/user"
 
+# texts of assertions, among others, name files as the source tree does
+check "no path of the build is in the program" sh -c '! grep -q -F -e "$1" -e "$2" "$3"' - "$PWD" "$BUILD" "$prefix/bin/kakeya"
+
 # the manual page and the completion are usable
 if command -v man >/dev/null 2>&1; then
     check "the manual page has no mistakes" test -z "$(man --warnings -l "$prefix/share/man/man1/kakeya.1" 2>&1 >/dev/null)"
@@ -116,6 +119,8 @@ else
     if [ -x "$BUILD/tools/grpc_server" ]; then
         check "and on grpc, which it loads" sh -c 'dpkg-deb -f "$1" Depends | grep -q libgrpc' - "$package"
     fi
+    check "its manual page is compressed" gzip -t "$WORK/package/usr/share/man/man1/kakeya.1.gz"
+    check "and not there a second time" test ! -e "$WORK/package/usr/share/man/man1/kakeya.1"
     unit=$WORK/package/usr/lib/systemd/system/kakeya.service
     check "its service starts the installed program" grep -q '^ExecStart=/usr/bin/kakeya serve ' "$unit"
     check "no path of the build is in it" sh -c '! grep -q -F -e "$1" "$2"' - "$BUILD" "$unit"

@@ -37,11 +37,18 @@ for verb in sessions convert eval gate train remote; do
     refuses "$verb without more is wrong usage" "kakeya $verb" $verb
 done
 
-# every option of every verb is in the manual page
-for verb in run serve top sessions tokenize score info bench "eval niah" "eval fidelity" "eval code" "eval acceptance" \
-    "eval lossless" "eval kv-format" "eval mac-acceptance" gate train "train drafter" "remote init" "remote allow" \
-    "remote run" "remote status" "remote list" "remote fetch" "remote cancel" \
-    "remote clean" "remote serve" "remote presets" "remote doctor"; do
+# Every option of every verb is in the manual page. Help texts name the verbs, and the verbs of verbs.
+listed() { sed -n -E 's/^  ([a-z][a-z-]+) .*/\1/p' "$WORK/out"; }
+run --help
+verbs=$(listed)
+for verb in $verbs; do
+    case $verb in
+    eval | remote) run "$verb" --help && verbs="$verbs $(listed | sed "s/^/$verb+/")" ;;
+    esac
+done
+check "verbs of verbs were found" sh -c 'echo "$1" | grep -q -w eval+draft-policy' - "$verbs"
+for verb in $verbs train+drafter; do
+    verb=$(echo "$verb" | tr + ' ')
     # shellcheck disable=SC2086
     run $verb --help
     missing=""
@@ -58,6 +65,11 @@ refuses "run: infinity is no number" "--temperature: 'inf' is not a number" run 
 refuses "run: --draft-length is at most 16" "--draft-length: '17' is not an integer from 0 to 16" run --draft-length 17 x
 refuses "run: an unknown K/V format names the choices" "--kv-format: 'q9' is not one of: auto f32 bf16 q8 q4" run --kv-format q9 x
 refuses "run: an unknown mode names the choices" "--mode: 'fast' is not one of: auto ar speculative ngram" run --mode fast x
+refuses "an empty path is told apart from a missing one" "--model: the DIR is empty" info --model ''
+refuses "so is an empty name" "--synthetic: the SHAPE is empty" info --synthetic ''
+refuses "and an empty file in a list" "--api-key: the KEY is empty" serve --api-key ''
+refuses "run: a penalty that drowns all other numbers" "--repetition-penalty: '1.4e-45' is not a number from 0.001" \
+    run --repetition-penalty 1.4e-45 x
 refuses "run: two prompts are one too many" "more than one PROMPT \('world'\)" run hello world
 refuses "run: prompt sources exclude each other" "exclude each other" run --prompt-file a --ids-file b
 refuses "run: --system needs the turn format" "--system needs the turn format" run --raw --system s x

@@ -119,6 +119,60 @@ def _():
     s.stop()
 
 
+@test("60: code has a fixed width while it grows and after it, and goes back to the model as it was written")
+def _():
+    said = "So: `f(x)`"
+    grown = "Use `f(x)`:\n```python\ndef f(x):\n    return `x`\n```\nand <i>so on</i>, ``` too."
+    s = Server("--name", "demo", model=scripted_model(said))
+    b = open_page(s)
+    try:
+        ready(b)
+        b.evaluate("document.getElementById('temperature').value = '0'; 0")
+        b.evaluate("""sent = []; send_on = window.fetch;
+            window.fetch = (path, options) => {
+                if (options && options.body) sent.push(options.body);
+                return send_on(path, options); }; 0""")
+        say(b, "x")
+        answered(b, 1)
+        equal((last(b, "code"), last(b, ".text")), (["f(x)"], ["So: f(x)"]))
+        say(b, "y")
+        answered(b, 2)
+        equal(json.loads(b.evaluate("sent[1]"))["messages"][1]["content"], said)
+        # a block that comes character by character
+        b.evaluate(f"""grown = {json.dumps(grown)}; node = document.createElement('div'); document.body.append(node); kept = 0;
+            for (let i = 1; i <= grown.length; i++) {{
+                const first = node.firstChild; show(node, grown.slice(0, i)); kept += first === node.firstChild; }} 0""")
+        equal(b.evaluate("[...node.querySelectorAll('code')].map(n => n.textContent)"), ["f(x)", "def f(x):\n    return `x`"])
+        equal(b.evaluate("node.textContent"), "Use f(x):\ndef f(x):\n    return `x`and <i>so on</i>, ``` too.")
+        equal(b.evaluate("kept"), 55, "steps in which the first part keeps its node")
+        holds("monospace" in b.evaluate("getComputedStyle(node.querySelector('pre code')).fontFamily"), "a fixed width")
+        stayed_here(b, s)
+    finally:
+        b.close()
+    s.stop()
+
+
+@test("60: a full context, before or within an answer, suggests a new chat")
+def _():
+    s = Server("--name", "demo", "--context", "300")
+    b = open_page(s)
+    try:
+        ready(b)
+        say(b, "word " * 400)
+        answered(b, 1)
+        holds(last(b, ".failed") and "Start a new chat" in last(b, ".full")[0], last(b, ".failed"))
+        b.evaluate("document.querySelector('.full button').click()")
+        equal(b.evaluate("document.querySelectorAll('.turn').length"), 0)
+        b.evaluate("document.getElementById('temperature').value = '2'; 0")
+        say(b, "word " * 200)
+        answered(b, 1)
+        holds("300 tokens" in last(b, ".full")[0], last(b, ".figures"))
+        equal([c for c in b.complaints() if "400" not in c], [])
+    finally:
+        b.close()
+    s.stop()
+
+
 def picture(path):
     note = "Note {}: this paragraph is unrelated padding and does not contain the answer.\n"
     question = "Question: what is the secret code? Answer:"

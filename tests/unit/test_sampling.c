@@ -322,9 +322,20 @@ static void test_refuses_bad_values(void **state) {
         {.top_p = NAN, .repetition_penalty = 1},
         {.top_p = 1, .min_p = -0.1f, .repetition_penalty = 1},
         {.top_p = 1, .repetition_penalty = 0},
+        {.top_p = 1, .repetition_penalty = 1.4e-45f},
+        {.top_p = 1, .repetition_penalty = 1e4f},
+        {.top_p = 1, .repetition_penalty = NAN},
     };
-    static const char *const names[] = {"temperature", "temperature",       "top_k", "top_p", "top_p",
-                                        "min_p",       "repetition_penalty"};
+    static const char *const names[] = {"temperature",
+                                        "temperature",
+                                        "top_k",
+                                        "top_p",
+                                        "top_p",
+                                        "min_p",
+                                        "repetition_penalty",
+                                        "repetition_penalty",
+                                        "repetition_penalty",
+                                        "repetition_penalty"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         kakeya_error error = {0};
         assert_int_equal(sampler_configure(&s, &bad[i], NULL, &error), KAKEYA_INVALID_ARGUMENT);
