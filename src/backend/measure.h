@@ -49,6 +49,15 @@ typedef struct backend_check {
     char reason[96];   /* "", or why it did */
 } backend_check;
 
+/* What a model's forwards have cost beside their kernels since it was made. */
+typedef struct backend_forwards {
+    uint64_t graphs; /* captured */
+    double graph_seconds;
+    uint64_t gaps; /* between forwards that followed each other while they were watched: from the end of the last kernel
+                      to the begin of the next one's first */
+    double gap_seconds, longest_gap_seconds;
+} backend_forwards;
+
 /* What stands between a model and its stores while formats of K/V are compared: every vector (K or V of one head at one
  * position) of full-attention layers that keep their own passes `vector` before it is stored; x [n] is what will be
  * attended. One call at a time, layer by layer. */
@@ -94,6 +103,10 @@ typedef struct backend_measure_ops {
     /* Relative MSE of f_theta's K/V against own K/V over evicted positions, by layer type; after cache_mix_own. NULL
      * with it. */
     kakeya_status (*cache_restoration_error)(const backend_cache *cache, double relative_mse[2], kakeya_error *error);
+    /* What forwards have cost beside their kernels; waits for what is not known yet. NULL: the backend has no kernels
+     * of its own. watch_forwards (NULL with it): whether gaps are measured from now on. */
+    void (*watch_forwards)(backend_model *model, bool on);
+    void (*forwards)(backend_model *model, backend_forwards *out);
     /* From now on, for all caches of the model, until it is called with NULL; `recoding` outlives that. NULL: the
      * backend cannot do it. */
     void (*recode)(backend_model *model, const backend_recoding *recoding);

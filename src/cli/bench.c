@@ -16,17 +16,23 @@ static const cli_command command = {
     .summary =
         "Measures prompt and decode speed, the cost of verifying L tokens, and of drafting, at several contexts.",
     .operands = "",
-    .details = "Before every measurement the same threads read memory far larger than the caches and run the\n"
-               "product's inner instruction on registers. The share says how much of what these two probes allow was\n"
-               "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
-               "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
-               "caches can pass 100 %.\n"
-               "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
-               "--sessions measures many sessions instead: each decodes one token in a step, first among themselves,\n"
-               "then with a new session's prompt beside them, so much of it in a step as --stall-ms allows.\n",
+    .details =
+        "Before every measurement the same threads read memory far larger than the caches and run the\n"
+        "product's inner instruction on registers. The share says how much of what these two probes allow was\n"
+        "reached: bytes that must be read over read bandwidth, or operations over FLOP/s, whichever takes\n"
+        "longer. Figures are medians; in brackets the lowest and the highest. A small model that stays in the\n"
+        "caches can pass 100 %.\n"
+        "--profile adds, on backends cuda and mlx, a table of one decode step's kernels, each measured alone.\n"
+        "--sessions measures many sessions instead: each decodes one token in a step, first among themselves,\n"
+        "then with a new session's prompt beside them, so much of it in a step as --stall-ms allows.\n"
+        "--requests measures a busy engine instead: so many requests, each with a random text of its own of\n"
+        "half to one and a half times --prompt-tokens, beside the ideal: their prompts at the speed of one long\n"
+        "prompt, their answers at that of a full batch in step. With --url they go to a server, as streams.\n",
     .examples = "  kakeya bench --context-frontiers 0,1024,4096\n"
                 "  kakeya bench --synthetic 26b-a4b:layers=6 --threads 2 --csv bench.csv\n"
-                "  kakeya bench --sessions 1,4,8 --context-frontiers 1238\n",
+                "  kakeya bench --sessions 1,4,8 --context-frontiers 1238\n"
+                "  kakeya bench --requests 64 --prompt-tokens 256 --answer-tokens 32\n"
+                "  kakeya bench --requests 64 --url http://127.0.0.1:8080 --outstanding 32\n",
 };
 
 static const char *const what_names[] = {"prefill", "decode", "verify", "draft"}; /* by bench_what */
@@ -157,6 +163,7 @@ static kakeya_status bench_one(kakeya_engine *engine, const bench_arguments *arg
 }
 
 static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
+    if (arguments->url) return bench_url(arguments, error);
     kakeya_engine *engine = NULL;
     file_writer *csv = NULL;
     const char *model = NULL;
@@ -168,6 +175,10 @@ static kakeya_status bench(bench_arguments *arguments, kakeya_error *error) {
         status = file_writer_open(arguments->csv, &csv, error); /* unwritable: known before measuring */
     if (status) goto done;
     status = cli_open_engine(command.name, &arguments->shared, &engine, error);
+    if (!status && arguments->requests) {
+        status = bench_requests(engine, arguments, error);
+        goto done;
+    }
     if (!status) status = check_contexts(arguments, engine, error);
     if (status) goto done;
     status = (arguments->sessions.n ? bench_sessions : bench_one)(engine, arguments, csv, error);
@@ -178,19 +189,38 @@ done:
     return status;
 }
 
+static bool check_combination(const bench_arguments *a, int *status) {
+    const bool others = a->url || a->recorded || a->rate > 0 || a->outstanding || a->shared.max_batch;
+    if (a->profile && a->sessions.n)
+        *status = cli_usage_error(&command, "--profile and --sessions exclude each other");
+    else if (a->requests && (a->profile || a->sessions.n || a->csv))
+        *status = cli_usage_error(&command, "--requests and %s exclude each other",
+                                  a->profile ? "--profile"
+                                  : a->csv   ? "--csv"
+                                             : "--sessions");
+    else if (!a->requests && others)
+        *status = cli_usage_error(&command, "--url, --recorded, --rate, --outstanding and --max-batch need --requests");
+    else if (a->requests && a->prompt_tokens < 2)
+        *status = cli_usage_error(&command, "--requests needs --prompt-tokens of at least 2");
+    else
+        return true;
+    return false;
+}
+
 int cli_bench(int argc, char **argv) {
     bench_arguments arguments = {.contexts = {.value = {0, 1024, 4096}, .n = 3},
                                  .verify_rows = {.value = {1, 2, 4, 8, 16}, .n = 5},
                                  .prompt_tokens = 512,
                                  .decode_tokens = 32,
-                                 .repeats = 5};
+                                 .answer_tokens = 128,
+                                 .mode = KAKEYA_MODE_AR};
     cli_option shared[CLI_SHARED_OPTIONS];
     cli_shared_init(&arguments.shared, shared);
     const cli_option own[] = {
         CLI_OPTION(.name = "context-frontiers", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.contexts,
                    .min = 0, .max = INT_MAX, .help = "contexts behind which to measure (0,1024,4096)"),
         CLI_OPTION(.name = "prompt-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.prompt_tokens,
-                   .min = 1, .max = 1 << 20, .help = "length of the measured prompt (512)"),
+                   .min = 1, .max = 1 << 20, .help = "length of the measured prompt, or of requests' on average (512)"),
         CLI_OPTION(.name = "decode-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.decode_tokens,
                    .min = 1, .max = 1 << 16, .help = "tokens of one decode measurement (32)"),
         CLI_OPTION(.name = "verify-rows", .argument = "N,N,...", .kind = CLI_INTS, .target = &arguments.verify_rows,
@@ -201,9 +231,31 @@ int cli_bench(int argc, char **argv) {
                    .help = "measure so many sessions that decode together instead, and a prompt beside them"),
         CLI_OPTION(.name = "stall-ms", .argument = "N", .kind = CLI_INT, .target = &arguments.stall_ms, .min = 0,
                    .max = 10000,
-                   .help = "with --sessions: prompt work in a step beside the decodes (0: the scheduler's, 200)"),
+                   .help = "prompt work in a step beside the decodes of --sessions or --requests (0: the scheduler's "
+                           "own, 200, on a GPU 60)"),
+        CLI_OPTION(.name = "requests", .argument = "N", .kind = CLI_INT, .target = &arguments.requests, .min = 1,
+                   .max = BENCH_MAX_REQUESTS, .help = "measure so many requests for prompt and answer instead"),
+        CLI_OPTION(.name = "answer-tokens", .argument = "N", .kind = CLI_INT, .target = &arguments.answer_tokens,
+                   .min = 1, .max = 1 << 20, .help = "with --requests: of every answer (128)"),
+        CLI_OPTION(.name = "rate", .argument = "R", .kind = CLI_FLOAT, .target = &arguments.rate, .min = 0, .max = 1e6,
+                   .help = "with --requests: so many a second (0: all at once)"),
+        CLI_OPTION(.name = "outstanding", .argument = "N", .kind = CLI_INT, .target = &arguments.outstanding, .min = 0,
+                   .max = BENCH_MAX_REQUESTS,
+                   .help = "with --requests: at most so many under way, the others wait (0: no limit)"),
+        CLI_OPTION(.name = "max-batch", .argument = "N", .kind = CLI_INT, .target = &arguments.shared.max_batch,
+                   .min = 1, .max = BACKEND_MAX_SEGMENTS,
+                   .help = "with --requests: answers that are computed at the same time (64)"),
+        CLI_OPTION(.name = "mode", .argument = "MODE", .kind = CLI_CHOICE, .target = &arguments.mode,
+                   .choices = cli_mode_names, .help = "with --requests: ar, ngram, speculative or auto (ar)"),
+        CLI_OPTION(.name = "recorded", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.recorded,
+                   .help = "with --requests: what an earlier run printed with --json; the ideal takes the faster of "
+                           "its speeds and this run's"),
+        CLI_OPTION(.name = "url", .argument = "URL", .kind = CLI_TEXT, .target = &arguments.url,
+                   .help = "with --requests: send them to this server, which has OpenAI's /v1/completions"),
+        CLI_OPTION(.name = "api-key", .argument = "KEY", .kind = CLI_TEXT, .target = &arguments.key,
+                   .help = "with --url: one of the server's keys (the first of $KAKEYA_API_KEYS)"),
         CLI_OPTION(.name = "repeats", .argument = "N", .kind = CLI_INT, .target = &arguments.repeats, .min = 1,
-                   .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5)"),
+                   .max = BENCH_MAX_REPEATS - 1, .help = "repetitions of every measurement (5, with --requests 3)"),
         CLI_OPTION(.name = "profile", .kind = CLI_FLAG, .target = &arguments.profile,
                    .help = "also where one decode step spends its time, kernel by kernel (cuda, mlx)"),
         CLI_OPTION(.name = "csv", .argument = "FILE", .kind = CLI_TEXT, .target = &arguments.csv,
@@ -214,8 +266,9 @@ int cli_bench(int argc, char **argv) {
     if (!cli_parse(&command, own, shared, argc, argv, &first, &status)) return status;
     if (argc > first) return cli_usage_error(&command, "unexpected '%s'", argv[first]);
 
-    if (arguments.profile && arguments.sessions.n)
-        return cli_usage_error(&command, "--profile and --sessions exclude each other");
+    if (!check_combination(&arguments, &status)) return status;
+    if (!arguments.repeats) arguments.repeats = arguments.requests ? 3 : 5;
+    if (arguments.requests) arguments.shared.max_stall_ms = arguments.stall_ms;
 
     kakeya_error error = {0};
     int result = bench(&arguments, &error) ? cli_fail(command.name, &error) : CLI_DONE;

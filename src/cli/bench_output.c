@@ -18,8 +18,7 @@ void bench_add_spread(cJSON *object, const char *key, const bench_spread *spread
     cJSON_AddNumberToObject(json, "high", spread->high);
 }
 
-cJSON *bench_json(const kakeya_engine *engine, const bench_arguments *arguments, const bench_spread *read,
-                  const bench_spread *flops, int threads) {
+cJSON *bench_facts_json(const kakeya_engine *engine, const bench_arguments *arguments) {
     const gemma4_config *c = &engine->verifier->config;
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model", c->variant);
@@ -27,6 +26,12 @@ cJSON *bench_json(const kakeya_engine *engine, const bench_arguments *arguments,
     cJSON_AddStringToObject(json, "backend", kakeya_engine_backend(engine));
     cJSON_AddStringToObject(json, "precision", kakeya_precision_name(engine->precision));
     cJSON_AddStringToObject(json, "attention", cli_attention_names[arguments->shared.attention]);
+    return json;
+}
+
+cJSON *bench_json(const kakeya_engine *engine, const bench_arguments *arguments, const bench_spread *read,
+                  const bench_spread *flops, int threads) {
+    cJSON *json = bench_facts_json(engine, arguments);
     cJSON_AddNumberToObject(json, "threads", threads);
     cJSON_AddNumberToObject(json, "repeats", arguments->repeats);
     cJSON *probe = cJSON_AddObjectToObject(json, "probe");

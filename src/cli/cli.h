@@ -30,7 +30,8 @@ typedef struct cli_shared {
     int sink, window, draft_window, threads, context;
     size_t memory_limit_bytes;
     bool json;
-    char *model_path; /* what cli_shared_model found; freed by cli_shared_free */
+    int max_batch, max_stall_ms; /* 0: defaults; of verbs that have options for them */
+    char *model_path;            /* what cli_shared_model found; freed by cli_shared_free */
 } cli_shared;
 
 enum { CLI_SHARED_OPTIONS = 25 };
@@ -48,6 +49,9 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
 /* Opens the engine, and says on stderr what is worth knowing about the model (skipped vision tensors, for example). */
 kakeya_status cli_open_engine(const char *verb, cli_shared *shared, kakeya_engine **out, kakeya_error *error);
 void cli_shared_session_options(const cli_shared *shared, kakeya_session_options *options);
+
+/* The key of a server that is asked: what was given, or the first of $KAKEYA_API_KEYS. malloc'ed, or NULL. */
+char *cli_server_key(const char *given);
 
 /* Names in the order of the enums, NULL at the end; there since cli_shared_init. */
 extern const char *const *const cli_attention_names; /* by kakeya_attention */

@@ -167,6 +167,8 @@ kakeya_status cli_shared_engine_options(cli_shared *shared, kakeya_engine_option
     options->drafter_scaled_embedding = shared->drafter_scaled_embedding;
     options->drafter_block_bidirectional = shared->drafter_block_bidirectional;
     options->memory_limit_bytes = shared->memory_limit_bytes;
+    options->max_batch = shared->max_batch;
+    options->max_stall_ms = shared->max_stall_ms;
     options->progress = terminal_progress;
     return KAKEYA_OK;
 }
@@ -198,6 +200,12 @@ void cli_shared_session_options(const cli_shared *shared, kakeya_session_options
     options->window = shared->window;
     options->draft_window = shared->draft_window;
     options->kv_format = (kakeya_kv_format)shared->kv_format;
+}
+
+char *cli_server_key(const char *given) {
+    const char *keys = getenv("KAKEYA_API_KEYS");
+    if (given) return strdup(given);
+    return keys && *keys ? strndup(keys, strcspn(keys, ",")) : NULL;
 }
 
 int cli_fail(const char *verb, const kakeya_error *error) {

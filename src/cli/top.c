@@ -197,12 +197,6 @@ static const char *default_url(char buffer[URL_BYTES + 256]) {
     return buffer;
 }
 
-/* The first of $KAKEYA_API_KEYS. */
-static char *default_key(void) {
-    const char *keys = getenv("KAKEYA_API_KEYS");
-    return keys && *keys ? strndup(keys, strcspn(keys, ",")) : NULL;
-}
-
 int cli_top(int argc, char **argv) {
     top_options o = {.interval = 2};
     const cli_option own[] = {
@@ -220,10 +214,10 @@ int cli_top(int argc, char **argv) {
     char buffer[URL_BYTES + 256];
     if (!cli_parse(&command, own, NULL, argc, argv, &operand, &status)) return status;
     if (argc - operand > 1) return cli_usage_error(&command, "more than one URL ('%s')", argv[operand + 1]);
-    char *key = default_key();
+    char *key = cli_server_key(o.key);
     view v = {.url = operand < argc ? argv[operand] : default_url(buffer)};
     const http_client_options client = {
-        .url = v.url, .key = o.key ? o.key : key, .ca_file = o.ca_file, .insecure = o.insecure, .seconds = 10};
+        .url = v.url, .key = key, .ca_file = o.ca_file, .insecure = o.insecure, .seconds = 10};
     kakeya_error error = {0};
     kakeya_status failed = http_client_open(&client, &v.client, &error);
     if (!failed) failed = look(&v, &o, &error);

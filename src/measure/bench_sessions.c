@@ -22,6 +22,7 @@ typedef struct sessions_run {
     int length;            /* that all of them go back to */
     int32_t *tokens;       /* arbitrary ids */
     int n_tokens;
+    int32_t *text;        /* [largest_context] of the session that is filled */
     int next_token;       /* of the sessions' steps: goes round */
     float *logits;        /* [BACKEND_MAX_SEGMENTS][vocab]; NULL where the backend finds greedy choices itself */
     int stall_ms;         /* resolved */
@@ -251,18 +252,24 @@ static kakeya_status stream_read(void *user, void *data, size_t bytes, kakeya_er
     return KAKEYA_OK;
 }
 
-/* A state of `context` arbitrary tokens and the first decode steps, made by a session as any prompt is. */
-static kakeya_status fill(sessions_run *run, int context, memory_stream *out, kakeya_error *error) {
+static void make_text(sessions_run *run, int index, int context) {
+    const double vocab = run->engine->verifier->config.vocab;
+    for (int i = 0; i < context; i++)
+        run->text[i] = (int32_t)(random_uniform_at(2 + (uint64_t)index, (uint64_t)i) * vocab);
+}
+
+/* The state of session `index` behind a text of its own and the first decode step, made as any prompt is. */
+static kakeya_status fill(sessions_run *run, int index, int context, memory_stream *out, kakeya_error *error) {
     const backend_ops *ops = run->engine->ops;
     kakeya_session *session = NULL;
     kakeya_status status = kakeya_session_open(run->engine, &run->session, &session, error);
     if (status) return status;
-    if (context) {
-        status = kakeya_session_sync(session, run->tokens, (size_t)context, NULL, run->options->progress, NULL, error);
-    }
-    run->cache[0] = session->timeline.cache; /* lent for the step */
-    if (!status) status = step(run, 1, NULL, error);
-    run->cache[0] = NULL;
+    make_text(run, index, context);
+    if (context)
+        status = kakeya_session_sync(session, run->text, (size_t)context, NULL, run->options->progress, NULL, error);
+    run->cache[index] = session->timeline.cache; /* lent for the step */
+    if (!status) status = forward_together(run, index, 1, NULL, error);
+    run->cache[index] = NULL;
     if (!status) {
         out->bytes = ops->cache_snapshot_bytes(session->timeline.cache);
         out->data = malloc(out->bytes);
@@ -282,14 +289,15 @@ static void destroy_sessions(sessions_run *run) {
 
 static kakeya_status create_sessions(sessions_run *run, int context, kakeya_error *error) {
     const backend_ops *ops = run->engine->ops;
-    memory_stream filled = {0};
-    kakeya_status status = fill(run, context, &filled, error);
+    kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < run->most_sessions && !status; i++) {
-        status = ops->cache_create(run->engine->model, &run->cache_options, &run->cache[i], error);
+        memory_stream filled = {0};
+        status = fill(run, i, context, &filled, error);
+        if (!status) status = ops->cache_create(run->engine->model, &run->cache_options, &run->cache[i], error);
         filled.at = 0;
         if (!status) status = ops->cache_restore(run->cache[i], stream_read, &filled, error);
+        free(filled.data);
     }
-    free(filled.data);
     for (int i = 1; i < BENCH_WARM_STEPS && !status; i++) status = step(run, run->most_sessions, NULL, error);
     run->length = context + BENCH_WARM_STEPS;
     return status;
@@ -356,11 +364,15 @@ static void summarise(bench_together_row *rows, size_t n, const together_samples
     }
 }
 
+static size_t cases_of(const bench_sessions_options *o) {
+    return 1 + (o->none_beside ? o->n_sessions : 2 * o->n_sessions);
+}
+
 static kakeya_status measure_context(sessions_run *run, int context, probe_samples *probes, bench_sessions_result *out,
                                      kakeya_error *error) {
     const bench_sessions_options *o = run->options;
     bench_together_row *rows = out->row + out->n;
-    size_t n = 0, cases = 2 * o->n_sessions + 1, repeats = (size_t)o->repeats;
+    size_t n = 0, cases = cases_of(o), repeats = (size_t)o->repeats;
     together_samples *samples = calloc(cases, sizeof *samples);
     if (!samples) return error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory");
     kakeya_status status = create_sessions(run, context, error);
@@ -373,7 +385,7 @@ static kakeya_status measure_context(sessions_run *run, int context, probe_sampl
     }
     for (size_t i = 0; i < o->n_sessions && !status; i++) {
         rows[n++] = describe(run, BENCH_TOGETHER_DECODE, context, o->sessions[i]);
-        rows[n++] = describe(run, BENCH_TOGETHER_PROMPT, context, o->sessions[i]);
+        if (!o->none_beside) rows[n++] = describe(run, BENCH_TOGETHER_PROMPT, context, o->sessions[i]);
     }
     for (size_t i = 1; i < n && !status; i++) { /* warm-up, not counted */
         timing t;
@@ -452,16 +464,18 @@ kakeya_status bench_sessions_measure(kakeya_engine *engine, const bench_sessions
     kakeya_status status = prepare(&run, error);
     if (status) return status;
 
-    size_t vocab = (size_t)engine->verifier->config.vocab, cases = 2 * options->n_sessions + 1;
+    size_t vocab = (size_t)engine->verifier->config.vocab, cases = cases_of(options);
     run.total = options->n_contexts * cases * (size_t)options->repeats;
     /* Sessions of one step take tokens that follow each other; the rest keeps a step from meeting those of the last. */
     run.n_tokens = run.largest_context + options->prompt_tokens + 4 * BENCH_MAX_SESSIONS;
     run.tokens = malloc((size_t)run.n_tokens * sizeof *run.tokens);
+    run.text = malloc(((size_t)run.largest_context + 1) * sizeof *run.text);
     run.cache = calloc((size_t)run.most_sessions, sizeof *run.cache);
     if (!ops->finds_argmax) run.logits = malloc(BACKEND_MAX_SEGMENTS * vocab * sizeof *run.logits);
     probe_samples probes = {.read = malloc(run.total * sizeof(double)), .flops = malloc(run.total * sizeof(double))};
     out->row = malloc(options->n_contexts * cases * sizeof *out->row);
-    if (!run.tokens || !run.cache || !(run.logits || ops->finds_argmax) || !probes.read || !probes.flops || !out->row) {
+    if (!run.tokens || !run.text || !run.cache || !(run.logits || ops->finds_argmax) || !probes.read || !probes.flops ||
+        !out->row) {
         status = error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for %d token ids", run.n_tokens);
         goto done;
     }
@@ -479,6 +493,7 @@ done:
     free(probes.read);
     free(run.logits);
     free(run.cache);
+    free(run.text);
     free(run.tokens);
     return status;
 }

@@ -40,7 +40,8 @@ typedef struct bench_sessions_options {
     const int *sessions; /* 1 to BENCH_MAX_SESSIONS each */
     size_t n_sessions;
     int prompt_tokens, decode_tokens, repeats;
-    int stall_ms; /* of prompt work that a step may take on beside decodes; 0: the engine's max_stall_ms */
+    int stall_ms;     /* of prompt work that a step may take on beside decodes; 0: the engine's max_stall_ms */
+    bool none_beside; /* no BENCH_TOGETHER_PROMPT */
     kakeya_session_options session;
     kakeya_progress_fn progress;
 } bench_sessions_options;
@@ -54,8 +55,8 @@ typedef struct bench_sessions_result {
     int stall_ms;     /* resolved */
 } bench_sessions_result;
 
-/* Sessions are copies of one that was filled, each with memory of its own, as those of different people have it; each
- * decodes tokens of its own, so that experts differ. A step is one forward (several, where there are more sessions than
+/* Each session holds a text of its own and decodes tokens of its own, as those of different people do, so that neither
+ * its memory nor its experts are another one's. A step is one forward (several, where there are more sessions than
  * one takes) and a commit of every row; after each BACKEND_MAX_DRAFT steps the sessions go back to their context
  * outside of the timed windows. KAKEYA_OUT_OF_MEMORY, with both figures, before anything is filled where the sessions
  * cannot fit. */

@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 
-enum { MAX_REPLY = 64 << 20, MAX_NAME = 256, MAX_PORT = 8 };
+enum { MAX_REPLY = 64 << 20, MAX_HEAD = 64 << 10, MAX_NAME = 256, MAX_PORT = 8 };
 
 struct http_client {
     SSL_CTX *tls; /* NULL: plain */
@@ -203,17 +203,12 @@ static kakeya_status greet(connection *x, kakeya_error *error) {
 
 /* ---------------------------------------------------------------------------------------------------------- replies */
 
-static kakeya_status send_request(connection *x, const char *path, kakeya_error *error) {
-    const http_client *c = x->client;
-    text_buffer out = {0};
-    bool bracket = strchr(c->host, ':') != NULL;
-    text_format(&out, "GET %s%s HTTP/1.0\r\nhost: %s%s%s:%s\r\n%sconnection: close\r\n\r\n", c->prefix, path,
-                bracket ? "[" : "", c->host, bracket ? "]" : "", c->port, c->authorization ? c->authorization : "");
-    kakeya_status status = out.failed ? fail(c, "out of memory", error) : KAKEYA_OK;
-    for (size_t sent = 0; status == KAKEYA_OK && sent < out.n;) {
-        size_t left = out.n - sent;
+static kakeya_status send_all(connection *x, const text_buffer *out, kakeya_error *error) {
+    kakeya_status status = out->failed ? fail(x->client, "out of memory", error) : KAKEYA_OK;
+    for (size_t sent = 0; status == KAKEYA_OK && sent < out->n;) {
+        size_t left = out->n - sent;
         ssize_t n =
-            x->ssl ? SSL_write(x->ssl, out.data + sent, (int)left) : send(x->fd, out.data + sent, left, MSG_NOSIGNAL);
+            x->ssl ? SSL_write(x->ssl, out->data + sent, (int)left) : send(x->fd, out->data + sent, left, MSG_NOSIGNAL);
         if (n > 0) {
             sent += (size_t)n;
         } else if (x->ssl) {
@@ -222,28 +217,60 @@ static kakeya_status send_request(connection *x, const char *path, kakeya_error 
             status = fail_of_system(x, error);
         }
     }
+    return status;
+}
+
+/* Everything of a request's head but the empty line. */
+static void write_head(const http_client *c, const char *method, const char *path, int minor, text_buffer *out) {
+    bool bracket = strchr(c->host, ':') != NULL;
+    text_format(out, "%s %s%s HTTP/1.%d\r\nhost: %s%s%s:%s\r\n%sconnection: close\r\n", method, c->prefix, path, minor,
+                bracket ? "[" : "", c->host, bracket ? "]" : "", c->port, c->authorization ? c->authorization : "");
+}
+
+static kakeya_status send_get(connection *x, const char *path, kakeya_error *error) {
+    text_buffer out = {0};
+    write_head(x->client, "GET", path, 0, &out);
+    text_add(&out, "\r\n");
+    kakeya_status status = send_all(x, &out, error);
     text_free(&out);
     return status;
 }
 
+static kakeya_status send_post(connection *x, const char *path, const char *json, size_t bytes, kakeya_error *error) {
+    text_buffer out = {0};
+    write_head(x->client, "POST", path, 1, &out);
+    text_format(&out, "content-type: application/json\r\ncontent-length: %zu\r\n\r\n", bytes);
+    text_bytes(&out, json, bytes);
+    kakeya_status status = send_all(x, &out, error);
+    text_free(&out);
+    return status;
+}
+
+/* The next bytes of a reply: 0 at its end, < 0 with *error set. */
+static ssize_t receive_some(connection *x, char *out, size_t room, kakeya_status *status, kakeya_error *error) {
+    for (;;) {
+        if (!limit_time(x)) {
+            *status = late(x->client, error);
+            return -1;
+        }
+        ssize_t n = x->ssl ? SSL_read(x->ssl, out, (int)room) : recv(x->fd, out, room, 0);
+        if (n > 0) return n;
+        if (x->ssl ? SSL_get_error(x->ssl, (int)n) == SSL_ERROR_ZERO_RETURN : n == 0) return 0;
+        if (!x->ssl && errno == EINTR) continue;
+        *status = x->ssl ? fail_of_tls(x, (int)n, error) : fail_of_system(x, error);
+        return -1;
+    }
+}
+
 static kakeya_status receive(connection *x, text_buffer *reply, kakeya_error *error) {
     char piece[16384];
-    for (;;) {
-        if (!limit_time(x)) return late(x->client, error);
-        ssize_t n = x->ssl ? SSL_read(x->ssl, piece, sizeof piece) : recv(x->fd, piece, sizeof piece, 0);
-        if (n > 0) {
-            text_bytes(reply, piece, (size_t)n);
-            if (reply->failed) return fail(x->client, "out of memory", error);
-            if (reply->n > MAX_REPLY) return fail(x->client, "the reply is too long", error);
-        } else if (n == 0 && !x->ssl) {
-            return KAKEYA_OK;
-        } else if (x->ssl) {
-            if (SSL_get_error(x->ssl, (int)n) == SSL_ERROR_ZERO_RETURN) return KAKEYA_OK;
-            return fail_of_tls(x, (int)n, error);
-        } else if (errno != EINTR) {
-            return fail_of_system(x, error);
-        }
+    kakeya_status status = KAKEYA_OK;
+    for (ssize_t n; (n = receive_some(x, piece, sizeof piece, &status, error)) > 0;) {
+        text_bytes(reply, piece, (size_t)n);
+        if (reply->failed) return fail(x->client, "out of memory", error);
+        if (reply->n > MAX_REPLY) return fail(x->client, "the reply is too long", error);
     }
+    return status;
 }
 
 /* Takes the head off. */
@@ -265,16 +292,141 @@ static kakeya_status read_reply(const http_client *c, text_buffer *reply, int *s
     return KAKEYA_OK;
 }
 
+static kakeya_status open_connection(const http_client *c, connection *x, kakeya_error *error) {
+    *x = (connection){.client = c, .fd = -1, .deadline = clock_seconds() + c->seconds};
+    kakeya_status status = connect_to(x, error);
+    return status == KAKEYA_OK && c->tls ? greet(x, error) : status;
+}
+
+static void close_connection(connection *x) {
+    SSL_free(x->ssl);
+    if (x->fd >= 0) close(x->fd);
+}
+
 kakeya_status http_client_get(http_client *c, const char *path, int *status, text_buffer *body, kakeya_error *error) {
     text_clear(body);
     *status = 0;
-    connection x = {.client = c, .fd = -1, .deadline = clock_seconds() + c->seconds};
-    kakeya_status result = connect_to(&x, error);
-    if (result == KAKEYA_OK && c->tls) result = greet(&x, error);
-    if (result == KAKEYA_OK) result = send_request(&x, path, error);
+    connection x;
+    kakeya_status result = open_connection(c, &x, error);
+    if (result == KAKEYA_OK) result = send_get(&x, path, error);
     if (result == KAKEYA_OK) result = receive(&x, body, error);
     if (result == KAKEYA_OK) result = read_reply(c, body, status, error);
-    SSL_free(x.ssl);
-    if (x.fd >= 0) close(x.fd);
+    close_connection(&x);
+    return result;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- streams */
+
+/* Where a reply is that comes piece by piece. */
+typedef struct reply_stream {
+    text_buffer head;
+    bool in_body, chunked, sized, ended, unwanted;
+    unsigned long long left; /* of the body with a length, or of the chunk */
+    enum { CHUNK_SIZE = 0, CHUNK_DATA, CHUNK_END, CHUNK_TRAILER } at;
+    char line[64]; /* of a chunk's size, or how a line of the trailer begins */
+    size_t line_bytes;
+    http_client_take_fn take;
+    void *user;
+} reply_stream;
+
+static void hand_over(reply_stream *r, const char *bytes, size_t n) {
+    if (n && !r->unwanted && !r->take(r->user, bytes, n)) r->unwanted = true;
+}
+
+/* A line of the framing. False: it is none. */
+static bool end_line(reply_stream *r) {
+    char *end;
+    r->line[r->line_bytes] = '\0';
+    bool empty = r->line_bytes == 0;
+    r->line_bytes = 0;
+    if (r->at == CHUNK_TRAILER) {
+        r->ended = empty;
+        return true;
+    }
+    if (r->at == CHUNK_END) {
+        r->at = CHUNK_SIZE;
+        return empty;
+    }
+    r->left = strtoull(r->line, &end, 16);
+    r->at = r->left ? CHUNK_DATA : CHUNK_TRAILER;
+    return end != r->line && (*end == '\0' || *end == ';' || *end == ' ');
+}
+
+static bool take_chunked(reply_stream *r, const char *bytes, size_t n) {
+    for (size_t i = 0; i < n && !r->ended && !r->unwanted;) {
+        if (r->at == CHUNK_DATA) {
+            size_t some = n - i < r->left ? n - i : (size_t)r->left;
+            hand_over(r, bytes + i, some);
+            i += some;
+            r->left -= some;
+            if (!r->left) r->at = CHUNK_END;
+        } else if (bytes[i++] == '\n') {
+            if (!end_line(r)) return false;
+        } else if (bytes[i - 1] != '\r' && r->line_bytes + 1 < sizeof r->line) {
+            r->line[r->line_bytes++] = bytes[i - 1];
+        }
+    }
+    return true;
+}
+
+static bool take_body(reply_stream *r, const char *bytes, size_t n) {
+    if (r->chunked) return take_chunked(r, bytes, n);
+    if (r->sized && n > r->left) n = (size_t)r->left;
+    hand_over(r, bytes, n);
+    r->left -= r->sized ? n : 0;
+    r->ended = r->sized && !r->left;
+    return true;
+}
+
+/* What the head says of the body. False: it is none. */
+static bool read_head(reply_stream *r, int *status) {
+    int minor;
+    if (sscanf(r->head.data, "HTTP/1.%d %3d", &minor, status) != 2 || *status < 100) return false;
+    for (const char *line = strstr(r->head.data, "\r\n"); line; line = strstr(line + 2, "\r\n")) {
+        if (strncasecmp(line + 2, "content-length:", 15) == 0) r->sized = sscanf(line + 17, "%llu", &r->left) == 1;
+        if (strncasecmp(line + 2, "transfer-encoding:", 18) == 0) {
+            const char *value = line + 20 + strspn(line + 20, " ");
+            r->chunked = strncasecmp(value, "chunked", 7) == 0;
+        }
+    }
+    if (r->chunked) r->sized = false;
+    r->in_body = true;
+    r->ended = r->sized && !r->left;
+    return true;
+}
+
+static kakeya_status take_piece(const http_client *c, reply_stream *r, const char *bytes, size_t n, int *status,
+                                kakeya_error *error) {
+    static const char nonsense[] = "what answers there does not speak HTTP";
+    if (r->in_body) return take_body(r, bytes, n) ? KAKEYA_OK : fail(c, nonsense, error);
+    text_bytes(&r->head, bytes, n);
+    if (r->head.failed) return fail(c, "out of memory", error);
+    char *end = strstr(r->head.data, "\r\n\r\n");
+    if (!end) return r->head.n < MAX_HEAD ? KAKEYA_OK : fail(c, nonsense, error);
+    const char *body = end + 4;
+    const size_t rest = r->head.n - (size_t)(body - r->head.data);
+    end[2] = '\0';
+    if (!read_head(r, status)) return fail(c, nonsense, error);
+    return rest == 0 || take_body(r, body, rest) ? KAKEYA_OK : fail(c, nonsense, error);
+}
+
+kakeya_status http_client_post(http_client *c, const char *path, const char *json, size_t bytes, int *status,
+                               http_client_take_fn take, void *user, kakeya_error *error) {
+    char piece[16384];
+    reply_stream r = {.take = take, .user = user};
+    connection x;
+    *status = 0;
+    kakeya_status result = open_connection(c, &x, error);
+    if (result == KAKEYA_OK) result = send_post(&x, path, json, bytes, error);
+    for (ssize_t n = 1; result == KAKEYA_OK && n && !r.ended && !r.unwanted;) {
+        n = receive_some(&x, piece, sizeof piece, &result, error);
+        if (n > 0) result = take_piece(c, &r, piece, (size_t)n, status, error);
+        if (n == 0 && !r.in_body)
+            result = fail(c, "the connection was closed before a reply", error);
+        else if (n == 0 && (r.chunked || r.sized))
+            result = fail(c, "the reply is cut off", error);
+    }
+    close_connection(&x);
+    text_free(&r.head);
     return result;
 }

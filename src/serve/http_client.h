@@ -1,4 +1,5 @@
-/* GET over HTTP/1.1, with or without TLS: what a program that looks at a running server needs. Waits; one thread. */
+/* Requests over HTTP/1.1, with or without TLS: what a program that looks at a running server, or asks it for answers,
+ * needs. Waits; several threads may share a client. */
 #ifndef KAKEYA_SERVE_HTTP_CLIENT_H
 #define KAKEYA_SERVE_HTTP_CLIENT_H
 
@@ -22,5 +23,13 @@ void http_client_close(http_client *client);
  * says why: it begins with the URL. */
 kakeya_status http_client_get(http_client *client, const char *path, int *status, text_buffer *body,
                               kakeya_error *error);
+
+/* Takes the next bytes of a reply's body. False: no more are wanted, and the rest is left. */
+typedef bool (*http_client_take_fn)(void *user, const char *bytes, size_t n);
+
+/* Sends a JSON body, and hands over the reply's as it comes: `take` is called by this thread, after *status is set. A
+ * body that its chunks or its length say is cut off is KAKEYA_IO. */
+kakeya_status http_client_post(http_client *client, const char *path, const char *json, size_t bytes, int *status,
+                               http_client_take_fn take, void *user, kakeya_error *error);
 
 #endif

@@ -83,6 +83,9 @@ refuses "tokenize: --decode takes ids" "--decode takes --ids-file" tokenize --de
 refuses "tokenize: --ids-file needs --decode" "--ids-file needs --decode" tokenize --ids-file a
 refuses "bench: a session at least" "--sessions: .0. is not an integer from 1" bench --sessions 0
 refuses "bench: a profile is of one session" "--profile and --sessions exclude" bench --sessions 2 --profile
+refuses "bench: requests are no sessions" "--requests and --sessions exclude" bench --requests 2 --sessions 2
+refuses "bench: requests have no rows" "--requests and --csv exclude" bench --requests 2 --csv x
+refuses "bench: a server gets requests" "--url, .* need --requests" bench --url http://127.0.0.1:1
 refuses "bench: a list is checked item by item" "--context-frontiers: 'x' is not an integer" bench --context-frontiers 0,x
 refuses "info: a memory for nothing" "--memory needs --sessions" info --memory 2G
 refuses "remote: an unknown verb" "unknown verb 'walk'" remote walk

@@ -205,6 +205,26 @@ fi
 fails_with "sessions that cannot fit" "--sessions: 1000 sessions of 4000 tokens .* need [0-9]+ bytes of K/V memory, there are [0-9]+" \
     bench --sessions 1,1000 --context-frontiers 4000 --memory-limit 1G
 
+# --- bench --requests
+works "bench --requests works" bench --requests 6 --prompt-tokens 16 --answer-tokens 3 --repeats 1 --model "$tiny" --drafter none --json
+json_holds "all tokens, and when they came" '
+    .requests == 6 and .answer_tokens == 18 and .prompt_tokens >= 48 and .prompt_tokens < 144 and .seconds.median > 0 and
+    .first_token_seconds.p50 > 0 and .first_token_seconds.p99 >= .first_token_seconds.p50 and .gap_seconds.longest > 0'
+json_holds "the ideal, and the speeds that it is made of" '
+    .ideal.seconds == .ideal.prompt_seconds + .ideal.answer_seconds and .ideal.sessions == 6 and
+    (.ideal.ratio * .ideal.seconds / .seconds.median - 1 | fabs) < 1e-6 and .ideal.speeds.prompt_tokens_per_second > 0'
+json_holds "steps of a run of its own" '.steps.steps > 2 and .steps.host_seconds.p50 > 0 and .steps.graphs == 0'
+jq '.ideal.speeds |= map_values(. * 1000)' "$WORK/out" >"$WORK/recorded.json"
+works "bench --requests against faster days" bench --requests 6 --prompt-tokens 16 --answer-tokens 3 --repeats 1 --model "$tiny" \
+    --drafter none --recorded "$WORK/recorded.json" --mode ngram
+check "with tokens per second" grep -q -E '^[0-9]+ prompt and 18 answer tokens in .* 1 run\): .* answer tokens/s' "$WORK/out"
+check "with the recorded speeds" grep -q -E '^  answers .* in step .*\([0-9]+ recorded: now 0\.[0-9]+ x\)' "$WORK/out"
+echo '{"ideal": {}}' >"$WORK/recorded.json"
+fails_with "what was recorded is of another kind" "recorded.json is not what kakeya bench --requests --json prints" \
+    bench --requests 1 --model "$tiny" --drafter none --recorded "$WORK/recorded.json"
+fails_with "requests that do not fit" "prompts of up to 12287 tokens and answers of 128 do not fit a context of 8192" \
+    bench --requests 1 --prompt-tokens 8192
+
 # --- the example program
 example=$BUILD/examples/generate
 if [ -x "$example" ]; then

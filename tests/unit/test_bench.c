@@ -1,6 +1,7 @@
-/* Protects: the bounds that `kakeya bench` compares with, how steps of many sessions are cut into forwards, that a
- * measurement of many sessions ends with its memory given back under every policy, that sessions which cannot fit are
- * refused before anything is filled, and the probe of the machine. */
+/* Protects: the bounds that `kakeya bench` compares with, how steps of many sessions are cut into forwards, that
+ * measured sessions hold texts of their own, that a measurement of many sessions ends with its memory given back under
+ * every policy, that sessions which cannot fit are refused before anything is filled, what is counted of many requests
+ * and the ideal beside it, and the probe of the machine. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 
 #include "backend/measure.h"
 #include "base/machine_memory.h"
+#include "measure/bench_requests.h"
 #include "measure/bench_sessions.h"
 #include "scratch.h"
 #include "session/session.h"
@@ -44,12 +46,28 @@ static kakeya_status fixed_probe(backend_model *model, backend_probe *out, kakey
     return KAKEYA_OK;
 }
 
+/* As of a backend with kernels of its own: counts go on from model to model. */
+static bool tells_forwards, watched;
+
+static void watch(backend_model *model, bool on) {
+    (void)model;
+    watched = on;
+}
+
+static void fixed_forwards(backend_model *model, backend_forwards *out) {
+    (void)model;
+    *out = watched ? (backend_forwards){.graphs = 5, .graph_seconds = 1, .gaps = 10, .gap_seconds = 2}
+                   : (backend_forwards){
+                         .graphs = 8, .graph_seconds = 3, .gaps = 14, .gap_seconds = 3, .longest_gap_seconds = 0.5};
+}
+
 const backend_measure_ops *__real_backend_measure_find(const backend_ops *ops);
 const backend_measure_ops *__wrap_backend_measure_find(const backend_ops *ops);
 const backend_measure_ops *__wrap_backend_measure_find(const backend_ops *ops) {
     static backend_measure_ops table;
     table = *__real_backend_measure_find(ops);
     table.probe = fixed_probe;
+    if (tells_forwards) table.forwards = fixed_forwards, table.watch_forwards = watch;
     return &table;
 }
 
@@ -191,6 +209,134 @@ static void test_measuring(void **state) {
     }
 }
 
+/* Every session is filled with a prompt that no other one has. */
+enum { MOST_SEEN = 64 };
+static const backend_ops *real_ops;
+static uint64_t seen[MOST_SEEN];
+static int n_seen;
+
+static kakeya_status watched_forward(backend_model *model, backend_segment *segments, int n, kakeya_error *error) {
+    for (int i = 0; i < n; i++) {
+        const backend_segment *s = &segments[i];
+        if (s->kind != SEGMENT_PROMPT || real_ops->cache_length(s->cache) || n_seen == MOST_SEEN) continue;
+        uint64_t hash = 1;
+        for (int k = 0; k < s->n; k++) hash = hash * 0x100000001b3u + (uint64_t)s->tokens[k];
+        seen[n_seen++] = hash;
+    }
+    return real_ops->forward(model, segments, n, error);
+}
+
+static void test_texts_of_their_own(void **state) {
+    kakeya_engine *engine = *state;
+    static const int sessions[] = {7};
+    bench_sessions_result result;
+    kakeya_error error = {0};
+    backend_ops ops = *engine->ops;
+    real_ops = engine->ops;
+    ops.forward = watched_forward;
+    engine->ops = &ops;
+    n_seen = 0;
+    assert_ok(measure(engine, KAKEYA_ATTENTION_NATIVE, sessions, 1, &result, &error));
+    engine->ops = real_ops;
+    bench_sessions_result_free(&result);
+    int different = 0;
+    for (int i = 0; i < n_seen; i++) {
+        bool first = true;
+        for (int k = 0; k < i; k++) first &= seen[k] != seen[i];
+        different += first;
+    }
+    assert_int_equal(different, 7 + 2); /* and the measured prompt, whole and its first piece beside sessions */
+}
+
+static void test_percentiles(void **state) {
+    (void)state;
+    double values[200];
+    for (int i = 0; i < 200; i++) values[i] = 200 - i;
+    bench_percentiles p = bench_percentiles_of(values, 200);
+    near("p50", p.p50, 101);
+    near("p99", p.p99, 199);
+    near("longest", p.most, 200);
+    p = bench_percentiles_of(values, 0);
+    assert_true(p.p50 == 0 && p.p99 == 0 && p.most == 0);
+}
+
+static void test_ideal(void **state) {
+    (void)state;
+    const bench_figures run = {.prompt_tokens = 6000, .answer_tokens = 330};
+    bench_ideal ideal = {.measured = {1000, 100}};
+    bench_ideal_times(&ideal, &run, 30);
+    near("prompts", ideal.prompt_seconds, 6);
+    near("answers", ideal.answer_seconds, 3); /* the first token of each is its prompt's */
+    /* a machine that has become slower does not make the ideal longer, a faster one makes it shorter */
+    ideal.recorded = (bench_speeds){2000, 50};
+    bench_ideal_times(&ideal, &run, 30);
+    near("prompts as recorded", ideal.prompt_seconds, 3);
+    near("answers as measured", ideal.answer_seconds, 3);
+}
+
+static void test_requests(void **state) {
+    kakeya_engine *engine = *state;
+    const int n = sweep_short() ? 4 : 20;
+    bench_requests_options options = {
+        .load = {.requests = n, .prompt_tokens = 24, .answer_tokens = 5}, .repeats = 2, .mode = KAKEYA_MODE_AR};
+    kakeya_session_options_init(&options.session);
+    options.session.without_drafter = true;
+    for (int device = 0; device < 2; device++) {
+        bench_requests_result r;
+        kakeya_error error = {0};
+        tells_forwards = device;
+        options.load.outstanding = device ? 2 : 0;
+        assert_ok(bench_requests_measure(engine, &options, &r, &error));
+        bench_traffic t;
+        assert_ok(bench_traffic_open(&options.load, engine->verifier->config.vocab, &t, &error));
+        uint64_t prompts = 0;
+        for (int i = 0; i < n; i++) prompts += (uint64_t)t.stream[i].n_prompt;
+        bench_traffic_free(&t);
+        assert_int_equal(r.run.prompt_tokens, prompts);
+        assert_int_equal(r.run.answer_tokens, n * 5);
+        assert_true(r.seconds.low <= r.seconds.median && r.seconds.median <= r.seconds.high && r.seconds.low > 0);
+        assert_true(r.run.first_token.p50 > 0 && r.run.first_token.most <= r.run.seconds && r.run.gap.p50 > 0);
+        assert_int_equal(r.ideal.prompt_tokens, prompts);
+        assert_int_equal(r.ideal.sessions, n);
+        near("ideal prompts", r.ideal.prompt_seconds, (double)prompts / r.ideal.measured.prompt_tokens_per_second);
+        near("ideal answers", r.ideal.answer_seconds, n * 4 / r.ideal.measured.answer_tokens_per_second);
+        /* every row of the run, but that each answer's last token enters no forward */
+        near("rows", r.between.answer_rows * (double)r.between.steps, n * 4);
+        near("prompt rows", r.between.prompt_rows * (double)r.between.steps, (double)prompts);
+        assert_true(r.between.host.most > 0 && r.between.host_seconds >= r.between.host.most);
+        assert_int_equal(r.between.on_device, device);
+        if (device) near("kernel gap", r.between.kernel_gap, 0.25);
+        assert_int_equal(r.between.graphs, device ? 3 : 0);
+        assert_int_equal(kv_held(engine), 0);
+        assert_null(engine->on_step);
+    }
+    tells_forwards = false;
+}
+
+static bool stop_soon(void *user, const char *what, uint64_t done, uint64_t total) {
+    (void)user, (void)what, (void)total;
+    return done < 2;
+}
+
+/* Who interrupts gets the memory back, too. */
+static void test_requests_are_interrupted(void **state) {
+    kakeya_engine *engine = *state;
+    bench_requests_options options = {.load = {.requests = 12, .prompt_tokens = 24, .answer_tokens = 5, .rate = 1e6},
+                                      .repeats = 1,
+                                      .mode = KAKEYA_MODE_AR,
+                                      .progress = stop_soon};
+    kakeya_session_options_init(&options.session);
+    bench_requests_result r;
+    kakeya_error error = {0};
+    assert_int_equal(bench_requests_measure(engine, &options, &r, &error), KAKEYA_CANCELLED);
+    assert_string_equal(error.message, "interrupted after 2 of 12 requests");
+    assert_int_equal(kv_held(engine), 0);
+    /* what does not fit is refused before anything is computed */
+    options.load.prompt_tokens = engine->verifier->config.max_context;
+    assert_int_equal(bench_requests_measure(engine, &options, &r, &error), KAKEYA_INVALID_ARGUMENT);
+    assert_non_null(strstr(error.message, "do not fit a context of"));
+}
+
 static void test_sessions_that_cannot_fit(void **state) {
     kakeya_engine *open = *state;
     kakeya_session *session = NULL;
@@ -274,9 +420,17 @@ static int close_demo(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_probe_of_the_machine),     cmocka_unit_test(test_steps_are_cut_into_forwards),
-        cmocka_unit_test(test_bytes_of_a_step),          cmocka_unit_test(test_measuring),
-        cmocka_unit_test(test_sessions_that_cannot_fit), cmocka_unit_test(test_memory_of_the_machine),
+        cmocka_unit_test(test_probe_of_the_machine),
+        cmocka_unit_test(test_steps_are_cut_into_forwards),
+        cmocka_unit_test(test_bytes_of_a_step),
+        cmocka_unit_test(test_measuring),
+        cmocka_unit_test(test_texts_of_their_own),
+        cmocka_unit_test(test_percentiles),
+        cmocka_unit_test(test_ideal),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_requests_are_interrupted),
+        cmocka_unit_test(test_sessions_that_cannot_fit),
+        cmocka_unit_test(test_memory_of_the_machine),
     };
     return cmocka_run_group_tests(tests, open_demo, close_demo);
 }
