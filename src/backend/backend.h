@@ -25,7 +25,9 @@
 enum {
     BACKEND_MAX_DRAFT = 16,                          /* tokens drafted after the bonus token */
     BACKEND_MAX_DECODE_ROWS = BACKEND_MAX_DRAFT + 1, /* rows of one decode segment */
-    BACKEND_MAX_SEGMENTS = 64,                       /* caches in one forward, or in one call of draft */
+    BACKEND_MAX_SEGMENTS = 64, /* decode segments of one forward, or caches in one call of draft */
+    BACKEND_MAX_PROMPTS = 64,  /* prompt segments of one forward, beside them */
+    BACKEND_MAX_FORWARD = BACKEND_MAX_SEGMENTS + BACKEND_MAX_PROMPTS,
 };
 
 #define BACKEND_ARRANGED ".tiles"
@@ -82,8 +84,9 @@ typedef struct backend_leaders {
 } backend_leaders;
 
 /* One stretch of new tokens of one cache. Decode segments hold at most min(BACKEND_MAX_DECODE_ROWS, window) rows under
- * the bounded policies. One forward takes 1 to BACKEND_MAX_SEGMENTS segments of different caches with one K/V format,
- * model_prompt_chunk rows in all at most. A row's results do not depend on what else is in the call. */
+ * the bounded policies. One forward takes 1 to BACKEND_MAX_FORWARD segments of different caches with one K/V format:
+ * BACKEND_MAX_SEGMENTS of decode rows and BACKEND_MAX_PROMPTS of prompts at most, model_prompt_chunk rows in all. A
+ * row's results do not depend on what else is in the call, nor on the order of the segments. */
 typedef struct backend_segment {
     backend_cache *cache;
     const int32_t *tokens; /* [n] ids inside the vocabulary */

@@ -18,10 +18,19 @@ static kakeya_status check_tokens(const gemma4_config *config, const backend_seg
 
 kakeya_status backend_check_segments(const gemma4_config *config, backend_segment *segments, int n_segments,
                                      int max_rows, kakeya_error *error) {
-    if (n_segments < 1 || n_segments > BACKEND_MAX_SEGMENTS)
+    if (n_segments < 1 || n_segments > BACKEND_MAX_FORWARD)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n_segments,
+                         (int)BACKEND_MAX_FORWARD);
+    int of_kind[2] = {0};
+    for (int s = 0; s < n_segments; s++) {
+        segments[s].status = KAKEYA_OK;
+        of_kind[segments[s].kind]++;
+    }
+    if (of_kind[SEGMENT_DECODE] > BACKEND_MAX_SEGMENTS || of_kind[SEGMENT_PROMPT] > BACKEND_MAX_PROMPTS)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "%d prompts beside %d answers in one forward; %d and %d are possible at most",
+                         of_kind[SEGMENT_PROMPT], of_kind[SEGMENT_DECODE], (int)BACKEND_MAX_PROMPTS,
                          (int)BACKEND_MAX_SEGMENTS);
-    for (int s = 0; s < n_segments; s++) segments[s].status = KAKEYA_OK;
     int rows = 0;
     for (int s = 0; s < n_segments; s++) {
         backend_segment *r = &segments[s];

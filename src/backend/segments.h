@@ -9,8 +9,9 @@
 /* The token has a row in the embedding, and in the table of per-layer embeddings where there is one. */
 bool backend_token_exists(const gemma4_config *config, int32_t token);
 
-/* Sets the status of every segment. KAKEYA_INVALID_ARGUMENT for too many segments or rows (max_rows in all), for a
- * token outside the vocabulary (or outside the table of per-layer embeddings), and for a cache that takes part twice.
+/* Sets the status of every segment. KAKEYA_INVALID_ARGUMENT for too many segments of a kind or rows (max_rows in all),
+ * for a token outside the vocabulary (or outside the table of per-layer embeddings), and for a cache that takes part
+ * twice.
  */
 kakeya_status backend_check_segments(const gemma4_config *config, backend_segment *segments, int n_segments,
                                      int max_rows, kakeya_error *error);

@@ -341,6 +341,57 @@ static void long_sessions_beside_short_ones(void **state) {
     }
 }
 
+/* As many answers as one forward takes, and beside them as many prompts, in turns: each has the bits that it has alone.
+ * One more of either kind is refused. */
+static void a_full_forward(void **state) {
+    (void)state;
+    enum { MOST_ROWS = 5 };
+    tiny d;
+    tiny_open(&d, "gemma4-tiny-dense", "dflash-tiny", KAKEYA_PRECISION_F32);
+    size_t vocab = (size_t)d.verifier->config.vocab;
+    backend_cache *cache[BACKEND_MAX_FORWARD + 2];
+    backend_segment segments[BACKEND_MAX_FORWARD + 2];
+    int32_t tokens[60 + MOST_ROWS], argmax[BACKEND_MAX_FORWARD + 2];
+    float *logits = malloc((BACKEND_MAX_FORWARD + 2) * vocab * sizeof *logits), *alone = malloc(vocab * sizeof *alone);
+    tiny_tokens(tokens, 60 + MOST_ROWS, 11);
+    for (int i = 0; i < BACKEND_MAX_FORWARD + 2; i++) {
+        int first = i % 2 ? i % 7 : 1 + i % 60, n = i % 2 ? 1 + i % MOST_ROWS : 1; /* some prompts are first ones */
+        cache[i] = tiny_cache(&d, &tiny_policies[i / 2 % 6], KV_FORMAT_F32);
+        if (first) tiny_step(&d, cache[i], SEGMENT_PROMPT, tokens, first, first, NULL);
+        segments[i] = tiny_rows(cache[i], i % 2 ? SEGMENT_PROMPT : SEGMENT_DECODE, tokens + first, n, NULL);
+        segments[i].first_logit_row = n - 1;
+        segments[i].logits = logits + (size_t)i * vocab;
+        segments[i].argmax = &argmax[i];
+    }
+    for (int more = 1; more <= 2; more++) { /* an answer, a prompt */
+        backend_segment swapped = segments[0];
+        if (more == 2) segments[0] = segments[BACKEND_MAX_FORWARD + 1];
+        assert_int_equal(d.ops->forward(d.backend, segments, BACKEND_MAX_FORWARD + (more == 1), NULL),
+                         KAKEYA_INVALID_ARGUMENT);
+        segments[0] = swapped;
+    }
+    REQUIRE_OK(d.ops->forward(d.backend, segments, BACKEND_MAX_FORWARD, error));
+    for (int i = 0; i < BACKEND_MAX_FORWARD + 2; i++) {
+        backend_segment single = segments[i];
+        int32_t choice;
+        if (i < BACKEND_MAX_FORWARD) {
+            single.cache = tiny_cache(&d, &tiny_policies[i / 2 % 6], KV_FORMAT_F32);
+            int first = d.ops->cache_length(cache[i]);
+            if (first) tiny_step(&d, single.cache, SEGMENT_PROMPT, tokens, first, first, NULL);
+            single.logits = alone;
+            single.argmax = &choice;
+            REQUIRE_OK(d.ops->forward(d.backend, &single, 1, error));
+            assert_same_bits("beside all others", segments[i].logits, alone, vocab);
+            assert_int_equal(argmax[i], choice);
+            d.ops->cache_destroy(single.cache);
+        }
+        d.ops->cache_destroy(cache[i]);
+    }
+    free(logits);
+    free(alone);
+    tiny_close(&d);
+}
+
 /* --------------------------------------------------------------------------------------------- what is refused */
 
 typedef struct refusal_case {
@@ -453,9 +504,13 @@ static void the_draft_at_fault_is_named(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_models_on_every_instruction_set), cmocka_unit_test(demo_model),
-        cmocka_unit_test(burst_sessions_among_healthy_ones),     cmocka_unit_test(long_sessions_beside_short_ones),
-        cmocka_unit_test(the_segment_at_fault_is_named),         cmocka_unit_test(the_draft_at_fault_is_named),
+        cmocka_unit_test(small_models_on_every_instruction_set),
+        cmocka_unit_test(demo_model),
+        cmocka_unit_test(burst_sessions_among_healthy_ones),
+        cmocka_unit_test(long_sessions_beside_short_ones),
+        cmocka_unit_test(a_full_forward),
+        cmocka_unit_test(the_segment_at_fault_is_named),
+        cmocka_unit_test(the_draft_at_fault_is_named),
     };
     return cmocka_run_group_tests_name("composition", tests, NULL, NULL);
 }

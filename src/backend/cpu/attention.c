@@ -556,10 +556,10 @@ typedef struct attention_context {
     const attention_segment *segments;
     int n_segments;
     bool burst;
-    int first_item[BACKEND_MAX_SEGMENTS + 1]; /* tiles of each segment in the list of all */
-    bool split[BACKEND_MAX_SEGMENTS];         /* has partitions instead */
-    partition_item item[WAVE_ITEMS];          /* the wave in flight ... */
-    partition_group group[WAVE_ITEMS];        /* ... and whose partitions they are, in order */
+    int first_item[BACKEND_MAX_FORWARD + 1]; /* tiles of each segment in the list of all */
+    bool split[BACKEND_MAX_FORWARD];         /* has partitions instead */
+    partition_item item[WAVE_ITEMS];         /* the wave in flight ... */
+    partition_group group[WAVE_ITEMS];       /* ... and whose partitions they are, in order */
     int n_items, n_groups, n_waves;
 } attention_context;
 

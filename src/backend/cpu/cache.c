@@ -30,7 +30,7 @@ kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_
 void cache_release(backend_cache *c) { stores_trim(c); }
 
 void caches_follow(backend_model *m, const draft_rows *entries, int n) {
-    draft_rows context[BACKEND_MAX_SEGMENTS], aux[BACKEND_MAX_SEGMENTS];
+    draft_rows context[BACKEND_MAX_FORWARD], aux[BACKEND_MAX_FORWARD];
     int n_context = 0, n_aux = 0;
     for (int i = 0; i < n; i++) {
         const timeline *t = &entries[i].cache->t;
@@ -43,7 +43,7 @@ void caches_follow(backend_model *m, const draft_rows *entries, int n) {
 
 /* The first rows of each backlog, in the caches' order; none where a range is empty. */
 static void extend(backend_cache *const *caches, const position_range *rows, int n) {
-    draft_rows entries[BACKEND_MAX_SEGMENTS], tokens[BACKEND_MAX_SEGMENTS];
+    draft_rows entries[BACKEND_MAX_FORWARD], tokens[BACKEND_MAX_FORWARD];
     int n_entries = 0, n_tokens = 0;
     for (int i = 0; i < n; i++) {
         if (range_is_empty(rows[i])) continue;
@@ -56,7 +56,7 @@ static void extend(backend_cache *const *caches, const position_range *rows, int
 }
 
 void caches_begin(backend_cache *const *caches, const timeline_step *steps, int n) {
-    position_range flushed[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    position_range flushed[BACKEND_MAX_FORWARD] = {{0, 0}};
     for (int i = 0; i < n; i++) {
         stores_begin(caches[i], &steps[i]);
         flushed[i] = steps[i].flushed;
@@ -69,7 +69,7 @@ void caches_begin(backend_cache *const *caches, const timeline_step *steps, int 
 }
 
 void caches_flush(backend_cache *const *caches, int n) {
-    position_range rows[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    position_range rows[BACKEND_MAX_FORWARD] = {{0, 0}};
     for (int i = 0; i < n; i++) rows[i] = timeline_flush(&caches[i]->t);
     extend(caches, rows, n);
     for (int i = 0; i < n; i++) timeline_flushed(&caches[i]->t);

@@ -9,7 +9,7 @@ kakeya_status cpu_cache_create(backend_model *m, const backend_cache_options *op
                                kakeya_error *error);
 
 /* A forward's steps 2 and 3 (backend/timeline.h). cache_reserve, of one cache, is the one that can fail; cache_release
- * undoes it. RoPE tables must reach the positions of the steps before caches_begin, of 1 to BACKEND_MAX_SEGMENTS caches
+ * undoes it. RoPE tables must reach the positions of the steps before caches_begin, of 1 to BACKEND_MAX_FORWARD caches
  * of one model. */
 kakeya_status cache_reserve(backend_cache *c, const timeline_step *step, kakeya_error *error);
 void cache_release(backend_cache *c);

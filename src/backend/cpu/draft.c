@@ -11,7 +11,7 @@ static size_t kv_width(const dflash_config *d) { return (size_t)(d->kv_heads * d
 typedef struct context_step {
     backend_model *model;
     const dflash_config *config;
-    draft_part parts[BACKEND_MAX_SEGMENTS];
+    draft_part parts[BACKEND_MAX_FORWARD];
     int n_parts, rows;
 } context_step;
 
@@ -63,7 +63,7 @@ static void context_store_rows(void *context, size_t begin, size_t end, int thre
 
 /* The last rows of the parts, whose latents are kept. */
 static void extend_latents(const context_step *s) {
-    draft_part parts[BACKEND_MAX_SEGMENTS];
+    draft_part parts[BACKEND_MAX_FORWARD];
     int n = 0;
     for (int i = 0; i < s->n_parts; i++) {
         draft_part part = s->parts[i];

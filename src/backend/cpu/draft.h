@@ -19,7 +19,7 @@ void draft_norm(draft_step *s, const float *norm);
 /* m->d_q holds the attention output: o_proj, MLP and both residual additions. */
 void draft_layer_rest(draft_step *s);
 
-/* Context K/V, and latents where they are made of it, of the rows of up to BACKEND_MAX_SEGMENTS caches, max_rows each
+/* Context K/V, and latents where they are made of it, of the rows of up to BACKEND_MAX_FORWARD caches, max_rows each
  * at most, in as few products as the workspace allows; of those rows that the stores still hold afterwards. RoPE tables
  * must reach them. */
 void draft_extend(backend_model *m, const draft_rows *entries, int n);

@@ -21,8 +21,8 @@
 
 typedef struct forward_step {
     backend_model *model;
-    attention_segment segments[BACKEND_MAX_SEGMENTS];
-    timeline_step steps[BACKEND_MAX_SEGMENTS];
+    attention_segment segments[BACKEND_MAX_FORWARD];
+    timeline_step steps[BACKEND_MAX_FORWARD];
     backend_segment *requests;
     int n_segments;
     int rows;
@@ -513,7 +513,7 @@ static kakeya_status plan_and_reserve(forward_step *f, kakeya_error *error) {
 }
 
 static void begin_segments(forward_step *f) {
-    backend_cache *caches[BACKEND_MAX_SEGMENTS];
+    backend_cache *caches[BACKEND_MAX_FORWARD];
     for (int s = 0; s < f->n_segments; s++) caches[s] = f->requests[s].cache;
     caches_begin(caches, f->steps, f->n_segments);
     for (int s = 0; s < f->n_segments; s++) {
@@ -532,7 +532,7 @@ static void begin_segments(forward_step *f) {
 /* The rows become pending. What follows prompt rows is made here, while their aux hidden states are there. */
 static void mark_segments(forward_step *f) {
     backend_model *m = f->model;
-    draft_rows entries[BACKEND_MAX_SEGMENTS];
+    draft_rows entries[BACKEND_MAX_FORWARD];
     int n = 0;
     for (int s = 0; s < f->n_segments; s++) {
         const attention_segment *a = &f->segments[s];

@@ -130,8 +130,8 @@ void latents_of_context(backend_model *m, const draft_part *parts, int n_parts) 
 /* Rows of several caches on their way through the encoders. */
 typedef struct aux_step {
     backend_model *model;
-    draft_rows entries[BACKEND_MAX_SEGMENTS];
-    draft_part parts[BACKEND_MAX_SEGMENTS];
+    draft_rows entries[BACKEND_MAX_FORWARD];
+    draft_part parts[BACKEND_MAX_FORWARD];
     int n_parts, rows;
 } aux_step;
 

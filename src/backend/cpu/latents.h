@@ -22,7 +22,7 @@ typedef struct draft_rows {
 /* Latents of the parts' rows from the drafter's raw K/V in m->d_context [...][2 * layers * kv]. The parts are in
  * ascending order. */
 void latents_of_context(backend_model *m, const draft_part *parts, int n_parts);
-/* Latents of rows of up to BACKEND_MAX_SEGMENTS caches, max_rows each at most, from aux hidden states themselves; of
+/* Latents of rows of up to BACKEND_MAX_FORWARD caches, max_rows each at most, from aux hidden states themselves; of
  * those rows that the stores still hold afterwards. */
 void latents_of_aux(backend_model *m, const draft_rows *entries, int n);
 

@@ -209,7 +209,7 @@ static void alone_together(backend_model *m, const draft_part *parts, int n_part
 }
 
 void token_latents_alone(backend_model *m, const draft_rows *entries, int n) {
-    draft_part parts[BACKEND_MAX_SEGMENTS];
+    draft_part parts[BACKEND_MAX_FORWARD];
     int n_parts = 0, rows = 0;
     for (int i = 0; i < n; i++) {
         if (rows + entries[i].rows > m->max_rows) {

@@ -106,7 +106,7 @@ kakeya_status cuda_cache_reserve(backend_cache *c, kakeya_error *error) {
 void cuda_cache_release(backend_cache *c) { cuda_stores_trim(c); }
 
 kakeya_status cuda_caches_begin(backend_cache *const *caches, int n, kakeya_error *error) {
-    position_range flushed[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    position_range flushed[BACKEND_MAX_FORWARD] = {{0, 0}};
     kakeya_status status = KAKEYA_OK;
     for (int i = 0; i < n; i++) {
         kakeya_status moved = cuda_stores_begin(caches[i], &caches[i]->step, status ? NULL : error);
@@ -121,7 +121,7 @@ kakeya_status cuda_caches_begin(backend_cache *const *caches, int n, kakeya_erro
 void cuda_cache_mark(backend_cache *c) { timeline_computed(&c->t, &c->step); }
 
 kakeya_status cuda_caches_flush(backend_cache *const *caches, int n, kakeya_error *error) {
-    position_range rows[BACKEND_MAX_SEGMENTS] = {{0, 0}};
+    position_range rows[BACKEND_MAX_FORWARD] = {{0, 0}};
     for (int i = 0; i < n; i++) rows[i] = timeline_flush(&caches[i]->t);
     kakeya_status status = cuda_context_extend(caches, rows, n, error);
     for (int i = 0; i < n && !status; i++) timeline_flushed(&caches[i]->t);

@@ -252,7 +252,7 @@ static bool any_left(const position_range *rows, const bool *taken, int n) {
 
 kakeya_status cuda_context_extend(backend_cache *const *caches, const position_range *rows, int n,
                                   kakeya_error *error) {
-    bool taken[CUDA_MAX_SEGMENTS] = {false};
+    bool taken[BACKEND_MAX_FORWARD] = {false};
     backend_model *m = caches[0]->model;
     kakeya_status status = KAKEYA_OK;
     for (bool first = true; !status && any_left(rows, taken, n); first = false) {

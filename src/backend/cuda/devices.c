@@ -163,7 +163,7 @@ typedef struct team_forward {
     int n;
     kakeya_status status[CUDA_MAX_DEVICES];
     kakeya_error error[CUDA_MAX_DEVICES];
-    backend_segment copy[CUDA_MAX_DEVICES][BACKEND_MAX_SEGMENTS]; /* with each device's caches */
+    backend_segment copy[CUDA_MAX_DEVICES][BACKEND_MAX_FORWARD]; /* with each device's caches */
 } team_forward;
 
 static void forward_one(void *context, int index) {
@@ -173,9 +173,9 @@ static void forward_one(void *context, int index) {
 
 /* The caches are the model's, which the first device would say too late: the others need theirs. */
 static kakeya_status check_caches(const backend_model *m, const backend_segment *segments, int n, kakeya_error *error) {
-    if (n < 1 || n > BACKEND_MAX_SEGMENTS)
+    if (n < 1 || n > BACKEND_MAX_FORWARD)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "%d segments in one forward; 1 to %d are possible", n,
-                         (int)BACKEND_MAX_SEGMENTS);
+                         (int)BACKEND_MAX_FORWARD);
     for (int s = 0; s < n; s++) {
         if (segments[s].cache->model != m)
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "segment %d: cache of another model", s);

@@ -214,14 +214,14 @@ static kakeya_status run_pass(backend_model *m, backend_segment *segments, const
 
 /* The passes of a forward in their order. */
 typedef struct cuda_plan {
-    cuda_group group[CUDA_MAX_SEGMENTS];
+    cuda_group group[BACKEND_MAX_FORWARD];
     int n;
 } cuda_plan;
 
 static void plan_passes(const backend_model *m, const backend_segment *segments, int n_segments, cuda_plan *plan) {
-    bool taken[CUDA_MAX_SEGMENTS] = {false};
+    bool taken[BACKEND_MAX_FORWARD] = {false};
     plan->n = 0;
-    while (plan->n < CUDA_MAX_SEGMENTS && cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n]))
+    while (plan->n < BACKEND_MAX_FORWARD && cuda_pass_group(m, segments, n_segments, taken, &plan->group[plan->n]))
         plan->n++;
 }
 
@@ -258,7 +258,7 @@ static void drop(backend_cache *c) {
 }
 
 static kakeya_status begin(const backend_segment *segments, int n_segments, kakeya_error *error) {
-    backend_cache *caches[BACKEND_MAX_SEGMENTS];
+    backend_cache *caches[BACKEND_MAX_FORWARD];
     for (int s = 0; s < n_segments; s++) caches[s] = segments[s].cache;
     return cuda_caches_begin(caches, n_segments, error);
 }
@@ -298,7 +298,7 @@ kakeya_status cuda_forward(backend_model *m, backend_segment *segments, int n_se
 }
 
 kakeya_status cuda_read_logits(backend_model *m, int segment, int row, float *logits, kakeya_error *error) {
-    int rows = segment >= 0 && segment < CUDA_MAX_SEGMENTS ? m->logit_rows[segment] : 0;
+    int rows = segment >= 0 && segment < BACKEND_MAX_FORWARD ? m->logit_rows[segment] : 0;
     if (row < 0 || row >= rows)
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "logits of segment %d, row %d; it has %d", segment, row, rows);
     size_t vocab = (size_t)m->config->vocab;

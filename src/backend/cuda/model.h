@@ -42,8 +42,8 @@ struct backend_model {
     void *watcher;
     step_op *step_ops; /* [step_most_ops]: the list of the step that is being launched */
     /* What cuda_read_logits can still give: by segment of the last forward the logits of its rows, [rows][vocab]. */
-    const float *logits_of[CUDA_MAX_SEGMENTS];
-    int logit_rows[CUDA_MAX_SEGMENTS]; /* 0: none */
+    const float *logits_of[BACKEND_MAX_FORWARD];
+    int logit_rows[BACKEND_MAX_FORWARD]; /* 0: none */
 };
 
 /* A part of the model on one device; alone it is the whole. */

@@ -97,7 +97,7 @@ static int restored_rows(const backend_model *m, const backend_segment *r) {
 }
 
 bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
-                     bool taken[CUDA_MAX_SEGMENTS], cuda_group *group) {
+                     bool taken[BACKEND_MAX_FORWARD], cuda_group *group) {
     group->n = 0;
     for (int pass = 0; pass < 2; pass++) { /* prompts; blocks that go alone */
         for (int s = 0; s < n_segments; s++) {

@@ -45,7 +45,7 @@ static inline void cuda_pass_note(cuda_pass *p, cudaError_t status) {
 /* The segments of a forward that go first among those that are not yet `taken`, which they are then. False: none are
  * left. Prompts come first, so that the logits of decode rows are not overwritten. */
 bool cuda_pass_group(const backend_model *m, const backend_segment *segments, int n_segments,
-                     bool taken[CUDA_MAX_SEGMENTS], cuda_group *group);
+                     bool taken[BACKEND_MAX_FORWARD], cuda_group *group);
 
 /* The pass of these segments behind the committed rows of their caches. Grows what depends on the context; nothing of a
  * cache changes. */

@@ -49,7 +49,7 @@ struct mlx_ahead {
 
 typedef struct mlx_run {
     backend_model *model;
-    mlx_segment segments[BACKEND_MAX_SEGMENTS];
+    mlx_segment segments[BACKEND_MAX_FORWARD];
     int n_segments, rows;
     mlx_work work[MLX_TILES_UNDER_WAY]; /* the first one was begun first */
     int under_way;
