@@ -26,17 +26,17 @@ typedef struct serve_options {
     int port;
     cli_texts names, keys, origins, hosts;
     const char *key_file, *tls_certificate, *tls_key;
-    int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls;
+    int max_batch, max_queue, max_stall_ms, max_tokens, max_tool_calls, max_connections, max_per_address;
     int thinking;     /* index of switch_names */
     const char *grpc; /* NULL: the default */
     int session_ttl;
     float drain, ping, save, max_wait, keep_alive, request_timeout, idle_unload, wake_wait;
     const char *session_directory;
-    size_t cache_ram, cache_disk;
+    size_t cache_ram, cache_disk, max_bodies;
     int reuse;         /* index of reuse_names */
     int metrics_names; /* index of metrics_choices */
     int exact_replay;  /* index of switch_names */
-    bool strict, metrics_key, no_page, log_json, log_prompts, dry_run;
+    bool no_key, strict, metrics_key, no_page, log_json, log_prompts, dry_run;
 } serve_options;
 
 static const char *const switch_names[] = {"off", "on", NULL};
@@ -98,6 +98,10 @@ static void fill(serve_options *o, const kakeya_engine_options *engine, serve_se
                                               : o->grpc,
         .grpc_by_default = !o->grpc,
         .session_ttl = o->session_ttl,
+        .no_key = o->no_key,
+        .max_connections = o->max_connections,
+        .max_per_address = o->max_per_address,
+        .max_bodies_bytes = o->max_bodies,
         .max_queue = o->max_queue,
         .max_tokens = o->max_tokens,
         .max_tool_calls = o->max_tool_calls,
@@ -174,6 +178,8 @@ int cli_serve(int argc, char **argv) {
                        .port = environment_int("KAKEYA_PORT", 8080, 65535),
                        .max_tokens = environment_int("KAKEYA_MAX_NEW_TOKENS", 0, 1 << 24),
                        .max_tool_calls = 32,
+                       .max_connections = 16384,
+                       .max_bodies = (size_t)256 << 20,
                        .exact_replay = 1,
                        .cache_ram = SIZE_MAX,
                        .cache_disk = (size_t)64 << 30,
@@ -201,6 +207,8 @@ int cli_serve(int argc, char **argv) {
                    .help = "ask for this key, or one of several ($KAKEYA_API_KEYS adds some, with commas)"),
         CLI_OPTION(.name = "api-key-file", .argument = "FILE", .kind = CLI_TEXT, .target = &o.key_file,
                    .help = "keys, one a line, # comments; read again on SIGHUP"),
+        CLI_OPTION(.name = "no-key", .kind = CLI_FLAG, .target = &o.no_key,
+                   .help = "ask for no key although --host or --grpc is an address that others can reach"),
         CLI_OPTION(.name = "cors-origin", .argument = "ORIGIN", .kind = CLI_TEXTS, .target = &o.origins,
                    .help = "pages that may read answers; '*': all (none)"),
         CLI_OPTION(.name = "allowed-host", .argument = "NAME", .kind = CLI_TEXTS, .target = &o.hosts,
@@ -213,6 +221,13 @@ int cli_serve(int argc, char **argv) {
                    .help = "answers that are computed at the same time (64)"),
         CLI_OPTION(.name = "max-queue", .argument = "N", .kind = CLI_INT, .target = &o.max_queue, .min = 1, .max = 4096,
                    .help = "requests that may wait behind them; more get 429 (4 x max-batch, at least 64)"),
+        CLI_OPTION(.name = "max-connections", .argument = "N", .kind = CLI_INT, .target = &o.max_connections, .min = 1,
+                   .max = 1 << 20, .help = "of HTTP; idle ones give way to more, which else get 503 (16384)"),
+        CLI_OPTION(.name = "max-per-address", .argument = "N", .kind = CLI_INT, .target = &o.max_per_address, .min = 1,
+                   .max = 1 << 20,
+                   .help = "connections from one address (1024, and no limit for clients on this machine)"),
+        CLI_OPTION(.name = "max-bodies", .argument = "BYTES", .kind = CLI_BYTES, .target = &o.max_bodies,
+                   .help = "that the bodies of all requests may take together, parsed; more get 503 (256M)"),
         CLI_OPTION(.name = "max-wait", .argument = "SECONDS", .kind = CLI_FLOAT, .target = &o.max_wait, .min = 0,
                    .max = 86400,
                    .help = "a request that would wait longer, by what is known, gets 429 at once (0: no limit)"),

@@ -86,6 +86,13 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     return true;
 }
 
+size_t body_tree_bytes(const char *bytes, size_t n) {
+    enum { NODE = sizeof(cJSON) + 16, KEY = 32 }; /* with what malloc adds */
+    size_t values = json_most_values(bytes, n);
+    if (values > JSON_MAX_VALUES) return 0; /* no tree is made of it */
+    return n + values * (NODE + KEY);
+}
+
 /* --------------------------------------------------------------------------------------------------------- fields */
 
 void fields_begin(fields *f, const cJSON *object, const char *path, api_error *error) {

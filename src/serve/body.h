@@ -14,6 +14,9 @@
  * freed with cJSON_Delete. False: *error says why. */
 bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error);
 
+/* No less than the memory that body_parse takes for a body; for one that it refuses, perhaps more. */
+size_t body_tree_bytes(const char *bytes, size_t n);
+
 enum { FIELDS_MAX = 512 };
 
 /* Reads the fields of one object. Every getter takes null for absent, marks the field as known, and on the first wrong

@@ -75,7 +75,7 @@ static bool is_anthropic(const call *c) {
 
 static void free_call(call *c) {
     if (c->has_model) life_release(c->server->life);
-    atomic_fetch_sub(&c->server->calls, 1);
+    if (c->begun) atomic_fetch_sub(&c->server->calls, 1);
     cJSON_Delete(c->body);
     text_free(&c->ignored);
     text_free(&c->log);
@@ -183,7 +183,12 @@ void call_cancel(call *c) {
 static void on_gone(void *user) {
     call *c = user;
     atomic_store(&c->gone, true);
-    call_cancel(c);
+    if (c->begun) {
+        call_cancel(c);
+        return;
+    }
+    http_reply(c->exchange, 0, NULL, NULL, 0); /* nobody hears it */
+    free_call(c);
 }
 
 void call_on_cancel(call *c, void (*fn)(void *user), void *user) {
@@ -200,6 +205,10 @@ void call_on_cancel(call *c, void (*fn)(void *user), void *user) {
 bool call_body(call *c, api_error *error) {
     size_t bytes;
     const char *body = http_body(c->exchange, &bytes);
+    if (!http_hold(c->exchange, body_tree_bytes(body, bytes))) {
+        error->retry_after = 1;
+        return api_fail(error, 503, "overloaded", NULL, "too many bodies of requests are in memory");
+    }
     return body_parse(body, bytes, &c->body, error);
 }
 
@@ -260,11 +269,13 @@ static void reply_options(call *c) {
 }
 
 /* Whether the one who asks may, and what is asked can be done at all. */
-static bool admit(call *c, const route *found, int method, int allowed, api_error *error) {
-    server_context *s = c->server;
+static bool admit(call *c, int method, int allowed, api_error *error) {
+    const server_context *s = c->server;
+    const route *found = c->route;
     const http_head *head = http_request(c->exchange);
     const char *host = http_head_find(head, "host");
-    if (http_is_loopback(s->http) && !auth_host_allowed(s->auth, host))
+    /* Where a page of somebody else could have a browser ask: it brings no key, but its own host's name. */
+    if ((http_is_loopback(s->http) || !auth_needs_key(s->auth)) && !auth_host_allowed(s->auth, host))
         return api_fail(error, 403, "forbidden_host", NULL,
                         "Host %.64s is neither localhost nor an address (--allowed-host names others)", host);
     unsigned long long identity = 0;
@@ -286,9 +297,15 @@ static bool admit(call *c, const route *found, int method, int allowed, api_erro
     }
     if (method == CALL_POST && !is_json(http_head_find(head, "content-type")))
         return api_fail(error, 415, "unsupported_media_type", NULL, "the content type must be application/json");
-    if (found->flags & ROUTE_EARLY) return true;
+    return true;
+}
+
+/* Who needs the model waits for it, but not for the first load and not at the end. */
+static bool is_serving(const call *c, api_error *error) {
+    const server_context *s = c->server;
+    if (c->route->flags & ROUTE_EARLY) return true;
     int state = atomic_load(&s->state);
-    if (state != SERVER_LOADING && state != SERVER_DRAINING) return true; /* who needs the model waits for it */
+    if (state != SERVER_LOADING && state != SERVER_DRAINING) return true;
     error->retry_after = 2;
     return state == SERVER_LOADING
                ? api_fail(error, 503, "loading", NULL, "the model is loading: %u %%", atomic_load(&s->progress) / 10)
@@ -317,35 +334,68 @@ static void handle(void *user) {
     if (model) life_release(model);
 }
 
-void call_begin(server_context *server, http_exchange *exchange) {
+static void begin(call *c) {
+    c->begun = true;
+    atomic_fetch_add(&c->server->calls, 1);
+}
+
+static void run(call *c) {
+    api_error error = {0};
+    if (!is_serving(c, &error)) {
+        call_fail(c, &error);
+    } else if (!(c->route->flags & ROUTE_WORKER)) {
+        c->route->handle(c);
+    } else if (!workers_run(c->server->workers, handle, c)) {
+        api_fail(&error, 503, "overloaded", NULL, "no thread is left for the request");
+        error.retry_after = 1;
+        call_fail(c, &error);
+    }
+}
+
+bool call_head(server_context *server, http_exchange *exchange) {
     call *c = calloc(1, sizeof *c);
     if (!c) {
         http_reply(exchange, 503, NULL, NULL, 0);
-        return;
+        return false;
     }
     c->server = server;
     c->exchange = exchange;
     c->rest = "";
     pthread_mutex_init(&c->lock, NULL);
-    atomic_fetch_add(&server->calls, 1);
     name_call(c);
+    http_set_user(exchange, c);
     http_on_gone(exchange, on_gone, c);
     const http_head *head = http_request(exchange);
     int method = method_bit(head->method), allowed = 0;
-    if (strcmp(head->method, "OPTIONS") == 0) {
-        reply_options(c);
-        return;
-    }
-    const route *found = find_route(c, head->path, method, &allowed);
-    c->route = found;
     api_error error = {0};
-    if (!admit(c, found, method, allowed, &error)) {
-        call_fail(c, &error);
-    } else if (!(found->flags & ROUTE_WORKER)) {
-        found->handle(c);
-    } else if (!workers_run(server->workers, handle, c)) {
-        api_fail(&error, 503, "overloaded", NULL, "no thread is left for the request");
-        error.retry_after = 1;
-        call_fail(c, &error);
+    if (strcmp(head->method, "OPTIONS") == 0) {
+        begin(c);
+        reply_options(c);
+        return false;
     }
+    c->route = find_route(c, head->path, method, &allowed);
+    if (!admit(c, method, allowed, &error) || !is_serving(c, &error)) {
+        begin(c);
+        call_fail(c, &error);
+        return false;
+    }
+    if (method == CALL_POST) return true;
+    begin(c);
+    run(c);
+    return false;
+}
+
+void call_begin(http_exchange *exchange) {
+    call *c = http_user(exchange);
+    begin(c);
+    run(c);
+}
+
+void call_refuse(http_exchange *exchange, int status, const char *why) {
+    call *c = http_user(exchange);
+    api_error error = {0};
+    begin(c);
+    error.retry_after = status == 503;
+    api_fail(&error, status, api_code(status), NULL, "%s", why);
+    call_fail(c, &error);
 }

@@ -45,6 +45,7 @@ struct call {
     text_buffer log;           /* what the log line says besides */
     _Atomic bool gone;         /* the client has left */
     bool has_model;            /* ROUTE_MODEL, and it holds the model */
+    bool begun;                /* its body has come, or was not wanted: it is replied to */
     /* --- the reply, on its way to the network thread */
     int status;
     const char *content_type;
@@ -59,8 +60,14 @@ struct call {
     void *cancel_user;
 };
 
-/* A request that the network layer has read; network thread. Checks who asks and hands over to the route. */
-void call_begin(server_context *server, http_exchange *exchange);
+/* Network thread. The head of a request has come: who asks, and whether what is asked can be done, is decided before
+ * any of its body is taken. True: the body is to come, then call_begin. False: the call has begun already, as one that
+ * is refused, or as one that has no use for a body. */
+bool call_head(server_context *server, http_exchange *exchange);
+/* The body has come: hands over to the route. */
+void call_begin(http_exchange *exchange);
+/* The body cannot be taken. why: a literal. */
+void call_refuse(http_exchange *exchange, int status, const char *why);
 
 /* Parses the body into c->body. */
 bool call_body(call *c, api_error *error);

@@ -33,6 +33,8 @@ bool api_fail(api_error *error, int status, const char *code, const char *param,
     return false;
 }
 
+const char *api_code(int status) { return status == 413 ? "request_too_large" : status == 503 ? "overloaded" : NULL; }
+
 bool api_out_of_memory(api_error *error) {
     return api_fail(error, 503, "out_of_memory", NULL, "the server is out of memory");
 }

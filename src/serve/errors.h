@@ -22,6 +22,8 @@ typedef struct api_error {
  * `return api_fail(...)`. */
 bool api_fail(api_error *error, int status, const char *code, const char *param, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* What a status is called where nothing more is known; NULL: nothing. */
+const char *api_code(int status);
 /* 503, since later there may be memory. */
 bool api_out_of_memory(api_error *error);
 /* What the library refused: KAKEYA_INVALID_ARGUMENT and the like are the client's (400, `code`), the rest is ours. */

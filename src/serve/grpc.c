@@ -171,6 +171,7 @@ kakeya_status grpc_service_start(const grpc_service_options *options, grpc_servi
         .address = options->address,
         .tls_certificate = options->tls_certificate,
         .tls_key = options->tls_key,
+        .loopback_only = options->loopback_only,
         .max_request_bytes = MAX_REQUEST_BYTES,
         .max_streams = MAX_STREAMS,
         .handlers = {.user = s,

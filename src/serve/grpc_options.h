@@ -36,6 +36,7 @@ typedef struct grpc_finished {
 typedef struct grpc_service_options {
     const char *address;                   /* "127.0.0.1:50051"; port 0 chooses a free one */
     const char *tls_certificate, *tls_key; /* PEM files; both or neither */
+    bool loopback_only;                    /* no address is taken that others can reach */
     kakeya_session_options session;        /* that the store makes sessions with */
     double reader_seconds;                 /* until a client that reads nothing is dropped */
     size_t ring_tokens;                    /* of an answer that nobody reads; then it pauses */

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/platform.h"
+#include "serve/address.h"
 #include "serve/grpc_core.h"
 
 static const double TICK_SECONDS = 0.5;
@@ -310,8 +311,9 @@ static bool split_address(const char *address, char host[256], int *port) {
     return true;
 }
 
-/* Whether the address can be bound, since the core does not say why it cannot. 0, or an errno value. */
-static int try_address(const char *host, int port, const char **reason) {
+/* Whether the address can be bound, since the core does not say why it cannot. 0, or an errno value. *loopback: whether
+ * only this machine reaches it. */
+static int try_address(const char *host, int port, bool *loopback, const char **reason) {
     char service[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     snprintf(service, sizeof service, "%d", port);
@@ -320,6 +322,7 @@ static int try_address(const char *host, int port, const char **reason) {
         *reason = gai_strerror(failure);
         return EADDRNOTAVAIL;
     }
+    *loopback = address_is_loopback(found->ai_addr);
     int result = 0, one = 1;
     int probe = platform_socket(found->ai_family, SOCK_STREAM, 0);
     if (probe < 0 || setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
@@ -371,13 +374,19 @@ static kakeya_status listen_on(rpc_server *s, const rpc_server_options *o, kakey
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "gRPC address '%s' is not HOST:PORT", o->address);
     bool both = strcmp(host, "127.0.0.1") == 0 || strcmp(host, "localhost") == 0;
     if (both) strcpy(host, "127.0.0.1");
-    if (try_address(host, port, &reason) != 0)
+    bool loopback = false;
+    if (try_address(host, port, &loopback, &reason) != 0)
         return error_set(error, KAKEYA_IO, "gRPC cannot listen on %s: %s", o->address, reason);
+    if (o->loopback_only && !loopback)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--grpc %s: others can reach it, and no key is asked for; give --api-key or --api-key-file, "
+                         "or --no-key if everybody may ask",
+                         o->address);
     grpc_server_credentials *credentials;
     kakeya_status status = make_credentials(o, &credentials, error);
     if (status != KAKEYA_OK) return status;
     int bound = add_port(s, host, port, credentials);
-    if (bound > 0 && both && try_address("::1", bound, &reason) == 0) add_port(s, "::1", bound, credentials);
+    if (bound > 0 && both && try_address("::1", bound, &loopback, &reason) == 0) add_port(s, "::1", bound, credentials);
     grpc_core.grpc_server_credentials_release(credentials);
     if (bound > 0) return KAKEYA_OK;
     return error_set(error, KAKEYA_IO, "gRPC cannot listen on %s%s", o->address,

@@ -48,6 +48,7 @@ typedef struct rpc_server_options {
     const char *address; /* "HOST:PORT" or "[HOST]:PORT"; port 0 chooses a free one. 127.0.0.1 and localhost take ::1
                             too, where there is IPv6 */
     const char *tls_certificate, *tls_key; /* PEM files; both or neither */
+    bool loopback_only;                    /* no address is taken that others can reach */
     size_t max_request_bytes;
     int max_streams; /* of one connection */
     rpc_handlers handlers;

@@ -1,11 +1,12 @@
-/* HTTP/1.1 on one thread: listening, reading requests whole, writing replies and streams, deadlines. Sockets, buffers,
+/* HTTP/1.1 on one thread: listening, reading requests, writing replies and streams, deadlines. Sockets, buffers,
  * timers and TLS are libevent's; its own HTTP layer is not used, because it takes two Content-Length headers, never
  * ends a request that comes a byte a second, does not see that a client leaves while a reply is computed, and answers
  * errors in HTML. Nobody else includes event2.
  *
- * An exchange is one request and its reply. It is handed to on_request on the network thread; whoever holds it must end
- * it exactly once, by http_reply or http_stream_end, also when its client has gone. Functions are called on the network
- * thread unless they say otherwise; http_post leads there. */
+ * An exchange is one request and its reply. It is handed to on_head on the network thread, and must be ended exactly
+ * once, by http_reply or http_stream_end, also when its client has gone. While the body is read, that is: in on_gone,
+ * if the client goes, or once on_request or on_refusal has come. Functions are called on the network thread unless they
+ * say otherwise; http_post leads there. */
 #ifndef KAKEYA_SERVE_HTTP_H
 #define KAKEYA_SERVE_HTTP_H
 
@@ -23,11 +24,21 @@ typedef struct http_options {
     const char *host;                      /* numeric address or name */
     int port;                              /* 0: a free one */
     const char *tls_certificate, *tls_key; /* PEM files; NULL: no TLS */
+    bool loopback_only;                    /* no address is taken that others can reach */
     size_t max_head_bytes, max_body_bytes;
+    size_t max_held_bytes;  /* of all bodies that there are, and what http_hold adds; 0: no limit */
+    size_t max_connections; /* 0: no limit. Beyond it, one that is idle gives way, or the new one is refused */
+    size_t max_per_address; /* connections; 0: no limit */
+    bool spare_loopback;    /* that limit is not for clients on this machine, such as a proxy */
     double idle_seconds;    /* between requests */
     double receive_seconds; /* for a head; for a body too, and a second more for every 64 KiB of it */
     double send_seconds;    /* a client that takes nothing for so long is dropped */
-    void (*on_request)(void *user, http_exchange *exchange);
+    /* The head has come, and none of the body has been asked for. True: the body is wanted. False: it is not, and what
+     * comes of it is dropped. NULL: every body is wanted. */
+    bool (*on_head)(void *user, http_exchange *exchange);
+    void (*on_request)(void *user, http_exchange *exchange); /* the body is complete */
+    /* The body cannot be taken; why: a literal. */
+    void (*on_refusal)(void *user, http_exchange *exchange, int status, const char *why);
     void (*on_tick)(void *user); /* twice a second; may be NULL */
     /* The body for a refusal that happens before there is a request; NUL-terminated JSON. */
     void (*refusal)(int status, const char *why, char *out, size_t bytes);
@@ -48,14 +59,20 @@ bool http_post(http_server *server, void (*fn)(void *argument), void *argument);
 
 typedef struct http_counts {
     uint64_t connections, accepted, disconnects; /* open now; ever; clients that left before their reply ended */
+    uint64_t held_bytes;                         /* of bodies, and by http_hold */
 } http_counts;
 http_counts http_count(const http_server *server); /* any thread */
 
-/* --- the request: constant until the exchange ends, readable on any thread */
+/* --- the request: constant from on_request until the exchange ends, readable on any thread */
 const http_head *http_request(const http_exchange *exchange);
 const char *http_body(const http_exchange *exchange, size_t *bytes); /* a NUL stands behind it */
 const char *http_peer(const http_exchange *exchange);                /* "127.0.0.1" */
 double http_received(const http_exchange *exchange);                 /* clock_seconds of its last byte */
+void http_set_user(http_exchange *exchange, void *user);
+void *http_user(const http_exchange *exchange);
+/* Counts memory that the request takes besides its body among max_held_bytes, until the exchange ends. False: there is
+ * not so much left. Any thread, but one at a time. */
+bool http_hold(http_exchange *exchange, size_t bytes);
 
 /* --- the reply */
 /* Before the reply begins. Values must be single lines; others are left out. */

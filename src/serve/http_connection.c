@@ -9,7 +9,13 @@
 #include "base/clock.h"
 #include "serve/http_private.h"
 
-enum { LINGER_SECONDS = 2, BODY_BYTES_PER_SECOND = 65536, FIRST_BODY_ROOM = 65536 };
+enum {
+    LINGER_SECONDS = 2,
+    BODY_BYTES_PER_SECOND = 65536,
+    FIRST_BODY_ROOM = 65536,
+    MOST_UNWANTED = 65536, /* bytes of a body that are read to keep the connection of a request that was refused */
+    TOLD_WHY = 64,         /* connections beyond the limit that hear of it; further ones are closed at once */
+};
 
 const char *http_reason(int status) {
     static const struct {
@@ -33,14 +39,6 @@ const char *http_reason(int status) {
     return "Unknown";
 }
 
-static void drop_request(http_connection *c) {
-    http_head_free(&c->head);
-    free(c->body);
-    c->body = NULL;
-    c->body_bytes = c->body_room = 0;
-    c->chunks = (http_chunks){0};
-}
-
 void http_connection_close(http_connection *c) {
     http_exchange *x = c->exchange;
     if (x) {
@@ -51,11 +49,16 @@ void http_connection_close(http_connection *c) {
     }
     *c->link = c->next;
     if (c->next) c->next->link = c->link;
+    if (c->from) address_leave(&c->server->addresses, c->from);
     atomic_fetch_sub_explicit(&c->server->open, 1, memory_order_relaxed);
     bufferevent_free(c->stream);
-    drop_request(c);
+    bool held = c->state == ANSWERING;
     free(c);
-    if (x && x->on_gone) x->on_gone(x->gone_user);
+    if (x && x->on_gone) {
+        x->on_gone(x->gone_user);
+    } else if (x && !held) {
+        http_exchange_free(x);
+    }
 }
 
 /* What was written goes out before the connection ends. Closing at once would make the kernel reset a connection whose
@@ -77,112 +80,131 @@ void http_connection_refuse(http_connection *c, int status, const char *why) {
     c->server->options.refusal(status, why, body, sizeof body);
     evbuffer_add_printf(bufferevent_get_output(c->stream),
                         "HTTP/1.1 %d %s\r\nserver: kakeya/%s\r\ncontent-type: application/json\r\n"
-                        "cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+                        "cache-control: no-store\r\nx-content-type-options: nosniff\r\n%s"
                         "content-length: %zu\r\nconnection: close\r\n\r\n%s",
-                        status, http_reason(status), kakeya_version(), strlen(body), body);
-    drop_request(c);
+                        status, http_reason(status), kakeya_version(), status == 503 ? "retry-after: 1\r\n" : "",
+                        strlen(body), body);
     http_connection_finish(c); /* also where there was no memory for the words */
 }
 
-/* The request is whole: an exchange begins. */
-static void begin_exchange(http_connection *c) {
-    http_exchange *x = calloc(1, sizeof *x);
-    struct evbuffer *headers = x ? evbuffer_new() : NULL;
-    if (!headers) {
-        free(x);
-        http_connection_refuse(c, 500, "out of memory");
-        return;
-    }
-    *x = (http_exchange){.server = c->server,
-                         .connection = c,
-                         .head = c->head,
-                         .body = c->body,
-                         .body_bytes = c->body_bytes,
-                         .received = clock_seconds(),
-                         .headers = headers};
-    pthread_mutex_init(&x->lock, NULL);
-    memcpy(x->peer, c->peer, sizeof x->peer);
-    c->head = (http_head){0};
-    c->body = NULL;
-    c->body_bytes = c->body_room = 0;
-    c->chunks = (http_chunks){0};
-    c->exchange = x;
+/* -------------------------------------------------------------------------------------------------------- requests */
+
+/* From here on the connection answers, and its exchange belongs to whoever is told of it: it may be gone when that
+ * function returns. */
+static http_exchange *answer_from_now_on(http_connection *c) {
+    http_exchange *x = c->exchange;
     c->state = ANSWERING;
     c->deadline = 0;
-    c->last_sent = clock_seconds();
-    c->server->options.on_request(c->server->options.user, x);
+    c->last_sent = x->received = clock_seconds();
+    return x;
 }
 
-static bool body_add(http_connection *c, const char *data, size_t bytes) {
-    if (c->body_bytes + bytes + 1 > c->body_room) {
-        size_t room = c->body_room ? c->body_room * 2 : FIRST_BODY_ROOM;
-        if (room < c->body_bytes + bytes + 1) room = c->body_bytes + bytes + 1;
-        char *grown = realloc(c->body, room);
-        if (!grown) return false;
-        c->body = grown;
-        c->body_room = room;
+/* The body cannot be taken. */
+static void refuse_body(http_connection *c, int status, const char *why) {
+    http_exchange *x = answer_from_now_on(c);
+    const http_options *o = &c->server->options;
+    x->head.keep_alive = false; /* the rest of it would be read as a request */
+    o->on_refusal(o->user, x, status, why);
+}
+
+/* Room doubles, but not beyond what the body can have. */
+static bool body_grow(http_connection *c, size_t bytes) {
+    http_exchange *x = c->exchange;
+    size_t need = x->body_bytes + bytes + 1, room = x->body_room ? x->body_room * 2 : FIRST_BODY_ROOM;
+    size_t most = 1 + (x->head.chunked ? c->server->options.max_body_bytes : (size_t)x->head.content_length);
+    if (room > most) room = most;
+    if (room < need) room = need;
+    if (!http_hold(x, room - x->body_room)) {
+        refuse_body(c, 503, "too many bodies of requests are in memory");
+        return false;
     }
-    if (bytes) memcpy(c->body + c->body_bytes, data, bytes);
-    c->body_bytes += bytes;
-    c->body[c->body_bytes] = '\0';
+    char *grown = realloc(x->body, room);
+    if (!grown) {
+        refuse_body(c, 503, "out of memory");
+        return false;
+    }
+    x->body = grown;
+    x->body_room = room;
     return true;
 }
 
-/* Takes what has come of the body. Returns whether the connection may be looked at again: its state has changed. */
-static bool read_body(http_connection *c) {
+/* False: there was no room, and the request has been refused. */
+static bool body_add(http_connection *c, const char *data, size_t bytes) {
+    http_exchange *x = c->exchange;
+    if (bytes == 0) return true;
+    if (x->body_bytes + bytes + 1 > x->body_room && !body_grow(c, bytes)) return false;
+    memcpy(x->body + x->body_bytes, data, bytes);
+    x->body_bytes += bytes;
+    x->body[x->body_bytes] = '\0';
+    return true;
+}
+
+/* Takes what has come of the body. */
+static void read_body(http_connection *c) {
     struct evbuffer *input = bufferevent_get_input(c->stream);
-    size_t limit = c->server->options.max_body_bytes;
+    const http_options *o = &c->server->options;
+    http_exchange *x = c->exchange;
     for (;;) {
-        bool complete = c->head.chunked ? c->chunks.done : c->body_bytes == c->head.content_length;
+        bool complete = x->head.chunked ? c->chunks.done : x->body_bytes == x->head.content_length;
         if (complete) {
-            begin_exchange(c);
-            return false;
+            o->on_request(o->user, answer_from_now_on(c));
+            return;
         }
         struct evbuffer_iovec piece;
         if (evbuffer_peek(input, -1, NULL, &piece, 1) < 1 || piece.iov_len == 0) break;
         size_t consumed = 0, bytes = 0;
         const char *data = NULL;
-        if (c->head.chunked) {
+        if (x->head.chunked) {
             if (!http_chunks_feed(&c->chunks, piece.iov_base, piece.iov_len, &consumed, &data, &bytes)) {
-                http_connection_refuse(c, 400, "malformed chunked body");
-                return false;
+                refuse_body(c, 400, "malformed chunked body");
+                return;
             }
         } else {
-            size_t left = (size_t)(c->head.content_length - c->body_bytes);
+            size_t left = (size_t)(x->head.content_length - x->body_bytes);
             data = piece.iov_base;
             consumed = bytes = piece.iov_len < left ? piece.iov_len : left;
         }
-        if (c->body_bytes + bytes > limit) {
-            http_connection_refuse(c, 413, "the body is too large");
-            return false;
+        if (x->body_bytes + bytes > o->max_body_bytes) {
+            refuse_body(c, 413, "the body is too large");
+            return;
         }
-        if (!body_add(c, data, bytes)) {
-            http_connection_refuse(c, 500, "out of memory");
-            return false;
-        }
+        if (!body_add(c, data, bytes)) return;
         evbuffer_drain(input, consumed);
     }
-    c->deadline =
-        c->body_since + c->server->options.receive_seconds + (double)c->body_bytes / (double)BODY_BYTES_PER_SECOND;
-    return false;
+    c->deadline = c->body_since + o->receive_seconds + (double)x->body_bytes / (double)BODY_BYTES_PER_SECOND;
 }
 
-static void begin_body(http_connection *c) {
-    c->state = READING_BODY;
+/* Whoever answers says whether the body is wanted, before any of it is asked for. One that is not is dropped when it
+ * comes, or, if it is large or may not come, ends with the connection. */
+static void begin_request(http_connection *c, http_head *head) {
+    const http_options *o = &c->server->options;
+    bool expects = head->expects_continue && head->minor == 1 && (head->chunked || head->content_length);
+    http_exchange *x = http_exchange_open(c, head);
+    if (!x) {
+        http_head_free(head);
+        http_connection_refuse(c, 503, "out of memory");
+        return;
+    }
+    c->exchange = x;
     c->head_begun = false;
+    c->chunks = (http_chunks){0};
+    answer_from_now_on(c);
+    bool keep_alive = x->head.keep_alive;
+    if (expects || x->head.content_length > MOST_UNWANTED) x->head.keep_alive = false;
+    c->skips_chunks = x->head.chunked;
+    c->unwanted = x->head.chunked ? MOST_UNWANTED : (size_t)x->head.content_length;
+    c->skips = c->unwanted > 0;
+    if (o->on_head && !o->on_head(o->user, x)) return;
+    x->head.keep_alive = keep_alive;
+    c->skips = false;
+    if (x->head.content_length > o->max_body_bytes) {
+        refuse_body(c, 413, "the body is too large");
+        return;
+    }
+    c->state = READING_BODY;
     c->body_since = clock_seconds();
-    c->deadline = c->body_since + c->server->options.receive_seconds;
-    if (c->head.has_length && c->head.content_length > c->server->options.max_body_bytes) {
-        http_connection_refuse(c, 413, "the body is too large");
-        return;
-    }
-    if (!body_add(c, "", 0)) {
-        http_connection_refuse(c, 500, "out of memory");
-        return;
-    }
-    if (c->head.expects_continue && c->head.minor == 1 && (c->head.chunked || c->head.content_length))
-        evbuffer_add_printf(bufferevent_get_output(c->stream), "HTTP/1.1 100 Continue\r\n\r\n");
-    if (!c->head.chunked && !c->head.has_length) c->head.content_length = 0;
+    c->deadline = c->body_since + o->receive_seconds;
+    if (expects) evbuffer_add_printf(bufferevent_get_output(c->stream), "HTTP/1.1 100 Continue\r\n\r\n");
     read_body(c);
 }
 
@@ -212,15 +234,36 @@ static void read_head(http_connection *c) {
         http_connection_refuse(c, 400, "the head is too large");
         return;
     }
+    http_head parsed = {0};
     const char *why = "out of memory", *head = (const char *)evbuffer_pullup(input, (ev_ssize_t)bytes);
-    int status = head ? http_head_parse(head, bytes, &c->head, &why) : 500;
+    int status = head ? http_head_parse(head, bytes, &parsed, &why) : 500;
     c->searched = 0;
     evbuffer_drain(input, bytes);
     if (status) {
         http_connection_refuse(c, status, why);
         return;
     }
-    begin_body(c);
+    begin_request(c, &parsed);
+}
+
+static void skip_body(http_connection *c) {
+    struct evbuffer *input = bufferevent_get_input(c->stream);
+    struct evbuffer_iovec piece;
+    bool done = false, good = true;
+    while (good && !done && c->unwanted && evbuffer_peek(input, -1, NULL, &piece, 1) >= 1 && piece.iov_len) {
+        size_t n = piece.iov_len < c->unwanted ? piece.iov_len : c->unwanted, bytes;
+        const char *data;
+        if (c->skips_chunks) good = http_chunks_feed(&c->chunks, piece.iov_base, n, &n, &data, &bytes);
+        evbuffer_drain(input, n);
+        c->unwanted -= n;
+        done = c->skips_chunks ? c->chunks.done : c->unwanted == 0;
+    }
+    if (done) {
+        c->skips = false;
+        http_connection_next(c);
+    } else if (!good || c->unwanted == 0) {
+        http_connection_finish(c);
+    }
 }
 
 /* A request that no head can begin with, such as a TLS greeting, is refused at its first line, not at a deadline. */
@@ -269,6 +312,8 @@ static void on_read(struct bufferevent *stream, void *user) {
         }
     } else if (c->state == READING_BODY) {
         read_body(c);
+    } else if (c->state == SKIPPING_BODY) {
+        skip_body(c);
     } else if (evbuffer_get_length(input) > c->server->options.max_head_bytes) {
         bufferevent_disable(stream, EV_READ); /* what has come waits; not more of it than this. Not libevent's
                                                * watermark: it crashes where there is no memory for it */
@@ -300,7 +345,40 @@ static void on_output(struct evbuffer *output, const struct evbuffer_cb_info *in
     if (x && x->on_sent && evbuffer_get_length(output) < x->sent_below) x->on_sent(x->sent_user);
 }
 
+/* Of those that wait for a request, the one that has done so for longest. */
+static http_connection *find_idle(const http_server *server) {
+    http_connection *oldest = NULL;
+    for (http_connection *c = server->connections; c; c = c->next)
+        if (c->state == READING_HEAD && !c->head_begun && (!oldest || c->deadline < oldest->deadline) &&
+            evbuffer_get_length(bufferevent_get_output(c->stream)) == 0)
+            oldest = c;
+    return oldest;
+}
+
+/* Whether there is a place for one more connection from there. `told`: how many more would hear that there is none. */
+static bool has_place(http_server *server, const address_count *from, const struct sockaddr *address, bool *told) {
+    const http_options *o = &server->options;
+    size_t open = (size_t)atomic_load_explicit(&server->open, memory_order_relaxed);
+    bool spared = o->max_per_address == 0 || (o->spare_loopback && address_is_loopback(address));
+    if (!spared && from->n > o->max_per_address) {
+        *told = from->n <= o->max_per_address + TOLD_WHY && (server->most_open == 0 || open < server->most_open);
+        return false;
+    }
+    if (server->most_open == 0 || open < server->most_open) return true;
+    http_connection *idle = find_idle(server);
+    *told = open < server->most_open + TOLD_WHY;
+    if (idle) http_connection_close(idle);
+    return idle != NULL;
+}
+
 void http_connection_open(http_server *server, int socket, const struct sockaddr *address) {
+    address_count *from = address_enter(&server->addresses, address);
+    bool told = true, place = from && has_place(server, from, address, &told);
+    if (!from || (!place && !told)) {
+        if (from) address_leave(&server->addresses, from);
+        evutil_closesocket(socket);
+        return;
+    }
     http_connection *c = calloc(1, sizeof *c);
     struct bufferevent *stream = NULL;
     if (c) {
@@ -309,6 +387,7 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     }
     if (!stream) {
         free(c);
+        address_leave(&server->addresses, from);
         evutil_closesocket(socket);
         return;
     }
@@ -318,6 +397,7 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     c->server = server;
     c->stream = stream;
     c->socket = socket;
+    c->from = from;
     c->deadline = clock_seconds() + server->options.idle_seconds;
     c->link = &server->connections;
     c->next = server->connections;
@@ -330,15 +410,20 @@ void http_connection_open(http_server *server, int socket, const struct sockaddr
     atomic_fetch_add_explicit(&server->accepted, 1, memory_order_relaxed);
     bool watched = evbuffer_add_cb(bufferevent_get_output(stream), on_output, c) != NULL;
     bufferevent_setcb(stream, on_read, on_written, on_event, c);
-    if (!watched || bufferevent_enable(stream, EV_READ | EV_WRITE) != 0) http_connection_close(c);
+    if (!watched || bufferevent_enable(stream, EV_READ | EV_WRITE) != 0) {
+        http_connection_close(c);
+    } else if (!place) {
+        http_connection_refuse(c, 503, "too many connections");
+    }
 }
 
 void http_connection_next(http_connection *c) {
+    const http_options *o = &c->server->options;
     c->exchange = NULL;
-    c->state = READING_HEAD;
+    c->state = c->skips ? SKIPPING_BODY : READING_HEAD;
     c->searched = 0;
     c->head_begun = false;
-    c->deadline = clock_seconds() + c->server->options.idle_seconds;
+    c->deadline = clock_seconds() + (c->skips ? o->receive_seconds : o->idle_seconds);
     if (bufferevent_enable(c->stream, EV_READ) != 0) {
         http_connection_close(c);
         return;

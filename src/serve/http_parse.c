@@ -24,16 +24,19 @@ static int refuse(const char **why, const char *text) {
 }
 
 /* Decodes the path of a target in place, and finds the query behind it. */
-static bool decode_path(char *target, char **path, const char **query) {
+static bool decode_path(char *target, http_head *head) {
     if (strncasecmp(target, "http://", 7) == 0 || strncasecmp(target, "https://", 8) == 0) {
-        char *slash = strchr(strstr(target, "://") + 3, '/');
-        if (!slash) return false;
-        target = slash;
+        char *host = strstr(target, "://") + 3;
+        target = strchr(host, '/');
+        if (!target) return false;
+        head->host = host;
+        head->host_bytes = (size_t)(target - host);
     }
     if (*target != '/' && strcmp(target, "*") != 0) return false;
-    *path = target;
+    head->path = target;
     char *out = target, *in = target;
-    for (; *in && *in != '?' && *in != '#'; in++) {
+    for (; *in && *in != '?'; in++) {
+        if (*in == '#') return false;
         if (*in != '%') {
             *out++ = *in;
             continue;
@@ -43,8 +46,8 @@ static bool decode_path(char *target, char **path, const char **query) {
         *out++ = (char)(high * 16 + low);
         in += 2;
     }
-    *query = *in == '?' ? in + 1 : "";
-    in[strcspn(in, "#")] = '\0';
+    head->query = *in == '?' ? in + 1 : "";
+    if (strchr(head->query, '#')) return false;
     *out = '\0';
     return true;
 }
@@ -67,7 +70,7 @@ static int parse_request_line(char *line, http_head *head, const char **why) {
     } else if (strcmp(version, "HTTP/1.0") != 0) {
         return refuse(why, "the request line does not end with HTTP/1.0 or HTTP/1.1");
     }
-    return decode_path(target, &head->path, &head->query) ? 0 : refuse(why, "malformed target");
+    return decode_path(target, head) ? 0 : refuse(why, "malformed target");
 }
 
 static int parse_header(char *line, http_head *head, const char **why) {
@@ -98,14 +101,31 @@ static bool lists(const char *list, const char *token) {
     return false;
 }
 
+/* Headers of which two readers could each take another one. */
+static bool is_repeated(const http_head *head, size_t at) {
+    static const char *const single[] = {"authorization", "x-api-key", "content-type", "origin"};
+    const char *name = head->headers[at].name;
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++)
+        if (strcasecmp(name, single[i]) == 0) return http_head_find(head, name) != head->headers[at].value;
+    return false;
+}
+
+/* A host, and perhaps a port; not what a reader could take for a list, a path or a user. */
+static bool is_host(const http_head *head, const char *value) {
+    if (value[strcspn(value, " \t,/?#@\\")]) return false;
+    return !head->host || (strlen(value) == head->host_bytes && strncasecmp(value, head->host, head->host_bytes) == 0);
+}
+
 /* What the headers say about the body and the connection. */
 static int parse_framing(http_head *head, const char **why) {
     size_t hosts = 0, encodings = 0, lengths = 0;
     head->keep_alive = head->minor == 1;
     for (size_t i = 0; i < head->n_headers; i++) {
         const http_header *h = &head->headers[i];
+        if (is_repeated(head, i)) return refuse(why, "a header that may come once comes twice");
         if (strcasecmp(h->name, "host") == 0) {
             hosts++;
+            if (!is_host(head, h->value)) return refuse(why, "malformed Host, or the target names another one");
         } else if (strcasecmp(h->name, "content-length") == 0) {
             size_t digits = strlen(h->value);
             lengths++;
@@ -123,7 +143,8 @@ static int parse_framing(http_head *head, const char **why) {
             head->expects_continue = strcasecmp(h->value, "100-continue") == 0;
         }
     }
-    if (hosts > 1 || (hosts == 0 && head->minor == 1)) return refuse(why, "a request has exactly one Host header");
+    if (hosts > 1 || (hosts == 0 && (head->minor == 1 || head->host)))
+        return refuse(why, "a request has exactly one Host header");
     if (lengths > 1) return refuse(why, "more than one Content-Length");
     if (encodings > 1) return refuse(why, "more than one Transfer-Encoding");
     if (lengths && encodings) return refuse(why, "both Content-Length and Transfer-Encoding");
@@ -179,48 +200,111 @@ const char *http_head_find(const http_head *head, const char *name) {
 
 /* ----------------------------------------------------------------------------------------------- chunked bodies */
 
-enum { SIZE_FIRST, SIZE_MORE, EXTENSION, SIZE_LF, DATA, DATA_CR, DATA_LF, TRAILER_START, TRAILER, TRAILER_LF, LAST_LF };
+/* A chunk's line is its size in hexadecimal digits and extensions, ;NAME or ;NAME=VALUE, each with white space around
+ * it but not at the line's end. Trailers are headers. (RFC 9112, section 7.1) */
+enum {
+    SIZE_FIRST,
+    SIZE_MORE,
+    EXTENSION, /* white space in front of the next extension's ';' */
+    NAME_START,
+    NAME,
+    NAME_END, /* white space behind the name */
+    VALUE_START,
+    VALUE,
+    QUOTED,
+    ESCAPED,
+    QUOTED_END,
+    SIZE_LF,
+    DATA,
+    DATA_CR,
+    DATA_LF,
+    TRAILER_START,
+    TRAILER_NAME,
+    TRAILER_VALUE,
+    TRAILER_LF,
+    LAST_LF
+};
+
+static bool is_blank(unsigned char c) { return c == ' ' || c == '\t'; }
+
+static bool is_text(unsigned char c) { return (c >= 0x20 && c != 0x7f) || c == '\t'; }
+
+static bool step(http_chunks *c, int state) {
+    c->state = state;
+    return true;
+}
+
+/* Behind a name or a value: the end of the line, or the next extension. */
+static bool extension_end(http_chunks *c, unsigned char byte) {
+    if (byte == '\r') return step(c, SIZE_LF);
+    return byte == ';' && step(c, NAME_START);
+}
+
+static bool extension_byte(http_chunks *c, unsigned char byte) {
+    if (++c->line_bytes > MAX_CHUNK_LINE) return false;
+    switch (c->state) {
+    case EXTENSION:
+        return is_blank(byte) || (byte == ';' && step(c, NAME_START));
+    case NAME_START:
+        return is_blank(byte) || (is_token(byte) && step(c, NAME));
+    case NAME:
+        if (is_token(byte)) return true;
+        if (is_blank(byte)) return step(c, NAME_END);
+        return byte == '=' ? step(c, VALUE_START) : extension_end(c, byte);
+    case NAME_END:
+        return is_blank(byte) || (byte == '=' && step(c, VALUE_START)) || (byte == ';' && step(c, NAME_START));
+    case VALUE_START:
+        return is_blank(byte) || (byte == '"' && step(c, QUOTED)) || (is_token(byte) && step(c, VALUE));
+    case QUOTED:
+        if (byte == '"') return step(c, QUOTED_END);
+        return byte == '\\' ? step(c, ESCAPED) : is_text(byte);
+    case ESCAPED:
+        return is_text(byte) && step(c, QUOTED);
+    default: /* VALUE, QUOTED_END */
+        if (c->state == VALUE && is_token(byte)) return true;
+        return is_blank(byte) ? step(c, EXTENSION) : extension_end(c, byte);
+    }
+}
+
+static bool trailer_byte(http_chunks *c, unsigned char byte) {
+    if (++c->trailer_bytes > MAX_TRAILER) return false;
+    switch (c->state) {
+    case TRAILER_START:
+        if (byte == '\r') return step(c, LAST_LF);
+        return is_token(byte) && step(c, TRAILER_NAME);
+    case TRAILER_NAME:
+        return is_token(byte) || (byte == ':' && step(c, TRAILER_VALUE));
+    case TRAILER_VALUE:
+        return byte == '\r' ? step(c, TRAILER_LF) : is_text(byte);
+    default: /* TRAILER_LF */
+        return byte == '\n' && step(c, TRAILER_START);
+    }
+}
 
 static bool chunks_byte(http_chunks *c, char byte) {
     int digit = hex_digit(byte);
     switch (c->state) {
     case SIZE_FIRST:
-        if (digit < 0) return false;
         c->left = (uint64_t)digit;
         c->line_bytes = 1;
-        c->state = SIZE_MORE;
-        return true;
+        return digit >= 0 && step(c, SIZE_MORE);
     case SIZE_MORE:
         if (digit >= 0) {
             c->left = c->left * 16 + (uint64_t)digit;
             return ++c->line_bytes <= 15;
         }
-        c->state = byte == '\r' ? SIZE_LF : EXTENSION;
-        return byte == '\r' || byte == ';' || byte == ' ' || byte == '\t';
-    case EXTENSION:
-        if (byte == '\r') c->state = SIZE_LF;
-        return byte != '\n' && ++c->line_bytes <= MAX_CHUNK_LINE;
+        return is_blank((unsigned char)byte) ? step(c, EXTENSION) : extension_end(c, (unsigned char)byte);
     case SIZE_LF:
-        c->state = c->left ? DATA : TRAILER_START;
-        return byte == '\n';
+        return byte == '\n' && step(c, c->left ? DATA : TRAILER_START);
     case DATA_CR:
-        c->state = DATA_LF;
-        return byte == '\r';
+        return byte == '\r' && step(c, DATA_LF);
     case DATA_LF:
-        c->state = SIZE_FIRST;
-        return byte == '\n';
-    case TRAILER_START:
-        c->state = byte == '\r' ? LAST_LF : TRAILER;
-        return byte != '\n' && ++c->trailer_bytes <= MAX_TRAILER;
-    case TRAILER:
-        if (byte == '\r') c->state = TRAILER_LF;
-        return byte != '\n' && ++c->trailer_bytes <= MAX_TRAILER;
-    case TRAILER_LF:
-        c->state = TRAILER_START;
-        return byte == '\n';
-    default: /* LAST_LF */
-        c->done = true;
-        return byte == '\n';
+        return byte == '\n' && step(c, SIZE_FIRST);
+    case LAST_LF:
+        c->done = byte == '\n';
+        return c->done;
+    default:
+        return c->state < SIZE_LF ? extension_byte(c, (unsigned char)byte) : trailer_byte(c, (unsigned char)byte);
     }
 }
 

@@ -20,7 +20,9 @@ typedef struct http_head {
     const char *method; /* as it came: methods are case-sensitive */
     char *path;         /* decoded, without query, never empty; valid as long as the head */
     const char *query;  /* as it came, without its '?'; "" where there is none */
-    int minor;          /* 0 or 1: HTTP/1.0, HTTP/1.1 */
+    const char *host;   /* that the target names; NULL: none */
+    size_t host_bytes;
+    int minor; /* 0 or 1: HTTP/1.0, HTTP/1.1 */
     http_header headers[HTTP_MAX_HEADERS];
     size_t n_headers;
     bool has_length, chunked, keep_alive, expects_continue;

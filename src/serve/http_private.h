@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <sys/uio.h>
 
+#include "serve/address.h"
 #include "serve/http.h"
 
 typedef struct ssl_ctx_st SSL_CTX;
@@ -24,8 +25,9 @@ typedef struct http_task {
 typedef enum connection_state {
     READING_HEAD = 0,
     READING_BODY,
-    ANSWERING, /* an exchange is open */
-    CLOSING,   /* what was written goes out, what comes is dropped */
+    ANSWERING,     /* its exchange is with whoever answers */
+    SKIPPING_BODY, /* it has been answered, and nobody wanted its body */
+    CLOSING,       /* what was written goes out, what comes is dropped */
 } connection_state;
 
 typedef struct http_connection {
@@ -40,11 +42,11 @@ typedef struct http_connection {
     double body_since;  /* READING_BODY */
     double last_sent;   /* when the client took something last */
     size_t searched;    /* bytes of the input that hold no end of a head */
-    http_head head;     /* READING_BODY */
-    http_chunks chunks; /* READING_BODY, chunked */
-    char *body;
-    size_t body_bytes, body_room;
-    http_exchange *exchange; /* ANSWERING */
+    http_chunks chunks; /* READING_BODY, SKIPPING_BODY: chunked */
+    bool skips, skips_chunks; /* a body is to be skipped */
+    size_t unwanted;          /* bytes of it that may come yet */
+    http_exchange *exchange;  /* READING_BODY, ANSWERING */
+    address_count *from;
     char peer[INET6_ADDRSTRLEN];
     struct http_connection *next, **link;
 } http_connection;
@@ -55,9 +57,11 @@ struct http_exchange {
     http_connection *connection; /* NULL: the client has gone. Changed by the network thread alone */
     struct evbuffer *spill;      /* what other threads wrote and the socket did not take; NULL: nothing */
     http_head head;
-    char *body;
-    size_t body_bytes;
+    char *body; /* NULL: none */
+    size_t body_bytes, body_room;
+    size_t held; /* of the server's held_bytes */
     double received;
+    void *user;
     char peer[INET6_ADDRSTRLEN];
     struct evbuffer *headers; /* of the reply, so far */
     bool streaming, chunked;
@@ -84,6 +88,9 @@ struct http_server {
     bool stopping;
     double stop_by; /* stopping: what is unsent then is lost */
     http_connection *connections;
+    address_table addresses;
+    size_t most_open; /* connections; 0: no limit */
+    _Atomic size_t held_bytes;
     _Atomic uint64_t open, accepted, disconnects;
 };
 
@@ -92,6 +99,10 @@ kakeya_status http_tls_open(const char *certificate, const char *key, SSL_CTX **
 void http_tls_close(SSL_CTX *tls);
 /* The stream of one accepted socket; NULL when out of memory. */
 struct bufferevent *http_tls_accept(SSL_CTX *tls, struct event_base *base, int socket);
+
+/* NULL: out of memory. The head is the exchange's. */
+http_exchange *http_exchange_open(http_connection *connection, http_head *head);
+void http_exchange_free(http_exchange *exchange);
 
 /* A connection that a listener has accepted. Owns the socket. */
 void http_connection_open(http_server *server, int socket, const struct sockaddr *address);

@@ -28,8 +28,11 @@ static _Thread_local const http_server *served_here;
 const http_head *http_request(const http_exchange *x) { return &x->head; }
 const char *http_body(const http_exchange *x, size_t *bytes) {
     *bytes = x->body_bytes;
-    return x->body;
+    return x->body ? x->body : "";
 }
+void http_set_user(http_exchange *x, void *user) { x->user = user; }
+void *http_user(const http_exchange *x) { return x->user; }
+
 const char *http_peer(const http_exchange *x) { return x->peer; }
 double http_received(const http_exchange *x) { return x->received; }
 bool http_is_gone(const http_exchange *x) { return x->connection == NULL; }
@@ -97,12 +100,7 @@ static void finish(http_exchange *x) {
             http_connection_finish(c);
         }
     }
-    if (x->spill) evbuffer_free(x->spill);
-    pthread_mutex_destroy(&x->lock);
-    evbuffer_free(x->headers);
-    http_head_free(&x->head);
-    free(x->body);
-    free(x);
+    http_exchange_free(x);
 }
 
 void http_reply(http_exchange *x, int status, const char *content_type, const char *body, size_t bytes) {
@@ -313,6 +311,7 @@ static void *run(void *user) {
 http_counts http_count(const http_server *server) {
     return (http_counts){.connections = atomic_load_explicit(&server->open, memory_order_relaxed),
                          .accepted = atomic_load_explicit(&server->accepted, memory_order_relaxed),
+                         .held_bytes = atomic_load_explicit(&server->held_bytes, memory_order_relaxed),
                          .disconnects = atomic_load_explicit(&server->disconnects, memory_order_relaxed)};
 }
 
@@ -324,17 +323,16 @@ static void name_address(http_server *server, int socket) {
     struct sockaddr_storage address = {0};
     socklen_t length = sizeof address;
     getsockname(socket, (struct sockaddr *)&address, &length);
+    server->loopback = address_is_loopback((const struct sockaddr *)&address);
     const char *scheme = server->tls ? "https" : "http";
     char text[INET6_ADDRSTRLEN] = "";
     if (address.ss_family == AF_INET6) {
         const struct sockaddr_in6 *six = (const void *)&address;
         inet_ntop(AF_INET6, &six->sin6_addr, text, sizeof text);
-        server->loopback = IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
         snprintf(server->url, sizeof server->url, "%s://[%s]:%d", scheme, text, ntohs(six->sin6_port));
     } else {
         const struct sockaddr_in *four = (const void *)&address;
         inet_ntop(AF_INET, &four->sin_addr, text, sizeof text);
-        server->loopback = (ntohl(four->sin_addr.s_addr) >> 24) == 127;
         snprintf(server->url, sizeof server->url, "%s://%s:%d", scheme, text, ntohs(four->sin_port));
     }
 }
@@ -349,11 +347,18 @@ static kakeya_status listen_on(http_server *server, kakeya_error *error) {
     int problem = getaddrinfo(o->host, port, &numeric, &found);
     if (problem) problem = getaddrinfo(o->host, port, &want, &found);
     if (problem) return error_set(error, KAKEYA_IO, "--host %s: %s", o->host, gai_strerror(problem));
-    server->listener = evconnlistener_new_bind(server->base, on_accept, server,
-                                               LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE,
-                                               BACKLOG, found->ai_addr, (int)found->ai_addrlen);
+    bool open_to_all = o->loopback_only && !address_is_loopback(found->ai_addr);
+    if (!open_to_all)
+        server->listener = evconnlistener_new_bind(server->base, on_accept, server,
+                                                   LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE,
+                                                   BACKLOG, found->ai_addr, (int)found->ai_addrlen);
     int reason = errno;
     freeaddrinfo(found);
+    if (open_to_all)
+        return error_set(error, KAKEYA_INVALID_ARGUMENT,
+                         "--host %s: others can reach it, and no key is asked for; give --api-key or --api-key-file, "
+                         "or --no-key if everybody may ask",
+                         o->host);
     if (!server->listener)
         return error_set(error, KAKEYA_IO, "cannot listen on %s, port %d: %s", o->host, o->port, strerror(reason));
     evconnlistener_set_error_cb(server->listener, on_accept_error);
@@ -396,17 +401,26 @@ static void free_server(http_server *server) {
     free(server);
 }
 
-kakeya_status http_open(const http_options *options, http_server **out, kakeya_error *error) {
-    *out = NULL;
+/* As many files as the system lets this process have; some stay for what is not a connection. */
+static size_t most_connections(size_t wanted) {
+    enum { FEW_FILES = 1024 }; /* below it, waiting for a file has to do */
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0) return wanted;
+    if (files.rlim_cur < files.rlim_max) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    size_t most = (size_t)(files.rlim_cur - files.rlim_cur / 8);
+    return files.rlim_cur >= FEW_FILES && wanted > most ? most : wanted;
+}
+
+kakeya_status http_open(const http_options *options, http_server **out, kakeya_error *error) {
+    *out = NULL;
     evthread_use_pthreads();
     http_server *server = calloc(1, sizeof *server);
     if (!server) return error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     server->options = *options;
+    server->most_open = most_connections(options->max_connections);
     server->wake_fd[0] = server->wake_fd[1] = -1;
     pthread_mutex_init(&server->lock, NULL);
     *out = server; /* the first request may come before this function returns */

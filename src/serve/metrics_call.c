@@ -232,6 +232,8 @@ static void write_process(server_context *s, metrics_page *p) {
     labelled(p, "result", "ok", (double)wakes);
     labelled(p, "result", "failed", (double)failures);
     metrics_one(p, "http_connections", NULL, "gauge", "Connections that are open.", (double)http.connections);
+    metrics_one(p, "http_body_bytes", NULL, "gauge", "Bodies of requests, and what they were parsed into.",
+                (double)http.held_bytes);
     metrics_one(p, "http_disconnects_total", NULL, "counter", "Clients that left before their reply ended.",
                 (double)http.disconnects);
     metrics_one(p, "process_resident_memory_bytes", NULL, "gauge", "Resident memory.", platform_resident_bytes());

@@ -80,6 +80,7 @@ kakeya_status rpc_open(server_context *s, kakeya_error *error) {
     options.address = settings->grpc;
     options.tls_certificate = settings->tls_certificate;
     options.tls_key = settings->tls_key;
+    options.loopback_only = !settings->no_key && !auth_needs_key(s->auth);
     options.session = settings->session;
     options.memory = &s->memory;
     options.wake_seconds = settings->wake_wait_seconds;

@@ -14,9 +14,19 @@
 #include "serve/routes.h"
 #include "serve/rpc.h"
 
-enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, SPARE_WORKERS = 8 };
+enum { MAX_HEAD = 64 << 10, MAX_BODY = 32 << 20, MAX_PER_ADDRESS = 1024, SPARE_WORKERS = 8 };
 
-static void on_request(void *user, http_exchange *exchange) { call_begin(user, exchange); }
+static bool on_head(void *user, http_exchange *exchange) { return call_head(user, exchange); }
+
+static void on_request(void *user, http_exchange *exchange) {
+    (void)user;
+    call_begin(exchange);
+}
+
+static void on_refusal(void *user, http_exchange *exchange, int status, const char *why) {
+    (void)user;
+    call_refuse(exchange, status, why);
+}
 
 static void on_tick(void *user) {
     server_context *s = user;
@@ -29,10 +39,36 @@ static void on_tick(void *user) {
 static void refusal(int status, const char *why, char *out, size_t bytes) {
     api_error error = {0};
     text_buffer body = {0};
-    api_fail(&error, status, status == 413 ? "request_too_large" : NULL, NULL, "%s", why);
+    api_fail(&error, status, api_code(status), NULL, "%s", why);
     api_error_openai(&error, &body);
     snprintf(out, bytes, "%s", body.data ? body.data : "");
     text_free(&body);
+}
+
+static kakeya_status open_http(server_context *s, kakeya_error *error) {
+    const serve_settings *settings = s->settings;
+    const http_options http = {.host = settings->host,
+                               .port = settings->port,
+                               .tls_certificate = settings->tls_certificate,
+                               .tls_key = settings->tls_key,
+                               .loopback_only = !settings->no_key && !auth_needs_key(s->auth),
+                               .max_head_bytes = MAX_HEAD,
+                               .max_body_bytes = MAX_BODY,
+                               .max_held_bytes = settings->max_bodies_bytes,
+                               .max_connections = (size_t)settings->max_connections,
+                               .max_per_address =
+                                   settings->max_per_address ? (size_t)settings->max_per_address : MAX_PER_ADDRESS,
+                               .spare_loopback = settings->max_per_address == 0,
+                               .idle_seconds = settings->keep_alive_seconds,
+                               .receive_seconds = 20,
+                               .send_seconds = 60,
+                               .on_head = on_head,
+                               .on_request = on_request,
+                               .on_refusal = on_refusal,
+                               .on_tick = on_tick,
+                               .refusal = refusal,
+                               .user = s};
+    return http_open(&http, &s->http, error);
 }
 
 kakeya_status serve_start(const serve_settings *settings, server_context **out, kakeya_error *error) {
@@ -44,19 +80,6 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     s->n_routes = serve_n_routes;
     s->started = clock_seconds();
     s->created = (long long)time(NULL);
-    const http_options http = {.host = settings->host,
-                               .port = settings->port,
-                               .tls_certificate = settings->tls_certificate,
-                               .tls_key = settings->tls_key,
-                               .max_head_bytes = MAX_HEAD,
-                               .max_body_bytes = MAX_BODY,
-                               .idle_seconds = settings->keep_alive_seconds,
-                               .receive_seconds = 20,
-                               .send_seconds = 60,
-                               .on_request = on_request,
-                               .on_tick = on_tick,
-                               .refusal = refusal,
-                               .user = s};
     pthread_mutex_init(&s->answers_lock, NULL);
     memory_queue_init(&s->memory);
     memory_queue_listen(&s->memory, answers_ask_stalled, s);
@@ -77,7 +100,7 @@ kakeya_status serve_start(const serve_settings *settings, server_context **out, 
     s->model_failed = answers_fail;
     if (status == KAKEYA_OK && !s->life) status = error_set(error, KAKEYA_OUT_OF_MEMORY, "server: out of memory");
     if (status == KAKEYA_OK) status = workers_open(running + waiting + SPARE_WORKERS, &s->workers, error);
-    if (status == KAKEYA_OK) status = http_open(&http, &s->http, error);
+    if (status == KAKEYA_OK) status = open_http(s, error);
     if (status == KAKEYA_OK) status = rpc_open(s, error);
     if (status == KAKEYA_OK) status = life_begin(s->life, error);
     if (status != KAKEYA_OK) {

@@ -19,8 +19,12 @@ typedef struct serve_settings {
     const char *grpc;     /* HOST:PORT of the gRPC service; NULL: none */
     bool grpc_by_default; /* nobody asked for it: the server also goes without */
     double session_ttl;   /* seconds without use until a session of the gRPC service is dropped; 0: never */
+    bool no_key;          /* everybody who reaches the address may ask, also from other machines */
     int max_queue;        /* requests that may wait; 0: the default */
-    int max_tokens;       /* of an answer that names no limit; 0: to the end of the context */
+    int max_connections;
+    int max_per_address;     /* connections; 0: the default, which spares clients on this machine */
+    size_t max_bodies_bytes; /* of all bodies of requests that are in memory, with the trees made of them */
+    int max_tokens;          /* of an answer that names no limit; 0: to the end of the context */
     int max_tool_calls;
     bool thinking; /* where a request does not say */
     double drain_seconds, ping_seconds;

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from harness import KAKEYA, SHORT, Server, Skip, WAIT, WHOLE, equal, eventually, holds, in_threads, read_all, run_tests, test
+from harness import BUILD, KAKEYA, SHORT, Server, Skip, WAIT, WHOLE, equal, eventually, holds, in_threads, read_all, run_tests, test
 
 server = Server()
 HOST = b"Host: localhost\r\n"
@@ -63,9 +63,24 @@ def _():
     refused("version 2", b"GET /livez HTTP/2.0\r\n" + HOST + b"\r\n")
     refused("relative target", b"GET livez HTTP/1.1\r\n" + HOST + b"\r\n")
     refused("bad escape", b"GET /%zz HTTP/1.1\r\n" + HOST + b"\r\n")
-    chunked = get.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n"
-    for body in (b"zz\r\n", b"5\r\nabcdeX\r\n", b"5\nabcde\r\n", b"1000000000000000\r\n", b"-1\r\n"):
-        refused(f"chunks {body}", chunked + body)
+    post = b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for body in (b"zz\r\n", b"5\r\nabcdeX\r\n", b"5\nabcde\r\n", b"1000000000000000\r\n", b"-1\r\n", b"5 \r\nabcde\r\n",
+                 b"5;\r\nabcde\r\n", b"5;a=\x01\r\nabcde\r\n", b"0\r\nno trailer\r\n\r\n"):
+        refused(f"chunks {body}", post + body)
+        equal(status(server.raw(b"POST /livez HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + body + get +
+                                b"\r\n")), 405, "nobody wants the body")
+
+
+@test("two headers of which one counts, a target of another host")
+def _():
+    get = b"GET /livez HTTP/1.1\r\n" + HOST
+    for name in (b"Authorization", b"X-Api-Key", b"Content-Type", b"Origin"):
+        refused(name.decode(), get + name + b": a\r\n" + name.lower() + b": b\r\n\r\n")
+    refused("another host", get.replace(b"/livez", b"http://evil.example/livez") + b"\r\n")
+    refused("a host for another", get.replace(b"/livez", b"http://localhost/livez").replace(HOST, b"Host: localhost:1\r\n") + b"\r\n")
+    refused("a user", get.replace(b"/livez", b"http://a@localhost/livez") + b"\r\n")
+    refused("a fragment", get.replace(b"/livez", b"/livez#a") + b"\r\n")
+    refused("a list of hosts", get.replace(HOST, b"Host: localhost, evil.example\r\n") + b"\r\n")
 
 
 @test("F2: a head of 70 KB, 2,000 headers")
@@ -146,11 +161,13 @@ def _():
 @test("chunked bodies, Expect: 100-continue, requests behind each other, HTTP/1.0, HEAD, queries, slashes")
 def _():
     def post(extra, body):
-        return b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\n" + extra + b"\r\n" + body
+        return b"POST /tokenize HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n" + extra + b"\r\n" + body
 
     close = b"GET /livez HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n"
     reply = server.raw(post(b"Transfer-Encoding: chunked\r\n", b"3;a=b\r\n{} \r\n0\r\nTrailer: x\r\n\r\n") + close)
     equal(re.findall(rb"HTTP/1\.1 (\d+)", reply)[-1], b"200", "what follows the chunks is the next request")
+    unwanted = post(b"Transfer-Encoding: chunked\r\n", b"3\r\n{} \r\n0\r\n\r\n").replace(b"application/json", b"text/plain")
+    equal(re.findall(rb"HTTP/1\.1 (\d+)", server.raw(unwanted + close)), [b"415", b"200"], "nor are those of a body nobody wants")
     with server.connect() as s:
         s.sendall(post(b"Content-Length: 2\r\nExpect: 100-continue\r\n", b""))
         equal(s.recv(100), b"HTTP/1.1 100 Continue\r\n\r\n", "the client may go on")
@@ -240,6 +257,159 @@ def _():
     equal(preflight.headers["access-control-allow-headers"], "authorization,x-foo")
     equal(preflight.headers["access-control-max-age"], "600")
     holds("access-control-allow-origin" not in server.get("/livez", headers={"Origin": "https://a.test"}).headers)
+    s.stop()
+
+
+LONG = 30 << 20
+
+
+def post(path, extra):
+    return b"POST %s HTTP/1.1\r\n" % path + extra
+
+
+def send(s, data):
+    """As far as the other side takes it."""
+    try:
+        s.sendall(data)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+
+
+@test("what is wrong with a head is said before any of the body is taken, also to who waits for 100 Continue")
+def _():
+    s = Server("--api-key", "k", "--cors-origin", "https://a.test")
+    key, json_type = b"Authorization: Bearer k\r\n", b"Content-Type: application/json\r\n"
+    heads = [
+        (401, post(b"/v1/chat/completions", HOST + json_type)),
+        (401, post(b"/nothing", HOST + json_type)),
+        (401, post(b"/v1/messages", HOST + b"X-Api-Key: wrong\r\n" + json_type)),
+        (403, post(b"/v1/chat/completions", b"Host: evil.example\r\n" + key + json_type)),
+        (404, post(b"/nothing", HOST + key + json_type)),
+        (405, post(b"/health", HOST + json_type)),
+        (405, post(b"/v1/models", HOST + key + json_type)),
+        (415, post(b"/v1/chat/completions", HOST + key + b"Content-Type: text/plain\r\n")),
+        (200, b"GET /v1/models HTTP/1.1\r\n" + HOST + key),
+        (204, b"OPTIONS /v1/chat/completions HTTP/1.1\r\n" + HOST + b"Origin: https://a.test\r\n"),
+    ]
+    length, chunks, expect = b"Content-Length: %d\r\n" % LONG, b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n"
+    for code, head in heads:
+        for framing in (length, length + expect, chunks + expect, b"Content-Length: 2\r\n" + expect):
+            with s.connect() as c:  # and sends no body
+                c.sendall(head + framing + b"\r\n")
+                reply = read_all(c)
+                equal((status(reply), b"connection: close" in reply, reply.count(b"HTTP/1.1")), (code, True, 1), (head, framing))
+        reply = s.raw(head + b"Content-Length: 5\r\n\r\nGET /" + b"GET /livez HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
+        equal(re.findall(rb"HTTP/1\.1 (\d+)", reply), [b"%d" % code, b"200"], f"{head}: a short body is passed over")
+
+    def pour():
+        with s.connect() as c:
+            send(c, heads[0][1] + length + b"\r\n")
+            for _ in range(30):
+                send(c, b" " * (1 << 20))
+            equal(status(read_all(c)), 401)
+
+    took = peak_while(lambda: in_threads([pour] * 20), s)
+    holds(took < 20 << 10, f"{took} kB for twenty bodies that nobody may send")
+    equal(status(s.raw(post(b"/v1/messages", HOST + key + json_type + b"Content-Length: %d\r\n\r\n" % (33 << 20)))), 413)
+    s.stop()
+
+
+@test("all bodies together have a limit; beyond it clients hear 503 and when to try again")
+def _():
+    s = Server("--max-bodies", "64M")
+    head = post(b"/tokenize", HOST + b"Content-Type: application/json\r\n")
+    open_ones = []
+
+    def pour():
+        c = s.connect()
+        open_ones.append(c)
+        send(c, head + b"Content-Length: %d\r\n\r\n" % LONG)
+        send(c, b" " * (LONG - 1))
+
+    def fill():
+        for _ in range(2):
+            pour()
+        eventually(lambda: resident(s) > before + (55 << 10), "two bodies are there")
+        for _ in range(4):
+            pour()
+            reply = read_all(open_ones[-1])
+            equal((status(reply), b"retry-after: 1\r\n" in reply, b'"code":"overloaded"' in reply), (503, True, True), reply[:300])
+
+    before = resident(s)
+    took = peak_while(fill, s)
+    holds(took < 80 << 10, f"{took} kB")
+    alive(s)
+    for c in open_ones:
+        c.close()
+    eventually(lambda: s.metric("kakeya_http_connections") == 1, "all are gone")
+    for _ in range(5):
+        equal(s.post("/tokenize", b" " * LONG + b"{}").error["code"], "missing_required_parameter", "each gives back what it took")
+    values = b'{"content":"a","b":[' + b"0," * 500000 + b"0]}"
+    equal(s.post("/tokenize", values).status, 200, "its tree has room")
+    s.stop()
+    s = Server("--max-bodies", "32M")
+    refused_tree = s.post("/tokenize", values)
+    equal((refused_tree.status, refused_tree.headers["retry-after"]), (503, "1"), "a tree that has none")
+    equal(s.post("/tokenize", {"content": "a"}).status, 200)
+    s.stop()
+
+
+@test("--max-connections: idle ones give way, else a new one hears 503; --max-per-address")
+def _():
+    s = Server("--max-connections", "20")
+    idle = [s.connect() for _ in range(30)]
+    alive(s)
+    holds(s.metric("kakeya_http_connections") <= 20)
+    for c in idle:
+        c.close()
+    eventually(lambda: s.metric("kakeya_http_connections") == 1, "only the one that asks")
+    busy = []
+    for _ in range(20):
+        busy.append(s.connect())
+        busy[-1].sendall(post(b"/tokenize", HOST + b"Content-Type: application/json\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"))
+        equal(status(busy[-1].recv(1000)), 100, "its body is read")
+    for _ in range(40):
+        with s.connect() as c:
+            reply = read_all(c)
+            equal((status(reply), b"retry-after: " in reply), (503, True), "nobody is idle")
+    for c in busy:
+        c.close()
+    eventually(lambda: s.get("/livez").status == 200, "there is a place again")
+    s.stop()
+    s = Server("--max-per-address", "10")
+    held = [s.connect() for _ in range(10)]
+    with s.connect() as c:
+        equal(status(read_all(c)), 503, "the eleventh")
+
+    def elsewhere(n):
+        return [socket.create_connection(("127.0.0.1", s.port), WAIT, ("127.0.0.2", 0)) for _ in range(n)]
+
+    others = elsewhere(10)
+    others[0].sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\n")
+    equal(status(others[0].recv(4096)), 200, "another address is another client")
+    for c in held + others:
+        c.close()
+    eventually(lambda: s.get("/livez").status == 200, "places are given back")
+    s.stop()
+
+
+@test("an address that others can reach: not without a key or --no-key, and then Host is looked at")
+def _():
+    def refused_start(*options):
+        done = subprocess.run([KAKEYA, "serve", "--port", "0", *options], capture_output=True, text=True, timeout=WAIT,
+                              env={k: v for k, v in os.environ.items() if not k.startswith("KAKEYA_")})
+        equal((done.returncode, done.stdout), (1, ""), options)
+        holds("--no-key" in done.stderr.splitlines()[-1], done.stderr)
+
+    refused_start("--host", "0.0.0.0", "--grpc", "off")
+    if os.path.exists(f"{BUILD}/tools/grpc_server"):
+        refused_start("--grpc", "0.0.0.0:0")
+    s = Server("--host", "0.0.0.0", "--no-key", "--allowed-host", "kakeya.test")
+    for host, code in (("localhost", 200), ("10.1.2.3:80", 200), ("kakeya.test", 200), ("evil.example", 403)):
+        equal(s.get("/livez", headers={"Host": host}).status, code, host)
+    s.stop()
+    s = Server("--host", "0.0.0.0", environment={"KAKEYA_API_KEYS": "k"})
+    equal(s.get("/v1/models", headers={"Host": "kakeya.example", "Authorization": "Bearer k"}).status, 200, "who has the key")
     s.stop()
 
 

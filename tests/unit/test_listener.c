@@ -21,6 +21,11 @@ static void on_request(void *user, http_exchange *exchange) {
     http_reply(exchange, 200, "text/plain", "ok", 2);
 }
 
+static void on_refusal(void *user, http_exchange *exchange, int status, const char *why) {
+    (void)user, (void)why;
+    http_reply(exchange, status, NULL, NULL, 0);
+}
+
 static void refusal(int status, const char *why, char *out, size_t bytes) {
     (void)status, (void)why;
     if (bytes) out[0] = '\0';
@@ -60,6 +65,7 @@ static void writes_are_not_put_off(void **state) {
                                   .receive_seconds = 60,
                                   .send_seconds = 60,
                                   .on_request = on_request,
+                                  .on_refusal = on_refusal,
                                   .refusal = refusal};
     http_server *server = NULL;
     kakeya_error error = {0};

@@ -56,7 +56,25 @@ static void test_heads(void **state) {
         "GET /%0a HTTP/1.1\r\nHost: a\r\n\r\n",
         "G@T / HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET / HTTP/2.0\r\nHost: a\r\n\r\n",
+        "GET /a#b HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /a?b#c HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a, b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: b@a\r\n\r\n",
+        "GET http://a/ HTTP/1.1\r\nHost: b\r\n\r\n",
+        "GET http://a/ HTTP/1.1\r\nHost: a:80\r\n\r\n",
+        "GET http://b@a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET http://a HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET http://a/ HTTP/1.0\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\nauthorization: Bearer b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nX-Api-Key: a\r\nB: c\r\nX-Api-Key: a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Type: a\r\nContent-Type: b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nOrigin: a\r\nOrigin: b\r\n\r\n",
     };
+    assert_int_equal(parse("GET HTTP://A:1/b?c HTTP/1.1\r\nHost: a:1\r\nAccept: a\r\nAccept: b\r\n\r\n", &head), 0);
+    assert_string_equal(head.path, "/b");
+    assert_string_equal(head.query, "c");
+    http_head_free(&head);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         if (parse(wrong[i], &head) != 400) fail_msg("accepted: %s", wrong[i]);
 }
@@ -81,6 +99,43 @@ static void test_chunks(void **state) {
         assert_memory_equal(body, "abc0123456789", 13);
         assert_string_equal(wire + at, "GET");
     }
+}
+
+/* Fed whole, and a byte at a time. */
+static bool takes_chunks(const char *wire) {
+    size_t n = strlen(wire), consumed, bytes;
+    const char *data;
+    http_chunks whole = {0}, single = {0};
+    bool good = true, alone = true;
+    for (size_t at = 0; good && !whole.done && at < n; at += consumed)
+        good = http_chunks_feed(&whole, wire + at, n - at, &consumed, &data, &bytes);
+    for (size_t at = 0; alone && !single.done && at < n; at++)
+        alone = http_chunks_feed(&single, wire + at, 1, &consumed, &data, &bytes);
+    assert_true((good && whole.done) == (alone && single.done));
+    return good && whole.done;
+}
+
+static void test_chunk_lines(void **state) {
+    (void)state;
+    static const char *const right[] = {
+        "0\r\n\r\n",
+        "00000\r\n\r\n",
+        "1;a\r\nx\r\n0\r\n\r\n",
+        "1 ; a = b ;c=\"d; \\\" \x80\" ; f\r\nx\r\n0;g\r\n\r\n",
+        "0\r\nA: b\r\nC:\r\n\r\n",
+    };
+    static const char *const wrong[] = {
+        "0 \r\n\r\n",          "0\t\r\n\r\n",          " 0\r\n\r\n",      "0x0\r\n\r\n",     "0;\r\n\r\n",
+        "0; \r\n\r\n",         "0;a \r\n\r\n",         "0;a=\r\n\r\n",    "0;a= \r\n\r\n",   "0;a=b \r\n\r\n",
+        "0;=b\r\n\r\n",        "0;a b\r\n\r\n",        "0;a=b c\r\n\r\n", "0;a=\"b\r\n\r\n", "0;a=\"b\"c\r\n\r\n",
+        "0;a\x01\r\n\r\n",     "0;a=\"\x01\"\r\n\r\n", "0;a\n\r\n",       "0\n\r\n",         "0\r\nA\r\n\r\n",
+        "0\r\n: b\r\n\r\n",    "0\r\nA : b\r\n\r\n",   "0\r\n b\r\n\r\n", "0\r\nA: b\n\r\n", "0\r\nA: \x01\r\n\r\n",
+        "0\r\nA: b\r\r\n\r\n", "1\r\nxx\r\n0\r\n\r\n", ";a\r\n\r\n",
+    };
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++)
+        if (!takes_chunks(right[i])) fail_msg("refused: %s", right[i]);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        if (takes_chunks(wrong[i])) fail_msg("accepted: %s", wrong[i]);
 }
 
 static const char *code_of(const char *body, size_t n) {
@@ -277,9 +332,10 @@ static void test_hosts_and_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_heads),       cmocka_unit_test(test_chunks),   cmocka_unit_test(test_bodies),
-        cmocka_unit_test(test_many_values), cmocka_unit_test(test_spelling), cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_texts),       cmocka_unit_test(test_formats),  cmocka_unit_test(test_hosts_and_keys),
+        cmocka_unit_test(test_heads),          cmocka_unit_test(test_chunks),      cmocka_unit_test(test_chunk_lines),
+        cmocka_unit_test(test_bodies),         cmocka_unit_test(test_many_values), cmocka_unit_test(test_spelling),
+        cmocka_unit_test(test_fields),         cmocka_unit_test(test_texts),       cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_hosts_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
