@@ -10,7 +10,7 @@
  *
  * Every function that can fail returns a kakeya_status and, on failure, writes one line into the caller's kakeya_error
  * (which may be NULL). The library never exits, never prints and has no global state.
- * Strings are UTF-8. Token ids are int32_t. "tokens" counts tokens, "bytes" counts bytes.
+ * Strings are UTF-8; contents of messages and stop strings spell U+0000 as C0 80. "tokens" and "bytes" count those.
  *
  * Structs that begin with `size` may grow at their end in later versions. `size` says how many bytes the caller knows;
  * the library reads and writes no more. The *_init functions set it, and all defaults: call them first. A program then
@@ -166,7 +166,8 @@ enum {
     KAKEYA_TEXT_LITERAL = 0,       /* every word is text, whatever it spells */
     KAKEYA_TEXT_PARSE_SPECIAL = 1, /* special-token strings become their ids */
     KAKEYA_TEXT_ADD_SPECIAL = 2,   /* what the model wants around a text is added: <bos> in front */
-    KAKEYA_TEXT_PROMPT = KAKEYA_TEXT_PARSE_SPECIAL | KAKEYA_TEXT_ADD_SPECIAL,
+    KAKEYA_TEXT_ADD_ONCE = 4,      /* not where the text begins with it already */
+    KAKEYA_TEXT_PROMPT = 7,        /* all three */
 };
 
 /* Text to ids. *ids is freed with kakeya_free. how: KAKEYA_TEXT_*. A tokenizer of NULL (a model without) is refused. */
@@ -217,8 +218,7 @@ typedef struct kakeya_chat_options {
     const kakeya_chat_run *runs; /* [n_runs], in any order; at most one for a message */
     size_t n_runs;
     /* The last message is the model's, and the answer goes on with its text: the model's turn is opened, with that text
-     * in it, letter by letter and whatever without_turn says; its reasoning is left out. *n_stable ends in front of
-     * it. */
+     * in it, letter by letter, whatever without_turn says; its reasoning is left out. *n_stable ends before it. */
     bool continue_last;
     /* More are KAKEYA_CONTEXT_FULL, with *n_ids what there are at least. 0: no limit. */
     size_t most_tokens;
@@ -277,7 +277,7 @@ typedef struct kakeya_chat_parser_options {
     size_t n_prompt;
     bool without_reasoning;          /* reasoning is counted, but no event */
     bool marked_calls_only;          /* content that begins with call:NAME{ is content, even if NAME is declared */
-    const char *const *stop_strings; /* texts that end the content and are not part of it; not copied */
+    const char *const *stop_strings; /* texts that end the content and are not part of it */
     size_t n_stop_strings;
     const char *id_prefix; /* of call ids, at most 31 bytes; NULL: "call_" */
     kakeya_chat_event_fn on_event;

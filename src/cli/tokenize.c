@@ -37,7 +37,7 @@ static kakeya_status encode(const tokenize_options *options, const kakeya_tokeni
     int32_t *ids = NULL;
     kakeya_status status = input_read_text(options->text_file ? options->text_file : "-", &text, &bytes, error);
     if (status) return status;
-    int how = options->no_special_tokens ? KAKEYA_TEXT_PARSE_SPECIAL : KAKEYA_TEXT_PROMPT;
+    int how = KAKEYA_TEXT_PARSE_SPECIAL | (options->no_special_tokens ? 0 : KAKEYA_TEXT_ADD_SPECIAL);
     status = kakeya_tokenize(t, text, bytes, how, &ids, &n, error);
     if (status) goto done;
     if (options->shared.json) {

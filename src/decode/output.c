@@ -34,12 +34,14 @@ static bool deliver(decode_output *o, const output_token *token) {
     return o->on_event(o->user, &event);
 }
 
-/* Makes all text that is left certain. */
-static kakeya_status end_text(decode_output *o, kakeya_error *error) {
+/* Makes all text that is left certain. It may end with a stop string: bytes of characters wait for the last of them. */
+static kakeya_status end_text(decode_output *o, bool *stopped, kakeya_error *error) {
     const char *text;
     size_t bytes;
+    *stopped = false;
     kakeya_status status = o->text.finish(o->text.source, &text, &bytes, error);
-    if (status == KAKEYA_OK) status = stop_text_flush(&o->stop, text, bytes, error);
+    if (status == KAKEYA_OK) status = stop_text_flush(&o->stop, text, bytes, stopped, error);
+    if (status == KAKEYA_OK && *stopped) o->stop_string = (int32_t)o->stop.completed;
     return status;
 }
 
@@ -56,7 +58,7 @@ static kakeya_status take_text(decode_output *o, int32_t token, bool last, bool 
     kakeya_status status = o->text.push(o->text.source, token, &text, &bytes, &incomplete, error);
     if (status == KAKEYA_OK) status = stop_text_push(&o->stop, text, bytes, stopped, error);
     if (status == KAKEYA_OK && *stopped) o->stop_string = (int32_t)o->stop.completed;
-    if (status == KAKEYA_OK && last && !*stopped) status = end_text(o, error);
+    if (status == KAKEYA_OK && last && !*stopped) status = end_text(o, stopped, error);
     *undecided = !last && !*stopped && (incomplete || o->stop.held > 0);
     return status;
 }
@@ -76,8 +78,8 @@ static bool deliver_withheld(decode_output *o) {
 kakeya_status output_take(decode_output *o, const output_token *token, bool last, output_verdict *verdict,
                           kakeya_error *error) {
     kakeya_status status = KAKEYA_OK;
-    bool stop_token = is_stop_token(o, token->token);
-    if (stop_token && o->withheld.token >= 0) status = end_text(o, error);
+    bool stop_token = is_stop_token(o, token->token), cut = false;
+    if (stop_token && o->withheld.token >= 0) status = end_text(o, &cut, error);
     if (status != KAKEYA_OK) return status;
     if (!deliver_withheld(o)) {
         *verdict = finish_with(o, KAKEYA_FINISH_CANCELLED, OUTPUT_REFUSED);
@@ -106,9 +108,10 @@ kakeya_status output_take(decode_output *o, const output_token *token, bool last
 }
 
 kakeya_status output_cut(decode_output *o, kakeya_finish finish, kakeya_error *error) {
+    bool cut;
     o->finish = finish;
     if (o->withheld.token < 0) return KAKEYA_OK;
-    kakeya_status status = end_text(o, error);
+    kakeya_status status = end_text(o, &cut, error);
     if (status == KAKEYA_OK) (void)deliver_withheld(o); /* it ends here whatever the callback says */
     return status;
 }

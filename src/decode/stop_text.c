@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/nul.h"
 #include "text/utf8.h"
 
 /* Longer pieces than any vocabulary's usual ones make the buffer grow once. */
@@ -20,19 +21,27 @@ static kakeya_status reserve(stop_text *s, size_t bytes, kakeya_error *error) {
 
 kakeya_status stop_text_create(stop_text *s, const char *const *strings, size_t n, mem_account *account,
                                kakeya_error *error) {
-    *s = (stop_text){.strings = strings, .n = n, .account = account};
-    size_t longest = 0;
+    *s = (stop_text){.n = n, .account = account};
+    size_t longest = 0, bytes = 0;
+    for (size_t i = 0; i < n; i++) bytes += strings[i] ? strlen(strings[i]) : 0;
     if (n) {
         s->lengths = mem_alloc(account, MEM_WORKSPACE, n * sizeof *s->lengths);
-        if (!s->lengths) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu stop strings: out of memory", n);
+        s->strings = mem_alloc(account, MEM_WORKSPACE, n * sizeof *s->strings + bytes);
+        if (!s->lengths || !s->strings) {
+            stop_text_free(s);
+            return error_set(error, KAKEYA_OUT_OF_MEMORY, "%zu stop strings: out of memory", n);
+        }
     }
+    char *to = (char *)(s->strings + n);
     for (size_t i = 0; i < n; i++) {
         if (!strings[i] || !strings[i][0]) {
             stop_text_free(s);
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "stop string %zu is empty", i);
         }
-        s->lengths[i] = strlen(strings[i]);
-        size_t valid = utf8_valid_bytes(strings[i], s->lengths[i]);
+        s->strings[i] = to;
+        s->lengths[i] = nul_read(to, strings[i], strlen(strings[i]));
+        size_t valid = utf8_valid_bytes(to, s->lengths[i]);
+        to += s->lengths[i];
         if (valid != s->lengths[i]) {
             stop_text_free(s);
             return error_set(error, KAKEYA_INVALID_ARGUMENT, "stop string %zu is not valid UTF-8 at byte %zu", i,
@@ -47,6 +56,7 @@ kakeya_status stop_text_create(stop_text *s, const char *const *strings, size_t 
 
 void stop_text_free(stop_text *s) {
     mem_free(s->lengths);
+    mem_free(s->strings);
     mem_free(s->text);
     *s = (stop_text){0};
 }
@@ -62,37 +72,46 @@ static size_t possible_beginning(const stop_text *s, size_t total) {
     return total;
 }
 
-kakeya_status stop_text_push(stop_text *s, const char *text, size_t bytes, bool *stopped, kakeya_error *error) {
+/* Adds text behind what is released and held, and looks for stop strings that it completes: *start is where the one
+ * that is completed first begins, the end of the text where there is none. */
+static kakeya_status add(stop_text *s, const char *text, size_t bytes, size_t *start, bool *stopped,
+                         kakeya_error *error) {
+    const size_t known = s->released + s->held, total = known + bytes;
     *stopped = false;
-    memmove(s->text, s->text + s->released, s->held);
-    s->released = 0;
-    kakeya_status status = reserve(s, s->held + bytes, error);
+    kakeya_status status = reserve(s, total, error);
     if (status != KAKEYA_OK) return status;
-    if (bytes) memcpy(s->text + s->held, text, bytes);
-    size_t total = s->held + bytes;
-
-    size_t start = total;
-    for (size_t end = s->held + 1; end <= total && !*stopped; end++) {
+    if (bytes) memcpy(s->text + known, text, bytes);
+    *start = total;
+    for (size_t end = known + 1; end <= total && !*stopped; end++) {
         for (size_t i = 0; i < s->n; i++) {
-            if (s->lengths[i] > end || memcmp(s->text + end - s->lengths[i], s->strings[i], s->lengths[i]) != 0)
-                continue;
+            size_t length = s->lengths[i];
+            if (length > end - s->released || memcmp(s->text + end - length, s->strings[i], length) != 0) continue;
             *stopped = true;
-            if (end - s->lengths[i] >= start) continue;
-            start = end - s->lengths[i];
+            if (end - length >= *start) continue;
+            *start = end - length;
             s->completed = i;
         }
     }
-    if (!*stopped) start = possible_beginning(s, total);
-    s->released = start;
-    s->held = *stopped ? 0 : total - start;
     return KAKEYA_OK;
 }
 
-kakeya_status stop_text_flush(stop_text *s, const char *text, size_t bytes, kakeya_error *error) {
-    kakeya_status status = reserve(s, s->released + s->held + bytes, error);
+kakeya_status stop_text_push(stop_text *s, const char *text, size_t bytes, bool *stopped, kakeya_error *error) {
+    size_t start;
+    memmove(s->text, s->text + s->released, s->held);
+    s->released = 0;
+    kakeya_status status = add(s, text, bytes, &start, stopped, error);
     if (status != KAKEYA_OK) return status;
-    if (bytes) memcpy(s->text + s->released + s->held, text, bytes);
-    s->released += s->held + bytes;
+    if (!*stopped) start = possible_beginning(s, s->held + bytes);
+    s->held = *stopped ? 0 : s->held + bytes - start;
+    s->released = start;
+    return KAKEYA_OK;
+}
+
+kakeya_status stop_text_flush(stop_text *s, const char *text, size_t bytes, bool *stopped, kakeya_error *error) {
+    size_t end;
+    kakeya_status status = add(s, text, bytes, &end, stopped, error);
+    if (status != KAKEYA_OK) return status;
+    s->released = end;
     s->held = 0;
     return KAKEYA_OK;
 }

@@ -9,7 +9,7 @@
 #include "base/error.h"
 
 typedef struct stop_text {
-    const char *const *strings; /* borrowed */
+    char **strings; /* with lengths: U+0000 in them is a byte */
     size_t *lengths;
     size_t n;
     char *text; /* what push has released, then what is held back */
@@ -18,7 +18,8 @@ typedef struct stop_text {
     mem_account *account;
 } stop_text;
 
-/* Each string must be non-empty valid UTF-8: then held text always begins at a character. */
+/* Each string must be non-empty valid UTF-8, but for U+0000, which is spelled as base/nul.h says: then held text always
+ * begins at a character. They are copied. */
 kakeya_status stop_text_create(stop_text *s, const char *const *strings, size_t n, mem_account *account,
                                kakeya_error *error);
 void stop_text_free(stop_text *s); /* a zeroed stop_text is fine */
@@ -28,7 +29,7 @@ void stop_text_free(stop_text *s); /* a zeroed stop_text is fine */
  * strings the one that is completed first counts, so the result does not depend on how the stream was cut. */
 kakeya_status stop_text_push(stop_text *s, const char *text, size_t bytes, bool *stopped, kakeya_error *error);
 /* At the end of the stream: releases what is held back, and `text` behind it, together with what the last push
- * released. */
-kakeya_status stop_text_flush(stop_text *s, const char *text, size_t bytes, kakeya_error *error);
+ * released. *stopped: `text` completed a stop string, and is released up to it. */
+kakeya_status stop_text_flush(stop_text *s, const char *text, size_t bytes, bool *stopped, kakeya_error *error);
 
 #endif

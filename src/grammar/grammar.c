@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nul.h"
 #include "grammar/regex.h"
 #include "grammar/schema.h"
 
@@ -31,8 +32,11 @@ static kakeya_status add_root(compilation *c, uint32_t value, uint32_t *root) {
 
 static kakeya_status add_word(compilation *c, uint32_t node, const char *text, size_t bytes, uint32_t *word) {
     uint16_t *letters = malloc((bytes + 1) * sizeof *letters);
-    for (size_t i = 0; i < bytes && letters; i++) letters[i] = (unsigned char)text[i];
-    bool done = letters && trie_add(&c->g->program.nodes[node].words, letters, bytes, word);
+    char *meant = malloc(bytes + 1);
+    if (meant) bytes = nul_read(meant, text, bytes);
+    for (size_t i = 0; i < bytes && letters && meant; i++) letters[i] = (unsigned char)meant[i];
+    free(meant);
+    bool done = letters && meant && trie_add(&c->g->program.nodes[node].words, letters, bytes, word);
     free(letters);
     return done ? KAKEYA_OK : error_set(c->error, KAKEYA_OUT_OF_MEMORY, "grammar: out of memory");
 }

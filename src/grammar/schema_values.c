@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nul.h"
 #include "grammar/schema_private.h"
 
 uint32_t schema_add_node(schema_compiler *c, node_kind kind) {
@@ -42,16 +43,24 @@ typedef struct spelling {
 
 static void put(spelling *s, unsigned letter) { s->letters[s->n++] = (uint16_t)letter; }
 
+/* The next byte of a C string that may spell U+0000. */
+static unsigned char next_byte(const char **text) {
+    bool nul = nul_is_spelled(*text, strnlen(*text, 2));
+    unsigned char byte = nul ? 0 : (unsigned char)**text;
+    *text += nul ? 2 : 1;
+    return byte;
+}
+
 static void put_bytes(spelling *s, const char *text) {
-    while (*text) put(s, (unsigned char)*text++);
+    while (*text) put(s, next_byte(&text));
 }
 
 /* The inside of a JSON string, as short as it can be. */
 static void put_escaped(spelling *s, const char *text) {
     static const char names[] = "\"\\bfnrt", meanings[] = "\"\\\b\f\n\r\t", hex[] = "0123456789abcdef";
-    for (; *text; text++) {
-        unsigned char byte = (unsigned char)*text;
-        const char *meaning = strchr(meanings, byte);
+    while (*text) {
+        unsigned char byte = next_byte(&text);
+        const char *meaning = byte ? strchr(meanings, byte) : NULL;
         if (meaning) {
             put(s, '\\');
             put(s, (unsigned char)names[meaning - meanings]);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/json_text.h"
 void answer_turn_free(answer_turn *t) {
     text_free(&t->content);
     text_free(&t->calls);
@@ -77,7 +78,7 @@ void answer_turn_remember(const answer_turn *t, turn_memory *memory, const kakey
     text_bytes(&json, t->calls.data ? t->calls.data : "", t->calls.n);
     text_add(&json, "]}");
     bool whole = !json.failed && !t->content.failed && !t->calls.failed;
-    cJSON *answer = whole ? cJSON_Parse(json.data) : NULL;
+    cJSON *answer = whole ? json_text_read(json.data, json.n) : NULL;
     if (answer) turn_memory_put(memory, messages, n_messages, answer, ids, n_stable, n);
     cJSON_Delete(answer);
     text_free(&json);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "serve/body.h"
 
 /* Agents tell here, in a text that is another one in every request, who pays. No prompt would be found again with it.
@@ -190,7 +191,7 @@ static bool add_call(writer *w, const cJSON *block, const place *at) {
     if (!name || !name[0]) return wrong(w, at, "name", "a string");
     if (input && !cJSON_IsNull(input) && !cJSON_IsObject(input)) return wrong(w, at, "input", "an object");
     if (too_many(w, ++w->n_calls, "calls of tools")) return false;
-    char *arguments = cJSON_IsObject(input) ? cJSON_PrintUnformatted(input) : NULL;
+    char *arguments = cJSON_IsObject(input) ? json_text_print(input) : NULL;
     if (cJSON_IsObject(input) && !arguments) return out_of_memory(w);
     if (!w->calls) w->calls = cJSON_CreateArray();
     cJSON *entry = cJSON_CreateObject();
@@ -280,7 +281,7 @@ static bool put_foreign_result(writer *w, const cJSON *block, const place *at) {
     if (!end_turn(w)) return false;
     w->role = TURN_ASSISTANT;
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(block, "content");
-    char *json = content ? cJSON_PrintUnformatted(content) : NULL;
+    char *json = content ? json_text_print(content) : NULL;
     text_buffer text = {0};
     text.failed = content && !json;
     if (json) text_add(&text, json);

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/json_text.h"
 #include "serve/anthropic_messages.h"
 #include "serve/openai_chat.h"
 #include "serve/openai_request.h"
@@ -292,7 +293,7 @@ static void name_parameter(api_error *error) {
 static bool render(reader *k, bool counting, api_error *error) {
     anthropic_request *r = k->r;
     fields chat;
-    r->chat_text = cJSON_PrintUnformatted(r->chat);
+    r->chat_text = json_text_print(r->chat);
     if (!r->chat_text) return api_out_of_memory(error);
     chat_shape shape = {.is_question = !counting, .request = r->chat_text, .request_bytes = strlen(r->chat_text)};
     fields_begin(&chat, r->chat, "", error);

@@ -8,65 +8,19 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/json_text.h"
 #include "text/utf8.h"
 
 enum { MOST_FIELDS = 1000 };
-
-static int hex4(const char *text, size_t bytes) {
-    int value = 0;
-    if (bytes < 4) return -1;
-    for (int i = 0; i < 4; i++) {
-        char c = text[i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (digit < 0) return -1;
-        value = value * 16 + digit;
-    }
-    return value;
-}
-
-/* Escapes that the parser would take and that no text can hold. */
-static bool check_escapes(const char *bytes, size_t n, api_error *error) {
-    bool in_string = false;
-    for (size_t i = 0; i < n; i++) {
-        char c = bytes[i];
-        if (c == '\0') return api_fail(error, 400, "invalid_json", NULL, "byte %zu of the body is NUL", i);
-        if (!in_string) {
-            in_string = c == '"';
-            continue;
-        }
-        if (c == '"') {
-            in_string = false;
-        } else if (c == '\\' && i + 1 < n && bytes[++i] == 'u') {
-            int code = hex4(bytes + i + 1, n - i - 1);
-            if (code < 0) continue; /* the parser says what is wrong */
-            if (code == 0) return api_fail(error, 400, "invalid_json", NULL, "byte %zu of the body: \\u0000", i - 1);
-            bool low = code >= 0xDC00 && code < 0xE000, high = code >= 0xD800 && code < 0xDC00;
-            if (high) {
-                bool pair = i + 6 < n && bytes[i + 5] == '\\' && bytes[i + 6] == 'u';
-                int second = pair ? hex4(bytes + i + 7, n - i - 7) : -1;
-                low = second < 0xDC00 || second >= 0xE000;
-                i += low ? 0 : 6;
-            }
-            if (low)
-                return api_fail(error, 400, "invalid_utf8", NULL, "byte %zu of the body: an unpaired surrogate", i - 1);
-            i += 4;
-        }
-    }
-    return true;
-}
 
 bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     *out = NULL;
     size_t valid = utf8_valid_bytes(bytes, n);
     if (valid < n) return api_fail(error, 400, "invalid_utf8", NULL, "byte %zu of the body is not UTF-8", valid);
-    if (!check_escapes(bytes, n, error)) return false;
     if (json_most_values(bytes, n) > JSON_MAX_VALUES)
         return api_fail(error, 400, "invalid_json", NULL, "body: more than %d values", (int)JSON_MAX_VALUES);
     kakeya_error why = {0};
-    if (json_parse("body", bytes, n, out, &why) != KAKEYA_OK)
+    if (json_text_parse("body", bytes, n, out, &why) != KAKEYA_OK)
         return api_fail_library(error, "invalid_json", NULL, &why);
     if (!cJSON_IsObject(*out)) {
         cJSON_Delete(*out);
@@ -111,7 +65,7 @@ const cJSON *fields_get(fields *f, const char *name) {
 
 void fields_show(const cJSON *value, char out[80]) {
     enum { SHOWN = 64 };
-    char *json = cJSON_IsObject(value) ? NULL : cJSON_PrintUnformatted(value);
+    char *json = cJSON_IsObject(value) ? NULL : json_text_print(value);
     const char *shown = cJSON_IsObject(value) ? "an object" : json ? json : "?";
     size_t bytes = strlen(shown);
     if (bytes > SHOWN) {

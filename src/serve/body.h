@@ -10,8 +10,8 @@
 #include "serve/errors.h"
 #include "serve/text.h"
 
-/* Parses a body: one JSON object in valid UTF-8, no NUL, no unpaired surrogate, no key of the object twice. *out is
- * freed with cJSON_Delete. False: *error says why. */
+/* Parses a body: one JSON object in valid UTF-8, no key of an object twice. Texts may hold U+0000 and halves of
+ * surrogate pairs, as base/json_text.h says. *out is freed with cJSON_Delete. False: *error says why. */
 bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error);
 
 /* No less than the memory that body_parse takes for a body; for one that it refuses, perhaps more. */

@@ -435,8 +435,7 @@ static void read_prediction(call *c, fields *f, answer_options *out) {
                  "prediction.content is neither a text nor a list of text parts");
     kakeya_error why = {0};
     if (f->error->status == 0 && text.n &&
-        kakeya_tokenize(kakeya_engine_tokenizer(c->server->engine), text.data, text.n, KAKEYA_TEXT_LITERAL,
-                        &out->prediction, &out->n_prediction, &why) != KAKEYA_OK)
+        openai_tokenize(c, text.data, KAKEYA_TEXT_LITERAL, 0, &out->prediction, &out->n_prediction, &why) != KAKEYA_OK)
         api_fail_library(f->error, "invalid_value", "prediction.content", &why);
     if (text.failed) api_out_of_memory(f->error);
     text_free(&text);

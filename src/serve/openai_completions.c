@@ -286,8 +286,8 @@ static void free_prompts(prompts *p) {
 
 static bool add_text(call *c, prompts *p, const char *text, int how, api_error *error) {
     kakeya_error why = {0};
-    kakeya_status status = kakeya_tokenize_at_most(kakeya_engine_tokenizer(c->server->engine), text, strlen(text), how,
-                                                   answer_most_tokens(c->server), &p->ids[p->n], &p->n_ids[p->n], &why);
+    kakeya_status status =
+        openai_tokenize(c, text, how, answer_most_tokens(c->server), &p->ids[p->n], &p->n_ids[p->n], &why);
     if (status == KAKEYA_CONTEXT_FULL) return answer_is_too_long(c->server, p->n_ids[p->n], "prompt", error);
     if (status != KAKEYA_OK) return api_fail_library(error, "invalid_prompt", "prompt", &why);
     p->n++;
@@ -316,7 +316,7 @@ static bool read_prompts(call *c, fields *f, prompts *p) {
     static const char expected[] = "a string, a list of strings, a list of ids, or a list of lists of ids";
     const cJSON *prompt = fields_get(f, "prompt"), *item;
     bool special = fields_bool(f, "parse_special", true);
-    int how = KAKEYA_TEXT_ADD_SPECIAL | (special ? KAKEYA_TEXT_PARSE_SPECIAL : 0);
+    int how = special ? KAKEYA_TEXT_PROMPT : KAKEYA_TEXT_ADD_SPECIAL;
     if (!prompt) return api_fail(f->error, 400, "missing_required_parameter", "prompt", "prompt is missing");
     if (cJSON_IsString(prompt)) return add_text(c, p, prompt->valuestring, how, f->error);
     int n = cJSON_GetArraySize(prompt);

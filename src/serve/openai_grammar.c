@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 static const cJSON *member(const cJSON *object, const char *key) {
     return cJSON_GetObjectItemCaseSensitive(object, key);
 }
@@ -20,7 +21,7 @@ static bool claim(fields *f, answer_form *form, const char *param, kakeya_gramma
 
 static void take_json(fields *f, answer_form *form, const char *param, kakeya_grammar_kind kind, const cJSON *value) {
     if (!claim(f, form, param, kind)) return;
-    form->text = cJSON_PrintUnformatted(value);
+    form->text = json_text_print(value);
     if (!form->text) api_out_of_memory(f->error);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/nul.h"
 #include "base/platform.h"
 
 enum { MAX_STOP_BYTES = 1024, MAX_BIASES = 1024 };
@@ -121,6 +122,17 @@ int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, i
         given = true;
     }
     return found;
+}
+
+kakeya_status openai_tokenize(const call *c, const char *text, int how, size_t most, int32_t **ids, size_t *n_ids,
+                              kakeya_error *why) {
+    size_t bytes = strlen(text);
+    char *meant = nul_is_spelled(text, bytes) ? malloc(bytes) : NULL;
+    if (meant) bytes = nul_read(meant, text, bytes); /* without memory for it the tokenizer refuses the spelling */
+    kakeya_status status = kakeya_tokenize_at_most(kakeya_engine_tokenizer(c->server->engine), meant ? meant : text,
+                                                   bytes, how, most, ids, n_ids, why);
+    free(meant);
+    return status;
 }
 
 const char *openai_read_model(call *c, fields *f) {

@@ -12,6 +12,9 @@ void openai_read_stops(fields *f, const char *name, answer_options *out);
 /* The first of the named fields that is given (NULL-terminated): tokens of an answer, -1 for no limit. 0 where none is.
  */
 int openai_read_max_tokens(fields *f, const char *const *names, int64_t least, int fallback);
+/* kakeya_tokenize_at_most of a text of the request. */
+kakeya_status openai_tokenize(const call *c, const char *text, int how, size_t most, int32_t **ids, size_t *n_ids,
+                              kakeya_error *why);
 /* A model that is served, or 404. */
 const char *openai_read_model(call *c, fields *f);
 

@@ -1,4 +1,5 @@
 #include "serve/reasoning_seal.h"
+#include "base/nul.h"
 #include "base/platform.h"
 
 #include <limits.h>
@@ -64,16 +65,15 @@ char *reasoning_seal_open(const reasoning_seal *seal, const char *sealed) {
     size_t n = strlen(sealed), skip = strlen(mark), bytes = 0;
     if (strncmp(sealed, mark, skip) != 0) return NULL;
     unsigned char *plain = decode(sealed + skip, n - skip, &bytes), tag[DIGEST_BYTES];
+    char *text = NULL;
     if (!plain) return NULL;
     bool good = bytes >= TAG_BYTES && make_tag(seal, plain + TAG_BYTES, bytes - TAG_BYTES, tag) &&
                 CRYPTO_memcmp(tag, plain, TAG_BYTES) == 0;
     if (good) {
-        memmove(plain, plain + TAG_BYTES, bytes - TAG_BYTES);
-        plain[bytes - TAG_BYTES] = '\0';
-        return (char *)plain;
+        text = nul_spell((const char *)plain + TAG_BYTES, bytes - TAG_BYTES);
     }
     free(plain);
-    return NULL;
+    return text;
 }
 
 void reasoning_seal_sign(const reasoning_seal *seal, const char *text, size_t bytes, text_buffer *out) {

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/json_text.h"
 
 struct response_entry {
     response_entry *newer, *older;
@@ -280,7 +281,7 @@ response_found response_store_cancel(response_store *s, const char *id, unsigned
 
 static cJSON *item_in(const text_buffer *list, const char *id) {
     if (!list->data || !memmem(list->data, list->n, id, strlen(id))) return NULL;
-    cJSON *items = cJSON_Parse(list->data), *item, *found = NULL;
+    cJSON *items = json_text_read(list->data, list->n), *item, *found = NULL;
     cJSON_ArrayForEach(item, items) {
         const cJSON *its = cJSON_GetObjectItemCaseSensitive(item, "id");
         if (!found && cJSON_IsString(its) && strcmp(its->valuestring, id) == 0) found = cJSON_Duplicate(item, true);

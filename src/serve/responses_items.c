@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "serve/call.h"
 
 typedef struct item_place {
@@ -421,7 +422,7 @@ static void put_output(writer *w, const char *id, const cJSON *output) {
     } else if (cJSON_IsArray(output)) {
         add_content(w, message, output);
     } else {
-        char *json = cJSON_IsString(output) || !output ? NULL : cJSON_PrintUnformatted(output);
+        char *json = cJSON_IsString(output) || !output ? NULL : json_text_print(output);
         const char *text = json ? json : cJSON_IsString(output) ? output->valuestring : "";
         if (!cJSON_AddStringToObject(message, "content", text)) w->failed = true;
         cJSON_free(json);
@@ -431,7 +432,7 @@ static void put_output(writer *w, const char *id, const cJSON *output) {
 /* Arguments as the text of a JSON object. */
 static void put_function_call(writer *w, const cJSON *item) {
     const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(item, "arguments");
-    char *json = cJSON_IsObject(arguments) ? cJSON_PrintUnformatted(arguments) : NULL;
+    char *json = cJSON_IsObject(arguments) ? json_text_print(arguments) : NULL;
     const char *text = json ? json : cJSON_IsString(arguments) ? arguments->valuestring : "";
     put_call(w, body_string(item, "call_id"), body_string(item, "name"), text);
     cJSON_free(json);
@@ -444,7 +445,7 @@ static char *foreign_arguments(const cJSON *item) {
     if (arguments) return strdup(arguments);
     cJSON *rest = cJSON_Duplicate(item, true);
     for (size_t i = 0; rest && form[i]; i++) cJSON_DeleteItemFromObjectCaseSensitive(rest, form[i]);
-    char *json = rest ? cJSON_PrintUnformatted(rest) : NULL, *copy = json ? strdup(json) : NULL;
+    char *json = rest ? json_text_print(rest) : NULL, *copy = json ? strdup(json) : NULL;
     cJSON_free(json);
     cJSON_Delete(rest);
     return copy;
@@ -455,7 +456,7 @@ static void put_any_output(writer *w, const char *id, const cJSON *output) {
     const cJSON *part;
     bool texts = true;
     cJSON_ArrayForEach(part, output) texts = texts && body_string(part, "text");
-    char *json = cJSON_IsArray(output) && !texts ? cJSON_PrintUnformatted(output) : NULL;
+    char *json = cJSON_IsArray(output) && !texts ? json_text_print(output) : NULL;
     cJSON *text = json ? cJSON_CreateString(json) : NULL;
     put_output(w, id, text ? text : output);
     cJSON_Delete(text);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "serve/openai_request.h"
 #include "serve/reasoning_seal.h"
 #include "serve/responses_items.h"
@@ -38,7 +39,7 @@ unsigned long long responses_owner(const call *c) { return auth_needs_key(c->ser
 
 /* JSON of a value as it came; "null" where there is none. */
 static void add_json(text_buffer *out, const cJSON *item) {
-    char *json = item ? cJSON_PrintUnformatted(item) : NULL;
+    char *json = item ? json_text_print(item) : NULL;
     if (item && !json) out->failed = true;
     text_add(out, json ? json : "null");
     cJSON_free(json);
@@ -70,7 +71,7 @@ static char *unseal(void *user, const char *sealed) {
 
 /* Appends what a JSON list holds. */
 static bool append_list(cJSON *to, const text_buffer *list, api_error *error) {
-    cJSON *items = list->data ? cJSON_Parse(list->data) : NULL, *item;
+    cJSON *items = json_text_read(list->data, list->n), *item;
     while (items && (item = cJSON_DetachItemFromArray(items, 0)) != NULL) {
         if (cJSON_AddItemToArray(to, item)) continue;
         cJSON_Delete(item);
@@ -461,7 +462,7 @@ void responses_rename_error(api_error *error) {
 static bool print_chat(reader *k, chat_shape *shape, api_error *error) {
     responses_request *r = k->r;
     cJSON_free(r->chat_text);
-    r->chat_text = cJSON_PrintUnformatted(r->chat);
+    r->chat_text = json_text_print(r->chat);
     if (!r->chat_text) return api_out_of_memory(error);
     shape->request = r->chat_text;
     shape->request_bytes = strlen(r->chat_text);

@@ -1,6 +1,7 @@
 /* GET and DELETE /v1/responses/{id}, GET .../input_items, POST .../cancel. */
 #include <string.h>
 
+#include "base/json_text.h"
 #include "serve/responses_request.h"
 #include "serve/routes.h"
 
@@ -43,7 +44,7 @@ static void add_id(text_buffer *out, const char *name, const cJSON *item) {
 static bool get_input(const call *c, const target *t, text_buffer *out, api_error *error) {
     response_texts texts;
     if (!response_store_get(c->server->responses, t->id, responses_owner(c), &texts)) return not_found(t, error);
-    cJSON *items = cJSON_Parse(texts.input.data);
+    cJSON *items = json_text_read(texts.input.data, texts.input.n);
     int n = cJSON_GetArraySize(items);
     text_add(out, "{\"object\":\"list\",\"data\":");
     text_bytes(out, texts.input.data, texts.input.n);

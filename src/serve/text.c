@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nul.h"
 #include "text/utf8.h"
 
 void text_free(text_buffer *t) {
@@ -87,8 +88,11 @@ void text_json(text_buffer *t, const char *data, size_t bytes) {
             continue;
         }
         text_bytes(t, data + from, i - from);
-        if (c >= 0x80) {
-            text_add(t, "\xEF\xBF\xBD");
+        if (nul_is_spelled(data + i, bytes - i > 2 ? 2 : bytes - i)) {
+            text_add(t, "\\u0000");
+            i++;
+        } else if (c >= 0x80) {
+            text_add(t, UTF8_REPLACEMENT);
         } else if (c == '"' || c == '\\') {
             const char escaped[2] = {'\\', (char)c};
             text_bytes(t, escaped, 2);

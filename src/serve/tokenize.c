@@ -53,7 +53,8 @@ static bool read_ids(call *c, fields *f, int32_t **ids, size_t *n) {
     bool with_bos = content ? add : add_both;
     const char *source = content ? content : text;
     int how = (special ? KAKEYA_TEXT_PARSE_SPECIAL : 0) | (with_bos ? KAKEYA_TEXT_ADD_SPECIAL : 0);
-    if (kakeya_tokenize(tokenizer_of(c), source, strlen(source), how, ids, n, &why) == KAKEYA_OK) return true;
+    if (special && with_bos) how = KAKEYA_TEXT_PROMPT; /* as completions read it */
+    if (openai_tokenize(c, source, how, 0, ids, n, &why) == KAKEYA_OK) return true;
     return api_fail_library(f->error, "invalid_value", "content", &why);
 }
 

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "base/json.h"
+#include "base/json_text.h"
 
 enum { EXACT_DIGITS = 15 }; /* every number of so many digits is a double of its own */
 
@@ -78,11 +79,11 @@ static char *keep_long_numbers(const char *json) {
 /* Arguments come as the text of an object, or as the object. What is no JSON stands for its letters, and so does a text
  * of more values than a tree may have. */
 static turn_digest of_arguments(const cJSON *arguments) {
-    char *printed = cJSON_IsObject(arguments) ? cJSON_PrintUnformatted(arguments) : NULL;
+    char *printed = cJSON_IsObject(arguments) ? json_text_print(arguments) : NULL;
     const char *text = printed ? printed : cJSON_IsString(arguments) ? arguments->valuestring : "";
     char *kept = keep_long_numbers(text[strspn(text, " \t\r\n")] ? text : "{}");
     bool parsed = kept && json_most_values(kept, strlen(kept)) <= JSON_MAX_VALUES;
-    cJSON *value = parsed ? cJSON_ParseWithOpts(kept, NULL, true) : NULL;
+    cJSON *value = parsed ? json_text_read(kept, strlen(kept)) : NULL;
     turn_digest digest = value ? of_value(value) : of_text(text, 't');
     cJSON_Delete(value);
     free(kept);

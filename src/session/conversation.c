@@ -240,7 +240,8 @@ static bool deliver_content(kakeya_chat_parser *p, const char *text, size_t byte
 static bool release_content(kakeya_chat_parser *p) {
     if (!p->stops || p->stopped || p->stop.held == 0) return true;
     size_t before = p->stop.released;
-    p->status = stop_text_flush(&p->stop, NULL, 0, &p->error);
+    bool stopped;
+    p->status = stop_text_flush(&p->stop, NULL, 0, &stopped, &p->error);
     return p->status == KAKEYA_OK && deliver_content(p, p->stop.text + before, p->stop.released - before);
 }
 

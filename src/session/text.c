@@ -228,6 +228,7 @@ kakeya_status kakeya_tokenize_at_most(const kakeya_tokenizer *t, const char *tex
         return error_set(error, KAKEYA_INVALID_ARGUMENT, "tokenize: how is %d, not made of KAKEYA_TEXT_* flags", how);
     const tokenizer_encode_options options = {.add_special = (how & KAKEYA_TEXT_ADD_SPECIAL) != 0,
                                               .parse_special = (how & KAKEYA_TEXT_PARSE_SPECIAL) != 0,
+                                              .add_once = (how & KAKEYA_TEXT_ADD_ONCE) != 0,
                                               .most = most};
     return tokenizer_encode(t->tokens, text, text_bytes, options, ids, n_ids, error);
 }

@@ -44,10 +44,6 @@ static void put_escaped(chat_arguments *a, const char *text, size_t bytes) {
         if (c >= 0x20 && c != '"' && c != '\\') continue;
         put(a, text + start, i - start);
         start = i + 1;
-        if (c == 0) { /* valid in JSON, but most readers of arguments end there */
-            puts_json(a, UTF8_REPLACEMENT);
-            continue;
-        }
         char escaped[8] = {'\\', (char)c};
         if (c == '\n') escaped[1] = 'n';
         if (c == '\t') escaped[1] = 't';
@@ -272,7 +268,7 @@ static void put_decoded(chat_arguments *a, const char *text, size_t bytes) {
 static void put_code(chat_arguments *a, unsigned code) {
     char text[4];
     size_t n = 0;
-    if (code == 0 || (code >= 0xD800 && code < 0xE000)) code = 0xFFFD;
+    if (code >= 0xD800 && code < 0xE000) code = 0xFFFD;
     if (code < 0x80) {
         text[n++] = (char)code;
     } else {

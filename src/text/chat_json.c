@@ -10,6 +10,8 @@
 #include <yajl/yajl_parse.h>
 
 #include "base/json.h"
+#include "base/json_text.h"
+#include "base/nul.h"
 
 typedef struct builder {
     cJSON *root;
@@ -68,8 +70,7 @@ static int on_number(void *context, const char *text, size_t bytes) {
 
 static int on_string(void *context, const unsigned char *text, size_t bytes) {
     builder *b = context;
-    if (memchr(text, 0, bytes)) return stop(b, "a string contains NUL");
-    char *copy = copy_text((const char *)text, bytes);
+    char *copy = nul_spell((const char *)text, bytes);
     if (!copy) return stop(b, "out of memory");
     int added = add_item(b, cJSON_CreateString(copy));
     free(copy);
@@ -78,7 +79,6 @@ static int on_string(void *context, const unsigned char *text, size_t bytes) {
 
 static int on_key(void *context, const unsigned char *text, size_t bytes) {
     builder *b = context;
-    if (memchr(text, 0, bytes)) return stop(b, "a key contains NUL");
     free(b->key);
     b->key = copy_text((const char *)text, bytes);
     return b->key ? 1 : stop(b, "out of memory");
@@ -114,8 +114,7 @@ static const yajl_callbacks callbacks = {
     .yajl_end_array = on_end,
 };
 
-kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
-    *out = NULL;
+static kakeya_status parse(const char *where, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
     builder b = {0};
     yajl_handle yajl = yajl_alloc(&callbacks, NULL, &b);
     if (!yajl) return error_set(error, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", where);
@@ -137,6 +136,16 @@ kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes,
     }
     free(b.key);
     yajl_free(yajl);
+    return status;
+}
+
+kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes, cJSON **out, kakeya_error *error) {
+    char *mended;
+    size_t mended_bytes;
+    *out = NULL;
+    kakeya_status status = json_text_mend(where, text, bytes, false, &mended, &mended_bytes, error);
+    if (status == KAKEYA_OK) status = parse(where, mended ? mended : text, mended ? mended_bytes : bytes, out, error);
+    free(mended);
     return status;
 }
 

@@ -6,7 +6,8 @@
 
 #include "text/chat_text.h"
 
-/* Parses one value, of at most JSON_MAX_VALUES; numbers become cJSON_Raw items. `where` names the text in messages. */
+/* Parses one value, of at most JSON_MAX_VALUES, mended as base/json_text.h says; numbers become cJSON_Raw items.
+ * `where` names the text in messages. */
 kakeya_status chat_json_parse(const char *where, const char *text, size_t bytes, cJSON **out, kakeya_error *error);
 
 /* The children of an object sorted by key without regard to (ASCII) case, as jinja's dictsort; malloc'ed, NULL when out

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "text/chat_json.h"
 
 struct chat_request_storage {
@@ -49,7 +50,7 @@ static kakeya_status read_list(const cJSON *object, const char *key, const place
 
 /* Replaces a value by a string that holds its JSON text. */
 static kakeya_status flatten(cJSON *object, const char *key, const char **out, kakeya_error *error) {
-    char *text = cJSON_PrintUnformatted(cJSON_GetObjectItemCaseSensitive(object, key));
+    char *text = json_text_print(cJSON_GetObjectItemCaseSensitive(object, key));
     cJSON *string = text ? cJSON_CreateString(text) : NULL;
     cJSON_free(text);
     if (!string || !cJSON_ReplaceItemInObjectCaseSensitive(object, key, string)) {
@@ -218,7 +219,7 @@ static kakeya_status print_tools(const cJSON *tools, char **out, kakeya_error *e
     *out = NULL;
     if (!tools || cJSON_IsNull(tools)) return KAKEYA_OK;
     if (!cJSON_IsArray(tools)) return error_set(error, KAKEYA_FORMAT, "tools: not a list");
-    *out = cJSON_PrintUnformatted(tools);
+    *out = json_text_print(tools);
     return *out ? KAKEYA_OK : error_set(error, KAKEYA_OUT_OF_MEMORY, "out of memory for a list of tools");
 }
 

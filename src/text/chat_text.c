@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nul.h"
+
 /* ------------------------------------------------------------------------------------------- the writer */
 
 void chat_fail(chat_writer *w, kakeya_status status, const char *format, ...) {
@@ -29,8 +31,7 @@ static bool put_bytes(chat_writer *w, const char *text, size_t bytes) {
         w->out.text = moved;
         w->text_capacity = larger;
     }
-    if (bytes) memcpy(w->out.text + w->out.bytes, text, bytes);
-    w->out.bytes += bytes;
+    if (bytes) w->out.bytes += nul_read(w->out.text + w->out.bytes, text, bytes);
     w->out.text[w->out.bytes] = 0;
     return true;
 }
@@ -38,6 +39,7 @@ static bool put_bytes(chat_writer *w, const char *text, size_t bytes) {
 static void put_segment(chat_writer *w, const char *text, size_t bytes, bool control) {
     size_t offset = w->out.bytes;
     if (!put_bytes(w, text, bytes)) return;
+    bytes = w->out.bytes - offset;
     chat_segment *last = w->out.n_segments ? &w->out.segments[w->out.n_segments - 1] : NULL;
     if (last && !control && !last->control && !last->ids && bytes) {
         last->bytes += bytes;

@@ -242,7 +242,14 @@ static bool encode_all(encoder *e, const char *text, size_t bytes, tokenizer_enc
     for (size_t i = 0; options.add_special && i < t->n_prefix; i++) {
         if (!emit(e, t->prefix[i])) return false;
     }
+    const size_t own = e->n_ids;
     if (!encode_between_added(e, &t->verbatim, text, bytes, options.parse_special, encode_normalized)) return false;
+    const bool there =
+        options.add_once && own && e->n_ids >= 2 * own && memcmp(e->ids, e->ids + own, own * sizeof *e->ids) == 0;
+    if (there) {
+        e->n_ids -= own;
+        memmove(e->ids, e->ids + own, e->n_ids * sizeof *e->ids);
+    }
     for (size_t i = 0; options.add_special && i < t->n_suffix; i++) {
         if (!emit(e, t->suffix[i])) return false;
     }

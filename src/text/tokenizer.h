@@ -27,6 +27,7 @@ void tokenizer_close(tokenizer *t); /* NULL is fine */
 typedef struct tokenizer_encode_options {
     bool add_special;   /* put what the file's post-processor adds around a text (Gemma: <bos> in front, or nothing) */
     bool parse_special; /* special-token strings in the text become their ids; otherwise they are ordinary text */
+    bool add_once;      /* what is put in front is not, where the text's own ids begin so */
     size_t most;        /* a text of more tokens is KAKEYA_CONTEXT_FULL as soon as that is known; 0: no limit */
 } tokenizer_encode_options;
 

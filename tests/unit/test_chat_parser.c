@@ -121,7 +121,7 @@ static void test_calls(void **state) {
          "|f{\"a\":\"x\",\"b\":\"say \\\"hi\\\" to you\",\"c\":\"\\\"\\né😊/\"}.", 5},
         {"<|tool_call>call:f{a:\"\\ud83d!\",b:\"\\ude0a\",c:\"\\q\",d:\"\\u12x\",e:\"\\u0000\"}<tool_call|>",
          "|f{\"a\":\"\xEF\xBF\xBD!\",\"b\":\"\xEF\xBF\xBD\",\"c\":\"\\\\q\",\"d\":\"\xEF\xBF\xBDx\","
-         "\"e\":\"\xEF\xBF\xBD\"}.",
+         "\"e\":\"\\u0000\"}.",
          7},
         {"<|tool_call>call:f{a:\"one<|\"|>,b:1}<tool_call|>", "|f{\"a\":\"one\",\"b\":1}.", 1},
         {"<|tool_call>call:f{a:1 b:2}<tool_call|>", "|f{\"a\":\"1 b:2\"}.", 0},
@@ -445,7 +445,7 @@ static void test_partial_characters(void **state) {
     ids[n++] = bytes_of[0];
     ids[n++] = tokenizer_id(t, "<|\"|>");
     h = parse_ids(t, ids, n, CUT_SINGLE, CHAT_ENDING_STOP, NULL);
-    assert_heard("NUL", &h, "|f{\"a\":\"\xEF\xBF\xBD\"}.");
+    assert_heard("NUL", &h, "|f{\"a\":\"\\u0000\"}.");
     heard_free(&h);
     free(call);
     tokenizer_close(t);

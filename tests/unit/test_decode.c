@@ -142,9 +142,10 @@ static void test_stop_strings_whatever_the_cuts(void **state) {
         stop_text s;
         assert_int_equal(stop_text_create(&s, stops, 3, &account, NULL), KAKEYA_OK);
         bool stopped = false, expected_stop;
-        for (uint64_t cut = 0; at < bytes && !stopped; cut++) {
+        size_t tail = (size_t)(random_uniform_at(round, 3000) * 5); /* comes with the flush */
+        for (uint64_t cut = 0; at < bytes - tail && !stopped; cut++) {
             size_t piece = (size_t)(random_uniform_at(round, 2000 + cut) * 4);
-            if (piece > bytes - at) piece = bytes - at;
+            if (piece > bytes - tail - at) piece = bytes - tail - at;
             assert_int_equal(stop_text_push(&s, text + at, piece, &stopped, NULL), KAKEYA_OK);
             memcpy(delivered + n, s.text, s.released);
             n += s.released;
@@ -152,10 +153,9 @@ static void test_stop_strings_whatever_the_cuts(void **state) {
         }
         if (!stopped) { /* the flush adds to what the last push released */
             n -= s.released;
-            assert_int_equal(stop_text_flush(&s, "!", 1, NULL), KAKEYA_OK);
+            assert_int_equal(stop_text_flush(&s, text + at, tail, &stopped, NULL), KAKEYA_OK);
             memcpy(delivered + n, s.text, s.released);
-            n += s.released - 1;
-            assert_int_equal(delivered[n], '!');
+            n += s.released;
         }
         size_t expected = stop_by_definition(text, bytes, stops, 3, &expected_stop);
         if (stopped != expected_stop || n != expected || memcmp(delivered, text, n) != 0)
@@ -163,6 +163,27 @@ static void test_stop_strings_whatever_the_cuts(void **state) {
                      delivered, expected);
         stop_text_free(&s);
     }
+    assert_int_equal(mem_total(&account), 0);
+}
+
+/* A C string cannot hold U+0000; its spelling stands for it. */
+static void test_stop_strings_with_nul(void **state) {
+    (void)state;
+    mem_account account;
+    mem_account_init(&account, NULL, 0);
+    const char *const stops[] = {"b\xC0\x80"
+                                 "c"};
+    bool stopped;
+    stop_text s;
+    assert_int_equal(stop_text_create(&s, stops, 1, &account, NULL), KAKEYA_OK);
+    assert_int_equal(stop_text_push(&s, "a\0b\0", 4, &stopped, NULL), KAKEYA_OK);
+    assert_false(stopped);
+    assert_int_equal(s.released, 2);
+    assert_memory_equal(s.text, "a\0", 2);
+    assert_int_equal(stop_text_push(&s, "cd", 2, &stopped, NULL), KAKEYA_OK);
+    assert_true(stopped);
+    assert_int_equal(s.released, 0);
+    stop_text_free(&s);
     assert_int_equal(mem_total(&account), 0);
 }
 
@@ -514,6 +535,7 @@ int main(void) {
         cmocka_unit_test(test_prediction_matches_definition),
         cmocka_unit_test(test_ngram_drafts_loops_at_full_length),
         cmocka_unit_test(test_stop_strings_whatever_the_cuts),
+        cmocka_unit_test(test_stop_strings_with_nul),
         cmocka_unit_test(test_stop_strings_refused),
         cmocka_unit_test(test_control_finds_the_best_length),
         cmocka_unit_test(test_control_follows_the_text),
