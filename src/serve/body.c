@@ -40,8 +40,16 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error) {
     return true;
 }
 
+enum { NODE = sizeof(cJSON) + 16, KEY = 32 }; /* with what malloc adds */
+
+size_t body_value_bytes(const cJSON *value) {
+    size_t bytes = NODE + (value->string ? strlen(value->string) + KEY : 0);
+    if (value->valuestring) bytes += strlen(value->valuestring) + 1;
+    for (const cJSON *item = value->child; item; item = item->next) bytes += body_value_bytes(item);
+    return bytes;
+}
+
 size_t body_tree_bytes(const char *bytes, size_t n) {
-    enum { NODE = sizeof(cJSON) + 16, KEY = 32 }; /* with what malloc adds */
     size_t values = json_most_values(bytes, n);
     if (values > JSON_MAX_VALUES) return 0; /* no tree is made of it */
     return n + values * (NODE + KEY);

@@ -16,6 +16,7 @@ bool body_parse(const char *bytes, size_t n, cJSON **out, api_error *error);
 
 /* No less than the memory that body_parse takes for a body; for one that it refuses, perhaps more. */
 size_t body_tree_bytes(const char *bytes, size_t n);
+size_t body_value_bytes(const cJSON *value); /* of what was parsed */
 
 enum { FIELDS_MAX = 512 };
 

@@ -202,14 +202,16 @@ void call_on_cancel(call *c, void (*fn)(void *user), void *user) {
     pthread_mutex_unlock(&c->lock);
 }
 
+bool call_hold(call *c, size_t bytes, api_error *error) {
+    if (http_hold(c->exchange, bytes)) return true;
+    if (!error->status) error->retry_after = 1;
+    return api_fail(error, 503, "overloaded", NULL, "too many bodies of requests are in memory");
+}
+
 bool call_body(call *c, api_error *error) {
     size_t bytes;
     const char *body = http_body(c->exchange, &bytes);
-    if (!http_hold(c->exchange, body_tree_bytes(body, bytes))) {
-        error->retry_after = 1;
-        return api_fail(error, 503, "overloaded", NULL, "too many bodies of requests are in memory");
-    }
-    return body_parse(body, bytes, &c->body, error);
+    return call_hold(c, body_tree_bytes(body, bytes), error) && body_parse(body, bytes, &c->body, error);
 }
 
 /* ----------------------------------------------------------------------------------------------------- the beginning

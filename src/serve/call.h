@@ -71,6 +71,8 @@ void call_refuse(http_exchange *exchange, int status, const char *why);
 
 /* Parses the body into c->body. */
 bool call_body(call *c, api_error *error);
+/* Counts memory that the call takes until its end, besides its body, among --max-bodies. False: *error, for later. */
+bool call_hold(call *c, size_t bytes, api_error *error);
 
 /* Whole replies, from any thread; each ends the call, which must not be used afterwards. */
 void call_reply(call *c, int status, const char *content_type, text_buffer *body); /* takes the text_buffer */

@@ -16,7 +16,7 @@ struct response_entry {
     bool running;
     double ended; /* clock_seconds, below 0 for what ended before the clock began */
     bool listed;
-    size_t waiters; /* for its end; whoever is last frees an entry that is not listed */
+    size_t waiters; /* for its end, or readers of its texts; whoever is last frees an entry that is not listed */
     void (*cancel)(void *user);
     void *cancel_user;
 };
@@ -290,14 +290,21 @@ static cJSON *item_in(const text_buffer *list, const char *id) {
     return found;
 }
 
+/* Texts of a response that has ended do not change: they are read without the lock, while the entry is kept. */
 static cJSON *find_item(response_store *s, unsigned long long owner, const char *id) {
     cJSON *found = NULL;
     pthread_mutex_lock(&s->lock);
     make_room(s);
-    for (const response_entry *e = s->newest; e && !found; e = e->older) {
+    for (response_entry *e = s->newest, *older; e && !found; e = older) {
+        older = e->older;
         if (!is_kept(e) || e->owner != owner) continue;
+        e->waiters++;
+        pthread_mutex_unlock(&s->lock);
         found = item_in(&e->texts.output, id);
         if (!found) found = item_in(&e->texts.input, id);
+        pthread_mutex_lock(&s->lock);
+        older = e->older;
+        if (--e->waiters == 0 && !e->listed) remove_entry(s, e);
     }
     pthread_mutex_unlock(&s->lock);
     return found;

@@ -61,7 +61,10 @@ static void add_string(cJSON *object, const char *name, const char *value, api_e
 
 static cJSON *find_item(void *user, const char *id) {
     const reader *k = user;
-    return response_store_item(k->call->server->responses, responses_owner(k->call), id);
+    cJSON *item = response_store_item(k->call->server->responses, responses_owner(k->call), id);
+    if (!item || call_hold(k->call, body_value_bytes(item), k->f->error)) return item;
+    cJSON_Delete(item);
+    return NULL;
 }
 
 static char *unseal(void *user, const char *sealed) {
@@ -83,6 +86,15 @@ static bool append_list(cJSON *to, const text_buffer *list, api_error *error) {
     return good || api_out_of_memory(error);
 }
 
+/* The texts of a response and the trees that are made of them. */
+static bool hold_texts(call *c, const response_texts *texts, api_error *error) {
+    size_t bytes = texts->object.n;
+    const text_buffer *lists[] = {&texts->input, &texts->output};
+    for (size_t i = 0; i < 2; i++)
+        if (lists[i]->n) bytes += lists[i]->n + body_tree_bytes(lists[i]->data, lists[i]->n);
+    return call_hold(c, bytes, error);
+}
+
 /* The items of all responses in front of this one. */
 static bool read_earlier(reader *k, const char *id, api_error *error) {
     enum { MOST_LINKS = RESPONSE_STORE_ENTRIES };
@@ -98,6 +110,7 @@ static bool read_earlier(reader *k, const char *id, api_error *error) {
         if (!good) break;
         good = chain[n].output.n > 0; /* it has ended */
         if (good) snprintf(next, sizeof next, "%s", chain[n].previous);
+        good = good && hold_texts(k->call, &chain[n], error);
         n++;
     }
     if (!good)

@@ -26,6 +26,7 @@ static const double half_life_seconds = 6 * 3600.0, default_pause_seconds = 60;
 static const double foreign_seconds = 7 * 24 * 3600.0;
 /* Two changes of a directory within one tick of the file system's clock have one time. */
 static const double coarsest_tick_seconds = 2;
+static const double lock_seconds = 5; /* that a server waits for another one that makes room */
 
 typedef struct file_record {
     char name[STORE_NAME_BYTES];
@@ -47,8 +48,25 @@ struct store_disk {
     struct timespec scanned; /* time of the directory, when it was read */
     bool settled;            /* nothing can have changed within that tick */
     double paused_until;
-    store_disk_counts counts;
+    store_disk_counts counts; /* but for `files` */
+    pthread_mutex_t told_lock;
+    store_disk_counts told;
 };
+
+/* ----------------------------------------------------------------------------------------------------------- locking
+ */
+
+static void enter(store_disk *disk) { pthread_mutex_lock(&disk->lock); }
+
+/* What is counted is told as it is now: whoever asks does not wait for files. */
+static void leave(store_disk *disk) {
+    store_disk_counts told = disk->counts;
+    for (size_t i = 0; i < disk->n_files; i++) told.files += disk->files[i].info.tokens != 0;
+    pthread_mutex_lock(&disk->told_lock);
+    disk->told = told;
+    pthread_mutex_unlock(&disk->told_lock);
+    pthread_mutex_unlock(&disk->lock);
+}
 
 /* --------------------------------------------------------------------------------------------------------- logging */
 
@@ -197,6 +215,7 @@ kakeya_status store_disk_open(const store_disk_options *options, store_disk **ou
     disk->fd = -1;
     if (disk->options.pause_seconds <= 0) disk->options.pause_seconds = default_pause_seconds;
     pthread_mutex_init(&disk->lock, NULL);
+    pthread_mutex_init(&disk->told_lock, NULL);
     disk->directory = strdup(options->directory);
     kakeya_status status = disk->directory ? open_directory(disk, error)
                                            : error_set(error, KAKEYA_OUT_OF_MEMORY, "sessions: out of memory");
@@ -205,7 +224,9 @@ kakeya_status store_disk_open(const store_disk_options *options, store_disk **ou
         return status;
     }
     temporary_remove_abandoned(disk->fd);
+    enter(disk);
     refresh(disk);
+    leave(disk);
     *out = disk;
     return KAKEYA_OK;
 }
@@ -213,6 +234,7 @@ kakeya_status store_disk_open(const store_disk_options *options, store_disk **ou
 void store_disk_close(store_disk *disk) {
     if (!disk) return;
     if (disk->fd >= 0) close(disk->fd);
+    pthread_mutex_destroy(&disk->told_lock);
     pthread_mutex_destroy(&disk->lock);
     free(disk->directory);
     free(disk->files);
@@ -235,7 +257,7 @@ bool store_disk_find(store_disk *disk, const int32_t *ids, size_t n, store_disk_
     for (size_t i = 0; i < pages; i++)
         begins[i + 1] = store_key_extend(begins[i], ids + i * STORE_PAGE_TOKENS, STORE_PAGE_TOKENS);
     const file_record *best = NULL;
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     refresh(disk);
     for (size_t i = 0; i < disk->n_files; i++) {
         const file_record *f = &disk->files[i];
@@ -249,7 +271,7 @@ bool store_disk_find(store_disk *disk, const int32_t *ids, size_t n, store_disk_
             .tokens = (size_t)best->info.tokens, .bytes = best->bytes, .reason = (store_reason)best->info.reason};
         memcpy(found->name, best->name, sizeof found->name);
     }
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     free(begins);
     return best != NULL;
 }
@@ -265,27 +287,27 @@ bool store_disk_has(store_disk *disk, const int32_t *ids, size_t n) {
 }
 
 bool store_disk_look(store_disk *disk, const char *name, store_disk_about *about) {
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     refresh(disk);
     const file_record *f = find_name(disk, name);
     bool there = f && f->info.tokens;
     if (there && about)
         *about = (store_disk_about){
             .tokens = (size_t)f->info.tokens, .created_ms = f->info.created_ms, .idle_seconds = idle_seconds(f)};
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     return there;
 }
 
 void store_disk_each(store_disk *disk, const char *prefix, void (*visit)(void *user, const char *name, double idle),
                      void *user) {
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     refresh(disk);
     size_t n = 0;
     file_record *copy = malloc((disk->n_files + 1) * sizeof *copy);
     for (size_t i = 0; copy && i < disk->n_files; i++)
         if (strncmp(disk->files[i].name, prefix, strlen(prefix)) == 0 && disk->files[i].info.tokens)
             copy[n++] = disk->files[i];
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     for (size_t i = 0; i < n; i++) visit(user, copy[i].name, idle_seconds(&copy[i]));
     free(copy);
 }
@@ -300,7 +322,7 @@ static int by_last_use(const void *a, const void *b) {
 /* Copies of the records whose metadata nobody has read, oldest first. */
 static file_record *take_unread(store_disk *disk, size_t *n) {
     *n = 0;
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     refresh(disk);
     size_t unread = 0;
     for (size_t i = 0; i < disk->n_files; i++) unread += disk->files[i].info.tokens && !disk->files[i].noted;
@@ -310,7 +332,7 @@ static file_record *take_unread(store_disk *disk, size_t *n) {
         disk->files[i].noted = true;
         copies[(*n)++] = disk->files[i];
     }
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     if (copies) qsort(copies, *n, sizeof *copies, by_last_use);
     return copies;
 }
@@ -363,7 +385,7 @@ kakeya_status store_disk_load(store_disk *disk, const char *name, const int32_t 
         if (!*metadata) status = error_set(&failure, KAKEYA_OUT_OF_MEMORY, "%s: out of memory", name);
     }
     double seconds = clock_seconds() - begin;
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     file_record *f = find_name(disk, name);
     if (status == KAKEYA_OK) {
         if (prompt_tokens) *prompt_tokens = store_file_prompt_tokens(file);
@@ -385,15 +407,15 @@ kakeya_status store_disk_load(store_disk *disk, const char *name, const int32_t 
         }
         (void)error_set(error, status, "%s", failure.message);
     }
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     store_file_close(file);
     return status;
 }
 
 double store_disk_rate(store_disk *disk) {
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     double rate = disk->counts.load_seconds > 0 ? (double)disk->counts.loaded_bytes / disk->counts.load_seconds : 0;
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     return rate;
 }
 
@@ -430,18 +452,39 @@ static bool fits(const store_disk *disk, uint64_t more) {
     return budget == 0 || (more <= budget && disk->counts.bytes <= budget - more);
 }
 
-/* One server at a time makes room, or several would give up files for the same bytes. False: there is none to make. */
-static bool make_room(store_disk *disk, const char *keep, uint64_t more) {
-    if (fits(disk, more)) return true;
-    if (disk->options.budget_bytes < more) return false;
+/* The lock on the file `.lock`, for which nobody of this server's waits but the one who saves, and not for ever: its
+ * holder may hang. Its descriptor; -1: not now. */
+static int lock_directory(store_disk *disk) {
     int fd = openat(disk->fd, lock_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd >= 0 && flock(fd, LOCK_EX) == 0) {
-        disk->settled = false;
-        refresh(disk);
-        while (!fits(disk, more) && give_up_file(disk, keep)) continue;
+    const struct timespec moment = {.tv_nsec = 10000000};
+    for (double end = clock_seconds() + lock_seconds; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;) {
+        if ((errno == EWOULDBLOCK || errno == EINTR) && clock_seconds() < end) {
+            nanosleep(&moment, NULL);
+            continue;
+        }
+        close(fd);
+        fd = -1;
     }
-    if (fd >= 0) close(fd);
-    return fits(disk, more);
+    return fd;
+}
+
+/* One server at a time makes room, or several would give up files for the same bytes. False: there is none to make.
+ * Without the lock. */
+static bool make_room(store_disk *disk, const char *keep, uint64_t more) {
+    enter(disk);
+    bool fitting = fits(disk, more);
+    leave(disk);
+    if (fitting || disk->options.budget_bytes < more) return fitting;
+    int fd = lock_directory(disk);
+    if (fd < 0) return false;
+    enter(disk);
+    disk->settled = false;
+    refresh(disk);
+    while (!fits(disk, more) && give_up_file(disk, keep)) continue;
+    fitting = fits(disk, more);
+    leave(disk);
+    close(fd);
+    return fitting;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ save */
@@ -468,9 +511,9 @@ static void note_failure(store_disk *disk, int why, const kakeya_error *failure)
 }
 
 static bool paused(store_disk *disk) {
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     bool yes = clock_seconds() < disk->paused_until;
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     return yes;
 }
 
@@ -497,37 +540,33 @@ kakeya_status store_disk_save(store_disk *disk, const kakeya_session *session, c
     kakeya_error failure = {0};
     int why = 0;
     double begin = clock_seconds();
-    pthread_mutex_lock(&disk->lock);
-    bool fitting = make_room(disk, name, store_file_bytes(&content));
-    pthread_mutex_unlock(&disk->lock);
-    if (!fitting) return error_set(error, KAKEYA_CANCELLED, "sessions: the budget has no room for %zu tokens", n);
+    if (!make_room(disk, name, store_file_bytes(&content)))
+        return error_set(error, KAKEYA_CANCELLED, "sessions: the budget has no room for %zu tokens", n);
     kakeya_status status = store_file_write(disk->fd, name, &content, &info, &why, &failure);
     if (status == KAKEYA_IO) {
-        pthread_mutex_lock(&disk->lock);
+        enter(disk);
         bool room = is_full(why) && give_up_file(disk, name);
-        pthread_mutex_unlock(&disk->lock);
+        leave(disk);
         if (room) status = store_file_write(disk->fd, name, &content, &info, &why, &failure);
     }
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     if (status == KAKEYA_OK)
         note_saved(disk, name, &info, clock_seconds() - begin);
     else if (status == KAKEYA_IO)
         note_failure(disk, why, &failure);
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
     return status == KAKEYA_OK ? status : error_set(error, status, "%s", failure.message);
 }
 
 void store_disk_remove(store_disk *disk, const char *name) {
-    pthread_mutex_lock(&disk->lock);
+    enter(disk);
     if (unlinkat(disk->fd, name, 0) == 0) disk->counts.removed++;
     forget(disk, name);
-    pthread_mutex_unlock(&disk->lock);
+    leave(disk);
 }
 
 void store_disk_counts_get(store_disk *disk, store_disk_counts *out) {
-    pthread_mutex_lock(&disk->lock);
-    *out = disk->counts;
-    out->files = 0;
-    for (size_t i = 0; i < disk->n_files; i++) out->files += disk->files[i].info.tokens != 0;
-    pthread_mutex_unlock(&disk->lock);
+    pthread_mutex_lock(&disk->told_lock);
+    *out = disk->told;
+    pthread_mutex_unlock(&disk->told_lock);
 }

@@ -85,6 +85,7 @@ void store_disk_read_notes(store_disk *disk, void (*take)(void *user, const char
 
 /* Bytes a second that loading has reached; 0: not known yet. */
 double store_disk_rate(store_disk *disk);
+/* Waits for no file. */
 void store_disk_counts_get(store_disk *disk, store_disk_counts *out);
 
 #endif

@@ -471,14 +471,23 @@ static store_named_result load(store_named *named, named_session *s, kakeya_erro
     return STORE_NAMED_OK;
 }
 
+/* Whether a row says more than any file could. */
+static bool is_newest(const named_session *s) { return s->taken || s->busy || (s->session && !s->saved); }
+
 /* The table's row of a name, which may so far be on disk alone. What another server has saved since then replaces what
- * has not changed here. With the lock; *stale is to be closed without it. */
+ * has not changed here. Takes the lock, which is not held while the directory is looked at; *stale is to be closed
+ * without it. */
 static named_session *find_anywhere(store_named *named, const char *id, kakeya_session **stale) {
     store_disk_about about;
-    named_session *s = find(named, id);
     *stale = NULL;
-    if (s && (s->taken || s->busy || (s->session && !s->saved))) return s;
-    if (!look_at_file(named, id, &about)) return s;
+    pthread_mutex_lock(&named->lock);
+    named_session *s = find(named, id);
+    if (s && is_newest(s)) return s;
+    pthread_mutex_unlock(&named->lock);
+    bool there = look_at_file(named, id, &about);
+    pthread_mutex_lock(&named->lock);
+    s = find(named, id);
+    if (!there || (s && is_newest(s))) return s;
     if (!s) s = add(named, id);
     if (s && (!s->session || s->file_ms != about.created_ms)) {
         *stale = s->session;
@@ -497,7 +506,6 @@ store_named_result store_named_take(store_named *named, const char *id, kakeya_s
     *out = NULL;
     if (note) *note = NULL;
     kakeya_session *stale;
-    pthread_mutex_lock(&named->lock);
     named_session *s = find_anywhere(named, id, &stale);
     while (s && s->busy && !s->taken) { /* being saved */
         pthread_cond_wait(&named->changed, &named->lock);
@@ -570,7 +578,6 @@ store_named_result store_named_drop(store_named *named, const char *id, size_t *
 store_named_result store_named_look(store_named *named, const char *id, store_named_info *info) {
     *info = (store_named_info){0};
     kakeya_session *stale;
-    pthread_mutex_lock(&named->lock);
     named_session *s = find_anywhere(named, id, &stale);
     if (s)
         *info = (store_named_info){

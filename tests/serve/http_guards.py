@@ -1,6 +1,7 @@
 """The HTTP layer under clients that send what no client library sends."""
 
 import base64
+import fcntl
 import hashlib
 import os
 import re
@@ -570,6 +571,34 @@ def _():
         c.close()
     alive(s)
     s.stop()
+
+
+@test("another server that holds the directory's lock: metrics are told, and answers computed; with it, files are given up")
+def _():
+    with tempfile.TemporaryDirectory() as d:
+        s = Server("--session-dir", d, "--cache-disk", "4M")
+
+        def ask(word):
+            body = {"model": "demo", "messages": [{"role": "user", "content": word * 700}], "max_tokens": 1}
+            equal(s.post("/v1/chat/completions", body).status, 200)
+
+        ask("one ")
+        eventually(lambda: s.metric("kakeya_store_files") > 0, "the first is saved")
+        with open(f"{d}/.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
+            def waits():
+                fds = f"/proc/{s.process.pid}/fd"
+                return any(os.path.realpath(f"{fds}/{fd}") == os.path.realpath(f"{d}/.lock") for fd in os.listdir(fds))
+
+            ask("two ")
+            eventually(waits, "the second wants the place of the first")
+            before = s.metric("kakeya_request_total", route="/metrics", status="200")
+            ask("three ")
+            holds(s.metric("kakeya_request_total", route="/metrics", status="200") > before)
+        eventually(lambda: s.metric("kakeya_store_save_seconds_count") > 1, "the second has its place")
+        holds(s.metric("kakeya_store_bytes", tier="disk") <= 4 << 20)
+        equal(s.stop(), 0)
 
 
 @test("60: the page brings everything along, and its policy lets its own script run (test_page.sh shows it in a browser)")
